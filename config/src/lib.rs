@@ -1,0 +1,1 @@
+//! The capstan-target configuration schema and its checks.

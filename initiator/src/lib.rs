@@ -1,0 +1,1 @@
+//! capstan: the NVMe over RDMA host library and command line.

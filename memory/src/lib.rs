@@ -1,0 +1,1 @@
+//! Page-aligned slabs and buffers shared with the kernel and RDMA providers.

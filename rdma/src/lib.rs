@@ -1,0 +1,1 @@
+//! RDMA contract in verbs terms and its providers.

@@ -1,0 +1,1 @@
+//! One polling thread per core that sleeps when idle.

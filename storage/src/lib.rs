@@ -1,0 +1,1 @@
+//! Volumes that know LBAs and bytes: io_uring files and devices, RAM, null.

@@ -1,0 +1,1 @@
+//! NVM subsystem, controller and queues as a sans-I/O state machine.

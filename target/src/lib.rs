@@ -1,0 +1,1 @@
+//! capstan-target: an NVMe over RDMA target.
