@@ -1,1 +1,18 @@
-//! Page-aligned slabs and buffers shared with the kernel and RDMA providers.
+//! Memory that the kernel and RDMA providers read and write behind Rust's back.
+//!
+//! A [`Slab`] is one page-aligned mapping; it is registered once with an RDMA provider (MR) and once
+//! with io_uring (fixed buffer). A [`Pool`] leases pieces of it as [`Buffer`]s. Whoever holds the
+//! `Buffer` by value is its only user; an operation in flight takes the `Buffer` and gives it back
+//! with its completion, so a buffer cannot be freed or reused under a device.
+//!
+//! # What it does not do
+//! It hands out no `&[u8]` in safe code: a device may write at any time, so the contents are copied
+//! in and out ([`Buffer::copy_to`], [`Buffer::copy_from`]). That also makes every parse of host
+//! bytes happen on a private copy.
+
+mod buddy;
+mod buffer;
+mod slab;
+
+pub use buffer::{Buffer, Pool};
+pub use slab::{PAGE_BYTES, Pages, Slab, SlabError, SlabId};

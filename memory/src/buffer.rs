@@ -1,0 +1,245 @@
+//! Leases of slab memory.
+#![expect(unsafe_code, reason = "copies to and from memory that devices address")]
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+use std::slice;
+use std::sync::Arc;
+
+use crate::buddy::Buddy;
+use crate::slab::{PAGE_BYTES, Slab, SlabId};
+
+/// The largest lease, in pages: 4 MiB holds the largest transfer (1 MiB) several times over.
+const ORDER_MAX: u8 = 10;
+
+/// Leases power-of-two pieces of one slab, of whole pages. One thread owns a pool and its buffers.
+#[derive(Clone)]
+pub struct Pool(Rc<PoolInner>);
+
+struct PoolInner {
+    slab: Arc<Slab>,
+    buddy: RefCell<Buddy>,
+}
+
+impl Pool {
+    /// A pool over the whole of `slab`.
+    #[must_use]
+    pub fn new(slab: Arc<Slab>) -> Self {
+        let units = u32::try_from(slab.len_bytes() / PAGE_BYTES).unwrap_or(u32::MAX - 1);
+        Self(Rc::new(PoolInner {
+            slab,
+            buddy: RefCell::new(Buddy::new(units, ORDER_MAX)),
+        }))
+    }
+
+    /// Leases at least `len_bytes` contiguous bytes, page aligned; `None` when no piece that large
+    /// is free now. The buffer's [`Buffer::len_bytes`] is `len_bytes` exactly.
+    #[must_use]
+    pub fn take(&self, len_bytes: u32) -> Option<Buffer> {
+        let pages = (len_bytes as usize)
+            .div_ceil(PAGE_BYTES)
+            .max(1)
+            .next_power_of_two();
+        let order = u8::try_from(pages.trailing_zeros())
+            .ok()
+            .filter(|&o| o <= ORDER_MAX)?;
+        let unit = self.0.buddy.borrow_mut().take(order)?;
+        // SAFETY: the buddy hands out units inside the slab, so the offset stays in the mapping.
+        let base = unsafe { self.0.slab.base().add(unit as usize * PAGE_BYTES) };
+        Some(Buffer {
+            pool: Rc::clone(&self.0),
+            base,
+            len_bytes,
+            unit,
+            order,
+        })
+    }
+
+    /// Bytes that no buffer holds now (not necessarily contiguous).
+    #[must_use]
+    pub fn free_bytes(&self) -> usize {
+        self.0.buddy.borrow().free_units() as usize * PAGE_BYTES
+    }
+
+    /// The slab behind the leases.
+    #[must_use]
+    pub fn slab(&self) -> &Arc<Slab> {
+        &self.0.slab
+    }
+}
+
+/// An exclusive, page-aligned lease of slab memory; goes back to its pool when dropped.
+///
+/// An operation in flight owns the buffer it names, so it cannot be dropped before the device is
+/// done with it.
+pub struct Buffer {
+    pool: Rc<PoolInner>,
+    base: NonNull<u8>,
+    len_bytes: u32,
+    unit: u32,
+    order: u8,
+}
+
+impl Buffer {
+    /// The address of the first byte, as work requests name it.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.base.as_ptr().addr() as u64
+    }
+
+    /// The first byte. Dereferencing is the caller's `unsafe`.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Leased length in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> u32 {
+        self.len_bytes
+    }
+
+    /// The slab this is a piece of.
+    #[must_use]
+    pub fn slab_id(&self) -> SlabId {
+        self.pool.slab.id()
+    }
+
+    /// Copies `out.len()` bytes starting at `offset` out of the buffer.
+    ///
+    /// # Panics
+    /// When the range leaves the buffer; callers check lengths that come from the network first.
+    pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
+        let at = self.check(offset, out.len());
+        // SAFETY: `check` proved the source range inside the lease; `out` is a live exclusive
+        // slice, and no safe code can hold a reference into the slab, so they do not overlap.
+        unsafe { ptr::copy_nonoverlapping(at, out.as_mut_ptr(), out.len()) };
+    }
+
+    /// Copies `bytes` into the buffer at `offset`.
+    ///
+    /// # Panics
+    /// When the range leaves the buffer.
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
+        let at = self.check(offset, bytes.len());
+        // SAFETY: as in `copy_to`, with the directions exchanged.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+    }
+
+    /// Copies `range` of `other` to `offset` of this buffer.
+    ///
+    /// # Panics
+    /// When either range leaves its buffer.
+    pub fn copy_from_buffer(&mut self, offset: usize, other: &Self, range: Range<usize>) {
+        let from = other.check(range.start, range.len());
+        let to = self.check(offset, range.len());
+        // SAFETY: `check` proved both ranges; two live leases never overlap.
+        unsafe { ptr::copy_nonoverlapping(from, to, range.len()) };
+    }
+
+    /// Sets `range` to zero.
+    ///
+    /// # Panics
+    /// When the range leaves the buffer.
+    pub fn zero(&mut self, range: Range<usize>) {
+        let at = self.check(range.start, range.len());
+        // SAFETY: `check` proved the range inside the lease.
+        unsafe { ptr::write_bytes(at, 0, range.len()) };
+    }
+
+    /// The leased bytes.
+    ///
+    /// # Safety
+    /// No operation in flight may write them, through this address or a key, while the slice lives.
+    #[must_use]
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the lease is live and initialized (the mapping starts zeroed); the caller
+        // answers for writers.
+        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len_bytes as usize) }
+    }
+
+    /// The leased bytes, writable.
+    ///
+    /// # Safety
+    /// No operation in flight may read or write them while the slice lives.
+    #[must_use]
+    pub unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `bytes`; `&mut self` makes it exclusive among safe users.
+        unsafe { slice::from_raw_parts_mut(self.base.as_ptr(), self.len_bytes as usize) }
+    }
+
+    fn check(&self, offset: usize, len: usize) -> *mut u8 {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len_bytes as usize),
+            "range {offset}+{len} leaves a buffer of {} bytes",
+            self.len_bytes
+        );
+        // SAFETY: just proved inside the lease.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.buddy.borrow_mut().give(self.unit, self.order);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({:#x}+{})", self.addr(), self.len_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Pool;
+    use crate::slab::{Pages, Slab};
+
+    fn pool(bytes: usize) -> Pool {
+        Pool::new(Slab::new(bytes, Pages::Ordinary).unwrap())
+    }
+
+    #[test]
+    fn lease_is_aligned_zeroed_and_returned() {
+        let pool = pool(1 << 20);
+        let mut buffer = pool.take(5000).unwrap();
+        assert_eq!((buffer.addr() % 4096, buffer.len_bytes()), (0, 5000));
+        assert_eq!(pool.free_bytes(), (1 << 20) - 8192);
+        buffer.copy_from(4990, &[7; 10]);
+        let mut out = [1; 12];
+        buffer.copy_to(4988, &mut out);
+        assert_eq!(out, [0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7]);
+        drop(buffer);
+        assert_eq!(pool.free_bytes(), 1 << 20);
+    }
+
+    #[test]
+    fn too_large_and_exhausted_are_none() {
+        let pool = pool(1 << 20);
+        assert!(pool.take(8 << 20).is_none());
+        let _held = pool.take(1 << 20).unwrap();
+        assert!(pool.take(1).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "leaves a buffer")]
+    fn copying_past_the_end_panics() {
+        pool(8192).take(100).unwrap().copy_from(99, &[0, 0]);
+    }
+
+    #[test]
+    fn the_slab_outlives_its_pool_while_a_buffer_lives() {
+        let pool = pool(1 << 20);
+        let mut buffer = pool.take(4096).unwrap();
+        drop(pool);
+        buffer.copy_from(0, b"still here");
+        let mut out = [0; 10];
+        buffer.copy_to(0, &mut out);
+        assert_eq!(&out, b"still here");
+    }
+}
