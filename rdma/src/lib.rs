@@ -1,1 +1,9 @@
-//! RDMA contract in verbs terms and its providers.
+//! RDMA as the verbs specifications name it, and the providers that implement it.
+//!
+//! * [`contract`]: the traits and values every provider implements. Everything above this crate is
+//!   written against them.
+//!
+//! A provider and everything it hands out belong to one thread (a reactor). Only
+//! [`contract::MigratedId`] crosses threads.
+
+pub mod contract;

@@ -1,0 +1,234 @@
+//! The connection manager, shaped like librdmacm.
+
+use std::any::Any;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::rc::Rc;
+
+use super::error::{CmError, RdmaError};
+use super::memory::ProtectionDomain;
+use super::queue::{Device, QpConfig, QueuePair};
+
+/// Most private data any transport carries, in bytes (`struct rdma_conn_param`: a `u8` length).
+pub const PRIVATE_DATA_MAX: usize = 255;
+
+/// Names a listener or a connection within one [`ConnectionManager`]; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CmId(pub u64);
+
+/// Private data of a connection-manager message, held by value: the transport's pointer carries no
+/// alignment or lifetime promise. The transport may have padded it with zeros.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PrivateData {
+    len: u8,
+    bytes: [u8; PRIVATE_DATA_MAX],
+}
+
+impl PrivateData {
+    /// No private data.
+    pub const EMPTY: Self = Self {
+        len: 0,
+        bytes: [0; PRIVATE_DATA_MAX],
+    };
+
+    /// A copy of `bytes`; `None` when longer than [`PRIVATE_DATA_MAX`].
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let mut data = Self::EMPTY;
+        data.len = u8::try_from(bytes.len()).ok()?;
+        data.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(data)
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for PrivateData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrivateData({} bytes)", self.len)
+    }
+}
+
+/// Parameters of a connect or accept, and what the peer asked (`struct rdma_conn_param`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectParam {
+    /// Private data.
+    pub private_data: PrivateData,
+    /// RDMA READs from the peer this side serves at once (IRD).
+    pub responder_resources: u8,
+    /// RDMA READs this side has outstanding at once (ORD).
+    pub initiator_depth: u8,
+    /// Receiver-not-ready retries; 7 means for ever. No meaning on iWARP.
+    pub rnr_retry_count: u8,
+}
+
+/// Why a connect was refused by the other side or on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RejectReason {
+    /// The peer's program refused; the private data says why.
+    Consumer,
+    /// Nobody listens at the address.
+    NoListener,
+    /// The peer does not speak this protocol or version.
+    Protocol,
+    /// Another transport code (`rdma_cm_event.status`).
+    Other(i32),
+}
+
+/// What happened to an id.
+#[derive(Clone, Debug)]
+pub enum CmEventKind {
+    /// Address and route are resolved: [`ConnectionManager::device`] answers, a QP can be made.
+    Resolved,
+    /// A peer wants to connect; `id` of the event is the new connection's.
+    ConnectRequest {
+        /// The listener it came to.
+        listener: CmId,
+        /// What the peer sent. `responder_resources` is what the peer serves: the bound for this
+        /// side's `initiator_depth`, and the other way round.
+        param: ConnectParam,
+    },
+    /// The connection is up. On the connecting side `param` is what the peer accepted with: the
+    /// negotiated depths, seen from this side.
+    Established {
+        /// The peer's accept.
+        param: ConnectParam,
+    },
+    /// The peer refused.
+    Rejected {
+        /// Why.
+        reason: RejectReason,
+        /// The peer's own words.
+        private_data: PrivateData,
+    },
+    /// Address, route or connection could not be had.
+    Failed(CmError),
+    /// The connection ended; the queue pair is in the error state.
+    Disconnected {
+        /// What ended it, in words for the log: who, and why when it is known.
+        cause: String,
+    },
+    /// The device went away.
+    DeviceRemoved,
+}
+
+/// A connection-manager event.
+#[derive(Clone, Debug)]
+pub struct CmEvent {
+    /// The id it is about.
+    pub id: CmId,
+    /// What happened.
+    pub kind: CmEventKind,
+}
+
+/// A connection request on its way to another thread's [`ConnectionManager`] of the same provider
+/// (`rdma_migrate_id`). Dropping it refuses the peer.
+pub struct MigratedId(
+    /// The provider's own state of the request.
+    pub Box<dyn Any + Send>,
+);
+
+impl fmt::Debug for MigratedId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MigratedId")
+    }
+}
+
+/// One thread's connection manager (`struct rdma_event_channel`).
+///
+/// No call blocks. Timeouts are told as events; `now_us` is monotonic microseconds.
+pub trait ConnectionManager {
+    /// Listens at `addr` (port 0 picks one). The answer's address is the one bound.
+    ///
+    /// # Errors
+    /// Address in use, not here, or no resources.
+    fn listen(&mut self, addr: SocketAddr, backlog: u32) -> Result<(CmId, SocketAddr), CmError>;
+
+    /// Starts resolving `destination`, from `source` when given. Leads to
+    /// [`CmEventKind::Resolved`] or [`CmEventKind::Failed`] within `timeout_us`.
+    ///
+    /// # Errors
+    /// What can be told at once.
+    fn resolve(
+        &mut self,
+        destination: SocketAddr,
+        source: Option<IpAddr>,
+        timeout_us: u64,
+        now_us: u64,
+    ) -> Result<CmId, CmError>;
+
+    /// The device behind a resolved or requested connection. Two ids on one device get the same
+    /// `Rc`, so it can be the key of per-device resources.
+    fn device(&self, id: CmId) -> Option<Rc<dyn Device>>;
+
+    /// Addresses of a connection: local, peer.
+    fn addresses(&self, id: CmId) -> Option<(SocketAddr, SocketAddr)>;
+
+    /// Makes the queue pair of a resolved or requested connection.
+    ///
+    /// # Errors
+    /// Unknown id, or no resources.
+    fn create_qp(
+        &mut self,
+        id: CmId,
+        pd: &Rc<dyn ProtectionDomain>,
+        config: &QpConfig,
+    ) -> Result<Box<dyn QueuePair>, RdmaError>;
+
+    /// Connects. Leads to `Established`, `Rejected` or `Failed` within `timeout_us`.
+    ///
+    /// # Errors
+    /// Unknown id, no queue pair, or private data too long for the transport.
+    fn connect(
+        &mut self,
+        id: CmId,
+        param: &ConnectParam,
+        timeout_us: u64,
+        now_us: u64,
+    ) -> Result<(), CmError>;
+
+    /// Accepts a connection request. Leads to `Established` or `Failed`/`Disconnected`.
+    ///
+    /// # Errors
+    /// Unknown id, no queue pair, or the peer has gone.
+    fn accept(&mut self, id: CmId, param: &ConnectParam) -> Result<(), CmError>;
+
+    /// Refuses a connection request and forgets the id.
+    fn reject(&mut self, id: CmId, private_data: &PrivateData);
+
+    /// Ends a connection: the queue pair goes to the error state, everything outstanding is
+    /// flushed, and `Disconnected` follows on both sides.
+    fn disconnect(&mut self, id: CmId);
+
+    /// Forgets an id (listener or connection). The queue pair must have been dropped before.
+    fn destroy(&mut self, id: CmId);
+
+    /// Takes a connection request out of this manager for another thread's.
+    ///
+    /// # Errors
+    /// Unknown id, or one that already has a queue pair.
+    fn migrate(&mut self, id: CmId) -> Result<MigratedId, CmError>;
+
+    /// Takes over what another thread's manager of the same provider gave away.
+    ///
+    /// # Errors
+    /// From another provider, or the peer has gone.
+    fn adopt(&mut self, id: MigratedId) -> Result<CmId, CmError>;
+
+    /// The next event, if any.
+    fn poll(&mut self, now_us: u64) -> Option<CmEvent>;
+
+    /// As [`CompletionQueue::arm`](super::CompletionQueue::arm), for events.
+    fn arm(&mut self) -> bool;
+
+    /// Becomes readable after [`ConnectionManager::arm`] when there is something to poll.
+    fn fd(&self) -> RawFd;
+
+    /// When `poll` must be called next even if the fd stays silent.
+    fn next_deadline_us(&self) -> Option<u64>;
+}

@@ -1,0 +1,160 @@
+//! Devices and queues.
+
+use std::os::fd::RawFd;
+use std::rc::Rc;
+
+use super::error::{PostError, RdmaError};
+use super::memory::ProtectionDomain;
+use super::work::{SendWr, Sge, WorkCompletion};
+
+/// A queue pair's number within its provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QpNum(pub u32);
+
+/// The kind of fabric under a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// InfiniBand or RoCE.
+    InfiniBand,
+    /// iWARP, in hardware, in the kernel (`siw`) or in this process.
+    Iwarp,
+    /// In memory, for tests.
+    Loopback,
+}
+
+/// What a device can do; asked, never assumed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAttributes {
+    /// Name, as `rdma link` shows it.
+    pub name: String,
+    /// Kind of fabric.
+    pub transport: Transport,
+    /// Most work requests of one send or receive queue.
+    pub qp_wr_max: u32,
+    /// Most SGEs of one work request.
+    pub sge_max: u32,
+    /// Most SGEs of one RDMA READ (1 on some iWARP devices).
+    pub sge_rd_max: u32,
+    /// Most entries of a completion queue.
+    pub cqe_max: u32,
+    /// Most receives of a shared receive queue; 0 when it has none.
+    pub srq_wr_max: u32,
+    /// RDMA READs the device can serve at once per QP (`max_qp_rd_atom`; IRD).
+    pub responder_resources_max: u8,
+    /// RDMA READs the device can have outstanding per QP (`max_qp_init_rd_atom`; ORD).
+    pub initiator_depth_max: u8,
+    /// Longest message in bytes.
+    pub message_bytes_max: u32,
+    /// Whether type 2 memory windows exist.
+    pub memory_windows: bool,
+    /// Whether SEND_WITH_INV is understood.
+    pub send_with_invalidate: bool,
+    /// Whether the sink of an RDMA READ needs [`Access::REMOTE_WRITE`](super::Access) (iWARP).
+    pub read_sink_needs_remote_write: bool,
+}
+
+/// An opened RDMA device.
+pub trait Device {
+    /// Its capabilities.
+    fn attributes(&self) -> &DeviceAttributes;
+
+    /// Allocates a protection domain.
+    ///
+    /// # Errors
+    /// No resources.
+    fn allocate_pd(&self) -> Result<Rc<dyn ProtectionDomain>, RdmaError>;
+
+    /// Creates a completion queue of `depth` entries. The users of the queue keep the number of
+    /// outstanding work requests within it.
+    ///
+    /// # Errors
+    /// No resources, or more entries than the device has.
+    fn create_cq(&self, depth: u32) -> Result<Rc<dyn CompletionQueue>, RdmaError>;
+}
+
+/// A completion queue.
+pub trait CompletionQueue {
+    /// Takes up to `out.len()` completions; the answer says how many. A software provider makes
+    /// progress (sends, receives, places data) inside this call.
+    fn poll(&self, out: &mut [WorkCompletion]) -> usize;
+
+    /// Asks for the fd to become readable at the next completion. `true` when there may be
+    /// completions already: poll again instead of waiting.
+    fn arm(&self) -> bool;
+
+    /// Becomes readable after [`CompletionQueue::arm`] when there is something to poll.
+    fn fd(&self) -> RawFd;
+}
+
+/// Receives shared by several queue pairs.
+pub trait SharedReceiveQueue {
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// Queue full, or an SGE outside its region.
+    fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError>;
+}
+
+/// Where a queue pair takes its receives from.
+#[derive(Clone)]
+pub enum ReceiveSource {
+    /// Its own receive queue of this depth.
+    Own(u32),
+    /// A shared receive queue of the same protection domain.
+    Shared(Rc<dyn SharedReceiveQueue>),
+}
+
+/// How to make a queue pair (reliable connected; selective signalling).
+#[derive(Clone)]
+pub struct QpConfig {
+    /// Completions of sends.
+    pub send_cq: Rc<dyn CompletionQueue>,
+    /// Completions of receives; may be the same queue.
+    pub recv_cq: Rc<dyn CompletionQueue>,
+    /// Most outstanding send work requests.
+    pub send_wr_max: u32,
+    /// Receives.
+    pub receives: ReceiveSource,
+    /// Most SGEs of a send work request.
+    pub send_sge_max: u32,
+    /// Most SGEs of a receive.
+    pub recv_sge_max: u32,
+}
+
+/// State of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// Made; receives may be posted.
+    Init,
+    /// Connected.
+    ReadyToSend,
+    /// Broken or disconnected; everything outstanding is flushed.
+    Error,
+}
+
+/// A reliable connected queue pair. Dropping it ends the connection and all access to memory
+/// through it before the drop returns; completions not yet polled are lost.
+pub trait QueuePair {
+    /// Its number, as completions carry it.
+    fn num(&self) -> QpNum;
+
+    /// Its state.
+    fn state(&self) -> QpState;
+
+    /// Posts a receive on its own receive queue.
+    ///
+    /// # Errors
+    /// Queue full, an SGE outside its region, or the pair uses a shared receive queue. In the error
+    /// state the receive is taken and flushed.
+    fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError>;
+
+    /// Queues a send work request. Nothing moves until [`QueuePair::ring_doorbell`].
+    ///
+    /// # Errors
+    /// Queue full, too many SGEs, or not connected. Key and bounds errors of the SGEs may be told
+    /// here or by a completion. In the error state the request is taken and flushed.
+    fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError>;
+
+    /// Hands everything posted since the last call to the device, in one go.
+    fn ring_doorbell(&mut self);
+}
