@@ -1,0 +1,221 @@
+//! The loop.
+
+use std::os::fd::{BorrowedFd, RawFd};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::time::TimeSpec;
+use nix::unistd::Pid;
+
+use crate::clock::Clock;
+
+/// What a turn wants next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Something was done: turn again.
+    Busy,
+    /// Nothing to do now.
+    Idle,
+    /// The reactor's work is over.
+    Stop,
+}
+
+/// The work of one reactor.
+pub trait Turn {
+    /// Does one round over every source, each within its own budget.
+    fn turn(&mut self, now_us: u64) -> Flow;
+
+    /// Prepares every source to signal its fd, and pushes the fds to `fds` (it comes empty).
+    /// `false` when something is there already and sleeping would lose time.
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool;
+
+    /// Called after a sleep.
+    fn disarm(&mut self) {}
+
+    /// When to turn even if every fd stays silent.
+    fn next_deadline_us(&self) -> Option<u64>;
+}
+
+/// How long a reactor polls without finding work before it sleeps, in microseconds.
+///
+/// Spinning longer than a round trip keeps the wake-up out of latency at depth 1; longer than that
+/// only burns the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpinBudget {
+    /// Upper bound of one spin, in microseconds.
+    pub spin_us: u64,
+}
+
+impl Default for SpinBudget {
+    fn default() -> Self {
+        Self { spin_us: 50 }
+    }
+}
+
+/// Waiting for the sources failed; the reactor cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[error("waiting for the reactor's sources failed: {0}; this is a bug in a source's descriptor")]
+pub struct RunError(#[from] nix::Error);
+
+/// Runs `work` on this thread until it says [`Flow::Stop`].
+///
+/// # Errors
+/// [`RunError`] when the system refuses to wait for the descriptors.
+pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
+    let mut fds = Vec::with_capacity(16);
+    let mut idle_since_us = None;
+    loop {
+        let now_us = Clock.now_us();
+        match work.turn(now_us) {
+            Flow::Stop => return Ok(()),
+            Flow::Busy => idle_since_us = None,
+            Flow::Idle => {
+                let since = *idle_since_us.get_or_insert(now_us);
+                if now_us.saturating_sub(since) < spin.spin_us {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                fds.clear();
+                if work.arm(&mut fds) {
+                    sleep(&fds, work.next_deadline_us())?;
+                }
+                work.disarm();
+                // What woke the reactor is polled at once; finding nothing leads back to sleep
+                // without another spin.
+                idle_since_us = Some(now_us);
+            }
+        }
+    }
+}
+
+/// Waits until a descriptor is readable or the deadline has come.
+fn sleep(fds: &[RawFd], deadline_us: Option<u64>) -> Result<(), RunError> {
+    let timeout = deadline_us.map(|deadline_us| {
+        let wait_us = deadline_us.saturating_sub(Clock.now_us());
+        TimeSpec::from_duration(std::time::Duration::from_micros(wait_us))
+    });
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|&fd| readable(fd)).collect();
+    match ppoll(&mut polled, timeout, None) {
+        Ok(_) | Err(nix::Error::EINTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "borrows a descriptor that its source keeps open"
+)]
+fn readable<'fd>(fd: RawFd) -> PollFd<'fd> {
+    // SAFETY: `Turn::arm` pushes descriptors of sources the same `Turn` owns, and it is not called
+    // again, so nothing is closed, before the wait is over.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    PollFd::new(fd, PollFlags::POLLIN)
+}
+
+/// Pins this thread to one core, as `taskset` numbers them.
+///
+/// # Errors
+/// The core does not exist or is outside the allowed set.
+pub fn pin_to_core(core: usize) -> nix::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core)?;
+    sched_setaffinity(Pid::from_raw(0), &set)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::RawFd;
+    use std::time::Duration;
+
+    use super::{Flow, SpinBudget, Turn, run};
+    use crate::{Mailbox, mailbox};
+
+    struct Adder {
+        mailbox: Mailbox<u64>,
+        sum: u64,
+        turns: u64,
+        sleeps: u64,
+        deadline_us: Option<u64>,
+    }
+
+    impl Turn for Adder {
+        fn turn(&mut self, now_us: u64) -> Flow {
+            self.turns += 1;
+            if self
+                .deadline_us
+                .is_some_and(|deadline_us| now_us >= deadline_us)
+            {
+                return Flow::Stop;
+            }
+            match self.mailbox.poll() {
+                Some(u64::MAX) => Flow::Stop,
+                Some(n) => {
+                    self.sum += n;
+                    Flow::Busy
+                }
+                None => Flow::Idle,
+            }
+        }
+
+        fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+            self.mailbox.arm();
+            fds.push(self.mailbox.fd());
+            if let Some(n) = self.mailbox.poll() {
+                self.sum += n;
+                return false;
+            }
+            self.sleeps += 1;
+            true
+        }
+
+        fn disarm(&mut self) {
+            self.mailbox.disarm();
+        }
+
+        fn next_deadline_us(&self) -> Option<u64> {
+            self.deadline_us
+        }
+    }
+
+    #[test]
+    fn messages_wake_a_sleeping_reactor_and_none_is_lost() {
+        let (sender, mailbox) = mailbox(1 << 16).unwrap();
+        let thread = std::thread::spawn(move || {
+            let mut adder = Adder {
+                mailbox,
+                sum: 0,
+                turns: 0,
+                sleeps: 0,
+                deadline_us: None,
+            };
+            run(&mut adder, SpinBudget { spin_us: 5 }).unwrap();
+            adder
+        });
+        for n in 1..=2000_u64 {
+            sender.send(n).unwrap();
+            if n % 100 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        sender.send(u64::MAX).unwrap();
+        let adder = thread.join().unwrap();
+        assert_eq!(adder.sum, 2000 * 2001 / 2);
+        assert!(adder.sleeps >= 1, "it never slept");
+    }
+
+    #[test]
+    fn a_deadline_ends_the_sleep_and_idle_costs_few_turns() {
+        let (_sender, mailbox) = mailbox(1).unwrap();
+        let deadline_us = Some(crate::Clock.now_us() + 100_000);
+        let mut adder = Adder {
+            mailbox,
+            sum: 0,
+            turns: 0,
+            sleeps: 0,
+            deadline_us,
+        };
+        run(&mut adder, SpinBudget { spin_us: 0 }).unwrap();
+        assert!(adder.turns < 20, "{} turns while idle", adder.turns);
+    }
+}
