@@ -1,1 +1,40 @@
-//! Volumes that know LBAs and bytes: io_uring files and devices, RAM, null.
+//! Volumes that know LBAs and bytes: files and block devices through io_uring, RAM, null.
+//!
+//! A [`VolumeSpec`] says what to export. [`VolumeSpec::prepare`] opens it once per process, as a
+//! [`Store`] that any thread may hold; [`Store::open`] makes one [`Volume`] per reactor. A reactor
+//! owns one [`Engine`] (its io_uring) and every volume it opened; none of them is `Send`.
+//!
+//! One loop turn of a reactor:
+//! 1. [`Volume::submit`] for every command that is ready: [`Submitted::Done`] ends at once (RAM,
+//!    null, a refused range), [`Submitted::Pending`] later;
+//! 2. [`Volume::poll`] for volumes whose [`Volume::next_deadline_us`] is not `None`;
+//! 3. [`Engine::submit_batch`]: one system call for everything queued;
+//! 4. [`Engine::poll`] appends completions of all its volumes.
+//!
+//! Before it blocks, a reactor calls [`Engine::arm`] and waits for [`Engine::fd`] to be readable.
+//!
+//! # Memory
+//! An operation owns its [`Data`] while it is in flight and gives it back with its [`Completion`],
+//! so a buffer cannot be reused under the kernel.
+//!
+//! # What it does not do
+//! It knows no NVMe status, no namespace, no host. It orders nothing: operations in flight together
+//! have no order, and a Flush covers what had completed when it was submitted.
+
+mod error;
+mod geometry;
+mod io;
+mod null;
+mod ram;
+mod spec;
+#[cfg(test)]
+mod testing;
+mod uring;
+mod volume;
+
+pub use error::{IoError, IoErrorKind};
+pub use geometry::{Extent, Geometry};
+pub use io::{Completion, Data, Io, Op, OpKind, Submitted};
+pub use spec::{DirectIo, OpenError, SpecError, Store, VolumeSpec};
+pub use uring::{Engine, EngineConfig, EngineError, FixedBuffers};
+pub use volume::Volume;

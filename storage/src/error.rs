@@ -1,0 +1,206 @@
+//! What went wrong with one operation.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use crate::io::{Op, OpKind};
+
+/// Why an operation failed, in storage terms; the caller maps it to a status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IoErrorKind {
+    /// The range leaves the volume.
+    OutOfRange,
+    /// The memory is missing or too small for the range: a mistake of the submitter.
+    BadData,
+    /// The file system or thin device is full, or a quota is used up.
+    NoSpace,
+    /// The medium could not read or store the data (`EIO`, `ENODATA`, integrity errors).
+    Medium,
+    /// The device or its transport failed the operation, not the medium (`EREMOTEIO`, time-outs).
+    Device,
+    /// The kernel refuses the size or alignment.
+    Unaligned,
+    /// The volume may not be written.
+    ReadOnly,
+    /// The file system or device cannot do this operation.
+    NotSupported,
+    /// Nothing is wrong with the volume; the same operation may succeed later.
+    Retry,
+    /// The device or file is gone.
+    Gone,
+    /// The file ends before the range does: it shrank after it was opened.
+    Truncated,
+    /// The kernel has no memory for the operation.
+    NoMemory,
+    /// A fault was injected by a test.
+    Injected,
+    /// Something else; see the errno.
+    Other,
+}
+
+impl IoErrorKind {
+    /// The kind of an errno value (positive).
+    #[must_use]
+    pub fn from_errno(errno: i32) -> Self {
+        match Errno::from_raw(errno) {
+            Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG => Self::NoSpace,
+            // The block layer's names (block/blk-core.c): ENODATA is a medium error, EILSEQ a
+            // protection error.
+            Errno::EIO | Errno::ENODATA | Errno::EILSEQ | Errno::EBADMSG | Errno::EUCLEAN => {
+                Self::Medium
+            }
+            // EREMOTEIO: target, ENOLINK: transport, EBADE: reservation conflict, ETIME(DOUT).
+            Errno::EREMOTEIO | Errno::ENOLINK | Errno::EBADE | Errno::ETIME | Errno::ETIMEDOUT => {
+                Self::Device
+            }
+            Errno::EINVAL | Errno::EFAULT => Self::Unaligned,
+            Errno::EROFS | Errno::EPERM | Errno::EACCES | Errno::EBADF | Errno::ETXTBSY => {
+                Self::ReadOnly
+            }
+            Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENOTTY => Self::NotSupported,
+            Errno::EINTR | Errno::EAGAIN | Errno::ECANCELED | Errno::EBUSY => Self::Retry,
+            Errno::ENODEV | Errno::ENXIO | Errno::ESTALE | Errno::ENOTCONN | Errno::ESHUTDOWN => {
+                Self::Gone
+            }
+            Errno::ENOMEM | Errno::ENOBUFS => Self::NoMemory,
+            _ => Self::Other,
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::OutOfRange => "the range leaves the volume",
+            Self::BadData => "the memory is missing or too small for the range",
+            Self::NoSpace => "no space left; free space on the file system or device",
+            Self::Medium => "medium error; see the kernel log of this machine",
+            Self::Device => "the device failed the operation; see the kernel log of this machine",
+            Self::Unaligned => "the kernel refuses the size or alignment; try without O_DIRECT",
+            Self::ReadOnly => "the volume may not be written",
+            Self::NotSupported => "the file system or device cannot do this",
+            Self::Retry => "interrupted; the operation may be tried again",
+            Self::Gone => "the device or file is gone",
+            Self::Truncated => "the file ends inside the range; it shrank after it was opened",
+            Self::NoMemory => "the kernel has no memory for it",
+            Self::Injected => "injected fault",
+            Self::Other => "failed",
+        }
+    }
+}
+
+/// One failed operation: what, where and why.
+#[derive(Clone, PartialEq, Eq)]
+pub struct IoError {
+    /// Why.
+    pub kind: IoErrorKind,
+    /// What was asked for.
+    pub op: OpKind,
+    /// First LBA of the operation.
+    pub lba: u64,
+    /// Number of LBAs of the operation.
+    pub lbas: u64,
+    /// The kernel's reason (positive errno), when the kernel gave one.
+    pub errno: Option<i32>,
+    /// The volume's name: a path, or the export such as `ram:64MiB`.
+    pub volume: Arc<str>,
+}
+
+impl IoError {
+    /// The error of `op` on `volume`, without a kernel reason.
+    #[must_use]
+    pub fn new(kind: IoErrorKind, op: &Op, volume: &Arc<str>) -> Self {
+        let (lba, lbas) = op.range();
+        Self {
+            kind,
+            op: op.kind(),
+            lba,
+            lbas,
+            errno: None,
+            volume: Arc::clone(volume),
+        }
+    }
+
+    /// The error of `op` on `volume` for the reason the kernel gave (positive errno).
+    #[must_use]
+    pub fn from_errno(errno: i32, op: &Op, volume: &Arc<str>) -> Self {
+        let kind = IoErrorKind::from_errno(errno);
+        Self {
+            errno: Some(errno),
+            ..Self::new(kind, op, volume)
+        }
+    }
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.op.name())?;
+        if self.op != OpKind::Flush {
+            write!(f, "of LBA {}+{} ", self.lba, self.lbas)?;
+        }
+        write!(f, "on {}: {}", self.volume, self.kind.what())?;
+        match self.errno {
+            Some(errno) => write!(f, " ({})", io::Error::from_raw_os_error(errno)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IoError({self}, {:?})", self.kind)
+    }
+}
+
+impl std::error::Error for IoError {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{IoError, IoErrorKind};
+    use crate::io::Op;
+
+    #[test]
+    fn message_names_operation_range_volume_and_reason() {
+        let volume = Arc::from("/srv/a.img");
+        let write = Op::Write {
+            lba: 16,
+            lbas: 8,
+            fua: false,
+        };
+        let error = IoError::from_errno(libc::ENOSPC, &write, &volume);
+        assert_eq!(error.kind, IoErrorKind::NoSpace);
+        assert_eq!(
+            error.to_string(),
+            "write of LBA 16+8 on /srv/a.img: no space left; free space on the file system or \
+             device (No space left on device (os error 28))"
+        );
+        let flush = IoError::from_errno(libc::EIO, &Op::Flush, &volume);
+        assert!(
+            flush
+                .to_string()
+                .starts_with("flush on /srv/a.img: medium error")
+        );
+    }
+
+    #[test]
+    fn kernel_reasons_are_told_apart() {
+        for (errno, kind) in [
+            (libc::EIO, IoErrorKind::Medium),
+            (libc::ENODATA, IoErrorKind::Medium),
+            (libc::EREMOTEIO, IoErrorKind::Device),
+            (libc::EDQUOT, IoErrorKind::NoSpace),
+            (libc::EOPNOTSUPP, IoErrorKind::NotSupported),
+            (libc::ECANCELED, IoErrorKind::Retry),
+            (libc::ENXIO, IoErrorKind::Gone),
+            (libc::EINVAL, IoErrorKind::Unaligned),
+            (libc::EROFS, IoErrorKind::ReadOnly),
+            (libc::EXDEV, IoErrorKind::Other),
+        ] {
+            assert_eq!(IoErrorKind::from_errno(errno), kind, "errno {errno}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A volume that forgets: for measuring everything but storage.
+
+use std::sync::Arc;
+
+use crate::error::IoError;
+use crate::geometry::Geometry;
+use crate::io::{Completion, Io, Op, Submitted};
+use crate::volume::Volume;
+
+/// Completes everything at once. Writes are forgotten; reads are zeroes, never what another host
+/// left in the buffer.
+#[derive(Debug)]
+pub(crate) struct NullVolume {
+    geometry: Geometry,
+    name: Arc<str>,
+}
+
+impl NullVolume {
+    pub(crate) fn new(lba_bytes: u32, lbas: u64, name: Arc<str>) -> Self {
+        let geometry = Geometry {
+            lba_bytes,
+            lbas,
+            volatile_write_cache: false,
+            discard: true,
+            write_zeroes: true,
+            optimal_io_bytes: 4096,
+            atomic_lbas: 1,
+            read_only: false,
+        };
+        Self { geometry, name }
+    }
+}
+
+impl Volume for NullVolume {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn submit(&mut self, mut io: Io, _now_us: u64) -> Submitted {
+        let checked = self.geometry.check(&io);
+        if let (Ok(extent), Op::Read { .. }, Some(data)) = (&checked, &io.op, &mut io.data) {
+            let start = data.offset_bytes as usize;
+            // `check` proved that the extent fits the buffer, whose length is a u32.
+            let len = usize::try_from(extent.len_bytes).unwrap_or(0);
+            data.buffer.zero(start..start + len);
+        }
+        let result = checked
+            .map(|_| ())
+            .map_err(|kind| IoError::new(kind, &io.op, &self.name));
+        Submitted::Done(Completion {
+            token: io.token,
+            result,
+            data: io.data,
+        })
+    }
+
+    fn poll(&mut self, _now_us: u64, _out: &mut Vec<Completion>) {}
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::NullVolume;
+    use crate::IoErrorKind;
+    use crate::io::{Data, Op};
+    use crate::testing::{bytes, pool, read, run, write};
+
+    #[test]
+    fn reads_are_zeroes_whatever_was_written() {
+        let pool = pool(1 << 20);
+        let mut volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
+        write(&mut volume, &pool, 0, &[7; 1024], true);
+        assert_eq!(read(&mut volume, &pool, 0, 2), [0; 1024]);
+    }
+
+    #[test]
+    fn bytes_around_the_data_stay() {
+        let pool = pool(1 << 20);
+        let mut volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
+        let mut buffer = pool.take(64 + 512 + 8).unwrap();
+        buffer.copy_from(0, &[9; 584]);
+        let data = Some(Data {
+            buffer,
+            offset_bytes: 64,
+        });
+        let done = run(&mut volume, Op::Read { lba: 1, lbas: 1 }, data);
+        let mut data = done.data.unwrap();
+        data.offset_bytes = 0;
+        assert_eq!(
+            bytes(&data),
+            [[9; 64].as_slice(), &[0; 512], &[9; 8]].concat()
+        );
+    }
+
+    #[test]
+    fn out_of_range_is_refused() {
+        let mut volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
+        let done = run(&mut volume, Op::Discard { lba: 99, lbas: 2 }, None);
+        assert_eq!(done.result.unwrap_err().kind, IoErrorKind::OutOfRange);
+    }
+}

@@ -1,0 +1,395 @@
+//! What to export, and opening it.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use capstan_memory::SlabError;
+
+use crate::geometry::Geometry;
+use crate::null::NullVolume;
+use crate::ram::{RamStore, RamVolume};
+use crate::uring::Engine;
+use crate::volume::Volume;
+
+/// The LBA size of RAM and null volumes that say nothing else.
+const DEFAULT_LBA_BYTES: u32 = 4096;
+
+/// Whether a file or device is opened with `O_DIRECT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DirectIo {
+    /// Where the file system and the LBA size allow it.
+    #[default]
+    Auto,
+    /// Always; opening fails where it cannot be.
+    On,
+    /// Never: through the page cache.
+    Off,
+}
+
+/// What to export. `PATH|ram:SIZE|null:SIZE` parses into one; `SIZE` is bytes or has one of the
+/// suffixes KiB, MiB, GiB and TiB.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum VolumeSpec {
+    /// A file or block device.
+    Path {
+        /// Where it is.
+        path: PathBuf,
+        /// 512 or 4096; `None` takes what the device has, for a file 4096 when its size is a
+        /// multiple of that and 512 otherwise.
+        lba_bytes: Option<u32>,
+        /// Whether it is opened for reading only. Otherwise it is locked against a second export.
+        read_only: bool,
+        /// Whether the page cache is bypassed.
+        direct: DirectIo,
+    },
+    /// Memory that is zeroed at start and gone at exit.
+    Ram {
+        /// Size, a multiple of `lba_bytes`.
+        bytes: u64,
+        /// 512 or 4096.
+        lba_bytes: u32,
+    },
+    /// Nothing: writes are forgotten, reads are zeroes.
+    Null {
+        /// Size, a multiple of `lba_bytes`.
+        bytes: u64,
+        /// 512 or 4096.
+        lba_bytes: u32,
+    },
+}
+
+/// An export that cannot be parsed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// No text at all.
+    #[error("an empty export; expected PATH, ram:SIZE or null:SIZE")]
+    Empty,
+    /// The size is not one.
+    #[error(
+        "bad size {size:?} in export {export:?}; expected bytes or a number with KiB, MiB, GiB or TiB, such as 64MiB"
+    )]
+    Size {
+        /// The whole text.
+        export: String,
+        /// The part that is not a size.
+        size: String,
+    },
+}
+
+/// A volume that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The LBA size is neither 512 nor 4096.
+    #[error("{volume}: LBA size {lba_bytes} is not supported; use 512 or 4096")]
+    LbaSize {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// What was asked for.
+        lba_bytes: u32,
+    },
+    /// The size is zero, not whole LBAs, or too large for this machine.
+    #[error(
+        "{volume}: a size of {bytes} bytes is not a positive multiple of its LBA size {lba_bytes}, or is too large"
+    )]
+    Size {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// Its size.
+        bytes: u64,
+        /// Its LBA size.
+        lba_bytes: u32,
+    },
+    /// The file or device cannot be opened.
+    #[error("{volume}: cannot open: {source}")]
+    Open {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// No memory for a RAM volume.
+    #[error("{volume}: {source}")]
+    Memory {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// Why.
+        source: SlabError,
+    },
+}
+
+impl VolumeSpec {
+    /// Sets the LBA size, as an option beside a parsed export does. Whether it fits is checked by
+    /// [`VolumeSpec::prepare`].
+    #[must_use]
+    pub fn with_lba_bytes(mut self, bytes: u32) -> Self {
+        match &mut self {
+            Self::Path { lba_bytes, .. } => *lba_bytes = Some(bytes),
+            Self::Ram { lba_bytes, .. } | Self::Null { lba_bytes, .. } => *lba_bytes = bytes,
+        }
+        self
+    }
+
+    /// Opens the file or device, or makes the memory, once per process: every reactor opens its
+    /// volume from the same [`Store`].
+    ///
+    /// # Errors
+    /// [`OpenError`], naming the volume and what to do.
+    pub fn prepare(&self) -> Result<Store, OpenError> {
+        let name: Arc<str> = Arc::from(self.to_string());
+        let (kind, lba_bytes, lbas) = match *self {
+            Self::Path { .. } => {
+                let source = io::Error::from(io::ErrorKind::Unsupported);
+                return Err(OpenError::Open {
+                    volume: name,
+                    source,
+                });
+            }
+            Self::Ram { bytes, lba_bytes } => {
+                let lbas = lbas(&name, bytes, lba_bytes)?;
+                let size = |_| OpenError::Size {
+                    volume: Arc::clone(&name),
+                    bytes,
+                    lba_bytes,
+                };
+                let store = RamStore::new(usize::try_from(bytes).map_err(size)?);
+                let memory = |source| OpenError::Memory {
+                    volume: Arc::clone(&name),
+                    source,
+                };
+                (
+                    StoreKind::Ram(Arc::new(store.map_err(memory)?)),
+                    lba_bytes,
+                    lbas,
+                )
+            }
+            Self::Null { bytes, lba_bytes } => {
+                (StoreKind::Null, lba_bytes, lbas(&name, bytes, lba_bytes)?)
+            }
+        };
+        Ok(Store {
+            kind,
+            lba_bytes,
+            lbas,
+            name,
+        })
+    }
+
+    /// [`VolumeSpec::prepare`] and [`Store::open`] in one, for one reactor.
+    ///
+    /// # Errors
+    /// As those two.
+    pub fn open(&self, engine: &Rc<Engine>) -> Result<Box<dyn Volume>, OpenError> {
+        self.prepare()?.open(engine)
+    }
+}
+
+fn lbas(volume: &Arc<str>, bytes: u64, lba_bytes: u32) -> Result<u64, OpenError> {
+    let volume = Arc::clone(volume);
+    if !Geometry::supports_lba_bytes(lba_bytes) {
+        return Err(OpenError::LbaSize { volume, lba_bytes });
+    }
+    if bytes == 0 || !bytes.is_multiple_of(u64::from(lba_bytes)) {
+        return Err(OpenError::Size {
+            volume,
+            bytes,
+            lba_bytes,
+        });
+    }
+    Ok(bytes / u64::from(lba_bytes))
+}
+
+/// An opened export, which any thread may hold; cloning it is cheap and shares the bytes. The file
+/// or memory goes when the last clone and the last volume are gone.
+#[derive(Clone, Debug)]
+pub struct Store {
+    kind: StoreKind,
+    lba_bytes: u32,
+    lbas: u64,
+    name: Arc<str>,
+}
+
+#[derive(Clone, Debug)]
+enum StoreKind {
+    Ram(Arc<RamStore>),
+    Null,
+}
+
+impl Store {
+    /// Makes the volume of one reactor.
+    ///
+    /// # Errors
+    /// [`OpenError`] when the engine cannot take one more file.
+    pub fn open(&self, _engine: &Rc<Engine>) -> Result<Box<dyn Volume>, OpenError> {
+        let name = Arc::clone(&self.name);
+        Ok(match &self.kind {
+            StoreKind::Ram(store) => Box::new(RamVolume::new(
+                Arc::clone(store),
+                self.lba_bytes,
+                self.lbas,
+                name,
+            )),
+            StoreKind::Null => Box::new(NullVolume::new(self.lba_bytes, self.lbas, name)),
+        })
+    }
+
+    /// The volume's name in messages.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+}
+
+impl FromStr for VolumeSpec {
+    type Err = SpecError;
+
+    fn from_str(export: &str) -> Result<Self, SpecError> {
+        if let Some(size) = export.strip_prefix("ram:") {
+            let bytes = parse_size(export, size)?;
+            return Ok(Self::Ram {
+                bytes,
+                lba_bytes: DEFAULT_LBA_BYTES,
+            });
+        }
+        if let Some(size) = export.strip_prefix("null:") {
+            let bytes = parse_size(export, size)?;
+            return Ok(Self::Null {
+                bytes,
+                lba_bytes: DEFAULT_LBA_BYTES,
+            });
+        }
+        if export.is_empty() {
+            return Err(SpecError::Empty);
+        }
+        let (path, direct) = (Path::new(export).to_path_buf(), DirectIo::Auto);
+        Ok(Self::Path {
+            path,
+            lba_bytes: None,
+            read_only: false,
+            direct,
+        })
+    }
+}
+
+/// Binary suffixes and their shifts, largest first. Decimal ones (MB) are refused, because disks and
+/// people disagree about what they mean.
+const SUFFIXES: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("", 0)];
+
+/// Exact, unlike the `bytesize` crate's parser, which goes through `f64` and saturates.
+fn parse_size(export: &str, size: &str) -> Result<u64, SpecError> {
+    let parse = |(suffix, shift): (&str, u32)| {
+        let digits = size.strip_suffix(suffix)?;
+        let whole = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        let number = whole.then(|| digits.parse::<u64>().ok()).flatten()?;
+        number.checked_mul(1 << shift)
+    };
+    SUFFIXES
+        .into_iter()
+        .find_map(parse)
+        .ok_or_else(|| SpecError::Size {
+            export: export.to_owned(),
+            size: size.to_owned(),
+        })
+}
+
+impl fmt::Display for VolumeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path { path, .. } => write!(f, "{}", path.display()),
+            Self::Ram { bytes, .. } => write!(f, "ram:{}", exact_size(*bytes)),
+            Self::Null { bytes, .. } => write!(f, "null:{}", exact_size(*bytes)),
+        }
+    }
+}
+
+/// The shortest spelling that parses back to the same number.
+fn exact_size(bytes: u64) -> String {
+    let fits = |(_, shift): &(&str, u32)| bytes.trailing_zeros() >= *shift;
+    let (suffix, shift) = SUFFIXES.into_iter().find(fits).unwrap_or(("", 0));
+    format!("{}{suffix}", bytes >> shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DirectIo, OpenError, SpecError, VolumeSpec};
+
+    #[test]
+    fn exports_parse_and_print_back() {
+        let ram = |bytes| {
+            Ok(VolumeSpec::Ram {
+                bytes,
+                lba_bytes: 4096,
+            })
+        };
+        assert_eq!("ram:64MiB".parse(), ram(64 << 20));
+        assert_eq!("ram:1536KiB".parse(), ram(3 << 19));
+        assert_eq!("ram:8192".parse(), ram(8192));
+        let null: VolumeSpec = "null:1TiB".parse().unwrap();
+        assert_eq!(
+            null,
+            VolumeSpec::Null {
+                bytes: 1 << 40,
+                lba_bytes: 4096
+            }
+        );
+        for export in [
+            "ram:64MiB",
+            "ram:1536KiB",
+            "ram:8193",
+            "null:1TiB",
+            "/dev/vdb",
+        ] {
+            assert_eq!(export.parse::<VolumeSpec>().unwrap().to_string(), export);
+        }
+        let path: VolumeSpec = "/srv/ram:1".parse().unwrap();
+        let expected = VolumeSpec::Path {
+            path: "/srv/ram:1".into(),
+            lba_bytes: None,
+            read_only: false,
+            direct: DirectIo::Auto,
+        };
+        assert_eq!(path, expected);
+    }
+
+    #[test]
+    fn sizes_that_are_not_exact_are_refused() {
+        for size in [
+            "",
+            "MiB",
+            "1.5GiB",
+            "64MB",
+            "64M",
+            "-1",
+            "64 MiB",
+            "99999999TiB",
+            "1e3",
+            "0x10",
+        ] {
+            let error = format!("ram:{size}").parse::<VolumeSpec>();
+            assert!(
+                matches!(error, Err(SpecError::Size { .. })),
+                "{size:?}: {error:?}"
+            );
+        }
+        assert_eq!("".parse::<VolumeSpec>(), Err(SpecError::Empty));
+    }
+
+    #[test]
+    fn lba_size_and_volume_size_are_checked() {
+        let ram = |bytes, lba_bytes| VolumeSpec::Ram { bytes, lba_bytes }.prepare();
+        assert!(matches!(
+            ram(4096, 1024),
+            Err(OpenError::LbaSize {
+                lba_bytes: 1024,
+                ..
+            })
+        ));
+        assert!(matches!(ram(0, 512), Err(OpenError::Size { .. })));
+        assert!(matches!(ram(4096 + 512, 4096), Err(OpenError::Size { .. })));
+        assert!(matches!(ram(1 << 62, 4096), Err(OpenError::Memory { .. })));
+    }
+}

@@ -1,0 +1,32 @@
+//! The contract of a volume.
+
+use std::sync::Arc;
+
+use crate::geometry::Geometry;
+use crate::io::{Completion, Io, Submitted};
+
+/// A range of LBAs that operations run on. One thread owns it.
+///
+/// Implementations **must not panic** for any LBA, length or data offset, complete every operation
+/// exactly once, and give its data back with the completion. Operations in flight together have no
+/// order among them; a Flush covers what had completed when it was submitted.
+pub trait Volume {
+    /// The volume's shape.
+    fn geometry(&self) -> Geometry;
+
+    /// Its name in messages: a path, or the export such as `ram:64MiB`.
+    fn name(&self) -> &Arc<str>;
+
+    /// Starts an operation. `now_us` is the reactor's clock, which never goes back; only decorators
+    /// that keep time read it.
+    fn submit(&mut self, io: Io, now_us: u64) -> Submitted;
+
+    /// Runs what the volume itself holds and appends what ended to `out`. Needed only while
+    /// [`Volume::next_deadline_us`] is not `None`; what an [`Engine`](crate::Engine) runs comes out
+    /// of [`Engine::poll`](crate::Engine::poll) instead.
+    fn poll(&mut self, now_us: u64, out: &mut Vec<Completion>);
+
+    /// When [`Volume::poll`] has something to do next, on the clock of `now_us`; a time not after
+    /// now means at once, `None` that the volume holds nothing.
+    fn next_deadline_us(&self) -> Option<u64>;
+}
