@@ -6,4 +6,9 @@
 //! A provider and everything it hands out belong to one thread (a reactor). Only
 //! [`contract::MigratedId`] crosses threads.
 
+mod choice;
 pub mod contract;
+#[cfg(feature = "verbs")]
+pub mod verbs;
+
+pub use choice::{ChoiceError, Preference, ProviderKind, choose};
