@@ -1,1 +1,87 @@
-//! The capstan-target configuration schema and its checks.
+//! The `capstan-target` configuration: TOML in, checked values out.
+//!
+//! [`Config::from_toml`] parses and checks everything that can be checked without looking at the
+//! machine; [`Config::quick`] builds the same value from `serve --export … --listen …`;
+//! the machine is looked at elsewhere.
+//! A [`Config`] that exists is consistent: every NSID, UUID and default is filled in, and whoever
+//! holds one never checks again.
+//!
+//! Every complaint is a [`Problem`]: where (line and field), what was written, what is allowed, and
+//! the nearest thing that would have been right. All problems are reported, not the first.
+//!
+//! # What it does not do
+//! It opens no volume, listens on nothing and knows neither RDMA nor NVMe commands.
+
+#![forbid(unsafe_code)]
+
+use std::io::Read;
+use std::path::Path;
+
+mod backing;
+mod budget;
+mod check;
+mod identity;
+mod limits;
+mod listen;
+mod model;
+mod nqn;
+mod problem;
+mod quick;
+mod schema;
+mod size;
+mod suggest;
+
+pub use backing::{Backing, BackingError};
+pub use budget::{ADMIN_QUEUE_DEPTH, MemoryPlan};
+pub use limits::{
+    ALLOWED_HOSTS_MAX, CONFIG_BYTES_MAX, DEFAULT_PORT, LISTENERS_MAX, NAMESPACES_MAX,
+    SUBSYSTEMS_MAX,
+};
+pub use listen::{ListenError, parse_listen};
+pub use model::{
+    Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, ProviderChoice, QueueBounds,
+    Reactors, Subsystem, Target,
+};
+pub use nqn::{DISCOVERY_NQN, NQN_BYTES_MAX, Nqn, NqnError};
+pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};
+pub use quick::QuickExport;
+pub use size::{Size, SizeError};
+
+impl Config {
+    /// Parses and checks the text of a configuration file, without a look at the machine.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`] for the first thing that is not TOML, not a known key or of the wrong
+    /// type; [`ConfigError::Invalid`] with everything else that is wrong.
+    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
+        let raw: schema::RawConfig = toml::from_str(text).map_err(|error| ConfigError::Syntax {
+            message: error.to_string(),
+            hint: suggest::nearest_in_message(error.message()).map(str::to_owned),
+        })?;
+        check::check(&raw, text)
+    }
+
+    /// Reads, parses and checks a configuration file, without a look at what it names.
+    ///
+    /// # Errors
+    /// Those of [`Config::from_toml`], and of reading the file.
+    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let read = |source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(path).map_err(read)?;
+        file.take(CONFIG_BYTES_MAX + 1)
+            .read_to_end(&mut bytes)
+            .map_err(read)?;
+        if bytes.len() as u64 > CONFIG_BYTES_MAX {
+            return Err(ConfigError::TooLarge {
+                path: path.to_owned(),
+            });
+        }
+        let text = String::from_utf8(bytes)
+            .map_err(|error| read(std::io::Error::new(std::io::ErrorKind::InvalidData, error)))?;
+        Self::from_toml(&text)
+    }
+}

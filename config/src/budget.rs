@@ -1,0 +1,164 @@
+//! Memory arithmetic: what the queue bounds cost, and what a budget buys.
+
+use std::fmt;
+
+use crate::{QueueBounds, Size};
+
+/// Entries of an Admin Queue: the 32 that the Linux host asks for (`NVME_AQ_DEPTH`) and the
+/// smallest that a host may expect of a fabrics controller.
+pub const ADMIN_QUEUE_DEPTH: u16 = 32;
+
+/// Bytes of a submission queue entry and of a response capsule (NVMe over Fabrics, capsules).
+const SQE_BYTES: u64 = 64;
+const CQE_BYTES: u64 = 16;
+/// Data buffers of the largest transfer that each reactor needs so that one command can be on the
+/// disk while another is on the wire.
+const TRANSFERS_IN_FLIGHT_MIN: u64 = 2;
+/// Share of the budget set aside for data buffers; the rest is receive and response slots.
+const DATA_SHARE: u64 = 4;
+
+/// How a memory budget is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// The whole budget.
+    pub budget_bytes: u64,
+    /// Reactors it is divided among.
+    pub reactors: u64,
+    /// Data buffers of each reactor, a multiple of the largest transfer.
+    pub data_bytes_per_reactor: u64,
+    /// Slots of one Admin Queue.
+    pub admin_queue_bytes: u64,
+    /// Slots of one I/O queue of the largest depth.
+    pub io_queue_bytes: u64,
+    /// What is left for queues.
+    pub queue_bytes: u64,
+}
+
+impl QueueBounds {
+    /// Memory of one queue of `depth` entries: a command capsule with its in-capsule data to
+    /// receive into and a response capsule to send from, for every entry.
+    pub fn queue_bytes(&self, depth: u16) -> u64 {
+        u64::from(depth) * (SQE_BYTES + u64::from(self.in_capsule_data_bytes) + CQE_BYTES)
+    }
+}
+
+impl MemoryPlan {
+    /// Divides `budget_bytes` among `reactors`.
+    ///
+    /// # Errors
+    /// The arithmetic in words, when not even one host with one I/O queue can be served.
+    pub(crate) fn new(
+        budget_bytes: u64,
+        reactors: usize,
+        queues: &QueueBounds,
+    ) -> Result<Self, String> {
+        let reactors = u64::try_from(reactors).unwrap_or(u64::MAX).max(1);
+        let transfer_bytes = u64::from(queues.transfer_bytes_max);
+        let data_bytes_min = TRANSFERS_IN_FLIGHT_MIN.saturating_mul(transfer_bytes);
+        let admin_queue_bytes = queues.queue_bytes(ADMIN_QUEUE_DEPTH);
+        let io_queue_bytes = queues.queue_bytes(queues.depth_max);
+
+        let needed_bytes = reactors
+            .saturating_mul(data_bytes_min)
+            .saturating_add(admin_queue_bytes)
+            .saturating_add(io_queue_bytes);
+        if budget_bytes < needed_bytes {
+            return Err(format!(
+                "{} is too small: {} needed for one host ({reactors} reactor(s) × \
+                 {TRANSFERS_IN_FLIGHT_MIN} transfers × {} + Admin Queue {} + I/O queue {})",
+                Size(budget_bytes),
+                Size(needed_bytes),
+                Size(transfer_bytes),
+                Size(admin_queue_bytes),
+                Size(io_queue_bytes),
+            ));
+        }
+        let share = budget_bytes / DATA_SHARE / reactors;
+        let data_bytes_per_reactor = (share - share % transfer_bytes.max(1)).max(data_bytes_min);
+        Ok(Self {
+            budget_bytes,
+            reactors,
+            data_bytes_per_reactor,
+            admin_queue_bytes,
+            io_queue_bytes,
+            queue_bytes: budget_bytes - reactors * data_bytes_per_reactor,
+        })
+    }
+
+    /// Hosts that fit with an Admin Queue and `io_queues` I/O queues of the largest depth each.
+    pub fn hosts(&self, io_queues: u16) -> u64 {
+        self.queue_bytes / (self.admin_queue_bytes + u64::from(io_queues) * self.io_queue_bytes)
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} budget: {} data buffers on each of {} reactor(s), {} for queues; room for {} \
+             host(s) with 1 I/O queue of full depth, {} with 4",
+            Size(self.budget_bytes),
+            Size(self.data_bytes_per_reactor),
+            self.reactors,
+            Size(self.queue_bytes),
+            self.hosts(1),
+            self.hosts(4),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const QUEUES: QueueBounds = QueueBounds {
+        io_queues_max: 128,
+        depth_max: 128,
+        in_capsule_data_bytes: 8192,
+        transfer_bytes_max: 1 << 20,
+    };
+
+    #[test]
+    fn the_default_budget_serves_a_hundred_hosts() {
+        let plan = MemoryPlan::new(256 << 20, 2, &QUEUES).unwrap();
+        assert_eq!(plan.data_bytes_per_reactor, 32 << 20);
+        assert_eq!(plan.io_queue_bytes, 128 * (64 + 8192 + 16));
+        assert!(plan.hosts(1) >= 100, "{plan}");
+    }
+
+    #[test]
+    fn a_budget_too_small_for_one_host_shows_the_sum() {
+        assert_eq!(
+            MemoryPlan::new(4 << 20, 2, &QUEUES).unwrap_err(),
+            "4 MiB is too small: 5.3 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
+             Admin Queue 258.5 KiB + I/O queue 1034 KiB)"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_never_exceeds_its_budget_and_serves_a_host(
+            budget_bytes in 0_u64..1 << 41,
+            reactors in 0_usize..300,
+            depth_max in 16_u16..=1024,
+            pages in 1_u32..=4,
+            transfer_shift in 13_u32..=20,
+        ) {
+            let queues = QueueBounds {
+                depth_max,
+                in_capsule_data_bytes: pages * 4096,
+                transfer_bytes_max: 1 << transfer_shift,
+                ..QUEUES
+            };
+            if let Ok(plan) = MemoryPlan::new(budget_bytes, reactors, &queues) {
+                prop_assert!(plan.hosts(1) >= 1, "{}", plan);
+                prop_assert_eq!(
+                    plan.queue_bytes + plan.reactors * plan.data_bytes_per_reactor,
+                    budget_bytes
+                );
+                prop_assert_eq!(plan.data_bytes_per_reactor % (1 << transfer_shift), 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! From the file as written to the configuration: defaults, bounds, contradictions.
+
+mod subsystem;
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
+use std::hash::Hash;
+use std::net::SocketAddr;
+use std::ops::{Range, RangeInclusive};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::Spanned;
+use uuid::Uuid;
+
+use crate::listen::parse_address;
+use crate::schema::{RawConfig, RawListener, RawQueues, RawReactors, RawTarget};
+use crate::{
+    At, Config, ConfigError, DEFAULT_PORT, ListenError, Listener, LogLevel, MemoryPlan, Nqn,
+    Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors, Size, Target, limits,
+};
+
+/// Checks `raw`; `text` is what it was parsed from.
+pub(crate) fn check(raw: &RawConfig, text: &str) -> Result<Config, ConfigError> {
+    let mut checker = Checker {
+        text,
+        problems: Vec::new(),
+        used: Used::default(),
+    };
+    let target = checker.target(&raw.target);
+    let queues = checker.queues(&raw.queues);
+    // `auto` counts as one reactor here; the machine check knows better.
+    if let Err(arithmetic) = MemoryPlan::new(
+        target.memory_budget_bytes,
+        target.reactors.count(1),
+        &queues,
+    ) {
+        let span = raw.target.memory_budget.as_ref().map(Spanned::span);
+        checker.report(
+            "target.memory_budget",
+            span,
+            ProblemKind::Budget(arithmetic),
+        );
+    }
+    let listeners = checker.listeners(&raw.listener);
+    let subsystems = checker.subsystems(&raw.subsystem, &raw.target);
+    Problems::none_or(checker.problems)?;
+    Ok(Config {
+        target,
+        queues,
+        listeners,
+        subsystems,
+    })
+}
+
+/// What must be unique in the whole file, with its first use.
+#[derive(Default)]
+struct Used {
+    nqns: HashMap<Nqn, At>,
+    serials: HashMap<String, At>,
+    /// And whether it was written down, not derived.
+    uuids: HashMap<Uuid, (At, bool)>,
+    nguids: HashMap<[u8; 16], At>,
+    paths: HashMap<PathBuf, At>,
+}
+
+/// A rule beyond the range: in words, and as a test.
+type SizeRule = (&'static str, fn(u64) -> bool);
+
+struct Checker<'t> {
+    text: &'t str,
+    problems: Vec<Problem>,
+    used: Used,
+}
+
+impl Checker<'_> {
+    fn at(&self, field: impl Into<String>, span: Option<Range<usize>>) -> At {
+        let line = span.map(|span| {
+            let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
+            before.iter().filter(|byte| **byte == b'\n').count() + 1
+        });
+        At {
+            field: field.into(),
+            line,
+        }
+    }
+
+    fn report(
+        &mut self,
+        field: impl Into<String>,
+        span: Option<Range<usize>>,
+        kind: impl Into<ProblemKind>,
+    ) {
+        let at = self.at(field, span);
+        self.problems.push(Problem {
+            at,
+            kind: kind.into(),
+        });
+    }
+
+    fn not_allowed(
+        &mut self,
+        field: impl Into<String>,
+        span: Range<usize>,
+        value: impl Display,
+        allowed: impl Display,
+    ) {
+        let kind = ProblemKind::NotAllowed {
+            value: value.to_string(),
+            allowed: allowed.to_string(),
+        };
+        self.report(field, Some(span), kind);
+    }
+
+    /// The number, or `default` when it is not written or out of `range`.
+    fn number<N: TryFrom<u64>>(
+        &mut self,
+        name: &str,
+        field: Option<&Spanned<u64>>,
+        default: N,
+        range: RangeInclusive<u64>,
+    ) -> N {
+        let Some(field) = field else { return default };
+        let number = *field.get_ref();
+        match N::try_from(number) {
+            Ok(checked) if range.contains(&number) => checked,
+            _ => {
+                let allowed = format!("{} to {}", range.start(), range.end());
+                self.not_allowed(name, field.span(), number, allowed);
+                default
+            }
+        }
+    }
+
+    /// The size in bytes, or `default` when it is not written or not allowed.
+    fn size<N: TryFrom<u64>>(
+        &mut self,
+        name: &str,
+        field: Option<&Spanned<Size>>,
+        default: N,
+        range: RangeInclusive<u64>,
+        rule: Option<SizeRule>,
+    ) -> N {
+        let Some(field) = field else { return default };
+        let Size(bytes) = *field.get_ref();
+        let holds = range.contains(&bytes) && rule.is_none_or(|(_, holds)| holds(bytes));
+        match N::try_from(bytes) {
+            Ok(checked) if holds => checked,
+            _ => {
+                let words = rule
+                    .map(|(words, _)| format!(", {words}"))
+                    .unwrap_or_default();
+                let allowed = format!("{} to {}{words}", Size(*range.start()), Size(*range.end()));
+                self.not_allowed(name, field.span(), Size(bytes), allowed);
+                default
+            }
+        }
+    }
+
+    /// Text for a fixed-width ASCII field of Identify Controller.
+    fn ascii(&mut self, name: &str, field: &Spanned<String>, bytes_max: usize) -> Option<String> {
+        let text = field.get_ref();
+        let printable = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+        if printable && !text.is_empty() && text.trim() == text && text.len() <= bytes_max {
+            return Some(text.clone());
+        }
+        let allowed =
+            format!("1 to {bytes_max} printable ASCII characters, no space at either end");
+        self.not_allowed(name, field.span(), format!("{text:?}"), allowed);
+        None
+    }
+
+    fn target(&mut self, raw: &RawTarget) -> Target {
+        if let Some(prefix) = &raw.serial_prefix {
+            self.ascii(
+                "target.serial_prefix",
+                prefix,
+                limits::SERIAL_PREFIX_BYTES_MAX,
+            );
+        }
+        if let Some(model) = &raw.model {
+            self.ascii("target.model", model, limits::MODEL_BYTES_MAX);
+        }
+        Target {
+            reactors: self.reactors(raw.reactors.as_ref()),
+            memory_budget_bytes: self.size(
+                "target.memory_budget",
+                raw.memory_budget.as_ref(),
+                limits::DEFAULT_MEMORY_BUDGET_BYTES,
+                limits::MEMORY_BUDGET_BYTES,
+                None,
+            ),
+            spin: self.spin(raw.spin.as_ref()),
+            log: raw.log.unwrap_or(LogLevel::Info),
+            hosts_max: self.number(
+                "target.hosts_max",
+                raw.hosts_max.as_ref(),
+                limits::DEFAULT_HOSTS_MAX,
+                limits::HOSTS_MAX,
+            ),
+        }
+    }
+
+    fn reactors(&mut self, field: Option<&Spanned<RawReactors>>) -> Reactors {
+        let Some(field) = field else {
+            return Reactors::Auto;
+        };
+        let name = "target.reactors";
+        match field.get_ref() {
+            RawReactors::Auto => Reactors::Auto,
+            RawReactors::Count(count) => {
+                let spanned = Spanned::new(field.span(), *count);
+                Reactors::Count(self.number(name, Some(&spanned), 1, limits::REACTORS))
+            }
+            RawReactors::Cores(cores) => {
+                let mut seen = HashSet::new();
+                if cores.is_empty() || cores.len() as u64 > *limits::REACTORS.end() {
+                    let allowed = format!("\"auto\", or 1 to {} cores", limits::REACTORS.end());
+                    self.not_allowed(name, field.span(), format!("{cores:?}"), allowed);
+                }
+                let mut checked = Vec::with_capacity(cores.len().min(256));
+                for core in cores {
+                    match usize::try_from(*core) {
+                        Ok(core) if limits::CORE.contains(&(core as u64)) && seen.insert(core) => {
+                            checked.push(core);
+                        }
+                        _ => {
+                            let allowed = format!("each core once, 0 to {}", limits::CORE.end());
+                            self.not_allowed(name, field.span(), format!("core {core}"), allowed);
+                        }
+                    }
+                }
+                Reactors::Cores(checked)
+            }
+        }
+    }
+
+    fn spin(&mut self, field: Option<&Spanned<String>>) -> Duration {
+        let Some(field) = field else {
+            return limits::DEFAULT_SPIN;
+        };
+        match humantime::parse_duration(field.get_ref()) {
+            Ok(spin) if limits::SPIN.contains(&spin) => spin,
+            _ => {
+                let allowed = format!(
+                    "0s to {} with a unit, such as \"50us\"",
+                    humantime::format_duration(*limits::SPIN.end())
+                );
+                self.not_allowed(
+                    "target.spin",
+                    field.span(),
+                    format!("{:?}", field.get_ref()),
+                    allowed,
+                );
+                limits::DEFAULT_SPIN
+            }
+        }
+    }
+
+    fn queues(&mut self, raw: &RawQueues) -> QueueBounds {
+        QueueBounds {
+            io_queues_max: self.number(
+                "queues.io_queues_max",
+                raw.io_queues_max.as_ref(),
+                limits::DEFAULT_IO_QUEUES_MAX,
+                limits::IO_QUEUES_MAX,
+            ),
+            depth_max: self.number(
+                "queues.depth_max",
+                raw.depth_max.as_ref(),
+                limits::DEFAULT_DEPTH_MAX,
+                limits::DEPTH_MAX,
+            ),
+            in_capsule_data_bytes: self.size(
+                "queues.in_capsule_data",
+                raw.in_capsule_data.as_ref(),
+                limits::DEFAULT_IN_CAPSULE_DATA_BYTES,
+                limits::IN_CAPSULE_DATA_BYTES,
+                Some(("in steps of 4 KiB", |bytes| {
+                    bytes.is_multiple_of(limits::IN_CAPSULE_DATA_UNIT_BYTES)
+                })),
+            ),
+            transfer_bytes_max: self.size(
+                "queues.transfer_max",
+                raw.transfer_max.as_ref(),
+                limits::DEFAULT_TRANSFER_BYTES_MAX,
+                limits::TRANSFER_BYTES,
+                Some(("a power of two", u64::is_power_of_two)),
+            ),
+        }
+    }
+
+    fn listeners(&mut self, raw: &[Spanned<RawListener>]) -> Vec<Listener> {
+        if raw.is_empty() {
+            let kind = ProblemKind::Missing("a [[listener]] with `address = \"127.0.0.1\"`");
+            self.report("listener", None, kind);
+        }
+        self.count("listener", raw.len(), limits::LISTENERS_MAX);
+        let mut accepted: Vec<(Listener, At)> = Vec::new();
+        for (index, entry) in raw.iter().enumerate().take(limits::LISTENERS_MAX) {
+            let field = format!("listener[{index}]");
+            let Some(listener) = self.listener(&field, entry) else {
+                continue;
+            };
+            let at = self.at(&field, Some(entry.span()));
+            let clash = accepted
+                .iter()
+                .find(|(other, _)| overlap(listener.address, other.address));
+            if let Some((other, first)) = clash {
+                let value = listener.address.to_string();
+                let first = first.clone();
+                let kind = if other.address == listener.address {
+                    ProblemKind::Duplicate { value, first }
+                } else {
+                    ProblemKind::Overlap {
+                        value,
+                        other: other.address.to_string(),
+                        first,
+                    }
+                };
+                self.problems.push(Problem {
+                    at: at.clone(),
+                    kind,
+                });
+            }
+            accepted.push((listener, at));
+        }
+        accepted.into_iter().map(|(listener, _)| listener).collect()
+    }
+
+    fn listener(&mut self, field: &str, entry: &Spanned<RawListener>) -> Option<Listener> {
+        let raw = entry.get_ref();
+        let port = self.number(
+            &format!("{field}.port"),
+            raw.port.as_ref(),
+            DEFAULT_PORT,
+            0..=u16::MAX.into(),
+        );
+        let field = format!("{field}.address");
+        let Some(text) = &raw.address else {
+            self.report(
+                field,
+                Some(entry.span()),
+                ProblemKind::Missing("`address = \"…\"`, an IPv4 or IPv6 address, 0.0.0.0 or ::"),
+            );
+            return None;
+        };
+        match parse_address(text.get_ref()) {
+            Ok(ip) => Some(Listener {
+                address: SocketAddr::new(ip, port),
+                provider: raw.provider.unwrap_or(ProviderChoice::Auto),
+            }),
+            Err(ListenError::NotAnAddress(value)) if value.parse::<SocketAddr>().is_ok() => {
+                let allowed = "an address alone; the port goes to `port = …`";
+                self.not_allowed(field, text.span(), format!("\"{value}\""), allowed);
+                None
+            }
+            Err(error) => {
+                self.report(field, Some(text.span()), error);
+                None
+            }
+        }
+    }
+
+    fn count(&mut self, field: &str, count: usize, most: usize) {
+        if count > most {
+            self.report(field, None, ProblemKind::TooMany { count, most });
+        }
+    }
+}
+
+/// Whether one socket would be in the way of the other. IPv4 and IPv6 do not meet: IPv6 listeners
+/// are IPv6 only. Port 0 never meets anything.
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    a.is_ipv4() == b.is_ipv4()
+        && a.port() == b.port()
+        && a.port() != 0
+        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+}
+
+/// Reports `key`, shown as `shown`, when it was used before.
+fn unique<K: Eq + Hash>(
+    used: &mut HashMap<K, At>,
+    key: K,
+    shown: impl Display,
+    at: At,
+    problems: &mut Vec<Problem>,
+) {
+    match used.entry(key) {
+        Entry::Vacant(free) => {
+            free.insert(at);
+        }
+        Entry::Occupied(taken) => {
+            let kind = ProblemKind::Duplicate {
+                value: shown.to_string(),
+                first: taken.get().clone(),
+            };
+            problems.push(Problem { at, kind });
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! Checks of `[[subsystem]]` and `[[subsystem.namespace]]`.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use uuid::Uuid;
+
+use super::{Checker, unique};
+use crate::schema::{RawNamespace, RawSubsystem, RawTarget};
+use crate::{
+    Access, At, Backing, DISCOVERY_NQN, DirectIo, LbaSize, Namespace, Nqn, Problem, ProblemKind,
+    Size, Subsystem, identity, limits,
+};
+
+impl Checker<'_> {
+    pub(super) fn subsystems(
+        &mut self,
+        raw: &[Spanned<RawSubsystem>],
+        target: &RawTarget,
+    ) -> Vec<Subsystem> {
+        if raw.is_empty() {
+            let kind =
+                ProblemKind::Missing("a [[subsystem]] with an nqn and a [[subsystem.namespace]]");
+            self.report("subsystem", None, kind);
+        }
+        self.count("subsystem", raw.len(), limits::SUBSYSTEMS_MAX);
+        raw.iter()
+            .take(limits::SUBSYSTEMS_MAX)
+            .enumerate()
+            .filter_map(|(index, entry)| {
+                self.subsystem(&format!("subsystem[{index}]"), entry, target)
+            })
+            .collect()
+    }
+
+    fn subsystem(
+        &mut self,
+        field: &str,
+        entry: &Spanned<RawSubsystem>,
+        target: &RawTarget,
+    ) -> Option<Subsystem> {
+        let raw = entry.get_ref();
+        let access = self.access(field, entry);
+        let nqn = self.subsystem_nqn(&format!("{field}.nqn"), entry);
+        let serial_field = format!("{field}.serial");
+        let serial = match &raw.serial {
+            Some(serial) => {
+                let at = self.at(&serial_field, Some(serial.span()));
+                let serial = self.ascii(&serial_field, serial, limits::SERIAL_BYTES_MAX);
+                if let Some(serial) = &serial {
+                    unique(
+                        &mut self.used.serials,
+                        serial.clone(),
+                        serial,
+                        at,
+                        &mut self.problems,
+                    );
+                }
+                serial
+            }
+            None => nqn.as_ref().map(|nqn| {
+                let prefix = target.serial_prefix.as_ref().map(|p| p.get_ref().as_str());
+                identity::serial(prefix.unwrap_or(limits::DEFAULT_SERIAL_PREFIX), nqn)
+            }),
+        };
+        let model = match raw.model.as_ref() {
+            Some(model) => self.ascii(&format!("{field}.model"), model, limits::MODEL_BYTES_MAX),
+            None => Some(
+                target
+                    .model
+                    .as_ref()
+                    .map_or(limits::DEFAULT_MODEL, |m| m.get_ref())
+                    .to_owned(),
+            ),
+        };
+        let namespaces = self.namespaces(field, entry, nqn.as_ref());
+        Some(Subsystem {
+            nqn: nqn?,
+            serial: serial?,
+            model: model?,
+            access: access?,
+            namespaces,
+        })
+    }
+
+    fn subsystem_nqn(&mut self, field: &str, entry: &Spanned<RawSubsystem>) -> Option<Nqn> {
+        let Some(text) = &entry.get_ref().nqn else {
+            self.report(
+                field,
+                Some(entry.span()),
+                ProblemKind::Missing("`nqn = \"nqn.yyyy-mm.reverse.domain:name\"`"),
+            );
+            return None;
+        };
+        if text.get_ref() == DISCOVERY_NQN {
+            let allowed = "any NQN but the discovery subsystem's";
+            self.not_allowed(field, text.span(), text.get_ref(), allowed);
+            return None;
+        }
+        let nqn = self.nqn(field, text)?;
+        let at = self.at(field, Some(text.span()));
+        unique(
+            &mut self.used.nqns,
+            nqn.clone(),
+            &nqn,
+            at,
+            &mut self.problems,
+        );
+        Some(nqn)
+    }
+
+    fn nqn(&mut self, field: &str, text: &Spanned<String>) -> Option<Nqn> {
+        match Nqn::new(text.get_ref().as_str()) {
+            Ok(nqn) => Some(nqn),
+            Err(source) => {
+                let kind = ProblemKind::Nqn {
+                    value: text.get_ref().clone(),
+                    source,
+                };
+                self.report(field, Some(text.span()), kind);
+                None
+            }
+        }
+    }
+
+    fn access(&mut self, field: &str, entry: &Spanned<RawSubsystem>) -> Option<Access> {
+        let raw = entry.get_ref();
+        let none = Vec::new();
+        let listed = raw
+            .allowed_hosts
+            .as_ref()
+            .map_or(&none, |hosts| hosts.get_ref());
+        let hosts_field = format!("{field}.allowed_hosts");
+        self.count(&hosts_field, listed.len(), limits::ALLOWED_HOSTS_MAX);
+        let mut hosts = Vec::new();
+        let mut seen = HashMap::new();
+        for host in listed.iter().take(limits::ALLOWED_HOSTS_MAX) {
+            if let Some(nqn) = self.nqn(&hosts_field, host) {
+                let at = self.at(&hosts_field, Some(host.span()));
+                unique(&mut seen, nqn.clone(), &nqn, at, &mut self.problems);
+                hosts.push(nqn);
+            }
+        }
+        match &raw.allow_any_host {
+            Some(any) if *any.get_ref() && listed.is_empty() => Some(Access::AnyHost),
+            Some(any) if *any.get_ref() => {
+                let any_field = format!("{field}.allow_any_host");
+                self.report(any_field, Some(any.span()), ProblemKind::AnyHostAndHosts);
+                None
+            }
+            _ if listed.is_empty() => {
+                self.report(hosts_field, Some(entry.span()), ProblemKind::NoHosts);
+                None
+            }
+            _ => Some(Access::Hosts(hosts)),
+        }
+    }
+
+    fn namespaces(
+        &mut self,
+        field: &str,
+        entry: &Spanned<RawSubsystem>,
+        nqn: Option<&Nqn>,
+    ) -> Vec<Namespace> {
+        let raw = &entry.get_ref().namespace;
+        let list = format!("{field}.namespace");
+        if raw.is_empty() {
+            let kind = ProblemKind::Missing("a [[subsystem.namespace]] with path, ram or null");
+            self.report(&list, Some(entry.span()), kind);
+        }
+        self.count(&list, raw.len(), limits::NAMESPACES_MAX as usize);
+
+        // Written NSIDs first: the others take the lowest that are left, in order.
+        let mut nsids: HashMap<u32, At> = HashMap::new();
+        let mut written = Vec::new();
+        for (index, entry) in raw.iter().enumerate().take(limits::NAMESPACES_MAX as usize) {
+            let field = format!("{list}[{index}].nsid");
+            written.push(entry.get_ref().nsid.as_ref().map(|nsid| {
+                let at = self.at(&field, Some(nsid.span()));
+                let range = 1..=u64::from(limits::NAMESPACES_MAX);
+                let nsid: u32 = self.number(&field, Some(nsid), 1, range);
+                unique(&mut nsids, nsid, nsid, at, &mut self.problems);
+                nsid
+            }));
+        }
+        let mut free = (1..=limits::NAMESPACES_MAX).filter(|nsid| !nsids.contains_key(nsid));
+        let mut namespaces = Vec::new();
+        for (index, (entry, nsid)) in raw.iter().zip(written).enumerate() {
+            // As many NSIDs as namespaces are looked at: one is always left.
+            let Some(nsid) = nsid.or_else(|| free.next()) else {
+                break;
+            };
+            namespaces.extend(self.namespace(&format!("{list}[{index}]"), entry, nqn, nsid));
+        }
+        namespaces.sort_by_key(|namespace| namespace.nsid);
+        namespaces
+    }
+
+    fn namespace(
+        &mut self,
+        field: &str,
+        entry: &Spanned<RawNamespace>,
+        nqn: Option<&Nqn>,
+        nsid: u32,
+    ) -> Option<Namespace> {
+        let raw = entry.get_ref();
+        let lba = self.lba(&format!("{field}.lba"), raw.lba.as_ref());
+        let backing = self.backing(field, entry, lba.unwrap_or(LbaSize::B512));
+        let direct = match (&raw.direct, &backing) {
+            (None, _) => DirectIo::WherePossible,
+            (Some(direct), Some(backing @ (Backing::Ram { .. } | Backing::Null { .. }))) => {
+                let kind = ProblemKind::NoMeaning {
+                    backing: backing.kind(),
+                };
+                self.report(format!("{field}.direct"), Some(direct.span()), kind);
+                DirectIo::WherePossible
+            }
+            (Some(direct), _) if *direct.get_ref() => DirectIo::Required,
+            (Some(_), _) => DirectIo::Off,
+        };
+        let uuid_field = format!("{field}.uuid");
+        let uuid = match &raw.uuid {
+            Some(text) => self.uuid(&uuid_field, text),
+            None => nqn.map(|nqn| identity::namespace_uuid(nqn, nsid)),
+        };
+        if let Some(uuid) = uuid {
+            let span = raw
+                .uuid
+                .as_ref()
+                .map_or_else(|| entry.span(), Spanned::span);
+            let at = self.at(uuid_field, Some(span));
+            self.unique_uuid(uuid, raw.uuid.is_some(), at);
+        }
+        let nguid = match &raw.nguid {
+            Some(text) => {
+                let nguid_field = format!("{field}.nguid");
+                let nguid = self.nguid(&nguid_field, text);
+                if let Some(nguid) = nguid {
+                    let at = self.at(nguid_field, Some(text.span()));
+                    unique(
+                        &mut self.used.nguids,
+                        nguid,
+                        Uuid::from_bytes(nguid).simple(),
+                        at,
+                        &mut self.problems,
+                    );
+                }
+                nguid
+            }
+            None => uuid.map(Uuid::into_bytes),
+        };
+        Some(Namespace {
+            nsid,
+            backing: backing?,
+            lba,
+            uuid: uuid?,
+            nguid: nguid?,
+            read_only: raw.read_only.unwrap_or(false),
+            direct,
+        })
+    }
+
+    /// Two derived UUIDs are equal only where NQN and NSID are, which has been said already.
+    fn unique_uuid(&mut self, uuid: Uuid, written: bool, at: At) {
+        match self.used.uuids.get(&uuid) {
+            None => {
+                self.used.uuids.insert(uuid, (at, written));
+            }
+            Some((first, first_written)) if written || *first_written => {
+                let first = first.clone();
+                let kind = ProblemKind::Duplicate {
+                    value: uuid.to_string(),
+                    first,
+                };
+                self.problems.push(Problem { at, kind });
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn lba(&mut self, field: &str, lba: Option<&Spanned<Size>>) -> Option<LbaSize> {
+        let lba = lba?;
+        let size = LbaSize::from_bytes(lba.get_ref().0);
+        if size.is_none() {
+            self.not_allowed(field, lba.span(), lba.get_ref().0, "512 or 4096");
+        }
+        size
+    }
+
+    fn backing(
+        &mut self,
+        field: &str,
+        entry: &Spanned<RawNamespace>,
+        lba: LbaSize,
+    ) -> Option<Backing> {
+        let raw = entry.get_ref();
+        match (&raw.path, &raw.ram, &raw.null) {
+            (Some(path), None, None) => self.path(&format!("{field}.path"), path),
+            (None, Some(size), None) => {
+                let size_bytes = self.volume_size(&format!("{field}.ram"), size, lba)?;
+                Some(Backing::Ram { size_bytes })
+            }
+            (None, None, Some(size)) => {
+                let size_bytes = self.volume_size(&format!("{field}.null"), size, lba)?;
+                Some(Backing::Null { size_bytes })
+            }
+            (None, None, None) => {
+                let kind = ProblemKind::OneBacking {
+                    found: "there is none",
+                };
+                self.report(field, Some(entry.span()), kind);
+                None
+            }
+            _ => {
+                let kind = ProblemKind::OneBacking {
+                    found: "there are several",
+                };
+                self.report(field, Some(entry.span()), kind);
+                None
+            }
+        }
+    }
+
+    fn path(&mut self, field: &str, text: &Spanned<String>) -> Option<Backing> {
+        let path = Path::new(text.get_ref());
+        if !path.is_absolute() || text.get_ref().contains('\0') {
+            let allowed = "an absolute path; the daemon has no folder to start from";
+            self.not_allowed(field, text.span(), format!("{:?}", text.get_ref()), allowed);
+            return None;
+        }
+        // `components` evens out doubled slashes and `/./`.
+        let path: PathBuf = path.components().collect();
+        let at = self.at(field, Some(text.span()));
+        unique(
+            &mut self.used.paths,
+            path.clone(),
+            path.display(),
+            at,
+            &mut self.problems,
+        );
+        Some(Backing::Path(path))
+    }
+
+    fn volume_size(&mut self, field: &str, size: &Spanned<Size>, lba: LbaSize) -> Option<u64> {
+        let Size(size_bytes) = *size.get_ref();
+        let lba_bytes = lba.bytes();
+        if size_bytes == 0 {
+            self.not_allowed(field, size.span(), "0", "at least one LBA");
+            return None;
+        }
+        if !size_bytes.is_multiple_of(lba_bytes.into()) {
+            let kind = ProblemKind::PartialLba {
+                size_bytes,
+                lba_bytes,
+            };
+            self.report(field, Some(size.span()), kind);
+            return None;
+        }
+        Some(size_bytes)
+    }
+
+    fn uuid(&mut self, field: &str, text: &Spanned<String>) -> Option<Uuid> {
+        let uuid = Uuid::try_parse(text.get_ref())
+            .ok()
+            .filter(|uuid| !uuid.is_nil());
+        if uuid.is_none() {
+            let allowed = "a UUID that is not all zeroes (`uuidgen` makes one); without this key \
+                           one is derived from the NQN and NSID";
+            self.not_allowed(field, text.span(), format!("{:?}", text.get_ref()), allowed);
+        }
+        uuid
+    }
+
+    fn nguid(&mut self, field: &str, text: &Spanned<String>) -> Option<[u8; 16]> {
+        // 32 hexadecimal digits, dashes as in a UUID allowed: what `nvme id-ns` and by-id print.
+        let nguid = Uuid::try_parse(text.get_ref())
+            .ok()
+            .filter(|nguid| !nguid.is_nil());
+        if nguid.is_none() {
+            let allowed = "32 hexadecimal digits, not all zeroes; without this key it is the UUID";
+            self.not_allowed(field, text.span(), format!("{:?}", text.get_ref()), allowed);
+        }
+        nguid.map(Uuid::into_bytes)
+    }
+}

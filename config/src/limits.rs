@@ -1,0 +1,53 @@
+//! Every bound and default of the configuration, in one place.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// The registered NVMe over RDMA port (IANA, `nvme-rdma`/`nvmf` 4420).
+pub const DEFAULT_PORT: u16 = 4420;
+/// Largest configuration file that is read, in bytes.
+pub const CONFIG_BYTES_MAX: u64 = MIB;
+/// Most `[[listener]]` tables; each is one port of the discovery log.
+pub const LISTENERS_MAX: usize = 64;
+/// Most `[[subsystem]]` tables.
+pub const SUBSYSTEMS_MAX: usize = 1024;
+/// Most namespaces of one subsystem, and the largest NSID: one Active Namespace ID list
+/// (CNS 02h, 4096 bytes of 32-bit NSIDs) holds them all.
+pub const NAMESPACES_MAX: u32 = 1024;
+/// Most entries of one `allowed_hosts`.
+pub const ALLOWED_HOSTS_MAX: usize = 4096;
+
+pub(crate) const REACTORS: RangeInclusive<u64> = 1..=256;
+pub(crate) const CORE: RangeInclusive<u64> = 0..=4095;
+pub(crate) const MEMORY_BUDGET_BYTES: RangeInclusive<u64> = 4 * MIB..=1024 * GIB;
+pub(crate) const HOSTS_MAX: RangeInclusive<u64> = 1..=65_519;
+pub(crate) const SPIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_millis(100);
+
+pub(crate) const IO_QUEUES_MAX: RangeInclusive<u64> = 1..=128;
+pub(crate) const DEPTH_MAX: RangeInclusive<u64> = 16..=1024;
+pub(crate) const IN_CAPSULE_DATA_BYTES: RangeInclusive<u64> = 4 * KIB..=16 * KIB;
+/// In-capsule data comes in whole pages so that it can go to disk from where it was received.
+pub(crate) const IN_CAPSULE_DATA_UNIT_BYTES: u64 = 4 * KIB;
+/// MDTS is a power of two in units of CAP.MPSMIN (4 KiB here), and 0 means "no limit".
+pub(crate) const TRANSFER_BYTES: RangeInclusive<u64> = 8 * KIB..=MIB;
+
+/// Identify Controller SN and MN are 20 and 40 bytes of ASCII (NVMe Base 2.1, Identify Controller
+/// data structure).
+pub(crate) const SERIAL_BYTES_MAX: usize = 20;
+pub(crate) const MODEL_BYTES_MAX: usize = 40;
+/// Leaves at least 12 hexadecimal digits (48 bits) of a derived serial number.
+pub(crate) const SERIAL_PREFIX_BYTES_MAX: usize = 8;
+
+pub(crate) const DEFAULT_MODEL: &str = "Capstan";
+pub(crate) const DEFAULT_SERIAL_PREFIX: &str = "CAP";
+pub(crate) const DEFAULT_MEMORY_BUDGET_BYTES: u64 = 256 * MIB;
+pub(crate) const DEFAULT_HOSTS_MAX: u32 = 1024;
+pub(crate) const DEFAULT_SPIN: Duration = Duration::from_micros(50);
+pub(crate) const DEFAULT_IO_QUEUES_MAX: u16 = 128;
+pub(crate) const DEFAULT_DEPTH_MAX: u16 = 128;
+pub(crate) const DEFAULT_IN_CAPSULE_DATA_BYTES: u32 = 8 << 10;
+pub(crate) const DEFAULT_TRANSFER_BYTES_MAX: u32 = 1 << 20;

@@ -1,0 +1,234 @@
+//! The checked configuration. Values of these types come only from this crate.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::Deserialize;
+use uuid::Uuid;
+
+use crate::{Backing, Nqn};
+
+/// A complete, consistent configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// What concerns the whole daemon.
+    pub target: Target,
+    /// What every queue is bounded by.
+    pub queues: QueueBounds,
+    /// Where the target listens; at least one.
+    pub listeners: Vec<Listener>,
+    /// What it exports; at least one.
+    pub subsystems: Vec<Subsystem>,
+}
+
+/// `[target]`: what concerns the whole daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// How many reactors, and on which cores.
+    pub reactors: Reactors,
+    /// All memory registered for I/O and queues, over all reactors. A Connect that would exceed it
+    /// is refused. Namespaces in RAM are not part of it.
+    pub memory_budget_bytes: u64,
+    /// How long a reactor polls without finding work before it arms its sources and blocks.
+    pub spin: Duration,
+    /// Least severe level that is logged.
+    pub log: LogLevel,
+    /// Most controllers (one per connected host and subsystem) at a time.
+    pub hosts_max: u32,
+}
+
+/// `target.reactors`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reactors {
+    /// One per core that the process may run on.
+    Auto,
+    /// This many, placed by the scheduler.
+    Count(usize),
+    /// One pinned to each of these cores; no core twice.
+    Cores(Vec<usize>),
+}
+
+impl Reactors {
+    /// Number of reactors when the process may run on `cores_available` cores.
+    pub fn count(&self, cores_available: usize) -> usize {
+        match self {
+            Self::Auto => cores_available.max(1),
+            Self::Count(count) => *count,
+            Self::Cores(cores) => cores.len(),
+        }
+    }
+}
+
+/// `target.log`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Only what needs an operator.
+    Error,
+    /// And what may soon.
+    Warn,
+    /// And who connected, was refused, went away.
+    Info,
+    /// And what the controller decided.
+    Debug,
+    /// And every command.
+    Trace,
+}
+
+impl LogLevel {
+    /// The word as written in the file and understood by `tracing`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// `[queues]`: what every controller advertises and enforces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueBounds {
+    /// Most I/O queues of one controller, 1 to 128.
+    pub io_queues_max: u16,
+    /// Most entries of one I/O queue (CAP.MQES + 1), 16 to 1024.
+    pub depth_max: u16,
+    /// In-capsule data of an I/O queue (ICDOFF 0, IOCCSZ × 16 − 64), 4 to 16 KiB in whole pages.
+    pub in_capsule_data_bytes: u32,
+    /// Largest data transfer of one command (MDTS), a power of two from 8 KiB to 1 MiB.
+    pub transfer_bytes_max: u32,
+}
+
+/// Which RDMA provider a listener uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProviderChoice {
+    /// `Verbs` when an RDMA device serves the address, else `Iwarp`.
+    Auto,
+    /// The machine's RDMA devices through librdmacm and libibverbs.
+    Verbs,
+    /// iWARP in user space over a TCP socket.
+    Iwarp,
+}
+
+impl ProviderChoice {
+    /// The word as written in the file and on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Verbs => "verbs",
+            Self::Iwarp => "iwarp",
+        }
+    }
+}
+
+impl fmt::Display for ProviderChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// `[[listener]]`: an address and port to accept hosts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Address and port; the address may be a wildcard, port 0 lets the kernel choose.
+    pub address: SocketAddr,
+    /// Provider to listen with.
+    pub provider: ProviderChoice,
+}
+
+/// `[[subsystem]]`: an NVM subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subsystem {
+    /// SUBNQN, unique in the configuration.
+    pub nqn: Nqn,
+    /// SN: 1 to 20 printable ASCII bytes.
+    pub serial: String,
+    /// MN: 1 to 40 printable ASCII bytes.
+    pub model: String,
+    /// Who may connect.
+    pub access: Access,
+    /// Namespaces by ascending NSID; at least one.
+    pub namespaces: Vec<Namespace>,
+}
+
+/// Who may connect to a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Every host; only when `allow_any_host = true` is written down.
+    AnyHost,
+    /// These host NQNs and no others.
+    Hosts(Vec<Nqn>),
+}
+
+impl Access {
+    /// Whether a host with this NQN may connect. Compared byte by byte, as the NVMe specification
+    /// does ("Unique Identifier": NQNs are case sensitive).
+    pub fn allows(&self, host_nqn: &str) -> bool {
+        match self {
+            Self::AnyHost => true,
+            Self::Hosts(hosts) => hosts.iter().any(|host| host.as_str() == host_nqn),
+        }
+    }
+}
+
+/// `[[subsystem.namespace]]`: one namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// 1 to [`NAMESPACES_MAX`](crate::NAMESPACES_MAX), unique in the subsystem.
+    pub nsid: u32,
+    /// Where its blocks are.
+    pub backing: Backing,
+    /// LBA size; `None` lets the backing decide (a block device's logical block size, else 512).
+    pub lba: Option<LbaSize>,
+    /// Namespace UUID, unique in the configuration.
+    pub uuid: Uuid,
+    /// Namespace Globally Unique Identifier, unique in the configuration.
+    pub nguid: [u8; 16],
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Whether the page cache is bypassed. [`DirectIo::WherePossible`] for RAM and null.
+    pub direct: DirectIo,
+}
+
+/// Supported LBA sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LbaSize {
+    /// 512 bytes (LBADS 9).
+    B512,
+    /// 4096 bytes (LBADS 12).
+    B4096,
+}
+
+impl LbaSize {
+    /// The size with this many bytes.
+    pub fn from_bytes(bytes: u64) -> Option<Self> {
+        match bytes {
+            512 => Some(Self::B512),
+            4096 => Some(Self::B4096),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one LBA.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::B512 => 512,
+            Self::B4096 => 4096,
+        }
+    }
+}
+
+/// `direct`: whether the page cache is bypassed (`O_DIRECT`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectIo {
+    /// Not written down: bypass it where the file system or device can.
+    WherePossible,
+    /// `direct = true`: bypass it or refuse to start.
+    Required,
+    /// `direct = false`: go through it.
+    Off,
+}

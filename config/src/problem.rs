@@ -1,0 +1,253 @@
+//! What can be wrong with a configuration, and how it is said.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::{BackingError, ListenError, NqnError, Size};
+
+/// Why there is no [`Config`](crate::Config).
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is larger than [`CONFIG_BYTES_MAX`](crate::CONFIG_BYTES_MAX).
+    #[error("the configuration {path} is larger than 1 MiB; is it the right file?", path = path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not TOML, an unknown key, or a value of the wrong type.
+    #[error("{message}{}", hint.as_ref().map(|h| format!("did you mean `{h}`?\n")).unwrap_or_default())]
+    Syntax {
+        /// The parser's words, with line, column and the text of the line. Ends in a newline.
+        message: String,
+        /// The nearest key or word that is allowed.
+        hint: Option<String>,
+    },
+    /// TOML of the right shape with values that are wrong or contradict each other.
+    #[error(transparent)]
+    Invalid(#[from] Problems),
+}
+
+/// One or more problems, in the order of the file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Problems(Vec<Problem>);
+
+impl Problems {
+    /// `Err` unless `problems` is empty.
+    pub(crate) fn none_or(problems: Vec<Problem>) -> Result<(), Self> {
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(Self(problems))
+        }
+    }
+
+    /// The problems.
+    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.0.iter()
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.0.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a value stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The field, such as `subsystem[0].namespace[1].lba`, or an option, such as `--listen`.
+    pub field: String,
+    /// Line in the file, from 1; none when it was not written in a file.
+    pub line: Option<usize>,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "line {line}: {}", self.field),
+            None => f.write_str(&self.field),
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {kind}")]
+pub struct Problem {
+    /// Where.
+    pub at: At,
+    /// What.
+    pub kind: ProblemKind,
+}
+
+/// What is wrong, with the value, what is allowed, and the way out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProblemKind {
+    /// Something required is not there.
+    #[error("missing; write {0}")]
+    Missing(&'static str),
+    /// A value outside of what is allowed.
+    #[error("{value} is not allowed; allowed: {allowed}")]
+    NotAllowed {
+        /// What was written.
+        value: String,
+        /// What may be written.
+        allowed: String,
+    },
+    /// Too many of something.
+    #[error("{count} of them; at most {most}")]
+    TooMany {
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// The same value twice where each must be unique.
+    #[error("{value} is already used at {first}")]
+    Duplicate {
+        /// The value.
+        value: String,
+        /// Its first use.
+        first: At,
+    },
+    /// Two listeners on one port where one of them has every address.
+    #[error("{value} and {other} at {first} overlap; remove the one or the other")]
+    Overlap {
+        /// This listener.
+        value: String,
+        /// The other.
+        other: String,
+        /// Where that is.
+        first: At,
+    },
+    /// A malformed NQN.
+    #[error("`{value}` {source}")]
+    Nqn {
+        /// What was written.
+        value: String,
+        /// The rule it breaks.
+        source: NqnError,
+    },
+    /// A malformed address.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A malformed `--export`.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// Nobody could connect.
+    #[error(
+        "no host may connect; list host NQNs in allowed_hosts (a host prints its own with `cat \
+         /etc/nvme/hostnqn`), or write `allow_any_host = true` to let in every host that reaches \
+         the listener"
+    )]
+    NoHosts,
+    /// A list of hosts that would have no effect.
+    #[error("contradicts allowed_hosts, which would have no effect; remove one of them")]
+    AnyHostAndHosts,
+    /// A quick export that strangers could reach.
+    #[error(
+        "{address} can be reached from other machines, and every host could write to the export; \
+         listen on 127.0.0.1 or [::1], add --allow-any-host, or name the hosts in a configuration \
+         file (allowed_hosts)"
+    )]
+    OpenExport {
+        /// The address.
+        address: std::net::SocketAddr,
+    },
+    /// None or several of `path`, `ram`, `null`.
+    #[error("needs exactly one of path, ram and null; {found}")]
+    OneBacking {
+        /// What was found.
+        found: &'static str,
+    },
+    /// A size that is no whole number of LBAs.
+    #[error("{size} is not a multiple of the LBA size, {lba_bytes} bytes", size = Size(*size_bytes))]
+    PartialLba {
+        /// The size.
+        size_bytes: u64,
+        /// The LBA size.
+        lba_bytes: u32,
+    },
+    /// A key that means nothing for this backing.
+    #[error("has no meaning for a {backing} namespace; remove it")]
+    NoMeaning {
+        /// The kind of backing.
+        backing: &'static str,
+    },
+    /// The memory budget cannot serve one host.
+    #[error("{}; raise target.memory_budget, or lower queues.depth_max, queues.transfer_max or target.reactors", .0)]
+    Budget(String),
+    /// No file or device there.
+    #[error("cannot open {path}: {error}", path = path.display())]
+    Open {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What the system said, and the next step where one is known.
+        error: String,
+    },
+    /// Neither a regular file nor a block device.
+    #[error("{path} is a {found}; a namespace needs a regular file or a block device", path = path.display())]
+    FileType {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// A file or device too small for one LBA.
+    #[error("{path} is {size}; a namespace needs at least one LBA (`truncate -s 1G {path}` makes a file of 1 GiB)", path = path.display(), size = Size(*size_bytes))]
+    Empty {
+        /// The path.
+        path: PathBuf,
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// A file in use as a swap, mounted file system and the like.
+    #[error("{path} is mounted at {mount_point}; writes of a host would destroy its file system: unmount it, or export it with `read_only = true`", path = path.display(), mount_point = mount_point.display())]
+    Mounted {
+        /// The device.
+        path: PathBuf,
+        /// Where.
+        mount_point: PathBuf,
+    },
+    /// A core that the process may not run on.
+    #[error("core {core} is not one this process may run on; allowed: {allowed}")]
+    Core {
+        /// The core.
+        core: usize,
+        /// The cores.
+        allowed: String,
+    },
+    /// RAM namespaces larger than the machine's memory.
+    #[error("the namespaces in RAM and the memory budget need {}, the machine has {}", Size(*needed_bytes), Size(*available_bytes))]
+    Memory {
+        /// Sum of all.
+        needed_bytes: u64,
+        /// Memory available.
+        available_bytes: u64,
+    },
+}
+
+/// Something that works but an operator should know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {message}")]
+pub struct Warning {
+    /// Where.
+    pub at: At,
+    /// What, and what to do about it.
+    pub message: String,
+}

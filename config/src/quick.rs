@@ -1,0 +1,157 @@
+//! `serve --export … --listen …`: a whole configuration from a few options.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use crate::{
+    Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, Listener, LogLevel, Namespace,
+    Nqn, Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors, Subsystem, Target,
+    identity, limits,
+};
+
+/// The options of a quick export: one namespace, one subsystem, one listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuickExport {
+    /// `--export PATH|ram:SIZE|null:SIZE`. A path may be relative.
+    pub backing: Backing,
+    /// `--lba 512|4096`.
+    pub lba: Option<LbaSize>,
+    /// `--listen ADDRESS[:PORT]`, see [`parse_listen`](crate::parse_listen).
+    pub listen: SocketAddr,
+    /// `--nqn`; derived from the export when not given.
+    pub nqn: Option<String>,
+    /// `--provider`.
+    pub provider: ProviderChoice,
+    /// `--allow-any-host`; may be left out when `listen` is a loopback address.
+    pub allow_any_host: bool,
+}
+
+impl Config {
+    /// The configuration of a quick export, with every default of the file.
+    ///
+    /// Resolves a path, because the identity is derived from it. `machine_id` keeps two machines
+    /// that export the same path apart: see [`Config::machine_id`].
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with every problem of the options.
+    pub fn quick(export: &QuickExport, machine_id: &str) -> Result<Self, ConfigError> {
+        let mut problems = Vec::new();
+        let mut report = |field: &str, kind: ProblemKind| {
+            problems.push(Problem {
+                at: At {
+                    field: field.to_owned(),
+                    line: None,
+                },
+                kind,
+            });
+        };
+
+        let mut backing = export.backing.clone();
+        if let Backing::Path(path) = &mut backing {
+            match path.canonicalize() {
+                Ok(canonical) => *path = canonical,
+                Err(error) => report(
+                    "--export",
+                    ProblemKind::Open {
+                        path: path.clone(),
+                        error: error.to_string(),
+                    },
+                ),
+            }
+        } else if let Some(size_bytes) = backing.size_bytes() {
+            let lba_bytes = export.lba.unwrap_or(LbaSize::B512).bytes();
+            if !size_bytes.is_multiple_of(lba_bytes.into()) {
+                report(
+                    "--export",
+                    ProblemKind::PartialLba {
+                        size_bytes,
+                        lba_bytes,
+                    },
+                );
+            }
+        }
+        if !export.allow_any_host && !export.listen.ip().is_loopback() {
+            report(
+                "--listen",
+                ProblemKind::OpenExport {
+                    address: export.listen,
+                },
+            );
+        }
+        let nqn = match &export.nqn {
+            None => identity::export_nqn(&backing, export.listen, machine_id),
+            Some(text) => match Nqn::new(text.as_str()) {
+                Ok(nqn) => nqn,
+                Err(source) => {
+                    report(
+                        "--nqn",
+                        ProblemKind::Nqn {
+                            value: text.clone(),
+                            source,
+                        },
+                    );
+                    identity::export_nqn(&backing, export.listen, machine_id)
+                }
+            },
+        };
+        Problems::none_or(problems)?;
+
+        let uuid = identity::namespace_uuid(&nqn, 1);
+        Ok(Self {
+            target: Target::default(),
+            queues: QueueBounds::default(),
+            listeners: vec![Listener {
+                address: export.listen,
+                provider: export.provider,
+            }],
+            subsystems: vec![Subsystem {
+                serial: identity::serial(limits::DEFAULT_SERIAL_PREFIX, &nqn),
+                model: limits::DEFAULT_MODEL.to_owned(),
+                nqn,
+                access: Access::AnyHost,
+                namespaces: vec![Namespace {
+                    nsid: 1,
+                    backing,
+                    lba: export.lba,
+                    uuid,
+                    nguid: uuid.into_bytes(),
+                    read_only: false,
+                    direct: DirectIo::WherePossible,
+                }],
+            }],
+        })
+    }
+
+    /// What tells this machine from others: `/etc/machine-id`, else the host name, else nothing.
+    pub fn machine_id() -> String {
+        ["/etc/machine-id", "/proc/sys/kernel/hostname"]
+            .iter()
+            .filter_map(|path| std::fs::read_to_string(Path::new(path)).ok())
+            .map(|text| text.trim().to_owned())
+            .find(|text| !text.is_empty() && text != "uninitialized")
+            .unwrap_or_default()
+    }
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self {
+            reactors: Reactors::Auto,
+            memory_budget_bytes: limits::DEFAULT_MEMORY_BUDGET_BYTES,
+            spin: limits::DEFAULT_SPIN,
+            log: LogLevel::Info,
+            hosts_max: limits::DEFAULT_HOSTS_MAX,
+        }
+    }
+}
+
+impl Default for QueueBounds {
+    fn default() -> Self {
+        Self {
+            io_queues_max: limits::DEFAULT_IO_QUEUES_MAX,
+            depth_max: limits::DEFAULT_DEPTH_MAX,
+            in_capsule_data_bytes: limits::DEFAULT_IN_CAPSULE_DATA_BYTES,
+            transfer_bytes_max: limits::DEFAULT_TRANSFER_BYTES_MAX,
+        }
+    }
+}

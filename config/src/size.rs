@@ -1,0 +1,175 @@
+//! Sizes in bytes: integers, or text with a binary unit.
+
+use std::fmt;
+use std::str::FromStr;
+
+use bytesize::ByteSize;
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+
+/// A number of bytes, written as `1048576`, `"1048576"`, `"1MiB"` or `"1.5 GiB"`.
+///
+/// Decimal units are refused: a namespace of `1GB` is 24 % smaller than most who write it think at
+/// the TB scale, and seldom a multiple of the LBA size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+/// A text that is no [`Size`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// Decimal or ambiguous unit.
+    #[error("`{text}` has a decimal unit; write `{binary}`, or plain bytes")]
+    Decimal {
+        /// What was written.
+        text: String,
+        /// The same number with the binary unit.
+        binary: String,
+    },
+    /// Not a number with a unit.
+    #[error("`{0}` is not a size; write bytes or a number with KiB, MiB, GiB or TiB")]
+    NotASize(String),
+}
+
+impl FromStr for Size {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let not_a_size = || SizeError::NotASize(text.to_owned());
+        let trimmed = text.trim();
+        let unit_at = trimmed
+            .find(|c: char| c.is_ascii_alphabetic())
+            .unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(unit_at);
+        match unit.to_ascii_lowercase().as_str() {
+            "" | "b" => number.trim().parse().map(Size).map_err(|_| not_a_size()),
+            "kib" | "mib" | "gib" | "tib" | "pib" => {
+                let size: ByteSize = trimmed.parse().map_err(|_| not_a_size())?;
+                // The parser saturates; nothing that large exists.
+                if size.as_u64() == u64::MAX {
+                    Err(not_a_size())
+                } else {
+                    Ok(Self(size.as_u64()))
+                }
+            }
+            "k" | "m" | "g" | "t" | "p" | "kb" | "mb" | "gb" | "tb" | "pb" => {
+                let prefix = unit[..1].to_ascii_uppercase();
+                Err(SizeError::Decimal {
+                    text: text.to_owned(),
+                    binary: format!("{}{prefix}iB", number.trim()),
+                })
+            }
+            _ => Err(not_a_size()),
+        }
+    }
+}
+
+impl fmt::Display for Size {
+    /// Exact where a binary unit divides it (`8 MiB`), else with one decimal (`1.3 MiB`).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
+            let unit_bytes = 1_u64 << shift;
+            if self.0 >= unit_bytes && self.0.is_multiple_of(unit_bytes) {
+                return write!(f, "{} {unit}", self.0 / unit_bytes);
+            }
+        }
+        if self.0 < 1024 {
+            return write!(f, "{} bytes", self.0);
+        }
+        write!(f, "{}", ByteSize::b(self.0).display().iec())
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct SizeVisitor;
+        impl Visitor<'_> for SizeVisitor {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"256MiB\" or a number of bytes")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Size, E> {
+                Ok(Size(bytes))
+            }
+
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
+                u64::try_from(bytes)
+                    .map(Size)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
+            }
+        }
+        deserializer.deserialize_any(SizeVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn binary_units_and_plain_bytes_are_sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4096B", 4096),
+            ("1KiB", 1 << 10),
+            ("256MiB", 256 << 20),
+            ("1.5 GiB", 3 << 29),
+            ("2tib", 2 << 40),
+        ] {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn decimal_units_are_refused_with_the_binary_one() {
+        let error = "10GB".parse::<Size>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`10GB` has a decimal unit; write `10GiB`, or plain bytes"
+        );
+        assert!(
+            "1G".parse::<Size>()
+                .unwrap_err()
+                .to_string()
+                .contains("`1GiB`")
+        );
+    }
+
+    #[test]
+    fn nonsense_is_not_a_size() {
+        for text in [
+            "",
+            "MiB",
+            "-1",
+            "-1MiB",
+            "1e9",
+            "1..5GiB",
+            "99999999999999999999TiB",
+            "é",
+        ] {
+            assert_eq!(
+                text.parse::<Size>(),
+                Err(SizeError::NotASize(text.to_owned())),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_size_reads_back_as_written_where_a_unit_divides_it() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (512, "512 bytes"),
+            (8 << 20, "8 MiB"),
+            (3 << 29, "1536 MiB"),
+        ] {
+            assert_eq!(Size(bytes).to_string(), text);
+        }
+        assert_eq!(Size(1_363_149).to_string(), "1.3 MiB");
+    }
+}

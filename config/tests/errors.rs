@@ -1,0 +1,360 @@
+//! What an operator reads when a configuration is wrong, word for word.
+
+use capstan_config::{Config, ConfigError, ProblemKind};
+
+/// A valid listener and subsystem to put a mistake into.
+const LISTENER: &str = "[[listener]]\naddress = \"127.0.0.1\"\n";
+const SUBSYSTEM: &str =
+    "[[subsystem]]\nnqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = true\n";
+const NAMESPACE: &str = "[[subsystem.namespace]]\nram = \"1MiB\"\n";
+
+fn error(text: &str) -> String {
+    match Config::from_toml(text) {
+        Ok(config) => panic!("accepted: {config:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The problem of a valid file with `head` before it.
+fn error_with(head: &str) -> String {
+    error(&format!("{head}\n{LISTENER}{SUBSYSTEM}{NAMESPACE}"))
+}
+
+fn listener_error(keys: &str) -> String {
+    error(&format!("[[listener]]\n{keys}\n{SUBSYSTEM}{NAMESPACE}"))
+}
+
+fn subsystem_error(keys: &str) -> String {
+    error(&format!("{LISTENER}[[subsystem]]\n{keys}\n{NAMESPACE}"))
+}
+
+fn namespace_error(keys: &str) -> String {
+    error(&format!(
+        "{LISTENER}{SUBSYSTEM}[[subsystem.namespace]]\n{keys}\n"
+    ))
+}
+
+#[test]
+fn the_file_the_mistakes_are_put_into_is_valid() {
+    Config::from_toml(&format!("{LISTENER}{SUBSYSTEM}{NAMESPACE}")).unwrap();
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest() {
+    assert_eq!(
+        error_with("[target]\nreactor = 1\n"),
+        "TOML parse error at line 2, column 1\n  |\n2 | reactor = 1\n  | ^^^^^^^\n\
+         unknown field `reactor`, expected one of `reactors`, `memory_budget`, `spin`, `log`, \
+         `hosts_max`, `serial_prefix`, `model`\ndid you mean `reactors`?\n"
+    );
+    assert!(
+        namespace_error("ram = \"1MiB\"\nreadonly = true").contains("did you mean `read_only`?")
+    );
+    assert!(listener_error("adress = \"::1\"").contains("did you mean `address`?"));
+    assert!(error_with("[qeues]\n").contains("did you mean `queues`?"));
+    assert!(!error_with("[storage]\n").contains("did you mean"));
+}
+
+#[test]
+fn an_unknown_word_names_the_nearest() {
+    let text = listener_error("address = \"127.0.0.1\"\nprovider = \"verb\"");
+    assert!(text.contains("line 3, column 12"), "{text}");
+    assert!(
+        text.ends_with(
+            "unknown variant `verb`, expected one of `auto`, `verbs`, `iwarp`\n\
+             did you mean `verbs`?\n"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_value_of_the_wrong_type_says_what_it_should_be() {
+    assert!(error_with("[target]\nreactors = \"many\"").ends_with(
+        "invalid value: string \"many\", expected \"auto\", a number of reactors, or a list of \
+             cores such as [0, 2]\n"
+    ));
+    assert!(
+        error_with("[target]\nmemory_budget = \"1GB\"")
+            .ends_with("`1GB` has a decimal unit; write `1GiB`, or plain bytes\n")
+    );
+    assert!(error_with("[queues]\ndepth_max = -1").contains("invalid value: integer `-1`"));
+    assert!(error("x = ").contains("line 1"));
+}
+
+#[test]
+fn numbers_out_of_bounds_name_the_bounds() {
+    for (head, words) in [
+        (
+            "[queues]\nio_queues_max = 129",
+            "line 2: queues.io_queues_max: 129 is not allowed; allowed: 1 to 128",
+        ),
+        (
+            "[queues]\ndepth_max = 2048",
+            "line 2: queues.depth_max: 2048 is not allowed; allowed: 16 to 1024",
+        ),
+        (
+            "[queues]\nin_capsule_data = \"6KiB\"",
+            "line 2: queues.in_capsule_data: 6 KiB is not allowed; allowed: 4 KiB to 16 KiB, in steps of 4 KiB",
+        ),
+        (
+            "[queues]\ntransfer_max = \"2MiB\"",
+            "line 2: queues.transfer_max: 2 MiB is not allowed; allowed: 8 KiB to 1 MiB, a power of two",
+        ),
+        (
+            "[target]\nhosts_max = 0",
+            "line 2: target.hosts_max: 0 is not allowed; allowed: 1 to 65519",
+        ),
+        (
+            "[target]\nreactors = 0",
+            "line 2: target.reactors: 0 is not allowed; allowed: 1 to 256",
+        ),
+        (
+            "[target]\nreactors = [0, 0]",
+            "line 2: target.reactors: core 0 is not allowed; allowed: each core once, 0 to 4095",
+        ),
+        (
+            "[target]\nreactors = []",
+            "line 2: target.reactors: [] is not allowed; allowed: \"auto\", or 1 to 256 cores",
+        ),
+        (
+            "[target]\nspin = \"50\"",
+            "line 2: target.spin: \"50\" is not allowed; allowed: 0s to 100ms with a unit, such as \"50us\"",
+        ),
+        (
+            "[target]\nmodel = \"\"",
+            "line 2: target.model: \"\" is not allowed; allowed: 1 to 40 printable ASCII characters, \
+             no space at either end",
+        ),
+        (
+            "[target]\nserial_prefix = \"FAR-TOO-LONG\"",
+            "line 2: target.serial_prefix: \"FAR-TOO-LONG\" is not allowed; allowed: 1 to 8 printable \
+             ASCII characters, no space at either end",
+        ),
+    ] {
+        assert_eq!(error_with(head), words);
+    }
+}
+
+#[test]
+fn a_budget_too_small_shows_the_arithmetic() {
+    assert_eq!(
+        error_with("[target]\nmemory_budget = \"4MiB\"\nreactors = 2"),
+        "line 2: target.memory_budget: 4 MiB is too small: 5.3 MiB needed for one host (2 \
+         reactor(s) × 2 transfers × 1 MiB + Admin Queue 258.5 KiB + I/O queue 1034 KiB); raise \
+         target.memory_budget, or lower queues.depth_max, queues.transfer_max or target.reactors"
+    );
+}
+
+#[test]
+fn an_empty_file_says_what_is_needed() {
+    assert_eq!(
+        error(""),
+        "listener: missing; write a [[listener]] with `address = \"127.0.0.1\"`\n\
+         subsystem: missing; write a [[subsystem]] with an nqn and a [[subsystem.namespace]]"
+    );
+}
+
+#[test]
+fn listeners_that_cannot_be() {
+    for (keys, words) in [
+        (
+            "port = 1",
+            "line 1: listener[0].address: missing; write `address = \"…\"`, an IPv4 or IPv6 address, 0.0.0.0 or ::",
+        ),
+        (
+            "address = \"storage.example.com\"",
+            "line 2: listener[0].address: `storage.example.com` is not an address; write an IPv4 or \
+             IPv6 address of this machine, 0.0.0.0 or :: for all of them (names are not resolved)",
+        ),
+        (
+            "address = \"10.0.0.1:4420\"",
+            "line 2: listener[0].address: \"10.0.0.1:4420\" is not allowed; allowed: an address \
+             alone; the port goes to `port = …`",
+        ),
+        (
+            "address = \"::1\"\nport = 65536",
+            "line 3: listener[0].port: 65536 is not allowed; allowed: 0 to 65535",
+        ),
+        (
+            "address = \"::1\"\n[[listener]]\naddress = \"0:0::1\"",
+            "line 3: listener[1]: [::1]:4420 is already used at line 1: listener[0]",
+        ),
+        (
+            "address = \"0.0.0.0\"\n[[listener]]\naddress = \"10.0.0.1\"",
+            "line 3: listener[1]: 10.0.0.1:4420 and 0.0.0.0:4420 at line 1: listener[0] overlap; remove the one or the other",
+        ),
+        (
+            "address = \"10.0.0.1\"\n[[listener]]\naddress = \"0.0.0.0\"",
+            "line 3: listener[1]: 0.0.0.0:4420 and 10.0.0.1:4420 at line 1: listener[0] overlap; remove the one or the other",
+        ),
+    ] {
+        assert_eq!(listener_error(keys), words);
+    }
+}
+
+#[test]
+fn subsystems_that_cannot_be() {
+    for (keys, words) in [
+        (
+            "nqn = \"disk\"\nallow_any_host = true",
+            "line 4: subsystem[0].nqn: `disk` does not start with `nqn.`; the form is \
+             `nqn.yyyy-mm.reverse.domain:name`",
+        ),
+        (
+            "nqn = \"nqn.2014-08.org.nvmexpress.discovery\"\nallow_any_host = true",
+            "line 4: subsystem[0].nqn: nqn.2014-08.org.nvmexpress.discovery is not allowed; allowed: \
+             any NQN but the discovery subsystem's",
+        ),
+        (
+            "allow_any_host = true",
+            "line 3: subsystem[0].nqn: missing; write `nqn = \"nqn.yyyy-mm.reverse.domain:name\"`",
+        ),
+        (
+            "nqn = \"nqn.2026-11.com.example:a\"",
+            "line 3: subsystem[0].allowed_hosts: no host may connect; list host NQNs in \
+             allowed_hosts (a host prints its own with `cat /etc/nvme/hostnqn`), or write \
+             `allow_any_host = true` to let in every host that reaches the listener",
+        ),
+        (
+            "nqn = \"nqn.2026-11.com.example:a\"\nallowed_hosts = [\"*\"]",
+            "line 5: subsystem[0].allowed_hosts: `*` does not start with `nqn.`; the form is \
+             `nqn.yyyy-mm.reverse.domain:name`",
+        ),
+        (
+            "nqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = true\n\
+             allowed_hosts = [\"nqn.2026-11.com.example:h\"]",
+            "line 5: subsystem[0].allow_any_host: contradicts allowed_hosts, which would have no \
+             effect; remove one of them",
+        ),
+        (
+            "nqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = true\n\
+             serial = \"123456789012345678901\"",
+            "line 6: subsystem[0].serial: \"123456789012345678901\" is not allowed; allowed: 1 to 20 \
+             printable ASCII characters, no space at either end",
+        ),
+    ] {
+        assert_eq!(subsystem_error(keys), words);
+    }
+    // allow_any_host must be true, not only there.
+    assert!(
+        subsystem_error("nqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = false")
+            .contains("no host may connect")
+    );
+}
+
+#[test]
+fn namespaces_that_cannot_be() {
+    for (keys, words) in [
+        (
+            "nsid = 1",
+            "line 6: subsystem[0].namespace[0]: needs exactly one of path, ram and null; there is none",
+        ),
+        (
+            "ram = \"1MiB\"\nnull = \"1MiB\"",
+            "line 6: subsystem[0].namespace[0]: needs exactly one of path, ram and null; there are \
+             several",
+        ),
+        (
+            "ram = \"1MiB\"\nlba = 1024",
+            "line 8: subsystem[0].namespace[0].lba: 1024 is not allowed; allowed: 512 or 4096",
+        ),
+        (
+            "ram = 1536\nlba = 4096",
+            "line 7: subsystem[0].namespace[0].ram: 1.5 KiB is not a multiple of the LBA size, 4096 \
+             bytes",
+        ),
+        (
+            "null = 0",
+            "line 7: subsystem[0].namespace[0].null: 0 is not allowed; allowed: at least one LBA",
+        ),
+        (
+            "path = \"disk.img\"",
+            "line 7: subsystem[0].namespace[0].path: \"disk.img\" is not allowed; allowed: an \
+             absolute path; the daemon has no folder to start from",
+        ),
+        (
+            "ram = \"1MiB\"\nnsid = 1025",
+            "line 8: subsystem[0].namespace[0].nsid: 1025 is not allowed; allowed: 1 to 1024",
+        ),
+        (
+            "ram = \"1MiB\"\ndirect = true",
+            "line 8: subsystem[0].namespace[0].direct: has no meaning for a ram namespace; remove it",
+        ),
+        (
+            "ram = \"1MiB\"\nuuid = \"1\"",
+            "line 8: subsystem[0].namespace[0].uuid: \"1\" is not allowed; allowed: a UUID that is not \
+             all zeroes (`uuidgen` makes one); without this key one is derived from the NQN and NSID",
+        ),
+        (
+            "ram = \"1MiB\"\nnguid = \"00000000000000000000000000000000\"",
+            "line 8: subsystem[0].namespace[0].nguid: \"00000000000000000000000000000000\" is not \
+             allowed; allowed: 32 hexadecimal digits, not all zeroes; without this key it is the UUID",
+        ),
+    ] {
+        assert_eq!(namespace_error(keys), words);
+    }
+}
+
+#[test]
+fn what_must_be_unique_names_the_first_use() {
+    let uuid = "uuid = \"2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55\"";
+    for (first, second, words) in [
+        (
+            "ram = 4096\nnsid = 3",
+            "ram = 4096\nnsid = 3",
+            "line 11: subsystem[0].namespace[1].nsid: 3 is already used at line 8: \
+             subsystem[0].namespace[0].nsid",
+        ),
+        (
+            &*format!("ram = 4096\n{uuid}"),
+            &*format!("null = 4096\n{uuid}"),
+            "line 11: subsystem[0].namespace[1].uuid: 2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55 is \
+             already used at line 8: subsystem[0].namespace[0].uuid",
+        ),
+        (
+            "path = \"/dev/vda\"\nnsid = 3",
+            "path = \"//dev/./vda\"",
+            "line 10: subsystem[0].namespace[1].path: /dev/vda is already used at line 7: \
+             subsystem[0].namespace[0].path",
+        ),
+    ] {
+        let keys = format!("{first}\n[[subsystem.namespace]]\n{second}");
+        assert_eq!(namespace_error(&keys), words);
+    }
+    // A written UUID against a derived one, in either order.
+    let derived = Config::from_toml(&format!("{LISTENER}{SUBSYSTEM}{NAMESPACE}nsid = 2"));
+    let derived = derived.unwrap().subsystems[0].namespaces[0].uuid;
+    let written = format!("ram = 4096\nnsid = 1\nuuid = \"{derived}\"");
+    for keys in [
+        format!("{written}\n[[subsystem.namespace]]\nram = 4096\nnsid = 2"),
+        format!("ram = 4096\nnsid = 2\n[[subsystem.namespace]]\n{written}"),
+    ] {
+        let text = namespace_error(&keys);
+        assert!(
+            text.contains(&format!("uuid: {derived} is already used at")),
+            "{text}"
+        );
+    }
+    let twice = format!("{LISTENER}{SUBSYSTEM}{NAMESPACE}{SUBSYSTEM}{NAMESPACE}");
+    assert_eq!(
+        error(&twice),
+        "line 9: subsystem[1].nqn: nqn.2026-11.com.example:a is already used at line 4: \
+         subsystem[0].nqn"
+    );
+}
+
+#[test]
+fn every_problem_is_reported_in_one_go() {
+    let text =
+        "[target]\nspin = \"1h\"\n[[listener]]\naddress = \"x\"\n[[subsystem]]\nnqn = \"x\"\n";
+    let Err(ConfigError::Invalid(problems)) = Config::from_toml(text) else {
+        panic!("not a list of problems")
+    };
+    let lines: Vec<_> = problems.iter().map(|problem| problem.at.line).collect();
+    assert_eq!(lines, [Some(2), Some(4), Some(5), Some(6), Some(5)]);
+    assert!(matches!(
+        problems.iter().nth(2).unwrap().kind,
+        ProblemKind::NoHosts
+    ));
+}

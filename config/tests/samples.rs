@@ -1,0 +1,135 @@
+//! Every sample configuration is valid, and says what its comments say.
+
+use std::path::Path;
+use std::time::Duration;
+
+use capstan_config::{Access, Backing, Config, DirectIo, LbaSize, ProviderChoice, Reactors};
+
+fn sample(name: &str) -> Config {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("samples")
+        .join(name);
+    Config::from_file(&path).unwrap_or_else(|error| panic!("{name}:\n{error}"))
+}
+
+#[test]
+fn every_sample_is_valid_and_each_is_named_in_a_test() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples");
+    let mut names: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    for name in &names {
+        sample(name);
+    }
+    assert_eq!(
+        names,
+        [
+            "block-device.toml",
+            "image-file.toml",
+            "ram-benchmark.toml",
+            "several-hosts.toml",
+            "wildcard-ipv6.toml"
+        ]
+    );
+}
+
+#[test]
+fn block_device() {
+    let config = sample("block-device.toml");
+    assert_eq!(config.target.reactors, Reactors::Count(1));
+    assert_eq!(config.target.memory_budget_bytes, 128 << 20);
+    let subsystem = &config.subsystems[0];
+    assert!(
+        subsystem
+            .access
+            .allows("nqn.2014-08.org.nvmexpress:uuid:0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1")
+    );
+    assert!(!subsystem.access.allows("nqn.2026-11.com.example:stranger"));
+    assert_eq!(subsystem.namespaces[0].lba, None);
+    assert_eq!(subsystem.namespaces[0].direct, DirectIo::WherePossible);
+}
+
+#[test]
+fn image_file() {
+    let config = sample("image-file.toml");
+    let subsystem = &config.subsystems[0];
+    assert_eq!(
+        (subsystem.serial.as_str(), subsystem.model.as_str()),
+        ("IMG-0001", "Capstan image")
+    );
+    assert_eq!(subsystem.access, Access::AnyHost);
+    assert_eq!(config.listeners[0].provider, ProviderChoice::Iwarp);
+    let [writable, golden] = subsystem.namespaces.as_slice() else {
+        panic!("two namespaces")
+    };
+    assert_eq!(
+        (writable.lba, writable.direct),
+        (Some(LbaSize::B4096), DirectIo::Required)
+    );
+    assert!(golden.read_only && !writable.read_only);
+    assert_eq!(golden.uuid.as_bytes(), &golden.nguid);
+}
+
+#[test]
+fn ram_benchmark() {
+    let config = sample("ram-benchmark.toml");
+    assert_eq!(config.target.reactors, Reactors::Cores(vec![0, 1]));
+    assert_eq!(config.target.spin, Duration::from_micros(200));
+    assert_eq!(config.queues.depth_max, 256);
+    let backings: Vec<_> = config.subsystems[0]
+        .namespaces
+        .iter()
+        .map(|n| &n.backing)
+        .collect();
+    assert_eq!(
+        backings,
+        [
+            &Backing::Ram {
+                size_bytes: 1 << 30
+            },
+            &Backing::Null {
+                size_bytes: 1 << 40
+            }
+        ]
+    );
+}
+
+#[test]
+fn several_hosts() {
+    let config = sample("several-hosts.toml");
+    let [databases, cache] = config.subsystems.as_slice() else {
+        panic!("two subsystems")
+    };
+    assert!(cache.access.allows("nqn.2026-11.com.example:host:builder"));
+    assert!(
+        !databases
+            .access
+            .allows("nqn.2026-11.com.example:host:builder")
+    );
+    assert!(databases.serial.starts_with("RACK7-") && databases.serial != cache.serial);
+    assert_eq!(databases.model, "Rack 7 storage");
+    let mut uuids: Vec<_> = config
+        .subsystems
+        .iter()
+        .flat_map(|s| &s.namespaces)
+        .map(|n| n.uuid)
+        .collect();
+    uuids.sort();
+    uuids.dedup();
+    assert_eq!(uuids.len(), 3, "derived UUIDs differ");
+}
+
+#[test]
+fn wildcard_ipv6() {
+    let addresses: Vec<_> = sample("wildcard-ipv6.toml")
+        .listeners
+        .iter()
+        .map(|l| l.address.to_string())
+        .collect();
+    assert_eq!(
+        addresses,
+        ["0.0.0.0:4420", "[::]:4420", "[fd00:0:0:7::10]:4421"]
+    );
+}
