@@ -2,7 +2,7 @@
 //!
 //! [`Config::from_toml`] parses and checks everything that can be checked without looking at the
 //! machine; [`Config::quick`] builds the same value from `serve --export … --listen …`;
-//! the machine is looked at elsewhere.
+//! [`Config::check_machine`] looks at the files, devices, cores and memory that it names.
 //! A [`Config`] that exists is consistent: every NSID, UUID and default is filled in, and whoever
 //! holds one never checks again.
 //!
@@ -23,6 +23,7 @@ mod check;
 mod identity;
 mod limits;
 mod listen;
+mod machine;
 mod model;
 mod nqn;
 mod problem;
@@ -40,7 +41,7 @@ pub use limits::{
 pub use listen::{ListenError, parse_listen};
 pub use model::{
     Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, ProviderChoice, QueueBounds,
-    Reactors, Subsystem, Target,
+    Reactors, Subsystem, Target, WordError,
 };
 pub use nqn::{DISCOVERY_NQN, NQN_BYTES_MAX, Nqn, NqnError};
 pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -125,6 +126,20 @@ impl ProviderChoice {
     }
 }
 
+impl FromStr for ProviderChoice {
+    type Err = WordError;
+
+    fn from_str(text: &str) -> Result<Self, WordError> {
+        let all = [Self::Auto, Self::Verbs, Self::Iwarp];
+        all.into_iter()
+            .find(|choice| choice.as_str() == text)
+            .ok_or_else(|| WordError {
+                text: text.to_owned(),
+                allowed: "auto, verbs or iwarp",
+            })
+    }
+}
+
 impl fmt::Display for ProviderChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -222,6 +237,28 @@ impl LbaSize {
     }
 }
 
+impl FromStr for LbaSize {
+    type Err = WordError;
+
+    fn from_str(text: &str) -> Result<Self, WordError> {
+        text.parse()
+            .ok()
+            .and_then(Self::from_bytes)
+            .ok_or_else(|| WordError {
+                text: text.to_owned(),
+                allowed: "512 or 4096",
+            })
+    }
+}
+
+/// An option value that is none of the few that are allowed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not {allowed}")]
+pub struct WordError {
+    text: String,
+    allowed: &'static str,
+}
+
 /// `direct`: whether the page cache is bypassed (`O_DIRECT`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectIo {
@@ -231,4 +268,27 @@ pub enum DirectIo {
     Required,
     /// `direct = false`: go through it.
     Off,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_values_parse_or_name_what_is_allowed() {
+        for choice in [
+            ProviderChoice::Auto,
+            ProviderChoice::Verbs,
+            ProviderChoice::Iwarp,
+        ] {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+        assert_eq!("4096".parse(), Ok(LbaSize::B4096));
+        let error = "tcp".parse::<ProviderChoice>().unwrap_err();
+        assert_eq!(error.to_string(), "`tcp` is not auto, verbs or iwarp");
+        assert_eq!(
+            "520".parse::<LbaSize>().unwrap_err().to_string(),
+            "`520` is not 512 or 4096"
+        );
+    }
 }

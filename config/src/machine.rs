@@ -1,0 +1,280 @@
+//! Checks that look at the machine: files, devices, cores, memory, addresses.
+//!
+//! Nothing is changed and nothing stays open. What passes here can still fail later (a device may
+//! vanish); the point is to say early and well what would fail anyway.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::UdpSocket;
+use std::path::Path;
+
+use crate::{
+    Access, At, Backing, Config, MemoryPlan, Problem, ProblemKind, Problems, Reactors, Warning,
+};
+
+mod volume;
+
+impl Config {
+    /// Compares the configuration with this machine, as the user that asks.
+    ///
+    /// # Errors
+    /// Everything that would keep the target from serving what is configured. The warnings are
+    /// things that work, but an operator should know of.
+    pub fn check_machine(&self) -> Result<Vec<Warning>, Problems> {
+        let mut findings = Findings::default();
+        let cores = allowed_cores();
+        self.check_cores(&cores, &mut findings);
+        if let Err(problems) = self.memory_plan(self.target.reactors.count(cores.len())) {
+            findings.problems.extend(problems);
+        }
+        self.check_memory(
+            &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
+            &mut findings,
+        );
+        self.check_listeners(&mut findings);
+        let mut first_use = HashMap::new();
+        for (s, subsystem) in self.subsystems.iter().enumerate() {
+            for namespace in &subsystem.namespaces {
+                if let Backing::Path(path) = &namespace.backing {
+                    // By NSID: sorting has lost the index in the file.
+                    let field = format!("subsystem[{s}] nsid {} path", namespace.nsid);
+                    volume::check(&field, path, namespace, &mut first_use, &mut findings);
+                }
+            }
+        }
+        Problems::none_or(findings.problems)?;
+        Ok(findings.warnings)
+    }
+
+    /// How the memory budget is divided among `reactors` reactors.
+    ///
+    /// # Errors
+    /// [`ProblemKind::Budget`] when not even one host could be served.
+    pub fn memory_plan(&self, reactors: usize) -> Result<MemoryPlan, Problems> {
+        MemoryPlan::new(self.target.memory_budget_bytes, reactors, &self.queues).map_err(
+            |arithmetic| problem("target.memory_budget", ProblemKind::Budget(arithmetic)).into(),
+        )
+    }
+
+    fn check_cores(&self, allowed: &[usize], findings: &mut Findings) {
+        let Reactors::Cores(cores) = &self.target.reactors else {
+            return;
+        };
+        for core in cores.iter().filter(|core| !allowed.contains(core)) {
+            let kind = ProblemKind::Core {
+                core: *core,
+                allowed: format!("{allowed:?}"),
+            };
+            findings.problem("target.reactors", kind);
+        }
+    }
+
+    fn check_memory(&self, meminfo: &str, findings: &mut Findings) {
+        let ram_bytes: u64 = self
+            .subsystems
+            .iter()
+            .flat_map(|subsystem| &subsystem.namespaces)
+            .filter(|namespace| matches!(namespace.backing, Backing::Ram { .. }))
+            .filter_map(|namespace| namespace.backing.size_bytes())
+            .fold(0, u64::saturating_add);
+        let needed_bytes = ram_bytes.saturating_add(self.target.memory_budget_bytes);
+        let Some(total_bytes) = meminfo_bytes(meminfo, "MemTotal:") else {
+            return;
+        };
+        let available_bytes = meminfo_bytes(meminfo, "MemAvailable:").unwrap_or(total_bytes);
+        if needed_bytes > total_bytes {
+            let kind = ProblemKind::Memory {
+                needed_bytes,
+                available_bytes: total_bytes,
+            };
+            findings.problem("target.memory_budget", kind);
+        } else if needed_bytes > available_bytes {
+            findings.warning(
+                "target.memory_budget",
+                format!(
+                    "with the namespaces in RAM it is {}, and only {} of memory is free now",
+                    crate::Size(needed_bytes),
+                    crate::Size(available_bytes)
+                ),
+            );
+        }
+    }
+
+    fn check_listeners(&self, findings: &mut Findings) {
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let address = listener.address;
+            if let Err(error) = UdpSocket::bind((address.ip(), 0)) {
+                let message = format!(
+                    "{} is not an address of this machine now ({error}); `ip address` lists them",
+                    address.ip()
+                );
+                findings.warning(format!("listener[{index}].address"), message);
+            }
+        }
+        let open = self
+            .listeners
+            .iter()
+            .find(|listener| !listener.address.ip().is_loopback());
+        let Some(open) = open else { return };
+        for (index, subsystem) in self.subsystems.iter().enumerate() {
+            if subsystem.access == Access::AnyHost {
+                let message = format!(
+                    "every host that reaches {} may read and write {}",
+                    open.address, subsystem.nqn
+                );
+                findings.warning(format!("subsystem[{index}].allow_any_host"), message);
+            }
+        }
+    }
+}
+
+/// What has been found so far.
+#[derive(Default)]
+struct Findings {
+    problems: Vec<Problem>,
+    warnings: Vec<Warning>,
+}
+
+impl Findings {
+    fn problem(&mut self, field: impl Into<String>, kind: ProblemKind) {
+        self.problems.push(problem(field, kind));
+    }
+
+    fn warning(&mut self, field: impl Into<String>, message: String) {
+        let at = At {
+            field: field.into(),
+            line: None,
+        };
+        self.warnings.push(Warning { at, message });
+    }
+}
+
+fn problem(field: impl Into<String>, kind: ProblemKind) -> Problem {
+    Problem {
+        at: At {
+            field: field.into(),
+            line: None,
+        },
+        kind,
+    }
+}
+
+/// Cores that this process may run on, ascending.
+fn allowed_cores() -> Vec<usize> {
+    let status = fs::read_to_string(Path::new("/proc/self/status")).unwrap_or_default();
+    let list = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let cores = list
+        .map(|list| parse_core_list(list.trim()))
+        .unwrap_or_default();
+    if cores.is_empty() {
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        return (0..count).collect();
+    }
+    cores
+}
+
+/// The kernel's list format, such as `0-3,8`.
+fn parse_core_list(list: &str) -> Vec<usize> {
+    list.split(',')
+        .filter_map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some(first.parse().ok()?..=last.parse::<usize>().ok()?)
+        })
+        .flatten()
+        .take(4096)
+        .collect()
+}
+
+/// A line of `/proc/meminfo`, which counts in KiB and calls them kB.
+fn meminfo_bytes(meminfo: &str, key: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(target: &str, namespace: &str) -> Config {
+        Config::from_toml(&format!(
+            "[target]\n{target}\n[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
+             nqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\n{namespace}\n"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn core_lists_parse() {
+        assert_eq!(parse_core_list("0-3,8"), [0, 1, 2, 3, 8]);
+        assert_eq!(parse_core_list("5"), [5]);
+        assert_eq!(parse_core_list("3-1,x"), []);
+        assert!(!allowed_cores().is_empty());
+    }
+
+    #[test]
+    fn a_core_that_is_not_there_is_a_problem() {
+        let mut findings = Findings::default();
+        config("reactors = [0, 9]", "ram = 4096").check_cores(&[0, 1], &mut findings);
+        let [problem] = findings.problems.as_slice() else {
+            panic!("one problem")
+        };
+        assert_eq!(
+            problem.to_string(),
+            "target.reactors: core 9 is not one this process may run on; allowed: [0, 1]"
+        );
+    }
+
+    #[test]
+    fn more_ram_than_the_machine_has_is_a_problem_and_more_than_is_free_a_warning() {
+        let meminfo = "MemTotal:        2097152 kB\nMemAvailable:    1048576 kB\n";
+        let check = |ram: &str| {
+            let mut findings = Findings::default();
+            config("", &format!("ram = \"{ram}\"")).check_memory(meminfo, &mut findings);
+            findings
+        };
+        assert_eq!(
+            check("2GiB").problems[0].to_string(),
+            "target.memory_budget: the namespaces in RAM and the memory budget need 2304 MiB, the \
+             machine has 2 GiB"
+        );
+        let findings = check("1GiB");
+        assert!(findings.problems.is_empty());
+        assert_eq!(
+            findings.warnings[0].to_string(),
+            "target.memory_budget: with the namespaces in RAM it is 1280 MiB, and only 1 GiB of \
+             memory is free now"
+        );
+        let findings = check("512MiB");
+        assert!(findings.problems.is_empty() && findings.warnings.is_empty());
+    }
+
+    #[test]
+    fn an_open_listener_and_a_foreign_address_are_warnings() {
+        let mut config = config("", "ram = 4096");
+        config.listeners[0].address = "192.0.2.77:4420".parse().unwrap();
+        let warnings: Vec<_> = config
+            .check_machine()
+            .unwrap()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let [foreign, open] = warnings.as_slice() else {
+            panic!("{warnings:?}")
+        };
+        assert!(
+            foreign.starts_with(
+                "listener[0].address: 192.0.2.77 is not an address of this machine now ("
+            ),
+            "{foreign}"
+        );
+        assert_eq!(
+            open,
+            "subsystem[0].allow_any_host: every host that reaches 192.0.2.77:4420 may read and \
+             write nqn.2026-11.com.example:a"
+        );
+    }
+}

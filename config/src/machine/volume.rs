@@ -1,0 +1,427 @@
+//! The file or device behind a namespace.
+
+use std::collections::HashMap;
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::Findings;
+use crate::{At, DirectIo, LbaSize, Namespace, ProblemKind, Size, suggest};
+
+/// What a path leads to: a device by its number, a file by its inode. Two paths with one identity
+/// are one volume.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Identity {
+    Device(u64),
+    File { device: u64, inode: u64 },
+}
+
+/// Checks that `path` can serve `namespace`.
+pub(super) fn check(
+    field: &str,
+    path: &Path,
+    namespace: &Namespace,
+    first_use: &mut HashMap<Identity, At>,
+    findings: &mut Findings,
+) {
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) => {
+            let error = with_next_step(&error, path, None);
+            findings.problem(
+                field,
+                ProblemKind::Open {
+                    path: path.to_owned(),
+                    error,
+                },
+            );
+            return;
+        }
+    };
+    let is_device = metadata.file_type().is_block_device();
+    if !is_device && !metadata.is_file() {
+        let found = type_name(metadata.file_type());
+        findings.problem(
+            field,
+            ProblemKind::FileType {
+                path: path.to_owned(),
+                found,
+            },
+        );
+        return;
+    }
+    check_used_once(field, path, &metadata, first_use, findings);
+
+    let mut file = match open(path, namespace, is_device) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+            report_busy(field, path, metadata.rdev(), findings);
+            return;
+        }
+        Err(error) => {
+            let error = with_next_step(&error, path, Some(&metadata));
+            findings.problem(
+                field,
+                ProblemKind::Open {
+                    path: path.to_owned(),
+                    error,
+                },
+            );
+            return;
+        }
+    };
+    match file.seek(SeekFrom::End(0)) {
+        Ok(size_bytes) => check_size(field, path, size_bytes, namespace.lba, findings),
+        Err(error) => {
+            let error = error.to_string();
+            findings.problem(
+                field,
+                ProblemKind::Open {
+                    path: path.to_owned(),
+                    error,
+                },
+            );
+        }
+    }
+    if namespace.direct == DirectIo::Required {
+        check_direct(field, path, findings);
+    }
+    if !is_device && !namespace.read_only {
+        check_loop_devices(field, path, Path::new("/sys/block"), findings);
+    }
+}
+
+fn check_used_once(
+    field: &str,
+    path: &Path,
+    metadata: &Metadata,
+    first_use: &mut HashMap<Identity, At>,
+    findings: &mut Findings,
+) {
+    let identity = if metadata.file_type().is_block_device() {
+        Identity::Device(metadata.rdev())
+    } else {
+        Identity::File {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        }
+    };
+    let at = At {
+        field: field.to_owned(),
+        line: None,
+    };
+    if let Some(first) = first_use.get(&identity) {
+        let value = format!("what {} leads to", path.display());
+        findings.problem(
+            field,
+            ProblemKind::Duplicate {
+                value,
+                first: first.clone(),
+            },
+        );
+    } else {
+        first_use.insert(identity, at);
+    }
+}
+
+/// Opens as the target will. `O_EXCL` on a block device fails while the kernel uses it (mounted,
+/// part of a RAID or LVM volume, swap) and claims nothing beyond this function (open(2)).
+fn open(path: &Path, namespace: &Namespace, is_device: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!namespace.read_only);
+    if is_device && !namespace.read_only {
+        options.custom_flags(libc::O_EXCL);
+    }
+    options.open(path)
+}
+
+fn check_size(
+    field: &str,
+    path: &Path,
+    size_bytes: u64,
+    lba: Option<LbaSize>,
+    findings: &mut Findings,
+) {
+    let lba_bytes = u64::from(lba.unwrap_or(LbaSize::B512).bytes());
+    if size_bytes < lba_bytes {
+        let path = path.to_owned();
+        findings.problem(field, ProblemKind::Empty { path, size_bytes });
+        return;
+    }
+    let rest_bytes = size_bytes % lba_bytes;
+    if rest_bytes != 0 {
+        findings.warning(
+            field,
+            format!(
+                "{} is {}; its last {} make no whole LBA of {lba_bytes} bytes and are not exported",
+                path.display(),
+                Size(size_bytes),
+                Size(rest_bytes),
+            ),
+        );
+    }
+}
+
+fn check_direct(field: &str, path: &Path, findings: &mut Findings) {
+    if let Err(error) = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
+    {
+        findings.problem(
+            format!("{field} direct"),
+            ProblemKind::NotAllowed {
+                value: "true".to_owned(),
+                allowed: format!(
+                    "false; the file system of {} has no direct I/O ({error})",
+                    path.display()
+                ),
+            },
+        );
+    }
+}
+
+fn report_busy(field: &str, path: &Path, device: u64, findings: &mut Findings) {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if let Some(mount_point) = mount_point_of(&mountinfo, device) {
+        let path = path.to_owned();
+        findings.problem(field, ProblemKind::Mounted { path, mount_point });
+    } else {
+        findings.warning(
+            field,
+            format!(
+                "{} is in use by another program or the kernel (a mounted partition, swap, RAID, \
+                 LVM, or a target that is already serving it); `lsblk` shows more",
+                path.display()
+            ),
+        );
+    }
+}
+
+/// Where the device is mounted, from the text of `/proc/self/mountinfo` (proc(5)): the third field
+/// is `major:minor`, the fifth the mount point with octal escapes.
+fn mount_point_of(mountinfo: &str, device: u64) -> Option<PathBuf> {
+    let number = format!("{}:{}", libc::major(device), libc::minor(device));
+    mountinfo.lines().find_map(|line| {
+        let mut fields = line.split(' ');
+        (fields.nth(2)? == number)
+            .then(|| fields.nth(1))
+            .flatten()
+            .map(unescape)
+    })
+}
+
+/// `\040` and its like back to characters.
+fn unescape(text: &str) -> PathBuf {
+    PathBuf::from(
+        text.replace("\\040", " ")
+            .replace("\\011", "\t")
+            .replace("\\012", "\n")
+            .replace("\\134", "\\"),
+    )
+}
+
+/// A loop device on the same file writes behind the target's back.
+fn check_loop_devices(field: &str, path: &Path, sys_block: &Path, findings: &mut Findings) {
+    let Ok(canonical) = path.canonicalize() else {
+        return;
+    };
+    let Ok(devices) = fs::read_dir(sys_block) else {
+        return;
+    };
+    for device in devices.flatten() {
+        let backing = fs::read_to_string(device.path().join("loop/backing_file"));
+        if backing.is_ok_and(|backing| Path::new(backing.trim_end_matches('\n')) == canonical) {
+            let name = device.file_name();
+            let name = name.to_string_lossy();
+            findings.warning(
+                field,
+                format!(
+                    "{} is also attached to /dev/{name}; whatever writes there corrupts what hosts \
+                     see (`losetup -d /dev/{name}` detaches it)",
+                    path.display()
+                ),
+            );
+        }
+    }
+}
+
+/// What the system said, and what to do about it.
+fn with_next_step(error: &io::Error, path: &Path, metadata: Option<&Metadata>) -> String {
+    match (error.kind(), metadata) {
+        (ErrorKind::NotFound, _) => match nearest_sibling(path) {
+            Some(nearest) => format!("{error}; did you mean {}?", nearest.display()),
+            None => error.to_string(),
+        },
+        (ErrorKind::PermissionDenied, Some(metadata)) => format!(
+            "{error}; it belongs to UID {} and GID {} with mode {:04o}: run the target as that \
+             user, put its user into that group, or export it with `read_only = true`",
+            metadata.uid(),
+            metadata.gid(),
+            metadata.mode() & 0o7777,
+        ),
+        (ErrorKind::ReadOnlyFilesystem, _) => {
+            format!("{error}; export it with `read_only = true`")
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// The entry of the same folder whose name is nearest to that of `path`.
+fn nearest_sibling(path: &Path) -> Option<PathBuf> {
+    let (folder, name) = (path.parent()?, path.file_name()?.to_str()?);
+    let names: Vec<String> = fs::read_dir(folder)
+        .ok()?
+        .flatten()
+        .take(4096)
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    suggest::nearest(name, names.iter().map(String::as_str)).map(|nearest| folder.join(nearest))
+}
+
+fn type_name(file_type: FileType) -> &'static str {
+    if file_type.is_dir() {
+        "folder"
+    } else if file_type.is_char_device() {
+        "character device"
+    } else if file_type.is_socket() {
+        "socket"
+    } else if file_type.is_fifo() {
+        "named pipe"
+    } else {
+        "special file"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    /// Problems and warnings of namespaces with these keys.
+    fn findings(namespaces: &[String]) -> Vec<String> {
+        let namespaces: String = namespaces
+            .iter()
+            .map(|keys| format!("[[subsystem.namespace]]\n{keys}\n"))
+            .collect();
+        let config = Config::from_toml(&format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
+             nqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = true\n{namespaces}"
+        ))
+        .unwrap();
+        match config.check_machine() {
+            Ok(warnings) => warnings.iter().map(ToString::to_string).collect(),
+            Err(problems) => problems.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn file(folder: &Path, name: &str, size_bytes: u64) -> String {
+        let path = folder.join(name);
+        File::create(&path).unwrap().set_len(size_bytes).unwrap();
+        format!("path = {:?}", path.display().to_string())
+    }
+
+    #[test]
+    fn a_file_that_can_be_opened_passes() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(
+            findings(&[file(folder.path(), "disk.img", 1 << 20)]),
+            [] as [&str; 0]
+        );
+    }
+
+    #[test]
+    fn a_missing_file_names_its_nearest_sibling() {
+        let folder = tempfile::tempdir().unwrap();
+        file(folder.path(), "disk1.img", 4096);
+        let path = folder.path().join("disk.img");
+        let path = path.display();
+        assert_eq!(
+            findings(&[format!("path = \"{path}\"")]),
+            [format!(
+                "subsystem[0] nsid 1 path: cannot open {path}: No such file or directory (os error \
+                 2); did you mean {}?",
+                folder.path().join("disk1.img").display()
+            )]
+        );
+    }
+
+    #[test]
+    fn what_is_neither_file_nor_block_device_is_named() {
+        assert_eq!(
+            findings(&["path = \"/proc\"".into(), "path = \"/dev/null\"".into()]),
+            [
+                "subsystem[0] nsid 1 path: /proc is a folder; a namespace needs a regular file or a \
+                 block device",
+                "subsystem[0] nsid 2 path: /dev/null is a character device; a namespace needs a \
+                 regular file or a block device"
+            ]
+        );
+    }
+
+    #[test]
+    fn an_empty_file_and_a_partial_lba() {
+        let folder = tempfile::tempdir().unwrap();
+        let empty = findings(&[file(folder.path(), "empty", 0)]);
+        assert!(
+            empty[0].contains("is 0 bytes; a namespace needs at least one LBA"),
+            "{empty:?}"
+        );
+        let odd = findings(&[file(folder.path(), "odd", 5000) + "\nlba = 4096"]);
+        assert!(
+            odd[0].contains(
+                "its last 904 bytes make no whole LBA of 4096 bytes and are not exported"
+            ),
+            "{odd:?}"
+        );
+    }
+
+    #[test]
+    fn two_paths_to_one_file_are_one_volume() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = file(folder.path(), "a", 4096);
+        std::os::unix::fs::symlink(folder.path().join("a"), folder.path().join("b")).unwrap();
+        let second = folder.path().join("b");
+        let second = second.display();
+        assert_eq!(
+            findings(&[first, format!("path = \"{second}\"")]),
+            [format!(
+                "subsystem[0] nsid 2 path: what {second} leads to is already used at subsystem[0] \
+                 nsid 1 path"
+            )]
+        );
+    }
+
+    #[test]
+    fn a_loop_device_on_the_file_is_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        file(folder.path(), "disk.img", 4096);
+        let path = folder.path().join("disk.img").canonicalize().unwrap();
+        let attribute = folder.path().join("sys/loop7/loop");
+        fs::create_dir_all(&attribute).unwrap();
+        fs::write(
+            attribute.join("backing_file"),
+            format!("{}\n", path.display()),
+        )
+        .unwrap();
+        let mut findings = Findings::default();
+        check_loop_devices("f", &path, &folder.path().join("sys"), &mut findings);
+        assert!(
+            findings.warnings[0]
+                .message
+                .contains("`losetup -d /dev/loop7` detaches it")
+        );
+    }
+
+    #[test]
+    fn a_mount_point_is_found_by_device_number() {
+        let mountinfo = "22 1 254:0 / / rw - ext4 /dev/root rw\n\
+                         31 22 7:3 / /mnt/a\\040b rw,relatime shared:1 - ext4 /dev/loop3 rw\n";
+        assert_eq!(
+            mount_point_of(mountinfo, libc::makedev(7, 3)),
+            Some("/mnt/a b".into())
+        );
+        assert_eq!(mount_point_of(mountinfo, libc::makedev(7, 4)), None);
+    }
+}
