@@ -197,7 +197,8 @@ pub struct Namespace {
     pub nsid: u32,
     /// Where its blocks are.
     pub backing: Backing,
-    /// LBA size; `None` lets the backing decide (a block device's logical block size, else 512).
+    /// LBA size; `None` lets the backing decide: a block device has its logical block size, a file
+    /// 4096 where that divides its size and else 512, RAM and null have 4096.
     pub lba: Option<LbaSize>,
     /// Namespace UUID, unique in the configuration.
     pub uuid: Uuid,
@@ -219,6 +220,9 @@ pub enum LbaSize {
 }
 
 impl LbaSize {
+    /// That of RAM and null namespaces which say nothing else.
+    pub const DEFAULT: Self = Self::B4096;
+
     /// The size with this many bytes.
     pub fn from_bytes(bytes: u64) -> Option<Self> {
         match bytes {

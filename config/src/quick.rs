@@ -22,6 +22,8 @@ pub struct QuickExport {
     pub nqn: Option<String>,
     /// `--provider`.
     pub provider: ProviderChoice,
+    /// `--read-only`.
+    pub read_only: bool,
     /// `--allow-any-host`; may be left out when `listen` is a loopback address.
     pub allow_any_host: bool,
 }
@@ -59,7 +61,7 @@ impl Config {
                 ),
             }
         } else if let Some(size_bytes) = backing.size_bytes() {
-            let lba_bytes = export.lba.unwrap_or(LbaSize::B512).bytes();
+            let lba_bytes = export.lba.unwrap_or(LbaSize::DEFAULT).bytes();
             if !size_bytes.is_multiple_of(lba_bytes.into()) {
                 report(
                     "--export",
@@ -115,7 +117,7 @@ impl Config {
                     lba: export.lba,
                     uuid,
                     nguid: uuid.into_bytes(),
-                    read_only: false,
+                    read_only: export.read_only,
                     direct: DirectIo::WherePossible,
                 }],
             }],

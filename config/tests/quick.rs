@@ -11,6 +11,7 @@ fn export(backing: &str, listen: &str) -> QuickExport {
         listen: listen.parse().unwrap(),
         nqn: None,
         provider: ProviderChoice::Auto,
+        read_only: false,
         allow_any_host: false,
     }
 }
@@ -25,6 +26,7 @@ fn a_quick_export_is_the_file_with_the_same_words() {
         &QuickExport {
             nqn: Some("nqn.2026-11.com.example:a".into()),
             lba: Some(LbaSize::B4096),
+            read_only: true,
             ..export("ram:1GiB", "127.0.0.1:4420")
         },
         "machine",
@@ -33,7 +35,7 @@ fn a_quick_export_is_the_file_with_the_same_words() {
     let file = Config::from_toml(
         "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
          nqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = true\n\
-         [[subsystem.namespace]]\nram = \"1GiB\"\nlba = 4096\n",
+         [[subsystem.namespace]]\nram = \"1GiB\"\nlba = 4096\nread_only = true\n",
     )
     .unwrap();
     assert_eq!(quick, file);

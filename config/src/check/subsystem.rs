@@ -206,7 +206,7 @@ impl Checker<'_> {
     ) -> Option<Namespace> {
         let raw = entry.get_ref();
         let lba = self.lba(&format!("{field}.lba"), raw.lba.as_ref());
-        let backing = self.backing(field, entry, lba.unwrap_or(LbaSize::B512));
+        let backing = self.backing(field, entry, lba.unwrap_or(LbaSize::DEFAULT));
         let direct = match (&raw.direct, &backing) {
             (None, _) => DirectIo::WherePossible,
             (Some(direct), Some(backing @ (Backing::Ram { .. } | Backing::Null { .. }))) => {
