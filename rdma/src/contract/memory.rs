@@ -15,7 +15,8 @@ bitflags! {
     pub struct Access: u32 {
         /// The local device may write (receives and, except on iWARP, the sink of RDMA READ).
         const LOCAL_WRITE = 1;
-        /// The peer may RDMA WRITE.
+        /// The peer may RDMA WRITE. Needs `LOCAL_WRITE` beside it, as verbs demands
+        /// (`ibv_reg_mr(3)`).
         const REMOTE_WRITE = 1 << 1;
         /// The peer may RDMA READ.
         const REMOTE_READ = 1 << 2;
@@ -38,7 +39,8 @@ pub trait ProtectionDomain {
     /// mapped; the keys die with the region.
     ///
     /// # Errors
-    /// Range outside the slab, no resources, or pinned-memory limit (RLIMIT_MEMLOCK).
+    /// Range outside the slab, `REMOTE_WRITE` without `LOCAL_WRITE`, no resources, or
+    /// pinned-memory limit (RLIMIT_MEMLOCK).
     fn register(
         &self,
         slab: &Arc<Slab>,
@@ -80,6 +82,7 @@ pub trait MemoryRegion {
 }
 
 /// A type 2 memory window: a key for a piece of a region, bound and invalidated by work requests.
+/// A bound key works on the queue pair it was bound on only. Dropping the window ends the key.
 pub trait MemoryWindow {
     /// The key the next [`SendOp::BindWindow`](super::SendOp::BindWindow) of this window must carry:
     /// a fresh one each call, so that a late use of an old key fails (`ibv_inc_rkey`).

@@ -41,6 +41,10 @@ pub enum SendOp {
     Read(Remote),
     /// Bind a type 2 memory window to `len_bytes` at `addr` of the region `lkey`; from its
     /// completion on (and for work requests posted after it on the same queue) `rkey` is valid.
+    ///
+    /// Fails with [`WcStatus::MwBindError`] when the window is still bound or of another domain,
+    /// the region is not [`Access::MW_BIND`] or of another domain, the range leaves the region, or
+    /// remote write is asked for memory without local write.
     BindWindow {
         /// Fresh key from [`MemoryWindow::next_rkey`](super::MemoryWindow::next_rkey).
         rkey: RKey,
@@ -53,7 +57,9 @@ pub enum SendOp {
         /// Remote access granted.
         access: Access,
     },
-    /// Invalidate a local key: the peer can use it no more once this completes.
+    /// Invalidate a bound window's key: the peer can use it no more once this completes, and the
+    /// window can be bound again. A region's key cannot be invalidated by a work request, local or
+    /// of the peer; it dies with the region.
     LocalInvalidate(RKey),
 }
 
