@@ -2,12 +2,17 @@
 //!
 //! * [`contract`]: the traits and values every provider implements. Everything above this crate is
 //!   written against them.
+//! * [`conformance`] (feature `conformance`): the suite every provider passes.
 //!
 //! A provider and everything it hands out belong to one thread (a reactor). Only
 //! [`contract::MigratedId`] crosses threads.
 
 mod choice;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod contract;
+#[cfg(feature = "conformance")]
+mod splitmix;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 

@@ -1,0 +1,287 @@
+//! What happens before what.
+
+use super::super::fabric::{Fabric, Side};
+use super::super::link::{LinkOptions, read, request, send, write};
+use super::super::outcome::{Outcome, ensure_eq};
+use super::super::world::World;
+use super::support::{read_sink, sink, source};
+use crate::contract::{SendOp, SendWr, WcOpcode};
+
+pub(super) fn write_is_placed_before_a_later_send_is_received(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        for (round, len) in [1, 100, 4096, 65_537, 300_001, 8191].into_iter().enumerate() {
+            let here = source(&world, from, len, round as u64)?;
+            let mut there = sink(&world, from.peer(), len)?;
+            world.post_recv(link, from.peer(), 1, &[])?;
+            let sges = [here.sge(0, len)];
+            let quiet = SendWr {
+                signaled: false,
+                ..write(2, &sges, there.remote(0))
+            };
+            world.post(link, from, &quiet)?;
+            world.post_now(link, from, &send(3, &[]))?;
+            // Checked at once: nothing may be missing when the receive completes.
+            world.received(link, from.peer(), 1, 0)?;
+            there.expect(0, here.shadow(0, len));
+            there.check("RDMA WRITE before its Send")?;
+            world.success(link, from, 3, WcOpcode::Send)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn batched_writes_and_send(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    let len = 9001;
+    for from in Side::BOTH {
+        let here = source(&world, from, 20 * len, 3)?;
+        let mut there = sink(&world, from.peer(), 20 * len)?;
+        let mut inbox = sink(&world, from.peer(), len)?;
+        world.post_recv(link, from.peer(), 1, &[inbox.sge(0, len)])?;
+        // Overlapping: the later WRITE of two must win.
+        let mut bytes = vec![0; 0];
+        for index in 0..19_usize {
+            let sges = [here.sge(index * len, len)];
+            let target = there.remote(index * (len - 1000));
+            let quiet = SendWr {
+                signaled: false,
+                ..write(index as u64, &sges, target)
+            };
+            world.post(link, from, &quiet)?;
+            bytes.truncate(index * (len - 1000));
+            bytes.extend_from_slice(here.shadow(index * len, len));
+        }
+        world.post_now(link, from, &send(99, &[here.sge(19 * len, len)]))?;
+        world.received(link, from.peer(), 1, len)?;
+        there.expect(0, &bytes);
+        there.check("overlapping RDMA WRITEs in order")?;
+        inbox.expect(0, here.shadow(19 * len, len));
+        inbox.check("the Send after them")?;
+        world.success(link, from, 99, WcOpcode::Send)?;
+    }
+    world.silent(link)
+}
+
+pub(super) fn sends_fill_receives_in_order(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let here = source(&world, from, 64 * 512, 4)?;
+        let mut inbox = sink(&world, from.peer(), 64 * 512)?;
+        for index in 0..60_usize {
+            let slot = [inbox.sge(index * 512, 512)];
+            world.post_recv(link, from.peer(), index as u64, &slot)?;
+        }
+        for index in 0..60_usize {
+            let len = 1 + index * 8;
+            let sges = [here.sge(index * 512, len)];
+            world.post(link, from, &send(index as u64, &sges))?;
+            inbox.expect(index * 512, here.shadow(index * 512, len));
+        }
+        world.ring(link, from)?;
+        for index in 0..60 {
+            world.received(link, from.peer(), index as u64, 1 + index * 8)?;
+            world.success(link, from, index as u64, WcOpcode::Send)?;
+        }
+        inbox.check("sixty Sends")?;
+    }
+    Ok(())
+}
+
+pub(super) fn completions_keep_the_order_of_posting(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let here = source(&world, from, 100_000, 6)?;
+        let mut there = sink(&world, from.peer(), 200_000)?;
+        there.fill(7);
+        let back = read_sink(&world, from, 100_000)?;
+        for index in 0..10 {
+            world.post_recv(link, from.peer(), 100 + index, &[])?;
+        }
+        // A slow READ before quick Sends and WRITEs: they may be done sooner, not told sooner.
+        for index in 0..10_u64 {
+            let len = 1 + usize::try_from(index).unwrap_or(0) * 9000;
+            let sink = [back.sge(0, len)];
+            world.post(link, from, &read(index * 3, &sink, there.remote(100_000)))?;
+            world.post(link, from, &send(index * 3 + 1, &[]))?;
+            let sges = [here.sge(0, 3)];
+            world.post(link, from, &write(index * 3 + 2, &sges, there.remote(0)))?;
+        }
+        world.ring(link, from)?;
+        for index in 0..10 {
+            world.success(link, from, index * 3, WcOpcode::RdmaRead)?;
+            world.success(link, from, index * 3 + 1, WcOpcode::Send)?;
+            world.success(link, from, index * 3 + 2, WcOpcode::RdmaWrite)?;
+            world.received(link, from.peer(), 100 + index, 0)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn nothing_moves_before_the_doorbell(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    let from = Side::Active;
+    let here = source(&world, from, 100, 8)?;
+    let mut there = sink(&world, from.peer(), 100)?;
+    world.post_recv(link, from.peer(), 1, &[])?;
+    world.post(link, from, &write(2, &[here.sge(0, 100)], there.remote(0)))?;
+    world.post(link, from, &send(3, &[]))?;
+    world.silent(link)?;
+    there.check("before the doorbell")?;
+    world.ring(link, from)?;
+    world.received(link, from.peer(), 1, 0)?;
+    there.expect(0, here.shadow(0, 100));
+    there.check("after the doorbell")
+}
+
+pub(super) fn unsignaled_success_is_not_told(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let here = source(&world, from, 64, 9)?;
+        let there = sink(&world, from.peer(), 64)?;
+        let back = read_sink(&world, from, 64)?;
+        // Four times the depth of the send queue: a signaled one gives back those before it.
+        for round in 0..16_u64 {
+            world.post_recv(link, from.peer(), 50, &[])?;
+            let (out, into) = ([here.sge(0, 64)], [back.sge(0, 64)]);
+            let ops = [
+                write(1, &out, there.remote(0)),
+                read(2, &into, there.remote(0)),
+                send(3, &[]),
+            ];
+            for wr in ops.iter().cycle().take(3) {
+                let quiet = SendWr {
+                    signaled: false,
+                    ..*wr
+                };
+                world.post(link, from, &quiet)?;
+            }
+            for index in 0..12 {
+                let quiet = SendWr {
+                    signaled: index == 11,
+                    ..write(1000 + round, &out, there.remote(0))
+                };
+                world.post(link, from, &quiet)?;
+            }
+            world.ring(link, from)?;
+            world.success(link, from, 1000 + round, WcOpcode::RdmaWrite)?;
+            world.received(link, from.peer(), 50, 0)?;
+        }
+        world.silent(link)?;
+    }
+    Ok(())
+}
+
+pub(super) fn fence_waits_for_reads(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        for (round, len) in [10, 5000, 200_000].into_iter().enumerate() {
+            let mut there = sink(&world, from.peer(), 3 * len)?;
+            there.fill(round as u64 + 40);
+            let mut back = read_sink(&world, from, len)?;
+            back.fill(99);
+            world.post_recv(link, from.peer(), 1, &[there.sge(2 * len, len)])?;
+            let sges = [back.sge(0, len)];
+            // What the READ brings goes out again, once by WRITE and once by Send.
+            world.post(link, from, &read(2, &sges, there.remote(0)))?;
+            let fenced = SendWr {
+                fence: true,
+                ..write(3, &sges, there.remote(len))
+            };
+            world.post(link, from, &fenced)?;
+            let fenced = SendWr {
+                fence: true,
+                ..send(4, &sges)
+            };
+            world.post_now(link, from, &fenced)?;
+            world.received(link, from.peer(), 1, len)?;
+            let bytes = there.shadow(0, len).to_vec();
+            back.expect(0, &bytes);
+            there.expect(len, &bytes);
+            there.expect(2 * len, &bytes);
+            there.check("RDMA WRITE and Send fenced behind an RDMA READ")?;
+            back.check("the RDMA READ")?;
+            world.success(link, from, 2, WcOpcode::RdmaRead)?;
+            world.success(link, from, 3, WcOpcode::RdmaWrite)?;
+            world.success(link, from, 4, WcOpcode::Send)?;
+        }
+    }
+    Ok(())
+}
+
+/// More RDMA READs than the connection allows at once: the provider holds the rest back.
+pub(super) fn more_reads_than_the_depth(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    for read_depth in [1, 2, 16] {
+        let link = world.connect(&LinkOptions {
+            read_depth,
+            ..LinkOptions::default()
+        })?;
+        for from in Side::BOTH {
+            let mut there = sink(&world, from.peer(), 60 * 1001)?;
+            there.fill(u64::from(read_depth));
+            let mut back = read_sink(&world, from, 60 * 1001)?;
+            for index in 0..60_usize {
+                let sges = [back.sge(index * 1001, 1001)];
+                let wr = read(index as u64, &sges, there.remote(index * 1001));
+                world.post(link, from, &wr)?;
+            }
+            world.ring(link, from)?;
+            for index in 0..60 {
+                world.success(link, from, index, WcOpcode::RdmaRead)?;
+            }
+            back.expect(0, there.shadow(0, 60 * 1001));
+            back.check("sixty RDMA READs")?;
+        }
+        world.close(link);
+    }
+    Ok(())
+}
+
+/// READs of both sides at once while each waits for the other's: no deadlock on the depth.
+pub(super) fn reads_in_both_directions(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    let link = world.connect(&LinkOptions {
+        read_depth: 1,
+        ..LinkOptions::default()
+    })?;
+    let mut sources = Vec::new();
+    let mut sinks = Vec::new();
+    for side in Side::BOTH {
+        sources.push(source(&world, side, 600_000, 12 + side.index() as u64)?);
+        sinks.push(read_sink(&world, side, 600_000)?);
+    }
+    for side in Side::BOTH {
+        for index in 0..20_usize {
+            let sges = [sinks[side.index()].sge(index * 30_000, 30_000)];
+            let remote = sources[side.peer().index()].remote(index * 30_000);
+            world.post(link, side, &read(index as u64, &sges, remote))?;
+        }
+        world.ring(link, side)?;
+    }
+    for side in Side::BOTH {
+        for index in 0..20 {
+            world.success(link, side, index, WcOpcode::RdmaRead)?;
+        }
+        let bytes = sources[side.peer().index()].shadow(0, 600_000).to_vec();
+        sinks[side.index()].expect(0, &bytes);
+        sinks[side.index()].check("RDMA READs both ways")?;
+    }
+    Ok(())
+}
+
+pub(super) fn solicited_send_arrives_like_any_other(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        world.post_recv(link, from.peer(), 1, &[])?;
+        let op = SendOp::Send {
+            invalidate: None,
+            solicited: true,
+        };
+        world.post_now(link, from, &request(2, op, &[]))?;
+        let wc = world.received(link, from.peer(), 1, 0)?;
+        ensure_eq!(wc.invalidated, None, "invalidated key of a plain Send");
+        world.success(link, from, 2, WcOpcode::Send)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! Receives: not ready, too short, shared.
+
+use std::rc::Rc;
+
+use super::super::fabric::{Fabric, ReceiverNotReady, Side};
+use super::super::link::{LinkOptions, send, write};
+use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
+use super::super::world::World;
+use super::support::{sink, source};
+use crate::contract::{
+    PostError, QpState, SendWr, SharedReceiveQueue, WcOpcode, WcStatus,
+};
+
+/// Sends without a receive; a receive posted a little later takes the message.
+pub(super) fn send_before_the_receive_is_posted(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    if world.behaviour.receiver_not_ready == ReceiverNotReady::Ends {
+        return Err(Stop::NotApplicable(
+            "a Send without a receive ends the connection on this transport".into(),
+        ));
+    }
+    for from in Side::BOTH {
+        let to = from.peer();
+        let here = source(&world, from, 100_000, 1)?;
+        let mut inbox = sink(&world, to, 200_000)?;
+        // A WRITE behind the waiting Send must not overtake it into completion.
+        world.post(link, from, &send(1, &[here.sge(0, 50_000)]))?;
+        world.post(link, from, &send(2, &[here.sge(50_000, 50_000)]))?;
+        let out = [here.sge(0, 1000)];
+        world.post_now(link, from, &write(3, &out, inbox.remote(150_000)))?;
+        world.settle(20_000);
+        ensure!(
+            world.take_completion(link, to).is_none(),
+            "a message was received without a receive"
+        );
+        inbox.check_guards("before the receive is posted")?;
+        world.post_recv(link, to, 11, &[inbox.sge(0, 60_000)])?;
+        world.received(link, to, 11, 50_000)?;
+        world.settle(20_000);
+        world.post_recv(link, to, 12, &[inbox.sge(60_000, 60_000)])?;
+        world.received(link, to, 12, 50_000)?;
+        world.success(link, from, 1, WcOpcode::Send)?;
+        world.success(link, from, 2, WcOpcode::Send)?;
+        world.success(link, from, 3, WcOpcode::RdmaWrite)?;
+        world.post_recv(link, to, 13, &[])?;
+        world.post_now(link, from, &send(4, &[]))?;
+        world.received(link, to, 13, 0)?;
+        world.success(link, from, 4, WcOpcode::Send)?;
+        inbox.expect(0, here.shadow(0, 50_000));
+        inbox.expect(60_000, here.shadow(50_000, 50_000));
+        inbox.expect(150_000, here.shadow(0, 1000));
+        inbox.check("messages that waited for their receives")?;
+    }
+    Ok(())
+}
+
+pub(super) fn receive_never_posted(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    for from in Side::BOTH {
+        let link = world.connect(&LinkOptions {
+            rnr_retry_count: 1,
+            ..LinkOptions::default()
+        })?;
+        world.post_recv(link, from, 1, &[])?;
+        world.post_now(link, from, &send(2, &[]))?;
+        // On iWARP the Send is done when it has left; the connection ends either way.
+        let wc = world.completion(link, from, "end of a Send nobody receives")?;
+        if wc.wr_id == 2 {
+            let fits = match wc.status {
+                WcStatus::Success => true,
+                status if world.behaviour.names_remote_errors => matches!(
+                    status,
+                    WcStatus::RnrRetryExceededError
+                        | WcStatus::RemoteOperationError
+                        | WcStatus::WrFlushError
+                ),
+                _ => true,
+            };
+            ensure!(fits, "a Send nobody receives ended as {:?}", wc.status);
+            world.flushed(link, from, 1)?;
+        } else {
+            return Err(Stop::failed(format_args!("{wc:?} came before the Send's")));
+        }
+        world.ended(link)?;
+        world.silent(link)?;
+        world.close(link);
+    }
+    Ok(())
+}
+
+/// A message longer than its receive: nothing behind the receive is touched and both sides end.
+pub(super) fn message_longer_than_its_receive(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    for from in Side::BOTH {
+        for (room, len) in [(0, 1), (100, 101), (100, 70_000), (60_000, 60_001)] {
+            let to = from.peer();
+            let link = world.connect(&LinkOptions::default())?;
+            let here = source(&world, from, len, 2)?;
+            let mut inbox = sink(&world, to, 2 * room.max(50))?;
+            world.post_recv(link, to, 1, &[inbox.sge(0, room)])?;
+            world.post_recv(link, to, 2, &[])?;
+            world.post_now(link, from, &send(3, &[here.sge(0, len)]))?;
+            let wc = world.completion(link, to, "the receive that is too short")?;
+            ensure_eq!(
+                (wc.wr_id, wc.status),
+                (1, WcStatus::LocalLengthError),
+                "the receive that is too short"
+            );
+            world.flushed(link, to, 2)?;
+            let wc = world.completion(link, from, "the Send that is too long")?;
+            let fits = match wc.status {
+                WcStatus::Success | WcStatus::WrFlushError | WcStatus::RemoteOperationError => true,
+                WcStatus::RemoteInvalidRequestError => true,
+                _ => !world.behaviour.names_remote_errors,
+            };
+            ensure!(fits, "the Send that is too long ended as {:?}", wc.status);
+            world.ended(link)?;
+            // What fits may have been placed; the rest of the region may not be touched.
+            let placed = inbox.read(0, room);
+            inbox.expect(0, &placed);
+            inbox.check("behind a receive that is too short")?;
+            world.silent(link)?;
+            world.close(link);
+        }
+    }
+    Ok(())
+}
+
+/// A shared receive queue for each connection of `count`, on `side`.
+fn sharing(
+    world: &mut World<'_>,
+    side: Side,
+    count: usize,
+    depth: u32,
+) -> Outcome<(Rc<dyn SharedReceiveQueue>, Vec<usize>)> {
+    let probe = world.connect(&LinkOptions::default())?;
+    let attributes = world.has(side)?.device.attributes();
+    if attributes.srq_wr_max == 0 {
+        return Err(Stop::NotApplicable(format!(
+            "{} has no shared receive queues",
+            attributes.name
+        )));
+    }
+    let srq = world.pd(side)?.create_srq(depth, 2)?;
+    world.close(probe);
+    let mut options = LinkOptions {
+        sge_max: 2,
+        ..LinkOptions::default()
+    };
+    options.srq[side.index()] = Some(Rc::clone(&srq));
+    let links: Outcome<Vec<usize>> = (0..count).map(|_| world.connect(&options)).collect();
+    Ok((srq, links?))
+}
+
+pub(super) fn shared_receive_queue_serves_several(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    for to in Side::BOTH {
+        let (srq, links) = sharing(&mut world, to, 3, 64)?;
+        let here = source(&world, to.peer(), 60 * 100, 3)?;
+        let mut inbox = sink(&world, to, 60 * 100)?;
+        let refused = world.qp(links[0], to)?.post_recv(1, &[]);
+        ensure_eq!(refused, Err(PostError::UsesSrq), "receive of a pair with an SRQ");
+        for slot in 0..60 {
+            let sges = [inbox.sge(slot * 100, 30), inbox.sge(slot * 100 + 50, 50)];
+            srq.post_recv(slot as u64, &sges)?;
+        }
+        for index in 0..60 {
+            let len = 31 + index % 40;
+            let out = [here.sge(index * 100, len)];
+            world.post(links[index % 3], to.peer(), &send(index as u64, &out))?;
+        }
+        for &link in &links {
+            world.ring(link, to.peer())?;
+        }
+        let mut used = [false; 60];
+        for index in 0..60 {
+            let link = links[index % 3];
+            let wc = world.completion(link, to, "a message through the SRQ")?;
+            ensure_eq!(wc.status, WcStatus::Success, "a message through the SRQ");
+            let len = 31 + index % 40;
+            ensure_eq!(wc.byte_len as usize, len, "length through the SRQ");
+            let slot = usize::try_from(wc.wr_id).unwrap_or(usize::MAX);
+            let fresh = used.get_mut(slot).is_some_and(|used| !std::mem::replace(used, true));
+            ensure!(fresh, "receive {slot} completed twice or was never posted");
+            inbox.expect(slot * 100, here.shadow(index * 100, 30));
+            inbox.expect(slot * 100 + 50, here.shadow(index * 100 + 30, len - 30));
+            world.success(link, to.peer(), index as u64, WcOpcode::Send)?;
+        }
+        inbox.check("messages through the SRQ")?;
+    }
+    Ok(())
+}
+
+/// The end of one connection leaves the shared receives to the others.
+pub(super) fn shared_receives_survive_a_connection(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    for to in Side::BOTH {
+        let (srq, links) = sharing(&mut world, to, 3, 8)?;
+        for slot in 0..4 {
+            srq.post_recv(slot, &[])?;
+        }
+        let id = world.id(links[0], to);
+        world.end(to).cm.disconnect(id);
+        world.ended(links[0])?;
+        world.close(links[1]);
+        world.settle(20_000);
+        let gone = |wc: &crate::contract::WorkCompletion| wc.status == WcStatus::Success;
+        ensure!(
+            !world.end(to).completions.iter().any(gone),
+            "a shared receive completed without a message"
+        );
+        for round in 0..4 {
+            world.post_now(links[2], to.peer(), &send(round, &[]))?;
+            world.success(links[2], to.peer(), round, WcOpcode::Send)?;
+            let wc = world.completion(links[2], to, "a message after another's end")?;
+            ensure_eq!(wc.status, WcStatus::Success, "a message after another's end");
+        }
+        world.silent(links[2])?;
+    }
+    Ok(())
+}
+
+/// An empty shared queue makes the senders wait, like an empty receive queue.
+pub(super) fn empty_shared_receive_queue(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    if world.behaviour.receiver_not_ready == ReceiverNotReady::Ends {
+        return Err(Stop::NotApplicable(
+            "a Send without a receive ends the connection on this transport".into(),
+        ));
+    }
+    for to in Side::BOTH {
+        let (srq, links) = sharing(&mut world, to, 2, 8)?;
+        for &link in &links {
+            let quiet = SendWr {
+                signaled: false,
+                ..send(1, &[])
+            };
+            world.post_now(link, to.peer(), &quiet)?;
+        }
+        world.settle(20_000);
+        for &link in &links {
+            ensure!(
+                world.take_completion(link, to).is_none(),
+                "a message was received without a receive"
+            );
+        }
+        srq.post_recv(1, &[])?;
+        srq.post_recv(2, &[])?;
+        for &link in &links {
+            let wc = world.completion(link, to, "a message that waited for the SRQ")?;
+            ensure_eq!(wc.status, WcStatus::Success, "a message that waited for the SRQ");
+            ensure_eq!(world.qp(link, to)?.state(), QpState::ReadyToSend, "state");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Memory of the usual kinds.
+
+use super::super::area::Area;
+use super::super::fabric::Side;
+use super::super::link::{read, request, send, write};
+use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
+use super::super::world::World;
+use crate::contract::{
+    Access, MemoryWindow, RKey, Remote, SendOp, WcOpcode, WcStatus, WorkCompletion,
+};
+
+/// Everything a peer may do, and windows.
+pub(crate) const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ);
+
+/// Memory with random contents that the peer may read.
+pub(crate) fn source(world: &World<'_>, side: Side, len_bytes: usize, seed: u64) -> Outcome<Area> {
+    let mut area = Area::new(&world.pd(side)?, len_bytes, Access::REMOTE_READ)?;
+    area.fill(seed);
+    Ok(area)
+}
+
+/// Memory for receives and for the peer's RDMA WRITEs and READs.
+pub(crate) fn sink(world: &World<'_>, side: Side, len_bytes: usize) -> Outcome<Area> {
+    Area::new(&world.pd(side)?, len_bytes, ALL)
+}
+
+/// Memory for this side's own RDMA READs, with no more access than the device needs.
+pub(crate) fn read_sink(world: &World<'_>, side: Side, len_bytes: usize) -> Outcome<Area> {
+    let mut access = Access::LOCAL_WRITE;
+    if world
+        .has(side)?
+        .device
+        .attributes()
+        .read_sink_needs_remote_write
+    {
+        access |= Access::REMOTE_WRITE;
+    }
+    Area::new(&world.pd(side)?, len_bytes, access)
+}
+
+/// The operation of an [`Attempt`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Send.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+}
+
+/// An access the peer does not allow.
+#[derive(Clone, Copy)]
+pub(crate) struct Attempt {
+    pub(crate) remote: Remote,
+    pub(crate) len_bytes: usize,
+}
+
+/// Tries what the peer does not allow, with a Send behind it, and checks all consequences: an RDMA
+/// READ fails with the reason, a WRITE may have left this side before the peer objected (iWARP);
+/// the Send is never received, everything outstanding is flushed in order, the connection ends on
+/// both sides, and nothing is written here. The caller checks the victim's memory.
+pub(crate) fn provoke(
+    world: &mut World<'_>,
+    link: usize,
+    from: Side,
+    kind: Kind,
+    attempt: Attempt,
+) -> Outcome {
+    let to = from.peer();
+    let inbox = sink(world, to, 64)?;
+    let mut local = read_sink(world, from, attempt.len_bytes)?;
+    local.fill(77);
+    world.post_recv(link, to, 100, &[inbox.sge(0, 32)])?;
+    world.post_recv(link, to, 101, &[inbox.sge(32, 32)])?;
+    world.post_recv(link, from, 102, &[])?;
+    let sges = [local.sge(0, attempt.len_bytes)];
+    match kind {
+        Kind::Read => world.post(link, from, &read(10, &sges, attempt.remote))?,
+        _ => world.post(link, from, &write(10, &sges, attempt.remote))?,
+    }
+    let after = [local.sge(0, attempt.len_bytes.min(32))];
+    world.post(link, from, &send(11, &after))?;
+    world.ring(link, from)?;
+
+    let mut blamed = false;
+    if kind == Kind::Read {
+        world.failed(link, from, 10, WcStatus::RemoteAccessError)?;
+        blamed = true;
+    } else {
+        let wc = world.completion(link, from, "completion of the RDMA WRITE")?;
+        ensure_eq!(wc.wr_id, 10, "first completion after a refused RDMA WRITE");
+        if wc.status != WcStatus::Success {
+            check_cause(world, &wc, WcStatus::RemoteAccessError)?;
+            blamed = true;
+        }
+    }
+    if blamed {
+        world.flushed(link, from, 11)?;
+    } else {
+        let wc = world.completion(link, from, "completion of the Send after it")?;
+        ensure_eq!(wc.wr_id, 11, "second completion after a refused RDMA WRITE");
+        if wc.status != WcStatus::Success {
+            check_cause(world, &wc, WcStatus::RemoteAccessError)?;
+        }
+    }
+    world.flushed(link, from, 102)?;
+    world.flushed(link, to, 100)?;
+    world.flushed(link, to, 101)?;
+    world.ended(link)?;
+    inbox.check("receives behind a refused access")?;
+    local.check("local memory of a refused access")?;
+    world.silent(link)
+}
+
+/// An error completion that tells the cause: `named`, or a mere flush.
+fn check_cause(world: &World<'_>, wc: &WorkCompletion, named: WcStatus) -> Outcome {
+    if world.behaviour.names_remote_errors {
+        let fits = wc.status == named || wc.status == WcStatus::WrFlushError;
+        ensure!(
+            fits,
+            "status of {:#x} is {:?}, expected {named:?}",
+            wc.wr_id,
+            wc.status
+        );
+    }
+    Ok(())
+}
+
+/// The devices' attributes say whether both have memory windows.
+pub(crate) fn need_windows(world: &World<'_>) -> Outcome {
+    for side in Side::BOTH {
+        let attributes = world.has(side)?.device.attributes();
+        if !attributes.memory_windows || !attributes.send_with_invalidate {
+            return Err(Stop::NotApplicable(format!(
+                "{} has no type 2 memory windows with remote invalidation",
+                attributes.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl World<'_> {
+    /// Binds `window` to `at..at + len` of `area` and waits for it.
+    pub(crate) fn bind(
+        &mut self,
+        link: usize,
+        side: Side,
+        window: &mut dyn MemoryWindow,
+        area: &Area,
+        (at, len_bytes): (usize, usize),
+        access: Access,
+    ) -> Outcome<RKey> {
+        let rkey = window.next_rkey();
+        let op = SendOp::BindWindow {
+            rkey,
+            lkey: area.lkey(),
+            addr: area.addr(at),
+            len_bytes: len_bytes as u64,
+            access,
+        };
+        self.post_now(link, side, &request(900, op, &[]))?;
+        self.success(link, side, 900, WcOpcode::BindMw)?;
+        Ok(rkey)
+    }
+
+    /// Invalidates a local key and waits for it.
+    pub(crate) fn invalidate(&mut self, link: usize, side: Side, rkey: RKey) -> Outcome {
+        self.post_now(
+            link,
+            side,
+            &request(901, SendOp::LocalInvalidate(rkey), &[]),
+        )?;
+        self.success(link, side, 901, WcOpcode::LocalInvalidate)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,307 @@
+//! Sleeping on a descriptor: woken when there is something, left alone when there is not.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::rc::Rc;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::super::fabric::{Fabric, Side};
+use super::super::link::{LinkOptions, read, send};
+use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
+use super::super::world::World;
+use super::support::{read_sink, sink, source};
+use crate::contract::{CmEventKind, WcOpcode, WcStatus};
+
+/// Whether `fd` is readable now, or becomes so within `wait_ms`.
+#[expect(unsafe_code, reason = "poll(2) wants a borrowed descriptor, the contract tells a number")]
+fn readable(fd: RawFd, wait_ms: u8) -> Outcome<bool> {
+    // SAFETY: the descriptor belongs to a completion queue or a connection manager that the
+    // calling case holds, so it stays open during the call.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    let count = poll(&mut fds, PollTimeout::from(wait_ms)).map_err(Stop::failed)?;
+    Ok(count > 0)
+}
+
+/// What a sleeper waits on.
+#[derive(Clone, Copy, PartialEq)]
+enum On {
+    Completions,
+    Events,
+}
+
+/// Arms one source of a side; `true` when there is something to poll already.
+fn arm(world: &mut World<'_>, side: Side, on: On) -> Outcome<bool> {
+    Ok(match on {
+        On::Completions => world.has(side)?.cq.arm(),
+        On::Events => world.end(side).cm.arm(),
+    })
+}
+
+fn fd(world: &mut World<'_>, side: Side, on: On) -> Outcome<RawFd> {
+    Ok(match on {
+        On::Completions => world.has(side)?.cq.fd(),
+        On::Events => world.end(side).cm.fd(),
+    })
+}
+
+/// Lets `side` sleep on its source and polls it only when woken, as a reactor does, until `done`.
+/// The peer is polled all the time. The answer counts the wake-ups.
+fn sleep_until<T>(
+    world: &mut World<'_>,
+    side: Side,
+    on: On,
+    what: &str,
+    mut done: impl FnMut(&mut World<'_>) -> Option<T>,
+) -> Outcome<(T, u32)> {
+    let deadline_us = world.now_us() + world.behaviour.patience_us;
+    let fd = fd(world, side, on)?;
+    let mut wakeups = 0;
+    loop {
+        if let Some(answer) = done(world) {
+            return Ok((answer, wakeups));
+        }
+        let mut ready = arm(world, side, on)?;
+        world.end(side).asleep = true;
+        while !ready {
+            let progress = world.turn();
+            ready = readable(fd, u8::from(!progress))?;
+            let now_us = world.now_us();
+            if now_us >= deadline_us {
+                world.end(side).asleep = false;
+                return Err(Stop::failed(format_args!(
+                    "{side:?} was not woken by {what}{}",
+                    world.leftovers()
+                )));
+            }
+            // Time-driven work is allowed for by the deadline the manager tells.
+            let due = world.end(side).cm.next_deadline_us();
+            ready |= due.is_some_and(|at| at <= now_us);
+            if !progress && !ready {
+                world.fabric.pause(deadline_us.min(due.unwrap_or(u64::MAX)));
+            }
+        }
+        wakeups += 1;
+        world.end(side).asleep = false;
+        let now_us = world.now_us();
+        world.end(side).poll(now_us);
+    }
+}
+
+pub(super) fn completion_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for to in Side::BOTH {
+        for round in 0..20_u64 {
+            let len = if round % 4 == 3 { 300_000 } else { 64 };
+            let here = source(&world, to.peer(), len, round)?;
+            let mut inbox = sink(&world, to, len)?;
+            world.post_recv(link, to, round, &[inbox.sge(0, len)])?;
+            world.settle(500);
+            let out = [here.sge(0, len)];
+            let mut sent = false;
+            let (wc, _) = sleep_until(&mut world, to, On::Completions, "a receive", |world| {
+                // Only once it sleeps for sure.
+                if !std::mem::replace(&mut sent, true) {
+                    world.post_now(link, to.peer(), &send(round, &out)).ok()?;
+                }
+                world.take_completion(link, to)
+            })?;
+            ensure_eq!((wc.wr_id, wc.status), (round, WcStatus::Success), "the receive");
+            inbox.expect(0, here.shadow(0, len));
+            inbox.check("a message that woke its receiver")?;
+            world.success(link, to.peer(), round, WcOpcode::Send)?;
+        }
+    }
+    Ok(())
+}
+
+/// The one who asked sleeps until the answer to its RDMA READ is there.
+pub(super) fn own_request_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let there = source(&world, from.peer(), 300_000, 1)?;
+        let mut back = read_sink(&world, from, 300_000)?;
+        let into = [back.sge(0, 300_000)];
+        world.post_now(link, from, &read(1, &into, there.remote(0)))?;
+        let (wc, _) = sleep_until(&mut world, from, On::Completions, "a READ", |world| {
+            world.take_completion(link, from)
+        })?;
+        ensure_eq!((wc.wr_id, wc.status), (1, WcStatus::Success), "the READ");
+        back.expect(0, there.shadow(0, 300_000));
+        back.check("a READ that woke its asker")?;
+    }
+    Ok(())
+}
+
+/// A side that sleeps on its descriptors still serves the peer's RDMA READs.
+pub(super) fn sleeper_serves_the_peer(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let there = source(&world, from.peer(), 300_000, 2)?;
+        let mut back = read_sink(&world, from, 300_000)?;
+        let into = [back.sge(0, 300_000)];
+        world.settle(500);
+        let mut asked = false;
+        sleep_until(&mut world, from.peer(), On::Completions, "the peer's READ", |world| {
+            if !std::mem::replace(&mut asked, true) {
+                let wr = read(1, &into, there.remote(0));
+                world.post_now(link, from, &wr).ok()?;
+            }
+            world.take_completion(link, from)
+        })?;
+        back.expect(0, there.shadow(0, 300_000));
+        back.check("a READ served by a sleeper")?;
+    }
+    Ok(())
+}
+
+/// What completed before arming is not slept over.
+pub(super) fn arming_late_loses_nothing(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for to in Side::BOTH {
+        for round in 0..20 {
+            world.post_recv(link, to, round, &[])?;
+            // The receiver does not poll while the message comes in.
+            world.end(to).asleep = true;
+            world.post_now(link, to.peer(), &send(round, &[]))?;
+            world.settle(2_000);
+            world.end(to).asleep = false;
+            let (wc, _) = sleep_until(&mut world, to, On::Completions, "an early one", |world| {
+                world.take_completion(link, to)
+            })?;
+            ensure_eq!((wc.wr_id, wc.status), (round, WcStatus::Success), "the receive");
+            world.success(link, to.peer(), round, WcOpcode::Send)?;
+        }
+    }
+    Ok(())
+}
+
+/// Completions that did not fit into one poll are told by the next arm.
+pub(super) fn unpolled_completions_are_told_by_arm(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    let to = Side::Passive;
+    for round in 0..10 {
+        world.post_recv(link, to, round, &[])?;
+        world.post(link, to.peer(), &send(round, &[]))?;
+    }
+    world.ring(link, to.peer())?;
+    for round in 0..10 {
+        world.success(link, to.peer(), round, WcOpcode::Send)?;
+    }
+    world.settle(2_000);
+    world.end(to).completions.clear();
+    // Again, polled one at a time by hand.
+    for round in 0..10 {
+        world.post_recv(link, to, round, &[])?;
+        world.post(link, to.peer(), &send(round, &[]))?;
+    }
+    world.end(to).asleep = true;
+    world.ring(link, to.peer())?;
+    world.settle(2_000);
+    let cq = Rc::clone(&world.has(to)?.cq);
+    let mut expected = 0;
+    let deadline_us = world.now_us() + world.behaviour.patience_us;
+    while expected < 10 {
+        let mut one = [super::super::world::BLANK];
+        if cq.poll(&mut one) == 1 {
+            ensure_eq!(one[0].wr_id, expected, "order of completions polled one by one");
+            expected += 1;
+            continue;
+        }
+        while !cq.arm() && !readable(cq.fd(), 1)? {
+            world.turn();
+            let now_us = world.now_us();
+            ensure!(now_us < deadline_us, "slept over completion {expected}");
+            world.fabric.pause(deadline_us);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn connection_request_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    world.settle(500);
+    let mut started = None;
+    let listener = world.listener;
+    sleep_until(&mut world, Side::Passive, On::Events, "a request", |world| {
+        if started.is_none() {
+            started = Some(world.start(&LinkOptions::default()).ok()?);
+        }
+        let asked = |kind: &CmEventKind| {
+            matches!(kind, CmEventKind::ConnectRequest { listener: to, .. } if *to == listener)
+        };
+        let events = &world.end(Side::Passive).events;
+        events.iter().any(|event| asked(&event.kind)).then_some(())
+    })?;
+    let active = started.ok_or_else(|| Stop::failed("not started"))?;
+    let request = world.requested()?;
+    let passive = world.admit(request, &LinkOptions::default())?;
+    // The accept wakes the one who asked.
+    let id = active.id;
+    sleep_until(&mut world, Side::Active, On::Events, "the accept", |world| {
+        let events = &world.end(Side::Active).events;
+        events.iter().any(|event| event.id == id).then_some(())
+    })?;
+    world.join(active, passive)?;
+    Ok(())
+}
+
+pub(super) fn disconnect_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    for side in Side::BOTH {
+        for on in [On::Events, On::Completions] {
+            let link = world.connect(&LinkOptions::default())?;
+            world.post_recv(link, side, 1, &[])?;
+            world.settle(2_000);
+            let mut ended = false;
+            let id = world.id(link, side);
+            let peer_id = world.id(link, side.peer());
+            sleep_until(&mut world, side, on, "the end", |world| {
+                if !std::mem::replace(&mut ended, true) {
+                    world.end(side.peer()).cm.disconnect(peer_id);
+                }
+                match on {
+                    On::Events => {
+                        let events = &world.end(side).events;
+                        events.iter().any(|event| event.id == id).then_some(())
+                    }
+                    On::Completions => world.take_completion(link, side).map(|_| ()),
+                }
+            })?;
+            world.ended(link)?;
+            world.close(link);
+        }
+    }
+    Ok(())
+}
+
+/// With a connection up and nothing to do nobody is woken.
+pub(super) fn idle_is_idle(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for side in Side::BOTH {
+        world.post_recv(link, side, 1, &[])?;
+    }
+    world.settle(20_000);
+    for side in Side::BOTH {
+        for on in [On::Completions, On::Events] {
+            let fd = fd(&mut world, side, on)?;
+            let end_us = world.now_us() + 100_000;
+            let mut wakeups = 0;
+            let mut ready = arm(&mut world, side, on)?;
+            while world.now_us() < end_us {
+                if ready {
+                    wakeups += 1;
+                    let now_us = world.now_us();
+                    world.end(side).poll(now_us);
+                    ready = arm(&mut world, side, on)?;
+                } else if !readable(fd, 5)? {
+                    world.fabric.pause(end_us);
+                } else {
+                    ready = true;
+                }
+            }
+            ensure!(wakeups <= 3, "{side:?}: woken {wakeups} times in 100 ms of nothing");
+        }
+    }
+    world.silent(link)
+}
