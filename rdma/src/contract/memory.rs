@@ -1,5 +1,6 @@
 //! Protection domains, memory regions and memory windows.
 
+use std::any::Any;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -33,8 +34,9 @@ pub struct LKey(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RKey(pub u32);
 
-/// A protection domain: keys work only with queue pairs of the same domain.
-pub trait ProtectionDomain {
+/// A protection domain: keys work only with queue pairs of the same domain. (`Any`: as for
+/// [`CompletionQueue`](super::CompletionQueue).)
+pub trait ProtectionDomain: Any {
     /// Registers `len_bytes` of `slab` from `offset_bytes` with `access`. The region keeps the slab
     /// mapped; the keys die with the region.
     ///

@@ -1,5 +1,6 @@
 //! Devices and queues.
 
+use std::any::Any;
 use std::os::fd::RawFd;
 use std::rc::Rc;
 
@@ -72,8 +73,8 @@ pub trait Device {
     fn create_cq(&self, depth: u32) -> Result<Rc<dyn CompletionQueue>, RdmaError>;
 }
 
-/// A completion queue.
-pub trait CompletionQueue {
+/// A completion queue. (`Any`: a provider finds its own type in a [`QpConfig`] by upcasting.)
+pub trait CompletionQueue: Any {
     /// Takes up to `out.len()` completions; the answer says how many. A software provider makes
     /// progress (sends, receives, places data) inside this call.
     fn poll(&self, out: &mut [WorkCompletion]) -> usize;
@@ -86,8 +87,8 @@ pub trait CompletionQueue {
     fn fd(&self) -> RawFd;
 }
 
-/// Receives shared by several queue pairs.
-pub trait SharedReceiveQueue {
+/// Receives shared by several queue pairs. (`Any`: as for [`CompletionQueue`].)
+pub trait SharedReceiveQueue: Any {
     /// Posts a receive.
     ///
     /// # Errors
