@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Boots the lab's kernel under QEMU software emulation and runs one guest script in it as root.
+#
+#   tests/lab/boot.sh [-n] [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
+#
+# -n adds an emulated NVMe controller with a 64 MiB namespace.
+# SCRIPT is a name under tests/lab/guest/ (or a path). The guest sees this machine's root folder read-only over 9p,
+# and two folders of its own: $LAB (a copy of tests/lab/guest and of the siw modules) and $OUT (writable, kept
+# afterwards in OUTPUT_FOLDER, default $CAPSTAN_LAB_CACHE/out/<script name>). The exit status is the guest script's.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=tests/lab/common.sh
+. "$here/common.sh"
+
+usage() { die "usage: boot.sh [-n] [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
+
+out='' memory=2G timeout_s=600 nvme_disk=''
+while getopts no:m:t: option; do
+    case $option in
+        n) nvme_disk=yes ;;
+        o) out=$OPTARG ;;
+        m) memory=$OPTARG ;;
+        t) timeout_s=$OPTARG ;;
+        *) usage ;;
+    esac
+done
+shift $((OPTIND - 1))
+[ $# -ge 1 ] || usage
+script=$1
+shift
+[ -r "$script" ] || script=$here/guest/$script
+[ -r "$script" ] || die "no guest script $script"
+name=$(basename "$script" .sh)
+out=${out:-$CAPSTAN_LAB_CACHE/out/$name}
+release=$(lab_kernel_release)
+
+# The guest has fresh tmpfs mounts over /tmp and /var/cache, so all it needs goes through the folder it shares.
+mkdir -p "$out"
+rm -rf "$out/lab" "$out/exit-status"
+mkdir "$out/lab"
+cp "$here"/guest/* "$out/lab/"
+cp "$script" "$out/lab/$name.sh"
+cp "$CAPSTAN_LAB_CACHE/siw-$release"/*.ko "$out/lab/"
+
+cat >"$out/lab/start" <<END
+#!/usr/bin/env bash
+export LAB=$out/lab OUT=$out
+cd "\$OUT"
+bash "\$LAB/$name.sh" $(printf '%q ' "$@")
+echo \$? >"\$OUT/exit-status"
+sync
+END
+chmod 755 "$out/lab/start"
+
+# vng finds its own helpers (virtme-run) through PATH.
+export PATH=$CAPSTAN_LAB_CACHE/venv/bin:$PATH
+say "booting $release (emulated, so slow) to run $name; output goes to $out"
+command=("$CAPSTAN_LAB_CACHE/venv/bin/vng" --disable-kvm --force-9p --disable-microvm --cpus 2 --memory "$memory"
+    --rwdir "$out" --run "$CAPSTAN_LAB_CACHE/boot/vmlinuz-$release")
+if [ -n "$nvme_disk" ]; then
+    truncate -s 0 "$out/nvme.img"
+    truncate -s 64M "$out/nvme.img"
+    command+=("--qemu-opts=-drive file=$out/nvme.img,if=none,id=labnvme,format=raw -device nvme,serial=LABQEMU0000001,drive=labnvme")
+fi
+command+=(-- "$out/lab/start")
+# script(1) gives QEMU the terminal that virtme-ng insists on. /dev/kvm is refused on purpose: where it exists but
+# is itself emulated, an unmodified kernel does not come up on it.
+timeout --foreground "$timeout_s" script -q -e -f -O "$out/console.log" -c "$(printf '%q ' "${command[@]}")" \
+    </dev/null || say "QEMU ended with status $?"
+[ -r "$out/exit-status" ] || die "the guest did not finish $name within $timeout_s s: see $out/console.log"
+status=$(cat "$out/exit-status")
+say "$name ended with status $status"
+exit "$status"

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Prepares the virtual RDMA lab: a stock Debian kernel that has NVMe over RDMA, the siw module built for it,
+# and what boots it under QEMU without KVM. Idempotent: what is there already is kept.
+#
+# Environment: CAPSTAN_LAB_CACHE   folder for everything fetched or built (default /var/cache/capstan-lab)
+#              CAPSTAN_LAB_KERNEL  kernel release to use (default: the one Debian's linux-source-6.12 was made from)
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=tests/lab/common.sh
+. "$here/common.sh"
+
+VIRTME_NG_VERSION=1.42
+PACKAGES=(qemu-system-x86 busybox-static rdma-core ibverbs-providers ibverbs-utils rdmacm-utils nvme-cli fio kmod cpio
+    zstd xz-utils tcpdump iproute2 e2fsprogs xfsprogs python3 python3-venv gcc-12 make linux-source-6.12)
+
+install_packages() {
+    local missing=() package
+    for package in "$@"; do
+        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+    done
+    [ ${#missing[@]} -eq 0 ] && return 0
+    say "installing ${missing[*]}"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" </dev/null
+}
+
+# Name of the release that linux-source-6.12 was built from: 6.12.117-1~deb12u1 is 6.12.117+deb12-amd64.
+default_release() {
+    local version
+    version=$(dpkg-query -W -f '${Version}' linux-source-6.12)
+    printf '%s+deb12-amd64\n' "${version%%-*}"
+}
+
+# Kernel, modules and build tree. The packages are unpacked and not installed: the headers depend on the image, whose
+# maintainer scripts would touch this machine's boot loader.
+fetch_kernel() {
+    local boot=$CAPSTAN_LAB_CACHE/boot modules=/lib/modules/$release base=${release%-amd64} scratch
+    tree=$CAPSTAN_LAB_CACHE/linux-$release
+    if [ -r "$boot/vmlinuz-$release" ] && [ -r "$modules/modules.dep" ] && [ -r "$tree/.unpacked" ]; then
+        say "kernel $release is there"
+        return 0
+    fi
+    say "fetching kernel $release and its build tree (about 120 MB)"
+    scratch=$CAPSTAN_LAB_CACHE/fetch
+    rm -rf "$scratch" "$tree"
+    mkdir -p "$scratch" "$tree"
+    # apt hands the download to an unprivileged user where it can, and warns when the folder does not let it.
+    (cd "$scratch" && apt-get download -q "linux-image-$release" "linux-headers-$release" \
+        "linux-headers-$base-common" "linux-kbuild-$base")
+    dpkg -x "$scratch"/linux-image-*.deb "$scratch/root"
+    mkdir -p "$boot"
+    cp "$scratch/root/boot/vmlinuz-$release" "$scratch/root/boot/config-$release" "$boot/"
+    # A real copy: the guest sees this machine's root over 9p and looks in /lib/modules.
+    as_root mkdir -p "$modules"
+    as_root cp -a "$scratch/root/lib/modules/$release/." "$modules/"
+    as_root depmod -a "$release"
+    local package
+    for package in "$scratch"/linux-headers-*.deb "$scratch"/linux-kbuild-*.deb; do
+        dpkg -x "$package" "$tree"
+    done
+    # The headers name their common part by its absolute path.
+    sed -i "s|/usr/src/|$tree/usr/src/|" "$tree/usr/src/linux-headers-$release/Makefile"
+    touch "$tree/.unpacked"
+    rm -rf "$scratch"
+}
+
+# Sources of the parts the lab builds or reads; the whole tree would be 1.5 GB.
+unpack_source() {
+    source_dir=$CAPSTAN_LAB_CACHE/linux-source-6.12
+    [ -e "$source_dir/.unpacked" ] && return 0
+    say "unpacking the RDMA and NVMe parts of linux-source-6.12"
+    mkdir -p "$source_dir"
+    tar -xJf /usr/src/linux-source-6.12.tar.xz -C "$source_dir" --strip-components=1 --wildcards \
+        'linux-source-6.12/Makefile' \
+        'linux-source-6.12/drivers/infiniband/*' \
+        'linux-source-6.12/drivers/nvme/*' \
+        'linux-source-6.12/include/linux/nvme*.h' \
+        'linux-source-6.12/include/rdma/*' \
+        'linux-source-6.12/include/uapi/rdma/*'
+    touch "$source_dir/.unpacked"
+}
+
+# Debian's kernel leaves siw out; its headers build it. What siw asks of its peer is fixed by constants in siw_main.c,
+# so the other ways of connecting need builds of their own: each SED_SCRIPT changes those constants only.
+build_siw() { # build_siw NAME [SED_SCRIPT]: leaves $CAPSTAN_LAB_CACHE/siw-$release/NAME.ko
+    local name=$1 script=${2:-} folder=$CAPSTAN_LAB_CACHE/siw-$release work
+    if [ -r "$folder/$name.ko" ]; then
+        say "$name.ko for $release is there"
+        return 0
+    fi
+    say "building $name.ko for $release"
+    work=$folder/build-$name
+    rm -rf "$work"
+    mkdir -p "$folder"
+    cp -r "$source_dir/drivers/infiniband/sw/siw" "$work"
+    if [ -n "$script" ]; then
+        sed -i "$script" "$work/siw_main.c"
+        ! cmp -s "$work/siw_main.c" "$source_dir/drivers/infiniband/sw/siw/siw_main.c" ||
+            die "siw_main.c is not changed by: $script"
+    fi
+    make -s -C "$tree/usr/src/linux-headers-$release" "M=$work" CONFIG_RDMA_SIW=m modules
+    cp "$work/siw.ko" "$folder/$name.ko"
+    rm -rf "$work"
+}
+
+install_virtme() {
+    local venv=$CAPSTAN_LAB_CACHE/venv
+    if [ -x "$venv/bin/vng" ] && "$venv/bin/vng" --version 2>&1 | grep -qF "$VIRTME_NG_VERSION"; then
+        say "virtme-ng $VIRTME_NG_VERSION is there"
+        return 0
+    fi
+    say "installing virtme-ng $VIRTME_NG_VERSION into $venv"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check "virtme-ng==$VIRTME_NG_VERSION"
+}
+
+as_root mkdir -p "$CAPSTAN_LAB_CACHE"
+[ -w "$CAPSTAN_LAB_CACHE" ] || die "$CAPSTAN_LAB_CACHE is not writable: run as root or set CAPSTAN_LAB_CACHE"
+install_packages "${PACKAGES[@]}"
+release=${CAPSTAN_LAB_KERNEL:-$(default_release)}
+fetch_kernel
+unpack_source
+build_siw siw
+build_siw siw-crc 's/^const bool mpa_crc_required;/const bool mpa_crc_required = true;/'
+build_siw siw-p2p 's/^const bool peer_to_peer;/const bool peer_to_peer = true;/'
+install_virtme
+printf '%s\n' "$release" >"$CAPSTAN_LAB_CACHE/kernel-release"
+say "ready: kernel $release, cache $CAPSTAN_LAB_CACHE; boot it with tests/lab/boot.sh"
