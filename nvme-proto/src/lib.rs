@@ -10,17 +10,26 @@
     clippy::wildcard_enum_match_arm
 )]
 
+pub mod async_event;
 mod bits;
+pub mod command;
+pub mod copy;
 pub mod cqe;
+pub mod dataset;
 pub mod error;
 pub mod fabrics;
+pub mod features;
+pub mod identify;
+pub mod log;
 mod macros;
 pub mod nqn;
 pub mod opcode;
 pub mod property;
 pub mod rdma_cm;
+pub mod reservation;
 pub mod sgl;
 pub mod sqe;
 pub mod status;
+pub mod text;
 pub mod transfer;
 pub mod zeroes_based;

@@ -1,0 +1,702 @@
+//! Identify Controller (CNS 01h).
+//!
+//! Source: NVMe Base 2.1, section 5.1.13.2.1 (Identify Controller data structure).
+
+use core::mem::offset_of;
+
+use bitflags::bitflags;
+use zerocopy::little_endian::{U16, U32, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::IDENTIFY_BYTES;
+use crate::macros::open_enum;
+use crate::nqn::{NQN_FIELD_BYTES, Nqn, NqnError};
+use crate::text::TextField;
+
+/// Unit of KAS.
+pub const KEEP_ALIVE_GRANULARITY_MS: u32 = 100;
+
+/// Identify Controller data structure, 4096 bytes. Reserved bytes are zero in a value made by
+/// `FromZeros::new_zeroed` and are left alone otherwise.
+#[repr(C)]
+#[derive(Clone, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct IdentifyController {
+    /// PCI Vendor ID; 0 over fabrics.
+    pub vid: U16,
+    /// PCI Subsystem Vendor ID; 0 over fabrics.
+    pub ssvid: U16,
+    /// SN, Serial Number: ASCII, padded with spaces.
+    pub sn: [u8; 20],
+    /// MN, Model Number: ASCII, padded with spaces.
+    pub mn: [u8; 40],
+    /// FR, Firmware Revision: ASCII, padded with spaces.
+    pub fr: [u8; 8],
+    /// RAB, Recommended Arbitration Burst: 2^RAB commands.
+    pub rab: u8,
+    /// IEEE OUI Identifier.
+    pub ieee: [u8; 3],
+    /// CMIC: see [`MultiPath`].
+    pub cmic: u8,
+    /// MDTS, Maximum Data Transfer Size: 2^MDTS minimum memory pages, 0 for no limit.
+    pub mdts: u8,
+    /// CNTLID, Controller Identifier.
+    pub cntlid: U16,
+    /// VER, Version: see [`Version`](crate::property::Version).
+    pub ver: U32,
+    /// RTD3R, RTD3 Resume Latency in microseconds.
+    pub rtd3r_us: U32,
+    /// RTD3E, RTD3 Entry Latency in microseconds: how long a shutdown may take.
+    pub rtd3e_us: U32,
+    /// OAES: see [`AsyncEventConfiguration`](crate::features::AsyncEventConfiguration).
+    pub oaes: U32,
+    /// CTRATT: see [`ControllerAttributes`].
+    pub ctratt: U32,
+    /// RRLS, Read Recovery Levels Supported.
+    pub rrls: U16,
+    /// BPCAP, Boot Partition Capabilities.
+    pub bpcap: u8,
+    reserved103: u8,
+    /// NSSL, NVM Subsystem Shutdown Latency in microseconds.
+    pub nssl_us: U32,
+    reserved108: [u8; 2],
+    /// PLSI, Power Loss Signaling Information.
+    pub plsi: u8,
+    /// CNTRLTYPE: see [`ControllerType`].
+    pub cntrltype: ControllerType,
+    /// FGUID, FRU Globally Unique Identifier.
+    pub fguid: [u8; 16],
+    /// CRDT1: Command Retry Delay Time for CRD 1, in units of 100 ms.
+    pub crdt1_100ms: U16,
+    /// CRDT2: Command Retry Delay Time for CRD 2, in units of 100 ms.
+    pub crdt2_100ms: U16,
+    /// CRDT3: Command Retry Delay Time for CRD 3, in units of 100 ms.
+    pub crdt3_100ms: U16,
+    /// CRCAP, Controller Reachability Capabilities.
+    pub crcap: u8,
+    reserved135: [u8; 118],
+    /// NVMSR, NVM Subsystem Report.
+    pub nvmsr: u8,
+    /// VWCI, VPD Write Cycle Information.
+    pub vwci: u8,
+    /// MEC, Management Endpoint Capabilities.
+    pub mec: u8,
+    /// OACS: see [`OptionalAdminCommands`].
+    pub oacs: U16,
+    /// ACL, Abort Command Limit (0's based).
+    pub acl_z: u8,
+    /// AERL, Asynchronous Event Request Limit (0's based).
+    pub aerl_z: u8,
+    /// FRMW, Firmware Updates.
+    pub frmw: u8,
+    /// LPA: see [`LogPageAttributes`].
+    pub lpa: u8,
+    /// ELPE, Error Log Page Entries (0's based).
+    pub elpe_z: u8,
+    /// NPSS, Number of Power States Supported (0's based).
+    pub npss_z: u8,
+    /// AVSCC, Admin Vendor Specific Command Configuration.
+    pub avscc: u8,
+    /// APSTA, Autonomous Power State Transition Attributes.
+    pub apsta: u8,
+    /// WCTEMP, Warning Composite Temperature Threshold in kelvins.
+    pub wctemp_kelvins: U16,
+    /// CCTEMP, Critical Composite Temperature Threshold in kelvins.
+    pub cctemp_kelvins: U16,
+    /// MTFA, Maximum Time for Firmware Activation, in units of 100 ms.
+    pub mtfa_100ms: U16,
+    /// HMPRE, Host Memory Buffer Preferred Size in units of 4 KiB.
+    pub hmpre_4kib: U32,
+    /// HMMIN, Host Memory Buffer Minimum Size in units of 4 KiB.
+    pub hmmin_4kib: U32,
+    /// TNVMCAP, Total NVM Capacity in bytes.
+    pub tnvmcap_bytes: U128,
+    /// UNVMCAP, Unallocated NVM Capacity in bytes.
+    pub unvmcap_bytes: U128,
+    /// RPMBS, Replay Protected Memory Block Support.
+    pub rpmbs: U32,
+    /// EDSTT, Extended Device Self-test Time in minutes.
+    pub edstt_minutes: U16,
+    /// DSTO, Device Self-test Options.
+    pub dsto: u8,
+    /// FWUG, Firmware Update Granularity in units of 4 KiB.
+    pub fwug_4kib: u8,
+    /// KAS, Keep Alive Support: granularity of the timer in units of 100 ms, 0 for no support.
+    pub kas_100ms: U16,
+    /// HCTMA, Host Controlled Thermal Management Attributes.
+    pub hctma: U16,
+    /// MNTMT, Minimum Thermal Management Temperature in kelvins.
+    pub mntmt_kelvins: U16,
+    /// MXTMT, Maximum Thermal Management Temperature in kelvins.
+    pub mxtmt_kelvins: U16,
+    /// SANICAP, Sanitize Capabilities.
+    pub sanicap: U32,
+    /// HMMINDS, Host Memory Buffer Minimum Descriptor Entry Size in units of 4 KiB.
+    pub hmminds_4kib: U32,
+    /// HMMAXD, Host Memory Maximum Descriptors Entries.
+    pub hmmaxd: U16,
+    /// NSETIDMAX, NVM Set Identifier Maximum.
+    pub nsetidmax: U16,
+    /// ENDGIDMAX, Endurance Group Identifier Maximum.
+    pub endgidmax: U16,
+    /// ANATT, ANA Transition Time in seconds.
+    pub anatt_seconds: u8,
+    /// ANACAP: see [`AnaCapabilities`].
+    pub anacap: u8,
+    /// ANAGRPMAX, ANA Group Identifier Maximum.
+    pub anagrpmax: U32,
+    /// NANAGRPID, Number of ANA Group Identifiers.
+    pub nanagrpid: U32,
+    /// PELS, Persistent Event Log Size in units of 64 KiB.
+    pub pels_64kib: U32,
+    /// DID, Domain Identifier.
+    pub domain_id: U16,
+    /// KPIOC, Key Per I/O Capabilities.
+    pub kpioc: u8,
+    reserved359: u8,
+    /// MPTFAWR, Maximum Processing Time for Firmware Activation Without Reset, in units of 100 ms.
+    pub mptfawr_100ms: U16,
+    reserved362: [u8; 6],
+    /// MEGCAP, Max Endurance Group Capacity in bytes.
+    pub megcap_bytes: U128,
+    /// TMPTHHA, Temperature Threshold Hysteresis Attributes.
+    pub tmpthha: u8,
+    reserved385: u8,
+    /// CQT, Command Quiesce Time in milliseconds.
+    pub cqt_ms: U16,
+    reserved388: [u8; 124],
+    /// SQES: log2 of the submission queue entry size, required in bits 3:0, maximum in bits 7:4.
+    pub sqes: u8,
+    /// CQES: log2 of the completion queue entry size, required in bits 3:0, maximum in bits 7:4.
+    pub cqes: u8,
+    /// MAXCMD, Maximum Outstanding Commands of a queue. Required over fabrics.
+    pub maxcmd: U16,
+    /// NN, Number of Namespaces: the largest valid NSID.
+    pub nn: U32,
+    /// ONCS: see [`OptionalNvmCommands`].
+    pub oncs: U16,
+    /// FUSES: see [`FusedOperations`].
+    pub fuses: U16,
+    /// FNA, Format NVM Attributes.
+    pub fna: u8,
+    /// VWC: see [`VolatileWriteCacheSupport`].
+    pub vwc: u8,
+    /// AWUN, Atomic Write Unit Normal in logical blocks (0's based).
+    pub awun_z: U16,
+    /// AWUPF, Atomic Write Unit Power Fail in logical blocks (0's based).
+    pub awupf_z: U16,
+    /// ICSVSCC, I/O Command Set Vendor Specific Command Configuration.
+    pub icsvscc: u8,
+    /// NWPC, Namespace Write Protection Capabilities.
+    pub nwpc: u8,
+    /// ACWU, Atomic Compare & Write Unit in logical blocks (0's based).
+    pub acwu_z: U16,
+    /// OCFS, Optional Copy Formats Supported: bit n for
+    /// [`CopyFormat`](crate::copy::CopyFormat) n.
+    pub ocfs: U16,
+    /// SGLS: see [`SglSupport`].
+    pub sgls: U32,
+    /// MNAN, Maximum Number of Allowed Namespaces; 0 for NN.
+    pub mnan: U32,
+    /// MAXDNA, Maximum Domain Namespace Attachments.
+    pub maxdna: U128,
+    /// MAXCNA, Maximum I/O Controller Namespace Attachments.
+    pub maxcna: U32,
+    /// OAQD, Optimal Aggregated Queue Depth.
+    pub oaqd: U32,
+    /// RHIRI, Recommended Host-Initiated Refresh Interval in days.
+    pub rhiri_days: u8,
+    /// HIRT, Host-Initiated Refresh Time in minutes.
+    pub hirt_minutes: u8,
+    /// CMMRTD, Controller Maximum Memory Range Tracking Descriptors.
+    pub cmmrtd: U16,
+    /// NMMRTD, NVM Subsystem Maximum Memory Range Tracking Descriptors.
+    pub nmmrtd: U16,
+    /// MINMRTG, Minimum Memory Range Tracking Granularity.
+    pub minmrtg: u8,
+    /// MAXMRTG, Maximum Memory Range Tracking Granularity.
+    pub maxmrtg: u8,
+    /// TRATTR, Tracking Attributes.
+    pub trattr: u8,
+    reserved577: u8,
+    /// MCUDMQ, Maximum Controller User Data Migration Queues.
+    pub mcudmq: U16,
+    /// MNSUDMQ, Maximum NVM Subsystem User Data Migration Queues.
+    pub mnsudmq: U16,
+    /// MCMR, Maximum CDQ Memory Ranges.
+    pub mcmr: U16,
+    /// NMCMR, NVM Subsystem Maximum CDQ Memory Ranges.
+    pub nmcmr: U16,
+    /// MCDQPC, Maximum Controller Data Queue PRP Count.
+    pub mcdqpc: U16,
+    reserved588: [u8; 180],
+    /// SUBNQN, NVM Subsystem NQN.
+    pub subnqn: [u8; NQN_FIELD_BYTES],
+    reserved1024: [u8; 768],
+    /// IOCCSZ, I/O Queue Command Capsule Supported Size in units of 16 bytes: at least 4.
+    pub ioccsz_16bytes: U32,
+    /// IORCSZ, I/O Queue Response Capsule Supported Size in units of 16 bytes: at least 1.
+    pub iorcsz_16bytes: U32,
+    /// ICDOFF, In Capsule Data Offset from the end of the SQE in units of 16 bytes.
+    pub icdoff_16bytes: U16,
+    /// FCATT: see [`FabricsControllerAttributes`].
+    pub fcatt: u8,
+    /// MSDBD, Maximum SGL Data Block Descriptors in a capsule; 0 for no limit.
+    pub msdbd: u8,
+    /// OFCS: see [`OptionalFabricsCommands`].
+    pub ofcs: U16,
+    /// DCTYPE, Discovery Controller Type.
+    pub dctype: u8,
+    reserved1807: [u8; 241],
+    /// PSD0 to PSD31, Power State Descriptors.
+    pub psd: [PowerStateDescriptor; 32],
+    /// Vendor specific.
+    pub vs: [u8; 1024],
+}
+
+const _: () = {
+    assert!(size_of::<IdentifyController>() == IDENTIFY_BYTES);
+    assert!(align_of::<IdentifyController>() == 1);
+    assert!(offset_of!(IdentifyController, sn) == 4);
+    assert!(offset_of!(IdentifyController, mn) == 24);
+    assert!(offset_of!(IdentifyController, fr) == 64);
+    assert!(offset_of!(IdentifyController, rab) == 72);
+    assert!(offset_of!(IdentifyController, cmic) == 76);
+    assert!(offset_of!(IdentifyController, mdts) == 77);
+    assert!(offset_of!(IdentifyController, cntlid) == 78);
+    assert!(offset_of!(IdentifyController, ver) == 80);
+    assert!(offset_of!(IdentifyController, oaes) == 92);
+    assert!(offset_of!(IdentifyController, ctratt) == 96);
+    assert!(offset_of!(IdentifyController, nssl_us) == 104);
+    assert!(offset_of!(IdentifyController, cntrltype) == 111);
+    assert!(offset_of!(IdentifyController, fguid) == 112);
+    assert!(offset_of!(IdentifyController, crdt1_100ms) == 128);
+    assert!(offset_of!(IdentifyController, nvmsr) == 253);
+    assert!(offset_of!(IdentifyController, oacs) == 256);
+    assert!(offset_of!(IdentifyController, aerl_z) == 259);
+    assert!(offset_of!(IdentifyController, lpa) == 261);
+    assert!(offset_of!(IdentifyController, npss_z) == 263);
+    assert!(offset_of!(IdentifyController, wctemp_kelvins) == 266);
+    assert!(offset_of!(IdentifyController, tnvmcap_bytes) == 280);
+    assert!(offset_of!(IdentifyController, rpmbs) == 312);
+    assert!(offset_of!(IdentifyController, kas_100ms) == 320);
+    assert!(offset_of!(IdentifyController, sanicap) == 328);
+    assert!(offset_of!(IdentifyController, nsetidmax) == 338);
+    assert!(offset_of!(IdentifyController, anatt_seconds) == 342);
+    assert!(offset_of!(IdentifyController, anacap) == 343);
+    assert!(offset_of!(IdentifyController, anagrpmax) == 344);
+    assert!(offset_of!(IdentifyController, nanagrpid) == 348);
+    assert!(offset_of!(IdentifyController, pels_64kib) == 352);
+    assert!(offset_of!(IdentifyController, megcap_bytes) == 368);
+    assert!(offset_of!(IdentifyController, cqt_ms) == 386);
+    assert!(offset_of!(IdentifyController, sqes) == 512);
+    assert!(offset_of!(IdentifyController, maxcmd) == 514);
+    assert!(offset_of!(IdentifyController, nn) == 516);
+    assert!(offset_of!(IdentifyController, oncs) == 520);
+    assert!(offset_of!(IdentifyController, vwc) == 525);
+    assert!(offset_of!(IdentifyController, awun_z) == 526);
+    assert!(offset_of!(IdentifyController, nwpc) == 531);
+    assert!(offset_of!(IdentifyController, acwu_z) == 532);
+    assert!(offset_of!(IdentifyController, ocfs) == 534);
+    assert!(offset_of!(IdentifyController, sgls) == 536);
+    assert!(offset_of!(IdentifyController, mnan) == 540);
+    assert!(offset_of!(IdentifyController, maxcna) == 560);
+    assert!(offset_of!(IdentifyController, mcdqpc) == 586);
+    assert!(offset_of!(IdentifyController, subnqn) == 768);
+    assert!(offset_of!(IdentifyController, ioccsz_16bytes) == 1792);
+    assert!(offset_of!(IdentifyController, iorcsz_16bytes) == 1796);
+    assert!(offset_of!(IdentifyController, icdoff_16bytes) == 1800);
+    assert!(offset_of!(IdentifyController, fcatt) == 1802);
+    assert!(offset_of!(IdentifyController, msdbd) == 1803);
+    assert!(offset_of!(IdentifyController, ofcs) == 1804);
+    assert!(offset_of!(IdentifyController, dctype) == 1806);
+    assert!(offset_of!(IdentifyController, psd) == 2048);
+    assert!(offset_of!(IdentifyController, vs) == 3072);
+};
+
+impl IdentifyController {
+    /// From the data of the command; `None` when it is not 4096 bytes.
+    #[must_use]
+    pub fn from_data(data: &[u8]) -> Option<&Self> {
+        Self::ref_from_bytes(data).ok()
+    }
+
+    /// Serial Number without its padding.
+    #[must_use]
+    pub fn serial_number(&self) -> TextField<'_> {
+        TextField::new(&self.sn)
+    }
+
+    /// Model Number without its padding.
+    #[must_use]
+    pub fn model_number(&self) -> TextField<'_> {
+        TextField::new(&self.mn)
+    }
+
+    /// Firmware Revision without its padding.
+    #[must_use]
+    pub fn firmware_revision(&self) -> TextField<'_> {
+        TextField::new(&self.fr)
+    }
+
+    /// NVM Subsystem NQN.
+    ///
+    /// # Errors
+    /// When the field holds no NQN.
+    pub fn subsystem_nqn(&self) -> Result<Nqn, NqnError> {
+        Nqn::from_field(&self.subnqn)
+    }
+
+    /// Most bytes in one command's data, with a minimum memory page of 2^(12 + `mpsmin`) bytes;
+    /// `None` for no limit (or one over 2^64 - 1).
+    #[must_use]
+    pub const fn max_data_transfer_bytes(&self, mpsmin: u8) -> Option<u64> {
+        if self.mdts == 0 {
+            return None;
+        }
+        let shift = (self.mdts as u32)
+            .saturating_add(mpsmin as u32)
+            .saturating_add(12);
+        1_u64.checked_shl(shift)
+    }
+
+    /// Bytes of in-capsule data an I/O command capsule can carry: what IOCCSZ leaves after the
+    /// 64 byte SQE and ICDOFF.
+    #[must_use]
+    pub const fn in_capsule_data_bytes(&self) -> u64 {
+        let capsule = (self.ioccsz_16bytes.get() as u64).saturating_mul(16);
+        let before = (self.icdoff_16bytes.get() as u64)
+            .saturating_mul(16)
+            .saturating_add(64);
+        capsule.saturating_sub(before)
+    }
+}
+
+open_enum! {
+    /// CNTRLTYPE, Controller Type.
+    #[derive(Unaligned)]
+    pub struct ControllerType(u8) {
+        NOT_REPORTED = 0 => "Not reported",
+        IO = 1 => "I/O controller",
+        DISCOVERY = 2 => "Discovery controller",
+        ADMINISTRATIVE = 3 => "Administrative controller",
+    }
+}
+
+bitflags! {
+    /// CMIC, Controller Multi-Path I/O and Namespace Sharing Capabilities.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct MultiPath: u8 {
+        /// The NVM subsystem may have more than one port.
+        const PORTS = 1 << 0;
+        /// The NVM subsystem may have two or more controllers.
+        const CONTROLLERS = 1 << 1;
+        /// The controller is an SR-IOV virtual function.
+        const SR_IOV = 1 << 2;
+        /// Asymmetric Namespace Access Reporting.
+        const ANA = 1 << 3;
+    }
+}
+
+bitflags! {
+    /// CTRATT, Controller Attributes.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct ControllerAttributes: u32 {
+        /// HIDS: 128-bit Host Identifier.
+        const HOST_ID_128 = 1 << 0;
+        /// NOPSPM: Non-Operational Power State Permissive Mode.
+        const NON_OPERATIONAL_PERMISSIVE = 1 << 1;
+        /// NSETS: NVM Sets.
+        const NVM_SETS = 1 << 2;
+        /// RRLVLS: Read Recovery Levels.
+        const READ_RECOVERY_LEVELS = 1 << 3;
+        /// EGS: Endurance Groups.
+        const ENDURANCE_GROUPS = 1 << 4;
+        /// PLM: Predictable Latency Mode.
+        const PREDICTABLE_LATENCY = 1 << 5;
+        /// TBKAS: Traffic Based Keep Alive Support.
+        const TRAFFIC_BASED_KEEP_ALIVE = 1 << 6;
+        /// NG: Namespace Granularity.
+        const NAMESPACE_GRANULARITY = 1 << 7;
+        /// SQA: SQ Associations.
+        const SQ_ASSOCIATIONS = 1 << 8;
+        /// ULIST: UUID List.
+        const UUID_LIST = 1 << 9;
+        /// MDS: Multi-Domain Subsystem.
+        const MULTI_DOMAIN = 1 << 10;
+        /// FCM: Fixed Capacity Management.
+        const FIXED_CAPACITY = 1 << 11;
+        /// VCM: Variable Capacity Management.
+        const VARIABLE_CAPACITY = 1 << 12;
+        /// DEG: Delete Endurance Group.
+        const DELETE_ENDURANCE_GROUP = 1 << 13;
+        /// DNVMS: Delete NVM Set.
+        const DELETE_NVM_SET = 1 << 14;
+        /// ELBAS: Extended LBA Formats.
+        const EXTENDED_LBA_FORMATS = 1 << 15;
+        /// MEM: MDTS and size limits exclude metadata.
+        const MDTS_EXCLUDES_METADATA = 1 << 16;
+        /// HMBR: host memory buffer restrict non-operational power state access.
+        const HOST_MEMORY_BUFFER_RESTRICT = 1 << 17;
+        /// RHII: Reservations and Host Identifier Interaction.
+        const RESERVATIONS_HOST_ID = 1 << 18;
+        /// FDPS: Flexible Data Placement.
+        const FLEXIBLE_DATA_PLACEMENT = 1 << 19;
+    }
+}
+
+bitflags! {
+    /// OACS, Optional Admin Command Support.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct OptionalAdminCommands: u16 {
+        /// Security Send and Receive.
+        const SECURITY = 1 << 0;
+        /// Format NVM.
+        const FORMAT_NVM = 1 << 1;
+        /// Firmware Commit and Firmware Image Download.
+        const FIRMWARE = 1 << 2;
+        /// Namespace Management and Attachment.
+        const NAMESPACE_MANAGEMENT = 1 << 3;
+        /// Device Self-test.
+        const DEVICE_SELF_TEST = 1 << 4;
+        /// Directives.
+        const DIRECTIVES = 1 << 5;
+        /// NVMe-MI Send and Receive.
+        const NVME_MI = 1 << 6;
+        /// Virtualization Management.
+        const VIRTUALIZATION_MANAGEMENT = 1 << 7;
+        /// Doorbell Buffer Config.
+        const DOORBELL_BUFFER_CONFIG = 1 << 8;
+        /// Get LBA Status.
+        const GET_LBA_STATUS = 1 << 9;
+        /// Command and Feature Lockdown.
+        const LOCKDOWN = 1 << 10;
+        /// Host Managed Live Migration.
+        const LIVE_MIGRATION = 1 << 11;
+    }
+}
+
+bitflags! {
+    /// LPA, Log Page Attributes.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct LogPageAttributes: u8 {
+        /// SMART / Health information per namespace.
+        const SMART_PER_NAMESPACE = 1 << 0;
+        /// The Commands Supported and Effects log page.
+        const COMMAND_EFFECTS = 1 << 1;
+        /// Extended Data: NUMDU and LPO of Get Log Page. Required over fabrics.
+        const EXTENDED_DATA = 1 << 2;
+        /// Telemetry.
+        const TELEMETRY = 1 << 3;
+        /// Persistent Event log page.
+        const PERSISTENT_EVENT = 1 << 4;
+        /// Supported Log Pages and the other self-describing log pages.
+        const SUPPORTED_LOG_PAGES = 1 << 5;
+        /// Telemetry Data Area 4.
+        const TELEMETRY_DATA_AREA_4 = 1 << 6;
+    }
+}
+
+bitflags! {
+    /// ANACAP, Asymmetric Namespace Access Capabilities.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct AnaCapabilities: u8 {
+        /// Reports ANA Optimized state.
+        const OPTIMIZED = 1 << 0;
+        /// Reports ANA Non-Optimized state.
+        const NON_OPTIMIZED = 1 << 1;
+        /// Reports ANA Inaccessible state.
+        const INACCESSIBLE = 1 << 2;
+        /// Reports ANA Persistent Loss state.
+        const PERSISTENT_LOSS = 1 << 3;
+        /// Reports ANA Change state.
+        const CHANGE = 1 << 4;
+        /// ANAGRPID of a namespace does not change while it is attached.
+        const GROUP_ID_STATIC = 1 << 6;
+        /// A non-zero ANAGRPID is supported in Namespace Management.
+        const GROUP_ID_MANAGED = 1 << 7;
+    }
+}
+
+bitflags! {
+    /// ONCS, Optional NVM Command Support.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct OptionalNvmCommands: u16 {
+        /// Compare.
+        const COMPARE = 1 << 0;
+        /// Write Uncorrectable.
+        const WRITE_UNCORRECTABLE = 1 << 1;
+        /// Dataset Management.
+        const DATASET_MANAGEMENT = 1 << 2;
+        /// Write Zeroes.
+        const WRITE_ZEROES = 1 << 3;
+        /// Save of Set Features and Select of Get Features.
+        const SAVE_AND_SELECT = 1 << 4;
+        /// Reservations.
+        const RESERVATIONS = 1 << 5;
+        /// Timestamp feature.
+        const TIMESTAMP = 1 << 6;
+        /// Verify.
+        const VERIFY = 1 << 7;
+        /// Copy.
+        const COPY = 1 << 8;
+        /// The write part of a Copy is one atomic operation.
+        const COPY_SINGLE_ATOMICITY = 1 << 9;
+        /// All fast copy.
+        const ALL_FAST_COPY = 1 << 10;
+        /// Write Zeroes limits: the DEAC bit may exceed WZSL up to WZDSL.
+        const WRITE_ZEROES_DEALLOCATE_LIMIT = 1 << 11;
+        /// Namespace Zeroes of Write Zeroes.
+        const NAMESPACE_ZEROES = 1 << 12;
+    }
+}
+
+bitflags! {
+    /// FUSES, Fused Operation Support.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct FusedOperations: u16 {
+        /// Compare and Write.
+        const COMPARE_AND_WRITE = 1 << 0;
+    }
+}
+
+bitflags! {
+    /// VWC, Volatile Write Cache.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct VolatileWriteCacheSupport: u8 {
+        /// A volatile write cache is present.
+        const PRESENT = 1 << 0;
+        /// Bits 2:1 are 10b: Flush with NSID FFFFFFFFh is not supported.
+        const FLUSH_BROADCAST_NOT_SUPPORTED = 0b10 << 1;
+        /// Bits 2:1 are 11b: Flush with NSID FFFFFFFFh is supported.
+        const FLUSH_BROADCAST_SUPPORTED = 0b11 << 1;
+    }
+}
+
+bitflags! {
+    /// SGLS, SGL Support.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct SglSupport: u32 {
+        /// Bits 1:0 are 01b: SGLs without alignment or granularity requirement.
+        const SUPPORTED = 0b01;
+        /// Bits 1:0 are 10b: SGLs with dword alignment and granularity.
+        const SUPPORTED_DWORD_ALIGNED = 0b10;
+        /// Keyed SGL Data Block descriptor. Required over RDMA.
+        const KEYED = 1 << 2;
+        /// SGL Bit Bucket descriptor.
+        const BIT_BUCKET = 1 << 16;
+        /// MPTR with a byte aligned contiguous buffer.
+        const METADATA_BYTE_ALIGNED = 1 << 17;
+        /// Larger SGLs than the data need.
+        const OVERSIZED = 1 << 18;
+        /// MPTR with an SGL.
+        const METADATA_SGL = 1 << 19;
+        /// Address field with an offset: in-capsule data. Required over RDMA with in-capsule data.
+        const OFFSET = 1 << 20;
+        /// Transport SGL Data Block descriptor.
+        const TRANSPORT = 1 << 21;
+    }
+}
+
+bitflags! {
+    /// FCATT, Fabrics Controller Attributes.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct FabricsControllerAttributes: u8 {
+        /// The NVM subsystem uses the static controller model.
+        const STATIC_CONTROLLER_MODEL = 1 << 0;
+    }
+}
+
+bitflags! {
+    /// OFCS, Optional Fabrics Commands Support.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct OptionalFabricsCommands: u16 {
+        /// Disconnect.
+        const DISCONNECT = 1 << 0;
+    }
+}
+
+/// Power State Descriptor, 32 bytes. NVMe Base 2.1, section 5.1.13.2.1 (Power State Descriptor).
+#[repr(C)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct PowerStateDescriptor {
+    /// MP, Maximum Power in centiwatts, or in units of 0.1 mW when bit 0 of `flags` is set.
+    pub mp: U16,
+    reserved2: u8,
+    /// Bit 0 MXPS, Max Power Scale; bit 1 NOPS, Non-Operational State.
+    pub flags: u8,
+    /// ENLAT, Entry Latency in microseconds.
+    pub enlat_us: U32,
+    /// EXLAT, Exit Latency in microseconds.
+    pub exlat_us: U32,
+    /// RRT, Relative Read Throughput.
+    pub rrt: u8,
+    /// RRL, Relative Read Latency.
+    pub rrl: u8,
+    /// RWT, Relative Write Throughput.
+    pub rwt: u8,
+    /// RWL, Relative Write Latency.
+    pub rwl: u8,
+    /// IDLP, Idle Power.
+    pub idlp: U16,
+    /// IPS, Idle Power Scale in bits 7:6.
+    pub ips: u8,
+    reserved19: u8,
+    /// ACTP, Active Power.
+    pub actp: U16,
+    /// Bits 2:0 APW, Active Power Workload; bits 7:6 APS, Active Power Scale.
+    pub apw_aps: u8,
+    /// Emergency power fail and forced quiescence vault times, and reserved bytes.
+    pub rest: [u8; 9],
+}
+
+const _: () = {
+    assert!(size_of::<PowerStateDescriptor>() == 32 && align_of::<PowerStateDescriptor>() == 1);
+    assert!(offset_of!(PowerStateDescriptor, flags) == 3);
+    assert!(offset_of!(PowerStateDescriptor, enlat_us) == 4);
+    assert!(offset_of!(PowerStateDescriptor, exlat_us) == 8);
+    assert!(offset_of!(PowerStateDescriptor, rrt) == 12);
+    assert!(offset_of!(PowerStateDescriptor, idlp) == 16);
+    assert!(offset_of!(PowerStateDescriptor, actp) == 20);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::space_padded;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn limits_come_from_their_exponents_and_units() {
+        let mut identify = IdentifyController::new_zeroed();
+        assert_eq!(identify.max_data_transfer_bytes(0), None);
+        identify.mdts = 8;
+        assert_eq!(identify.max_data_transfer_bytes(0), Some(1 << 20));
+        assert_eq!(identify.max_data_transfer_bytes(4), Some(1 << 24));
+        identify.mdts = 255;
+        assert_eq!(identify.max_data_transfer_bytes(255), None);
+
+        assert_eq!(identify.in_capsule_data_bytes(), 0);
+        identify.ioccsz_16bytes = (4 + 512).into();
+        assert_eq!(identify.in_capsule_data_bytes(), 8192);
+        identify.icdoff_16bytes = 1.into();
+        assert_eq!(identify.in_capsule_data_bytes(), 8176);
+        identify.icdoff_16bytes = u16::MAX.into();
+        assert_eq!(identify.in_capsule_data_bytes(), 0);
+    }
+
+    #[test]
+    fn text_and_names_are_read_without_padding() {
+        let mut identify = IdentifyController::new_zeroed();
+        identify.sn = space_padded("0123abcd");
+        identify.mn = space_padded("Capstan");
+        identify.subnqn = Nqn::discovery().to_field();
+        assert_eq!(identify.serial_number().as_str(), Some("0123abcd"));
+        assert_eq!(identify.model_number().as_str(), Some("Capstan"));
+        assert_eq!(identify.firmware_revision().as_str(), Some(""));
+        assert_eq!(identify.subsystem_nqn(), Ok(Nqn::discovery()));
+        assert!(IdentifyController::from_data(identify.as_bytes()).is_some());
+        assert!(IdentifyController::from_data(&identify.as_bytes()[1..]).is_none());
+    }
+}

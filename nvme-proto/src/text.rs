@@ -1,0 +1,105 @@
+//! ASCII fields of fixed length: space or NUL padded, not terminated, and from an untrusted peer.
+
+use core::fmt;
+
+/// `text` as a field of `N` bytes, padded with spaces. What does not fit is cut; a character that
+/// is not printable ASCII becomes `?`.
+#[must_use]
+pub fn space_padded<const N: usize>(text: &str) -> [u8; N] {
+    padded(text, b' ')
+}
+
+/// `text` as a field of `N` bytes, padded with NULs. What does not fit is cut; a character that is
+/// not printable ASCII becomes `?`.
+#[must_use]
+pub fn nul_padded<const N: usize>(text: &str) -> [u8; N] {
+    padded(text, 0)
+}
+
+fn padded<const N: usize>(text: &str, padding: u8) -> [u8; N] {
+    let mut field = [padding; N];
+    for (to, from) in field.iter_mut().zip(text.chars()) {
+        *to = match u8::try_from(from) {
+            Ok(byte @ 0x20..=0x7E) => byte,
+            Ok(_) | Err(_) => b'?',
+        };
+    }
+    field
+}
+
+/// A text field without its padding: up to the first NUL, without spaces at the end.
+///
+/// `Display` never writes a control character, whatever the peer sent: a byte that is not
+/// printable ASCII becomes `?`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TextField<'a>(&'a [u8]);
+
+impl<'a> TextField<'a> {
+    /// The text in `field`.
+    #[must_use]
+    pub fn new(field: &'a [u8]) -> Self {
+        let text = field.split(|byte| *byte == 0).next().unwrap_or_default();
+        Self(text.trim_ascii_end())
+    }
+
+    /// The text's bytes, as they came.
+    #[must_use]
+    pub const fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// The text, when it is printable ASCII throughout.
+    #[must_use]
+    pub fn as_str(self) -> Option<&'a str> {
+        if self.0.iter().all(|byte| matches!(byte, 0x20..=0x7E)) {
+            core::str::from_utf8(self.0).ok()
+        } else {
+            None
+        }
+    }
+}
+
+impl fmt::Display for TextField<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write as _;
+        for byte in self.0 {
+            let printable = matches!(byte, 0x20..=0x7E);
+            f.write_char(if printable { char::from(*byte) } else { '?' })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for TextField<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn text_is_padded_cut_and_made_printable() {
+        assert_eq!(space_padded::<6>("abc"), *b"abc   ");
+        assert_eq!(nul_padded::<4>("abcdef"), *b"abcd");
+        assert_eq!(nul_padded::<4>("a\né"), *b"a??\0");
+    }
+
+    #[test]
+    fn padding_is_dropped_on_the_way_back() {
+        assert_eq!(TextField::new(b"abc   ").as_str(), Some("abc"));
+        assert_eq!(TextField::new(b"a b\0xyz").as_str(), Some("a b"));
+        assert_eq!(TextField::new(b"    ").as_str(), Some(""));
+    }
+
+    #[test]
+    fn control_characters_never_reach_a_terminal() {
+        let field = TextField::new(b"x\x1B[2J\xFF");
+        assert_eq!(field.as_str(), None);
+        assert_eq!(field.to_string(), "x?[2J?");
+    }
+}
