@@ -19,6 +19,8 @@ install_packages() {
         dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
     done
     [ ${#missing[@]} -eq 0 ] && return 0
+    # A fresh machine has no package lists at all.
+    apt-cache show linux-source-6.12 >/dev/null 2>&1 || as_root apt-get update -q
     say "installing ${missing[*]}"
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" </dev/null
 }
@@ -113,6 +115,10 @@ install_virtme() {
     "$venv/bin/pip" install -q --disable-pip-version-check "virtme-ng==$VIRTME_NG_VERSION"
 }
 
+# Kernel names, compiler and package names below are those of this one release.
+# shellcheck source=/dev/null
+distribution=$(. /etc/os-release && printf '%s %s' "$ID" "$VERSION_ID")
+[ "$distribution" = "debian 12" ] || die "the lab needs Debian 12 (with its updates and security suites), this is $distribution"
 as_root mkdir -p "$CAPSTAN_LAB_CACHE"
 [ -w "$CAPSTAN_LAB_CACHE" ] || die "$CAPSTAN_LAB_CACHE is not writable: run as root or set CAPSTAN_LAB_CACHE"
 install_packages "${PACKAGES[@]}"
