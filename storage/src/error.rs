@@ -1,9 +1,10 @@
-//! What went wrong with one operation.
+//! What went wrong with one operation, or with opening a volume.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use capstan_memory::SlabError;
 use nix::errno::Errno;
 
 use crate::io::{Op, OpKind};
@@ -155,6 +156,127 @@ impl fmt::Debug for IoError {
 }
 
 impl std::error::Error for IoError {}
+
+/// A volume that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The LBA size is neither 512 nor 4096.
+    #[error("{volume}: LBA size {lba_bytes} is not supported; use 512 or 4096")]
+    LbaSize {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// What was asked for.
+        lba_bytes: u32,
+    },
+    /// The device transfers nothing smaller than a block larger than the LBA.
+    #[error(
+        "{volume}: an LBA size of {lba_bytes} is smaller than the device's blocks of \
+         {block_bytes} bytes; use an LBA size of {block_bytes}"
+    )]
+    LbaBelowBlock {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// What was asked for.
+        lba_bytes: u32,
+        /// The device's logical block size.
+        block_bytes: u32,
+    },
+    /// The size is zero, not whole LBAs, or too large for this machine.
+    #[error(
+        "{volume}: a size of {bytes} bytes is not a positive multiple of its LBA size \
+         {lba_bytes}, or is too large"
+    )]
+    Size {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// Its size.
+        bytes: u64,
+        /// Its LBA size.
+        lba_bytes: u32,
+    },
+    /// No memory for a RAM volume.
+    #[error("{volume}: {source}")]
+    Memory {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// Why.
+        source: SlabError,
+    },
+    /// The path is neither a regular file nor a block device.
+    #[error("{volume} is {what}; expected a regular file or a block device")]
+    NotAVolume {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// What it is.
+        what: &'static str,
+    },
+    /// A system call on the file or device failed.
+    #[error("{volume}: cannot {action}: {source}")]
+    System {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// What was tried.
+        action: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Another process, or another export of this one, holds it.
+    #[error("{volume} is exported already{holder}; stop that export, or open it read-only")]
+    Locked {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// Who holds the lock.
+        holder: LockHolder,
+    },
+    /// A block device that is mounted, part of something, or held exclusively.
+    #[error(
+        "{volume} is in use: mounted, part of a RAID, LVM or multipath device, or held \
+         exclusively; see lsblk, or open it read-only"
+    )]
+    Busy {
+        /// The volume's name.
+        volume: Arc<str>,
+    },
+    /// `O_DIRECT` was demanded and cannot be had.
+    #[error("{volume}: O_DIRECT is not possible: {reason}; use direct = auto or off")]
+    NotDirect {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Who holds the lock of an export, as far as the kernel tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LockHolder {
+    /// This process.
+    Own,
+    /// Another process.
+    Process {
+        /// Its process id.
+        pid: u32,
+        /// Its name, when it could be read.
+        name: Option<String>,
+    },
+    /// The kernel did not say: another pid namespace, or another machine over NFS.
+    Unknown,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own => write!(f, " by this process"),
+            Self::Process {
+                pid,
+                name: Some(name),
+            } => write!(f, " by pid {pid} ({name})"),
+            Self::Process { pid, name: None } => write!(f, " by pid {pid}"),
+            Self::Unknown => Ok(()),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

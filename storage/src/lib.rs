@@ -22,19 +22,21 @@
 //! have no order, and a Flush covers what had completed when it was submitted.
 
 mod error;
+mod file;
 mod geometry;
 mod io;
 mod null;
 mod ram;
 mod spec;
+mod sys;
 #[cfg(test)]
 mod testing;
 mod uring;
 mod volume;
 
-pub use error::{IoError, IoErrorKind};
+pub use error::{IoError, IoErrorKind, LockHolder, OpenError};
 pub use geometry::{Extent, Geometry};
 pub use io::{Completion, Data, Io, Op, OpKind, Submitted};
-pub use spec::{DirectIo, OpenError, SpecError, Store, VolumeSpec};
+pub use spec::{DirectIo, SpecError, Store, VolumeSpec};
 pub use uring::{Engine, EngineConfig, EngineError, FixedBuffers};
 pub use volume::Volume;

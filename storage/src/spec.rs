@@ -1,18 +1,17 @@
 //! What to export, and opening it.
 
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use capstan_memory::SlabError;
-
+use crate::error::OpenError;
+use crate::file::FileStore;
 use crate::geometry::Geometry;
 use crate::null::NullVolume;
 use crate::ram::{RamStore, RamVolume};
-use crate::uring::Engine;
+use crate::uring::{Engine, UringVolume};
 use crate::volume::Volume;
 
 /// The LBA size of RAM and null volumes that say nothing else.
@@ -80,48 +79,6 @@ pub enum SpecError {
     },
 }
 
-/// A volume that cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// The LBA size is neither 512 nor 4096.
-    #[error("{volume}: LBA size {lba_bytes} is not supported; use 512 or 4096")]
-    LbaSize {
-        /// The volume's name.
-        volume: Arc<str>,
-        /// What was asked for.
-        lba_bytes: u32,
-    },
-    /// The size is zero, not whole LBAs, or too large for this machine.
-    #[error(
-        "{volume}: a size of {bytes} bytes is not a positive multiple of its LBA size {lba_bytes}, or is too large"
-    )]
-    Size {
-        /// The volume's name.
-        volume: Arc<str>,
-        /// Its size.
-        bytes: u64,
-        /// Its LBA size.
-        lba_bytes: u32,
-    },
-    /// The file or device cannot be opened.
-    #[error("{volume}: cannot open: {source}")]
-    Open {
-        /// The volume's name.
-        volume: Arc<str>,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// No memory for a RAM volume.
-    #[error("{volume}: {source}")]
-    Memory {
-        /// The volume's name.
-        volume: Arc<str>,
-        /// Why.
-        source: SlabError,
-    },
-}
-
 impl VolumeSpec {
     /// Sets the LBA size, as an option beside a parsed export does. Whether it fits is checked by
     /// [`VolumeSpec::prepare`].
@@ -141,15 +98,17 @@ impl VolumeSpec {
     /// [`OpenError`], naming the volume and what to do.
     pub fn prepare(&self) -> Result<Store, OpenError> {
         let name: Arc<str> = Arc::from(self.to_string());
-        let (kind, lba_bytes, lbas) = match *self {
-            Self::Path { .. } => {
-                let source = io::Error::from(io::ErrorKind::Unsupported);
-                return Err(OpenError::Open {
-                    volume: name,
-                    source,
-                });
+        let kind = match self {
+            Self::Path {
+                path,
+                lba_bytes,
+                read_only,
+                direct,
+            } => {
+                let store = FileStore::open(path, &name, *lba_bytes, *read_only, *direct)?;
+                StoreKind::File(Arc::new(store))
             }
-            Self::Ram { bytes, lba_bytes } => {
+            &Self::Ram { bytes, lba_bytes } => {
                 let lbas = lbas(&name, bytes, lba_bytes)?;
                 let size = |_| OpenError::Size {
                     volume: Arc::clone(&name),
@@ -161,22 +120,18 @@ impl VolumeSpec {
                     volume: Arc::clone(&name),
                     source,
                 };
-                (
-                    StoreKind::Ram(Arc::new(store.map_err(memory)?)),
+                StoreKind::Ram {
+                    store: Arc::new(store.map_err(memory)?),
                     lba_bytes,
                     lbas,
-                )
+                }
             }
-            Self::Null { bytes, lba_bytes } => {
-                (StoreKind::Null, lba_bytes, lbas(&name, bytes, lba_bytes)?)
-            }
+            &Self::Null { bytes, lba_bytes } => StoreKind::Null {
+                lba_bytes,
+                lbas: lbas(&name, bytes, lba_bytes)?,
+            },
         };
-        Ok(Store {
-            kind,
-            lba_bytes,
-            lbas,
-            name,
-        })
+        Ok(Store { kind, name })
     }
 
     /// [`VolumeSpec::prepare`] and [`Store::open`] in one, for one reactor.
@@ -208,32 +163,40 @@ fn lbas(volume: &Arc<str>, bytes: u64, lba_bytes: u32) -> Result<u64, OpenError>
 #[derive(Clone, Debug)]
 pub struct Store {
     kind: StoreKind,
-    lba_bytes: u32,
-    lbas: u64,
     name: Arc<str>,
 }
 
 #[derive(Clone, Debug)]
 enum StoreKind {
-    Ram(Arc<RamStore>),
-    Null,
+    File(Arc<FileStore>),
+    Ram {
+        store: Arc<RamStore>,
+        lba_bytes: u32,
+        lbas: u64,
+    },
+    Null {
+        lba_bytes: u32,
+        lbas: u64,
+    },
 }
 
 impl Store {
     /// Makes the volume of one reactor.
     ///
     /// # Errors
-    /// [`OpenError`] when the engine cannot take one more file.
-    pub fn open(&self, _engine: &Rc<Engine>) -> Result<Box<dyn Volume>, OpenError> {
+    /// [`OpenError`]; at present nothing that can be prepared fails here.
+    pub fn open(&self, engine: &Rc<Engine>) -> Result<Box<dyn Volume>, OpenError> {
         let name = Arc::clone(&self.name);
         Ok(match &self.kind {
-            StoreKind::Ram(store) => Box::new(RamVolume::new(
-                Arc::clone(store),
-                self.lba_bytes,
-                self.lbas,
-                name,
-            )),
-            StoreKind::Null => Box::new(NullVolume::new(self.lba_bytes, self.lbas, name)),
+            StoreKind::File(store) => Box::new(UringVolume::new(engine, store)),
+            &StoreKind::Ram {
+                ref store,
+                lba_bytes,
+                lbas,
+            } => Box::new(RamVolume::new(Arc::clone(store), lba_bytes, lbas, name)),
+            &StoreKind::Null { lba_bytes, lbas } => {
+                Box::new(NullVolume::new(lba_bytes, lbas, name))
+            }
         })
     }
 

@@ -1,0 +1,469 @@
+//! A file or block device, opened once per process: what it is, what it can do, and the lock that
+//! keeps a second export away.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::process;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::stat::{major, minor};
+
+use crate::error::{LockHolder, OpenError};
+use crate::geometry::Geometry;
+use crate::spec::DirectIo;
+use crate::sys::{self, DirectAlignment};
+
+/// A lock that is held now is tried again for 20 × 25 ms: udev locks a block device for a moment
+/// when it appears, and a process that was killed lets go a little after it is gone.
+const LOCK_TRIES: u32 = 20;
+const LOCK_WAIT: Duration = Duration::from_millis(25);
+/// What memory is aligned to when the kernel does not say what `O_DIRECT` needs.
+const PAGE_BYTES: u32 = 4096;
+
+/// An open file or block device.
+#[derive(Debug)]
+pub(crate) struct FileStore {
+    file: File,
+    name: Arc<str>,
+    geometry: Geometry,
+    block_device: bool,
+    /// What transfers must be aligned to; `None` when they go through the page cache.
+    direct: Option<DirectAlignment>,
+    locked: bool,
+}
+
+impl FileStore {
+    pub(crate) fn open(
+        path: &Path,
+        name: &Arc<str>,
+        lba_bytes: Option<u32>,
+        read_only: bool,
+        direct: DirectIo,
+    ) -> Result<Self, OpenError> {
+        let opening = Opening {
+            path,
+            name,
+            read_only,
+        };
+        // The type first: opening a FIFO or a tape would wait or wind.
+        let block_device = opening.is_block_device(&opening.metadata()?)?;
+        let (file, has_direct) = opening.open(block_device, direct)?;
+        let metadata = file
+            .metadata()
+            .map_err(|e| opening.error("read the state of it", e))?;
+        if opening.is_block_device(&metadata)? != block_device {
+            return Err(opening.error("open", io::Error::other("it was replaced meanwhile")));
+        }
+        let geometry = opening.geometry(&file, block_device, lba_bytes, &metadata)?;
+        let mut store = Self {
+            file,
+            name: Arc::clone(name),
+            geometry,
+            block_device,
+            direct: None,
+            locked: false,
+        };
+        if !read_only {
+            store.lock(&metadata)?;
+        }
+        store.size(lba_bytes, &metadata)?;
+        if has_direct {
+            store.settle_direct(direct)?;
+        }
+        store.settle_abilities(&metadata);
+        Ok(store)
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    pub(crate) fn is_block_device(&self) -> bool {
+        self.block_device
+    }
+
+    pub(crate) fn direct(&self) -> Option<DirectAlignment> {
+        self.direct
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    fn error(&self, action: &'static str, source: io::Error) -> OpenError {
+        OpenError::System {
+            volume: Arc::clone(&self.name),
+            action,
+            source,
+        }
+    }
+
+    /// Keeps a second target from exporting the same bytes for writing. Advisory: it binds those
+    /// who ask, which every Capstan target does.
+    fn lock(&mut self, metadata: &Metadata) -> Result<(), OpenError> {
+        let mut tries = 1;
+        loop {
+            let error = match sys::flock(&self.file, true) {
+                Ok(()) => {
+                    self.locked = true;
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            match error.raw_os_error() {
+                Some(libc::EWOULDBLOCK) if tries < LOCK_TRIES => {
+                    tries += 1;
+                    thread::sleep(LOCK_WAIT);
+                }
+                Some(libc::EWOULDBLOCK) => {
+                    let holder = lock_holder(metadata);
+                    return Err(OpenError::Locked {
+                        volume: Arc::clone(&self.name),
+                        holder,
+                    });
+                }
+                // File systems without locks (some network and FUSE ones).
+                Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS) => {
+                    tracing::warn!(
+                        volume = %self.name, %error,
+                        "the file system has no locks: nothing keeps a second export away"
+                    );
+                    return Ok(());
+                }
+                _ => return Err(self.error("lock", error)),
+            }
+        }
+    }
+
+    /// Discovers the number of LBAs, and the LBA size of a file that nobody chose.
+    fn size(&mut self, lba_bytes: Option<u32>, metadata: &Metadata) -> Result<(), OpenError> {
+        let bytes = if self.block_device {
+            sys::block_bytes(&self.file).map_err(|e| self.error("read the size of it", e))?
+        } else {
+            metadata.len()
+        };
+        let geometry = &mut self.geometry;
+        if !self.block_device && lba_bytes.is_none() && !bytes.is_multiple_of(4096) {
+            geometry.lba_bytes = 512;
+        }
+        let lba_bytes = geometry.lba_bytes;
+        geometry.lbas = bytes / u64::from(lba_bytes);
+        geometry.optimal_io_bytes = geometry.optimal_io_bytes.max(lba_bytes);
+        if geometry.lbas == 0 {
+            return Err(OpenError::Size {
+                volume: Arc::clone(&self.name),
+                bytes,
+                lba_bytes,
+            });
+        }
+        let tail = bytes % u64::from(lba_bytes);
+        if tail != 0 {
+            tracing::warn!(
+                volume = %self.name, bytes, lba_bytes,
+                "the last {tail} bytes are not a whole LBA and are not exported"
+            );
+        }
+        Ok(())
+    }
+
+    /// Finds out what `O_DIRECT` needs here, and leaves it when LBAs of this size are too small
+    /// for it: then only the page cache can read and write them.
+    fn settle_direct(&mut self, wanted: DirectIo) -> Result<(), OpenError> {
+        let lba_bytes = self.geometry.lba_bytes;
+        let reason = match self.probe_direct() {
+            Ok(alignment) if alignment.offset_bytes <= lba_bytes => {
+                self.direct = Some(alignment);
+                return Ok(());
+            }
+            Ok(alignment) => format!(
+                "it needs transfers of {} bytes, more than an LBA of {lba_bytes}",
+                alignment.offset_bytes
+            ),
+            Err(error) => format!("the file system refuses it ({error})"),
+        };
+        if wanted == DirectIo::On {
+            return Err(OpenError::NotDirect {
+                volume: Arc::clone(&self.name),
+                reason,
+            });
+        }
+        tracing::info!(volume = %self.name, "without O_DIRECT: {reason}");
+        let flags = nix::fcntl::fcntl(&self.file, nix::fcntl::F_GETFL)
+            .map(nix::fcntl::OFlag::from_bits_retain)
+            .map_err(|e| self.error("read its flags", e.into()))?;
+        let flags = nix::fcntl::F_SETFL(flags - nix::fcntl::OFlag::O_DIRECT);
+        nix::fcntl::fcntl(&self.file, flags).map_err(|e| self.error("set its flags", e.into()))?;
+        Ok(())
+    }
+
+    /// The alignment `O_DIRECT` needs: asked for (Linux 6.1), otherwise tried.
+    fn probe_direct(&self) -> io::Result<DirectAlignment> {
+        let told = sys::direct_alignment(&self.file).ok().flatten();
+        let alignment = match told {
+            Some(
+                DirectAlignment {
+                    memory_bytes: 0, ..
+                }
+                | DirectAlignment {
+                    offset_bytes: 0, ..
+                },
+            ) => {
+                return Err(io::Error::other("it says that it cannot"));
+            }
+            Some(alignment) => alignment,
+            None => DirectAlignment {
+                memory_bytes: PAGE_BYTES,
+                offset_bytes: self.geometry.lba_bytes,
+            },
+        };
+        if alignment.offset_bytes > self.geometry.lba_bytes {
+            return Ok(alignment);
+        }
+        let lba_bytes = self.geometry.lba_bytes as usize;
+        let mut memory = vec![0; 2 * PAGE_BYTES as usize + lba_bytes];
+        let start = memory.as_ptr().align_offset(PAGE_BYTES as usize);
+        // The last LBA is the least aligned one in every way that can matter.
+        let offset = self.geometry.bytes() - u64::from(self.geometry.lba_bytes);
+        match self
+            .file
+            .read_at(&mut memory[start..start + lba_bytes], offset)
+        {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(error),
+            // A bad block is the host's to find; only the refusal says something here.
+            Err(_) | Ok(_) => Ok(alignment),
+        }
+    }
+
+    fn settle_abilities(&mut self, metadata: &Metadata) {
+        let geometry = &mut self.geometry;
+        geometry.discard = !geometry.read_only
+            && if self.block_device {
+                queue_attribute(metadata, "discard_max_bytes").is_some_and(|v| v != "0")
+            } else {
+                // Beyond the end there is nothing to punch: this only asks.
+                let mode =
+                    FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+                i64::try_from(metadata.len()).is_ok_and(|end| {
+                    fallocate(&self.file, mode, end, i64::from(geometry.lba_bytes)).is_ok()
+                })
+            };
+        // A device that writes through, used without the page cache, has nothing volatile. A file
+        // has the file system's and the disk's caches, whatever they are.
+        geometry.volatile_write_cache = !(self.block_device
+            && self.direct.is_some()
+            && queue_attribute(metadata, "write_cache").as_deref() == Some("write through"));
+    }
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        // A ring may hold the file a little longer; the lock goes now.
+        if self.locked
+            && let Err(error) = sys::flock(&self.file, false)
+        {
+            tracing::warn!(volume = %self.name, %error, "cannot unlock");
+        }
+    }
+}
+
+/// What does not change while a path is being opened.
+struct Opening<'a> {
+    path: &'a Path,
+    name: &'a Arc<str>,
+    read_only: bool,
+}
+
+impl Opening<'_> {
+    fn error(&self, action: &'static str, source: io::Error) -> OpenError {
+        OpenError::System {
+            volume: Arc::clone(self.name),
+            action,
+            source,
+        }
+    }
+
+    fn metadata(&self) -> Result<Metadata, OpenError> {
+        fs::metadata(self.path).map_err(|e| self.error("open", e))
+    }
+
+    fn is_block_device(&self, metadata: &Metadata) -> Result<bool, OpenError> {
+        let kind = metadata.file_type();
+        if kind.is_block_device() {
+            return Ok(true);
+        }
+        if kind.is_file() {
+            return Ok(false);
+        }
+        let what = if kind.is_dir() {
+            "a directory"
+        } else if kind.is_char_device() {
+            "a character device"
+        } else if kind.is_fifo() {
+            "a FIFO"
+        } else {
+            "a socket"
+        };
+        Err(OpenError::NotAVolume {
+            volume: Arc::clone(self.name),
+            what,
+        })
+    }
+
+    /// Opens with `O_DIRECT` unless it is not wanted or refused; says which.
+    fn open(&self, block_device: bool, direct: DirectIo) -> Result<(File, bool), OpenError> {
+        if direct != DirectIo::Off {
+            match self.open_with(block_device, libc::O_DIRECT) {
+                Ok(file) => return Ok((file, true)),
+                Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
+                    return Err(self.open_error(block_device, error));
+                }
+                Err(error) if direct == DirectIo::On => {
+                    let reason = format!("the file system refuses it ({error})");
+                    return Err(OpenError::NotDirect {
+                        volume: Arc::clone(self.name),
+                        reason,
+                    });
+                }
+                Err(error) => {
+                    tracing::info!(volume = %self.name, %error, "without O_DIRECT: refused");
+                }
+            }
+        }
+        let file = self.open_with(block_device, 0);
+        Ok((file.map_err(|e| self.open_error(block_device, e))?, false))
+    }
+
+    fn open_with(&self, block_device: bool, flags: i32) -> io::Result<File> {
+        // On a block device O_EXCL claims it: not while it is mounted, and no mount while we have
+        // it (open(2)).
+        let claim = if block_device && !self.read_only {
+            libc::O_EXCL
+        } else {
+            0
+        };
+        let mut options = OpenOptions::new();
+        options.read(true).write(!self.read_only);
+        options.custom_flags(flags | claim | libc::O_CLOEXEC | libc::O_NOCTTY);
+        let mut tries = 1;
+        loop {
+            match options.open(self.path) {
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < LOCK_TRIES => {
+                    tries += 1;
+                    thread::sleep(LOCK_WAIT);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn open_error(&self, block_device: bool, error: io::Error) -> OpenError {
+        if block_device && error.raw_os_error() == Some(libc::EBUSY) {
+            return OpenError::Busy {
+                volume: Arc::clone(self.name),
+            };
+        }
+        self.error(
+            if self.read_only {
+                "open for reading"
+            } else {
+                "open for writing"
+            },
+            error,
+        )
+    }
+
+    /// Everything but the size, which waits for the lock.
+    fn geometry(
+        &self,
+        file: &File,
+        block_device: bool,
+        lba_bytes: Option<u32>,
+        metadata: &Metadata,
+    ) -> Result<Geometry, OpenError> {
+        let volume = || Arc::clone(self.name);
+        let mut optimal_io_bytes = u32::try_from(metadata.blksize()).unwrap_or(PAGE_BYTES);
+        let mut chosen = lba_bytes.unwrap_or(4096);
+        if block_device {
+            let block_bytes = sys::logical_block_bytes(file)
+                .map_err(|e| self.error("read the block size of it", e))?;
+            chosen = lba_bytes.unwrap_or(block_bytes);
+            if chosen < block_bytes && Geometry::supports_lba_bytes(chosen) {
+                return Err(OpenError::LbaBelowBlock {
+                    volume: volume(),
+                    lba_bytes: chosen,
+                    block_bytes,
+                });
+            }
+            let physical_bytes = sys::physical_block_bytes(file)
+                .map_err(|e| self.error("read the physical block size of it", e))?;
+            let told = queue_attribute(metadata, "optimal_io_size").and_then(|v| v.parse().ok());
+            optimal_io_bytes = told.unwrap_or(0).max(physical_bytes);
+        }
+        if !Geometry::supports_lba_bytes(chosen) {
+            return Err(OpenError::LbaSize {
+                volume: volume(),
+                lba_bytes: chosen,
+            });
+        }
+        Ok(Geometry {
+            lba_bytes: chosen,
+            lbas: 0,
+            volatile_write_cache: true,
+            discard: false,
+            write_zeroes: !self.read_only,
+            optimal_io_bytes,
+            atomic_lbas: 1,
+            read_only: self.read_only,
+        })
+    }
+}
+
+/// A value of a block device's queue in sysfs; a partition has its disk's.
+fn queue_attribute(metadata: &Metadata, attribute: &str) -> Option<String> {
+    let device = metadata.rdev();
+    let base = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+    let read = |path: String| fs::read_to_string(path).ok();
+    let value = read(format!("{base}/queue/{attribute}"))
+        .or_else(|| read(format!("{base}/../queue/{attribute}")))?;
+    Some(value.trim().to_owned())
+}
+
+/// Looks the lock's holder up in `/proc/locks`, whose lines are
+/// `N: FLOCK  ADVISORY  WRITE PID MAJOR:MINOR:INODE START END`, with the device in hexadecimal.
+fn lock_holder(metadata: &Metadata) -> LockHolder {
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    match lock_holder_in(&locks, metadata.dev(), metadata.ino()) {
+        Some(pid) if pid == process::id() => LockHolder::Own,
+        Some(pid) => {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+            LockHolder::Process {
+                pid,
+                name: name.map(|n| n.trim().to_owned()),
+            }
+        }
+        None => LockHolder::Unknown,
+    }
+}
+
+fn lock_holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
+    let wanted = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
+    let mut holders = locks.lines().filter_map(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let (kind, _advisory, _mode) = (fields.next()?, fields.next()?, fields.next()?);
+        let (pid, place) = (fields.next()?, fields.next()?);
+        (kind == "FLOCK" && place == wanted)
+            .then(|| pid.parse().ok())
+            .flatten()
+    });
+    holders.next()
+}

@@ -1,0 +1,86 @@
+//! The few system calls that no crate here offers safely: what a file or device is.
+#![expect(unsafe_code, reason = "ioctl, statx and flock are foreign functions")]
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+
+mod ioctl {
+    nix::ioctl_read!(blkgetsize64, 0x12, 114, u64);
+    nix::ioctl_read_bad!(blksszget, nix::request_code_none!(0x12, 104), libc::c_int);
+    nix::ioctl_read_bad!(blkpbszget, nix::request_code_none!(0x12, 123), libc::c_uint);
+}
+
+/// `BLKGETSIZE64`: a block device's size in bytes.
+pub(crate) fn block_bytes(device: &File) -> io::Result<u64> {
+    let mut bytes = 0;
+    // SAFETY: the descriptor is open and the kernel writes one u64 into `bytes`.
+    unsafe { ioctl::blkgetsize64(device.as_raw_fd(), &raw mut bytes) }?;
+    Ok(bytes)
+}
+
+/// `BLKSSZGET`: the smallest transfer of a block device, in bytes.
+pub(crate) fn logical_block_bytes(device: &File) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the descriptor is open and the kernel writes one int into `bytes`.
+    unsafe { ioctl::blksszget(device.as_raw_fd(), &raw mut bytes) }?;
+    u32::try_from(bytes).map_err(io::Error::other)
+}
+
+/// `BLKPBSZGET`: the block size the medium works in, in bytes.
+pub(crate) fn physical_block_bytes(device: &File) -> io::Result<u32> {
+    let mut bytes: libc::c_uint = 0;
+    // SAFETY: the descriptor is open and the kernel writes one unsigned int into `bytes`.
+    unsafe { ioctl::blkpbszget(device.as_raw_fd(), &raw mut bytes) }?;
+    Ok(bytes)
+}
+
+/// What `O_DIRECT` asks of memory and file offsets, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DirectAlignment {
+    pub(crate) memory_bytes: u32,
+    pub(crate) offset_bytes: u32,
+}
+
+/// `statx` with `STATX_DIOALIGN` (Linux 6.1): `Ok(None)` when the kernel or the file system does
+/// not say; zeroes in the answer mean that the file cannot be opened with `O_DIRECT`.
+pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<DirectAlignment>> {
+    let mut stat = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the descriptor is open, the path is an empty C string that AT_EMPTY_PATH allows, and
+    // the kernel writes one statx structure into `stat`.
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            stat.as_mut_ptr(),
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all-zero bytes are a valid statx, and the kernel filled in what it knows.
+    let stat = unsafe { stat.assume_init() };
+    Ok(
+        (stat.stx_mask & libc::STATX_DIOALIGN != 0).then_some(DirectAlignment {
+            memory_bytes: stat.stx_dio_mem_align,
+            offset_bytes: stat.stx_dio_offset_align,
+        }),
+    )
+}
+
+/// Takes or gives back an advisory lock on the open file description (`flock`), without waiting.
+pub(crate) fn flock(file: &File, exclusive: bool) -> io::Result<()> {
+    let operation = if exclusive {
+        libc::LOCK_EX | libc::LOCK_NB
+    } else {
+        libc::LOCK_UN
+    };
+    // SAFETY: the descriptor is open; the call touches no memory of ours.
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,146 @@
+//! Slabs registered with the ring: the kernel maps and pins their pages once instead of per
+//! operation.
+#![expect(
+    unsafe_code,
+    reason = "the kernel keeps addresses of registered memory"
+)]
+
+use std::io;
+use std::sync::Arc;
+
+use capstan_memory::{Buffer, Slab};
+use io_uring::IoUring;
+use nix::sys::resource::{Resource, getrlimit};
+
+/// The kernel's limit for one registered buffer (`io_uring_register(2)`).
+const BUFFER_MAX_BYTES: usize = 1 << 30;
+/// Places in the ring's table: 256 GiB of slabs, at a few bytes of kernel memory each.
+const PLACES: u16 = 256;
+
+/// How [`Engine::register_slab`](crate::Engine::register_slab) ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FixedBuffers {
+    /// Operations on this slab spare the kernel mapping its pages each time.
+    Registered,
+    /// Operations on this slab work without.
+    NotRegistered {
+        /// Why, and what would change it; to be logged once.
+        reason: String,
+    },
+}
+
+/// The registered slabs of one ring, in the order of their places.
+#[derive(Debug)]
+pub(crate) struct FixedTable {
+    slabs: Vec<(Arc<Slab>, u16)>,
+    used: u16,
+    /// Whether the ring has an empty table to fill (Linux 5.19).
+    sparse: bool,
+}
+
+impl FixedTable {
+    pub(crate) fn new(ring: &IoUring) -> Self {
+        let sparse = ring
+            .submitter()
+            .register_buffers_sparse(u32::from(PLACES))
+            .is_ok();
+        Self {
+            slabs: Vec::new(),
+            used: 0,
+            sparse,
+        }
+    }
+
+    /// Registers a slab. It stays mapped until [`FixedTable::clear`] and the ring are gone.
+    pub(crate) fn register(&mut self, ring: &IoUring, slab: &Arc<Slab>) -> FixedBuffers {
+        if self.slabs.iter().any(|(known, _)| known.id() == slab.id()) {
+            return FixedBuffers::Registered;
+        }
+        let not = |reason| FixedBuffers::NotRegistered { reason };
+        if !self.sparse {
+            return not(
+                "the kernel is older than Linux 5.19, which brings tables of buffers that \
+                 are filled later"
+                    .to_owned(),
+            );
+        }
+        let places = slab.len_bytes().div_ceil(BUFFER_MAX_BYTES);
+        let fits = u16::try_from(places)
+            .ok()
+            .filter(|&n| n <= PLACES - self.used);
+        let Some(places) = fits else {
+            return not(format!(
+                "{places} more buffers of 1 GiB do not fit the ring's table of {PLACES}, of which \
+                 {} are used",
+                self.used
+            ));
+        };
+        for place in 0..places {
+            if let Err(error) = update(ring, self.used + place, piece(slab, place)) {
+                for undone in 0..place {
+                    // An empty piece takes the place back; on failure it stays pinned, no worse.
+                    let _ = update(ring, self.used + undone, EMPTY);
+                }
+                return not(refused(&error, slab.len_bytes()));
+            }
+        }
+        self.slabs.push((Arc::clone(slab), self.used));
+        self.used += places;
+        FixedBuffers::Registered
+    }
+
+    /// The place to name for `len_bytes` at `memory` inside `owner`, when they are registered.
+    pub(crate) fn place(&self, owner: &Buffer, memory: usize, len_bytes: u32) -> Option<u16> {
+        let id = owner.slab_id();
+        let (slab, first) = self.slabs.iter().find(|(slab, _)| slab.id() == id)?;
+        let offset = memory.checked_sub(slab.base().as_ptr().addr())?;
+        let place = offset / BUFFER_MAX_BYTES;
+        let last = offset.checked_add((len_bytes as usize).checked_sub(1)?)?;
+        // One operation names one buffer: a piece that straddles two goes unregistered.
+        (last / BUFFER_MAX_BYTES == place && last < slab.len_bytes())
+            .then(|| u16::try_from(place).ok()?.checked_add(*first))?
+    }
+
+    /// Takes every slab back from the kernel. Nothing may be in flight.
+    pub(crate) fn clear(&mut self, ring: &IoUring) {
+        if self.sparse {
+            // The ring is closed right after this, which would do the same a little later.
+            let _ = ring.submitter().unregister_buffers();
+        }
+    }
+}
+
+const EMPTY: libc::iovec = libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
+/// The part of `slab` that is its `place`-th buffer.
+fn piece(slab: &Slab, place: u16) -> libc::iovec {
+    let start = usize::from(place) * BUFFER_MAX_BYTES;
+    libc::iovec {
+        iov_base: slab.base().as_ptr().wrapping_add(start).cast(),
+        iov_len: (slab.len_bytes() - start).min(BUFFER_MAX_BYTES),
+    }
+}
+
+fn update(ring: &IoUring, place: u16, piece: libc::iovec) -> io::Result<()> {
+    let place = u32::from(place);
+    // SAFETY: the piece is empty or lies inside a slab whose `Arc` the table holds until the ring
+    // is gone; a slab that fails half way is taken back before its `Arc` is let go, and what the
+    // kernel pinned stays valid physical memory in any case.
+    unsafe {
+        ring.submitter()
+            .register_buffers_update(place, &[piece], None)
+    }
+}
+
+fn refused(error: &io::Error, len_bytes: usize) -> String {
+    match (error.raw_os_error(), getrlimit(Resource::RLIMIT_MEMLOCK)) {
+        (Some(libc::ENOMEM), Ok((limit_bytes, _))) if limit_bytes < u64::MAX => format!(
+            "RLIMIT_MEMLOCK is {limit_bytes} bytes and the slab has {len_bytes}: raise it with \
+             `ulimit -l unlimited` or LimitMEMLOCK=infinity in the systemd unit"
+        ),
+        _ => format!("the kernel refuses to pin {len_bytes} bytes: {error}"),
+    }
+}

@@ -1,0 +1,83 @@
+//! A file or block device as one reactor uses it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::engine::Engine;
+use super::request::{OpenFile, Request};
+use crate::error::IoError;
+use crate::file::FileStore;
+use crate::geometry::Geometry;
+use crate::io::{Completion, Io, Op, Submitted};
+use crate::volume::Volume;
+
+/// Operations go to the engine; completions come out of [`Engine::poll`].
+pub(crate) struct UringVolume {
+    engine: Rc<Engine>,
+    /// `None` only while it is dropped.
+    file: Option<Rc<OpenFile>>,
+    geometry: Geometry,
+    name: Arc<str>,
+}
+
+impl UringVolume {
+    pub(crate) fn new(engine: &Rc<Engine>, store: &Arc<FileStore>) -> Self {
+        Self {
+            engine: Rc::clone(engine),
+            geometry: store.geometry(),
+            name: Arc::clone(store.name()),
+            file: Some(engine.open_file(store)),
+        }
+    }
+}
+
+impl Volume for UringVolume {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn submit(&mut self, io: Io, _now_us: u64) -> Submitted {
+        let done = |io: Io, result| {
+            Submitted::Done(Completion {
+                token: io.token,
+                result,
+                data: io.data,
+            })
+        };
+        let extent = match self.geometry.check(&io) {
+            Ok(extent) => extent,
+            Err(kind) => {
+                let error = IoError::new(kind, &io.op, &self.name);
+                return done(io, Err(error));
+            }
+        };
+        let nothing = matches!(io.op, Op::Discard { .. }) && !self.geometry.discard;
+        let Some(file) = self.file.as_ref().filter(|_| !nothing) else {
+            return done(io, Ok(()));
+        };
+        let request = Request::new(io, Rc::clone(file), extent);
+        if request.is_done() {
+            return Submitted::Done(request.complete(Ok(())));
+        }
+        self.engine.submit(request);
+        Submitted::Pending
+    }
+
+    fn poll(&mut self, _now_us: u64, _out: &mut Vec<Completion>) {}
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl Drop for UringVolume {
+    fn drop(&mut self) {
+        // Operations in flight keep the file; the engine closes it after the last of them.
+        self.file = None;
+        self.engine.close_retired();
+    }
+}
