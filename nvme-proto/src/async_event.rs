@@ -1,6 +1,7 @@
-//! Asynchronous events: dword 0 of the completion of an Asynchronous Event Request.
+//! Asynchronous events: dword 0 of the completion of an Asynchronous Event Request, and which of
+//! them a host wants.
 //!
-//! Source: NVMe Base 2.1, section 5.1.2.
+//! Source: NVMe Base 2.1, sections 5.1.2 and 5.1.25 (Asynchronous Event Configuration).
 
 use crate::bits;
 use crate::log::LogPageId;
@@ -141,6 +142,54 @@ impl core::fmt::Display for AsyncEvent {
                 self.event_type, self.information
             ),
         }
+    }
+}
+
+bitflags::bitflags! {
+    /// Asynchronous Event Configuration (0Bh): which events the host wants. The bits from 8 up
+    /// are also those of Identify Controller OAES: which notices the controller can send.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct AsyncEventConfiguration: u32 {
+        /// SHCW: available spare is below the threshold.
+        const SPARE = 1 << 0;
+        /// SHCW: a temperature threshold was passed.
+        const TEMPERATURE = 1 << 1;
+        /// SHCW: reliability is degraded.
+        const RELIABILITY = 1 << 2;
+        /// SHCW: all media is read-only.
+        const READ_ONLY = 1 << 3;
+        /// SHCW: the volatile memory backup failed.
+        const VOLATILE_MEMORY_BACKUP = 1 << 4;
+        /// SHCW: the persistent memory region is read-only or unreliable.
+        const PERSISTENT_MEMORY = 1 << 5;
+        /// Attached Namespace Attribute Notices.
+        const NAMESPACE_ATTRIBUTE = 1 << 8;
+        /// Firmware Activation Notices.
+        const FIRMWARE_ACTIVATION = 1 << 9;
+        /// Telemetry Log Notices.
+        const TELEMETRY_LOG = 1 << 10;
+        /// Asymmetric Namespace Access Change Notices.
+        const ANA_CHANGE = 1 << 11;
+        /// Predictable Latency Event Aggregate Log Change Notices.
+        const PREDICTABLE_LATENCY_EVENT_AGGREGATE = 1 << 12;
+        /// LBA Status Information Alert Notices.
+        const LBA_STATUS_INFORMATION = 1 << 13;
+        /// Endurance Group Event Aggregate Log Change Notices.
+        const ENDURANCE_GROUP_EVENT_AGGREGATE = 1 << 14;
+        /// Normal NVM Subsystem Shutdown.
+        const NORMAL_NVM_SUBSYSTEM_SHUTDOWN = 1 << 15;
+        /// Temperature Threshold Hysteresis Recovery.
+        const TEMPERATURE_HYSTERESIS_RECOVERY = 1 << 16;
+        /// Reachability Group.
+        const REACHABILITY_GROUP = 1 << 17;
+        /// Reachability Association.
+        const REACHABILITY_ASSOCIATION = 1 << 18;
+        /// Allocated Namespace Attribute Notices.
+        const ALLOCATED_NAMESPACE_ATTRIBUTE = 1 << 19;
+        /// Zone Descriptor Changed Notices.
+        const ZONE_DESCRIPTOR_CHANGED = 1 << 27;
+        /// Discovery Log Page Change Notices.
+        const DISCOVERY_LOG_CHANGE = 1 << 31;
     }
 }
 

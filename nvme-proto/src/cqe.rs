@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::bits;
 use crate::status::Status;
 
-/// Completion queue entry. NVMe Base 2.1, section 4.2 (Common Completion Queue Entry Layout);
+/// Completion queue entry. NVMe Base 2.1, section 4.2 (Completion Queue Entry);
 /// 16 bytes.
 #[repr(C)]
 #[derive(

@@ -8,7 +8,7 @@ use crate::status::Status;
 /// Where in a command (or its data) the first invalid parameter is.
 ///
 /// Two places on the wire carry it: the Parameter Error Location of an Error Information log
-/// entry (NVMe Base 2.1, section 5.1.12.1.2) and, for a refused Connect, dword 0 of the completion
+/// entry (NVMe Base 2.1, section 5.1.12) and, for a refused Connect, dword 0 of the completion
 /// with IATTR and IPO (section 6.3, Connect Response).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ErrorLocation {

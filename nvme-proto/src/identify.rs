@@ -2,16 +2,19 @@
 //!
 //! Source: NVMe Base 2.1, section 5.1.13; NVM Command Set 1.1, section 4.1.5.
 
+mod capabilities;
 mod controller;
 mod lists;
 mod namespace;
 mod nvm;
 
+pub use capabilities::{
+    AnaCapabilities, ControllerAttributes, FabricsControllerAttributes, FusedOperations,
+    LogPageAttributes, MultiPath, OptionalAdminCommands, OptionalFabricsCommands,
+    OptionalNvmCommands, SglSupport, VolatileWriteCacheSupport, WriteProtectionCapabilities,
+};
 pub use controller::{
-    AnaCapabilities, ControllerAttributes, ControllerType, FabricsControllerAttributes,
-    FusedOperations, IdentifyController, KEEP_ALIVE_GRANULARITY_MS, LogPageAttributes, MultiPath,
-    OptionalAdminCommands, OptionalFabricsCommands, OptionalNvmCommands, PowerStateDescriptor,
-    SglSupport, VolatileWriteCacheSupport,
+    ControllerType, IdentifyController, KEEP_ALIVE_GRANULARITY_MS, PowerStateDescriptor,
 };
 pub use lists::{
     BufferTooSmall, COMMAND_SET_COMBINATIONS, CommandSetList, CommandSetVector, NAMESPACE_LIST_MAX,

@@ -1,4 +1,30 @@
 //! NVMe and NVMe over Fabrics wire structures: bytes to typed values and back.
+//!
+//! Written against NVMe Base 2.1, NVM Command Set 1.1 and NVMe over RDMA Transport 1.1.
+//!
+//! # Where things are
+//! * On the wire: [`sqe::Sqe`] and [`cqe::Cqe`], [`sgl::SglDescriptor`], the data structures in
+//!   [`identify`], [`log`], [`fabrics`], [`reservation`], [`dataset`], [`copy`], [`features`], and
+//!   the private data in [`rdma_cm`]. They are plain bytes with little-endian integers of
+//!   alignment 1, may lie at any address, and hold whatever a peer sent. A size and the offsets of
+//!   its fields are asserted beside each.
+//! * Understood: [`command`] and [`fabrics::FabricsCommand`] (parsed once, with every count
+//!   widened), [`sgl::Sgl`], [`property`], [`features`], [`nqn::Nqn`], [`status::Status`],
+//!   [`async_event::AsyncEvent`]. Parsing fails with a [`error::CommandError`]: the status to
+//!   answer, and where the fault is.
+//!
+//! # Conventions
+//! * Names are the specifications'. A 0's based field ends in `_z` and gains its one only through
+//!   [`zeroes_based`].
+//! * A value the specification does not define stays itself: the types of one byte with named
+//!   constants (opcodes, log pages, features …) hold any byte.
+//! * Reserved bytes are private: zero in what is built here, ignored in what arrives.
+//!
+//! # What it does not do
+//! It keeps no state, reads no clock, allocates nothing and does no I/O. It does not know what a
+//! controller supports: limits, namespaces and permissions are the caller's. It has no PRPs, no
+//! memory mapped registers or doorbells, no zoned, key-value or computational command sets, and no
+//! TCP or Fibre Channel transport.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(

@@ -1,7 +1,6 @@
 //! NVMe Qualified Names and host identifiers.
 //!
-//! Source: NVMe Base 2.1, section 4.7 (NVMe Qualified Names) and section 5.1.25.1.28 (Host
-//! Identifier).
+//! Source: NVMe Base 2.1, section 4.7 (NVMe Qualified Names) and section 5.1.25 (Host Identifier).
 
 use core::fmt;
 use core::str::FromStr;

@@ -96,7 +96,7 @@ open_enum! {
 }
 
 /// Direction in which a command moves data: bits 1:0 of every opcode (and of FCTYPE).
-/// NVMe Base 2.1, section 3.1.3 (Opcode).
+/// NVMe Base 2.1, section 5 (Opcodes: Data Transfer).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DataDirection {
     /// 00b: no data.

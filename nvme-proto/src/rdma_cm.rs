@@ -1,7 +1,7 @@
 //! Private data of the RDMA connection manager: what the two sides tell each other while a queue
 //! pair is being set up, before any capsule.
 //!
-//! Source: NVMe over RDMA Transport 1.1, section 3.1 (RDMA_CM Request, Accept and Reject Private
+//! Source: NVMe over RDMA Transport 1.1 (RDMA_CM Request, Accept and Reject Private
 //! Data). The transport below may pad private data at the end, so a longer buffer is accepted and
 //! only the length the specification gives is read.
 

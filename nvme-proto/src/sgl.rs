@@ -1,7 +1,7 @@
 //! Scatter Gather List descriptors: where a command's data is.
 //!
-//! Source: NVMe Base 2.1, section 4.3.2; NVMe over RDMA Transport 1.1, section 3.2.1 (which types a
-//! command capsule may carry, and the Invalidate Key subtype).
+//! Source: NVMe Base 2.1, section 4.3.2; NVMe over RDMA Transport 1.1 (which types a command
+//! capsule may carry, and the Invalidate Key sub type).
 
 use core::mem::offset_of;
 use core::ops::Range;

@@ -14,7 +14,7 @@ use crate::status::Status;
 /// NSID that addresses every namespace.
 pub const NSID_BROADCAST: u32 = 0xFFFF_FFFF;
 
-/// Submission queue entry. NVMe Base 2.1, section 3.1.3 (Common Command Format); 64 bytes.
+/// Submission queue entry. NVMe Base 2.1, section 4.1 (Submission Queue Entry); 64 bytes.
 ///
 /// Offsets: opcode 0, flags 1, CID 2, NSID 4 (FCTYPE is its first byte in a Fabrics command),
 /// CDW2 8, CDW3 12, MPTR 16, DPTR 24, CDW10 to CDW15 40 to 63.

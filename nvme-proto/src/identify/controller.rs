@@ -1,10 +1,9 @@
 //! Identify Controller (CNS 01h).
 //!
-//! Source: NVMe Base 2.1, section 5.1.13.2.1 (Identify Controller data structure).
+//! Source: NVMe Base 2.1, section 5.1.13 (Identify Controller data structure).
 
 use core::mem::offset_of;
 
-use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -35,7 +34,7 @@ pub struct IdentifyController {
     pub rab: u8,
     /// IEEE OUI Identifier.
     pub ieee: [u8; 3],
-    /// CMIC: see [`MultiPath`].
+    /// CMIC: see [`MultiPath`](super::MultiPath).
     pub cmic: u8,
     /// MDTS, Maximum Data Transfer Size: 2^MDTS minimum memory pages, 0 for no limit.
     pub mdts: u8,
@@ -49,7 +48,7 @@ pub struct IdentifyController {
     pub rtd3e_us: U32,
     /// OAES: see [`AsyncEventConfiguration`](crate::features::AsyncEventConfiguration).
     pub oaes: U32,
-    /// CTRATT: see [`ControllerAttributes`].
+    /// CTRATT: see [`ControllerAttributes`](super::ControllerAttributes).
     pub ctratt: U32,
     /// RRLS, Read Recovery Levels Supported.
     pub rrls: U16,
@@ -80,7 +79,7 @@ pub struct IdentifyController {
     pub vwci: u8,
     /// MEC, Management Endpoint Capabilities.
     pub mec: u8,
-    /// OACS: see [`OptionalAdminCommands`].
+    /// OACS: see [`OptionalAdminCommands`](super::OptionalAdminCommands).
     pub oacs: U16,
     /// ACL, Abort Command Limit (0's based).
     pub acl_z: u8,
@@ -88,7 +87,7 @@ pub struct IdentifyController {
     pub aerl_z: u8,
     /// FRMW, Firmware Updates.
     pub frmw: u8,
-    /// LPA: see [`LogPageAttributes`].
+    /// LPA: see [`LogPageAttributes`](super::LogPageAttributes).
     pub lpa: u8,
     /// ELPE, Error Log Page Entries (0's based).
     pub elpe_z: u8,
@@ -140,7 +139,7 @@ pub struct IdentifyController {
     pub endgidmax: U16,
     /// ANATT, ANA Transition Time in seconds.
     pub anatt_seconds: u8,
-    /// ANACAP: see [`AnaCapabilities`].
+    /// ANACAP: see [`AnaCapabilities`](super::AnaCapabilities).
     pub anacap: u8,
     /// ANAGRPMAX, ANA Group Identifier Maximum.
     pub anagrpmax: U32,
@@ -172,13 +171,13 @@ pub struct IdentifyController {
     pub maxcmd: U16,
     /// NN, Number of Namespaces: the largest valid NSID.
     pub nn: U32,
-    /// ONCS: see [`OptionalNvmCommands`].
+    /// ONCS: see [`OptionalNvmCommands`](super::OptionalNvmCommands).
     pub oncs: U16,
-    /// FUSES: see [`FusedOperations`].
+    /// FUSES: see [`FusedOperations`](super::FusedOperations).
     pub fuses: U16,
     /// FNA, Format NVM Attributes.
     pub fna: u8,
-    /// VWC: see [`VolatileWriteCacheSupport`].
+    /// VWC: see [`VolatileWriteCacheSupport`](super::VolatileWriteCacheSupport).
     pub vwc: u8,
     /// AWUN, Atomic Write Unit Normal in logical blocks (0's based).
     pub awun_z: U16,
@@ -186,14 +185,14 @@ pub struct IdentifyController {
     pub awupf_z: U16,
     /// ICSVSCC, I/O Command Set Vendor Specific Command Configuration.
     pub icsvscc: u8,
-    /// NWPC, Namespace Write Protection Capabilities.
+    /// NWPC: see [`WriteProtectionCapabilities`](super::WriteProtectionCapabilities).
     pub nwpc: u8,
     /// ACWU, Atomic Compare & Write Unit in logical blocks (0's based).
     pub acwu_z: U16,
     /// OCFS, Optional Copy Formats Supported: bit n for
     /// [`CopyFormat`](crate::copy::CopyFormat) n.
     pub ocfs: U16,
-    /// SGLS: see [`SglSupport`].
+    /// SGLS: see [`SglSupport`](super::SglSupport).
     pub sgls: U32,
     /// MNAN, Maximum Number of Allowed Namespaces; 0 for NN.
     pub mnan: U32,
@@ -238,11 +237,11 @@ pub struct IdentifyController {
     pub iorcsz_16bytes: U32,
     /// ICDOFF, In Capsule Data Offset from the end of the SQE in units of 16 bytes.
     pub icdoff_16bytes: U16,
-    /// FCATT: see [`FabricsControllerAttributes`].
+    /// FCATT: see [`FabricsControllerAttributes`](super::FabricsControllerAttributes).
     pub fcatt: u8,
     /// MSDBD, Maximum SGL Data Block Descriptors in a capsule; 0 for no limit.
     pub msdbd: u8,
-    /// OFCS: see [`OptionalFabricsCommands`].
+    /// OFCS: see [`OptionalFabricsCommands`](super::OptionalFabricsCommands).
     pub ofcs: U16,
     /// DCTYPE, Discovery Controller Type.
     pub dctype: u8,
@@ -382,240 +381,7 @@ open_enum! {
     }
 }
 
-bitflags! {
-    /// CMIC, Controller Multi-Path I/O and Namespace Sharing Capabilities.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct MultiPath: u8 {
-        /// The NVM subsystem may have more than one port.
-        const PORTS = 1 << 0;
-        /// The NVM subsystem may have two or more controllers.
-        const CONTROLLERS = 1 << 1;
-        /// The controller is an SR-IOV virtual function.
-        const SR_IOV = 1 << 2;
-        /// Asymmetric Namespace Access Reporting.
-        const ANA = 1 << 3;
-    }
-}
-
-bitflags! {
-    /// CTRATT, Controller Attributes.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct ControllerAttributes: u32 {
-        /// HIDS: 128-bit Host Identifier.
-        const HOST_ID_128 = 1 << 0;
-        /// NOPSPM: Non-Operational Power State Permissive Mode.
-        const NON_OPERATIONAL_PERMISSIVE = 1 << 1;
-        /// NSETS: NVM Sets.
-        const NVM_SETS = 1 << 2;
-        /// RRLVLS: Read Recovery Levels.
-        const READ_RECOVERY_LEVELS = 1 << 3;
-        /// EGS: Endurance Groups.
-        const ENDURANCE_GROUPS = 1 << 4;
-        /// PLM: Predictable Latency Mode.
-        const PREDICTABLE_LATENCY = 1 << 5;
-        /// TBKAS: Traffic Based Keep Alive Support.
-        const TRAFFIC_BASED_KEEP_ALIVE = 1 << 6;
-        /// NG: Namespace Granularity.
-        const NAMESPACE_GRANULARITY = 1 << 7;
-        /// SQA: SQ Associations.
-        const SQ_ASSOCIATIONS = 1 << 8;
-        /// ULIST: UUID List.
-        const UUID_LIST = 1 << 9;
-        /// MDS: Multi-Domain Subsystem.
-        const MULTI_DOMAIN = 1 << 10;
-        /// FCM: Fixed Capacity Management.
-        const FIXED_CAPACITY = 1 << 11;
-        /// VCM: Variable Capacity Management.
-        const VARIABLE_CAPACITY = 1 << 12;
-        /// DEG: Delete Endurance Group.
-        const DELETE_ENDURANCE_GROUP = 1 << 13;
-        /// DNVMS: Delete NVM Set.
-        const DELETE_NVM_SET = 1 << 14;
-        /// ELBAS: Extended LBA Formats.
-        const EXTENDED_LBA_FORMATS = 1 << 15;
-        /// MEM: MDTS and size limits exclude metadata.
-        const MDTS_EXCLUDES_METADATA = 1 << 16;
-        /// HMBR: host memory buffer restrict non-operational power state access.
-        const HOST_MEMORY_BUFFER_RESTRICT = 1 << 17;
-        /// RHII: Reservations and Host Identifier Interaction.
-        const RESERVATIONS_HOST_ID = 1 << 18;
-        /// FDPS: Flexible Data Placement.
-        const FLEXIBLE_DATA_PLACEMENT = 1 << 19;
-    }
-}
-
-bitflags! {
-    /// OACS, Optional Admin Command Support.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct OptionalAdminCommands: u16 {
-        /// Security Send and Receive.
-        const SECURITY = 1 << 0;
-        /// Format NVM.
-        const FORMAT_NVM = 1 << 1;
-        /// Firmware Commit and Firmware Image Download.
-        const FIRMWARE = 1 << 2;
-        /// Namespace Management and Attachment.
-        const NAMESPACE_MANAGEMENT = 1 << 3;
-        /// Device Self-test.
-        const DEVICE_SELF_TEST = 1 << 4;
-        /// Directives.
-        const DIRECTIVES = 1 << 5;
-        /// NVMe-MI Send and Receive.
-        const NVME_MI = 1 << 6;
-        /// Virtualization Management.
-        const VIRTUALIZATION_MANAGEMENT = 1 << 7;
-        /// Doorbell Buffer Config.
-        const DOORBELL_BUFFER_CONFIG = 1 << 8;
-        /// Get LBA Status.
-        const GET_LBA_STATUS = 1 << 9;
-        /// Command and Feature Lockdown.
-        const LOCKDOWN = 1 << 10;
-        /// Host Managed Live Migration.
-        const LIVE_MIGRATION = 1 << 11;
-    }
-}
-
-bitflags! {
-    /// LPA, Log Page Attributes.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct LogPageAttributes: u8 {
-        /// SMART / Health information per namespace.
-        const SMART_PER_NAMESPACE = 1 << 0;
-        /// The Commands Supported and Effects log page.
-        const COMMAND_EFFECTS = 1 << 1;
-        /// Extended Data: NUMDU and LPO of Get Log Page. Required over fabrics.
-        const EXTENDED_DATA = 1 << 2;
-        /// Telemetry.
-        const TELEMETRY = 1 << 3;
-        /// Persistent Event log page.
-        const PERSISTENT_EVENT = 1 << 4;
-        /// Supported Log Pages and the other self-describing log pages.
-        const SUPPORTED_LOG_PAGES = 1 << 5;
-        /// Telemetry Data Area 4.
-        const TELEMETRY_DATA_AREA_4 = 1 << 6;
-    }
-}
-
-bitflags! {
-    /// ANACAP, Asymmetric Namespace Access Capabilities.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct AnaCapabilities: u8 {
-        /// Reports ANA Optimized state.
-        const OPTIMIZED = 1 << 0;
-        /// Reports ANA Non-Optimized state.
-        const NON_OPTIMIZED = 1 << 1;
-        /// Reports ANA Inaccessible state.
-        const INACCESSIBLE = 1 << 2;
-        /// Reports ANA Persistent Loss state.
-        const PERSISTENT_LOSS = 1 << 3;
-        /// Reports ANA Change state.
-        const CHANGE = 1 << 4;
-        /// ANAGRPID of a namespace does not change while it is attached.
-        const GROUP_ID_STATIC = 1 << 6;
-        /// A non-zero ANAGRPID is supported in Namespace Management.
-        const GROUP_ID_MANAGED = 1 << 7;
-    }
-}
-
-bitflags! {
-    /// ONCS, Optional NVM Command Support.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct OptionalNvmCommands: u16 {
-        /// Compare.
-        const COMPARE = 1 << 0;
-        /// Write Uncorrectable.
-        const WRITE_UNCORRECTABLE = 1 << 1;
-        /// Dataset Management.
-        const DATASET_MANAGEMENT = 1 << 2;
-        /// Write Zeroes.
-        const WRITE_ZEROES = 1 << 3;
-        /// Save of Set Features and Select of Get Features.
-        const SAVE_AND_SELECT = 1 << 4;
-        /// Reservations.
-        const RESERVATIONS = 1 << 5;
-        /// Timestamp feature.
-        const TIMESTAMP = 1 << 6;
-        /// Verify.
-        const VERIFY = 1 << 7;
-        /// Copy.
-        const COPY = 1 << 8;
-        /// The write part of a Copy is one atomic operation.
-        const COPY_SINGLE_ATOMICITY = 1 << 9;
-        /// All fast copy.
-        const ALL_FAST_COPY = 1 << 10;
-        /// Write Zeroes limits: the DEAC bit may exceed WZSL up to WZDSL.
-        const WRITE_ZEROES_DEALLOCATE_LIMIT = 1 << 11;
-        /// Namespace Zeroes of Write Zeroes.
-        const NAMESPACE_ZEROES = 1 << 12;
-    }
-}
-
-bitflags! {
-    /// FUSES, Fused Operation Support.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct FusedOperations: u16 {
-        /// Compare and Write.
-        const COMPARE_AND_WRITE = 1 << 0;
-    }
-}
-
-bitflags! {
-    /// VWC, Volatile Write Cache.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct VolatileWriteCacheSupport: u8 {
-        /// A volatile write cache is present.
-        const PRESENT = 1 << 0;
-        /// Bits 2:1 are 10b: Flush with NSID FFFFFFFFh is not supported.
-        const FLUSH_BROADCAST_NOT_SUPPORTED = 0b10 << 1;
-        /// Bits 2:1 are 11b: Flush with NSID FFFFFFFFh is supported.
-        const FLUSH_BROADCAST_SUPPORTED = 0b11 << 1;
-    }
-}
-
-bitflags! {
-    /// SGLS, SGL Support.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct SglSupport: u32 {
-        /// Bits 1:0 are 01b: SGLs without alignment or granularity requirement.
-        const SUPPORTED = 0b01;
-        /// Bits 1:0 are 10b: SGLs with dword alignment and granularity.
-        const SUPPORTED_DWORD_ALIGNED = 0b10;
-        /// Keyed SGL Data Block descriptor. Required over RDMA.
-        const KEYED = 1 << 2;
-        /// SGL Bit Bucket descriptor.
-        const BIT_BUCKET = 1 << 16;
-        /// MPTR with a byte aligned contiguous buffer.
-        const METADATA_BYTE_ALIGNED = 1 << 17;
-        /// Larger SGLs than the data need.
-        const OVERSIZED = 1 << 18;
-        /// MPTR with an SGL.
-        const METADATA_SGL = 1 << 19;
-        /// Address field with an offset: in-capsule data. Required over RDMA with in-capsule data.
-        const OFFSET = 1 << 20;
-        /// Transport SGL Data Block descriptor.
-        const TRANSPORT = 1 << 21;
-    }
-}
-
-bitflags! {
-    /// FCATT, Fabrics Controller Attributes.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct FabricsControllerAttributes: u8 {
-        /// The NVM subsystem uses the static controller model.
-        const STATIC_CONTROLLER_MODEL = 1 << 0;
-    }
-}
-
-bitflags! {
-    /// OFCS, Optional Fabrics Commands Support.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct OptionalFabricsCommands: u16 {
-        /// Disconnect.
-        const DISCONNECT = 1 << 0;
-    }
-}
-
-/// Power State Descriptor, 32 bytes. NVMe Base 2.1, section 5.1.13.2.1 (Power State Descriptor).
+/// Power State Descriptor, 32 bytes. NVMe Base 2.1, section 5.1.13 (Power State Descriptor).
 #[repr(C)]
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,

@@ -1,7 +1,7 @@
 //! Identify lists: of namespaces (CNS 02h, 07h), of a namespace's identifiers (CNS 03h) and of I/O
 //! command sets (CNS 1Ch).
 //!
-//! Source: NVMe Base 2.1, sections 5.1.13.2.2, 5.1.13.2.3 and 5.1.13.2.23.
+//! Source: NVMe Base 2.1, section 5.1.13 (the data structures of these CNS values).
 
 use core::fmt;
 

@@ -1,6 +1,6 @@
 //! Identify Namespace (CNS 00h) and I/O Command Set Independent Identify Namespace (CNS 08h).
 //!
-//! Source: NVM Command Set 1.1, section 4.1.5.1; NVMe Base 2.1, section 5.1.13.2.8.
+//! Source: NVM Command Set 1.1, section 4.1.5 (CNS 00h); NVMe Base 2.1, section 5.1.13 (CNS 08h).
 
 use core::mem::offset_of;
 

@@ -1,7 +1,7 @@
 //! Identify data structures specific to the NVM command set: of the namespace (CNS 05h) and of the
 //! controller (CNS 06h), both with CSI 00h.
 //!
-//! Source: NVM Command Set 1.1, sections 4.1.5.3 and 4.1.5.4.
+//! Source: NVM Command Set 1.1, section 4.1.5 (CNS 05h and CNS 06h).
 
 use core::mem::offset_of;
 

@@ -1,6 +1,6 @@
 //! Asymmetric Namespace Access (LID 0Ch).
 //!
-//! Source: NVMe Base 2.1, section 5.1.12.1.13.
+//! Source: NVMe Base 2.1, section 5.1.12 (Asymmetric Namespace Access log page).
 
 use core::mem::offset_of;
 

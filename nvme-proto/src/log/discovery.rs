@@ -1,6 +1,6 @@
 //! Discovery (LID 70h): the NVM subsystems a discovery controller knows, and how to reach them.
 //!
-//! Source: NVMe Base 2.1, section 5.1.12.3.1; NVMe over RDMA Transport 1.1, section 3.1.3
+//! Source: NVMe Base 2.1, section 5.1.12 (Discovery log page); NVMe over RDMA Transport 1.1
 //! (Transport Specific Address Subtype).
 
 use core::mem::offset_of;

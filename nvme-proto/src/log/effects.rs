@@ -44,7 +44,7 @@ bitflags! {
     }
 }
 
-/// Commands Supported and Effects log page, 4096 bytes. NVMe Base 2.1, section 5.1.12.1.6.
+/// Commands Supported and Effects log page, 4096 bytes. NVMe Base 2.1, section 5.1.12.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CommandEffectsLog {

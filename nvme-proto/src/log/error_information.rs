@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::status::Status;
 
 /// One entry of the Error Information log page, 64 bytes; newest first. NVMe Base 2.1, section
-/// 5.1.12.1.2.
+/// 5.1.12.
 #[repr(C)]
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,

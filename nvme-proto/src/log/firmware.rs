@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::text::{TextField, space_padded};
 
-/// Firmware Slot Information log page, 512 bytes. NVMe Base 2.1, section 5.1.12.1.4.
+/// Firmware Slot Information log page, 512 bytes. NVMe Base 2.1, section 5.1.12.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct FirmwareSlotLog {

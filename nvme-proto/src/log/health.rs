@@ -25,7 +25,7 @@ bitflags! {
     }
 }
 
-/// SMART / Health Information log page, 512 bytes. NVMe Base 2.1, section 5.1.12.1.3.
+/// SMART / Health Information log page, 512 bytes. NVMe Base 2.1, section 5.1.12.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct HealthLog {

@@ -18,7 +18,7 @@ open_enum! {
     }
 }
 
-/// Reservation Notification log page, 64 bytes. NVMe Base 2.1, section 5.1.12.1.32.
+/// Reservation Notification log page, 64 bytes. NVMe Base 2.1, section 5.1.12.
 #[repr(C)]
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,

@@ -7,7 +7,7 @@ use super::LogPageId;
 
 /// Supported Log Pages, 1024 bytes: for every LID a dword whose bit 0 (LSUPP) says that the page
 /// is supported and whose bit 1 (IOS) that its offset may be an index. NVMe Base 2.1, section
-/// 5.1.12.1.1.
+/// 5.1.12.
 #[repr(transparent)]
 #[derive(Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct SupportedLogPages([U32; 256]);
