@@ -16,8 +16,8 @@ pub(crate) struct NullVolume {
 }
 
 impl NullVolume {
-    pub(crate) fn new(lba_bytes: u32, lbas: u64, name: Arc<str>) -> Self {
-        let geometry = Geometry {
+    pub(crate) fn geometry_of(lba_bytes: u32, lbas: u64) -> Geometry {
+        Geometry {
             lba_bytes,
             lbas,
             volatile_write_cache: false,
@@ -26,7 +26,11 @@ impl NullVolume {
             optimal_io_bytes: 4096,
             atomic_lbas: 1,
             read_only: false,
-        };
+        }
+    }
+
+    pub(crate) fn new(lba_bytes: u32, lbas: u64, name: Arc<str>) -> Self {
+        let geometry = Self::geometry_of(lba_bytes, lbas);
         Self { geometry, name }
     }
 }

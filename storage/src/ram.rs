@@ -217,8 +217,8 @@ pub(crate) struct RamVolume {
 }
 
 impl RamVolume {
-    pub(crate) fn new(store: Arc<RamStore>, lba_bytes: u32, lbas: u64, name: Arc<str>) -> Self {
-        let geometry = Geometry {
+    pub(crate) fn geometry_of(lba_bytes: u32, lbas: u64) -> Geometry {
+        Geometry {
             lba_bytes,
             lbas,
             // Memory is as durable as it gets here: Flush and FUA could add nothing.
@@ -228,10 +228,13 @@ impl RamVolume {
             optimal_io_bytes: 4096,
             atomic_lbas: 1,
             read_only: false,
-        };
+        }
+    }
+
+    pub(crate) fn new(store: Arc<RamStore>, lba_bytes: u32, lbas: u64, name: Arc<str>) -> Self {
         Self {
             store,
-            geometry,
+            geometry: Self::geometry_of(lba_bytes, lbas),
             name,
             zeroing: VecDeque::new(),
         }

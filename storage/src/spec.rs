@@ -200,6 +200,18 @@ impl Store {
         })
     }
 
+    /// The shape its volumes have.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        match &self.kind {
+            StoreKind::File(store) => store.geometry(),
+            &StoreKind::Ram {
+                lba_bytes, lbas, ..
+            } => RamVolume::geometry_of(lba_bytes, lbas),
+            &StoreKind::Null { lba_bytes, lbas } => NullVolume::geometry_of(lba_bytes, lbas),
+        }
+    }
+
     /// The volume's name in messages.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {

@@ -257,3 +257,18 @@ impl Drop for LoopDevice {
         }
     }
 }
+
+/// Gives this test mounts of its own, which go with it.
+pub(crate) fn own_mounts() {
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+    let none = None::<&str>;
+    unshare(CloneFlags::CLONE_NEWNS)
+        .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none))
+        .unwrap_or_else(|reason| {
+            panic!(
+                "no mounts of its own: {reason}; this test needs root, leave it out with: \
+                 cargo nextest run -E 'not test(/^root_/)'"
+            )
+        });
+}

@@ -1,0 +1,190 @@
+//! Files and devices that shrink, fill up or fail: each command says what happened, the rest go on.
+
+mod support;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::MetadataExt;
+
+use capstan_storage::{DirectIo, IoErrorKind, Op};
+use support::{Driver, Folder, LoopDevice, own_mounts, run, spec};
+
+#[test]
+fn a_file_that_shrinks_is_an_error_of_the_commands_behind_its_end() {
+    let folder = Folder::new();
+    for (direct, lba_bytes) in [
+        (DirectIo::Auto, 512),
+        (DirectIo::Auto, 4096),
+        (DirectIo::Off, 512),
+    ] {
+        let path = folder.file("shrinks", 1 << 20);
+        let mut driver = Driver::new(&spec(&path, lba_bytes, direct));
+        let last = driver.volume.geometry().lbas - 1;
+        driver.write(0, &vec![1; 64 << 10]);
+        // Not at an LBA's end, so that one read is cut in the middle of one.
+        OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len((32 << 10) + 100)
+            .unwrap();
+        for (lba, lbas) in [
+            (last, 1),
+            (0, (64 << 10) / lba_bytes),
+            ((32 << 10) / u64::from(lba_bytes), 1),
+        ] {
+            let error = driver.try_read(lba, lbas, 0).unwrap_err();
+            assert_eq!(error.kind, IoErrorKind::Truncated, "{error}");
+            let bounced = driver.try_read(lba, lbas, 64).unwrap_err();
+            assert_eq!(bounced, error);
+        }
+        let half = driver.read(0, (32 << 10) / lba_bytes);
+        assert!(half == vec![1; 32 << 10], "what is left can be read");
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_discard_gives_space_back_and_reads_as_zeroes() {
+    let folder = Folder::new();
+    let path = folder.file("discard", 4 << 20);
+    let mut driver = Driver::new(&spec(&path, 4096, DirectIo::Auto));
+    assert!(
+        driver.volume.geometry().discard,
+        "ext4, xfs, btrfs and tmpfs punch holes"
+    );
+    driver.write(0, &vec![1; 4 << 20]);
+    driver.result(Op::Flush, None).unwrap();
+    let blocks = || fs::metadata(&path).unwrap().blocks() * 512;
+    assert!(blocks() >= 4 << 20);
+    driver
+        .result(Op::Discard { lba: 0, lbas: 1024 }, None)
+        .unwrap();
+    assert!(blocks() < 64 << 10, "{} bytes still allocated", blocks());
+    assert_eq!(driver.read(1023, 1), [0; 4096]);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn root_a_full_file_system_fails_the_command_that_found_it_full() {
+    own_mounts();
+    let folder = Folder::new();
+    let image = folder.file("small", 4 << 20);
+    run(
+        "mkfs.ext4",
+        &[
+            "-q",
+            "-F",
+            "-m",
+            "0",
+            "-O",
+            "^has_journal",
+            image.to_str().unwrap(),
+        ],
+    )
+    .unwrap();
+    let device = LoopDevice::new(&image, 512);
+    let at = folder.path().join("at");
+    fs::create_dir(&at).unwrap();
+    run(
+        "mount",
+        &[device.path().to_str().unwrap(), at.to_str().unwrap()],
+    )
+    .unwrap();
+    for direct in [DirectIo::Auto, DirectIo::Off] {
+        let path = at.join(format!("{direct:?}"));
+        File::create(&path).unwrap().set_len(8 << 20).unwrap();
+        let mut driver = Driver::new(&spec(&path, 4096, direct));
+        let mut written = 0;
+        let error = loop {
+            match driver.try_write(written * 64, &vec![7; 256 << 10], true) {
+                Ok(()) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(
+            (error.kind, error.errno),
+            (IoErrorKind::NoSpace, Some(libc::ENOSPC))
+        );
+        assert!(error.to_string().contains("no space left"), "{error}");
+        assert!(
+            (1..16).contains(&written),
+            "{written} writes of 256 KiB fit 4 MiB"
+        );
+        // The others go on: reads, rewrites of what has space, and after a discard new writes.
+        assert_eq!(driver.read(0, 1), [7; 4096]);
+        driver.try_write(0, &[8; 4096], true).unwrap();
+        driver
+            .result(Op::Discard { lba: 0, lbas: 64 }, None)
+            .unwrap();
+        driver.result(Op::Flush, None).unwrap();
+        driver.try_write(64, &[9; 4096], true).unwrap();
+        drop(driver);
+        fs::remove_file(&path).unwrap();
+    }
+    run("umount", &[at.to_str().unwrap()]).unwrap();
+}
+
+#[test]
+fn root_a_medium_error_is_the_commands_own() {
+    let folder = Folder::new();
+    let image = folder.file("bad", 1 << 20);
+    let device = LoopDevice::new(&image, 512);
+    let mut driver = Driver::new(&spec(device.path(), 512, DirectIo::Auto));
+    driver.write(0, &[1; 4096]);
+    driver.result(Op::Flush, None).unwrap();
+    // The device keeps its size; reads behind the backing file's end are I/O errors.
+    OpenOptions::new()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .set_len(512 << 10)
+        .unwrap();
+    let error = driver.try_read(1500, 8, 0).unwrap_err();
+    assert_eq!(
+        (error.kind, error.errno),
+        (IoErrorKind::Medium, Some(libc::EIO)),
+        "{error}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("read of LBA 1500+8 on /dev/loop"),
+        "{error}"
+    );
+    assert_eq!(driver.read(0, 8), [1; 4096]);
+}
+
+/// tmpfs punches holes and has no zero range: zeroes are written there.
+#[test]
+fn root_zeroes_are_written_where_the_file_system_knows_no_better() {
+    own_mounts();
+    let folder = Folder::new();
+    let at = folder.path().join("tmpfs");
+    fs::create_dir(&at).unwrap();
+    run(
+        "mount",
+        &["-t", "tmpfs", "-o", "size=8m", "none", at.to_str().unwrap()],
+    )
+    .unwrap();
+    let path = at.join("volume");
+    File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    let mut driver = Driver::new(&spec(&path, 4096, DirectIo::Auto));
+    driver.write(0, &vec![1; 4 << 20]);
+    let blocks = || fs::metadata(&path).unwrap().blocks() * 512;
+    for (deallocate, lba) in [(false, 1), (true, 513)] {
+        let op = Op::WriteZeroes {
+            lba,
+            lbas: 510,
+            deallocate,
+            fua: true,
+        };
+        driver.result(op, None).unwrap();
+        assert_eq!(driver.read(lba - 1, 1), [1; 4096]);
+        assert!(driver.read(lba, 510) == vec![0; 510 * 4096]);
+        assert_eq!(driver.read(lba + 510, 1), [1; 4096]);
+        let freed = (4 << 20) - blocks();
+        assert_eq!(freed > 0, deallocate, "{freed} bytes freed");
+    }
+    drop(driver);
+    run("umount", &[at.to_str().unwrap()]).unwrap();
+}
