@@ -2,6 +2,7 @@
 //!
 //! * [`contract`]: the traits and values every provider implements. Everything above this crate is
 //!   written against them.
+//! * [`iwarp`]: the iWARP suite in user space over ordinary TCP sockets.
 //! * [`conformance`] (feature `conformance`): the suite every provider passes.
 //!
 //! A provider and everything it hands out belong to one thread (a reactor). Only
@@ -11,6 +12,7 @@ mod choice;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod contract;
+pub mod iwarp;
 #[cfg(feature = "conformance")]
 mod splitmix;
 #[cfg(feature = "verbs")]

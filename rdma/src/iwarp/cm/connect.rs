@@ -1,0 +1,270 @@
+//! The connecting side.
+
+use nix::sys::epoll::{EpollEvent, EpollFlags};
+
+use super::listen::negotiated;
+use super::setup::{
+    self, Agreed, FrameReader, Heard, Read1, ReplyError, read_failed, settle, write_frame,
+};
+use super::{Manager, SetUpSocket, State, os_error};
+use crate::contract::{
+    CmError, CmEventKind, CmId, ConnectParam, LKey, PrivateData, RKey, RejectReason, Remote, Sge,
+};
+use crate::iwarp::engine::SetUp;
+use crate::iwarp::fatal::{Fatal, terminate_bytes};
+use crate::iwarp::socket::{Link, connecting, tune};
+use crate::iwarp::wire::mpa::{Frame, FrameKind, Rtr};
+use crate::iwarp::wire::terminate::ErrorCode;
+
+/// A connect on its way.
+pub(super) struct Connecting {
+    socket: SetUpSocket,
+    param: ConnectParam,
+    request: Frame,
+    /// The Request has been sent.
+    asked: bool,
+    timeout_us: u64,
+}
+
+impl Connecting {
+    pub(super) fn timed_out(&self) -> CmError {
+        CmError::Timeout {
+            what: if self.asked {
+                "waiting for the peer's MPA Reply"
+            } else {
+                "TCP connect"
+            },
+            timeout_ms: self.timeout_us / 1000,
+        }
+    }
+}
+
+impl Manager {
+    pub(super) fn start_connect(
+        &mut self,
+        id: CmId,
+        param: &ConnectParam,
+        timeout_us: u64,
+    ) -> Result<(), CmError> {
+        let entry = self.entries.get(&id);
+        let entry = entry.ok_or(CmError::Invalid("unknown connection id"))?;
+        let State::Resolved {
+            destination,
+            source,
+        } = entry.state
+        else {
+            return Err(CmError::Invalid("connect comes after resolve, once"));
+        };
+        if entry.qp.strong_count() == 0 {
+            return Err(CmError::Invalid(
+                "connect needs a queue pair; make one first",
+            ));
+        }
+        let what = || format!("connecting to {destination}");
+        let config = &self.engine.config;
+        let stream = connecting(destination, source).map_err(|e| os_error(&what(), &e))?;
+        tune(&stream, config).map_err(|e| os_error(&what(), &e))?;
+        let request = setup::request(config, param);
+        self.watch(id, &stream, EpollFlags::EPOLLOUT)?;
+        let socket = SetUpSocket {
+            stream,
+            reader: FrameReader::new(),
+        };
+        let deadline_us = self.now_us.saturating_add(timeout_us);
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.state = State::Connecting(Connecting {
+                socket,
+                param: *param,
+                request,
+                asked: false,
+                timeout_us,
+            });
+            entry.deadline_us = Some(deadline_us);
+        }
+        Ok(())
+    }
+
+    /// TCP is connected or has failed, or something of the Reply has come.
+    pub(super) fn continue_connect(&mut self, id: CmId) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        let State::Connecting(connecting) = &mut entry.state else {
+            return;
+        };
+        if !connecting.asked {
+            if let Err(error) = self.ask(id) {
+                let kind = if error.raw_os_error() == Some(libc::ECONNREFUSED) {
+                    CmEventKind::Rejected {
+                        reason: RejectReason::NoListener,
+                        private_data: PrivateData::EMPTY,
+                    }
+                } else {
+                    CmEventKind::Failed(os_error("connecting", &error))
+                };
+                self.close(id, kind);
+            }
+            return;
+        }
+        match connecting.socket.reader.read(&connecting.socket.stream) {
+            Ok(Read1::Waiting) => {}
+            Ok(Read1::Frame(heard)) => self.hear_reply(id, &heard),
+            Err(error) => {
+                let error = read_failed("waiting for the peer's MPA Reply", &error);
+                self.close(id, CmEventKind::Failed(error));
+            }
+        }
+    }
+
+    /// Sends the Request once TCP is connected.
+    fn ask(&mut self, id: CmId) -> std::io::Result<()> {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return Ok(());
+        };
+        let State::Connecting(connecting) = &mut entry.state else {
+            return Ok(());
+        };
+        let stream = &connecting.socket.stream;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        entry.local = stream.local_addr().ok();
+        let private_data = connecting.param.private_data.as_bytes();
+        // 255 bytes of private data always fit.
+        let bytes = connecting.request.encode(private_data).unwrap_or_default();
+        write_frame(stream, &bytes)?;
+        connecting.asked = true;
+        let mut event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
+        Ok(self.epoll.modify(stream, &mut event)?)
+    }
+
+    /// The Reply is here.
+    fn hear_reply(&mut self, id: CmId, heard: &Heard) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        let State::Connecting(connecting) = &mut entry.state else {
+            return;
+        };
+        let reply = &heard.frame;
+        let protocol = |got: String, expected| {
+            let what = "reading the peer's MPA Reply";
+            CmEventKind::Failed(CmError::Protocol {
+                what,
+                got,
+                expected,
+            })
+        };
+        if reply.kind != FrameKind::Reply {
+            let event = protocol("an MPA Request".into(), "an MPA Reply");
+            return self.close(id, event);
+        }
+        if reply.reject {
+            let event = CmEventKind::Rejected {
+                reason: RejectReason::Consumer,
+                private_data: heard.private_data,
+            };
+            return self.close(id, event);
+        }
+        let config = &self.engine.config;
+        let settled = settle(config, &connecting.request, reply, &connecting.param);
+        let agreed = match settled {
+            Ok(agreed) => agreed,
+            Err(error) => {
+                let (event, code) = match error {
+                    ReplyError::Markers => {
+                        (protocol("a wish for markers".into(), "no markers"), None)
+                    }
+                    ReplyError::Revision(revision) => (
+                        protocol(format!("revision {revision}"), "the revision asked for"),
+                        None,
+                    ),
+                    ReplyError::InsufficientIrd(ord) => (
+                        protocol(
+                            format!("a depth of {ord} RDMA READs"),
+                            "no more than this side serves (responder_resources_max)",
+                        ),
+                        Some(ErrorCode::MPA_INSUFFICIENT_IRD),
+                    ),
+                    ReplyError::NoRtr => (
+                        protocol(
+                            "a first message that was not offered".into(),
+                            "one of those offered",
+                        ),
+                        Some(ErrorCode::MPA_NO_RTR),
+                    ),
+                };
+                // RFC 6581 §9.2: the peer is told with a Terminate.
+                if let Some(code) = code {
+                    let crc = reply.crc || connecting.request.crc;
+                    let bytes = terminate_bytes(&Fatal::stream(code), crc);
+                    let _ = write_frame(&connecting.socket.stream, &bytes);
+                }
+                return self.close(id, event);
+            }
+        };
+        self.establish(id, agreed, heard);
+    }
+
+    fn establish(&mut self, id: CmId, agreed: Agreed, heard: &Heard) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        let State::Connecting(connecting) = std::mem::replace(&mut entry.state, State::Connected)
+        else {
+            return;
+        };
+        entry.deadline_us = None;
+        let Some(qp) = entry.qp.upgrade() else {
+            let error = CmError::Invalid("the queue pair was dropped before the peer answered");
+            return self.close(id, CmEventKind::Failed(error));
+        };
+        let stream = connecting.socket.stream;
+        let _ = self.epoll.delete(&stream);
+        let fpdu_max = agreed.fpdu_max(&self.engine.config, &stream);
+        let set_up = SetUp {
+            link: Link::Tcp(stream),
+            fpdu_max,
+            crc: agreed.crc,
+            may_send: true,
+            empty_fpdu: false,
+            ord: agreed.ord,
+            ird: agreed.ird,
+        };
+        self.engine.attach(&qp, set_up);
+        let param = negotiated(&agreed, heard.private_data);
+        self.tell(id, CmEventKind::Established { param });
+        if let Some(first) = agreed.first {
+            self.send_first(&qp, first);
+        }
+    }
+
+    /// Sends the first message of peer-to-peer mode (RFC 6581 §4.3.1).
+    fn send_first(&self, qp: &std::cell::RefCell<crate::iwarp::qp::Qp>, first: Rtr) {
+        let mut qp = qp.borrow_mut();
+        let qp = &mut *qp;
+        let mut stags = self.engine.stags.borrow_mut();
+        if first.write {
+            qp.tx.add_empty_write();
+        } else if first.read {
+            let nowhere = Sge {
+                addr: 0,
+                len_bytes: 0,
+                lkey: LKey(0),
+            };
+            // Nothing is read, so the STag is not checked; 0 is special to some.
+            let source = Remote {
+                addr: 0,
+                rkey: RKey(1),
+            };
+            qp.add_read_request(&mut stags, None, nowhere, source);
+        } else {
+            qp.tx.add_empty_fpdu();
+        }
+        let sent = qp.transmit(&mut stags);
+        drop(stags);
+        if let Err(fatal) = sent {
+            self.engine.end(qp, &fatal);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The listening side.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::rc::Weak;
+
+use nix::sys::epoll::{EpollEvent, EpollFlags};
+
+use super::setup::{self, Agreed, FrameReader, Heard, Read1, peer_depths, write_frame};
+use super::{Entry, Manager, SetUpSocket, State, os_error};
+use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
+use crate::iwarp::config::Config;
+use crate::iwarp::engine::SetUp;
+use crate::iwarp::socket::{Link, listener, tune};
+use crate::iwarp::wire::mpa::FrameKind;
+
+/// Pause of a listener when the system has no descriptors or memory for another connection.
+const PAUSE_US: u64 = 100_000;
+/// Connections taken from one listener per poll.
+const ACCEPTS: usize = 32;
+
+/// A listener.
+pub(super) struct Listening {
+    socket: TcpListener,
+    paused: bool,
+}
+
+/// A connection whose Request has not come yet.
+pub(super) struct HalfOpen {
+    socket: SetUpSocket,
+    listener: CmId,
+}
+
+/// A connection request.
+pub(super) struct Request {
+    stream: TcpStream,
+    heard: Box<Heard>,
+}
+
+impl Request {
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// The socket, and the Reply that refuses.
+    pub(super) fn refuse(self, config: &Config, private_data: &[u8]) -> (TcpStream, Vec<u8>) {
+        let refusal = setup::refusal(config, &self.heard.frame);
+        // 255 bytes of private data always fit.
+        (
+            self.stream,
+            refusal.encode(private_data).unwrap_or_default(),
+        )
+    }
+
+    /// Ready for another thread.
+    pub(super) fn migrate(self, config: &Config) -> MigratedId {
+        MigratedId(Box::new(Migrating {
+            request: Some(self),
+            config: config.clone(),
+        }))
+    }
+}
+
+/// A request between two threads; refused when it gets lost.
+struct Migrating {
+    request: Option<Request>,
+    config: Config,
+}
+
+impl Drop for Migrating {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            let (stream, bytes) = request.refuse(&self.config, &[]);
+            // Best effort: the peer sees a closed connection when it fails.
+            let _ = write_frame(&stream, &bytes);
+        }
+    }
+}
+
+impl Manager {
+    pub(super) fn start_listening(
+        &mut self,
+        addr: SocketAddr,
+        backlog: u32,
+    ) -> Result<(CmId, SocketAddr), CmError> {
+        let what = || format!("listening at {addr}");
+        let socket = listener(addr, backlog).map_err(|e| os_error(&what(), &e))?;
+        let local = socket.local_addr().map_err(|e| os_error(&what(), &e))?;
+        let id = self.new_id();
+        self.watch(id, &socket, EpollFlags::EPOLLIN)?;
+        let listening = Listening {
+            socket,
+            paused: false,
+        };
+        self.entries.insert(
+            id,
+            Entry {
+                state: State::Listening(listening),
+                local: Some(local),
+                peer: None,
+                qp: Weak::new(),
+                deadline_us: None,
+            },
+        );
+        Ok((id, local))
+    }
+
+    /// Takes what waits at a listener.
+    pub(super) fn accept_connections(&mut self, id: CmId) {
+        for _ in 0..ACCEPTS {
+            if self.half_open >= self.engine.config.half_open_max {
+                // Goes on when one of them is through or has timed out.
+                self.pause(id, None);
+                return;
+            }
+            let Some(State::Listening(listening)) = self.entries.get(&id).map(|e| &e.state) else {
+                return;
+            };
+            let (stream, peer) = match listening.socket.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    match error.raw_os_error() {
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                            tracing::warn!(
+                                %error,
+                                "cannot take a connection; trying again in {} ms (raise the limit \
+                                 of open files?)",
+                                PAUSE_US / 1000
+                            );
+                            self.pause(id, Some(self.now_us + PAUSE_US));
+                        }
+                        // EAGAIN: no more; anything else concerns the one connection that is gone.
+                        _ => return,
+                    }
+                    return;
+                }
+            };
+            self.take_connection(id, stream, peer);
+        }
+    }
+
+    fn take_connection(&mut self, listener: CmId, stream: TcpStream, peer: SocketAddr) {
+        let Ok(local) = stream.local_addr() else {
+            return;
+        };
+        if tune(&stream, &self.engine.config).is_err() {
+            // Only a connection that is gone already refuses its options.
+            return;
+        }
+        let id = self.new_id();
+        if self.watch(id, &stream, EpollFlags::EPOLLIN).is_err() {
+            return;
+        }
+        let socket = SetUpSocket {
+            stream,
+            reader: FrameReader::new(),
+        };
+        self.half_open += 1;
+        let timeout_us = self.engine.config.setup_timeout_ms * 1000;
+        self.entries.insert(
+            id,
+            Entry {
+                state: State::HalfOpen(HalfOpen { socket, listener }),
+                local: Some(local),
+                peer: Some(peer),
+                qp: Weak::new(),
+                deadline_us: Some(self.now_us + timeout_us),
+            },
+        );
+        // The Request has often come already.
+        self.read_request(id);
+    }
+
+    /// Stops watching a listener until `until_us`, or until a half-open connection is through.
+    fn pause(&mut self, id: CmId, until_us: Option<u64>) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        if let State::Listening(listening) = &mut entry.state {
+            let mut event = EpollEvent::new(EpollFlags::empty(), id.0);
+            // Modifying a watch that exists does not fail.
+            let _ = self.epoll.modify(&listening.socket, &mut event);
+            listening.paused = true;
+            entry.deadline_us = until_us;
+        }
+    }
+
+    /// Watches a paused listener again.
+    pub(super) fn resume_listener(&mut self, id: CmId) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        if let State::Listening(listening) = &mut entry.state {
+            let mut event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
+            // As in `pause`.
+            let _ = self.epoll.modify(&listening.socket, &mut event);
+            listening.paused = false;
+        }
+    }
+
+    /// There is room for another half-open connection.
+    pub(super) fn resume_listeners(&mut self) {
+        let paused = |e: &Entry| {
+            let waits = e.deadline_us.is_some();
+            !waits && matches!(&e.state, State::Listening(l) if l.paused)
+        };
+        let ids: Vec<CmId> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| paused(e))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.resume_listener(id);
+        }
+    }
+
+    /// Drops what has come through a listener that is gone and has not been told yet.
+    pub(super) fn forget_requests_of(&mut self, listener: CmId) {
+        let of = |e: &Entry| matches!(&e.state, State::HalfOpen(h) if h.listener == listener);
+        let ids: Vec<CmId> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| of(e))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.forget(id);
+        }
+    }
+
+    /// Reads the Request of a half-open connection.
+    pub(super) fn read_request(&mut self, id: CmId) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        let State::HalfOpen(half_open) = &mut entry.state else {
+            return;
+        };
+        let read = half_open.socket.reader.read(&half_open.socket.stream);
+        let heard = match read {
+            Ok(Read1::Waiting) => return,
+            Ok(Read1::Frame(heard)) => heard,
+            Err(error) => {
+                let peer = entry.peer;
+                log_refused(peer, &format!("{error:?}"));
+                self.forget(id);
+                return;
+            }
+        };
+        let State::HalfOpen(half_open) = std::mem::replace(&mut entry.state, State::Closed) else {
+            return;
+        };
+        self.half_open -= 1;
+        entry.deadline_us = None;
+        let peer = entry.peer;
+        let stream = half_open.socket.stream;
+        // The program decides next; the socket is quiet until then.
+        let _ = self.epoll.delete(&stream);
+        let request = Request { stream, heard };
+        if request.heard.frame.kind != FrameKind::Request {
+            log_refused(peer, "an MPA Reply where a Request belongs");
+            self.entries.remove(&id);
+        } else if request.heard.frame.markers {
+            // RFC 5044 §4.3: markers are for the receiver to ask; this side does not send them.
+            let why = "MPA markers are not supported; turn them off on your side";
+            log_refused(peer, why);
+            let (stream, bytes) = request.refuse(&self.engine.config, why.as_bytes());
+            self.entries.remove(&id);
+            self.linger(stream, bytes);
+        } else {
+            let (ird, ord) = peer_depths(&request.heard.frame, &self.engine.config);
+            let param = ConnectParam {
+                private_data: request.heard.private_data,
+                responder_resources: ird,
+                initiator_depth: ord,
+                rnr_retry_count: 7,
+            };
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.state = State::Requested(request);
+            }
+            let listener = half_open.listener;
+            self.tell(id, CmEventKind::ConnectRequest { listener, param });
+        }
+        self.resume_listeners();
+    }
+
+    pub(super) fn accept_request(&mut self, id: CmId, param: &ConnectParam) -> Result<(), CmError> {
+        let entry = self.entries.get_mut(&id);
+        let entry = entry.ok_or(CmError::Invalid("unknown connection id"))?;
+        let State::Requested(request) = &entry.state else {
+            return Err(CmError::Invalid("there is no connection request to accept"));
+        };
+        let qp = entry.qp.upgrade();
+        let qp = qp.ok_or(CmError::Invalid(
+            "accept needs a queue pair; make one first",
+        ))?;
+        let config = &self.engine.config;
+        let (reply, agreed) = setup::accept(config, &request.heard.frame, param);
+        let bytes = reply.encode(param.private_data.as_bytes());
+        let bytes = bytes.ok_or(CmError::Invalid("the private data is too long for MPA"))?;
+        write_frame(&request.stream, &bytes).map_err(|e| os_error("sending the Reply", &e))?;
+        let State::Requested(request) = std::mem::replace(&mut entry.state, State::Connected)
+        else {
+            return Err(CmError::Invalid("there is no connection request to accept"));
+        };
+        let param = negotiated(&agreed, PrivateData::EMPTY);
+        let fpdu_max = agreed.fpdu_max(config, &request.stream);
+        let set_up = SetUp {
+            link: Link::Tcp(request.stream),
+            fpdu_max,
+            crc: agreed.crc,
+            // RFC 5044 §7.1.2: not before the first FPDU of the connecting side.
+            may_send: false,
+            empty_fpdu: agreed.first.is_some_and(|rtr| rtr.empty_fpdu),
+            ord: agreed.ord,
+            ird: agreed.ird,
+        };
+        if agreed.first.is_some() {
+            entry.state = State::AwaitFirst { param };
+            entry.deadline_us = Some(self.now_us + config.setup_timeout_ms * 1000);
+        }
+        self.engine.attach(&qp, set_up);
+        if agreed.first.is_none() {
+            self.tell(id, CmEventKind::Established { param });
+        }
+        Ok(())
+    }
+
+    pub(super) fn adopt_request(&mut self, id: MigratedId) -> Result<CmId, CmError> {
+        let migrating = id.0.downcast::<Migrating>();
+        let mut migrating =
+            migrating.map_err(|_| CmError::Invalid("the request is of another provider"))?;
+        let request = migrating.request.take();
+        let request = request.ok_or(CmError::Invalid("the request has been taken"))?;
+        let gone = |e: std::io::Error| os_error("adopting a connection request", &e);
+        let local = request.stream.local_addr().map_err(gone)?;
+        let peer = request.stream.peer_addr().map_err(gone)?;
+        let id = self.new_id();
+        self.entries.insert(
+            id,
+            Entry {
+                state: State::Requested(request),
+                local: Some(local),
+                peer: Some(peer),
+                qp: Weak::new(),
+                deadline_us: None,
+            },
+        );
+        Ok(id)
+    }
+}
+
+/// The negotiated depths as the program is told them.
+pub(super) fn negotiated(agreed: &Agreed, private_data: PrivateData) -> ConnectParam {
+    ConnectParam {
+        private_data,
+        responder_resources: agreed.ird,
+        initiator_depth: agreed.ord,
+        rnr_retry_count: 7,
+    }
+}
+
+/// A peer that did not get as far as a request.
+fn log_refused(peer: Option<SocketAddr>, why: &str) {
+    tracing::debug!(?peer, why, "refused a connection during set-up");
+}

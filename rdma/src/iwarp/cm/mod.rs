@@ -1,0 +1,522 @@
+//! The connection manager: listeners, set-ups, and the ids of connections.
+
+mod connect;
+pub(super) mod linger;
+mod listen;
+pub(super) mod notice;
+mod setup;
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::rc::{Rc, Weak};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use self::linger::Linger;
+use self::listen::Request;
+use self::notice::{Link2Cm, Notice, Notices};
+use self::setup::FrameReader;
+use super::cq::{epoll_of, system};
+use super::engine::Engine;
+use super::fatal::Fatal;
+use super::qp::Qp;
+use crate::contract::{
+    CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
+    PrivateData, ProtectionDomain, QpConfig, QueuePair, RdmaError,
+};
+
+/// Events of one look at the sockets.
+const EVENTS: usize = 64;
+/// A manager that is polled all the time looks at its sockets no more often than this.
+const LOOK_EVERY_US: u64 = 20;
+
+/// How far an id is.
+enum State {
+    /// Takes connections.
+    Listening(listen::Listening),
+    /// Has a destination; nothing sent yet.
+    Resolved {
+        destination: SocketAddr,
+        source: Option<IpAddr>,
+    },
+    /// TCP connects, or the Reply is awaited.
+    Connecting(connect::Connecting),
+    /// Accepted by TCP; the Request is awaited.
+    HalfOpen(listen::HalfOpen),
+    /// The program has the request and decides.
+    Requested(Request),
+    /// Accepted; the peer's first message is awaited.
+    AwaitFirst { param: ConnectParam },
+    /// Up.
+    Connected,
+    /// Over.
+    Closed,
+}
+
+/// What belongs to an id.
+struct Entry {
+    state: State,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    qp: Weak<RefCell<Qp>>,
+    deadline_us: Option<u64>,
+}
+
+/// A thread's connection manager.
+pub(super) struct Manager {
+    engine: Rc<Engine>,
+    notices: Rc<Notices>,
+    /// Listeners and set-ups.
+    epoll: Epoll,
+    /// The above, the queue pairs' sockets, and the notices.
+    outer: Epoll,
+    events: Vec<EpollEvent>,
+    entries: HashMap<CmId, Entry>,
+    queue: VecDeque<CmEvent>,
+    next_id: u64,
+    half_open: usize,
+    now_us: u64,
+    looked_us: Option<u64>,
+    ticks: u32,
+}
+
+impl Manager {
+    pub(super) fn new(engine: &Rc<Engine>) -> Result<Self, RdmaError> {
+        let notices = Notices::new().map_err(system("eventfd of a connection manager"))?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
+            .map_err(system("epoll of a connection manager"))?;
+        let outer = epoll_of(&[
+            (&epoll.0, 0),
+            (&engine.poller.epoll.0, 1),
+            (notices.waker.fd(), 2),
+        ]);
+        Ok(Self {
+            engine: Rc::clone(engine),
+            notices,
+            epoll,
+            outer: outer.map_err(system("epoll of a connection manager"))?,
+            events: vec![EpollEvent::empty(); EVENTS],
+            entries: HashMap::new(),
+            queue: VecDeque::new(),
+            next_id: 1,
+            half_open: 0,
+            now_us: 0,
+            looked_us: None,
+            ticks: 0,
+        })
+    }
+
+    fn new_id(&mut self) -> CmId {
+        let id = CmId(self.next_id);
+        self.next_id += 1;
+        id
+    }
+
+    fn tell(&mut self, id: CmId, kind: CmEventKind) {
+        self.queue.push_back(CmEvent { id, kind });
+        self.notices.waker.wake();
+    }
+
+    /// Ends an id with an event; its queue pair, if any, is flushed.
+    fn close(&mut self, id: CmId, kind: CmEventKind) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            let state = std::mem::replace(&mut entry.state, State::Closed);
+            entry.deadline_us = None;
+            if matches!(state, State::HalfOpen(_)) {
+                self.half_open -= 1;
+            }
+            if let Some(qp) = entry.qp.upgrade() {
+                let mut qp = qp.borrow_mut();
+                // The event below says it all.
+                qp.cm = None;
+                self.engine.end(&mut qp, &Fatal::Disconnect);
+            }
+        }
+        self.tell(id, kind);
+    }
+
+    /// Watches a socket of `id`.
+    fn watch(&self, id: CmId, fd: impl AsFd, interest: EpollFlags) -> Result<(), CmError> {
+        let event = EpollEvent::new(interest, id.0);
+        self.epoll
+            .add(fd, event)
+            .map_err(|error| os_error("watching a socket", &error.into()))
+    }
+
+    /// Looks at listeners and set-ups.
+    fn look(&mut self) {
+        self.looked_us = Some(self.now_us);
+        let mut events = std::mem::take(&mut self.events);
+        let count = self.epoll.wait(&mut events, EpollTimeout::ZERO);
+        for event in &events[..count.unwrap_or(0)] {
+            let id = CmId(event.data());
+            match self.entries.get(&id).map(|e| &e.state) {
+                Some(State::Listening(_)) => self.accept_connections(id),
+                Some(State::HalfOpen(_)) => self.read_request(id),
+                Some(State::Connecting(_)) => self.continue_connect(id),
+                _ => {}
+            }
+        }
+        self.events = events;
+    }
+
+    /// Turns what queue pairs told into events.
+    fn take_notices(&mut self) {
+        while let Some((id, notice)) = self.notices.take() {
+            let Some(entry) = self.entries.get_mut(&id) else {
+                continue;
+            };
+            match (notice, &entry.state) {
+                (Notice::FirstArrived, State::AwaitFirst { param }) => {
+                    let param = *param;
+                    entry.state = State::Connected;
+                    entry.deadline_us = None;
+                    self.tell(id, CmEventKind::Established { param });
+                }
+                (
+                    Notice::Disconnected(cause),
+                    State::AwaitFirst { .. } | State::Connected | State::Connecting(_),
+                ) => {
+                    entry.state = State::Closed;
+                    entry.deadline_us = None;
+                    self.tell(id, CmEventKind::Disconnected { cause });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Acts on everything whose time has come.
+    fn run_deadlines(&mut self) {
+        let now = self.now_us;
+        let due: Vec<CmId> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| e.deadline_us.is_some_and(|d| d <= now))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            self.time_out(id);
+        }
+        let linger_us = self.engine.config.linger_ms * 1000;
+        let mut lingering = self.engine.lingering.borrow_mut();
+        lingering.retain_mut(|linger| !linger.run(now, linger_us));
+        drop(lingering);
+        self.run_not_ready();
+    }
+
+    /// Terminates connections whose Send has waited too long for a receive.
+    fn run_not_ready(&self) {
+        if self.engine.not_ready.borrow().is_empty() {
+            return;
+        }
+        let waited_ms = self.engine.config.receiver_not_ready_timeout_ms;
+        let mut waiting = self.engine.not_ready.take();
+        waiting.retain(|cell| {
+            let mut qp = cell.borrow_mut();
+            if !qp.rx.stalled || qp.link.is_none() {
+                qp.not_ready_since_us = None;
+                return false;
+            }
+            let since = *qp.not_ready_since_us.get_or_insert(self.now_us);
+            if self.now_us < since + waited_ms * 1000 {
+                return true;
+            }
+            self.engine.end(&mut qp, &Fatal::NotReady { waited_ms });
+            false
+        });
+        self.engine.not_ready.borrow_mut().extend(waiting);
+    }
+
+    fn time_out(&mut self, id: CmId) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        entry.deadline_us = None;
+        match &mut entry.state {
+            State::Listening(_) => self.resume_listener(id),
+            State::HalfOpen(_) => self.forget(id),
+            State::Connecting(connecting) => {
+                let error = connecting.timed_out();
+                self.close(id, CmEventKind::Failed(error));
+            }
+            State::AwaitFirst { .. } => {
+                let waited_ms = self.engine.config.setup_timeout_ms;
+                if let Some(qp) = entry.qp.upgrade() {
+                    let fatal = Fatal::NoFirstMessage { waited_ms };
+                    self.engine.end(&mut qp.borrow_mut(), &fatal);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Drops an id and its socket without a word to the program.
+    fn forget(&mut self, id: CmId) {
+        if let Some(entry) = self.entries.remove(&id)
+            && matches!(entry.state, State::HalfOpen(_))
+        {
+            self.half_open -= 1;
+            self.resume_listeners();
+        }
+    }
+
+    /// Ends a set-up socket in order, with `bytes` as its last.
+    fn linger(&self, stream: TcpStream, bytes: Vec<u8>) {
+        // Closed when nothing is left to wait for; the set-up's watch ends with it.
+        let _ = self.epoll.delete(&stream);
+        self.engine
+            .lingering
+            .borrow_mut()
+            .extend(Linger::start(stream, bytes));
+    }
+}
+
+/// A system error as the program is told of it.
+fn os_error(what: &str, error: &std::io::Error) -> CmError {
+    CmError::System {
+        what: what.into(),
+        message: error.to_string(),
+        errno: error.raw_os_error(),
+    }
+}
+
+impl ConnectionManager for Manager {
+    fn listen(&mut self, addr: SocketAddr, backlog: u32) -> Result<(CmId, SocketAddr), CmError> {
+        self.start_listening(addr, backlog)
+    }
+
+    fn resolve(
+        &mut self,
+        destination: SocketAddr,
+        source: Option<IpAddr>,
+        _timeout_us: u64,
+        now_us: u64,
+    ) -> Result<CmId, CmError> {
+        self.now_us = self.now_us.max(now_us);
+        let local = route(destination, source)
+            .map_err(|error| os_error(&format!("route to {destination}"), &error))?;
+        let id = self.new_id();
+        self.entries.insert(
+            id,
+            Entry {
+                state: State::Resolved {
+                    destination,
+                    source,
+                },
+                local: Some(local),
+                peer: Some(destination),
+                qp: Weak::new(),
+                deadline_us: None,
+            },
+        );
+        self.tell(id, CmEventKind::Resolved);
+        Ok(id)
+    }
+
+    fn device(&self, id: CmId) -> Option<Rc<dyn Device>> {
+        let entry = self.entries.get(&id)?;
+        let device = self.engine.clone();
+        (!matches!(entry.state, State::Listening(_))).then_some(device)
+    }
+
+    fn addresses(&self, id: CmId) -> Option<(SocketAddr, SocketAddr)> {
+        let entry = self.entries.get(&id)?;
+        Some((entry.local?, entry.peer?))
+    }
+
+    fn create_qp(
+        &mut self,
+        id: CmId,
+        pd: &Rc<dyn ProtectionDomain>,
+        config: &QpConfig,
+    ) -> Result<Box<dyn QueuePair>, RdmaError> {
+        let entry = self
+            .entries
+            .get_mut(&id)
+            .ok_or(RdmaError::Invalid("unknown connection id"))?;
+        if !matches!(entry.state, State::Resolved { .. } | State::Requested(_)) {
+            return Err(RdmaError::Invalid(
+                "a queue pair is made after resolve or a connection request",
+            ));
+        }
+        if entry.qp.strong_count() > 0 {
+            return Err(RdmaError::Invalid("the connection id has a queue pair"));
+        }
+        let cm = Link2Cm {
+            notices: Rc::clone(&self.notices),
+            id,
+        };
+        let qp = self.engine.create_qp(pd, config, cm)?;
+        entry.qp = Rc::downgrade(&qp.cell);
+        Ok(Box::new(qp))
+    }
+
+    fn connect(
+        &mut self,
+        id: CmId,
+        param: &ConnectParam,
+        timeout_us: u64,
+        now_us: u64,
+    ) -> Result<(), CmError> {
+        self.now_us = self.now_us.max(now_us);
+        self.start_connect(id, param, timeout_us)
+    }
+
+    fn accept(&mut self, id: CmId, param: &ConnectParam) -> Result<(), CmError> {
+        self.accept_request(id, param)
+    }
+
+    fn reject(&mut self, id: CmId, private_data: &PrivateData) {
+        let Some(entry) = self.entries.remove(&id) else {
+            return;
+        };
+        if let State::Requested(request) = entry.state {
+            if let Some(qp) = entry.qp.upgrade() {
+                self.engine.end(&mut qp.borrow_mut(), &Fatal::Disconnect);
+            }
+            let (stream, bytes) = request.refuse(&self.engine.config, private_data.as_bytes());
+            self.linger(stream, bytes);
+        } else {
+            self.entries.insert(id, entry);
+        }
+    }
+
+    fn disconnect(&mut self, id: CmId) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        match entry.state {
+            State::Connected | State::AwaitFirst { .. } => {
+                if let Some(qp) = entry.qp.upgrade() {
+                    self.engine.end(&mut qp.borrow_mut(), &Fatal::Disconnect);
+                }
+            }
+            State::Connecting(_) | State::Resolved { .. } | State::Requested(_) => {
+                let cause = "closed by this side during set-up".into();
+                self.close(id, CmEventKind::Disconnected { cause });
+            }
+            State::Listening(_) | State::HalfOpen(_) | State::Closed => {}
+        }
+    }
+
+    fn destroy(&mut self, id: CmId) {
+        let Some(entry) = self.entries.remove(&id) else {
+            return;
+        };
+        if let Some(qp) = entry.qp.upgrade() {
+            let mut qp = qp.borrow_mut();
+            qp.cm = None;
+            self.engine.end(&mut qp, &Fatal::Disconnect);
+        }
+        self.queue.retain(|event| event.id != id);
+        match entry.state {
+            State::Requested(request) => {
+                let (stream, bytes) = request.refuse(&self.engine.config, &[]);
+                self.linger(stream, bytes);
+            }
+            State::Listening(_) => self.forget_requests_of(id),
+            State::HalfOpen(_) => self.half_open -= 1,
+            _ => {}
+        }
+    }
+
+    fn migrate(&mut self, id: CmId) -> Result<MigratedId, CmError> {
+        let entry = self.entries.get(&id);
+        let entry = entry.ok_or(CmError::Invalid("unknown connection id"))?;
+        if !matches!(entry.state, State::Requested(_)) {
+            return Err(CmError::Invalid("only a connection request can migrate"));
+        }
+        if entry.qp.strong_count() > 0 {
+            return Err(CmError::Invalid(
+                "a connection request with a queue pair cannot migrate",
+            ));
+        }
+        let entry = self.entries.remove(&id);
+        match entry.map(|e| e.state) {
+            Some(State::Requested(request)) => {
+                // It is not in the epoll any more; only a watch that is there could fail.
+                let _ = self.epoll.delete(request.stream());
+                Ok(request.migrate(&self.engine.config))
+            }
+            _ => Err(CmError::Invalid("unknown connection id")),
+        }
+    }
+
+    fn adopt(&mut self, id: MigratedId) -> Result<CmId, CmError> {
+        self.adopt_request(id)
+    }
+
+    fn poll(&mut self, now_us: u64) -> Option<CmEvent> {
+        self.now_us = self.now_us.max(now_us);
+        self.notices.waker.disarm();
+        if let Some(event) = self.queue.pop_front() {
+            return Some(event);
+        }
+        // When nobody polls a completion queue meanwhile, the connections move here.
+        let ticks = self.engine.ticks();
+        if self.ticks == ticks {
+            self.engine.progress();
+        }
+        self.ticks = self.engine.ticks();
+        let since = self.looked_us.map(|at| self.now_us - at);
+        if since.is_none_or(|us| us == 0 || us >= LOOK_EVERY_US) {
+            self.look();
+            self.run_deadlines();
+        }
+        self.take_notices();
+        self.queue.pop_front()
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.queue.is_empty() || !self.notices.is_empty() || self.engine.arm() {
+            return true;
+        }
+        self.notices.waker.arm();
+        false
+    }
+
+    fn fd(&self) -> RawFd {
+        self.outer.0.as_raw_fd()
+    }
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        let entries = self.entries.values().filter_map(|e| e.deadline_us).min();
+        let lingering = self.engine.lingering.borrow();
+        // What does not know its time yet learns it at the next poll.
+        let lingering = lingering.iter().map(|l| l.deadline_us().unwrap_or(0)).min();
+        let wait_us = self.engine.config.receiver_not_ready_timeout_ms * 1000;
+        let not_ready = self.engine.not_ready.borrow();
+        let not_ready = not_ready
+            .iter()
+            .map(|cell| {
+                cell.borrow()
+                    .not_ready_since_us
+                    .map_or(0, |at| at + wait_us)
+            })
+            .min();
+        [entries, lingering, not_ready].into_iter().flatten().min()
+    }
+}
+
+/// The local address from which `destination` is reached: asks the routing table by connecting a
+/// UDP socket, which sends nothing.
+fn route(destination: SocketAddr, source: Option<IpAddr>) -> std::io::Result<SocketAddr> {
+    let any: IpAddr = match destination {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind(SocketAddr::new(source.unwrap_or(any), 0))?;
+    socket.connect(destination)?;
+    let mut local = socket.local_addr()?;
+    local.set_port(0);
+    Ok(local)
+}
+
+/// A socket on which a frame is awaited.
+struct SetUpSocket {
+    stream: TcpStream,
+    reader: FrameReader,
+}

@@ -1,0 +1,54 @@
+//! What queue pairs tell the connection manager.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use crate::contract::CmId;
+use crate::iwarp::cq::Waker;
+
+/// Something that happened to a connection.
+#[derive(Debug)]
+pub(in crate::iwarp) enum Notice {
+    /// The first FPDU of the peer has come.
+    FirstArrived,
+    /// It ended, for this cause.
+    Disconnected(String),
+}
+
+/// Notices of one connection manager.
+pub(in crate::iwarp) struct Notices {
+    queue: RefCell<VecDeque<(CmId, Notice)>>,
+    pub(super) waker: Waker,
+}
+
+impl Notices {
+    pub(super) fn new() -> nix::Result<Rc<Self>> {
+        Ok(Rc::new(Self {
+            queue: RefCell::default(),
+            waker: Waker::new()?,
+        }))
+    }
+
+    pub(super) fn take(&self) -> Option<(CmId, Notice)> {
+        self.queue.borrow_mut().pop_front()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.borrow().is_empty()
+    }
+}
+
+/// A queue pair's way to its connection manager.
+pub(in crate::iwarp) struct Link2Cm {
+    pub(super) notices: Rc<Notices>,
+    pub(super) id: CmId,
+}
+
+impl Link2Cm {
+    /// Tells something.
+    pub(in crate::iwarp) fn tell(&self, notice: Notice) {
+        self.notices.queue.borrow_mut().push_back((self.id, notice));
+        self.notices.waker.wake();
+    }
+}

@@ -1,0 +1,67 @@
+//! What can be chosen for a provider.
+
+/// How long the FPDUs are that this side sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FpduSize {
+    /// As long as the TCP segment allows (RFC 5044 §4.2), unless both sides said in the set-up
+    /// that they take longer ones.
+    Negotiated,
+    /// Never longer than the TCP segment.
+    Segment,
+    /// As long as the length field allows, whatever the peer said.
+    Large,
+}
+
+/// Configuration of a [`Provider`](super::Provider).
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Ask for CRC32c on every FPDU. When off, CRCs are still used if the peer asks (RFC 5044 §7.1).
+    pub crc: bool,
+    /// MPA revision a connect starts with: 2 (RFC 6581), or 1 for peers that know no other.
+    pub mpa_revision: u8,
+    /// Ask for peer-to-peer mode: the connecting side sends a first message by itself, so that
+    /// either side may speak first. Needs revision 2.
+    pub peer_to_peer: bool,
+    /// Length of FPDUs.
+    pub fpdu_size: FpduSize,
+    /// Wait of a listening side for the peer's Request, and for its first message where that was
+    /// agreed, in milliseconds.
+    pub setup_timeout_ms: u64,
+    /// Connections of all listeners that have not sent their Request yet; more wait in the backlog.
+    pub half_open_max: usize,
+    /// How long a Send may wait for a receive before the connection is terminated, in milliseconds
+    /// (receiver not ready). The peer is held back by TCP meanwhile.
+    pub receiver_not_ready_timeout_ms: u64,
+    /// How long a closed connection's socket is kept so that the peer reads the last bytes, in
+    /// milliseconds.
+    pub linger_ms: u64,
+    /// Idle time after which TCP asks whether the peer is still there, in seconds.
+    pub keepalive_idle_s: u32,
+    /// Time without an answer after which the peer counts as dead, in milliseconds
+    /// (`TCP_USER_TIMEOUT`). Longer than `receiver_not_ready_timeout_ms` of the peer: a peer that
+    /// is not ready looks the same.
+    pub dead_peer_timeout_ms: u32,
+    /// RDMA Reads served at once per queue pair (IRD).
+    pub responder_resources_max: u8,
+    /// RDMA Reads started at once per queue pair (ORD).
+    pub initiator_depth_max: u8,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            crc: true,
+            mpa_revision: 2,
+            peer_to_peer: true,
+            fpdu_size: FpduSize::Negotiated,
+            setup_timeout_ms: 5_000,
+            half_open_max: 256,
+            receiver_not_ready_timeout_ms: 10_000,
+            linger_ms: 1_000,
+            keepalive_idle_s: 10,
+            dead_peer_timeout_ms: 20_000,
+            responder_resources_max: 128,
+            initiator_depth_max: 128,
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! One provider's objects, and what drives them.
+//!
+//! Queue pairs that are busy are run on every poll: a receive call that finds nothing costs less
+//! than asking epoll first. After a while without anything a queue pair goes to epoll (one shot, so
+//! that a busy one costs nothing there), and comes back when its socket has something.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::os::fd::AsFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use capstan_memory::Slab;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::cm::linger::Linger;
+use super::cm::notice::{Link2Cm, Notice};
+use super::config::Config;
+use super::cq::{Completions, system};
+use super::fatal::{Fatal, terminate_bytes};
+use super::memory::Domain;
+use super::provider::attributes;
+use super::qp::{Qp, QpHandle, Ran, Receives};
+use super::read::Reads;
+use super::rx::Rx;
+use super::socket::Link;
+use super::sq::SendQueue;
+use super::srq::{RECEIVES_MAX, ReceiveRing, SGES_MAX, SharedQueue, check_limit};
+use super::stag::{Asker, StagTable};
+use super::tx::Tx;
+use crate::contract::{
+    CompletionQueue, Device, DeviceAttributes, ProtectionDomain, QpConfig, QpNum, QpState,
+    RdmaError, ReceiveSource,
+};
+
+/// Most work requests of one send queue.
+pub(super) const SENDS_MAX: u32 = 1 << 16;
+/// Most entries of a completion queue.
+pub(super) const COMPLETIONS_MAX: u32 = 1 << 20;
+/// Most queue pairs of one provider: the low half of a number is the place, the high half counts
+/// uses of the place.
+const QPS_MAX: usize = 1 << 16;
+/// Empty receive calls, over all busy queue pairs, before one of them goes to epoll.
+const IDLE_RUNS: u32 = 2048;
+/// Polls between two looks at epoll while queue pairs are busy.
+const EPOLL_EVERY: u32 = 8;
+/// Events of one look.
+const EVENTS: usize = 64;
+
+/// What [`Engine::attach`] needs of a finished set-up.
+pub(super) struct SetUp {
+    pub link: Link,
+    /// Longest FPDU in bytes.
+    pub fpdu_max: usize,
+    pub crc: bool,
+    /// Whether this side may send before it has received.
+    pub may_send: bool,
+    /// Whether the first FPDU may be empty.
+    pub empty_fpdu: bool,
+    /// RDMA Reads at once: asked by this side, served by this side.
+    pub ord: u8,
+    pub ird: u8,
+}
+
+/// The sockets that are not busy.
+pub(super) struct Poller {
+    pub epoll: Epoll,
+    events: RefCell<Vec<EpollEvent>>,
+}
+
+#[derive(Default)]
+struct Place {
+    uses: u16,
+    cell: Option<Rc<RefCell<Qp>>>,
+}
+
+/// Everything of one provider; belongs to one thread.
+pub(super) struct Engine {
+    pub config: Config,
+    pub attributes: DeviceAttributes,
+    pub stags: RefCell<StagTable>,
+    pub poller: Poller,
+    pub lingering: RefCell<Vec<Linger>>,
+    /// Queue pairs with a Send that waits for a receive.
+    pub not_ready: RefCell<Vec<Rc<RefCell<Qp>>>>,
+    this: Weak<Self>,
+    places: RefCell<Vec<Place>>,
+    free_places: RefCell<Vec<usize>>,
+    hot: RefCell<Vec<Rc<RefCell<Qp>>>>,
+    /// Connected queue pairs that only epoll watches.
+    cold: Cell<usize>,
+    ticks: Cell<u32>,
+    serial: Cell<u64>,
+    next_pd: Cell<u32>,
+}
+
+impl Engine {
+    pub(super) fn new(config: Config) -> Result<Rc<Self>, RdmaError> {
+        let epoll =
+            Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system("epoll of a provider"))?;
+        let attributes = attributes(&config);
+        Ok(Rc::new_cyclic(|this| Self {
+            config,
+            attributes,
+            stags: RefCell::new(StagTable::new()),
+            poller: Poller {
+                epoll,
+                events: RefCell::new(vec![EpollEvent::empty(); EVENTS]),
+            },
+            lingering: RefCell::default(),
+            not_ready: RefCell::default(),
+            this: Weak::clone(this),
+            places: RefCell::default(),
+            free_places: RefCell::default(),
+            hot: RefCell::default(),
+            cold: Cell::new(0),
+            ticks: Cell::new(0),
+            serial: Cell::new(1),
+            next_pd: Cell::new(1),
+        }))
+    }
+
+    fn rc(&self) -> Result<Rc<Self>, RdmaError> {
+        let gone = RdmaError::Invalid("the provider is being dropped");
+        self.this.upgrade().ok_or(gone)
+    }
+
+    /// Makes a queue pair of the domain `pd`.
+    pub(super) fn create_qp(
+        self: &Rc<Self>,
+        pd: &Rc<dyn ProtectionDomain>,
+        config: &QpConfig,
+        cm: Link2Cm,
+    ) -> Result<QpHandle, RdmaError> {
+        check_limit("send work requests", config.send_wr_max, SENDS_MAX)?;
+        check_limit("SGEs of a send work request", config.send_sge_max, SGES_MAX)?;
+        check_limit("SGEs of a receive", config.recv_sge_max, SGES_MAX)?;
+        let domain = own::<Domain>(Rc::clone(pd)).filter(|d| d.is_of(self));
+        let pd = domain.map(|d| d.id()).ok_or(RdmaError::Invalid(
+            "the protection domain is not of this provider",
+        ))?;
+        let send_cq = self.own_cq(&config.send_cq)?;
+        let recv_cq = self.own_cq(&config.recv_cq)?;
+        let receives = match &config.receives {
+            ReceiveSource::Own(depth) => {
+                check_limit("receives of a queue pair", *depth, RECEIVES_MAX)?;
+                Receives::Own(ReceiveRing::new(*depth, config.recv_sge_max))
+            }
+            ReceiveSource::Shared(srq) => {
+                let srq = own::<SharedQueue>(Rc::clone(srq));
+                let srq = srq.filter(|srq| srq.is_of(self, pd));
+                let srq = srq.ok_or(RdmaError::Invalid(
+                    "the shared receive queue is not of the queue pair's protection domain",
+                ))?;
+                Receives::Shared(srq)
+            }
+        };
+        let place = self.take_place()?;
+        let sink = self.stags.borrow_mut().allocate_read_sink();
+        let sink = sink.inspect_err(|_| self.free_places.borrow_mut().push(place))?;
+        let mut places = self.places.borrow_mut();
+        let slot = &mut places[place];
+        slot.uses = slot.uses.wrapping_add(1);
+        let low = u32::try_from(place).unwrap_or(0);
+        let num = QpNum((u32::from(slot.uses) << 16) | low);
+        let serial = self.serial.get();
+        self.serial.set(serial + 1);
+        let cell = Rc::new(RefCell::new(Qp {
+            num,
+            asker: Asker { pd, qp: serial },
+            state: QpState::Init,
+            link: None,
+            sq: SendQueue::new(config.send_wr_max, config.send_sge_max),
+            receives,
+            reads: Reads::new(sink),
+            tx: Tx::new(),
+            rx: Rx::new(),
+            send_cq,
+            recv_cq,
+            cm: Some(cm),
+            hot: false,
+            registered: false,
+            idle_runs: 0,
+            pending: false,
+            not_ready_since_us: None,
+        }));
+        slot.cell = Some(Rc::clone(&cell));
+        Ok(QpHandle {
+            engine: Rc::clone(self),
+            cell,
+            num,
+        })
+    }
+
+    fn take_place(&self) -> Result<usize, RdmaError> {
+        if let Some(place) = self.free_places.borrow_mut().pop() {
+            return Ok(place);
+        }
+        let mut places = self.places.borrow_mut();
+        if places.len() >= QPS_MAX {
+            return Err(RdmaError::Limit {
+                what: "queue pairs of one iwarp provider",
+                value: QPS_MAX as u64 + 1,
+                max: QPS_MAX as u64,
+            });
+        }
+        places.push(Place::default());
+        Ok(places.len() - 1)
+    }
+
+    fn own_cq(self: &Rc<Self>, cq: &Rc<dyn CompletionQueue>) -> Result<Rc<Completions>, RdmaError> {
+        let cq = own::<Completions>(Rc::clone(cq)).filter(|cq| cq.is_of(self));
+        cq.ok_or(RdmaError::Invalid(
+            "the completion queue is not of this provider",
+        ))
+    }
+
+    /// A connection is up: the queue pair takes it over.
+    pub(super) fn attach(&self, cell: &Rc<RefCell<Qp>>, set_up: SetUp) {
+        let mut qp = cell.borrow_mut();
+        let qp = &mut *qp;
+        qp.tx.set_up(set_up.fpdu_max, set_up.crc, set_up.may_send);
+        qp.rx.set_up(set_up.crc, set_up.empty_fpdu);
+        qp.reads.set_depths(set_up.ord, set_up.ird);
+        qp.link = Some(set_up.link);
+        qp.state = QpState::ReadyToSend;
+        self.heat(cell, qp);
+    }
+
+    /// Puts a queue pair among the busy ones.
+    pub(super) fn heat(&self, cell: &Rc<RefCell<Qp>>, qp: &mut Qp) {
+        if qp.link.is_none() {
+            return;
+        }
+        qp.idle_runs = 0;
+        if !qp.hot {
+            qp.hot = true;
+            if qp.registered {
+                self.cold.set(self.cold.get().saturating_sub(1));
+            }
+            self.hot.borrow_mut().push(Rc::clone(cell));
+        }
+    }
+
+    /// Runs the queue pair at `place` again: a receive was posted for it.
+    pub(super) fn resume(&self, place: usize) {
+        let cell = self.cell_at(place);
+        if let Some(cell) = cell {
+            let mut qp = cell.borrow_mut();
+            qp.pending = true;
+            self.heat(&cell, &mut qp);
+        }
+    }
+
+    fn cell_at(&self, place: usize) -> Option<Rc<RefCell<Qp>>> {
+        self.places.borrow().get(place)?.cell.clone()
+    }
+
+    /// Counts the calls of [`Engine::progress`].
+    pub(super) fn ticks(&self) -> u32 {
+        self.ticks.get()
+    }
+
+    /// Receives, places, completes and sends what is possible now.
+    pub(super) fn progress(&self) {
+        let tick = self.ticks.get().wrapping_add(1);
+        self.ticks.set(tick);
+        if self.cold.get() > 0 && (tick.is_multiple_of(EPOLL_EVERY) || self.hot.borrow().is_empty())
+        {
+            self.look_at_epoll();
+        }
+        let mut hot = self.hot.take();
+        let idle_max = IDLE_RUNS / u32::try_from(hot.len().max(1)).unwrap_or(u32::MAX);
+        let mut at = 0;
+        while let Some(cell) = hot.get(at) {
+            if self.run(cell, idle_max) {
+                at += 1;
+            } else {
+                hot.swap_remove(at);
+            }
+        }
+        // Nothing else adds to the list meanwhile; keep its memory.
+        let added = self.hot.replace(hot);
+        self.hot.borrow_mut().extend(added);
+    }
+
+    /// Runs one queue pair; `false` when it is not busy any more.
+    fn run(&self, cell: &Rc<RefCell<Qp>>, idle_max: u32) -> bool {
+        let mut qp = cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.link.is_none() {
+            qp.hot = false;
+            return false;
+        }
+        let ran = qp.run(&mut self.stags.borrow_mut());
+        match ran {
+            Ok(Ran::Busy) => {
+                qp.idle_runs = 0;
+                qp.not_ready_since_us = None;
+                true
+            }
+            Ok(Ran::Idle) => {
+                qp.idle_runs += 1;
+                if qp.idle_runs < idle_max || qp.pending {
+                    return true;
+                }
+                self.cool(qp)
+            }
+            Ok(Ran::NotReady) => {
+                if let Receives::Shared(srq) = &qp.receives {
+                    srq.wait(place_of(qp.num));
+                }
+                let mut waiting = self.not_ready.borrow_mut();
+                if !waiting.iter().any(|w| Rc::ptr_eq(w, cell)) {
+                    waiting.push(Rc::clone(cell));
+                }
+                self.cool(qp)
+            }
+            Err(fatal) => {
+                self.end(qp, &fatal);
+                qp.hot = false;
+                false
+            }
+        }
+    }
+
+    /// Gives a queue pair to epoll. `true` when that cannot be done and it stays busy.
+    fn cool(&self, qp: &mut Qp) -> bool {
+        let Some(stream) = qp.link.as_ref().and_then(Link::tcp) else {
+            qp.hot = false;
+            return false;
+        };
+        let mut interest = EpollFlags::EPOLLONESHOT;
+        if !qp.rx.stalled {
+            interest |= EpollFlags::EPOLLIN;
+        }
+        if qp.tx.blocked {
+            interest |= EpollFlags::EPOLLOUT;
+        }
+        let mut event = EpollEvent::new(interest, u64::from(qp.num.0));
+        let epoll = &self.poller.epoll;
+        let result = if qp.registered {
+            epoll.modify(stream, &mut event)
+        } else {
+            epoll.add(stream, event)
+        };
+        if result.is_err() {
+            // Out of memory for the watch: go on polling.
+            return true;
+        }
+        qp.registered = true;
+        qp.hot = false;
+        self.cold.set(self.cold.get() + 1);
+        false
+    }
+
+    /// Brings back the queue pairs whose sockets have something.
+    fn look_at_epoll(&self) {
+        let mut events = self.poller.events.borrow_mut();
+        let wait = self.poller.epoll.wait(&mut events, EpollTimeout::ZERO);
+        let count = wait.unwrap_or(0);
+        for event in &events[..count] {
+            let num = QpNum(u32::try_from(event.data()).unwrap_or(u32::MAX));
+            let Some(cell) = self.cell_at(place_of(num)) else {
+                continue;
+            };
+            let mut qp = cell.borrow_mut();
+            if qp.num != num {
+                continue;
+            }
+            let broken = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
+            if qp.rx.stalled && event.events().intersects(broken) {
+                // It cannot be read to find out, so ask.
+                let error = qp.link.as_ref().and_then(Link::tcp);
+                let error = error.and_then(|s| s.take_error().ok().flatten());
+                let fatal = error.map_or(Fatal::PeerClosed { inside_fpdu: true }, Fatal::Io);
+                self.end(&mut qp, &fatal);
+                continue;
+            }
+            self.heat(&cell, &mut qp);
+        }
+    }
+
+    /// Before waiting: gives every queue pair to epoll. `true` when something can be done at once.
+    pub(super) fn arm(&self) -> bool {
+        let mut hot = self.hot.take();
+        hot.retain(|cell| {
+            let mut qp = cell.borrow_mut();
+            if qp.link.is_none() {
+                qp.hot = false;
+                return false;
+            }
+            qp.pending || self.cool(&mut qp)
+        });
+        let busy = !hot.is_empty();
+        self.hot.replace(hot);
+        busy
+    }
+
+    /// Ends a connection: everything outstanding is flushed, the peer is told as far as possible.
+    pub(super) fn end(&self, qp: &mut Qp, fatal: &Fatal) {
+        if qp.state == QpState::Error {
+            return;
+        }
+        qp.state = QpState::Error;
+        qp.pending = false;
+        let mut bytes = qp.tx.take_rest_of_fpdu();
+        let link = qp.link.take();
+        qp.flush(fatal);
+        if let Some(stream) = link.and_then(Link::into_tcp) {
+            if qp.registered {
+                qp.registered = false;
+                // Only a descriptor that is not there can fail here.
+                let _ = self.poller.epoll.delete(stream.as_fd());
+                if !qp.hot {
+                    self.cold.set(self.cold.get().saturating_sub(1));
+                }
+            }
+            bytes.extend(terminate_bytes(fatal, qp.tx.crc()));
+            if fatal.says_goodbye() {
+                let linger = Linger::start(stream, bytes);
+                self.lingering.borrow_mut().extend(linger);
+            }
+        }
+        if let Some(cm) = qp.cm.take() {
+            cm.tell(Notice::Disconnected(fatal.to_string()));
+        }
+    }
+
+    /// The program has dropped a queue pair.
+    pub(super) fn drop_qp(&self, cell: &Rc<RefCell<Qp>>) {
+        let mut qp = cell.borrow_mut();
+        self.end(&mut qp, &Fatal::Dropped);
+        qp.send_cq.forget(qp.num);
+        qp.recv_cq.forget(qp.num);
+        self.stags.borrow_mut().release(qp.reads.sink);
+        let place = place_of(qp.num);
+        qp.hot = false;
+        drop(qp);
+        self.hot.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
+        self.not_ready.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
+        if let Some(slot) = self.places.borrow_mut().get_mut(place) {
+            slot.cell = None;
+        }
+        self.free_places.borrow_mut().push(place);
+    }
+
+    /// Keeps a slab whose region is gone mapped while half-sent batches may point into it.
+    pub(super) fn keep_while_sending(&self, slab: &Arc<Slab>) {
+        for place in self.places.borrow().iter() {
+            if let Some(cell) = &place.cell {
+                cell.borrow_mut().tx.keep(slab);
+            }
+        }
+    }
+}
+
+impl Device for Engine {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn allocate_pd(&self) -> Result<Rc<dyn ProtectionDomain>, RdmaError> {
+        let id = self.next_pd.get();
+        self.next_pd.set(id + 1);
+        Ok(Rc::new(Domain::new(self.rc()?, id)))
+    }
+
+    fn create_cq(&self, depth: u32) -> Result<Rc<dyn CompletionQueue>, RdmaError> {
+        check_limit("entries of a completion queue", depth, COMPLETIONS_MAX)?;
+        let cq = Completions::new(&self.rc()?, depth)?;
+        Ok(cq)
+    }
+}
+
+fn place_of(num: QpNum) -> usize {
+    (num.0 & 0xffff) as usize
+}
+
+/// This provider's own type behind a trait object.
+fn own<T: Any>(object: Rc<dyn Any>) -> Option<Rc<T>> {
+    object.downcast().ok()
+}

@@ -1,0 +1,43 @@
+//! iWARP in user space: RDMAP (RFC 5040) over DDP (RFC 5041) over MPA (RFC 5044, RFC 6581) over an
+//! ordinary TCP socket. It needs no device, no kernel module and no privilege, and speaks with
+//! anything that speaks iWARP: Linux `siw`, iWARP NICs, or itself.
+//!
+//! One [`Provider`] belongs to one thread and moves only inside
+//! [`CompletionQueue::poll`](crate::contract::CompletionQueue::poll),
+//! [`ConnectionManager::poll`](crate::contract::ConnectionManager::poll) and
+//! [`QueuePair::ring_doorbell`](crate::contract::QueuePair::ring_doorbell). Timeouts run on the
+//! clock given to `ConnectionManager::poll`, which therefore has to be called now and then (its
+//! `next_deadline_us` says when).
+//!
+//! * Sending: a doorbell builds FPDUs from as many work requests as fit and hands them to TCP in
+//!   one system call: headers and short payloads from scratch memory, the rest straight from
+//!   registered memory. A send or RDMA WRITE completes when TCP has it.
+//! * Receiving: payload goes from the socket to its final address once; what arrived together with
+//!   its header is copied from the stream buffer. Key, bounds, access, protection domain and queue
+//!   pair are checked on every segment before a byte of it is placed.
+//! * A Send that finds no receive waits, and TCP holds the peer back, until a receive is posted or
+//!   [`Config::receiver_not_ready_timeout_ms`] has passed.
+//!
+//! # What it does not do
+//! MPA markers: a peer that insists on them is refused. Immediate data and atomics (RFC 7306).
+//! Fast registration work requests: memory windows of type 2 do that here.
+
+mod cm;
+mod config;
+mod cq;
+mod engine;
+mod fatal;
+mod memory;
+mod provider;
+mod qp;
+mod read;
+mod rx;
+mod socket;
+mod sq;
+mod srq;
+mod stag;
+mod tx;
+pub mod wire;
+
+pub use config::{Config, FpduSize};
+pub use provider::Provider;

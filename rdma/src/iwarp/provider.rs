@@ -1,0 +1,61 @@
+//! The way in.
+
+use std::rc::Rc;
+
+use super::cm::Manager;
+use super::config::Config;
+use super::engine::{COMPLETIONS_MAX, Engine, SENDS_MAX};
+use super::srq::{RECEIVES_MAX, SGES_MAX};
+use crate::contract::{ConnectionManager, Device, DeviceAttributes, RdmaError, Transport};
+
+/// The user-space iWARP provider of one thread.
+pub struct Provider {
+    engine: Rc<Engine>,
+}
+
+impl Provider {
+    /// A provider for the calling thread.
+    ///
+    /// # Errors
+    /// The system has no descriptors left.
+    pub fn new(config: Config) -> Result<Self, RdmaError> {
+        Ok(Self {
+            engine: Engine::new(config)?,
+        })
+    }
+
+    /// A connection manager; several share the provider's one device.
+    ///
+    /// # Errors
+    /// The system has no descriptors left.
+    pub fn connection_manager(&self) -> Result<Box<dyn ConnectionManager>, RdmaError> {
+        Ok(Box::new(Manager::new(&self.engine)?))
+    }
+
+    /// The provider's device, for memory that is registered before the first connection.
+    #[must_use]
+    pub fn device(&self) -> Rc<dyn Device> {
+        self.engine.clone()
+    }
+}
+
+/// What the provider can do.
+pub(super) fn attributes(config: &Config) -> DeviceAttributes {
+    DeviceAttributes {
+        name: "iwarp0".into(),
+        transport: Transport::Iwarp,
+        qp_wr_max: SENDS_MAX.min(RECEIVES_MAX),
+        sge_max: SGES_MAX,
+        sge_rd_max: 1,
+        cqe_max: COMPLETIONS_MAX,
+        srq_wr_max: RECEIVES_MAX,
+        responder_resources_max: config.responder_resources_max,
+        initiator_depth_max: config.initiator_depth_max,
+        // RFC 5041 §4.3: message offsets have 32 bits.
+        message_bytes_max: u32::MAX,
+        memory_windows: true,
+        send_with_invalidate: true,
+        // The sink of a Read is known by a STag that opens nothing else.
+        read_sink_needs_remote_write: false,
+    }
+}

@@ -1,0 +1,257 @@
+//! Queue pairs.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::cm::notice::{Link2Cm, Notice};
+use super::cq::Completions;
+use super::engine::Engine;
+use super::fatal::Fatal;
+use super::read::Reads;
+use super::rx::{Received, Rx};
+use super::socket::Link;
+use super::sq::SendQueue;
+use super::srq::{Receive, ReceiveRing, SharedQueue, check_sges};
+use super::stag::{Asker, StagTable};
+use super::tx::Tx;
+use crate::contract::{
+    Access, PostError, QpNum, QpState, QueuePair, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    WorkCompletion,
+};
+
+/// Where receives come from.
+pub(super) enum Receives {
+    /// The queue pair's own ring.
+    Own(ReceiveRing),
+    /// A shared one.
+    Shared(Rc<SharedQueue>),
+}
+
+impl Receives {
+    /// Takes the oldest receive; `false` when there is none.
+    #[inline]
+    pub(super) fn take(&mut self, out: &mut Receive) -> bool {
+        match self {
+            Self::Own(ring) => ring.take(out),
+            Self::Shared(queue) => queue.take(out),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Own(ring) => ring.is_empty(),
+            Self::Shared(queue) => queue.is_empty(),
+        }
+    }
+}
+
+/// The state of a queue pair.
+pub(super) struct Qp {
+    pub num: QpNum,
+    pub asker: Asker,
+    pub state: QpState,
+    pub link: Option<Link>,
+    pub sq: SendQueue,
+    pub receives: Receives,
+    pub reads: Reads,
+    pub tx: Tx,
+    pub rx: Rx,
+    pub send_cq: Rc<Completions>,
+    pub recv_cq: Rc<Completions>,
+    /// Where to tell what happens to the connection.
+    pub cm: Option<Link2Cm>,
+    /// In the engine's list of busy queue pairs.
+    pub hot: bool,
+    /// The socket is known to the engine's epoll.
+    pub registered: bool,
+    /// Runs in a row that found nothing.
+    pub idle_runs: u32,
+    /// There is more to do without waiting for the socket.
+    pub pending: bool,
+    /// The program's clock when a Send began to wait for a receive.
+    pub not_ready_since_us: Option<u64>,
+}
+
+/// What a run of a queue pair came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ran {
+    /// Something moved.
+    Busy,
+    /// Nothing moved.
+    Idle,
+    /// Waits for a receive to be posted.
+    NotReady,
+}
+
+impl Qp {
+    /// Receives and sends what is possible now.
+    pub(super) fn run(&mut self, stags: &mut StagTable) -> Result<Ran, Fatal> {
+        let received = self.receive(stags)?;
+        if self.tx.wanted || self.tx.blocked {
+            let sent = self.tx.sent();
+            self.transmit(stags)?;
+            if self.tx.sent() != sent {
+                self.pending = received == Received::More;
+                return Ok(Ran::Busy);
+            }
+        }
+        self.pending = received == Received::More;
+        Ok(match received {
+            Received::Nothing => Ran::Idle,
+            Received::Some | Received::More => Ran::Busy,
+            Received::Stalled if self.receives.is_empty() => Ran::NotReady,
+            Received::Stalled => {
+                // Only room for completions is missing; polling makes it.
+                self.pending = true;
+                Ran::Idle
+            }
+        })
+    }
+
+    /// The first FPDU has come: a listening side that waited for it is connected now.
+    pub(super) fn first_arrived(&mut self) {
+        if let Some(cm) = &self.cm {
+            cm.tell(Notice::FirstArrived);
+        }
+    }
+
+    /// Completes everything outstanding: first what caused the end, then the rest as flushed.
+    pub(super) fn flush(&mut self, fatal: &Fatal) {
+        let culprit = match fatal {
+            Fatal::Local { position, status } => Some((*position, *status)),
+            _ => fatal.read_status().and_then(|status| {
+                let oldest = self.reads.outstanding.front();
+                Some((oldest?.position?, status))
+            }),
+        };
+        self.sq.flush(culprit, self.num, &self.send_cq);
+        self.reads.outstanding.clear();
+        self.reads.responses.clear();
+        if let Some(wr_id) = self.rx.take_message() {
+            self.complete_receive(wr_id, fatal.receive_status());
+        }
+        if let Receives::Own(ring) = &mut self.receives {
+            let mut receive = Receive::default();
+            while ring.take(&mut receive) {
+                self.recv_cq
+                    .push(flushed(receive.wr_id, self.num, WcOpcode::Recv));
+            }
+        }
+    }
+
+    fn complete_receive(&self, wr_id: u64, status: WcStatus) {
+        self.recv_cq.push(WorkCompletion {
+            status,
+            ..flushed(wr_id, self.num, WcOpcode::Recv)
+        });
+    }
+}
+
+fn flushed(wr_id: u64, qp: QpNum, opcode: WcOpcode) -> WorkCompletion {
+    WorkCompletion {
+        wr_id,
+        qp,
+        status: WcStatus::WrFlushError,
+        opcode,
+        byte_len: 0,
+        invalidated: None,
+    }
+}
+
+/// What the program holds of a queue pair.
+pub(super) struct QpHandle {
+    pub engine: Rc<Engine>,
+    pub cell: Rc<RefCell<Qp>>,
+    pub num: QpNum,
+}
+
+impl QueuePair for QpHandle {
+    fn num(&self) -> QpNum {
+        self.num
+    }
+
+    fn state(&self) -> QpState {
+        self.cell.borrow().state
+    }
+
+    fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        let Receives::Own(ring) = &mut qp.receives else {
+            return Err(PostError::UsesSrq);
+        };
+        if qp.state == QpState::Error {
+            qp.recv_cq.push(flushed(wr_id, qp.num, WcOpcode::Recv));
+            return Ok(());
+        }
+        ring.post(&self.engine.stags.borrow(), qp.asker.pd, wr_id, sges)?;
+        if qp.rx.stalled {
+            qp.pending = true;
+            self.engine.heat(&self.cell, qp);
+        }
+        Ok(())
+    }
+
+    fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        match qp.state {
+            QpState::Init => return Err(PostError::NotConnected),
+            QpState::Error => {
+                let opcode = match wr.op {
+                    SendOp::Send { .. } => WcOpcode::Send,
+                    SendOp::Write(_) => WcOpcode::RdmaWrite,
+                    SendOp::Read(_) => WcOpcode::RdmaRead,
+                    SendOp::BindWindow { .. } => WcOpcode::BindMw,
+                    SendOp::LocalInvalidate(_) => WcOpcode::LocalInvalidate,
+                };
+                qp.send_cq.push(flushed(wr.wr_id, qp.num, opcode));
+                return Ok(());
+            }
+            QpState::ReadyToSend => {}
+        }
+        qp.sq.check_room()?;
+        let (sge_max, need) = match wr.op {
+            // One sink: an iWARP Read Request names one STag (RFC 5040 §4.4).
+            SendOp::Read(_) => (1, Access::LOCAL_WRITE),
+            _ => (qp.sq.sge_max(), Access::empty()),
+        };
+        if wr.sges.len() > sge_max {
+            let max = u32::try_from(sge_max).unwrap_or(u32::MAX);
+            return Err(PostError::TooManySges(wr.sges.len(), max));
+        }
+        if matches!(wr.op, SendOp::Read(_)) && qp.reads.ord == 0 {
+            return Err(PostError::NotSupported(
+                "RDMA READ on a connection with initiator depth 0",
+            ));
+        }
+        let len_bytes = check_sges(&self.engine.stags.borrow(), qp.asker.pd, wr.sges, need)?;
+        qp.sq.push(wr, len_bytes);
+        Ok(())
+    }
+
+    fn ring_doorbell(&mut self) {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.state != QpState::ReadyToSend {
+            return;
+        }
+        qp.sq.ring();
+        // While the socket is full, the engine goes on when there is room again.
+        if !qp.tx.blocked {
+            let sent = qp.transmit(&mut self.engine.stags.borrow_mut());
+            if let Err(fatal) = sent {
+                self.engine.end(qp, &fatal);
+                return;
+            }
+        }
+        // An answer is probably on its way.
+        self.engine.heat(&self.cell, qp);
+    }
+}
+
+impl Drop for QpHandle {
+    fn drop(&mut self) {
+        self.engine.drop_qp(&self.cell);
+    }
+}

@@ -1,0 +1,591 @@
+//! Steering tags: which memory a 32-bit key names, for whom, and what it allows.
+#![expect(
+    unsafe_code,
+    reason = "turns checked ranges of registered memory into bytes"
+)]
+
+use std::collections::VecDeque;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::Arc;
+
+use capstan_memory::Slab;
+
+use crate::contract::{Access, LKey, RKey, RdmaError, Sge};
+
+/// Low bits of a STag that are random for each use of an index.
+const KEY_BITS: u32 = 14;
+const KEY_MASK: u32 = (1 << KEY_BITS) - 1;
+/// Most STags of one provider: every index that is not key bits.
+pub(super) const STAGS_MAX: usize = 1 << (32 - KEY_BITS);
+
+/// Freed indices that rest before the oldest is used again: with a fresh key each time, a late use
+/// of a dead STag meets neither its index nor its key soon.
+const RESTING: usize = 1024;
+
+/// Why an access through a STag is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StagError {
+    /// Unknown, stale or unbound.
+    Invalid,
+    /// Outside the region or window.
+    Bounds,
+    /// The key does not allow it.
+    Access,
+    /// Another protection domain or queue pair.
+    NotAssociated,
+    /// Address plus length wraps.
+    Wrap,
+}
+
+/// Who asks: the queue pair a segment arrived on, or whose work request names the key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    /// Protection domain of the queue pair.
+    pub pd: u32,
+    /// Serial number of the queue pair.
+    pub qp: u64,
+}
+
+/// What an index is used for now.
+enum Use {
+    Free,
+    /// A memory region.
+    Region {
+        slab: Arc<Slab>,
+    },
+    /// A type 2 window; bound when `Entry::stag` is not zero.
+    Window {
+        /// Index of the region it is bound to.
+        region: usize,
+        /// Queue pair it is bound to.
+        qp: u64,
+        /// The key the next bind must carry.
+        next: u32,
+    },
+    /// The sink of a queue pair's RDMA Reads: a key that opens nothing by itself.
+    ReadSink,
+}
+
+struct Entry {
+    /// The whole STag while valid, otherwise 0, which is never a valid STag.
+    stag: u32,
+    pd: u32,
+    access: Access,
+    addr: u64,
+    len_bytes: u64,
+    /// First byte of the region or window.
+    base: *mut u8,
+    purpose: Use,
+}
+
+/// All STags of one provider.
+pub(super) struct StagTable {
+    entries: Vec<Entry>,
+    /// First in, first out: an index rests as long as possible before it is used again.
+    free: VecDeque<usize>,
+    /// Hides the index part of the STags.
+    index_secret: u32,
+    random: RandomState,
+    counter: u64,
+}
+
+/// Registered memory, checked and mapped for as long as the table is borrowed.
+#[derive(Clone, Copy)]
+pub(super) struct Span<'t> {
+    base: *mut u8,
+    len_bytes: usize,
+    table: PhantomData<&'t StagTable>,
+}
+
+impl<'t> Span<'t> {
+    /// First byte.
+    pub(super) fn base(self) -> *mut u8 {
+        self.base
+    }
+
+    /// Length in bytes.
+    pub(super) fn len_bytes(self) -> usize {
+        self.len_bytes
+    }
+
+    /// Copies `bytes` to the start of the span; what does not fit is left out.
+    pub(super) fn copy_from(self, bytes: &[u8]) {
+        let length = bytes.len().min(self.len_bytes);
+        // SAFETY: the span lies inside a mapped region (checked by the table, kept mapped by its
+        // borrow); `bytes` is private memory of this provider and so does not overlap.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base, length) };
+    }
+
+    /// Copies the start of the span to `out`; what does not fit is left out.
+    pub(super) fn copy_to(self, out: &mut [u8]) {
+        let length = out.len().min(self.len_bytes);
+        // SAFETY: as for `copy_from`, with the directions exchanged.
+        unsafe { ptr::copy_nonoverlapping(self.base, out.as_mut_ptr(), length) };
+    }
+
+    /// The bytes, to be read at once (CRC).
+    pub(super) fn bytes(self) -> &'t [u8] {
+        // SAFETY: mapped and initialized while the table is borrowed. Nobody writes meanwhile:
+        // this thread is here, and the users of a region keep other writers off what a work
+        // request names (contract: it is in the provider's hands until it completes).
+        unsafe { std::slice::from_raw_parts(self.base, self.len_bytes) }
+    }
+}
+
+impl StagTable {
+    pub(super) fn new() -> Self {
+        let random = RandomState::new();
+        let index_secret = truncate(random.hash_one(u64::MAX));
+        Self {
+            entries: Vec::new(),
+            free: VecDeque::new(),
+            index_secret,
+            random,
+            counter: 0,
+        }
+    }
+
+    /// Registers `len_bytes` of `slab` from `offset_bytes`.
+    pub(super) fn register(
+        &mut self,
+        slab: &Arc<Slab>,
+        offset_bytes: usize,
+        len_bytes: usize,
+        access: Access,
+        pd: u32,
+    ) -> Result<u32, RdmaError> {
+        // As verbs has it (`ibv_reg_mr(3)`).
+        if access.contains(Access::REMOTE_WRITE) && !access.contains(Access::LOCAL_WRITE) {
+            return Err(RdmaError::Invalid(
+                "a memory region with REMOTE_WRITE needs LOCAL_WRITE too",
+            ));
+        }
+        let end = offset_bytes.checked_add(len_bytes);
+        if end.is_none_or(|end| end > slab.len_bytes()) {
+            return Err(RdmaError::Limit {
+                what: "end of the memory region in its slab",
+                value: end.unwrap_or(usize::MAX) as u64,
+                max: slab.len_bytes() as u64,
+            });
+        }
+        let index = self.take_index()?;
+        let stag = self.fresh(index);
+        // SAFETY: just checked to stay inside the slab's mapping.
+        let base = unsafe { slab.base().as_ptr().add(offset_bytes) };
+        self.entries[index] = Entry {
+            stag,
+            pd,
+            access,
+            addr: base.addr() as u64,
+            len_bytes: len_bytes as u64,
+            base,
+            purpose: Use::Region {
+                slab: Arc::clone(slab),
+            },
+        };
+        Ok(stag)
+    }
+
+    /// Ends a region and every window bound to it; gives its memory back.
+    pub(super) fn deregister(&mut self, stag: u32) -> Option<Arc<Slab>> {
+        let (region, entry) = self.find_mut(stag)?;
+        let Use::Region { slab } = std::mem::replace(&mut entry.purpose, Use::Free) else {
+            return None;
+        };
+        entry.stag = 0;
+        self.free.push_back(region);
+        for entry in &mut self.entries {
+            if matches!(entry.purpose, Use::Window { region: r, .. } if r == region) {
+                entry.stag = 0;
+            }
+        }
+        Some(slab)
+    }
+
+    /// Allocates an unbound window; the answer names it in the other window calls.
+    pub(super) fn allocate_window(&mut self, pd: u32) -> Result<usize, RdmaError> {
+        let index = self.take_index()?;
+        let next = self.fresh(index);
+        self.entries[index].pd = pd;
+        self.entries[index].purpose = Use::Window {
+            region: usize::MAX,
+            qp: 0,
+            next,
+        };
+        Ok(index)
+    }
+
+    /// The key the next bind of a window must carry, a fresh one each call.
+    pub(super) fn next_rkey(&mut self, window: usize) -> RKey {
+        let fresh = self.fresh(window);
+        if let Some(Entry {
+            purpose: Use::Window { next, .. },
+            ..
+        }) = self.entries.get_mut(window)
+        {
+            *next = fresh;
+        }
+        RKey(fresh)
+    }
+
+    /// Frees a window, a read sink or a region index.
+    pub(super) fn release(&mut self, index: usize) {
+        if let Some(entry) = self.entries.get_mut(index) {
+            entry.stag = 0;
+            entry.purpose = Use::Free;
+            self.free.push_back(index);
+        }
+    }
+
+    /// Allocates the read sink of a queue pair.
+    pub(super) fn allocate_read_sink(&mut self) -> Result<usize, RdmaError> {
+        let index = self.take_index()?;
+        self.entries[index].purpose = Use::ReadSink;
+        Ok(index)
+    }
+
+    /// A fresh STag on a read sink, for one RDMA Read.
+    pub(super) fn read_sink_stag(&mut self, index: usize) -> u32 {
+        self.fresh(index)
+    }
+
+    /// Binds a window (type 2): `rkey` opens `len_bytes` at `addr` of the region `lkey` to the
+    /// asking queue pair.
+    pub(super) fn bind(
+        &mut self,
+        asker: Asker,
+        rkey: RKey,
+        lkey: LKey,
+        addr: u64,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<(), StagError> {
+        let (region, parent) = self.find(lkey.0).ok_or(StagError::Invalid)?;
+        if !matches!(parent.purpose, Use::Region { .. }) {
+            return Err(StagError::Invalid);
+        }
+        if parent.pd != asker.pd {
+            return Err(StagError::NotAssociated);
+        }
+        // InfiniBand and RFC 5040 §6.6.3 alike: a window never grants what its region could not do
+        // locally.
+        let writes = access.contains(Access::REMOTE_WRITE);
+        if !parent.access.contains(Access::MW_BIND)
+            || (writes && !parent.access.contains(Access::LOCAL_WRITE))
+        {
+            return Err(StagError::Access);
+        }
+        let at = offset_in(parent, addr, len_bytes)?;
+        // SAFETY: `offset_in` proved the offset inside the region.
+        let base = unsafe { parent.base.add(at) };
+        let index = self.index(rkey.0);
+        let entry = self.entries.get_mut(index).ok_or(StagError::Invalid)?;
+        let Use::Window {
+            region: r,
+            qp,
+            next,
+        } = &mut entry.purpose
+        else {
+            return Err(StagError::Invalid);
+        };
+        if entry.pd != asker.pd {
+            return Err(StagError::NotAssociated);
+        }
+        // Only an unbound type 2 window can be bound, and only with its current key.
+        if entry.stag != 0 || *next != rkey.0 {
+            return Err(StagError::Invalid);
+        }
+        *r = region;
+        *qp = asker.qp;
+        entry.stag = rkey.0;
+        entry.access = access;
+        entry.addr = addr;
+        entry.len_bytes = len_bytes;
+        entry.base = base;
+        Ok(())
+    }
+
+    /// Invalidates a bound window; a region's key cannot be invalidated. `remote` is the peer's
+    /// Send with Invalidate, which reaches only windows bound to its queue pair (RFC 5040 §6.6.3).
+    pub(super) fn invalidate(
+        &mut self,
+        asker: Asker,
+        stag: u32,
+        remote: bool,
+    ) -> Result<(), StagError> {
+        let (_, entry) = self.find_mut(stag).ok_or(StagError::Invalid)?;
+        let Use::Window { qp, .. } = entry.purpose else {
+            return Err(StagError::Access);
+        };
+        if entry.pd != asker.pd || (remote && qp != asker.qp) {
+            return Err(StagError::NotAssociated);
+        }
+        entry.stag = 0;
+        Ok(())
+    }
+
+    /// Resolves an access of the peer: `len_bytes` at `addr` through `stag`, which must allow all of
+    /// `need`.
+    #[inline]
+    pub(super) fn remote(
+        &self,
+        asker: Asker,
+        stag: u32,
+        addr: u64,
+        len_bytes: u64,
+        need: Access,
+    ) -> Result<Span<'_>, StagError> {
+        let (_, entry) = self.find(stag).ok_or(StagError::Invalid)?;
+        if entry.pd != asker.pd {
+            return Err(StagError::NotAssociated);
+        }
+        if let Use::Window { qp, .. } = entry.purpose
+            && qp != asker.qp
+        {
+            return Err(StagError::NotAssociated);
+        }
+        if !entry.access.contains(need) {
+            return Err(StagError::Access);
+        }
+        span(entry, addr, len_bytes)
+    }
+
+    /// Resolves an SGE of the protection domain `pd`.
+    #[inline]
+    pub(super) fn local(&self, pd: u32, sge: &Sge, need: Access) -> Result<Span<'_>, StagError> {
+        let (_, entry) = self.find(sge.lkey.0).ok_or(StagError::Invalid)?;
+        if entry.pd != pd {
+            return Err(StagError::NotAssociated);
+        }
+        if !matches!(entry.purpose, Use::Region { .. }) {
+            return Err(StagError::Invalid);
+        }
+        if !entry.access.contains(need) {
+            return Err(StagError::Access);
+        }
+        span(entry, sge.addr, u64::from(sge.len_bytes))
+    }
+
+    /// The valid entry of exactly this STag.
+    #[inline]
+    fn find(&self, stag: u32) -> Option<(usize, &Entry)> {
+        let index = self.index(stag);
+        let entry = self.entries.get(index)?;
+        (entry.stag == stag && stag != 0).then_some((index, entry))
+    }
+
+    fn find_mut(&mut self, stag: u32) -> Option<(usize, &mut Entry)> {
+        let index = self.index(stag);
+        let entry = self.entries.get_mut(index)?;
+        (entry.stag == stag && stag != 0).then_some((index, entry))
+    }
+
+    fn index(&self, stag: u32) -> usize {
+        ((stag ^ self.index_secret) >> KEY_BITS) as usize
+    }
+
+    fn take_index(&mut self) -> Result<usize, RdmaError> {
+        if self.free.len() < RESTING && self.entries.len() < STAGS_MAX {
+            self.entries.push(Entry {
+                stag: 0,
+                pd: 0,
+                access: Access::empty(),
+                addr: 0,
+                len_bytes: 0,
+                base: ptr::null_mut(),
+                purpose: Use::Free,
+            });
+            return Ok(self.entries.len() - 1);
+        }
+        self.free.pop_front().ok_or(RdmaError::Limit {
+            what: "memory regions, memory windows and queue pairs of one iwarp provider",
+            value: STAGS_MAX as u64 + 1,
+            max: STAGS_MAX as u64,
+        })
+    }
+
+    /// A STag for `index` with a fresh unpredictable key: SipHash under a secret of the system.
+    fn fresh(&mut self, index: usize) -> u32 {
+        let index = u32::try_from(index).unwrap_or(u32::MAX) << KEY_BITS;
+        loop {
+            self.counter += 1;
+            let key = truncate(self.random.hash_one(self.counter)) & KEY_MASK;
+            let stag = (index ^ (self.index_secret & !KEY_MASK)) | key;
+            // 0 stands for "not valid" in an entry, and some devices give it a meaning.
+            if stag != 0 {
+                return stag;
+            }
+        }
+    }
+}
+
+fn truncate(value: u64) -> u32 {
+    let [a, b, c, d, ..] = value.to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+#[inline]
+fn offset_in(entry: &Entry, addr: u64, len_bytes: u64) -> Result<usize, StagError> {
+    let end = addr.checked_add(len_bytes).ok_or(StagError::Wrap)?;
+    let at = addr.checked_sub(entry.addr).ok_or(StagError::Bounds)?;
+    if end > entry.addr + entry.len_bytes {
+        return Err(StagError::Bounds);
+    }
+    usize::try_from(at).map_err(|_| StagError::Bounds)
+}
+
+#[inline]
+fn span(entry: &Entry, addr: u64, len_bytes: u64) -> Result<Span<'_>, StagError> {
+    let at = offset_in(entry, addr, len_bytes)?;
+    Ok(Span {
+        // SAFETY: `offset_in` proved `at` and `at + len_bytes` inside the region, whose slab the
+        // table keeps mapped (windows die with their region).
+        base: unsafe { entry.base.add(at) },
+        len_bytes: usize::try_from(len_bytes).map_err(|_| StagError::Bounds)?,
+        table: PhantomData,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use capstan_memory::Pages;
+
+    const ASKER: Asker = Asker { pd: 1, qp: 7 };
+
+    fn table() -> (StagTable, Arc<Slab>, u32) {
+        let slab = Slab::new(1 << 16, Pages::Ordinary).unwrap();
+        let mut table = StagTable::new();
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::MW_BIND;
+        let stag = table.register(&slab, 4096, 8192, all, 1).unwrap();
+        (table, slab, stag)
+    }
+
+    #[test]
+    fn bounds_access_and_domain_are_checked() {
+        let (mut table, slab, stag) = table();
+        let at = slab.addr() + 4096;
+        let ask = |pd, addr, len, need| {
+            let asker = Asker { pd, ..ASKER };
+            let span = table.remote(asker, stag, addr, len, need);
+            span.map(|s| s.base().addr() as u64)
+        };
+        let write = Access::REMOTE_WRITE;
+        assert_eq!(ask(1, at, 8192, write), Ok(at));
+        assert_eq!(ask(1, at + 8192, 0, write), Ok(at + 8192));
+        assert_eq!(ask(1, at + 1, 8192, write), Err(StagError::Bounds));
+        assert_eq!(ask(1, at - 1, 1, write), Err(StagError::Bounds));
+        assert_eq!(ask(1, u64::MAX, 2, write), Err(StagError::Wrap));
+        assert_eq!(ask(2, at, 1, write), Err(StagError::NotAssociated));
+        assert_eq!(ask(1, at, 1, Access::REMOTE_READ), Err(StagError::Access));
+        assert!(table.deregister(stag).is_some());
+        let gone = table.remote(ASKER, stag, at, 1, write);
+        assert_eq!(gone.err(), Some(StagError::Invalid));
+        assert!(table.deregister(stag).is_none());
+    }
+
+    #[test]
+    fn windows_are_bound_with_their_current_key_and_to_one_queue_pair() {
+        let (mut table, slab, region) = table();
+        let at = slab.addr() + 4096;
+        let write = Access::REMOTE_WRITE;
+        let window = table.allocate_window(1).unwrap();
+        let old = table.next_rkey(window);
+        let key = table.next_rkey(window);
+        let bind =
+            |table: &mut StagTable, key| table.bind(ASKER, key, LKey(region), at + 100, 50, write);
+        assert_eq!(bind(&mut table, old), Err(StagError::Invalid));
+        assert_eq!(bind(&mut table, key), Ok(()));
+        assert_eq!(bind(&mut table, key), Err(StagError::Invalid));
+        assert!(table.remote(ASKER, key.0, at + 100, 50, write).is_ok());
+        let below = table.remote(ASKER, key.0, at + 99, 2, write).err();
+        assert_eq!(below, Some(StagError::Bounds));
+        let other = Asker { qp: 8, ..ASKER };
+        let foreign = table.remote(other, key.0, at + 100, 1, write).err();
+        assert_eq!(foreign, Some(StagError::NotAssociated));
+        let foreign = table.invalidate(other, key.0, true);
+        assert_eq!(foreign, Err(StagError::NotAssociated));
+        assert_eq!(
+            table.invalidate(ASKER, region, true),
+            Err(StagError::Access)
+        );
+        assert_eq!(table.invalidate(ASKER, key.0, true), Ok(()));
+        assert_eq!(
+            table.invalidate(ASKER, key.0, true),
+            Err(StagError::Invalid)
+        );
+        let again = table.next_rkey(window);
+        assert_ne!(again, key);
+        assert_eq!(bind(&mut table, again), Ok(()));
+        table.deregister(region);
+        let dead = table.remote(ASKER, again.0, at + 100, 1, write).err();
+        assert_eq!(dead, Some(StagError::Invalid));
+    }
+
+    #[test]
+    fn a_window_grants_no_more_than_its_region() {
+        let slab = Slab::new(4096, Pages::Ordinary).unwrap();
+        let mut table = StagTable::new();
+        let region = table.register(&slab, 0, 4096, Access::MW_BIND, 1).unwrap();
+        let window = table.allocate_window(1).unwrap();
+        let key = table.next_rkey(window);
+        let bind = |table: &mut StagTable, access| {
+            table.bind(ASKER, key, LKey(region), slab.addr(), 1, access)
+        };
+        assert_eq!(
+            bind(&mut table, Access::REMOTE_WRITE),
+            Err(StagError::Access)
+        );
+        assert_eq!(bind(&mut table, Access::REMOTE_READ), Ok(()));
+    }
+
+    #[test]
+    fn a_read_sink_opens_nothing() {
+        let mut table = StagTable::new();
+        let sink = table.allocate_read_sink().unwrap();
+        let stag = table.read_sink_stag(sink);
+        assert_ne!(stag, table.read_sink_stag(sink));
+        let write = table.remote(ASKER, stag, 0, 1, Access::REMOTE_WRITE).err();
+        assert_eq!(write, Some(StagError::Invalid));
+    }
+
+    #[test]
+    fn stag_zero_is_never_valid() {
+        let mut table = StagTable::new();
+        for _ in 0..4096 {
+            table.allocate_window(1).unwrap();
+        }
+        // Whatever the secret, put an unbound entry at the index that 0 names.
+        table.index_secret &= KEY_MASK;
+        let zero = table.remote(ASKER, 0, 0, 0, Access::empty()).err();
+        assert_eq!(zero, Some(StagError::Invalid));
+        assert!(table.deregister(0).is_none());
+        assert!(table.invalidate(ASKER, 0, true).is_err());
+    }
+
+    #[test]
+    fn indices_are_used_again_after_a_rest() {
+        let mut table = StagTable::new();
+        for _ in 0..10 * RESTING {
+            let window = table.allocate_window(1).unwrap();
+            table.release(window);
+        }
+        assert!(
+            table.entries.len() <= RESTING + 1,
+            "{}",
+            table.entries.len()
+        );
+    }
+
+    #[test]
+    fn keys_of_one_index_differ() {
+        let mut table = StagTable::new();
+        let window = table.allocate_window(1).unwrap();
+        let keys: std::collections::HashSet<_> =
+            (0..100).map(|_| table.next_rkey(window).0).collect();
+        assert!(keys.len() > 95, "{} different keys of 100", keys.len());
+    }
+}

@@ -1,0 +1,6 @@
+//! The iWARP provider against itself, over loopback TCP.
+
+mod side;
+
+mod data;
+mod setup;

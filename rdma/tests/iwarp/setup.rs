@@ -1,0 +1,334 @@
+//! Connecting, refusing, migrating, ending.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use capstan_rdma::contract::{CmError, CmEventKind, PrivateData, QpState, RejectReason};
+use capstan_rdma::iwarp::{Config, FpduSize};
+
+use crate::side::{Pair, Side, any, disconnected, established, param, turn_until};
+
+#[test]
+fn all_ways_of_setting_up_connect() {
+    for mpa_revision in [1, 2] {
+        for peer_to_peer in [false, true] {
+            for crc in [false, true] {
+                for fpdu_size in [FpduSize::Negotiated, FpduSize::Segment] {
+                    let config = Config {
+                        mpa_revision,
+                        peer_to_peer,
+                        crc,
+                        fpdu_size,
+                        ..Config::default()
+                    };
+                    let pair = Pair::with(config.clone(), config);
+                    assert_eq!(pair.host_qp.state(), QpState::ReadyToSend);
+                    assert_eq!(pair.target_qp.state(), QpState::ReadyToSend);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ipv6_and_wildcard_listeners_tell_the_real_address() {
+    let sides = || (Side::new(Config::default()), Side::new(Config::default()));
+    let (host, target) = sides();
+    let pair = Pair::between(host, target, "[::1]:0".parse().unwrap());
+    let (local, peer) = pair.target.cm.addresses(pair.target_id).unwrap();
+    assert_eq!(
+        (local.ip().to_string(), peer.ip().to_string()),
+        ("::1".into(), "::1".into())
+    );
+
+    let (mut host, mut target) = sides();
+    let (_, at) = target.cm.listen("0.0.0.0:0".parse().unwrap(), 4).unwrap();
+    let to = (std::net::Ipv4Addr::LOCALHOST, at.port()).into();
+    let id = host.cm.resolve(to, None, 1_000_000, 0).unwrap();
+    let _qp = host.create_qp(id);
+    let now = host.now_us();
+    host.cm
+        .connect(id, &param(&[], 1, 1), 5_000_000, now)
+        .unwrap();
+    turn_until(&mut host, &mut target, "request", |_, t| {
+        !t.events.is_empty()
+    });
+    let (local, peer) = target.cm.addresses(target.events[0].id).unwrap();
+    assert_eq!(local, to);
+    assert_eq!(Some(peer), host.cm.addresses(id).map(|(local, _)| local));
+}
+
+#[test]
+fn accept_tells_private_data_and_depths() {
+    let (mut host, mut target) = (Side::new(Config::default()), Side::new(Config::default()));
+    let (_, at) = target.cm.listen(any(), 4).unwrap();
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let _host_qp = host.create_qp(id);
+    let ask = param(&[7; 255], 3, 20);
+    host.cm.connect(id, &ask, 5_000_000, now).unwrap();
+    turn_until(&mut host, &mut target, "request", |_, t| {
+        !t.events.is_empty()
+    });
+    let request = target.events.remove(0);
+    let CmEventKind::ConnectRequest { param: asked, .. } = &request.kind else {
+        panic!("{request:?}");
+    };
+    assert_eq!(asked.private_data.as_bytes(), [7; 255]);
+    assert_eq!((asked.responder_resources, asked.initiator_depth), (3, 20));
+    let _target_qp = target.create_qp(request.id);
+    target
+        .cm
+        .accept(request.id, &param(&[9; 255], 5, 50))
+        .unwrap();
+    turn_until(&mut host, &mut target, "established", |h, t| {
+        established(h, id) && established(t, request.id)
+    });
+    let told = host.events.iter().find_map(|e| match e.kind {
+        CmEventKind::Established { param } => Some(param),
+        _ => None,
+    });
+    let told = told.unwrap();
+    assert_eq!(told.private_data.as_bytes(), [9; 255]);
+    assert_eq!((told.responder_resources, told.initiator_depth), (3, 5));
+}
+
+#[test]
+fn reject_carries_private_data() {
+    let (mut host, mut target) = (Side::new(Config::default()), Side::new(Config::default()));
+    let (_, at) = target.cm.listen(any(), 4).unwrap();
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let qp = host.create_qp(id);
+    host.cm
+        .connect(id, &param(b"?", 1, 1), 5_000_000, now)
+        .unwrap();
+    turn_until(&mut host, &mut target, "request", |_, t| {
+        !t.events.is_empty()
+    });
+    let no = PrivateData::new(b"no such subsystem").unwrap();
+    target.cm.reject(target.events[0].id, &no);
+    turn_until(&mut host, &mut target, "answer", |h, _| h.events.len() > 1);
+    match &host.events[1].kind {
+        CmEventKind::Rejected {
+            reason: RejectReason::Consumer,
+            private_data,
+        } => assert_eq!(private_data.as_bytes(), b"no such subsystem"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(qp.state(), QpState::Error);
+}
+
+#[test]
+fn nobody_listening_is_told_as_such() {
+    let (mut host, mut other) = (Side::new(Config::default()), Side::new(Config::default()));
+    // Bound and closed again: a port that refuses.
+    let (listener, at) = other.cm.listen(any(), 4).unwrap();
+    other.cm.destroy(listener);
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let _qp = host.create_qp(id);
+    host.cm
+        .connect(id, &param(&[], 1, 1), 5_000_000, now)
+        .unwrap();
+    turn_until(&mut host, &mut other, "answer", |h, _| h.events.len() > 1);
+    let refused = matches!(
+        host.events[1].kind,
+        CmEventKind::Rejected {
+            reason: RejectReason::NoListener,
+            ..
+        }
+    );
+    assert!(refused, "{:?}", host.events);
+}
+
+#[test]
+fn a_silent_listener_times_out() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut host, mut other) = (Side::new(Config::default()), Side::new(Config::default()));
+    let now = host.now_us();
+    let at = silent.local_addr().unwrap();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let _qp = host.create_qp(id);
+    host.cm.connect(id, &param(&[], 1, 1), 50_000, now).unwrap();
+    turn_until(&mut host, &mut other, "answer", |h, _| h.events.len() > 1);
+    match &host.events[1].kind {
+        CmEventKind::Failed(CmError::Timeout { what, timeout_ms }) => {
+            assert_eq!(
+                (*what, *timeout_ms),
+                ("waiting for the peer's MPA Reply", 50)
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_no_iwarp_peer_is_named() {
+    let web = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = web.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = web.accept().unwrap();
+        stream
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            .unwrap();
+        stream
+    });
+    let (mut host, mut other) = (Side::new(Config::default()), Side::new(Config::default()));
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let _qp = host.create_qp(id);
+    host.cm
+        .connect(id, &param(&[], 1, 1), 5_000_000, now)
+        .unwrap();
+    turn_until(&mut host, &mut other, "answer", |h, _| h.events.len() > 1);
+    match &host.events[1].kind {
+        CmEventKind::Failed(error) => {
+            assert!(
+                error.to_string().contains("not an MPA Request or Reply"),
+                "{error}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(server.join().unwrap());
+}
+
+#[test]
+fn disconnect_reaches_both_sides_in_words() {
+    let mut pair = Pair::new();
+    pair.host.cm.disconnect(pair.host_id);
+    pair.turn_until("disconnected", |h, t| {
+        disconnected(h).is_some() && disconnected(t).is_some()
+    });
+    assert_eq!(disconnected(&pair.host), Some("closed by this side"));
+    assert_eq!(disconnected(&pair.target), Some("closed by the peer"));
+    assert_eq!(pair.host_qp.state(), QpState::Error);
+    assert_eq!(pair.target_qp.state(), QpState::Error);
+}
+
+#[test]
+fn dropping_the_queue_pair_ends_the_connection() {
+    let Pair {
+        mut host,
+        mut target,
+        host_qp,
+        target_qp,
+        ..
+    } = Pair::new();
+    drop(host_qp);
+    turn_until(&mut host, &mut target, "disconnected", |h, t| {
+        disconnected(h).is_some() && disconnected(t).is_some()
+    });
+    drop(target_qp);
+}
+
+#[test]
+fn a_request_migrates_to_another_thread() {
+    let (mut host, mut target) = (Side::new(Config::default()), Side::new(Config::default()));
+    let (_, at) = target.cm.listen(any(), 4).unwrap();
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let host_qp = host.create_qp(id);
+    host.cm
+        .connect(id, &param(b"x", 1, 1), 5_000_000, now)
+        .unwrap();
+    turn_until(&mut host, &mut target, "request", |_, t| {
+        !t.events.is_empty()
+    });
+    let migrated = target.cm.migrate(target.events[0].id).unwrap();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let mut side = Side::new(Config::default());
+        let id = side.cm.adopt(migrated).unwrap();
+        let _qp = side.create_qp(id);
+        side.cm.accept(id, &param(b"y", 1, 1)).unwrap();
+        while stopped.try_recv().is_err() {
+            side.turn();
+        }
+        established(&side, id)
+    });
+    turn_until(&mut host, &mut target, "established", |h, _| {
+        established(h, id)
+    });
+    assert_eq!(host_qp.state(), QpState::ReadyToSend);
+    std::thread::sleep(Duration::from_millis(20));
+    stop.send(()).unwrap();
+    assert!(thread.join().unwrap());
+}
+
+#[test]
+fn a_lost_migrated_request_refuses_the_peer() {
+    let (mut host, mut target) = (Side::new(Config::default()), Side::new(Config::default()));
+    let (_, at) = target.cm.listen(any(), 4).unwrap();
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let _qp = host.create_qp(id);
+    host.cm
+        .connect(id, &param(b"x", 1, 1), 5_000_000, now)
+        .unwrap();
+    turn_until(&mut host, &mut target, "request", |_, t| {
+        !t.events.is_empty()
+    });
+    drop(target.cm.migrate(target.events[0].id).unwrap());
+    turn_until(&mut host, &mut target, "answer", |h, _| h.events.len() > 1);
+    let refused = matches!(host.events[1].kind, CmEventKind::Rejected { .. });
+    assert!(refused, "{:?}", host.events);
+}
+
+#[test]
+fn half_open_connections_are_bounded_and_time_out() {
+    let config = Config {
+        half_open_max: 2,
+        setup_timeout_ms: 100,
+        ..Config::default()
+    };
+    let (mut host, mut target) = (Side::new(Config::default()), Side::new(config));
+    let (_, at) = target.cm.listen(any(), 64).unwrap();
+    let mut silent: Vec<_> = (0..5).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let _qp = host.create_qp(id);
+    let start = Instant::now();
+    host.cm
+        .connect(id, &param(b"x", 1, 1), 5_000_000, now)
+        .unwrap();
+    // The five before it go first, two at a time, and each pair takes its time-out.
+    turn_until(&mut host, &mut target, "request", |_, t| {
+        !t.events.is_empty()
+    });
+    assert!(
+        start.elapsed() >= Duration::from_millis(190),
+        "{:?}",
+        start.elapsed()
+    );
+    for stream in &mut silent[..4] {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(2)))
+            .unwrap();
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    }
+}
+
+#[test]
+fn markers_are_refused_with_a_reason() {
+    let (mut host, mut target) = (Side::new(Config::default()), Side::new(Config::default()));
+    let (_, at) = target.cm.listen(any(), 4).unwrap();
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.write_all(b"MPA ID Req Frame\xc0\x01\0\0").unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut answer = Vec::new();
+    let start = Instant::now();
+    while answer.len() < 20 && start.elapsed() < Duration::from_secs(5) {
+        host.turn();
+        target.turn();
+        let mut bytes = [0; 256];
+        if let Ok(count) = stream.read(&mut bytes) {
+            answer.extend_from_slice(&bytes[..count]);
+        }
+    }
+    assert_eq!(&answer[..18], b"MPA ID Rep Frame\x60\x01");
+    assert!(String::from_utf8_lossy(&answer[20..]).contains("markers"));
+    assert!(target.events.is_empty());
+}
