@@ -34,7 +34,8 @@ impl Area {
         access: Access,
     ) -> Outcome<Self> {
         let total = len_bytes + 2 * GUARD_BYTES;
-        let slab = Slab::new(total, Pages::Ordinary)?;
+        // A pool leases powers of two.
+        let slab = Slab::new(total.next_power_of_two(), Pages::Ordinary)?;
         let size = u32::try_from(total).map_err(Stop::failed)?;
         let buffer = Pool::new(Arc::clone(&slab)).take(size);
         let mut buffer = buffer.ok_or_else(|| Stop::failed("no lease that large"))?;

@@ -135,7 +135,7 @@ impl Engine {
         check_limit("send work requests", config.send_wr_max, SENDS_MAX)?;
         check_limit("SGEs of a send work request", config.send_sge_max, SGES_MAX)?;
         check_limit("SGEs of a receive", config.recv_sge_max, SGES_MAX)?;
-        let domain = own::<Domain>(Rc::clone(pd)).filter(|d| d.is_of(self));
+        let domain = own::<Domain>(pd.clone()).filter(|d| d.is_of(self));
         let pd = domain.map(|d| d.id()).ok_or(RdmaError::Invalid(
             "the protection domain is not of this provider",
         ))?;
@@ -147,7 +147,7 @@ impl Engine {
                 Receives::Own(ReceiveRing::new(*depth, config.recv_sge_max))
             }
             ReceiveSource::Shared(srq) => {
-                let srq = own::<SharedQueue>(Rc::clone(srq));
+                let srq = own::<SharedQueue>(srq.clone());
                 let srq = srq.filter(|srq| srq.is_of(self, pd));
                 let srq = srq.ok_or(RdmaError::Invalid(
                     "the shared receive queue is not of the queue pair's protection domain",
@@ -209,7 +209,7 @@ impl Engine {
     }
 
     fn own_cq(self: &Rc<Self>, cq: &Rc<dyn CompletionQueue>) -> Result<Rc<Completions>, RdmaError> {
-        let cq = own::<Completions>(Rc::clone(cq)).filter(|cq| cq.is_of(self));
+        let cq = own::<Completions>(cq.clone()).filter(|cq| cq.is_of(self));
         cq.ok_or(RdmaError::Invalid(
             "the completion queue is not of this provider",
         ))
@@ -292,7 +292,14 @@ impl Engine {
             qp.hot = false;
             return false;
         }
-        let ran = qp.run(&mut self.stags.borrow_mut());
+        let mut stags = self.stags.borrow_mut();
+        let ran = qp.run(&mut stags);
+        if let Err(Fatal::Violation { .. }) = &ran {
+            // What the peer asked before it went wrong is answered, as far as TCP takes it now. A
+            // second failure changes nothing.
+            let _ = qp.transmit(&mut stags);
+        }
+        drop(stags);
         match ran {
             Ok(Ran::Busy) => {
                 qp.idle_runs = 0;
