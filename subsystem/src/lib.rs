@@ -1,1 +1,76 @@
 //! NVM subsystem, controller and queues as a sans-I/O state machine.
+//!
+//! Two halves. [`Target`] is the control half: subsystems, ports, hosts, controllers, Connect, the
+//! Admin queues, Keep Alive. A driver keeps it behind one lock. [`IoQueue`] is the data half: one
+//! I/O queue, which moves to the thread that owns its connection and takes no lock. They share
+//! atomics and immutable namespace tables.
+//!
+//! Nothing here does I/O, reads a clock or knows a thread: what happened goes in through
+//! `handle_*` (and [`Target::begin_admin`], [`Target::execute_admin`]), what is to be done comes
+//! out of [`Target::poll_action`], and time is the `now_us` argument.
+//!
+//! The walk of a command on an I/O queue:
+//! 1. [`IoQueue::handle_command`] with the capsule gives an [`IoCommand`]: operation, namespace,
+//!    [`Transfer`], and the [`Permit`] to complete it.
+//! 2. The driver moves the data and executes the operation on the namespace's backend.
+//! 3. [`IoQueue::complete`] turns the permit and a status into the response capsule.
+//!
+//! # What it does not do
+//! Metadata and end-to-end protection, fused operations, namespace management, firmware update,
+//! sanitize, zoned or key value command sets, in-band authentication.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::wildcard_enum_match_arm
+    )
+)]
+
+extern crate alloc;
+
+mod action;
+mod aer;
+pub mod bounds;
+mod config;
+mod control;
+mod controller;
+mod features;
+mod gate;
+mod identify;
+mod io_queue;
+mod log_page;
+mod namespace;
+mod queue;
+mod refuse;
+mod shared;
+mod transitions;
+mod wire;
+
+pub use action::{AbortId, Action, Association, ControllerId, DisconnectReason, Event};
+pub use config::{
+    ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
+};
+pub use control::{
+    AdminOutcome, AdminRequest, AdminStep, CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes,
+    Target,
+};
+pub use controller::{ControllerEvent, ControllerState};
+pub use io_queue::{
+    IoCommand, IoOperation, IoQueue, IoQueueEvent, IoQueueState, IoStep, NamespaceRef,
+};
+pub use namespace::{BackendId, Geometry, Namespace, NamespaceIdentity, NamespaceTable};
+pub use queue::Permit;
+pub use queue::transfer::{InCapsule, KeyedBuffer, KeyedList, Transfer};
+pub use refuse::{Refusal, RefuseReason};
+pub use shared::QueueCounters;
+pub use transitions::IllegalTransition;
+
+/// The driver's name of one transport connection, which is one queue. Never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ConnId(pub u64);

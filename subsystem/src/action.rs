@@ -1,0 +1,211 @@
+//! What the driver must do: the output of the state machine, besides the answers to its calls.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::SocketAddr;
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+
+use crate::ConnId;
+use crate::config::PortId;
+use crate::namespace::{BackendId, NamespaceTable};
+
+/// The target's name of one controller, never used twice (a CNTLID is).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ControllerId(pub(crate) u64);
+
+/// Names one Abort command whose answer depends on the driver.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct AbortId(pub(crate) u64);
+
+/// Something the driver must do. Taken from [`Target::poll_action`](crate::Target::poll_action)
+/// after every call that can produce one, and carried out in the order given.
+#[derive(Debug)]
+pub enum Action {
+    /// Send this response capsule on an Admin queue.
+    Complete {
+        /// The Admin queue.
+        conn: ConnId,
+        /// The response.
+        cqe: Cqe,
+    },
+    /// Close this connection; then call
+    /// [`Target::handle_disconnected`](crate::Target::handle_disconnected).
+    Disconnect {
+        /// The connection.
+        conn: ConnId,
+        /// Why, for the log.
+        why: DisconnectReason,
+    },
+    /// Try to abort a command of an I/O queue: complete it with
+    /// [`Status::ABORT_REQUESTED`](capstan_nvme_proto::status::Status::ABORT_REQUESTED) if that is still
+    /// possible. Then, always, call
+    /// [`Target::handle_abort_result`](crate::Target::handle_abort_result).
+    AbortIo {
+        /// The I/O queue.
+        conn: ConnId,
+        /// Command Identifier of the command to abort.
+        cid: u16,
+        /// What to answer with.
+        abort: AbortId,
+    },
+    /// Give this table to the I/O queue ([`IoQueue::set_namespaces`](crate::IoQueue::set_namespaces)).
+    SetNamespaces {
+        /// The I/O queue.
+        conn: ConnId,
+        /// The new table.
+        namespaces: Arc<NamespaceTable>,
+    },
+    /// A controller is shutting down: put everything written to these backends on the medium,
+    /// then call [`Target::handle_flushed`](crate::Target::handle_flushed).
+    Flush {
+        /// The controller.
+        controller: ControllerId,
+        /// The backends that have a volatile cache, each once.
+        backends: Vec<BackendId>,
+    },
+    /// Write this to the log.
+    Log(Event),
+}
+
+/// Why a connection is closed by this side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DisconnectReason {
+    /// The host sent more commands than the queue has entries.
+    #[error("queue {qid} overrun: more than its {entries} entries are outstanding")]
+    QueueOverrun {
+        /// The queue.
+        qid: u16,
+        /// Its entries.
+        entries: u16,
+    },
+    /// Neither Keep Alive nor any other command arrived in time.
+    #[error("keep alive timer expired: no command for {kato_ms} ms")]
+    KeepAliveExpired {
+        /// Keep Alive Timeout.
+        kato_ms: u32,
+    },
+    /// The host cleared CC.EN, which deletes the I/O queues.
+    #[error("controller reset by the host (CC.EN = 0)")]
+    ControllerReset,
+    /// The Admin queue's connection is gone, and with it the association.
+    #[error("the connection of the admin queue is gone")]
+    AdminQueueGone,
+    /// The operator took the host off the list.
+    #[error("the host is no longer allowed to use this subsystem")]
+    HostNotAllowed,
+    /// The operator removed the subsystem, or this port from it.
+    #[error("the subsystem is no longer offered on this port")]
+    SubsystemRemoved,
+    /// The host deleted this queue with a Disconnect command.
+    #[error("queue deleted by the host (Disconnect command)")]
+    DisconnectCommand,
+    /// A connection this target knows nothing of.
+    #[error("no queue was connected on this connection")]
+    NotConnected,
+}
+
+/// Who a log line is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Association {
+    /// Host NQN.
+    pub hostnqn: Nqn,
+    /// Host Identifier.
+    pub hostid: HostId,
+    /// NVM Subsystem NQN.
+    pub subnqn: Nqn,
+    /// Controller Identifier.
+    pub cntlid: u16,
+    /// Port the host came through.
+    pub port: PortId,
+    /// The host's address.
+    pub peer: SocketAddr,
+}
+
+impl fmt::Display for Association {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "hostnqn={} peer={} subnqn={} cntlid={}",
+            self.hostnqn.as_str(),
+            self.peer,
+            self.subnqn.as_str(),
+            self.cntlid
+        )
+    }
+}
+
+/// Something worth a line in the log. Displays as that line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A host made an association.
+    Connected {
+        /// Whose.
+        association: Arc<Association>,
+        /// Keep Alive Timeout in force; 0 for none.
+        kato_ms: u32,
+    },
+    /// A host enabled its controller.
+    Enabled {
+        /// Whose.
+        association: Arc<Association>,
+    },
+    /// A host added an I/O queue.
+    QueueConnected {
+        /// Whose.
+        association: Arc<Association>,
+        /// Queue Identifier.
+        qid: u16,
+        /// Entries.
+        entries: u16,
+    },
+    /// A host reset its controller.
+    Reset {
+        /// Whose.
+        association: Arc<Association>,
+    },
+    /// A host shut its controller down, and everything is on the medium.
+    ShutDown {
+        /// Whose.
+        association: Arc<Association>,
+    },
+    /// An association ended.
+    Disconnected {
+        /// Whose.
+        association: Arc<Association>,
+        /// Why; `None` when the host (or the network) closed the connection.
+        why: Option<DisconnectReason>,
+    },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connected {
+                association,
+                kato_ms,
+            } => write!(f, "host connected {association} kato_ms={kato_ms}"),
+            Self::Enabled { association } => write!(f, "controller enabled {association}"),
+            Self::QueueConnected {
+                association,
+                qid,
+                entries,
+            } => write!(
+                f,
+                "queue connected {association} qid={qid} entries={entries}"
+            ),
+            Self::Reset { association } => write!(f, "controller reset {association}"),
+            Self::ShutDown { association } => write!(f, "controller shut down {association}"),
+            Self::Disconnected {
+                association,
+                why: None,
+            } => write!(f, "host disconnected {association}"),
+            Self::Disconnected {
+                association,
+                why: Some(why),
+            } => write!(f, "association ended {association}: {why}"),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Every bound of this crate, each with the arithmetic behind it.
+
+/// Largest data transfer of one command, in bytes: MDTS = 8 with a minimum page of 4 KiB
+/// (CAP.MPSMIN = 0), 4 KiB * 2^8.
+pub const TRANSFER_MAX_BYTES: u32 = 1 << 20;
+/// MDTS in Identify Controller: a power of two of 4 KiB pages.
+pub(crate) const MDTS: u8 = 8;
+const _: () = assert!(4096 << MDTS == TRANSFER_MAX_BYTES);
+
+/// In-capsule data of a command on an I/O queue, in bytes.
+pub const CAPSULE_DATA_BYTES: u32 = 8192;
+/// IOCCSZ: a command capsule in units of 16 bytes, 64 bytes of SQE and the in-capsule data.
+pub(crate) const IOCCSZ: u32 = (64 + CAPSULE_DATA_BYTES) / 16;
+/// IORCSZ: a response capsule in units of 16 bytes: one CQE.
+pub(crate) const IORCSZ: u32 = 1;
+
+/// Descriptors of an in-capsule Last Segment: MSDBD.
+pub const SGL_DESCRIPTORS_MAX: u8 = 16;
+const _: () = assert!(SGL_DESCRIPTORS_MAX as u32 * 16 <= CAPSULE_DATA_BYTES);
+
+/// Entries of an I/O queue: MQES + 1. The NVMe/RDMA private data and SQSIZE count in 16 bits; a
+/// thousand receives of 64 + 8192 bytes are 8 MiB, which is as far as one queue should go.
+pub const IO_QUEUE_ENTRIES_MAX: u16 = 1024;
+/// Entries of an Admin queue, as in NVMe over Fabrics where 32 is the least a host may count on.
+pub const ADMIN_QUEUE_ENTRIES_MAX: u16 = 128;
+/// Entries of the smallest queue: SQSIZE 0 is reserved.
+pub const QUEUE_ENTRIES_MIN: u16 = 2;
+
+/// I/O queues of one controller.
+pub const IO_QUEUES_MAX: u16 = 128;
+
+/// Outstanding Asynchronous Event Requests of one controller: AERL + 1.
+pub(crate) const AER_MAX: usize = 4;
+/// Abort commands that one controller carries out at once: ACL + 1.
+pub(crate) const ABORT_MAX: usize = 4;
+const _: () = assert!(AER_MAX + ABORT_MAX < ADMIN_QUEUE_ENTRIES_MAX as usize);
+
+/// Namespaces of one subsystem, and the highest NSID: NN and MNAN. 1,024 identifiers are exactly
+/// one Active Namespace ID list, and one Changed Namespace List.
+pub const NAMESPACES_MAX: u32 = 1024;
+
+/// Controllers of the whole target, so that a CNTLID always exists (1 to FFEFh).
+pub const CONTROLLERS_MAX: usize = 4096;
+const _: () = assert!(CONTROLLERS_MAX < capstan_nvme_proto::fabrics::CNTLID_MAX as usize);
+
+/// Entries of the Error Information log: ELPE + 1. 64 entries of 64 bytes are one page.
+pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
+/// Errors one I/O queue keeps until the controller's log is read. The newest stay.
+pub(crate) const QUEUE_ERRORS: usize = 8;
+
+/// Refused connects that are kept for an operator who asks why.
+pub const REFUSALS_KEPT: usize = 64;
+
+/// Ranges of one Dataset Management command (NR is 0's based in 8 bits).
+pub const DSM_RANGES_MAX: u16 = 256;
+/// Source ranges of one Copy command: MSRC + 1.
+pub const COPY_RANGES_MAX: u16 = 128;
+
+/// Granularity of the Keep Alive timer, KAS, in units of 100 ms.
+pub(crate) const KAS: u16 = 10;
+/// Keep Alive Timeout of a discovery controller whose host asked for none, so that a controller
+/// nobody uses goes away: 2 minutes.
+pub(crate) const DISCOVERY_KATO_MS: u32 = 120_000;
+
+/// Largest number of bytes of `out` an admin command fills: no more than one transfer.
+pub const ADMIN_DATA_MAX_BYTES: u32 = TRANSFER_MAX_BYTES;
+
+/// Entries of the smallest Admin queue a host may ask for: 32 (NVMe Base 2.1, section 3.3.2).
+pub const ADMIN_QUEUE_ENTRIES_MIN: u16 = 32;
+
+/// ANA groups: ANAGRPMAX and NANAGRPID. As many as Linux has, so that a configuration can move.
+pub const ANA_GROUPS_MAX: u32 = 128;
+
+/// Bytes one Copy command moves, MCL: 16 transfers, so that a copy cannot keep a backend from
+/// other hosts for long.
+pub const COPY_MAX_BYTES: u32 = 16 * TRANSFER_MAX_BYTES;

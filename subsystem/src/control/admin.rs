@@ -1,0 +1,440 @@
+//! Commands on an Admin queue: accepted, their data located, then executed.
+
+use capstan_nvme_proto::command::{AdminCommand, GetFeatures, SetFeatures};
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::error::{CommandError, ErrorLocation};
+use capstan_nvme_proto::fabrics::{FabricsCommand, PropertyGet, PropertySet};
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::transfer::DataTransfer;
+
+use super::{Queue, Target};
+use crate::ConnId;
+use crate::action::{Action, ControllerId, DisconnectReason};
+use crate::bounds::ADMIN_DATA_MAX_BYTES;
+use crate::controller::{Controller, ControllerKind, ControllerState};
+use crate::features::FeatureValue;
+use crate::queue::transfer::Transfer;
+use crate::queue::{AcceptError, Permit};
+
+/// What to do with a command capsule on an Admin queue.
+#[derive(Debug)]
+pub enum AdminStep {
+    /// Call [`Target::execute_admin`].
+    Execute(AdminRequest),
+    /// The command cannot be executed: send this response.
+    Complete(Cqe),
+    /// The host broke the rules of the queue in a way that no response can answer: close the
+    /// connection.
+    Disconnect(DisconnectReason),
+}
+
+/// An Admin command that was accepted and is to be executed.
+#[derive(Debug)]
+#[must_use = "the command stays outstanding until it is executed or failed"]
+pub struct AdminRequest {
+    permit: Permit,
+    command: Command,
+    opcode: u8,
+    nsid: u32,
+    transfer: Transfer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Command {
+    Fabrics(FabricsCommand),
+    Admin(AdminCommand),
+}
+
+impl AdminRequest {
+    /// Where the data for the host goes; its length is the room [`Target::execute_admin`] needs
+    /// in `out`. No Admin command that is executed here brings data from the host.
+    #[must_use]
+    pub fn transfer(&self) -> &Transfer {
+        &self.transfer
+    }
+
+    /// The command's opcode.
+    #[must_use]
+    pub fn opcode(&self) -> u8 {
+        self.opcode
+    }
+
+    /// The command's identifier.
+    #[must_use]
+    pub fn cid(&self) -> u16 {
+        self.permit.cid()
+    }
+}
+
+/// What became of an Admin command.
+#[derive(Debug)]
+pub enum AdminOutcome {
+    /// Push the first `data_bytes` of `out` to the host, then send the response.
+    Complete {
+        /// The response.
+        cqe: Cqe,
+        /// Bytes of `out` to push first.
+        data_bytes: usize,
+    },
+    /// The response comes later, as [`Action::Complete`].
+    Held,
+    /// The connection is gone or not an Admin queue: there is nobody to answer.
+    Gone,
+}
+
+/// What executing a command gave.
+pub(crate) enum Executed {
+    /// Success: dwords 0 and 1 of the response, and bytes of data for the host.
+    Done { result: u64, data_bytes: usize },
+    /// The permit was taken: the response comes later.
+    Held,
+}
+
+impl Executed {
+    /// Success without result or data.
+    pub(crate) const OK: Self = Self::Done {
+        result: 0,
+        data_bytes: 0,
+    };
+
+    pub(crate) fn result(result: impl Into<u64>) -> Self {
+        Self::Done {
+            result: result.into(),
+            data_bytes: 0,
+        }
+    }
+
+    pub(crate) fn data(data_bytes: usize) -> Self {
+        Self::Done {
+            result: 0,
+            data_bytes,
+        }
+    }
+}
+
+/// What an executing command works with.
+pub(crate) struct Execution<'a> {
+    pub(crate) id: ControllerId,
+    /// To be taken by a command whose response comes later.
+    pub(crate) permit: &'a mut Option<Permit>,
+    /// As long as the data the host wants.
+    pub(crate) out: &'a mut [u8],
+    pub(crate) now_us: u64,
+}
+
+impl Target {
+    /// Takes in a command capsule of an Admin queue: `sqe`, and in `capsule_data` the bytes that
+    /// followed it.
+    pub fn begin_admin(
+        &mut self,
+        conn: ConnId,
+        sqe: &Sqe,
+        capsule_data: &[u8],
+        _now_us: u64,
+    ) -> AdminStep {
+        let Some(controller) = self.admin_controller(conn) else {
+            return AdminStep::Disconnect(DisconnectReason::NotConnected);
+        };
+        controller.shared.note_activity();
+        let (cid, opcode, nsid) = (sqe.cid.get(), sqe.opcode, sqe.nsid.get());
+        let permit = match controller.admin.accept(cid) {
+            Ok(permit) => permit,
+            Err(AcceptError::Overrun) => {
+                let why = DisconnectReason::QueueOverrun {
+                    qid: 0,
+                    entries: controller.admin.entries(),
+                };
+                let id = controller.id;
+                self.end_association(id, why);
+                return AdminStep::Disconnect(why);
+            }
+            Err(AcceptError::CidInUse) => {
+                let status = Status::COMMAND_ID_CONFLICT.dnr();
+                let location = ErrorLocation::sqe(2);
+                let status = controller.record_error(cid, opcode, nsid, status, location);
+                return AdminStep::Complete(controller.admin.answer(cid, status, 0));
+            }
+        };
+        match decode(controller, sqe, capsule_data) {
+            Ok((command, transfer)) => AdminStep::Execute(AdminRequest {
+                permit,
+                command,
+                opcode,
+                nsid,
+                transfer,
+            }),
+            Err(error) => AdminStep::Complete(controller.fail(permit, opcode, nsid, &error)),
+        }
+    }
+
+    /// Executes a command. `out` has room for what goes to the host
+    /// ([`AdminRequest::transfer`]).
+    pub fn execute_admin(
+        &mut self,
+        request: AdminRequest,
+        out: &mut [u8],
+        now_us: u64,
+    ) -> AdminOutcome {
+        let conn = request.permit.conn();
+        let Some(controller) = self.admin_controller(conn) else {
+            return AdminOutcome::Gone;
+        };
+        let id = controller.id;
+        let wanted = usize::try_from(request.transfer.length_bytes()).unwrap_or(usize::MAX);
+        let length = wanted.min(out.len());
+        let mut permit = Some(request.permit);
+        let mut execution = Execution {
+            id,
+            permit: &mut permit,
+            out: out.get_mut(..length).unwrap_or_default(),
+            now_us,
+        };
+        let executed = match &request.command {
+            Command::Fabrics(command) => self.execute_fabrics(id, command),
+            Command::Admin(command) => self.execute(command, &mut execution),
+        };
+        let (Some(permit), Some(controller)) = (permit.take(), self.admin_controller(conn)) else {
+            return AdminOutcome::Held;
+        };
+        match executed {
+            Ok(Executed::Done { result, data_bytes }) => AdminOutcome::Complete {
+                cqe: controller
+                    .admin
+                    .complete(permit, Status::SUCCESS, 0)
+                    .with_result(result),
+                data_bytes,
+            },
+            Ok(Executed::Held) => AdminOutcome::Held,
+            Err(error) => AdminOutcome::Complete {
+                cqe: controller.fail(permit, request.opcode, request.nsid, &error),
+                data_bytes: 0,
+            },
+        }
+    }
+
+    /// Gives up on a command that was accepted: there is no room for its data. `None` when the
+    /// connection is gone.
+    pub fn fail_admin(&mut self, request: AdminRequest, status: Status) -> Option<Cqe> {
+        let controller = self.admin_controller(request.permit.conn())?;
+        let error = CommandError {
+            status,
+            location: ErrorLocation::Unspecified,
+            field: "data",
+            value: request.transfer.length_bytes().into(),
+            expected: "room for the data",
+        };
+        Some(controller.fail(request.permit, request.opcode, request.nsid, &error))
+    }
+
+    /// The controller whose Admin queue `conn` is.
+    pub(super) fn admin_controller(&mut self, conn: ConnId) -> Option<&mut Controller> {
+        match self.connections.get(&conn)? {
+            Queue::Admin(id) => self.controllers.get_mut(id),
+            Queue::Io(..) => None,
+        }
+    }
+
+    fn execute_fabrics(
+        &mut self,
+        id: ControllerId,
+        command: &FabricsCommand,
+    ) -> Result<Executed, CommandError> {
+        match *command {
+            FabricsCommand::PropertyGet(get) => self.property_get(id, get),
+            FabricsCommand::PropertySet(set) => self.property_set(id, set),
+            // The Admin queue ends with its connection. NVMe Base 2.1, section 6.4.
+            FabricsCommand::Disconnect => Err(CommandError {
+                status: Status::DISCONNECT_INVALID_QUEUE_TYPE.dnr(),
+                ..CommandError::invalid_opcode("FCTYPE", 4, command.fctype().0)
+            }),
+            FabricsCommand::Connect(_) => Err(CommandError {
+                status: Status::COMMAND_SEQUENCE_ERROR.dnr(),
+                ..CommandError::invalid_opcode("FCTYPE", 4, command.fctype().0)
+            }),
+            FabricsCommand::AuthenticationSend(_) | FabricsCommand::AuthenticationReceive(_) => {
+                Err(CommandError::invalid_opcode(
+                    "FCTYPE",
+                    4,
+                    command.fctype().0,
+                ))
+            }
+        }
+    }
+
+    fn property_get(&self, id: ControllerId, get: PropertyGet) -> Result<Executed, CommandError> {
+        let controller = self.controllers.get(&id).ok_or_else(gone)?;
+        let mqes = match controller.kind {
+            ControllerKind::Io => self.config.io_queue_entries,
+            ControllerKind::Discovery => self.config.admin_queue_entries,
+        };
+        controller.property(get, mqes).map(Executed::result)
+    }
+
+    fn property_set(
+        &mut self,
+        id: ControllerId,
+        set: PropertySet,
+    ) -> Result<Executed, CommandError> {
+        let controller = self.controllers.get_mut(&id).ok_or_else(gone)?;
+        let (cc, event) = controller.check_property_set(set)?;
+        if let Some(event) = event {
+            self.apply(id, event).map_err(|illegal| CommandError {
+                status: Status::COMMAND_SEQUENCE_ERROR.dnr(),
+                location: ErrorLocation::sqe(48),
+                field: illegal.event,
+                value: set.value,
+                expected: "a state of the controller in which that is possible",
+            })?;
+        }
+        if let Some(controller) = self.controllers.get_mut(&id) {
+            controller.cc = cc;
+        }
+        Ok(Executed::OK)
+    }
+
+    fn execute(
+        &mut self,
+        command: &AdminCommand,
+        execution: &mut Execution<'_>,
+    ) -> Result<Executed, CommandError> {
+        match *command {
+            AdminCommand::Identify(identify) => self.identify(&identify, execution),
+            AdminCommand::GetLogPage(get) => self.log_page(&get, execution),
+            AdminCommand::SetFeatures(set) => self.set_features(&set, execution),
+            AdminCommand::GetFeatures(get) => self.get_features(&get, execution),
+            AdminCommand::Abort(abort) => self.abort(abort, execution),
+            AdminCommand::AsynchronousEventRequest => self.request_event(execution),
+            AdminCommand::KeepAlive => {
+                if let Some(controller) = self.controllers.get_mut(&execution.id) {
+                    controller.keep_alive.restart(execution.now_us);
+                }
+                Ok(Executed::OK)
+            }
+        }
+    }
+
+    fn request_event(&mut self, execution: &mut Execution<'_>) -> Result<Executed, CommandError> {
+        let Some(controller) = self.controllers.get_mut(&execution.id) else {
+            return Err(gone());
+        };
+        if let Some(permit) = execution.permit.take()
+            && let Err(permit) = controller.events.request(permit)
+        {
+            *execution.permit = Some(permit);
+            return Err(CommandError {
+                status: Status::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED.dnr(),
+                ..CommandError::invalid_opcode("Opcode", 0, 0x0C)
+            });
+        }
+        self.send_events(execution.id);
+        Ok(Executed::Held)
+    }
+
+    /// Completes Asynchronous Event Requests for which there is an event.
+    pub(super) fn send_events(&mut self, id: ControllerId) {
+        let Some(controller) = self.controllers.get_mut(&id) else {
+            return;
+        };
+        while let Some((permit, event)) = controller.events.next_completion() {
+            let cqe = controller
+                .admin
+                .complete(permit, Status::SUCCESS, event.encode());
+            self.actions.push_back(Action::Complete {
+                conn: controller.conn,
+                cqe,
+            });
+        }
+    }
+}
+
+/// The controller vanished during its own command: cannot happen, and is no reason to panic.
+pub(crate) fn gone() -> CommandError {
+    CommandError {
+        status: Status::INTERNAL_ERROR,
+        location: ErrorLocation::Unspecified,
+        field: "controller",
+        value: 0,
+        expected: "a controller",
+    }
+}
+
+/// Understands a command, checks that the controller executes it now, and locates its data.
+fn decode(
+    controller: &Controller,
+    sqe: &Sqe,
+    capsule_data: &[u8],
+) -> Result<(Command, Transfer), CommandError> {
+    let (command, data) = if sqe.is_fabrics() {
+        let command = FabricsCommand::parse(sqe)?;
+        (Command::Fabrics(command), command.data_transfer())
+    } else {
+        let command = AdminCommand::parse(sqe)?;
+        check_state(controller, sqe)?;
+        (Command::Admin(command), command.data_transfer())
+    };
+    if data.bytes() > u64::from(ADMIN_DATA_MAX_BYTES) {
+        return Err(CommandError::invalid_field(
+            "transfer length",
+            40,
+            data.bytes(),
+            "at most 100000h bytes (MDTS)",
+        ));
+    }
+    let transfer = match data {
+        DataTransfer::ControllerToHost { .. } => Transfer::resolve(sqe, data, capsule_data)?,
+        // Those that bring data are refused by what they are, not by what they bring.
+        DataTransfer::HostToController { .. } | DataTransfer::None => Transfer::None,
+    };
+    Ok((command, transfer))
+}
+
+/// Before CSTS.RDY only Fabrics commands are executed. NVMe Base 2.1, section 3.5.
+fn check_state(controller: &Controller, sqe: &Sqe) -> Result<(), CommandError> {
+    match controller.state {
+        ControllerState::Ready | ControllerState::ShuttingDown | ControllerState::Shutdown => {
+            Ok(())
+        }
+        ControllerState::Disabled | ControllerState::Resetting | ControllerState::Fatal => {
+            Err(CommandError {
+                status: Status::COMMAND_SEQUENCE_ERROR.dnr(),
+                location: ErrorLocation::Unspecified,
+                field: "Opcode",
+                value: sqe.opcode.into(),
+                expected: "a Fabrics command before the controller is ready (CSTS.RDY)",
+            })
+        }
+    }
+}
+
+impl Target {
+    fn set_features(
+        &mut self,
+        set: &SetFeatures,
+        execution: &mut Execution<'_>,
+    ) -> Result<Executed, CommandError> {
+        let io_queues = self.config.io_queues;
+        let controller = self.controllers.get_mut(&execution.id).ok_or_else(gone)?;
+        let dw0 = controller.set_feature(set, io_queues, execution.now_us)?;
+        self.send_events(execution.id);
+        Ok(Executed::result(dw0))
+    }
+
+    fn get_features(
+        &self,
+        get: &GetFeatures,
+        execution: &mut Execution<'_>,
+    ) -> Result<Executed, CommandError> {
+        let controller = self.controllers.get(&execution.id).ok_or_else(gone)?;
+        match controller.feature(get, self.config.io_queues)? {
+            FeatureValue::Dword(dw0) => Ok(Executed::result(dw0)),
+            FeatureValue::HostIdentifier => {
+                let hostid = controller.association.hostid.0;
+                for (to, from) in execution.out.iter_mut().zip(hostid) {
+                    *to = from;
+                }
+                Ok(Executed::data(execution.out.len()))
+            }
+        }
+    }
+}

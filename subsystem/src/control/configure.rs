@@ -1,0 +1,425 @@
+//! Configuration at run time: ports, subsystems, hosts, namespaces, ANA states. Every change is
+//! told to the controllers it concerns.
+
+use alloc::collections::BTreeSet;
+use alloc::string::ToString;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::async_event::AsyncEvent;
+use capstan_nvme_proto::log::{AnaState, DiscoverySubsystemType};
+use capstan_nvme_proto::nqn::Nqn;
+
+use super::{Subsystem, Target};
+use crate::action::{Action, ControllerId, DisconnectReason};
+use crate::bounds::ANA_GROUPS_MAX;
+use crate::config::{
+    ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, within,
+};
+use crate::controller::ControllerKind;
+use crate::gate::Closed;
+use crate::namespace::{Geometry, Namespace, NamespaceTable};
+
+impl Target {
+    /// Adds a listener.
+    ///
+    /// # Errors
+    /// When one with its identifier exists.
+    pub fn add_port(&mut self, port: PortConfig) -> Result<(), ConfigError> {
+        if self.ports.contains_key(&port.id) {
+            return Err(ConfigError::Duplicate {
+                what: "port",
+                name: port.id.0.to_string(),
+            });
+        }
+        self.ports.insert(port.id, port);
+        self.discovery_changed(|_| true);
+        Ok(())
+    }
+
+    /// Takes a listener away, also from every subsystem; associations through it end.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn remove_port(&mut self, id: PortId) -> Result<(), ConfigError> {
+        self.ports.remove(&id).ok_or_else(|| unknown_port(id))?;
+        for subsystem in self.subsystems.values_mut() {
+            subsystem.config.ports.remove(&id);
+        }
+        self.ana_states.retain(|(port, _), _| *port != id);
+        self.end_where(DisconnectReason::SubsystemRemoved, |_, association| {
+            association.port == id
+        });
+        self.discovery_changed(|_| true);
+        Ok(())
+    }
+
+    /// Adds a subsystem without namespaces.
+    ///
+    /// # Errors
+    /// When a value is not accepted, a port does not exist, or the NQN is taken.
+    pub fn add_subsystem(&mut self, config: SubsystemConfig) -> Result<(), ConfigError> {
+        config.check()?;
+        self.check_ports(&config.ports)?;
+        if self.subsystems.contains_key(&config.nqn) {
+            return Err(ConfigError::Duplicate {
+                what: "subsystem",
+                name: config.nqn.as_str().into(),
+            });
+        }
+        let hosts = config.hosts.clone();
+        let nqn = config.nqn.clone();
+        self.subsystems.insert(nqn, Subsystem::new(config));
+        self.discovery_changed(|host| hosts.allows(host));
+        Ok(())
+    }
+
+    /// Takes a subsystem away with its namespaces; its associations end.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn remove_subsystem(&mut self, subnqn: &Nqn) -> Result<(), ConfigError> {
+        let subsystem = self
+            .subsystems
+            .remove(subnqn)
+            .ok_or_else(|| unknown_subsystem(subnqn))?;
+        self.end_where(DisconnectReason::SubsystemRemoved, |_, association| {
+            association.subnqn == *subnqn
+        });
+        self.discovery_changed(|host| subsystem.config.hosts.allows(host));
+        Ok(())
+    }
+
+    /// Sets who may use a subsystem. Associations of hosts that no longer may end.
+    ///
+    /// # Errors
+    /// When there is no such subsystem.
+    pub fn set_hosts(&mut self, subnqn: &Nqn, hosts: HostPolicy) -> Result<(), ConfigError> {
+        let before = core::mem::replace(&mut self.subsystem_mut(subnqn)?.config.hosts, hosts);
+        let after = self.subsystem_mut(subnqn)?.config.hosts.clone();
+        self.end_where(DisconnectReason::HostNotAllowed, |_, association| {
+            association.subnqn == *subnqn && !after.allows(&association.hostnqn)
+        });
+        self.discovery_changed(|host| before.allows(host) != after.allows(host));
+        Ok(())
+    }
+
+    /// Sets through which ports a subsystem is reached. Associations through others end.
+    ///
+    /// # Errors
+    /// When there is no such subsystem or port.
+    pub fn set_ports(&mut self, subnqn: &Nqn, ports: &BTreeSet<PortId>) -> Result<(), ConfigError> {
+        self.check_ports(ports)?;
+        let subsystem = self.subsystem_mut(subnqn)?;
+        subsystem.config.ports.clone_from(ports);
+        let hosts = subsystem.config.hosts.clone();
+        self.end_where(DisconnectReason::SubsystemRemoved, |_, association| {
+            association.subnqn == *subnqn && !ports.contains(&association.port)
+        });
+        self.discovery_changed(|host| hosts.allows(host));
+        Ok(())
+    }
+
+    /// Adds a namespace to a subsystem.
+    ///
+    /// # Errors
+    /// When a value is not accepted, the NSID is taken, or there is no such subsystem.
+    pub fn add_namespace(
+        &mut self,
+        subnqn: &Nqn,
+        config: NamespaceConfig,
+    ) -> Result<(), ConfigError> {
+        config.check()?;
+        let subsystem = self.subsystem_mut(subnqn)?;
+        if subsystem.namespaces.contains_key(&config.nsid) {
+            return Err(ConfigError::Duplicate {
+                what: "namespace",
+                name: config.nsid.to_string(),
+            });
+        }
+        subsystem.namespaces.insert(config.nsid, config);
+        self.namespaces_changed(subnqn);
+        Ok(())
+    }
+
+    /// Takes a namespace away. Its backend may be closed when every I/O queue has taken its
+    /// [`Action::SetNamespaces`] and has no command for it outstanding.
+    ///
+    /// # Errors
+    /// When there is no such namespace or subsystem.
+    pub fn remove_namespace(&mut self, subnqn: &Nqn, nsid: u32) -> Result<(), ConfigError> {
+        self.subsystem_mut(subnqn)?
+            .namespaces
+            .remove(&nsid)
+            .ok_or_else(|| unknown_namespace(nsid))?;
+        self.namespaces_changed(subnqn);
+        Ok(())
+    }
+
+    /// Sets the size and capabilities of a namespace: it was resized, or its medium changed.
+    ///
+    /// # Errors
+    /// When a value is not accepted, or there is no such namespace or subsystem.
+    pub fn set_geometry(
+        &mut self,
+        subnqn: &Nqn,
+        nsid: u32,
+        geometry: Geometry,
+    ) -> Result<(), ConfigError> {
+        let namespace = self.namespace_mut(subnqn, nsid)?;
+        let changed = NamespaceConfig {
+            geometry,
+            ..namespace.clone()
+        };
+        changed.check()?;
+        *namespace = changed;
+        self.namespaces_changed(subnqn);
+        Ok(())
+    }
+
+    /// Sets which of the subsystem's hosts see a namespace.
+    ///
+    /// # Errors
+    /// When there is no such namespace or subsystem.
+    pub fn set_visibility(
+        &mut self,
+        subnqn: &Nqn,
+        nsid: u32,
+        visible_to: HostPolicy,
+    ) -> Result<(), ConfigError> {
+        self.namespace_mut(subnqn, nsid)?.visible_to = visible_to;
+        self.namespaces_changed(subnqn);
+        Ok(())
+    }
+
+    /// Sets the ANA state of a group of namespaces as reached through a port. Groups start out
+    /// optimized.
+    ///
+    /// # Errors
+    /// When there is no such port, or the group is out of bounds.
+    pub fn set_ana_state(
+        &mut self,
+        port: PortId,
+        group: u32,
+        state: AnaState,
+    ) -> Result<(), ConfigError> {
+        if !self.ports.contains_key(&port) {
+            return Err(unknown_port(port));
+        }
+        within("ANA group", group.into(), 1, ANA_GROUPS_MAX.into())?;
+        if self.ana_state(port, group) == state {
+            return Ok(());
+        }
+        self.ana_states.insert((port, group), state);
+        self.ana_change_count = self.ana_change_count.wrapping_add(1).max(1);
+        let concerned: Vec<ControllerId> = self
+            .controllers
+            .values()
+            .filter(|controller| {
+                controller.association.port == port
+                    && controller
+                        .namespaces
+                        .iter()
+                        .any(|namespace| namespace.anagrpid == group)
+            })
+            .map(|controller| controller.id)
+            .collect();
+        for id in concerned {
+            self.set_gates(id);
+            self.raise(id, AsyncEvent::ANA_CHANGE);
+        }
+        Ok(())
+    }
+
+    /// The ANA state of a group through a port.
+    #[must_use]
+    pub fn ana_state(&self, port: PortId, group: u32) -> AnaState {
+        self.ana_states
+            .get(&(port, group))
+            .copied()
+            .unwrap_or(AnaState::OPTIMIZED)
+    }
+
+    /// What a host finds in the discovery log: the discovery service on each port, then each
+    /// subsystem it may use on each of its ports.
+    pub(crate) fn discovery_records(
+        &self,
+        host: &Nqn,
+    ) -> Vec<(DiscoverySubsystemType, &Nqn, &PortConfig)> {
+        let current = self
+            .ports
+            .values()
+            .map(|port| (DiscoverySubsystemType::CURRENT, &self.discovery_nqn, port));
+        let subsystems = self
+            .subsystems
+            .values()
+            .filter(|subsystem| subsystem.config.hosts.allows(host))
+            .flat_map(|subsystem| {
+                subsystem
+                    .config
+                    .ports
+                    .iter()
+                    .filter_map(|port| self.ports.get(port))
+                    .map(|port| (DiscoverySubsystemType::NVM, &subsystem.config.nqn, port))
+            });
+        current.chain(subsystems).collect()
+    }
+
+    /// The discovery log of the hosts that `concerns` accepts changed.
+    fn discovery_changed(&mut self, concerns: impl Fn(&Nqn) -> bool) {
+        self.genctr = self.genctr.wrapping_add(1);
+        let concerned: Vec<ControllerId> = self
+            .controllers
+            .values()
+            .filter(|controller| {
+                controller.kind == ControllerKind::Discovery
+                    && concerns(&controller.association.hostnqn)
+            })
+            .map(|controller| controller.id)
+            .collect();
+        for id in concerned {
+            self.raise(id, AsyncEvent::DISCOVERY_LOG_CHANGE);
+        }
+    }
+
+    /// Notes an event of a controller and sends it when a request waits.
+    pub(super) fn raise(&mut self, id: ControllerId, event: AsyncEvent) {
+        if let Some(controller) = self.controllers.get_mut(&id) {
+            controller.events.raise(event);
+            self.send_events(id);
+        }
+    }
+
+    fn namespaces_changed(&mut self, subnqn: &Nqn) {
+        for id in self.controllers_of(subnqn) {
+            if self.show_namespaces(id) {
+                self.raise(id, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
+            }
+        }
+    }
+
+    /// Gives a controller and its I/O queues the namespaces its host may see. Returns whether
+    /// any of them changed.
+    pub(super) fn show_namespaces(&mut self, id: ControllerId) -> bool {
+        let Some(controller) = self.controllers.get_mut(&id) else {
+            return false;
+        };
+        let host = &controller.association.hostnqn;
+        let visible: Vec<Namespace> = self
+            .subsystems
+            .get(&controller.association.subnqn)
+            .into_iter()
+            .flat_map(|subsystem| subsystem.namespaces.values())
+            .filter(|namespace| namespace.visible_to.allows(host))
+            .map(|namespace| Namespace {
+                nsid: namespace.nsid,
+                backend: namespace.backend,
+                geometry: namespace.geometry,
+                identity: namespace.identity,
+                anagrpid: namespace.anagrpid,
+                gate: controller
+                    .namespaces
+                    .find(namespace.nsid)
+                    .map(|known| Arc::clone(&known.gate))
+                    .unwrap_or_default(),
+            })
+            .collect();
+        let generation = controller.namespaces.generation().saturating_add(1);
+        let after = NamespaceTable::new(generation, visible);
+        let changed = controller.namespaces.differences(&after);
+        if changed.is_empty() {
+            return false;
+        }
+        controller.changed.add(&changed);
+        controller.namespaces = Arc::new(after);
+        controller.shared.set_namespaces_generation(generation);
+        let tables = controller
+            .io_queues
+            .values()
+            .map(|queue| Action::SetNamespaces {
+                conn: queue.conn,
+                namespaces: Arc::clone(&controller.namespaces),
+            });
+        self.actions.extend(tables);
+        self.set_gates(id);
+        true
+    }
+
+    /// Writes what a controller's host may do with each namespace to where its I/O queues look.
+    pub(super) fn set_gates(&mut self, id: ControllerId) {
+        let Some(controller) = self.controllers.get(&id) else {
+            return;
+        };
+        for namespace in controller.namespaces.iter() {
+            let state = self.ana_state(controller.association.port, namespace.anagrpid);
+            let closed = namespace
+                .gate
+                .closed()
+                .with(Closed::INACCESSIBLE, state == AnaState::INACCESSIBLE)
+                .with(Closed::PERSISTENT_LOSS, state == AnaState::PERSISTENT_LOSS)
+                .with(Closed::TRANSITION, state == AnaState::CHANGE);
+            namespace.gate.set(closed);
+        }
+    }
+
+    fn end_where(
+        &mut self,
+        why: DisconnectReason,
+        ends: impl Fn(ControllerId, &crate::Association) -> bool,
+    ) {
+        let ending: Vec<ControllerId> = self
+            .controllers
+            .values()
+            .filter(|controller| ends(controller.id, &controller.association))
+            .map(|controller| controller.id)
+            .collect();
+        for id in ending {
+            self.end_association(id, why);
+        }
+    }
+
+    fn check_ports(&self, ports: &BTreeSet<PortId>) -> Result<(), ConfigError> {
+        match ports.iter().find(|id| !self.ports.contains_key(id)) {
+            Some(id) => Err(unknown_port(*id)),
+            None => Ok(()),
+        }
+    }
+
+    fn subsystem_mut(&mut self, subnqn: &Nqn) -> Result<&mut Subsystem, ConfigError> {
+        self.subsystems
+            .get_mut(subnqn)
+            .ok_or_else(|| unknown_subsystem(subnqn))
+    }
+
+    fn namespace_mut(
+        &mut self,
+        subnqn: &Nqn,
+        nsid: u32,
+    ) -> Result<&mut NamespaceConfig, ConfigError> {
+        self.subsystem_mut(subnqn)?
+            .namespaces
+            .get_mut(&nsid)
+            .ok_or_else(|| unknown_namespace(nsid))
+    }
+}
+
+fn unknown_port(id: PortId) -> ConfigError {
+    ConfigError::Unknown {
+        what: "port",
+        name: id.0.to_string(),
+    }
+}
+
+fn unknown_subsystem(subnqn: &Nqn) -> ConfigError {
+    ConfigError::Unknown {
+        what: "subsystem",
+        name: subnqn.as_str().into(),
+    }
+}
+
+fn unknown_namespace(nsid: u32) -> ConfigError {
+    ConfigError::Unknown {
+        what: "namespace",
+        name: nsid.to_string(),
+    }
+}

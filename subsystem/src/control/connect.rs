@@ -1,0 +1,511 @@
+//! Connect: from a connection to a queue of a controller. NVMe Base 2.1, section 6.3.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
+use core::net::SocketAddr;
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::fabrics::{
+    CNTLID_DYNAMIC, CNTLID_MAX, Connect, ConnectData, ConnectParameters, ConnectResponse,
+    FabricsCommand,
+};
+use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::property::Cc;
+use capstan_nvme_proto::rdma_cm::{CmRequest, PrivateDataError, RejectStatus};
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
+
+use super::{Queue, Target};
+use crate::ConnId;
+use crate::action::{Action, Association, ControllerId, Event};
+use crate::aer::AsyncEvents;
+use crate::bounds::DISCOVERY_KATO_MS;
+use crate::config::PortId;
+use crate::controller::{Controller, ControllerKind, ControllerState, IoQueueRecord, KeepAlive};
+use crate::features::{Features, default_events};
+use crate::io_queue::IoQueue;
+use crate::log_page::error::ErrorLog;
+use crate::namespace::ChangedNamespaces;
+use crate::queue::Accounting;
+use crate::queue::transfer::Transfer;
+use crate::refuse::{Refusal, RefuseReason};
+use crate::shared::{ControllerShared, QueueShared};
+
+/// Sizes of a queue, agreed on before it is connected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueSizes {
+    /// Queue Identifier the host announces; 0 is an Admin queue.
+    pub qid: u16,
+    /// Entries of the submission queue: how many receives to post at least.
+    pub entries: u16,
+    /// Receives the host posts: how many responses it can take at once.
+    pub host_receives: u16,
+    /// Controller Identifier the host announces for an I/O queue, 0 if none.
+    pub cntlid: u16,
+}
+
+/// Why a connection request is rejected: [`CmRefusal::reject_status`] goes into the private data
+/// of the reject, the message into the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CmRefusal {
+    /// The private data is malformed.
+    #[error(transparent)]
+    PrivateData(#[from] PrivateDataError),
+    /// There is no such port (any more).
+    #[error("port {} does not exist", port.0)]
+    UnknownPort {
+        /// The port.
+        port: PortId,
+    },
+    /// A Queue Identifier no controller here has.
+    #[error("QID is {qid}, expected 0 to {queues}")]
+    Qid {
+        /// What the host asked for.
+        qid: u16,
+        /// I/O queues of a controller.
+        queues: u16,
+    },
+    /// A queue that is too large.
+    #[error("HSQSIZE asks for {entries} entries, expected at most {max}; ask for smaller queues")]
+    TooLarge {
+        /// Entries asked for.
+        entries: u32,
+        /// Entries there may be.
+        max: u16,
+    },
+}
+
+impl CmRefusal {
+    /// The status of the reject. NVMe/RDMA Transport 1.1, section 3.1.
+    #[must_use]
+    pub fn reject_status(&self) -> RejectStatus {
+        match self {
+            Self::PrivateData(error) => error.reject_status(),
+            Self::UnknownPort { .. } => RejectStatus::NO_RESOURCES,
+            Self::Qid { .. } => RejectStatus::INVALID_QID,
+            Self::TooLarge { .. } => RejectStatus::INVALID_HSQSIZE,
+        }
+    }
+}
+
+/// The first command of a connection, and what the connection is.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectRequest<'a> {
+    /// The driver's name of the connection.
+    pub conn: ConnId,
+    /// Port it came in on.
+    pub port: PortId,
+    /// This side's address, as the host reached it.
+    pub local: SocketAddr,
+    /// The host's address.
+    pub peer: SocketAddr,
+    /// [`QueueSizes::entries`] of this connection.
+    pub entries: u16,
+    /// The command.
+    pub sqe: &'a Sqe,
+    /// Its data, from where [`Target::connect_transfer`] says.
+    pub data: &'a [u8],
+}
+
+/// Answer to a Connect. Send the response in every case.
+#[derive(Debug)]
+pub enum ConnectOutcome {
+    /// The connection is an Admin queue now: a controller exists. Its commands go to
+    /// [`Target::begin_admin`].
+    AdminQueue {
+        /// The response.
+        cqe: Cqe,
+        /// Whose it is.
+        association: Arc<Association>,
+    },
+    /// The connection is an I/O queue now.
+    IoQueue {
+        /// The response.
+        cqe: Cqe,
+        /// The queue, for the reactor that owns the connection.
+        queue: Box<IoQueue>,
+        /// Whose it is.
+        association: Arc<Association>,
+    },
+    /// Refused. The connection is none of this crate's; close it after the response.
+    Refused {
+        /// The response.
+        cqe: Cqe,
+        /// Why.
+        why: RefuseReason,
+    },
+}
+
+impl Target {
+    /// Looks at the private data of a connection request on `port`.
+    ///
+    /// # Errors
+    /// Why, and with what status, to reject it.
+    pub fn handle_cm_request(
+        &self,
+        port: PortId,
+        private_data: &[u8],
+    ) -> Result<QueueSizes, CmRefusal> {
+        if !self.ports.contains_key(&port) {
+            return Err(CmRefusal::UnknownPort { port });
+        }
+        let request = CmRequest::parse(private_data)?;
+        if request.qid > self.config.io_queues {
+            return Err(CmRefusal::Qid {
+                qid: request.qid,
+                queues: self.config.io_queues,
+            });
+        }
+        let max = self.entries_max(request.qid);
+        let entries = u16::try_from(request.hsqsize)
+            .ok()
+            .filter(|entries| *entries <= max)
+            .ok_or(CmRefusal::TooLarge {
+                entries: request.hsqsize,
+                max,
+            })?;
+        Ok(QueueSizes {
+            qid: request.qid,
+            entries,
+            host_receives: request.hrqsize,
+            cntlid: request.cntlid,
+        })
+    }
+
+    fn entries_max(&self, qid: u16) -> u16 {
+        if qid == 0 {
+            self.config.admin_queue_entries
+        } else {
+            self.config.io_queue_entries
+        }
+    }
+
+    /// Where the data of a Connect command is, which must be fetched before
+    /// [`Target::handle_connect`]. `capsule_data` is what followed the SQE in the capsule.
+    ///
+    /// # Errors
+    /// The response to send when there is no telling; then close the connection.
+    pub fn connect_transfer(sqe: &Sqe, capsule_data: &[u8]) -> Result<Transfer, Cqe> {
+        let located = match FabricsCommand::parse(sqe) {
+            Ok(command @ FabricsCommand::Connect(_)) => {
+                Transfer::resolve(sqe, command.data_transfer(), capsule_data)
+            }
+            // What is no Connect needs no data to be refused.
+            Ok(
+                FabricsCommand::PropertyGet(_)
+                | FabricsCommand::PropertySet(_)
+                | FabricsCommand::Disconnect
+                | FabricsCommand::AuthenticationSend(_)
+                | FabricsCommand::AuthenticationReceive(_),
+            )
+            | Err(_) => Ok(Transfer::None),
+        };
+        located.map_err(|error| refusal_cqe(sqe, &RefuseReason::Malformed(error)))
+    }
+
+    /// Takes in the first command of a connection.
+    pub fn handle_connect(&mut self, request: &ConnectRequest<'_>, now_us: u64) -> ConnectOutcome {
+        let mut hostnqn = None;
+        let connected = self.try_connect(request, &mut hostnqn, now_us);
+        match connected {
+            Ok(outcome) => outcome,
+            Err(why) => {
+                self.note_refusal(Refusal {
+                    at_us: now_us,
+                    peer: request.peer,
+                    hostnqn,
+                    why: why.clone(),
+                });
+                ConnectOutcome::Refused {
+                    cqe: refusal_cqe(request.sqe, &why),
+                    why,
+                }
+            }
+        }
+    }
+
+    fn try_connect(
+        &mut self,
+        request: &ConnectRequest<'_>,
+        hostnqn: &mut Option<Nqn>,
+        now_us: u64,
+    ) -> Result<ConnectOutcome, RefuseReason> {
+        if self.connections.contains_key(&request.conn) {
+            return Err(RefuseReason::AlreadyConnected);
+        }
+        let not_connect = RefuseReason::NotConnect {
+            opcode: request.sqe.opcode,
+        };
+        let FabricsCommand::Connect(connect) = (match FabricsCommand::parse(request.sqe) {
+            Ok(command) => command,
+            Err(error) if error.status.code() == Status::INVALID_OPCODE => return Err(not_connect),
+            Err(error) => return Err(error.into()),
+        }) else {
+            return Err(not_connect);
+        };
+        let parameters = ConnectData::from_data(request.data)?.parse()?;
+        *hostnqn = Some(parameters.hostnqn.clone());
+        let entries = self.check_entries(request, &connect)?;
+        if connect.qid == 0 {
+            self.connect_admin(request, &connect, parameters, entries, now_us)
+        } else {
+            self.connect_io(request, &connect, &parameters, entries, now_us)
+        }
+    }
+
+    /// SQSIZE must fit the controller and the receives that are posted for this connection.
+    fn check_entries(
+        &self,
+        request: &ConnectRequest<'_>,
+        connect: &Connect,
+    ) -> Result<u16, RefuseReason> {
+        let max = self.entries_max(connect.qid).min(request.entries);
+        u16::try_from(connect.sqsize)
+            .ok()
+            .filter(|entries| *entries <= max)
+            .ok_or(RefuseReason::QueueTooLarge {
+                entries: connect.sqsize,
+                max,
+            })
+    }
+
+    fn connect_admin(
+        &mut self,
+        request: &ConnectRequest<'_>,
+        connect: &Connect,
+        parameters: ConnectParameters,
+        entries: u16,
+        now_us: u64,
+    ) -> Result<ConnectOutcome, RefuseReason> {
+        let ConnectParameters {
+            hostid,
+            cntlid,
+            subnqn,
+            hostnqn,
+        } = parameters;
+        let kind = self.admit(request.port, &subnqn, &hostnqn)?;
+        if cntlid != CNTLID_DYNAMIC {
+            return Err(RefuseReason::StaticController { cntlid });
+        }
+        let full = RefuseReason::TooManyControllers {
+            controllers: self.config.controllers,
+        };
+        if self.controllers.len() >= self.config.controllers {
+            return Err(full);
+        }
+        let cntlid = self.allocate_cntlid(&subnqn).ok_or(full)?;
+        let kato_ms = match (kind, connect.kato_ms) {
+            (ControllerKind::Discovery, 0) => DISCOVERY_KATO_MS,
+            (ControllerKind::Discovery | ControllerKind::Io, kato_ms) => kato_ms,
+        };
+        let id = ControllerId(self.next_controller);
+        self.next_controller = self.next_controller.wrapping_add(1);
+        let association = Arc::new(Association {
+            hostnqn,
+            hostid,
+            subnqn,
+            cntlid,
+            port: request.port,
+            peer: request.peer,
+        });
+        let mut controller = Controller {
+            id,
+            kind,
+            association: Arc::clone(&association),
+            local: request.local,
+            conn: request.conn,
+            admin: accounting(request.conn, entries, connect),
+            state: ControllerState::Disabled,
+            cc: Cc::decode(0),
+            keep_alive: KeepAlive::new(kato_ms, now_us),
+            shared: Arc::new(ControllerShared::default()),
+            namespaces: Arc::default(),
+            changed: ChangedNamespaces::default(),
+            events: AsyncEvents::new(default_events(kind)),
+            features: Features::default(),
+            errors: ErrorLog::default(),
+            io_queues: BTreeMap::new(),
+            ending: None,
+        };
+        let cqe = connected(&mut controller.admin, request.sqe, cntlid);
+        let kato_ms = controller.keep_alive.kato_ms();
+        self.controllers.insert(id, controller);
+        self.connections.insert(request.conn, Queue::Admin(id));
+        if self.show_namespaces(id)
+            && let Some(controller) = self.controllers.get_mut(&id)
+        {
+            // What a new host finds is no change.
+            controller.changed.clear();
+        }
+        self.actions.push_back(Action::Log(Event::Connected {
+            association: Arc::clone(&association),
+            kato_ms,
+        }));
+        Ok(ConnectOutcome::AdminQueue { cqe, association })
+    }
+
+    /// Whether `hostnqn` may use `subnqn` through `port`, and what it gets.
+    fn admit(
+        &self,
+        port: PortId,
+        subnqn: &Nqn,
+        hostnqn: &Nqn,
+    ) -> Result<ControllerKind, RefuseReason> {
+        if subnqn.is_discovery() {
+            return Ok(ControllerKind::Discovery);
+        }
+        let Some(subsystem) = self.subsystems.get(subnqn) else {
+            return Err(RefuseReason::UnknownSubsystem {
+                subnqn: Box::new(subnqn.clone()),
+            });
+        };
+        if !subsystem.config.hosts.allows(hostnqn) {
+            return Err(RefuseReason::HostNotAllowed {
+                hostnqn: Box::new(hostnqn.clone()),
+                subnqn: Box::new(subnqn.clone()),
+            });
+        }
+        if !subsystem.config.ports.contains(&port) {
+            return Err(RefuseReason::NotOnPort {
+                subnqn: Box::new(subnqn.clone()),
+                port,
+            });
+        }
+        Ok(ControllerKind::Io)
+    }
+
+    /// A CNTLID that no controller of the subsystem has, starting after the last one given.
+    fn allocate_cntlid(&mut self, subnqn: &Nqn) -> Option<u16> {
+        let next = match self.subsystems.get(subnqn) {
+            Some(subsystem) => subsystem.next_cntlid,
+            None => self.next_discovery_cntlid,
+        };
+        let taken: BTreeSet<u16> = self
+            .controllers
+            .values()
+            .filter(|controller| controller.association.subnqn == *subnqn)
+            .map(|controller| controller.association.cntlid)
+            .collect();
+        let cntlid = (next..=CNTLID_MAX)
+            .chain(1..next)
+            .find(|cntlid| !taken.contains(cntlid))?;
+        let after = if cntlid >= CNTLID_MAX {
+            1
+        } else {
+            cntlid.saturating_add(1)
+        };
+        match self.subsystems.get_mut(subnqn) {
+            Some(subsystem) => subsystem.next_cntlid = after,
+            None => self.next_discovery_cntlid = after,
+        }
+        Some(cntlid)
+    }
+
+    fn connect_io(
+        &mut self,
+        request: &ConnectRequest<'_>,
+        connect: &Connect,
+        parameters: &ConnectParameters,
+        entries: u16,
+        now_us: u64,
+    ) -> Result<ConnectOutcome, RefuseReason> {
+        let ConnectParameters {
+            hostid,
+            cntlid,
+            subnqn,
+            hostnqn,
+        } = parameters;
+        let (cntlid, qid) = (*cntlid, connect.qid);
+        let queues = self.config.io_queues;
+        let controller = self
+            .controllers
+            .values_mut()
+            .find(|controller| {
+                controller.association.cntlid == cntlid && controller.association.subnqn == *subnqn
+            })
+            .ok_or(RefuseReason::UnknownController { cntlid })?;
+        let association = Arc::clone(&controller.association);
+        if association.hostnqn != *hostnqn || association.hostid != *hostid {
+            return Err(RefuseReason::OtherHost {
+                cntlid,
+                hostnqn: Box::new(hostnqn.clone()),
+            });
+        }
+        if association.port != request.port {
+            return Err(RefuseReason::OtherPort {
+                cntlid,
+                port: request.port,
+            });
+        }
+        let queues = match controller.kind {
+            ControllerKind::Io => queues,
+            ControllerKind::Discovery => 0,
+        };
+        if qid > queues {
+            return Err(RefuseReason::QidOutOfRange { qid, queues });
+        }
+        if controller.state != ControllerState::Ready {
+            return Err(RefuseReason::NotReady { cntlid });
+        }
+        if controller.io_queues.contains_key(&qid) {
+            return Err(RefuseReason::QidInUse { qid });
+        }
+        controller.keep_alive.restart(now_us);
+        let mut accounting = accounting(request.conn, entries, connect);
+        let cqe = connected(&mut accounting, request.sqe, cntlid);
+        let shared = Arc::new(QueueShared::default());
+        let queue = Box::new(IoQueue::new(
+            request.conn,
+            qid,
+            cntlid,
+            accounting,
+            Arc::clone(&controller.namespaces),
+            Arc::clone(&controller.shared),
+            Arc::clone(&shared),
+        ));
+        let record = IoQueueRecord {
+            conn: request.conn,
+            shared,
+            errors_seen: 0,
+        };
+        controller.io_queues.insert(qid, record);
+        let id = controller.id;
+        self.connections.insert(request.conn, Queue::Io(id, qid));
+        self.actions.push_back(Action::Log(Event::QueueConnected {
+            association: Arc::clone(&association),
+            qid,
+            entries,
+        }));
+        Ok(ConnectOutcome::IoQueue {
+            cqe,
+            queue,
+            association,
+        })
+    }
+}
+
+fn accounting(conn: ConnId, entries: u16, connect: &Connect) -> Accounting {
+    Accounting::new(conn, entries, !connect.cattr.disable_sq_flow_control())
+}
+
+/// The response to the Connect that made the queue: its first entry.
+fn connected(queue: &mut Accounting, sqe: &Sqe, cntlid: u16) -> Cqe {
+    let response = ConnectResponse {
+        cntlid,
+        authentication_required: false,
+        secure_channel_required: false,
+    };
+    queue.answer(sqe.cid.get(), Status::SUCCESS, response.encode())
+}
+
+/// The response to a refused Connect. There is no queue: SQHD is zero.
+fn refusal_cqe(sqe: &Sqe, why: &RefuseReason) -> Cqe {
+    let status = why.status();
+    let dw0 = if status.code() == Status::CONNECT_INVALID_PARAMETERS {
+        why.location().connect_dw0()
+    } else {
+        0
+    };
+    Cqe::new(sqe.cid.get(), 0, status, dw0)
+}

@@ -1,0 +1,208 @@
+//! The life of controllers: what events do to them, and what ends them.
+
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::status::Status;
+
+use super::{Queue, Target};
+use crate::ConnId;
+use crate::action::{Action, ControllerId, DisconnectReason, Event};
+use crate::controller::{Controller, ControllerEvent, ControllerState, Expiry};
+use crate::features::default_events;
+use crate::namespace::BackendId;
+use crate::transitions::IllegalTransition;
+
+impl Target {
+    /// Moves a controller on and does what the new state asks for.
+    pub(super) fn apply(
+        &mut self,
+        id: ControllerId,
+        event: ControllerEvent,
+    ) -> Result<(), IllegalTransition> {
+        let Some(controller) = self.controllers.get_mut(&id) else {
+            return Ok(());
+        };
+        controller.state = controller.state.after(event)?;
+        let association = Arc::clone(&controller.association);
+        match event {
+            ControllerEvent::Enabled => {
+                controller.shared.set_ready(true);
+                self.actions
+                    .push_back(Action::Log(Event::Enabled { association }));
+            }
+            ControllerEvent::ShutdownRequested => {
+                controller.shared.set_ready(false);
+                let backends = volatile_backends(controller);
+                if backends.is_empty() {
+                    return self.apply(id, ControllerEvent::ShutdownDone);
+                }
+                self.actions.push_back(Action::Flush {
+                    controller: id,
+                    backends,
+                });
+            }
+            ControllerEvent::ShutdownDone => {
+                self.actions
+                    .push_back(Action::Log(Event::ShutDown { association }));
+            }
+            ControllerEvent::ResetRequested => {
+                controller.shared.set_ready(false);
+                self.actions
+                    .push_back(Action::Log(Event::Reset { association }));
+                controller.reset_features();
+                let events = default_events(controller.kind);
+                for permit in controller.events.reset(events) {
+                    let status = Status::ABORT_REQUESTED;
+                    self.actions.push_back(Action::Complete {
+                        conn: controller.conn,
+                        cqe: controller.admin.complete(permit, status, 0),
+                    });
+                }
+                disconnect_io_queues(
+                    controller,
+                    DisconnectReason::ControllerReset,
+                    &mut self.actions,
+                );
+                if controller.io_queues.is_empty() {
+                    return self.apply(id, ControllerEvent::IoQueuesDeleted);
+                }
+            }
+            ControllerEvent::IoQueuesDeleted => {}
+            ControllerEvent::Failed => {
+                controller.shared.set_ready(false);
+                controller.keep_alive.stop();
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends an association from this side: every connection of it is to be closed.
+    pub(super) fn end_association(&mut self, id: ControllerId, why: DisconnectReason) {
+        // Failed is legal in every state but one that does not last; the association ends anyway.
+        let _illegal = self.apply(id, ControllerEvent::Failed);
+        let Some(controller) = self.controllers.get_mut(&id) else {
+            return;
+        };
+        if controller.ending.is_some() {
+            return;
+        }
+        controller.ending = Some(why);
+        disconnect_io_queues(controller, why, &mut self.actions);
+        self.actions.push_back(Action::Disconnect {
+            conn: controller.conn,
+            why,
+        });
+    }
+
+    /// A connection is gone, whoever closed it. Every permit of it may be dropped now.
+    pub fn handle_disconnected(&mut self, conn: ConnId, now_us: u64) {
+        match self.connections.remove(&conn) {
+            Some(Queue::Admin(id)) => self.remove_controller(id),
+            Some(Queue::Io(id, qid)) => self.remove_io_queue(id, qid, now_us),
+            None => {}
+        }
+    }
+
+    fn remove_controller(&mut self, id: ControllerId) {
+        let Some(mut controller) = self.controllers.remove(&id) else {
+            return;
+        };
+        self.drop_aborts(id);
+        controller.shared.set_ready(false);
+        if controller.ending.is_none() {
+            disconnect_io_queues(
+                &controller,
+                DisconnectReason::AdminQueueGone,
+                &mut self.actions,
+            );
+        }
+        while let Some((_, record)) = controller.io_queues.pop_first() {
+            if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
+                subsystem.retired.add(&record.shared.counters());
+            }
+        }
+        self.actions.push_back(Action::Log(Event::Disconnected {
+            association: controller.association,
+            why: controller.ending,
+        }));
+    }
+
+    fn remove_io_queue(&mut self, id: ControllerId, qid: u16, now_us: u64) {
+        let Some(controller) = self.controllers.get_mut(&id) else {
+            return;
+        };
+        controller.collect_errors();
+        let Some(record) = controller.io_queues.remove(&qid) else {
+            return;
+        };
+        if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
+            subsystem.retired.add(&record.shared.counters());
+        }
+        if controller.io_queues.is_empty() && controller.state == ControllerState::Resetting {
+            // Legal from Resetting, which was just asked.
+            let _illegal = self.apply(id, ControllerEvent::IoQueuesDeleted);
+        }
+        self.forget_aborts(record.conn, now_us);
+    }
+
+    /// The driver put everything on the medium that [`Action::Flush`] asked for.
+    pub fn handle_flushed(&mut self, controller: ControllerId, _now_us: u64) {
+        let shutting_down = self
+            .controllers
+            .get(&controller)
+            .is_some_and(|controller| controller.state == ControllerState::ShuttingDown);
+        if shutting_down {
+            // Legal from ShuttingDown, which was just asked.
+            let _illegal = self.apply(controller, ControllerEvent::ShutdownDone);
+        }
+    }
+
+    /// The clock reached [`Target::next_deadline_us`] (calling earlier does no harm).
+    pub fn handle_timeout(&mut self, now_us: u64) {
+        let mut expired = Vec::new();
+        for controller in self.controllers.values_mut() {
+            let shared = &controller.shared;
+            let expiry = controller
+                .keep_alive
+                .check(now_us, || shared.take_activity());
+            match expiry {
+                Expiry::Alive => {}
+                Expiry::Expired { kato_ms } => expired.push((controller.id, kato_ms)),
+            }
+        }
+        for (id, kato_ms) in expired {
+            self.end_association(id, DisconnectReason::KeepAliveExpired { kato_ms });
+        }
+    }
+}
+
+fn disconnect_io_queues(
+    controller: &Controller,
+    why: DisconnectReason,
+    actions: &mut alloc::collections::VecDeque<Action>,
+) {
+    actions.extend(
+        controller
+            .io_queues
+            .values()
+            .map(|queue| Action::Disconnect {
+                conn: queue.conn,
+                why,
+            }),
+    );
+}
+
+/// Backends that may hold data of this controller's host in a volatile cache.
+fn volatile_backends(controller: &Controller) -> Vec<BackendId> {
+    let backends: BTreeSet<BackendId> = controller
+        .namespaces
+        .iter()
+        .filter(|namespace| {
+            namespace.geometry.volatile_write_cache && !namespace.geometry.read_only
+        })
+        .map(|namespace| namespace.backend)
+        .collect();
+    backends.into_iter().collect()
+}

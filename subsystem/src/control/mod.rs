@@ -1,0 +1,197 @@
+//! The control half: subsystems, ports, hosts and controllers, and everything that is not an I/O
+//! command.
+
+mod abort;
+mod admin;
+mod configure;
+mod connect;
+mod life;
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::log::AnaState;
+use capstan_nvme_proto::nqn::Nqn;
+
+use crate::ConnId;
+use crate::action::{AbortId, Action, ControllerId};
+use crate::bounds::REFUSALS_KEPT;
+use crate::config::{
+    ConfigError, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
+};
+use crate::controller::Controller;
+use crate::refuse::Refusal;
+use crate::shared::QueueCounters;
+use abort::PendingAbort;
+
+pub use admin::{AdminOutcome, AdminRequest, AdminStep};
+pub(crate) use admin::{Executed, Execution, gone};
+pub use connect::{CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes};
+
+/// All subsystems, ports and controllers of a target.
+///
+/// Calls whose names begin with `handle_` say what happened. After each of them take everything
+/// from [`Target::poll_action`] and do it; then [`Target::next_deadline_us`] says when
+/// [`Target::handle_timeout`] is due. `now_us` is any clock that never goes back.
+#[derive(Debug)]
+pub struct Target {
+    config: TargetConfig,
+    started_us: u64,
+    discovery_nqn: Nqn,
+    ports: BTreeMap<PortId, PortConfig>,
+    subsystems: BTreeMap<Nqn, Subsystem>,
+    controllers: BTreeMap<ControllerId, Controller>,
+    connections: BTreeMap<ConnId, Queue>,
+    actions: VecDeque<Action>,
+    refusals: VecDeque<Refusal>,
+    /// Generation Counter of the discovery log.
+    genctr: u64,
+    next_controller: u64,
+    /// Where the search for a free discovery CNTLID starts.
+    next_discovery_cntlid: u16,
+    /// ANA states other than optimized, and those that were.
+    ana_states: BTreeMap<(PortId, u32), AnaState>,
+    ana_change_count: u64,
+    aborts: BTreeMap<AbortId, PendingAbort>,
+    next_abort: u64,
+}
+
+/// What a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Queue {
+    Admin(ControllerId),
+    Io(ControllerId, u16),
+}
+
+/// An NVM subsystem.
+#[derive(Debug)]
+struct Subsystem {
+    config: SubsystemConfig,
+    /// By NSID.
+    namespaces: BTreeMap<u32, NamespaceConfig>,
+    /// Where the search for a free CNTLID starts: an identifier is used again as late as
+    /// possible, so that a host with old knowledge does not meet another host's controller.
+    next_cntlid: u16,
+    /// What the I/O queues that are gone had counted.
+    retired: QueueCounters,
+}
+
+impl Subsystem {
+    fn new(config: SubsystemConfig) -> Self {
+        Self {
+            config,
+            namespaces: BTreeMap::new(),
+            next_cntlid: 1,
+            retired: QueueCounters::default(),
+        }
+    }
+}
+
+impl Target {
+    /// A target without ports and subsystems, which starts now.
+    ///
+    /// # Errors
+    /// A value of `config` that is not accepted.
+    pub fn new(config: TargetConfig, now_us: u64) -> Result<Self, ConfigError> {
+        config.check()?;
+        Ok(Self {
+            config,
+            started_us: now_us,
+            discovery_nqn: Nqn::discovery(),
+            ports: BTreeMap::new(),
+            subsystems: BTreeMap::new(),
+            controllers: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            actions: VecDeque::new(),
+            refusals: VecDeque::new(),
+            genctr: 0,
+            next_controller: 1,
+            next_discovery_cntlid: 1,
+            ana_states: BTreeMap::new(),
+            ana_change_count: 1,
+            aborts: BTreeMap::new(),
+            next_abort: 1,
+        })
+    }
+
+    /// The next thing to do. Take until `None` after every other call, and do them in order.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When [`Target::handle_timeout`] is due. Any `handle_` call may change it.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        self.controllers
+            .values()
+            .filter_map(|controller| controller.keep_alive.deadline_us())
+            .min()
+    }
+
+    /// The last refused connects, oldest first.
+    pub fn refusals(&self) -> impl ExactSizeIterator<Item = &Refusal> {
+        self.refusals.iter()
+    }
+
+    fn note_refusal(&mut self, refusal: Refusal) {
+        if self.refusals.len() >= REFUSALS_KEPT {
+            self.refusals.pop_front();
+        }
+        self.refusals.push_back(refusal);
+    }
+
+    pub(crate) fn config(&self) -> &TargetConfig {
+        &self.config
+    }
+
+    pub(crate) fn started_us(&self) -> u64 {
+        self.started_us
+    }
+
+    pub(crate) fn genctr(&self) -> u64 {
+        self.genctr
+    }
+
+    pub(crate) fn ana_change_count(&self) -> u64 {
+        self.ana_change_count
+    }
+
+    pub(crate) fn subsystem_config(&self, subnqn: &Nqn) -> Option<&SubsystemConfig> {
+        self.subsystems
+            .get(subnqn)
+            .map(|subsystem| &subsystem.config)
+    }
+
+    pub(crate) fn controller(&self, id: ControllerId) -> Option<&Controller> {
+        self.controllers.get(&id)
+    }
+
+    pub(crate) fn controller_mut(&mut self, id: ControllerId) -> Option<&mut Controller> {
+        self.controllers.get_mut(&id)
+    }
+
+    /// Commands and data of a subsystem, of all controllers it has and had.
+    #[must_use]
+    pub fn totals(&self, subnqn: &Nqn) -> QueueCounters {
+        let mut totals = self
+            .subsystems
+            .get(subnqn)
+            .map(|subsystem| subsystem.retired)
+            .unwrap_or_default();
+        self.controllers
+            .values()
+            .filter(|controller| controller.association.subnqn == *subnqn)
+            .flat_map(|controller| controller.io_queues.values())
+            .for_each(|queue| totals.add(&queue.shared.counters()));
+        totals
+    }
+
+    /// Controllers of a subsystem.
+    fn controllers_of(&self, subnqn: &Nqn) -> Vec<ControllerId> {
+        self.controllers
+            .values()
+            .filter(|controller| controller.association.subnqn == *subnqn)
+            .map(|controller| controller.id)
+            .collect()
+    }
+}

@@ -1,0 +1,107 @@
+//! A controller: what exists between a Connect on an Admin queue and the end of its connection.
+
+mod keep_alive;
+mod properties;
+mod state;
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::net::SocketAddr;
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::error::{CommandError, ErrorLocation};
+use capstan_nvme_proto::property::Cc;
+use capstan_nvme_proto::status::Status;
+
+use crate::ConnId;
+use crate::action::{Association, ControllerId, DisconnectReason};
+use crate::aer::AsyncEvents;
+use crate::features::Features;
+use crate::log_page::error::ErrorLog;
+use crate::namespace::{ChangedNamespaces, NamespaceTable};
+use crate::queue::{Accounting, Permit};
+use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
+
+pub(crate) use keep_alive::{Expiry, KeepAlive};
+pub(crate) use properties::VERSION;
+pub use state::{ControllerEvent, ControllerState};
+
+/// I/O controllers execute I/O commands; discovery controllers only tell where subsystems are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum ControllerKind {
+    Io,
+    Discovery,
+}
+
+/// The control half of one I/O queue.
+#[derive(Debug)]
+pub(crate) struct IoQueueRecord {
+    pub(crate) conn: ConnId,
+    pub(crate) shared: Arc<QueueShared>,
+    /// Errors of the queue that are in the controller's log already.
+    pub(crate) errors_seen: u64,
+}
+
+/// The control half of a controller.
+#[derive(Debug)]
+pub(crate) struct Controller {
+    pub(crate) id: ControllerId,
+    pub(crate) kind: ControllerKind,
+    pub(crate) association: Arc<Association>,
+    /// The address by which the host reached the port.
+    pub(crate) local: SocketAddr,
+    /// The Admin queue's connection.
+    pub(crate) conn: ConnId,
+    pub(crate) admin: Accounting,
+    pub(crate) state: ControllerState,
+    pub(crate) cc: Cc,
+    pub(crate) keep_alive: KeepAlive,
+    pub(crate) shared: Arc<ControllerShared>,
+    pub(crate) namespaces: Arc<NamespaceTable>,
+    /// NSIDs that changed since the host last asked.
+    pub(crate) changed: ChangedNamespaces,
+    pub(crate) events: AsyncEvents,
+    pub(crate) features: Features,
+    pub(crate) errors: ErrorLog,
+    /// By QID.
+    pub(crate) io_queues: BTreeMap<u16, IoQueueRecord>,
+    /// Why this side ends the association, once it does.
+    pub(crate) ending: Option<DisconnectReason>,
+}
+
+impl Controller {
+    /// Completes an Admin command with an error, which goes into the Error Information log.
+    pub(crate) fn fail(
+        &mut self,
+        permit: Permit,
+        opcode: u8,
+        nsid: u32,
+        error: &CommandError,
+    ) -> Cqe {
+        let status = self.record_error(permit.cid(), opcode, nsid, error.status, error.location);
+        self.admin.complete(permit, status, 0)
+    }
+
+    /// Writes an error of an Admin command into the Error Information log. Returns the status
+    /// with More set, which tells the host that it is there.
+    pub(crate) fn record_error(
+        &mut self,
+        cid: u16,
+        opcode: u8,
+        nsid: u32,
+        status: Status,
+        location: ErrorLocation,
+    ) -> Status {
+        self.errors.add(ErrorRecord {
+            count: self.shared.next_error(),
+            qid: 0,
+            cid,
+            status: status.more(),
+            location: location.parameter_error_location(),
+            opcode,
+            nsid,
+            lba: 0,
+        });
+        status.more()
+    }
+}

@@ -1,0 +1,297 @@
+//! The data half of a controller: one I/O queue. It moves to the reactor that owns the
+//! connection, takes no lock and allocates nothing per command.
+//!
+//! The driver's loop: [`IoQueue::handle_command`] for each command capsule, move and store the
+//! data it asks for, [`IoQueue::complete`] with the permit it got.
+
+mod command;
+mod state;
+
+use alloc::sync::Arc;
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::error::{CommandError, ErrorLocation};
+use capstan_nvme_proto::fabrics::FabricsCommand;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::{Status, StatusCodeType};
+
+use crate::namespace::NamespaceTable;
+use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
+use crate::shared::{ControllerShared, ErrorRecord, QueueCounters, QueueShared};
+use crate::{ConnId, DisconnectReason};
+
+pub(crate) use command::CopyLimits;
+pub use command::{IoCommand, IoOperation, NamespaceRef};
+pub use state::{IoQueueEvent, IoQueueState};
+
+/// What to do with a command capsule.
+#[derive(Debug)]
+pub enum IoStep {
+    /// Execute the command, then give its permit to [`IoQueue::complete`].
+    Execute(IoCommand),
+    /// The command cannot be executed: send this response.
+    Complete(Cqe),
+    /// The host deletes the queue (Disconnect): when every other command is completed, complete
+    /// this one with success, send the response, and close the connection.
+    DeleteQueue(Permit),
+    /// The host broke the rules of the queue in a way that no response can answer: close the
+    /// connection.
+    Disconnect(DisconnectReason),
+}
+
+/// One I/O queue of a controller. See the module documentation.
+#[derive(Debug)]
+pub struct IoQueue {
+    conn: ConnId,
+    qid: u16,
+    cntlid: u16,
+    state: IoQueueState,
+    accounting: Accounting,
+    namespaces: Arc<NamespaceTable>,
+    controller: Arc<ControllerShared>,
+    shared: Arc<QueueShared>,
+}
+
+impl IoQueue {
+    pub(crate) fn new(
+        conn: ConnId,
+        qid: u16,
+        cntlid: u16,
+        accounting: Accounting,
+        namespaces: Arc<NamespaceTable>,
+        controller: Arc<ControllerShared>,
+        shared: Arc<QueueShared>,
+    ) -> Self {
+        Self {
+            conn,
+            qid,
+            cntlid,
+            state: IoQueueState::Live,
+            accounting,
+            namespaces,
+            controller,
+            shared,
+        }
+    }
+
+    /// The connection this queue belongs to.
+    #[must_use]
+    pub fn conn(&self) -> ConnId {
+        self.conn
+    }
+
+    /// Queue Identifier, from 1.
+    #[must_use]
+    pub fn qid(&self) -> u16 {
+        self.qid
+    }
+
+    /// Controller Identifier of the association.
+    #[must_use]
+    pub fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
+    /// Entries of the queue (SQSIZE + 1): the most commands that are ever outstanding.
+    #[must_use]
+    pub fn entries(&self) -> u16 {
+        self.accounting.entries()
+    }
+
+    /// Commands that have a [`Permit`] and no completion.
+    #[must_use]
+    pub fn outstanding(&self) -> u16 {
+        self.accounting.outstanding()
+    }
+
+    /// Whether the command `cid` is outstanding: what an
+    /// [`Action::AbortIo`](crate::Action::AbortIo) needs to know first.
+    #[must_use]
+    pub fn is_outstanding(&self, cid: u16) -> bool {
+        self.accounting.is_outstanding(cid)
+    }
+
+    /// State of the queue.
+    #[must_use]
+    pub fn state(&self) -> IoQueueState {
+        self.state
+    }
+
+    /// Commands and data so far.
+    #[must_use]
+    pub fn counters(&self) -> QueueCounters {
+        self.shared.counters()
+    }
+
+    /// Generation of the namespaces this queue knows.
+    #[must_use]
+    pub fn namespaces_generation(&self) -> u64 {
+        self.namespaces.generation()
+    }
+
+    /// Whether a newer table is on its way in an
+    /// [`Action::SetNamespaces`](crate::Action::SetNamespaces).
+    #[must_use]
+    pub fn are_namespaces_stale(&self) -> bool {
+        self.namespaces.generation() < self.controller.namespaces_generation()
+    }
+
+    /// Takes a new namespace table; one that is older than what the queue has is dropped.
+    pub fn set_namespaces(&mut self, namespaces: Arc<NamespaceTable>) {
+        if namespaces.generation() > self.namespaces.generation() {
+            self.namespaces = namespaces;
+        }
+    }
+
+    /// Takes in a command capsule: `sqe`, and in `capsule_data` the bytes that followed it.
+    pub fn handle_command(&mut self, sqe: &Sqe, capsule_data: &[u8]) -> IoStep {
+        self.controller.note_activity();
+        let cid = sqe.cid.get();
+        let permit = match self.accounting.accept(cid) {
+            Ok(permit) => permit,
+            Err(AcceptError::Overrun) => {
+                self.close();
+                return IoStep::Disconnect(DisconnectReason::QueueOverrun {
+                    qid: self.qid,
+                    entries: self.entries(),
+                });
+            }
+            Err(AcceptError::CidInUse) => {
+                let status = Status::COMMAND_ID_CONFLICT.dnr();
+                let status = self.record(cid, &trace(sqe), status, ErrorLocation::sqe(2));
+                return IoStep::Complete(self.accounting.answer(cid, status, 0));
+            }
+        };
+        if sqe.is_fabrics() {
+            return self.handle_fabrics(sqe, permit);
+        }
+        match self.decode(sqe, capsule_data) {
+            Ok((operation, namespace, transfer, trace)) => IoStep::Execute(IoCommand {
+                permit: permit.with_trace(trace),
+                namespace,
+                operation,
+                transfer,
+            }),
+            Err(error) => self.refuse(sqe, permit, &error),
+        }
+    }
+
+    /// Fabrics commands on an I/O queue: only Disconnect. NVMe Base 2.1, section 6.
+    fn handle_fabrics(&mut self, sqe: &Sqe, permit: Permit) -> IoStep {
+        match FabricsCommand::parse(sqe) {
+            Ok(FabricsCommand::Disconnect) => {
+                match self.state.after(IoQueueEvent::DisconnectCommand) {
+                    Ok(next) => {
+                        self.state = next;
+                        IoStep::DeleteQueue(permit.with_trace(trace(sqe)))
+                    }
+                    Err(_) => self.refuse(sqe, permit, &sequence_error(sqe, NOT_TWICE)),
+                }
+            }
+            // A queue is connected once.
+            Ok(FabricsCommand::Connect(_)) => {
+                self.refuse(sqe, permit, &sequence_error(sqe, "one Connect"))
+            }
+            Ok(
+                FabricsCommand::PropertyGet(_)
+                | FabricsCommand::PropertySet(_)
+                | FabricsCommand::AuthenticationSend(_)
+                | FabricsCommand::AuthenticationReceive(_),
+            ) => {
+                let error = CommandError::invalid_opcode("FCTYPE", 4, sqe.fctype().0);
+                self.refuse(sqe, permit, &error)
+            }
+            Err(error) => self.refuse(sqe, permit, &error),
+        }
+    }
+
+    fn refuse(&mut self, sqe: &Sqe, permit: Permit, error: &CommandError) -> IoStep {
+        let status = self.record(permit.cid, &trace(sqe), error.status, error.location);
+        IoStep::Complete(self.accounting.complete(permit, status, 0))
+    }
+
+    /// Completes a command: the response capsule to send. `dw0` is the command specific result.
+    pub fn complete(&mut self, permit: Permit, status: Status, dw0: u32) -> Cqe {
+        let trace = permit.trace;
+        let bytes = if status.is_success() {
+            u64::from(trace.bytes)
+        } else {
+            0
+        };
+        match trace.effect {
+            Effect::Read => self.shared.add_read(bytes),
+            Effect::Write => self.shared.add_write(bytes),
+            Effect::Other => {}
+        }
+        let status = if status.is_success() {
+            status
+        } else {
+            self.record(permit.cid, &trace, status, ErrorLocation::Unspecified)
+        };
+        self.accounting.complete(permit, status, dw0)
+    }
+
+    /// Ends the queue: every later command is a protocol violation.
+    pub fn close(&mut self) {
+        self.apply(IoQueueEvent::Closed);
+    }
+
+    fn apply(&mut self, event: IoQueueEvent) {
+        if let Ok(next) = self.state.after(event) {
+            self.state = next;
+        }
+    }
+
+    /// Writes an error into the controller's Error Information log. Returns the status with More
+    /// set, which tells the host that it is there.
+    fn record(&self, cid: u16, trace: &Trace, status: Status, location: ErrorLocation) -> Status {
+        if status.sct() == StatusCodeType::MEDIA {
+            self.shared.add_media_error();
+        }
+        self.shared.record_error(&ErrorRecord {
+            count: self.controller.next_error(),
+            qid: self.qid,
+            cid,
+            status: status.more(),
+            location: location.parameter_error_location(),
+            opcode: trace.opcode,
+            nsid: trace.nsid,
+            lba: trace.lba,
+        });
+        status.more()
+    }
+
+    /// Whether commands are executed now.
+    fn check_state(&mut self, sqe: &Sqe) -> Result<(), CommandError> {
+        if self.state == IoQueueState::Live && !self.controller.is_ready() {
+            self.apply(IoQueueEvent::ControllerNotReady);
+        }
+        let expected = match self.state {
+            IoQueueState::Live => return Ok(()),
+            IoQueueState::Quiesced => "a command while the controller is ready (CSTS.RDY)",
+            IoQueueState::Draining => "no command after Disconnect",
+            IoQueueState::Closed => "no command on a closed queue",
+        };
+        Err(sequence_error(sqe, expected))
+    }
+}
+
+const NOT_TWICE: &str = "one Disconnect";
+
+fn sequence_error(sqe: &Sqe, expected: &'static str) -> CommandError {
+    CommandError {
+        status: Status::COMMAND_SEQUENCE_ERROR.dnr(),
+        location: ErrorLocation::Unspecified,
+        field: "Opcode",
+        value: u64::from(sqe.opcode),
+        expected,
+    }
+}
+
+fn trace(sqe: &Sqe) -> Trace {
+    Trace {
+        opcode: sqe.opcode,
+        nsid: sqe.nsid.get(),
+        ..Trace::default()
+    }
+}

@@ -1,0 +1,184 @@
+//! Why a Connect was refused: one line for people, and the status for the host.
+
+use alloc::boxed::Box;
+use core::net::SocketAddr;
+
+use capstan_nvme_proto::error::{CommandError, ErrorLocation};
+use capstan_nvme_proto::fabrics::ConnectData;
+use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::status::Status;
+
+use crate::config::PortId;
+
+/// Why a Connect was refused. Each message ends with the next step where there is one.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RefuseReason {
+    /// The command or its data is malformed.
+    #[error(transparent)]
+    Malformed(#[from] CommandError),
+    /// The first command of a connection was another one.
+    #[error("opcode {opcode:02X}h before Connect, expected a Connect command")]
+    NotConnect {
+        /// The opcode.
+        opcode: u8,
+    },
+    /// A second Connect on a connected queue.
+    #[error("a second Connect on a connected queue, expected one per connection")]
+    AlreadyConnected,
+    /// No subsystem of this name.
+    #[error(
+        "subsystem {} does not exist; compare it with `discover`",
+        subnqn.as_str()
+    )]
+    UnknownSubsystem {
+        /// The name.
+        subnqn: Box<Nqn>,
+    },
+    /// The subsystem is not offered on this port.
+    #[error(
+        "subsystem {} is not offered on port {}; add the port to the subsystem or use another \
+         address",
+        subnqn.as_str(), port.0
+    )]
+    NotOnPort {
+        /// The name.
+        subnqn: Box<Nqn>,
+        /// The port.
+        port: PortId,
+    },
+    /// The host is not on the subsystem's list.
+    #[error(
+        "host {} is not allowed to use subsystem {}; add it to allowed_hosts",
+        hostnqn.as_str(), subnqn.as_str()
+    )]
+    HostNotAllowed {
+        /// The host.
+        hostnqn: Box<Nqn>,
+        /// The subsystem.
+        subnqn: Box<Nqn>,
+    },
+    /// The host asked for a particular controller, and there is only the dynamic model.
+    #[error("CNTLID is {cntlid:04X}h, expected FFFFh: controllers are allocated dynamically")]
+    StaticController {
+        /// What it asked for.
+        cntlid: u16,
+    },
+    /// All controllers are in use.
+    #[error("all {controllers} controllers are in use; disconnect hosts or raise the limit")]
+    TooManyControllers {
+        /// How many there may be.
+        controllers: usize,
+    },
+    /// An I/O queue for a controller that does not exist.
+    #[error("controller {cntlid:04X}h does not exist, expected the one the admin queue got")]
+    UnknownController {
+        /// What the host named.
+        cntlid: u16,
+    },
+    /// An I/O queue from another host than the Admin queue's.
+    #[error(
+        "controller {cntlid:04X}h belongs to another host than {}, expected the hostnqn and \
+         hostid of its admin queue",
+        hostnqn.as_str()
+    )]
+    OtherHost {
+        /// The controller.
+        cntlid: u16,
+        /// Who asked.
+        hostnqn: Box<Nqn>,
+    },
+    /// An I/O queue through another port than the Admin queue's.
+    #[error("controller {cntlid:04X}h was reached through another port than {}", port.0)]
+    OtherPort {
+        /// The controller.
+        cntlid: u16,
+        /// The port of this connection.
+        port: PortId,
+    },
+    /// An I/O queue before CSTS.RDY.
+    #[error("controller {cntlid:04X}h is not ready, expected CC.EN = 1 and CSTS.RDY = 1 first")]
+    NotReady {
+        /// The controller.
+        cntlid: u16,
+    },
+    /// A Queue Identifier beyond what the controller has.
+    #[error("QID is {qid}, expected 1 to {queues}")]
+    QidOutOfRange {
+        /// What the host asked for.
+        qid: u16,
+        /// I/O queues of the controller.
+        queues: u16,
+    },
+    /// A Queue Identifier of a live queue.
+    #[error("queue {qid} exists already")]
+    QidInUse {
+        /// The queue.
+        qid: u16,
+    },
+    /// A queue that is larger than it may be.
+    #[error("SQSIZE asks for {entries} entries, expected at most {max}")]
+    QueueTooLarge {
+        /// Entries asked for.
+        entries: u32,
+        /// Entries there may be: of the controller, and of what the connection agreed on.
+        max: u16,
+    },
+}
+
+impl RefuseReason {
+    /// The status of the response. NVMe Base 2.1, section 6.3.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        match self {
+            Self::Malformed(error) => error.status,
+            Self::NotConnect { .. } | Self::AlreadyConnected => {
+                Status::COMMAND_SEQUENCE_ERROR.dnr()
+            }
+            Self::UnknownSubsystem { .. }
+            | Self::NotOnPort { .. }
+            | Self::StaticController { .. }
+            | Self::UnknownController { .. }
+            | Self::OtherPort { .. }
+            | Self::QidOutOfRange { .. }
+            | Self::QueueTooLarge { .. } => Status::CONNECT_INVALID_PARAMETERS.dnr(),
+            Self::HostNotAllowed { .. } | Self::OtherHost { .. } => {
+                Status::CONNECT_INVALID_HOST.dnr()
+            }
+            // A host may try again: the controller can become ready, or a place become free.
+            Self::TooManyControllers { .. } => Status::CONNECT_CONTROLLER_BUSY,
+            Self::NotReady { .. } | Self::QidInUse { .. } => Status::COMMAND_SEQUENCE_ERROR,
+        }
+    }
+
+    /// The parameter at fault, which the response to Connect Invalid Parameters tells.
+    #[must_use]
+    pub fn location(&self) -> ErrorLocation {
+        match self {
+            Self::Malformed(error) => error.location,
+            Self::NotConnect { .. } => ErrorLocation::sqe(0),
+            Self::UnknownSubsystem { .. } | Self::NotOnPort { .. } => ConnectData::SUBNQN_LOCATION,
+            Self::HostNotAllowed { .. } | Self::OtherHost { .. } => ConnectData::HOSTNQN_LOCATION,
+            Self::StaticController { .. }
+            | Self::UnknownController { .. }
+            | Self::OtherPort { .. } => ConnectData::CNTLID_LOCATION,
+            Self::QidOutOfRange { .. } | Self::QidInUse { .. } => ErrorLocation::sqe(42),
+            Self::QueueTooLarge { .. } => ErrorLocation::sqe(44),
+            Self::AlreadyConnected | Self::TooManyControllers { .. } | Self::NotReady { .. } => {
+                ErrorLocation::Unspecified
+            }
+        }
+    }
+}
+
+/// A refused Connect, kept for the operator who asks why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// When, on the clock of the driver.
+    pub at_us: u64,
+    /// The host's address.
+    pub peer: SocketAddr,
+    /// The host, if its name could be read.
+    pub hostnqn: Option<Nqn>,
+    /// Why.
+    pub why: RefuseReason,
+}
