@@ -1,0 +1,148 @@
+//! The subsystems and their controllers, behind the one lock of the program.
+//!
+//! Connects, admin commands and timers go through it; no I/O command does. What a call makes the
+//! controllers want ([`Action`]) is sent to the reactor that owns the connection it is about.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use capstan_rdma::contract::MigratedId;
+use capstan_reactor::{Clock, Sender};
+use capstan_subsystem::{Action, ConnId, ControllerId, Target};
+
+use crate::io_path::Request;
+
+/// What one reactor asks of another.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Take over a connection request.
+    Adopt {
+        /// The transport's half.
+        migrated: MigratedId,
+        /// The checked half.
+        request: Box<Request>,
+    },
+    /// Carry out what the controllers want of one of this reactor's connections.
+    Act(Action),
+    /// The next timer of the controllers has moved: reactor 0 looks again.
+    TimerMoved,
+    /// Take no more connections, let commands end, then stop.
+    Drain,
+}
+
+/// Which bits of a [`ConnId`] name the reactor.
+const REACTOR_SHIFT: u32 = 48;
+
+/// The id of the `serial`th connection of `reactor`.
+pub(crate) fn conn_id(reactor: usize, serial: u64) -> ConnId {
+    ConnId((reactor as u64) << REACTOR_SHIFT | serial)
+}
+
+fn reactor_of(conn: ConnId) -> usize {
+    usize::try_from(conn.0 >> REACTOR_SHIFT).unwrap_or(usize::MAX)
+}
+
+/// Shared by all reactors.
+pub(crate) struct ControlPlane {
+    target: Mutex<Target>,
+    reactors: OnceLock<Vec<Sender<Message>>>,
+    next_reactor: AtomicUsize,
+    /// The controllers' next timer, in microseconds; `u64::MAX` for none.
+    deadline_us: AtomicU64,
+}
+
+impl ControlPlane {
+    pub(crate) fn new(target: Target) -> Self {
+        Self {
+            target: Mutex::new(target),
+            reactors: OnceLock::new(),
+            next_reactor: AtomicUsize::new(0),
+            deadline_us: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Names the reactors. Called once, before the first of them runs.
+    pub(crate) fn set_reactors(&self, reactors: Vec<Sender<Message>>) {
+        // A second call would be a bug of `serve`; the first list stays.
+        let _ = self.reactors.set(reactors);
+    }
+
+    /// The reactor for the next connection: they take turns.
+    pub(crate) fn next_reactor(&self) -> usize {
+        let count = self.reactors.get().map_or(1, Vec::len).max(1);
+        self.next_reactor.fetch_add(1, Ordering::Relaxed) % count
+    }
+
+    /// Sends a message to a reactor.
+    pub(crate) fn send(&self, reactor: usize, message: Message) {
+        let sender = self.reactors.get().and_then(|all| all.get(reactor));
+        if let Some(Err(error)) = sender.map(|sender| sender.send(message)) {
+            tracing::error!(reactor, "{error}; it may be stuck in a blocking call");
+        }
+    }
+
+    /// Sends a message, made anew for each, to every reactor.
+    pub(crate) fn broadcast(&self, message: impl Fn() -> Message) {
+        for reactor in 0..self.reactors.get().map_or(0, Vec::len) {
+            self.send(reactor, message());
+        }
+    }
+
+    /// Runs `call` on the controllers, then hands out what they want done.
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Target) -> R) -> R {
+        // The state is plain data that every call leaves whole; a panic elsewhere does not spoil it.
+        let mut target = self.target.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = call(&mut target);
+        while let Some(action) = target.poll_action() {
+            self.route(action);
+        }
+        let deadline_us = target.next_deadline_us().unwrap_or(u64::MAX);
+        drop(target);
+        let before_us = self.deadline_us.swap(deadline_us, Ordering::Relaxed);
+        if deadline_us < before_us {
+            self.send(0, Message::TimerMoved);
+        }
+        result
+    }
+
+    fn route(&self, action: Action) {
+        let reactor = match &action {
+            Action::Log(event) => {
+                tracing::info!("{event}");
+                return;
+            }
+            Action::Complete { conn, .. }
+            | Action::Disconnect { conn, .. }
+            | Action::AbortIo { conn, .. }
+            | Action::SetNamespaces { conn, .. } => reactor_of(*conn),
+            // Every reactor has every volume open, and a flush covers what all of them wrote.
+            Action::Flush { .. } => 0,
+        };
+        self.send(reactor, Message::Act(action));
+    }
+
+    /// The controllers' next timer.
+    pub(crate) fn next_deadline_us(&self) -> Option<u64> {
+        Some(self.deadline_us.load(Ordering::Relaxed)).filter(|&us| us != u64::MAX)
+    }
+
+    /// Runs timers that are due.
+    pub(crate) fn run_timers(&self, now_us: u64) {
+        if self
+            .next_deadline_us()
+            .is_some_and(|deadline_us| deadline_us <= now_us)
+        {
+            self.with(|target| target.handle_timeout(now_us));
+        }
+    }
+
+    /// A connection is gone.
+    pub(crate) fn disconnected(&self, conn: ConnId, now_us: u64) {
+        self.with(|target| target.handle_disconnected(conn, now_us));
+    }
+
+    /// The backends of a controller that shuts down are on the medium.
+    pub(crate) fn flushed(&self, controller: ControllerId) {
+        self.with(|target| target.handle_flushed(controller, Clock.now_us()));
+    }
+}

@@ -1,0 +1,316 @@
+//! Step 1: connection-manager events. A request is checked, given to the reactor whose turn it is,
+//! and accepted there; an ended connection is wound down.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
+use capstan_rdma::contract::{
+    CmError, CmEvent, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData, QpConfig,
+    RdmaError, ReceiveSource,
+};
+use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
+use zerocopy::IntoBytes;
+
+use super::connection::{Connection, Identity, Phase};
+use super::{IoPath, Resources};
+use crate::control_plane::{Message, conn_id};
+use crate::limits::{
+    CLOSE_TIMEOUT_US, CQE_BYTES, INITIATOR_DEPTH_MAX, SGL_DESCRIPTORS_MAX, SLOTS_PER_ENTRY,
+};
+
+/// A checked connection request, on its way to the reactor that will own it.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) fabric: usize,
+    pub(crate) port: PortId,
+    pub(crate) sizes: QueueSizes,
+    pub(crate) param: ConnectParam,
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
+}
+
+/// Why a request is refused: what the host is told, and what the log says.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error(transparent)]
+    Request(#[from] CmRefusal),
+    #[error(
+        "no resources: {0}; raise memory_budget in the configuration or connect fewer or smaller \
+         queues"
+    )]
+    Budget(String),
+    #[error("no resources: {0}")]
+    Rdma(#[from] RdmaError),
+    #[error("the connection manager refused: {0}")]
+    Cm(#[from] CmError),
+    #[error("the target is shutting down")]
+    Draining,
+}
+
+impl Refusal {
+    fn status(&self) -> RejectStatus {
+        match self {
+            Self::Request(refusal) => refusal.reject_status(),
+            Self::Budget(_) | Self::Rdma(_) | Self::Cm(_) | Self::Draining => {
+                RejectStatus::NO_RESOURCES
+            }
+        }
+    }
+}
+
+impl IoPath {
+    /// Handles every connection-manager event there is. Whether there was one.
+    pub(super) fn poll_connection_managers(&mut self) -> bool {
+        let mut progress = false;
+        for fabric in 0..self.fabrics.len() {
+            while let Some(event) = self.fabrics[fabric].cm.poll(self.resources.now_us) {
+                progress = true;
+                self.on_cm_event(fabric, event);
+            }
+        }
+        progress
+    }
+
+    fn on_cm_event(&mut self, fabric: usize, CmEvent { id, kind }: CmEvent) {
+        match kind {
+            CmEventKind::ConnectRequest { listener, param } => {
+                self.on_connect_request(fabric, listener, id, &param);
+            }
+            CmEventKind::Established { .. } | CmEventKind::Resolved => {}
+            CmEventKind::Failed(error) => self.on_ended(fabric, id, &error.to_string()),
+            CmEventKind::Rejected { .. } => self.on_ended(fabric, id, "the peer rejected"),
+            CmEventKind::Disconnected { cause } => self.on_ended(fabric, id, &cause),
+            CmEventKind::DeviceRemoved => self.on_ended(fabric, id, "the RDMA device was removed"),
+        }
+    }
+
+    fn on_connect_request(
+        &mut self,
+        fabric: usize,
+        listener: CmId,
+        id: CmId,
+        param: &ConnectParam,
+    ) {
+        let Some(&port) = self.listeners.get(&(fabric, listener)) else {
+            return;
+        };
+        let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+        let addresses = self.fabrics[fabric].cm.addresses(id);
+        let (local, peer) = addresses.unwrap_or((unknown, unknown));
+        let sizes = match self.check_request(port, param) {
+            Ok(sizes) => sizes,
+            Err(refusal) => return self.refuse(fabric, id, peer, &refusal),
+        };
+        let request = Request {
+            fabric,
+            port,
+            sizes,
+            param: *param,
+            local,
+            peer,
+        };
+        let reactor = self.control.next_reactor();
+        if reactor == self.reactor {
+            self.accept(id, &request);
+            return;
+        }
+        match self.fabrics[fabric].cm.migrate(id) {
+            Ok(migrated) => self.control.send(
+                reactor,
+                Message::Adopt {
+                    migrated,
+                    request: Box::new(request),
+                },
+            ),
+            Err(error) => self.refuse(fabric, id, peer, &error.into()),
+        }
+    }
+
+    fn check_request(&self, port: PortId, param: &ConnectParam) -> Result<QueueSizes, Refusal> {
+        if self.drain_deadline_us.is_some() {
+            return Err(Refusal::Draining);
+        }
+        let private_data = param.private_data.as_bytes();
+        Ok(self
+            .control
+            .with(|target| target.handle_cm_request(port, private_data))?)
+    }
+
+    /// Takes over a connection request that arrived at another reactor's listener.
+    pub(super) fn adopt(&mut self, migrated: MigratedId, request: &Request) {
+        match self.fabrics[request.fabric].cm.adopt(migrated) {
+            Ok(id) => self.accept(id, request),
+            Err(error) => {
+                tracing::warn!(peer = %request.peer, %error, "connection lost before accept");
+            }
+        }
+    }
+
+    /// Makes the queue pair, posts receives and accepts.
+    fn accept(&mut self, cm_id: CmId, request: &Request) {
+        if let Err(refusal) = self.try_accept(cm_id, request) {
+            self.refuse(request.fabric, cm_id, request.peer, &refusal);
+        }
+    }
+
+    fn try_accept(&mut self, cm_id: CmId, request: &Request) -> Result<(), Refusal> {
+        let entries = request.sizes.entries;
+        let Resources {
+            pool,
+            queue_budget_bytes,
+            ..
+        } = &mut self.resources;
+        let fabric = &mut self.fabrics[request.fabric];
+        let device = fabric
+            .cm
+            .device(cm_id)
+            .ok_or(RdmaError::Invalid("the request is gone"))?;
+        let port_index = fabric.port_of(&device, pool, queue_budget_bytes)?;
+        let port = &mut fabric.ports[port_index];
+        let response_bytes = u32::from(entries * SLOTS_PER_ENTRY) * CQE_BYTES;
+        port.receives
+            .reserve(entries, response_bytes, queue_budget_bytes, pool)?;
+        let responses = pool.take(response_bytes).ok_or_else(|| {
+            Refusal::Budget(format!(
+                "no {response_bytes} contiguous bytes are free for responses"
+            ))
+        })?;
+        let attributes = port.device.attributes();
+        // Two work requests per slot (data and response), and one list of descriptors beyond that.
+        let send_wr_max = 2 * u32::from(entries * SLOTS_PER_ENTRY) + SGL_DESCRIPTORS_MAX;
+        let config = QpConfig {
+            send_cq: Rc::clone(&port.cq),
+            recv_cq: Rc::clone(&port.cq),
+            send_wr_max: send_wr_max.min(attributes.qp_wr_max),
+            receives: ReceiveSource::Shared(port.receives.srq()),
+            send_sge_max: 1,
+            recv_sge_max: 2,
+        };
+        let initiator_depth = INITIATOR_DEPTH_MAX
+            .min(attributes.initiator_depth_max)
+            .min(request.param.responder_resources);
+        let qp = fabric.cm.create_qp(cm_id, &port.pd, &config)?;
+        let accept = ConnectParam {
+            private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())
+                .unwrap_or(PrivateData::EMPTY),
+            // A host sends only capsules; it never reads the target's memory.
+            responder_resources: 0,
+            initiator_depth,
+            rnr_retry_count: 7,
+        };
+        fabric.cm.accept(cm_id, &accept)?;
+        self.conn_serial += 1;
+        let identity = Identity {
+            id: conn_id(self.reactor, self.conn_serial),
+            index: self.connections.reserve(),
+            fabric: request.fabric,
+            port: port_index,
+            cm_id,
+            listener: request.port,
+            local: request.local,
+            peer: request.peer,
+            sizes: request.sizes,
+        };
+        let provider = fabric.name;
+        port.connection_of.insert(qp.num(), identity.index);
+        self.index_of.insert(identity.id, identity.index);
+        self.cm_index
+            .insert((request.fabric, cm_id), identity.index);
+        let lkey = port.region.lkey();
+        self.connections
+            .put(Connection::new(&identity, qp, responses, lkey));
+        tracing::debug!(peer = %request.peer, provider, qid = request.sizes.qid, entries, "accepted");
+        Ok(())
+    }
+
+    fn refuse(&mut self, fabric: usize, id: CmId, peer: SocketAddr, refusal: &Refusal) {
+        let status = refusal.status();
+        tracing::warn!(%peer, %status, "refused a connection: {refusal}");
+        let reject = CmReject { status }.encode();
+        let private_data = PrivateData::new(reject.as_bytes()).unwrap_or(PrivateData::EMPTY);
+        self.fabrics[fabric].cm.reject(id, &private_data);
+    }
+
+    /// The transport says that a connection is over: nothing new starts on it, and it is freed
+    /// when the devices and the storage engine have given everything back.
+    fn on_ended(&mut self, fabric: usize, id: CmId, cause: &str) {
+        let Some(index) = self.cm_index.remove(&(fabric, id)) else {
+            self.fabrics[fabric].cm.destroy(id);
+            return;
+        };
+        self.begin_close(index, cause);
+    }
+
+    /// Starts to wind a connection down.
+    pub(super) fn begin_close(&mut self, index: usize, cause: &str) {
+        let Some(connection) = self.connections.get_mut(index) else {
+            return;
+        };
+        if connection.closing() {
+            return;
+        }
+        let (peer, qid) = (connection.peer, connection.sizes.qid);
+        match &connection.association {
+            Some(association) => {
+                let Association {
+                    hostnqn,
+                    subnqn,
+                    cntlid,
+                    ..
+                } = &**association;
+                let (hostnqn, subnqn) = (hostnqn.as_str(), subnqn.as_str());
+                tracing::info!(%peer, hostnqn, subnqn, cntlid, qid, "disconnected: {cause}");
+            }
+            None => tracing::info!(%peer, qid, "disconnected: {cause}"),
+        }
+        connection.phase = Phase::Closing {
+            deadline_us: self.resources.now_us + CLOSE_TIMEOUT_US,
+        };
+        let (fabric, cm_id, id) = (connection.fabric, connection.cm_id, connection.id);
+        // What waits for a buffer has not started and never will.
+        connection.waiting.clear();
+        self.fabrics[fabric].cm.disconnect(cm_id);
+        self.closing.push(index);
+        self.control.disconnected(id, self.resources.now_us);
+    }
+
+    /// Frees closing connections that have nothing outstanding any more.
+    pub(super) fn reap(&mut self) {
+        let mut at = 0;
+        while let Some(&index) = self.closing.get(at) {
+            let now_us = self.resources.now_us;
+            if self
+                .connections
+                .get_mut(index)
+                .is_some_and(|c| !c.may_be_freed(now_us))
+            {
+                at += 1;
+                continue;
+            }
+            self.closing.swap_remove(at);
+            if let Some(connection) = self.connections.take(index) {
+                self.free(connection);
+            }
+        }
+    }
+
+    fn free(&mut self, mut connection: Box<Connection>) {
+        let fabric = &mut self.fabrics[connection.fabric];
+        let port = &mut fabric.ports[connection.port];
+        port.connection_of.remove(&connection.qp.num());
+        port.receives.release(connection.sizes.entries);
+        self.resources.queue_budget_bytes += connection.response_bytes();
+        for (slot, buffer) in connection.parked_receives() {
+            if let Err(error) = port.receives.post(slot, buffer) {
+                tracing::error!(slot, "a receive could not be posted again: {error}");
+            }
+        }
+        self.index_of.remove(&connection.id);
+        self.cm_index.remove(&(connection.fabric, connection.cm_id));
+        let cm_id = connection.cm_id;
+        // The queue pair must be gone before its id.
+        drop(connection);
+        fabric.cm.destroy(cm_id);
+    }
+}

@@ -1,0 +1,197 @@
+//! The road of admin and fabrics commands: the same receives, transfers and responses as I/O, with
+//! the controllers behind their lock in place of a storage engine.
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_subsystem::{
+    AdminOutcome, AdminRequest, AdminStep, ConnectOutcome, ConnectRequest, Target, Transfer,
+};
+
+use super::connection::{Connection, Phase, Work};
+use super::recv::Capsule;
+use super::{Resources, execute, respond, transfer};
+
+/// Why a connection whose Connect was answered with an error is closed.
+const REFUSED: &str = "its Connect was refused";
+
+/// An admin command in flight.
+pub(super) enum AdminWork {
+    /// The Connect that makes the connection a queue.
+    Connect(Sqe),
+    /// A command of an admin queue.
+    Request(AdminRequest),
+}
+
+/// Takes in a capsule of a connection that is no I/O queue (yet).
+pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
+    let Some(slot) = connection.take_slot() else {
+        resources.give_back_receive(connection, capsule.slot, capsule.data);
+        let why = "the host sent more commands than its admin queue has entries".to_owned();
+        return resources.broken.push((connection.index, why));
+    };
+    let (work, transfer) = match begin(resources, connection, &capsule) {
+        Begun::Work(work, transfer) => (work, transfer),
+        Begun::Complete(cqe, close) => {
+            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            connection.command(slot).close_after = close;
+            return respond::send(resources, connection, slot, &cqe, None);
+        }
+        Begun::Disconnect(why) => {
+            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            connection.free_slot(slot);
+            return resources.broken.push((connection.index, why));
+        }
+    };
+    let command = connection.command(slot);
+    command.segments = match &transfer {
+        Transfer::KeyedList(list) => Some(list.buffers(capsule.bytes()).collect()),
+        Transfer::None | Transfer::InCapsule(_) | Transfer::Keyed(_) => None,
+    };
+    // Connect is the only one that brings data; everything else sends some to the host.
+    let brings = matches!(work, AdminWork::Connect(_));
+    let in_capsule = matches!(transfer, Transfer::InCapsule(_));
+    let buffer_bytes = if in_capsule {
+        0
+    } else {
+        transfer.length_bytes()
+    };
+    command.transfer = transfer;
+    command.work = Work::Admin(Box::new(work));
+    command.pulls = brings && !in_capsule;
+    execute::place_capsule_data(resources, connection, slot, capsule);
+    execute::obtain_buffer(resources, connection, slot, buffer_bytes);
+}
+
+/// What a capsule is before its data is there.
+enum Begun {
+    Work(AdminWork, Transfer),
+    Complete(Cqe, Option<&'static str>),
+    Disconnect(String),
+}
+
+fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> Begun {
+    let Capsule { sqe, .. } = capsule;
+    if connection.phase == Phase::AwaitingConnect {
+        return match Target::connect_transfer(sqe, capsule.bytes()) {
+            Ok(transfer) => Begun::Work(AdminWork::Connect(*sqe), transfer),
+            Err(cqe) => Begun::Complete(cqe, Some(REFUSED)),
+        };
+    }
+    let now_us = resources.now_us;
+    let step = resources
+        .control
+        .with(|target| target.begin_admin(connection.id, sqe, capsule.bytes(), now_us));
+    match step {
+        AdminStep::Execute(request) => {
+            let transfer = *request.transfer();
+            Begun::Work(AdminWork::Request(request), transfer)
+        }
+        AdminStep::Complete(cqe) => Begun::Complete(cqe, None),
+        AdminStep::Disconnect(why) => Begun::Disconnect(why.to_string()),
+    }
+}
+
+/// Buffer and data are there: executes the command.
+pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
+    let command = connection.command(slot);
+    let Work::Admin(work) = std::mem::replace(&mut command.work, Work::Responded) else {
+        return;
+    };
+    match *work {
+        AdminWork::Connect(sqe) => {
+            let data = command.data_bytes(command.transfer.length_bytes() as usize);
+            connect(resources, connection, slot, &sqe, &data);
+        }
+        AdminWork::Request(request) => admin(resources, connection, slot, request),
+    }
+}
+
+fn connect(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    sqe: &Sqe,
+    data: &[u8],
+) {
+    let request = ConnectRequest {
+        conn: connection.id,
+        port: connection.listener,
+        local: connection.local,
+        peer: connection.peer,
+        entries: connection.sizes.entries,
+        sqe,
+        data,
+    };
+    let now_us = resources.now_us;
+    let cqe = match resources
+        .control
+        .with(|target| target.handle_connect(&request, now_us))
+    {
+        ConnectOutcome::AdminQueue { cqe, association } => {
+            connection.phase = Phase::Admin;
+            connection.association = Some(association);
+            cqe
+        }
+        ConnectOutcome::IoQueue {
+            cqe,
+            queue,
+            association,
+        } => {
+            connection.phase = Phase::Io;
+            connection.queue = Some(*queue);
+            connection.association = Some(association);
+            cqe
+        }
+        ConnectOutcome::Refused { cqe, why } => {
+            tracing::warn!(peer = %connection.peer, "refused a Connect: {why}");
+            connection.command(slot).close_after = Some(REFUSED);
+            cqe
+        }
+    };
+    resources.release_receive(connection, slot);
+    connection.command(slot).release_buffers();
+    respond::send(resources, connection, slot, &cqe, None);
+}
+
+fn admin(resources: &mut Resources, connection: &mut Connection, slot: u16, request: AdminRequest) {
+    let command = connection.command(slot);
+    let invalidate = command.transfer.rkey_to_invalidate();
+    let mut out = vec![0; command.transfer.length_bytes() as usize];
+    let now_us = resources.now_us;
+    let outcome = resources
+        .control
+        .with(|target| target.execute_admin(request, &mut out, now_us));
+    resources.release_receive(connection, slot);
+    let AdminOutcome::Complete { cqe, data_bytes } = outcome else {
+        // The response comes later, or there is nobody to send it to.
+        return connection.free_slot(slot);
+    };
+    let command = connection.command(slot);
+    if let (Some(buffer), Some(bytes)) = (command.data.as_mut(), out.get(..data_bytes))
+        && data_bytes > 0
+    {
+        buffer.copy_from(0, bytes);
+        let len_bytes = u32::try_from(data_bytes).unwrap_or(u32::MAX);
+        if let Err(error) = transfer::push(connection, slot, len_bytes) {
+            let why = format!("posting an RDMA WRITE failed: {error}");
+            return resources.broken.push((connection.index, why));
+        }
+    } else {
+        command.release_buffers();
+    }
+    respond::send(resources, connection, slot, &cqe, invalidate);
+}
+
+/// Sends a response that the controllers owed.
+pub(super) fn respond_late(resources: &mut Resources, connection: &mut Connection, cqe: &Cqe) {
+    if connection.closing() {
+        return;
+    }
+    match connection.take_slot() {
+        Some(slot) => respond::send(resources, connection, slot, cqe, None),
+        None => {
+            let why = "no slot for a response: the host left too many unanswered".to_owned();
+            resources.broken.push((connection.index, why));
+        }
+    }
+}

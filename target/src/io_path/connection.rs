@@ -1,0 +1,372 @@
+//! One connection: its queue pair, its queue, and the commands in flight on it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use capstan_memory::Buffer;
+use capstan_nvme_proto::status::Status;
+use capstan_rdma::contract::{CmId, LKey, PostError, QueuePair, SendOp, SendWr, Sge};
+use capstan_storage::Data;
+use capstan_subsystem::{
+    Association, ConnId, IoCommand, IoQueue, KeyedBuffer, Permit, PortId, QueueSizes, Transfer,
+};
+
+use super::admin::AdminWork;
+use super::execute::Step;
+use super::ranges::Ranges;
+use crate::limits::{CQE_BYTES, SLOTS_PER_ENTRY};
+
+/// How far a connection's life has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Accepted; the first capsule must be Connect.
+    AwaitingConnect,
+    /// An admin queue.
+    Admin,
+    /// An I/O queue.
+    Io,
+    /// Ending: nothing new is started, what is outstanding is waited for until this time.
+    Closing {
+        /// When the wait for the device ends, in microseconds.
+        deadline_us: u64,
+    },
+}
+
+/// Who a connection is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Identity {
+    pub(super) id: ConnId,
+    pub(super) index: usize,
+    pub(super) fabric: usize,
+    /// Index of the device's port in the fabric.
+    pub(super) port: usize,
+    pub(super) cm_id: CmId,
+    pub(super) listener: PortId,
+    pub(super) local: SocketAddr,
+    pub(super) peer: SocketAddr,
+    /// What the host asked for when it connected.
+    pub(super) sizes: QueueSizes,
+}
+
+/// A transport connection and the NVMe queue it carries.
+pub(super) struct Connection {
+    pub(super) id: ConnId,
+    pub(super) index: usize,
+    pub(super) fabric: usize,
+    pub(super) port: usize,
+    pub(super) cm_id: CmId,
+    pub(super) listener: PortId,
+    pub(super) local: SocketAddr,
+    pub(super) peer: SocketAddr,
+    pub(super) sizes: QueueSizes,
+    /// Whose queue it is, once connected.
+    pub(super) association: Option<Arc<Association>>,
+    pub(super) phase: Phase,
+    pub(super) qp: Box<dyn QueuePair>,
+    /// The data half of an I/O queue.
+    pub(super) queue: Option<IoQueue>,
+    /// The Disconnect command that waits for the others to be answered.
+    pub(super) delete: Option<(u16, Permit)>,
+    pub(super) commands: Box<[Command]>,
+    free: Vec<u16>,
+    /// One response capsule per command slot.
+    responses: Buffer,
+    lkey: LKey,
+    /// Commands that wait for a data buffer, oldest first.
+    pub(super) waiting: VecDeque<u16>,
+    /// Signaled work requests without a completion.
+    pub(super) sends_outstanding: u32,
+    /// Commands the storage engine has.
+    pub(super) disk_outstanding: u32,
+    /// Whether the doorbell was rung since the last work request was posted.
+    pub(super) rung: bool,
+}
+
+/// One command in flight.
+pub(super) struct Command {
+    pub(super) work: Work,
+    pub(super) transfer: Transfer,
+    /// The host's buffers, when there are several.
+    pub(super) segments: Option<Box<[KeyedBuffer]>>,
+    /// The data, and where it starts in the buffer.
+    pub(super) data: Option<Buffer>,
+    pub(super) data_offset_bytes: u32,
+    /// A buffer beside in-capsule data, for commands that read as well.
+    pub(super) second: Option<Buffer>,
+    /// Whether the data comes from the host by RDMA READ.
+    pub(super) pulls: bool,
+    /// Bytes of buffer it waits for.
+    pub(super) wanted_bytes: u32,
+    /// Why the connection is closed when the response has gone.
+    pub(super) close_after: Option<&'static str>,
+    /// The receive slot to post again when its in-capsule data is no longer needed.
+    pub(super) receive: Option<u32>,
+    /// In-capsule data that has been read and waits to be posted with its receive again.
+    pub(super) parked: Option<Buffer>,
+    /// The storage operation under way.
+    pub(super) step: Option<Step>,
+    /// What is left of a command of several ranges.
+    pub(super) ranges: Option<Box<Ranges>>,
+}
+
+/// What a slot holds.
+pub(super) enum Work {
+    /// Nothing.
+    Free,
+    /// An admin or fabrics command.
+    Admin(Box<AdminWork>),
+    /// An I/O command.
+    Io(IoCommand),
+    /// The response is on its way; the slot is free when its Send has completed.
+    Responded,
+}
+
+impl Connection {
+    pub(super) fn new(
+        identity: &Identity,
+        qp: Box<dyn QueuePair>,
+        responses: Buffer,
+        lkey: LKey,
+    ) -> Self {
+        let Identity {
+            id,
+            index,
+            fabric,
+            port,
+            cm_id,
+            listener,
+            local,
+            peer,
+            sizes,
+        } = *identity;
+        let slots = sizes.entries * SLOTS_PER_ENTRY;
+        Self {
+            id,
+            index,
+            fabric,
+            port,
+            cm_id,
+            listener,
+            local,
+            peer,
+            sizes,
+            association: None,
+            phase: Phase::AwaitingConnect,
+            qp,
+            queue: None,
+            delete: None,
+            commands: (0..slots).map(|_| Command::default()).collect(),
+            free: (0..slots).rev().collect(),
+            responses,
+            lkey,
+            waiting: VecDeque::with_capacity(usize::from(sizes.entries)),
+            sends_outstanding: 0,
+            disk_outstanding: 0,
+            rung: true,
+        }
+    }
+
+    /// Takes a free command slot; `None` when the host has more commands outstanding than its
+    /// queue has entries.
+    pub(super) fn take_slot(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    /// Gives a slot back with everything it holds.
+    pub(super) fn free_slot(&mut self, slot: u16) {
+        *self.command(slot) = Command::default();
+        self.free.push(slot);
+    }
+
+    /// The command in a slot that `take_slot` gave.
+    pub(super) fn command(&mut self, slot: u16) -> &mut Command {
+        &mut self.commands[usize::from(slot)]
+    }
+
+    pub(super) fn closing(&self) -> bool {
+        matches!(self.phase, Phase::Closing { .. })
+    }
+
+    pub(super) fn close_deadline_us(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Closing { deadline_us } => Some(deadline_us),
+            Phase::AwaitingConnect | Phase::Admin | Phase::Io => None,
+        }
+    }
+
+    /// Whether no command is in flight.
+    pub(super) fn quiet(&self) -> bool {
+        self.free.len() == self.commands.len()
+    }
+
+    /// Whether nobody uses its memory any more: the storage engine never does, and the device has
+    /// flushed everything or had its time (dropping the queue pair then stops it).
+    pub(super) fn may_be_freed(&self, now_us: u64) -> bool {
+        let late = self
+            .close_deadline_us()
+            .is_some_and(|deadline_us| now_us >= deadline_us);
+        self.disk_outstanding == 0 && (self.sends_outstanding == 0 || late)
+    }
+
+    /// The SGE of `len_bytes` at `addr` of the slab.
+    pub(super) fn sge(&self, addr: u64, len_bytes: u32) -> Sge {
+        Sge {
+            addr,
+            len_bytes,
+            lkey: self.lkey,
+        }
+    }
+
+    /// Posts a work request; the doorbell is rung once, at the end of the turn.
+    pub(super) fn post(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        sges: &[Sge],
+        signaled: bool,
+    ) -> Result<(), PostError> {
+        self.qp.post_send(&SendWr {
+            wr_id,
+            op,
+            sges,
+            signaled,
+            fence: false,
+        })?;
+        self.sends_outstanding += u32::from(signaled);
+        Ok(())
+    }
+
+    /// Writes a response capsule into the slot's place; the answer is its SGE.
+    pub(super) fn response(&mut self, slot: u16, cqe: &[u8; CQE_BYTES as usize]) -> Sge {
+        let offset = u32::from(slot) * CQE_BYTES;
+        self.responses.copy_from(offset as usize, cqe);
+        self.sge(self.responses.addr() + u64::from(offset), CQE_BYTES)
+    }
+
+    /// Bytes its responses take.
+    pub(super) fn response_bytes(&self) -> usize {
+        self.responses.len_bytes() as usize
+    }
+
+    /// Takes the receives that commands still hold.
+    pub(super) fn parked_receives(&mut self) -> Vec<(u32, Buffer)> {
+        let parked =
+            |command: &mut Command| Some((command.receive.take()?, command.take_received()?));
+        self.commands.iter_mut().filter_map(parked).collect()
+    }
+}
+
+impl Default for Command {
+    fn default() -> Self {
+        Self {
+            work: Work::Free,
+            transfer: Transfer::None,
+            segments: None,
+            data: None,
+            data_offset_bytes: 0,
+            second: None,
+            pulls: false,
+            wanted_bytes: 0,
+            close_after: None,
+            receive: None,
+            parked: None,
+            step: None,
+            ranges: None,
+        }
+    }
+}
+
+impl Command {
+    /// The data for a storage operation: the second buffer where in-capsule data has been read.
+    pub(super) fn take_data(&mut self) -> Option<Data> {
+        let offset_bytes = self.data_offset_bytes;
+        self.data.take().map(|buffer| Data {
+            buffer,
+            offset_bytes,
+        })
+    }
+
+    /// Goes on with the second buffer when the in-capsule data has been read.
+    pub(super) fn use_second(&mut self) {
+        if let Some(second) = self.second.take() {
+            self.parked = self.data.replace(second);
+            self.data_offset_bytes = 0;
+        }
+    }
+
+    /// The buffer of the receive this command holds.
+    pub(super) fn take_received(&mut self) -> Option<Buffer> {
+        self.parked.take().or_else(|| self.data.take())
+    }
+
+    /// Where a Compare reads the medium to: behind the host's data, or the second buffer.
+    pub(super) fn take_compare_half(&mut self, len_bytes: u32) -> Option<Data> {
+        match self.second.take() {
+            Some(buffer) => Some(Data {
+                buffer,
+                offset_bytes: 0,
+            }),
+            None => self.data.take().map(|buffer| Data {
+                buffer,
+                offset_bytes: len_bytes,
+            }),
+        }
+    }
+
+    /// Takes back what a storage operation had.
+    pub(super) fn put_back(&mut self, data: Option<Data>) {
+        let Some(Data { buffer, .. }) = data else {
+            return;
+        };
+        if self.data.is_none() {
+            self.data = Some(buffer);
+        } else {
+            self.second = Some(buffer);
+        }
+    }
+
+    /// Compare: whether the host's data and the medium's are equal.
+    pub(super) fn compare(&self, len_bytes: u32) -> Status {
+        let Some(data) = &self.data else {
+            return Status::INTERNAL_ERROR;
+        };
+        let expected = (data, self.data_offset_bytes);
+        let found = match &self.second {
+            Some(second) => (second, 0),
+            None => (data, len_bytes),
+        };
+        if equal(expected, found, len_bytes) {
+            Status::SUCCESS
+        } else {
+            Status::COMPARE_FAILURE.dnr()
+        }
+    }
+
+    /// A copy of the first `len` bytes of the data.
+    pub(super) fn data_bytes(&self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        if let Some(data) = &self.data {
+            data.copy_to(self.data_offset_bytes as usize, &mut bytes);
+        }
+        bytes
+    }
+
+    /// Frees data that nobody will read.
+    pub(super) fn release_buffers(&mut self) {
+        self.data = None;
+        self.second = None;
+    }
+}
+
+/// Whether `len_bytes` of two buffers, each from its offset, are equal.
+fn equal(left: (&Buffer, u32), right: (&Buffer, u32), len_bytes: u32) -> bool {
+    const CHUNK: usize = 4096;
+    let (mut a, mut b) = ([0; CHUNK], [0; CHUNK]);
+    (0..len_bytes as usize).step_by(CHUNK).all(|at| {
+        let len = CHUNK.min(len_bytes as usize - at);
+        left.0.copy_to(left.1 as usize + at, &mut a[..len]);
+        right.0.copy_to(right.1 as usize + at, &mut b[..len]);
+        a[..len] == b[..len]
+    })
+}

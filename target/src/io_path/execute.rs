@@ -1,0 +1,336 @@
+//! Step 3: a command gets its buffer, its data, and goes to the storage engine; what comes back
+//! decides the response.
+
+use capstan_memory::Buffer;
+use capstan_nvme_proto::command::LbaRange;
+use capstan_nvme_proto::status::Status;
+use capstan_storage::{Completion, Io, Op, Submitted};
+use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
+
+use super::connection::{Command, Connection, Work};
+use super::recv::Capsule;
+use super::{Resources, admin, respond, status, transfer};
+use crate::limits::TRANSFER_BYTES_MAX;
+
+/// Takes in a command of an I/O queue.
+pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
+    let Some(queue) = connection.queue.as_mut() else {
+        return;
+    };
+    let result = queue.handle_command(&capsule.sqe, capsule.bytes());
+    let Some(slot) = connection.take_slot() else {
+        resources.give_back_receive(connection, capsule.slot, capsule.data);
+        let why = "the host sent more commands than its queue has entries".to_owned();
+        return resources.broken.push((connection.index, why));
+    };
+    match result {
+        IoStep::Execute(io) => {
+            let segments = match &io.transfer {
+                Transfer::KeyedList(list) => Some(list.buffers(capsule.bytes()).collect()),
+                Transfer::None | Transfer::InCapsule(_) | Transfer::Keyed(_) => None,
+            };
+            let command = connection.command(slot);
+            command.transfer = io.transfer;
+            command.segments = segments;
+            let in_capsule = matches!(io.transfer, Transfer::InCapsule(_));
+            command.pulls = !io.operation.moves_data_to_host()
+                && matches!(io.transfer, Transfer::Keyed(_) | Transfer::KeyedList(_));
+            let len_bytes = buffer_bytes(&io, in_capsule);
+            command.work = Work::Io(io);
+            place_capsule_data(resources, connection, slot, capsule);
+            obtain_buffer(resources, connection, slot, len_bytes);
+        }
+        IoStep::Complete(cqe) => {
+            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            respond::send(resources, connection, slot, &cqe, None);
+        }
+        IoStep::DeleteQueue(permit) => {
+            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            connection.delete = Some((slot, permit));
+            respond::delete_queue(resources, connection);
+        }
+        IoStep::Disconnect(reason) => {
+            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            connection.free_slot(slot);
+            resources
+                .broken
+                .push((connection.index, reason.to_string()));
+        }
+    }
+}
+
+/// Keeps the receive with a command whose data is in it; posts it again otherwise.
+pub(super) fn place_capsule_data(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    capsule: Capsule,
+) {
+    let command = connection.command(slot);
+    match (&command.transfer, capsule.data) {
+        (Transfer::InCapsule(place), Some(buffer)) => {
+            command.data_offset_bytes = place.offset_bytes;
+            command.receive = Some(capsule.slot);
+            command.data = Some(buffer);
+        }
+        (_, data) => resources.give_back_receive(connection, capsule.slot, data),
+    }
+}
+
+/// Gives the command in `slot` the buffer it needs, or lines it up for one.
+pub(super) fn obtain_buffer(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    len_bytes: u32,
+) {
+    if len_bytes == 0 {
+        return on_data(resources, connection, slot);
+    }
+    // Whoever waits already goes first, of this connection and of the others.
+    if resources.starved.is_empty()
+        && let Some(buffer) = resources.pool.take(len_bytes)
+    {
+        return with_buffer(resources, connection, slot, buffer);
+    }
+    connection.command(slot).wanted_bytes = len_bytes;
+    connection.waiting.push_back(slot);
+    if connection.waiting.len() == 1 {
+        resources.starved.push_back(connection.index);
+    }
+}
+
+/// Bytes of buffer the command needs besides its in-capsule data.
+fn buffer_bytes(io: &IoCommand, in_capsule: bool) -> u32 {
+    match io.operation {
+        // The data of both sides, one behind the other: two leases could deadlock.
+        IoOperation::Compare { .. } if !in_capsule => 2 * io.transfer.length_bytes(),
+        IoOperation::Compare { .. } | IoOperation::Read { .. } => io.transfer.length_bytes(),
+        IoOperation::Verify { range, .. } => bytes_of(io, range),
+        IoOperation::Write { .. } | IoOperation::DatasetManagement { .. } if in_capsule => 0,
+        IoOperation::Write { .. } | IoOperation::DatasetManagement { .. } => {
+            io.transfer.length_bytes()
+        }
+        // The source ranges first, then every chunk that is copied.
+        IoOperation::Copy { .. } => TRANSFER_BYTES_MAX,
+        IoOperation::WriteZeroes { .. } | IoOperation::Flush => 0,
+    }
+}
+
+fn bytes_of(io: &IoCommand, range: LbaRange) -> u32 {
+    let bytes = u64::from(range.nlb) * u64::from(io.namespace.lba_bytes);
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Gives waiting commands the buffers that have come free: connections take turns, and a command
+/// that does not fit yet holds up the rest, so that large ones are served too.
+pub(super) fn feed_starved(resources: &mut Resources, connections: &mut super::Connections) {
+    while let Some(&index) = resources.starved.front() {
+        let Some(connection) = connections.get_mut(index) else {
+            resources.starved.pop_front();
+            continue;
+        };
+        let Some(&slot) = connection.waiting.front() else {
+            resources.starved.pop_front();
+            continue;
+        };
+        let len_bytes = connection.command(slot).wanted_bytes;
+        let Some(buffer) = resources.pool.take(len_bytes) else {
+            return;
+        };
+        connection.waiting.pop_front();
+        resources.starved.pop_front();
+        if !connection.waiting.is_empty() {
+            resources.starved.push_back(index);
+        }
+        with_buffer(resources, connection, slot, buffer);
+    }
+}
+
+fn with_buffer(resources: &mut Resources, connection: &mut Connection, slot: u16, buffer: Buffer) {
+    let command = connection.command(slot);
+    if command.data.is_some() {
+        command.second = Some(buffer);
+        return on_data(resources, connection, slot);
+    }
+    command.data = Some(buffer);
+    if !command.pulls {
+        return on_data(resources, connection, slot);
+    }
+    if let Err(error) = transfer::pull(connection, slot) {
+        let why = format!("posting an RDMA READ failed: {error}");
+        resources.broken.push((connection.index, why));
+    }
+    resources.unrung(connection);
+}
+
+/// The data of the command in `slot` was pulled.
+pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, slot: u16) {
+    if !connection.closing() {
+        on_data(resources, connection, slot);
+    }
+}
+
+/// Buffer and data are there: the first storage operation of the command.
+fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
+    let command = connection.command(slot);
+    let io = match &command.work {
+        Work::Io(io) => io,
+        Work::Admin(_) => return admin::on_data(resources, connection, slot),
+        Work::Free | Work::Responded => return,
+    };
+    let first = match io.operation {
+        // What is volatile goes to the medium before it is read back from there.
+        IoOperation::Read { fua: true, .. }
+        | IoOperation::Compare { fua: true, .. }
+        | IoOperation::Verify { fua: true, .. }
+        | IoOperation::Flush => Step::Flush,
+        IoOperation::Read { range, .. } | IoOperation::Verify { range, .. } => Step::Read(range),
+        IoOperation::Compare { range, .. } => Step::ReadForCompare(range),
+        IoOperation::Write { range, fua } => Step::Write(range, fua),
+        IoOperation::WriteZeroes {
+            range,
+            deallocate,
+            fua,
+        } => Step::WriteZeroes(range, deallocate, fua),
+        IoOperation::DatasetManagement { .. } | IoOperation::Copy { .. } => {
+            match command.read_ranges() {
+                Ok(()) => command.next_range(),
+                Err(status) => Step::Done(status),
+            }
+        }
+    };
+    run(resources, connection, slot, first);
+}
+
+/// What a command does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Flush,
+    Read(LbaRange),
+    ReadForCompare(LbaRange),
+    Write(LbaRange, bool),
+    WriteZeroes(LbaRange, bool, bool),
+    Discard(LbaRange),
+    Done(Status),
+}
+
+/// Submits one storage operation for the command in `slot`, or responds.
+fn run(resources: &mut Resources, connection: &mut Connection, slot: u16, step: Step) {
+    let token = token(connection.index, slot);
+    let command = connection.command(slot);
+    let Work::Io(io) = &command.work else { return };
+    let backend = io.namespace.backend;
+    let len_bytes = io.transfer.length_bytes();
+    let (op, data) = match step {
+        Step::Done(status) => return respond::finish(resources, connection, slot, status),
+        Step::Flush => (Op::Flush, None),
+        Step::Read(LbaRange { slba, nlb }) => (
+            Op::Read {
+                lba: slba,
+                lbas: nlb,
+            },
+            command.take_data(),
+        ),
+        Step::ReadForCompare(LbaRange { slba, nlb }) => (
+            Op::Read {
+                lba: slba,
+                lbas: nlb,
+            },
+            command.take_compare_half(len_bytes),
+        ),
+        Step::Write(LbaRange { slba, nlb }, fua) => (
+            Op::Write {
+                lba: slba,
+                lbas: nlb,
+                fua,
+            },
+            command.take_data(),
+        ),
+        Step::WriteZeroes(LbaRange { slba, nlb }, deallocate, fua) => (
+            Op::WriteZeroes {
+                lba: slba,
+                lbas: nlb,
+                deallocate,
+                fua,
+            },
+            None,
+        ),
+        Step::Discard(LbaRange { slba, nlb }) => (
+            Op::Discard {
+                lba: slba,
+                lbas: u64::from(nlb),
+            },
+            None,
+        ),
+    };
+    command.step = Some(step);
+    let Some(volume) = resources.volumes.get_mut(&backend) else {
+        // The namespace went away between the check and here.
+        return respond::finish(resources, connection, slot, Status::NAMESPACE_NOT_READY);
+    };
+    match volume.submit(Io { token, op, data }, resources.now_us) {
+        Submitted::Done(completion) => on_disk(resources, connection, completion),
+        Submitted::Pending => connection.disk_outstanding += 1,
+    }
+}
+
+/// A storage operation ended.
+pub(super) fn on_disk(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    completion: Completion,
+) {
+    let (_, slot) = split_token(completion.token);
+    let command = connection.command(slot);
+    command.put_back(completion.data);
+    if connection.closing() {
+        return;
+    }
+    let command = connection.command(slot);
+    let next = match (completion.result, command.step) {
+        (Err(error), _) => {
+            tracing::debug!(%error, "a storage operation failed");
+            Step::Done(status::of(&error))
+        }
+        (Ok(()), Some(step)) => command.after(step),
+        (Ok(()), None) => Step::Done(Status::INTERNAL_ERROR),
+    };
+    run(resources, connection, slot, next);
+}
+
+impl Command {
+    /// The step after one that succeeded.
+    fn after(&mut self, step: Step) -> Step {
+        let Work::Io(io) = &self.work else {
+            return Step::Done(Status::INTERNAL_ERROR);
+        };
+        match (io.operation, step) {
+            (IoOperation::Read { range, .. } | IoOperation::Verify { range, .. }, Step::Flush) => {
+                Step::Read(range)
+            }
+            (IoOperation::Compare { range, .. }, Step::Flush) => Step::ReadForCompare(range),
+            (IoOperation::Compare { .. }, _) => {
+                Step::Done(self.compare(io.transfer.length_bytes()))
+            }
+            (IoOperation::Copy { fua, .. }, Step::Read(_)) => self.copy_write(fua),
+            (IoOperation::DatasetManagement { .. } | IoOperation::Copy { .. }, _) => {
+                self.next_range()
+            }
+            _ => Step::Done(Status::SUCCESS),
+        }
+    }
+}
+
+/// The storage engine's name for a command: connection index and slot. An index is not used again
+/// while the engine has a command of it.
+fn token(index: usize, slot: u16) -> u64 {
+    (index as u64) << 16 | u64::from(slot)
+}
+
+/// The connection index and the slot of a token.
+pub(super) fn split_token(token: u64) -> (usize, u16) {
+    let index = usize::try_from(token >> 16).unwrap_or(usize::MAX);
+    let slot = u16::try_from(token & u64::from(u16::MAX)).unwrap_or(u16::MAX);
+    (index, slot)
+}

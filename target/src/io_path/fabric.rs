@@ -1,0 +1,218 @@
+//! A provider's connection manager and, per device behind it, what all connections share: the
+//! protection domain, the completion queue, the registered slab and the shared receive queue.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use capstan_memory::{Buffer, Pool};
+use capstan_rdma::contract::{
+    Access, CompletionQueue, ConnectionManager, Device, LKey, MemoryRegion, PostError,
+    ProtectionDomain, QpNum, RdmaError, Sge, SharedReceiveQueue,
+};
+
+use super::accept::Refusal;
+use super::wr_id::WrId;
+use crate::limits::{CQ_DEPTH, IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES};
+
+/// One RDMA provider on this reactor.
+pub(super) struct Fabric {
+    pub(super) name: &'static str,
+    pub(super) cm: Box<dyn ConnectionManager>,
+    pub(super) ports: Vec<DevicePort>,
+}
+
+/// One device of a fabric, opened when its first connection arrives.
+pub(super) struct DevicePort {
+    pub(super) device: Rc<dyn Device>,
+    pub(super) pd: Rc<dyn ProtectionDomain>,
+    pub(super) cq: Rc<dyn CompletionQueue>,
+    pub(super) receives: Receives,
+    /// The whole slab, registered once.
+    pub(super) region: Rc<dyn MemoryRegion>,
+    /// Which connection a queue pair belongs to.
+    pub(super) connection_of: HashMap<QpNum, usize>,
+}
+
+impl Fabric {
+    /// The port of `device`, opening it when it is new.
+    pub(super) fn port_of(
+        &mut self,
+        device: &Rc<dyn Device>,
+        pool: &Pool,
+        budget_bytes: &mut usize,
+    ) -> Result<usize, RdmaError> {
+        if let Some(at) = self
+            .ports
+            .iter()
+            .position(|p| Rc::ptr_eq(&p.device, device))
+        {
+            return Ok(at);
+        }
+        self.ports
+            .push(DevicePort::open(device, pool, budget_bytes)?);
+        Ok(self.ports.len() - 1)
+    }
+}
+
+impl DevicePort {
+    fn open(
+        device: &Rc<dyn Device>,
+        pool: &Pool,
+        budget_bytes: &mut usize,
+    ) -> Result<Self, RdmaError> {
+        let attributes = device.attributes();
+        let pd = device.allocate_pd()?;
+        let mut access = Access::LOCAL_WRITE;
+        if attributes.read_sink_needs_remote_write {
+            access |= Access::REMOTE_WRITE;
+        }
+        let slab = pool.slab();
+        let region = pd.register(slab, 0, slab.len_bytes(), access)?;
+        let cq = device.create_cq(CQ_DEPTH.min(attributes.cqe_max))?;
+        // No more than the whole budget would buy.
+        let affordable = *budget_bytes / (SQE_BYTES + IN_CAPSULE_BYTES) as usize;
+        let affordable = u32::try_from(affordable).unwrap_or(u32::MAX);
+        let depth = RECEIVES_MAX
+            .min(attributes.srq_wr_max)
+            .min(affordable)
+            .max(1);
+        *budget_bytes = budget_bytes.saturating_sub((depth * SQE_BYTES) as usize);
+        let receives = Receives::new(pd.create_srq(depth, 2)?, depth, region.lkey(), pool)?;
+        let connection_of = HashMap::new();
+        Ok(Self {
+            device: Rc::clone(device),
+            pd,
+            cq,
+            receives,
+            region,
+            connection_of,
+        })
+    }
+}
+
+/// The shared receive queue and the memory its receives land in.
+///
+/// Every receive has two SGEs: the SQE goes to a slot of one compact buffer, the in-capsule data to
+/// a page-aligned buffer of its own, so that it can go to disk from where it landed.
+pub(super) struct Receives {
+    srq: Rc<dyn SharedReceiveQueue>,
+    depth: u32,
+    lkey: LKey,
+    sqes: Buffer,
+    /// Entries of all queues that take from here.
+    promised: u32,
+    /// Per posted or filled slot, its data buffer; `None` while a command uses it.
+    data: Vec<Option<Buffer>>,
+}
+
+impl Receives {
+    fn new(
+        srq: Rc<dyn SharedReceiveQueue>,
+        depth: u32,
+        lkey: LKey,
+        pool: &Pool,
+    ) -> Result<Self, RdmaError> {
+        let sqes = pool
+            .take(depth * SQE_BYTES)
+            .ok_or_else(|| RdmaError::Limit {
+                what: "memory budget: bytes for received commands",
+                value: u64::from(depth * SQE_BYTES),
+                max: pool.free_bytes() as u64,
+            })?;
+        Ok(Self {
+            srq,
+            depth,
+            lkey,
+            sqes,
+            promised: 0,
+            data: Vec::new(),
+        })
+    }
+
+    pub(super) fn srq(&self) -> Rc<dyn SharedReceiveQueue> {
+        Rc::clone(&self.srq)
+    }
+
+    /// Makes sure that there is a receive for every entry of one more queue: a host never finds
+    /// none. What that takes comes off `budget_bytes`, and so do `extra_bytes`.
+    pub(super) fn reserve(
+        &mut self,
+        entries: u16,
+        extra_bytes: u32,
+        budget_bytes: &mut usize,
+        pool: &Pool,
+    ) -> Result<(), Refusal> {
+        let wanted = self.promised + u32::from(entries);
+        let posted = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
+        let missing = wanted.saturating_sub(posted);
+        let needed_bytes = (missing * IN_CAPSULE_BYTES + extra_bytes) as usize;
+        if needed_bytes > *budget_bytes {
+            return Err(Refusal::Budget(format!(
+                "a queue of {entries} entries needs {needed_bytes} bytes for receives and \
+                 responses, {budget_bytes} are left"
+            )));
+        }
+        if wanted > self.depth {
+            return Err(Refusal::Budget(format!(
+                "{wanted} receives needed, the shared receive queue has {}",
+                self.depth
+            )));
+        }
+        for slot in posted..posted + missing {
+            let buffer = pool.take(IN_CAPSULE_BYTES).ok_or_else(|| {
+                Refusal::Budget("the reactor's slab is busy with transfers".to_owned())
+            })?;
+            self.data.push(None);
+            self.post(slot, buffer)
+                .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
+        }
+        self.promised = wanted;
+        *budget_bytes -= needed_bytes;
+        Ok(())
+    }
+
+    /// A queue of `entries` is gone; its receives serve the next one.
+    pub(super) fn release(&mut self, entries: u16) {
+        self.promised = self.promised.saturating_sub(u32::from(entries));
+    }
+
+    /// Copies the SQE of a filled receive out of memory the host can no longer reach.
+    pub(super) fn sqe(&self, slot: u32) -> [u8; SQE_BYTES as usize] {
+        let mut sqe = [0; SQE_BYTES as usize];
+        self.sqes.copy_to((slot * SQE_BYTES) as usize, &mut sqe);
+        sqe
+    }
+
+    /// Takes the in-capsule data of a filled receive; the slot rests until it is posted again.
+    pub(super) fn take_data(&mut self, slot: u32) -> Option<Buffer> {
+        self.data.get_mut(slot as usize)?.take()
+    }
+
+    /// Posts a slot again with the data buffer it still has.
+    pub(super) fn repost(&mut self, slot: u32) -> Result<(), PostError> {
+        match self.take_data(slot) {
+            Some(buffer) => self.post(slot, buffer),
+            None => Ok(()),
+        }
+    }
+
+    /// Posts a slot with `buffer` for its in-capsule data.
+    pub(super) fn post(&mut self, slot: u32, buffer: Buffer) -> Result<(), PostError> {
+        let sges = [
+            Sge {
+                addr: self.sqes.addr() + u64::from(slot * SQE_BYTES),
+                len_bytes: SQE_BYTES,
+                lkey: self.lkey,
+            },
+            Sge {
+                addr: buffer.addr(),
+                len_bytes: IN_CAPSULE_BYTES,
+                lkey: self.lkey,
+            },
+        ];
+        if let Some(place) = self.data.get_mut(slot as usize) {
+            *place = Some(buffer);
+        }
+        self.srq.post_recv(WrId::Recv(slot).encode(), &sges)
+    }
+}

@@ -1,0 +1,426 @@
+//! The I/O path of one reactor, one file per step, in the order the data walks:
+//!
+//! 1. [`accept`]: connection-manager events; a request becomes a connection.
+//! 2. [`recv`]: completions; a received capsule becomes a command ([`admin`] has its own road).
+//! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
+//! 4. [`transfer`]: data is pulled from or pushed to the host's memory.
+//! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
+//!
+//! Beside them: [`fabric`] (what a device's connections share), [`connection`] (a queue pair and
+//! its commands in flight), [`wr_id`]. One turn handles what is ready, then rings one doorbell per
+//! connection and enters the kernel once for storage, however many commands there were.
+
+mod accept;
+mod admin;
+mod connection;
+mod execute;
+mod fabric;
+mod ranges;
+mod recv;
+mod respond;
+mod shutdown;
+mod status;
+mod transfer;
+mod wr_id;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use capstan_memory::{Buffer, Pool};
+use capstan_rdma::contract::{CmError, CmId, ConnectionManager};
+use capstan_reactor::{Flow, Mailbox, Turn};
+use capstan_storage::{Completion, Engine, Volume};
+use capstan_subsystem::{BackendId, ConnId, PortId};
+
+pub(crate) use accept::Request;
+use connection::Connection;
+use fabric::Fabric;
+use shutdown::Shutdowns;
+
+use crate::control_plane::{ControlPlane, Message};
+use crate::limits::{DRAIN_TIMEOUT_US, LISTEN_BACKLOG};
+
+/// Everything one reactor owns.
+pub(crate) struct IoPath {
+    reactor: usize,
+    control: Arc<ControlPlane>,
+    mailbox: Mailbox<Message>,
+    fabrics: Vec<Fabric>,
+    listeners: HashMap<(usize, CmId), PortId>,
+    connections: Connections,
+    index_of: HashMap<ConnId, usize>,
+    cm_index: HashMap<(usize, CmId), usize>,
+    conn_serial: u64,
+    /// Connections that are ending.
+    closing: Vec<usize>,
+    drain_deadline_us: Option<u64>,
+    shutdown: Shutdowns,
+    resources: Resources,
+    completions: Vec<Completion>,
+}
+
+/// What a reactor is made of.
+pub(crate) struct Parts {
+    /// Its number.
+    pub(crate) reactor: usize,
+    /// The controllers.
+    pub(crate) control: Arc<ControlPlane>,
+    /// Messages from other threads.
+    pub(crate) mailbox: Mailbox<Message>,
+    /// One connection manager per provider, in the same order on every reactor.
+    pub(crate) managers: Vec<(&'static str, Box<dyn ConnectionManager>)>,
+    /// The storage engine.
+    pub(crate) engine: Rc<Engine>,
+    /// What is exported.
+    pub(crate) volumes: HashMap<BackendId, Box<dyn Volume>>,
+    /// Memory for receives and data.
+    pub(crate) pool: Pool,
+    /// Bytes of the pool that queues may take for receives and responses; the rest is for data.
+    pub(crate) queue_budget_bytes: usize,
+}
+
+/// What every command may need, apart from its connection.
+struct Resources {
+    now_us: u64,
+    pool: Pool,
+    /// Bytes of the pool that queues may still take.
+    queue_budget_bytes: usize,
+    engine: Rc<Engine>,
+    volumes: HashMap<BackendId, Box<dyn Volume>>,
+    control: Arc<ControlPlane>,
+    /// Connections with commands that wait for a buffer, in the order their turn comes.
+    starved: VecDeque<usize>,
+    /// Connections with work requests posted since the last doorbell.
+    unrung: Vec<usize>,
+    /// Connections to end, and why.
+    broken: Vec<(usize, String)>,
+    /// Receives to post again: fabric, port, slot, data buffer.
+    receives: Vec<ReturnedReceive>,
+}
+
+/// A receive to post again.
+struct ReturnedReceive {
+    fabric: usize,
+    port: usize,
+    slot: u32,
+    /// `None` when the slot still has its buffer.
+    data: Option<Buffer>,
+}
+
+/// The connections of a reactor, by index.
+#[derive(Default)]
+struct Connections {
+    all: Vec<Option<Box<Connection>>>,
+    free: Vec<usize>,
+}
+
+impl Connections {
+    fn get_mut(&mut self, index: usize) -> Option<&mut Connection> {
+        self.all.get_mut(index)?.as_deref_mut()
+    }
+
+    /// An index nobody uses.
+    fn reserve(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.all.push(None);
+            self.all.len() - 1
+        })
+    }
+
+    fn put(&mut self, connection: Connection) {
+        let index = connection.index;
+        if let Some(place) = self.all.get_mut(index) {
+            *place = Some(Box::new(connection));
+        }
+    }
+
+    fn take(&mut self, index: usize) -> Option<Box<Connection>> {
+        let connection = self.all.get_mut(index)?.take()?;
+        self.free.push(index);
+        Some(connection)
+    }
+
+    fn indices(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.all.len()).filter(|&index| self.all[index].is_some())
+    }
+}
+
+impl IoPath {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts {
+            reactor,
+            control,
+            mailbox,
+            managers,
+            engine,
+            volumes,
+            pool,
+            queue_budget_bytes,
+        } = parts;
+        let fabric = |(name, cm)| Fabric {
+            name,
+            cm,
+            ports: Vec::new(),
+        };
+        Self {
+            reactor,
+            control: Arc::clone(&control),
+            mailbox,
+            fabrics: managers.into_iter().map(fabric).collect(),
+            listeners: HashMap::new(),
+            connections: Connections::default(),
+            index_of: HashMap::new(),
+            cm_index: HashMap::new(),
+            conn_serial: 0,
+            closing: Vec::new(),
+            drain_deadline_us: None,
+            shutdown: Shutdowns::default(),
+            resources: Resources {
+                now_us: 0,
+                pool,
+                queue_budget_bytes,
+                engine,
+                volumes,
+                control,
+                starved: VecDeque::new(),
+                unrung: Vec::new(),
+                broken: Vec::new(),
+                receives: Vec::new(),
+            },
+            completions: Vec::new(),
+        }
+    }
+
+    /// Listens at `addr` with the `fabric`th provider. The answer is the address bound.
+    pub(crate) fn listen(
+        &mut self,
+        fabric: usize,
+        addr: SocketAddr,
+        port: PortId,
+    ) -> Result<SocketAddr, CmError> {
+        let (id, bound) = self.fabrics[fabric].cm.listen(addr, LISTEN_BACKLOG)?;
+        self.listeners.insert((fabric, id), port);
+        Ok(bound)
+    }
+
+    fn poll_mailbox(&mut self) -> bool {
+        let mut progress = false;
+        while let Some(message) = self.mailbox.poll() {
+            progress = true;
+            match message {
+                Message::Adopt { migrated, request } => self.adopt(migrated, &request),
+                Message::Act(action) => self.act(action),
+                Message::TimerMoved => {}
+                Message::Drain => self.drain(),
+            }
+        }
+        progress
+    }
+
+    /// Stops listening; the commands in flight get a bounded time to end.
+    fn drain(&mut self) {
+        for (fabric, id) in std::mem::take(&mut self.listeners).into_keys() {
+            self.fabrics[fabric].cm.destroy(id);
+        }
+        self.drain_deadline_us = Some(self.resources.now_us + DRAIN_TIMEOUT_US);
+    }
+
+    /// While draining: closes connections without commands in flight; all of them at the deadline.
+    /// Whether everything is over.
+    fn drained(&mut self) -> bool {
+        let Some(deadline_us) = self.drain_deadline_us else {
+            return false;
+        };
+        let over = self.resources.now_us >= deadline_us;
+        let idle: Vec<usize> = self
+            .connections
+            .indices()
+            .filter(|&index| {
+                self.connections.all[index]
+                    .as_ref()
+                    .is_some_and(|c| !c.closing() && (over || c.quiet()))
+            })
+            .collect();
+        for index in idle {
+            self.begin_close(index, "the target is shutting down");
+        }
+        self.connections.indices().next().is_none()
+    }
+
+    fn poll_storage(&mut self) -> bool {
+        let Self {
+            resources,
+            completions,
+            ..
+        } = self;
+        resources.engine.poll(completions);
+        for volume in resources.volumes.values_mut() {
+            if volume
+                .next_deadline_us()
+                .is_some_and(|at_us| at_us <= resources.now_us)
+            {
+                volume.poll(resources.now_us, completions);
+            }
+        }
+        let progress = !completions.is_empty();
+        let mut done = std::mem::take(completions);
+        for completion in done.drain(..) {
+            self.on_storage(completion);
+        }
+        self.completions = done;
+        progress
+    }
+
+    fn on_storage(&mut self, completion: Completion) {
+        if let Some(controller) = self.shutdown.completed(&completion) {
+            return self.control.flushed(controller);
+        }
+        let (index, _) = execute::split_token(completion.token);
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.disk_outstanding -= 1;
+            execute::on_disk(&mut self.resources, connection, completion);
+        }
+    }
+
+    /// The end of a turn: what the commands asked for, all at once.
+    fn flush_turn(&mut self) {
+        if !self.resources.starved.is_empty() {
+            execute::feed_starved(&mut self.resources, &mut self.connections);
+        }
+        for ReturnedReceive {
+            fabric,
+            port,
+            slot,
+            data,
+        } in self.resources.receives.drain(..)
+        {
+            let receives = &mut self.fabrics[fabric].ports[port].receives;
+            let posted = match data {
+                Some(buffer) => receives.post(slot, buffer),
+                None => receives.repost(slot),
+            };
+            if let Err(error) = posted {
+                tracing::error!(slot, "a receive could not be posted again: {error}");
+            }
+        }
+        // One doorbell per connection and one system call for storage, however many commands.
+        for index in self.resources.unrung.drain(..) {
+            if let Some(connection) = self.connections.get_mut(index) {
+                connection.rung = true;
+                connection.qp.ring_doorbell();
+            }
+        }
+        if let Err(error) = self.resources.engine.submit_batch() {
+            tracing::error!("submitting storage operations failed: {error}");
+        }
+        for (index, why) in std::mem::take(&mut self.resources.broken) {
+            self.begin_close(index, &why);
+        }
+        self.reap();
+    }
+}
+
+impl Turn for IoPath {
+    fn turn(&mut self, now_us: u64) -> Flow {
+        self.resources.now_us = now_us;
+        let mut progress = self.poll_mailbox();
+        progress |= self.poll_connection_managers();
+        progress |= self.poll_completions();
+        progress |= self.poll_storage();
+        if self.reactor == 0 {
+            self.control.run_timers(now_us);
+        }
+        self.flush_turn();
+        if self.drained() {
+            return Flow::Stop;
+        }
+        if progress { Flow::Busy } else { Flow::Idle }
+    }
+
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+        self.mailbox.arm();
+        fds.push(self.mailbox.fd());
+        let mut ready = self.poll_mailbox();
+        for fabric in &mut self.fabrics {
+            ready |= fabric.cm.arm();
+            fds.push(fabric.cm.fd());
+            for port in &fabric.ports {
+                ready |= port.cq.arm();
+                fds.push(port.cq.fd());
+            }
+        }
+        ready |= self.resources.engine.arm();
+        fds.push(self.resources.engine.fd());
+        if ready {
+            // What the last look at the mailbox started must not wait for the next wake-up.
+            self.flush_turn();
+        }
+        !ready
+    }
+
+    fn disarm(&mut self) {
+        self.mailbox.disarm();
+    }
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        let managers = self
+            .fabrics
+            .iter()
+            .filter_map(|fabric| fabric.cm.next_deadline_us());
+        let volumes = self
+            .resources
+            .volumes
+            .values()
+            .filter_map(|v| v.next_deadline_us());
+        let timers = (self.reactor == 0)
+            .then(|| self.control.next_deadline_us())
+            .flatten();
+        let closing = self.closing.iter().filter_map(|&index| {
+            self.connections.all[index]
+                .as_ref()
+                .and_then(|c| c.close_deadline_us())
+        });
+        // While draining, look again soon: a quiet connection gives no sign of its own.
+        let drain = self
+            .drain_deadline_us
+            .map(|_| self.resources.now_us + 1_000);
+        managers
+            .chain(volumes)
+            .chain(timers)
+            .chain(closing)
+            .chain(drain)
+            .min()
+    }
+}
+
+impl Resources {
+    /// Remembers that a connection has work requests to ring for.
+    fn unrung(&mut self, connection: &mut Connection) {
+        if std::mem::take(&mut connection.rung) {
+            self.unrung.push(connection.index);
+        }
+    }
+
+    /// Posts a receive again at the end of the turn.
+    fn give_back_receive(&mut self, connection: &Connection, slot: u32, data: Option<Buffer>) {
+        let (fabric, port) = (connection.fabric, connection.port);
+        self.receives.push(ReturnedReceive {
+            fabric,
+            port,
+            slot,
+            data,
+        });
+    }
+
+    /// Posts the receive of a command again, when it kept one for its in-capsule data.
+    fn release_receive(&mut self, connection: &mut Connection, slot: u16) {
+        let command = connection.command(slot);
+        if let Some(receive) = command.receive.take() {
+            let data = command.take_received();
+            self.give_back_receive(connection, receive, data);
+        }
+    }
+}

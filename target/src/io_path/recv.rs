@@ -1,0 +1,129 @@
+//! Step 2: completions. A received capsule becomes a command; a pulled transfer goes on to disk; a
+//! sent response frees its command.
+
+use capstan_memory::Buffer;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::contract::{QpNum, WcStatus, WorkCompletion};
+
+use super::connection::{Connection, Phase};
+use super::wr_id::WrId;
+use super::{IoPath, Resources, admin, execute};
+use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
+
+/// A capsule as it arrived.
+pub(super) struct Capsule {
+    pub(super) sqe: Sqe,
+    /// The receive's slot, and its data buffer when the capsule carried data.
+    pub(super) slot: u32,
+    pub(super) data: Option<Buffer>,
+    pub(super) data_bytes: u32,
+}
+
+impl Capsule {
+    /// The data that came with the command.
+    #[expect(unsafe_code, reason = "reads received bytes in place")]
+    pub(super) fn bytes(&self) -> &[u8] {
+        let Some(data) = &self.data else { return &[] };
+        // SAFETY: its receive has completed and is posted again only after this capsule gave the
+        // buffer away, and the region grants hosts no remote access, so nobody writes it.
+        let bytes = unsafe { data.bytes() };
+        bytes.get(..self.data_bytes as usize).unwrap_or(bytes)
+    }
+}
+
+impl IoPath {
+    /// Handles up to a budget of completions of every device. Whether there were any.
+    pub(super) fn poll_completions(&mut self) -> bool {
+        let mut progress = false;
+        for fabric in 0..self.fabrics.len() {
+            for port in 0..self.fabrics[fabric].ports.len() {
+                let mut completions = [EMPTY; COMPLETIONS_PER_TURN];
+                let count = self.fabrics[fabric].ports[port].cq.poll(&mut completions);
+                progress |= count > 0;
+                for completion in &completions[..count] {
+                    self.on_completion(fabric, port, completion);
+                }
+            }
+        }
+        progress
+    }
+
+    fn on_completion(&mut self, fabric: usize, port: usize, completion: &WorkCompletion) {
+        let port = &mut self.fabrics[fabric].ports[port];
+        let connection = port
+            .connection_of
+            .get(&completion.qp)
+            .and_then(|&index| self.connections.get_mut(index));
+        let id = WrId::decode(completion.wr_id);
+        if let Some(WrId::Recv(slot)) = id {
+            let Some(connection) = connection else {
+                let _ = port.receives.repost(slot);
+                return;
+            };
+            if completion.status != WcStatus::Success || connection.closing() {
+                let _ = port.receives.repost(slot);
+                return;
+            }
+            let data_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
+            let sqe: Sqe = zerocopy::transmute!(port.receives.sqe(slot));
+            let data = if data_bytes == 0 {
+                let _ = port.receives.repost(slot);
+                None
+            } else {
+                port.receives.take_data(slot)
+            };
+            if completion.byte_len < SQE_BYTES {
+                let bytes = completion.byte_len;
+                let why = format!("a capsule of {bytes} bytes, expected at least {SQE_BYTES}");
+                return self.resources.broken.push((connection.index, why));
+            }
+            let capsule = Capsule {
+                sqe,
+                slot,
+                data,
+                data_bytes,
+            };
+            return on_capsule(&mut self.resources, connection, capsule);
+        }
+        let Some(connection) = connection else { return };
+        connection.sends_outstanding = connection.sends_outstanding.saturating_sub(1);
+        if completion.status != WcStatus::Success {
+            if !connection.closing() {
+                let why = format!("a work request ended with: {}", completion.status);
+                self.resources.broken.push((connection.index, why));
+            }
+            return;
+        }
+        match id {
+            Some(WrId::Pull(slot)) => execute::on_pulled(&mut self.resources, connection, slot),
+            Some(WrId::Respond(slot)) => {
+                if let Some(why) = connection.command(slot).close_after {
+                    self.resources
+                        .broken
+                        .push((connection.index, why.to_owned()));
+                }
+                connection.free_slot(slot);
+            }
+            Some(WrId::Recv(_)) | None => {}
+        }
+    }
+}
+
+fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
+    match connection.phase {
+        Phase::Io => execute::start(resources, connection, capsule),
+        Phase::AwaitingConnect | Phase::Admin => admin::start(resources, connection, capsule),
+        Phase::Closing { .. } => {
+            resources.give_back_receive(connection, capsule.slot, capsule.data);
+        }
+    }
+}
+
+const EMPTY: WorkCompletion = WorkCompletion {
+    wr_id: 0,
+    qp: QpNum(0),
+    status: WcStatus::Success,
+    opcode: capstan_rdma::contract::WcOpcode::Recv,
+    byte_len: 0,
+    invalidated: None,
+};

@@ -1,0 +1,81 @@
+//! Step 5: the response capsule, chained behind the data it speaks for.
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::status::Status;
+use capstan_rdma::contract::{RKey, SendOp};
+use zerocopy::transmute;
+
+use super::connection::{Connection, Work};
+use super::wr_id::WrId;
+use super::{Resources, transfer};
+
+/// Ends the I/O command in `slot`: pushes its data when it read successfully, then responds.
+pub(super) fn finish(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    status: Status,
+) {
+    let command = connection.command(slot);
+    let Work::Io(io) = std::mem::replace(&mut command.work, Work::Responded) else {
+        return;
+    };
+    let invalidate = io.transfer.rkey_to_invalidate();
+    let pushes = io.operation.moves_data_to_host() && status.is_success();
+    resources.release_receive(connection, slot);
+    if pushes {
+        if let Err(error) = transfer::push(connection, slot, io.transfer.length_bytes()) {
+            let why = format!("posting an RDMA WRITE failed: {error}");
+            return resources.broken.push((connection.index, why));
+        }
+    } else {
+        connection.command(slot).release_buffers();
+    }
+    let Some(queue) = connection.queue.as_mut() else {
+        return;
+    };
+    let cqe = queue.complete(io.permit, status, 0);
+    send(resources, connection, slot, &cqe, invalidate);
+    if connection.delete.is_some() {
+        delete_queue(resources, connection);
+    }
+}
+
+/// Answers the Disconnect command of an I/O queue once every other command has been answered; the
+/// connection is closed when the response has gone.
+pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connection) {
+    let Some(queue) = connection
+        .queue
+        .as_mut()
+        .filter(|queue| queue.outstanding() <= 1)
+    else {
+        return;
+    };
+    let Some((slot, permit)) = connection.delete.take() else {
+        return;
+    };
+    let cqe = queue.complete(permit, Status::SUCCESS, 0);
+    connection.command(slot).close_after = Some("the host deleted the queue");
+    send(resources, connection, slot, &cqe, None);
+}
+
+/// Sends a response capsule from `slot`; the slot is free when the Send has completed.
+pub(super) fn send(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    cqe: &Cqe,
+    invalidate: Option<u32>,
+) {
+    connection.command(slot).work = Work::Responded;
+    let sge = connection.response(slot, &transmute!(*cqe));
+    let op = SendOp::Send {
+        invalidate: invalidate.map(RKey),
+        solicited: false,
+    };
+    if let Err(error) = connection.post(WrId::Respond(slot).encode(), op, &[sge], true) {
+        let why = format!("posting a response failed: {error}");
+        return resources.broken.push((connection.index, why));
+    }
+    resources.unrung(connection);
+}

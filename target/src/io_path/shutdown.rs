@@ -1,0 +1,144 @@
+//! What the controllers want done: responses they owe, connections they end, and the flush before a
+//! controller says that its shutdown is complete.
+
+use std::collections::HashMap;
+
+use capstan_nvme_proto::status::Status;
+use capstan_storage::{Completion, Io, Op, Submitted};
+use capstan_subsystem::{Action, BackendId, ControllerId};
+
+use super::connection::Work;
+use super::{IoPath, Resources, admin, respond};
+
+/// Marks the token of a flush that belongs to no command.
+const FLUSH: u64 = 1 << 63;
+
+/// Controllers whose backends are being flushed.
+#[derive(Default)]
+pub(super) struct Shutdowns {
+    serial: u64,
+    pending: HashMap<u64, (ControllerId, usize)>,
+}
+
+impl Shutdowns {
+    /// Counts a flush down; the controller when it was the last of them.
+    pub(super) fn completed(&mut self, completion: &Completion) -> Option<ControllerId> {
+        if completion.token & FLUSH == 0 {
+            return None;
+        }
+        if let Err(error) = &completion.result {
+            tracing::error!("flush at controller shutdown failed: {error}");
+        }
+        let (controller, left) = self.pending.get_mut(&completion.token)?;
+        *left = left.saturating_sub(1);
+        let controller = *controller;
+        if *left > 0 {
+            return None;
+        }
+        self.pending.remove(&completion.token);
+        Some(controller)
+    }
+}
+
+impl IoPath {
+    /// Carries out what the controllers want of one of this reactor's connections.
+    pub(super) fn act(&mut self, action: Action) {
+        match action {
+            Action::Complete { conn, cqe } => {
+                let Some(&index) = self.index_of.get(&conn) else {
+                    return;
+                };
+                let Some(connection) = self.connections.get_mut(index) else {
+                    return;
+                };
+                admin::respond_late(&mut self.resources, connection, &cqe);
+            }
+            Action::Disconnect { conn, why } => {
+                if let Some(&index) = self.index_of.get(&conn) {
+                    self.begin_close(index, &why.to_string());
+                }
+            }
+            Action::AbortIo { conn, cid, abort } => {
+                let aborted = self.abort(conn, cid);
+                let now_us = self.resources.now_us;
+                self.control
+                    .with(|target| target.handle_abort_result(abort, aborted, now_us));
+            }
+            Action::SetNamespaces { conn, namespaces } => {
+                let connection = self
+                    .index_of
+                    .get(&conn)
+                    .and_then(|&index| self.connections.get_mut(index));
+                if let Some(queue) = connection.and_then(|c| c.queue.as_mut()) {
+                    queue.set_namespaces(namespaces);
+                }
+            }
+            Action::Flush {
+                controller,
+                backends,
+            } => self.flush_backends(controller, &backends),
+            Action::Log(event) => tracing::info!("{event}"),
+        }
+    }
+
+    /// Completes a command that has not gone to the storage engine yet. Whether it was one.
+    fn abort(&mut self, conn: capstan_subsystem::ConnId, cid: u16) -> bool {
+        let Some(&index) = self.index_of.get(&conn) else {
+            return false;
+        };
+        let Some(connection) = self.connections.get_mut(index) else {
+            return false;
+        };
+        let waits = |slot: &u16| {
+            let work = &connection.commands[usize::from(*slot)].work;
+            matches!(work, Work::Io(io) if io.permit.cid() == cid)
+        };
+        let Some(at) = connection.waiting.iter().position(waits) else {
+            return false;
+        };
+        let Some(slot) = connection.waiting.remove(at) else {
+            return false;
+        };
+        respond::finish(
+            &mut self.resources,
+            connection,
+            slot,
+            Status::ABORT_REQUESTED,
+        );
+        true
+    }
+
+    fn flush_backends(&mut self, controller: ControllerId, backends: &[BackendId]) {
+        self.shutdown.serial += 1;
+        let token = FLUSH | self.shutdown.serial;
+        let Resources {
+            volumes, now_us, ..
+        } = &mut self.resources;
+        let mut outcomes = Vec::with_capacity(backends.len());
+        for backend in backends {
+            if let Some(volume) = volumes.get_mut(backend) {
+                outcomes.push(volume.submit(
+                    Io {
+                        token,
+                        op: Op::Flush,
+                        data: None,
+                    },
+                    *now_us,
+                ));
+            }
+        }
+        if outcomes.is_empty() {
+            return self.control.flushed(controller);
+        }
+        self.shutdown
+            .pending
+            .insert(token, (controller, outcomes.len()));
+        for outcome in outcomes {
+            if let Submitted::Done(completion) = outcome
+                && let Some(controller) = self.shutdown.completed(&completion)
+            {
+                self.control.flushed(controller);
+            }
+        }
+    }
+}

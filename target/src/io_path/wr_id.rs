@@ -1,0 +1,53 @@
+//! What a `wr_id` says: which kind of work request completed, and for which slot.
+
+/// The decoded `wr_id`. The queue pair of the completion says which connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WrId {
+    /// A receive; the slot of the shared receive queue.
+    Recv(u32),
+    /// The RDMA READ (the last one of several) that pulls a command's data.
+    Pull(u16),
+    /// A command's response capsule, and with it the RDMA WRITEs before it.
+    Respond(u16),
+}
+
+const KIND_SHIFT: u32 = 32;
+const RECV: u64 = 1;
+const PULL: u64 = 2;
+const RESPOND: u64 = 3;
+
+impl WrId {
+    pub(super) fn encode(self) -> u64 {
+        let (kind, slot) = match self {
+            Self::Recv(slot) => (RECV, u64::from(slot)),
+            Self::Pull(slot) => (PULL, u64::from(slot)),
+            Self::Respond(slot) => (RESPOND, u64::from(slot)),
+        };
+        kind << KIND_SHIFT | slot
+    }
+
+    /// `None` for a value no work request of this program carries.
+    pub(super) fn decode(wr_id: u64) -> Option<Self> {
+        let slot = u32::try_from(wr_id & u64::from(u32::MAX)).ok()?;
+        match wr_id >> KIND_SHIFT {
+            RECV => Some(Self::Recv(slot)),
+            PULL => Some(Self::Pull(u16::try_from(slot).ok()?)),
+            RESPOND => Some(Self::Respond(u16::try_from(slot).ok()?)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WrId;
+
+    #[test]
+    fn round_trips_and_refuses_strangers() {
+        for id in [WrId::Recv(u32::MAX), WrId::Pull(7), WrId::Respond(u16::MAX)] {
+            assert_eq!(WrId::decode(id.encode()), Some(id));
+        }
+        assert_eq!(WrId::decode(0), None);
+        assert_eq!(WrId::decode(3 << 32 | 1 << 20), None);
+    }
+}

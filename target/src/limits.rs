@@ -1,0 +1,43 @@
+//! Every bound of the target, in one place, with the arithmetic behind it.
+
+/// Bytes of a command capsule before its in-capsule data (NVMe-oF: the SQE).
+pub(crate) const SQE_BYTES: u32 = 64;
+/// Bytes of a response capsule.
+pub(crate) const CQE_BYTES: u32 = 16;
+/// In-capsule data a host may send, in bytes: two pages, so that it lands page-aligned in a buffer
+/// of its own and goes to disk without a copy.
+pub(crate) const IN_CAPSULE_BYTES: u32 = 8192;
+/// Largest transfer of one command, in bytes (MDTS).
+pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+/// Command slots per queue entry. A host may use an entry again as soon as it has the response,
+/// which can be before this side has polled the completion of the Send that carried it.
+pub(crate) const SLOTS_PER_ENTRY: u16 = 2;
+/// Keyed SGL descriptors of one command (MSDBD).
+pub(crate) const SGL_DESCRIPTORS_MAX: u32 = 16;
+/// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
+/// 4 MiB; their data buffers are taken from the memory budget as queues connect.
+pub(crate) const RECEIVES_MAX: u32 = 65_536;
+/// Completions of one reactor and device: every receive, and two per command in flight.
+pub(crate) const CQ_DEPTH: u32 = 3 * RECEIVES_MAX;
+/// Completions handled per turn, so that timers and the mailbox get theirs.
+pub(crate) const COMPLETIONS_PER_TURN: usize = 128;
+/// Connection requests waiting in the kernel's listener.
+pub(crate) const LISTEN_BACKLOG: u32 = 128;
+/// Messages waiting for a reactor.
+pub(crate) const MAILBOX_BOUND: usize = 4096;
+/// RDMA READs outstanding per queue pair, when the device and the host allow as many.
+pub(crate) const INITIATOR_DEPTH_MAX: u8 = 64;
+/// How long a closing connection waits for its outstanding work before it is dropped, in
+/// microseconds.
+pub(crate) const CLOSE_TIMEOUT_US: u64 = 5_000_000;
+/// How long SIGTERM waits for commands in flight, in microseconds.
+pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
+
+const _: () = {
+    // In-capsule data must hold a whole 4096-byte LBA, and a transfer whole LBAs.
+    assert!(IN_CAPSULE_BYTES.is_multiple_of(4096) && TRANSFER_BYTES_MAX.is_multiple_of(4096));
+    // Both ends of the same numbers: what the controllers advertise is what is posted.
+    assert!(IN_CAPSULE_BYTES == capstan_subsystem::bounds::CAPSULE_DATA_BYTES);
+    assert!(TRANSFER_BYTES_MAX == capstan_subsystem::bounds::TRANSFER_MAX_BYTES);
+    assert!(RECEIVES_MAX * SQE_BYTES <= 4 << 20);
+};

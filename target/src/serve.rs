@@ -1,0 +1,234 @@
+//! `capstan-target serve`: opens what is exported, starts the reactors, waits for the end.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
+use capstan_memory::{Pages, Pool, Slab};
+use capstan_rdma::{Preference, choose, iwarp};
+use capstan_reactor::{Mailbox, SpinBudget, mailbox, pin_to_core, run};
+use capstan_storage::{Engine, EngineConfig, FixedBuffers};
+
+use crate::control_plane::{ControlPlane, Message};
+use crate::io_path::{IoPath, Parts};
+use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND};
+use crate::plan::{Export, build, port_id};
+use crate::signals;
+
+/// A target that is running.
+pub struct Running {
+    control: Arc<ControlPlane>,
+    reactors: Vec<JoinHandle<()>>,
+    /// Where it listens, with the ports that the kernel chose.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// Serves `config` until SIGTERM or SIGINT, then drains.
+///
+/// # Errors
+/// What cannot be opened, listened at or set up, with the next step.
+pub fn serve(config: &Config) -> anyhow::Result<()> {
+    let running = Running::start(config)?;
+    let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
+    let status = format!("listening at {}", listening.join(", "));
+    tracing::info!("{status}");
+    let why = signals::wait_for_end(&status, || running.alive())
+        .context("the control thread cannot wait for signals")?;
+    tracing::info!("{why}: draining");
+    signals::notify_stopping();
+    running.stop()?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+impl Running {
+    /// Starts every reactor of `config` and listens.
+    ///
+    /// # Errors
+    /// As for [`serve`].
+    pub fn start(config: &Config) -> anyhow::Result<Self> {
+        let (target, exports) = build(config)?;
+        let exports = Arc::new(exports);
+        let control = Arc::new(ControlPlane::new(target));
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let count = config.target.reactors.count(cores);
+        let plan = config.memory_plan(count)?;
+        tracing::info!("{plan}");
+        let mut mailboxes = Vec::with_capacity(count);
+        let mut senders = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (sender, receiver) = mailbox(MAILBOX_BOUND).context("no eventfd for a reactor")?;
+            senders.push(sender);
+            mailboxes.push(receiver);
+        }
+        control.set_reactors(senders);
+        let mut running = Self {
+            control,
+            reactors: Vec::new(),
+            addresses: Vec::new(),
+        };
+        let started = mailboxes
+            .into_iter()
+            .enumerate()
+            .try_for_each(|(reactor, mailbox)| {
+                let part = Starting {
+                    reactor,
+                    mailbox,
+                    control: Arc::clone(&running.control),
+                    exports: Arc::clone(&exports),
+                    config: config.clone(),
+                    plan,
+                };
+                let (handle, addresses) = part.spawn()?;
+                running.reactors.push(handle);
+                running.addresses.extend(addresses);
+                Ok(())
+            });
+        match started {
+            Ok(()) => Ok(running),
+            Err(error) => {
+                // The reactors that did start must not outlive the failure.
+                let _ = running.stop();
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether every reactor runs.
+    #[must_use]
+    pub fn alive(&self) -> bool {
+        self.reactors.iter().all(|reactor| !reactor.is_finished())
+    }
+
+    /// Stops listening, lets commands in flight end, disconnects, and joins the reactors.
+    ///
+    /// # Errors
+    /// A reactor panicked or does not end.
+    pub fn stop(self) -> anyhow::Result<()> {
+        self.control.broadcast(|| Message::Drain);
+        // A storage operation that hangs must not keep the process for ever: twice the drain time,
+        // one for the commands and one for the connections.
+        let deadline = Instant::now() + Duration::from_micros(4 * DRAIN_TIMEOUT_US);
+        for reactor in self.reactors {
+            while !reactor.is_finished() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
+            if !reactor.is_finished() {
+                bail!(
+                    "a reactor still waits for storage; look at the kernel log for a hung device"
+                );
+            }
+            reactor
+                .join()
+                .map_err(|_| anyhow!("a reactor panicked; see the log above"))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a reactor's thread is started with.
+struct Starting {
+    reactor: usize,
+    mailbox: Mailbox<Message>,
+    control: Arc<ControlPlane>,
+    exports: Arc<Vec<Export>>,
+    config: Config,
+    plan: MemoryPlan,
+}
+
+impl Starting {
+    /// Starts the thread and waits until it is set up.
+    fn spawn(self) -> anyhow::Result<(JoinHandle<()>, Vec<SocketAddr>)> {
+        let (ready, set_up) = mpsc::channel();
+        let reactor = self.reactor;
+        let spin_us = u64::try_from(self.config.target.spin.as_micros()).unwrap_or(u64::MAX);
+        let handle = thread::Builder::new()
+            .name(format!("reactor-{reactor}"))
+            .spawn(move || {
+                let mut path = match self.set_up() {
+                    Ok((path, addresses)) => {
+                        let _ = ready.send(Ok(addresses));
+                        path
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                        return;
+                    }
+                };
+                if let Err(error) = run(&mut path, SpinBudget { spin_us }) {
+                    tracing::error!(reactor, "{error}");
+                }
+            })
+            .context("no thread for a reactor")?;
+        let addresses = set_up
+            .recv()
+            .unwrap_or_else(|_| Err(anyhow!("reactor {reactor} panicked while it was set up")))?;
+        Ok((handle, addresses))
+    }
+
+    fn set_up(self) -> anyhow::Result<(IoPath, Vec<SocketAddr>)> {
+        if let Reactors::Cores(cores) = &self.config.target.reactors {
+            let core = cores[self.reactor];
+            pin_to_core(core).with_context(|| {
+                format!(
+                    "reactor {} cannot be pinned to core {core}; see target.reactors",
+                    self.reactor
+                )
+            })?;
+        }
+        let queue_bytes = usize::try_from(self.plan.queue_bytes / self.plan.reactors.max(1))?;
+        let data_bytes = usize::try_from(self.plan.data_bytes_per_reactor)?;
+        let slab = Slab::new(data_bytes + queue_bytes, Pages::TryHuge)?;
+        let engine = Engine::new(&EngineConfig::default())?;
+        self.register(&engine, &slab);
+        let mut volumes = HashMap::new();
+        for export in self.exports.iter() {
+            volumes.insert(export.backend, export.store.open(&engine)?);
+        }
+        let provider = iwarp::Provider::new(iwarp::Config::default())
+            .context("the iwarp provider cannot be set up")?;
+        let mut path = IoPath::new(Parts {
+            reactor: self.reactor,
+            control: self.control,
+            mailbox: self.mailbox,
+            managers: vec![("iwarp", provider.connection_manager()?)],
+            engine,
+            volumes,
+            pool: Pool::new(slab),
+            queue_budget_bytes: queue_bytes,
+        });
+        let mut addresses = Vec::new();
+        if self.reactor == 0 {
+            for (at, listener) in self.config.listeners.iter().enumerate() {
+                let (kind, why) = choose(preference(listener.provider), listener.address.ip())?;
+                let bound = path
+                    .listen(0, listener.address, port_id(at))
+                    .with_context(|| format!("cannot listen at {}", listener.address))?;
+                tracing::info!(address = %bound, provider = kind.name(), "listening: {why}");
+                addresses.push(bound);
+            }
+        }
+        Ok((path, addresses))
+    }
+
+    /// Registers the slab with the engine; going on without costs speed only.
+    fn register(&self, engine: &Engine, slab: &Arc<Slab>) {
+        if let FixedBuffers::NotRegistered { reason } = engine.register_slab(slab)
+            && self.reactor == 0
+        {
+            tracing::warn!("disk I/O goes without fixed buffers: {reason}");
+        }
+    }
+}
+
+fn preference(choice: ProviderChoice) -> Preference {
+    match choice {
+        ProviderChoice::Auto => Preference::Auto,
+        ProviderChoice::Verbs => Preference::Verbs,
+        ProviderChoice::Iwarp => Preference::Iwarp,
+    }
+}
