@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Debian and Ubuntu packages. Sourced after say.sh.
 
 has_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }

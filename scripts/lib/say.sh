@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What a script says, and doing things as root. Sourced.
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Whether to build with the hardware RDMA provider (cargo feature `verbs`), and what it needs: the
 # rdma-core headers, and a libclang for rdma-sys. Sourced after packages.sh.
 
@@ -23,6 +24,7 @@ installed_libclang() {
 
 workspace_has_verbs() { grep -qE '^verbs *=' rdma/Cargo.toml; }
 
+# shellcheck disable=SC2034 # CARGO_FEATURES is for the script that sources this.
 # Sets CARGO_FEATURES (an array of arguments for cargo) and exports LIBCLANG_PATH.
 choose_verbs() {
     local version folder
