@@ -1,0 +1,88 @@
+#!/bin/bash
+# Runs inside the container that run.sh boots, as root, after multi-user.target.
+set -eu
+
+unit=capstan-target
+nqn=nqn.2026-11.com.example:fast-disk
+allowed=nqn.2014-08.org.nvmexpress:uuid:0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1
+stranger=nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555
+remote=(-t rdma -a 127.0.0.1 -s 4420)
+
+step() { printf '  * %s\n' "$*"; }
+fail() {
+    printf '  FAIL: %s\n' "$*"
+    systemctl --no-pager --full status "$unit" || true
+    journalctl --no-pager --output=short-precise -u "$unit" | tail -40
+    exit 1
+}
+property() { systemctl show --property "$1" --value "$unit"; }
+listening() { ss -Hltn 'sport = :4420' | grep -q 127.0.0.1:4420; }
+
+step "sysusers makes the user"
+systemd-sysusers
+systemctl daemon-reload
+id capstan >/dev/null || fail "no user capstan"
+
+step "systemd-analyze verify is silent"
+complaints=$(systemd-analyze verify --man=no /usr/lib/systemd/system/$unit.service 2>&1) || true
+[ -z "$complaints" ] || fail "verify: $complaints"
+
+step "start returns when the target is ready, and it listens by then"
+systemctl start "$unit" || fail "did not start"
+systemctl is-active --quiet "$unit" || fail "not active"
+listening || fail "active, but nothing listens on 127.0.0.1:4420"
+[ "$(property Type)" = notify ] || fail "not Type=notify"
+pid=$(property MainPID)
+[ "$(stat -c %U "/proc/$pid")" = capstan ] || fail "runs as $(stat -c %U "/proc/$pid")"
+grep -q '^CapEff:.*0000000000000000$' "/proc/$pid/status" || fail "has capabilities"
+grep -q '^NoNewPrivs:.*1$' "/proc/$pid/status" || fail "may gain privileges"
+step "status: $(property StatusText)"
+
+step "an allowed host discovers the subsystem, a stranger does not"
+capstan discover "${remote[@]}" -q "$allowed" | grep -qF "$nqn" || fail "discover does not list $nqn"
+! capstan discover "${remote[@]}" -q "$stranger" 2>&1 | grep -qF "$nqn" || fail "a stranger sees $nqn"
+
+step "the disk is read and written through the target"
+capstan read "${remote[@]}" -n "$nqn" -q "$allowed" --namespace-id 1 --start-block 0 \
+    --block-count 0 --data-size 512 --data /tmp/first || fail "read"
+grep -qa "capstan systemd test" /tmp/first || fail "read something else than the disk"
+head -c 512 /dev/urandom >/tmp/random
+capstan write "${remote[@]}" -n "$nqn" -q "$allowed" --namespace-id 1 --start-block 7 \
+    --block-count 0 --data-size 512 --data /tmp/random || fail "write"
+capstan flush "${remote[@]}" -n "$nqn" -q "$allowed" --namespace-id 1 || fail "flush"
+dd if="$CAPSTAN_TEST_DISK" bs=512 skip=7 count=1 iflag=direct status=none | cmp - /tmp/random ||
+    fail "what was written is not on the disk"
+! capstan read "${remote[@]}" -n "$nqn" -q "$stranger" --namespace-id 1 --start-block 0 \
+    --block-count 0 --data-size 512 --data /tmp/stolen 2>/tmp/refused || fail "a stranger reads"
+
+step "the log says who connected and who was refused"
+journalctl --no-pager -u "$unit" >/tmp/journal
+grep -qF "$allowed" /tmp/journal || fail "the log does not name the host that connected"
+grep -qF "$stranger" /tmp/journal || fail "the log does not name the host that was refused"
+
+step "killed, it comes back"
+systemctl kill --signal=KILL "$unit"
+tenths=100
+until systemctl is-active --quiet "$unit" && listening && [ "$(property MainPID)" != "$pid" ]; do
+    tenths=$((tenths - 1))
+    [ $tenths -gt 0 ] || fail "not restarted within 10 s"
+    sleep 0.1
+done
+capstan discover "${remote[@]}" -q "$allowed" | grep -qF "$nqn" || fail "no answer after the restart"
+
+step "stop is clean"
+systemctl stop "$unit"
+[ "$(property Result)" = success ] || fail "Result=$(property Result)"
+[ "$(property ExecMainStatus)" = 0 ] || fail "exit status $(property ExecMainStatus)"
+! listening || fail "still listens"
+
+step "a wrong configuration does not start, and the log says what is wrong"
+cp /etc/capstan/target.toml /tmp/target.toml
+sed -i 's|^path = .*|path = "/dev/no-such-disk"|' /etc/capstan/target.toml
+! systemctl start "$unit" || fail "started with a disk that does not exist"
+systemctl stop "$unit"
+journalctl --no-pager -u "$unit" | grep -qF "cannot open /dev/no-such-disk" ||
+    fail "the log does not say that /dev/no-such-disk cannot be opened"
+cp /tmp/target.toml /etc/capstan/target.toml
+systemctl start "$unit" || fail "did not start again"
+systemctl stop "$unit"
