@@ -38,7 +38,11 @@ if [ $# -eq 0 ]; then
     set -- --workspace
     # nextest leaves the examples of the documentation out.
     say "documentation examples"
-    cargo test --quiet --doc --workspace "${CARGO_FEATURES[@]}"
+    if ! examples=$(cargo test --doc --workspace "${CARGO_FEATURES[@]}" 2>&1); then
+        printf '%s\n' "$examples" >&2
+        die "a documentation example does not work"
+    fi
+    note "$(grep -c '^test .* ok$' <<<"$examples" || true) passed"
 fi
 say "tests: cargo ${runner[*]} ${CARGO_FEATURES[*]} $*"
 cargo "${runner[@]}" "${CARGO_FEATURES[@]}" "$@"
