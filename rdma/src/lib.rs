@@ -3,6 +3,7 @@
 //! * [`contract`]: the traits and values every provider implements. Everything above this crate is
 //!   written against them.
 //! * [`iwarp`]: the iWARP suite in user space over ordinary TCP sockets.
+//! * [`loopback`]: deterministic, in memory, for tests and simulation.
 //! * [`conformance`] (feature `conformance`): the suite every provider passes.
 //!
 //! A provider and everything it hands out belong to one thread (a reactor). Only
@@ -13,7 +14,7 @@ mod choice;
 pub mod conformance;
 pub mod contract;
 pub mod iwarp;
-#[cfg(feature = "conformance")]
+pub mod loopback;
 mod splitmix;
 #[cfg(feature = "verbs")]
 pub mod verbs;

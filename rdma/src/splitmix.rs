@@ -23,10 +23,12 @@ impl SplitMix {
     }
 
     /// As [`SplitMix::below`], for lengths and indexes.
+    #[cfg(feature = "conformance")]
     pub(crate) fn below_usize(&mut self, bound: usize) -> usize {
         usize::try_from(self.below(bound as u64)).unwrap_or(0)
     }
 
+    #[cfg(feature = "conformance")]
     pub(crate) fn fill(&mut self, out: &mut [u8]) {
         for chunk in out.chunks_mut(8) {
             let bytes = self.next_u64().to_le_bytes();

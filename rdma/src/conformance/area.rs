@@ -34,7 +34,7 @@ impl Area {
         access: Access,
     ) -> Outcome<Self> {
         let total = len_bytes + 2 * GUARD_BYTES;
-        // A pool leases powers of two.
+        // A pool leases powers of two; only the region itself is registered (and pinned).
         let slab = Slab::new(total.next_power_of_two(), Pages::Ordinary)?;
         let size = u32::try_from(total).map_err(Stop::failed)?;
         let buffer = Pool::new(Arc::clone(&slab)).take(size);

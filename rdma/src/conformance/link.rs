@@ -19,6 +19,7 @@ const HELLO: u64 = u64::MAX - 1;
 pub(crate) struct LinkOptions {
     pub(crate) send_wr_max: u32,
     pub(crate) recv_wr_max: u32,
+    /// Clamped to the device.
     pub(crate) sge_max: u32,
     /// RDMA READs asked for in each direction, clamped to the devices.
     pub(crate) read_depth: u8,
@@ -114,6 +115,7 @@ impl World<'_> {
         let resources = self.resources(side, id)?;
         let pd = options.pd[side.index()].as_ref().unwrap_or(&resources.pd);
         let recv_cq = options.recv_cq[side.index()].as_ref();
+        let sge_max = options.sge_max.min(resources.device.attributes().sge_max);
         let config = QpConfig {
             send_cq: Rc::clone(&resources.cq),
             recv_cq: Rc::clone(recv_cq.unwrap_or(&resources.cq)),
@@ -122,8 +124,8 @@ impl World<'_> {
                 Some(srq) => ReceiveSource::Shared(Rc::clone(srq)),
                 None => ReceiveSource::Own(options.recv_wr_max),
             },
-            send_sge_max: options.sge_max,
-            recv_sge_max: options.sge_max,
+            send_sge_max: sge_max,
+            recv_sge_max: sge_max,
         };
         let pd = Rc::clone(pd);
         let qp = self.end(side).cm.create_qp(id, &pd, &config)?;

@@ -244,7 +244,14 @@ pub(super) fn separate_completion_queues(fabric: &mut dyn Fabric) -> Outcome {
         receive_cqs.push(cq);
     }
     world.close(probe);
+    for side in Side::BOTH {
+        let cq = Rc::clone(&receive_cqs[side.index()]);
+        world.end(side).more_cqs.push(cq);
+    }
     let link = world.connect(&options)?;
+    for side in Side::BOTH {
+        world.end(side).more_cqs.clear();
+    }
     for from in Side::BOTH {
         for round in 0..10 {
             world.post_recv(link, from.peer(), 100 + round, &[])?;

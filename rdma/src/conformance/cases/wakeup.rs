@@ -45,30 +45,29 @@ fn fd(world: &mut World<'_>, side: Side, on: On) -> Outcome<RawFd> {
     })
 }
 
-/// Lets `side` sleep on its source and polls it only when woken, as a reactor does, until `done`.
-/// The peer is polled all the time. The answer counts the wake-ups.
+/// Lets `side` sleep on its source, does `act` once it sleeps, and polls it only when woken, as a
+/// reactor does, until `done`. The peer is polled all the time.
 fn sleep_until<T>(
     world: &mut World<'_>,
-    side: Side,
-    on: On,
+    (side, on): (Side, On),
     what: &str,
+    mut act: Option<&mut dyn FnMut(&mut World<'_>) -> Outcome>,
     mut done: impl FnMut(&mut World<'_>) -> Option<T>,
-) -> Outcome<(T, u32)> {
+) -> Outcome<T> {
     let deadline_us = world.now_us() + world.behaviour.patience_us;
     let fd = fd(world, side, on)?;
-    let mut wakeups = 0;
     loop {
-        if let Some(answer) = done(world) {
-            return Ok((answer, wakeups));
-        }
         let mut ready = arm(world, side, on)?;
         world.end(side).asleep = true;
+        if let Some(act) = act.take_if(|_| !ready) {
+            act(world)?;
+        }
+        let acted = act.is_none();
         while !ready {
             let progress = world.turn();
-            // What the awake side waits for may come without another wake-up.
             if let Some(answer) = done(world) {
                 world.end(side).asleep = false;
-                return Ok((answer, wakeups));
+                return Ok(answer);
             }
             ready = readable(fd, u8::from(!progress))?;
             let now_us = world.now_us();
@@ -79,17 +78,19 @@ fn sleep_until<T>(
                     world.leftovers()
                 )));
             }
-            // Time-driven work is allowed for by the deadline the manager tells.
+            // Work at a given time is allowed for by the deadline the manager tells.
             let due = world.end(side).cm.next_deadline_us();
             ready |= due.is_some_and(|at| at <= now_us);
             if !progress && !ready {
                 world.fabric.pause(deadline_us.min(due.unwrap_or(u64::MAX)));
             }
         }
-        wakeups += 1;
         world.end(side).asleep = false;
         let now_us = world.now_us();
         world.end(side).poll(now_us);
+        if let Some(answer) = acted.then(|| done(world)).flatten() {
+            return Ok(answer);
+        }
     }
 }
 
@@ -103,14 +104,13 @@ pub(super) fn completion_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
             world.post_recv(link, to, round, &[inbox.sge(0, len)])?;
             world.settle(500);
             let out = [here.sge(0, len)];
-            let mut sent = false;
-            let (wc, _) = sleep_until(&mut world, to, On::Completions, "a receive", |world| {
-                // Only once it sleeps for sure.
-                if !std::mem::replace(&mut sent, true) {
-                    world.post_now(link, to.peer(), &send(round, &out)).ok()?;
-                }
-                world.take_completion(link, to)
-            })?;
+            let wc = sleep_until(
+                &mut world,
+                (to, On::Completions),
+                "a receive",
+                Some(&mut |world| world.post_now(link, to.peer(), &send(round, &out))),
+                |world| world.take_completion(link, to),
+            )?;
             ensure_eq!((wc.wr_id, wc.status), (round, WcStatus::Success), "the receive");
             inbox.expect(0, here.shadow(0, len));
             inbox.check("a message that woke its receiver")?;
@@ -127,10 +127,13 @@ pub(super) fn own_request_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
         let there = source(&world, from.peer(), 300_000, 1)?;
         let mut back = read_sink(&world, from, 300_000)?;
         let into = [back.sge(0, 300_000)];
-        world.post_now(link, from, &read(1, &into, there.remote(0)))?;
-        let (wc, _) = sleep_until(&mut world, from, On::Completions, "a READ", |world| {
-            world.take_completion(link, from)
-        })?;
+        let wc = sleep_until(
+            &mut world,
+            (from, On::Completions),
+            "its own READ",
+            Some(&mut |world| world.post_now(link, from, &read(1, &into, there.remote(0)))),
+            |world| world.take_completion(link, from),
+        )?;
         ensure_eq!((wc.wr_id, wc.status), (1, WcStatus::Success), "the READ");
         back.expect(0, there.shadow(0, 300_000));
         back.check("a READ that woke its asker")?;
@@ -146,14 +149,13 @@ pub(super) fn sleeper_serves_the_peer(fabric: &mut dyn Fabric) -> Outcome {
         let mut back = read_sink(&world, from, 300_000)?;
         let into = [back.sge(0, 300_000)];
         world.settle(500);
-        let mut asked = false;
-        sleep_until(&mut world, from.peer(), On::Completions, "the peer's READ", |world| {
-            if !std::mem::replace(&mut asked, true) {
-                let wr = read(1, &into, there.remote(0));
-                world.post_now(link, from, &wr).ok()?;
-            }
-            world.take_completion(link, from)
-        })?;
+        sleep_until(
+            &mut world,
+            (from.peer(), On::Completions),
+            "the peer's READ",
+            Some(&mut |world| world.post_now(link, from, &read(1, &into, there.remote(0)))),
+            |world| world.take_completion(link, from),
+        )?;
         back.expect(0, there.shadow(0, 300_000));
         back.check("a READ served by a sleeper")?;
     }
@@ -171,7 +173,8 @@ pub(super) fn arming_late_loses_nothing(fabric: &mut dyn Fabric) -> Outcome {
             world.post_now(link, to.peer(), &send(round, &[]))?;
             world.settle(2_000);
             world.end(to).asleep = false;
-            let (wc, _) = sleep_until(&mut world, to, On::Completions, "an early one", |world| {
+            let on = (to, On::Completions);
+            let wc = sleep_until(&mut world, on, "an early message", None, |world| {
                 world.take_completion(link, to)
             })?;
             ensure_eq!((wc.wr_id, wc.status), (round, WcStatus::Success), "the receive");
@@ -226,27 +229,45 @@ pub(super) fn unpolled_completions_are_told_by_arm(fabric: &mut dyn Fabric) -> O
 pub(super) fn connection_request_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     world.settle(500);
-    let mut started = None;
+    let options = LinkOptions::default();
     let listener = world.listener;
-    sleep_until(&mut world, Side::Passive, On::Events, "a request", |world| {
-        if started.is_none() {
-            started = Some(world.start(&LinkOptions::default()).ok()?);
-        }
-        let asked = |kind: &CmEventKind| {
-            matches!(kind, CmEventKind::ConnectRequest { listener: to, .. } if *to == listener)
-        };
-        let events = &world.end(Side::Passive).events;
-        events.iter().any(|event| asked(&event.kind)).then_some(())
-    })?;
+    let mut started = None;
+    sleep_until(
+        &mut world,
+        (Side::Passive, On::Events),
+        "a request",
+        Some(&mut |world| {
+            started = Some(world.start(&options)?);
+            Ok(())
+        }),
+        |world| {
+            let asked = |kind: &CmEventKind| {
+                matches!(kind, CmEventKind::ConnectRequest { listener: to, .. } if *to == listener)
+            };
+            let events = &world.end(Side::Passive).events;
+            let found = events.iter().any(|event| asked(&event.kind));
+            found.then_some(())
+        },
+    )?;
     let active = started.ok_or_else(|| Stop::failed("not started"))?;
     let request = world.requested()?;
-    let passive = world.admit(request, &LinkOptions::default())?;
     // The accept wakes the one who asked.
     let id = active.id;
-    sleep_until(&mut world, Side::Active, On::Events, "the accept", |world| {
-        let events = &world.end(Side::Active).events;
-        events.iter().any(|event| event.id == id).then_some(())
-    })?;
+    let mut accepted = None;
+    sleep_until(
+        &mut world,
+        (Side::Active, On::Events),
+        "the accept",
+        Some(&mut |world| {
+            accepted = Some(world.admit(request, &options)?);
+            Ok(())
+        }),
+        |world| {
+            let events = &world.end(Side::Active).events;
+            events.iter().any(|event| event.id == id).then_some(())
+        },
+    )?;
+    let passive = accepted.ok_or_else(|| Stop::failed("not accepted"))?;
     world.join(active, passive)?;
     Ok(())
 }
@@ -258,21 +279,24 @@ pub(super) fn disconnect_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
             let link = world.connect(&LinkOptions::default())?;
             world.post_recv(link, side, 1, &[])?;
             world.settle(2_000);
-            let mut ended = false;
             let id = world.id(link, side);
             let peer_id = world.id(link, side.peer());
-            sleep_until(&mut world, side, on, "the end", |world| {
-                if !std::mem::replace(&mut ended, true) {
+            sleep_until(
+                &mut world,
+                (side, on),
+                "the end of the connection",
+                Some(&mut |world| {
                     world.end(side.peer()).cm.disconnect(peer_id);
-                }
-                match on {
+                    Ok(())
+                }),
+                |world| match on {
                     On::Events => {
                         let events = &world.end(side).events;
                         events.iter().any(|event| event.id == id).then_some(())
                     }
                     On::Completions => world.take_completion(link, side).map(|_| ()),
-                }
-            })?;
+                },
+            )?;
             world.ended(link)?;
             world.close(link);
         }
