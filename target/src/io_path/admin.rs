@@ -25,19 +25,19 @@ pub(super) enum AdminWork {
 /// Takes in a capsule of a connection that is no I/O queue (yet).
 pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
     let Some(slot) = connection.take_slot() else {
-        resources.give_back_receive(connection, capsule.slot, capsule.data);
+        resources.give_back_receive(connection, capsule.data);
         let why = "the host sent more commands than its admin queue has entries".to_owned();
         return resources.broken.push((connection.index, why));
     };
     let (work, transfer) = match begin(resources, connection, &capsule) {
         Begun::Work(work, transfer) => (work, transfer),
         Begun::Complete(cqe, close) => {
-            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            resources.give_back_receive(connection, capsule.data);
             connection.command(slot).close_after = close;
             return respond::send(resources, connection, slot, &cqe, None);
         }
         Begun::Disconnect(why) => {
-            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            resources.give_back_receive(connection, capsule.data);
             connection.free_slot(slot);
             return resources.broken.push((connection.index, why));
         }

@@ -19,7 +19,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     };
     let result = queue.handle_command(&capsule.sqe, capsule.bytes());
     let Some(slot) = connection.take_slot() else {
-        resources.give_back_receive(connection, capsule.slot, capsule.data);
+        resources.give_back_receive(connection, capsule.data);
         let why = "the host sent more commands than its queue has entries".to_owned();
         return resources.broken.push((connection.index, why));
     };
@@ -41,16 +41,16 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             obtain_buffer(resources, connection, slot, len_bytes);
         }
         IoStep::Complete(cqe) => {
-            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            resources.give_back_receive(connection, capsule.data);
             respond::send(resources, connection, slot, &cqe, None);
         }
         IoStep::DeleteQueue(permit) => {
-            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            resources.give_back_receive(connection, capsule.data);
             connection.delete = Some((slot, permit));
             respond::delete_queue(resources, connection);
         }
         IoStep::Disconnect(reason) => {
-            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            resources.give_back_receive(connection, capsule.data);
             connection.free_slot(slot);
             resources
                 .broken
@@ -68,12 +68,12 @@ pub(super) fn place_capsule_data(
 ) {
     let command = connection.command(slot);
     match (&command.transfer, capsule.data) {
-        (Transfer::InCapsule(place), Some(buffer)) => {
+        (Transfer::InCapsule(place), Some(received)) => {
             command.data_offset_bytes = place.offset_bytes;
-            command.receive = Some(capsule.slot);
-            command.data = Some(buffer);
+            command.receive = Some(received.slot);
+            command.data = Some(received.buffer);
         }
-        (_, data) => resources.give_back_receive(connection, capsule.slot, data),
+        (_, data) => resources.give_back_receive(connection, data),
     }
 }
 

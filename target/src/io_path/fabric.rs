@@ -211,6 +211,7 @@ impl Receives {
             },
         ];
         if let Some(place) = self.data.get_mut(slot as usize) {
+            debug_assert!(place.is_none(), "receive slot {slot} is posted already");
             *place = Some(buffer);
         }
         self.srq.post_recv(WrId::Recv(slot).encode(), &sges)

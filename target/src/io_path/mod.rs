@@ -38,6 +38,7 @@ use capstan_subsystem::{BackendId, ConnId, PortId};
 pub(crate) use accept::Request;
 use connection::Connection;
 use fabric::Fabric;
+use recv::Received;
 use shutdown::Shutdowns;
 
 use crate::control_plane::{ControlPlane, Message};
@@ -106,8 +107,7 @@ struct ReturnedReceive {
     fabric: usize,
     port: usize,
     slot: u32,
-    /// `None` when the slot still has its buffer.
-    data: Option<Buffer>,
+    data: Buffer,
 }
 
 /// The connections of a reactor, by index.
@@ -298,11 +298,7 @@ impl IoPath {
         } in self.resources.receives.drain(..)
         {
             let receives = &mut self.fabrics[fabric].ports[port].receives;
-            let posted = match data {
-                Some(buffer) => receives.post(slot, buffer),
-                None => receives.repost(slot),
-            };
-            if let Err(error) = posted {
+            if let Err(error) = receives.post(slot, data) {
                 tracing::error!(slot, "a receive could not be posted again: {error}");
             }
         }
@@ -405,7 +401,13 @@ impl Resources {
     }
 
     /// Posts a receive again at the end of the turn.
-    fn give_back_receive(&mut self, connection: &Connection, slot: u32, data: Option<Buffer>) {
+    fn give_back_receive(&mut self, connection: &Connection, received: Option<Received>) {
+        if let Some(Received { slot, buffer, .. }) = received {
+            self.repost(connection, slot, buffer);
+        }
+    }
+
+    fn repost(&mut self, connection: &Connection, slot: u32, data: Buffer) {
         let (fabric, port) = (connection.fabric, connection.port);
         self.receives.push(ReturnedReceive {
             fabric,
@@ -418,9 +420,10 @@ impl Resources {
     /// Posts the receive of a command again, when it kept one for its in-capsule data.
     fn release_receive(&mut self, connection: &mut Connection, slot: u16) {
         let command = connection.command(slot);
-        if let Some(receive) = command.receive.take() {
-            let data = command.take_received();
-            self.give_back_receive(connection, receive, data);
+        if let Some(receive) = command.receive.take()
+            && let Some(data) = command.take_received()
+        {
+            self.repost(connection, receive, data);
         }
     }
 }

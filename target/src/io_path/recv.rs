@@ -13,21 +13,29 @@ use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
 /// A capsule as it arrived.
 pub(super) struct Capsule {
     pub(super) sqe: Sqe,
-    /// The receive's slot, and its data buffer when the capsule carried data.
+    /// What came behind the SQE. A receive without any is posted again at once.
+    pub(super) data: Option<Received>,
+}
+
+/// A receive that is not posted again yet, because its data is in use.
+pub(super) struct Received {
     pub(super) slot: u32,
-    pub(super) data: Option<Buffer>,
-    pub(super) data_bytes: u32,
+    pub(super) buffer: Buffer,
+    /// Bytes that arrived.
+    pub(super) len_bytes: u32,
 }
 
 impl Capsule {
     /// The data that came with the command.
     #[expect(unsafe_code, reason = "reads received bytes in place")]
     pub(super) fn bytes(&self) -> &[u8] {
-        let Some(data) = &self.data else { return &[] };
+        let Some(received) = &self.data else {
+            return &[];
+        };
         // SAFETY: its receive has completed and is posted again only after this capsule gave the
         // buffer away, and the region grants hosts no remote access, so nobody writes it.
-        let bytes = unsafe { data.bytes() };
-        bytes.get(..self.data_bytes as usize).unwrap_or(bytes)
+        let bytes = unsafe { received.buffer.bytes() };
+        bytes.get(..received.len_bytes as usize).unwrap_or(bytes)
     }
 }
 
@@ -64,25 +72,25 @@ impl IoPath {
                 let _ = port.receives.repost(slot);
                 return;
             }
-            let data_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
             let sqe: Sqe = zerocopy::transmute!(port.receives.sqe(slot));
-            let data = if data_bytes == 0 {
+            let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
+            let data = if len_bytes == 0 {
                 let _ = port.receives.repost(slot);
                 None
             } else {
-                port.receives.take_data(slot)
+                let received = |buffer| Received {
+                    slot,
+                    buffer,
+                    len_bytes,
+                };
+                port.receives.take_data(slot).map(received)
             };
             if completion.byte_len < SQE_BYTES {
                 let bytes = completion.byte_len;
                 let why = format!("a capsule of {bytes} bytes, expected at least {SQE_BYTES}");
                 return self.resources.broken.push((connection.index, why));
             }
-            let capsule = Capsule {
-                sqe,
-                slot,
-                data,
-                data_bytes,
-            };
+            let capsule = Capsule { sqe, data };
             return on_capsule(&mut self.resources, connection, capsule);
         }
         let Some(connection) = connection else { return };
@@ -114,7 +122,7 @@ fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: C
         Phase::Io => execute::start(resources, connection, capsule),
         Phase::AwaitingConnect | Phase::Admin => admin::start(resources, connection, capsule),
         Phase::Closing { .. } => {
-            resources.give_back_receive(connection, capsule.slot, capsule.data);
+            resources.give_back_receive(connection, capsule.data);
         }
     }
 }
