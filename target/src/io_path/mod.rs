@@ -348,7 +348,8 @@ impl Turn for IoPath {
                 fds.push(port.cq.fd());
             }
         }
-        ready |= self.resources.engine.arm();
+        // The engine answers the other way round: whether it is safe to sleep.
+        ready |= !self.resources.engine.arm();
         fds.push(self.resources.engine.fd());
         if ready {
             // What the last look at the mailbox started must not wait for the next wake-up.
