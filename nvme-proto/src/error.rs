@@ -57,8 +57,9 @@ impl ErrorLocation {
         }
     }
 
-    /// The reverse of [`ErrorLocation::connect_dw0`]. An offset past the end of the submission
-    /// queue entry is [`ErrorLocation::Unspecified`].
+    /// The reverse of [`ErrorLocation::connect_dw0`]. [`ErrorLocation::Unspecified`] for 0 (byte 0
+    /// is the opcode, which cannot be what is wrong with a Connect) and for an offset past the end
+    /// of the submission queue entry.
     #[must_use]
     pub const fn from_connect_dw0(dw0: u32) -> Self {
         let ipo = bits::low16(dw0);
@@ -66,7 +67,7 @@ impl ErrorLocation {
             return Self::Data { offset: ipo };
         }
         match ipo.to_le_bytes() {
-            [byte @ 0..=63, 0] => Self::Sqe { byte, bit: 0 },
+            [byte @ 1..=63, 0] => Self::Sqe { byte, bit: 0 },
             _ => Self::Unspecified,
         }
     }

@@ -3,14 +3,12 @@
 //!
 //! Source: NVMe Base 2.1, section 6 (Fabrics Command Set).
 
-use core::mem::offset_of;
+mod connect_data;
 
-use zerocopy::little_endian::U16;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+pub use connect_data::{ConnectData, ConnectParameters, ConnectResponse};
 
 use crate::bits;
 use crate::error::{CommandError, ErrorLocation};
-use crate::nqn::{HostId, NQN_FIELD_BYTES, Nqn, NqnError};
 use crate::opcode::{AdminOpcode, FabricsCommandType};
 use crate::property::{Property, PropertySize};
 use crate::sgl::Sgl;
@@ -316,159 +314,133 @@ fn property_size(sqe: &Sqe) -> Result<PropertySize, CommandError> {
     })
 }
 
-/// Data of a Connect command on the wire, 1024 bytes. NVMe Base 2.1, section 6.3 (Connect
-/// Command - Data).
-#[repr(C)]
-#[derive(Clone, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub struct ConnectData {
-    /// Host Identifier.
-    pub hostid: HostId,
-    /// Controller Identifier: [`CNTLID_DYNAMIC`] or [`CNTLID_ANY_STATIC`] on the Admin Queue, the
-    /// controller's own on an I/O queue.
-    pub cntlid: U16,
-    reserved18: [u8; 238],
-    /// NVM Subsystem NQN.
-    pub subnqn: [u8; NQN_FIELD_BYTES],
-    /// Host NQN.
-    pub hostnqn: [u8; NQN_FIELD_BYTES],
-    reserved768: [u8; 256],
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
 
-const _: () = {
-    assert!(size_of::<ConnectData>() == 1024 && align_of::<ConnectData>() == 1);
-    assert!(offset_of!(ConnectData, cntlid) == CNTLID_OFFSET as usize);
-    assert!(offset_of!(ConnectData, subnqn) == SUBNQN_OFFSET as usize);
-    assert!(offset_of!(ConnectData, hostnqn) == HOSTNQN_OFFSET as usize);
-};
-
-const CNTLID_OFFSET: u16 = 16;
-const SUBNQN_OFFSET: u16 = 256;
-const HOSTNQN_OFFSET: u16 = 512;
-
-/// Who connects to what: the data of a Connect command, parsed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ConnectParameters {
-    /// Host Identifier.
-    pub hostid: HostId,
-    /// Controller Identifier; see [`ConnectData::cntlid`].
-    pub cntlid: u16,
-    /// NVM Subsystem NQN.
-    pub subnqn: Nqn,
-    /// Host NQN.
-    pub hostnqn: Nqn,
-}
-
-impl ConnectData {
-    /// Bytes of Connect data.
-    pub const SIZE_BYTES: usize = 1024;
-
-    /// Location of HOSTID, for a refusal with IPO and IATTR.
-    pub const HOSTID_LOCATION: ErrorLocation = ErrorLocation::Data { offset: 0 };
-    /// Location of CNTLID, for a refusal with IPO and IATTR.
-    pub const CNTLID_LOCATION: ErrorLocation = ErrorLocation::Data {
-        offset: CNTLID_OFFSET,
-    };
-    /// Location of SUBNQN, for a refusal with IPO and IATTR.
-    pub const SUBNQN_LOCATION: ErrorLocation = ErrorLocation::Data {
-        offset: SUBNQN_OFFSET,
-    };
-    /// Location of HOSTNQN, for a refusal with IPO and IATTR.
-    pub const HOSTNQN_LOCATION: ErrorLocation = ErrorLocation::Data {
-        offset: HOSTNQN_OFFSET,
+    const CONNECT: Connect = Connect {
+        qid: 1,
+        sqsize: 128,
+        cattr: Cattr(0),
+        kato_ms: 15_000,
     };
 
-    /// The first 1024 bytes of `data`.
-    ///
-    /// # Errors
-    /// Data SGL Length Invalid when there are fewer.
-    pub fn from_data(data: &[u8]) -> Result<&Self, CommandError> {
-        match Self::ref_from_prefix(data) {
-            Ok((wire, _rest)) => Ok(wire),
-            Err(_) => Err(CommandError {
-                status: Status::DATA_SGL_LENGTH_INVALID.dnr(),
-                location: ErrorLocation::sqe(32),
-                field: "Connect data length",
-                value: u64::try_from(data.len()).unwrap_or(u64::MAX),
-                expected: "400h bytes",
-            }),
+    fn error_of(change: impl Fn(&mut Sqe), command: FabricsCommand) -> CommandError {
+        let mut sqe = command.encode(7, Sgl::EMPTY);
+        change(&mut sqe);
+        FabricsCommand::parse(&sqe).unwrap_err()
+    }
+
+    #[test]
+    fn connect_fields_are_where_the_figure_has_them() {
+        let command = FabricsCommand::Connect(Connect {
+            cattr: Cattr(0b1100),
+            ..CONNECT
+        });
+        let sqe = command.encode(0x0102, Sgl::EMPTY);
+        let bytes = sqe.as_bytes();
+        assert_eq!(bytes[..5], [0x7F, 0x40, 0x02, 0x01, 0x01]);
+        assert_eq!(
+            bytes[40..52],
+            [0, 0, 1, 0, 127, 0, 0b1100, 0, 0x98, 0x3A, 0, 0]
+        );
+        assert!(Cattr(0b100).disable_sq_flow_control());
+        assert!(Cattr(0b1000).individual_io_queue_deletion());
+        assert_eq!(Cattr(0b1111_0010).priority_class(), 2);
+    }
+
+    #[test]
+    fn a_connect_that_cannot_be_is_refused_where_it_is_wrong() {
+        let connect = FabricsCommand::Connect(CONNECT);
+        let error = error_of(|sqe| sqe.cdw10 = 1.into(), connect);
+        assert_eq!(error.status, Status::CONNECT_INCOMPATIBLE_FORMAT.dnr());
+        assert_eq!(error.location, ErrorLocation::sqe(40));
+        let error = error_of(|sqe| sqe.cdw11 = 0.into(), connect);
+        assert_eq!(error.status, Status::CONNECT_INVALID_PARAMETERS.dnr());
+        assert_eq!(error.location.connect_dw0(), 44);
+        // A host that asks for an impossible queue gets the refusal, not another queue.
+        for sqsize in [0, 1, 65_537] {
+            let command = FabricsCommand::Connect(Connect { sqsize, ..CONNECT });
+            assert!(FabricsCommand::parse(&command.encode(1, Sgl::EMPTY)).is_err());
         }
     }
 
-    /// Parses the names.
-    ///
-    /// # Errors
-    /// Connect Invalid Parameters, located at the name that is no NQN.
-    pub fn parse(&self) -> Result<ConnectParameters, CommandError> {
-        let name = |field, location, name| {
-            Nqn::from_field(field).map_err(|error| nqn_invalid(error, location, name))
+    #[test]
+    fn the_largest_queue_is_widened() {
+        let mut sqe = FabricsCommand::Connect(CONNECT).encode(1, Sgl::EMPTY);
+        sqe.cdw11 = 0xFFFF.into();
+        let largest = Connect {
+            sqsize: 65_536,
+            ..CONNECT
         };
-        Ok(ConnectParameters {
-            hostid: self.hostid,
-            cntlid: self.cntlid.get(),
-            subnqn: name(&self.subnqn, Self::SUBNQN_LOCATION, "SUBNQN")?,
-            hostnqn: name(&self.hostnqn, Self::HOSTNQN_LOCATION, "HOSTNQN")?,
-        })
+        assert_eq!(
+            FabricsCommand::parse(&sqe),
+            Ok(FabricsCommand::Connect(largest))
+        );
     }
-}
 
-impl ConnectParameters {
-    /// The data of a Connect command.
-    #[must_use]
-    pub fn encode(&self) -> ConnectData {
-        ConnectData {
-            hostid: self.hostid,
-            cntlid: self.cntlid.into(),
-            subnqn: self.subnqn.to_field(),
-            hostnqn: self.hostnqn.to_field(),
-            ..ConnectData::new_zeroed()
+    #[test]
+    fn reserved_values_are_refused() {
+        let error = error_of(|sqe| sqe.cdw10 = 7.into(), FabricsCommand::Disconnect);
+        assert_eq!(error.status, Status::CONNECT_INCOMPATIBLE_FORMAT.dnr());
+        let get = PropertyGet {
+            property: Property::CAP,
+            size: PropertySize::Eight,
+        };
+        for size in 2..8 {
+            let error = error_of(
+                |sqe| sqe.cdw10 = size.into(),
+                FabricsCommand::PropertyGet(get),
+            );
+            assert_eq!(error.status, Status::INVALID_FIELD.dnr());
+            assert_eq!(error.location, ErrorLocation::sqe(40));
         }
-    }
-}
-
-fn nqn_invalid(error: NqnError, location: ErrorLocation, field: &'static str) -> CommandError {
-    let (value, expected) = match error {
-        NqnError::Empty => (0, "a name, not an empty string"),
-        NqnError::TooLong { length_bytes } => (length_bytes, "at most DFh bytes before a NUL"),
-        NqnError::NotUtf8 { at } => (at, "UTF-8 (the value is the offset of the first error)"),
-        NqnError::ControlCharacter { at } => (at, "no control character (the value is its offset)"),
-        NqnError::Form => (0, "an NVMe Qualified Name"),
-    };
-    CommandError {
-        status: Status::CONNECT_INVALID_PARAMETERS.dnr(),
-        location,
-        field,
-        value: u64::try_from(value).unwrap_or(u64::MAX),
-        expected,
-    }
-}
-
-/// Dword 0 of a successful Connect response. NVMe Base 2.1, section 6.3 (Connect Response).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct ConnectResponse {
-    /// Controller Identifier of the association.
-    pub cntlid: u16,
-    /// AUTHREQ.ATR: authentication is required before any other command.
-    pub authentication_required: bool,
-    /// AUTHREQ.ASCR: authentication and a secure channel are required.
-    pub secure_channel_required: bool,
-}
-
-impl ConnectResponse {
-    /// From dword 0 of the completion.
-    #[must_use]
-    pub const fn decode(dw0: u32) -> Self {
-        Self {
-            cntlid: bits::low16(dw0),
-            authentication_required: bits::bit(dw0, 17),
-            secure_channel_required: bits::bit(dw0, 18),
+        for fctype in (0..=0xFF).filter(|code| ![0, 1, 4, 5, 6, 8].contains(code)) {
+            let error = error_of(|sqe| sqe.nsid = fctype.into(), FabricsCommand::Disconnect);
+            assert_eq!(error.status, Status::INVALID_OPCODE.dnr());
+            assert_eq!(error.location, ErrorLocation::sqe(4));
         }
+        let error = error_of(|sqe| sqe.opcode = 0x7E, FabricsCommand::Disconnect);
+        assert_eq!(error.location, ErrorLocation::sqe(0));
     }
 
-    /// Dword 0 of the completion.
-    #[must_use]
-    pub const fn encode(self) -> u32 {
-        self.cntlid as u32
-            | bits::flag(self.authentication_required, 17)
-            | bits::flag(self.secure_channel_required, 18)
+    #[test]
+    fn a_property_of_four_bytes_has_no_high_half() {
+        let set = PropertySet {
+            property: Property::CC,
+            size: PropertySize::Four,
+            value: 1,
+        };
+        let mut sqe = FabricsCommand::PropertySet(set).encode(1, Sgl::EMPTY);
+        sqe.cdw13 = u32::MAX.into();
+        assert_eq!(
+            FabricsCommand::parse(&sqe),
+            Ok(FabricsCommand::PropertySet(set))
+        );
+    }
+
+    #[test]
+    fn only_three_commands_have_data() {
+        let authentication = Authentication {
+            spsp0: 1,
+            spsp1: 1,
+            secp: SECP_NVME,
+            length_bytes: 64,
+        };
+        let transfer = |command: FabricsCommand| command.data_transfer();
+        assert_eq!(
+            transfer(FabricsCommand::Connect(CONNECT)),
+            DataTransfer::HostToController { bytes: 1024 }
+        );
+        assert_eq!(
+            transfer(FabricsCommand::AuthenticationSend(authentication)),
+            DataTransfer::HostToController { bytes: 64 }
+        );
+        assert_eq!(
+            transfer(FabricsCommand::AuthenticationReceive(authentication)),
+            DataTransfer::ControllerToHost { bytes: 64 }
+        );
+        assert_eq!(transfer(FabricsCommand::Disconnect), DataTransfer::None);
     }
 }

@@ -446,7 +446,7 @@ proptest! {
     }
 
     #[test]
-    fn error_locations_survive_a_connect_response(offset: u16, byte in 0..64_u8) {
+    fn error_locations_survive_a_connect_response(offset: u16, byte in 1..64_u8) {
         for location in [ErrorLocation::sqe(byte), ErrorLocation::Data { offset }] {
             prop_assert_eq!(ErrorLocation::from_connect_dw0(location.connect_dw0()), location);
         }

@@ -331,3 +331,106 @@ impl Copy {
         sqe.cdw15 = bits::words(self.application_tag, self.application_tag_mask).into();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::LbaRange;
+    use super::*;
+    use crate::error::ErrorLocation;
+    use crate::status::Status;
+    use zerocopy::IntoBytes;
+
+    const RANGE: LbaRange = LbaRange {
+        slba: 0x1122_3344_5566_7788,
+        nlb: 65_536,
+    };
+
+    #[test]
+    fn exactly_the_commands_there_are_parse() {
+        let known = [
+            0x00, 0x01, 0x02, 0x04, 0x05, 0x08, 0x09, 0x0C, 0x0D, 0x0E, 0x11, 0x15, 0x19,
+        ];
+        for opcode in 0..=0xFF {
+            let mut sqe = Sqe::new(opcode, 0, 1);
+            sqe.cdw10 = 0x0100.into();
+            let result = IoCommand::parse(&sqe);
+            assert_eq!(result.is_ok(), known.contains(&opcode), "{opcode:02X}h");
+            if let Err(error) = result {
+                assert_eq!(error.status, Status::INVALID_OPCODE.dnr());
+                assert_eq!(error.location, ErrorLocation::sqe(0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_write_is_as_the_figure_has_it() {
+        let mut write = Write::new(0x0A0B_0C0D, RANGE);
+        write.fua = true;
+        write.directive = Directive {
+            dtype: 1,
+            dspec: 0x0203,
+        };
+        write.dsm = 0x45;
+        let sqe = IoCommand::Write(write).encode(9, Sgl::EMPTY);
+        let bytes = sqe.as_bytes();
+        assert_eq!(bytes[4..8], [0x0D, 0x0C, 0x0B, 0x0A]);
+        assert_eq!(
+            bytes[40..48],
+            [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]
+        );
+        assert_eq!(bytes[48..52], [0xFF, 0xFF, 0x10, 0x40]);
+        assert_eq!(bytes[52..56], [0x45, 0x00, 0x03, 0x02]);
+    }
+
+    #[test]
+    fn data_transfers_come_from_the_command() {
+        let dsm = DatasetManagement {
+            nsid: 1,
+            ranges: 256,
+            integral_read: false,
+            integral_write: false,
+            deallocate: true,
+        };
+        let to_host = |bytes| DataTransfer::ControllerToHost { bytes };
+        let to_controller = |bytes| DataTransfer::HostToController { bytes };
+        let report = ReservationReport {
+            nsid: 1,
+            length_bytes: 4096,
+            extended: true,
+        };
+        for (command, expected) in [
+            (IoCommand::Read(Read::new(1, RANGE)), to_host(65_536 * 4096)),
+            (
+                IoCommand::Write(Write::new(1, RANGE)),
+                to_controller(65_536 * 4096),
+            ),
+            (
+                IoCommand::Compare(Compare::new(1, RANGE)),
+                to_controller(65_536 * 4096),
+            ),
+            (IoCommand::Verify(Verify::new(1, RANGE)), DataTransfer::None),
+            (
+                IoCommand::WriteZeroes(WriteZeroes::new(1, RANGE)),
+                DataTransfer::None,
+            ),
+            (IoCommand::Flush(Flush { nsid: 1 }), DataTransfer::None),
+            (IoCommand::DatasetManagement(dsm), to_controller(4096)),
+            (IoCommand::Copy(Copy::new(1, 0, 3)), to_controller(96)),
+            (IoCommand::ReservationReport(report), to_host(4096)),
+        ] {
+            assert_eq!(command.data_transfer(4096), expected, "{command:?}");
+        }
+    }
+
+    #[test]
+    fn counts_a_field_cannot_hold_become_the_nearest_it_can() {
+        let ranges = |ranges| {
+            let sqe = IoCommand::Copy(Copy::new(1, 0, ranges)).encode(1, Sgl::EMPTY);
+            match IoCommand::parse(&sqe) {
+                Ok(IoCommand::Copy(copy)) => copy.ranges,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((ranges(0), ranges(256), ranges(257)), (1, 256, 256));
+    }
+}
