@@ -1,0 +1,4 @@
+//! See [`capstan_fuzz::connect_data`].
+#![cfg_attr(fuzzing, no_main)]
+
+capstan_fuzz::fuzz_target!(connect_data);

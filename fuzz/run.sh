@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Runs fuzz targets, each for so many executions, and says how many there were.
+#
+#   fuzz/run.sh [RUNS [TARGET...]]      RUNS: 1000000 unless told; TARGET: all unless told
+#
+# Needs the nightly toolchain, a C++ compiler and `cargo install cargo-fuzz --locked`. Finds start
+# from seeds/TARGET; what is new goes to build/corpus/TARGET, a failing input to artifacts/TARGET.
+set -euo pipefail
+cd "$(dirname "$0")"
+runs=${1:-1000000}
+shift || true
+targets=("$@")
+if [ ${#targets[@]} -eq 0 ]; then
+  mapfile -t targets < <(sed -n 's/^name = "\([a-z_]*\)"$/\1/p' Cargo.toml)
+fi
+for target in "${targets[@]}"; do
+  mkdir -p "build/corpus/$target"
+  cargo +nightly fuzz run --fuzz-dir . "$target" "build/corpus/$target" "seeds/$target" -- \
+    -runs="$runs" -max_len=8192 -timeout=5 -rss_limit_mb=1024 -print_final_stats=1 2>&1 |
+    tee "build/$target.log" | grep -E '^==|panicked|SUMMARY|Test unit written' || true
+  count=$(sed -n 's/^stat::number_of_executed_units: *//p' "build/$target.log")
+  if [ -z "$count" ] || grep -q '^SUMMARY:' "build/$target.log"; then
+    echo "$target: FAILED, see fuzz/build/$target.log"
+    exit 1
+  fi
+  echo "$target: $count executions, no finding"
+done

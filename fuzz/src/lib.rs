@@ -1,0 +1,49 @@
+//! Fuzz targets for every parser that sees bytes from the network.
+//!
+//! Each target is a plain function from bytes to nothing that panics when a property does not
+//! hold, so that a stable test can replay what a fuzzer found. [`TARGETS`] lists them all. To add
+//! one: write the function in a module here, list it, and give it a `[[bin]]` in `Cargo.toml`, a
+//! file in `fuzz_targets/` and some seeds in `seeds/NAME/`.
+
+mod nvme_proto;
+
+pub use nvme_proto::{
+    capsule, command_data, completion, connect_data, discovery_log, features, identify, log_pages,
+    private_data, sgl,
+};
+
+/// A fuzz target: its name and its body.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    ("capsule", capsule),
+    ("sgl", sgl),
+    ("private_data", private_data),
+    ("connect_data", connect_data),
+    ("command_data", command_data),
+    ("completion", completion),
+    ("identify", identify),
+    ("log_pages", log_pages),
+    ("discovery_log", discovery_log),
+    ("features", features),
+];
+
+/// The entry point of a target's binary: libFuzzer's when cargo-fuzz builds it, else a `main`
+/// that runs the body on each file named on the command line.
+#[macro_export]
+macro_rules! fuzz_target {
+    ($target:ident) => {
+        #[cfg(fuzzing)]
+        libfuzzer_sys::fuzz_target!(|data: &[u8]| $crate::$target(data));
+
+        #[cfg(not(fuzzing))]
+        fn main() -> std::io::Result<()> {
+            for path in std::env::args_os().skip(1) {
+                eprintln!("{}", path.display());
+                $crate::$target(&std::fs::read(path)?);
+            }
+            Ok(())
+        }
+    };
+}
