@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{QueueBounds, Size};
+use crate::{IN_CAPSULE_DATA_BYTES, QueueBounds, Size, TRANSFER_BYTES_MAX};
 
 /// Entries of an Admin Queue: the 32 that the Linux host asks for (`NVME_AQ_DEPTH`) and the
 /// smallest that a host may expect of a fabrics controller.
@@ -38,7 +38,7 @@ impl QueueBounds {
     /// Memory of one queue of `depth` entries: a command capsule with its in-capsule data to
     /// receive into and a response capsule to send from, for every entry.
     pub fn queue_bytes(&self, depth: u16) -> u64 {
-        u64::from(depth) * (SQE_BYTES + u64::from(self.in_capsule_data_bytes) + CQE_BYTES)
+        u64::from(depth) * (SQE_BYTES + IN_CAPSULE_DATA_BYTES + CQE_BYTES)
     }
 }
 
@@ -53,8 +53,7 @@ impl MemoryPlan {
         queues: &QueueBounds,
     ) -> Result<Self, String> {
         let reactors = u64::try_from(reactors).unwrap_or(u64::MAX).max(1);
-        let transfer_bytes = u64::from(queues.transfer_bytes_max);
-        let data_bytes_min = TRANSFERS_IN_FLIGHT_MIN.saturating_mul(transfer_bytes);
+        let data_bytes_min = TRANSFERS_IN_FLIGHT_MIN * TRANSFER_BYTES_MAX;
         let admin_queue_bytes = queues.queue_bytes(ADMIN_QUEUE_DEPTH);
         let io_queue_bytes = queues.queue_bytes(queues.depth_max);
 
@@ -68,13 +67,13 @@ impl MemoryPlan {
                  {TRANSFERS_IN_FLIGHT_MIN} transfers × {} + Admin Queue {} + I/O queue {})",
                 Size(budget_bytes),
                 Size(needed_bytes),
-                Size(transfer_bytes),
+                Size(TRANSFER_BYTES_MAX),
                 Size(admin_queue_bytes),
                 Size(io_queue_bytes),
             ));
         }
         let share = budget_bytes / DATA_SHARE / reactors;
-        let data_bytes_per_reactor = (share - share % transfer_bytes.max(1)).max(data_bytes_min);
+        let data_bytes_per_reactor = (share - share % TRANSFER_BYTES_MAX).max(data_bytes_min);
         Ok(Self {
             budget_bytes,
             reactors,
@@ -115,8 +114,6 @@ mod tests {
     const QUEUES: QueueBounds = QueueBounds {
         io_queues_max: 128,
         depth_max: 128,
-        in_capsule_data_bytes: 8192,
-        transfer_bytes_max: 1 << 20,
     };
 
     #[test]
@@ -142,22 +139,15 @@ mod tests {
             budget_bytes in 0_u64..1 << 41,
             reactors in 0_usize..300,
             depth_max in 16_u16..=1024,
-            pages in 1_u32..=4,
-            transfer_shift in 13_u32..=20,
         ) {
-            let queues = QueueBounds {
-                depth_max,
-                in_capsule_data_bytes: pages * 4096,
-                transfer_bytes_max: 1 << transfer_shift,
-                ..QUEUES
-            };
+            let queues = QueueBounds { depth_max, ..QUEUES };
             if let Ok(plan) = MemoryPlan::new(budget_bytes, reactors, &queues) {
                 prop_assert!(plan.hosts(1) >= 1, "{}", plan);
                 prop_assert_eq!(
                     plan.queue_bytes + plan.reactors * plan.data_bytes_per_reactor,
                     budget_bytes
                 );
-                prop_assert_eq!(plan.data_bytes_per_reactor % (1 << transfer_shift), 0);
+                prop_assert_eq!(plan.data_bytes_per_reactor % TRANSFER_BYTES_MAX, 0);
             }
         }
     }

@@ -2,6 +2,8 @@
 
 mod subsystem;
 
+pub(crate) use subsystem::subsystem_nqn;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -64,9 +66,6 @@ struct Used {
     nguids: HashMap<[u8; 16], At>,
     paths: HashMap<PathBuf, At>,
 }
-
-/// A rule beyond the range: in words, and as a test.
-type SizeRule = (&'static str, fn(u64) -> bool);
 
 struct Checker<'t> {
     text: &'t str,
@@ -140,18 +139,13 @@ impl Checker<'_> {
         field: Option<&Spanned<Size>>,
         default: N,
         range: RangeInclusive<u64>,
-        rule: Option<SizeRule>,
     ) -> N {
         let Some(field) = field else { return default };
         let Size(bytes) = *field.get_ref();
-        let holds = range.contains(&bytes) && rule.is_none_or(|(_, holds)| holds(bytes));
         match N::try_from(bytes) {
-            Ok(checked) if holds => checked,
+            Ok(checked) if range.contains(&bytes) => checked,
             _ => {
-                let words = rule
-                    .map(|(words, _)| format!(", {words}"))
-                    .unwrap_or_default();
-                let allowed = format!("{} to {}{words}", Size(*range.start()), Size(*range.end()));
+                let allowed = format!("{} to {}", Size(*range.start()), Size(*range.end()));
                 self.not_allowed(name, field.span(), Size(bytes), allowed);
                 default
             }
@@ -189,7 +183,6 @@ impl Checker<'_> {
                 raw.memory_budget.as_ref(),
                 limits::DEFAULT_MEMORY_BUDGET_BYTES,
                 limits::MEMORY_BUDGET_BYTES,
-                None,
             ),
             spin: self.spin(raw.spin.as_ref()),
             log: raw.log.unwrap_or(LogLevel::Info),
@@ -271,22 +264,6 @@ impl Checker<'_> {
                 raw.depth_max.as_ref(),
                 limits::DEFAULT_DEPTH_MAX,
                 limits::DEPTH_MAX,
-            ),
-            in_capsule_data_bytes: self.size(
-                "queues.in_capsule_data",
-                raw.in_capsule_data.as_ref(),
-                limits::DEFAULT_IN_CAPSULE_DATA_BYTES,
-                limits::IN_CAPSULE_DATA_BYTES,
-                Some(("in steps of 4 KiB", |bytes| {
-                    bytes.is_multiple_of(limits::IN_CAPSULE_DATA_UNIT_BYTES)
-                })),
-            ),
-            transfer_bytes_max: self.size(
-                "queues.transfer_max",
-                raw.transfer_max.as_ref(),
-                limits::DEFAULT_TRANSFER_BYTES_MAX,
-                limits::TRANSFER_BYTES,
-                Some(("a power of two", u64::is_power_of_two)),
             ),
         }
     }

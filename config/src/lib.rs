@@ -25,25 +25,25 @@ mod limits;
 mod listen;
 mod machine;
 mod model;
-mod nqn;
 mod problem;
 mod quick;
 mod schema;
 mod size;
 mod suggest;
 
+pub use capstan_nvme_proto::nqn::{Nqn, NqnError};
+
 pub use backing::{Backing, BackingError};
 pub use budget::{ADMIN_QUEUE_DEPTH, MemoryPlan};
 pub use limits::{
-    ALLOWED_HOSTS_MAX, CONFIG_BYTES_MAX, DEFAULT_PORT, LISTENERS_MAX, NAMESPACES_MAX,
-    SUBSYSTEMS_MAX,
+    ALLOWED_HOSTS_MAX, CONFIG_BYTES_MAX, DEFAULT_PORT, IN_CAPSULE_DATA_BYTES, LISTENERS_MAX,
+    NAMESPACES_MAX, SUBSYSTEMS_MAX, TRANSFER_BYTES_MAX,
 };
 pub use listen::{ListenError, parse_listen};
 pub use model::{
     Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, ProviderChoice, QueueBounds,
     Reactors, Subsystem, Target, WordError,
 };
-pub use nqn::{DISCOVERY_NQN, NQN_BYTES_MAX, Nqn, NqnError};
 pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};
 pub use quick::QuickExport;
 pub use size::{Size, SizeError};

@@ -24,16 +24,17 @@ pub const ALLOWED_HOSTS_MAX: usize = 4096;
 pub(crate) const REACTORS: RangeInclusive<u64> = 1..=256;
 pub(crate) const CORE: RangeInclusive<u64> = 0..=4095;
 pub(crate) const MEMORY_BUDGET_BYTES: RangeInclusive<u64> = 4 * MIB..=1024 * GIB;
-pub(crate) const HOSTS_MAX: RangeInclusive<u64> = 1..=65_519;
+/// As many controllers as the target has identifiers (CNTLID) for.
+pub(crate) const HOSTS_MAX: RangeInclusive<u64> = 1..=4096;
 pub(crate) const SPIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_millis(100);
 
 pub(crate) const IO_QUEUES_MAX: RangeInclusive<u64> = 1..=128;
 pub(crate) const DEPTH_MAX: RangeInclusive<u64> = 16..=1024;
-pub(crate) const IN_CAPSULE_DATA_BYTES: RangeInclusive<u64> = 4 * KIB..=16 * KIB;
-/// In-capsule data comes in whole pages so that it can go to disk from where it was received.
-pub(crate) const IN_CAPSULE_DATA_UNIT_BYTES: u64 = 4 * KIB;
-/// MDTS is a power of two in units of CAP.MPSMIN (4 KiB here), and 0 means "no limit".
-pub(crate) const TRANSFER_BYTES: RangeInclusive<u64> = 8 * KIB..=MIB;
+/// In-capsule data of an I/O queue. Fixed: two pages, so that it can go to disk from where it was
+/// received.
+pub const IN_CAPSULE_DATA_BYTES: u64 = 8 * KIB;
+/// Largest data transfer of one command. Fixed: MDTS 8 in units of CAP.MPSMIN, 4 KiB.
+pub const TRANSFER_BYTES_MAX: u64 = MIB;
 
 /// Identify Controller SN and MN are 20 and 40 bytes of ASCII (NVMe Base 2.1, Identify Controller
 /// data structure).
@@ -49,5 +50,3 @@ pub(crate) const DEFAULT_HOSTS_MAX: u32 = 1024;
 pub(crate) const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 pub(crate) const DEFAULT_IO_QUEUES_MAX: u16 = 128;
 pub(crate) const DEFAULT_DEPTH_MAX: u16 = 128;
-pub(crate) const DEFAULT_IN_CAPSULE_DATA_BYTES: u32 = 8 << 10;
-pub(crate) const DEFAULT_TRANSFER_BYTES_MAX: u32 = 1 << 20;

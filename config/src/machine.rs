@@ -32,6 +32,7 @@ impl Config {
             &mut findings,
         );
         self.check_listeners(&mut findings);
+        self.check_host_nqns(&mut findings);
         let mut first_use = HashMap::new();
         for (s, subsystem) in self.subsystems.iter().enumerate() {
             for namespace in &subsystem.namespaces {
@@ -97,6 +98,23 @@ impl Config {
                     crate::Size(available_bytes)
                 ),
             );
+        }
+    }
+
+    /// A host's NQN is what the host says it is, whatever its form; a wildcard is none.
+    fn check_host_nqns(&self, findings: &mut Findings) {
+        for (index, subsystem) in self.subsystems.iter().enumerate() {
+            let Access::Hosts(hosts) = &subsystem.access else {
+                continue;
+            };
+            for host in hosts {
+                if let Err(form) = host.check_form() {
+                    findings.warning(
+                        format!("subsystem[{index}].allowed_hosts"),
+                        format!("`{host}`: {form}; it allows the host of exactly this name"),
+                    );
+                }
+            }
         }
     }
 
@@ -250,6 +268,19 @@ mod tests {
         );
         let findings = check("512MiB");
         assert!(findings.problems.is_empty() && findings.warnings.is_empty());
+    }
+
+    #[test]
+    fn a_host_nqn_of_no_known_form_is_a_warning() {
+        let mut config = config("", "ram = 4096");
+        config.subsystems[0].access = Access::Hosts(vec![crate::Nqn::new("*").unwrap()]);
+        let warnings = config.check_machine().unwrap();
+        assert_eq!(
+            warnings[0].to_string(),
+            "subsystem[0].allowed_hosts: `*`: the NQN is not of the form \
+             nqn.yyyy-mm.reverse.domain:string or nqn.2014-08.org.nvmexpress:uuid:UUID; it allows \
+             the host of exactly this name"
+        );
     }
 
     #[test]

@@ -97,10 +97,6 @@ pub struct QueueBounds {
     pub io_queues_max: u16,
     /// Most entries of one I/O queue (CAP.MQES + 1), 16 to 1024.
     pub depth_max: u16,
-    /// In-capsule data of an I/O queue (ICDOFF 0, IOCCSZ × 16 − 64), 4 to 16 KiB in whole pages.
-    pub in_capsule_data_bytes: u32,
-    /// Largest data transfer of one command (MDTS), a power of two from 8 KiB to 1 MiB.
-    pub transfer_bytes_max: u32,
 }
 
 /// Which RDMA provider a listener uses.

@@ -151,7 +151,7 @@ pub enum ProblemKind {
         first: At,
     },
     /// A malformed NQN.
-    #[error("`{value}` {source}")]
+    #[error("`{value}`: {source}")]
     Nqn {
         /// What was written.
         value: String,
@@ -205,7 +205,7 @@ pub enum ProblemKind {
         backing: &'static str,
     },
     /// The memory budget cannot serve one host.
-    #[error("{}; raise target.memory_budget, or lower queues.depth_max, queues.transfer_max or target.reactors", .0)]
+    #[error("{}; raise target.memory_budget, or lower queues.depth_max or target.reactors", .0)]
     Budget(String),
     /// No file or device there.
     #[error("cannot open {path}: {error}", path = path.display())]

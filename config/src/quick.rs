@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+use crate::check::subsystem_nqn;
 use crate::{
     Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, Listener, LogLevel, Namespace,
-    Nqn, Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors, Subsystem, Target,
+    Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors, Subsystem, Target,
     identity, limits,
 };
 
@@ -82,19 +83,10 @@ impl Config {
         }
         let nqn = match &export.nqn {
             None => identity::export_nqn(&backing, export.listen, machine_id),
-            Some(text) => match Nqn::new(text.as_str()) {
-                Ok(nqn) => nqn,
-                Err(source) => {
-                    report(
-                        "--nqn",
-                        ProblemKind::Nqn {
-                            value: text.clone(),
-                            source,
-                        },
-                    );
-                    identity::export_nqn(&backing, export.listen, machine_id)
-                }
-            },
+            Some(text) => subsystem_nqn(text).unwrap_or_else(|kind| {
+                report("--nqn", kind);
+                identity::export_nqn(&backing, export.listen, machine_id)
+            }),
         };
         Problems::none_or(problems)?;
 
@@ -152,8 +144,6 @@ impl Default for QueueBounds {
         Self {
             io_queues_max: limits::DEFAULT_IO_QUEUES_MAX,
             depth_max: limits::DEFAULT_DEPTH_MAX,
-            in_capsule_data_bytes: limits::DEFAULT_IN_CAPSULE_DATA_BYTES,
-            transfer_bytes_max: limits::DEFAULT_TRANSFER_BYTES_MAX,
         }
     }
 }

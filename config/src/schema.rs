@@ -42,8 +42,6 @@ pub(crate) struct RawTarget {
 pub(crate) struct RawQueues {
     pub(crate) io_queues_max: Field<u64>,
     pub(crate) depth_max: Field<u64>,
-    pub(crate) in_capsule_data: Field<Size>,
-    pub(crate) transfer_max: Field<Size>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::{Checker, unique};
 use crate::schema::{RawNamespace, RawSubsystem, RawTarget};
 use crate::{
-    Access, At, Backing, DISCOVERY_NQN, DirectIo, LbaSize, Namespace, Nqn, Problem, ProblemKind,
-    Size, Subsystem, identity, limits,
+    Access, At, Backing, DirectIo, LbaSize, Namespace, Nqn, Problem, ProblemKind, Size, Subsystem,
+    identity, limits,
 };
 
 impl Checker<'_> {
@@ -93,12 +93,7 @@ impl Checker<'_> {
             );
             return None;
         };
-        if text.get_ref() == DISCOVERY_NQN {
-            let allowed = "any NQN but the discovery subsystem's";
-            self.not_allowed(field, text.span(), text.get_ref(), allowed);
-            return None;
-        }
-        let nqn = self.nqn(field, text)?;
+        let nqn = self.nqn(field, text, subsystem_nqn)?;
         let at = self.at(field, Some(text.span()));
         unique(
             &mut self.used.nqns,
@@ -110,18 +105,15 @@ impl Checker<'_> {
         Some(nqn)
     }
 
-    fn nqn(&mut self, field: &str, text: &Spanned<String>) -> Option<Nqn> {
-        match Nqn::new(text.get_ref().as_str()) {
-            Ok(nqn) => Some(nqn),
-            Err(source) => {
-                let kind = ProblemKind::Nqn {
-                    value: text.get_ref().clone(),
-                    source,
-                };
-                self.report(field, Some(text.span()), kind);
-                None
-            }
-        }
+    fn nqn(
+        &mut self,
+        field: &str,
+        text: &Spanned<String>,
+        check: fn(&str) -> Result<Nqn, ProblemKind>,
+    ) -> Option<Nqn> {
+        check(text.get_ref())
+            .map_err(|kind| self.report(field, Some(text.span()), kind))
+            .ok()
     }
 
     fn access(&mut self, field: &str, entry: &Spanned<RawSubsystem>) -> Option<Access> {
@@ -136,7 +128,7 @@ impl Checker<'_> {
         let mut hosts = Vec::new();
         let mut seen = HashMap::new();
         for host in listed.iter().take(limits::ALLOWED_HOSTS_MAX) {
-            if let Some(nqn) = self.nqn(&hosts_field, host) {
+            if let Some(nqn) = self.nqn(&hosts_field, host, host_nqn) {
                 let at = self.at(&hosts_field, Some(host.span()));
                 unique(&mut seen, nqn.clone(), &nqn, at, &mut self.problems);
                 hosts.push(nqn);
@@ -383,4 +375,30 @@ impl Checker<'_> {
         }
         nguid.map(Uuid::into_bytes)
     }
+}
+
+/// The NQN of one of our subsystems: of the form that the specification gives, and not the
+/// discovery subsystem's.
+pub(crate) fn subsystem_nqn(text: &str) -> Result<Nqn, ProblemKind> {
+    let nqn = host_nqn(text)?;
+    if nqn.is_discovery() {
+        let allowed = "any NQN but the discovery subsystem's".to_owned();
+        return Err(ProblemKind::NotAllowed {
+            value: text.to_owned(),
+            allowed,
+        });
+    }
+    nqn.check_form().map_err(|source| ProblemKind::Nqn {
+        value: text.to_owned(),
+        source,
+    })?;
+    Ok(nqn)
+}
+
+/// The NQN of a host, which others have chosen: some are not of the form.
+fn host_nqn(text: &str) -> Result<Nqn, ProblemKind> {
+    Nqn::new(text).map_err(|source| ProblemKind::Nqn {
+        value: text.to_owned(),
+        source,
+    })
 }
