@@ -1,6 +1,7 @@
 //! Volumes on files and block devices: one io_uring per reactor.
 
 mod engine;
+mod entry;
 mod fixed;
 mod request;
 mod setup;

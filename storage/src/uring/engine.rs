@@ -13,13 +13,14 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use capstan_memory::{Buffer, Pages, Pool, Slab};
-use io_uring::types::{CancelBuilder, Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::IoUring;
+use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::EngineError;
+use super::entry::entry;
 use super::fixed::{FixedBuffers, FixedTable};
-use super::request::{BOUNCE_MAX_BYTES, Command, Next, OpenFile, Progress, Refused, Request};
+use super::request::{BOUNCE_MAX_BYTES, Next, OpenFile, Progress, Refused, Request};
 use super::setup::{self, Mode};
 use crate::file::FileStore;
 use crate::io::Completion;
@@ -29,8 +30,6 @@ use crate::io::Completion;
 const ZEROES_BYTES: u32 = 128 << 10;
 /// Completions taken from the ring at a time.
 const BATCH: usize = 32;
-/// `BLOCK_URING_CMD_DISCARD`, `_IO(0x12, 0)` of `linux/blkdev.h`, Linux 6.12.
-const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
 
 /// Sizes of an [`Engine`].
 #[derive(Clone, Debug)]
@@ -299,7 +298,7 @@ impl Core {
         };
         *generation = generation.wrapping_add(1);
         let user_data = u64::from(slot) | u64::from(*generation) << 32;
-        let entry = entry(&command, request, &self.fixed).user_data(user_data);
+        let entry = entry(&command, request.file(), &self.fixed).user_data(user_data);
         // SAFETY: the memory the entry names belongs to the request's buffer (its data or its
         // bounce buffer) or to `zeroes`. The slot owns the request until the completion of this
         // very entry arrives, `zeroes` lives as long as the ring, and both are leaked rather than
@@ -512,88 +511,6 @@ enum Sent {
     Queued,
     QueueFull,
     NoBounce,
-}
-
-/// The submission queue entry of a command.
-fn entry(command: &Command, request: &Request, fixed: &FixedTable) -> squeue::Entry {
-    /// Builds with the fixed file when there is one.
-    macro_rules! build {
-        ($request:ident, |$fd:ident| $entry:expr) => {
-            match $request.file().fixed {
-                Some(place) => {
-                    let $fd = Fixed(place);
-                    $entry.build()
-                }
-                None => {
-                    let $fd = Fd($request.file().store.raw_fd());
-                    $entry.build()
-                }
-            }
-        };
-    }
-    let place = |memory: usize, len_bytes| fixed.place(request.memory_owner()?, memory, len_bytes);
-    match *command {
-        Command::Read {
-            memory,
-            len_bytes,
-            offset_bytes,
-        } => match place(memory.addr(), len_bytes) {
-            Some(index) => build!(request, |fd| {
-                opcode::ReadFixed::new(fd, memory, len_bytes, index).offset(offset_bytes)
-            }),
-            None => {
-                build!(request, |fd| opcode::Read::new(fd, memory, len_bytes)
-                    .offset(offset_bytes))
-            }
-        },
-        Command::Write {
-            memory,
-            len_bytes,
-            offset_bytes,
-            dsync,
-        } => {
-            // pwritev2(2): RWF_DSYNC makes this one write as durable as O_DSYNC does.
-            let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-            match place(memory.addr(), len_bytes) {
-                Some(index) => build!(request, |fd| {
-                    opcode::WriteFixed::new(fd, memory, len_bytes, index)
-                        .offset(offset_bytes)
-                        .rw_flags(flags)
-                }),
-                None => build!(request, |fd| {
-                    opcode::Write::new(fd, memory, len_bytes)
-                        .offset(offset_bytes)
-                        .rw_flags(flags)
-                }),
-            }
-        }
-        Command::Fdatasync => {
-            build!(request, |fd| opcode::Fsync::new(fd)
-                .flags(FsyncFlags::DATASYNC))
-        }
-        Command::Fallocate {
-            mode,
-            offset_bytes,
-            len_bytes,
-        } => {
-            build!(request, |fd| opcode::Fallocate::new(fd, len_bytes)
-                .offset(offset_bytes)
-                .mode(mode))
-        }
-        Command::BlockDiscard {
-            offset_bytes,
-            len_bytes,
-        } => {
-            // The length sits in the entry's addr3, which is where the 16 command bytes are.
-            let mut cmd = [0; 16];
-            cmd[..8].copy_from_slice(&len_bytes.to_ne_bytes());
-            build!(request, |fd| {
-                opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD)
-                    .cmd(cmd)
-                    .addr(Some(offset_bytes))
-            })
-        }
-    }
 }
 
 impl Drop for Engine {

@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use capstan_memory::{Buffer, Slab};
+use capstan_memory::Slab;
 use io_uring::IoUring;
 use nix::sys::resource::{Resource, getrlimit};
 
@@ -89,16 +89,20 @@ impl FixedTable {
         FixedBuffers::Registered
     }
 
-    /// The place to name for `len_bytes` at `memory` inside `owner`, when they are registered.
-    pub(crate) fn place(&self, owner: &Buffer, memory: usize, len_bytes: u32) -> Option<u16> {
-        let id = owner.slab_id();
-        let (slab, first) = self.slabs.iter().find(|(slab, _)| slab.id() == id)?;
-        let offset = memory.checked_sub(slab.base().as_ptr().addr())?;
-        let place = offset / BUFFER_MAX_BYTES;
-        let last = offset.checked_add((len_bytes as usize).checked_sub(1)?)?;
-        // One operation names one buffer: a piece that straddles two goes unregistered.
-        (last / BUFFER_MAX_BYTES == place && last < slab.len_bytes())
-            .then(|| u16::try_from(place).ok()?.checked_add(*first))?
+    /// The place to name for `len_bytes` at `memory`, when they are registered.
+    pub(crate) fn place(&self, memory: usize, len_bytes: u32) -> Option<u16> {
+        let last = memory.checked_add((len_bytes as usize).checked_sub(1)?)?;
+        self.slabs.iter().find_map(|(slab, first)| {
+            let base = slab.base().as_ptr().addr();
+            let start = memory.checked_sub(base)?;
+            let end = last
+                .checked_sub(base)
+                .filter(|&end| end < slab.len_bytes())?;
+            let place = start / BUFFER_MAX_BYTES;
+            // One operation names one buffer: a piece that straddles two goes unregistered.
+            (end / BUFFER_MAX_BYTES == place)
+                .then(|| u16::try_from(place).ok()?.checked_add(*first))?
+        })
     }
 
     /// Takes every slab back from the kernel. Nothing may be in flight.
@@ -142,5 +146,68 @@ fn refused(error: &io::Error, len_bytes: usize) -> String {
              `ulimit -l unlimited` or LimitMEMLOCK=infinity in the systemd unit"
         ),
         _ => format!("the kernel refuses to pin {len_bytes} bytes: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use capstan_memory::{Pages, Slab};
+
+    use super::{BUFFER_MAX_BYTES, FixedBuffers, FixedTable};
+    use crate::uring::setup::{self, Mode};
+
+    #[test]
+    fn a_place_is_named_only_for_memory_inside_one_buffer() {
+        // 2.5 GiB of addresses, of which no page is touched.
+        let large = Slab::new(5 * BUFFER_MAX_BYTES / 2, Pages::Ordinary).unwrap();
+        let small = Slab::new(8192, Pages::Ordinary).unwrap();
+        let slabs = vec![(Arc::clone(&large), 4), (Arc::clone(&small), 7)];
+        let table = FixedTable {
+            slabs,
+            used: 8,
+            sparse: true,
+        };
+        let at = |slab: &Slab, offset: usize, len| {
+            table.place(slab.base().as_ptr().addr() + offset, len)
+        };
+        assert_eq!(at(&large, 0, 4096), Some(4));
+        assert_eq!(at(&large, BUFFER_MAX_BYTES - 4096, 4096), Some(4));
+        assert_eq!(at(&large, BUFFER_MAX_BYTES - 4096, 4097), None);
+        assert_eq!(at(&large, BUFFER_MAX_BYTES, 4096), Some(5));
+        assert_eq!(at(&large, 5 * BUFFER_MAX_BYTES / 2 - 1, 1), Some(6));
+        assert_eq!(at(&small, 64, 8192 - 64), Some(7));
+        assert_eq!(at(&small, 64, 8192), None);
+        assert_eq!(at(&small, 0, 0), None);
+        assert_eq!(table.place(usize::MAX, 2), None);
+        assert_eq!(table.place(4096, 1), None);
+    }
+
+    #[test]
+    fn a_full_table_and_a_slab_known_already_are_told_apart() {
+        let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
+        let mut table = FixedTable::new(&ring);
+        let slab = Slab::new(1 << 20, Pages::Ordinary).unwrap();
+        assert_eq!(table.register(&ring, &slab), FixedBuffers::Registered);
+        let used = table.used;
+        assert_eq!(table.register(&ring, &slab), FixedBuffers::Registered);
+        assert_eq!(table.used, used);
+        table.used = 256;
+        let other = Slab::new(4096, Pages::Ordinary).unwrap();
+        let FixedBuffers::NotRegistered { reason } = table.register(&ring, &other) else {
+            panic!("a place behind the end of the table");
+        };
+        assert!(reason.contains("table of 256"), "{reason}");
+        let mut old = FixedTable {
+            slabs: Vec::new(),
+            used: 0,
+            sparse: false,
+        };
+        let FixedBuffers::NotRegistered { reason } = old.register(&ring, &other) else {
+            panic!("registered without a table");
+        };
+        assert!(reason.contains("5.19"), "{reason}");
+        table.clear(&ring);
     }
 }

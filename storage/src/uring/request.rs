@@ -147,13 +147,6 @@ impl Request {
         &self.file
     }
 
-    /// The memory a transfer reads or writes now belongs to this buffer.
-    pub(crate) fn memory_owner(&self) -> Option<&Buffer> {
-        self.bounce
-            .as_ref()
-            .or_else(|| self.io.data.as_ref().map(|data| &data.buffer))
-    }
-
     /// Whether there is nothing to ask the kernel for (a discard that nothing can do).
     pub(crate) fn is_done(&self) -> bool {
         let empty = self.extent.len_bytes == 0 && self.io.op != Op::Flush;

@@ -1,0 +1,93 @@
+//! Submission queue entries: what a [`Command`] looks like to the kernel.
+
+use io_uring::types::{Fd, Fixed, FsyncFlags};
+use io_uring::{opcode, squeue};
+
+use super::fixed::FixedTable;
+use super::request::{Command, OpenFile};
+
+/// `BLOCK_URING_CMD_DISCARD`, `_IO(0x12, 0)` of `linux/blkdev.h`, Linux 6.12.
+const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
+
+/// Builds an entry on the fixed file when there is one, on the descriptor otherwise.
+macro_rules! on_file {
+    ($file:expr, |$fd:ident| $entry:expr) => {
+        match $file.fixed {
+            Some(place) => {
+                let $fd = Fixed(place);
+                $entry.build()
+            }
+            None => {
+                let $fd = Fd($file.store.raw_fd());
+                $entry.build()
+            }
+        }
+    };
+}
+
+/// The submission queue entry of a command on `file`; memory that is in `fixed` is named by its
+/// place there.
+pub(crate) fn entry(command: &Command, file: &OpenFile, fixed: &FixedTable) -> squeue::Entry {
+    match *command {
+        Command::Read {
+            memory,
+            len_bytes,
+            offset_bytes,
+        } => {
+            let len = len_bytes;
+            match fixed.place(memory.addr(), len) {
+                Some(index) => on_file!(file, |fd| {
+                    opcode::ReadFixed::new(fd, memory, len, index).offset(offset_bytes)
+                }),
+                None => {
+                    on_file!(file, |fd| opcode::Read::new(fd, memory, len)
+                        .offset(offset_bytes))
+                }
+            }
+        }
+        Command::Write {
+            memory,
+            len_bytes,
+            offset_bytes,
+            dsync,
+        } => {
+            let len = len_bytes;
+            // pwritev2(2): RWF_DSYNC makes this one write as durable as O_DSYNC does.
+            let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+            match fixed.place(memory.addr(), len) {
+                Some(index) => on_file!(file, |fd| {
+                    let write = opcode::WriteFixed::new(fd, memory, len, index);
+                    write.offset(offset_bytes).rw_flags(flags)
+                }),
+                None => on_file!(file, |fd| {
+                    let write = opcode::Write::new(fd, memory, len);
+                    write.offset(offset_bytes).rw_flags(flags)
+                }),
+            }
+        }
+        Command::Fdatasync => {
+            let flags = FsyncFlags::DATASYNC;
+            on_file!(file, |fd| opcode::Fsync::new(fd).flags(flags))
+        }
+        Command::Fallocate {
+            mode,
+            offset_bytes,
+            len_bytes,
+        } => on_file!(file, |fd| {
+            let fallocate = opcode::Fallocate::new(fd, len_bytes);
+            fallocate.offset(offset_bytes).mode(mode)
+        }),
+        Command::BlockDiscard {
+            offset_bytes,
+            len_bytes,
+        } => {
+            // The length sits in the entry's addr3, which is where the 16 command bytes are.
+            let mut cmd = [0; 16];
+            cmd[..8].copy_from_slice(&len_bytes.to_ne_bytes());
+            on_file!(file, |fd| {
+                let discard = opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD);
+                discard.cmd(cmd).addr(Some(offset_bytes))
+            })
+        }
+    }
+}
