@@ -21,7 +21,9 @@
 //! It knows no NVMe status, no namespace, no host. It orders nothing: operations in flight together
 //! have no order, and a Flush covers what had completed when it was submitted.
 
+mod delay;
 mod error;
+mod fault;
 mod file;
 mod geometry;
 mod io;
@@ -33,10 +35,14 @@ mod sys;
 mod testing;
 mod uring;
 mod volume;
+mod write_back;
 
+pub use delay::{Delay, Delays};
 pub use error::{IoError, IoErrorKind, LockHolder, OpenError};
+pub use fault::{Effect, Fault, Faulty};
 pub use geometry::{Extent, Geometry};
 pub use io::{Completion, Data, Io, Op, OpKind, Submitted};
 pub use spec::{DirectIo, SpecError, Store, VolumeSpec};
 pub use uring::{Engine, EngineConfig, EngineError, FixedBuffers};
 pub use volume::Volume;
+pub use write_back::{WriteBack, WriteBackVolume};

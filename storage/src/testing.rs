@@ -1,9 +1,12 @@
 //! What the unit tests of several modules share.
 
+use std::sync::Arc;
+
 use capstan_memory::{Pages, Pool, Slab};
 
 use crate::geometry::Geometry;
 use crate::io::{Completion, Data, Io, Op, Submitted};
+use crate::ram::{RamStore, RamVolume};
 use crate::volume::Volume;
 
 pub(crate) const GEOMETRY: Geometry = Geometry {
@@ -16,6 +19,17 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
     atomic_lbas: 1,
     read_only: false,
 };
+
+/// A RAM volume of 4096-byte LBAs.
+pub(crate) fn ram(lbas: u64) -> Box<dyn Volume> {
+    let store = RamStore::new(usize::try_from(lbas * 4096).unwrap()).unwrap();
+    Box::new(RamVolume::new(
+        Arc::new(store),
+        4096,
+        lbas,
+        Arc::from("ram"),
+    ))
+}
 
 pub(crate) fn pool(bytes: usize) -> Pool {
     Pool::new(Slab::new(bytes, Pages::Ordinary).unwrap())
