@@ -100,6 +100,16 @@ impl FileStore {
         self.file.as_raw_fd()
     }
 
+    /// The same file with another idea of what `O_DIRECT` needs, for tests of what follows from it.
+    #[cfg(test)]
+    pub(crate) fn with_alignment(mut self, align: Option<(u32, u32)>) -> Self {
+        self.direct = align.map(|(memory_bytes, offset_bytes)| DirectAlignment {
+            memory_bytes,
+            offset_bytes,
+        });
+        self
+    }
+
     fn error(&self, action: &'static str, source: io::Error) -> OpenError {
         OpenError::System {
             volume: Arc::clone(&self.name),
@@ -466,4 +476,32 @@ fn lock_holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
             .flatten()
     });
     holders.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lock_holder_in;
+
+    #[test]
+    fn the_holder_is_found_by_device_and_inode_among_other_locks() {
+        // Lines as Linux 6.18 writes them; fe:00 is device 254:0, 0xfe00.
+        let locks = "1: POSIX  ADVISORY  WRITE 11 fe:00:131 0 EOF\n\
+                     2: FLOCK  ADVISORY  WRITE 22 fe:01:131 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 33 fe:00:131 0 EOF\n\
+                     3: -> FLOCK  ADVISORY  WRITE 44 fe:00:132 0 EOF\n\
+                     4: FLOCK  ADVISORY  WRITE -1 fe:00:133 0 EOF\n\
+                     gibberish\n";
+        assert_eq!(lock_holder_in(locks, 0xfe00, 131), Some(33));
+        assert_eq!(
+            lock_holder_in(locks, 0xfe00, 132),
+            None,
+            "44 waits, it does not hold"
+        );
+        assert_eq!(
+            lock_holder_in(locks, 0xfe00, 133),
+            None,
+            "in another pid namespace"
+        );
+        assert_eq!(lock_holder_in("", 0xfe00, 131), None);
+    }
 }

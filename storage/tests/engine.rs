@@ -11,7 +11,10 @@ use std::thread;
 use std::time::Duration;
 
 use capstan_memory::{Pages, Slab};
-use capstan_storage::{DirectIo, Engine, EngineConfig, FixedBuffers, Op, OpenError, VolumeSpec};
+use capstan_storage::{
+    Delay, Delays, DirectIo, Effect, Engine, EngineConfig, Fault, Faulty, FixedBuffers,
+    IoErrorKind, Op, OpKind, OpenError, VolumeSpec,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 use support::{Driver, Folder, content, spec};
@@ -342,4 +345,49 @@ fn a_reactor_that_sleeps_is_woken_within_the_time_of_the_disk() {
     );
     thread::sleep(Duration::from_millis(1));
     assert_eq!(driver.wait(1)[0].token, 9);
+}
+
+/// Decorators hold operations before the engine has them; their ends come out of the engine.
+#[test]
+fn decorators_stand_in_front_of_the_engine() {
+    let folder = Folder::new();
+    let mut driver = Driver::new(&spec(
+        &folder.file("decorated", 1 << 20),
+        4096,
+        DirectIo::Auto,
+    ));
+    driver.write(5, &[5; 4096]);
+    let null = VolumeSpec::Null {
+        bytes: 4096,
+        lba_bytes: 4096,
+    }
+    .open(&driver.engine)
+    .unwrap();
+    let file = std::mem::replace(&mut driver.volume, null);
+    let bad = Fault::nth(OpKind::Read, 1, Effect::Fail(IoErrorKind::Medium));
+    let faulty = Faulty::new(file, vec![bad]);
+    driver.volume = Box::new(Delay::new(Box::new(faulty), Delays::all(100)));
+    for token in 0..3 {
+        let data = driver.data(&[0; 4096], 0);
+        driver.submit(token, Op::Read { lba: 5, lbas: 1 }, Some(data));
+    }
+    assert_eq!(
+        (driver.engine.in_flight(), driver.volume.next_deadline_us()),
+        (0, Some(100))
+    );
+    let mut out = Vec::new();
+    driver.volume.poll(99, &mut out);
+    assert!(out.is_empty());
+    driver.volume.poll(100, &mut out);
+    assert_eq!(
+        (out.len(), out[0].token, driver.engine.in_flight()),
+        (1, 1, 2)
+    );
+    assert_eq!(
+        out[0].result.as_ref().unwrap_err().kind,
+        IoErrorKind::Medium
+    );
+    for completion in driver.wait(2) {
+        assert_eq!(content(completion.data.as_ref().unwrap()), [5; 4096]);
+    }
 }
