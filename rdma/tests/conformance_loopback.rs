@@ -124,14 +124,14 @@ fn main() -> ExitCode {
     let variant = |name, fabric| harness::Variant {
         name,
         fabric,
-        not_applicable: &[],
+        not_applicable: Vec::new(),
     };
     harness::main(vec![
         variant("plain", plain),
         variant("delayed", delayed),
         variant("long_tail", long_tail),
         harness::Variant {
-            not_applicable: &[
+            not_applicable: vec![
                 "windows::",
                 "limits::shared_receive_queue_full",
                 "receive::shared_",

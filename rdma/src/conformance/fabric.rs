@@ -63,6 +63,9 @@ pub struct Behaviour {
     /// The listening side may send before it has received anything (not on iWARP without
     /// peer-to-peer mode).
     pub passive_may_send_first: bool,
+    /// Connecting tells each side how many RDMA READs the other serves and sends (not with MPA
+    /// revision 1, RFC 5044).
+    pub exchanges_read_depths: bool,
     /// Queue depths are exactly what was asked; otherwise the device may round them up.
     pub exact_queue_depths: bool,
     /// Longest wait for anything, in microseconds.
@@ -79,6 +82,7 @@ impl Behaviour {
         receiver_not_ready: ReceiverNotReady::Waits,
         names_remote_errors: true,
         passive_may_send_first: true,
+        exchanges_read_depths: true,
         exact_queue_depths: true,
         patience_us: 10_000_000,
     };

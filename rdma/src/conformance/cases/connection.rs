@@ -82,6 +82,10 @@ pub(super) fn too_long_private_data_is_refused(fabric: &mut dyn Fabric) -> Outco
 /// Each side says how many RDMA READs it serves and sends; the other sees it.
 pub(super) fn read_depths_are_exchanged(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
+    if !world.behaviour.exchanges_read_depths {
+        let why = "connecting does not exchange READ depths on this transport";
+        return Err(Stop::NotApplicable(why.into()));
+    }
     let options = LinkOptions::default();
     let id = world.resolve()?;
     let _qp = world.create_qp(Side::Active, id, &options)?;

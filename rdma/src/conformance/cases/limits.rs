@@ -106,10 +106,10 @@ pub(super) fn shared_receive_queue_full(fabric: &mut dyn Fabric) -> Outcome {
         }
         world.close(probe);
         let srq = world.pd(to)?.create_srq(DEPTH, 2)?;
-        let taken = fill(&world, |wr_id| srq.post_recv(wr_id, &[]))?;
         let mut options = shallow();
         options.srq[to.index()] = Some(Rc::clone(&srq));
         let link = world.connect(&options)?;
+        let taken = fill(&world, |wr_id| srq.post_recv(wr_id, &[]))?;
         for wr_id in 0..taken {
             world.post_now(link, to.peer(), &send(wr_id, &[]))?;
             world.success(link, to.peer(), wr_id, WcOpcode::Send)?;
