@@ -156,7 +156,8 @@ prop_compose! {
 
 prop_compose! {
     fn copy()(
-        nsid: u32, sdlba: u64, ranges in 1..=256_u16, format in 0..16_u8, prinfo in [0..16_u8, 0..16_u8],
+        nsid: u32, sdlba: u64, ranges in 1..=256_u16, format in 0..16_u8,
+        prinfo in [0..16_u8, 0..16_u8],
         flags: [bool; 4], directive in directive(), tags: (u64, u32, u16, u16),
     ) -> Copy {
         let [stc_write, stc_read, fua, limited_retry] = flags;
@@ -430,7 +431,9 @@ proptest! {
     }
 
     #[test]
-    fn completions_and_statuses_keep_every_bit(bits in 0..0x8000_u16, cid: u16, sqhd: u16, dw0: u32) {
+    fn completions_and_statuses_keep_every_bit(
+        bits in 0..0x8000_u16, cid: u16, sqhd: u16, dw0: u32,
+    ) {
         let status = Status::from_bits(bits);
         let mut rebuilt = Status::new(status.sct(), status.sc()).with_crd(status.crd());
         if status.is_more() {
@@ -458,7 +461,8 @@ proptest! {
     ) {
         let parameters = ConnectParameters { hostid: HostId(hostid), cntlid, subnqn, hostnqn };
         let data = parameters.encode();
-        prop_assert_eq!(ConnectData::from_data(data.as_bytes()).and_then(ConnectData::parse), Ok(parameters));
+        let parsed = ConnectData::from_data(data.as_bytes()).and_then(ConnectData::parse);
+        prop_assert_eq!(parsed, Ok(parameters));
         let response = ConnectResponse {
             cntlid,
             authentication_required: flags.0,
