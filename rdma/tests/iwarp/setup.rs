@@ -259,6 +259,37 @@ fn a_request_migrates_to_another_thread() {
 }
 
 #[test]
+fn a_manager_that_was_idle_for_long_gives_an_adopted_connection_its_whole_time() {
+    let (mut host, mut target) = (Side::new(Config::default()), Side::new(Config::default()));
+    let (_, at) = target.cm.listen(any(), 4).unwrap();
+    let now = host.now_us();
+    let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
+    let _host_qp = host.create_qp(id);
+    host.cm
+        .connect(id, &param(b"x", 1, 1), 5_000_000, now)
+        .unwrap();
+    turn_until(&mut host, &mut target, "request", |_, t| {
+        !t.events.is_empty()
+    });
+    let migrated = target.cm.migrate(target.events[0].id).unwrap();
+    let config = Config {
+        setup_timeout_ms: 300,
+        ..Config::default()
+    };
+    let mut other = Side::new(config);
+    other.turn();
+    std::thread::sleep(Duration::from_millis(400));
+    let adopted = other.cm.adopt(migrated).unwrap();
+    let _qp = other.create_qp(adopted);
+    other.cm.accept(adopted, &param(b"y", 1, 1)).unwrap();
+    assert_eq!(other.cm.next_deadline_us(), Some(0));
+    other.turn();
+    turn_until(&mut host, &mut other, "established", |h, o| {
+        established(h, id) && established(o, adopted)
+    });
+}
+
+#[test]
 fn a_lost_migrated_request_refuses_the_peer() {
     let (mut host, mut target) = (Side::new(Config::default()), Side::new(Config::default()));
     let (_, at) = target.cm.listen(any(), 4).unwrap();

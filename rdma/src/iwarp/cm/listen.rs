@@ -316,8 +316,10 @@ impl Manager {
             ird: agreed.ird,
         };
         if agreed.first.is_some() {
+            // The wait starts at the next poll: this call does not know the time, and the last
+            // poll may be long ago.
             entry.state = State::AwaitFirst { param };
-            entry.deadline_us = Some(self.now_us + config.setup_timeout_ms * 1000);
+            entry.deadline_us = None;
         }
         self.engine.attach(&qp, set_up);
         if agreed.first.is_none() {

@@ -64,6 +64,13 @@ struct Entry {
     deadline_us: Option<u64>,
 }
 
+impl Entry {
+    /// Its wait has begun, but the time was not known then.
+    fn is_unaware(&self) -> bool {
+        self.deadline_us.is_none() && matches!(self.state, State::AwaitFirst { .. })
+    }
+}
+
 /// A thread's connection manager.
 pub(super) struct Manager {
     engine: Rc<Engine>,
@@ -191,6 +198,12 @@ impl Manager {
     /// Acts on everything whose time has come.
     fn run_deadlines(&mut self) {
         let now = self.now_us;
+        let setup_us = self.engine.config.setup_timeout_ms * 1000;
+        for entry in self.entries.values_mut() {
+            if entry.is_unaware() {
+                entry.deadline_us = Some(now + setup_us);
+            }
+        }
         let due: Vec<CmId> = self
             .entries
             .iter()
@@ -483,9 +496,12 @@ impl ConnectionManager for Manager {
     }
 
     fn next_deadline_us(&self) -> Option<u64> {
-        let entries = self.entries.values().filter_map(|e| e.deadline_us).min();
-        let lingering = self.engine.lingering.borrow();
         // What does not know its time yet learns it at the next poll.
+        let entries = self.entries.values();
+        let entries = entries
+            .filter_map(|e| if e.is_unaware() { Some(0) } else { e.deadline_us })
+            .min();
+        let lingering = self.engine.lingering.borrow();
         let lingering = lingering.iter().map(|l| l.deadline_us().unwrap_or(0)).min();
         let wait_us = self.engine.config.receiver_not_ready_timeout_ms * 1000;
         let not_ready = self.engine.not_ready.borrow();
