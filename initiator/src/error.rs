@@ -1,0 +1,240 @@
+//! Errors, one enum per operation.
+
+use std::sync::Arc;
+
+use capstan_nvme_proto::error::ErrorLocation;
+use capstan_nvme_proto::status::Status;
+use capstan_rdma::contract::CmError;
+
+/// An option has a value it cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OptionsError {
+    /// Outside what is possible.
+    #[error("{name} is {value}, expected {expected}")]
+    Value {
+        /// The option.
+        name: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// A host name has no address.
+    #[error("traddr {traddr}: {message}; check the name or give an address")]
+    Lookup {
+        /// What was looked up.
+        traddr: String,
+        /// The resolver's words.
+        message: String,
+    },
+}
+
+/// Why an association could not be made, or was lost.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// An option is wrong.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
+    /// The RDMA connection could not be made.
+    #[error("queue {qid}: {source}")]
+    Transport {
+        /// The queue.
+        qid: u16,
+        /// What happened.
+        source: CmError,
+    },
+    /// The target refused the RDMA connection.
+    #[error("queue {qid}: the target refused the connection: {reason}; {next}")]
+    Rejected {
+        /// The queue.
+        qid: u16,
+        /// The target's reason.
+        reason: String,
+        /// What to do.
+        next: &'static str,
+    },
+    /// The controller refused the Connect command.
+    #[error("queue {qid}: Connect was refused: {status} at {location}: {reason}")]
+    Refused {
+        /// The queue.
+        qid: u16,
+        /// Status.
+        status: Status,
+        /// The parameter it does not like.
+        location: ErrorLocation,
+        /// In words, with what to do.
+        reason: String,
+    },
+    /// A command of the set-up failed.
+    #[error("{step} failed: {status}")]
+    Command {
+        /// The step.
+        step: &'static str,
+        /// Status.
+        status: Status,
+    },
+    /// A step took too long.
+    #[error("{step} did not finish within {waited_ms} ms; {next}")]
+    Timeout {
+        /// The step.
+        step: &'static str,
+        /// How long it was waited for, in milliseconds.
+        waited_ms: u64,
+        /// What to do.
+        next: &'static str,
+    },
+    /// The controller lacks something this host needs.
+    #[error("{what} is {value}, expected {expected}")]
+    Unsupported {
+        /// The property or field.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// The controller broke the protocol.
+    #[error("queue {qid}: {what}; the target does not conform")]
+    Protocol {
+        /// The queue.
+        qid: u16,
+        /// What was wrong.
+        what: String,
+    },
+    /// The connection ended.
+    #[error("queue {qid}: the connection ended: {cause}")]
+    Disconnected {
+        /// The queue.
+        qid: u16,
+        /// Who ended it, and why when known.
+        cause: String,
+    },
+    /// The controller reported a fatal error (CSTS.CFS).
+    #[error("the controller reports a fatal error (CSTS.CFS); see the target's log")]
+    ControllerFatal,
+    /// RDMA resources or memory could not be had.
+    #[error("{what}: {message}")]
+    Resources {
+        /// The resource.
+        what: &'static str,
+        /// Why.
+        message: String,
+    },
+    /// The local side closed the association.
+    #[error("the association was closed")]
+    Closed,
+    /// The controller did not come back.
+    #[error(
+        "the controller was lost for {lost_s} s ({attempts} attempts; ctrl-loss-tmo is \
+         {ctrl_loss_tmo_s} s): {cause}"
+    )]
+    LossTimeout {
+        /// How long, in seconds.
+        lost_s: u64,
+        /// Attempts to connect again.
+        attempts: u32,
+        /// The limit, in seconds.
+        ctrl_loss_tmo_s: u64,
+        /// The last reason.
+        cause: Arc<Self>,
+    },
+}
+
+/// Why an I/O failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum IoError {
+    /// The controller completed it with an error.
+    #[error("{opcode} of {nlb} LBAs at LBA {slba} of namespace {nsid}: {status}")]
+    Status {
+        /// The command.
+        opcode: capstan_nvme_proto::opcode::IoOpcode,
+        /// Namespace.
+        nsid: u32,
+        /// First LBA.
+        slba: u64,
+        /// Blocks.
+        nlb: u32,
+        /// Status.
+        status: Status,
+    },
+    /// It is not inside the namespace, or its buffer does not fit it.
+    #[error("{what} is {value}, expected {expected}")]
+    Invalid {
+        /// The parameter.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// The controller has no such namespace.
+    #[error(
+        "namespace {0} does not exist on this controller; `capstan list-ns` shows those that do"
+    )]
+    NoNamespace(u32),
+    /// After a reconnect the namespace is another one.
+    #[error("namespace {nsid} is not the one it was: {change}; connect anew to use it")]
+    NamespaceReplaced {
+        /// Namespace.
+        nsid: u32,
+        /// What is different.
+        change: Arc<str>,
+    },
+    /// The controller does not have the command.
+    #[error("the controller does not support {0}")]
+    Unsupported(&'static str),
+    /// The connection broke each time while this command was outstanding.
+    #[error("given up after {replays} reconnects while it was outstanding; see the target's log")]
+    Replays {
+        /// How often it was sent again.
+        replays: u8,
+    },
+    /// The controller is gone for good.
+    #[error("the controller is gone: {0}")]
+    ControllerLost(Arc<ConnectError>),
+    /// The driver of the association has ended.
+    #[error("the association was closed")]
+    Closed,
+}
+
+/// Why an admin command failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum AdminError {
+    /// The controller completed it with an error.
+    #[error("{what}: {status}")]
+    Status {
+        /// The command.
+        what: &'static str,
+        /// Status.
+        status: Status,
+    },
+    /// The association was lost while it was outstanding; it may or may not have been carried out.
+    #[error("the association was lost before the answer: {0}")]
+    Lost(Arc<ConnectError>),
+    /// Too many admin commands wait already.
+    #[error("too many admin commands are waiting; try again when one has finished")]
+    Busy,
+    /// Its data is larger than this host moves for an admin command.
+    #[error("{len_bytes} bytes of admin data, expected at most {max_bytes}; read in pieces")]
+    TooLong {
+        /// Bytes asked for.
+        len_bytes: u64,
+        /// Most bytes.
+        max_bytes: u32,
+    },
+    /// The answer is not what the specification says.
+    #[error("{what}: {problem}; the target does not conform")]
+    Data {
+        /// The command.
+        what: &'static str,
+        /// What is wrong with its data.
+        problem: String,
+    },
+}
+
+impl PartialEq for ConnectError {
+    /// Errors are equal when they say the same.
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}

@@ -1,0 +1,225 @@
+//! What the host state machine wants done, and what it tells.
+
+use std::fmt;
+use std::sync::Arc;
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::rdma_cm::CmRequest;
+use capstan_nvme_proto::sqe::Sqe;
+
+use super::queue::SlotIndex;
+use crate::error::{AdminError, ConnectError};
+
+/// Data of an admin or Connect command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommandData {
+    /// The command has none.
+    None,
+    /// The controller gets these bytes.
+    ToController(Box<[u8]>),
+    /// The controller sends this many bytes.
+    FromController(u32),
+}
+
+impl CommandData {
+    /// Bytes, whichever way they go.
+    #[must_use]
+    pub fn len_bytes(&self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::ToController(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            Self::FromController(len_bytes) => *len_bytes,
+        }
+    }
+}
+
+/// What the driver is to do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Make the connection of a queue. Leads to
+    /// [`Host::handle_established`](super::Host::handle_established),
+    /// [`Host::handle_rejected`](super::Host::handle_rejected) or
+    /// [`Host::handle_open_failed`](super::Host::handle_open_failed).
+    Open {
+        /// Its entries, which are also the receives to post.
+        entries: u16,
+        /// The private data to send.
+        request: CmRequest,
+    },
+    /// Send a command. Leads to [`Host::take_response`](super::Host::take_response) and, once its
+    /// memory is back, [`Host::handle_completion`](super::Host::handle_completion).
+    Send {
+        /// Queue.
+        qid: u16,
+        /// Slot of the command; the CID is in the entry.
+        slot: SlotIndex,
+        /// Complete but for the data pointer.
+        sqe: Box<Sqe>,
+        /// Its data.
+        data: CommandData,
+    },
+    /// Drop every connection; nothing of them is to be handled any more.
+    CloseAll,
+}
+
+/// What the owner of the association learns.
+#[derive(Debug)]
+pub enum Event {
+    /// I/O can be submitted.
+    Live {
+        /// It was live before.
+        again: bool,
+    },
+    /// The connection is gone; I/O waits until [`Event::Live`] or [`Event::Failed`]. Every
+    /// outstanding I/O command is to be issued again.
+    Lost {
+        /// Why.
+        cause: Arc<ConnectError>,
+    },
+    /// The association has failed for good.
+    Failed {
+        /// Why.
+        cause: Arc<ConnectError>,
+    },
+    /// The association was shut down in order.
+    Closed,
+    /// Namespaces came, went or changed; [`Host::namespaces`](super::Host::namespaces) has them.
+    NamespacesChanged,
+    /// The discovery log page changed.
+    DiscoveryLogChanged,
+    /// An admin command of [`Host::submit_admin`](super::Host::submit_admin) is done.
+    AdminDone {
+        /// Its token.
+        token: u64,
+        /// Its answer.
+        result: Result<AdminReply, AdminError>,
+    },
+}
+
+/// The answer to an admin command, whatever its status.
+#[derive(Clone, Debug)]
+pub struct AdminReply {
+    /// The completion.
+    pub cqe: Cqe,
+    /// Data from the controller.
+    pub data: Vec<u8>,
+}
+
+/// Steps of setting an association up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// RDMA connection of the Admin Queue.
+    OpenAdmin,
+    /// Connect command of the Admin Queue.
+    ConnectAdmin,
+    /// Property Get of VS.
+    Version,
+    /// Property Get of CAP.
+    Capabilities,
+    /// Property Set of CC.EN.
+    Enable,
+    /// Property Get of CSTS until RDY.
+    Ready,
+    /// Identify Controller.
+    Identify,
+    /// Set Features: Number of Queues.
+    NumberOfQueues,
+    /// Set Features: Asynchronous Event Configuration.
+    AsyncConfig,
+    /// RDMA connection of an I/O queue.
+    OpenIo(u16),
+    /// Connect command of an I/O queue.
+    ConnectIo(u16),
+    /// Identify of the namespaces.
+    Scan,
+}
+
+impl Step {
+    /// For people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OpenAdmin => "RDMA connection of the Admin Queue",
+            Self::ConnectAdmin => "Connect of the Admin Queue",
+            Self::Version => "Property Get VS",
+            Self::Capabilities => "Property Get CAP",
+            Self::Enable => "Property Set CC.EN",
+            Self::Ready => "waiting for CSTS.RDY",
+            Self::Identify => "Identify Controller",
+            Self::NumberOfQueues => "Set Features Number of Queues",
+            Self::AsyncConfig => "Set Features Asynchronous Event Configuration",
+            Self::OpenIo(_) => "RDMA connection of an I/O queue",
+            Self::ConnectIo(_) => "Connect of an I/O queue",
+            Self::Scan => "Identify of the namespaces",
+        }
+    }
+}
+
+/// Where an association is in its life; `Display` is for people.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// Being set up.
+    Connecting {
+        /// The step.
+        step: Step,
+        /// Which attempt since the controller was lost; 0 for the first connect.
+        attempt: u32,
+    },
+    /// Usable.
+    Live,
+    /// Waiting to try again.
+    Waiting {
+        /// The attempt that comes next.
+        attempt: u32,
+        /// In milliseconds.
+        next_in_ms: u64,
+        /// Until I/O fails, in milliseconds; `None` is never.
+        fails_in_ms: Option<u64>,
+        /// Why the last attempt failed, or the connection was lost.
+        cause: Arc<ConnectError>,
+    },
+    /// Being shut down.
+    ShuttingDown,
+    /// Shut down.
+    Closed,
+    /// Failed for good.
+    Failed(Arc<ConnectError>),
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connecting { step, attempt: 0 } => write!(f, "connecting: {}", step.name()),
+            Self::Connecting { step, attempt } => {
+                write!(f, "reconnecting: attempt {attempt}, {}", step.name())
+            }
+            Self::Live => f.write_str("live"),
+            Self::Waiting {
+                attempt,
+                next_in_ms,
+                fails_in_ms,
+                cause,
+            } => {
+                write!(f, "reconnecting: attempt {attempt}, next in ")?;
+                seconds(f, *next_in_ms)?;
+                if let Some(fails_in_ms) = fails_in_ms {
+                    f.write_str(", I/O fails in ")?;
+                    seconds(f, *fails_in_ms)?;
+                }
+                write!(f, " ({cause})")
+            }
+            Self::ShuttingDown => f.write_str("shutting down"),
+            Self::Closed => f.write_str("closed"),
+            Self::Failed(cause) => write!(f, "failed: {cause}"),
+        }
+    }
+}
+
+/// Tenths below ten seconds, whole seconds above.
+fn seconds(f: &mut fmt::Formatter<'_>, ms: u64) -> fmt::Result {
+    if ms < 10_000 {
+        write!(f, "{}.{} s", ms / 1000, ms % 1000 / 100)
+    } else {
+        write!(f, "{} s", ms / 1000)
+    }
+}

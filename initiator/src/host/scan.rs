@@ -1,0 +1,175 @@
+//! Finding the namespaces: the active list, then each namespace and its descriptors.
+
+use capstan_nvme_proto::command::{AdminCommand, Identify};
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::identify::{Cns, NamespaceList};
+use capstan_nvme_proto::sgl::Sgl;
+
+use super::action::{CommandData, Event, Step};
+use super::association::{Host, State};
+use super::command::{IDENTIFY_DATA_BYTES, Purpose};
+use super::info::NamespaceInfo;
+
+/// Most namespaces of one controller this host looks at.
+pub(super) const NAMESPACES_MAX: usize = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// CNS 02h: active NSIDs above this one.
+    List {
+        above: u32,
+    },
+    /// CNS 00h of the namespace at this place of the list.
+    Namespace(usize),
+    /// CNS 03h of the same.
+    Descriptors(usize),
+    Done,
+}
+
+/// A walk over the namespaces.
+#[derive(Debug)]
+pub(super) struct Scan {
+    stage: Stage,
+    nsids: Vec<u32>,
+    found: Vec<NamespaceInfo>,
+}
+
+impl Scan {
+    pub(super) fn new() -> Self {
+        Self {
+            stage: Stage::List { above: 0 },
+            nsids: Vec::new(),
+            found: Vec::new(),
+        }
+    }
+
+    /// The next command; `None` when the walk is over.
+    fn next(&self) -> Option<Identify> {
+        let nsid = |at: usize| self.nsids.get(at).copied();
+        match self.stage {
+            Stage::List { above } => Some(Identify::new(Cns::ACTIVE_NAMESPACES, above)),
+            Stage::Namespace(at) => Some(Identify::new(Cns::NAMESPACE, nsid(at)?)),
+            Stage::Descriptors(at) => Some(Identify::new(Cns::NAMESPACE_ID_DESCRIPTORS, nsid(at)?)),
+            Stage::Done => None,
+        }
+    }
+
+    /// Takes an answer; `false` when the controller broke the specification.
+    fn answer(&mut self, success: bool, data: &[u8]) -> bool {
+        match self.stage {
+            Stage::List { above } => {
+                let Some(list) = success.then(|| NamespaceList::from_data(data)).flatten() else {
+                    // A controller without the list has namespace 1 or none.
+                    self.stage = Stage::Done;
+                    return success;
+                };
+                let mut last = above;
+                let mut conforms = true;
+                for nsid in list.iter() {
+                    // Ascending order also bounds the walk.
+                    if nsid <= last || self.nsids.len() == NAMESPACES_MAX {
+                        conforms &= nsid > last;
+                        break;
+                    }
+                    last = nsid;
+                    self.nsids.push(nsid);
+                }
+                let more = conforms && list.is_full() && self.nsids.len() < NAMESPACES_MAX;
+                self.stage = if more {
+                    Stage::List { above: last }
+                } else {
+                    self.namespace_or_done(0)
+                };
+                conforms
+            }
+            Stage::Namespace(at) => {
+                let nsid = self.nsids.get(at).copied().unwrap_or(0);
+                // It may have gone since the list was made.
+                let info = success.then(|| NamespaceInfo::parse(nsid, data)).flatten();
+                self.stage = match info {
+                    Some(info) => {
+                        self.found.push(info);
+                        Stage::Descriptors(at)
+                    }
+                    None => self.namespace_or_done(at + 1),
+                };
+                true
+            }
+            Stage::Descriptors(at) => {
+                if success && let Some(info) = self.found.last_mut() {
+                    info.describe(data);
+                }
+                self.stage = self.namespace_or_done(at + 1);
+                true
+            }
+            Stage::Done => true,
+        }
+    }
+
+    fn namespace_or_done(&self, at: usize) -> Stage {
+        if at < self.nsids.len() {
+            Stage::Namespace(at)
+        } else {
+            Stage::Done
+        }
+    }
+}
+
+impl Host {
+    pub(super) fn continue_scan(&mut self, now_us: u64) {
+        let Some(scan) = &self.scan else {
+            return;
+        };
+        if let Some(identify) = scan.next() {
+            let data = CommandData::FromController(IDENTIFY_DATA_BYTES);
+            self.send(Purpose::Scan, data, now_us, |cid| {
+                AdminCommand::Identify(identify).encode(cid, Sgl::EMPTY)
+            });
+        } else {
+            self.scan_done(now_us);
+        }
+    }
+
+    pub(super) fn scan_answered(&mut self, cqe: &Cqe, data: &[u8], now_us: u64) {
+        let Some(scan) = &mut self.scan else {
+            return;
+        };
+        if !scan.answer(cqe.status().is_success(), data) {
+            self.counters.bad_data += 1;
+        }
+        self.continue_scan(now_us);
+    }
+
+    fn scan_done(&mut self, now_us: u64) {
+        let Some(scan) = self.scan.take() else {
+            return;
+        };
+        let mut found = scan.found;
+        for namespace in &mut found {
+            match self.first_seen.iter().find(|n| n.nsid == namespace.nsid) {
+                Some(first) => namespace.compare_with(first),
+                None if self.first_seen.len() < NAMESPACES_MAX => {
+                    self.first_seen.push(namespace.clone());
+                }
+                None => {}
+            }
+        }
+        let changed = found != self.namespaces;
+        self.namespaces = found;
+        if changed && self.was_live {
+            self.events.push_back(Event::NamespacesChanged);
+        }
+        if matches!(
+            self.state,
+            State::Connecting {
+                step: Step::Scan,
+                ..
+            }
+        ) {
+            self.set_up(now_us);
+        }
+        if std::mem::take(&mut self.scan_again) {
+            self.rescan(now_us);
+        }
+    }
+}

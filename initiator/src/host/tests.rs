@@ -1,0 +1,553 @@
+//! The host state machine against a scripted controller, in virtual time.
+
+use std::collections::VecDeque;
+
+use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::fabrics::{ConnectData, ConnectResponse};
+use capstan_nvme_proto::features::{FeatureId, NumberOfQueues};
+use capstan_nvme_proto::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::property::{Cap, Csts, Property, ShutdownStatus};
+use capstan_nvme_proto::rdma_cm::CmAccept;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
+use capstan_rdma::contract::RejectReason;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::action::{Action, CommandData, Event, Status as HostStatus, Step};
+use super::association::{Host, HostConfig};
+use super::queue::SlotIndex;
+use crate::error::{AdminError, ConnectError};
+
+fn config() -> HostConfig {
+    HostConfig {
+        subnqn: Nqn::new("nqn.2026-11.io.capstan:s").unwrap(),
+        hostnqn: Nqn::new("nqn.2026-11.io.capstan:h").unwrap(),
+        hostid: HostId([7; 16]),
+        nr_io_queues: 2,
+        queue_size: 64,
+        kato_ms: 4000,
+        connect_timeout_us: 3_000_000,
+        admin_timeout_us: 10_000_000,
+        reconnect_delay_ms: 10_000,
+        ctrl_loss_tmo_us: Some(60_000_000),
+        scan_namespaces: true,
+    }
+}
+
+/// A controller that answers as told.
+struct Script {
+    host: Host,
+    now_us: u64,
+    /// Connections are answered; otherwise silence.
+    reachable: bool,
+    /// CSTS polls before RDY.
+    polls_before_ready: u32,
+    /// Status of the Connect of a queue, with dword 0.
+    connect: fn(u16) -> (Status, u32),
+    namespaces: Vec<u32>,
+    nguid: [u8; 16],
+    identify: fn(&mut IdentifyController),
+    /// Asynchronous Event Requests that wait.
+    events: VecDeque<(SlotIndex, Sqe)>,
+    /// Keep Alives answered.
+    keep_alives: u32,
+    answer_keep_alive: bool,
+    shutdown: bool,
+    told: Vec<String>,
+}
+
+impl Script {
+    fn new(config: HostConfig) -> Self {
+        Self {
+            host: Host::new(config, 1, 0),
+            now_us: 0,
+            reachable: true,
+            polls_before_ready: 0,
+            connect: |_| (Status::SUCCESS, 0x11),
+            namespaces: vec![1, 7],
+            nguid: [9; 16],
+            identify: |_| {},
+            events: VecDeque::new(),
+            keep_alives: 0,
+            answer_keep_alive: true,
+            shutdown: false,
+            told: Vec::new(),
+        }
+    }
+
+    /// Acts until nothing is left to do now.
+    fn settle(&mut self) {
+        loop {
+            while let Some(event) = self.host.poll_event() {
+                self.told.push(match event {
+                    Event::Live { again } => format!("live {again}"),
+                    Event::Lost { cause } => format!("lost: {cause}"),
+                    Event::Failed { cause } => format!("failed: {cause}"),
+                    Event::Closed => "closed".to_owned(),
+                    Event::NamespacesChanged => "namespaces changed".to_owned(),
+                    Event::DiscoveryLogChanged => "discovery log changed".to_owned(),
+                    Event::AdminDone { token, result } => format!(
+                        "admin {token}: {}",
+                        result.map_or_else(|e| e.to_string(), |r| r.data.len().to_string())
+                    ),
+                });
+            }
+            let Some(action) = self.host.poll_action() else {
+                break;
+            };
+            match action {
+                Action::Open { request, .. } if self.reachable => {
+                    let accept = CmAccept { crqsize: 128 }.encode();
+                    self.host
+                        .handle_established(request.qid, accept.as_bytes(), self.now_us);
+                }
+                Action::Send {
+                    qid,
+                    slot,
+                    sqe,
+                    data,
+                } => self.command(qid, slot, &sqe, &data),
+                Action::Open { .. } => {}
+                Action::CloseAll => self.events.clear(),
+            }
+        }
+    }
+
+    /// Lets `us` pass, deadline by deadline.
+    fn pass(&mut self, us: u64) {
+        let end = self.now_us + us;
+        while let Some(at) = self.host.next_deadline_us().filter(|&at| at <= end) {
+            self.now_us = self.now_us.max(at);
+            self.host.handle_timeout(self.now_us);
+            self.settle();
+        }
+        self.now_us = end;
+    }
+
+    fn answer(&mut self, qid: u16, slot: SlotIndex, sqe: &Sqe, cqe: (Status, u64), data: &[u8]) {
+        let cqe = Cqe::new(sqe.cid.get(), 0, cqe.0, 0).with_result(cqe.1);
+        assert_eq!(self.host.take_response(qid, &cqe, self.now_us), Ok(slot));
+        self.host
+            .handle_completion(qid, slot, &cqe, data, self.now_us);
+    }
+
+    fn command(&mut self, qid: u16, slot: SlotIndex, sqe: &Sqe, data: &CommandData) {
+        let success = (Status::SUCCESS, 0);
+        if sqe.is_fabrics() {
+            let result = match FabricsCommand::parse(sqe).unwrap() {
+                FabricsCommand::Connect(connect) => {
+                    let CommandData::ToController(bytes) = data else {
+                        panic!("Connect without data");
+                    };
+                    let parsed = ConnectData::from_data(bytes).unwrap().parse().unwrap();
+                    assert_eq!((connect.qid, parsed.hostid), (qid, HostId([7; 16])));
+                    assert_eq!(parsed.cntlid, if qid == 0 { 0xFFFF } else { 0x11 });
+                    let (status, dw0) = (self.connect)(qid);
+                    (status, dw0.into())
+                }
+                FabricsCommand::PropertyGet(get) => (Status::SUCCESS, self.property(get.property)),
+                FabricsCommand::PropertySet(set) => {
+                    self.shutdown = set.value >> 14 & 0b11 == 1;
+                    success
+                }
+                other => panic!("unexpected {other:?}"),
+            };
+            return self.answer(qid, slot, sqe, result, &[]);
+        }
+        match AdminCommand::parse(sqe).unwrap() {
+            AdminCommand::Identify(identify) => {
+                let data = self.identify_data(identify.cns, identify.nsid);
+                self.answer(qid, slot, sqe, success, &data);
+            }
+            AdminCommand::SetFeatures(set) if set.fid == FeatureId::NUMBER_OF_QUEUES => {
+                let asked = NumberOfQueues::decode(set.cdw11);
+                assert_eq!(asked.submission, asked.completion);
+                self.answer(
+                    qid,
+                    slot,
+                    sqe,
+                    (Status::SUCCESS, asked.encode().into()),
+                    &[],
+                );
+            }
+            AdminCommand::AsynchronousEventRequest => self.events.push_back((slot, *sqe)),
+            AdminCommand::KeepAlive => {
+                if self.answer_keep_alive {
+                    self.keep_alives += 1;
+                    self.answer(qid, slot, sqe, success, &[]);
+                }
+            }
+            AdminCommand::GetLogPage(log) => {
+                let data = vec![0; usize::try_from(log.length_bytes).unwrap()];
+                self.answer(qid, slot, sqe, success, &data);
+            }
+            AdminCommand::SetFeatures(_) | AdminCommand::GetFeatures(_) => {
+                self.answer(qid, slot, sqe, success, &[]);
+            }
+            AdminCommand::Abort(_) => panic!("unexpected Abort"),
+        }
+    }
+
+    fn property(&mut self, property: Property) -> u64 {
+        match property {
+            Property::VS => 0x0002_0100,
+            Property::CAP => {
+                let mut cap = Cap::decode(0);
+                cap.mqes = 128;
+                cap.to_500ms = 4;
+                cap.css = Cap::CSS_NVM;
+                cap.encode()
+            }
+            Property::CSTS => {
+                let mut csts = Csts::decode(0);
+                csts.rdy = self.polls_before_ready == 0;
+                self.polls_before_ready = self.polls_before_ready.saturating_sub(1);
+                if self.shutdown {
+                    csts.shst = ShutdownStatus::COMPLETE;
+                }
+                csts.encode().into()
+            }
+            other => panic!("unexpected {other}"),
+        }
+    }
+
+    fn identify_data(&self, cns: Cns, nsid: u32) -> Vec<u8> {
+        match cns {
+            Cns::CONTROLLER => {
+                let mut identify = IdentifyController::new_zeroed();
+                identify.sgls = 0x0010_0005.into();
+                identify.ioccsz_16bytes = (4 + 512).into();
+                identify.iorcsz_16bytes = 1.into();
+                identify.mdts = 5;
+                identify.aerl_z = 3;
+                identify.oaes = (1 << 8).into();
+                (self.identify)(&mut identify);
+                identify.as_bytes().to_vec()
+            }
+            Cns::ACTIVE_NAMESPACES => {
+                let mut list = NamespaceList::new_zeroed();
+                list.fill(self.namespaces.iter().copied().filter(|n| *n > nsid));
+                list.as_bytes().to_vec()
+            }
+            Cns::NAMESPACE => {
+                let mut identify = IdentifyNamespace::new_zeroed();
+                identify.nsze_lbas = 1000.into();
+                identify.lbaf[0].lbads = 12;
+                identify.nguid = self.nguid;
+                identify.as_bytes().to_vec()
+            }
+            _ => vec![0; 4096],
+        }
+    }
+
+    fn event(&mut self, dw0: u64) {
+        let (slot, sqe) = self.events.pop_front().unwrap();
+        self.answer(0, slot, &sqe, (Status::SUCCESS, dw0), &[]);
+        self.settle();
+    }
+}
+
+fn live() -> Script {
+    let mut script = Script::new(config());
+    script.settle();
+    assert!(script.host.is_live(), "{}", script.host.status(0));
+    script
+}
+
+#[test]
+fn connects_step_by_step_to_live() {
+    let mut script = live();
+    assert_eq!(script.told, ["live false"]);
+    let host = &mut script.host;
+    assert_eq!((host.controller().cntlid, host.io_queues()), (0x11, 2));
+    assert_eq!(host.controller().in_capsule_bytes, 8192);
+    assert_eq!(host.controller().transfer_bytes_max, Some(128 << 10));
+    let nsids: Vec<_> = host.namespaces().iter().map(|n| n.nsid).collect();
+    assert_eq!(nsids, [1, 7]);
+    assert_eq!(host.queue(1).unwrap().credit(), 63);
+    assert_eq!(script.events.len(), 4);
+}
+
+#[test]
+fn waits_for_ready_by_polling_and_gives_up_after_cap_to() {
+    let mut script = Script::new(config());
+    script.polls_before_ready = 20;
+    script.settle();
+    assert!(!script.host.is_live());
+    script.pass(300_000);
+    assert!(script.host.is_live());
+
+    let mut script = Script::new(config());
+    script.polls_before_ready = u32::MAX;
+    script.settle();
+    script.pass(1_900_000);
+    assert_eq!(
+        script.host.status(script.now_us).to_string(),
+        "connecting: waiting for CSTS.RDY"
+    );
+    script.pass(200_000);
+    assert!(
+        script.told[0].contains("within 2000 ms"),
+        "{:?}",
+        script.told
+    );
+}
+
+#[test]
+fn a_refused_connect_fails_at_once_with_words() {
+    let mut script = Script::new(config());
+    script.connect = |_| (Status::CONNECT_INVALID_PARAMETERS.dnr(), 0x0001_0100);
+    script.settle();
+    assert!(script.told[0].starts_with("failed: "), "{:?}", script.told);
+    assert!(script.told[0].contains("there is no subsystem nqn.2026-11.io.capstan:s"));
+    assert_eq!(script.host.next_deadline_us(), None);
+}
+
+#[test]
+fn an_rdma_reject_fails_at_once_with_words() {
+    let mut script = Script::new(config());
+    script.reachable = false;
+    script.settle();
+    script
+        .host
+        .handle_rejected(0, RejectReason::NoListener, &[], 0);
+    script.settle();
+    assert!(
+        script.told[0].contains("nobody listens"),
+        "{:?}",
+        script.told
+    );
+}
+
+#[test]
+fn authentication_is_refused_with_words() {
+    let mut script = Script::new(config());
+    script.connect = |_| {
+        let response = ConnectResponse {
+            cntlid: 0x11,
+            authentication_required: true,
+            secure_channel_required: false,
+        };
+        (Status::SUCCESS, response.encode())
+    };
+    script.settle();
+    assert!(script.told[0].contains("AUTHREQ"), "{:?}", script.told);
+}
+
+#[test]
+fn a_controller_without_keyed_sgls_is_refused() {
+    let mut script = Script::new(config());
+    script.identify = |identify| identify.sgls = 1.into();
+    script.settle();
+    assert!(script.told[0].contains("SGLS"), "{:?}", script.told);
+}
+
+#[test]
+fn keep_alive_is_sent_at_half_of_kato_and_its_silence_is_a_loss() {
+    let mut script = live();
+    script.pass(10_000_000);
+    assert_eq!(script.keep_alives, 5);
+    script.answer_keep_alive = false;
+    script.reachable = false;
+    script.pass(7_000_000);
+    assert!(
+        script.told[1].starts_with("lost: Keep Alive did not finish within 4000 ms"),
+        "{:?}",
+        script.told
+    );
+}
+
+#[test]
+fn traffic_replaces_keep_alive_where_the_controller_says_so() {
+    let mut script = Script::new(config());
+    script.identify = |identify| identify.ctratt = (1 << 6).into();
+    script.settle();
+    for _ in 0..10 {
+        script.host.note_traffic();
+        script.pass(2_000_000);
+    }
+    assert_eq!(script.keep_alives, 0);
+    script.pass(4_000_000);
+    assert!(script.keep_alives > 0, "without traffic it is sent");
+}
+
+#[test]
+fn reconnects_with_growing_waits_and_comes_back() {
+    let mut script = live();
+    script.reachable = false;
+    script.pass(6_000_000);
+    script
+        .host
+        .handle_disconnected(1, "by the peer".to_owned(), script.now_us);
+    script.settle();
+    let HostStatus::Waiting {
+        attempt,
+        next_in_ms,
+        fails_in_ms,
+        ..
+    } = script.host.status(script.now_us)
+    else {
+        panic!("not waiting");
+    };
+    assert_eq!((attempt, fails_in_ms), (1, Some(60_000)));
+    assert!((100..=125).contains(&next_in_ms));
+    assert!(!script.host.is_live());
+    script.pass(20_000_000);
+    let text = script.host.status(script.now_us).to_string();
+    assert!(text.starts_with("reconnecting: attempt"), "{text}");
+    script.reachable = true;
+    script.pass(20_000_000);
+    assert!(script.host.is_live());
+    assert_eq!(script.told.last().unwrap(), "live true");
+    assert_eq!(script.host.counters().losses, 1);
+}
+
+#[test]
+fn gives_up_when_ctrl_loss_tmo_has_passed() {
+    let mut script = live();
+    script.reachable = false;
+    script
+        .host
+        .handle_disconnected(0, "by the peer".to_owned(), 0);
+    script.pass(59_000_000);
+    assert_eq!(script.told.len(), 2, "{:?}", script.told);
+    script.pass(2_000_000);
+    let last = script.told.last().unwrap();
+    assert!(
+        last.starts_with("failed: the controller was lost for 60 s"),
+        "{last}"
+    );
+    assert_eq!(script.host.next_deadline_us(), None);
+    let refused = script
+        .host
+        .submit_admin(1, Sqe::new(6, 0, 0), CommandData::None, 0);
+    assert!(matches!(refused, Err(AdminError::Lost(_))));
+}
+
+#[test]
+fn another_namespace_after_a_reconnect_is_fenced() {
+    let mut script = live();
+    script.nguid = [8; 16];
+    script
+        .host
+        .handle_disconnected(0, "by the peer".to_owned(), 0);
+    script.pass(1_000_000);
+    assert!(script.host.is_live());
+    assert!(script.host.namespaces()[0].unusable.is_some());
+    assert!(script.told.contains(&"namespaces changed".to_owned()));
+}
+
+#[test]
+fn a_namespace_event_leads_to_a_new_scan_and_a_new_request() {
+    let mut script = live();
+    script.namespaces = vec![1, 2, 7];
+    script.event(0x0004_0002);
+    assert_eq!(script.told.last().unwrap(), "namespaces changed");
+    assert_eq!(script.host.namespaces().len(), 3);
+    assert_eq!(script.events.len(), 4);
+}
+
+#[test]
+fn an_endless_namespace_list_is_cut() {
+    let mut script = Script::new(config());
+    script.namespaces = (1..=5000).collect();
+    script.settle();
+    assert!(script.host.is_live());
+    assert_eq!(script.host.namespaces().len(), 1024);
+    // One that does not ascend ends the walk.
+    let mut script = Script::new(config());
+    script.namespaces = vec![5; 1024];
+    script.settle();
+    assert_eq!(script.host.namespaces().len(), 1);
+    assert_eq!(script.host.counters().bad_data, 1);
+}
+
+#[test]
+fn admin_commands_of_the_owner_are_answered_in_their_order() {
+    let mut script = live();
+    for token in 0..40 {
+        let sqe = Sqe::new(6, 0, 1);
+        let data = CommandData::FromController(4096);
+        script.host.submit_admin(token, sqe, data, 0).unwrap();
+    }
+    script.settle();
+    let tokens: Vec<_> = script.told[1..].iter().map(String::as_str).collect();
+    let expected: Vec<_> = (0..40).map(|t| format!("admin {t}: 4096")).collect();
+    assert_eq!(tokens, expected);
+    let long = CommandData::FromController(1 << 20);
+    let refused = script.host.submit_admin(1, Sqe::new(6, 0, 1), long, 0);
+    assert!(matches!(refused, Err(AdminError::TooLong { .. })));
+}
+
+#[test]
+fn shuts_down_in_order() {
+    let mut script = live();
+    script.host.shutdown(0);
+    script.settle();
+    assert!(script.shutdown);
+    assert_eq!(script.told.last().unwrap(), "closed");
+    assert_eq!(script.host.status(0), HostStatus::Closed);
+}
+
+#[test]
+fn a_silent_controller_cannot_hold_up_a_shutdown() {
+    let mut script = live();
+    script.host.shutdown(0);
+    while script.host.poll_action().is_some() {}
+    script.pass(5_000_000);
+    assert_eq!(script.told.last().unwrap(), "closed");
+}
+
+#[test]
+fn a_step_without_an_answer_names_itself_and_its_bound() {
+    let mut script = Script::new(config());
+    script.reachable = false;
+    script.settle();
+    script.pass(3_000_000);
+    assert_eq!(
+        script.told,
+        [
+            "failed: RDMA connection of the Admin Queue did not finish within 3000 ms; check that \
+             the address is right and reachable and that the target runs"
+        ]
+    );
+}
+
+#[test]
+fn stray_answers_are_counted_and_too_many_end_the_connection() {
+    let mut script = live();
+    script.reachable = false;
+    let stray = Cqe::new(0xABCD, 0, Status::SUCCESS, 0);
+    assert!(script.host.take_response(99, &stray, 0).is_err());
+    for _ in 0..64 {
+        assert!(script.host.take_response(1, &stray, 0).is_err());
+    }
+    assert!(script.host.is_live());
+    assert!(script.host.take_response(1, &stray, 0).is_err());
+    assert!(!script.host.is_live());
+    assert_eq!(script.host.counters().bad_cid, 66);
+}
+
+#[test]
+fn inputs_that_fit_no_state_change_nothing() {
+    let mut script = live();
+    let before = script.host.status(0);
+    script.host.handle_established(1, &[0; 32], 0);
+    script
+        .host
+        .handle_rejected(0, RejectReason::Consumer, &[], 0);
+    script
+        .host
+        .handle_open_failed(2, ConnectError::ControllerFatal, 0);
+    script
+        .host
+        .handle_completion(2, SlotIndex(900), &Cqe::new_zeroed(), &[], 0);
+    script
+        .host
+        .handle_completion(0, SlotIndex(30), &Cqe::new_zeroed(), &[], 0);
+    script.settle();
+    assert_eq!((script.host.status(0), script.told.len()), (before, 1));
+    assert_eq!(Step::Scan.name(), "Identify of the namespaces");
+}

@@ -1,0 +1,196 @@
+//! Refusals of the other side in words, with the next step.
+
+use capstan_nvme_proto::error::ErrorLocation;
+use capstan_nvme_proto::fabrics::ConnectData;
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::rdma_cm::{CmReject, RejectStatus};
+use capstan_nvme_proto::status::{Status, StatusContext};
+use capstan_rdma::contract::RejectReason;
+
+/// What this host said when it asked to connect.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) subnqn: &'a Nqn,
+    pub(super) hostnqn: &'a Nqn,
+    pub(super) hostid: HostId,
+    pub(super) qid: u16,
+    pub(super) entries: u16,
+}
+
+/// A refused RDMA connection: the reason, and what to do.
+pub(super) fn rejected(reason: RejectReason, private_data: &[u8]) -> (String, &'static str) {
+    match reason {
+        RejectReason::NoListener => (
+            "nobody listens there".to_owned(),
+            "check the address and port, and that the target runs and listens with RDMA",
+        ),
+        RejectReason::Protocol => (
+            "it does not speak this RDMA protocol".to_owned(),
+            "check that the port is one of NVMe over RDMA and that --provider fits the target's \
+             (iwarp or verbs)",
+        ),
+        RejectReason::Other(code) => (
+            format!("transport code {code}"),
+            "see the target's log for the reason",
+        ),
+        RejectReason::Consumer => match CmReject::parse(private_data) {
+            Ok(reject) => (
+                format!("RDMA_CM reject: {}", reject.status),
+                reject_hint(reject.status),
+            ),
+            Err(error) => (
+                format!("without a reason ({error})"),
+                "see the target's log for the reason",
+            ),
+        },
+    }
+}
+
+fn reject_hint(status: RejectStatus) -> &'static str {
+    match status {
+        RejectStatus::NO_RESOURCES => {
+            "the target is at its limit of connections or memory: lower --nr-io-queues or \
+             --queue-size, or raise the target's limits"
+        }
+        RejectStatus::INVALID_HSQSIZE | RejectStatus::INVALID_HRQSIZE => {
+            "lower --queue-size to what the target allows"
+        }
+        RejectStatus::INVALID_QID => "lower --nr-io-queues to what the target allows",
+        RejectStatus::INVALID_IRD | RejectStatus::INVALID_ORD => {
+            "the two RDMA devices disagree on RDMA READ depth; see the target's log"
+        }
+        _ => "host and target disagree on the RDMA_CM private data; see the target's log",
+    }
+}
+
+/// A refused Connect command, with what to do.
+pub(super) fn refused(status: Status, location: ErrorLocation, asked: Asked<'_>) -> String {
+    let Asked {
+        subnqn,
+        hostnqn,
+        hostid,
+        qid,
+        entries,
+    } = asked;
+    match status.code() {
+        Status::CONNECT_INVALID_HOST => format!(
+            "host {hostnqn} (host identifier {hostid}) may not connect to {subnqn}: add it to the \
+             subsystem's allowed hosts, or connect with --hostnqn and --hostid of an allowed one"
+        ),
+        Status::CONNECT_INVALID_PARAMETERS => invalid_parameters(location, asked),
+        Status::CONNECT_CONTROLLER_BUSY => format!(
+            "the subsystem {subnqn} has no controller left for this host; disconnect another host \
+             or raise the target's limit of controllers"
+        ),
+        Status::CONNECT_INCOMPATIBLE_FORMAT => {
+            "the target does not know record format 0 of Connect; it speaks another revision of \
+             NVMe over Fabrics"
+                .to_owned()
+        }
+        Status::CONNECT_RESTART_DISCOVERY => {
+            "the target wants discovery to be done again; run `capstan discover` and connect to \
+             what it shows"
+                .to_owned()
+        }
+        Status::AUTHENTICATION_REQUIRED => {
+            "the target wants authentication (DH-HMAC-CHAP), which this host cannot do yet"
+                .to_owned()
+        }
+        Status::INVALID_QUEUE_SIZE => {
+            format!("{entries} queue entries are too many; lower --queue-size")
+        }
+        _ => match status.name(StatusContext::Fabrics) {
+            Some(_) => format!("queue {qid} of {subnqn}; see the target's log for the reason"),
+            None => "a status this host does not know; see the target's log".to_owned(),
+        },
+    }
+}
+
+fn invalid_parameters(location: ErrorLocation, asked: Asked<'_>) -> String {
+    let Asked {
+        subnqn,
+        hostnqn,
+        hostid,
+        qid,
+        entries,
+    } = asked;
+    match location {
+        ConnectData::SUBNQN_LOCATION => format!(
+            "there is no subsystem {subnqn} at this address; run `capstan discover` to see those \
+             this host may use"
+        ),
+        ConnectData::HOSTNQN_LOCATION => {
+            format!("the host NQN {hostnqn} is not acceptable; check --hostnqn")
+        }
+        ConnectData::HOSTID_LOCATION => format!(
+            "the host identifier {hostid} is not acceptable; give the one that belongs to \
+             {hostnqn} with --hostid"
+        ),
+        ConnectData::CNTLID_LOCATION => format!(
+            "the controller identifier is not acceptable for queue {qid}; the controller was \
+             probably deleted in between, try again"
+        ),
+        // Offsets of NVMe Base 2.1, section 6.3 (Connect Command - Submission Queue Entry).
+        ErrorLocation::Sqe { byte: 42 | 43, .. } => {
+            format!("queue identifier {qid} is not acceptable; lower --nr-io-queues")
+        }
+        ErrorLocation::Sqe { byte: 44 | 45, .. } => {
+            format!("{entries} queue entries are too many; lower --queue-size")
+        }
+        ErrorLocation::Sqe { byte: 48..=51, .. } => {
+            "the Keep Alive Timeout is not acceptable; change --keep-alive-tmo".to_owned()
+        }
+        ErrorLocation::Unspecified | ErrorLocation::Sqe { .. } | ErrorLocation::Data { .. } => {
+            format!("the target does not say which parameter of queue {qid} it means; see its log")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked<'a>(subnqn: &'a Nqn, hostnqn: &'a Nqn) -> Asked<'a> {
+        Asked {
+            subnqn,
+            hostnqn,
+            hostid: HostId([0x11; 16]),
+            qid: 1,
+            entries: 128,
+        }
+    }
+
+    #[test]
+    fn a_refused_host_reads_its_name_and_what_to_do() {
+        let (subnqn, hostnqn) = (Nqn::new("nqn.sub").unwrap(), Nqn::new("nqn.me").unwrap());
+        let text = refused(
+            Status::CONNECT_INVALID_HOST.dnr(),
+            ErrorLocation::Unspecified,
+            asked(&subnqn, &hostnqn),
+        );
+        assert!(text.contains("nqn.me") && text.contains("nqn.sub") && text.contains("allowed"));
+    }
+
+    #[test]
+    fn an_unknown_subsystem_is_told_by_ipo_256_in_the_data() {
+        let (subnqn, hostnqn) = (Nqn::new("nqn.sub").unwrap(), Nqn::new("nqn.me").unwrap());
+        // IATTR bit 0 set, IPO 256.
+        let location = ErrorLocation::from_connect_dw0(0x0001_0100);
+        let text = refused(
+            Status::CONNECT_INVALID_PARAMETERS.dnr(),
+            location,
+            asked(&subnqn, &hostnqn),
+        );
+        assert!(text.starts_with("there is no subsystem nqn.sub"), "{text}");
+    }
+
+    #[test]
+    fn cm_rejects_have_words_and_a_next_step() {
+        let (reason, next) = rejected(RejectReason::Consumer, &[0, 0, 6, 0]);
+        assert_eq!(reason, "RDMA_CM reject: No Resources");
+        assert!(next.contains("--queue-size"));
+        let (reason, _) = rejected(RejectReason::Consumer, &[]);
+        assert!(reason.starts_with("without a reason"));
+        assert!(rejected(RejectReason::NoListener, &[]).0.contains("nobody"));
+    }
+}

@@ -1,0 +1,216 @@
+//! Who this host is: host NQN and host identifier.
+
+use std::fs;
+use std::path::Path;
+
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use uuid::Uuid;
+
+/// Where nvme-cli keeps the host NQN.
+const HOSTNQN_PATH: &str = "/etc/nvme/hostnqn";
+/// Where nvme-cli keeps the host identifier.
+const HOSTID_PATH: &str = "/etc/nvme/hostid";
+/// The machine's identity (systemd `machine-id(5)`).
+const MACHINE_ID_PATHS: [&str; 2] = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
+
+/// Name and identifier of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Host NQN.
+    pub hostnqn: Nqn,
+    /// Host identifier.
+    pub hostid: HostId,
+}
+
+/// This host's identity cannot be told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// A name is no NQN.
+    #[error("{from} is {value:?}, expected an NQN: {problem}")]
+    HostNqn {
+        /// Where the value came from.
+        from: String,
+        /// The value.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// An identifier is no UUID.
+    #[error("{from} is {value:?}, expected a UUID")]
+    HostId {
+        /// Where the value came from.
+        from: String,
+        /// The value.
+        value: String,
+    },
+    /// There is nothing to make an identity from.
+    #[error(
+        "this machine has no /etc/machine-id to make a host NQN from; give --hostnqn and --hostid, \
+         or write /etc/nvme/hostnqn and /etc/nvme/hostid"
+    )]
+    NoMachineId,
+}
+
+impl Identity {
+    /// What is given, else what nvme-cli has written down, else a stable identity made from the
+    /// machine's. A host NQN of the UUID form brings its host identifier with it, so that the pair
+    /// belongs together as targets expect.
+    ///
+    /// # Errors
+    /// A value is not what it should be, or there is none at all.
+    pub fn find(hostnqn: Option<&str>, hostid: Option<&str>) -> Result<Self, IdentityError> {
+        Self::find_in(Path::new("/"), hostnqn, hostid)
+    }
+
+    fn find_in(
+        root: &Path,
+        hostnqn: Option<&str>,
+        hostid: Option<&str>,
+    ) -> Result<Self, IdentityError> {
+        let (name_from, name) = match hostnqn {
+            Some(name) => ("--hostnqn".to_owned(), Some(name.to_owned())),
+            None => (HOSTNQN_PATH.to_owned(), read(root, HOSTNQN_PATH)),
+        };
+        let (id_from, id) = match hostid {
+            Some(id) => ("--hostid".to_owned(), Some(id.to_owned())),
+            // The file's identifier belongs to the file's name.
+            None if hostnqn.is_none() => (HOSTID_PATH.to_owned(), read(root, HOSTID_PATH)),
+            None => (String::new(), None),
+        };
+        let name = name
+            .map(|value| {
+                Nqn::new(&value).map_err(|error| IdentityError::HostNqn {
+                    from: name_from,
+                    value,
+                    problem: error.to_string(),
+                })
+            })
+            .transpose()?;
+        let id = id
+            .map(|value| {
+                let uuid = Uuid::parse_str(&value).ok().filter(|uuid| !uuid.is_nil());
+                uuid.ok_or(IdentityError::HostId {
+                    from: id_from,
+                    value,
+                })
+            })
+            .transpose()?;
+        let made = || machine_uuid(root).ok_or(IdentityError::NoMachineId);
+        let (hostnqn, uuid) = match (name, id) {
+            (Some(name), Some(id)) => (name, id),
+            (Some(name), None) => {
+                let id = name.uuid();
+                let id = id.map_or_else(|| made().map(|m| derived(m, name.as_str())), Ok)?;
+                (name, id)
+            }
+            (None, Some(id)) => (Nqn::from_uuid(id), id),
+            (None, None) => {
+                let id = made()?;
+                (Nqn::from_uuid(id), id)
+            }
+        };
+        Ok(Self {
+            hostnqn,
+            hostid: HostId::from_uuid(uuid),
+        })
+    }
+}
+
+fn read(root: &Path, path: &str) -> Option<String> {
+    let text = fs::read_to_string(root.join(path.trim_start_matches('/'))).ok()?;
+    let line = text.lines().next()?.trim();
+    (!line.is_empty()).then(|| line.to_owned())
+}
+
+/// A UUID of this machine that does not disclose its machine-id, as `machine-id(5)` asks: a name
+/// under it.
+fn machine_uuid(root: &Path) -> Option<Uuid> {
+    let machine = MACHINE_ID_PATHS.iter().find_map(|path| read(root, path))?;
+    let machine = Uuid::parse_str(&machine).ok()?;
+    Some(derived(machine, "capstan host"))
+}
+
+/// A UUID for `name`, stable and unlike any other name's.
+fn derived(machine: Uuid, name: &str) -> Uuid {
+    Uuid::new_v5(&machine, name.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::{Identity, IdentityError};
+
+    const UUID: &str = "00112233-4455-6677-8899-aabbccddeeff";
+
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(name: &str, files: &[(&str, &str)]) -> Self {
+            let root = std::env::temp_dir().join(format!("capstan-{name}-{}", std::process::id()));
+            for (path, text) in files {
+                let path = root.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            Self(root)
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn files_of_nvme_cli_are_used() {
+        let root = Root::new(
+            "files",
+            &[
+                ("etc/nvme/hostnqn", "nqn.2026-11.io.capstan:h\n"),
+                ("etc/nvme/hostid", &format!("{UUID}\n")),
+            ],
+        );
+        let identity = Identity::find_in(&root.0, None, None).unwrap();
+        assert_eq!(identity.hostnqn.as_str(), "nqn.2026-11.io.capstan:h");
+        assert_eq!(identity.hostid.to_string(), UUID);
+    }
+
+    #[test]
+    fn the_identity_made_is_stable_and_of_the_uuid_form() {
+        let root = Root::new(
+            "made",
+            &[("etc/machine-id", "0123456789abcdef0123456789abcdef\n")],
+        );
+        let identity = Identity::find_in(&root.0, None, None).unwrap();
+        assert_eq!(identity.hostnqn.uuid(), Some(identity.hostid.uuid()));
+        assert_eq!(Identity::find_in(&root.0, None, None), Ok(identity.clone()));
+        assert!(!identity.hostnqn.as_str().contains("01234567"));
+        let named = Identity::find_in(&root.0, Some("nqn.2026-11.io.capstan:x"), None).unwrap();
+        assert_ne!(named.hostid, identity.hostid);
+    }
+
+    #[test]
+    fn a_name_of_the_uuid_form_brings_its_identifier() {
+        let root = Root::new("uuid", &[]);
+        let name = format!("nqn.2014-08.org.nvmexpress:uuid:{UUID}");
+        let identity = Identity::find_in(&root.0, Some(&name), None).unwrap();
+        assert_eq!(identity.hostid.to_string(), UUID);
+        let identity = Identity::find_in(&root.0, None, Some(UUID)).unwrap();
+        assert_eq!(identity.hostnqn.as_str(), name);
+    }
+
+    #[test]
+    fn nothing_to_go_by_and_nonsense_are_errors() {
+        let root = Root::new("none", &[]);
+        assert_eq!(
+            Identity::find_in(&root.0, None, None),
+            Err(IdentityError::NoMachineId)
+        );
+        let error = Identity::find_in(&root.0, None, Some("7")).unwrap_err();
+        assert_eq!(error.to_string(), "--hostid is \"7\", expected a UUID");
+        assert!(Identity::find_in(&root.0, Some(""), Some(UUID)).is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! What to connect to, and how.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_rdma::Preference;
+
+use crate::error::OptionsError;
+use crate::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
+
+/// Port of NVMe over RDMA assigned by IANA; also the usual port of discovery services.
+pub const DEFAULT_TRSVCID: u16 = 4420;
+/// Most I/O queues of one association this library opens.
+pub const NR_IO_QUEUES_MAX: u16 = 128;
+/// Most bytes of one command's data this library uses, whatever MDTS allows. Larger requests are
+/// split.
+pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+
+/// Options of one association, with the names of `nvme connect`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Address of the target: IPv4, IPv6 or a host name.
+    pub traddr: String,
+    /// Port of the target.
+    pub trsvcid: u16,
+    /// Address to connect from, when not the system's choice.
+    pub host_traddr: Option<IpAddr>,
+    /// Subsystem to connect to.
+    pub subnqn: Nqn,
+    /// Name of this host.
+    pub hostnqn: Nqn,
+    /// Identifier of this host.
+    pub hostid: HostId,
+    /// I/O queues; each is a connection. 0 for administration only.
+    pub nr_io_queues: u16,
+    /// Entries of each I/O queue: one more than the commands outstanding at once.
+    pub queue_size: u16,
+    /// Keep Alive Timeout; zero turns Keep Alive off.
+    pub keep_alive_tmo: Duration,
+    /// Longest wait between two attempts to reconnect. The waits start at 100 ms and double.
+    pub reconnect_delay: Duration,
+    /// How long a lost controller is waited for before I/O fails; `None` is for ever.
+    pub ctrl_loss_tmo: Option<Duration>,
+    /// How long each step of setting up a connection may take.
+    pub connect_timeout: Duration,
+    /// How long an admin command may take.
+    pub admin_timeout: Duration,
+    /// How long an I/O command may take before the connection counts as lost.
+    pub io_timeout: Duration,
+    /// RDMA provider.
+    pub provider: Preference,
+    /// Registered memory for data, in bytes.
+    pub data_memory_bytes: usize,
+    /// Look for namespaces after connecting (and again when the controller says they changed).
+    pub scan_namespaces: bool,
+}
+
+impl Options {
+    /// Options for `subnqn` at `traddr` with the defaults of the fields, as host `hostnqn`/`hostid`.
+    #[must_use]
+    pub fn new(traddr: &str, subnqn: Nqn, hostnqn: Nqn, hostid: HostId) -> Self {
+        Self {
+            traddr: traddr.to_owned(),
+            trsvcid: DEFAULT_TRSVCID,
+            host_traddr: None,
+            subnqn,
+            hostnqn,
+            hostid,
+            nr_io_queues: 1,
+            queue_size: 128,
+            keep_alive_tmo: Duration::from_secs(5),
+            reconnect_delay: Duration::from_secs(10),
+            ctrl_loss_tmo: Some(Duration::from_secs(600)),
+            connect_timeout: Duration::from_secs(5),
+            admin_timeout: Duration::from_secs(30),
+            io_timeout: Duration::from_secs(30),
+            provider: Preference::Auto,
+            data_memory_bytes: 32 << 20,
+            scan_namespaces: true,
+        }
+    }
+
+    /// Options to read the discovery log at `traddr`: no I/O queues, no Keep Alive, no reconnect.
+    #[must_use]
+    pub fn discovery(traddr: &str, hostnqn: Nqn, hostid: HostId) -> Self {
+        Self {
+            nr_io_queues: 0,
+            keep_alive_tmo: Duration::ZERO,
+            ctrl_loss_tmo: Some(Duration::ZERO),
+            data_memory_bytes: 0,
+            scan_namespaces: false,
+            ..Self::new(traddr, Nqn::discovery(), hostnqn, hostid)
+        }
+    }
+
+    /// Refuses values no association can have.
+    ///
+    /// # Errors
+    /// [`OptionsError`] naming the option, its value and what it may be.
+    pub fn check(&self) -> Result<(), OptionsError> {
+        let number = |name, value: u64, expected| OptionsError::Value {
+            name,
+            value: value.to_string(),
+            expected,
+        };
+        if self.traddr.is_empty() {
+            return Err(OptionsError::Value {
+                name: "traddr",
+                value: String::new(),
+                expected: "an address or host name",
+            });
+        }
+        if self.nr_io_queues > NR_IO_QUEUES_MAX {
+            let value = u64::from(self.nr_io_queues);
+            return Err(number("nr-io-queues", value, "0 to 128"));
+        }
+        if !(QUEUE_ENTRIES_MIN..=QUEUE_ENTRIES_MAX).contains(&self.queue_size) {
+            let value = u64::from(self.queue_size);
+            return Err(number("queue-size", value, "2 to 1024"));
+        }
+        if self.hostid == HostId::NONE {
+            return Err(OptionsError::Value {
+                name: "hostid",
+                value: self.hostid.to_string(),
+                expected: "a UUID other than zero",
+            });
+        }
+        if u32::try_from(self.keep_alive_tmo.as_millis()).is_err() {
+            let value = u64::try_from(self.keep_alive_tmo.as_millis()).unwrap_or(u64::MAX);
+            return Err(number("keep-alive-tmo", value, "below 2^32 ms"));
+        }
+        Ok(())
+    }
+
+    /// The target's address; looks a host name up, which may block.
+    ///
+    /// # Errors
+    /// The name cannot be resolved.
+    pub fn socket_addr(&self) -> Result<SocketAddr, OptionsError> {
+        let lookup = |message: String| OptionsError::Lookup {
+            traddr: self.traddr.clone(),
+            message,
+        };
+        // An address in brackets, as URLs write IPv6, is taken too.
+        let bare = self.traddr.trim_start_matches('[').trim_end_matches(']');
+        (bare, self.trsvcid)
+            .to_socket_addrs()
+            .map_err(|error| lookup(error.to_string()))?
+            .next()
+            .ok_or_else(|| lookup("no address".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_nvme_proto::nqn::{HostId, Nqn};
+
+    use super::Options;
+
+    fn options() -> Options {
+        let nqn = |name| Nqn::new(name).unwrap();
+        Options::new("127.0.0.1", nqn("nqn.s"), nqn("nqn.h"), HostId([1; 16]))
+    }
+
+    #[test]
+    fn defaults_are_valid() {
+        assert_eq!(options().check(), Ok(()));
+        assert_eq!(
+            options().socket_addr().unwrap(),
+            ([127, 0, 0, 1], 4420).into()
+        );
+    }
+
+    #[test]
+    fn errors_name_the_option_its_value_and_what_it_may_be() {
+        let mut bad = options();
+        bad.queue_size = 1;
+        assert_eq!(
+            bad.check().unwrap_err().to_string(),
+            "queue-size is 1, expected 2 to 1024"
+        );
+        let mut bad = options();
+        bad.hostid = HostId::NONE;
+        assert!(bad.check().is_err());
+    }
+
+    #[test]
+    fn ipv6_addresses_may_have_brackets() {
+        let mut six = options();
+        six.traddr = "[::1]".to_owned();
+        assert!(six.socket_addr().unwrap().is_ipv6());
+    }
+}
