@@ -1,0 +1,336 @@
+//! An association driven by its caller's own thread: no hop, no lock, no allocation per I/O.
+
+use std::os::fd::RawFd;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use capstan_memory::Buffer;
+use capstan_nvme_proto::command::AdminCommand;
+use capstan_nvme_proto::log::DiscoveryLogEntry;
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::contract::ConnectionManager;
+use capstan_reactor::{Clock, Flow, SpinBudget, Turn};
+
+use crate::driver::{Completion, Engine, EngineConfig, Io, Refused, Source};
+use crate::error::{AdminError, ConnectError};
+use crate::host::{
+    AdminReply, CommandData, ControllerInfo, Counters, Discovery, Event, HostConfig, NamespaceInfo,
+    Status,
+};
+use crate::options::Options;
+use crate::provider;
+
+/// One association on the calling thread. It works only while it is called: between calls
+/// nothing is sent, received or kept alive.
+pub struct DirectQueue {
+    engine: Engine,
+    spin: SpinBudget,
+    next_token: u64,
+}
+
+impl DirectQueue {
+    /// Connects, and waits until the association is live.
+    ///
+    /// # Errors
+    /// Wrong options, or why the association could not be made.
+    pub fn connect(options: &Options) -> Result<Self, ConnectError> {
+        let destination = options.socket_addr()?;
+        let cm = provider::open(options.provider, destination)?;
+        Self::connect_through(options, cm)
+    }
+
+    /// Connects through a connection manager of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`DirectQueue::connect`].
+    pub fn connect_through(
+        options: &Options,
+        cm: Box<dyn ConnectionManager>,
+    ) -> Result<Self, ConnectError> {
+        let engine = engine(options, cm)?;
+        let mut queue = Self {
+            engine,
+            spin: SpinBudget::default(),
+            next_token: 0,
+        };
+        queue.run_until(|engine| {
+            loop {
+                match engine.poll_event() {
+                    Some(Event::Live { .. }) => return Some(Ok(())),
+                    Some(Event::Failed { cause }) => return Some(Err((*cause).clone())),
+                    Some(Event::Closed) => return Some(Err(ConnectError::Closed)),
+                    Some(_) => {}
+                    None => return None,
+                }
+            }
+        })?;
+        Ok(queue)
+    }
+
+    /// How long to spin before sleeping in [`DirectQueue::wait`].
+    pub fn set_spin(&mut self, spin: SpinBudget) {
+        self.spin = spin;
+    }
+
+    /// The controller.
+    #[must_use]
+    pub fn controller(&self) -> &ControllerInfo {
+        self.engine.host().controller()
+    }
+
+    /// The namespaces.
+    #[must_use]
+    pub fn namespaces(&self) -> &[NamespaceInfo] {
+        self.engine.host().namespaces()
+    }
+
+    /// Where the association is.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.engine.status(Clock.now_us())
+    }
+
+    /// What the controller did wrong so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.engine.host().counters()
+    }
+
+    /// Leases registered memory of `len_bytes`; `None` when none that large is free.
+    #[must_use]
+    pub fn take(&self, len_bytes: u32) -> Option<Buffer> {
+        self.engine.data_pool().take(len_bytes)
+    }
+
+    /// Most data one command carries, in bytes. Larger I/Os are cut.
+    #[must_use]
+    pub fn transfer_bytes_max(&self) -> u32 {
+        self.engine.transfer_bytes_max()
+    }
+
+    /// I/Os submitted and not handed back.
+    #[must_use]
+    pub fn in_progress(&self) -> usize {
+        self.engine.in_progress()
+    }
+
+    /// Submits an I/O whose data is at the start of `buffer`, a lease of [`DirectQueue::take`].
+    /// Nothing is sent before the next [`DirectQueue::poll`] or [`DirectQueue::wait`].
+    ///
+    /// # Errors
+    /// [`Refused`] with the buffer: too many in progress, or it cannot succeed.
+    pub fn submit(&mut self, token: u64, io: Io, buffer: Option<Buffer>) -> Result<(), Refused> {
+        self.engine.submit(Source::default(), token, io, buffer)
+    }
+
+    /// The next finished I/O. When none has been handed over yet, does one round of work first:
+    /// sends what was submitted, takes what has arrived.
+    pub fn poll(&mut self) -> Option<Completion> {
+        if let Some(completion) = self.engine.poll_completion() {
+            return Some(completion);
+        }
+        self.engine.turn(Clock.now_us());
+        while self.engine.poll_event().is_some() {}
+        self.engine.poll_completion()
+    }
+
+    /// Waits for the next finished I/O: spins first, then sleeps. `None` at `deadline_us` of
+    /// [`Clock`], or when nothing is in progress.
+    pub fn wait(&mut self, deadline_us: Option<u64>) -> Option<Completion> {
+        if let Some(completion) = self.engine.poll_completion() {
+            return Some(completion);
+        }
+        let start_us = Clock.now_us();
+        let mut now_us = start_us;
+        while now_us - start_us < self.spin.spin_us {
+            let busy = self.engine.turn(now_us);
+            if let Some(completion) = self.engine.poll_completion() {
+                return Some(completion);
+            }
+            if self.engine.in_progress() == 0 || deadline_us.is_some_and(|at| now_us >= at) {
+                return None;
+            }
+            if !busy {
+                std::hint::spin_loop();
+            }
+            now_us = Clock.now_us();
+        }
+        self.run_until_deadline(deadline_us, |engine| {
+            while engine.poll_event().is_some() {}
+            match engine.poll_completion() {
+                Some(completion) => Some(Some(completion)),
+                None if engine.in_progress() == 0 => Some(None),
+                None => None,
+            }
+        })
+        .flatten()
+    }
+
+    /// Sends an admin command and waits for its answer. `sqe` comes complete but for CID and data
+    /// pointer. I/O goes on meanwhile; its completions wait for [`DirectQueue::poll`].
+    ///
+    /// # Errors
+    /// [`AdminError`]; a status other than success is one.
+    pub fn admin(&mut self, sqe: Sqe, data: CommandData) -> Result<AdminReply, AdminError> {
+        let what = sqe.admin_opcode().name().unwrap_or("admin command");
+        let token = self.next_token;
+        self.next_token += 1;
+        self.engine.submit_admin(token, sqe, data, Clock.now_us())?;
+        let reply = self.run_until(|engine| {
+            loop {
+                match engine.poll_event() {
+                    Some(Event::AdminDone { token: t, result }) if t == token => {
+                        return Some(result);
+                    }
+                    Some(_) => {}
+                    None => return None,
+                }
+            }
+        })?;
+        let status = reply.cqe.status();
+        if status.is_success() {
+            Ok(reply)
+        } else {
+            Err(AdminError::Status { what, status })
+        }
+    }
+
+    /// Reads the discovery log page, consistently.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn discover(&mut self) -> Result<(u64, Vec<DiscoveryLogEntry>), AdminError> {
+        let mut discovery = Discovery::new();
+        while let Some(command) = discovery.next_command() {
+            let len_bytes = u32::try_from(command.length_bytes).unwrap_or(u32::MAX);
+            let sqe = AdminCommand::GetLogPage(command).encode(0, Sgl::EMPTY);
+            let reply = self.admin(sqe, CommandData::FromController(len_bytes))?;
+            discovery
+                .answer(&reply.data)
+                .map_err(|error| AdminError::Data {
+                    what: "Get Log Page (Discovery)",
+                    problem: error.to_string(),
+                })?;
+        }
+        Ok((discovery.genctr(), discovery.into_entries()))
+    }
+
+    /// Ends the association in order; I/O in progress is finished first. At most about five
+    /// seconds.
+    pub fn close(mut self) {
+        self.engine.shutdown();
+        self.run_until(|engine| {
+            loop {
+                match engine.poll_event() {
+                    Some(Event::Closed | Event::Failed { .. }) => return Some(()),
+                    Some(_) => {}
+                    None if is_over(engine) => return Some(()),
+                    None => return None,
+                }
+            }
+        });
+    }
+
+    fn run_until<T>(&mut self, found: impl FnMut(&mut Engine) -> Option<T>) -> T {
+        let mut found = found;
+        loop {
+            // Without a deadline the run ends only with what it waits for, unless the system
+            // refuses to wait; then polling goes on without sleep.
+            if let Some(value) = self.run_until_deadline(None, &mut found) {
+                return value;
+            }
+        }
+    }
+
+    fn run_until_deadline<T>(
+        &mut self,
+        deadline_us: Option<u64>,
+        found: impl FnMut(&mut Engine) -> Option<T>,
+    ) -> Option<T> {
+        let mut until = Until {
+            engine: &mut self.engine,
+            deadline_us,
+            found,
+            value: None,
+        };
+        if let Err(error) = capstan_reactor::run(&mut until, self.spin) {
+            tracing::error!("{error}");
+        }
+        until.value
+    }
+}
+
+fn is_over(engine: &Engine) -> bool {
+    matches!(engine.status(0), Status::Closed | Status::Failed(_))
+}
+
+/// Turns an engine until something is found.
+struct Until<'a, T, F> {
+    engine: &'a mut Engine,
+    deadline_us: Option<u64>,
+    found: F,
+    value: Option<T>,
+}
+
+impl<T, F: FnMut(&mut Engine) -> Option<T>> Turn for Until<'_, T, F> {
+    fn turn(&mut self, now_us: u64) -> Flow {
+        let busy = self.engine.turn(now_us);
+        self.value = (self.found)(self.engine);
+        if self.value.is_some() || self.deadline_us.is_some_and(|at| now_us >= at) {
+            Flow::Stop
+        } else if busy {
+            Flow::Busy
+        } else {
+            Flow::Idle
+        }
+    }
+
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+        self.engine.arm(fds)
+    }
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        [self.deadline_us, self.engine.next_deadline_us()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+/// An engine for `options`, connecting.
+pub(crate) fn engine(
+    options: &Options,
+    cm: Box<dyn ConnectionManager>,
+) -> Result<Engine, ConnectError> {
+    options.check()?;
+    let us =
+        |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    let config = EngineConfig {
+        destination: options.socket_addr()?,
+        source: options.host_traddr,
+        io_timeout_us: us(options.io_timeout),
+        data_bytes: options.data_memory_bytes,
+        seed: seed(),
+        host: HostConfig {
+            subnqn: options.subnqn.clone(),
+            hostnqn: options.hostnqn.clone(),
+            hostid: options.hostid,
+            nr_io_queues: options.nr_io_queues,
+            queue_size: options.queue_size,
+            kato_ms: u32::try_from(options.keep_alive_tmo.as_millis()).unwrap_or(u32::MAX),
+            connect_timeout_us: us(options.connect_timeout),
+            admin_timeout_us: us(options.admin_timeout),
+            reconnect_delay_ms: us(options.reconnect_delay) / 1000,
+            ctrl_loss_tmo_us: options.ctrl_loss_tmo.map(us),
+            scan_namespaces: options.scan_namespaces,
+        },
+    };
+    Engine::new(config, cm, Clock.now_us())
+}
+
+/// Jitter of reconnects differs between processes and associations.
+fn seed() -> u64 {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+    let wall = wall.map_or(0, |d| u64::from(d.subsec_nanos()));
+    Clock.now_us() ^ wall << 32 ^ u64::from(std::process::id()) << 16
+}

@@ -1,0 +1,375 @@
+//! The RDMA half of one queue: its queue pair, its capsule and response rings, and the accounting
+//! of work requests.
+//!
+//! A capsule stays in the device's hands until a signaled Send posted with or after it completes,
+//! which may be after the response. So capsules live in a ring of their own, not in the command's
+//! slot, and every [`SIGNAL_EVERY`]th work request is signaled to move the ring on.
+
+use std::collections::VecDeque;
+
+use capstan_memory::Buffer;
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::contract::{
+    Access, CmId, LKey, MemoryWindow, PostError, QueuePair, RKey, SendOp, SendWr, Sge,
+};
+use zerocopy::IntoBytes;
+
+use super::wr_id::{WorkKind, WrId};
+use crate::host::SlotIndex;
+
+/// Work requests between two signaled ones.
+const SIGNAL_EVERY: u32 = 16;
+/// Bytes of a command capsule's entry in the ring; in-capsule data is gathered from where it is.
+pub(super) const CAPSULE_BYTES: u32 = 64;
+/// Bytes of a response capsule.
+pub(super) const RESPONSE_BYTES: u32 = 16;
+const _: () = assert!(Sqe::SIZE_BYTES == CAPSULE_BYTES as usize);
+const _: () = assert!(Cqe::SIZE_BYTES == RESPONSE_BYTES as usize);
+
+/// Sizes of one queue's rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RingSizes {
+    /// Receives: one per entry of the submission queue, as many responses can be on their way.
+    pub(super) responses: u16,
+    /// Capsules: one per command, and those a signaled Send has not retired yet.
+    pub(super) capsules: u32,
+    /// Send work requests.
+    pub(super) send_wr_max: u32,
+}
+
+impl RingSizes {
+    /// For a submission queue of `entries`, on a device that takes `qp_wr_max` work requests.
+    pub(super) fn new(entries: u16, qp_wr_max: u32) -> Self {
+        // A command is a bind, a Send and an invalidate; the rest waits for a signaled completion.
+        let wanted = 3 * u32::from(entries) + 4 * SIGNAL_EVERY;
+        Self {
+            responses: entries,
+            capsules: u32::from(entries) + 2 * SIGNAL_EVERY,
+            send_wr_max: wanted.min(qp_wr_max).max(4),
+        }
+    }
+
+    /// Completion queue entries one queue can need.
+    pub(super) fn cqes(self) -> u32 {
+        self.send_wr_max + u32::from(self.responses)
+    }
+
+    /// Bytes of control memory: the capsule ring, then the response ring.
+    pub(super) fn control_bytes(self) -> u32 {
+        self.capsules * CAPSULE_BYTES + u32::from(self.responses) * RESPONSE_BYTES
+    }
+}
+
+/// Keys of a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) lkey: LKey,
+    pub(super) rkey: RKey,
+}
+
+/// Registered bytes of one command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) addr: u64,
+    pub(super) len_bytes: u32,
+    pub(super) keys: Keys,
+}
+
+/// How a command's data travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transfer {
+    /// It has none.
+    None,
+    /// Behind the SQE in the capsule.
+    InCapsule(Span),
+    /// The controller reaches it by RDMA, with this access.
+    Keyed(Span, Access),
+}
+
+/// What has to happen before the memory of an issued command is its owner's again, beside the
+/// response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Issued {
+    /// The window opened for it.
+    pub(super) window: Option<RKey>,
+    /// Its Send is signaled and carries its data.
+    pub(super) await_send: bool,
+}
+
+/// Where the rings stand when a signaled work request completes.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    wrs: u64,
+    capsules: u64,
+}
+
+/// One connection of one queue.
+pub(super) struct Connection {
+    /// Dropped first: from then on nothing below is in a device's hands.
+    qp: Box<dyn QueuePair>,
+    windows: Vec<Box<dyn MemoryWindow>>,
+    ring: Buffer,
+    pub(super) id: CmId,
+    qid: u16,
+    epoch: u16,
+    sizes: RingSizes,
+    control_lkey: LKey,
+    /// Ask for SEND_WITH_INV.
+    invalidate: bool,
+    signal_every: u32,
+    marks: VecDeque<Mark>,
+    /// Work requests posted, and known done, since the connection was made.
+    posted: u64,
+    retired: u64,
+    /// Local invalidates that outstanding commands may still need.
+    reserved: u64,
+    since_signal: u32,
+    capsules_posted: u64,
+    capsules_retired: u64,
+    /// Something was posted since the doorbell rang.
+    doorbell: bool,
+}
+
+/// What a [`Connection`] is made from.
+pub(super) struct ConnectionParts {
+    pub(super) qp: Box<dyn QueuePair>,
+    /// One per slot, or none when the device has none.
+    pub(super) windows: Vec<Box<dyn MemoryWindow>>,
+    /// At least [`RingSizes::control_bytes`].
+    pub(super) ring: Buffer,
+    pub(super) control_lkey: LKey,
+    pub(super) id: CmId,
+    pub(super) qid: u16,
+    pub(super) epoch: u16,
+    pub(super) sizes: RingSizes,
+    pub(super) send_with_invalidate: bool,
+}
+
+impl Connection {
+    pub(super) fn new(parts: ConnectionParts) -> Self {
+        let signal_every = SIGNAL_EVERY.min(parts.sizes.send_wr_max / 4).max(1);
+        Self {
+            invalidate: parts.send_with_invalidate && !parts.windows.is_empty(),
+            qp: parts.qp,
+            windows: parts.windows,
+            ring: parts.ring,
+            id: parts.id,
+            qid: parts.qid,
+            epoch: parts.epoch,
+            sizes: parts.sizes,
+            control_lkey: parts.control_lkey,
+            signal_every,
+            marks: VecDeque::with_capacity(parts.sizes.send_wr_max as usize),
+            posted: 0,
+            retired: 0,
+            reserved: 0,
+            since_signal: 0,
+            capsules_posted: 0,
+            capsules_retired: 0,
+            doorbell: false,
+        }
+    }
+
+    pub(super) fn epoch(&self) -> u16 {
+        self.epoch
+    }
+
+    /// Posts every receive; before the connection is made, so that no response can find none.
+    pub(super) fn post_receives(&mut self) -> Result<(), PostError> {
+        (0..self.sizes.responses).try_for_each(|index| self.post_receive(index))
+    }
+
+    fn post_receive(&mut self, index: u16) -> Result<(), PostError> {
+        let sge = Sge {
+            addr: self.ring.addr() + self.response_offset(index) as u64,
+            len_bytes: RESPONSE_BYTES,
+            lkey: self.control_lkey,
+        };
+        self.qp.post_recv(self.wr_id(WorkKind::Recv, index), &[sge])
+    }
+
+    /// Whether another command's work requests fit now.
+    pub(super) fn has_room(&self) -> bool {
+        let in_use = self.posted - self.retired + self.reserved;
+        let capsules = self.capsules_posted - self.capsules_retired;
+        in_use + 3 <= u64::from(self.sizes.send_wr_max) && capsules < u64::from(self.sizes.capsules)
+    }
+
+    /// Posts one command; [`Connection::has_room`] was true. `sqe` comes complete but for its data
+    /// pointer.
+    pub(super) fn issue(
+        &mut self,
+        slot: SlotIndex,
+        sqe: &mut Sqe,
+        transfer: Transfer,
+    ) -> Result<Issued, PostError> {
+        let mut issued = Issued {
+            window: None,
+            await_send: false,
+        };
+        let mut data_sge = None;
+        sqe.dptr = match transfer {
+            Transfer::None => Sgl::EMPTY,
+            Transfer::InCapsule(span) => {
+                issued.await_send = true;
+                data_sge = Some(Sge {
+                    addr: span.addr,
+                    len_bytes: span.len_bytes,
+                    lkey: span.keys.lkey,
+                });
+                Sgl::InCapsule {
+                    offset_bytes: 0,
+                    length_bytes: span.len_bytes,
+                }
+            }
+            Transfer::Keyed(span, access) => {
+                issued.window = self.open_window(slot, span, access)?;
+                Sgl::Keyed {
+                    address: span.addr,
+                    length_bytes: span.len_bytes,
+                    rkey: issued.window.unwrap_or(span.keys.rkey).0,
+                    invalidate: self.invalidate,
+                }
+            }
+        }
+        .encode();
+        self.send_capsule(slot, sqe, data_sge)?;
+        if issued.window.is_some() {
+            self.reserved += 1;
+        }
+        Ok(issued)
+    }
+
+    /// Binds the slot's window to `span`; `None` on a device without windows.
+    fn open_window(
+        &mut self,
+        slot: SlotIndex,
+        span: Span,
+        access: Access,
+    ) -> Result<Option<RKey>, PostError> {
+        let Some(window) = self.windows.get_mut(slot.index()) else {
+            return Ok(None);
+        };
+        let rkey = window.next_rkey();
+        let op = SendOp::BindWindow {
+            rkey,
+            lkey: span.keys.lkey,
+            addr: span.addr,
+            len_bytes: u64::from(span.len_bytes),
+            access,
+        };
+        self.post(WorkKind::Send, slot, op, &[], false)?;
+        Ok(Some(rkey))
+    }
+
+    fn send_capsule(
+        &mut self,
+        slot: SlotIndex,
+        sqe: &Sqe,
+        data: Option<Sge>,
+    ) -> Result<(), PostError> {
+        let entry = self.capsules_posted % u64::from(self.sizes.capsules);
+        let at = entry * u64::from(CAPSULE_BYTES);
+        self.ring
+            .copy_from(usize::try_from(at).unwrap_or(0), sqe.as_bytes());
+        let capsule = Sge {
+            addr: self.ring.addr() + at,
+            len_bytes: CAPSULE_BYTES,
+            lkey: self.control_lkey,
+        };
+        self.capsules_posted += 1;
+        let op = SendOp::Send {
+            invalidate: None,
+            solicited: false,
+        };
+        match data {
+            None => self.post(WorkKind::Send, slot, op, &[capsule], false),
+            Some(data) => self.post(WorkKind::SendData, slot, op, &[capsule, data], true),
+        }
+    }
+
+    /// Closes the window of an answered command that the controller did not invalidate. Leads to a
+    /// completion of kind [`WorkKind::Invalidate`].
+    pub(super) fn close_window(&mut self, slot: SlotIndex, rkey: RKey) -> Result<(), PostError> {
+        self.reserved = self.reserved.saturating_sub(1);
+        let op = SendOp::LocalInvalidate(rkey);
+        self.post(WorkKind::Invalidate, slot, op, &[], true)
+    }
+
+    /// The controller invalidated the window of an answered command.
+    pub(super) fn window_closed_by_peer(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
+    fn post(
+        &mut self,
+        kind: WorkKind,
+        slot: SlotIndex,
+        op: SendOp,
+        sges: &[Sge],
+        signaled: bool,
+    ) -> Result<(), PostError> {
+        self.since_signal += 1;
+        let signaled = signaled
+            || (self.since_signal >= self.signal_every && matches!(op, SendOp::Send { .. }));
+        self.qp.post_send(&SendWr {
+            wr_id: self.wr_id(kind, slot.0),
+            op,
+            sges,
+            signaled,
+            fence: false,
+        })?;
+        self.doorbell = true;
+        self.posted += 1;
+        if signaled {
+            self.since_signal = 0;
+            self.marks.push_back(Mark {
+                wrs: self.posted,
+                capsules: self.capsules_posted,
+            });
+        }
+        Ok(())
+    }
+
+    /// A signaled work request completed: it and everything posted before it is done.
+    pub(super) fn retire(&mut self) {
+        if let Some(mark) = self.marks.pop_front() {
+            self.retired = mark.wrs;
+            self.capsules_retired = mark.capsules;
+        }
+    }
+
+    /// Copies the response in receive `index` out and posts the receive again.
+    pub(super) fn take_response(&mut self, index: u16) -> Result<Cqe, PostError> {
+        let mut bytes = [0; RESPONSE_BYTES as usize];
+        if index < self.sizes.responses {
+            self.ring.copy_to(self.response_offset(index), &mut bytes);
+        }
+        self.post_receive(index)?;
+        Ok(zerocopy::transmute!(bytes))
+    }
+
+    /// Rings the doorbell if anything was posted.
+    pub(super) fn ring_doorbell(&mut self) {
+        if self.doorbell {
+            self.doorbell = false;
+            self.qp.ring_doorbell();
+        }
+    }
+
+    fn response_offset(&self, index: u16) -> usize {
+        (self.sizes.capsules * CAPSULE_BYTES + u32::from(index) * RESPONSE_BYTES) as usize
+    }
+
+    fn wr_id(&self, kind: WorkKind, value: u16) -> u64 {
+        WrId {
+            kind,
+            qid: self.qid,
+            epoch: self.epoch,
+            value,
+        }
+        .pack()
+    }
+}

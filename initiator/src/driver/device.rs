@@ -1,0 +1,142 @@
+//! What one association keeps of an RDMA device: protection domain, completion queue, and the
+//! registrations of its memory.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use capstan_memory::{Buffer, Pages, Pool, Slab, SlabId};
+use capstan_rdma::contract::{
+    Access, CompletionQueue, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, RdmaError,
+};
+
+use super::connection::{Keys, RingSizes, Span};
+use crate::error::ConnectError;
+
+/// Memory for the data of admin commands: a page for each of the 31 that can be outstanding, and
+/// room for a few long log pages.
+const ADMIN_MEMORY_BYTES: usize = 512 << 10;
+
+/// Memory of one association, in slabs by what the peer may reach.
+pub(super) struct Memory {
+    /// Capsules and responses; never opened to the peer.
+    pub(super) control: Pool,
+    /// Data of admin commands.
+    pub(super) admin: Pool,
+    /// Data of I/O; what [`DirectQueue`](crate::DirectQueue) and front ends lease.
+    pub(super) data: Pool,
+}
+
+impl Memory {
+    /// Slabs for `queues` queues with the rings of `sizes`, and `data_bytes` of data.
+    pub(super) fn new(
+        sizes: RingSizes,
+        admin_sizes: RingSizes,
+        io_queues: u16,
+        data_bytes: usize,
+    ) -> Result<Self, ConnectError> {
+        let ring = |sizes: RingSizes| (sizes.control_bytes() as usize).next_power_of_two();
+        // Twice the sum, as leases are powers of two of whole pages and must not fragment.
+        let control = 2 * (ring(admin_sizes) + usize::from(io_queues) * ring(sizes));
+        let pool = |len_bytes| {
+            let slab = Slab::new(len_bytes, Pages::Ordinary);
+            slab.map(Pool::new)
+                .map_err(|error| ConnectError::Resources {
+                    what: "memory",
+                    message: error.to_string(),
+                })
+        };
+        Ok(Self {
+            control: pool(control)?,
+            admin: pool(ADMIN_MEMORY_BYTES)?,
+            data: pool(data_bytes.max(1))?,
+        })
+    }
+}
+
+/// An RDMA device in use. Dropped after every connection on it.
+pub(super) struct DeviceContext {
+    control: Rc<dyn MemoryRegion>,
+    admin: Rc<dyn MemoryRegion>,
+    data: Rc<dyn MemoryRegion>,
+    data_slab: SlabId,
+    pub(super) cq: Rc<dyn CompletionQueue>,
+    pub(super) pd: Rc<dyn ProtectionDomain>,
+    pub(super) device: Rc<dyn Device>,
+    /// Each command's data is opened by a window of its own.
+    pub(super) windows: bool,
+}
+
+impl DeviceContext {
+    /// Opens `device` for the queues of an association that need `cqes` completions.
+    pub(super) fn new(
+        device: Rc<dyn Device>,
+        memory: &Memory,
+        cqes: u32,
+    ) -> Result<Self, ConnectError> {
+        let error = |what| {
+            move |error: RdmaError| ConnectError::Resources {
+                what,
+                message: error.to_string(),
+            }
+        };
+        let pd = device.allocate_pd().map_err(error("protection domain"))?;
+        let cq = device
+            .create_cq(cqes.min(device.attributes().cqe_max))
+            .map_err(error("completion queue"))?;
+        // Asking is not enough: a device may have none left.
+        let windows = device.attributes().memory_windows && pd.allocate_window().is_ok();
+        let exposed = if windows {
+            Access::LOCAL_WRITE | Access::MW_BIND
+        } else {
+            tracing::info!(
+                device = device.attributes().name,
+                "the device has no memory windows: the target can reach the whole data memory of \
+                 this connection while it lasts"
+            );
+            Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE
+        };
+        let register = |slab: &Arc<Slab>, access| {
+            pd.register(slab, 0, slab.len_bytes(), access)
+                .map_err(error("memory region"))
+        };
+        Ok(Self {
+            control: register(memory.control.slab(), Access::LOCAL_WRITE)?,
+            admin: register(memory.admin.slab(), exposed)?,
+            data: register(memory.data.slab(), exposed)?,
+            data_slab: memory.data.slab().id(),
+            cq,
+            pd,
+            device,
+            windows,
+        })
+    }
+
+    pub(super) fn attributes(&self) -> &DeviceAttributes {
+        self.device.attributes()
+    }
+
+    pub(super) fn control_keys(&self) -> Keys {
+        keys(&self.control)
+    }
+
+    /// `len_bytes` bytes of a lease at `offset`.
+    pub(super) fn span(&self, buffer: &Buffer, offset: u64, len_bytes: u32) -> Span {
+        let region = if buffer.slab_id() == self.data_slab {
+            &self.data
+        } else {
+            &self.admin
+        };
+        Span {
+            addr: buffer.addr() + offset,
+            len_bytes,
+            keys: keys(region),
+        }
+    }
+}
+
+fn keys(region: &Rc<dyn MemoryRegion>) -> Keys {
+    Keys {
+        lkey: region.lkey(),
+        rkey: region.rkey(),
+    }
+}

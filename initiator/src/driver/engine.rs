@@ -1,0 +1,477 @@
+//! One association's objects, and the turn over them.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use capstan_memory::{Buffer, Pool};
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::contract::{ConnectionManager, RKey, WcOpcode, WcStatus, WorkCompletion};
+use zerocopy::FromZeros;
+
+use super::connection::{Connection, RingSizes};
+use super::device::{DeviceContext, Memory};
+use super::io::{Completion, Direction, Io, Op, Refused, Source, SubmitError};
+use super::open::Opening;
+use super::request::{Piece, Requests};
+use crate::error::{ConnectError, IoError};
+use crate::host::{Event, Host, HostConfig, NamespaceInfo, SlotIndex, Status};
+use crate::options::TRANSFER_BYTES_MAX;
+
+/// Completions taken in one poll.
+const POLL_BATCH: usize = 64;
+/// Turns between two polls of the connection manager while the association is live.
+const CM_TURNS: u32 = 64;
+/// Between two looks for commands the controller has not answered in time, in microseconds.
+const STALE_CHECK_US: u64 = 500_000;
+/// How long flushed work requests wait for the connection manager to say why, in microseconds.
+const CAUSE_WAIT_US: u64 = 100_000;
+
+/// What an [`Engine`] is made for.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineConfig {
+    pub(crate) host: HostConfig,
+    pub(crate) destination: SocketAddr,
+    pub(crate) source: Option<IpAddr>,
+    pub(crate) io_timeout_us: u64,
+    pub(crate) data_bytes: usize,
+    pub(crate) seed: u64,
+}
+
+/// Who waits for a command.
+#[derive(Debug)]
+pub(super) enum Owner {
+    Free,
+    /// The host state machine; its data is in the buffer.
+    Host {
+        data: Option<Buffer>,
+        read_bytes: u32,
+    },
+    Io(Piece),
+}
+
+/// A command in flight.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) owner: Owner,
+    /// The window that is open for it.
+    pub(super) window: Option<RKey>,
+    pub(super) await_response: bool,
+    /// The Send that carries its data has not completed.
+    pub(super) await_send: bool,
+    /// Its window is being closed by this side.
+    pub(super) await_invalidate: bool,
+    pub(super) cqe: Cqe,
+    pub(super) sent_us: u64,
+}
+
+impl Slot {
+    pub(super) fn free() -> Self {
+        Self {
+            owner: Owner::Free,
+            window: None,
+            await_response: false,
+            await_send: false,
+            await_invalidate: false,
+            cqe: Cqe::new_zeroed(),
+            sent_us: 0,
+        }
+    }
+}
+
+/// One queue: its connection and its commands.
+pub(super) struct Line {
+    pub(super) connection: Connection,
+    pub(super) slots: Box<[Slot]>,
+}
+
+/// One association at work. See the [module](super).
+pub(crate) struct Engine {
+    /// By QID. Dropped first: connections before their device and their memory.
+    pub(super) lines: Vec<Option<Line>>,
+    pub(super) opening: Option<Opening>,
+    pub(super) requests: Requests,
+    pub(super) device: Option<DeviceContext>,
+    pub(super) memory: Memory,
+    pub(super) cm: Box<dyn ConnectionManager>,
+    pub(super) host: Host,
+    pub(super) config: EngineConfig,
+    pub(super) epoch: u16,
+    /// Actions of the host that wait for memory.
+    pub(super) stalled: VecDeque<crate::host::Action>,
+    /// Pieces that failed for a passing reason, and when to send them again.
+    pub(super) delayed: Vec<(u64, Piece)>,
+    pub(super) next_qid: u16,
+    pub(super) losses: u64,
+    /// Work requests were flushed; the cause is awaited until then.
+    pub(super) flushed: Option<(u16, u64)>,
+    pub(super) traffic: bool,
+    events: VecDeque<Event>,
+    wcs: Box<[WorkCompletion; POLL_BATCH]>,
+    cm_turns: u32,
+    next_stale_check_us: u64,
+    draining: bool,
+    scratch: Vec<u8>,
+}
+
+impl Engine {
+    /// Starts connecting through `cm`.
+    pub(crate) fn new(
+        config: EngineConfig,
+        cm: Box<dyn ConnectionManager>,
+        now_us: u64,
+    ) -> Result<Self, ConnectError> {
+        let io_queues = config.host.nr_io_queues;
+        // The device may take fewer work requests; that is known when it is.
+        let sizes = RingSizes::new(config.host.queue_size, u32::MAX);
+        let admin_sizes = RingSizes::new(crate::host::ADMIN_QUEUE_ENTRIES, u32::MAX);
+        let memory = Memory::new(sizes, admin_sizes, io_queues, config.data_bytes)?;
+        let commands = usize::from(io_queues) * usize::from(config.host.queue_size);
+        let requests = u32::try_from((2 * commands).max(64)).unwrap_or(u32::MAX);
+        Ok(Self {
+            lines: Vec::new(),
+            opening: None,
+            requests: Requests::new(requests, commands),
+            device: None,
+            memory,
+            cm,
+            host: Host::new(config.host.clone(), config.seed, now_us),
+            epoch: 0,
+            stalled: VecDeque::new(),
+            delayed: Vec::with_capacity(commands),
+            next_qid: 1,
+            losses: 0,
+            flushed: None,
+            traffic: false,
+            events: VecDeque::new(),
+            wcs: Box::new([NO_COMPLETION; POLL_BATCH]),
+            cm_turns: 0,
+            next_stale_check_us: now_us + STALE_CHECK_US,
+            draining: false,
+            scratch: Vec::new(),
+            config,
+        })
+    }
+
+    /// The state machine, to ask it things.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Leases registered memory for I/O.
+    pub(crate) fn data_pool(&self) -> &Pool {
+        &self.memory.data
+    }
+
+    /// What happened to the association; `None` when there is nothing new.
+    pub(crate) fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// The next finished I/O.
+    pub(crate) fn poll_completion(&mut self) -> Option<Completion> {
+        self.requests.poll()
+    }
+
+    /// I/Os taken and not finished.
+    pub(crate) fn in_progress(&self) -> usize {
+        self.requests.in_progress()
+    }
+
+    /// Most I/Os in progress at once.
+    pub(crate) fn capacity(&self) -> usize {
+        self.requests.capacity()
+    }
+
+    /// The association's state, for people and for `list`.
+    pub(crate) fn status(&self, now_us: u64) -> Status {
+        self.host.status(now_us)
+    }
+
+    /// Submits an admin command; see [`Host::submit_admin`].
+    pub(crate) fn submit_admin(
+        &mut self,
+        token: u64,
+        sqe: Sqe,
+        data: crate::host::CommandData,
+        now_us: u64,
+    ) -> Result<(), crate::error::AdminError> {
+        self.host.submit_admin(token, sqe, data, now_us)
+    }
+
+    /// Looks for namespaces again.
+    pub(crate) fn rescan(&mut self, now_us: u64) {
+        self.host.rescan(now_us);
+    }
+
+    /// Ends the association: I/O in progress is finished first, while the association is live.
+    /// Leads to [`Event::Closed`].
+    pub(crate) fn shutdown(&mut self) {
+        self.draining = true;
+    }
+
+    /// Takes an I/O. Data goes to or comes from the start of `buffer`.
+    pub(crate) fn submit(
+        &mut self,
+        source: Source,
+        token: u64,
+        io: Io,
+        buffer: Option<Buffer>,
+    ) -> Result<(), Refused> {
+        match self.check(&io, buffer.as_ref()) {
+            Ok(()) => {}
+            Err(reason) => {
+                return Err(Refused {
+                    reason: SubmitError::Invalid(reason),
+                    buffer,
+                });
+            }
+        }
+        let buffer = match io.op {
+            Op::Discard { slba, nlb } => {
+                let Some(mut ranges) = self.memory.admin.take(DISCARD_BYTES) else {
+                    let reason = SubmitError::Busy;
+                    return Err(Refused { reason, buffer });
+                };
+                let range = capstan_nvme_proto::dataset::DsmRange::new(slba, nlb);
+                ranges.copy_from(0, zerocopy::IntoBytes::as_bytes(&range));
+                Some(ranges)
+            }
+            _ => buffer,
+        };
+        self.requests.submit(source, token, io, buffer)
+    }
+
+    /// Whether `io` can be tried at all. What depends on the namespace is looked at when it is
+    /// sent: the namespaces may not be known yet.
+    fn check(&self, io: &Io, buffer: Option<&Buffer>) -> Result<(), IoError> {
+        if !self.host.is_live() {
+            self.check_alive()?;
+        }
+        if self.draining {
+            return Err(IoError::Closed);
+        }
+        let (_, nlb) = io.op.range();
+        if nlb == 0 && io.op != Op::Flush {
+            return Err(IoError::Invalid {
+                what: "nlb",
+                value: 0,
+                expected: "at least 1",
+            });
+        }
+        if io.op.direction() == Direction::None {
+            return Ok(());
+        }
+        if buffer.is_none_or(|b| b.slab_id() != self.memory.data.slab().id()) {
+            return Err(IoError::Invalid {
+                what: "buffer",
+                value: 0,
+                expected: "one leased from this association's data memory",
+            });
+        }
+        Ok(())
+    }
+
+    /// Refuses I/O once the association is over.
+    fn check_alive(&self) -> Result<(), IoError> {
+        match self.status(0) {
+            Status::Failed(cause) => Err(IoError::ControllerLost(cause)),
+            Status::Closed | Status::ShuttingDown => Err(IoError::Closed),
+            Status::Connecting { .. } | Status::Live | Status::Waiting { .. } => Ok(()),
+        }
+    }
+
+    /// Does one round. `true` when something was done.
+    pub(crate) fn turn(&mut self, now_us: u64) -> bool {
+        let mut busy = self.dispatch(now_us);
+        busy |= self.poll_cq(now_us);
+        self.cm_turns += 1;
+        if !self.host.is_live() || self.cm_turns >= CM_TURNS || self.flushed.is_some() {
+            self.cm_turns = 0;
+            busy |= self.poll_cm(now_us);
+        }
+        self.check_times(now_us);
+        busy |= self.act(now_us);
+        busy
+    }
+
+    fn check_times(&mut self, now_us: u64) {
+        if let Some((qid, deadline_us)) = self.flushed
+            && now_us >= deadline_us
+        {
+            let cause = "work requests were flushed and no cause was told".to_owned();
+            self.flushed = None;
+            self.host.handle_disconnected(qid, cause, now_us);
+        }
+        if std::mem::take(&mut self.traffic) {
+            self.host.note_traffic();
+        }
+        if self.host.next_deadline_us().is_some_and(|d| now_us >= d) {
+            self.host.handle_timeout(now_us);
+        }
+        if now_us >= self.next_stale_check_us {
+            self.next_stale_check_us = now_us + STALE_CHECK_US;
+            self.check_stale(now_us);
+        }
+        if !self.delayed.is_empty() {
+            self.send_delayed(now_us);
+        }
+        if self.draining && (self.requests.in_progress() == 0 || !self.host.is_live()) {
+            self.draining = false;
+            self.host.shutdown(now_us);
+        }
+    }
+
+    /// Carries out what the host wants and takes what it tells, until it wants nothing.
+    fn act(&mut self, now_us: u64) -> bool {
+        let mut busy = false;
+        loop {
+            let action = match self.stalled.pop_front() {
+                Some(action) => Some(action),
+                None => self.host.poll_action(),
+            };
+            let Some(action) = action else {
+                break;
+            };
+            busy = true;
+            if let Err(action) = self.carry_out(action, now_us) {
+                self.stalled.push_front(action);
+                break;
+            }
+        }
+        self.ring_doorbells();
+        while let Some(event) = self.host.poll_event() {
+            busy = true;
+            match &event {
+                Event::Failed { cause } => {
+                    let error = IoError::ControllerLost(Arc::clone(cause));
+                    self.fail_io(&error);
+                }
+                Event::Closed => self.fail_io(&IoError::Closed),
+                _ => {}
+            }
+            self.events.push_back(event);
+        }
+        busy
+    }
+
+    fn fail_io(&mut self, error: &IoError) {
+        self.delayed.clear();
+        self.requests.fail_all(error);
+    }
+
+    /// Takes completions until there are none, within the budget of a turn.
+    fn poll_cq(&mut self, now_us: u64) -> bool {
+        let Some(device) = &self.device else {
+            return false;
+        };
+        let count = device.cq.poll(&mut self.wcs[..]);
+        for at in 0..count.min(POLL_BATCH) {
+            let wc = self.wcs[at];
+            self.handle_wc(&wc, now_us);
+        }
+        count > 0
+    }
+
+    pub(super) fn ring_doorbells(&mut self) {
+        for line in self.lines.iter_mut().flatten() {
+            line.connection.ring_doorbell();
+        }
+    }
+
+    /// The cause of flushed work requests is waited for a moment.
+    pub(super) fn note_flush(&mut self, qid: u16, now_us: u64) {
+        if self.flushed.is_none() {
+            self.flushed = Some((qid, now_us + CAUSE_WAIT_US));
+        }
+    }
+
+    pub(super) fn namespace(&self, nsid: u32) -> Option<&NamespaceInfo> {
+        self.host.namespaces().iter().find(|n| n.nsid == nsid)
+    }
+
+    /// Most data of one command, in bytes: MDTS, what a keyed descriptor can say, and this host's
+    /// own bound.
+    pub(crate) fn transfer_bytes_max(&self) -> u32 {
+        self.host
+            .controller()
+            .transfer_bytes_max
+            .map_or(TRANSFER_BYTES_MAX, |max| max.min(TRANSFER_BYTES_MAX))
+    }
+
+    /// Gives the slot's owner its outcome.
+    pub(super) fn line_slot(&mut self, qid: u16, slot: SlotIndex) -> Option<&mut Slot> {
+        let line = self.lines.get_mut(usize::from(qid))?.as_mut()?;
+        line.slots.get_mut(slot.index())
+    }
+
+    /// Bytes of a read admin command, copied out of its buffer.
+    pub(super) fn read_out(&mut self, data: Option<&Buffer>, read_bytes: u32) -> Vec<u8> {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        bytes.clear();
+        if let Some(data) = data {
+            bytes.resize(read_bytes.min(data.len_bytes()) as usize, 0);
+            data.copy_to(0, &mut bytes);
+        }
+        bytes
+    }
+
+    pub(super) fn give_scratch(&mut self, bytes: Vec<u8>) {
+        self.scratch = bytes;
+    }
+
+    /// Prepares to sleep: `false` when there is something to do already.
+    pub(crate) fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+        if let Some(device) = &self.device {
+            if device.cq.arm() {
+                return false;
+            }
+            fds.push(device.cq.fd());
+        }
+        if self.cm.arm() {
+            self.cm_turns = CM_TURNS;
+            return false;
+        }
+        fds.push(self.cm.fd());
+        // The turn after the sleep looks at everything.
+        self.cm_turns = CM_TURNS;
+        true
+    }
+
+    /// When to turn even if every descriptor stays silent.
+    pub(crate) fn next_deadline_us(&self) -> Option<u64> {
+        let stale = (self.requests.in_progress() > 0).then_some(self.next_stale_check_us);
+        let delayed = self.delayed.iter().map(|(due_us, _)| *due_us).min();
+        let flushed = self.flushed.map(|(_, deadline_us)| deadline_us);
+        [
+            self.host.next_deadline_us(),
+            self.cm.next_deadline_us(),
+            stale,
+            delayed,
+            flushed,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close_all();
+    }
+}
+
+/// Bytes of the one range a discard becomes.
+pub(super) const DISCARD_BYTES: u32 = 16;
+
+const NO_COMPLETION: WorkCompletion = WorkCompletion {
+    wr_id: 0,
+    qp: capstan_rdma::contract::QpNum(0),
+    status: WcStatus::Success,
+    opcode: WcOpcode::Recv,
+    byte_len: 0,
+    invalidated: None,
+};

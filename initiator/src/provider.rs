@@ -1,0 +1,31 @@
+//! The RDMA provider of a connect.
+
+use std::net::SocketAddr;
+
+use capstan_rdma::contract::{ConnectionManager, RdmaError};
+use capstan_rdma::{Preference, ProviderKind, choose, iwarp};
+
+use crate::error::ConnectError;
+
+/// A connection manager for the calling thread that reaches `destination`. What was chosen and why
+/// is one line of the log.
+///
+/// # Errors
+/// The provider asked for cannot be used, or the system has no resources for it.
+pub fn open(
+    preference: Preference,
+    destination: SocketAddr,
+) -> Result<Box<dyn ConnectionManager>, ConnectError> {
+    let resources = |message| ConnectError::Resources {
+        what: "RDMA provider",
+        message,
+    };
+    let (kind, why) =
+        choose(preference, destination.ip()).map_err(|error| resources(error.to_string()))?;
+    tracing::info!(%destination, "using the {} provider: {why}", kind.name());
+    let opened: Result<_, RdmaError> = match kind {
+        ProviderKind::Iwarp => iwarp::Provider::new(iwarp::Config::default())
+            .and_then(|provider| provider.connection_manager()),
+    };
+    opened.map_err(|error| resources(error.to_string()))
+}
