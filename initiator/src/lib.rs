@@ -1,1 +1,35 @@
-//! capstan: the NVMe over RDMA host library and command line.
+//! The host side of Capstan: NVMe over RDMA as a library, without kernel module and without root.
+//!
+//! * [`Controller`]: an association on a thread of its own; [`Volume`]s of it read and write from
+//!   any thread, async without a runtime or blocking.
+//! * [`DirectQueue`]: an association on the caller's thread, for those who poll: no hop, no
+//!   allocation per I/O.
+//! * [`FrontEnd`]: turns somebody else's requests (FUSE, NBD, ublk) into I/O on the driver's thread.
+//! * [`host`]: the state machine of an association, without I/O.
+//! * [`driver`]: runs it over the RDMA contract.
+//!
+//! # What it does not do
+//! Authentication and multipath. One association has one path; when it is lost, I/O waits for its
+//! return.
+
+mod controller;
+mod direct;
+pub mod driver;
+mod driver_thread;
+pub mod error;
+mod front_end;
+pub mod host;
+pub mod identity;
+mod oneshot;
+pub mod options;
+pub mod provider;
+mod volume;
+
+pub use capstan_rdma::Preference;
+pub use controller::{Controller, Snapshot};
+pub use direct::DirectQueue;
+pub use driver::{Completion, Io, Op, Refused, SubmitError};
+pub use error::{AdminError, ConnectError, IoError, OptionsError};
+pub use front_end::{FrontEnd, QueueHandle};
+pub use options::Options;
+pub use volume::{BlockingVolume, Volume};

@@ -1,0 +1,362 @@
+//! The thread of a [`Controller`](crate::Controller): mailbox, front ends, engine.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use capstan_memory::Buffer;
+use capstan_rdma::contract::ConnectionManager;
+use capstan_reactor::{Flow, Mailbox, SpinBudget, Turn};
+
+use crate::controller::{Crowd, IoData, Message, Snapshot};
+use crate::direct;
+use crate::driver::{Completion, Engine, Io, Refused, Source, SubmitError};
+use crate::error::{AdminError, ConnectError, IoError};
+use crate::front_end::{FrontEnd, QueueHandle};
+use crate::host::{AdminReply, Event, Status};
+use crate::oneshot::Promise;
+use crate::options::Options;
+
+/// Messages taken in one turn.
+const MESSAGES_PER_TURN: usize = 64;
+/// The source number of I/O from other threads; front ends have the numbers above.
+const OTHERS: Source = Source(0);
+
+type IoDone = Promise<Result<Vec<u8>, IoError>>;
+type AdminDone = Promise<Result<AdminReply, AdminError>>;
+
+/// An I/O of another thread.
+struct Outside {
+    io: Io,
+    data: IoData,
+    done: IoDone,
+}
+
+struct Attached {
+    source: Source,
+    front_end: Box<dyn FrontEnd>,
+    in_progress: usize,
+}
+
+struct Driver {
+    engine: Engine,
+    mailbox: Mailbox<Message>,
+    crowd: Arc<Crowd>,
+    front_ends: Vec<Attached>,
+    next_source: u32,
+    /// I/O that waits for memory or a place; nothing is taken from the mailbox meanwhile.
+    waiting: VecDeque<Outside>,
+    /// I/O of other threads in progress, by token.
+    outside: HashMap<u64, (IoData, IoDone)>,
+    admin: HashMap<u64, AdminDone>,
+    next_token: u64,
+    live: Option<Promise<Result<(), ConnectError>>>,
+    over: bool,
+    close_asked: bool,
+}
+
+/// Runs until the association has ended and nothing is left to tell.
+pub(crate) fn run(
+    options: &Options,
+    open: impl FnOnce() -> Result<Box<dyn ConnectionManager>, ConnectError>,
+    mailbox: Mailbox<Message>,
+    live: Promise<Result<(), ConnectError>>,
+    crowd: Arc<Crowd>,
+) {
+    let engine = match open().and_then(|cm| direct::engine(options, cm)) {
+        Ok(engine) => engine,
+        Err(error) => return live.fulfil(Err(error)),
+    };
+    let capacity = engine.capacity();
+    let mut driver = Driver {
+        engine,
+        mailbox,
+        crowd,
+        front_ends: Vec::new(),
+        next_source: OTHERS.0 + 1,
+        waiting: VecDeque::new(),
+        outside: HashMap::with_capacity(capacity),
+        admin: HashMap::new(),
+        next_token: 0,
+        live: Some(live),
+        over: false,
+        close_asked: false,
+    };
+    if let Err(error) = capstan_reactor::run(&mut driver, SpinBudget::default()) {
+        tracing::error!("{error}");
+    }
+}
+
+impl Turn for Driver {
+    fn turn(&mut self, now_us: u64) -> Flow {
+        let mut busy = self.take_messages(now_us);
+        busy |= self.poll_front_ends(now_us);
+        busy |= self.engine.turn(now_us);
+        while let Some(completion) = self.engine.poll_completion() {
+            busy = true;
+            self.completed(completion, now_us);
+        }
+        while let Some(event) = self.engine.poll_event() {
+            busy = true;
+            self.event(event);
+        }
+        // Until the last handle is gone, whoever asks is told why the association is over.
+        if self.over && self.close_asked && self.engine.in_progress() == 0 {
+            return Flow::Stop;
+        }
+        if busy { Flow::Busy } else { Flow::Idle }
+    }
+
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+        self.mailbox.arm();
+        fds.push(self.mailbox.fd());
+        // Taken after arming, so that none sent in between sleeps with the thread.
+        if self.take_messages(capstan_reactor::Clock.now_us()) {
+            return false;
+        }
+        self.engine.arm(fds) && self.front_ends.iter_mut().all(|a| a.front_end.arm(fds))
+    }
+
+    fn disarm(&mut self) {
+        self.mailbox.disarm();
+    }
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        let front_ends = self.front_ends.iter();
+        front_ends
+            .filter_map(|a| a.front_end.next_deadline_us())
+            .chain(self.engine.next_deadline_us())
+            .min()
+    }
+}
+
+impl Driver {
+    fn take_messages(&mut self, now_us: u64) -> bool {
+        let mut busy = false;
+        while let Some(outside) = self.waiting.pop_front() {
+            if let Some(outside) = self.start(outside) {
+                self.waiting.push_front(outside);
+                return busy;
+            }
+            busy = true;
+        }
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(message) = self.mailbox.poll() else {
+                break;
+            };
+            busy = true;
+            match message {
+                Message::Io { io, data, done } => {
+                    if let Some(outside) = self.start(Outside { io, data, done }) {
+                        self.waiting.push_back(outside);
+                        break;
+                    }
+                }
+                Message::Admin { sqe, data, done } => {
+                    let token = self.token();
+                    match self.engine.submit_admin(token, *sqe, data, now_us) {
+                        Ok(()) => {
+                            self.admin.insert(token, done);
+                        }
+                        Err(error) => done.fulfil(Err(error)),
+                    }
+                }
+                Message::Status(promise) => promise.fulfil(self.snapshot(now_us)),
+                Message::AddFrontEnd(make, promise) => {
+                    let made = make(self.engine.data_pool());
+                    promise.fulfil(made.map(|front_end| self.attach(front_end)));
+                }
+                Message::Rescan => self.engine.rescan(now_us),
+                Message::Shutdown => {
+                    self.close_asked = true;
+                    self.engine.shutdown();
+                }
+            }
+        }
+        if busy {
+            self.crowd.wake();
+        }
+        busy
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    fn snapshot(&self, now_us: u64) -> Snapshot {
+        let host = self.engine.host();
+        Snapshot {
+            status: self.engine.status(now_us),
+            controller: host.controller().clone(),
+            namespaces: host.namespaces().to_vec(),
+            counters: host.counters(),
+        }
+    }
+
+    /// Starts an I/O of another thread; gives it back when there is no room for it now.
+    fn start(&mut self, outside: Outside) -> Option<Outside> {
+        let Outside { io, data, done } = outside;
+        let len_bytes = match &data {
+            IoData::None => 0,
+            IoData::Out(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            IoData::In(_, len_bytes) => *len_bytes,
+        };
+        let buffer = if len_bytes == 0 {
+            None
+        } else {
+            let Some(mut buffer) = self.engine.data_pool().take(len_bytes) else {
+                return self.no_room(Outside { io, data, done }, len_bytes);
+            };
+            if let IoData::Out(bytes) = &data {
+                buffer.copy_from(0, bytes);
+            }
+            Some(buffer)
+        };
+        let token = self.token();
+        match self.engine.submit(OTHERS, token, io, buffer) {
+            Ok(()) => {
+                self.outside.insert(token, (data, done));
+                None
+            }
+            Err(Refused {
+                reason: SubmitError::Busy,
+                ..
+            }) => Some(Outside { io, data, done }),
+            Err(Refused {
+                reason: SubmitError::Invalid(error),
+                ..
+            }) => {
+                done.fulfil(Err(error));
+                None
+            }
+        }
+    }
+
+    /// Waits for memory as long as some is in use and will come back.
+    fn no_room(&mut self, outside: Outside, len_bytes: u32) -> Option<Outside> {
+        let pool = self.engine.data_pool();
+        if pool.free_bytes() < pool.slab().len_bytes() {
+            return Some(outside);
+        }
+        outside.done.fulfil(Err(IoError::Invalid {
+            what: "data length",
+            value: len_bytes.into(),
+            expected: "no more than the association's data memory",
+        }));
+        None
+    }
+
+    fn attach(&mut self, front_end: Box<dyn FrontEnd>) {
+        let source = Source(self.next_source);
+        self.next_source += 1;
+        self.front_ends.push(Attached {
+            source,
+            front_end,
+            in_progress: 0,
+        });
+    }
+
+    fn poll_front_ends(&mut self, now_us: u64) -> bool {
+        let mut busy = false;
+        for attached in &mut self.front_ends {
+            busy |= attached.with(&mut self.engine, now_us, |front_end, queue| {
+                front_end.poll(queue, now_us)
+            });
+        }
+        self.front_ends
+            .retain(|a| a.in_progress > 0 || !a.front_end.is_finished());
+        busy
+    }
+
+    fn completed(&mut self, completion: Completion, now_us: u64) {
+        if completion.source != OTHERS {
+            let source = completion.source;
+            if let Some(attached) = self.front_ends.iter_mut().find(|a| a.source == source) {
+                attached.in_progress -= 1;
+                attached.with(&mut self.engine, now_us, |front_end, queue| {
+                    front_end.completed(completion, queue);
+                });
+            }
+            return;
+        }
+        let Some((data, done)) = self.outside.remove(&completion.token) else {
+            return;
+        };
+        done.fulfil(
+            completion
+                .result
+                .map(|()| read_data(data, completion.buffer)),
+        );
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Live { again } => {
+                if again {
+                    tracing::info!("connected again");
+                }
+                if let Some(live) = self.live.take() {
+                    live.fulfil(Ok(()));
+                }
+            }
+            Event::Lost { cause } => {
+                let status = self.engine.status(capstan_reactor::Clock.now_us());
+                tracing::warn!(%status, "the controller is lost: {cause}");
+            }
+            Event::Failed { cause } => {
+                self.over = true;
+                match self.live.take() {
+                    Some(live) => live.fulfil(Err((*cause).clone())),
+                    None => tracing::error!("the association has failed: {cause}"),
+                }
+            }
+            Event::Closed => self.over = true,
+            Event::NamespacesChanged => tracing::info!("namespaces changed"),
+            Event::DiscoveryLogChanged => tracing::info!("the discovery log changed"),
+            Event::AdminDone { token, result } => {
+                if let Some(done) = self.admin.remove(&token) {
+                    done.fulfil(result);
+                }
+            }
+        }
+        let over = matches!(self.engine.status(0), Status::Closed | Status::Failed(_));
+        self.over |= over;
+    }
+}
+
+impl Attached {
+    /// Calls the front end, counting what it submits.
+    fn with<T>(
+        &mut self,
+        engine: &mut Engine,
+        now_us: u64,
+        call: impl FnOnce(&mut dyn FrontEnd, &mut QueueHandle<'_>) -> T,
+    ) -> T {
+        let mut queue = QueueHandle {
+            engine,
+            source: self.source,
+            now_us,
+            submitted: 0,
+        };
+        let value = call(&mut *self.front_end, &mut queue);
+        self.in_progress += queue.submitted;
+        value
+    }
+}
+
+/// The bytes of a read, in the vector its caller gave.
+fn read_data(data: IoData, buffer: Option<Buffer>) -> Vec<u8> {
+    match (data, buffer) {
+        (IoData::In(mut bytes, len_bytes), Some(buffer)) => {
+            let start = bytes.len();
+            bytes.resize(start + len_bytes as usize, 0);
+            if let Some(out) = bytes.get_mut(start..) {
+                buffer.copy_to(0, out);
+            }
+            bytes
+        }
+        (IoData::In(bytes, _), None) => bytes,
+        (IoData::None | IoData::Out(_), _) => Vec::new(),
+    }
+}
