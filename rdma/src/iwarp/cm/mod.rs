@@ -499,7 +499,13 @@ impl ConnectionManager for Manager {
         // What does not know its time yet learns it at the next poll.
         let entries = self.entries.values();
         let entries = entries
-            .filter_map(|e| if e.is_unaware() { Some(0) } else { e.deadline_us })
+            .filter_map(|e| {
+                if e.is_unaware() {
+                    Some(0)
+                } else {
+                    e.deadline_us
+                }
+            })
             .min();
         let lingering = self.engine.lingering.borrow();
         let lingering = lingering.iter().map(|l| l.deadline_us().unwrap_or(0)).min();

@@ -1,0 +1,101 @@
+//! The command line: what is asked, and where it goes.
+
+mod args;
+mod bench;
+mod discover;
+mod identify;
+mod io;
+mod logs;
+mod output;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::filter::LevelFilter;
+
+/// Discovers, inspects, reads, writes and measures NVMe namespaces over RDMA, without a kernel
+/// module and without root.
+#[derive(Debug, Parser)]
+#[command(name = "capstan", version, arg_required_else_help = true)]
+struct Cli {
+    /// Say more on stderr: -v what happens, -vv every detail.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the subsystems a discovery service offers this host.
+    Discover(discover::Discover),
+    /// Show Identify Controller data.
+    IdCtrl(identify::IdCtrl),
+    /// Show Identify Namespace data.
+    IdNs(identify::IdNs),
+    /// List the active namespaces.
+    ListNs(identify::ListNs),
+    /// Show the SMART / Health Information log page.
+    SmartLog(logs::SmartLog),
+    /// Show the Error Information log page.
+    ErrorLog(logs::ErrorLog),
+    /// Read from a namespace into a file or to stdout.
+    Read(io::Read),
+    /// Write a file or stdin to a namespace.
+    Write(io::Write),
+    /// Make every write that has completed durable.
+    Flush(io::Flush),
+    /// Measure a namespace, with the words of fio.
+    Bench(bench::Bench),
+}
+
+/// Runs what the command line asks. Failure is told on stderr and in the exit status.
+pub(crate) fn run() -> ExitCode {
+    let cli = Cli::parse();
+    start_log(cli.verbose);
+    let done = match &cli.command {
+        Command::Discover(command) => command.run(),
+        Command::IdCtrl(command) => command.run(),
+        Command::IdNs(command) => command.run(),
+        Command::ListNs(command) => command.run(),
+        Command::SmartLog(command) => command.run(),
+        Command::ErrorLog(command) => command.run(),
+        Command::Read(command) => command.run(),
+        Command::Write(command) => command.run(),
+        Command::Flush(command) => command.run(),
+        Command::Bench(command) => command.run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start_log(verbose: u8) {
+    let level = match verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        _ => LevelFilter::DEBUG,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

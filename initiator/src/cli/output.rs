@@ -1,0 +1,98 @@
+//! What is printed, and how errors are told.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use serde_json::{Map, Value};
+
+/// Writes a line to stdout.
+pub(crate) fn line(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}")?;
+    Ok(())
+}
+
+/// Writes a JSON value to stdout.
+pub(crate) fn json(value: &Value) -> Result<()> {
+    line(&serde_json::to_string_pretty(value)?)
+}
+
+/// Tells an error and its causes on stderr, in one line.
+pub(crate) fn error(error: &anyhow::Error) {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        // Errors that wrap another often quote it.
+        if text.contains(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    // There is nowhere left to tell that stderr is gone.
+    let _ = writeln!(io::stderr(), "capstan: {text}");
+}
+
+/// Whether the reader of stdout has gone away, which is its right.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Named values in the order of the specification, printed as lines or as one JSON object, with
+/// nvme-cli's names.
+#[derive(Default)]
+pub(crate) struct Fields(Vec<(&'static str, Value, String)>);
+
+impl Fields {
+    pub(crate) fn number(&mut self, name: &'static str, value: impl Into<u64>) {
+        let value = value.into();
+        self.0.push((name, value.into(), value.to_string()));
+    }
+
+    /// Flags: hexadecimal for people, a number for programs.
+    pub(crate) fn flags(&mut self, name: &'static str, value: impl Into<u64>) {
+        let value = value.into();
+        self.0.push((name, value.into(), format!("{value:#x}")));
+    }
+
+    pub(crate) fn text(&mut self, name: &'static str, value: impl Into<String>) {
+        let value = value.into();
+        self.0.push((name, value.clone().into(), value));
+    }
+
+    /// A 128-bit number: a string for programs, whose numbers may have 53 bits.
+    pub(crate) fn big(&mut self, name: &'static str, value: u128) {
+        let json = u64::try_from(value).map_or_else(|_| value.to_string().into(), Value::from);
+        self.0.push((name, json, value.to_string()));
+    }
+
+    pub(crate) fn value(&mut self, name: &'static str, json: Value, text: String) {
+        self.0.push((name, json, text));
+    }
+
+    pub(crate) fn into_json(self) -> Value {
+        let map: Map<String, Value> = self
+            .0
+            .into_iter()
+            .map(|(name, json, _)| (name.to_owned(), json))
+            .collect();
+        Value::Object(map)
+    }
+
+    pub(crate) fn print(self, as_json: bool) -> Result<()> {
+        if as_json {
+            return json(&self.into_json());
+        }
+        let width = self.0.iter().map(|(name, ..)| name.len()).max();
+        let width = width.unwrap_or(0);
+        for (name, _, text) in &self.0 {
+            line(&format!("{name:<width$} : {text}"))?;
+        }
+        Ok(())
+    }
+}
