@@ -1,0 +1,41 @@
+//! What this process uses.
+
+use nix::sys::resource::{UsageWho, getrusage};
+
+/// Open descriptors.
+///
+/// # Panics
+/// Without /proc.
+#[must_use]
+pub fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .expect("/proc is mounted")
+        .count()
+}
+
+/// Resident memory in bytes.
+///
+/// # Panics
+/// Without /proc.
+#[must_use]
+pub fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
+    let pages: usize = statm
+        .split(' ')
+        .nth(1)
+        .expect("two fields")
+        .parse()
+        .expect("a number");
+    pages * 4096
+}
+
+/// CPU time used so far, in microseconds.
+///
+/// # Panics
+/// Never on Linux.
+#[must_use]
+pub fn cpu_us() -> i64 {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("getrusage");
+    let us = |t: nix::sys::time::TimeVal| t.tv_sec() * 1_000_000 + t.tv_usec();
+    us(usage.user_time()) + us(usage.system_time())
+}
