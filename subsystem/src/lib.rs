@@ -33,6 +33,9 @@
 )]
 
 extern crate alloc;
+// The derive of the arbitrary crate needs it.
+#[cfg(any(test, feature = "testing"))]
+extern crate std;
 
 mod action;
 mod aer;
@@ -49,6 +52,10 @@ mod namespace;
 mod queue;
 mod refuse;
 mod shared;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
 mod transitions;
 mod wire;
 

@@ -20,6 +20,13 @@ pub(super) struct PendingAbort {
     permit: Permit,
 }
 
+impl PendingAbort {
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn is_of(&self, controller: ControllerId) -> bool {
+        self.controller == controller
+    }
+}
+
 impl Target {
     pub(super) fn abort(
         &mut self,

@@ -307,6 +307,8 @@ impl Target {
             AdminCommand::AsynchronousEventRequest => self.request_event(execution),
             AdminCommand::KeepAlive => {
                 if let Some(controller) = self.controllers.get_mut(&execution.id) {
+                    // The command starts an interval; it is no traffic in it.
+                    controller.shared.take_activity();
                     controller.keep_alive.restart(execution.now_us);
                 }
                 Ok(Executed::OK)

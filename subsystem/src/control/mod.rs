@@ -186,6 +186,33 @@ impl Target {
         totals
     }
 
+    /// Nothing holds more than its bound, with `connections` of them open.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn assert_bounds(&self, connections: usize) {
+        assert!(self.actions.is_empty());
+        assert!(self.controllers.len() <= self.config.controllers);
+        assert_eq!(self.connections.len(), connections);
+        assert!(self.refusals.len() <= REFUSALS_KEPT);
+        for controller in self.controllers.values() {
+            let aborts = self
+                .aborts
+                .values()
+                .filter(|abort| abort.is_of(controller.id));
+            assert!(aborts.count() <= crate::bounds::ABORT_MAX);
+            assert!(controller.errors.iter().count() <= crate::bounds::ERROR_LOG_ENTRIES);
+            assert!(controller.io_queues.len() <= usize::from(self.config.io_queues));
+        }
+    }
+
+    /// Nothing is left of any host.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn assert_empty(&self) {
+        self.assert_bounds(0);
+        assert!(self.controllers.is_empty());
+        assert!(self.aborts.is_empty());
+        assert_eq!(self.next_deadline_us(), None);
+    }
+
     /// Controllers of a subsystem.
     fn controllers_of(&self, subnqn: &Nqn) -> Vec<ControllerId> {
         self.controllers

@@ -5,6 +5,7 @@ use capstan_nvme_proto::command::{IoCommand as WireCommand, LbaRange};
 use capstan_nvme_proto::copy::{CopyFormat, source_ranges};
 use capstan_nvme_proto::dataset::DsmRange;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
+use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
@@ -211,6 +212,19 @@ impl CopyLimits {
     }
 }
 
+/// The commands that are executed, and whether they change what logical blocks hold. Every other
+/// opcode is Invalid Command Opcode, whatever its fields are.
+pub(crate) const EXECUTED: [(IoOpcode, bool); 8] = [
+    (IoOpcode::FLUSH, false),
+    (IoOpcode::WRITE, true),
+    (IoOpcode::READ, false),
+    (IoOpcode::COMPARE, false),
+    (IoOpcode::WRITE_ZEROES, true),
+    (IoOpcode::DATASET_MANAGEMENT, true),
+    (IoOpcode::VERIFY, false),
+    (IoOpcode::COPY, true),
+];
+
 /// What decoding a command gives, besides its permit.
 pub(super) type Decoded = (IoOperation, NamespaceRef, Transfer, Trace);
 
@@ -223,6 +237,10 @@ impl IoQueue {
         capsule_data: &[u8],
     ) -> Result<Decoded, CommandError> {
         self.check_state(sqe)?;
+        let opcode = sqe.io_opcode();
+        if !EXECUTED.iter().any(|(executed, _)| *executed == opcode) {
+            return Err(CommandError::invalid_opcode("Opcode", 0, opcode.0));
+        }
         let command = WireCommand::parse(sqe)?;
         sqe.require_not_fused()?;
         let nsid = command.nsid();
@@ -377,7 +395,6 @@ fn operation(
         | WireCommand::ReservationReport(_)
         | WireCommand::ReservationAcquire(_)
         | WireCommand::ReservationRelease(_) => {
-            // ONCS does not offer them.
             let opcode = command.opcode().0;
             return Err(CommandError::invalid_opcode("Opcode", 0, opcode));
         }

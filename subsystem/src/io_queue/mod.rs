@@ -20,7 +20,7 @@ use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
 use crate::shared::{ControllerShared, ErrorRecord, QueueCounters, QueueShared};
 use crate::{ConnId, DisconnectReason};
 
-pub(crate) use command::CopyLimits;
+pub(crate) use command::{CopyLimits, EXECUTED};
 pub use command::{IoCommand, IoOperation, NamespaceRef};
 pub use state::{IoQueueEvent, IoQueueState};
 

@@ -1,12 +1,13 @@
 //! Commands Supported and Effects (LID 05h).
 
 use capstan_nvme_proto::log::{CommandEffects, CommandEffectsLog};
-use capstan_nvme_proto::opcode::{AdminOpcode, IoOpcode};
+use capstan_nvme_proto::opcode::AdminOpcode;
+
+use crate::io_queue::EXECUTED;
 
 /// The page: exactly the commands that are executed.
 pub(super) fn page() -> CommandEffectsLog {
     let supported = CommandEffects::SUPPORTED;
-    let writes = supported | CommandEffects::LOGICAL_BLOCK_CONTENT;
     CommandEffectsLog::new(
         [
             AdminOpcode::GET_LOG_PAGE,
@@ -18,15 +19,14 @@ pub(super) fn page() -> CommandEffectsLog {
             AdminOpcode::KEEP_ALIVE,
         ]
         .map(|opcode| (opcode, supported)),
-        [
-            (IoOpcode::FLUSH, supported),
-            (IoOpcode::WRITE, writes),
-            (IoOpcode::READ, supported),
-            (IoOpcode::COMPARE, supported),
-            (IoOpcode::WRITE_ZEROES, writes),
-            (IoOpcode::DATASET_MANAGEMENT, writes),
-            (IoOpcode::VERIFY, supported),
-            (IoOpcode::COPY, writes),
-        ],
+        EXECUTED.map(|(opcode, writes)| {
+            let content = CommandEffects::LOGICAL_BLOCK_CONTENT;
+            let effects = if writes {
+                supported | content
+            } else {
+                supported
+            };
+            (opcode, effects)
+        }),
     )
 }

@@ -1,0 +1,453 @@
+//! A host, in the same process and on the same clock as the target: what tests and fuzz targets
+//! drive the crate with. It is also the shortest example of a driver.
+//!
+//! Published under the feature `testing`.
+
+mod actions;
+mod operations;
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::fabrics::{
+    CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertyGet, PropertySet,
+};
+use capstan_nvme_proto::log::RdmaProviderType;
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::property::{Cc, Csts, Property};
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use zerocopy::IntoBytes;
+
+use crate::{
+    AbortId, Action, AdminOutcome, AdminStep, BackendId, ConnId, ConnectOutcome, ConnectRequest,
+    ControllerId, DisconnectReason, Geometry, HostPolicy, IoQueue, NamespaceConfig,
+    NamespaceIdentity, PortConfig, PortId, RefuseReason, SubsystemConfig, Target, TargetConfig,
+};
+
+pub use actions::{
+    Capsule, Command, ConnectAction, HostAction, OperatorAction, RawCommand, SglKind,
+};
+pub use operations::run_host_actions;
+
+/// The port of [`Bench::new`].
+pub const PORT: PortId = PortId(1);
+/// What every test namespace is like unless a test says otherwise.
+pub const GEOMETRY: Geometry = Geometry {
+    lba_bytes: 512,
+    lbas: 1000,
+    volatile_write_cache: true,
+    discard: true,
+    write_zeroes: true,
+    read_only: false,
+};
+
+/// A target with one port and one subsystem that `host(1)` and `host(2)` may use, and the hosts.
+#[derive(Debug)]
+pub struct Bench {
+    /// The target.
+    pub target: Target,
+    /// The clock.
+    pub now_us: u64,
+    /// I/O queues by connection.
+    pub queues: BTreeMap<ConnId, Box<IoQueue>>,
+    /// Responses that came as actions, by connection.
+    pub completions: Vec<(ConnId, Cqe)>,
+    /// Connections the target wants closed. [`Bench::close`] closes them.
+    pub disconnects: Vec<(ConnId, DisconnectReason)>,
+    /// Aborts the target wants tried.
+    pub aborts: Vec<(ConnId, u16, AbortId)>,
+    /// Flushes the target wants done.
+    pub flushes: Vec<(ControllerId, Vec<BackendId>)>,
+    /// Lines of the log.
+    pub log: Vec<String>,
+    next_conn: u64,
+    next_cid: u16,
+}
+
+/// An association, as its host knows it.
+#[derive(Clone, Debug)]
+pub struct Association {
+    /// The connection of the Admin queue.
+    pub conn: ConnId,
+    /// Controller Identifier.
+    pub cntlid: u16,
+    /// Who the host is, and of what it is a host.
+    pub parameters: ConnectParameters,
+}
+
+/// The NQN of the subsystem of [`Bench::new`].
+#[must_use]
+pub fn subnqn() -> Nqn {
+    nqn("nqn.2024-01.org.example:volume")
+}
+
+/// The NQN of host `n`.
+#[must_use]
+pub fn host(n: u8) -> Nqn {
+    nqn(&alloc::format!("nqn.2024-01.org.example:host{n}"))
+}
+
+/// An NQN from a text that is one.
+///
+/// # Panics
+/// When it is none.
+#[must_use]
+#[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+pub fn nqn(text: &str) -> Nqn {
+    Nqn::new(text).expect("an NQN")
+}
+
+/// A socket address from a text that is one.
+///
+/// # Panics
+/// When it is none.
+#[must_use]
+#[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+pub fn address(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+/// The configuration of the subsystem of [`Bench::new`].
+#[must_use]
+pub fn subsystem_config() -> SubsystemConfig {
+    SubsystemConfig {
+        nqn: subnqn(),
+        serial: "SN1".into(),
+        model: "Capstan test".into(),
+        firmware: "1.0".into(),
+        ieee_oui: [0xAA, 0xBB, 0xCC],
+        hosts: HostPolicy::Only(BTreeSet::from([host(1), host(2)])),
+        ports: BTreeSet::from([PORT]),
+    }
+}
+
+/// A namespace that every host of the subsystem sees.
+#[must_use]
+pub fn namespace_config(nsid: u32) -> NamespaceConfig {
+    let [byte, ..] = nsid.to_le_bytes();
+    NamespaceConfig {
+        nsid,
+        backend: BackendId(nsid),
+        geometry: GEOMETRY,
+        identity: NamespaceIdentity {
+            nguid: Some([byte; 16]),
+            ..NamespaceIdentity::default()
+        },
+        anagrpid: 1,
+        visible_to: HostPolicy::Any,
+    }
+}
+
+/// The SGL of a host buffer of `length_bytes`.
+#[must_use]
+pub fn buffer(length_bytes: u32) -> Sgl {
+    Sgl::Keyed {
+        address: 0x1000,
+        length_bytes,
+        rkey: 0x77,
+        invalidate: false,
+    }
+}
+
+impl Bench {
+    /// The target of the type's description, with namespace 1.
+    ///
+    /// # Panics
+    /// Never: the configuration is good.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+    pub fn new() -> Self {
+        let mut target = Target::new(TargetConfig::default(), 0).expect("a good configuration");
+        let port = PortConfig {
+            id: PORT,
+            address: address("0.0.0.0:4420"),
+            provider: RdmaProviderType::IWARP,
+        };
+        target.add_port(port).expect("a new port");
+        target
+            .add_subsystem(subsystem_config())
+            .expect("a new subsystem");
+        target
+            .add_namespace(&subnqn(), namespace_config(1))
+            .expect("a new namespace");
+        Self {
+            target,
+            now_us: 0,
+            queues: BTreeMap::new(),
+            completions: Vec::new(),
+            disconnects: Vec::new(),
+            aborts: Vec::new(),
+            flushes: Vec::new(),
+            log: Vec::new(),
+            next_conn: 1,
+            next_cid: 0,
+        }
+    }
+
+    /// A connection nobody has used.
+    pub fn new_conn(&mut self) -> ConnId {
+        let conn = ConnId(self.next_conn);
+        self.next_conn = self.next_conn.wrapping_add(1);
+        conn
+    }
+
+    /// A Command Identifier nobody is using.
+    pub fn new_cid(&mut self) -> u16 {
+        self.next_cid = self.next_cid.wrapping_add(1);
+        self.next_cid
+    }
+
+    /// Does what the target wants done, as far as that needs nobody else.
+    pub fn poll(&mut self) {
+        while let Some(action) = self.target.poll_action() {
+            match action {
+                Action::Complete { conn, cqe } => self.completions.push((conn, cqe)),
+                Action::Disconnect { conn, why } => self.disconnects.push((conn, why)),
+                Action::AbortIo { conn, cid, abort } => self.aborts.push((conn, cid, abort)),
+                Action::SetNamespaces { conn, namespaces } => {
+                    if let Some(queue) = self.queues.get_mut(&conn) {
+                        queue.set_namespaces(namespaces);
+                    }
+                }
+                Action::Flush {
+                    controller,
+                    backends,
+                } => self.flushes.push((controller, backends)),
+                Action::Log(event) => self.log.push(alloc::format!("{event}")),
+            }
+        }
+    }
+
+    /// Closes a connection.
+    pub fn disconnect(&mut self, conn: ConnId) {
+        self.queues.remove(&conn);
+        self.target.handle_disconnected(conn, self.now_us);
+        self.poll();
+    }
+
+    /// Closes what the target wants closed, until it wants nothing more.
+    pub fn close(&mut self) {
+        while let Some((conn, _)) = self.disconnects.pop() {
+            self.disconnect(conn);
+        }
+    }
+
+    /// Lets time pass.
+    pub fn wait_us(&mut self, duration_us: u64) {
+        self.now_us = self.now_us.saturating_add(duration_us);
+        self.target.handle_timeout(self.now_us);
+        self.poll();
+    }
+
+    /// Sends a Connect. The connection is the one of the outcome's queue.
+    pub fn connect(
+        &mut self,
+        connect: Connect,
+        parameters: &ConnectParameters,
+        entries: u16,
+    ) -> (ConnId, ConnectOutcome) {
+        let conn = self.new_conn();
+        let cid = self.new_cid();
+        let sqe = FabricsCommand::Connect(connect).encode(cid, buffer(1024));
+        let data = parameters.encode();
+        let request = ConnectRequest {
+            conn,
+            port: PORT,
+            local: address("10.0.0.5:4420"),
+            peer: address("10.0.0.9:50000"),
+            entries,
+            sqe: &sqe,
+            data: data.as_bytes(),
+        };
+        let outcome = self.target.handle_connect(&request, self.now_us);
+        self.poll();
+        (conn, outcome)
+    }
+
+    /// Connects the Admin queue of a host.
+    ///
+    /// # Errors
+    /// Why it was refused.
+    pub fn associate(
+        &mut self,
+        hostnqn: Nqn,
+        subnqn: Nqn,
+        kato_ms: u32,
+    ) -> Result<Association, RefuseReason> {
+        let parameters = ConnectParameters {
+            hostid: HostId([1; 16]),
+            cntlid: CNTLID_DYNAMIC,
+            subnqn,
+            hostnqn,
+        };
+        let connect = Connect {
+            qid: 0,
+            sqsize: 32,
+            cattr: Cattr(0),
+            kato_ms,
+        };
+        match self.connect(connect, &parameters, 32) {
+            (conn, ConnectOutcome::AdminQueue { cqe, .. }) => {
+                let cntlid = ConnectResponse::decode(cqe.dw0.get()).cntlid;
+                Ok(Association {
+                    conn,
+                    cntlid,
+                    parameters: ConnectParameters {
+                        cntlid,
+                        ..parameters
+                    },
+                })
+            }
+            (_, ConnectOutcome::IoQueue { association, .. }) => Err(RefuseReason::QidInUse {
+                qid: association.cntlid,
+            }),
+            (_, ConnectOutcome::Refused { why, .. }) => Err(why),
+        }
+    }
+
+    /// Connects and enables a controller for host 1.
+    ///
+    /// # Panics
+    /// When that does not succeed.
+    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+    pub fn ready(&mut self) -> Association {
+        let association = self
+            .associate(host(1), subnqn(), 0)
+            .expect("a host that is allowed");
+        self.enable(&association);
+        association
+    }
+
+    /// Enables a controller.
+    pub fn enable(&mut self, association: &Association) {
+        let cqe = self.set_cc(association, Cc::ENABLE_NVM);
+        assert!(cqe.status().is_success(), "{cqe:?}");
+        assert!(self.csts(association).rdy);
+    }
+
+    /// Connects an I/O queue of 8 entries.
+    ///
+    /// # Errors
+    /// Why it was refused.
+    pub fn io_queue(
+        &mut self,
+        association: &Association,
+        qid: u16,
+    ) -> Result<ConnId, RefuseReason> {
+        let connect = Connect {
+            qid,
+            sqsize: 8,
+            cattr: Cattr(0),
+            kato_ms: 0,
+        };
+        match self.connect(connect, &association.parameters, 8) {
+            (conn, ConnectOutcome::IoQueue { queue, .. }) => {
+                self.queues.insert(conn, queue);
+                Ok(conn)
+            }
+            (_, ConnectOutcome::AdminQueue { association, .. }) => Err(RefuseReason::QidInUse {
+                qid: association.cntlid,
+            }),
+            (_, ConnectOutcome::Refused { why, .. }) => Err(why),
+        }
+    }
+
+    /// Sends a capsule to an Admin queue. `None` when the response is held.
+    pub fn send_admin(&mut self, conn: ConnId, sqe: &Sqe) -> Option<(Cqe, Vec<u8>)> {
+        let response = match self.target.begin_admin(conn, sqe, &[], self.now_us) {
+            AdminStep::Complete(cqe) => Some((cqe, Vec::new())),
+            AdminStep::Disconnect(why) => {
+                self.disconnects.push((conn, why));
+                None
+            }
+            AdminStep::Execute(request) => {
+                let length = usize::try_from(request.transfer().length_bytes()).unwrap_or(0);
+                let mut out = vec![0xEE; length];
+                match self.target.execute_admin(request, &mut out, self.now_us) {
+                    AdminOutcome::Complete { cqe, data_bytes } => {
+                        out.truncate(data_bytes);
+                        Some((cqe, out))
+                    }
+                    AdminOutcome::Held | AdminOutcome::Gone => None,
+                }
+            }
+        };
+        self.poll();
+        response
+    }
+
+    /// Sends an Admin command with a buffer of just the size it needs.
+    ///
+    /// # Panics
+    /// When the response is held.
+    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+    pub fn admin(&mut self, association: &Association, command: &AdminCommand) -> (Cqe, Vec<u8>) {
+        let cid = self.new_cid();
+        let length = u32::try_from(command.data_transfer().bytes()).unwrap_or(u32::MAX);
+        let sqe = command.encode(cid, buffer(length));
+        let (cqe, data) = self
+            .send_admin(association.conn, &sqe)
+            .expect("a response at once");
+        assert_eq!(cqe.cid.get(), cid);
+        (cqe, data)
+    }
+
+    /// Sends a Fabrics command to an Admin queue.
+    ///
+    /// # Panics
+    /// When there is no response.
+    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+    pub fn fabrics(&mut self, association: &Association, command: &FabricsCommand) -> Cqe {
+        let cid = self.new_cid();
+        let sqe = command.encode(cid, Sgl::EMPTY);
+        let (cqe, _) = self
+            .send_admin(association.conn, &sqe)
+            .expect("a response at once");
+        assert_eq!(cqe.cid.get(), cid);
+        cqe
+    }
+
+    /// Property Get.
+    ///
+    /// # Panics
+    /// When the property has no size.
+    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+    pub fn property(&mut self, association: &Association, property: Property) -> Cqe {
+        let size = property.size().expect("a property with a size");
+        let get = PropertyGet { property, size };
+        self.fabrics(association, &FabricsCommand::PropertyGet(get))
+    }
+
+    /// CSTS.
+    pub fn csts(&mut self, association: &Association) -> Csts {
+        let value = self.property(association, Property::CSTS).result();
+        Csts::decode(u32::try_from(value).unwrap_or(u32::MAX))
+    }
+
+    /// Writes CC.
+    ///
+    /// # Panics
+    /// Never: CC has a size.
+    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+    pub fn set_cc(&mut self, association: &Association, cc: Cc) -> Cqe {
+        let set = PropertySet {
+            property: Property::CC,
+            size: Property::CC.size().expect("CC has a size"),
+            value: cc.encode().into(),
+        };
+        self.fabrics(association, &FabricsCommand::PropertySet(set))
+    }
+}
+
+impl Default for Bench {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,526 @@
+//! A host, an operator and a driver that do anything in any order, and what must hold whatever
+//! they do. The body of the fuzz target `controller_ops` and of a property test.
+//!
+//! Checked: nothing panics; every command gets exactly one completion; what is executed lies
+//! inside its namespace and its capsule; nothing grows without bound.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::command::FabricsCommand;
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::fabrics::{
+    CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertySet,
+};
+use capstan_nvme_proto::log::AnaState;
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::opcode::{AdminOpcode, FabricsCommandType};
+use capstan_nvme_proto::property::{Cc, Property, PropertySize, ShutdownNotification};
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
+use zerocopy::FromBytes;
+
+use super::actions::{ADMIN_OPCODES, ConnectAction, HostAction, IO_OPCODES, OperatorAction};
+use super::{Bench, GEOMETRY, host, namespace_config, subnqn};
+use crate::bounds::TRANSFER_MAX_BYTES;
+use crate::{
+    AdminOutcome, AdminStep, ConnId, ConnectOutcome, Geometry, HostPolicy, IoCommand, IoOperation,
+    IoStep, Permit, Transfer,
+};
+
+/// Numbers below this make happen what would else happen so often that nothing lives long.
+const RARE: u8 = 32;
+
+/// What the checker knows.
+#[derive(Default)]
+struct Model {
+    /// Commands without a completion, by connection. Every live queue has an entry.
+    outstanding: BTreeMap<ConnId, BTreeSet<u16>>,
+    admin: Vec<(ConnId, ConnectParameters)>,
+    io: Vec<ConnId>,
+    executing: Vec<Permit>,
+}
+
+fn pick<T>(items: &[T], which: u8) -> Option<&T> {
+    items.get(usize::from(which).checked_rem(items.len())?)
+}
+
+/// Does `actions` one after the other on a fresh [`Bench`] and checks after each what must hold.
+///
+/// # Panics
+/// When something does not hold.
+pub fn run_host_actions(actions: &[HostAction]) {
+    let mut bench = Bench::new();
+    let mut model = Model::default();
+    // One queue of each kind is there from the beginning, so that every action means something.
+    let association = bench.ready();
+    model.outstanding.insert(association.conn, BTreeSet::new());
+    if let Ok(conn) = bench.io_queue(&association, 1) {
+        model.outstanding.insert(conn, BTreeSet::new());
+        model.io.push(conn);
+    }
+    model.admin.push((association.conn, association.parameters));
+    for action in actions {
+        step(&mut bench, &mut model, action);
+        settle(&mut bench, &mut model);
+    }
+    // Everybody leaves: nothing may be left behind.
+    while let Some(permit) = model.executing.pop() {
+        complete(&mut bench, &mut model, permit, Status::SUCCESS);
+    }
+    settle(&mut bench, &mut model);
+    for (conn, cids) in &model.outstanding {
+        if let Some(queue) = bench.queues.get(conn) {
+            assert!(cids.is_empty(), "{conn:?} lost {cids:?}");
+            assert_eq!(queue.outstanding(), 0);
+        }
+    }
+    let live: Vec<ConnId> = model.outstanding.keys().copied().collect();
+    for conn in live {
+        forget(&mut bench, &mut model, conn);
+    }
+    bench.target.assert_empty();
+}
+
+/// Takes in what came out of the target.
+fn settle(bench: &mut Bench, model: &mut Model) {
+    bench.poll();
+    for (conn, cqe) in core::mem::take(&mut bench.completions) {
+        model.completed(conn, &cqe);
+    }
+    bench.log.clear();
+    bench.target.assert_bounds(model.outstanding.len());
+    for conn in &model.io {
+        let (Some(queue), Some(cids)) = (bench.queues.get(conn), model.outstanding.get(conn))
+        else {
+            continue;
+        };
+        assert_eq!(usize::from(queue.outstanding()), cids.len());
+        assert!(!queue.are_namespaces_stale());
+    }
+}
+
+impl Model {
+    fn completed(&mut self, conn: ConnId, cqe: &Cqe) {
+        let cids = self.outstanding.get_mut(&conn);
+        let cids = cids.unwrap_or_else(|| unreachable_queue(conn));
+        assert!(
+            cids.remove(&cqe.cid.get()),
+            "a second completion on {conn:?}: {cqe:?}"
+        );
+    }
+
+    /// A command goes out. Returns whether its identifier was free.
+    fn sent(&mut self, conn: ConnId, cid: u16) -> bool {
+        self.outstanding
+            .get_mut(&conn)
+            .is_some_and(|cids| cids.insert(cid))
+    }
+
+    fn answered(&mut self, conn: ConnId, was_free: bool, cqe: &Cqe) {
+        if was_free {
+            self.completed(conn, cqe);
+        } else {
+            assert_eq!(cqe.status().code(), Status::COMMAND_ID_CONFLICT);
+        }
+    }
+}
+
+#[expect(clippy::panic, reason = "a checker stops where its check fails")]
+fn unreachable_queue(conn: ConnId) -> ! {
+    panic!("a completion for {conn:?}, which is no queue")
+}
+
+fn forget(bench: &mut Bench, model: &mut Model, conn: ConnId) {
+    model.executing.retain(|permit| permit.conn() != conn);
+    model.outstanding.remove(&conn);
+    model.admin.retain(|(other, _)| *other != conn);
+    model.io.retain(|other| *other != conn);
+    bench.disconnects.retain(|(other, _)| *other != conn);
+    bench.disconnect(conn);
+    settle(bench, model);
+}
+
+fn complete(bench: &mut Bench, model: &mut Model, permit: Permit, status: Status) {
+    let conn = permit.conn();
+    if let Some(queue) = bench.queues.get_mut(&conn) {
+        let cqe = queue.complete(permit, status, 0);
+        model.completed(conn, &cqe);
+    }
+}
+
+fn step(bench: &mut Bench, model: &mut Model, action: &HostAction) {
+    match action {
+        HostAction::Connect(action) => connect(bench, model, action),
+        HostAction::SetCc {
+            association,
+            enable,
+            shn,
+        } => {
+            let cc = Cc {
+                en: *enable >= RARE,
+                shn: ShutdownNotification(if *shn < RARE { shn & 0b11 } else { 0 }),
+                ..Cc::ENABLE_NVM
+            };
+            let set = PropertySet {
+                property: Property::CC,
+                size: PropertySize::Four,
+                value: cc.encode().into(),
+            };
+            property_set(bench, model, *association, set);
+        }
+        HostAction::PropertySet {
+            association,
+            offset,
+            eight,
+            value,
+        } => {
+            let size = if *eight {
+                PropertySize::Eight
+            } else {
+                PropertySize::Four
+            };
+            let set = PropertySet {
+                property: Property(u32::from(*offset & 0x7F)),
+                size,
+                value: *value,
+            };
+            property_set(bench, model, *association, set);
+        }
+        HostAction::Admin(command) => {
+            if let Some((conn, _)) = pick(&model.admin, command.queue).cloned() {
+                let sqe = command.sqe(&ADMIN_OPCODES);
+                send_admin(bench, model, conn, &sqe, &command.capsule.bytes());
+            }
+        }
+        HostAction::AdminRaw(command) => {
+            if let Some((conn, _)) = pick(&model.admin, command.queue).cloned() {
+                send_admin(bench, model, conn, &command.sqe(), &command.capsule.bytes());
+            }
+        }
+        HostAction::Io(command) => {
+            if let Some(conn) = pick(&model.io, command.queue).copied() {
+                let sqe = command.sqe(&IO_OPCODES);
+                send_io(bench, model, conn, &sqe, &command.capsule.bytes());
+            }
+        }
+        HostAction::IoRaw(command) => {
+            if let Some(conn) = pick(&model.io, command.queue).copied() {
+                send_io(bench, model, conn, &command.sqe(), &command.capsule.bytes());
+            }
+        }
+        HostAction::CompleteIo { which, status } => {
+            let at = usize::from(*which).checked_rem(model.executing.len());
+            if let Some(at) = at {
+                let permit = model.executing.swap_remove(at);
+                complete(bench, model, permit, Status::from_bits(*status));
+            }
+        }
+        HostAction::AnswerAbort { aborted } => {
+            if let Some((_, _, abort)) = bench.aborts.pop() {
+                bench
+                    .target
+                    .handle_abort_result(abort, *aborted, bench.now_us);
+            }
+        }
+        HostAction::Flushed => {
+            if let Some((controller, _)) = bench.flushes.pop() {
+                bench.target.handle_flushed(controller, bench.now_us);
+            }
+        }
+        HostAction::Disconnect { which } => {
+            let live: Vec<ConnId> = model.outstanding.keys().copied().collect();
+            if *which < RARE
+                && let Some(conn) = pick(&live, *which)
+            {
+                forget(bench, model, *conn);
+            }
+        }
+        HostAction::Close => {
+            while let Some((conn, _)) = bench.disconnects.pop() {
+                forget(bench, model, conn);
+            }
+        }
+        HostAction::Wait { ms } => bench.wait_us(u64::from(*ms).saturating_mul(1000)),
+        HostAction::Configure(action) => configure(bench, action),
+    }
+}
+
+fn property_set(bench: &mut Bench, model: &mut Model, association: u8, set: PropertySet) {
+    if let Some((conn, _)) = pick(&model.admin, association).cloned() {
+        let cid = bench.new_cid();
+        let sqe = FabricsCommand::PropertySet(set).encode(cid, Sgl::EMPTY);
+        send_admin(bench, model, conn, &sqe, &[]);
+    }
+}
+
+fn connect(bench: &mut Bench, model: &mut Model, action: &ConnectAction) {
+    let (command, parameters, entries) = match action {
+        ConnectAction::Admin {
+            host: number,
+            discovery,
+            sqsize_z,
+            cattr,
+            kato_ms,
+            cntlid,
+            enable: _,
+        } => {
+            let subnqn = if *discovery {
+                Nqn::discovery()
+            } else {
+                subnqn()
+            };
+            let parameters = ConnectParameters {
+                hostid: HostId([1; 16]),
+                cntlid: match *cntlid >> 6 {
+                    0 => u16::from(*cntlid),
+                    _ => CNTLID_DYNAMIC,
+                },
+                subnqn,
+                hostnqn: host(number & 0b11),
+            };
+            let command = Connect {
+                qid: 0,
+                sqsize: u32::from(*sqsize_z & 0x3F).saturating_add(1),
+                cattr: Cattr(*cattr),
+                kato_ms: u32::from(*kato_ms).saturating_mul(100),
+            };
+            (command, parameters, 32)
+        }
+        ConnectAction::Io {
+            association,
+            qid,
+            sqsize_z,
+            other_host,
+        } => {
+            let Some((_, parameters)) = pick(&model.admin, *association).cloned() else {
+                return;
+            };
+            let hostid = if *other_host < RARE {
+                HostId([2; 16])
+            } else {
+                parameters.hostid
+            };
+            let command = Connect {
+                qid: u16::from(*qid & 0b111),
+                sqsize: u32::from(*sqsize_z & 0xF).saturating_add(1),
+                cattr: Cattr(0),
+                kato_ms: 0,
+            };
+            (
+                command,
+                ConnectParameters {
+                    hostid,
+                    ..parameters
+                },
+                16,
+            )
+        }
+        ConnectAction::Raw { sqe, data } => {
+            return connect_raw(bench, model, sqe, &data.bytes());
+        }
+    };
+    let (conn, outcome) = bench.connect(command, &parameters, entries);
+    connected(bench, model, conn, outcome, parameters);
+    if let ConnectAction::Admin { enable: true, .. } = action
+        && model.outstanding.contains_key(&conn)
+    {
+        let set = PropertySet {
+            property: Property::CC,
+            size: PropertySize::Four,
+            value: Cc::ENABLE_NVM.encode().into(),
+        };
+        let sqe = FabricsCommand::PropertySet(set).encode(0, Sgl::EMPTY);
+        send_admin(bench, model, conn, &sqe, &[]);
+    }
+}
+
+fn connect_raw(bench: &mut Bench, model: &mut Model, sqe: &[u8; 64], data: &[u8]) {
+    let Ok(mut sqe) = Sqe::read_from_bytes(sqe) else {
+        return;
+    };
+    let conn = bench.new_conn();
+    if sqe.flags & 1 == 1 {
+        sqe.opcode = AdminOpcode::FABRICS.0;
+        sqe.nsid = u32::from(FabricsCommandType::CONNECT.0).into();
+    }
+    let _transfer = crate::Target::connect_transfer(&sqe, data);
+    let request = crate::ConnectRequest {
+        conn,
+        port: super::PORT,
+        local: super::address("[::1]:4420"),
+        peer: super::address("[::1]:50000"),
+        entries: 16,
+        sqe: &sqe,
+        data,
+    };
+    let outcome = bench.target.handle_connect(&request, bench.now_us);
+    let parameters = ConnectParameters {
+        hostid: HostId([1; 16]),
+        cntlid: 0,
+        subnqn: subnqn(),
+        hostnqn: host(1),
+    };
+    connected(bench, model, conn, outcome, parameters);
+}
+
+fn connected(
+    bench: &mut Bench,
+    model: &mut Model,
+    conn: ConnId,
+    outcome: ConnectOutcome,
+    parameters: ConnectParameters,
+) {
+    match outcome {
+        ConnectOutcome::AdminQueue { cqe, .. } => {
+            let cntlid = ConnectResponse::decode(cqe.dw0.get()).cntlid;
+            model.outstanding.insert(conn, BTreeSet::new());
+            model.admin.push((
+                conn,
+                ConnectParameters {
+                    cntlid,
+                    ..parameters
+                },
+            ));
+        }
+        ConnectOutcome::IoQueue { queue, .. } => {
+            model.outstanding.insert(conn, BTreeSet::new());
+            model.io.push(conn);
+            bench.queues.insert(conn, queue);
+        }
+        ConnectOutcome::Refused { cqe, .. } => assert!(!cqe.status().is_success()),
+    }
+}
+
+fn send_admin(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, capsule_data: &[u8]) {
+    let was_free = model.sent(conn, sqe.cid.get());
+    match bench
+        .target
+        .begin_admin(conn, sqe, capsule_data, bench.now_us)
+    {
+        AdminStep::Complete(cqe) => model.answered(conn, was_free, &cqe),
+        AdminStep::Disconnect(_) => forget(bench, model, conn),
+        AdminStep::Execute(request) => {
+            assert!(was_free);
+            let length = request.transfer().length_bytes();
+            assert!(length <= TRANSFER_MAX_BYTES);
+            let mut out = alloc::vec![0; usize::try_from(length).unwrap_or(0)];
+            match bench.target.execute_admin(request, &mut out, bench.now_us) {
+                AdminOutcome::Complete { cqe, data_bytes } => {
+                    assert!(data_bytes <= out.len());
+                    model.answered(conn, was_free, &cqe);
+                }
+                AdminOutcome::Held => {}
+                AdminOutcome::Gone => unreachable_queue(conn),
+            }
+        }
+    }
+}
+
+fn send_io(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, capsule_data: &[u8]) {
+    let Some(queue) = bench.queues.get_mut(&conn) else {
+        return;
+    };
+    let was_free = model.sent(conn, sqe.cid.get());
+    match queue.handle_command(sqe, capsule_data) {
+        IoStep::Complete(cqe) => model.answered(conn, was_free, &cqe),
+        IoStep::Disconnect(_) => forget(bench, model, conn),
+        IoStep::DeleteQueue(permit) => model.executing.push(permit),
+        IoStep::Execute(io) => {
+            check_io(&io, capsule_data);
+            model.executing.push(io.permit);
+        }
+    }
+}
+
+/// What a driver may rely on.
+fn check_io(io: &IoCommand, capsule_data: &[u8]) {
+    let lbas = io.namespace.lbas;
+    let range = match io.operation {
+        IoOperation::Read { range, .. }
+        | IoOperation::Write { range, .. }
+        | IoOperation::Compare { range, .. }
+        | IoOperation::Verify { range, .. }
+        | IoOperation::WriteZeroes { range, .. } => Some(range),
+        IoOperation::Flush | IoOperation::DatasetManagement { .. } | IoOperation::Copy { .. } => {
+            None
+        }
+    };
+    if let Some(range) = range {
+        assert!(range.nlb > 0 && range.end().is_some_and(|end| end <= lbas));
+    }
+    let length = io.transfer.length_bytes();
+    assert!(length <= TRANSFER_MAX_BYTES);
+    match io.transfer {
+        Transfer::None => assert_eq!(length, 0),
+        Transfer::InCapsule(data) => {
+            assert!(capsule_data.get(data.range()).is_some());
+            let data = capsule_data.get(data.range()).unwrap_or_default();
+            if let Ok(ranges) = io.dsm_ranges(data) {
+                for range in ranges {
+                    assert!(range.nlb > 0 && range.end().is_some_and(|end| end <= lbas));
+                }
+            }
+            if let Ok(ranges) = io.copy_sources(data) {
+                for range in ranges {
+                    assert!(range.nlb > 0 && range.end().is_some_and(|end| end <= lbas));
+                }
+            }
+        }
+        Transfer::Keyed(buffer) => assert_eq!(buffer.length_bytes, length),
+        Transfer::KeyedList(list) => {
+            let moved: u32 = list
+                .buffers(capsule_data)
+                .map(|buffer| buffer.length_bytes)
+                .fold(0, u32::saturating_add);
+            assert_eq!(moved, length);
+        }
+    }
+}
+
+/// The operator. What is refused is refused; that is checked elsewhere.
+fn configure(bench: &mut Bench, action: &OperatorAction) {
+    let subnqn = subnqn();
+    let target = &mut bench.target;
+    let _refused = match *action {
+        OperatorAction::AddNamespace { nsid } => {
+            target.add_namespace(&subnqn, namespace_config(u32::from(nsid & 0xF)))
+        }
+        OperatorAction::RemoveNamespace { nsid } => {
+            target.remove_namespace(&subnqn, u32::from(nsid & 0xF))
+        }
+        OperatorAction::Resize {
+            nsid,
+            lbas,
+            lbads,
+            read_only,
+        } => {
+            let geometry = Geometry {
+                lbas,
+                lba_bytes: 512_u32.wrapping_shl(u32::from(lbads & 0x7)),
+                read_only,
+                ..GEOMETRY
+            };
+            target.set_geometry(&subnqn, u32::from(nsid & 0xF), geometry)
+        }
+        OperatorAction::ShowTo { nsid, host: only } => {
+            let visible = match only {
+                Some(number) => HostPolicy::Only(BTreeSet::from([host(number & 0b11)])),
+                None => HostPolicy::Any,
+            };
+            target.set_visibility(&subnqn, u32::from(nsid & 0xF), visible)
+        }
+        OperatorAction::AllowHosts { first, second } => {
+            let hosts = [(1, first), (2, second)]
+                .into_iter()
+                .filter(|(_, allowed)| *allowed)
+                .map(|(number, _)| host(number))
+                .collect();
+            target.set_hosts(&subnqn, HostPolicy::Only(hosts))
+        }
+        OperatorAction::SetAnaState { group, state } => {
+            target.set_ana_state(super::PORT, u32::from(group & 0b11), AnaState(state & 0xF))
+        }
+    };
+}

@@ -1,0 +1,339 @@
+//! Connect, what it refuses, and what a refusal tells.
+
+use alloc::string::ToString;
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::error::ErrorLocation;
+use capstan_nvme_proto::fabrics::{CNTLID_DYNAMIC, Cattr, Connect, ConnectData, ConnectParameters};
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::opcode::AdminOpcode;
+use capstan_nvme_proto::rdma_cm::{CmRequest, RejectStatus};
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
+use zerocopy::IntoBytes;
+
+use crate::testing::{Bench, PORT, address, buffer, host, nqn, subnqn};
+use crate::{
+    ConnId, ConnectOutcome, ConnectRequest, HostPolicy, InCapsule, PortId, RefuseReason, Target,
+    TargetConfig, Transfer,
+};
+
+const ADMIN: Connect = Connect {
+    qid: 0,
+    sqsize: 32,
+    cattr: Cattr(0),
+    kato_ms: 0,
+};
+const IO: Connect = Connect {
+    qid: 1,
+    sqsize: 8,
+    cattr: Cattr(0),
+    kato_ms: 0,
+};
+
+fn parameters() -> ConnectParameters {
+    ConnectParameters {
+        hostid: HostId([1; 16]),
+        cntlid: CNTLID_DYNAMIC,
+        subnqn: subnqn(),
+        hostnqn: host(1),
+    }
+}
+
+/// Status and the parameter at fault of a refused Connect.
+fn refused(
+    bench: &mut Bench,
+    connect: Connect,
+    parameters: &ConnectParameters,
+) -> (Status, ErrorLocation) {
+    let (_, outcome) = bench.connect(connect, parameters, 32);
+    let ConnectOutcome::Refused { cqe, .. } = outcome else {
+        panic!("{outcome:?}");
+    };
+    (cqe.status(), ErrorLocation::from_connect_dw0(cqe.dw0.get()))
+}
+
+#[test]
+fn an_admin_queue_gets_a_controller_and_sqhd_moves() {
+    let mut bench = Bench::new();
+    let (_, outcome) = bench.connect(ADMIN, &parameters(), 32);
+    let ConnectOutcome::AdminQueue { cqe, association } = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(cqe.status(), Status::SUCCESS);
+    assert_eq!((cqe.dw0.get(), cqe.sqhd.get()), (1, 1));
+    assert_eq!(association.hostnqn, host(1));
+    assert_eq!(
+        bench.log,
+        [
+            "host connected hostnqn=nqn.2024-01.org.example:host1 peer=10.0.0.9:50000 \
+          subnqn=nqn.2024-01.org.example:volume cntlid=1 kato_ms=0"
+        ]
+    );
+}
+
+#[test]
+fn flow_control_is_disabled_when_asked() {
+    let mut bench = Bench::new();
+    let connect = Connect {
+        cattr: Cattr(1 << 2),
+        ..ADMIN
+    };
+    let (_, outcome) = bench.connect(connect, &parameters(), 32);
+    let ConnectOutcome::AdminQueue { cqe, .. } = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(cqe.sqhd.get(), Cqe::SQHD_FLOW_CONTROL_DISABLED);
+}
+
+#[test]
+fn refusals_of_an_admin_queue_point_at_the_parameter() {
+    let mut bench = Bench::new();
+    let good = parameters();
+    let invalid = Status::CONNECT_INVALID_PARAMETERS.dnr();
+    let unknown = ConnectParameters {
+        subnqn: nqn("nqn.2024-01.org.example:other"),
+        ..good.clone()
+    };
+    let stranger = ConnectParameters {
+        hostnqn: host(3),
+        ..good.clone()
+    };
+    let fixed = ConnectParameters {
+        cntlid: 7,
+        ..good.clone()
+    };
+    let large = Connect {
+        sqsize: 33,
+        ..ADMIN
+    };
+    let one_entry = Connect { sqsize: 1, ..ADMIN };
+    let cases = [
+        (ADMIN, &unknown, invalid, ConnectData::SUBNQN_LOCATION),
+        (
+            ADMIN,
+            &stranger,
+            Status::CONNECT_INVALID_HOST.dnr(),
+            // Only Connect Invalid Parameters has a dword 0.
+            ErrorLocation::Unspecified,
+        ),
+        (ADMIN, &fixed, invalid, ConnectData::CNTLID_LOCATION),
+        (large, &good, invalid, ErrorLocation::sqe(44)),
+        (one_entry, &good, invalid, ErrorLocation::sqe(44)),
+    ];
+    for (connect, parameters, status, location) in cases {
+        assert_eq!(
+            refused(&mut bench, connect, parameters),
+            (status, location),
+            "{connect:?} {parameters:?}"
+        );
+    }
+    let kept: alloc::vec::Vec<_> = bench
+        .target
+        .refusals()
+        .map(|refusal| refusal.why.to_string())
+        .collect();
+    assert_eq!(kept.len(), cases.len());
+    assert_eq!(
+        kept[1],
+        "host nqn.2024-01.org.example:host3 is not allowed to use subsystem \
+         nqn.2024-01.org.example:volume; add it to allowed_hosts"
+    );
+}
+
+#[test]
+fn an_io_queue_needs_a_ready_controller_of_the_same_host() {
+    let mut bench = Bench::new();
+    let association = bench.associate(host(1), subnqn(), 0).unwrap();
+    let good = association.parameters.clone();
+    let sequence = Status::COMMAND_SEQUENCE_ERROR;
+    assert_eq!(refused(&mut bench, IO, &good).0, sequence);
+    bench.enable(&association);
+
+    let invalid = Status::CONNECT_INVALID_PARAMETERS.dnr();
+    let other_id = ConnectParameters {
+        hostid: HostId([2; 16]),
+        ..good.clone()
+    };
+    let other_name = ConnectParameters {
+        hostnqn: host(2),
+        ..good.clone()
+    };
+    let other_controller = ConnectParameters {
+        cntlid: good.cntlid + 1,
+        ..good.clone()
+    };
+    for parameters in [&other_id, &other_name] {
+        assert_eq!(
+            refused(&mut bench, IO, parameters).0,
+            Status::CONNECT_INVALID_HOST.dnr()
+        );
+    }
+    assert_eq!(
+        refused(&mut bench, IO, &other_controller),
+        (invalid, ConnectData::CNTLID_LOCATION)
+    );
+    let too_many = Connect { qid: 129, ..IO };
+    assert_eq!(
+        refused(&mut bench, too_many, &good),
+        (invalid, ErrorLocation::sqe(42))
+    );
+    let too_large = Connect { sqsize: 129, ..IO };
+    assert_eq!(
+        refused(&mut bench, too_large, &good),
+        (invalid, ErrorLocation::sqe(44))
+    );
+
+    let conn = bench.io_queue(&association, 1).unwrap();
+    assert_eq!(refused(&mut bench, IO, &good).0, sequence);
+    bench.disconnect(conn);
+    assert!(bench.io_queue(&association, 1).is_ok());
+}
+
+#[test]
+fn a_discovery_controller_has_no_io_queues() {
+    let mut bench = Bench::new();
+    let association = bench.associate(host(9), Nqn::discovery(), 0).unwrap();
+    bench.enable(&association);
+    let why = bench.io_queue(&association, 1).unwrap_err();
+    assert_eq!(why, RefuseReason::QidOutOfRange { qid: 1, queues: 0 });
+}
+
+#[test]
+fn controllers_are_bounded_and_their_identifiers_are_reused_late() {
+    let mut bench = Bench::new();
+    bench.target = {
+        let config = TargetConfig {
+            controllers: 2,
+            ..TargetConfig::default()
+        };
+        let mut target = Target::new(config, 0).unwrap();
+        target
+            .add_port(crate::PortConfig {
+                id: PORT,
+                address: address("0.0.0.0:4420"),
+                provider: capstan_nvme_proto::log::RdmaProviderType::IWARP,
+            })
+            .unwrap();
+        let mut subsystem = crate::testing::subsystem_config();
+        subsystem.hosts = HostPolicy::Any;
+        target.add_subsystem(subsystem).unwrap();
+        target
+    };
+    let first = bench.associate(host(1), subnqn(), 0).unwrap();
+    let second = bench.associate(host(2), subnqn(), 0).unwrap();
+    assert_eq!((first.cntlid, second.cntlid), (1, 2));
+    let (status, _) = refused(&mut bench, ADMIN, &parameters());
+    assert_eq!(status, Status::CONNECT_CONTROLLER_BUSY);
+    bench.disconnect(first.conn);
+    assert_eq!(bench.associate(host(1), subnqn(), 0).unwrap().cntlid, 3);
+}
+
+#[test]
+fn the_first_command_must_be_connect_and_there_is_one() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let identify = Sqe::new(AdminOpcode::IDENTIFY.0, 9, 0);
+    let request = ConnectRequest {
+        conn: ConnId(99),
+        port: PORT,
+        local: address("10.0.0.5:4420"),
+        peer: address("10.0.0.9:50000"),
+        entries: 32,
+        sqe: &identify,
+        data: &[],
+    };
+    let answer = |bench: &mut Bench, request: &ConnectRequest<'_>| {
+        let outcome = bench.target.handle_connect(request, 0);
+        let ConnectOutcome::Refused { cqe, .. } = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!(cqe.cid, request.sqe.cid);
+        cqe.status()
+    };
+    let sequence = Status::COMMAND_SEQUENCE_ERROR.dnr();
+    assert_eq!(answer(&mut bench, &request), sequence);
+    assert_eq!(Target::connect_transfer(&identify, &[]), Ok(Transfer::None));
+    let again = ConnectRequest {
+        conn: association.conn,
+        ..request
+    };
+    assert_eq!(answer(&mut bench, &again), sequence);
+}
+
+#[test]
+fn connect_data_is_found_before_anything_is_decided() {
+    let sqe = |length| {
+        capstan_nvme_proto::command::FabricsCommand::Connect(ADMIN).encode(5, buffer(length))
+    };
+    let transfer = Target::connect_transfer(&sqe(1024), &[]).unwrap();
+    assert_eq!(transfer.length_bytes(), 1024);
+    let short = Target::connect_transfer(&sqe(1023), &[]).unwrap_err();
+    assert_eq!(short.status(), Status::DATA_SGL_LENGTH_INVALID.dnr());
+    let inline = capstan_nvme_proto::sgl::Sgl::InCapsule {
+        offset_bytes: 0,
+        length_bytes: 1024,
+    };
+    let sqe = capstan_nvme_proto::command::FabricsCommand::Connect(IO).encode(5, inline);
+    assert_eq!(
+        Target::connect_transfer(&sqe, parameters().encode().as_bytes()),
+        Ok(Transfer::InCapsule(InCapsule {
+            offset_bytes: 0,
+            length_bytes: 1024
+        }))
+    );
+}
+
+#[test]
+fn connection_requests_are_checked_before_a_queue_is_built() {
+    let bench = Bench::new();
+    let good = CmRequest {
+        qid: 0,
+        hrqsize: 32,
+        hsqsize: 32,
+        cntlid: 0,
+    };
+    let ask = |port, request: CmRequest, length: usize| {
+        let data = request.encode().unwrap();
+        bench
+            .target
+            .handle_cm_request(port, &data.as_bytes()[..length])
+            .map_err(|refusal| refusal.reject_status())
+    };
+    let sizes = ask(PORT, good, 32).unwrap();
+    assert_eq!((sizes.qid, sizes.entries, sizes.host_receives), (0, 32, 32));
+    let io = CmRequest {
+        qid: 128,
+        hsqsize: 128,
+        ..good
+    };
+    assert_eq!(ask(PORT, io, 32).unwrap().entries, 128);
+    let cases = [
+        (PORT, good, 31, RejectStatus::INVALID_PRIVATE_DATA_LENGTH),
+        (PortId(9), good, 32, RejectStatus::NO_RESOURCES),
+        (
+            PORT,
+            CmRequest { qid: 129, ..io },
+            32,
+            RejectStatus::INVALID_QID,
+        ),
+        (
+            PORT,
+            CmRequest {
+                hsqsize: 33,
+                ..good
+            },
+            32,
+            RejectStatus::INVALID_HSQSIZE,
+        ),
+        (
+            PORT,
+            CmRequest { hsqsize: 129, ..io },
+            32,
+            RejectStatus::INVALID_HSQSIZE,
+        ),
+    ];
+    for (port, request, length, status) in cases {
+        assert_eq!(ask(port, request, length), Err(status), "{request:?}");
+    }
+}

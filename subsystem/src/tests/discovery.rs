@@ -1,0 +1,208 @@
+//! The discovery controller and its log page.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::async_event::AsyncEvent;
+use capstan_nvme_proto::command::{AdminCommand, GetLogPage, Identify, SetFeatures};
+use capstan_nvme_proto::features::{AsyncEventConfiguration, FeatureId};
+use capstan_nvme_proto::identify::{Cns, ControllerType, IdentifyController};
+use capstan_nvme_proto::log::{
+    DiscoveryLog, DiscoverySubsystemType, LogPageId, RdmaProviderType, SupportedLogPages,
+};
+use capstan_nvme_proto::nqn::{DISCOVERY_NQN, Nqn};
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::status::Status;
+
+use crate::testing::{Association, Bench, PORT, address, host, nqn, subnqn, subsystem_config};
+use crate::{HostPolicy, PortConfig, PortId, SubsystemConfig};
+
+fn discover(bench: &mut Bench, number: u8) -> Association {
+    let association = bench.associate(host(number), Nqn::discovery(), 0).unwrap();
+    bench.enable(&association);
+    association
+}
+
+fn read_page(bench: &mut Bench, association: &Association, offset: u64, length: u64) -> Vec<u8> {
+    let get = GetLogPage {
+        nsid: 0,
+        lid: LogPageId::DISCOVERY,
+        lsp: 0,
+        rae: false,
+        length_bytes: length,
+        lsi: 0,
+        offset,
+        offset_is_index: false,
+        csi: 0,
+        uuid_index: 0,
+    };
+    let (cqe, data) = bench.admin(association, &AdminCommand::GetLogPage(get));
+    assert_eq!(cqe.status(), Status::SUCCESS);
+    data
+}
+
+/// Subsystem, address and port of each record, without the discovery service itself.
+fn records(bench: &mut Bench, association: &Association) -> Vec<(String, String)> {
+    let page = read_page(bench, association, 0, 16 * 1024);
+    let log = DiscoveryLog::parse(&page).unwrap();
+    assert!(log.is_complete());
+    log.entries
+        .iter()
+        .filter(|entry| entry.subtype == DiscoverySubsystemType::NVM)
+        .map(|entry| {
+            let address = alloc::format!(
+                "{}:{}",
+                entry.transport_address(),
+                entry.transport_service_id()
+            );
+            (entry.subsystem_nqn().unwrap().as_str().to_string(), address)
+        })
+        .collect()
+}
+
+#[test]
+fn a_host_sees_what_it_may_use_at_addresses_it_can_reach() {
+    let mut bench = Bench::new();
+    let other = PortConfig {
+        id: PortId(2),
+        address: address("[fd00::7]:4421"),
+        provider: RdmaProviderType::ROCE_V2,
+    };
+    bench.target.add_port(other).unwrap();
+    let open = SubsystemConfig {
+        nqn: nqn("nqn.2024-01.org.example:open"),
+        hosts: HostPolicy::Any,
+        ports: [PORT, PortId(2)].into(),
+        ..subsystem_config()
+    };
+    bench.target.add_subsystem(open).unwrap();
+
+    let volume = (subnqn().as_str().into(), "10.0.0.5:4420".into());
+    let open = "nqn.2024-01.org.example:open";
+    let open_1 = (open.into(), "10.0.0.5:4420".into());
+    let open_2 = (open.into(), "fd00::7:4421".into());
+    let known = discover(&mut bench, 1);
+    let stranger = discover(&mut bench, 9);
+    assert_eq!(
+        records(&mut bench, &known),
+        [open_1.clone(), open_2.clone(), volume]
+    );
+    assert_eq!(records(&mut bench, &stranger), [open_1, open_2]);
+}
+
+#[test]
+fn records_carry_what_a_host_needs_to_connect() {
+    let mut bench = Bench::new();
+    let association = discover(&mut bench, 1);
+    let page = read_page(&mut bench, &association, 0, 3 * 1024);
+    let log = DiscoveryLog::parse(&page).unwrap();
+    let [current, volume] = log.entries else {
+        panic!("{} entries", log.entries.len());
+    };
+    assert_eq!(current.subtype, DiscoverySubsystemType::CURRENT);
+    assert_eq!(current.subsystem_nqn().unwrap().as_str(), DISCOVERY_NQN);
+    assert_eq!((volume.portid.get(), volume.cntlid.get()), (1, 0xFFFF));
+    assert_eq!(volume.asqsz.get(), 32);
+    let tsas = volume.rdma_tsas().unwrap();
+    assert_eq!(tsas.prtype, RdmaProviderType::IWARP);
+    assert!(volume.treq.disable_sq_flow_control_supported());
+}
+
+#[test]
+fn the_page_may_be_read_in_pieces() {
+    let mut bench = Bench::new();
+    let association = discover(&mut bench, 1);
+    let whole = read_page(&mut bench, &association, 0, 4096);
+    let pieces: Vec<u8> = [(0, 1000), (1000, 24), (1024, 2000), (3024, 48)]
+        .into_iter()
+        .flat_map(|(offset, length)| read_page(&mut bench, &association, offset, length))
+        .collect();
+    assert_eq!(pieces, whole[..3072]);
+    assert!(whole[3072..].iter().all(|byte| *byte == 0));
+    let beyond = AdminCommand::GetLogPage(GetLogPage {
+        nsid: 0,
+        lid: LogPageId::DISCOVERY,
+        lsp: 0,
+        rae: false,
+        length_bytes: 4,
+        lsi: 0,
+        offset: 3076,
+        offset_is_index: false,
+        csi: 0,
+        uuid_index: 0,
+    });
+    let (cqe, _) = bench.admin(&association, &beyond);
+    assert_eq!(cqe.status(), Status::INVALID_FIELD.dnr().more());
+}
+
+#[test]
+fn a_change_moves_genctr_and_wakes_the_hosts_it_concerns() {
+    let mut bench = Bench::new();
+    let associations = [discover(&mut bench, 1), discover(&mut bench, 9)];
+    for (cid, association) in (1..).zip(&associations) {
+        let wanted = AsyncEventConfiguration::DISCOVERY_LOG_CHANGE.bits();
+        let set = SetFeatures::new(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, wanted);
+        let (cqe, _) = bench.admin(association, &AdminCommand::SetFeatures(set));
+        assert!(cqe.status().is_success());
+        let request = AdminCommand::AsynchronousEventRequest.encode(cid, Sgl::EMPTY);
+        assert!(bench.send_admin(association.conn, &request).is_none());
+    }
+    let genctr = |bench: &mut Bench| {
+        let page = read_page(bench, &associations[0], 0, 1024);
+        DiscoveryLog::parse(&page).unwrap().header.genctr.get()
+    };
+    let before = genctr(&mut bench);
+    let private = SubsystemConfig {
+        nqn: nqn("nqn.2024-01.org.example:private"),
+        ..subsystem_config()
+    };
+    bench.target.add_subsystem(private).unwrap();
+    bench.poll();
+    let [(conn, cqe)] = bench.completions[..] else {
+        panic!("{:?}", bench.completions);
+    };
+    assert_eq!(conn, associations[0].conn);
+    assert_eq!(
+        AsyncEvent::decode(cqe.dw0.get()),
+        AsyncEvent::DISCOVERY_LOG_CHANGE
+    );
+    assert!(genctr(&mut bench) > before);
+}
+
+#[test]
+fn a_discovery_controller_is_no_io_controller() {
+    let mut bench = Bench::new();
+    let association = discover(&mut bench, 1);
+    let identify = AdminCommand::Identify(Identify::new(Cns::CONTROLLER, 0));
+    let (_, data) = bench.admin(&association, &identify);
+    let data = IdentifyController::from_data(&data).unwrap();
+    assert_eq!(data.cntrltype, ControllerType::DISCOVERY);
+    assert_eq!(data.subsystem_nqn().unwrap().as_str(), DISCOVERY_NQN);
+    assert_eq!(
+        AsyncEventConfiguration::from_bits_retain(data.oaes.get()),
+        AsyncEventConfiguration::DISCOVERY_LOG_CHANGE
+    );
+    let list = AdminCommand::Identify(Identify::new(Cns::ACTIVE_NAMESPACES, 0));
+    let (cqe, _) = bench.admin(&association, &list);
+    assert_eq!(cqe.status(), Status::INVALID_FIELD.dnr().more());
+
+    let get = |lid| {
+        AdminCommand::GetLogPage(GetLogPage {
+            nsid: 0,
+            lid,
+            lsp: 0,
+            rae: true,
+            length_bytes: 1024,
+            lsi: 0,
+            offset: 0,
+            offset_is_index: false,
+            csi: 0,
+            uuid_index: 0,
+        })
+    };
+    let (cqe, _) = bench.admin(&association, &get(LogPageId::HEALTH));
+    assert_eq!(cqe.status(), Status::INVALID_LOG_PAGE.dnr().more());
+    let (_, data) = bench.admin(&association, &get(LogPageId::SUPPORTED_LOG_PAGES));
+    let pages = SupportedLogPages::from_data(&data).unwrap();
+    assert!(pages.supports(LogPageId::DISCOVERY) && !pages.supports(LogPageId::HEALTH));
+}

@@ -1,0 +1,12 @@
+//! Whole commands against a whole target, seen from the host.
+
+mod abort;
+mod connect;
+mod discovery;
+mod features;
+mod identify;
+mod io;
+mod life;
+mod log_pages;
+mod namespaces;
+mod operations;
