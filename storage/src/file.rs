@@ -19,9 +19,9 @@ use crate::geometry::Geometry;
 use crate::spec::DirectIo;
 use crate::sys::{self, DirectAlignment};
 
-/// A lock that is held now is tried again for 20 × 25 ms: udev locks a block device for a moment
+/// A lock that is held now is tried again for 40 × 25 ms: udev locks a block device for a moment
 /// when it appears, and a process that was killed lets go a little after it is gone.
-const LOCK_TRIES: u32 = 20;
+const LOCK_TRIES: u32 = 40;
 const LOCK_WAIT: Duration = Duration::from_millis(25);
 /// What memory is aligned to when the kernel does not say what `O_DIRECT` needs.
 const PAGE_BYTES: u32 = 4096;

@@ -15,11 +15,30 @@
 //!
 //! # Memory
 //! An operation owns its [`Data`] while it is in flight and gives it back with its [`Completion`],
-//! so a buffer cannot be reused under the kernel.
+//! so a buffer cannot be reused under the kernel; dropping an [`Engine`] drains it first. Slabs
+//! given to [`Engine::register_slab`] spare the kernel mapping pages. `O_DIRECT` asks for aligned
+//! memory (512 bytes on most disks): data at another address is copied through the engine's own
+//! buffers, a page's worth of time.
+//!
+//! # Durability
+//! [`Geometry::volatile_write_cache`] is what is known, and `true` where nothing is. [`Op::Flush`]
+//! is `fdatasync`, FUA is `RWF_DSYNC` for a write and `fdatasync` behind the zeroes; all three reach
+//! the medium (`tests/power_cut.rs`).
+//!
+//! # Sharing
+//! Reactors share the bytes of a [`Store`], not volumes. As NVMe has it, operations in flight
+//! together have no order, on one reactor or on several. Of two that overlap, each LBA of a RAM
+//! volume ends up as one or the other wrote it; a file or device keeps what its kernel keeps.
+//! A path opened for writing is locked against a second export (`flock`, and `O_EXCL` on a block
+//! device, which keeps mounts away, too).
+//!
+//! # For tests
+//! [`Delay`], [`Faulty`] and [`WriteBack`] stand in front of or in place of a volume. They decide
+//! before an operation reaches the volume behind, so they work in front of an engine as well.
 //!
 //! # What it does not do
-//! It knows no NVMe status, no namespace, no host. It orders nothing: operations in flight together
-//! have no order, and a Flush covers what had completed when it was submitted.
+//! It knows no NVMe status, no namespace, no host. It orders nothing, and a Flush covers what had
+//! completed when it was submitted.
 
 mod delay;
 mod error;

@@ -1,9 +1,12 @@
 //! Volumes on files and block devices: one io_uring per reactor.
 
+mod command;
 mod engine;
 mod entry;
 mod fixed;
+mod open_file;
 mod request;
+mod ring;
 mod setup;
 mod volume;
 

@@ -8,7 +8,6 @@ use std::os::fd::BorrowedFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use capstan_memory::{Pages, Slab};
 use capstan_storage::{
@@ -64,6 +63,41 @@ fn many_in_flight_all_end_with_their_own_data() {
         );
     }
     assert_eq!(driver.engine.in_flight(), 0);
+}
+
+#[test]
+fn more_than_may_wait_is_refused_for_now_and_the_rest_goes_on() {
+    let folder = Folder::new();
+    let spec = spec(&folder.file("crowded", 1 << 20), 4096, DirectIo::Auto);
+    let config = EngineConfig {
+        entries: 2,
+        in_flight_max: 4,
+        waiting_max: 6,
+        ..EngineConfig::default()
+    };
+    let mut driver = Driver::with(&spec, &config, true);
+    for token in 0..12 {
+        let data = driver.data(&[0; 4096], 0);
+        driver.submit(
+            token,
+            Op::Read {
+                lba: token,
+                lbas: 1,
+            },
+            Some(data),
+        );
+    }
+    let ended = driver.wait(12);
+    let refused: Vec<_> = ended
+        .iter()
+        .filter(|c| c.result.is_err())
+        .map(|c| c.token)
+        .collect();
+    assert_eq!(refused, [10, 11]);
+    let error = ended.iter().find_map(|c| c.result.as_ref().err()).unwrap();
+    assert_eq!(error.kind, IoErrorKind::Retry, "{error}");
+    assert!(ended.iter().all(|completion| completion.data.is_some()));
+    assert_eq!(driver.read(10, 1), [0; 4096]);
 }
 
 /// Every operation is waited for with the descriptor alone; the driver fails on a lost wake-up.
@@ -328,23 +362,6 @@ fn little_lockable_memory_is_said_and_gone_on_without() {
             .unwrap();
         assert_eq!(driver.try_read(3, 2, offset).unwrap(), [5; 8192]);
     }
-}
-
-#[test]
-fn a_reactor_that_sleeps_is_woken_within_the_time_of_the_disk() {
-    let folder = Folder::new();
-    let mut driver = Driver::new(&spec(&folder.file("slow", 64 << 20), 4096, DirectIo::Off));
-    // A flush behind megabytes of dirty pages takes the disk a while: the wait is a real sleep.
-    for lba in 0..16 {
-        driver.write(lba * 256, &vec![1; 1 << 20]);
-    }
-    driver.submit(9, Op::Flush, None);
-    assert!(
-        driver.engine.arm(),
-        "a flush of 16 MiB cannot have ended already"
-    );
-    thread::sleep(Duration::from_millis(1));
-    assert_eq!(driver.wait(1)[0].token, 9);
 }
 
 /// Decorators hold operations before the engine has them; their ends come out of the engine.

@@ -3,8 +3,9 @@
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
+use super::command::Command;
 use super::fixed::FixedTable;
-use super::request::{Command, OpenFile};
+use super::open_file::OpenFile;
 
 /// `BLOCK_URING_CMD_DISCARD`, `_IO(0x12, 0)` of `linux/blkdev.h`, Linux 6.12.
 const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;

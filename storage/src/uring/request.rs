@@ -1,14 +1,14 @@
 //! One operation on its way through the kernel, as a state machine without the kernel: it says
 //! what to ask next and takes the answer.
 
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::Buffer;
 
+use super::command::{Command, Next, Progress};
+use super::open_file::OpenFile;
 use crate::error::{IoError, IoErrorKind};
-use crate::file::FileStore;
 use crate::geometry::Extent;
 use crate::io::{Completion, Io, Op, OpKind};
 
@@ -19,79 +19,6 @@ const RETRIES_MAX: u8 = 8;
 const TRANSFER_MAX_BYTES: u64 = 1 << 30;
 /// The most bytes that go through one bounce buffer at a time.
 pub(crate) const BOUNCE_MAX_BYTES: u32 = 64 << 10;
-
-/// A [`FileStore`] as one engine knows it.
-#[derive(Debug)]
-pub(crate) struct OpenFile {
-    pub(crate) store: Arc<FileStore>,
-    /// Its place in the ring's table of fixed files, when it has one.
-    pub(crate) fixed: Option<u32>,
-    /// What turned out not to work here; not asked for again.
-    pub(crate) refused: Refused,
-    /// Where a fixed place goes when the last operation and the volume are gone.
-    pub(crate) retired: Rc<RefCell<Vec<u32>>>,
-}
-
-impl Drop for OpenFile {
-    fn drop(&mut self) {
-        if let Some(fixed) = self.fixed {
-            self.retired.borrow_mut().push(fixed);
-        }
-    }
-}
-
-/// Ways to empty a range that a file system or device has refused.
-#[derive(Debug, Default)]
-pub(crate) struct Refused {
-    block_discard: Cell<bool>,
-    punch: Cell<bool>,
-    zero_range: Cell<bool>,
-}
-
-/// What to ask the kernel for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Command {
-    Read {
-        memory: *mut u8,
-        len_bytes: u32,
-        offset_bytes: u64,
-    },
-    Write {
-        memory: *const u8,
-        len_bytes: u32,
-        offset_bytes: u64,
-        dsync: bool,
-    },
-    Fdatasync,
-    Fallocate {
-        mode: i32,
-        offset_bytes: u64,
-        len_bytes: u64,
-    },
-    /// `BLOCK_URING_CMD_DISCARD`, Linux 6.12.
-    BlockDiscard {
-        offset_bytes: u64,
-        len_bytes: u64,
-    },
-}
-
-/// What an operation needs to go on.
-#[derive(Debug)]
-pub(crate) enum Next {
-    /// The kernel's answer to this.
-    Command(Command),
-    /// A bounce buffer of this size: see [`Request::bounce`].
-    Bounce(u32),
-}
-
-/// How an answer left the operation.
-#[derive(Debug)]
-pub(crate) enum Progress {
-    /// It has more to ask: [`Request::next`].
-    Again,
-    /// It ended.
-    Done(Result<(), IoError>),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -359,6 +286,12 @@ impl Request {
         self.file.store.name()
     }
 
+    /// Ends the request with an error of this engine.
+    pub(crate) fn fail(self, kind: IoErrorKind) -> Completion {
+        let error = IoError::new(kind, &self.io.op, self.name());
+        self.complete(Err(error))
+    }
+
     /// Ends the request.
     pub(crate) fn complete(self, result: Result<(), IoError>) -> Completion {
         Completion {
@@ -386,12 +319,13 @@ mod tests {
 
     use capstan_memory::{Buffer, Pool};
 
-    use super::{Command, Next, OpenFile, Progress, RETRIES_MAX, Refused, Request};
+    use super::{Command, Next, OpenFile, Progress, RETRIES_MAX, Request};
     use crate::error::IoErrorKind;
     use crate::file::FileStore;
     use crate::io::{Data, Io, Op};
     use crate::spec::DirectIo;
     use crate::testing::{bytes, data, pool};
+    use crate::uring::open_file::Refused;
 
     /// Runs requests against answers that the test makes up.
     struct Rig {

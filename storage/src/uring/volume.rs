@@ -4,8 +4,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::engine::Engine;
-use super::request::{OpenFile, Request};
-use crate::error::IoError;
+use super::open_file::OpenFile;
+use super::request::Request;
+use crate::error::{IoError, IoErrorKind};
 use crate::file::FileStore;
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Op, Submitted};
@@ -63,8 +64,10 @@ impl Volume for UringVolume {
         if request.is_done() {
             return Submitted::Done(request.complete(Ok(())));
         }
-        self.engine.submit(request);
-        Submitted::Pending
+        match self.engine.submit(request) {
+            None => Submitted::Pending,
+            Some(refused) => Submitted::Done(refused.fail(IoErrorKind::Retry)),
+        }
     }
 
     fn poll(&mut self, _now_us: u64, _out: &mut Vec<Completion>) {}

@@ -1,0 +1,48 @@
+//! What a request asks of the kernel, and what it makes of the answer.
+
+use crate::error::IoError;
+
+/// What to ask the kernel for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Read {
+        memory: *mut u8,
+        len_bytes: u32,
+        offset_bytes: u64,
+    },
+    Write {
+        memory: *const u8,
+        len_bytes: u32,
+        offset_bytes: u64,
+        dsync: bool,
+    },
+    Fdatasync,
+    Fallocate {
+        mode: i32,
+        offset_bytes: u64,
+        len_bytes: u64,
+    },
+    /// `BLOCK_URING_CMD_DISCARD`, Linux 6.12.
+    BlockDiscard {
+        offset_bytes: u64,
+        len_bytes: u64,
+    },
+}
+
+/// What an operation needs to go on.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// The kernel's answer to this.
+    Command(Command),
+    /// A bounce buffer of this size: see [`Request::bounce`].
+    Bounce(u32),
+}
+
+/// How an answer left the operation.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// It has more to ask: [`Request::next`].
+    Again,
+    /// It ended.
+    Done(Result<(), IoError>),
+}

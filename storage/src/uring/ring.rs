@@ -1,0 +1,425 @@
+//! The ring, its slots, and the order operations wait in.
+#![expect(unsafe_code, reason = "submission queue entries carry raw addresses")]
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use capstan_memory::{Buffer, Pages, Pool, Slab};
+use io_uring::IoUring;
+use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::EngineError;
+use super::command::{Next, Progress};
+use super::engine::EngineConfig;
+use super::entry::entry;
+use super::fixed::{FixedBuffers, FixedTable};
+use super::request::{BOUNCE_MAX_BYTES, Request};
+use super::setup::{self, Mode};
+use crate::io::Completion;
+
+/// Zeroes that are written where nothing better empties a range: large enough to spare system
+/// calls, small enough to stay in a cache.
+const ZEROES_BYTES: u32 = 128 << 10;
+/// Completions taken from the ring at a time.
+const BATCH: usize = 32;
+
+/// The io_uring and everything that is in flight through it.
+pub(crate) struct Ring {
+    uring: IoUring,
+    /// Signalled by completions while armed. Not the ring's own descriptor: with deferred
+    /// completions, poll(2) on that is not woken by what a kernel worker completes (seen on Linux
+    /// 6.18: a FUA write that ended unnoticed).
+    wake: EventFd,
+    armed: bool,
+    mode: Mode,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Operations without a slot.
+    waiting: VecDeque<Request>,
+    waiting_max: usize,
+    /// Slots whose next entry found the submission queue full.
+    unsent: VecDeque<u32>,
+    /// Slots that wait for a bounce buffer.
+    unbounced: VecDeque<u32>,
+    fixed: FixedTable,
+    free_files: Vec<u32>,
+    bounce: Pool,
+    zeroes: Buffer,
+    /// Completions that belonged to nothing in flight: none, unless there is a bug.
+    pub(crate) stale: u64,
+    draining: bool,
+}
+
+/// A place for one operation in the kernel.
+#[derive(Default)]
+struct Slot {
+    /// Counts entries, so that a completion of an earlier one cannot be taken for this one's.
+    generation: u32,
+    request: Option<Request>,
+}
+
+impl Ring {
+    /// A ring with its buffers and tables, in the best mode from `best` on that the kernel has.
+    pub(crate) fn new(config: &EngineConfig, best: Mode) -> Result<Self, EngineError> {
+        let bounce_bytes = config.bounce_bytes.max(BOUNCE_MAX_BYTES);
+        let slab = Slab::new(
+            bounce_bytes as usize + ZEROES_BYTES as usize,
+            Pages::Ordinary,
+        )?;
+        let bounce = Pool::new(Arc::clone(&slab));
+        let no_memory = || EngineError::Setup {
+            source: io::Error::from_raw_os_error(libc::ENOMEM),
+            remedy: "the bounce slab is too small; this is a bug",
+        };
+        let zeroes = bounce.take(ZEROES_BYTES).ok_or_else(no_memory)?;
+        let (mut uring, mode) = setup::ring(config.entries, config.in_flight_max, best)?;
+        let in_flight_max = config.in_flight_max.max(1);
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(io::Error::from)
+            .and_then(|wake| {
+                uring
+                    .submitter()
+                    .register_eventfd(wake.as_fd().as_raw_fd())?;
+                Ok(wake)
+            })
+            .map_err(|source| EngineError::Wake { source })?;
+        uring.completion().disable_eventfd();
+        let mut fixed = FixedTable::new(&uring);
+        // Worth having, not worth a word: the caller's slabs say what there is to say.
+        fixed.register(&uring, &slab);
+        let files_max = config.files_max;
+        let has_files = files_max > 0 && uring.submitter().register_files_sparse(files_max).is_ok();
+        Ok(Self {
+            uring,
+            wake,
+            armed: false,
+            mode,
+            slots: (0..in_flight_max).map(|_| Slot::default()).collect(),
+            free: (0..in_flight_max).rev().collect(),
+            waiting: VecDeque::with_capacity(in_flight_max as usize),
+            waiting_max: config.waiting_max as usize,
+            unsent: VecDeque::with_capacity(in_flight_max as usize),
+            unbounced: VecDeque::with_capacity(in_flight_max as usize),
+            fixed,
+            free_files: if has_files {
+                (0..files_max).rev().collect()
+            } else {
+                Vec::new()
+            },
+            bounce,
+            zeroes,
+            stale: 0,
+            draining: false,
+        })
+    }
+
+    pub(crate) fn register_slab(&mut self, slab: &Arc<Slab>) -> FixedBuffers {
+        self.fixed.register(&self.uring, slab)
+    }
+
+    /// The eventfd.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.wake.as_fd().as_raw_fd()
+    }
+
+    /// Operations submitted and not completed.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.used() + self.waiting.len()
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Takes a request, or gives it back when too many wait already.
+    pub(crate) fn submit(&mut self, request: Request) -> Option<Request> {
+        // Behind the ones that wait already.
+        if let Some(slot) = self.free.pop_if(|_| self.waiting.is_empty()) {
+            self.start(slot, request);
+        } else if self.waiting.len() < self.waiting_max {
+            self.waiting.push_back(request);
+        } else {
+            return Some(request);
+        }
+        None
+    }
+
+    fn start(&mut self, slot: u32, request: Request) {
+        self.slots[slot as usize].request = Some(request);
+        self.queue(slot);
+    }
+
+    /// Queues the slot's next entry behind everything that is queued.
+    fn queue(&mut self, slot: u32) {
+        if !self.unsent.is_empty() {
+            self.unsent.push_back(slot);
+            return;
+        }
+        match self.send(slot) {
+            Sent::Queued => {}
+            Sent::QueueFull => self.unsent.push_back(slot),
+            Sent::NoBounce => self.unbounced.push_back(slot),
+        }
+    }
+
+    /// Puts the slot's next entry into the submission queue.
+    fn send(&mut self, slot: u32) -> Sent {
+        let Slot {
+            generation,
+            request: Some(request),
+        } = &mut self.slots[slot as usize]
+        else {
+            return Sent::Queued;
+        };
+        let command = loop {
+            match request.next(&self.zeroes) {
+                Next::Command(command) => break command,
+                Next::Bounce(len_bytes) => match self.bounce.take(len_bytes) {
+                    Some(buffer) => request.bounce(buffer),
+                    None => return Sent::NoBounce,
+                },
+            }
+        };
+        *generation = generation.wrapping_add(1);
+        let user_data = u64::from(slot) | u64::from(*generation) << 32;
+        let entry = entry(&command, request.file(), &self.fixed).user_data(user_data);
+        // SAFETY: the memory the entry names belongs to the request's buffer (its data or its
+        // bounce buffer) or to `zeroes`. The slot owns the request until the completion of this
+        // very entry arrives, `zeroes` lives as long as the ring, and both are leaked rather than
+        // freed when the ring cannot be drained. The file is held by the request, too.
+        match unsafe { self.uring.submission().push(&entry) } {
+            Ok(()) => Sent::Queued,
+            Err(_) => Sent::QueueFull,
+        }
+    }
+
+    pub(crate) fn submit_batch(&mut self) -> Result<(), EngineError> {
+        loop {
+            let queued = self.uring.submission().len();
+            if queued == 0 {
+                return Ok(());
+            }
+            match self.uring.submit() {
+                Ok(_) => {}
+                // The kernel is short of memory or wants completions reaped first; or a signal.
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)
+                    ) =>
+                {
+                    return Ok(());
+                }
+                Err(source) => return Err(EngineError::Enter { source }),
+            }
+            if self.uring.submission().len() == queued {
+                return Ok(());
+            }
+            self.resend();
+        }
+    }
+
+    /// Queues the entries that found the submission queue full.
+    fn resend(&mut self) {
+        while let Some(slot) = self.unsent.pop_front() {
+            match self.send(slot) {
+                Sent::Queued => {}
+                Sent::QueueFull => return self.unsent.push_front(slot),
+                Sent::NoBounce => self.unbounced.push_back(slot),
+            }
+        }
+    }
+
+    /// Lets completions signal the eventfd, and looks once more for one that came before.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.armed = true;
+        self.uring.completion().enable_eventfd();
+        // The kernel adds a completion, then reads the flag; the flag must be out before the look.
+        fence(Ordering::SeqCst);
+        self.quiet()
+    }
+
+    fn disarm(&mut self) {
+        self.armed = false;
+        self.uring.completion().disable_eventfd();
+        // Nothing to read means that nothing was signalled.
+        let _ = self.wake.read();
+    }
+
+    pub(crate) fn poll(&mut self, out: &mut Vec<Completion>) {
+        if self.armed {
+            self.disarm();
+        }
+        if self.used() == 0 {
+            return;
+        }
+        if self.mode.has_taskrun_flag() && self.uring.submission().taskrun() {
+            // Runs the deferred completions. What fails here fails in `submit_batch` again, where
+            // it is reported.
+            let _ = self.uring.submit();
+        }
+        loop {
+            let mut batch = [const { MaybeUninit::uninit() }; BATCH];
+            let ended = self.uring.completion().fill(&mut batch);
+            let last = ended.len() < BATCH;
+            for entry in ended {
+                self.completed(entry.user_data(), entry.result(), out);
+            }
+            // Bounded: at most what is in flight, since nothing new is handed over here.
+            if last {
+                break;
+            }
+        }
+        while let Some(slot) = self.waiting.front().and_then(|_| self.free.pop()) {
+            if let Some(request) = self.waiting.pop_front() {
+                self.start(slot, request);
+            }
+        }
+    }
+
+    pub(crate) fn completed(&mut self, user_data: u64, answer: i32, out: &mut Vec<Completion>) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the lower half is the slot"
+        )]
+        let (index, generation) = (user_data as u32, (user_data >> 32) as u32);
+        let slot = self
+            .slots
+            .get_mut(index as usize)
+            .filter(|s| s.generation == generation);
+        let Some((slot, progress)) = slot.and_then(|slot| {
+            let progress = slot.request.as_mut()?.advance(answer);
+            Some((slot, progress))
+        }) else {
+            self.stale += 1;
+            tracing::warn!(user_data, answer, "a completion of nothing in flight");
+            return;
+        };
+        match progress {
+            Progress::Again if !self.draining => self.queue(index),
+            Progress::Again => self.release(index),
+            Progress::Done(result) => {
+                out.extend(slot.request.take().map(|request| request.complete(result)));
+                self.release(index);
+                self.wake_unbounced();
+            }
+        }
+    }
+
+    fn release(&mut self, slot: u32) {
+        self.slots[slot as usize].request = None;
+        self.free.push(slot);
+    }
+
+    /// Lets the first operation go on that waits for a bounce buffer, if there is one now.
+    fn wake_unbounced(&mut self) {
+        let Some(slot) = self.unbounced.pop_front() else {
+            return;
+        };
+        match self.send(slot) {
+            Sent::Queued => {}
+            Sent::QueueFull => self.unsent.push_back(slot),
+            Sent::NoBounce => self.unbounced.push_front(slot),
+        }
+    }
+
+    /// Whether nothing has ended and nothing is left to hand over.
+    fn quiet(&mut self) -> bool {
+        let queue = self.uring.submission();
+        let queued = !queue.is_empty() || queue.taskrun();
+        drop(queue);
+        !queued && self.unsent.is_empty() && self.uring.completion().is_empty()
+    }
+
+    pub(crate) fn take_file(&mut self, fd: RawFd) -> Option<u32> {
+        let place = self.free_files.pop()?;
+        match self.uring.submitter().register_files_update(place, &[fd]) {
+            Ok(_) => Some(place),
+            Err(error) => {
+                tracing::debug!(%error, place, "a file goes without a fixed place");
+                self.free_files.push(place);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn give_file(&mut self, place: u32) {
+        match self.uring.submitter().register_files_update(place, &[-1]) {
+            Ok(_) => self.free_files.push(place),
+            // The place is lost, nothing else: the next file goes without.
+            Err(error) => tracing::warn!(%error, place, "cannot take a file back from the ring"),
+        }
+    }
+
+    /// Takes files and memory back from the kernel, of which nothing is in flight. Closing the ring
+    /// would do the same, but only later, in the kernel's own time.
+    pub(crate) fn close(&mut self) {
+        self.fixed.clear(&self.uring);
+        let _ = self.uring.submitter().unregister_files();
+    }
+
+    /// Cancels what can be cancelled and waits for the rest. `false`: the kernel still has some.
+    pub(crate) fn drain(&mut self, limit: Duration) -> bool {
+        self.draining = true;
+        self.waiting.clear();
+        // What the kernel has not seen is simply forgotten.
+        while let Some(slot) = self
+            .unsent
+            .pop_front()
+            .or_else(|| self.unbounced.pop_front())
+        {
+            self.release(slot);
+        }
+        let deadline = Instant::now() + limit;
+        let mut ended = Vec::new();
+        let _ = self.submit_batch();
+        // Nothing cancellable is an error of this call, and so is an old kernel: the wait below is
+        // the same.
+        let at_once = Some(Timespec::new().nsec(1));
+        let _ = self
+            .uring
+            .submitter()
+            .register_sync_cancel(at_once, CancelBuilder::any().all());
+        loop {
+            self.poll(&mut ended);
+            ended.clear();
+            if self.used() == 0 {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            let tick = Timespec::new().nsec(50_000_000);
+            let args = SubmitArgs::new().timespec(&tick);
+            // Its errors are a time-out, or come back until the deadline.
+            let _ = self.uring.submitter().submit_with_args(1, &args);
+        }
+    }
+}
+
+/// What became of a slot's next entry.
+enum Sent {
+    Queued,
+    QueueFull,
+    NoBounce,
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?}, {} in the kernel, {} waiting, {} stale",
+            self.mode,
+            self.used(),
+            self.waiting.len(),
+            self.stale
+        )
+    }
+}
