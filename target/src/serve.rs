@@ -182,9 +182,12 @@ impl Starting {
         }
         let queue_bytes = usize::try_from(self.plan.queue_bytes / self.plan.reactors.max(1))?;
         let data_bytes = usize::try_from(self.plan.data_bytes_per_reactor)?;
-        let slab = Slab::new(data_bytes + queue_bytes, Pages::TryHuge)?;
+        let data = Slab::new(data_bytes, Pages::TryHuge)?;
+        let queues = Slab::new(queue_bytes, Pages::TryHuge)?;
         let engine = Engine::new(&EngineConfig::default())?;
-        self.register(&engine, &slab);
+        for slab in [&data, &queues] {
+            self.register(&engine, slab);
+        }
         let mut volumes = HashMap::new();
         for export in self.exports.iter() {
             volumes.insert(export.backend, export.store.open(&engine)?);
@@ -198,8 +201,8 @@ impl Starting {
             managers: vec![("iwarp", provider.connection_manager()?)],
             engine,
             volumes,
-            pool: Pool::new(slab),
-            queue_budget_bytes: queue_bytes,
+            data: Pool::new(data),
+            queues: Pool::new(queues),
         });
         let mut addresses = Vec::new();
         if self.reactor == 0 {

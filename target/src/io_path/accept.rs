@@ -12,8 +12,8 @@ use capstan_rdma::contract::{
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use zerocopy::IntoBytes;
 
+use super::IoPath;
 use super::connection::{Connection, Identity, Phase};
-use super::{IoPath, Resources};
 use crate::control_plane::{Message, conn_id};
 use crate::limits::{
     CLOSE_TIMEOUT_US, CQE_BYTES, INITIATOR_DEPTH_MAX, SGL_DESCRIPTORS_MAX, SLOTS_PER_ENTRY,
@@ -156,22 +156,18 @@ impl IoPath {
 
     fn try_accept(&mut self, cm_id: CmId, request: &Request) -> Result<(), Refusal> {
         let entries = request.sizes.entries;
-        let Resources {
-            pool,
-            queue_budget_bytes,
-            ..
-        } = &mut self.resources;
+        let memory = &self.resources.memory;
         let fabric = &mut self.fabrics[request.fabric];
         let device = fabric
             .cm
             .device(cm_id)
             .ok_or(RdmaError::Invalid("the request is gone"))?;
-        let port_index = fabric.port_of(&device, pool, queue_budget_bytes)?;
+        let port_index = fabric.port_of(&device, memory)?;
         let port = &mut fabric.ports[port_index];
         let response_bytes = u32::from(entries * SLOTS_PER_ENTRY) * CQE_BYTES;
         port.receives
-            .reserve(entries, response_bytes, queue_budget_bytes, pool)?;
-        let responses = pool.take(response_bytes).ok_or_else(|| {
+            .reserve(entries, response_bytes, &memory.queues)?;
+        let responses = memory.queues.take(response_bytes).ok_or_else(|| {
             Refusal::Budget(format!(
                 "no {response_bytes} contiguous bytes are free for responses"
             ))
@@ -217,9 +213,9 @@ impl IoPath {
         self.index_of.insert(identity.id, identity.index);
         self.cm_index
             .insert((request.fabric, cm_id), identity.index);
-        let lkey = port.region.lkey();
+        let lkeys = (port.data.lkey(), port.queues.lkey());
         self.connections
-            .put(Connection::new(&identity, qp, responses, lkey));
+            .put(Connection::new(&identity, qp, responses, lkeys));
         tracing::debug!(peer = %request.peer, provider, qid = request.sizes.qid, entries, "accepted");
         Ok(())
     }
@@ -300,7 +296,6 @@ impl IoPath {
         let port = &mut fabric.ports[connection.port];
         port.connection_of.remove(&connection.qp.num());
         port.receives.release(connection.sizes.entries);
-        self.resources.queue_budget_bytes += connection.response_bytes();
         for (slot, buffer) in connection.parked_receives() {
             if let Err(error) = port.receives.post(slot, buffer) {
                 tracing::error!(slot, "a receive could not be posted again: {error}");

@@ -72,7 +72,8 @@ pub(super) struct Connection {
     free: Vec<u16>,
     /// One response capsule per command slot.
     responses: Buffer,
-    lkey: LKey,
+    data_lkey: LKey,
+    responses_lkey: LKey,
     /// Commands that wait for a data buffer, oldest first.
     pub(super) waiting: VecDeque<u16>,
     /// Signaled work requests without a completion.
@@ -127,7 +128,7 @@ impl Connection {
         identity: &Identity,
         qp: Box<dyn QueuePair>,
         responses: Buffer,
-        lkey: LKey,
+        (data_lkey, responses_lkey): (LKey, LKey),
     ) -> Self {
         let Identity {
             id,
@@ -159,7 +160,8 @@ impl Connection {
             commands: (0..slots).map(|_| Command::default()).collect(),
             free: (0..slots).rev().collect(),
             responses,
-            lkey,
+            data_lkey,
+            responses_lkey,
             waiting: VecDeque::with_capacity(usize::from(sizes.entries)),
             sends_outstanding: 0,
             disk_outstanding: 0,
@@ -209,12 +211,12 @@ impl Connection {
         self.disk_outstanding == 0 && (self.sends_outstanding == 0 || late)
     }
 
-    /// The SGE of `len_bytes` at `addr` of the slab.
-    pub(super) fn sge(&self, addr: u64, len_bytes: u32) -> Sge {
+    /// The SGE of `len_bytes` at `addr` of the slab of data buffers.
+    pub(super) fn data_sge(&self, addr: u64, len_bytes: u32) -> Sge {
         Sge {
             addr,
             len_bytes,
-            lkey: self.lkey,
+            lkey: self.data_lkey,
         }
     }
 
@@ -241,12 +243,11 @@ impl Connection {
     pub(super) fn response(&mut self, slot: u16, cqe: &[u8; CQE_BYTES as usize]) -> Sge {
         let offset = u32::from(slot) * CQE_BYTES;
         self.responses.copy_from(offset as usize, cqe);
-        self.sge(self.responses.addr() + u64::from(offset), CQE_BYTES)
-    }
-
-    /// Bytes its responses take.
-    pub(super) fn response_bytes(&self) -> usize {
-        self.responses.len_bytes() as usize
+        Sge {
+            addr: self.responses.addr() + u64::from(offset),
+            len_bytes: CQE_BYTES,
+            lkey: self.responses_lkey,
+        }
     }
 
     /// Takes the receives that commands still hold.

@@ -89,7 +89,7 @@ pub(super) fn obtain_buffer(
     }
     // Whoever waits already goes first, of this connection and of the others.
     if resources.starved.is_empty()
-        && let Some(buffer) = resources.pool.take(len_bytes)
+        && let Some(buffer) = resources.memory.data.take(len_bytes)
     {
         return with_buffer(resources, connection, slot, buffer);
     }
@@ -135,7 +135,7 @@ pub(super) fn feed_starved(resources: &mut Resources, connections: &mut super::C
             continue;
         };
         let len_bytes = connection.command(slot).wanted_bytes;
-        let Some(buffer) = resources.pool.take(len_bytes) else {
+        let Some(buffer) = resources.memory.data.take(len_bytes) else {
             return;
         };
         connection.waiting.pop_front();

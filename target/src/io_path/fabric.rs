@@ -27,8 +27,9 @@ pub(super) struct DevicePort {
     pub(super) pd: Rc<dyn ProtectionDomain>,
     pub(super) cq: Rc<dyn CompletionQueue>,
     pub(super) receives: Receives,
-    /// The whole slab, registered once.
-    pub(super) region: Rc<dyn MemoryRegion>,
+    /// The slab of data buffers and the slab of receives and responses, each registered once.
+    pub(super) data: Rc<dyn MemoryRegion>,
+    pub(super) queues: Rc<dyn MemoryRegion>,
     /// Which connection a queue pair belongs to.
     pub(super) connection_of: HashMap<QpNum, usize>,
 }
@@ -38,8 +39,7 @@ impl Fabric {
     pub(super) fn port_of(
         &mut self,
         device: &Rc<dyn Device>,
-        pool: &Pool,
-        budget_bytes: &mut usize,
+        memory: &Memory,
     ) -> Result<usize, RdmaError> {
         if let Some(at) = self
             .ports
@@ -48,46 +48,54 @@ impl Fabric {
         {
             return Ok(at);
         }
-        self.ports
-            .push(DevicePort::open(device, pool, budget_bytes)?);
+        self.ports.push(DevicePort::open(device, memory)?);
         Ok(self.ports.len() - 1)
     }
 }
 
 impl DevicePort {
-    fn open(
-        device: &Rc<dyn Device>,
-        pool: &Pool,
-        budget_bytes: &mut usize,
-    ) -> Result<Self, RdmaError> {
+    fn open(device: &Rc<dyn Device>, memory: &Memory) -> Result<Self, RdmaError> {
         let attributes = device.attributes();
         let pd = device.allocate_pd()?;
-        let mut access = Access::LOCAL_WRITE;
+        let mut sink = Access::LOCAL_WRITE;
         if attributes.read_sink_needs_remote_write {
-            access |= Access::REMOTE_WRITE;
+            sink |= Access::REMOTE_WRITE;
         }
-        let slab = pool.slab();
-        let region = pd.register(slab, 0, slab.len_bytes(), access)?;
+        let register = |pool: &Pool, access| {
+            let slab = pool.slab();
+            pd.register(slab, 0, slab.len_bytes(), access)
+        };
+        let data = register(&memory.data, sink)?;
+        let queues = register(&memory.queues, Access::LOCAL_WRITE)?;
         let cq = device.create_cq(CQ_DEPTH.min(attributes.cqe_max))?;
-        // No more than the whole budget would buy.
-        let affordable = *budget_bytes / (SQE_BYTES + IN_CAPSULE_BYTES) as usize;
+        // No more than the whole slab could serve.
+        let affordable = memory.queues.slab().len_bytes() / (SQE_BYTES + IN_CAPSULE_BYTES) as usize;
         let affordable = u32::try_from(affordable).unwrap_or(u32::MAX);
         let depth = RECEIVES_MAX
             .min(attributes.srq_wr_max)
             .min(affordable)
             .max(1);
-        *budget_bytes = budget_bytes.saturating_sub((depth * SQE_BYTES) as usize);
-        let receives = Receives::new(pd.create_srq(depth, 2)?, depth, region.lkey(), pool)?;
-        let connection_of = HashMap::new();
+        let srq = pd.create_srq(depth, 2)?;
+        let receives = Receives::new(srq, depth, queues.lkey(), &memory.queues)?;
         Ok(Self {
             device: Rc::clone(device),
             pd,
             cq,
             receives,
-            region,
-            connection_of,
+            data,
+            queues,
+            connection_of: HashMap::new(),
         })
     }
+}
+
+/// A reactor's registered memory. Two slabs, because receives stay for long: among them, data
+/// buffers would leave gaps in which a large transfer never fits again.
+pub(super) struct Memory {
+    /// Data of commands in flight.
+    pub(super) data: Pool,
+    /// Receives and responses of all queues.
+    pub(super) queues: Pool,
 }
 
 /// The shared receive queue and the memory its receives land in.
@@ -133,23 +141,23 @@ impl Receives {
         Rc::clone(&self.srq)
     }
 
-    /// Makes sure that there is a receive for every entry of one more queue: a host never finds
-    /// none. What that takes comes off `budget_bytes`, and so do `extra_bytes`.
+    /// Makes sure that there is a receive for every entry of one more queue, so that a host never
+    /// finds none, and that `extra_bytes` are left after that.
     pub(super) fn reserve(
         &mut self,
         entries: u16,
         extra_bytes: u32,
-        budget_bytes: &mut usize,
         pool: &Pool,
     ) -> Result<(), Refusal> {
         let wanted = self.promised + u32::from(entries);
         let posted = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         let missing = wanted.saturating_sub(posted);
         let needed_bytes = (missing * IN_CAPSULE_BYTES + extra_bytes) as usize;
-        if needed_bytes > *budget_bytes {
+        let free_bytes = pool.free_bytes();
+        if needed_bytes > free_bytes {
             return Err(Refusal::Budget(format!(
                 "a queue of {entries} entries needs {needed_bytes} bytes for receives and \
-                 responses, {budget_bytes} are left"
+                 responses, {free_bytes} are left"
             )));
         }
         if wanted > self.depth {
@@ -160,14 +168,13 @@ impl Receives {
         }
         for slot in posted..posted + missing {
             let buffer = pool.take(IN_CAPSULE_BYTES).ok_or_else(|| {
-                Refusal::Budget("the reactor's slab is busy with transfers".to_owned())
+                Refusal::Budget("no contiguous bytes are free for a receive".to_owned())
             })?;
             self.data.push(None);
             self.post(slot, buffer)
                 .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
         }
         self.promised = wanted;
-        *budget_bytes -= needed_bytes;
         Ok(())
     }
 

@@ -37,7 +37,7 @@ use capstan_subsystem::{BackendId, ConnId, PortId};
 
 pub(crate) use accept::Request;
 use connection::Connection;
-use fabric::Fabric;
+use fabric::{Fabric, Memory};
 use recv::Received;
 use shutdown::Shutdowns;
 
@@ -77,18 +77,16 @@ pub(crate) struct Parts {
     pub(crate) engine: Rc<Engine>,
     /// What is exported.
     pub(crate) volumes: HashMap<BackendId, Box<dyn Volume>>,
-    /// Memory for receives and data.
-    pub(crate) pool: Pool,
-    /// Bytes of the pool that queues may take for receives and responses; the rest is for data.
-    pub(crate) queue_budget_bytes: usize,
+    /// Memory for data.
+    pub(crate) data: Pool,
+    /// Memory for receives and responses: what it has room for is who may connect.
+    pub(crate) queues: Pool,
 }
 
 /// What every command may need, apart from its connection.
 struct Resources {
     now_us: u64,
-    pool: Pool,
-    /// Bytes of the pool that queues may still take.
-    queue_budget_bytes: usize,
+    memory: Memory,
     engine: Rc<Engine>,
     volumes: HashMap<BackendId, Box<dyn Volume>>,
     control: Arc<ControlPlane>,
@@ -157,8 +155,8 @@ impl IoPath {
             managers,
             engine,
             volumes,
-            pool,
-            queue_budget_bytes,
+            data,
+            queues,
         } = parts;
         let fabric = |(name, cm)| Fabric {
             name,
@@ -180,8 +178,7 @@ impl IoPath {
             shutdown: Shutdowns::default(),
             resources: Resources {
                 now_us: 0,
-                pool,
-                queue_budget_bytes,
+                memory: Memory { data, queues },
                 engine,
                 volumes,
                 control,

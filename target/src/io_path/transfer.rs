@@ -59,7 +59,7 @@ fn each_segment(
         if segment_bytes == 0 {
             break;
         }
-        let sge = connection.sge(base + u64::from(len_bytes - left), segment_bytes);
+        let sge = connection.data_sge(base + u64::from(len_bytes - left), segment_bytes);
         left -= segment_bytes;
         let remote = Remote {
             addr: segment.address,
