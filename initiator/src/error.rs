@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use capstan_nvme_proto::error::ErrorLocation;
-use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::CmError;
 
 /// An option has a value it cannot have.
@@ -54,7 +54,10 @@ pub enum ConnectError {
         next: &'static str,
     },
     /// The controller refused the Connect command.
-    #[error("queue {qid}: Connect was refused: {status} at {location}: {reason}")]
+    #[error(
+        "queue {qid}: Connect was refused: {} at {location}: {reason}",
+        status.display(StatusContext::Fabrics)
+    )]
     Refused {
         /// The queue.
         qid: u16,
