@@ -1,0 +1,183 @@
+//! The real binary: killed under a verified workload and started again, and ended as systemd does.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use capstan_initiator::{BlockingVolume, Controller, Options};
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const SUBNQN: &str = "nqn.2026-11.org.example:restarted";
+const LBA: usize = 4096;
+const WRITERS: usize = 3;
+/// LBAs of one writer.
+const AREA: usize = 512;
+
+/// The daemon in a process of its own.
+struct Daemon(Child);
+
+impl Daemon {
+    /// Starts it, and waits until it says that it listens.
+    fn start(image: &Path, port: u16) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_capstan-target"))
+            .args(["serve", "--lba", "4096", "--nqn", SUBNQN, "--export"])
+            .arg(image)
+            .arg("--listen")
+            .arg(format!("127.0.0.1:{port}"))
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the daemon starts");
+        let stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let mut lines = stderr.lines();
+        let listens = lines.any(|line| line.is_ok_and(|line| line.contains("listening at")));
+        assert!(listens, "the daemon ended before it listened");
+        // Somebody must read on, or the daemon would block on a full pipe.
+        thread::spawn(move || lines.for_each(drop));
+        Self(child)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.0.id()).expect("a pid"));
+        kill(pid, signal).expect("the daemon is there");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Ended already in a test that went well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("bound").port()
+}
+
+fn connect(port: u16) -> Controller {
+    let mut options = Options::new(
+        "127.0.0.1",
+        Nqn::new(SUBNQN).expect("valid"),
+        Nqn::new("nqn.2026-11.org.example:tester").expect("valid"),
+        HostId([7; 16]),
+    );
+    options.trsvcid = port;
+    options.reconnect_delay = Duration::from_millis(500);
+    Controller::connect(options).expect("connects")
+}
+
+/// What LBA `lba` holds after its `version`th write.
+fn contents(lba: usize, version: u32) -> Vec<u8> {
+    let word = (lba as u64) << 32 | u64::from(version);
+    word.to_le_bytes().repeat(LBA / 8)
+}
+
+/// Writes its area over and over, in runs of 1 to 64 LBAs; `versions` holds what was acknowledged.
+fn write(volume: &BlockingVolume, first: usize, versions: &[AtomicU32], stop: &AtomicBool) {
+    let mut random = 0x9E37_79B9_u32.wrapping_mul(u32::try_from(first).expect("small") + 1);
+    let mut version = 0;
+    while !stop.load(Ordering::Relaxed) {
+        version += 1;
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let run = 1 << (random >> 29 & 7).min(6);
+        let at = (random >> 8) as usize % (AREA - run);
+        let data: Vec<u8> = (at..at + run)
+            .flat_map(|n| contents(first + n, version))
+            .collect();
+        volume
+            .write(((first + at) * LBA) as u64, &data)
+            .expect("the write ends well");
+        for slot in &versions[at..at + run] {
+            slot.store(version, Ordering::Relaxed);
+        }
+        if version.is_multiple_of(16) {
+            volume.flush().expect("the flush ends well");
+        }
+    }
+}
+
+#[test]
+fn a_killed_target_comes_back_and_nothing_acknowledged_is_lost() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("volume.img");
+    let bytes = WRITERS * AREA * LBA;
+    std::fs::write(&image, vec![0; bytes]).expect("an image");
+    let port = free_port();
+    let mut daemon = Some(Daemon::start(&image, port));
+    let controller = connect(port);
+    let volume = controller
+        .volume_blocking(1)
+        .expect("namespace 1")
+        .blocking();
+    let stop = Arc::new(AtomicBool::new(false));
+    let versions: Vec<Vec<AtomicU32>> = (0..WRITERS)
+        .map(|_| (0..AREA).map(|_| AtomicU32::new(0)).collect())
+        .collect();
+    thread::scope(|scope| {
+        for (writer, versions) in versions.iter().enumerate() {
+            let (volume, stop) = (&volume, &stop);
+            scope.spawn(move || write(volume, writer * AREA, versions, stop));
+        }
+        for _ in 0..3 {
+            thread::sleep(Duration::from_millis(400));
+            // Dropping kills with SIGKILL.
+            drop(daemon.take());
+            daemon = Some(Daemon::start(&image, port));
+        }
+        thread::sleep(Duration::from_millis(400));
+        stop.store(true, Ordering::Relaxed);
+    });
+    volume.flush().expect("flushes");
+    let mut written = 0;
+    for (writer, versions) in versions.iter().enumerate() {
+        for (at, version) in versions.iter().enumerate() {
+            let version = version.load(Ordering::Relaxed);
+            written += usize::from(version > 0);
+            let lba = writer * AREA + at;
+            let expected = if version == 0 {
+                vec![0; LBA]
+            } else {
+                contents(lba, version)
+            };
+            let mut found = vec![0; LBA];
+            volume.read((lba * LBA) as u64, &mut found).expect("reads");
+            assert!(
+                found == expected,
+                "LBA {lba} holds what was acknowledged last ({version})"
+            );
+        }
+    }
+    assert!(written > AREA, "the workload wrote ({written} LBAs)");
+    controller.close();
+}
+
+#[test]
+fn sigterm_drains_and_exits_0() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("volume.img");
+    std::fs::write(&image, vec![0; 1 << 20]).expect("an image");
+    let port = free_port();
+    let mut daemon = Daemon::start(&image, port);
+    let controller = connect(port);
+    let volume = controller
+        .volume_blocking(1)
+        .expect("namespace 1")
+        .blocking();
+    volume.write(0, &contents(0, 1)).expect("writes");
+    daemon.signal(Signal::SIGTERM);
+    let status = daemon.0.wait().expect("ends");
+    assert!(status.success(), "{status}");
+    drop(controller);
+    assert_eq!(
+        std::fs::read(&image).expect("the image")[..LBA],
+        contents(0, 1)
+    );
+}
