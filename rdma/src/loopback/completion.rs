@@ -82,6 +82,8 @@ pub(super) struct SharedState {
     pub(super) queue: VecDeque<ReceiveEntry>,
     /// Posted and not yet given back by a polled completion.
     pub(super) outstanding: u32,
+    /// Queue pairs that hold back a message for want of a receive.
+    pub(super) waiting: Vec<u32>,
 }
 
 impl Core {
@@ -156,12 +158,7 @@ impl Core {
         }
         state.outstanding += 1;
         state.queue.push_back(ReceiveEntry { wr_id, sges });
-        let waiting: Vec<u32> = self
-            .pairs
-            .values()
-            .filter(|pair| pair.stalled && pair.receives == Receives::Shared(srq))
-            .map(|pair| pair.num)
-            .collect();
+        let waiting = std::mem::take(&mut state.waiting);
         for qp in waiting {
             self.schedule_receiver_ready(qp);
         }

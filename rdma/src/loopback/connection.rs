@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::completion::Wake;
 use super::pair::Agreed;
-use super::state::{Core, Event};
+use super::state::{Core, Event, Host};
 use super::trace::Traced;
 use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, PrivateData, QpState, RdmaError,
@@ -246,13 +246,17 @@ impl Core {
         fits(false).or_else(|| fits(true))
     }
 
-    /// The host that has an address and a device.
+    /// The host that has an address.
     pub(super) fn host_of(&self, ip: IpAddr) -> Option<u32> {
-        let at = self
-            .hosts
-            .iter()
-            .position(|host| host.addresses.contains(&ip))?;
+        let has = |host: &Host| host.addresses.contains(&ip);
+        let at = self.hosts.iter().position(has)?;
         u32::try_from(at).ok()
+    }
+
+    /// Whether a machine with a device answers at an address.
+    pub(super) fn reachable(&self, ip: IpAddr) -> bool {
+        self.host_of(ip)
+            .is_some_and(|host| self.usable(host).is_ok())
     }
 
     fn requested(&mut self, from: u64) {
@@ -263,6 +267,9 @@ impl Core {
             return;
         }
         let (local, peer, param) = (asker.local, asker.peer, asker.asked);
+        if !self.reachable(peer.ip()) {
+            return;
+        }
         let listener = self.listener_at(peer);
         let found = listener.and_then(|id| self.ids.get(&id).map(|state| (id, state)));
         let Some((listener, state)) = found else {

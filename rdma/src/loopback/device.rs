@@ -142,6 +142,7 @@ impl ProtectionDomain for Pd {
             sge_max,
             queue: VecDeque::new(),
             outstanding: 0,
+            waiting: Vec::new(),
         };
         core.srqs.insert(srq, state);
         Ok(Rc::new(Srq {

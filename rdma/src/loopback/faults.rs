@@ -106,6 +106,26 @@ pub enum Fault {
         /// When.
         at_us: u64,
     },
+    /// The device of a provider comes back. Queue pairs, regions and windows made before stay dead;
+    /// listeners work again.
+    RestoreDevice {
+        /// [`Provider::index`](super::Provider::index).
+        provider: u32,
+        /// When.
+        at_us: u64,
+    },
+}
+
+impl Fault {
+    /// When it strikes, if that is a matter of time.
+    pub(super) fn at_us(self) -> Option<u64> {
+        match self {
+            Self::LoseConnection { at_us, .. }
+            | Self::RemoveDevice { at_us, .. }
+            | Self::RestoreDevice { at_us, .. } => Some(at_us),
+            Self::QpError { .. } | Self::DropConnect { .. } => None,
+        }
+    }
 }
 
 /// What goes wrong in a network, and how often.

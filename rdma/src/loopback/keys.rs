@@ -62,6 +62,8 @@ struct Window {
 
 enum Entry {
     Free,
+    /// Of a device that has gone; its owner still gives it back.
+    Dead,
     Region(Region),
     Window(Window),
 }
@@ -144,6 +146,15 @@ impl KeyTable {
         let index = self.insert(Entry::Window(Window { pd, bound: None }))?;
         let generation = self.slots.get(index as usize)?.generation;
         Some(RKey(index << GENERATION_BITS | generation))
+    }
+
+    /// Ends every key: the device has gone.
+    pub(super) fn kill(&mut self) {
+        for slot in &mut self.slots {
+            if !matches!(slot.entry, Entry::Free) {
+                slot.entry = Entry::Dead;
+            }
+        }
     }
 
     /// Frees the slot of a region or window.

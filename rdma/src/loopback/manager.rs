@@ -124,7 +124,8 @@ impl Core {
             ));
         }
         let any_port = at.port() == 0;
-        loop {
+        let attempts = if any_port { u16::MAX - FIRST_PORT } else { 1 };
+        for _ in 0..attempts {
             if any_port {
                 at.set_port(self.pick_port(host));
             }
@@ -137,19 +138,17 @@ impl Core {
                     && family
                     && (ip == other || ip.is_unspecified() || other.is_unspecified())
             });
-            if !taken {
-                break;
+            if taken {
+                continue;
             }
-            if !any_port {
-                let message = "the address is in use; stop the other listener or choose a port";
-                return Err(system(format!("listen at {at}"), message, libc::EADDRINUSE));
+            let id = self.new_id(manager, host, Step::Listening { backlog });
+            if let Some(state) = self.ids.get_mut(&id) {
+                state.local = at;
             }
+            return Ok((CmId(id), at));
         }
-        let id = self.new_id(manager, host, Step::Listening { backlog });
-        if let Some(state) = self.ids.get_mut(&id) {
-            state.local = at;
-        }
-        Ok((CmId(id), at))
+        let message = "the address is in use; stop the other listener or choose a port";
+        Err(system(format!("listen at {at}"), message, libc::EADDRINUSE))
     }
 
     fn resolve(
@@ -186,7 +185,7 @@ impl Core {
         let timeout = Event::Cm(Box::new(CmMessage::TimedOut(id)));
         self.schedule(self.now_us.saturating_add(timeout_us), timeout);
         // An address nobody has is never resolved.
-        if self.host_of(destination.ip()).is_some() {
+        if self.reachable(destination.ip()) {
             let at_us = self.arrival_us(self.now_us);
             self.schedule(at_us, Event::Cm(Box::new(CmMessage::Resolved(id))));
         }

@@ -91,7 +91,7 @@ impl Network {
         self.net.core.borrow_mut().set_faults(faults);
     }
 
-    /// Lets a [`Fault::LoseConnection`] or [`Fault::RemoveDevice`] strike at once.
+    /// Lets a fault that strikes at a time strike at once.
     pub fn strike(&self, fault: Fault) {
         self.net.core.borrow_mut().strike(fault);
     }

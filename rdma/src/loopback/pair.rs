@@ -137,8 +137,8 @@ pub(super) struct Pair {
     /// Told by no completion; the next one gives their places back.
     pub(super) unsignaled: u32,
     pub(super) reads_outstanding: u8,
-    /// A failed request stops those behind it from starting.
-    pub(super) halted: bool,
+    /// The request that failed: those behind it do not start, and have no effect at the peer.
+    pub(super) failed: Option<u64>,
     /// Whether [`Event::Unanswered`](super::state::Event::Unanswered) is on its way.
     pub(super) unanswered: bool,
 
@@ -266,7 +266,7 @@ impl Core {
         if pair.state != QpState::ReadyToSend {
             return;
         }
-        pair.halted = true;
+        pair.failed = Some(wqe);
         if let Some(entry) = pair.send_entry(wqe) {
             entry.progress = Progress::Failed(status);
         }
@@ -419,8 +419,15 @@ impl Core {
             self.forget_pair(id);
             self.fail(qp, "the queue pair was dropped", true);
         }
+        let Some(pair) = self.pairs.get(&qp) else {
+            return;
+        };
+        let (send_cq, recv_cq) = (pair.send_cq, pair.recv_cq);
         let mut lost = Vec::new();
-        for state in self.cqs.values_mut() {
+        for cq in [send_cq, recv_cq] {
+            let Some(state) = self.cqs.get_mut(&cq) else {
+                continue;
+            };
             state.entries.retain(|&(wc, place)| {
                 let keep = wc.qp.0 != qp;
                 if !keep {

@@ -103,7 +103,7 @@ impl PairConfig {
             send_outstanding: 0,
             unsignaled: 0,
             reads_outstanding: 0,
-            halted: false,
+            failed: None,
             unanswered: false,
             receives,
             receiving: None,

@@ -3,7 +3,7 @@
 use super::faults::hits;
 use super::keys::{BindRequest, KeyError};
 use super::pair::{Pair, Progress, SendEntry, Sges};
-use super::span::{Span, copy};
+use super::span::{Span, write};
 use super::state::{Answer, Core, Event, Segment};
 use super::trace::Traced;
 use crate::contract::{Access, QpState, SendOp, WcStatus};
@@ -25,7 +25,8 @@ pub(super) fn local_spans(
     };
     let (mut skip, mut left) = (offset, len_bytes);
     let mut spans = Vec::with_capacity(sges.as_slice().len());
-    for sge in sges.as_slice() {
+    // An empty SGE names no memory: devices do not look at its key.
+    for sge in sges.as_slice().iter().filter(|sge| sge.len_bytes > 0) {
         let span = host.keys.local(pair.pd, sge, access)?;
         let here = u64::from(sge.len_bytes);
         let at = skip.min(here);
@@ -64,7 +65,7 @@ impl Core {
         let Some(pair) = self.pairs.get_mut(&qp) else {
             return false;
         };
-        if pair.state != QpState::ReadyToSend || pair.halted || pair.start >= pair.rung {
+        if pair.state != QpState::ReadyToSend || pair.failed.is_some() || pair.start >= pair.rung {
             return false;
         }
         let wqe = pair.start;
@@ -104,7 +105,9 @@ impl Core {
         if let Some(entry) = pair.send_entry(wqe) {
             entry.progress = progress;
         }
-        pair.halted = matches!(progress, Progress::Failed(_));
+        if matches!(progress, Progress::Failed(_)) {
+            pair.failed = Some(wqe);
+        }
         if progress == Progress::Sent {
             pair.reads_outstanding += u8::from(is_read);
             self.transmit(qp, wqe, &entry);
@@ -255,10 +258,10 @@ impl Core {
             Answer::Refused(status) => self.fail_send(to, wqe, status),
             Answer::Data {
                 offset,
-                len_bytes,
+                bytes,
                 last,
             } => {
-                if let Err(status) = self.place_read(to, from, &entry, (offset, len_bytes)) {
+                if let Err(status) = self.place_read(to, &entry, offset, &bytes) {
                     self.fail_send(to, wqe, status);
                     return;
                 }
@@ -293,33 +296,20 @@ impl Core {
 
     /// Places a piece of what an RDMA READ brought.
     fn place_read(
-        &mut self,
-        to: u32,
-        from: u32,
+        &self,
+        qp: u32,
         entry: &SendEntry,
-        (offset, len_bytes): (u64, u64),
+        offset: u64,
+        bytes: &[u8],
     ) -> Result<(), WcStatus> {
-        let (Some(reader), SendOp::Read(remote)) = (self.pairs.get(&to), entry.op) else {
-            return Err(WcStatus::LocalQpOperationError);
-        };
-        if len_bytes == 0 {
+        let Some(pair) = self.pairs.get(&qp) else {
             return Ok(());
-        }
-        // The data leaves the responder's memory now: its key may have gone meanwhile.
-        let addr = remote.addr.saturating_add(offset);
-        let source = self.remote_span(from, remote.rkey, (addr, len_bytes), Access::REMOTE_READ);
-        let source = match source {
-            Ok(span) => span,
-            Err(error) => {
-                let cause = format!("the peer's RDMA READ was refused: {error}");
-                self.fail(from, &cause, true);
-                return Err(WcStatus::RemoteAccessError);
-            }
         };
-        let access = read_sink_access(self, reader);
-        let sink = local_spans(self, reader, &entry.sges, (offset, len_bytes), access);
-        let sink = sink.map_err(|_| WcStatus::LocalProtectionError)?;
-        copy(&[source], &sink);
+        let range = (offset, bytes.len() as u64);
+        let access = read_sink_access(self, pair);
+        let sink = local_spans(self, pair, &entry.sges, range, access);
+        // Its region may have gone since it was posted.
+        write(bytes, &sink.map_err(|_| WcStatus::LocalProtectionError)?);
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::keys::KeyError;
 use super::pair::{ReceiveEntry, Receives, SendEntry};
 use super::requester::local_spans;
-use super::span::{Span, copy};
+use super::span::{Span, copy, read};
 use super::state::{Answer, Core, Event, Segment};
 use super::trace::Traced;
 use crate::contract::{Access, RKey, Remote, SendOp, WcStatus};
@@ -60,6 +60,7 @@ impl Core {
     fn serve(&mut self, segment: Segment) {
         let requester = self.pairs.get_mut(&segment.from);
         // A requester that has failed or gone has withdrawn its requests.
+        let requester = requester.filter(|pair| pair.failed.is_none_or(|at| segment.wqe < at));
         let Some(entry) = requester.and_then(|pair| pair.send_entry(segment.wqe).copied()) else {
             return;
         };
@@ -153,31 +154,31 @@ impl Core {
                 cause: format!("the peer sent more RDMA READs at once than the {most} agreed on"),
             };
         }
-        if total > 0 {
+        let bytes = if total > 0 {
             let whole = (remote.addr, total);
-            let span = self.remote_span(segment.to, remote.rkey, whole, Access::REMOTE_READ);
-            if let Err(error) = span {
-                return refused("RDMA READ", total, remote, &error);
+            match self.remote_span(segment.to, remote.rkey, whole, Access::REMOTE_READ) {
+                Ok(span) => read(&span),
+                Err(error) => return refused("RDMA READ", total, remote, &error),
             }
-        }
+        } else {
+            Vec::new()
+        };
         if let Some(pair) = self.pairs.get_mut(&segment.to) {
             pair.reads_served += 1;
         }
-        let mut offset = 0;
-        loop {
-            let len_bytes = (total - offset).min(self.segment_bytes());
-            let last = offset + len_bytes == total;
+        let piece_bytes = usize::try_from(self.segment_bytes()).unwrap_or(usize::MAX);
+        let pieces = bytes.len().div_ceil(piece_bytes).max(1);
+        for piece in 0..pieces {
+            let at = piece * piece_bytes;
+            let end = bytes.len().min(at + piece_bytes);
             let answer = Answer::Data {
-                offset,
-                len_bytes,
-                last,
+                offset: at as u64,
+                bytes: bytes.get(at..end).unwrap_or_default().to_vec(),
+                last: piece + 1 == pieces,
             };
             self.answer(segment, answer);
-            offset += len_bytes;
-            if last {
-                return Outcome::Taken;
-            }
         }
+        Outcome::Taken
     }
 
     fn serve_send(
@@ -284,10 +285,17 @@ impl Core {
         pair.stalled = true;
         pair.stalls += 1;
         pair.held_back.push_front(segment);
+        let shared = match pair.receives {
+            Receives::Shared(srq) => Some(srq),
+            Receives::Own { .. } => None,
+        };
         let event = Event::ReceiverNotReady {
             qp: segment.to,
             stall: pair.stalls,
         };
+        if let Some(state) = shared.and_then(|srq| self.srqs.get_mut(&srq)) {
+            state.waiting.push(segment.to);
+        }
         if retries < RETRY_FOR_EVER {
             let at_us = self.now_us + u64::from(retries) * NOT_READY_RETRY_US;
             self.schedule(at_us, event);

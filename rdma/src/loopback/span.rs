@@ -34,6 +34,19 @@ impl Span {
         self.slab.addr() + self.offset as u64
     }
 
+    /// The place of `len` bytes at `at`.
+    fn at(&self, at: usize, len: usize) -> *mut u8 {
+        let end = at.checked_add(len);
+        let inside = end.is_some_and(|end| end <= self.len_bytes);
+        assert!(
+            inside,
+            "{at}+{len} leaves a span of {} bytes",
+            self.len_bytes
+        );
+        // SAFETY: the span lies inside its slab (`Span::new`), and the range inside the span.
+        unsafe { self.slab.base().add(self.offset + at) }.as_ptr()
+    }
+
     /// `len_bytes` at address `addr`; `None` when they are not all inside.
     pub(super) fn part(&self, addr: u64, len_bytes: u64) -> Option<Self> {
         let at = usize::try_from(addr.checked_sub(self.addr())?).ok()?;
@@ -66,17 +79,36 @@ pub(super) fn copy(from: &[Span], to: &[Span]) {
 }
 
 fn copy_bytes((from, from_at): (&Span, usize), (to, to_at): (&Span, usize), len: usize) {
-    let inside = from_at + len <= from.len_bytes && to_at + len <= to.len_bytes;
-    assert!(inside, "copy leaves its spans");
-    // SAFETY: a span lies inside its slab (`Span::new`), and the offset inside the span.
-    let source = unsafe { from.slab.base().add(from.offset + from_at) };
-    // SAFETY: as above.
-    let sink = unsafe { to.slab.base().add(to.offset + to_at) };
-    // SAFETY: both ranges are inside live mappings (the spans hold the slabs), which start
-    // initialized (zeroed); they may overlap, so this is a memmove. Safe code holds no reference
-    // into a slab (`capstan_memory`), and whoever made one by `unsafe` promised that no operation
-    // in flight uses the bytes; everything runs on one thread.
-    unsafe { ptr::copy(source.as_ptr(), sink.as_ptr(), len) };
+    let source = from.at(from_at, len);
+    let sink = to.at(to_at, len);
+    // SAFETY: both ranges are inside live mappings (`Span::at`), which start initialized (zeroed);
+    // they may overlap, so this is a memmove. Safe code holds no reference into a slab
+    // (`capstan_memory`), and whoever made one by `unsafe` promised that no operation in flight
+    // uses the bytes; everything runs on one thread.
+    unsafe { ptr::copy(source, sink, len) };
+}
+
+/// The bytes of `from`.
+pub(super) fn read(from: &Span) -> Vec<u8> {
+    let mut bytes = vec![0; from.len_bytes];
+    let source = from.at(0, from.len_bytes);
+    // SAFETY: the source is inside a live mapping (`Span::at`), the sink a fresh vector of that
+    // length; as for `copy_bytes`, nobody writes the source meanwhile.
+    unsafe { ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), from.len_bytes) };
+    bytes
+}
+
+/// Spreads `bytes` over `to`, in order.
+pub(super) fn write(bytes: &[u8], to: &[Span]) {
+    let mut rest = bytes;
+    for span in to {
+        let (now, later) = rest.split_at(rest.len().min(span.len_bytes));
+        let sink = span.at(0, now.len());
+        // SAFETY: the sink is inside a live mapping (`Span::at`); the source is a slice of a
+        // vector of ours, which no slab overlaps; aliasing is as for `copy_bytes`.
+        unsafe { ptr::copy_nonoverlapping(now.as_ptr(), sink, now.len()) };
+        rest = later;
+    }
 }
 
 #[cfg(test)]

@@ -32,12 +32,13 @@ pub(super) struct Segment {
 }
 
 /// What a responder answers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Answer {
     Ack,
+    /// A piece of what an RDMA READ asked for, as it was when the request arrived.
     Data {
         offset: u64,
-        len_bytes: u64,
+        bytes: Vec<u8>,
         last: bool,
     },
     Refused(WcStatus),
@@ -138,7 +139,7 @@ impl Core {
         self.events
             .retain(|_, event| !matches!(event, Event::Fault(_)));
         for &fault in &faults.plan {
-            if let Fault::LoseConnection { at_us, .. } | Fault::RemoveDevice { at_us, .. } = fault {
+            if let Some(at_us) = fault.at_us() {
                 self.schedule(at_us, Event::Fault(fault));
             }
         }
@@ -219,6 +220,11 @@ impl Core {
                 connection, told, ..
             } => self.lose_connections(connection, told),
             Fault::RemoveDevice { provider, .. } => self.remove_device(provider),
+            Fault::RestoreDevice { provider, .. } => {
+                if let Some(host) = self.hosts.get_mut(provider as usize) {
+                    host.removed = false;
+                }
+            }
             // These strike where the operation or the connect starts.
             Fault::QpError { .. } | Fault::DropConnect { .. } => {}
         }
@@ -290,6 +296,7 @@ impl Core {
             return;
         };
         host.removed = true;
+        host.keys.kill();
         let pairs: Vec<u32> = self
             .pairs
             .values()

@@ -210,7 +210,10 @@ pub(super) fn more_than_the_device_has(fabric: &mut dyn Fabric) -> Outcome {
     }
     for (what, config) in wrong {
         let made = world.end(Side::Active).cm.create_qp(id, &pd, &config);
-        ensure!(made.is_err(), "{what}: more than the device has was granted");
+        ensure!(
+            made.is_err(),
+            "{what}: more than the device has was granted"
+        );
     }
     let made = world.end(Side::Active).cm.create_qp(id, &pd, &config);
     ensure!(made.is_ok(), "no queue pair after refused ones");
@@ -228,7 +231,11 @@ pub(super) fn send_before_connected(fabric: &mut dyn Fabric) -> Outcome {
         Err(PostError::NotConnected),
         "Send on an unconnected queue pair"
     );
-    ensure_eq!(qp.post_recv(1, &[]), Ok(()), "receive on an unconnected queue pair");
+    ensure_eq!(
+        qp.post_recv(1, &[]),
+        Ok(()),
+        "receive on an unconnected queue pair"
+    );
     Ok(())
 }
 
@@ -263,7 +270,10 @@ pub(super) fn separate_completion_queues(fabric: &mut dyn Fabric) -> Outcome {
         }
         // The receives wait in their own queue, which nobody has polled yet.
         let early = world.take_completion(link, from.peer());
-        ensure!(early.is_none(), "the send queue's CQ told a receive: {early:?}");
+        ensure!(
+            early.is_none(),
+            "the send queue's CQ told a receive: {early:?}"
+        );
         let cq = Rc::clone(&receive_cqs[from.peer().index()]);
         world.end(from.peer()).more_cqs.push(cq);
         for round in 0..10 {

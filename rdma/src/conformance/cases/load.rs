@@ -49,7 +49,10 @@ impl Planned {
         let place = (2 * index + side.index()) * PLACE;
         let room = if rng.below(4) == 0 { 4000 } else { 200 };
         let len_bytes = rng.below_usize(room);
-        let mut cuts = [rng.below_usize(len_bytes + 1), rng.below_usize(len_bytes + 1)];
+        let mut cuts = [
+            rng.below_usize(len_bytes + 1),
+            rng.below_usize(len_bytes + 1),
+        ];
         cuts.sort_unstable();
         Self {
             opcode: match rng.below(3) {
@@ -89,7 +92,10 @@ fn mixed_batch(
     for side in Side::BOTH {
         let inbox = &memory[side.index()].inbox;
         for slot in 0..BATCH {
-            let sges = [inbox.sge(slot * PLACE, 100), inbox.sge(slot * PLACE + 100, 4000)];
+            let sges = [
+                inbox.sge(slot * PLACE, 100),
+                inbox.sge(slot * PLACE + 100, 4000),
+            ];
             world.post_recv(link, side, 1000 + slot as u64, &sges)?;
         }
     }
@@ -131,7 +137,9 @@ fn mixed_batch(
                     sent[side.index()] += 1;
                 }
                 WcOpcode::RdmaWrite => {
-                    memory[side.peer().index()].sink.expect(plan.remote_at, &bytes);
+                    memory[side.peer().index()]
+                        .sink
+                        .expect(plan.remote_at, &bytes);
                 }
                 _ => {
                     let theirs = &memory[side.peer().index()].source;
@@ -164,20 +172,37 @@ fn finish_batch(
 ) -> Outcome {
     for side in Side::BOTH {
         let peer_plans = &plans[side.peer().index()];
-        let mut sends = peer_plans.iter().filter(|plan| plan.opcode == WcOpcode::Send);
-        let mut own = plans[side.index()].iter().enumerate().filter(|(_, plan)| plan.signaled);
+        let mut sends = peer_plans
+            .iter()
+            .filter(|plan| plan.opcode == WcOpcode::Send);
+        let mut own = plans[side.index()]
+            .iter()
+            .enumerate()
+            .filter(|(_, plan)| plan.signaled);
         let own_count = own.clone().count();
         let mut slot = 0;
         for _ in 0..own_count + sent[side.peer().index()] {
             let wc = world.completion(link, side, "a completion of the mixed load")?;
-            ensure_eq!(wc.status, WcStatus::Success, "{side:?}: status of {}", wc.wr_id);
+            ensure_eq!(
+                wc.status,
+                WcStatus::Success,
+                "{side:?}: status of {}",
+                wc.wr_id
+            );
             let expected = if wc.opcode == WcOpcode::Recv {
                 slot += 1;
-                sends.next().map(|plan| (999 + slot, plan.opcode, plan.len_bytes))
+                sends
+                    .next()
+                    .map(|plan| (999 + slot, plan.opcode, plan.len_bytes))
             } else {
-                own.next().map(|(index, plan)| (index as u64, plan.opcode, 0))
+                own.next()
+                    .map(|(index, plan)| (index as u64, plan.opcode, 0))
             };
-            let opcode = if wc.opcode == WcOpcode::Recv { WcOpcode::Send } else { wc.opcode };
+            let opcode = if wc.opcode == WcOpcode::Recv {
+                WcOpcode::Send
+            } else {
+                wc.opcode
+            };
             let got = Some((wc.wr_id, opcode, wc.byte_len as usize));
             ensure_eq!(got, expected, "{side:?}: completion of the mixed load");
         }
@@ -263,7 +288,9 @@ pub(super) fn megabytes_both_ways(fabric: &mut dyn Fabric) -> Outcome {
             here.check("a source of 1 MiB")?;
         }
         for side in Side::BOTH {
-            areas[side.index()].0.fill(1000 + round * 2 + side.index() as u64);
+            areas[side.index()]
+                .0
+                .fill(1000 + round * 2 + side.index() as u64);
         }
     }
     Ok(())

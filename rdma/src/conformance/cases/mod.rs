@@ -1,13 +1,21 @@
 //! The cases, by topic.
 
+mod connection;
+mod limits;
+mod load;
+mod ordering;
+mod protection;
+mod receive;
 mod support;
+mod teardown;
+mod transfer;
+mod wakeup;
+mod windows;
 
 use super::Case;
 
 macro_rules! cases {
     ($($module:ident: $($name:ident)*;)*) => {
-        $(mod $module;)*
-
         /// Every case, the simplest first.
         pub const CASES: &[Case] = &[$($(Case {
             name: concat!(stringify!($module), "::", stringify!($name)),

@@ -10,7 +10,10 @@ use crate::contract::{SendOp, SendWr, WcOpcode};
 pub(super) fn write_is_placed_before_a_later_send_is_received(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     for from in Side::BOTH {
-        for (round, len) in [1, 100, 4096, 65_537, 300_001, 8191].into_iter().enumerate() {
+        for (round, len) in [1, 100, 4096, 65_537, 300_001, 8191]
+            .into_iter()
+            .enumerate()
+        {
             let here = source(&world, from, len, round as u64)?;
             let mut there = sink(&world, from.peer(), len)?;
             world.post_recv(link, from.peer(), 1, &[])?;

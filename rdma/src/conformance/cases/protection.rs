@@ -39,7 +39,10 @@ pub(super) fn wrong_key(fabric: &mut dyn Fabric) -> Outcome {
     fn flipped(victim: &Area, bits: u32) -> Attempt {
         let mut remote = victim.remote(0);
         remote.rkey = RKey(remote.rkey.0 ^ bits);
-        Attempt { remote, len_bytes: LEN }
+        Attempt {
+            remote,
+            len_bytes: LEN,
+        }
     }
     // The low byte is the key, the rest the index (iWARP; InfiniBand devices do the same).
     let attempts: [fn(&Area) -> Attempt; 3] = [
@@ -133,7 +136,11 @@ pub(super) fn exact_bounds_are_inside(fabric: &mut dyn Fabric) -> Outcome {
         let mut there = sink(&world, from.peer(), LEN)?;
         let mut back = read_sink(&world, from, LEN)?;
         for (at, len) in [(0, LEN), (0, 1), (LEN - 1, 1)] {
-            world.post(link, from, &write(1, &[here.sge(at, len)], there.remote(at)))?;
+            world.post(
+                link,
+                from,
+                &write(1, &[here.sge(at, len)], there.remote(at)),
+            )?;
             world.post_now(link, from, &read(2, &[back.sge(at, len)], there.remote(at)))?;
             world.success(link, from, 1, WcOpcode::RdmaWrite)?;
             world.success(link, from, 2, WcOpcode::RdmaRead)?;
@@ -314,7 +321,10 @@ pub(super) fn local_memory_without_write_access(fabric: &mut dyn Fabric) -> Outc
         let there = source(&world, side.peer(), LEN, 1)?;
         let read_only = source(&world, side, LEN, 10)?;
         let sges = [read_only.sge(0, LEN)];
-        match world.qp(link, side)?.post_send(&read(1, &sges, there.remote(0))) {
+        match world
+            .qp(link, side)?
+            .post_send(&read(1, &sges, there.remote(0)))
+        {
             Err(error) => ensure_eq!(error, PostError::BadSge(0), "READ into read-only memory"),
             Ok(()) => {
                 world.ring(link, side)?;
@@ -364,13 +374,31 @@ pub(super) fn registration_outside_the_slab(fabric: &mut dyn Fabric) -> Outcome 
         let pd = world.pd(side)?;
         let slab = Slab::new(8192, Pages::Ordinary)?;
         let len = slab.len_bytes();
-        for (offset, len) in [(0, len + 1), (1, len), (len, 1), (usize::MAX, 2), (2, usize::MAX)] {
+        for (offset, len) in [
+            (0, len + 1),
+            (1, len),
+            (len, 1),
+            (usize::MAX, 2),
+            (2, usize::MAX),
+        ] {
             let refused = pd.register(&slab, offset, len, Access::LOCAL_WRITE);
-            ensure!(refused.is_err(), "registered {offset}+{len} of {}", slab.len_bytes());
+            ensure!(
+                refused.is_err(),
+                "registered {offset}+{len} of {}",
+                slab.len_bytes()
+            );
         }
         let whole = pd.register(&slab, 0, slab.len_bytes(), Access::LOCAL_WRITE)?;
-        ensure_eq!(whole.addr(), slab.addr(), "address of a region of the whole slab");
-        ensure_eq!(Rc::strong_count(&whole), 1, "holders of a region nobody uses");
+        ensure_eq!(
+            whole.addr(),
+            slab.addr(),
+            "address of a region of the whole slab"
+        );
+        ensure_eq!(
+            Rc::strong_count(&whole),
+            1,
+            "holders of a region nobody uses"
+        );
     }
     Ok(())
 }

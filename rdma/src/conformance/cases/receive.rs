@@ -7,9 +7,7 @@ use super::super::link::{LinkOptions, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{sink, source};
-use crate::contract::{
-    PostError, QpState, SendWr, SharedReceiveQueue, WcOpcode, WcStatus,
-};
+use crate::contract::{PostError, QpState, SendWr, SharedReceiveQueue, WcOpcode, WcStatus};
 
 /// Sends without a receive; a receive posted a little later takes the message.
 pub(super) fn send_before_the_receive_is_posted(fabric: &mut dyn Fabric) -> Outcome {
@@ -159,7 +157,11 @@ pub(super) fn shared_receive_queue_serves_several(fabric: &mut dyn Fabric) -> Ou
         let here = source(&world, to.peer(), 60 * 100, 3)?;
         let mut inbox = sink(&world, to, 60 * 100)?;
         let refused = world.qp(links[0], to)?.post_recv(1, &[]);
-        ensure_eq!(refused, Err(PostError::UsesSrq), "receive of a pair with an SRQ");
+        ensure_eq!(
+            refused,
+            Err(PostError::UsesSrq),
+            "receive of a pair with an SRQ"
+        );
         for slot in 0..60 {
             let sges = [inbox.sge(slot * 100, 30), inbox.sge(slot * 100 + 50, 50)];
             srq.post_recv(slot as u64, &sges)?;
@@ -180,7 +182,9 @@ pub(super) fn shared_receive_queue_serves_several(fabric: &mut dyn Fabric) -> Ou
             let len = 31 + index % 40;
             ensure_eq!(wc.byte_len as usize, len, "length through the SRQ");
             let slot = usize::try_from(wc.wr_id).unwrap_or(usize::MAX);
-            let fresh = used.get_mut(slot).is_some_and(|used| !std::mem::replace(used, true));
+            let fresh = used
+                .get_mut(slot)
+                .is_some_and(|used| !std::mem::replace(used, true));
             ensure!(fresh, "receive {slot} completed twice or was never posted");
             inbox.expect(slot * 100, here.shadow(index * 100, 30));
             inbox.expect(slot * 100 + 50, here.shadow(index * 100 + 30, len - 30));
@@ -213,7 +217,11 @@ pub(super) fn shared_receives_survive_a_connection(fabric: &mut dyn Fabric) -> O
             world.post_now(links[2], to.peer(), &send(round, &[]))?;
             world.success(links[2], to.peer(), round, WcOpcode::Send)?;
             let wc = world.completion(links[2], to, "a message after another's end")?;
-            ensure_eq!(wc.status, WcStatus::Success, "a message after another's end");
+            ensure_eq!(
+                wc.status,
+                WcStatus::Success,
+                "a message after another's end"
+            );
         }
         world.silent(links[2])?;
     }
@@ -248,7 +256,11 @@ pub(super) fn empty_shared_receive_queue(fabric: &mut dyn Fabric) -> Outcome {
         srq.post_recv(2, &[])?;
         for &link in &links {
             let wc = world.completion(link, to, "a message that waited for the SRQ")?;
-            ensure_eq!(wc.status, WcStatus::Success, "a message that waited for the SRQ");
+            ensure_eq!(
+                wc.status,
+                WcStatus::Success,
+                "a message that waited for the SRQ"
+            );
             ensure_eq!(world.qp(link, to)?.state(), QpState::ReadyToSend, "state");
         }
     }

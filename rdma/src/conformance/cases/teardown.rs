@@ -50,7 +50,11 @@ pub(super) fn flush_follows_the_cause_in_order(fabric: &mut dyn Fabric) -> Outco
         while sends < 40 || receives < 1020 {
             let wc = world.completion(link, from, "a flushed work request")?;
             ensure_eq!(wc.status, WcStatus::WrFlushError, "status of {}", wc.wr_id);
-            let next = if wc.wr_id < 1000 { &mut sends } else { &mut receives };
+            let next = if wc.wr_id < 1000 {
+                &mut sends
+            } else {
+                &mut receives
+            };
             ensure_eq!(wc.wr_id, *next, "order of the flush");
             *next += 1;
         }
@@ -163,8 +167,16 @@ fn in_flight(
     world.silent(link)?;
     here.check("source")?;
     // All messages hold the same bytes: each byte is either untouched or right.
-    for (area, what) in [(&mut there, "WRITE"), (&mut inbox, "Send"), (&mut back, "READ")] {
-        let sent = if what == "READ" { None } else { Some(here.shadow(0, len)) };
+    for (area, what) in [
+        (&mut there, "WRITE"),
+        (&mut inbox, "Send"),
+        (&mut back, "READ"),
+    ] {
+        let sent = if what == "READ" {
+            None
+        } else {
+            Some(here.shadow(0, len))
+        };
         if let Some(sent) = sent {
             let now = area.read(0, len);
             let old = area.shadow(0, len);

@@ -17,8 +17,16 @@ pub(super) fn send_write_and_read_move_bytes(fabric: &mut dyn Fabric) -> Outcome
         let mut back = read_sink(&world, from, 1000)?;
         world.post_recv(link, from.peer(), 7, &[there.sge(0, 2000)])?;
         world.post(link, from, &send(1, &[here.sge(0, 1000)]))?;
-        world.post(link, from, &write(2, &[here.sge(0, 999)], there.remote(2000)))?;
-        world.post(link, from, &read(3, &[back.sge(0, 500)], there.remote(2100)))?;
+        world.post(
+            link,
+            from,
+            &write(2, &[here.sge(0, 999)], there.remote(2000)),
+        )?;
+        world.post(
+            link,
+            from,
+            &read(3, &[back.sge(0, 500)], there.remote(2100)),
+        )?;
         world.ring(link, from)?;
         world.received(link, from.peer(), 7, 1000)?;
         world.success(link, from, 1, WcOpcode::Send)?;
@@ -153,10 +161,24 @@ fn sges_of(like: &[Sge], area: &Area) -> Vec<Sge> {
 
 pub(super) fn long_messages(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
-    let max = world.has(Side::Active)?.device.attributes().message_bytes_max as usize;
+    let max = world
+        .has(Side::Active)?
+        .device
+        .attributes()
+        .message_bytes_max as usize;
     for from in Side::BOTH {
-        let sizes = [65_535, 65_536, 65_537, 1 << 20, (1 << 20) + 1, (2 << 20) + 4099];
-        for len in sizes.into_iter().filter(|&len| len <= max.min(AREA_BYTES_MAX)) {
+        let sizes = [
+            65_535,
+            65_536,
+            65_537,
+            1 << 20,
+            (1 << 20) + 1,
+            (2 << 20) + 4099,
+        ];
+        for len in sizes
+            .into_iter()
+            .filter(|&len| len <= max.min(AREA_BYTES_MAX))
+        {
             let here = source(&world, from, len, len as u64)?;
             let mut there = sink(&world, from.peer(), len)?;
             world.post_recv(link, from.peer(), 1, &[there.sge(0, len)])?;

@@ -28,10 +28,7 @@ fn window(world: &World<'_>, side: Side) -> Outcome<Box<dyn MemoryWindow>> {
 }
 
 /// `owner` grants, `owner.peer()` uses; tried both ways.
-fn both_ways(
-    fabric: &mut dyn Fabric,
-    body: fn(&mut World<'_>, usize, Side) -> Outcome,
-) -> Outcome {
+fn both_ways(fabric: &mut dyn Fabric, body: fn(&mut World<'_>, usize, Side) -> Outcome) -> Outcome {
     let mut world = World::new(fabric)?;
     for owner in Side::BOTH {
         let link = world.connect(&LinkOptions::default())?;
@@ -102,7 +99,13 @@ fn refused(
         addr: area.addr(at),
         rkey,
     };
-    provoke(world, link, owner.peer(), kind, Attempt { remote, len_bytes })?;
+    provoke(
+        world,
+        link,
+        owner.peer(),
+        kind,
+        Attempt { remote, len_bytes },
+    )?;
     area.check("memory behind a window")
 }
 
@@ -327,7 +330,11 @@ pub(super) fn invalidating_a_foreign_key_ends_the_connection(fabric: &mut dyn Fa
         }
         use_window(&mut world, bystander, owner, &mut area, foreign, (AT, SPAN))?;
         let back = read_sink(&world, user, 4)?;
-        world.post_now(bystander, user, &read(1, &[back.sge(0, 4)], region.remote(0)))?;
+        world.post_now(
+            bystander,
+            user,
+            &read(1, &[back.sge(0, 4)], region.remote(0)),
+        )?;
         world.success(bystander, user, 1, WcOpcode::RdmaRead)?;
     }
     Ok(())
@@ -362,15 +369,25 @@ pub(super) fn window_of_another_queue_pair(fabric: &mut dyn Fabric) -> Outcome {
 
 /// Posts a bind that must not succeed; the queue pair does not survive it.
 fn bad_bind(world: &mut World<'_>, link: usize, side: Side, op: SendOp, what: &str) -> Outcome {
-    if world.qp(link, side)?.post_send(&request(1, op, &[])).is_ok() {
+    if world
+        .qp(link, side)?
+        .post_send(&request(1, op, &[]))
+        .is_ok()
+    {
         world.ring(link, side)?;
         let wc = world.completion(link, side, what)?;
         ensure_eq!(wc.wr_id, 1, "{what}");
         let named = matches!(
             wc.status,
-            WcStatus::MwBindError | WcStatus::LocalProtectionError | WcStatus::LocalQpOperationError
+            WcStatus::MwBindError
+                | WcStatus::LocalProtectionError
+                | WcStatus::LocalQpOperationError
         );
-        ensure!(named, "{what}: status {:?}, expected a bind error", wc.status);
+        ensure!(
+            named,
+            "{what}: status {:?}, expected a bind error",
+            wc.status
+        );
         world.ended(link)?;
     }
     Ok(())
@@ -388,10 +405,22 @@ pub(super) fn bad_binds_fail(fabric: &mut dyn Fabric) -> Outcome {
         let read_only = Area::new(&world.pd(side)?, LEN, Access::MW_BIND)?;
         world.close(probe);
         let wrong = [
-            ("a region that allows no windows", &not_bindable, 0, LEN, READ_WRITE),
+            (
+                "a region that allows no windows",
+                &not_bindable,
+                0,
+                LEN,
+                READ_WRITE,
+            ),
             ("one byte past the region", &good, 1, LEN, READ_WRITE),
             ("a region of another domain", &foreign, 0, LEN, READ_WRITE),
-            ("remote write to memory without local write", &read_only, 0, LEN, READ_WRITE),
+            (
+                "remote write to memory without local write",
+                &read_only,
+                0,
+                LEN,
+                READ_WRITE,
+            ),
         ];
         for (what, area, at, len_bytes, access) in wrong {
             let link = world.connect(&LinkOptions::default())?;
@@ -462,7 +491,11 @@ pub(super) fn bad_local_invalidates_fail(fabric: &mut dyn Fabric) -> Outcome {
         for rkey in [region.rkey(), unbound, RKey(unbound.0 ^ 0x4000_0000)] {
             let link = world.connect(&LinkOptions::default())?;
             let op = SendOp::LocalInvalidate(rkey);
-            if world.qp(link, side)?.post_send(&request(1, op, &[])).is_ok() {
+            if world
+                .qp(link, side)?
+                .post_send(&request(1, op, &[]))
+                .is_ok()
+            {
                 world.ring(link, side)?;
                 let wc = world.completion(link, side, "a bad LocalInvalidate")?;
                 if wc.wr_id != 1 || wc.status == WcStatus::Success {
