@@ -1,6 +1,6 @@
 //! Runs an association over the RDMA contract, on one thread.
 //!
-//! [`Engine`] does the work of one turn: it carries out what the [`Host`](crate::host::Host) state
+//! `Engine` does the work of one turn: it carries out what the [`Host`](crate::host::Host) state
 //! machine wants, cuts I/O into commands, posts them, and takes their completions. It never blocks
 //! and never reads a clock. Who owns it decides when to turn and when to sleep: the driver thread of
 //! a [`Controller`](crate::Controller), or the caller of a [`DirectQueue`](crate::DirectQueue).

@@ -12,7 +12,7 @@
 //!
 //! # What it does not do
 //! It does not know the I/O commands in flight: the driver keeps them, submits them by the CIDs of
-//! [`Host::io_queue`], and issues them again after [`Event::Lost`] and [`Event::Live`]. No
+//! [`Host::queue`], and issues them again after [`Event::Lost`] and [`Event::Live`]. No
 //! authentication yet: a controller that asks for it is refused with words.
 
 mod action;
