@@ -133,6 +133,7 @@ fn main() -> ExitCode {
         harness::Variant {
             not_applicable: vec![
                 "windows::",
+                "exchange::",
                 "limits::shared_receive_queue_full",
                 "receive::shared_",
                 "receive::empty_shared_",

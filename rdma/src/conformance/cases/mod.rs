@@ -1,6 +1,7 @@
 //! The cases, by topic.
 
 mod connection;
+mod exchange;
 mod limits;
 mod load;
 mod ordering;
@@ -111,6 +112,7 @@ cases! {
         disconnect_in_flight
         drop_with_requests_outstanding
         deregister_in_flight
+        source_deregistered_in_flight
         other_connections_survive_a_violation
         the_end_is_told_once;
     wakeup:
@@ -122,6 +124,8 @@ cases! {
         connection_request_wakes_a_sleeper
         disconnect_wakes_a_sleeper
         idle_is_idle;
+    exchange:
+        a_key_for_each_of_many;
     load:
         thousands_of_mixed_operations
         megabytes_both_ways

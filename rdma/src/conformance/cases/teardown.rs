@@ -280,6 +280,56 @@ pub(super) fn deregister_in_flight(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
+/// A region may go while this side's own requests still read it: they fail, and what is posted
+/// behind a WRITE that did not arrive is not received.
+pub(super) fn source_deregistered_in_flight(fabric: &mut dyn Fabric) -> Outcome {
+    const LEN: usize = 100_000;
+    let mut world = World::new(fabric)?;
+    for from in Side::BOTH {
+        for turns in [0, 1, 2, 5] {
+            let to = from.peer();
+            let link = world.connect(&LinkOptions::default())?;
+            let mut here = source(&world, from, 8 * LEN, 9)?;
+            let there = sink(&world, to, 8 * LEN)?;
+            for index in 0..8_usize {
+                world.post_recv(link, to, index as u64, &[])?;
+                let out = [here.sge(index * LEN, LEN)];
+                let wr = write(100, &out, there.remote(index * LEN));
+                world.post(link, from, &wr)?;
+                world.post(link, from, &send(101, &[]))?;
+            }
+            world.ring(link, from)?;
+            for _ in 0..turns {
+                world.turn();
+            }
+            here.deregister();
+            let mut told = Vec::new();
+            for index in 0..16 {
+                let wc = world.completion(link, from, "a request whose memory may have gone")?;
+                ensure_eq!(wc.wr_id, 100 + index % 2, "order of completions");
+                told.push(wc.status);
+            }
+            let good = told
+                .iter()
+                .take_while(|&&status| status == WcStatus::Success);
+            let bad = told.get(good.count() + 1..).unwrap_or_default();
+            let flushed = bad.iter().all(|&status| status == WcStatus::WrFlushError);
+            ensure!(flushed, "behind the first error: {told:?}");
+            for index in 0..8_usize {
+                let what = "a receive of a connection whose source has gone";
+                let wc = world.completion(link, to, what)?;
+                ensure_eq!(wc.wr_id, index as u64, "order of receives");
+                if wc.status == WcStatus::Success {
+                    let arrived = there.read(index * LEN, LEN) == here.read(index * LEN, LEN);
+                    ensure!(arrived, "message {index} came without the WRITE before it");
+                }
+            }
+            world.close(link);
+        }
+    }
+    Ok(())
+}
+
 /// A violation on one connection leaves the others alone.
 pub(super) fn other_connections_survive_a_violation(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;

@@ -224,6 +224,7 @@ pub(super) fn unpolled_completions_are_told_by_arm(fabric: &mut dyn Fabric) -> O
     world.ring(link, to.peer())?;
     world.settle(2_000);
     let cq = Rc::clone(&world.has(to)?.cq);
+    ensure_eq!(cq.poll(&mut []), 0, "completions polled into nothing");
     let mut expected = 0;
     let deadline_us = world.now_us() + world.behaviour.patience_us;
     while expected < 10 {
