@@ -6,11 +6,13 @@
 //! file in `fuzz_targets/` and some seeds in `seeds/NAME/`.
 
 mod nvme_proto;
+mod subsystem;
 
 pub use nvme_proto::{
     capsule, command_data, completion, connect_data, discovery_log, features, identify, log_pages,
     private_data, sgl,
 };
+pub use subsystem::controller_ops;
 
 /// A fuzz target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -27,6 +29,7 @@ pub const TARGETS: &[Target] = &[
     ("log_pages", log_pages),
     ("discovery_log", discovery_log),
     ("features", features),
+    ("controller_ops", controller_ops),
 ];
 
 /// The entry point of a target's binary: libFuzzer's when cargo-fuzz builds it, else a `main`

@@ -7,6 +7,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use arbitrary::{Arbitrary, Unstructured};
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
@@ -44,6 +45,23 @@ struct Model {
 
 fn pick<T>(items: &[T], which: u8) -> Option<&T> {
     items.get(usize::from(which).checked_rem(items.len())?)
+}
+
+/// Most actions of one run: a fault that needs more is looked for in longer runs of others.
+const ACTIONS_MAX: usize = 300;
+
+/// The actions that any bytes stand for.
+#[must_use]
+pub fn host_actions(bytes: &[u8]) -> Vec<HostAction> {
+    let mut bytes = Unstructured::new(bytes);
+    let mut actions = Vec::new();
+    while !bytes.is_empty() && actions.len() < ACTIONS_MAX {
+        match HostAction::arbitrary(&mut bytes) {
+            Ok(action) => actions.push(action),
+            Err(_) => break,
+        }
+    }
+    actions
 }
 
 /// Does `actions` one after the other on a fresh [`Bench`] and checks after each what must hold.
