@@ -20,6 +20,10 @@ pub struct ControllerId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct AbortId(pub(crate) u64);
 
+/// Names one flush.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FlushId(pub(crate) u64);
+
 /// Something the driver must do. Taken from [`Target::poll_action`](crate::Target::poll_action)
 /// after every call that can produce one, and carried out in the order given.
 #[derive(Debug)]
@@ -58,12 +62,13 @@ pub enum Action {
         /// The new table.
         namespaces: Arc<NamespaceTable>,
     },
-    /// A controller is shutting down: put everything written to these backends on the medium,
-    /// then call [`Target::handle_flushed`](crate::Target::handle_flushed).
+    /// Put everything written so far to these backends on the medium, then, always, call
+    /// [`Target::handle_flushed`](crate::Target::handle_flushed). A controller is shutting down,
+    /// or a namespace becomes write protected.
     Flush {
-        /// The controller.
-        controller: ControllerId,
-        /// The backends that have a volatile cache, each once.
+        /// What to answer with.
+        flush: FlushId,
+        /// The backends, each once.
         backends: Vec<BackendId>,
     },
     /// Write this to the log.

@@ -7,12 +7,13 @@ use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::features::{
     AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect,
     HostIdentifier, NumberOfQueues, PowerManagement, TemperatureThreshold, VolatileWriteCache,
-    WriteAtomicityNormal,
+    WriteAtomicityNormal, WriteProtectionState,
 };
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use capstan_nvme_proto::status::Status;
 
 use crate::controller::{Controller, ControllerKind, KeepAlive};
+use crate::namespace::Namespace;
 
 /// Events that hosts get without asking: those whose loss would cost data or a path.
 const DEFAULT_EVENTS: AsyncEventConfiguration =
@@ -97,7 +98,10 @@ fn capabilities(fid: FeatureId, controller: &Controller) -> Option<FeatureCapabi
             ControllerKind::Io,
         ) => (false, true),
         (FeatureId::HOST_IDENTIFIER, ControllerKind::Io) => (false, false),
-        (FeatureId::ERROR_RECOVERY, ControllerKind::Io) => (true, true),
+        (
+            FeatureId::ERROR_RECOVERY | FeatureId::NAMESPACE_WRITE_PROTECTION_CONFIG,
+            ControllerKind::Io,
+        ) => (true, true),
         (_, ControllerKind::Io) => return None,
     };
     Some(FeatureCapabilities {
@@ -222,6 +226,14 @@ impl Controller {
             .bits(),
             FeatureId::KEEP_ALIVE_TIMER => self.keep_alive.kato_ms(),
             FeatureId::IO_COMMAND_SET_PROFILE => 0,
+            FeatureId::NAMESPACE_WRITE_PROTECTION_CONFIG => {
+                let namespace = self.feature_namespace(get.nsid)?;
+                if is_current && namespace.is_write_protected() || namespace.geometry.read_only {
+                    WriteProtectionState::PROTECTED.encode()
+                } else {
+                    WriteProtectionState::NOT_PROTECTED.encode()
+                }
+            }
             FeatureId::HOST_IDENTIFIER => {
                 if !HostIdentifier::decode(get.cdw11).extended {
                     return Err(invalid_value(
@@ -236,13 +248,19 @@ impl Controller {
         }))
     }
 
-    /// Set Features. Returns dword 0 of the response.
-    pub(crate) fn set_feature(
-        &mut self,
-        set: &SetFeatures,
-        io_queues: u16,
-        now_us: u64,
-    ) -> Result<u32, CommandError> {
+    /// The one namespace a feature of namespaces is about.
+    pub(crate) fn feature_namespace(&self, nsid: u32) -> Result<&Namespace, CommandError> {
+        self.namespaces.find(nsid).ok_or_else(|| CommandError {
+            status: Status::INVALID_NAMESPACE_OR_FORMAT.dnr(),
+            location: ErrorLocation::sqe(4),
+            field: "NSID",
+            value: nsid.into(),
+            expected: "an active namespace",
+        })
+    }
+
+    /// What every Set Features must fulfil, whatever the feature.
+    pub(crate) fn check_set(&self, set: &SetFeatures) -> Result<(), CommandError> {
         let capabilities = capabilities(set.fid, self).ok_or_else(|| unsupported(set.fid))?;
         if set.save {
             return Err(CommandError {
@@ -263,7 +281,17 @@ impl Controller {
                 ..unsupported(set.fid)
             });
         }
-        self.check_feature_nsid(set.nsid, capabilities.namespace_specific, true)?;
+        self.check_feature_nsid(set.nsid, capabilities.namespace_specific, true)
+    }
+
+    /// Set Features. Returns dword 0 of the response.
+    pub(crate) fn set_feature(
+        &mut self,
+        set: &SetFeatures,
+        io_queues: u16,
+        now_us: u64,
+    ) -> Result<u32, CommandError> {
+        self.check_set(set)?;
         let value = set.cdw11;
         match set.fid {
             FeatureId::ARBITRATION => self.features.arbitration = value,

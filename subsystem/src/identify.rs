@@ -23,7 +23,6 @@ use crate::bounds::{
 use crate::control::{Executed, Execution, Target, gone};
 use crate::controller::{Controller, ControllerKind, VERSION};
 use crate::features::supported_events;
-use crate::gate::Closed;
 use crate::io_queue::CopyLimits;
 use crate::namespace::Namespace;
 use crate::wire::wire;
@@ -37,6 +36,8 @@ const ANA_TRANSITION_SECONDS: u8 = 10;
 const VWC_NOT_PRESENT_BIT: u32 = 5;
 /// FRMW: one firmware slot, read only.
 const FRMW_ONE_READ_ONLY_SLOT: u8 = 1 << 1 | 1;
+/// NWPC: No Write Protect and Write Protect states, not the permanent ones.
+const NWPC_SUPPORTED: u8 = 1;
 /// Version of the NVM Command Set specification: 1.0, which belongs to NVMe Base 2.0.
 const NVM_COMMAND_SET_VERSION: Version = Version {
     major: 1,
@@ -180,6 +181,7 @@ fn io_controller(controller: &Controller, data: &mut IdentifyController) {
         discards || namespaces.iter().len() == 0,
     );
     data.oncs = oncs.bits().into();
+    data.nwpc = NWPC_SUPPORTED;
     let mut vwc = VolatileWriteCacheSupport::FLUSH_BROADCAST_NOT_SUPPORTED;
     vwc.set(
         VolatileWriteCacheSupport::PRESENT,
@@ -300,7 +302,7 @@ fn attributes(namespace: &Namespace) -> NamespaceAttributes {
     let mut attributes = NamespaceAttributes::empty();
     attributes.set(
         NamespaceAttributes::WRITE_PROTECTED,
-        namespace.geometry.read_only || namespace.gate.closed().has(Closed::WRITE_PROTECTED),
+        namespace.is_write_protected(),
     );
     attributes
 }

@@ -59,7 +59,7 @@ mod tests;
 mod transitions;
 mod wire;
 
-pub use action::{AbortId, Action, Association, ControllerId, DisconnectReason, Event};
+pub use action::{AbortId, Action, Association, ControllerId, DisconnectReason, Event, FlushId};
 pub use config::{
     ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
 };

@@ -9,7 +9,7 @@ use capstan_nvme_proto::log::ChangedNamespaceList;
 use uuid::Uuid;
 use zerocopy::FromZeros;
 
-use crate::gate::Gate;
+use crate::gate::{Closed, Gate};
 
 /// The driver's name for what stores a namespace's blocks. This crate passes it through.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -62,6 +62,11 @@ pub struct Namespace {
 }
 
 impl Namespace {
+    /// Whether the operator or a host protects it from writes.
+    pub(crate) fn is_write_protected(&self) -> bool {
+        self.geometry.read_only || self.gate.closed().has(Closed::WRITE_PROTECTED)
+    }
+
     /// Whether nothing differs that a host could see, or that an I/O queue works with.
     fn is_same(&self, other: &Self) -> bool {
         let key = |namespace: &Self| {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use capstan_rdma::contract::MigratedId;
 use capstan_reactor::{Clock, Sender};
-use capstan_subsystem::{Action, ConnId, ControllerId, Target};
+use capstan_subsystem::{Action, ConnId, FlushId, Target};
 
 use crate::io_path::Request;
 
@@ -141,8 +141,8 @@ impl ControlPlane {
         self.with(|target| target.handle_disconnected(conn, now_us));
     }
 
-    /// The backends of a controller that shuts down are on the medium.
-    pub(crate) fn flushed(&self, controller: ControllerId) {
-        self.with(|target| target.handle_flushed(controller, Clock.now_us()));
+    /// A flush that the controllers asked for has ended.
+    pub(crate) fn flushed(&self, flush: FlushId, succeeded: bool) {
+        self.with(|target| target.handle_flushed(flush, succeeded, Clock.now_us()));
     }
 }

@@ -4,6 +4,7 @@ use capstan_nvme_proto::command::{AdminCommand, GetFeatures, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::fabrics::{FabricsCommand, PropertyGet, PropertySet};
+use capstan_nvme_proto::features::FeatureId;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::transfer::DataTransfer;
@@ -415,6 +416,11 @@ impl Target {
         set: &SetFeatures,
         execution: &mut Execution<'_>,
     ) -> Result<Executed, CommandError> {
+        if set.fid == FeatureId::NAMESPACE_WRITE_PROTECTION_CONFIG {
+            let controller = self.controllers.get(&execution.id).ok_or_else(gone)?;
+            controller.check_set(set)?;
+            return self.set_write_protection(set, execution);
+        }
         let io_queues = self.config.io_queues;
         let controller = self.controllers.get_mut(&execution.id).ok_or_else(gone)?;
         let dw0 = controller.set_feature(set, io_queues, execution.now_us)?;

@@ -152,6 +152,8 @@ impl Target {
             .namespaces
             .remove(&nsid)
             .ok_or_else(|| unknown_namespace(nsid))?;
+        // A namespace that gets this NSID later is another one.
+        self.subsystem_mut(subnqn)?.protected.remove(&nsid);
         self.namespaces_changed(subnqn);
         Ok(())
     }
@@ -352,9 +354,14 @@ impl Target {
         };
         for namespace in controller.namespaces.iter() {
             let state = self.ana_state(controller.association.port, namespace.anagrpid);
+            let protected = self
+                .subsystems
+                .get(&controller.association.subnqn)
+                .is_some_and(|subsystem| subsystem.protected.contains(&namespace.nsid));
             let closed = namespace
                 .gate
                 .closed()
+                .with(Closed::WRITE_PROTECTED, protected)
                 .with(Closed::INACCESSIBLE, state == AnaState::INACCESSIBLE)
                 .with(Closed::PERSISTENT_LOSS, state == AnaState::PERSISTENT_LOSS)
                 .with(Closed::TRANSITION, state == AnaState::CHANGE);

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use capstan_nvme_proto::status::Status;
 
+use super::flush::FlushFor;
 use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, ControllerId, DisconnectReason, Event};
@@ -38,10 +39,7 @@ impl Target {
                 if backends.is_empty() {
                     return self.apply(id, ControllerEvent::ShutdownDone);
                 }
-                self.actions.push_back(Action::Flush {
-                    controller: id,
-                    backends,
-                });
+                self.flush(backends, FlushFor::Shutdown(id));
             }
             ControllerEvent::ShutdownDone => {
                 self.actions
@@ -110,6 +108,7 @@ impl Target {
             return;
         };
         self.drop_aborts(id);
+        self.drop_flushes(id);
         controller.shared.set_ready(false);
         if controller.ending.is_none() {
             disconnect_io_queues(
@@ -145,18 +144,6 @@ impl Target {
             let _illegal = self.apply(id, ControllerEvent::IoQueuesDeleted);
         }
         self.forget_aborts(record.conn, now_us);
-    }
-
-    /// The driver put everything on the medium that [`Action::Flush`] asked for.
-    pub fn handle_flushed(&mut self, controller: ControllerId, _now_us: u64) {
-        let shutting_down = self
-            .controllers
-            .get(&controller)
-            .is_some_and(|controller| controller.state == ControllerState::ShuttingDown);
-        if shutting_down {
-            // Legal from ShuttingDown, which was just asked.
-            let _illegal = self.apply(controller, ControllerEvent::ShutdownDone);
-        }
     }
 
     /// The clock reached [`Target::next_deadline_us`] (calling earlier does no harm).

@@ -5,16 +5,17 @@ mod abort;
 mod admin;
 mod configure;
 mod connect;
+mod flush;
 mod life;
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::nqn::Nqn;
 
 use crate::ConnId;
-use crate::action::{AbortId, Action, ControllerId};
+use crate::action::{AbortId, Action, ControllerId, FlushId};
 use crate::bounds::REFUSALS_KEPT;
 use crate::config::{
     ConfigError, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
@@ -23,6 +24,7 @@ use crate::controller::Controller;
 use crate::refuse::Refusal;
 use crate::shared::QueueCounters;
 use abort::PendingAbort;
+use flush::FlushFor;
 
 pub use admin::{AdminOutcome, AdminRequest, AdminStep};
 pub(crate) use admin::{Executed, Execution, gone};
@@ -54,6 +56,8 @@ pub struct Target {
     ana_change_count: u64,
     aborts: BTreeMap<AbortId, PendingAbort>,
     next_abort: u64,
+    flushes: BTreeMap<FlushId, FlushFor>,
+    next_flush: u64,
 }
 
 /// What a connection is.
@@ -69,6 +73,8 @@ struct Subsystem {
     config: SubsystemConfig,
     /// By NSID.
     namespaces: BTreeMap<u32, NamespaceConfig>,
+    /// Namespaces that a host has write protected.
+    protected: BTreeSet<u32>,
     /// Where the search for a free CNTLID starts: an identifier is used again as late as
     /// possible, so that a host with old knowledge does not meet another host's controller.
     next_cntlid: u16,
@@ -81,6 +87,7 @@ impl Subsystem {
         Self {
             config,
             namespaces: BTreeMap::new(),
+            protected: BTreeSet::new(),
             next_cntlid: 1,
             retired: QueueCounters::default(),
         }
@@ -111,6 +118,8 @@ impl Target {
             ana_change_count: 1,
             aborts: BTreeMap::new(),
             next_abort: 1,
+            flushes: BTreeMap::new(),
+            next_flush: 1,
         })
     }
 
@@ -210,6 +219,7 @@ impl Target {
         self.assert_bounds(0);
         assert!(self.controllers.is_empty());
         assert!(self.aborts.is_empty());
+        assert!(self.flushes.values().all(FlushFor::is_for_subsystem));
         assert_eq!(self.next_deadline_us(), None);
     }
 

@@ -60,7 +60,10 @@ pub enum HostAction {
         aborted: bool,
     },
     /// The driver has flushed.
-    Flushed,
+    Flushed {
+        /// Whether it worked.
+        succeeded: bool,
+    },
     /// A connection is gone.
     Disconnect {
         /// Which one, when this is small.
@@ -292,6 +295,7 @@ impl Command {
             // Most identifiers of log pages, features and Identify structures are below 20h.
             let identifier = match a & 0x1F {
                 0x1E => 0x70,
+                0x1D => 0x84,
                 0x1F => 0x81,
                 small => small,
             };

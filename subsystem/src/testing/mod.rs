@@ -27,8 +27,8 @@ use zerocopy::IntoBytes;
 
 use crate::{
     AbortId, Action, AdminOutcome, AdminStep, BackendId, ConnId, ConnectOutcome, ConnectRequest,
-    ControllerId, DisconnectReason, Geometry, HostPolicy, IoQueue, NamespaceConfig,
-    NamespaceIdentity, PortConfig, PortId, RefuseReason, SubsystemConfig, Target, TargetConfig,
+    DisconnectReason, FlushId, Geometry, HostPolicy, IoQueue, NamespaceConfig, NamespaceIdentity,
+    PortConfig, PortId, RefuseReason, SubsystemConfig, Target, TargetConfig,
 };
 
 pub use actions::{
@@ -64,7 +64,7 @@ pub struct Bench {
     /// Aborts the target wants tried.
     pub aborts: Vec<(ConnId, u16, AbortId)>,
     /// Flushes the target wants done.
-    pub flushes: Vec<(ControllerId, Vec<BackendId>)>,
+    pub flushes: Vec<(FlushId, Vec<BackendId>)>,
     /// Lines of the log.
     pub log: Vec<String>,
     next_conn: u64,
@@ -216,10 +216,7 @@ impl Bench {
                         queue.set_namespaces(namespaces);
                     }
                 }
-                Action::Flush {
-                    controller,
-                    backends,
-                } => self.flushes.push((controller, backends)),
+                Action::Flush { flush, backends } => self.flushes.push((flush, backends)),
                 Action::Log(event) => self.log.push(alloc::format!("{event}")),
             }
         }

@@ -242,9 +242,9 @@ fn step(bench: &mut Bench, model: &mut Model, action: &HostAction) {
                     .handle_abort_result(abort, *aborted, bench.now_us);
             }
         }
-        HostAction::Flushed => {
-            if let Some((controller, _)) = bench.flushes.pop() {
-                bench.target.handle_flushed(controller, bench.now_us);
+        HostAction::Flushed { succeeded } => {
+            if let Some((flush, _)) = bench.flushes.pop() {
+                bench.target.handle_flushed(flush, *succeeded, bench.now_us);
             }
         }
         HostAction::Disconnect { which } => {

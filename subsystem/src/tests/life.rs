@@ -143,7 +143,7 @@ fn a_shutdown_ends_when_everything_is_on_the_medium() {
     assert!(bench.set_cc(&association, shutdown).status().is_success());
     let csts = bench.csts(&association);
     assert_eq!((csts.rdy, csts.shst), (true, ShutdownStatus::OCCURRING));
-    let (controller, backends) = bench.flushes.pop().unwrap();
+    let (flush, backends) = bench.flushes.pop().unwrap();
     assert_eq!(backends, [BackendId(1)]);
 
     let read = Sqe::new(2, 1, 1);
@@ -158,10 +158,31 @@ fn a_shutdown_ends_when_everything_is_on_the_medium() {
     assert_eq!(cqe.status(), Status::COMMAND_SEQUENCE_ERROR.dnr().more());
     assert_eq!(bench.queues[&io].state(), IoQueueState::Quiesced);
 
-    bench.target.handle_flushed(controller, bench.now_us);
+    bench.target.handle_flushed(flush, true, bench.now_us);
     assert_eq!(bench.csts(&association).shst, ShutdownStatus::COMPLETE);
-    bench.target.handle_flushed(controller, bench.now_us);
+    bench.target.handle_flushed(flush, false, bench.now_us);
     assert_eq!(bench.csts(&association).shst, ShutdownStatus::COMPLETE);
+}
+
+#[test]
+fn a_shutdown_that_loses_data_is_never_complete() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let shutdown = Cc {
+        shn: ShutdownNotification::NORMAL,
+        ..Cc::ENABLE_NVM
+    };
+    bench.set_cc(&association, shutdown);
+    let (flush, _) = bench.flushes.pop().unwrap();
+    bench.target.handle_flushed(flush, false, bench.now_us);
+    let csts = bench.csts(&association);
+    assert_eq!((csts.cfs, csts.shst), (true, ShutdownStatus::NORMAL));
+    let disabled = Cc {
+        en: false,
+        ..Cc::ENABLE_NVM
+    };
+    bench.set_cc(&association, disabled);
+    bench.enable(&association);
 }
 
 #[test]

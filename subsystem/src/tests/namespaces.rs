@@ -3,7 +3,10 @@
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::async_event::AsyncEvent;
-use capstan_nvme_proto::command::{AdminCommand, GetLogPage, IoCommand as Command, LbaRange, Read};
+use capstan_nvme_proto::command::{
+    AdminCommand, GetFeatures, GetLogPage, IoCommand as Command, LbaRange, Read, SetFeatures, Write,
+};
+use capstan_nvme_proto::features::FeatureId;
 use capstan_nvme_proto::log::{AnaState, ChangedNamespaceList, LogPageId};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
@@ -182,6 +185,106 @@ fn ana_states_decide_about_commands_at_once() {
     assert_eq!(
         read_status(&mut bench, conn, 1, 0),
         Status::ASYMMETRIC_ACCESS_INACCESSIBLE.more()
+    );
+}
+
+fn set_protection(bench: &mut Bench, association: &Association, state: u32) -> Option<Status> {
+    let cid = bench.new_cid();
+    let feature = SetFeatures {
+        nsid: 1,
+        ..SetFeatures::new(FeatureId::NAMESPACE_WRITE_PROTECTION_CONFIG, state)
+    };
+    let sqe = AdminCommand::SetFeatures(feature).encode(cid, Sgl::EMPTY);
+    bench
+        .send_admin(association.conn, &sqe)
+        .map(|(cqe, _)| cqe.status())
+}
+
+fn protection(bench: &mut Bench, association: &Association) -> u32 {
+    let feature = GetFeatures {
+        nsid: 1,
+        ..GetFeatures::new(FeatureId::NAMESPACE_WRITE_PROTECTION_CONFIG)
+    };
+    let (cqe, _) = bench.admin(association, &AdminCommand::GetFeatures(feature));
+    cqe.dw0.get()
+}
+
+fn write_status(bench: &mut Bench, conn: ConnId) -> Status {
+    let cid = bench.new_cid();
+    let command = Command::Write(Write::new(1, LbaRange { slba: 0, nlb: 1 }));
+    let queue = bench.queues.get_mut(&conn).unwrap();
+    match queue.handle_command(&command.encode(cid, buffer(512)), &[]) {
+        IoStep::Execute(command) => queue.complete(command.permit, Status::SUCCESS, 0).status(),
+        IoStep::Complete(cqe) => cqe.status(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn write_protection_holds_for_every_host_once_the_data_is_safe() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let other = bench.associate(host(2), subnqn(), 0).unwrap();
+    bench.enable(&other);
+    let conn = bench.io_queue(&other, 1).unwrap();
+    await_event(&mut bench, &other);
+    let protected = Status::NAMESPACE_IS_WRITE_PROTECTED.dnr().more();
+
+    assert_eq!(set_protection(&mut bench, &association, 1), None);
+    assert_eq!(
+        events(&mut bench),
+        [AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED]
+    );
+    assert_eq!(write_status(&mut bench, conn), protected);
+    assert_eq!(read_status(&mut bench, conn, 1, 0), Status::SUCCESS);
+    let (flush, backends) = bench.flushes.pop().unwrap();
+    assert_eq!(backends, [crate::BackendId(1)]);
+    bench.target.handle_flushed(flush, true, 0);
+    bench.poll();
+    let (to, cqe) = bench.completions.pop().unwrap();
+    assert_eq!((to, cqe.status()), (association.conn, Status::SUCCESS));
+    assert_eq!(protection(&mut bench, &other), 1);
+
+    assert_eq!(set_protection(&mut bench, &other, 0), Some(Status::SUCCESS));
+    assert_eq!(write_status(&mut bench, conn), Status::SUCCESS);
+    assert_eq!(protection(&mut bench, &association), 0);
+    assert_eq!(
+        set_protection(&mut bench, &other, 2),
+        Some(Status::INVALID_FIELD.dnr().more())
+    );
+}
+
+#[test]
+fn a_failed_flush_takes_write_protection_back() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let conn = bench.io_queue(&association, 1).unwrap();
+    assert_eq!(set_protection(&mut bench, &association, 1), None);
+    let (flush, _) = bench.flushes.pop().unwrap();
+    bench.target.handle_flushed(flush, false, 0);
+    bench.poll();
+    let (_, cqe) = bench.completions.pop().unwrap();
+    assert_eq!(cqe.status(), Status::INTERNAL_ERROR.more());
+    assert_eq!(write_status(&mut bench, conn), Status::SUCCESS);
+}
+
+#[test]
+fn what_the_operator_made_read_only_stays_so() {
+    let mut bench = Bench::new();
+    let geometry = Geometry {
+        read_only: true,
+        ..GEOMETRY
+    };
+    bench.target.set_geometry(&subnqn(), 1, geometry).unwrap();
+    let association = bench.ready();
+    assert_eq!(protection(&mut bench, &association), 1);
+    assert_eq!(
+        set_protection(&mut bench, &association, 1),
+        Some(Status::SUCCESS)
+    );
+    assert_eq!(
+        set_protection(&mut bench, &association, 0),
+        Some(Status::FEATURE_NOT_CHANGEABLE.dnr().more())
     );
 }
 

@@ -272,8 +272,8 @@ impl IoPath {
     }
 
     fn on_storage(&mut self, completion: Completion) {
-        if let Some(controller) = self.shutdown.completed(&completion) {
-            return self.control.flushed(controller);
+        if let Some((flush, succeeded)) = self.shutdown.completed(&completion) {
+            return self.control.flushed(flush, succeeded);
         }
         let (index, _) = execute::split_token(completion.token);
         if let Some(connection) = self.connections.get_mut(index) {

@@ -1,11 +1,11 @@
 //! What the controllers want done: responses they owe, connections they end, and the flush before a
-//! controller says that its shutdown is complete.
+//! controller says that its shutdown is complete or a namespace write protected.
 
 use std::collections::HashMap;
 
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Io, Op, Submitted};
-use capstan_subsystem::{Action, BackendId, ControllerId};
+use capstan_subsystem::{Action, BackendId, FlushId};
 
 use super::connection::Work;
 use super::{IoPath, Resources, admin, respond};
@@ -13,30 +13,41 @@ use super::{IoPath, Resources, admin, respond};
 /// Marks the token of a flush that belongs to no command.
 const FLUSH: u64 = 1 << 63;
 
-/// Controllers whose backends are being flushed.
+/// Flushes that the controllers wait for.
 #[derive(Default)]
 pub(super) struct Shutdowns {
     serial: u64,
-    pending: HashMap<u64, (ControllerId, usize)>,
+    pending: HashMap<u64, Pending>,
+}
+
+/// A flush of several backends.
+struct Pending {
+    flush: FlushId,
+    /// Backends that have not answered.
+    left: usize,
+    /// Whether all that have answered succeeded.
+    succeeded: bool,
 }
 
 impl Shutdowns {
-    /// Counts a flush down; the controller when it was the last of them.
-    pub(super) fn completed(&mut self, completion: &Completion) -> Option<ControllerId> {
+    /// Counts a flush down; its name, and whether it succeeded, when it was the last backend.
+    pub(super) fn completed(&mut self, completion: &Completion) -> Option<(FlushId, bool)> {
         if completion.token & FLUSH == 0 {
             return None;
         }
         if let Err(error) = &completion.result {
-            tracing::error!("flush at controller shutdown failed: {error}");
+            tracing::error!("a flush for a controller failed: {error}");
         }
-        let (controller, left) = self.pending.get_mut(&completion.token)?;
-        *left = left.saturating_sub(1);
-        let controller = *controller;
-        if *left > 0 {
+        let pending = self.pending.get_mut(&completion.token)?;
+        pending.left = pending.left.saturating_sub(1);
+        pending.succeeded &= completion.result.is_ok();
+        if pending.left > 0 {
             return None;
         }
-        self.pending.remove(&completion.token);
-        Some(controller)
+        let Pending {
+            flush, succeeded, ..
+        } = self.pending.remove(&completion.token)?;
+        Some((flush, succeeded))
     }
 }
 
@@ -73,10 +84,7 @@ impl IoPath {
                     queue.set_namespaces(namespaces);
                 }
             }
-            Action::Flush {
-                controller,
-                backends,
-            } => self.flush_backends(controller, &backends),
+            Action::Flush { flush, backends } => self.flush_backends(flush, &backends),
             Action::Log(event) => tracing::info!("{event}"),
         }
     }
@@ -108,7 +116,7 @@ impl IoPath {
         true
     }
 
-    fn flush_backends(&mut self, controller: ControllerId, backends: &[BackendId]) {
+    fn flush_backends(&mut self, flush: FlushId, backends: &[BackendId]) {
         self.shutdown.serial += 1;
         let token = FLUSH | self.shutdown.serial;
         let Resources {
@@ -128,16 +136,20 @@ impl IoPath {
             }
         }
         if outcomes.is_empty() {
-            return self.control.flushed(controller);
+            // A backend that is gone has nothing left to write.
+            return self.control.flushed(flush, true);
         }
-        self.shutdown
-            .pending
-            .insert(token, (controller, outcomes.len()));
+        let pending = Pending {
+            flush,
+            left: outcomes.len(),
+            succeeded: true,
+        };
+        self.shutdown.pending.insert(token, pending);
         for outcome in outcomes {
             if let Submitted::Done(completion) = outcome
-                && let Some(controller) = self.shutdown.completed(&completion)
+                && let Some((flush, succeeded)) = self.shutdown.completed(&completion)
             {
-                self.control.flushed(controller);
+                self.control.flushed(flush, succeeded);
             }
         }
     }
