@@ -18,6 +18,7 @@ pub mod driver;
 mod driver_thread;
 pub mod error;
 mod front_end;
+pub mod front_ends;
 pub mod host;
 pub mod identity;
 mod oneshot;

@@ -1,0 +1,15 @@
+//! Front ends: a volume for software that knows nothing of NVMe.
+//!
+//! * [`nbd`]: a unix socket that speaks NBD; no root needed.
+//! * [`fuse`]: a file, and on it a loop device: a disk of the machine.
+//!
+//! They run on the driver's thread: what they read from their descriptors lands in registered
+//! memory, and what the controller wrote there is sent from it.
+
+pub mod block;
+#[cfg(test)]
+mod fake;
+mod lease;
+pub mod nbd;
+
+pub use block::{BlockQueue, Fault, Geometry};

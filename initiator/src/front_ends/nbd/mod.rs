@@ -1,0 +1,19 @@
+//! A volume for everything that speaks NBD, on a unix socket.
+//!
+//! [`handshake`], [`request`] and [`transmission`] are the protocol, without sockets; `front_end`
+//! runs them on the driver's thread.
+
+mod connection;
+mod front_end;
+pub mod handshake;
+mod open;
+mod reply;
+pub mod request;
+mod socket;
+#[cfg(test)]
+mod tests;
+pub mod transmission;
+pub mod wire;
+
+pub use front_end::NbdFrontEnd;
+pub use socket::{NbdSocket, SocketError};

@@ -1,0 +1,569 @@
+//! The transmission phase of one connection, without sockets: bytes in, I/O out, replies out.
+//!
+//! Requests are taken in order and answered as they complete. What a connection may keep busy is
+//! bounded ([`REQUESTS_MAX`], [`HELD_BYTES_MAX`]); beyond that its bytes are left in the socket.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use capstan_memory::Buffer;
+
+use super::open::{Open, op, token, untoken};
+use super::reply::{Outgoing, Reply};
+use super::request::{CHUNK_BYTES, Command, HEADER_BYTES, Request};
+use super::wire::NbdError;
+use crate::driver::{Op, SubmitError};
+use crate::error::IoError;
+use crate::front_ends::block::{BlockQueue, Fault, Geometry};
+use crate::front_ends::lease;
+
+/// Requests of one connection in progress or waiting to be sent.
+pub const REQUESTS_MAX: usize = 256;
+/// Registered memory one connection may hold, in bytes.
+pub const HELD_BYTES_MAX: u32 = 16 << 20;
+/// Replies that wait to be sent, beyond which no request is taken. Each chunk is one: those of the
+/// requests in progress, and errors at once.
+const REPLIES_MAX: usize = 2 * REQUESTS_MAX;
+
+const _: () = assert!(
+    HELD_BYTES_MAX >= 2 * CHUNK_BYTES,
+    "a read must be able to be sent while the next is under way"
+);
+/// The request that is being taken; the next one is looked at when it is done.
+#[derive(Debug)]
+enum Current {
+    /// I/Os of it are to be submitted.
+    Submit { slot: u16 },
+    /// Its data is being received.
+    Receive {
+        slot: u16,
+        lease: Option<Buffer>,
+        filled: u32,
+    },
+    /// Data of a refused request is thrown away.
+    Skip { left_bytes: u32 },
+}
+
+/// One connection in its transmission phase.
+#[derive(Debug)]
+pub struct Transmission {
+    geometry: Geometry,
+    structured: bool,
+    open: Vec<Option<Open>>,
+    free: Vec<u16>,
+    current: Option<Current>,
+    /// Slots of requests that end with a flush.
+    flushes: VecDeque<u16>,
+    /// What the handshake left to send.
+    first: Vec<u8>,
+    output: VecDeque<Outgoing>,
+    held_bytes: u32,
+    end: Option<&'static str>,
+    /// A reply was cut short: nothing can be sent any more.
+    broken: bool,
+}
+
+impl Transmission {
+    /// A transmission phase that begins.
+    #[must_use]
+    pub fn new(geometry: Geometry, structured: bool) -> Self {
+        let slots = u16::try_from(REQUESTS_MAX).unwrap_or(u16::MAX);
+        Self {
+            geometry,
+            structured,
+            open: (0..slots).map(|_| None).collect(),
+            free: (0..slots).rev().collect(),
+            current: None,
+            flushes: VecDeque::with_capacity(REQUESTS_MAX),
+            first: Vec::new(),
+            output: VecDeque::with_capacity(REPLIES_MAX),
+            held_bytes: 0,
+            end: None,
+            broken: false,
+        }
+    }
+
+    /// Sends the last replies of the handshake before anything else.
+    pub fn send_first(&mut self, bytes: Vec<u8>) {
+        self.first = bytes;
+    }
+
+    /// Why no more requests are taken, once it is so. The connection is to be closed when
+    /// [`Transmission::is_idle`].
+    #[must_use]
+    pub fn end(&self) -> Option<&'static str> {
+        self.end
+    }
+
+    /// Takes no more requests.
+    pub fn stop(&mut self, reason: &'static str) {
+        self.end.get_or_insert(reason);
+        // What is being received will not come; I/Os not submitted yet will not be.
+        let slot = match self.current.take() {
+            Some(Current::Submit { slot }) => slot,
+            Some(Current::Receive { slot, lease, .. }) => {
+                self.drop_lease(lease);
+                slot
+            }
+            Some(Current::Skip { .. }) | None => return,
+        };
+        if let Some(open) = self.open_mut(slot) {
+            open.started = open.ios();
+            open.error.get_or_insert(NbdError::Eio);
+        }
+        self.close_if_finished(slot);
+    }
+
+    /// Nothing can be sent any more, and no more requests are taken.
+    pub fn break_off(&mut self, reason: &'static str) {
+        self.broken = true;
+        while let Some(outgoing) = self.output.pop_front() {
+            self.drop_lease(outgoing.into_lease());
+        }
+        self.first = Vec::new();
+        self.stop(reason);
+    }
+
+    /// Nothing is in progress, and nothing waits to be sent.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.free.len() == self.open.len() && self.output.is_empty() && self.first.is_empty()
+    }
+
+    /// It waits for memory or a place in the queue.
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        match &self.current {
+            Some(Current::Submit { .. }) => true,
+            Some(Current::Receive { .. }) => !self.wants_input(),
+            Some(Current::Skip { .. }) | None => !self.flushes.is_empty(),
+        }
+    }
+
+    /// Bytes can be taken now.
+    #[must_use]
+    pub fn wants_input(&self) -> bool {
+        match &self.current {
+            Some(Current::Receive { lease, filled, .. }) => lease
+                .as_ref()
+                .is_some_and(|lease| *filled < lease.len_bytes()),
+            Some(Current::Skip { .. }) => true,
+            Some(Current::Submit { .. }) => false,
+            None => self.has_room(),
+        }
+    }
+
+    fn open_mut(&mut self, slot: u16) -> Option<&mut Open> {
+        self.open.get_mut(usize::from(slot))?.as_mut()
+    }
+
+    fn has_room(&self) -> bool {
+        self.end.is_none()
+            && !self.free.is_empty()
+            && self.output.len() < REPLIES_MAX
+            && self.held_bytes <= HELD_BYTES_MAX - CHUNK_BYTES
+    }
+
+    /// Takes bytes from the start of `bytes`, and returns how many. The rest is to come again,
+    /// after a completion or with more behind it.
+    pub fn input(&mut self, bytes: &[u8], queue: &mut dyn BlockQueue) -> usize {
+        let mut taken = 0;
+        // Bounded: every round takes bytes or ends.
+        loop {
+            self.advance(queue);
+            let rest = bytes.get(taken..).unwrap_or_default();
+            let count = match &mut self.current {
+                Some(Current::Skip { left_bytes }) => {
+                    let count = rest.len().min(*left_bytes as usize);
+                    *left_bytes -= u32::try_from(count).unwrap_or(*left_bytes);
+                    if *left_bytes == 0 {
+                        self.current = None;
+                    }
+                    count
+                }
+                Some(Current::Submit { .. }) => 0,
+                Some(Current::Receive { .. }) => {
+                    let place = self.payload();
+                    let count = rest.len().min(place.len());
+                    if let (Some(to), Some(from)) = (place.get_mut(..count), rest.get(..count)) {
+                        to.copy_from_slice(from);
+                    }
+                    self.payload_received(count, queue);
+                    count
+                }
+                None => self.take_request(rest, queue),
+            };
+            if count == 0 {
+                return taken;
+            }
+            taken += count;
+        }
+    }
+
+    /// Where the data that comes next belongs; empty when what comes next is no data.
+    pub fn payload(&mut self) -> &mut [u8] {
+        let Some(Current::Receive {
+            lease: Some(lease),
+            filled,
+            ..
+        }) = &mut self.current
+        else {
+            return &mut [];
+        };
+        let len_bytes = lease.len_bytes();
+        lease::bytes_mut(lease, *filled, len_bytes)
+    }
+
+    /// `count` bytes were received into [`Transmission::payload`].
+    pub fn payload_received(&mut self, count: usize, queue: &mut dyn BlockQueue) {
+        if let Some(Current::Receive { filled, .. }) = &mut self.current {
+            *filled += u32::try_from(count).unwrap_or(0);
+        }
+        self.advance(queue);
+    }
+
+    /// Takes a request from the start of `bytes`.
+    fn take_request(&mut self, bytes: &[u8], queue: &mut dyn BlockQueue) -> usize {
+        if !self.has_room() {
+            return 0;
+        }
+        let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return 0;
+        };
+        let Some(request) = Request::parse(header, &self.geometry) else {
+            self.stop("a request without its magic");
+            return HEADER_BYTES;
+        };
+        if let Some(error) = request.refused {
+            self.reply(request.cookie, Reply::Error(error), request.command);
+            let left_bytes = request.payload_bytes();
+            self.current = (left_bytes > 0).then_some(Current::Skip { left_bytes });
+            return HEADER_BYTES;
+        }
+        if request.command == Some(Command::Disconnect) {
+            self.stop("the client disconnected");
+            return HEADER_BYTES;
+        }
+        if let Some(slot) = self.free.pop()
+            && let Some(entry) = self.open.get_mut(usize::from(slot))
+        {
+            *entry = Some(Open::new(request));
+            self.current = Some(match request.command {
+                Some(Command::Write { .. }) => Current::Receive {
+                    slot,
+                    lease: None,
+                    filled: 0,
+                },
+                _ => Current::Submit { slot },
+            });
+        }
+        self.advance(queue);
+        HEADER_BYTES
+    }
+
+    /// Submits what can be submitted. To be called after completions of any kind.
+    pub fn advance(&mut self, queue: &mut dyn BlockQueue) {
+        while let Some(&slot) = self.flushes.front() {
+            if !self.start(slot, Op::Flush, 0, None, queue) {
+                return;
+            }
+            self.flushes.pop_front();
+        }
+        // Bounded by the I/Os of one request: `step` ends or submits one.
+        while self.step(queue) {}
+    }
+
+    /// One step of the current request; `false` when there is none that can be done.
+    fn step(&mut self, queue: &mut dyn BlockQueue) -> bool {
+        let Some(current) = self.current.take() else {
+            return false;
+        };
+        let (Current::Submit { slot } | Current::Receive { slot, .. }) = current else {
+            self.current = Some(current);
+            return false;
+        };
+        let Some(open) = self.open.get(usize::from(slot)).and_then(Option::as_ref) else {
+            return false;
+        };
+        let (request, chunk) = (open.request, open.started);
+        if chunk == open.ios() {
+            return false;
+        }
+        let (_, len_bytes) = request.chunk(chunk);
+        let data = matches!(request.command, Some(Command::Read | Command::Write { .. }));
+        let op = op(&request, chunk, self.geometry.lba_bytes);
+        match current {
+            Current::Submit { .. } => {
+                let lease = if data {
+                    let Some(lease) = self.take_lease(len_bytes, queue) else {
+                        self.current = Some(current);
+                        return false;
+                    };
+                    Some(lease)
+                } else {
+                    None
+                };
+                let started = self.start(slot, op, chunk, lease, queue);
+                self.current = Some(Current::Submit { slot });
+                started
+            }
+            Current::Receive { lease: None, .. } => {
+                let lease = self.take_lease(len_bytes, queue);
+                let taken = lease.is_some();
+                self.current = Some(Current::Receive {
+                    slot,
+                    lease,
+                    filled: 0,
+                });
+                taken
+            }
+            Current::Receive {
+                lease: Some(lease),
+                filled,
+                ..
+            } if filled < len_bytes => {
+                self.current = Some(Current::Receive {
+                    slot,
+                    lease: Some(lease),
+                    filled,
+                });
+                false
+            }
+            Current::Receive {
+                lease: Some(lease), ..
+            } => self.submit_write(slot, op, chunk, lease, queue),
+            Current::Skip { .. } => false,
+        }
+    }
+
+    /// Submits a chunk of a write that has been received.
+    fn submit_write(
+        &mut self,
+        slot: u16,
+        op: Op,
+        chunk: u32,
+        lease: Buffer,
+        queue: &mut dyn BlockQueue,
+    ) -> bool {
+        let filled = lease.len_bytes();
+        let (started, lease) = self.try_start(slot, op, chunk, Some(lease), queue);
+        self.current = Some(Current::Receive {
+            slot,
+            lease,
+            filled: if started { 0 } else { filled },
+        });
+        started
+    }
+
+    fn take_lease(&mut self, len_bytes: u32, queue: &mut dyn BlockQueue) -> Option<Buffer> {
+        if self.held_bytes > HELD_BYTES_MAX - len_bytes {
+            return None;
+        }
+        let lease = queue.take(len_bytes)?;
+        self.held_bytes += len_bytes;
+        Some(lease)
+    }
+
+    fn drop_lease(&mut self, lease: Option<Buffer>) {
+        if let Some(lease) = lease {
+            self.held_bytes -= lease.len_bytes();
+        }
+    }
+
+    /// As [`Transmission::try_start`], dropping the lease when there is no room.
+    fn start(
+        &mut self,
+        slot: u16,
+        op: Op,
+        chunk: u32,
+        lease: Option<Buffer>,
+        queue: &mut dyn BlockQueue,
+    ) -> bool {
+        let (started, lease) = self.try_start(slot, op, chunk, lease, queue);
+        self.drop_lease(lease);
+        started
+    }
+
+    /// Submits an I/O. `false`, and the lease, when there is no room for it now.
+    fn try_start(
+        &mut self,
+        slot: u16,
+        op: Op,
+        chunk: u32,
+        lease: Option<Buffer>,
+        queue: &mut dyn BlockQueue,
+    ) -> (bool, Option<Buffer>) {
+        let (result, lease) = match queue.submit(token(slot, chunk), op, lease) {
+            Ok(()) => (Ok(()), None),
+            Err(refused) => match refused.reason {
+                SubmitError::Busy => return (false, refused.buffer),
+                SubmitError::Invalid(error) => (Err(error), refused.buffer),
+            },
+        };
+        let Some(open) = self.open_mut(slot) else {
+            return (true, lease);
+        };
+        open.in_flight += 1;
+        if !open.flushed {
+            open.started += 1;
+        }
+        if let Err(error) = result {
+            self.finished(slot, chunk, Err(error), lease);
+        }
+        (true, None)
+    }
+
+    /// An I/O submitted with `token` is finished.
+    pub fn completed(&mut self, token: u64, result: Result<(), IoError>, lease: Option<Buffer>) {
+        let (slot, chunk) = untoken(token);
+        self.finished(slot, chunk, result, lease);
+    }
+
+    fn finished(
+        &mut self,
+        slot: u16,
+        chunk: u32,
+        result: Result<(), IoError>,
+        lease: Option<Buffer>,
+    ) {
+        let Some(open) = self.open_mut(slot) else {
+            return self.drop_lease(lease);
+        };
+        open.in_flight -= 1;
+        let command = open.request.command;
+        match (result, command) {
+            (Ok(()), Some(Command::Read)) if open.error.is_none() => {
+                if let Some(lease) = lease {
+                    self.chunk_read(slot, chunk, lease);
+                }
+            }
+            (Ok(()), Some(Command::Trim { fua: true })) if !open.flushed => {
+                open.flushed = true;
+                self.flushes.push_back(slot);
+                return self.drop_lease(lease);
+            }
+            (Ok(()), _) => self.drop_lease(lease),
+            (Err(error), _) => {
+                tracing::debug!("an I/O of an NBD client failed: {error}");
+                let error = NbdError::from(Fault::of(&error));
+                open.error.get_or_insert(error);
+                if command == Some(Command::Read) {
+                    // What is not submitted yet is not worth the trouble.
+                    open.started = open.ios();
+                }
+                self.drop_lease(lease);
+            }
+        }
+        self.close_if_finished(slot);
+    }
+
+    /// Queues a chunk of a read for sending, in order where the reply has no offsets.
+    fn chunk_read(&mut self, slot: u16, chunk: u32, lease: Buffer) {
+        let structured = self.structured;
+        let Some(open) = self.open_mut(slot) else {
+            return self.drop_lease(Some(lease));
+        };
+        let (cookie, request) = (open.request.cookie, open.request);
+        if structured {
+            let offset_bytes = request.offset_bytes + u64::from(request.chunk(chunk).0);
+            let done = open.is_finished();
+            open.sent += 1;
+            return self.send(Outgoing::data_chunk(cookie, offset_bytes, lease, done));
+        }
+        if chunk != open.sent {
+            return open.early.push((chunk, lease));
+        }
+        let mut next = Some(lease);
+        while let Some(lease) = next {
+            let first = self.open_mut(slot).is_some_and(|open| open.sent == 0);
+            self.send(if first {
+                Outgoing::simple_data(cookie, lease)
+            } else {
+                Outgoing::more_data(lease)
+            });
+            next = self.open_mut(slot).and_then(|open| {
+                open.sent += 1;
+                let at = open.early.iter().position(|(chunk, _)| *chunk == open.sent);
+                at.map(|at| open.early.swap_remove(at).1)
+            });
+        }
+    }
+
+    fn close_if_finished(&mut self, slot: u16) {
+        let Some(entry) = self.open.get_mut(usize::from(slot)) else {
+            return;
+        };
+        if !entry.as_ref().is_some_and(Open::is_finished) {
+            return;
+        }
+        let Some(open) = entry.take() else {
+            return;
+        };
+        self.free.push(slot);
+        for (_, lease) in open.early {
+            self.drop_lease(Some(lease));
+        }
+        let is_read = open.request.command == Some(Command::Read);
+        match open.error {
+            Some(_) if is_read && !self.structured && open.sent > 0 => {
+                // "the server MUST initiate a hard disconnect" when an error comes after the
+                // head of a simple reply to a read.
+                self.break_off("a read failed after its reply had begun");
+            }
+            Some(error) => {
+                self.reply(
+                    open.request.cookie,
+                    Reply::Error(error),
+                    open.request.command,
+                );
+            }
+            // Its chunks are its reply.
+            None if is_read => {}
+            None => self.reply(open.request.cookie, Reply::Done, open.request.command),
+        }
+    }
+
+    fn reply(&mut self, cookie: u64, reply: Reply, command: Option<Command>) {
+        let structured = self.structured && command == Some(Command::Read);
+        self.send(Outgoing::status(cookie, reply, structured));
+    }
+
+    fn send(&mut self, outgoing: Outgoing) {
+        if self.broken {
+            self.drop_lease(outgoing.into_lease());
+        } else {
+            self.output.push_back(outgoing);
+        }
+    }
+
+    /// Fills `slices` with what is to be sent, and returns how many it filled.
+    #[must_use]
+    pub fn output<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let parts = self.output.iter().flat_map(Outgoing::parts);
+        let parts = std::iter::once(&self.first[..]).chain(parts);
+        let mut count = 0;
+        for (slice, part) in slices.iter_mut().zip(parts.filter(|part| !part.is_empty())) {
+            *slice = IoSlice::new(part);
+            count += 1;
+        }
+        count
+    }
+
+    /// `count` bytes of the output were sent.
+    pub fn sent(&mut self, mut count: usize) {
+        let of_first = count.min(self.first.len());
+        self.first.drain(..of_first);
+        count -= of_first;
+        while count > 0 {
+            let Some(first) = self.output.front_mut() else {
+                return;
+            };
+            count -= first.advance(count);
+            if first.is_sent()
+                && let Some(sent) = self.output.pop_front()
+            {
+                self.drop_lease(sent.into_lease());
+            }
+        }
+    }
+}
