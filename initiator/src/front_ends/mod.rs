@@ -9,6 +9,7 @@
 pub mod block;
 #[cfg(test)]
 mod fake;
+pub mod fuse;
 mod lease;
 pub mod nbd;
 

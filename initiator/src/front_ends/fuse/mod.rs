@@ -1,0 +1,16 @@
+//! A volume as a file, for the loop driver: with it a disk of the machine.
+//!
+//! The kernel's protocol is spoken here rather than through a crate: the driver's thread reads
+//! requests itself, data of writes lands in registered memory and replies to reads are sent from
+//! it. [`request`] and [`file_system`] are without I/O.
+
+mod device;
+pub mod file_system;
+mod front_end;
+pub mod request;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use device::{FuseError, FuseMount};
+pub use front_end::FuseFrontEnd;
