@@ -3,10 +3,14 @@
 mod args;
 mod bench;
 mod discover;
+mod disk;
 mod identify;
 mod io;
 mod logs;
+mod mount;
 mod output;
+mod serve;
+mod volume;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -48,6 +52,21 @@ enum Command {
     Flush(io::Flush),
     /// Measure a namespace, with the words of fio.
     Bench(bench::Bench),
+    /// Make a volume a disk of this machine, and print its device.
+    Attach(disk::Attach),
+    /// End a disk that `attach` made.
+    Detach(disk::Detach),
+    /// Attach a volume and mount the file system on it.
+    Mount(mount::Mount),
+    /// Unmount a file system on a volume, and end the disk that `mount` made.
+    Umount(mount::Umount),
+    /// List the volumes attached to this machine.
+    List(disk::List),
+    /// Serve a volume to NBD clients on a unix socket, until SIGINT or SIGTERM.
+    ServeNbd(serve::ServeNbd),
+    /// The process behind `attach` and `mount`.
+    #[command(hide = true)]
+    ServeFuse(serve::ServeFuse),
 }
 
 /// Runs what the command line asks. Failure is told on stderr and in the exit status.
@@ -65,6 +84,13 @@ pub(crate) fn run() -> ExitCode {
         Command::Write(command) => command.run(),
         Command::Flush(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Attach(command) => command.run(),
+        Command::Detach(command) => command.run(),
+        Command::Mount(command) => command.run(),
+        Command::Umount(command) => command.run(),
+        Command::List(command) => command.run(),
+        Command::ServeNbd(command) => command.run(),
+        Command::ServeFuse(command) => command.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use bytesize::ByteSize;
+use comfy_table::Table;
 use serde_json::{Map, Value};
 
 /// Writes a line to stdout.
@@ -19,6 +21,12 @@ pub(crate) fn json(value: &Value) -> Result<()> {
 
 /// Tells an error and its causes on stderr, in one line.
 pub(crate) fn error(error: &anyhow::Error) {
+    // There is nowhere left to tell that stderr is gone.
+    let _ = writeln!(io::stderr(), "capstan: {}", chain(error));
+}
+
+/// An error and its causes in one line.
+pub(crate) fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
         let cause = cause.to_string();
@@ -31,8 +39,21 @@ pub(crate) fn error(error: &anyhow::Error) {
         }
         text.push_str(&cause);
     }
-    // There is nowhere left to tell that stderr is gone.
-    let _ = writeln!(io::stderr(), "capstan: {text}");
+    text
+}
+
+/// Prints a table without lines.
+pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Result<()> {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header(head);
+    table.add_rows(rows);
+    line(&table.trim_fmt())
+}
+
+/// A size for people, in powers of 1024.
+pub(crate) fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
 }
 
 /// Whether the reader of stdout has gone away, which is its right.

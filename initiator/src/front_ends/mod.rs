@@ -1,12 +1,14 @@
 //! Front ends: a volume for software that knows nothing of NVMe.
 //!
 //! * [`nbd`]: a unix socket that speaks NBD; no root needed.
-//! * [`fuse`]: a file, and on it a loop device: a disk of the machine.
+//! * [`fuse`]: a file.
+//! * [`disk`]: that file as a loop device: a disk of the machine.
 //!
 //! They run on the driver's thread: what they read from their descriptors lands in registered
 //! memory, and what the controller wrote there is sent from it.
 
 pub mod block;
+pub mod disk;
 #[cfg(test)]
 mod fake;
 pub mod fuse;

@@ -1,0 +1,298 @@
+//! `capstan attach`, `detach` and `list`: volumes as disks of this machine.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
+use capstan_initiator::front_ends::disk::loop_device::device_numbers;
+use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
+use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::front_ends::disk::serve::clear_loop;
+use clap::Args;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::args::OutputArgs;
+use super::output;
+use super::volume::{VolumeArgs, require_root};
+
+/// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
+/// association has five seconds.
+const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Arguments of `attach`.
+#[derive(Args, Debug)]
+pub(crate) struct Attach {
+    #[command(flatten)]
+    volume: VolumeArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl Attach {
+    pub(crate) fn run(&self) -> Result<()> {
+        let (_, record) = self.volume.attach()?;
+        if self.output.is_json() {
+            return output::json(&serde_json::to_value(&record)?);
+        }
+        output::line(&record.device.display().to_string())
+    }
+}
+
+/// Arguments of `detach`.
+#[derive(Args, Debug)]
+pub(crate) struct Detach {
+    /// The disk, as `attach` printed it.
+    device: PathBuf,
+    /// End the serving process first: I/O in progress fails.
+    #[arg(long)]
+    force: bool,
+}
+
+impl Detach {
+    pub(crate) fn run(&self) -> Result<()> {
+        require_root("detaching a volume needs root")?;
+        let (dir, record) = find_device(&self.device)?;
+        if self.force {
+            end_process(&record)?;
+        }
+        detach(&dir, &record)
+    }
+}
+
+/// Arguments of `list`.
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl List {
+    pub(crate) fn run(&self) -> Result<()> {
+        let mut rows = Vec::new();
+        for (dir, record) in volumes(&run_dir())? {
+            match record {
+                Some(record) => rows.extend(Row::new(&dir, record)?),
+                None => clean_up_unborn(&dir),
+            }
+        }
+        if self.output.is_json() {
+            let volumes: Vec<Value> = rows.iter().map(Row::json).collect();
+            return output::json(&json!({ "volumes": volumes }));
+        }
+        if rows.is_empty() {
+            return output::line("no volume is attached");
+        }
+        output::table(
+            &[
+                "VOLUME",
+                "DEVICE",
+                "SIZE",
+                "MOUNT POINT",
+                "TARGET",
+                "STATE",
+                "PID",
+            ],
+            rows.iter().map(Row::cells),
+        )
+    }
+}
+
+/// One volume in the list.
+struct Row {
+    record: Record,
+    mounts: Vec<Mount>,
+    state: State,
+}
+
+impl Row {
+    /// `None` when the volume's process had died and what it left could be cleaned up.
+    fn new(dir: &VolumeDir, record: Record) -> Result<Option<Self>> {
+        let mounts = mounts_of(&device_numbers(&record.device)).context("/proc/self/mountinfo")?;
+        let state = if record.process.is_alive() {
+            match ask(&dir.control(), Request::Status) {
+                Ok(Answer::Status(state)) => state,
+                Ok(other) => plain("confused", format!("answered {other:?}")),
+                Err(error) => plain("silent", format!("does not answer: {error}")),
+            }
+        } else if mounts.is_empty() && clean_up(dir, &record).is_ok() {
+            return Ok(None);
+        } else {
+            let text = "the serving process has died; I/O fails".to_owned();
+            plain("dead", text)
+        };
+        Ok(Some(Self {
+            record,
+            mounts,
+            state,
+        }))
+    }
+
+    fn mount_points(&self) -> Vec<String> {
+        let points = self
+            .mounts
+            .iter()
+            .map(|m| m.mount_point.display().to_string());
+        points.collect()
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "volume": format!("{}/{}", self.record.subnqn, self.record.nsid),
+            "subnqn": self.record.subnqn,
+            "nsid": self.record.nsid,
+            "device": self.record.device,
+            "size_bytes": self.record.size_bytes,
+            "lba_bytes": self.record.lba_bytes,
+            "read_only": self.record.read_only,
+            "mount_points": self.mount_points(),
+            "traddr": self.record.traddr,
+            "trsvcid": self.record.trsvcid,
+            "state": self.state.state,
+            "attempt": self.state.attempt,
+            "detail": self.state.detail,
+            "pid": self.record.process.pid,
+        })
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let mounts = self.mount_points();
+        vec![
+            format!("{}/{}", self.record.subnqn, self.record.nsid),
+            self.record.device.display().to_string(),
+            output::size(self.record.size_bytes),
+            if mounts.is_empty() {
+                "-".to_owned()
+            } else {
+                mounts.join(" ")
+            },
+            format!("{}:{}", self.record.traddr, self.record.trsvcid),
+            match self.state.state.as_str() {
+                "live" => "live".to_owned(),
+                _ => self.state.detail.clone(),
+            },
+            self.record.process.pid.to_string(),
+        ]
+    }
+}
+
+fn plain(state: &str, detail: String) -> State {
+    State {
+        state: state.to_owned(),
+        attempt: None,
+        detail,
+    }
+}
+
+/// The volume whose disk is `device`.
+pub(super) fn find_device(device: &Path) -> Result<(VolumeDir, Record)> {
+    let path = std::fs::canonicalize(device).with_context(|| device.display().to_string())?;
+    find(|record| record.device == path)?.ok_or_else(|| {
+        anyhow!(
+            "{} is no volume of capstan; `capstan list` shows those that are attached",
+            device.display()
+        )
+    })
+}
+
+/// The volume that is `wanted`.
+pub(super) fn find(wanted: impl Fn(&Record) -> bool) -> Result<Option<(VolumeDir, Record)>> {
+    let volumes = volumes(&run_dir())?;
+    let mut found: Vec<_> = volumes
+        .into_iter()
+        .filter_map(|(dir, record)| Some((dir, record?)))
+        .filter(|(_, record)| wanted(record))
+        .collect();
+    // A dead volume may have left a record of a device that is another's by now.
+    found.sort_by_key(|(_, record)| !record.process.is_alive());
+    Ok(found.into_iter().next())
+}
+
+/// Ends a volume that is not in use.
+pub(super) fn detach(dir: &VolumeDir, record: &Record) -> Result<()> {
+    if !record.process.is_alive() {
+        return clean_up(dir, record);
+    }
+    match ask(&dir.control(), Request::Detach) {
+        Ok(Answer::Detached) => wait_for_exit(record),
+        Ok(Answer::Refused(reason)) => bail!("{reason}"),
+        Ok(other) => bail!("process {} answered {other:?}", record.process.pid),
+        // It has just gone by itself.
+        Err(error) if is_gone(&error) => wait_for_exit(record),
+        Err(error) => Err(error).with_context(|| {
+            format!(
+                "process {} does not answer; its log is {}; --force ends it",
+                record.process.pid,
+                dir.log().display()
+            )
+        }),
+    }
+}
+
+fn is_gone(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset
+    )
+}
+
+/// Waits until the serving process has ended.
+pub(super) fn wait_for_exit(record: &Record) -> Result<()> {
+    if record.process.wait(EXIT_PATIENCE) {
+        return Ok(());
+    }
+    bail!(
+        "process {} still runs {} s after its disk has gone; `capstan list` tells what it does",
+        record.process.pid,
+        EXIT_PATIENCE.as_secs()
+    )
+}
+
+/// Ends the serving process at once: I/O in progress fails.
+pub(super) fn end_process(record: &Record) -> Result<()> {
+    if record.process.is_alive() {
+        kill(Pid::from_raw(record.process.pid), Signal::SIGKILL)
+            .with_context(|| format!("ending process {}", record.process.pid))?;
+        wait_for_exit(record)?;
+    }
+    Ok(())
+}
+
+/// Takes away what a process that has died left behind: loop device and folder. Its FUSE mount went
+/// with it.
+pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
+    clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
+    remove(dir)?;
+    tracing::warn!(
+        device = %record.device.display(),
+        pid = record.process.pid,
+        "cleaned up after a serving process that had died"
+    );
+    Ok(())
+}
+
+/// A folder without record: of a volume that is being attached, unless nobody holds its log.
+fn clean_up_unborn(dir: &VolumeDir) {
+    let log = std::fs::File::open(dir.log());
+    let abandoned = match log {
+        Ok(log) => log.try_lock().is_ok(),
+        // Between the folder and its log there is a moment.
+        Err(_) => false,
+    };
+    if abandoned && let Err(error) = remove(dir) {
+        tracing::warn!("{error:#}");
+    }
+}
+
+/// Removes a folder, and a FUSE mount in it that its process did not live to detach.
+fn remove(dir: &VolumeDir) -> Result<()> {
+    let mount_point = dir.mount_point();
+    if mount_point.exists() || dir.remove().is_err() {
+        let _ = nix::mount::umount2(&mount_point, nix::mount::MntFlags::MNT_DETACH);
+    }
+    dir.remove()
+        .with_context(|| format!("removing {}", dir.path().display()))
+}

@@ -1,0 +1,225 @@
+//! `capstan mount` and `umount`: file systems on volumes.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
+use capstan_initiator::front_ends::disk::loop_device::{LoopDevice, device_numbers};
+use capstan_initiator::front_ends::disk::mounts::{Mount as Mounted, mount_at, mounts_of};
+use capstan_initiator::front_ends::disk::record::Record;
+use clap::Args;
+
+use super::disk::{self, clean_up, end_process, find, find_device, wait_for_exit};
+use super::output;
+use super::volume::{VolumeArgs, require_root};
+
+/// Arguments of `mount`.
+#[derive(Args, Debug)]
+pub(crate) struct Mount {
+    #[command(flatten)]
+    volume: VolumeArgs,
+    /// Options of the file system, as for mount(8).
+    #[arg(short = 'o', long, value_name = "OPTIONS")]
+    options: Option<String>,
+    /// Kind of file system [default: what is found on the volume].
+    #[arg(long = "type", value_name = "TYPE")]
+    fs_type: Option<String>,
+    /// Folder to mount at.
+    mount_point: PathBuf,
+}
+
+impl Mount {
+    pub(crate) fn run(&self) -> Result<()> {
+        require_root("mounting a volume needs root")?;
+        let meta = std::fs::metadata(&self.mount_point);
+        if !meta.is_ok_and(|meta| meta.is_dir()) {
+            let point = self.mount_point.display();
+            bail!("mount point {point} is no folder; make it first: mkdir -p {point}");
+        }
+        let (dir, record) = self.volume.attach()?;
+        match self.mount(&record) {
+            Ok(fs_type) => output::line(&format!(
+                "{} mounted at {} ({fs_type})",
+                record.device.display(),
+                self.mount_point.display()
+            )),
+            Err(error) => {
+                if let Err(left) = disk::detach(&dir, &record) {
+                    return Err(error.context(format!(
+                        "{} stays attached ({left:#})",
+                        record.device.display()
+                    )));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Mounts an attached volume; the disk goes when the file system is unmounted, however that is
+    /// done.
+    fn mount(&self, record: &Record) -> Result<String> {
+        let device = record.device.as_path();
+        let fs_type = match &self.fs_type {
+            Some(fs_type) => fs_type.clone(),
+            None => probe(record)?,
+        };
+        let read_only = (record.read_only || self.volume.read_only).then_some("ro");
+        let options: Vec<&str> = read_only
+            .into_iter()
+            .chain(self.options.as_deref())
+            .collect();
+        let mut command = Command::new("mount");
+        command.args(["-t", &fs_type]);
+        if !options.is_empty() {
+            command.args(["-o", &options.join(",")]);
+        }
+        run(command.arg(device).arg(&self.mount_point))?;
+        if let Err(error) = check(&self.mount_point, device, &fs_type) {
+            // Whatever is there is not what was asked for.
+            let _ = run(Command::new("umount").arg(&self.mount_point));
+            return Err(error);
+        }
+        LoopDevice::open(device)?.set_autoclear()?;
+        Ok(fs_type)
+    }
+}
+
+/// The kind of file system on a volume.
+fn probe(record: &Record) -> Result<String> {
+    let device = record.device.as_path();
+    let output = Command::new("blkid")
+        .args(["-p", "-s", "TYPE", "-o", "value"])
+        .arg(device)
+        .output()
+        .context("running blkid (package util-linux)")?;
+    let found = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    bail!(
+        "namespace {} of {} holds no file system that blkid knows{}{told}; make one (`capstan \
+         attach …`, then `mkfs.ext4 DEVICE`), or say which with --type",
+        record.nsid,
+        record.subnqn,
+        if told.is_empty() { "" } else { ": " },
+    )
+}
+
+/// Makes sure that the file system at `mount_point` is the one on `device`: a mount that failed
+/// quietly would leave everything that follows on the local disk.
+fn check(mount_point: &Path, device: &Path, fs_type: &str) -> Result<()> {
+    let numbers = device_numbers(device);
+    let mounted = mount_at(mount_point).context("/proc/self/mountinfo")?;
+    match mounted {
+        Some(m) if numbers.contains(&m.device) && m.fs_type == fs_type => Ok(()),
+        Some(Mounted {
+            device: (major, minor),
+            fs_type: other,
+            ..
+        }) => bail!(
+            "at {} there is {other} on device {major}:{minor}, expected {fs_type} on {}",
+            mount_point.display(),
+            device.display()
+        ),
+        None => bail!(
+            "nothing is mounted at {}, expected {fs_type} on {}",
+            mount_point.display(),
+            device.display()
+        ),
+    }
+}
+
+/// Arguments of `umount`.
+#[derive(Args, Debug)]
+pub(crate) struct Umount {
+    /// Mount point, or the disk that is mounted.
+    target: PathBuf,
+    /// End the serving process first: I/O in progress fails, and what was not written is lost.
+    #[arg(long)]
+    force: bool,
+}
+
+impl Umount {
+    pub(crate) fn run(&self) -> Result<()> {
+        require_root("unmounting a volume needs root")?;
+        let (dir, record, mounts) = self.find()?;
+        if self.force {
+            end_process(&record)?;
+        }
+        for mount in &mounts {
+            run(Command::new("umount").arg(&mount.mount_point))?;
+        }
+        if !record.process.is_alive() {
+            return clean_up(&dir, &record);
+        }
+        let left = mounts_of(&device_numbers(&record.device)).context("/proc/self/mountinfo")?;
+        if let Some(other) = left.first() {
+            return output::line(&format!(
+                "{} is still mounted at {}",
+                record.device.display(),
+                other.mount_point.display()
+            ));
+        }
+        // Mounted by `capstan mount`, the disk goes with its file system.
+        let name = LoopDevice::open(&record.device)
+            .and_then(|device| Ok((device.name()?, device.is_autoclear()?)));
+        match name {
+            Ok((Some(name), false)) if name == record.loop_name => output::line(&format!(
+                "{} stays attached; capstan detach {}",
+                record.device.display(),
+                record.device.display()
+            )),
+            _ => wait_for_exit(&record),
+        }
+    }
+
+    /// The volume, and the mounts to undo.
+    fn find(
+        &self,
+    ) -> Result<(
+        capstan_initiator::front_ends::disk::record::VolumeDir,
+        Record,
+        Vec<Mounted>,
+    )> {
+        let target = self.target.display();
+        let meta = std::fs::metadata(&self.target);
+        let is_device = meta
+            .is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_block_device(&meta.file_type()));
+        if is_device {
+            let (dir, record) = find_device(&self.target)?;
+            let mounts = mounts_of(&device_numbers(&record.device));
+            return Ok((dir, record, mounts.context("/proc/self/mountinfo")?));
+        }
+        let mount = mount_at(&self.target)
+            .with_context(|| target.to_string())?
+            .ok_or_else(|| {
+                anyhow!("nothing is mounted at {target}; `capstan list` shows what is")
+            })?;
+        let found = find(|record| device_numbers(&record.device).contains(&mount.device))?;
+        let (dir, record) = found.ok_or_else(|| {
+            anyhow!(
+                "what is mounted at {target} is no volume of capstan; use umount, or see \
+                 `capstan list`"
+            )
+        })?;
+        Ok((dir, record, vec![mount]))
+    }
+}
+
+/// Runs a tool; fails with what it says.
+fn run(command: &mut Command) -> Result<()> {
+    let output = command
+        .output()
+        .with_context(|| format!("running {}", command.get_program().display()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let words: Vec<_> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect();
+    let told = String::from_utf8_lossy(&output.stderr);
+    bail!("{}: {} ({})", words.join(" "), told.trim(), output.status)
+}

@@ -1,0 +1,146 @@
+//! `capstan serve-nbd`, and the process behind `attach` and `mount`.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use capstan_initiator::Controller;
+use capstan_initiator::front_ends::Geometry;
+use capstan_initiator::front_ends::disk::record::VolumeDir;
+use capstan_initiator::front_ends::disk::serve::{self, DiskOptions};
+use capstan_initiator::front_ends::nbd::{NbdFrontEnd, NbdSocket};
+use capstan_initiator::host::Status;
+use clap::Args;
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{dup2_stdout, setsid};
+
+use super::output;
+use super::volume::{Report, VolumeArgs};
+
+/// Between two looks whether the association is still worth serving.
+const STATUS_CHECK: Duration = Duration::from_secs(5);
+
+/// Arguments of `serve-nbd`.
+#[derive(Args, Debug)]
+pub(crate) struct ServeNbd {
+    #[command(flatten)]
+    volume: VolumeArgs,
+    /// Unix socket to serve on; only this user can connect to it.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Name of the export; clients that ask for none get it, too.
+    #[arg(long, value_name = "NAME", default_value = "vol")]
+    export_name: String,
+}
+
+impl ServeNbd {
+    pub(crate) fn run(&self) -> Result<()> {
+        // Blocked before the driver's thread starts, which inherits the mask.
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        signals.thread_block().context("blocking signals")?;
+        let socket = NbdSocket::bind(&self.socket)?;
+        let options = self.volume.connect.options()?;
+        let nsid = self.volume.namespace_id;
+        let description = format!("{} namespace {nsid} at {}", options.subnqn, options.traddr);
+        let controller =
+            Controller::connect(options).with_context(|| format!("connecting to {description}"))?;
+        controller.volume_blocking(nsid)?;
+        let snapshot = controller.snapshot_blocking();
+        let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
+            bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
+        };
+        let geometry = Geometry::new(&snapshot.controller, namespace, self.volume.read_only);
+        let name = self.export_name.clone();
+        controller
+            .add_front_end(move |_| {
+                let front_end = NbdFrontEnd::new(socket, geometry, &name, &description)?;
+                Ok(Box::new(front_end))
+            })
+            .context("starting the NBD front end")?;
+        output::line(&format!(
+            "nbd+unix:///{}?socket={}",
+            self.export_name,
+            self.socket.display()
+        ))?;
+        let result = wait_for_the_end(&controller, &signals);
+        controller.close();
+        result
+    }
+}
+
+/// Waits for a signal, or for the association to fail for good.
+fn wait_for_the_end(controller: &Controller, signals: &SigSet) -> Result<()> {
+    use nix::sys::signalfd::{SfdFlags, SignalFd};
+    use std::os::fd::AsFd;
+
+    let signals = SignalFd::with_flags(signals, SfdFlags::SFD_CLOEXEC)?;
+    loop {
+        let mut fds = [nix::poll::PollFd::new(
+            signals.as_fd(),
+            nix::poll::PollFlags::POLLIN,
+        )];
+        let timeout =
+            nix::poll::PollTimeout::try_from(STATUS_CHECK).unwrap_or(nix::poll::PollTimeout::NONE);
+        if nix::poll::poll(&mut fds, timeout)? > 0 {
+            return Ok(());
+        }
+        match controller.snapshot_blocking().status {
+            Status::Failed(cause) => return Err((*cause).clone().into()),
+            Status::Closed => bail!("the association was closed"),
+            _ => {}
+        }
+    }
+}
+
+/// Arguments of `serve-fuse`.
+#[derive(Args, Debug)]
+pub(crate) struct ServeFuse {
+    #[command(flatten)]
+    volume: VolumeArgs,
+    /// Folder of the volume.
+    #[arg(long, value_name = "DIR")]
+    volume_dir: PathBuf,
+}
+
+impl ServeFuse {
+    /// The process outlives the one that started it; its stderr is the log, its stdout takes one
+    /// report.
+    pub(crate) fn run(&self) -> Result<()> {
+        // Away from the terminal and its signals. A leader of a group has done so already.
+        let _ = setsid();
+        let disk = DiskOptions {
+            nsid: self.volume.namespace_id,
+            read_only: self.volume.read_only,
+        };
+        let dir = VolumeDir::at(self.volume_dir.clone());
+        let mut told = false;
+        let result = self.volume.connect.options().and_then(|options| {
+            serve::serve(options, &disk, &dir, |record| {
+                told = true;
+                report(&Report::Ready(Box::new(record.clone())))
+            })
+            .map_err(anyhow::Error::from)
+        });
+        if let Err(error) = &result
+            && !told
+        {
+            // The log has it, too, if nobody listens.
+            let _ = report(&Report::Failed(output::chain(error)));
+        }
+        result
+    }
+}
+
+/// Tells the process that waits, and closes stdout, for which it waits as well.
+fn report(report: &Report) -> io::Result<()> {
+    let mut line = serde_json::to_vec(report)?;
+    line.push(b'\n');
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(&line)?;
+    stdout.flush()?;
+    let null = File::options().write(true).open("/dev/null")?;
+    dup2_stdout(&null)?;
+    Ok(())
+}

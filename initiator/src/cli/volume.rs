@@ -1,0 +1,197 @@
+//! Which volume to attach, and the process that serves it.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::args::ConnectArgs;
+
+/// What the serving process is called. systemd leaves processes alone at shutdown whose name begins
+/// with `@`, so that file systems on the disk are unmounted before it ends.
+const PROCESS_NAME: &str = "@capstan";
+/// Lines of the log that are told when the serving process dies.
+const LOG_LINES: usize = 10;
+
+/// A namespace to attach.
+#[derive(Args, Clone, Debug)]
+pub(super) struct VolumeArgs {
+    #[command(flatten)]
+    pub(super) connect: ConnectArgs,
+    /// Namespace.
+    #[arg(
+        short = 'N',
+        long,
+        visible_alias = "nsid",
+        value_name = "NSID",
+        default_value_t = 1
+    )]
+    pub(super) namespace_id: u32,
+    /// Refuse writes.
+    #[arg(short = 'r', long)]
+    pub(super) read_only: bool,
+}
+
+/// What the serving process says on its stdout, once.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Report {
+    /// The disk can be used.
+    Ready(Box<Record>),
+    /// There will be none.
+    Failed(String),
+}
+
+impl VolumeArgs {
+    /// The same as arguments, for another process.
+    fn to_args(&self) -> Vec<String> {
+        let connect = &self.connect;
+        let value = |value: &dyn std::fmt::Display| value.to_string();
+        let name = |value: Option<clap::builder::PossibleValue>| {
+            value.map_or_else(String::new, |value| value.get_name().to_owned())
+        };
+        let mut args = vec![
+            ("--transport", name(connect.transport.to_possible_value())),
+            ("--traddr", connect.traddr.clone()),
+            ("--trsvcid", value(&connect.trsvcid)),
+            ("--provider", name(connect.provider.to_possible_value())),
+            ("--nr-io-queues", value(&connect.nr_io_queues)),
+            ("--queue-size", value(&connect.queue_size)),
+            ("--keep-alive-tmo", value(&connect.keep_alive_tmo)),
+            ("--reconnect-delay", value(&connect.reconnect_delay)),
+            ("--ctrl-loss-tmo", value(&connect.ctrl_loss_tmo)),
+            ("--connect-timeout", value(&connect.connect_timeout)),
+            ("--io-timeout", value(&connect.io_timeout)),
+            ("--namespace-id", value(&self.namespace_id)),
+        ];
+        let optional = [
+            ("--nqn", connect.nqn.clone()),
+            ("--hostnqn", connect.hostnqn.clone()),
+            ("--hostid", connect.hostid.clone()),
+            (
+                "--host-traddr",
+                connect.host_traddr.map(|addr| addr.to_string()),
+            ),
+        ];
+        args.extend(
+            optional
+                .into_iter()
+                .filter_map(|(name, v)| Some((name, v?))),
+        );
+        // One word each, so that no value is taken for an option.
+        let mut args: Vec<String> = args
+            .into_iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        args.extend(self.read_only.then(|| "--read-only".to_owned()));
+        args
+    }
+
+    /// Starts a process that serves the volume, and waits until the disk can be used.
+    pub(super) fn attach(&self) -> Result<(VolumeDir, Record)> {
+        require_root("attaching a volume needs root (mount(2), loop devices)")?;
+        let dir = VolumeDir::create(&run_dir())?;
+        let attached = self
+            .spawn(&dir)
+            .and_then(|child| wait_until_ready(child, &dir));
+        match attached {
+            Ok(record) => Ok((dir, record)),
+            Err(error) => {
+                // Whatever the process left of it when it died.
+                let _ = dir.remove();
+                Err(error)
+            }
+        }
+    }
+
+    fn spawn(&self, dir: &VolumeDir) -> Result<Child> {
+        let log = dir.log();
+        let log = File::options()
+            .append(true)
+            .create_new(true)
+            .open(&log)
+            .with_context(|| log.display().to_string())?;
+        // Shared with the process as its stderr: locked as long as it lives.
+        log.try_lock()
+            .with_context(|| format!("locking {}", dir.log().display()))?;
+        let program = std::env::current_exe().context("finding the capstan program")?;
+        Command::new(&program)
+            .arg0(PROCESS_NAME)
+            .args(["--verbose", "serve-fuse", "--volume-dir"])
+            .arg(dir.path())
+            .args(self.to_args())
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("starting {}", program.display()))
+    }
+}
+
+/// Fails with the command that works when this user is not root.
+pub(super) fn require_root(what: &str) -> Result<()> {
+    if nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    let words: Vec<String> = std::env::args().collect();
+    bail!("{what}: sudo {}", words.join(" "))
+}
+
+fn wait_until_ready(mut child: Child, dir: &VolumeDir) -> Result<Record> {
+    let stdout = child.stdout.take().context("the process has no stdout")?;
+    let mut line = String::new();
+    BufReader::new(stdout)
+        .read_line(&mut line)
+        .context("waiting for the serving process")?;
+    match serde_json::from_str(&line) {
+        // It lives on without this one.
+        Ok(Report::Ready(record)) => return Ok(*record),
+        Ok(Report::Failed(text)) => {
+            child.wait().context("waiting for the serving process")?;
+            bail!("{text}")
+        }
+        Err(_) => {}
+    }
+    let status = child.wait().context("waiting for the serving process")?;
+    let log = std::fs::read_to_string(dir.log()).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    let last = lines.get(lines.len().saturating_sub(LOG_LINES)..);
+    bail!(
+        "the serving process ended ({status}) before the disk was ready; its last words:\n{}",
+        last.unwrap_or_default().join("\n")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::VolumeArgs;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        volume: VolumeArgs,
+    }
+
+    #[test]
+    fn arguments_survive_the_way_to_the_serving_process() {
+        for line in [
+            "x -t rdma -a ::1 -s 4421 -n nqn.x",
+            "x -a 10.0.0.1 -q nqn.h -I 00112233-4455-6677-8899-aabbccddeeff -w 10.0.0.2 \
+             --provider iwarp -i 4 -Q 64 -k 0 -c 3 -l -1 --connect-timeout 7 --io-timeout 9 \
+             --nsid 5 --read-only",
+        ] {
+            let parsed = Only::parse_from(line.split_whitespace());
+            let again = std::iter::once("x".to_owned()).chain(parsed.volume.to_args());
+            let again = Only::parse_from(again);
+            assert_eq!(format!("{again:?}"), format!("{parsed:?}"));
+        }
+    }
+}

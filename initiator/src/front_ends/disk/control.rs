@@ -1,0 +1,159 @@
+//! The socket of a serving process: one request, one answer, both a line of JSON.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How long either side waits for the other. The serving process answers at once or after a
+/// detach, which has a limit of its own.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest line, in bytes.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+
+/// What a serving process is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Where the association is.
+    Status,
+    /// End in order, unless the disk is in use.
+    Detach,
+}
+
+/// What it answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// Where the association is.
+    Status(State),
+    /// The disk is gone; the process ends.
+    Detached,
+    /// It is not possible, for this reason.
+    Refused(String),
+}
+
+/// Where an association is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// `live`, `reconnecting` or `lost`.
+    pub state: String,
+    /// The attempt that is under way or comes next, when reconnecting.
+    pub attempt: Option<u32>,
+    /// In words.
+    pub detail: String,
+}
+
+/// The serving side.
+#[derive(Debug)]
+pub struct ControlSocket {
+    listener: UnixListener,
+}
+
+impl ControlSocket {
+    /// Listens at `path`, in a folder that only its owner can enter.
+    ///
+    /// # Errors
+    /// bind(2).
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener })
+    }
+
+    /// Takes one request; `None` when none has come, or it made no sense.
+    #[must_use]
+    pub fn accept(&self) -> Option<(Request, Asker)> {
+        let (stream, _) = self.listener.accept().ok()?;
+        stream.set_nonblocking(false).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+        stream
+            .set_write_timeout(Some(Duration::from_secs(1)))
+            .ok()?;
+        let request = receive(&stream).ok()?;
+        Some((request, Asker(stream)))
+    }
+}
+
+impl AsFd for ControlSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Who asked.
+#[derive(Debug)]
+pub struct Asker(UnixStream);
+
+impl Asker {
+    /// Answers. If nobody listens any more, nobody needs to know.
+    pub fn answer(self, answer: &Answer) {
+        let _ = send(&self.0, answer);
+    }
+}
+
+/// Asks the serving process behind `path`.
+///
+/// # Errors
+/// Nobody listens there, or no answer comes in time.
+pub fn ask(path: &Path, request: Request) -> io::Result<Answer> {
+    let stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    send(&stream, &request)?;
+    receive(&stream)
+}
+
+fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+fn receive<T: for<'de> Deserialize<'de>>(stream: &UnixStream) -> io::Result<T> {
+    let mut line = Vec::new();
+    BufReader::new(stream.take(LINE_BYTES_MAX)).read_until(b'\n', &mut line)?;
+    Ok(serde_json::from_slice(&line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::{Answer, ControlSocket, Request, State, ask};
+
+    #[test]
+    fn a_question_is_answered() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control");
+        let socket = ControlSocket::bind(&path).unwrap();
+        assert!(socket.accept().is_none());
+        let asking = {
+            let path = path.clone();
+            std::thread::spawn(move || ask(&path, Request::Status).unwrap())
+        };
+        let (request, asker) = loop {
+            if let Some(asked) = socket.accept() {
+                break asked;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(request, Request::Status);
+        let answer = Answer::Status(State {
+            state: "live".to_owned(),
+            attempt: None,
+            detail: "live".to_owned(),
+        });
+        asker.answer(&answer);
+        assert_eq!(asking.join().unwrap(), answer);
+        let mut rude = UnixStream::connect(&path).unwrap();
+        rude.write_all(b"what?\n").unwrap();
+        assert!(socket.accept().is_none());
+        drop(socket);
+        assert!(ask(&path, Request::Detach).is_err());
+    }
+}

@@ -1,0 +1,8 @@
+//! A volume as a disk of the machine: FUSE file, loop device, and a process that serves them.
+
+pub mod control;
+pub mod loop_device;
+pub mod mounts;
+mod process;
+pub mod record;
+pub mod serve;
