@@ -94,7 +94,11 @@ impl Engine {
                 return;
             }
         };
-        self.traffic = true;
+        // The answer to a Keep Alive does not make the next one superfluous.
+        self.traffic |= matches!(
+            self.line_slot(qid, slot).map(|slot| &slot.owner),
+            Some(Owner::Io(_))
+        );
         self.answered(qid, slot, &cqe, wc.invalidated, now_us);
     }
 
