@@ -170,9 +170,9 @@ impl Row {
                 mounts.join(" ")
             },
             format!("{}:{}", self.record.traddr, self.record.trsvcid),
-            match self.state.state.as_str() {
-                "live" => "live".to_owned(),
-                _ => self.state.detail.clone(),
+            match self.state.attempt {
+                Some(attempt) => format!("{}, attempt {attempt}", self.state.state),
+                None => self.state.state.clone(),
             },
             self.record.process.pid.to_string(),
         ]
