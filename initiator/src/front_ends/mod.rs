@@ -12,7 +12,7 @@ pub mod disk;
 #[cfg(test)]
 mod fake;
 pub mod fuse;
-mod lease;
+pub mod lease;
 pub mod nbd;
 
 pub use block::{BlockQueue, Fault, Geometry};

@@ -1,8 +1,8 @@
 //! The FUSE file on the driver's thread.
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use capstan_memory::{Buffer, Pool};
 use nix::errno::Errno;
@@ -16,7 +16,7 @@ use crate::driver::{Completion, Op, SubmitError};
 use crate::error::IoError;
 use crate::front_end::{FrontEnd, QueueHandle};
 use crate::front_ends::block::{BlockQueue, Fault, Geometry, NamespaceQueue};
-use crate::front_ends::lease;
+use crate::front_ends::lease::{self, Part, Place};
 
 /// Requests taken in one turn.
 const REQUESTS_PER_TURN: u32 = 64;
@@ -137,9 +137,15 @@ impl FuseFrontEnd {
             if !self.wants_requests() {
                 break;
             }
-            let landing = lease::bytes_mut(&mut self.landing, 0, TRANSFER_BYTES_MAX);
-            let mut slices = [IoSliceMut::new(&mut self.head), IoSliceMut::new(landing)];
-            match self.device.0.read_vectored(&mut slices) {
+            let mut places = [
+                Place::Bytes(&mut self.head),
+                Place::Lease {
+                    lease: &mut self.landing,
+                    start: 0,
+                    len_bytes: TRANSFER_BYTES_MAX,
+                },
+            ];
+            match lease::receive(self.device.0.as_fd(), &mut places) {
                 Ok(count) => {
                     busy = true;
                     self.take_request(count, queue);
@@ -345,9 +351,12 @@ impl FuseFrontEnd {
         }
         match kind {
             Kind::Read { skip, len_bytes } => {
-                let lease = lease.as_ref();
-                let data = lease.map_or(&[][..], |l| lease::bytes(l, skip, skip + len_bytes));
-                self.device.reply(unique, data);
+                let data = lease.as_ref().map_or(Part::EMPTY, |lease| Part::Lease {
+                    lease,
+                    start: skip,
+                    len_bytes,
+                });
+                self.device.send(unique, 0, data);
             }
             Kind::Write { len_bytes } => {
                 let out = WriteOut {
@@ -413,22 +422,22 @@ struct Device(File);
 
 impl Device {
     fn reply(&mut self, unique: u64, data: &[u8]) {
-        self.send(unique, 0, data);
+        self.send(unique, 0, Part::Bytes(data));
     }
 
     fn error(&mut self, unique: u64, errno: Errno) {
-        self.send(unique, -(errno as i32), &[]);
+        self.send(unique, -(errno as i32), Part::EMPTY);
     }
 
-    fn send(&mut self, unique: u64, error: i32, data: &[u8]) {
+    fn send(&mut self, unique: u64, error: i32, data: Part<'_>) {
         let len = size_of::<OutHeader>() + data.len();
         let header = OutHeader {
             len_bytes: u32::try_from(len).unwrap_or(u32::MAX),
             error,
             unique,
         };
-        let slices = [IoSlice::new(header.as_bytes()), IoSlice::new(data)];
-        match self.0.write_vectored(&slices) {
+        let parts = [Part::Bytes(header.as_bytes()), data];
+        match lease::send(self.0.as_fd(), &parts) {
             Ok(_) => {}
             // Nobody waits for it any more.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}

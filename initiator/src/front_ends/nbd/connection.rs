@@ -1,6 +1,7 @@
 //! One connection: a socket, its handshake, its transmission phase.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use capstan_memory::Buffer;
@@ -10,6 +11,7 @@ use super::transmission::Transmission;
 use super::wire::OptionHeader;
 use crate::error::IoError;
 use crate::front_ends::block::{BlockQueue, Geometry};
+use crate::front_ends::lease::{self, PARTS_MAX, Part, Place};
 
 /// Bytes read ahead of the protocol: some hundred requests, or the largest option. Data of writes
 /// beyond it goes straight to registered memory.
@@ -17,8 +19,6 @@ const INPUT_BYTES: usize = 16 << 10;
 const _: () = assert!(INPUT_BYTES >= size_of::<OptionHeader>() + OPTION_BYTES_MAX as usize);
 /// `recv` calls of one connection in one turn.
 const READS_PER_TURN: u32 = 16;
-/// Pieces of replies in one `send`.
-const SLICES: usize = 64;
 /// Bytes of unsent handshake replies, beyond which no option is taken.
 const REPLY_BYTES_MAX: usize = 64 << 10;
 
@@ -248,14 +248,15 @@ impl Connection {
             self.end += count;
             return Ok(count);
         };
-        let payload = transmission.payload();
-        let payload_len = payload.len();
-        let count = if payload_len == 0 {
-            stream.read(ahead)?
-        } else {
-            stream.read_vectored(&mut [IoSliceMut::new(payload), IoSliceMut::new(ahead)])?
+        let (count, of_payload) = match transmission.payload() {
+            None => (stream.read(ahead)?, 0),
+            Some(payload) => {
+                let room = payload.len();
+                let places = &mut [payload, Place::Bytes(ahead)];
+                let count = lease::receive(stream.as_fd(), places)?;
+                (count, count.min(room))
+            }
         };
-        let of_payload = count.min(payload_len);
         self.end += count - of_payload;
         if of_payload > 0 {
             transmission.payload_received(of_payload, queue);
@@ -278,12 +279,13 @@ impl Connection {
                 Ok(count)
             }
             Phase::Transmission(transmission) => {
-                let mut slices = [IoSlice::new(&[]); SLICES];
-                let filled = transmission.output(&mut slices);
+                let mut parts = [Part::EMPTY; PARTS_MAX];
+                let filled = transmission.output(&mut parts);
                 if filled == 0 {
                     return Ok(0);
                 }
-                let count = stream.write_vectored(slices.get(..filled).unwrap_or_default())?;
+                let parts = parts.get(..filled).unwrap_or_default();
+                let count = lease::send(stream.as_fd(), parts)?;
                 transmission.sent(count);
                 Ok(count)
             }

@@ -7,7 +7,7 @@ use super::wire::{
     CHUNK_DONE, ChunkType, ErrorChunk, NbdError, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
     SimpleReply, StructuredReply,
 };
-use crate::front_ends::lease;
+use crate::front_ends::lease::Part;
 
 /// Bytes of the longest head: a chunk with the offset of its data.
 const HEAD_BYTES_MAX: usize = size_of::<StructuredReply>() + 8;
@@ -90,13 +90,17 @@ impl Outgoing {
     }
 
     /// What is left to send: of the head, and of the data.
-    pub(super) fn parts(&self) -> [&[u8]; 2] {
+    pub(super) fn parts(&self) -> [Part<'_>; 2] {
         let head = self.head.get(self.sent..self.head_len).unwrap_or_default();
-        let data = self.lease.as_ref().map_or(&[][..], |lease| {
+        let data = self.lease.as_ref().map_or(Part::EMPTY, |lease| {
             let start = u32::try_from(self.sent.saturating_sub(self.head_len)).unwrap_or(u32::MAX);
-            lease::bytes(lease, start, lease.len_bytes())
+            Part::Lease {
+                lease,
+                start,
+                len_bytes: lease.len_bytes().saturating_sub(start),
+            }
         });
-        [head, data]
+        [Part::Bytes(head), data]
     }
 
     /// At most `count` bytes more were sent; returns how many of them are of this reply.

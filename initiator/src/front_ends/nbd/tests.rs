@@ -1,6 +1,6 @@
 //! The transmission phase against a volume in memory, and a whole connection over a socket pair.
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use proptest::prelude::*;
@@ -16,6 +16,7 @@ use super::wire::{
 };
 use crate::front_ends::block::Geometry;
 use crate::front_ends::fake::FakeQueue;
+use crate::front_ends::lease::Part;
 
 const LBA: u32 = 512;
 const SIZE_BYTES: u64 = 8 << 20;
@@ -30,9 +31,14 @@ const GEOMETRY: Geometry = Geometry {
 };
 
 fn queue() -> FakeQueue {
-    let mut queue = FakeQueue::new(GEOMETRY, MEMORY_BYTES);
-    for (at, byte) in queue.data.iter_mut().enumerate() {
-        *byte = u8::try_from(at / 512 % 251).unwrap();
+    filled(GEOMETRY)
+}
+
+/// A volume whose every LBA is full of its number.
+fn filled(geometry: Geometry) -> FakeQueue {
+    let mut queue = FakeQueue::new(geometry, MEMORY_BYTES);
+    for (lba, bytes) in queue.data.chunks_mut(512).enumerate() {
+        bytes.fill(u8::try_from(lba % 251).unwrap());
     }
     queue
 }
@@ -74,9 +80,13 @@ struct Run {
 
 impl Run {
     fn new(structured: bool, input: Vec<u8>) -> Self {
+        Self::on(queue(), structured, input)
+    }
+
+    fn on(queue: FakeQueue, structured: bool, input: Vec<u8>) -> Self {
         Self {
-            transmission: Transmission::new(GEOMETRY, structured),
-            queue: queue(),
+            transmission: Transmission::new(queue.geometry, structured),
+            queue,
             input,
             output: Vec::new(),
         }
@@ -88,9 +98,12 @@ impl Run {
     }
 
     fn send(&mut self, most: usize) {
-        let mut slices = [IoSlice::new(&[]); 5];
-        let filled = self.transmission.output(&mut slices);
-        let bytes: Vec<u8> = slices[..filled].iter().flat_map(|s| s.to_vec()).collect();
+        let mut parts = [Part::EMPTY; 5];
+        let filled = self.transmission.output(&mut parts);
+        let bytes: Vec<u8> = parts[..filled]
+            .iter()
+            .flat_map(|part| part.copied())
+            .collect();
         let count = bytes.len().min(most);
         self.output.extend_from_slice(&bytes[..count]);
         self.transmission.sent(count);
@@ -106,7 +119,7 @@ impl Run {
                 self.feed();
                 if self.queue.pending.is_empty()
                     && self.input.len() == before
-                    && self.transmission.output(&mut [IoSlice::new(&[])]) == 0
+                    && self.transmission.output(&mut [Part::EMPTY]) == 0
                 {
                     return;
                 }
@@ -358,8 +371,9 @@ proptest! {
         capacity in 1_usize..6,
         picks in prop::collection::vec(any::<prop::sample::Index>(), 64),
     ) {
-        let mut model = queue().data;
-        let mut run = Run::new(structured, Vec::new());
+        let small = Geometry { size_bytes: 512 << 10, ..GEOMETRY };
+        let mut run = Run::on(filled(small), structured, Vec::new());
+        let mut model = run.queue.data.clone();
         run.queue.capacity = capacity;
         let mut picks = picks.into_iter().cycle();
         // One request at a time, so that the model knows what each read returns.
@@ -414,7 +428,8 @@ proptest! {
             0..40,
         ),
     ) {
-        let mut run = Run::new(structured, parts.concat());
+        let small = Geometry { size_bytes: 1 << 20, ..GEOMETRY };
+        let mut run = Run::on(filled(small), structured, parts.concat());
         run.finish(|pending| pending / 2);
         run.transmission.break_off("end of the test");
         run.assert_nothing_is_held();

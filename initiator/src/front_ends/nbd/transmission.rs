@@ -4,7 +4,6 @@
 //! bounded ([`REQUESTS_MAX`], [`HELD_BYTES_MAX`]); beyond that its bytes are left in the socket.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
 
 use capstan_memory::Buffer;
 
@@ -15,7 +14,7 @@ use super::wire::NbdError;
 use crate::driver::{Op, SubmitError};
 use crate::error::IoError;
 use crate::front_ends::block::{BlockQueue, Fault, Geometry};
-use crate::front_ends::lease;
+use crate::front_ends::lease::{Part, Place};
 
 /// Requests of one connection in progress or waiting to be sent.
 pub const REQUESTS_MAX: usize = 256;
@@ -182,11 +181,11 @@ impl Transmission {
                     count
                 }
                 Some(Current::Submit { .. }) => 0,
-                Some(Current::Receive { .. }) => {
-                    let place = self.payload();
-                    let count = rest.len().min(place.len());
-                    if let (Some(to), Some(from)) = (place.get_mut(..count), rest.get(..count)) {
-                        to.copy_from_slice(from);
+                Some(Current::Receive { lease, filled, .. }) => {
+                    let room = lease.as_ref().map_or(0, |l| l.len_bytes() - *filled);
+                    let count = rest.len().min(room as usize);
+                    if let (Some(lease), Some(data)) = (lease, rest.get(..count)) {
+                        lease.copy_from(*filled as usize, data);
                     }
                     self.payload_received(count, queue);
                     count
@@ -200,18 +199,22 @@ impl Transmission {
         }
     }
 
-    /// Where the data that comes next belongs; empty when what comes next is no data.
-    pub fn payload(&mut self) -> &mut [u8] {
+    /// Where the data that comes next belongs; `None` when what comes next is no data.
+    pub fn payload(&mut self) -> Option<Place<'_>> {
         let Some(Current::Receive {
             lease: Some(lease),
             filled,
             ..
         }) = &mut self.current
         else {
-            return &mut [];
+            return None;
         };
-        let len_bytes = lease.len_bytes();
-        lease::bytes_mut(lease, *filled, len_bytes)
+        let len_bytes = lease.len_bytes() - *filled;
+        (len_bytes > 0).then_some(Place::Lease {
+            lease,
+            start: *filled,
+            len_bytes,
+        })
     }
 
     /// `count` bytes were received into [`Transmission::payload`].
@@ -536,14 +539,14 @@ impl Transmission {
         }
     }
 
-    /// Fills `slices` with what is to be sent, and returns how many it filled.
+    /// Fills `parts` with what is to be sent, and returns how many it filled.
     #[must_use]
-    pub fn output<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let parts = self.output.iter().flat_map(Outgoing::parts);
-        let parts = std::iter::once(&self.first[..]).chain(parts);
+    pub fn output<'a>(&'a self, parts: &mut [Part<'a>]) -> usize {
+        let first = std::iter::once(Part::Bytes(&self.first));
+        let all = first.chain(self.output.iter().flat_map(Outgoing::parts));
         let mut count = 0;
-        for (slice, part) in slices.iter_mut().zip(parts.filter(|part| !part.is_empty())) {
-            *slice = IoSlice::new(part);
+        for (place, part) in parts.iter_mut().zip(all.filter(|part| part.len() > 0)) {
+            *place = part;
             count += 1;
         }
         count
