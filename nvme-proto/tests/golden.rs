@@ -19,8 +19,9 @@ use capstan_nvme_proto::identify::{
     NvmIdentifyController, write_namespace_ids,
 };
 use capstan_nvme_proto::log::{
-    AnaGroupHeader, AnaLogHeader, AnaState, CommandEffects, CommandEffectsLog, DiscoveryLog,
-    ErrorInformationEntry, FirmwareSlotLog, HealthLog,
+    AddressFamily, AnaGroupHeader, AnaLogHeader, AnaState, CommandEffects, CommandEffectsLog,
+    DiscoveryLog, DiscoverySubsystemType, ErrorInformationEntry, FirmwareSlotLog, HealthLog,
+    RdmaCms, RdmaQpType, TransportType,
 };
 use capstan_nvme_proto::opcode::{AdminOpcode, IoOpcode};
 use capstan_nvme_proto::property::{Cap, Cc, Property, ShutdownNotification, Version};
@@ -667,6 +668,30 @@ fn the_linux_targets_log_pages_read_as_they_should() {
     let log = DiscoveryLog::parse(&golden.bytes).expect("a header");
     assert_eq!((log.header.genctr.get(), log.header.numrec.get()), (4, 2));
     assert!(!log.is_complete());
+    let golden = Golden::load("log-discovery-records");
+    let log = DiscoveryLog::parse(&golden.bytes).expect("a page");
+    assert!(log.is_complete());
+    let [discovery, nvm] = log.entries else {
+        panic!("{} entries", log.entries.len());
+    };
+    assert_eq!(discovery.subtype, DiscoverySubsystemType::CURRENT);
+    assert_eq!(nvm.subtype, DiscoverySubsystemType::NVM);
+    assert!(
+        nvm.subnqn
+            .starts_with(b"nqn.2026-11.org.example:capstan-lab\0")
+    );
+    for entry in log.entries {
+        assert_eq!(entry.trtype, TransportType::RDMA);
+        assert_eq!(entry.adrfam, AddressFamily::IPV4);
+        assert!(entry.treq.disable_sq_flow_control_supported());
+        assert_eq!((entry.portid.get(), entry.cntlid.get()), (1, 0xffff));
+        assert_eq!(entry.asqsz.get(), 32);
+        assert!(entry.trsvcid.starts_with(b"4420\0"));
+        assert!(entry.traddr.starts_with(b"10.9.0.1\0"));
+        let tsas = entry.rdma_tsas().expect("an RDMA port");
+        assert_eq!(tsas.qptype, RdmaQpType::CONNECTED);
+        assert_eq!(tsas.cms, RdmaCms::RDMA_CM);
+    }
 
     let golden = Golden::load("log-error-information");
     let entries: Vec<_> = ErrorInformationEntry::parse_all(&golden.bytes).collect();
