@@ -7,6 +7,7 @@ use core::net::SocketAddr;
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::status::Status;
 
 use crate::ConnId;
 use crate::config::PortId;
@@ -23,6 +24,10 @@ pub struct AbortId(pub(crate) u64);
 /// Names one flush.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FlushId(pub(crate) u64);
+
+/// Names one Preempt and Abort that waits for other hosts' commands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DrainId(pub(crate) u64);
 
 /// Something the driver must do. Taken from [`Target::poll_action`](crate::Target::poll_action)
 /// after every call that can produce one, and carried out in the order given.
@@ -54,6 +59,28 @@ pub enum Action {
         cid: u16,
         /// What to answer with.
         abort: AbortId,
+    },
+    /// Complete every command for `nsid` that has not reached its backend with
+    /// [`Status::ABORTED_PREEMPT_AND_ABORT`] ([`IoQueue::withdraw`](crate::IoQueue::withdraw) those
+    /// whose transfer is under way), begin a drain for the others
+    /// ([`IoQueue::begin_drain`](crate::IoQueue::begin_drain)), and when it is over call
+    /// [`Target::handle_drained`](crate::Target::handle_drained).
+    DrainIo {
+        /// The I/O queue.
+        conn: ConnId,
+        /// The namespace.
+        nsid: u32,
+        /// What to answer with.
+        drain: DrainId,
+    },
+    /// Complete a [`ControlCommand`](crate::ControlCommand) that was held.
+    CompleteIo {
+        /// The I/O queue.
+        conn: ConnId,
+        /// Command Identifier of the command.
+        cid: u16,
+        /// The status.
+        status: Status,
     },
     /// Give this table to the I/O queue ([`IoQueue::set_namespaces`](crate::IoQueue::set_namespaces)).
     SetNamespaces {

@@ -74,3 +74,12 @@ pub const ANA_GROUPS_MAX: u32 = 128;
 /// Bytes one Copy command moves, MCL: 16 transfers, so that a copy cannot keep a backend from
 /// other hosts for long.
 pub const COPY_MAX_BYTES: u32 = 16 * TRANSFER_MAX_BYTES;
+
+/// Hosts registered with one namespace's reservations. As many as one subsystem serves in practice
+/// at once; a Reservation Report of all of them (64 + 128 * 64 bytes) is one transfer.
+pub const REGISTRANTS_MAX: usize = 128;
+const _: () = assert!(64 + REGISTRANTS_MAX * 64 <= TRANSFER_MAX_BYTES as usize);
+
+/// Reservation notifications a controller keeps for its host; older ones are lost, which the host
+/// sees by a gap in the Log Page Count.
+pub(crate) const RESERVATION_NOTIFICATIONS: usize = 64;

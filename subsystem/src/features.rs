@@ -6,13 +6,15 @@ use capstan_nvme_proto::command::{GetFeatures, SetFeatures};
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::features::{
     AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect,
-    HostIdentifier, NumberOfQueues, PowerManagement, TemperatureThreshold, VolatileWriteCache,
-    WriteAtomicityNormal, WriteProtectionState,
+    HostIdentifier, NumberOfQueues, PowerManagement, ReservationNotificationMask,
+    ReservationPersistence, TemperatureThreshold, VolatileWriteCache, WriteAtomicityNormal,
+    WriteProtectionState,
 };
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use capstan_nvme_proto::status::Status;
 
 use crate::controller::{Controller, ControllerKind, KeepAlive};
+use crate::log_page::reservation::Notifications;
 use crate::namespace::Namespace;
 
 /// Events that hosts get without asking: those whose loss would cost data or a path.
@@ -99,7 +101,10 @@ fn capabilities(fid: FeatureId, controller: &Controller) -> Option<FeatureCapabi
         ) => (false, true),
         (FeatureId::HOST_IDENTIFIER, ControllerKind::Io) => (false, false),
         (
-            FeatureId::ERROR_RECOVERY | FeatureId::NAMESPACE_WRITE_PROTECTION_CONFIG,
+            FeatureId::ERROR_RECOVERY
+            | FeatureId::NAMESPACE_WRITE_PROTECTION_CONFIG
+            | FeatureId::RESERVATION_NOTIFICATION_MASK
+            | FeatureId::RESERVATION_PERSISTENCE,
             ControllerKind::Io,
         ) => (true, true),
         (_, ControllerKind::Io) => return None,
@@ -123,6 +128,7 @@ impl Controller {
     /// Features are back at their defaults: the controller was reset.
     pub(crate) fn reset_features(&mut self) {
         self.features = Features::default();
+        self.notifications = Notifications::default();
         self.shared.set_write_cache_disabled(false);
     }
 
@@ -226,6 +232,18 @@ impl Controller {
             .bits(),
             FeatureId::KEEP_ALIVE_TIMER => self.keep_alive.kato_ms(),
             FeatureId::IO_COMMAND_SET_PROFILE => 0,
+            FeatureId::RESERVATION_NOTIFICATION_MASK => {
+                let namespace = self.feature_namespace(get.nsid)?;
+                if is_current {
+                    self.notifications.mask(namespace.nsid).bits()
+                } else {
+                    0
+                }
+            }
+            FeatureId::RESERVATION_PERSISTENCE => {
+                self.feature_namespace(get.nsid)?;
+                0
+            }
             FeatureId::NAMESPACE_WRITE_PROTECTION_CONFIG => {
                 let namespace = self.feature_namespace(get.nsid)?;
                 if is_current && namespace.is_write_protected() || namespace.geometry.read_only {
@@ -309,6 +327,23 @@ impl Controller {
                 }
             }
             FeatureId::ERROR_RECOVERY => self.set_error_recovery(set.nsid, value)?,
+            FeatureId::RESERVATION_NOTIFICATION_MASK => {
+                let mask = ReservationNotificationMask::from_bits_truncate(value);
+                for namespace in self.namespaces.iter() {
+                    if set.nsid == NSID_BROADCAST || set.nsid == namespace.nsid {
+                        self.notifications.set_mask(namespace.nsid, mask);
+                    }
+                }
+            }
+            FeatureId::RESERVATION_PERSISTENCE => {
+                if ReservationPersistence::decode(value).persist_through_power_loss {
+                    return Err(invalid_value(
+                        "PTPL",
+                        value,
+                        "0 (RESCAP does not offer persistence through power loss)",
+                    ));
+                }
+            }
             FeatureId::VOLATILE_WRITE_CACHE => {
                 let enabled = VolatileWriteCache::decode(value).enabled;
                 self.shared.set_write_cache_disabled(!enabled);

@@ -42,8 +42,19 @@ impl Closed {
 pub(crate) enum Access {
     Read,
     Write,
-    /// Neither: allowed whatever the reservation.
+    /// Copy.
+    ReadAndWrite,
+    /// Writes nothing new: a write protected namespace allows it, a reservation does not.
+    Flush,
+    /// Allowed whatever the reservation.
     Neither,
+}
+
+impl Access {
+    /// Whether blocks may hold something else afterwards.
+    pub(crate) const fn changes_blocks(self) -> bool {
+        matches!(self, Self::Write | Self::ReadAndWrite)
+    }
 }
 
 impl Gate {
@@ -65,12 +76,16 @@ impl Gate {
         }
         let reserved = match access {
             Access::Read => Closed::RESERVED_FOR_READ,
-            Access::Write => Closed::RESERVED_FOR_WRITE,
+            Access::Write | Access::Flush => Closed::RESERVED_FOR_WRITE,
+            Access::ReadAndWrite => {
+                Closed::RESERVED_FOR_WRITE.with(Closed::RESERVED_FOR_READ, true)
+            }
             Access::Neither => Closed::default(),
         };
-        let protected = match access {
-            Access::Write => Closed::WRITE_PROTECTED,
-            Access::Read | Access::Neither => Closed::default(),
+        let protected = if access.changes_blocks() {
+            Closed::WRITE_PROTECTED
+        } else {
+            Closed::default()
         };
         let refusals = [
             (
@@ -96,19 +111,25 @@ mod tests {
     #[test]
     fn each_reason_refuses_what_it_should() {
         let cases = [
-            (Closed::INACCESSIBLE, [true, true, true]),
-            (Closed::PERSISTENT_LOSS, [true, true, true]),
-            (Closed::TRANSITION, [true, true, true]),
-            (Closed::RESERVED_FOR_READ, [true, false, false]),
-            (Closed::RESERVED_FOR_WRITE, [false, true, false]),
-            (Closed::WRITE_PROTECTED, [false, true, false]),
-            (Closed::default(), [false, false, false]),
+            (Closed::INACCESSIBLE, [true, true, true, true, true]),
+            (Closed::PERSISTENT_LOSS, [true, true, true, true, true]),
+            (Closed::TRANSITION, [true, true, true, true, true]),
+            (Closed::RESERVED_FOR_READ, [true, false, true, false, false]),
+            (Closed::RESERVED_FOR_WRITE, [false, true, true, true, false]),
+            (Closed::WRITE_PROTECTED, [false, true, true, false, false]),
+            (Closed::default(), [false, false, false, false, false]),
         ];
         let gate = Gate::default();
         for (closed, refused) in cases {
             gate.set(closed);
-            let answers = [Access::Read, Access::Write, Access::Neither]
-                .map(|access| gate.check(access).is_err());
+            let answers = [
+                Access::Read,
+                Access::Write,
+                Access::ReadAndWrite,
+                Access::Flush,
+                Access::Neither,
+            ]
+            .map(|access| gate.check(access).is_err());
             assert_eq!(answers, refused, "{closed:?}");
         }
     }

@@ -8,8 +8,8 @@ use capstan_nvme_proto::identify::{
     Csi, DeallocateFeatures, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace,
     IndependentIdentifyNamespace, LbaFormat, LogPageAttributes, MultiPath, NamespaceAttributes,
     NamespaceId, NamespaceList, NamespaceSharing, NamespaceStatus, NvmIdentifyController,
-    NvmIdentifyNamespace, OptionalFabricsCommands, OptionalNvmCommands, SglSupport,
-    VolatileWriteCacheSupport, write_namespace_ids,
+    NvmIdentifyNamespace, OptionalFabricsCommands, OptionalNvmCommands, ReservationCapabilities,
+    SglSupport, VolatileWriteCacheSupport, write_namespace_ids,
 };
 use capstan_nvme_proto::property::Version;
 use capstan_nvme_proto::status::Status;
@@ -36,6 +36,9 @@ const ANA_TRANSITION_SECONDS: u8 = 10;
 const VWC_NOT_PRESENT_BIT: u32 = 5;
 /// FRMW: one firmware slot, read only.
 const FRMW_ONE_READ_ONLY_SLOT: u8 = 1 << 1 | 1;
+/// RESCAP: every type, not through power loss.
+const RESERVATIONS: ReservationCapabilities =
+    ReservationCapabilities::all().difference(ReservationCapabilities::PERSIST_THROUGH_POWER_LOSS);
 /// NWPC: No Write Protect and Write Protect states, not the permanent ones.
 const NWPC_SUPPORTED: u8 = 1;
 /// Version of the NVM Command Set specification: 1.0, which belongs to NVMe Base 2.0.
@@ -108,7 +111,8 @@ impl Target {
             rtd3e_us: SHUTDOWN_US.into(),
             oaes: supported_events(controller.kind).bits().into(),
             ctratt: (ControllerAttributes::HOST_ID_128
-                | ControllerAttributes::TRAFFIC_BASED_KEEP_ALIVE)
+                | ControllerAttributes::TRAFFIC_BASED_KEEP_ALIVE
+                | ControllerAttributes::RESERVATIONS_HOST_ID)
                 .bits()
                 .into(),
             acl_z: zeroes_based(ABORT_MAX),
@@ -172,6 +176,7 @@ fn io_controller(controller: &Controller, data: &mut IdentifyController) {
     let mut oncs = OptionalNvmCommands::COMPARE
         | OptionalNvmCommands::WRITE_ZEROES
         | OptionalNvmCommands::SAVE_AND_SELECT
+        | OptionalNvmCommands::RESERVATIONS
         | OptionalNvmCommands::VERIFY
         | OptionalNvmCommands::COPY;
     // Without a namespace that can discard, the command would be a hint nobody takes.
@@ -270,6 +275,7 @@ fn identify_namespace(namespace: &Namespace) -> IdentifyNamespace {
         ncap_lbas: geometry.lbas.into(),
         nuse_lbas: geometry.lbas.into(),
         nmic: NamespaceSharing::SHARED.bits(),
+        rescap: RESERVATIONS.bits(),
         dlfeat: dlfeat.bits(),
         nvmcap_bytes: capacity_bytes(namespace).into(),
         mssrl_lbas: limits.mssrl_lbas.into(),
@@ -292,6 +298,7 @@ fn independent_namespace(namespace: &Namespace) -> IndependentIdentifyNamespace 
     wire!(IndependentIdentifyNamespace {
         nsfeat: u8::from(no_cache).wrapping_shl(VWC_NOT_PRESENT_BIT),
         nmic: NamespaceSharing::SHARED.bits(),
+        rescap: RESERVATIONS.bits(),
         anagrpid: namespace.anagrpid.into(),
         nsattr: attributes(namespace).bits(),
         nstat: NamespaceStatus::READY.bits(),

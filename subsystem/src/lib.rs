@@ -15,6 +15,9 @@
 //! 2. The driver moves the data and executes the operation on the namespace's backend.
 //! 3. [`IoQueue::complete`] turns the permit and a status into the response capsule.
 //!
+//! A reservation command is a [`ControlCommand`] instead, executed by [`Target::execute_control`].
+//! Reservations belong to the subsystem, whichever controller they came through, and end with it.
+//!
 //! # What it does not do
 //! Metadata and end-to-end protection, fused operations, namespace management, firmware update,
 //! sanitize, zoned or key value command sets, in-band authentication.
@@ -51,6 +54,7 @@ mod log_page;
 mod namespace;
 mod queue;
 mod refuse;
+mod reservation;
 mod shared;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -59,17 +63,20 @@ mod tests;
 mod transitions;
 mod wire;
 
-pub use action::{AbortId, Action, Association, ControllerId, DisconnectReason, Event, FlushId};
+pub use action::{
+    AbortId, Action, Association, ControllerId, DisconnectReason, DrainId, Event, FlushId,
+};
 pub use config::{
     ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
 };
 pub use control::{
-    AdminOutcome, AdminRequest, AdminStep, CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes,
-    Target,
+    AdminOutcome, AdminRequest, AdminStep, CmRefusal, ConnectOutcome, ConnectRequest,
+    ControlOutcome, QueueSizes, Target,
 };
 pub use controller::{ControllerEvent, ControllerState};
 pub use io_queue::{
-    IoCommand, IoOperation, IoQueue, IoQueueEvent, IoQueueState, IoStep, NamespaceRef,
+    ControlCommand, IoCommand, IoOperation, IoQueue, IoQueueEvent, IoQueueState, IoStep,
+    NamespaceRef,
 };
 pub use namespace::{BackendId, Geometry, Namespace, NamespaceIdentity, NamespaceTable};
 pub use queue::Permit;

@@ -5,6 +5,7 @@ use alloc::collections::BTreeSet;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::SocketAddr;
 
 use capstan_nvme_proto::async_event::AsyncEvent;
 use capstan_nvme_proto::log::{AnaState, DiscoverySubsystemType};
@@ -34,6 +35,19 @@ impl Target {
         }
         self.ports.insert(port.id, port);
         self.discovery_changed(|_| true);
+        Ok(())
+    }
+
+    /// Says where a listener was bound, when its port was for the system to choose.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn set_port_address(&mut self, id: PortId, address: SocketAddr) -> Result<(), ConfigError> {
+        let port = self.ports.get_mut(&id).ok_or_else(|| unknown_port(id))?;
+        if port.address != address {
+            port.address = address;
+            self.discovery_changed(|_| true);
+        }
         Ok(())
     }
 
@@ -153,7 +167,14 @@ impl Target {
             .remove(&nsid)
             .ok_or_else(|| unknown_namespace(nsid))?;
         // A namespace that gets this NSID later is another one.
-        self.subsystem_mut(subnqn)?.protected.remove(&nsid);
+        let subsystem = self.subsystem_mut(subnqn)?;
+        subsystem.protected.remove(&nsid);
+        subsystem.reservations.remove(&nsid);
+        for id in self.controllers_of(subnqn) {
+            if let Some(controller) = self.controllers.get_mut(&id) {
+                controller.notifications.forget(nsid);
+            }
+        }
         self.namespaces_changed(subnqn);
         Ok(())
     }
@@ -285,7 +306,7 @@ impl Target {
     }
 
     /// Notes an event of a controller and sends it when a request waits.
-    pub(super) fn raise(&mut self, id: ControllerId, event: AsyncEvent) {
+    pub(crate) fn raise(&mut self, id: ControllerId, event: AsyncEvent) {
         if let Some(controller) = self.controllers.get_mut(&id) {
             controller.events.raise(event);
             self.send_events(id);
@@ -354,14 +375,25 @@ impl Target {
         };
         for namespace in controller.namespaces.iter() {
             let state = self.ana_state(controller.association.port, namespace.anagrpid);
-            let protected = self
-                .subsystems
-                .get(&controller.association.subnqn)
-                .is_some_and(|subsystem| subsystem.protected.contains(&namespace.nsid));
+            let subsystem = self.subsystems.get(&controller.association.subnqn);
+            let protected =
+                subsystem.is_some_and(|subsystem| subsystem.protected.contains(&namespace.nsid));
+            let reserved = subsystem
+                .and_then(|subsystem| subsystem.reservations.get(&namespace.nsid))
+                .map(|reservation| reservation.closed_for(&controller.association.hostid.0))
+                .unwrap_or_default();
             let closed = namespace
                 .gate
                 .closed()
                 .with(Closed::WRITE_PROTECTED, protected)
+                .with(
+                    Closed::RESERVED_FOR_READ,
+                    reserved.has(Closed::RESERVED_FOR_READ),
+                )
+                .with(
+                    Closed::RESERVED_FOR_WRITE,
+                    reserved.has(Closed::RESERVED_FOR_WRITE),
+                )
                 .with(Closed::INACCESSIBLE, state == AnaState::INACCESSIBLE)
                 .with(Closed::PERSISTENT_LOSS, state == AnaState::PERSISTENT_LOSS)
                 .with(Closed::TRANSITION, state == AnaState::CHANGE);

@@ -26,6 +26,7 @@ use crate::controller::{Controller, ControllerKind, ControllerState, IoQueueReco
 use crate::features::{Features, default_events};
 use crate::io_queue::IoQueue;
 use crate::log_page::error::ErrorLog;
+use crate::log_page::reservation::Notifications;
 use crate::namespace::ChangedNamespaces;
 use crate::queue::Accounting;
 use crate::queue::transfer::Transfer;
@@ -324,6 +325,7 @@ impl Target {
             changed: ChangedNamespaces::default(),
             events: AsyncEvents::new(default_events(kind)),
             features: Features::default(),
+            notifications: Notifications::default(),
             errors: ErrorLog::default(),
             io_queues: BTreeMap::new(),
             ending: None,

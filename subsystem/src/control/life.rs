@@ -94,13 +94,22 @@ impl Target {
         });
     }
 
-    /// A connection is gone, whoever closed it. Every permit of it may be dropped now.
-    pub fn handle_disconnected(&mut self, conn: ConnId, now_us: u64) {
+    /// A connection is gone, whoever closed it, while commands of it are still on a backend. Every
+    /// permit of it may be dropped now. Call [`Target::handle_disconnected`] when no backend has
+    /// one any more: a Preempt and Abort waits for that.
+    pub fn handle_disconnecting(&mut self, conn: ConnId, now_us: u64) {
         match self.connections.remove(&conn) {
             Some(Queue::Admin(id)) => self.remove_controller(id),
             Some(Queue::Io(id, qid)) => self.remove_io_queue(id, qid, now_us),
             None => {}
         }
+    }
+
+    /// A connection is gone, whoever closed it, and no command of it is on a backend. Every permit
+    /// of it may be dropped now.
+    pub fn handle_disconnected(&mut self, conn: ConnId, now_us: u64) {
+        self.handle_disconnecting(conn, now_us);
+        self.end_lingering(conn, now_us);
     }
 
     fn remove_controller(&mut self, id: ControllerId) {
@@ -121,6 +130,7 @@ impl Target {
             if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
                 subsystem.retired.add(&record.shared.counters());
             }
+            self.linger(record.conn, &controller.association);
         }
         self.actions.push_back(Action::Log(Event::Disconnected {
             association: controller.association,
@@ -136,6 +146,7 @@ impl Target {
         let Some(record) = controller.io_queues.remove(&qid) else {
             return;
         };
+        let association = Arc::clone(&controller.association);
         if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
             subsystem.retired.add(&record.shared.counters());
         }
@@ -143,6 +154,7 @@ impl Target {
             // Legal from Resetting, which was just asked.
             let _illegal = self.apply(id, ControllerEvent::IoQueuesDeleted);
         }
+        self.linger(record.conn, &association);
         self.forget_aborts(record.conn, now_us);
     }
 

@@ -7,6 +7,7 @@ mod configure;
 mod connect;
 mod flush;
 mod life;
+mod reserve;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -15,20 +16,23 @@ use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::nqn::Nqn;
 
 use crate::ConnId;
-use crate::action::{AbortId, Action, ControllerId, FlushId};
+use crate::action::{AbortId, Action, ControllerId, DrainId, FlushId};
 use crate::bounds::REFUSALS_KEPT;
 use crate::config::{
     ConfigError, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
 };
 use crate::controller::Controller;
 use crate::refuse::Refusal;
+use crate::reservation::Reservation;
 use crate::shared::QueueCounters;
 use abort::PendingAbort;
 use flush::FlushFor;
+use reserve::{Lingering, PendingDrain};
 
 pub use admin::{AdminOutcome, AdminRequest, AdminStep};
 pub(crate) use admin::{Executed, Execution, gone};
 pub use connect::{CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes};
+pub use reserve::ControlOutcome;
 
 /// All subsystems, ports and controllers of a target.
 ///
@@ -58,6 +62,10 @@ pub struct Target {
     next_abort: u64,
     flushes: BTreeMap<FlushId, FlushFor>,
     next_flush: u64,
+    drains: BTreeMap<DrainId, PendingDrain>,
+    next_drain: u64,
+    /// I/O queues of hosts that left, until none of their commands is on a backend any more.
+    lingering: BTreeMap<ConnId, Lingering>,
 }
 
 /// What a connection is.
@@ -75,6 +83,8 @@ struct Subsystem {
     namespaces: BTreeMap<u32, NamespaceConfig>,
     /// Namespaces that a host has write protected.
     protected: BTreeSet<u32>,
+    /// Reservations by NSID, of namespaces where a host ever registered.
+    reservations: BTreeMap<u32, Reservation>,
     /// Where the search for a free CNTLID starts: an identifier is used again as late as
     /// possible, so that a host with old knowledge does not meet another host's controller.
     next_cntlid: u16,
@@ -88,6 +98,7 @@ impl Subsystem {
             config,
             namespaces: BTreeMap::new(),
             protected: BTreeSet::new(),
+            reservations: BTreeMap::new(),
             next_cntlid: 1,
             retired: QueueCounters::default(),
         }
@@ -120,6 +131,9 @@ impl Target {
             next_abort: 1,
             flushes: BTreeMap::new(),
             next_flush: 1,
+            drains: BTreeMap::new(),
+            next_drain: 1,
+            lingering: BTreeMap::new(),
         })
     }
 
@@ -218,7 +232,8 @@ impl Target {
     pub(crate) fn assert_empty(&self) {
         self.assert_bounds(0);
         assert!(self.controllers.is_empty());
-        assert!(self.aborts.is_empty());
+        assert!(self.aborts.is_empty() && self.drains.is_empty());
+        assert!(self.lingering.is_empty());
         assert!(self.flushes.values().all(FlushFor::is_for_subsystem));
         assert_eq!(self.next_deadline_us(), None);
     }

@@ -18,6 +18,7 @@ use crate::action::{Association, ControllerId, DisconnectReason};
 use crate::aer::AsyncEvents;
 use crate::features::Features;
 use crate::log_page::error::ErrorLog;
+use crate::log_page::reservation::Notifications;
 use crate::namespace::{ChangedNamespaces, NamespaceTable};
 use crate::queue::{Accounting, Permit};
 use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
@@ -62,6 +63,7 @@ pub(crate) struct Controller {
     pub(crate) changed: ChangedNamespaces,
     pub(crate) events: AsyncEvents,
     pub(crate) features: Features,
+    pub(crate) notifications: Notifications,
     pub(crate) errors: ErrorLog,
     /// By QID.
     pub(crate) io_queues: BTreeMap<u16, IoQueueRecord>,

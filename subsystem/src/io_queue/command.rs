@@ -12,7 +12,7 @@ use capstan_nvme_proto::status::Status;
 use super::IoQueue;
 use crate::bounds::{COPY_MAX_BYTES, COPY_RANGES_MAX, TRANSFER_MAX_BYTES};
 use crate::gate::Access;
-use crate::namespace::BackendId;
+use crate::namespace::{BackendId, Namespace};
 use crate::queue::transfer::Transfer;
 use crate::queue::{Effect, Permit, Trace};
 
@@ -244,17 +244,11 @@ impl IoQueue {
         let command = WireCommand::parse(sqe)?;
         sqe.require_not_fused()?;
         let nsid = command.nsid();
-        let namespace = self.namespaces.find(nsid).ok_or_else(|| CommandError {
-            status: Status::INVALID_NAMESPACE_OR_FORMAT.dnr(),
-            location: ErrorLocation::sqe(4),
-            field: "NSID",
-            value: u64::from(nsid),
-            expected: "an active namespace",
-        })?;
+        let namespace = self.namespace(nsid)?;
         let geometry = &namespace.geometry;
         let (operation, access, range) =
             operation(&command, self.controller.is_write_cache_disabled())?;
-        if access == Access::Write && geometry.read_only {
+        if access.changes_blocks() && geometry.read_only {
             return Err(refused(Status::NAMESPACE_IS_WRITE_PROTECTED.dnr(), nsid));
         }
         namespace
@@ -310,6 +304,19 @@ impl IoQueue {
     }
 }
 
+impl IoQueue {
+    /// The active namespace `nsid`.
+    pub(super) fn namespace(&self, nsid: u32) -> Result<&Namespace, CommandError> {
+        self.namespaces.find(nsid).ok_or_else(|| CommandError {
+            status: Status::INVALID_NAMESPACE_OR_FORMAT.dnr(),
+            location: ErrorLocation::sqe(4),
+            field: "NSID",
+            value: u64::from(nsid),
+            expected: "an active namespace",
+        })
+    }
+}
+
 /// The operation of a command, what it does to the medium, and the range it names itself.
 fn operation(
     command: &WireCommand,
@@ -351,7 +358,7 @@ fn operation(
             };
             (operation, Access::Write, Some(zeroes.range))
         }
-        WireCommand::Flush(_) => (IoOperation::Flush, Access::Neither, None),
+        WireCommand::Flush(_) => (IoOperation::Flush, Access::Flush, None),
         WireCommand::DatasetManagement(dsm) => {
             let operation = IoOperation::DatasetManagement {
                 ranges: dsm.ranges,
@@ -388,7 +395,7 @@ fn operation(
                 ranges: copy.ranges,
                 fua: copy.fua || write_through,
             };
-            (operation, Access::Write, None)
+            (operation, Access::ReadAndWrite, None)
         }
         WireCommand::WriteUncorrectable(_)
         | WireCommand::ReservationRegister(_)
@@ -401,7 +408,7 @@ fn operation(
     })
 }
 
-fn refused(status: Status, nsid: u32) -> CommandError {
+pub(super) fn refused(status: Status, nsid: u32) -> CommandError {
     CommandError {
         status,
         location: ErrorLocation::sqe(4),

@@ -5,6 +5,8 @@
 //! data it asks for, [`IoQueue::complete`] with the permit it got.
 
 mod command;
+mod control;
+mod drain;
 mod state;
 
 use alloc::sync::Arc;
@@ -18,10 +20,13 @@ use capstan_nvme_proto::status::{Status, StatusCodeType};
 use crate::namespace::NamespaceTable;
 use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
 use crate::shared::{ControllerShared, ErrorRecord, QueueCounters, QueueShared};
-use crate::{ConnId, DisconnectReason};
+use crate::{ConnId, DisconnectReason, DrainId};
+use drain::Drains;
 
 pub(crate) use command::{CopyLimits, EXECUTED};
 pub use command::{IoCommand, IoOperation, NamespaceRef};
+pub use control::ControlCommand;
+pub(crate) use control::RESERVATION_COMMANDS;
 pub use state::{IoQueueEvent, IoQueueState};
 
 /// What to do with a command capsule.
@@ -29,6 +34,9 @@ pub use state::{IoQueueEvent, IoQueueState};
 pub enum IoStep {
     /// Execute the command, then give its permit to [`IoQueue::complete`].
     Execute(IoCommand),
+    /// Fetch the data it brings, have [`Target::execute_control`](crate::Target::execute_control)
+    /// execute the command, then give its permit to [`IoQueue::complete`].
+    Control(ControlCommand),
     /// The command cannot be executed: send this response.
     Complete(Cqe),
     /// The host deletes the queue (Disconnect): when every other command is completed, complete
@@ -50,6 +58,7 @@ pub struct IoQueue {
     namespaces: Arc<NamespaceTable>,
     controller: Arc<ControllerShared>,
     shared: Arc<QueueShared>,
+    drains: Drains,
 }
 
 impl IoQueue {
@@ -71,6 +80,7 @@ impl IoQueue {
             namespaces,
             controller,
             shared,
+            drains: Drains::default(),
         }
     }
 
@@ -165,9 +175,22 @@ impl IoQueue {
         if sqe.is_fabrics() {
             return self.handle_fabrics(sqe, permit);
         }
+        if RESERVATION_COMMANDS.contains(&sqe.io_opcode()) {
+            return match self.decode_control(sqe, capsule_data) {
+                Ok((command, transfer, to_host, trace)) => IoStep::Control(ControlCommand::new(
+                    permit.with_trace(trace),
+                    command,
+                    transfer,
+                    to_host,
+                )),
+                Err(error) => self.refuse(sqe, permit, &error),
+            };
+        }
         match self.decode(sqe, capsule_data) {
             Ok((operation, namespace, transfer, trace)) => IoStep::Execute(IoCommand {
-                permit: permit.with_trace(trace),
+                permit: permit
+                    .with_trace(trace)
+                    .with_era(self.drains.enter(trace.nsid)),
                 namespace,
                 operation,
                 transfer,
@@ -183,7 +206,11 @@ impl IoQueue {
                 match self.state.after(IoQueueEvent::DisconnectCommand) {
                     Ok(next) => {
                         self.state = next;
-                        IoStep::DeleteQueue(permit.with_trace(trace(sqe)))
+                        let trace = Trace {
+                            effect: Effect::Control,
+                            ..trace(sqe)
+                        };
+                        IoStep::DeleteQueue(permit.with_trace(trace))
                     }
                     Err(_) => self.refuse(sqe, permit, &sequence_error(sqe, NOT_TWICE)),
                 }
@@ -221,14 +248,35 @@ impl IoQueue {
         match trace.effect {
             Effect::Read => self.shared.add_read(bytes),
             Effect::Write => self.shared.add_write(bytes),
-            Effect::Other => {}
+            Effect::Other | Effect::Control => {}
         }
+        self.drains.leave(&permit);
         let status = if status.is_success() {
             status
         } else {
             self.record(permit.cid, &trace, status, ErrorLocation::Unspecified)
         };
         self.accounting.complete(permit, status, dw0)
+    }
+
+    /// Begins an [`Action::DrainIo`](crate::Action::DrainIo): it is over when every command for the
+    /// namespace that was accepted before is completed or withdrawn. [`IoQueue::poll_drained`] says
+    /// when; ask it after this call and after each [`IoQueue::complete`] and
+    /// [`IoQueue::withdraw`].
+    pub fn begin_drain(&mut self, nsid: u32, drain: DrainId) {
+        self.drains.begin(nsid, drain);
+    }
+
+    /// The command will be completed without having reached its backend: no drain waits for it,
+    /// however long its transfer may take to end.
+    pub fn withdraw(&mut self, permit: &mut Permit) {
+        self.drains.leave(permit);
+        permit.trace.effect = Effect::Control;
+    }
+
+    /// A drain that is over: tell [`Target::handle_drained`](crate::Target::handle_drained).
+    pub fn poll_drained(&mut self) -> Option<DrainId> {
+        self.drains.poll()
     }
 
     /// Ends the queue: every later command is a protocol violation.

@@ -2,7 +2,8 @@
 //! section 5.1.12.3.1.
 
 use alloc::string::ToString;
-use core::net::{IpAddr, SocketAddr};
+use alloc::vec::Vec;
+use core::net::SocketAddr;
 
 use capstan_nvme_proto::log::{
     AddressFamily, DiscoveryEntryFlags, DiscoveryLogEntry, DiscoveryLogHeader,
@@ -23,11 +24,22 @@ impl Target {
         };
         let host = &controller.association.hostnqn;
         let local = controller.local;
-        let records = self.discovery_records(host);
+        let records: Vec<_> = self
+            .discovery_records(host)
+            .into_iter()
+            .filter_map(|(subtype, subnqn, port)| {
+                Some((
+                    subtype,
+                    subnqn,
+                    port,
+                    reachable_address(port.address, local)?,
+                ))
+            })
+            .collect();
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
         window.put(DiscoveryLogHeader::new(self.genctr(), count).as_bytes());
-        for (subtype, subnqn, port) in records {
-            let entry = self.discovery_entry(subtype, subnqn, port, local);
+        for (subtype, subnqn, port, address) in records {
+            let entry = self.discovery_entry(subtype, subnqn, port, address);
             window.put(entry.as_bytes());
         }
     }
@@ -37,9 +49,8 @@ impl Target {
         subtype: DiscoverySubsystemType,
         subnqn: &Nqn,
         port: &PortConfig,
-        local: SocketAddr,
+        address: SocketAddr,
     ) -> DiscoveryLogEntry {
-        let address = reachable_address(port.address, local);
         let adrfam = if address.is_ipv4() {
             AddressFamily::IPV4
         } else {
@@ -65,21 +76,15 @@ impl Target {
 }
 
 /// The address of a port as the host that asks can use it: for a wildcard the one it reached this
-/// port by, when it is of the same family.
-fn reachable_address(port: SocketAddr, local: SocketAddr) -> SocketAddr {
-    let local_ip = unmapped(local.ip());
-    let same_family = port.is_ipv4() == local_ip.is_ipv4();
-    // A wildcard IPv6 listener takes IPv4 connections too, as addresses mapped into IPv6.
-    let dual_stack = port.is_ipv6() && local_ip.is_ipv4();
-    if port.ip().is_unspecified() && (same_family || dual_stack) {
-        SocketAddr::new(local_ip, port.port())
-    } else {
-        port
+/// target by, when it is of the same family. A wildcard of the other family has no address that is
+/// known to lead here, and 0.0.0.0 leads the host to itself: `None`.
+fn reachable_address(port: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
+    if !port.ip().is_unspecified() {
+        return Some(port);
     }
-}
-
-fn unmapped(ip: IpAddr) -> IpAddr {
-    ip.to_canonical()
+    // `local` is an IPv4 address mapped into IPv6 only where a wildcard IPv6 listener takes both.
+    let same_family = port.is_ipv4() == local.is_ipv4();
+    same_family.then(|| SocketAddr::new(local.ip().to_canonical(), port.port()))
 }
 
 #[cfg(test)]
@@ -93,15 +98,17 @@ mod tests {
     #[test]
     fn wildcards_become_the_address_the_host_reached() {
         let cases = [
-            ("0.0.0.0:4420", "10.0.0.5:4420", "10.0.0.5:4420"),
-            ("[::]:4421", "[fd00::5]:4420", "[fd00::5]:4421"),
-            ("[::]:4420", "[::ffff:10.0.0.5]:4420", "10.0.0.5:4420"),
-            ("10.9.9.9:4420", "10.0.0.5:4420", "10.9.9.9:4420"),
-            ("0.0.0.0:4420", "[fd00::5]:4420", "0.0.0.0:4420"),
+            ("0.0.0.0:4420", "10.0.0.5:4420", Some("10.0.0.5:4420")),
+            ("[::]:4421", "[fd00::5]:4420", Some("[fd00::5]:4421")),
+            ("[::]:4420", "[::ffff:10.0.0.5]:4420", Some("10.0.0.5:4420")),
+            ("10.9.9.9:4420", "10.0.0.5:4420", Some("10.9.9.9:4420")),
+            ("10.9.9.9:4420", "[fd00::5]:4420", Some("10.9.9.9:4420")),
+            ("0.0.0.0:4420", "[fd00::5]:4420", None),
+            ("[::]:4420", "10.0.0.5:4420", None),
         ];
         for (port, local, expected) in cases {
             let shown = reachable_address(address(port), address(local));
-            assert_eq!(shown, address(expected), "{port} reached as {local}");
+            assert_eq!(shown, expected.map(address), "{port} reached as {local}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use capstan_nvme_proto::log::{CommandEffects, CommandEffectsLog};
 use capstan_nvme_proto::opcode::AdminOpcode;
 
-use crate::io_queue::EXECUTED;
+use crate::io_queue::{EXECUTED, RESERVATION_COMMANDS};
 
 /// The page: exactly the commands that are executed.
 pub(super) fn page() -> CommandEffectsLog {
@@ -19,14 +19,17 @@ pub(super) fn page() -> CommandEffectsLog {
             AdminOpcode::KEEP_ALIVE,
         ]
         .map(|opcode| (opcode, supported)),
-        EXECUTED.map(|(opcode, writes)| {
-            let content = CommandEffects::LOGICAL_BLOCK_CONTENT;
-            let effects = if writes {
-                supported | content
-            } else {
-                supported
-            };
-            (opcode, effects)
-        }),
+        RESERVATION_COMMANDS
+            .map(|opcode| (opcode, supported))
+            .into_iter()
+            .chain(EXECUTED.map(|(opcode, writes)| {
+                let content = CommandEffects::LOGICAL_BLOCK_CONTENT;
+                let effects = if writes {
+                    supported | content
+                } else {
+                    supported
+                };
+                (opcode, effects)
+            })),
     )
 }

@@ -5,7 +5,9 @@ mod discovery;
 mod effects;
 pub(crate) mod error;
 mod health;
+pub(crate) mod reservation;
 
+use capstan_nvme_proto::async_event::AsyncEvent;
 use capstan_nvme_proto::command::GetLogPage;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::log::{FirmwareSlotLog, LogPageId, SupportedLogPages};
@@ -16,7 +18,7 @@ use zerocopy::IntoBytes;
 use crate::control::{Executed, Execution, Target, gone};
 use crate::controller::ControllerKind;
 
-const IO_PAGES: [LogPageId; 7] = [
+const IO_PAGES: [LogPageId; 8] = [
     LogPageId::SUPPORTED_LOG_PAGES,
     LogPageId::ERROR_INFORMATION,
     LogPageId::HEALTH,
@@ -24,6 +26,7 @@ const IO_PAGES: [LogPageId; 7] = [
     LogPageId::CHANGED_NAMESPACES,
     LogPageId::COMMAND_EFFECTS,
     LogPageId::ANA,
+    LogPageId::RESERVATION_NOTIFICATION,
 ];
 const DISCOVERY_PAGES: [LogPageId; 2] = [LogPageId::SUPPORTED_LOG_PAGES, LogPageId::DISCOVERY];
 
@@ -40,7 +43,7 @@ pub(crate) struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    fn new(offset: u64, out: &'a mut [u8]) -> Self {
+    pub(crate) fn new(offset: u64, out: &'a mut [u8]) -> Self {
         Self {
             skip: offset,
             out,
@@ -77,9 +80,13 @@ impl<'a> Window<'a> {
                 "an offset inside the log page",
             ));
         }
-        let length = self.out.len();
+        Ok(Executed::data(self.zero_rest()))
+    }
+
+    /// Fills what lies behind the end of the page with zeros. Returns the bytes of the window.
+    pub(crate) fn zero_rest(self) -> usize {
         self.out.get_mut(self.filled..).unwrap_or_default().fill(0);
-        Ok(Executed::data(length))
+        self.out.len()
     }
 }
 
@@ -142,6 +149,10 @@ impl Target {
                 }
                 window.put(effects::page().as_bytes());
             }
+            LogPageId::RESERVATION_NOTIFICATION => {
+                let controller = self.controller(id).ok_or_else(gone)?;
+                window.put(controller.notifications.page().as_bytes());
+            }
             LogPageId::ANA => self.ana_page(id, get.lsp, &mut window),
             LogPageId::DISCOVERY => self.discovery_page(id, &mut window),
             _ => {}
@@ -160,6 +171,10 @@ impl Target {
                 controller.changed.clear();
             }
             controller.events.clear(lid);
+            if lid == LogPageId::RESERVATION_NOTIFICATION && controller.notifications.advance() {
+                // The next page is an event of its own.
+                self.raise(id, AsyncEvent::RESERVATION_LOG_AVAILABLE);
+            }
         }
     }
 }

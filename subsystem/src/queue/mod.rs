@@ -24,11 +24,17 @@ pub struct Permit {
     pub(crate) cid: u16,
     /// What the completion adds to counters and error log.
     pub(crate) trace: Trace,
+    /// Which drains do not wait for the command: those that began before it.
+    pub(crate) era: u32,
 }
 
 impl Permit {
     pub(crate) fn with_trace(self, trace: Trace) -> Self {
         Self { trace, ..self }
+    }
+
+    pub(crate) fn with_era(self, era: u32) -> Self {
+        Self { era, ..self }
     }
 
     /// Command Identifier of the command.
@@ -61,6 +67,8 @@ pub(crate) enum Effect {
     Other,
     Read,
     Write,
+    /// No command on the medium: a drain does not wait for it.
+    Control,
 }
 
 /// Why a command capsule could not be accepted.
@@ -113,6 +121,7 @@ impl Accounting {
                 conn: self.conn,
                 cid,
                 trace: Trace::default(),
+                era: 0,
             }),
             Err(InsertError::Present) => Err(AcceptError::CidInUse),
             Err(InsertError::Full) => Err(AcceptError::Overrun),

@@ -54,6 +54,11 @@ pub enum HostAction {
         /// Status.
         status: u16,
     },
+    /// The driver keeps an I/O command from its backend.
+    WithdrawIo {
+        /// Which one.
+        which: u8,
+    },
     /// The driver answers an abort.
     AnswerAbort {
         /// Whether it worked.
@@ -297,6 +302,9 @@ impl Command {
                 0x1E => 0x70,
                 0x1D => 0x84,
                 0x1F => 0x81,
+                0x1C => 0x80,
+                0x1B => 0x82,
+                0x1A => 0x83,
                 small => small,
             };
             sqe.cdw10 = (a & 0x8FFF_0000 | identifier).into();
@@ -307,6 +315,12 @@ impl Command {
         sqe.cdw13 = if self.size & 0b100 == 0 { 0 } else { d }.into();
         sqe.cdw14 = if self.size & 0b1000 == 0 { 0 } else { e }.into();
         sqe.cdw15 = f.into();
+        if self.size & 0b1_0000 == 0
+            && let Some(cdw10) = reservation_dword(opcode, self.dwords.map(|dword| dword & 0xFFFF))
+        {
+            sqe.cdw10 = cdw10.into();
+            sqe.cdw11 = u32::from(self.size & 0b10_0000 == 0).into();
+        }
         let sgl = match self.sgl {
             SglKind::Large => Sgl::Keyed {
                 address: 0,
@@ -335,6 +349,19 @@ impl Command {
         };
         sqe.dptr = sgl.encode();
         sqe
+    }
+}
+
+/// Command dword 10 of a reservation command as hosts write it: an action that exists, no IEKEY, a
+/// type that exists; of a report, a small length.
+fn reservation_dword(opcode: u8, [a, b, ..]: [u32; 6]) -> Option<u32> {
+    let rtype = b.checked_rem(6)?.saturating_add(1).wrapping_shl(8);
+    match IoOpcode(opcode) {
+        IoOpcode::RESERVATION_REGISTER => Some(a & 0b1011),
+        IoOpcode::RESERVATION_ACQUIRE => Some(a & 0b11 | rtype),
+        IoOpcode::RESERVATION_RELEASE => Some(a & 0b1 | rtype),
+        IoOpcode::RESERVATION_REPORT => Some(a & 0x7F),
+        _ => None,
     }
 }
 

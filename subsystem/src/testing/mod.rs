@@ -4,6 +4,7 @@
 //! Published under the feature `testing`.
 
 mod actions;
+mod medium;
 mod operations;
 
 use alloc::boxed::Box;
@@ -23,6 +24,7 @@ use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::property::{Cc, Csts, Property};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes;
 
 use crate::{
@@ -65,6 +67,8 @@ pub struct Bench {
     pub aborts: Vec<(ConnId, u16, AbortId)>,
     /// Flushes the target wants done.
     pub flushes: Vec<(FlushId, Vec<BackendId>)>,
+    /// Held commands of I/O queues that the target wants completed.
+    pub controls: Vec<(ConnId, u16, Status)>,
     /// Lines of the log.
     pub log: Vec<String>,
     next_conn: u64,
@@ -185,6 +189,7 @@ impl Bench {
             disconnects: Vec::new(),
             aborts: Vec::new(),
             flushes: Vec::new(),
+            controls: Vec::new(),
             log: Vec::new(),
             next_conn: 1,
             next_cid: 0,
@@ -211,6 +216,13 @@ impl Bench {
                 Action::Complete { conn, cqe } => self.completions.push((conn, cqe)),
                 Action::Disconnect { conn, why } => self.disconnects.push((conn, why)),
                 Action::AbortIo { conn, cid, abort } => self.aborts.push((conn, cid, abort)),
+                Action::DrainIo { conn, nsid, drain } => {
+                    if let Some(queue) = self.queues.get_mut(&conn) {
+                        queue.begin_drain(nsid, drain);
+                        self.poll_drained(conn);
+                    }
+                }
+                Action::CompleteIo { conn, cid, status } => self.controls.push((conn, cid, status)),
                 Action::SetNamespaces { conn, namespaces } => {
                     if let Some(queue) = self.queues.get_mut(&conn) {
                         queue.set_namespaces(namespaces);
@@ -220,6 +232,23 @@ impl Bench {
                 Action::Log(event) => self.log.push(alloc::format!("{event}")),
             }
         }
+    }
+
+    /// Tells the target that a queue has drained, when it has.
+    pub fn poll_drained(&mut self, conn: ConnId) {
+        let Some(queue) = self.queues.get_mut(&conn) else {
+            return;
+        };
+        while let Some(drain) = queue.poll_drained() {
+            self.target.handle_drained(conn, drain, self.now_us);
+        }
+    }
+
+    /// Closes a connection of which a backend still has commands.
+    pub fn disconnecting(&mut self, conn: ConnId) {
+        self.queues.remove(&conn);
+        self.target.handle_disconnecting(conn, self.now_us);
+        self.poll();
     }
 
     /// Closes a connection.
@@ -278,8 +307,10 @@ impl Bench {
         subnqn: Nqn,
         kato_ms: u32,
     ) -> Result<Association, RefuseReason> {
+        // Host n has Host Identifier nn…n.
+        let number = hostnqn.as_str().bytes().last().unwrap_or(b'0') & 0xF;
         let parameters = ConnectParameters {
-            hostid: HostId([1; 16]),
+            hostid: HostId([number; 16]),
             cntlid: CNTLID_DYNAMIC,
             subnqn,
             hostnqn,

@@ -2,7 +2,8 @@
 //! they do. The body of the fuzz target `controller_ops` and of a property test.
 //!
 //! Checked: nothing panics; every command gets exactly one completion; what is executed lies
-//! inside its namespace and its capsule; nothing grows without bound.
+//! inside its namespace and its capsule; reservations hold (`medium.rs`); nothing grows without
+//! bound.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -23,11 +24,12 @@ use capstan_nvme_proto::status::Status;
 use zerocopy::FromBytes;
 
 use super::actions::{ADMIN_OPCODES, ConnectAction, HostAction, IO_OPCODES, OperatorAction};
+use super::medium::Medium;
 use super::{Bench, GEOMETRY, host, namespace_config, subnqn};
 use crate::bounds::TRANSFER_MAX_BYTES;
 use crate::{
-    AdminOutcome, AdminStep, ConnId, ConnectOutcome, Geometry, HostPolicy, IoCommand, IoOperation,
-    IoStep, Permit, Transfer,
+    AdminOutcome, AdminStep, ConnId, ConnectOutcome, ControlOutcome, Geometry, HostPolicy,
+    IoCommand, IoOperation, IoStep, Permit, Transfer,
 };
 
 /// Numbers below this make happen what would else happen so often that nothing lives long.
@@ -40,7 +42,7 @@ struct Model {
     outstanding: BTreeMap<ConnId, BTreeSet<u16>>,
     admin: Vec<(ConnId, ConnectParameters)>,
     io: Vec<ConnId>,
-    executing: Vec<Permit>,
+    medium: Medium,
 }
 
 fn pick<T>(items: &[T], which: u8) -> Option<&T> {
@@ -71,23 +73,36 @@ pub fn host_actions(bytes: &[u8]) -> Vec<HostAction> {
 pub fn run_host_actions(actions: &[HostAction]) {
     let mut bench = Bench::new();
     let mut model = Model::default();
-    // One queue of each kind is there from the beginning, so that every action means something.
-    let association = bench.ready();
-    model.outstanding.insert(association.conn, BTreeSet::new());
-    if let Ok(conn) = bench.io_queue(&association, 1) {
-        model.outstanding.insert(conn, BTreeSet::new());
-        model.io.push(conn);
+    // Two hosts with one queue of each kind are there from the beginning, so that every action
+    // means something.
+    for number in [1, 2] {
+        let Ok(association) = bench.associate(host(number), subnqn(), 0) else {
+            continue;
+        };
+        bench.enable(&association);
+        model.outstanding.insert(association.conn, BTreeSet::new());
+        if let Ok(conn) = bench.io_queue(&association, 1) {
+            model.outstanding.insert(conn, BTreeSet::new());
+            model.io.push(conn);
+        }
+        model.admin.push((association.conn, association.parameters));
     }
-    model.admin.push((association.conn, association.parameters));
     for action in actions {
         step(&mut bench, &mut model, action);
         settle(&mut bench, &mut model);
     }
     // Everybody leaves: nothing may be left behind.
-    while let Some(permit) = model.executing.pop() {
-        complete(&mut bench, &mut model, permit, Status::SUCCESS);
+    while !model.medium.is_quiet() {
+        if let Some(permit) = model.medium.finish(&mut bench, 0) {
+            complete(&mut bench, &mut model, permit, Status::SUCCESS);
+        }
     }
     settle(&mut bench, &mut model);
+    // A connection that is to be closed holds up a Preempt and Abort until it is.
+    while let Some((conn, _)) = bench.disconnects.pop() {
+        forget(&mut bench, &mut model, conn);
+    }
+    assert!(!model.medium.holds());
     for (conn, cids) in &model.outstanding {
         if let Some(queue) = bench.queues.get(conn) {
             assert!(cids.is_empty(), "{conn:?} lost {cids:?}");
@@ -107,6 +122,12 @@ fn settle(bench: &mut Bench, model: &mut Model) {
     for (conn, cqe) in core::mem::take(&mut bench.completions) {
         model.completed(conn, &cqe);
     }
+    for (conn, cid, status) in core::mem::take(&mut bench.controls) {
+        if let Some(permit) = model.medium.release(conn, cid, status) {
+            complete(bench, model, permit, status);
+        }
+    }
+    bench.poll();
     bench.log.clear();
     bench.target.assert_bounds(model.outstanding.len());
     for conn in &model.io {
@@ -151,12 +172,11 @@ fn unreachable_queue(conn: ConnId) -> ! {
 }
 
 fn forget(bench: &mut Bench, model: &mut Model, conn: ConnId) {
-    model.executing.retain(|permit| permit.conn() != conn);
     model.outstanding.remove(&conn);
     model.admin.retain(|(other, _)| *other != conn);
     model.io.retain(|other| *other != conn);
     bench.disconnects.retain(|(other, _)| *other != conn);
-    bench.disconnect(conn);
+    model.medium.disconnect(bench, conn);
     settle(bench, model);
 }
 
@@ -166,6 +186,14 @@ fn complete(bench: &mut Bench, model: &mut Model, permit: Permit, status: Status
         let cqe = queue.complete(permit, status, 0);
         model.completed(conn, &cqe);
     }
+    bench.poll_drained(conn);
+}
+
+/// Keys of reservation commands: few, so that they match.
+fn reservation_data(sqe: &Sqe) -> [u8; 16] {
+    let [keys, ..] = sqe.cdw15.to_bytes();
+    let keys = u128::from(keys & 0b11) | u128::from(keys.wrapping_shr(2) & 0b11).wrapping_shl(64);
+    keys.to_le_bytes()
 }
 
 fn step(bench: &mut Bench, model: &mut Model, action: &HostAction) {
@@ -229,11 +257,13 @@ fn step(bench: &mut Bench, model: &mut Model, action: &HostAction) {
             }
         }
         HostAction::CompleteIo { which, status } => {
-            let at = usize::from(*which).checked_rem(model.executing.len());
-            if let Some(at) = at {
-                let permit = model.executing.swap_remove(at);
+            let which = usize::from(*which);
+            if let Some(permit) = model.medium.finish(bench, which) {
                 complete(bench, model, permit, Status::from_bits(*status));
             }
+        }
+        HostAction::WithdrawIo { which } => {
+            model.medium.withdraw(bench, usize::from(*which));
         }
         HostAction::AnswerAbort { aborted } => {
             if let Some((_, _, abort)) = bench.aborts.pop() {
@@ -289,14 +319,15 @@ fn connect(bench: &mut Bench, model: &mut Model, action: &ConnectAction) {
             } else {
                 subnqn()
             };
+            let number = number & 0b11;
             let parameters = ConnectParameters {
-                hostid: HostId([1; 16]),
+                hostid: HostId([number; 16]),
                 cntlid: match *cntlid >> 6 {
                     0 => u16::from(*cntlid),
                     _ => CNTLID_DYNAMIC,
                 },
                 subnqn,
-                hostnqn: host(number & 0b11),
+                hostnqn: host(number),
             };
             let command = Connect {
                 qid: 0,
@@ -444,10 +475,27 @@ fn send_io(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, capsul
     match queue.handle_command(sqe, capsule_data) {
         IoStep::Complete(cqe) => model.answered(conn, was_free, &cqe),
         IoStep::Disconnect(_) => forget(bench, model, conn),
-        IoStep::DeleteQueue(permit) => model.executing.push(permit),
+        IoStep::DeleteQueue(permit) => model.medium.delete_queue(bench, permit),
+        IoStep::Control(command) => {
+            let length = usize::try_from(command.transfer().length_bytes()).unwrap_or(0);
+            let data = reservation_data(sqe);
+            let mut out = alloc::vec![0; length];
+            let before = Medium::preempting(bench, &command);
+            let outcome = bench
+                .target
+                .execute_control(&command, &data, &mut out, bench.now_us);
+            match outcome {
+                ControlOutcome::Complete { status, data_bytes } => {
+                    assert!(data_bytes <= length);
+                    model.medium.answered(bench, &command, &before);
+                    complete(bench, model, command.permit, status);
+                }
+                ControlOutcome::Held => model.medium.hold(bench, command, &before),
+            }
+        }
         IoStep::Execute(io) => {
             check_io(&io, capsule_data);
-            model.executing.push(io.permit);
+            model.medium.execute(bench, io);
         }
     }
 }

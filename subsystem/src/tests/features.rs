@@ -168,6 +168,20 @@ fn what_cannot_be_done_has_its_status() {
             },
             field,
         ),
+        (
+            SetFeatures {
+                nsid: 1,
+                ..new(FeatureId::RESERVATION_PERSISTENCE, 1)
+            },
+            field,
+        ),
+        (
+            SetFeatures {
+                nsid: 9,
+                ..new(FeatureId::RESERVATION_NOTIFICATION_MASK, 2)
+            },
+            Status::INVALID_NAMESPACE_OR_FORMAT,
+        ),
         (new(FeatureId::POWER_MANAGEMENT, 1), field),
         (new(FeatureId::TEMPERATURE_THRESHOLD, 1 << 16), field),
         (new(FeatureId::TEMPERATURE_THRESHOLD, 2 << 20), field),

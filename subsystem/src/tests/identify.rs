@@ -59,6 +59,7 @@ fn the_controller_is_honest_about_itself() {
     assert!(vwc.contains(VolatileWriteCacheSupport::PRESENT));
     let oncs = OptionalNvmCommands::from_bits_retain(data.oncs.get());
     assert!(oncs.contains(OptionalNvmCommands::DATASET_MANAGEMENT | OptionalNvmCommands::COPY));
+    assert!(oncs.contains(OptionalNvmCommands::RESERVATIONS));
     assert!(!oncs.contains(OptionalNvmCommands::WRITE_UNCORRECTABLE));
     assert_eq!(data.tnvmcap_bytes.get(), 512_000);
 }

@@ -10,3 +10,4 @@ mod life;
 mod log_pages;
 mod namespaces;
 mod operations;
+mod reservations;

@@ -1,0 +1,373 @@
+//! The reservation commands: executed under the control half's lock, because they decide about
+//! every host of a namespace at once.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::async_event::AsyncEvent;
+use capstan_nvme_proto::command::IoCommand as WireCommand;
+use capstan_nvme_proto::error::{CommandError, ErrorLocation};
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::reservation::{
+    AcquireAction, AcquireData, ExtendedRegistrant, RegisterData, ReleaseData, ReservationReport,
+    ReservationStatusHeader,
+};
+use capstan_nvme_proto::status::Status;
+use zerocopy::IntoBytes;
+
+use super::{Queue, Target};
+use crate::ConnId;
+use crate::action::{Action, Association, ControllerId, DrainId};
+use crate::io_queue::ControlCommand;
+use crate::log_page::Window;
+use crate::reservation::{Effects, Host, Reservation, host_of};
+
+/// What became of a [`ControlCommand`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ControlOutcome {
+    /// Push the first `data_bytes` of `out` to the host, then give the command's permit to
+    /// [`IoQueue::complete`](crate::IoQueue::complete) with this status.
+    Complete {
+        /// The status.
+        status: Status,
+        /// Bytes of `out` to push first.
+        data_bytes: usize,
+    },
+    /// Keep the command until [`Action::CompleteIo`] names it.
+    Held,
+}
+
+/// A Preempt and Abort that waits for the commands of those it preempted.
+#[derive(Debug)]
+pub(super) struct PendingDrain {
+    /// The I/O queue the command arrived on, and its identifier.
+    conn: ConnId,
+    cid: u16,
+    /// I/O queues that have not drained.
+    waiting: BTreeSet<ConnId>,
+}
+
+/// Whose commands may still be on a backend, after the host has left.
+#[derive(Debug)]
+pub(super) struct Lingering {
+    subnqn: Nqn,
+    host: Host,
+}
+
+impl Target {
+    /// Executes a command of an I/O queue. `data_in` is what was fetched for it, when it brings
+    /// data; `out` has room for what goes to the host ([`ControlCommand::transfer`] either way).
+    pub fn execute_control(
+        &mut self,
+        command: &ControlCommand,
+        data_in: &[u8],
+        out: &mut [u8],
+        _now_us: u64,
+    ) -> ControlOutcome {
+        let wanted = usize::try_from(command.transfer().length_bytes()).unwrap_or(usize::MAX);
+        let length = wanted.min(out.len());
+        let out = out.get_mut(..length).unwrap_or_default();
+        match self.reserve(command, data_in, out) {
+            Ok(outcome) => outcome,
+            Err(error) => ControlOutcome::Complete {
+                status: error.status,
+                data_bytes: 0,
+            },
+        }
+    }
+
+    fn reserve(
+        &mut self,
+        request: &ControlCommand,
+        data_in: &[u8],
+        out: &mut [u8],
+    ) -> Result<ControlOutcome, CommandError> {
+        let conn = request.permit.conn();
+        let id = match self.connections.get(&conn) {
+            Some(Queue::Io(id, _)) => *id,
+            Some(Queue::Admin(_)) | None => return Err(gone()),
+        };
+        let association = self
+            .controllers
+            .get(&id)
+            .map(|controller| controller.association.clone())
+            .ok_or_else(gone)?;
+        let host = host_of(association.hostid)?;
+        let nsid = request.command.nsid();
+        if let WireCommand::ReservationReport(report) = request.command {
+            return self.report(&association.subnqn, &report, out);
+        }
+        let subsystem = self
+            .subsystems
+            .get_mut(&association.subnqn)
+            .filter(|subsystem| subsystem.namespaces.contains_key(&nsid))
+            .ok_or_else(gone)?;
+        let reservation = subsystem.reservations.entry(nsid).or_default();
+        let (effects, aborts) = match &request.command {
+            WireCommand::ReservationRegister(register) => {
+                let data = RegisterData::parse(data_in)?;
+                (reservation.register(host, register, data)?, false)
+            }
+            WireCommand::ReservationAcquire(acquire) => {
+                let data = AcquireData::parse(data_in)?;
+                let aborts = acquire.action == AcquireAction::PreemptAndAbort;
+                (reservation.acquire(host, acquire, data)?, aborts)
+            }
+            WireCommand::ReservationRelease(release) => {
+                let data = ReleaseData::parse(data_in)?;
+                (reservation.release(host, release, data)?, false)
+            }
+            WireCommand::ReservationReport(_)
+            | WireCommand::Flush(_)
+            | WireCommand::Write(_)
+            | WireCommand::Read(_)
+            | WireCommand::WriteUncorrectable(_)
+            | WireCommand::Compare(_)
+            | WireCommand::WriteZeroes(_)
+            | WireCommand::DatasetManagement(_)
+            | WireCommand::Verify(_)
+            | WireCommand::Copy(_) => return Err(gone()),
+        };
+        Ok(self.spread(request, &association.subnqn, nsid, &effects, aborts))
+    }
+
+    /// Makes the change take effect on every controller, tells who is to be told, and for Preempt
+    /// and Abort begins to wait for the commands of the preempted.
+    fn spread(
+        &mut self,
+        request: &ControlCommand,
+        subnqn: &Nqn,
+        nsid: u32,
+        effects: &Effects,
+        aborts: bool,
+    ) -> ControlOutcome {
+        let controllers = self.controllers_of(subnqn);
+        for id in &controllers {
+            self.set_gates(*id);
+        }
+        for id in &controllers {
+            self.notify(*id, nsid, effects);
+        }
+        if !aborts {
+            return ControlOutcome::Complete {
+                status: Status::SUCCESS,
+                data_bytes: 0,
+            };
+        }
+        self.drain_preempted(request, subnqn, nsid, &effects.preempted)
+    }
+
+    /// Begins to wait for the commands of hosts that were preempted, also of those that have left.
+    fn drain_preempted(
+        &mut self,
+        request: &ControlCommand,
+        subnqn: &Nqn,
+        nsid: u32,
+        preempted: &[Host],
+    ) -> ControlOutcome {
+        let connected: BTreeSet<ConnId> = self
+            .controllers
+            .values()
+            .filter(|controller| {
+                controller.association.subnqn == *subnqn
+                    && preempted.contains(&controller.association.hostid.0)
+            })
+            .flat_map(|controller| controller.io_queues.values())
+            .map(|queue| queue.conn)
+            .collect();
+        let left = self
+            .lingering
+            .iter()
+            .filter(|(_, left)| left.subnqn == *subnqn && preempted.contains(&left.host))
+            .map(|(conn, _)| *conn);
+        let waiting: BTreeSet<ConnId> = connected.iter().copied().chain(left).collect();
+        if waiting.is_empty() {
+            return ControlOutcome::Complete {
+                status: Status::SUCCESS,
+                data_bytes: 0,
+            };
+        }
+        let drain = DrainId(self.next_drain);
+        self.next_drain = self.next_drain.wrapping_add(1);
+        self.actions
+            .extend(
+                connected
+                    .into_iter()
+                    .map(|conn| Action::DrainIo { conn, nsid, drain }),
+            );
+        let pending = PendingDrain {
+            conn: request.permit.conn(),
+            cid: request.permit.cid(),
+            waiting,
+        };
+        self.drains.insert(drain, pending);
+        ControlOutcome::Held
+    }
+
+    /// Answers [`Action::DrainIo`] for the I/O queue `conn`.
+    pub fn handle_drained(&mut self, conn: ConnId, drain: DrainId, _now_us: u64) {
+        let Some(pending) = self.drains.get_mut(&drain) else {
+            return;
+        };
+        pending.waiting.remove(&conn);
+        if !pending.waiting.is_empty() {
+            return;
+        }
+        if let Some(pending) = self.drains.remove(&drain) {
+            self.actions.push_back(Action::CompleteIo {
+                conn: pending.conn,
+                cid: pending.cid,
+                status: Status::SUCCESS,
+            });
+        }
+    }
+
+    /// The I/O queue `conn` is going: no command of its own waits any more, but others may wait for
+    /// what it left on a backend.
+    pub(super) fn linger(&mut self, conn: ConnId, association: &Association) {
+        self.drains.retain(|_, pending| pending.conn != conn);
+        let left = Lingering {
+            subnqn: association.subnqn.clone(),
+            host: association.hostid.0,
+        };
+        self.lingering.insert(conn, left);
+    }
+
+    /// The I/O queue `conn` is gone, and no backend has a command of it.
+    pub(super) fn end_lingering(&mut self, conn: ConnId, now_us: u64) {
+        if self.lingering.remove(&conn).is_none() {
+            return;
+        }
+        let drains: Vec<DrainId> = self
+            .drains
+            .iter()
+            .filter(|(_, pending)| pending.waiting.contains(&conn))
+            .map(|(drain, _)| *drain)
+            .collect();
+        for drain in drains {
+            self.handle_drained(conn, drain, now_us);
+        }
+    }
+
+    fn notify(&mut self, id: ControllerId, nsid: u32, effects: &Effects) {
+        let Some(controller) = self.controllers.get_mut(&id) else {
+            return;
+        };
+        let host = controller.association.hostid.0;
+        let mut told = false;
+        for (_, what) in effects
+            .notifications
+            .iter()
+            .filter(|(other, _)| *other == host)
+        {
+            told |= controller.notifications.add(nsid, *what);
+        }
+        if told {
+            self.raise(id, AsyncEvent::RESERVATION_LOG_AVAILABLE);
+        }
+    }
+
+    /// Reservation Report. NVMe Base 2.1, section 7.8.
+    fn report(
+        &self,
+        subnqn: &Nqn,
+        report: &ReservationReport,
+        out: &mut [u8],
+    ) -> Result<ControlOutcome, CommandError> {
+        if !report.extended {
+            return Err(CommandError {
+                status: Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT.dnr(),
+                location: ErrorLocation::sqe(44),
+                field: "EDS",
+                value: 0,
+                expected: "1, because host identifiers have 128 bits (CTRATT.HIDS)",
+            });
+        }
+        let none = Reservation::default();
+        let reservation = self
+            .subsystems
+            .get(subnqn)
+            .and_then(|subsystem| subsystem.reservations.get(&report.nsid))
+            .unwrap_or(&none);
+        let registrants = reservation.registrants();
+        let count = u16::try_from(registrants.len()).unwrap_or(u16::MAX);
+        let header = ReservationStatusHeader::new(
+            reservation.generation(),
+            reservation.rtype(),
+            count,
+            false,
+        );
+        let mut window = Window::new(0, out);
+        window.put(header.as_bytes());
+        let reserved = ReservationStatusHeader::EXTENDED_BYTES.saturating_sub(size_of_val(&header));
+        for _ in 0..reserved {
+            window.put(&[0]);
+        }
+        for (host, key) in registrants {
+            let cntlid = self.cntlid_of(subnqn, host);
+            let holds = reservation.is_holder(host);
+            let entry = ExtendedRegistrant::new(cntlid, holds, HostId(*host), key);
+            window.put(entry.as_bytes());
+        }
+        Ok(ControlOutcome::Complete {
+            status: Status::SUCCESS,
+            data_bytes: window.zero_rest(),
+        })
+    }
+
+    /// Host Identifier of the host whose queue `conn` is.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn host_of_queue(&self, conn: ConnId) -> Option<Host> {
+        self.queue_association(conn)
+            .map(|association| association.hostid.0)
+    }
+
+    /// What a reservation of `nsid` keeps the host of the I/O queue `conn` from.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn reserved_against(&self, conn: ConnId, nsid: u32) -> crate::gate::Closed {
+        self.queue_association(conn)
+            .and_then(|association| {
+                let subsystem = self.subsystems.get(&association.subnqn)?;
+                let reservation = subsystem.reservations.get(&nsid)?;
+                Some(reservation.closed_for(&association.hostid.0))
+            })
+            .unwrap_or_default()
+    }
+
+    /// Registrants of `nsid` in the subsystem of the I/O queue `conn`.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn registrants(&self, conn: ConnId, nsid: u32) -> Vec<Host> {
+        self.queue_association(conn)
+            .and_then(|association| self.subsystems.get(&association.subnqn))
+            .and_then(|subsystem| subsystem.reservations.get(&nsid))
+            .map(|reservation| reservation.registrants().map(|(host, _)| *host).collect())
+            .unwrap_or_default()
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    fn queue_association(&self, conn: ConnId) -> Option<&Association> {
+        let (Queue::Admin(id) | Queue::Io(id, _)) = self.connections.get(&conn)?;
+        self.controllers
+            .get(id)
+            .map(|controller| &*controller.association)
+    }
+
+    /// A controller of a registered host, FFFFh when it has none now.
+    fn cntlid_of(&self, subnqn: &Nqn, host: &Host) -> u16 {
+        self.controllers
+            .values()
+            .map(|controller| &controller.association)
+            .find(|association| association.subnqn == *subnqn && association.hostid.0 == *host)
+            .map_or(0xFFFF, |association| association.cntlid)
+    }
+}
+
+fn gone() -> CommandError {
+    CommandError {
+        status: Status::INVALID_NAMESPACE_OR_FORMAT.dnr(),
+        location: ErrorLocation::sqe(4),
+        field: "NSID",
+        value: 0,
+        expected: "a namespace that is still there",
+    }
+}
