@@ -2,6 +2,11 @@
 
 use std::net::IpAddr;
 
+use crate::contract::{ConnectionManager, RdmaError};
+use crate::iwarp;
+#[cfg(feature = "verbs")]
+use crate::verbs;
+
 /// What the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Preference {
@@ -15,8 +20,10 @@ pub enum Preference {
 }
 
 /// The provider to use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ProviderKind {
+    /// RDMA devices through libibverbs and librdmacm.
+    Verbs,
     /// User-space iWARP over TCP.
     Iwarp,
 }
@@ -26,7 +33,22 @@ impl ProviderKind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Verbs => "verbs",
             Self::Iwarp => "iwarp",
+        }
+    }
+
+    /// A connection manager of this kind for the calling thread, with its default settings.
+    ///
+    /// # Errors
+    /// The system has no resources, or lacks what the provider needs.
+    pub fn connection_manager(self) -> Result<Box<dyn ConnectionManager>, RdmaError> {
+        match self {
+            #[cfg(feature = "verbs")]
+            Self::Verbs => verbs::Provider::new()?.connection_manager(),
+            #[cfg(not(feature = "verbs"))]
+            Self::Verbs => Err(RdmaError::Invalid("built without verbs")),
+            Self::Iwarp => iwarp::Provider::new(iwarp::Config::default())?.connection_manager(),
         }
     }
 }
@@ -39,40 +61,67 @@ pub struct ChoiceError {
     why: String,
 }
 
-/// Chooses a provider for `addr`. The string says why, for one log line.
+/// Chooses a provider for `addr`: to listen at, or to connect to. The string says why, for one log
+/// line.
 ///
 /// # Errors
 /// [`ChoiceError`] when `verbs` was asked for and cannot be had.
 pub fn choose(preference: Preference, addr: IpAddr) -> Result<(ProviderKind, String), ChoiceError> {
-    match preference {
-        Preference::Iwarp => Ok((ProviderKind::Iwarp, "asked for".to_owned())),
-        Preference::Auto => Ok((ProviderKind::Iwarp, without_verbs())),
-        Preference::Verbs => Err(ChoiceError {
-            addr,
-            why: without_verbs(),
-        }),
+    if preference == Preference::Iwarp {
+        return Ok((ProviderKind::Iwarp, "asked for".to_owned()));
+    }
+    match (device_for(addr), preference) {
+        // Named, so that the log says it; what it breaks is up to the user who asked.
+        (
+            Ok(Found {
+                name,
+                unsafe_data: true,
+            }),
+            Preference::Verbs,
+        ) => Ok((
+            ProviderKind::Verbs,
+            format!("asked for; WARNING: {name} is siw, {SIW}"),
+        )),
+        (
+            Ok(Found {
+                name,
+                unsafe_data: true,
+            }),
+            _,
+        ) => Ok((
+            ProviderKind::Iwarp,
+            format!("RDMA device {name} is siw, {SIW}, and iwarp speaks the same protocol"),
+        )),
+        (Ok(Found { name, .. }), _) => Ok((
+            ProviderKind::Verbs,
+            format!("RDMA device {name} has or reaches {addr}"),
+        )),
+        (Err(why), Preference::Verbs) => Err(ChoiceError { addr, why }),
+        (Err(why), _) => Ok((ProviderKind::Iwarp, why)),
     }
 }
 
-/// Why verbs is not used.
+/// What is wrong with siw.
+const SIW: &str = "which can send data that was overwritten since (its zcopy_tx)";
+
+/// The device of an address.
+struct Found {
+    name: String,
+    unsafe_data: bool,
+}
+
 #[cfg(feature = "verbs")]
-fn without_verbs() -> String {
-    match crate::verbs::device_names() {
-        Ok(names) if !names.is_empty() => {
-            format!(
-                "connections over verbs devices ({}) are not in this version",
-                names.join(", ")
-            )
-        }
-        Ok(_) => "no RDMA device on this machine".to_owned(),
-        Err(error) => format!("no RDMA device can be listed ({error})"),
-    }
+fn device_for(addr: IpAddr) -> Result<Found, String> {
+    let device = verbs::device_for(addr)?;
+    Ok(Found {
+        name: device.name,
+        unsafe_data: device.completes_early,
+    })
 }
 
-/// Why verbs is not used.
 #[cfg(not(feature = "verbs"))]
-fn without_verbs() -> String {
-    "built without verbs".to_owned()
+fn device_for(_addr: IpAddr) -> Result<Found, String> {
+    Err("built without verbs".to_owned())
 }
 
 #[cfg(test)]
@@ -81,6 +130,7 @@ mod tests {
 
     use super::{Preference, ProviderKind, choose};
 
+    /// No RDMA device has it, whatever the machine.
     const ADDR: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     #[test]

@@ -13,6 +13,7 @@ mod choice;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod contract;
+mod device_limits;
 pub mod iwarp;
 pub mod loopback;
 mod splitmix;
@@ -20,3 +21,4 @@ mod splitmix;
 pub mod verbs;
 
 pub use choice::{ChoiceError, Preference, ProviderKind, choose};
+pub use device_limits::{DeviceLimits, device_limits};

@@ -89,6 +89,15 @@ fn client_server() -> Box<dyn Fabric> {
     Tcp::boxed(&config, behaviour)
 }
 
+/// As with a peer that is not this provider: each FPDU in a TCP segment of its own.
+fn foreign() -> Box<dyn Fabric> {
+    let config = Config {
+        fpdu_size: FpduSize::Segment,
+        ..Config::default()
+    };
+    Tcp::boxed(&config, Behaviour::FULL)
+}
+
 fn revision_1() -> Box<dyn Fabric> {
     let config = Config {
         mpa_revision: 1,
@@ -116,9 +125,13 @@ fn main() -> ExitCode {
     let mut v1 = variant("revision_1", revision_1);
     v1.not_applicable
         .push("connection::read_depths_are_exchanged");
-    harness::main(vec![
-        variant("peer_to_peer", peer_to_peer),
-        variant("client_server", client_server),
-        v1,
-    ])
+    harness::main(
+        vec![
+            variant("peer_to_peer", peer_to_peer),
+            variant("client_server", client_server),
+            variant("foreign", foreign),
+            v1,
+        ],
+        std::env::args(),
+    )
 }

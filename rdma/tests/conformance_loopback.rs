@@ -126,19 +126,22 @@ fn main() -> ExitCode {
         fabric,
         not_applicable: Vec::new(),
     };
-    harness::main(vec![
-        variant("plain", plain),
-        variant("delayed", delayed),
-        variant("long_tail", long_tail),
-        harness::Variant {
-            not_applicable: vec![
-                "windows::",
-                "exchange::",
-                "limits::shared_receive_queue_full",
-                "receive::shared_",
-                "receive::empty_shared_",
-            ],
-            ..variant("modest", modest)
-        },
-    ])
+    harness::main(
+        vec![
+            variant("plain", plain),
+            variant("delayed", delayed),
+            variant("long_tail", long_tail),
+            harness::Variant {
+                not_applicable: vec![
+                    "windows::",
+                    "exchange::",
+                    "limits::shared_receive_queue_full",
+                    "receive::shared_",
+                    "receive::empty_shared_",
+                ],
+                ..variant("modest", modest)
+            },
+        ],
+        std::env::args(),
+    )
 }

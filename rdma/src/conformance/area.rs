@@ -35,9 +35,10 @@ impl Area {
     ) -> Outcome<Self> {
         let total = len_bytes + 2 * GUARD_BYTES;
         // A pool leases powers of two; only the region itself is registered (and pinned).
-        let slab = Slab::new(total.next_power_of_two(), Pages::Ordinary)?;
+        let pool = Pool::new(total.next_power_of_two(), Pages::Ordinary)?;
+        let slab = Arc::clone(pool.slab());
         let size = u32::try_from(total).map_err(Stop::failed)?;
-        let buffer = Pool::new(Arc::clone(&slab)).take(size);
+        let buffer = pool.take(size);
         let mut buffer = buffer.ok_or_else(|| Stop::failed("no lease that large"))?;
         let shadow: Vec<u8> = (0..total)
             .map(|at| u8::try_from(at % 251).unwrap_or(0) ^ 0xa5)

@@ -60,14 +60,23 @@ pub struct Behaviour {
     /// A request the peer refuses completes with the status that names the reason
     /// (`RemoteAccessError`, …); otherwise any error will do.
     pub names_remote_errors: bool,
+    /// A request or receive that breaks a rule on its own side completes with the status that names
+    /// it (`LocalProtectionError`, …); otherwise any error will do.
+    pub names_local_errors: bool,
     /// The listening side may send before it has received anything (not on iWARP without
     /// peer-to-peer mode).
     pub passive_may_send_first: bool,
     /// Connecting tells each side how many RDMA READs the other serves and sends (not with MPA
     /// revision 1, RFC 5044).
     pub exchanges_read_depths: bool,
+    /// The transport raises how many RDMA READs the accepting side serves to what the other side asked
+    /// for, where the device can (siw).
+    pub raises_read_depths: bool,
     /// Queue depths are exactly what was asked; otherwise the device may round them up.
     pub exact_queue_depths: bool,
+    /// The flush that follows the peer's disconnect begins when the connection manager is polled
+    /// (InfiniBand); otherwise the device flushes on its own.
+    pub flush_needs_cm_poll: bool,
     /// Longest wait for anything, in microseconds.
     pub patience_us: u64,
 }
@@ -81,9 +90,12 @@ impl Behaviour {
         reject_private_data_bytes_max: crate::contract::PRIVATE_DATA_MAX,
         receiver_not_ready: ReceiverNotReady::Waits,
         names_remote_errors: true,
+        names_local_errors: true,
         passive_may_send_first: true,
         exchanges_read_depths: true,
+        raises_read_depths: false,
         exact_queue_depths: true,
+        flush_needs_cm_poll: false,
         patience_us: 10_000_000,
     };
 }

@@ -335,6 +335,32 @@ impl World<'_> {
         Ok(())
     }
 
+    /// The next completion must be `wr_id`'s, with an error of this side's own memory.
+    #[track_caller]
+    pub(crate) fn failed_here(&mut self, link: usize, side: Side, wr_id: u64) -> Outcome {
+        let what = format!("{side:?}: failure of {wr_id:#x}");
+        let wc = self.completion(link, side, &what)?;
+        ensure_eq!(wc.wr_id, wr_id, "{what}");
+        self.check_local(&wc, &[WcStatus::LocalProtectionError])
+    }
+
+    /// A completion of a request that broke a rule here: one of `named` if the fabric names causes.
+    #[track_caller]
+    pub(crate) fn check_local(&self, wc: &WorkCompletion, named: &[WcStatus]) -> Outcome {
+        let fits = if self.behaviour.names_local_errors {
+            named.contains(&wc.status)
+        } else {
+            wc.status != WcStatus::Success
+        };
+        ensure!(
+            fits,
+            "{:#x} completed as {:?}, expected {named:?}",
+            wc.wr_id,
+            wc.status
+        );
+        Ok(())
+    }
+
     /// Waits until `side` has been told that the connection ended.
     #[track_caller]
     pub(crate) fn ended_at(&mut self, link: usize, side: Side) -> Outcome {

@@ -224,6 +224,7 @@ pub trait ConnectionManager {
     fn poll(&mut self, now_us: u64) -> Option<CmEvent>;
 
     /// As [`CompletionQueue::arm`](super::CompletionQueue::arm), for events.
+    #[must_use = "waiting when something is ready loses it until the next wake-up"]
     fn arm(&mut self) -> bool;
 
     /// Becomes readable after [`ConnectionManager::arm`] when there is something to poll.

@@ -81,6 +81,7 @@ pub trait CompletionQueue: Any {
 
     /// Asks for the fd to become readable at the next completion. `true` when there may be
     /// completions already: poll again instead of waiting.
+    #[must_use = "waiting when something is ready loses it until the next wake-up"]
     fn arm(&self) -> bool;
 
     /// Becomes readable after [`CompletionQueue::arm`] when there is something to poll.

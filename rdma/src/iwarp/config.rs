@@ -3,10 +3,12 @@
 /// How long the FPDUs are that this side sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FpduSize {
-    /// As long as the TCP segment allows (RFC 5044 §4.2), unless both sides said in the set-up
-    /// that they take longer ones.
+    /// As long as the length field allows when both sides said in the set-up that they take it;
+    /// otherwise as `Segment`. The question is a bit that RFC 5044 reserves and tells peers to
+    /// ignore.
     Negotiated,
-    /// Never longer than the TCP segment.
+    /// Never longer than the TCP segment (RFC 5044 §4.2), and with CRCs each FPDU in a segment of
+    /// its own.
     Segment,
     /// As long as the length field allows, whatever the peer said.
     Large,

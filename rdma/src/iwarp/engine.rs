@@ -15,6 +15,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use super::cm::linger::Linger;
 use super::cm::notice::{Link2Cm, Notice};
+use super::cm::nudge::Unheard;
 use super::config::Config;
 use super::cq::{Completions, system};
 use super::fatal::{Fatal, terminate_bytes};
@@ -27,7 +28,7 @@ use super::socket::Link;
 use super::sq::SendQueue;
 use super::srq::{RECEIVES_MAX, ReceiveRing, SGES_MAX, SharedQueue, check_limit};
 use super::stag::{Asker, StagTable};
-use super::tx::Tx;
+use super::tx::{Framing, Tx};
 use crate::contract::{
     CompletionQueue, Device, DeviceAttributes, ProtectionDomain, QpConfig, QpNum, QpState,
     RdmaError, ReceiveSource,
@@ -50,8 +51,7 @@ const EVENTS: usize = 64;
 /// What [`Engine::attach`] needs of a finished set-up.
 pub(super) struct SetUp {
     pub link: Link,
-    /// Longest FPDU in bytes.
-    pub fpdu_max: usize,
+    pub framing: Framing,
     pub crc: bool,
     /// Whether this side may send before it has received.
     pub may_send: bool,
@@ -83,6 +83,8 @@ pub(super) struct Engine {
     pub lingering: RefCell<Vec<Linger>>,
     /// Queue pairs with a Send that waits for a receive.
     pub not_ready: RefCell<Vec<Rc<RefCell<Qp>>>>,
+    /// Queue pairs that have connected and heard nothing since.
+    pub unheard: RefCell<Vec<Unheard>>,
     this: Weak<Self>,
     places: RefCell<Vec<Place>>,
     free_places: RefCell<Vec<usize>>,
@@ -109,6 +111,7 @@ impl Engine {
             },
             lingering: RefCell::default(),
             not_ready: RefCell::default(),
+            unheard: RefCell::default(),
             this: Weak::clone(this),
             places: RefCell::default(),
             free_places: RefCell::default(),
@@ -219,7 +222,8 @@ impl Engine {
     pub(super) fn attach(&self, cell: &Rc<RefCell<Qp>>, set_up: SetUp) {
         let mut qp = cell.borrow_mut();
         let qp = &mut *qp;
-        qp.tx.set_up(set_up.fpdu_max, set_up.crc, set_up.may_send);
+        qp.tx
+            .set_up(&set_up.link, set_up.framing, set_up.crc, set_up.may_send);
         qp.rx.set_up(set_up.crc, set_up.empty_fpdu);
         qp.reads.set_depths(set_up.ord, set_up.ird);
         qp.link = Some(set_up.link);
@@ -240,6 +244,13 @@ impl Engine {
             }
             self.hot.borrow_mut().push(Rc::clone(cell));
         }
+    }
+
+    /// Makes a queue pair without a socket busy.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn heat_memory(&self, cell: &Rc<RefCell<Qp>>) {
+        let mut qp = cell.borrow_mut();
+        self.heat(cell, &mut qp);
     }
 
     /// Runs the queue pair at `place` again: a receive was posted for it.
@@ -446,6 +457,8 @@ impl Engine {
         drop(qp);
         self.hot.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
         self.not_ready.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
+        let mut unheard = self.unheard.borrow_mut();
+        unheard.retain(|other| !Rc::ptr_eq(&other.cell, cell));
         if let Some(slot) = self.places.borrow_mut().get_mut(place) {
             slot.cell = None;
         }

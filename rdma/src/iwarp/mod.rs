@@ -36,6 +36,9 @@ mod socket;
 mod sq;
 mod srq;
 mod stag;
+mod stag_keys;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod testing;
 mod tx;
 pub mod wire;
 

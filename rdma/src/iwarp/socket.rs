@@ -1,6 +1,7 @@
 //! System calls on TCP sockets.
 #![expect(unsafe_code, reason = "scatter/gather calls on registered memory")]
 
+use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -71,6 +72,9 @@ impl Piece {
 pub(super) enum Link {
     /// A connected, non-blocking socket.
     Tcp(TcpStream),
+    /// Bytes in memory: the receive engine without a network.
+    #[cfg(any(test, feature = "fuzzing"))]
+    Memory(super::testing::MemoryLink),
 }
 
 /// What a scatter/gather call did.
@@ -111,32 +115,48 @@ impl Link {
                     libc::recvmsg(stream.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT)
                 })
             }
+            #[cfg(any(test, feature = "fuzzing"))]
+            // SAFETY: passed on.
+            Self::Memory(link) => unsafe { link.receive(pieces) },
         }
     }
 
-    /// Sends `pieces` in order.
+    /// Sends `pieces` in order; `end` makes them end a TCP segment.
     ///
     /// # Safety
     /// Each piece is mapped memory.
     #[inline]
-    pub(super) unsafe fn send(&mut self, pieces: &mut [Piece]) -> io::Result<Transfer> {
+    pub(super) unsafe fn send(&mut self, pieces: &mut [Piece], end: bool) -> io::Result<Transfer> {
         match self {
             Self::Tcp(stream) => {
                 // SAFETY: `msghdr` is plain data for which zero is a valid value.
                 let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
                 header.msg_iov = pieces.as_mut_ptr().cast();
                 header.msg_iovlen = pieces.len();
-                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                let end = if end { libc::MSG_EOR } else { 0 };
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | end;
                 // SAFETY: as in `receive`.
                 transfer(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const header, flags) })
             }
+            #[cfg(any(test, feature = "fuzzing"))]
+            Self::Memory(_) => Ok(super::testing::MemoryLink::send(pieces)),
         }
+    }
+
+    /// The maximum TCP segment in bytes.
+    pub(super) fn segment_bytes(&self) -> usize {
+        // 536 is what TCP assumes when nothing is known (RFC 9293 §3.7.1).
+        let stream = self.tcp();
+        let value = stream.and_then(|s| getsockopt(s, sockopt::TcpMaxSeg).ok());
+        value.and_then(|v| usize::try_from(v).ok()).unwrap_or(536)
     }
 
     /// The socket, when it is one.
     pub(super) fn into_tcp(self) -> Option<TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
+            #[cfg(any(test, feature = "fuzzing"))]
+            Self::Memory(_) => None,
         }
     }
 
@@ -144,15 +164,10 @@ impl Link {
     pub(super) fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
+            #[cfg(any(test, feature = "fuzzing"))]
+            Self::Memory(_) => None,
         }
     }
-}
-
-/// The maximum segment size of a connected socket in bytes.
-pub(super) fn segment_bytes(stream: &TcpStream) -> usize {
-    // 536 is what TCP assumes when nothing is known (RFC 9293 §3.7.1).
-    let value = getsockopt(stream, sockopt::TcpMaxSeg).unwrap_or(536);
-    usize::try_from(value).unwrap_or(536)
 }
 
 fn new_socket(addr: &SocketAddr) -> io::Result<OwnedFd> {
@@ -161,7 +176,23 @@ fn new_socket(addr: &SocketAddr) -> io::Result<OwnedFd> {
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    Ok(socket(family, SockType::Stream, flags, None)?)
+    let fd = socket(family, SockType::Stream, flags, None)?;
+    do_not_pace(&fd);
+    Ok(fd)
+}
+
+/// Chooses a congestion control that sends as soon as its window is open, where the machine's
+/// default is BBR: that one spreads segments over time with a timer, which suits the Internet and
+/// takes two thirds of the throughput of a path whose round trip is tens of microseconds.
+fn do_not_pace(fd: &OwnedFd) {
+    let default = getsockopt(fd, sockopt::TcpCongestion).unwrap_or_default();
+    if default.to_string_lossy().starts_with("bbr") {
+        // Without CAP_NET_ADMIN only what `net.ipv4.tcp_allowed_congestion_control` lists can be
+        // chosen; Reno always is. Should both be refused, the default does its work, slower.
+        let _refused = ["cubic", "reno"]
+            .iter()
+            .find(|name| setsockopt(fd, sockopt::TcpCongestion, &OsString::from(name)).is_ok());
+    }
 }
 
 fn with_addr(

@@ -5,21 +5,14 @@
 )]
 
 use std::collections::VecDeque;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
 use capstan_memory::Slab;
 
+use super::stag_keys::{STAGS_MAX, StagKeys};
 use crate::contract::{Access, LKey, RKey, RdmaError, Sge};
-
-/// Low bits of a STag that are random for each use of an index.
-const KEY_BITS: u32 = 14;
-const KEY_MASK: u32 = (1 << KEY_BITS) - 1;
-/// Most STags of one provider: every index that is not key bits.
-pub(super) const STAGS_MAX: usize = 1 << (32 - KEY_BITS);
 
 /// Freed indices that rest before the oldest is used again: with a fresh key each time, a late use
 /// of a dead STag meets neither its index nor its key soon.
@@ -86,10 +79,7 @@ pub(super) struct StagTable {
     entries: Vec<Entry>,
     /// First in, first out: an index rests as long as possible before it is used again.
     free: VecDeque<usize>,
-    /// Hides the index part of the STags.
-    index_secret: u32,
-    random: RandomState,
-    counter: u64,
+    keys: StagKeys,
 }
 
 /// Registered memory, checked and mapped for as long as the table is borrowed.
@@ -137,14 +127,10 @@ impl<'t> Span<'t> {
 
 impl StagTable {
     pub(super) fn new() -> Self {
-        let random = RandomState::new();
-        let index_secret = truncate(random.hash_one(u64::MAX));
         Self {
             entries: Vec::new(),
             free: VecDeque::new(),
-            index_secret,
-            random,
-            counter: 0,
+            keys: StagKeys::new(),
         }
     }
 
@@ -172,7 +158,7 @@ impl StagTable {
             });
         }
         let index = self.take_index()?;
-        let stag = self.fresh(index);
+        let stag = self.keys.fresh(index);
         // SAFETY: just checked to stay inside the slab's mapping.
         let base = unsafe { slab.base().as_ptr().add(offset_bytes) };
         self.entries[index] = Entry {
@@ -208,7 +194,7 @@ impl StagTable {
     /// Allocates an unbound window; the answer names it in the other window calls.
     pub(super) fn allocate_window(&mut self, pd: u32) -> Result<usize, RdmaError> {
         let index = self.take_index()?;
-        let next = self.fresh(index);
+        let next = self.keys.fresh(index);
         self.entries[index].pd = pd;
         self.entries[index].purpose = Use::Window {
             region: usize::MAX,
@@ -220,7 +206,7 @@ impl StagTable {
 
     /// The key the next bind of a window must carry, a fresh one each call.
     pub(super) fn next_rkey(&mut self, window: usize) -> RKey {
-        let fresh = self.fresh(window);
+        let fresh = self.keys.fresh(window);
         if let Some(Entry {
             purpose: Use::Window { next, .. },
             ..
@@ -249,7 +235,7 @@ impl StagTable {
 
     /// A fresh STag on a read sink, for one RDMA Read.
     pub(super) fn read_sink_stag(&mut self, index: usize) -> u32 {
-        self.fresh(index)
+        self.keys.fresh(index)
     }
 
     /// Binds a window (type 2): `rkey` opens `len_bytes` at `addr` of the region `lkey` to the
@@ -384,11 +370,12 @@ impl StagTable {
     }
 
     fn index(&self, stag: u32) -> usize {
-        ((stag ^ self.index_secret) >> KEY_BITS) as usize
+        self.keys.index(stag)
     }
 
     fn take_index(&mut self) -> Result<usize, RdmaError> {
         if self.free.len() < RESTING && self.entries.len() < STAGS_MAX {
+            self.keys.push_index();
             self.entries.push(Entry {
                 stag: 0,
                 pd: 0,
@@ -406,25 +393,6 @@ impl StagTable {
             max: STAGS_MAX as u64,
         })
     }
-
-    /// A STag for `index` with a fresh unpredictable key: SipHash under a secret of the system.
-    fn fresh(&mut self, index: usize) -> u32 {
-        let index = u32::try_from(index).unwrap_or(u32::MAX) << KEY_BITS;
-        loop {
-            self.counter += 1;
-            let key = truncate(self.random.hash_one(self.counter)) & KEY_MASK;
-            let stag = (index ^ (self.index_secret & !KEY_MASK)) | key;
-            // 0 stands for "not valid" in an entry, and some devices give it a meaning.
-            if stag != 0 {
-                return stag;
-            }
-        }
-    }
-}
-
-fn truncate(value: u64) -> u32 {
-    let [a, b, c, d, ..] = value.to_ne_bytes();
-    u32::from_ne_bytes([a, b, c, d])
 }
 
 #[inline]
@@ -555,11 +523,9 @@ mod tests {
     #[test]
     fn stag_zero_is_never_valid() {
         let mut table = StagTable::new();
-        for _ in 0..4096 {
-            table.allocate_window(1).unwrap();
-        }
-        // Whatever the secret, put an unbound entry at the index that 0 names.
-        table.index_secret &= KEY_MASK;
+        let window = table.allocate_window(1).unwrap();
+        // An unbound entry at the index that 0 names.
+        table.keys.give_zero_to(window);
         let zero = table.remote(ASKER, 0, 0, 0, Access::empty()).err();
         assert_eq!(zero, Some(StagError::Invalid));
         assert!(table.deregister(0).is_none());
@@ -578,14 +544,5 @@ mod tests {
             "{}",
             table.entries.len()
         );
-    }
-
-    #[test]
-    fn keys_of_one_index_differ() {
-        let mut table = StagTable::new();
-        let window = table.allocate_window(1).unwrap();
-        let keys: std::collections::HashSet<_> =
-            (0..100).map(|_| table.next_rkey(window).0).collect();
-        assert!(keys.len() > 95, "{} different keys of 100", keys.len());
     }
 }

@@ -138,10 +138,10 @@ mod tests {
 
     #[test]
     fn pieces_of_any_shape_are_joined() {
-        let slab = Slab::new(8192, Pages::Ordinary).unwrap();
-        let mut buffer = Pool::new(slab.clone()).take(4096).unwrap();
+        let pool = Pool::new(8192, Pages::Ordinary).unwrap();
+        let mut buffer = pool.take(4096).unwrap();
         buffer.copy_from(0, b"abcdefghij");
-        let span = |at, len| Span::new(&slab, at, len).unwrap();
+        let span = |at, len| Span::new(pool.slab(), at, len).unwrap();
         copy(
             &[span(0, 3), span(5, 0), span(7, 3)],
             &[span(100, 1), span(200, 4), span(300, 9)],

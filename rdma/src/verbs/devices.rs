@@ -17,13 +17,13 @@ pub fn device_names() -> io::Result<Vec<String>> {
 }
 
 /// The array `ibv_get_device_list` allocates.
-struct DeviceList {
+pub(super) struct DeviceList {
     first: NonNull<*mut sys::ibv_device>,
     len: usize,
 }
 
 impl DeviceList {
-    fn open() -> io::Result<Self> {
+    pub(super) fn open() -> io::Result<Self> {
         let mut len = 0;
         // SAFETY: the out parameter is a live integer.
         let first = unsafe { sys::ibv_get_device_list(&raw mut len) };
@@ -35,7 +35,7 @@ impl DeviceList {
         })
     }
 
-    fn devices(&self) -> impl Iterator<Item = *mut sys::ibv_device> + '_ {
+    pub(super) fn devices(&self) -> impl Iterator<Item = *mut sys::ibv_device> + '_ {
         (0..self.len).map(|at| {
             // SAFETY: the array has `len` entries and lives until `self` is dropped.
             let entry = unsafe { self.first.add(at) };
@@ -52,7 +52,7 @@ impl Drop for DeviceList {
     }
 }
 
-fn name(device: *mut sys::ibv_device) -> Option<String> {
+pub(super) fn name(device: *mut sys::ibv_device) -> Option<String> {
     // SAFETY: the device belongs to a list that is still open.
     let name = unsafe { sys::ibv_get_device_name(device) };
     if name.is_null() {

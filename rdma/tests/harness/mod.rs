@@ -16,9 +16,14 @@ pub(crate) struct Variant {
     pub not_applicable: Vec<&'static str>,
 }
 
-/// Runs every case on every variant.
-pub(crate) fn main(variants: Vec<Variant>) -> ExitCode {
-    let arguments = Arguments::from_args();
+/// Runs every case on every variant. `arguments` are the test program's, its name first.
+pub(crate) fn main(
+    variants: Vec<Variant>,
+    arguments: impl IntoIterator<Item = String>,
+) -> ExitCode {
+    let mut arguments = Arguments::from_iter(arguments);
+    // One case counts the descriptors of the process.
+    arguments.test_threads.get_or_insert(1);
     let mut trials = Vec::new();
     for variant in variants {
         for case in CASES {

@@ -4,3 +4,4 @@ mod side;
 
 mod data;
 mod setup;
+mod wire;

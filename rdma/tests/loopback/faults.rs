@@ -347,3 +347,28 @@ fn a_machine_reaches_itself() {
     let addresses = ends.ends[ACTIVE].manager.addresses(active.id).unwrap();
     assert_eq!(addresses.0.ip(), super::ends::address(PASSIVE));
 }
+
+/// A request given to the wrong manager is refused to the peer.
+#[test]
+fn a_request_is_adopted_on_its_own_machine_only() {
+    for elsewhere in [false, true] {
+        let mut ends = Ends::new(12, Faults::NONE);
+        let other = Ends::new(12, Faults::NONE);
+        let active = ends.ask(1_000_000).unwrap();
+        let request = ends.requested().unwrap();
+        let moved = ends.ends[PASSIVE].manager.migrate(request).unwrap();
+        let [machine, _] = if elsewhere {
+            &other.machines
+        } else {
+            &ends.machines
+        };
+        let mut wrong = machine.manager().unwrap();
+        assert!(wrong.adopt(moved).is_err());
+        match ends.event(ACTIVE, active.id) {
+            Some(CmEventKind::Rejected { reason, .. }) => {
+                assert_eq!(reason, RejectReason::Consumer);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

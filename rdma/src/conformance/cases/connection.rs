@@ -115,11 +115,15 @@ pub(super) fn read_depths_are_exchanged(fabric: &mut dyn Fabric) -> Outcome {
     world.end(Side::Passive).cm.accept(request, &param)?;
     let accepted = world.established(Side::Active, id)?;
     // Seen from this side: what the peer serves bounds what this side may send.
-    ensure!(
-        accepted.initiator_depth >= 1 && accepted.initiator_depth <= param.responder_resources,
-        "ORD after the accept is {}, the peer serves {}",
-        accepted.initiator_depth,
+    let serves = if world.behaviour.raises_read_depths {
+        sent.initiator_depth
+    } else {
         param.responder_resources
+    };
+    ensure!(
+        accepted.initiator_depth >= 1 && accepted.initiator_depth <= serves,
+        "ORD after the accept is {}, the peer serves {serves}",
+        accepted.initiator_depth
     );
     ensure!(
         accepted.responder_resources >= param.initiator_depth

@@ -8,7 +8,7 @@ use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{ALL, Attempt, Kind, provoke, read_sink, sink, source};
-use crate::contract::{Access, LKey, PostError, RKey, Remote, SendWr, Sge, WcOpcode, WcStatus};
+use crate::contract::{Access, LKey, PostError, RKey, Remote, SendWr, Sge, WcOpcode};
 
 const LEN: usize = 500;
 
@@ -191,6 +191,14 @@ pub(super) fn keys_are_of_one_registration(fabric: &mut dyn Fabric) -> Outcome {
     ensure!(again.rkey() != victim.rkey(), "two regions share one rkey");
     ensure!(again.lkey() != victim.lkey(), "two regions share one lkey");
     victim.deregister();
+    // The key that becomes free does not come back at once.
+    let mut last = (victim.rkey(), victim.lkey());
+    for _ in 0..20 {
+        let next = victim.register_again(&pd, Access::REMOTE_READ)?;
+        let differ = next.rkey() != last.0 && next.lkey() != last.1;
+        ensure!(differ, "a region got the keys of the one before it");
+        last = (next.rkey(), next.lkey());
+    }
     let back = read_sink(&world, from, LEN)?;
     let remote = Remote {
         addr: victim.addr(0),
@@ -300,7 +308,7 @@ fn local_violation(world: &mut World<'_>, link: usize, from: Side, sge: Sge) -> 
             Err(other) => return Err(Stop::failed(other)),
             Ok(()) => {
                 world.ring(link, from)?;
-                world.failed(link, from, 2, WcStatus::LocalProtectionError)?;
+                world.failed_here(link, from, 2)?;
                 world.flushed(link, from.peer(), 1)?;
                 world.ended(link)?;
                 return inbox.check("after a failed request");
@@ -328,7 +336,7 @@ pub(super) fn local_memory_without_write_access(fabric: &mut dyn Fabric) -> Outc
             Err(error) => ensure_eq!(error, PostError::BadSge(0), "READ into read-only memory"),
             Ok(()) => {
                 world.ring(link, side)?;
-                world.failed(link, side, 1, WcStatus::LocalProtectionError)?;
+                world.failed_here(link, side, 1)?;
                 world.ended(link)?;
             }
         }
@@ -343,7 +351,7 @@ pub(super) fn local_memory_without_write_access(fabric: &mut dyn Fabric) -> Outc
                     ..send(2, &wr)
                 };
                 world.post_now(link, side.peer(), &wr)?;
-                world.failed(link, side, 1, WcStatus::LocalProtectionError)?;
+                world.failed_here(link, side, 1)?;
                 world.ended(link)?;
             }
         }

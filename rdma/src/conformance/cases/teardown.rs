@@ -7,6 +7,38 @@ use super::super::world::World;
 use super::support::{read_sink, sink, source};
 use crate::contract::{QpState, RKey, Remote, SendWr, WcOpcode, WcStatus};
 
+/// How long after the doorbell something breaks.
+#[derive(Clone, Copy)]
+enum Moment {
+    AtOnce,
+    Polls(u32),
+    Us(u64),
+}
+
+impl Moment {
+    const ALL: [Self; 7] = [
+        Self::AtOnce,
+        Self::Polls(1),
+        Self::Polls(4),
+        Self::Us(20),
+        Self::Us(100),
+        Self::Us(250),
+        Self::Us(1000),
+    ];
+
+    fn pass(self, world: &mut World<'_>) {
+        match self {
+            Self::AtOnce => {}
+            Self::Polls(count) => {
+                for _ in 0..count {
+                    world.turn();
+                }
+            }
+            Self::Us(time_us) => world.settle(time_us),
+        }
+    }
+}
+
 /// Everything outstanding comes back, in order, after the cause; unsignaled requests too.
 pub(super) fn flush_follows_the_cause_in_order(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
@@ -109,10 +141,9 @@ pub(super) fn disconnect_in_flight(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for worker in Side::BOTH {
         for ender in Side::BOTH {
-            // With the doorbell just rung, and a little later.
-            for turns in [0, 1, 3, 10] {
+            for moment in Moment::ALL {
                 let link = world.connect(&LinkOptions::default())?;
-                in_flight(&mut world, link, worker, ender, turns)?;
+                in_flight(&mut world, link, worker, ender, moment)?;
                 world.close(link);
             }
         }
@@ -125,7 +156,7 @@ fn in_flight(
     link: usize,
     worker: Side,
     ender: Side,
-    turns: usize,
+    moment: Moment,
 ) -> Outcome {
     let len = 100_000;
     let here = source(world, worker, len, 1)?;
@@ -142,9 +173,7 @@ fn in_flight(
         world.post(link, worker, &send(index * 3 + 2, &out))?;
     }
     world.ring(link, worker)?;
-    for _ in 0..turns {
-        world.turn();
-    }
+    moment.pass(world);
     let id = world.id(link, ender);
     world.end(ender).cm.disconnect(id);
     let state = world.qp(link, ender)?.state();
@@ -192,7 +221,7 @@ fn in_flight(
 pub(super) fn drop_with_requests_outstanding(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for dropper in Side::BOTH {
-        for turns in [0, 1, 5] {
+        for moment in Moment::ALL {
             let bystander = world.connect(&LinkOptions::default())?;
             let link = world.connect(&LinkOptions::default())?;
             let peer = dropper.peer();
@@ -216,9 +245,7 @@ pub(super) fn drop_with_requests_outstanding(fabric: &mut dyn Fabric) -> Outcome
             }
             world.ring(link, dropper)?;
             world.ring(link, peer)?;
-            for _ in 0..turns {
-                world.turn();
-            }
+            moment.pass(&mut world);
             let num = world.links[link][dropper.index()].num;
             world.links[link][dropper.index()].qp = None;
             world.end(dropper).completions.retain(|wc| wc.qp != num);
@@ -257,7 +284,7 @@ fn alive(world: &mut World<'_>, link: usize) -> Outcome {
 pub(super) fn deregister_in_flight(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for from in Side::BOTH {
-        for turns in [0, 1, 4] {
+        for moment in Moment::ALL {
             let link = world.connect(&LinkOptions::default())?;
             let len = 300_000;
             let here = source(&world, from, len, 4)?;
@@ -267,9 +294,7 @@ pub(super) fn deregister_in_flight(fabric: &mut dyn Fabric) -> Outcome {
                 world.post(link, from, &write(1, &out, victim.remote(0)))?;
             }
             world.ring(link, from)?;
-            for _ in 0..turns {
-                world.turn();
-            }
+            moment.pass(&mut world);
             victim.deregister();
             victim.check_guards("around a region deregistered in flight")?;
             world.settle(20_000);
@@ -283,25 +308,25 @@ pub(super) fn deregister_in_flight(fabric: &mut dyn Fabric) -> Outcome {
 /// A region may go while this side's own requests still read it: they fail, and what is posted
 /// behind a WRITE that did not arrive is not received.
 pub(super) fn source_deregistered_in_flight(fabric: &mut dyn Fabric) -> Outcome {
-    const LEN: usize = 100_000;
     let mut world = World::new(fabric)?;
     for from in Side::BOTH {
-        for turns in [0, 1, 2, 5] {
+        for (moment, len) in Moment::ALL
+            .into_iter()
+            .flat_map(|m| [(m, 64), (m, 100_000)])
+        {
             let to = from.peer();
             let link = world.connect(&LinkOptions::default())?;
-            let mut here = source(&world, from, 8 * LEN, 9)?;
-            let there = sink(&world, to, 8 * LEN)?;
+            let mut here = source(&world, from, 8 * len, 9)?;
+            let there = sink(&world, to, 8 * len)?;
             for index in 0..8_usize {
                 world.post_recv(link, to, index as u64, &[])?;
-                let out = [here.sge(index * LEN, LEN)];
-                let wr = write(100, &out, there.remote(index * LEN));
+                let out = [here.sge(index * len, len)];
+                let wr = write(100, &out, there.remote(index * len));
                 world.post(link, from, &wr)?;
                 world.post(link, from, &send(101, &[]))?;
             }
             world.ring(link, from)?;
-            for _ in 0..turns {
-                world.turn();
-            }
+            moment.pass(&mut world);
             here.deregister();
             let mut told = Vec::new();
             for index in 0..16 {
@@ -320,7 +345,7 @@ pub(super) fn source_deregistered_in_flight(fabric: &mut dyn Fabric) -> Outcome 
                 let wc = world.completion(link, to, what)?;
                 ensure_eq!(wc.wr_id, index as u64, "order of receives");
                 if wc.status == WcStatus::Success {
-                    let arrived = there.read(index * LEN, LEN) == here.read(index * LEN, LEN);
+                    let arrived = there.read(index * len, len) == here.read(index * len, len);
                     ensure!(arrived, "message {index} came without the WRITE before it");
                 }
             }

@@ -377,17 +377,12 @@ fn bad_bind(world: &mut World<'_>, link: usize, side: Side, op: SendOp, what: &s
         world.ring(link, side)?;
         let wc = world.completion(link, side, what)?;
         ensure_eq!(wc.wr_id, 1, "{what}");
-        let named = matches!(
-            wc.status,
-            WcStatus::MwBindError
-                | WcStatus::LocalProtectionError
-                | WcStatus::LocalQpOperationError
-        );
-        ensure!(
-            named,
-            "{what}: status {:?}, expected a bind error",
-            wc.status
-        );
+        let named = [
+            WcStatus::MwBindError,
+            WcStatus::LocalProtectionError,
+            WcStatus::LocalQpOperationError,
+        ];
+        world.check_local(&wc, &named)?;
         world.ended(link)?;
     }
     Ok(())

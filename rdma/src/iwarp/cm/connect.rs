@@ -3,6 +3,7 @@
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::listen::negotiated;
+use super::nudge::Unheard;
 use super::setup::{
     self, Agreed, FrameReader, Heard, Read1, ReplyError, read_failed, settle, write_frame,
 };
@@ -221,10 +222,9 @@ impl Manager {
         };
         let stream = connecting.socket.stream;
         let _ = self.epoll.delete(&stream);
-        let fpdu_max = agreed.fpdu_max(&self.engine.config, &stream);
         let set_up = SetUp {
             link: Link::Tcp(stream),
-            fpdu_max,
+            framing: agreed.framing(&self.engine.config),
             crc: agreed.crc,
             may_send: true,
             empty_fpdu: false,
@@ -237,6 +237,8 @@ impl Manager {
         if let Some(first) = agreed.first {
             self.send_first(&qp, first);
         }
+        let unheard = Unheard::new(qp, self.now_us);
+        self.engine.unheard.borrow_mut().push(unheard);
     }
 
     /// Sends the first message of peer-to-peer mode (RFC 6581 §4.3.1).

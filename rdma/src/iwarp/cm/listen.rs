@@ -304,10 +304,9 @@ impl Manager {
             return Err(CmError::Invalid("there is no connection request to accept"));
         };
         let param = negotiated(&agreed, PrivateData::EMPTY);
-        let fpdu_max = agreed.fpdu_max(config, &request.stream);
         let set_up = SetUp {
             link: Link::Tcp(request.stream),
-            fpdu_max,
+            framing: agreed.framing(config),
             crc: agreed.crc,
             // RFC 5044 §7.1.2: not before the first FPDU of the connecting side.
             may_send: false,

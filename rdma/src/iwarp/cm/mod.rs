@@ -4,6 +4,7 @@ mod connect;
 pub(super) mod linger;
 mod listen;
 pub(super) mod notice;
+pub(super) mod nudge;
 mod setup;
 
 use std::cell::RefCell;
@@ -17,6 +18,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use self::linger::Linger;
 use self::listen::Request;
 use self::notice::{Link2Cm, Notice, Notices};
+use self::nudge::Unheard;
 use self::setup::FrameReader;
 use super::cq::{epoll_of, system};
 use super::engine::Engine;
@@ -218,6 +220,14 @@ impl Manager {
         lingering.retain_mut(|linger| !linger.run(now, linger_us));
         drop(lingering);
         self.run_not_ready();
+        self.run_unheard();
+    }
+
+    /// Reminds peers from which nothing has come.
+    fn run_unheard(&self) {
+        let mut unheard = self.engine.unheard.take();
+        unheard.retain_mut(|connection| connection.run(&self.engine, self.now_us));
+        self.engine.unheard.borrow_mut().append(&mut unheard);
     }
 
     /// Terminates connections whose Send has waited too long for a receive.
@@ -358,10 +368,7 @@ impl ConnectionManager for Manager {
         if entry.qp.strong_count() > 0 {
             return Err(RdmaError::Invalid("the connection id has a queue pair"));
         }
-        let cm = Link2Cm {
-            notices: Rc::clone(&self.notices),
-            id,
-        };
+        let cm = Link2Cm::new(&self.notices, id);
         let qp = self.engine.create_qp(pd, config, cm)?;
         entry.qp = Rc::downgrade(&qp.cell);
         Ok(Box::new(qp))
@@ -519,7 +526,10 @@ impl ConnectionManager for Manager {
                     .map_or(0, |at| at + wait_us)
             })
             .min();
-        [entries, lingering, not_ready].into_iter().flatten().min()
+        let unheard = self.engine.unheard.borrow();
+        let unheard = unheard.iter().map(Unheard::due_us).min();
+        let times = [entries, lingering, not_ready, unheard];
+        times.into_iter().flatten().min()
     }
 }
 

@@ -23,7 +23,7 @@ pub(in crate::iwarp) struct Notices {
 }
 
 impl Notices {
-    pub(super) fn new() -> nix::Result<Rc<Self>> {
+    pub(in crate::iwarp) fn new() -> nix::Result<Rc<Self>> {
         Ok(Rc::new(Self {
             queue: RefCell::default(),
             waker: Waker::new()?,
@@ -41,11 +41,19 @@ impl Notices {
 
 /// A queue pair's way to its connection manager.
 pub(in crate::iwarp) struct Link2Cm {
-    pub(super) notices: Rc<Notices>,
-    pub(super) id: CmId,
+    notices: Rc<Notices>,
+    id: CmId,
 }
 
 impl Link2Cm {
+    /// The way to `id` of the manager these notices are for.
+    pub(in crate::iwarp) fn new(notices: &Rc<Notices>, id: CmId) -> Self {
+        Self {
+            notices: Rc::clone(notices),
+            id,
+        }
+    }
+
     /// Tells something.
     pub(in crate::iwarp) fn tell(&self, notice: Notice) {
         self.notices.queue.borrow_mut().push_back((self.id, notice));

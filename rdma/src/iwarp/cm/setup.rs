@@ -5,14 +5,11 @@ use std::net::TcpStream;
 
 use crate::contract::{CmError, ConnectParam, PrivateData};
 use crate::iwarp::config::{Config, FpduSize};
-use crate::iwarp::socket::segment_bytes;
+use crate::iwarp::tx::Framing;
 use crate::iwarp::wire::mpa::{
     DEPTH_UNSPECIFIED, Enhanced, FRAME_BYTES, Frame, FrameError, FrameHeader, FrameKind,
     PRIVATE_DATA_MAX, Rtr,
 };
-
-/// Longest FPDU that the length field allows, as a multiple of 4.
-const FPDU_BYTES_MAX: usize = 65_536;
 
 /// A frame on its way in. It takes exactly the frame's bytes from the socket: what follows belongs
 /// to the queue pair.
@@ -189,18 +186,18 @@ pub(super) struct Agreed {
 }
 
 impl Agreed {
-    /// The longest FPDU to send.
-    pub(super) fn fpdu_max(&self, config: &Config, stream: &TcpStream) -> usize {
+    /// How to cut messages into FPDUs.
+    pub(super) fn framing(&self, config: &Config) -> Framing {
         let large = match config.fpdu_size {
             FpduSize::Negotiated => self.large_fpdus,
             FpduSize::Segment => false,
             FpduSize::Large => true,
         };
-        if large {
-            FPDU_BYTES_MAX
-        } else {
-            // RFC 5044 §4.2: the FPDU fits the segment, in a multiple of 4.
-            (segment_bytes(stream) & !3).clamp(128, FPDU_BYTES_MAX)
+        match (large, self.crc) {
+            (true, _) => Framing::Large,
+            // Linux siw puts a CRC together wrongly when TCP has cut it in two.
+            (false, true) => Framing::Aligned,
+            (false, false) => Framing::Segment,
         }
     }
 }

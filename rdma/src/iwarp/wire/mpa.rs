@@ -19,8 +19,12 @@ const FLAG_MARKERS: u8 = 0x80;
 const FLAG_CRC: u8 = 0x40;
 const FLAG_REJECT: u8 = 0x20;
 const FLAG_ENHANCED: u8 = 0x10;
-/// Reserved by the RFCs; Linux siw reads it as "FPDUs may be longer than the MSS" and echoes it.
-const FLAG_LARGE_FPDUS: u8 = 0x08;
+/// Reserved by the RFCs, which say that a receiver ignores it. In a Request: the sender takes FPDUs
+/// longer than the TCP segment, and does not mind where TCP cuts them. (0x08 is Linux siw's.)
+const FLAG_LARGE_FPDUS: u8 = 0x04;
+/// In a Reply: so does this side. Not the same bit, because siw answers with the flags it was asked
+/// with.
+const FLAG_LARGE_FPDUS_TOO: u8 = 0x02;
 
 /// The fixed part of a frame as it is on the wire.
 #[repr(C)]
@@ -220,7 +224,11 @@ impl FrameHeader {
             markers: flag(FLAG_MARKERS),
             crc: flag(FLAG_CRC),
             reject: flag(FLAG_REJECT),
-            large_fpdus: flag(FLAG_LARGE_FPDUS),
+            large_fpdus: if self.key == REQUEST_KEY {
+                flag(FLAG_LARGE_FPDUS)
+            } else {
+                flag(FLAG_LARGE_FPDUS_TOO) && !flag(FLAG_LARGE_FPDUS)
+            },
             revision: self.revision,
             enhanced,
         };
@@ -238,16 +246,17 @@ impl Frame {
             return None;
         }
         let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        let (key, large_fpdus) = match self.kind {
+            FrameKind::Request => (REQUEST_KEY, FLAG_LARGE_FPDUS),
+            FrameKind::Reply => (REPLY_KEY, FLAG_LARGE_FPDUS_TOO),
+        };
         let header = FrameHeader {
-            key: match self.kind {
-                FrameKind::Request => REQUEST_KEY,
-                FrameKind::Reply => REPLY_KEY,
-            },
+            key,
             flags: bit(self.markers, FLAG_MARKERS)
                 | bit(self.crc, FLAG_CRC)
                 | bit(self.reject, FLAG_REJECT)
                 | bit(self.enhanced.is_some(), FLAG_ENHANCED)
-                | bit(self.large_fpdus, FLAG_LARGE_FPDUS),
+                | bit(self.large_fpdus, large_fpdus),
             revision: self.revision,
             private_data_length: U16::new(u16::try_from(length).ok()?),
         };
@@ -299,6 +308,23 @@ mod tests {
             bytes[16..],
             [0x50, 2, 0, 6, 0x80, 0x10, 0xc0, 0x20, b'h', b'i']
         );
+    }
+
+    #[test]
+    fn an_echo_of_the_flags_is_no_consent() {
+        let request = Frame {
+            large_fpdus: true,
+            ..request()
+        };
+        let mut echo = request.encode(&[]).unwrap();
+        echo[..16].copy_from_slice(&REPLY_KEY);
+        assert!(!parse(&echo).unwrap().0.large_fpdus);
+        let reply = Frame {
+            kind: FrameKind::Reply,
+            ..request
+        };
+        let consent = reply.encode(&[]).unwrap();
+        assert!(parse(&consent).unwrap().0.large_fpdus);
     }
 
     #[test]

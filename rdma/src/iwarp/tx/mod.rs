@@ -1,0 +1,381 @@
+//! Sending: work requests and Read Responses cut into FPDUs, many per system call.
+#![expect(
+    unsafe_code,
+    reason = "gathers headers and registered memory into one system call"
+)]
+
+mod messages;
+mod scratch;
+
+use std::sync::Arc;
+
+use capstan_memory::Slab;
+use zerocopy::IntoBytes;
+use zerocopy::network_endian::{U16, U32, U64};
+
+use super::fatal::Fatal;
+use super::socket::{Link, Piece, Transfer};
+use super::srq::SGES_MAX;
+use super::stag::{Span, StagError, StagTable};
+use super::wire::crc::{Crc32c, crc32c};
+use super::wire::ddp::{
+    CRC_BYTES, Control, LENGTH_BYTES, Opcode, TAGGED_BYTES, TaggedHeader, UNTAGGED_BYTES, pad_bytes,
+};
+use crate::contract::{Access, Sge};
+use scratch::Scratch;
+
+/// Pieces of one system call; the kernel allows 1024.
+const PIECES_MAX: usize = 256;
+/// A batch takes no further FPDU from here on.
+const BATCH_BYTES: usize = 256 << 10;
+/// Payloads up to this are copied next to their header: cheaper than another piece.
+const INLINE_BYTES: usize = 256;
+/// Room one FPDU needs at most in the scratch memory.
+const FPDU_SCRATCH_BYTES: usize = INLINE_BYTES + 64;
+/// Pieces one FPDU needs at most: its SGEs, and scratch before and after.
+const FPDU_PIECES: usize = SGES_MAX as usize + 2;
+
+/// How messages are cut into FPDUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// As long as the length field allows, many to a system call.
+    Large,
+    /// As long as a TCP segment, many to a system call.
+    Segment,
+    /// As long as a TCP segment, and each one starts a segment.
+    Aligned,
+}
+
+/// Longest FPDU that the length field allows, as a multiple of 4.
+const FPDU_BYTES_MAX: usize = 65_536;
+
+/// The message that is being cut.
+#[derive(Clone, Copy)]
+enum Current {
+    /// A work request.
+    Request { position: u32, offset: u32 },
+    /// The oldest Read Response.
+    Response { offset: u32 },
+}
+
+/// The sending half of a queue pair.
+pub(super) struct Tx {
+    scratch: Scratch,
+    pieces: Vec<Piece>,
+    /// First piece that has not been sent.
+    next: usize,
+    /// Stream positions at which the FPDUs of the batch end.
+    ends: Vec<u64>,
+    /// Bytes of the stream built, and handed to TCP.
+    built: u64,
+    sent: u64,
+    /// Position at which the batch starts.
+    batch_start: u64,
+    current: Option<Current>,
+    /// Whose turn it is when both have something.
+    responses_turn: bool,
+    /// The next Send's and Read Request's message sequence numbers.
+    send_msn: u32,
+    read_msn: u32,
+    /// Longest payload of a tagged and of an untagged segment.
+    tagged_max: u32,
+    untagged_max: u32,
+    crc: bool,
+    framing: Framing,
+    /// Slabs that the pieces point into although their region has been deregistered.
+    keep: Vec<Arc<Slab>>,
+    /// The listening side may send only after the first FPDU has come (RFC 5044 §7.1.2).
+    pub may_send: bool,
+    /// The socket takes nothing now.
+    pub blocked: bool,
+    /// Something happened that may let more be sent.
+    pub wanted: bool,
+}
+
+impl Tx {
+    pub(super) fn new() -> Self {
+        Self {
+            scratch: Scratch::new(),
+            pieces: Vec::with_capacity(PIECES_MAX + FPDU_PIECES),
+            next: 0,
+            ends: Vec::with_capacity(PIECES_MAX),
+            built: 0,
+            sent: 0,
+            batch_start: 0,
+            current: None,
+            responses_turn: false,
+            send_msn: 1,
+            read_msn: 1,
+            tagged_max: 0,
+            untagged_max: 0,
+            crc: true,
+            framing: Framing::Large,
+            keep: Vec::new(),
+            may_send: false,
+            blocked: false,
+            wanted: false,
+        }
+    }
+
+    /// Sets what the set-up has agreed on.
+    pub(super) fn set_up(&mut self, link: &Link, framing: Framing, crc: bool, may_send: bool) {
+        self.framing = framing;
+        self.crc = crc;
+        self.may_send = may_send;
+        let fpdu_max = match framing {
+            Framing::Large => FPDU_BYTES_MAX,
+            Framing::Segment | Framing::Aligned => link.segment_bytes(),
+        };
+        self.set_fpdu_max(fpdu_max);
+    }
+
+    /// Sets the longest FPDU; RFC 5044 §4.2 wants a multiple of 4.
+    fn set_fpdu_max(&mut self, bytes: usize) {
+        let fpdu_max = (bytes & !3).clamp(128, FPDU_BYTES_MAX);
+        let payload = |header: usize| {
+            let room = fpdu_max.saturating_sub(header + CRC_BYTES).max(4);
+            // Whole pages where there is room for several: the next segment starts aligned.
+            let unit = if room >= 16_384 { 4096 } else { 4 };
+            u32::try_from(room - room % unit).unwrap_or(u32::MAX)
+        };
+        self.tagged_max = payload(TAGGED_BYTES);
+        self.untagged_max = payload(UNTAGGED_BYTES);
+    }
+
+    /// Keeps a slab mapped while a batch may point into it.
+    pub(super) fn keep(&mut self, slab: &Arc<Slab>) {
+        if self.next < self.pieces.len() {
+            self.keep.push(Arc::clone(slab));
+        }
+    }
+
+    /// Whether FPDUs carry a CRC.
+    pub(super) fn crc(&self) -> bool {
+        self.crc
+    }
+
+    /// Bytes handed to TCP so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// What is left of the FPDU that TCP has a part of; forgets the rest of the batch.
+    pub(super) fn take_rest_of_fpdu(&mut self) -> Vec<u8> {
+        let between = self.sent == self.batch_start || self.ends.contains(&self.sent);
+        let end = self.ends.iter().find(|end| **end > self.sent);
+        let owed = match end {
+            Some(end) if !between => usize::try_from(end - self.sent).unwrap_or(0),
+            _ => 0,
+        };
+        let mut rest = Vec::with_capacity(owed);
+        for piece in &self.pieces[self.next..] {
+            let length = piece.len_bytes().min(owed - rest.len());
+            if length == 0 {
+                break;
+            }
+            let base = piece.end().wrapping_sub(piece.len_bytes());
+            // SAFETY: the pieces of an unfinished batch point into scratch memory or into
+            // registered memory that is kept mapped (`keep`), and nobody writes it meanwhile.
+            rest.extend_from_slice(unsafe { std::slice::from_raw_parts(base, length) });
+        }
+        self.reset();
+        rest
+    }
+
+    fn reset(&mut self) {
+        self.pieces.clear();
+        self.next = 0;
+        self.scratch.cut(0);
+        self.ends.clear();
+        self.keep.clear();
+        self.batch_start = self.built;
+    }
+
+    fn has_room(&self) -> bool {
+        if self.framing == Framing::Aligned && !self.pieces.is_empty() {
+            return false;
+        }
+        self.pieces.len() + FPDU_PIECES <= PIECES_MAX
+            && self.scratch.room() >= FPDU_SCRATCH_BYTES
+            && self.built - self.batch_start < BATCH_BYTES as u64
+    }
+
+    /// Adds what was put into the scratch memory since `at` to the pieces.
+    #[inline]
+    fn add_scratch(&mut self, at: usize) {
+        let length = self.scratch.used() - at;
+        let base = self.scratch.end().wrapping_sub(length);
+        match self.pieces.last_mut() {
+            Some(last) if last.end() == base => last.extend(length),
+            _ => self.pieces.push(Piece::raw(base, length)),
+        }
+    }
+
+    /// Adds one FPDU. `payload` calls its argument with the spans of exactly `length` bytes; when
+    /// it fails the FPDU is taken back.
+    #[inline]
+    fn add_fpdu<'t>(
+        &mut self,
+        header: &[u8],
+        length: u32,
+        payload: impl FnOnce(&mut dyn FnMut(Span<'t>)) -> Result<(), StagError>,
+    ) -> Result<(), StagError> {
+        let length = length as usize;
+        let at = self.scratch.used();
+        let pad = pad_bytes(header.len() + length);
+        let total = header.len() + length + pad + CRC_BYTES;
+        self.scratch.put(header);
+        if length <= INLINE_BYTES {
+            let scratch = &mut self.scratch;
+            if let Err(error) = payload(&mut |span| scratch.put_span(span)) {
+                self.scratch.cut(at);
+                return Err(error);
+            }
+            self.scratch.put(&[0; 3][..pad]);
+            let crc = if self.crc {
+                crc32c(self.scratch.from(at))
+            } else {
+                0
+            };
+            self.scratch.put(&crc.to_le_bytes());
+            self.add_scratch(at);
+        } else {
+            let mark = (self.pieces.len(), self.pieces.last().map(Piece::len_bytes));
+            self.add_scratch(at);
+            let mut crc = Crc32c::new();
+            let with_crc = self.crc;
+            if with_crc {
+                crc.update(header);
+            }
+            let pieces = &mut self.pieces;
+            let result = payload(&mut |span| {
+                if with_crc {
+                    crc.update(span.bytes());
+                }
+                pieces.push(Piece::span(span));
+            });
+            if let Err(error) = result {
+                self.scratch.cut(at);
+                self.pieces.truncate(mark.0);
+                if let (Some(last), Some(length)) = (self.pieces.last_mut(), mark.1) {
+                    last.shorten_to(length);
+                }
+                return Err(error);
+            }
+            let at = self.scratch.used();
+            self.scratch.put(&[0; 3][..pad]);
+            if with_crc && pad != 0 {
+                crc.update(&[0; 3][..pad]);
+            }
+            let crc = if with_crc { crc.value() } else { 0 };
+            self.scratch.put(&crc.to_le_bytes());
+            self.add_scratch(at);
+        }
+        self.built += total as u64;
+        self.ends.push(self.built);
+        Ok(())
+    }
+
+    /// Adds an FPDU of scratch bytes only: a header and no payload.
+    fn add_bare(&mut self, header: &[u8]) {
+        // A payload of nothing cannot fail.
+        let _ = self.add_fpdu(header, 0, |_| Ok(()));
+    }
+
+    /// Adds an FPDU with an empty ULPDU, the Ready To Receive of RFC 6581 §4.3.1.
+    pub(super) fn add_empty_fpdu(&mut self) {
+        self.add_bare(&[0; LENGTH_BYTES]);
+    }
+
+    /// Adds a zero-length RDMA Write.
+    pub(super) fn add_empty_write(&mut self) {
+        // Nothing is accessed, so the STag is not checked (RFC 5040 §5.1); 0 is special to some.
+        let header = tagged_header(Opcode::RDMA_WRITE, true, 0, Target { stag: 1, to: 0 });
+        self.add_bare(header.as_bytes());
+    }
+}
+
+impl Tx {
+    /// One system call; `true` when the batch is with TCP.
+    fn send(&mut self, link: &mut Link) -> Result<bool, Fatal> {
+        let aligned = self.framing == Framing::Aligned;
+        // SAFETY: the pieces point into the scratch memory, or into registered memory that is
+        // mapped: its region is registered, or `keep` holds the slab.
+        let transfer = unsafe { link.send(&mut self.pieces[self.next..], aligned) };
+        let mut bytes = match transfer.map_err(Fatal::Io)? {
+            Transfer::Bytes(bytes) => bytes,
+            Transfer::WouldBlock => return Ok(false),
+        };
+        self.sent += bytes as u64;
+        while let Some(piece) = self.pieces.get_mut(self.next) {
+            if bytes < piece.len_bytes() {
+                piece.advance(bytes);
+                return Ok(false);
+            }
+            bytes -= piece.len_bytes();
+            self.next += 1;
+        }
+        Ok(true)
+    }
+}
+
+/// A STag and an offset in it.
+#[derive(Clone, Copy)]
+struct Target {
+    stag: u32,
+    to: u64,
+}
+
+#[inline]
+fn tagged_header(opcode: Opcode, last: bool, payload: u32, at: Target) -> TaggedHeader {
+    TaggedHeader {
+        ulpdu_length: ulpdu_length(TAGGED_BYTES, payload),
+        control: Control::new(true, last, opcode),
+        stag: U32::new(at.stag),
+        to: U64::new(at.to),
+    }
+}
+
+#[inline]
+fn ulpdu_length(header: usize, payload: u32) -> U16 {
+    let length = header - LENGTH_BYTES + payload as usize;
+    // The payload limits keep within the field.
+    U16::new(u16::try_from(length).unwrap_or(u16::MAX))
+}
+
+/// Calls `each` with the spans of `length` bytes from `offset` of the memory `sges` name.
+#[inline]
+pub(super) fn each_span<'t>(
+    stags: &'t StagTable,
+    pd: u32,
+    sges: &[Sge],
+    offset: u32,
+    length: u32,
+    need: Access,
+    each: &mut dyn FnMut(Span<'t>),
+) -> Result<(), StagError> {
+    let (mut skip, mut left) = (offset, length);
+    for sge in sges {
+        if left == 0 {
+            break;
+        }
+        if skip >= sge.len_bytes {
+            skip -= sge.len_bytes;
+            continue;
+        }
+        let take = left.min(sge.len_bytes - skip);
+        let part = Sge {
+            addr: sge.addr + u64::from(skip),
+            len_bytes: take,
+            lkey: sge.lkey,
+        };
+        each(stags.local(pd, &part, need)?);
+        left -= take;
+        skip = 0;
+    }
+    if left == 0 {
+        Ok(())
+    } else {
+        Err(StagError::Bounds)
+    }
+}

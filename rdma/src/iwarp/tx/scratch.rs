@@ -1,0 +1,90 @@
+//! Memory for the parts of a batch that are not registered memory.
+#![expect(
+    unsafe_code,
+    reason = "pieces of a batch point into it while more is added"
+)]
+
+use std::ptr::{self, NonNull};
+
+use crate::iwarp::stag::Span;
+
+/// Headers, trailers and short payloads of one batch.
+const SCRATCH_BYTES: usize = 32 << 10;
+
+/// Memory for the parts of a batch that are not registered memory. Raw, because the pieces of a
+/// batch point into it while more is added.
+pub(super) struct Scratch {
+    base: NonNull<u8>,
+    used: usize,
+}
+
+impl Scratch {
+    pub(super) fn new() -> Self {
+        let memory = Box::leak(vec![0u8; SCRATCH_BYTES].into_boxed_slice());
+        Self {
+            base: NonNull::from(memory).cast(),
+            used: 0,
+        }
+    }
+
+    /// Bytes in use.
+    #[inline]
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Takes back what was added behind the first `used` bytes.
+    #[inline]
+    pub(super) fn cut(&mut self, used: usize) {
+        self.used = self.used.min(used);
+    }
+
+    /// Bytes that can be added.
+    pub(super) fn room(&self) -> usize {
+        SCRATCH_BYTES - self.used
+    }
+
+    /// Adds bytes; what does not fit is left out (callers ask for room first).
+    #[inline]
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        let length = bytes.len().min(self.room());
+        // SAFETY: `used + length` stays inside the allocation; `bytes` is a live reference to
+        // other memory.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.end(), length) };
+        self.used += length;
+    }
+
+    /// Adds registered memory.
+    #[inline]
+    pub(super) fn put_span(&mut self, span: Span<'_>) {
+        let length = span.len_bytes().min(self.room());
+        // SAFETY: the allocation has `length` more initialized bytes, and nothing refers to them.
+        let out = unsafe { std::slice::from_raw_parts_mut(self.end(), length) };
+        span.copy_to(out);
+        self.used += length;
+    }
+
+    /// Where the next byte goes.
+    #[inline]
+    pub(super) fn end(&self) -> *mut u8 {
+        // SAFETY: `used` is at most the size of the allocation.
+        unsafe { self.base.as_ptr().add(self.used) }
+    }
+
+    /// What was added since `at` bytes were in use.
+    #[inline]
+    pub(super) fn from(&self, at: usize) -> &[u8] {
+        let at = at.min(self.used);
+        // SAFETY: the range lies inside the allocation and is initialized; it is written only
+        // through `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().wrapping_add(at), self.used - at) }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let memory = ptr::slice_from_raw_parts_mut(self.base.as_ptr(), SCRATCH_BYTES);
+        // SAFETY: leaked from a box of this size in `new`.
+        drop(unsafe { Box::from_raw(memory) });
+    }
+}

@@ -1,0 +1,106 @@
+//! Which device has an address.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+
+use super::device_names;
+use super::raw::cm::{Channel, Id};
+use super::raw::context::any_active_port;
+
+/// Where user space meets the kernel's connection manager (module `rdma_ucm`).
+const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
+
+/// Whether librdmacm has a kernel to talk to; asked first, as it writes to stderr otherwise.
+pub(super) fn check_kernel() -> io::Result<()> {
+    if Path::new(CM_DEVICE).exists() {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::NotFound,
+        format!("{CM_DEVICE} is missing; load the module with: modprobe rdma_ucm"),
+    ))
+}
+
+/// The device of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressDevice {
+    /// Its name, or those of all devices for a wildcard address.
+    pub name: String,
+    /// It is `siw`, which completes transfers of 4 KiB and more while TCP may still read their memory,
+    /// so that memory that is used again at once can reach the peer changed.
+    pub completes_early: bool,
+}
+
+/// The RDMA device that owns `addr`, or that reaches it when it is another machine's. The error
+/// says, for a log line, why there is none.
+///
+/// # Errors
+/// No device, no kernel support, or no device for this address.
+pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
+    let names =
+        device_names().map_err(|error| format!("no RDMA device can be listed ({error})"))?;
+    if names.is_empty() {
+        return Err("no RDMA device on this machine".to_owned());
+    }
+    let names = names.join(", ");
+    check_kernel().map_err(|error| format!("RDMA device {names}, but {error}"))?;
+    if addr.is_unspecified() {
+        let none = || format!("no RDMA device ({names}) has an active port");
+        let honest = any_active_port().ok_or_else(none)?;
+        return Ok(AddressDevice {
+            name: names,
+            completes_early: !honest,
+        });
+    }
+    let source = route_source(addr).map_err(|error| format!("no route to {addr} ({error})"))?;
+    let unusable = |error: io::Error| format!("the RDMA connection manager is unusable ({error})");
+    let channel = Channel::new().map_err(unusable)?;
+    let id = Id::new(&channel).map_err(unusable)?;
+    let bound = id.bind(SocketAddr::new(source, 0));
+    if bound.is_ok() && id.has_device() {
+        return match id.context() {
+            Ok(context) => Ok(AddressDevice {
+                name: context.name(),
+                completes_early: context.completes_early(),
+            }),
+            Err(error) => Err(unusable(error)),
+        };
+    }
+    Err(format!(
+        "no RDMA device ({names}) owns {source}, from where {addr} is reached"
+    ))
+}
+
+/// The local address from which `addr` is reached: `addr` itself when it is local. Connecting a UDP
+/// socket asks the routing table and sends nothing.
+fn route_source(addr: IpAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match addr {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    // The discard port; any will do.
+    socket.connect(SocketAddr::new(addr, 9))?;
+    Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::{device_for, route_source};
+
+    #[test]
+    fn a_local_address_is_reached_from_itself() {
+        let addr = Ipv4Addr::new(127, 0, 0, 1).into();
+        assert_eq!(route_source(addr).unwrap(), addr);
+    }
+
+    /// 127.0.0.1 belongs to no RDMA device, whatever the machine has.
+    #[test]
+    fn loopback_has_no_device_and_the_reason_is_told() {
+        let why = device_for(Ipv4Addr::LOCALHOST.into()).unwrap_err();
+        assert!(why.contains("RDMA"), "{why}");
+    }
+}

@@ -1,0 +1,220 @@
+//! Completion queues.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+
+use super::device::VerbsDevice;
+use super::outstanding::{Outcome, Request};
+use super::pair::{Core, Queue};
+use super::raw;
+use super::raw::completion::Wc;
+use super::srq::Srq;
+use super::wc;
+use super::wr_id::WrId;
+use crate::contract::{CompletionQueue, QpNum, RKey, WcOpcode, WcStatus, WorkCompletion};
+
+/// Completions taken from the device in one call.
+const BATCH: usize = 32;
+
+const BLANK: Wc = Wc {
+    wr_id: 0,
+    status: 0,
+    opcode: 0,
+    vendor_err: 0,
+    byte_len: 0,
+    invalidated: None,
+    qp_num: 0,
+};
+
+/// A completion queue of a device and the completions taken from it but not told yet.
+pub(super) struct Cq {
+    pub(super) raw: Rc<raw::completion::Cq>,
+    pub(super) device: Rc<VerbsDevice>,
+    told: RefCell<VecDeque<Told>>,
+    depth: u32,
+    armed: Cell<bool>,
+    broken: Cell<bool>,
+}
+
+/// A completion that waits for the program to poll.
+struct Told {
+    completion: WorkCompletion,
+    /// The entry of a shared receive queue that it used.
+    shared: Option<(Rc<Srq>, u32)>,
+}
+
+impl Cq {
+    pub(super) fn new(raw: raw::completion::Cq, device: Rc<VerbsDevice>, depth: u32) -> Self {
+        Self {
+            raw: Rc::new(raw),
+            device,
+            told: RefCell::new(VecDeque::with_capacity(BATCH)),
+            depth,
+            armed: Cell::new(false),
+            broken: Cell::new(false),
+        }
+    }
+
+    /// Adds a completion.
+    #[inline]
+    pub(super) fn push(&self, qp: QpNum, request: &Request, outcome: Outcome) {
+        let completion = completion(qp, request.wr_id, request.opcode, outcome);
+        self.told.borrow_mut().push_back(Told {
+            completion,
+            shared: None,
+        });
+    }
+
+    /// Takes up to `most` completions from the device; how many.
+    fn pump(&self, most: usize) -> usize {
+        let mut batch = [BLANK; BATCH];
+        let mut count = 0;
+        let polled = self.raw.poll(most.min(BATCH), |wc| {
+            if let Some(at) = batch.get_mut(count) {
+                *at = wc;
+                count += 1;
+            }
+        });
+        if let Err(error) = polled
+            && !self.broken.replace(true)
+        {
+            let device = &self.device.attributes.name;
+            tracing::error!(device, "a completion queue failed: {error}");
+        }
+        for wc in &batch[..count] {
+            self.take(wc);
+        }
+        count
+    }
+
+    #[inline]
+    fn take(&self, wc: &Wc) {
+        let status = wc::status(wc);
+        let outcome = Outcome {
+            status,
+            byte_len: wc::received_bytes(wc),
+            invalidated: wc.invalidated.map(RKey),
+        };
+        // Of a queue pair that has been dropped nobody wants to hear.
+        match WrId::decode(wc.wr_id) {
+            WrId::Send { place, position } => {
+                if let Some(core) = self.device.at(place) {
+                    core.completed(Queue::Send, position, outcome, wc);
+                }
+            }
+            WrId::Receive { place, position } => {
+                if let Some(core) = self.device.at(place) {
+                    core.completed(Queue::Receive, position, outcome, wc);
+                }
+            }
+            WrId::Shared { place, slot } => {
+                let Some(srq) = self.device.srq_at(place) else {
+                    return;
+                };
+                let Some(core) = self.device.by_device_num(wc.qp_num) else {
+                    return srq.post_again(slot);
+                };
+                if let Some(wr_id) = srq.wr_id(slot) {
+                    let completion = completion(core.num, wr_id, WcOpcode::Recv, outcome);
+                    self.take_shared(&core, completion, (srq, slot), wc);
+                }
+            }
+        }
+    }
+
+    fn take_shared(
+        &self,
+        core: &Core,
+        completion: WorkCompletion,
+        shared: (Rc<Srq>, u32),
+        wc: &Wc,
+    ) {
+        self.told.borrow_mut().push_back(Told {
+            completion,
+            shared: Some(shared),
+        });
+        let outcome = completion;
+        if outcome.status != WcStatus::Success {
+            core.failed_by(WcOpcode::Recv, outcome.status, wc.vendor_err);
+        }
+    }
+
+    /// Takes everything of the device's that is there now.
+    pub(super) fn drain(&self) {
+        // Others go on completing meanwhile; what was there at the start is no more than this.
+        let rounds = (self.depth as usize).div_ceil(BATCH) + 1;
+        for _ in 0..rounds {
+            if self.pump(BATCH) == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Forgets the completions of a queue pair that has been destroyed, in the device's queue and
+    /// here, before its numbers are used again.
+    pub(super) fn forget(&self, qp: QpNum) {
+        self.drain();
+        self.told.borrow_mut().retain(|told| {
+            let keep = told.completion.qp != qp;
+            if let (false, Some((srq, slot))) = (keep, &told.shared) {
+                srq.post_again(*slot);
+            }
+            keep
+        });
+    }
+}
+
+#[inline]
+fn completion(qp: QpNum, wr_id: u64, opcode: WcOpcode, outcome: Outcome) -> WorkCompletion {
+    WorkCompletion {
+        wr_id,
+        qp,
+        status: outcome.status,
+        opcode,
+        byte_len: outcome.byte_len,
+        invalidated: outcome.invalidated,
+    }
+}
+
+impl CompletionQueue for Cq {
+    fn poll(&self, out: &mut [WorkCompletion]) -> usize {
+        let here = self.told.borrow().len();
+        if here < out.len() {
+            self.pump(out.len() - here);
+        }
+        let mut told = self.told.borrow_mut();
+        let count = out.len().min(told.len());
+        for (to, told) in out.iter_mut().zip(told.drain(..count)) {
+            *to = told.completion;
+            if let Some((srq, slot)) = told.shared {
+                srq.free(slot);
+            }
+        }
+        count
+    }
+
+    fn arm(&self) -> bool {
+        if !self.told.borrow().is_empty() {
+            return true;
+        }
+        if self.armed.get() && self.raw.take_event() {
+            self.armed.set(false);
+        }
+        if !self.armed.get() {
+            if let Err(error) = self.raw.request_notify() {
+                let device = &self.device.attributes.name;
+                tracing::error!(device, "a completion queue cannot be armed: {error}");
+                return true;
+            }
+            self.armed.set(true);
+        }
+        // What came before the device was asked raises no event.
+        self.pump(BATCH) > 0 || !self.told.borrow().is_empty()
+    }
+
+    fn fd(&self) -> RawFd {
+        self.raw.fd()
+    }
+}

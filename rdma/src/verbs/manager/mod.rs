@@ -1,0 +1,517 @@
+//! The connection manager: ids and their states. What librdmacm tells is in [`events`].
+
+mod events;
+mod listener;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, RawFd};
+use std::rc::{Rc, Weak};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use self::listener::Listening;
+use super::device::VerbsDevice;
+use super::error::{resource, step};
+use super::notice::Notices;
+use super::pair::{Core, Handle};
+use super::provider::Shared;
+use super::raw::cm::{Channel, Id, ParkedId};
+use crate::contract::{
+    CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
+    PrivateData, ProtectionDomain, QpConfig, QueuePair, RdmaError, Transport,
+};
+
+/// A manager that is polled all the time looks at its descriptors no more often than this.
+const LOOK_EVERY_US: u64 = 20;
+/// Most events of the kernel taken in one look.
+const EVENTS_MAX: usize = 64;
+
+/// Private data of a request on InfiniBand: 92 bytes, of which the IP addressing annex takes 36.
+const IB_REQUEST_BYTES: usize = 56;
+/// Of a reply.
+const IB_REPLY_BYTES: usize = 196;
+/// Of either on iWARP: siw takes 256 bytes, of which MPA revision 2 uses four (RFC 6581, section 9).
+const IWARP_BYTES: usize = 252;
+
+/// How far an id is.
+enum State {
+    /// Takes connections, or waits for the device to come back.
+    Listening(Listening),
+    /// The address is being resolved, then the route.
+    Resolving,
+    /// Has a device; a queue pair can be made.
+    Resolved,
+    /// The peer has been asked.
+    Connecting(ConnectParam),
+    /// The peer has asked, and the program decides.
+    Requested,
+    /// Accepted; the peer's last word is awaited.
+    Accepted(ConnectParam),
+    /// Up.
+    Connected,
+    /// Over.
+    Closed,
+}
+
+/// What belongs to an id.
+struct Entry {
+    state: State,
+    id: Option<Rc<Id>>,
+    device: Option<Rc<VerbsDevice>>,
+    core: Weak<Core>,
+    /// Of resolving and connecting, of a listener without a device, and of an end to be told.
+    deadline_us: Option<u64>,
+    timeout_ms: u64,
+}
+
+impl Entry {
+    fn new(state: State, id: Id) -> Self {
+        Self {
+            state,
+            id: Some(Rc::new(id)),
+            device: None,
+            core: Weak::new(),
+            deadline_us: None,
+            timeout_ms: 0,
+        }
+    }
+
+    fn wait(&mut self, timeout_us: u64, now_us: u64) {
+        self.deadline_us = Some(now_us.saturating_add(timeout_us));
+        self.timeout_ms = timeout_us / 1000;
+    }
+
+    fn id(&self) -> Result<&Rc<Id>, CmError> {
+        self.id
+            .as_ref()
+            .ok_or(CmError::Invalid("the connection is over"))
+    }
+
+    fn peer(&self) -> String {
+        let peer = self.id.as_ref().and_then(|id| id.addresses().1);
+        peer.map_or_else(|| "the peer".to_owned(), |peer| peer.to_string())
+    }
+
+    fn check_private_data(&self, data: &PrivateData, ib_bytes_max: usize) -> Result<(), CmError> {
+        let bytes = data.as_bytes().len();
+        let iwarp = self
+            .device
+            .as_ref()
+            .is_some_and(|device| device.attributes.transport == Transport::Iwarp);
+        let most = if iwarp { IWARP_BYTES } else { ib_bytes_max };
+        if bytes <= most {
+            return Ok(());
+        }
+        Err(CmError::System {
+            what: "private data".to_owned(),
+            message: format!("{bytes} bytes, and the transport carries {most} here"),
+            errno: Some(libc::EMSGSIZE),
+        })
+    }
+
+    /// What is asked of, or granted to, the peer: no more than the device can do.
+    fn clamp(&self, param: &ConnectParam) -> ConnectParam {
+        let mut param = *param;
+        if let Some(device) = &self.device {
+            let most = &device.attributes;
+            param.responder_resources = param.responder_resources.min(most.responder_resources_max);
+            param.initiator_depth = param.initiator_depth.min(most.initiator_depth_max);
+        }
+        param
+    }
+}
+
+/// A thread's connection manager.
+pub(super) struct Manager {
+    shared: Rc<Shared>,
+    channel: Rc<Channel>,
+    epoll: Epoll,
+    notices: Rc<Notices>,
+    entries: HashMap<CmId, Entry>,
+    by_key: HashMap<usize, CmId>,
+    queue: VecDeque<CmEvent>,
+    next_id: u64,
+    now_us: u64,
+    /// Of the last look that found nothing.
+    looked_us: Option<u64>,
+}
+
+impl Manager {
+    pub(super) fn new(shared: &Rc<Shared>) -> Result<Self, RdmaError> {
+        let channel = Channel::new().map_err(resource("RDMA event channel"))?;
+        let watch = || {
+            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+            epoll.add(channel.fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+            epoll.add(&shared.epoll.0, EpollEvent::new(EpollFlags::EPOLLIN, 1))?;
+            Ok(epoll)
+        };
+        let epoll: nix::Result<Epoll> = watch();
+        Ok(Self {
+            shared: Rc::clone(shared),
+            epoll: epoll.map_err(|error| resource("RDMA event channel")(error.into()))?,
+            channel,
+            notices: Rc::default(),
+            entries: HashMap::new(),
+            by_key: HashMap::new(),
+            queue: VecDeque::new(),
+            next_id: 1,
+            now_us: 0,
+            looked_us: None,
+        })
+    }
+
+    fn insert(&mut self, entry: Entry) -> CmId {
+        let id = CmId(self.next_id);
+        self.next_id += 1;
+        if let Some(raw) = &entry.id {
+            self.by_key.insert(raw.key(), id);
+        }
+        self.entries.insert(id, entry);
+        id
+    }
+
+    /// Takes an entry out; its raw id lives on as long as a queue pair needs it.
+    fn remove(&mut self, id: CmId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        if let Some(raw) = &entry.id {
+            self.by_key.remove(&raw.key());
+        }
+        Some(entry)
+    }
+
+    fn entry(&mut self, id: CmId) -> Result<&mut Entry, CmError> {
+        let entry = self.entries.get_mut(&id);
+        entry.ok_or(CmError::Invalid("unknown connection id"))
+    }
+
+    fn tell(&mut self, id: CmId, kind: CmEventKind) {
+        self.queue.push_back(CmEvent { id, kind });
+    }
+
+    /// Ends an id with an event.
+    fn close(&mut self, id: CmId, kind: CmEventKind) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.state = State::Closed;
+            entry.deadline_us = None;
+            if let Some(core) = entry.core.upgrade() {
+                // The event below says it all.
+                core.fail("the connection was closed");
+            }
+        }
+        self.tell(id, kind);
+    }
+
+    /// Takes what the kernel has to tell.
+    fn look(&mut self) {
+        let mut ready = [EpollEvent::empty(); 2];
+        let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO);
+        let ready = &ready[..count.unwrap_or(0)];
+        self.looked_us = ready.is_empty().then_some(self.now_us);
+        for source in ready {
+            if source.data() == 1 {
+                self.shared.take_async_events();
+                continue;
+            }
+            for _ in 0..EVENTS_MAX {
+                let Some(event) = self.channel.next() else {
+                    break;
+                };
+                self.on_event(event);
+            }
+        }
+    }
+
+    /// Turns what queue pairs told into events.
+    fn take_notices(&mut self) {
+        while let Some((id, cause)) = self.notices.take() {
+            let Some(entry) = self.entries.get_mut(&id) else {
+                continue;
+            };
+            if matches!(entry.state, State::Accepted(_) | State::Connected) {
+                entry.state = State::Closed;
+                entry.deadline_us = None;
+                self.tell(id, CmEventKind::Disconnected { cause });
+            }
+        }
+    }
+
+    fn run_deadlines(&mut self) {
+        let now_us = self.now_us;
+        self.notices.bury(now_us);
+        let due: Vec<CmId> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.deadline_us.is_some_and(|at| at <= now_us))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            let Some(entry) = self.entries.get_mut(&id) else {
+                continue;
+            };
+            entry.deadline_us = None;
+            let what = match entry.state {
+                State::Listening(_) => {
+                    self.listen_again(id);
+                    continue;
+                }
+                State::Resolving => {
+                    // Nobody can have made a queue pair of it: the attempt ends here.
+                    if let Some(raw) = entry.id.take() {
+                        self.by_key.remove(&raw.key());
+                    }
+                    "resolving the address"
+                }
+                State::Connecting(_) => "connecting",
+                State::Accepted(_) | State::Connected => {
+                    self.on_end(id);
+                    continue;
+                }
+                _ => continue,
+            };
+            let timeout_ms = self.entries.get(&id).map_or(0, |entry| entry.timeout_ms);
+            let error = CmError::Timeout { what, timeout_ms };
+            self.close(id, CmEventKind::Failed(error));
+        }
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        for entry in self.entries.values() {
+            if let Some(core) = entry.core.upgrade() {
+                core.fail("the connection manager was closed");
+            }
+        }
+    }
+}
+
+/// A connection request between two threads.
+struct Migrated(ParkedId);
+
+impl ConnectionManager for Manager {
+    fn listen(&mut self, addr: SocketAddr, backlog: u32) -> Result<(CmId, SocketAddr), CmError> {
+        self.start_listening(addr, backlog)
+    }
+
+    fn resolve(
+        &mut self,
+        destination: SocketAddr,
+        source: Option<IpAddr>,
+        timeout_us: u64,
+        now_us: u64,
+    ) -> Result<CmId, CmError> {
+        self.now_us = self.now_us.max(now_us);
+        let failed = |error| step(format!("resolving {destination}"), &error);
+        let raw = Id::new(&self.channel).map_err(failed)?;
+        let source = source.map(|ip| SocketAddr::new(ip, 0));
+        let timeout_ms = milliseconds(timeout_us);
+        raw.resolve_addr(source, destination, timeout_ms)
+            .map_err(failed)?;
+        let mut entry = Entry::new(State::Resolving, raw);
+        entry.wait(timeout_us, self.now_us);
+        Ok(self.insert(entry))
+    }
+
+    fn device(&self, id: CmId) -> Option<Rc<dyn Device>> {
+        let device = self.entries.get(&id)?.device.clone()?;
+        Some(device)
+    }
+
+    fn addresses(&self, id: CmId) -> Option<(SocketAddr, SocketAddr)> {
+        let entry = self.entries.get(&id)?;
+        let (local, peer) = entry.id.as_ref()?.addresses();
+        Some((local?, peer?))
+    }
+
+    fn create_qp(
+        &mut self,
+        id: CmId,
+        pd: &Rc<dyn ProtectionDomain>,
+        config: &QpConfig,
+    ) -> Result<Box<dyn QueuePair>, RdmaError> {
+        let unknown = RdmaError::Invalid("unknown connection id");
+        let entry = self.entries.get_mut(&id).ok_or(unknown)?;
+        if !matches!(entry.state, State::Resolved | State::Requested) {
+            return Err(RdmaError::Invalid(
+                "a queue pair is made after resolve or a connection request",
+            ));
+        }
+        if entry.core.strong_count() > 0 {
+            return Err(RdmaError::Invalid("the connection id has a queue pair"));
+        }
+        let (Some(raw), Some(device)) = (&entry.id, &entry.device) else {
+            return Err(RdmaError::Invalid("the connection is over"));
+        };
+        let core = Core::new(device, (raw, id, &self.notices), pd, config)?;
+        entry.core = Rc::downgrade(&core);
+        Ok(Box::new(Handle(core)))
+    }
+
+    fn connect(
+        &mut self,
+        id: CmId,
+        param: &ConnectParam,
+        timeout_us: u64,
+        now_us: u64,
+    ) -> Result<(), CmError> {
+        self.now_us = self.now_us.max(now_us);
+        let now_us = self.now_us;
+        let entry = self.entry(id)?;
+        if !matches!(entry.state, State::Resolved) || entry.core.strong_count() == 0 {
+            return Err(CmError::Invalid(
+                "only a resolved id with a queue pair can connect",
+            ));
+        }
+        entry.check_private_data(&param.private_data, IB_REQUEST_BYTES)?;
+        let param = entry.clamp(param);
+        let asked = entry.id()?.connect(&param);
+        entry.state = State::Connecting(param);
+        entry.wait(timeout_us, now_us);
+        if let Err(error) = asked {
+            self.refused_at_once(id, &error);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, id: CmId, param: &ConnectParam) -> Result<(), CmError> {
+        let entry = self.entry(id)?;
+        let core = entry.core.upgrade();
+        let core = core.filter(|_| matches!(entry.state, State::Requested));
+        let core = core.ok_or(CmError::Invalid(
+            "only a connection request with a queue pair, whose peer still waits, is accepted",
+        ))?;
+        entry.check_private_data(&param.private_data, IB_REPLY_BYTES)?;
+        let param = entry.clamp(param);
+        let peer = entry.peer();
+        if let Err(error) = entry.id()?.accept(&param) {
+            entry.state = State::Closed;
+            return Err(step(format!("accepting {peer}"), &error));
+        }
+        entry.state = State::Accepted(param);
+        // Its first message may be here before the kernel's word that the connection is up.
+        core.connected(param.initiator_depth, peer);
+        Ok(())
+    }
+
+    fn reject(&mut self, id: CmId, private_data: &PrivateData) {
+        let requested = |entry: &Entry| matches!(entry.state, State::Requested);
+        if !self.entries.get(&id).is_some_and(requested) {
+            return;
+        }
+        if let Some(entry) = self.remove(id) {
+            if let Some(core) = entry.core.upgrade() {
+                core.fail("this side refused the connection");
+            }
+            if let Some(raw) = &entry.id
+                && let Err(error) = raw.reject(private_data.as_bytes())
+            {
+                // Destroying the id refuses it, too, without the words.
+                tracing::debug!("refusing {}: {error}", entry.peer());
+            }
+        }
+    }
+
+    fn disconnect(&mut self, id: CmId) {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        match entry.state {
+            State::Connected | State::Accepted(_) => {
+                let cause = "this side closed the connection";
+                match entry.core.upgrade() {
+                    Some(core) => core.fail(cause),
+                    None => self.notices.tell(id, cause.to_owned()),
+                }
+            }
+            State::Resolving | State::Resolved | State::Connecting(_) | State::Requested => {
+                if let (State::Requested, Some(raw)) = (&entry.state, &entry.id) {
+                    // The peer learns the same when the id is destroyed.
+                    let _ = raw.reject(&[]);
+                }
+                let cause = "this side closed the connection during set-up".to_owned();
+                self.close(id, CmEventKind::Disconnected { cause });
+            }
+            State::Listening(_) | State::Closed => {}
+        }
+    }
+
+    fn destroy(&mut self, id: CmId) {
+        if let Some(entry) = self.remove(id) {
+            if let Some(core) = entry.core.upgrade() {
+                core.fail("this side destroyed the connection");
+            }
+            self.queue.retain(|event| event.id != id);
+        }
+    }
+
+    fn migrate(&mut self, id: CmId) -> Result<MigratedId, CmError> {
+        let entry = self.entry(id)?;
+        if !matches!(entry.state, State::Requested) {
+            return Err(CmError::Invalid("only a connection request can migrate"));
+        }
+        if entry.core.strong_count() > 0 {
+            return Err(CmError::Invalid(
+                "a connection request with a queue pair cannot migrate",
+            ));
+        }
+        let raw = self.remove(id).and_then(|entry| entry.id);
+        let raw = raw.and_then(Rc::into_inner);
+        let raw = raw.ok_or(CmError::Invalid("the connection request is in use"))?;
+        let parked = raw
+            .park()
+            .map_err(|error| step("migrating a connection request", &error))?;
+        Ok(MigratedId(Box::new(Migrated(parked))))
+    }
+
+    fn adopt(&mut self, id: MigratedId) -> Result<CmId, CmError> {
+        let migrated =
+            id.0.downcast::<Migrated>()
+                .map_err(|_| CmError::Invalid("the connection request is of another provider"))?;
+        let failed = |error| step("adopting a connection request", &error);
+        let raw = migrated.0.unpark(&self.channel).map_err(failed)?;
+        let device = self.shared.device(&raw);
+        let device = device.map_err(|error| CmError::System {
+            what: "adopting a connection request".to_owned(),
+            message: error.to_string(),
+            errno: None,
+        })?;
+        let mut entry = Entry::new(State::Requested, raw);
+        entry.device = Some(device);
+        Ok(self.insert(entry))
+    }
+
+    fn poll(&mut self, now_us: u64) -> Option<CmEvent> {
+        self.now_us = self.now_us.max(now_us);
+        if let Some(event) = self.queue.pop_front() {
+            return Some(event);
+        }
+        let looked = |at: u64| self.now_us.saturating_sub(at) < LOOK_EVERY_US;
+        if !self.looked_us.is_some_and(looked) {
+            self.look();
+        }
+        self.run_deadlines();
+        self.take_notices();
+        self.queue.pop_front()
+    }
+
+    fn arm(&mut self) -> bool {
+        // The next poll looks, however soon it comes.
+        self.looked_us = None;
+        !self.queue.is_empty() || !self.notices.is_empty()
+    }
+
+    fn fd(&self) -> RawFd {
+        self.epoll.0.as_raw_fd()
+    }
+
+    fn next_deadline_us(&self) -> Option<u64> {
+        let entries = self.entries.values().filter_map(|entry| entry.deadline_us);
+        entries.chain(self.notices.next_deadline_us()).min()
+    }
+}
+
+/// Whole milliseconds, at least one.
+fn milliseconds(time_us: u64) -> i32 {
+    i32::try_from(time_us.div_ceil(1000).max(1)).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,350 @@
+//! Work requests a queue pair has taken and not completed yet, in the order of posting.
+//!
+//! A device tells completions of signaled requests only, and one of them vouches for the unsignaled
+//! requests before it. Software iWARP tells an RDMA READ after younger requests that were done
+//! sooner; here they wait for it. Once a queue pair has failed, requests the device never got follow
+//! those it has.
+
+use crate::contract::{RKey, WcOpcode, WcStatus};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub(super) status: WcStatus,
+    pub(super) byte_len: u32,
+    pub(super) invalidated: Option<RKey>,
+}
+
+impl Outcome {
+    pub(super) const FLUSHED: Self = Self {
+        status: WcStatus::WrFlushError,
+        byte_len: 0,
+        invalidated: None,
+    };
+}
+
+/// A request, as the program posted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) wr_id: u64,
+    pub(super) opcode: WcOpcode,
+    /// The program wants to be told of success.
+    pub(super) signaled: bool,
+    /// The device tells success.
+    pub(super) reported: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    request: Request,
+    outcome: Option<Outcome>,
+}
+
+/// One queue's outstanding requests.
+pub(super) struct Outstanding {
+    slots: Box<[Slot]>,
+    depth: u32,
+    /// Positions grow for ever, modulo 2^32.
+    head: u32,
+    tail: u32,
+    /// One past the youngest request with an outcome.
+    told_to: u32,
+    /// From here on requests are not with the device.
+    ours_from: Option<u32>,
+    /// An error has been told: what follows is flushed, whatever the device says of it.
+    broken: bool,
+}
+
+impl Outstanding {
+    pub(super) fn new(depth: u32) -> Self {
+        let blank = Slot {
+            request: Request {
+                wr_id: 0,
+                opcode: WcOpcode::Recv,
+                signaled: false,
+                reported: false,
+            },
+            outcome: None,
+        };
+        Self {
+            // A power of two, so that positions may wrap.
+            slots: vec![blank; depth.max(1).next_power_of_two() as usize].into(),
+            depth,
+            head: 0,
+            tail: 0,
+            told_to: 0,
+            ours_from: None,
+            broken: false,
+        }
+    }
+
+    fn slot(&mut self, position: u32) -> &mut Slot {
+        let mask = self.slots.len() - 1;
+        &mut self.slots[position as usize & mask]
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    pub(super) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.len() >= self.depth
+    }
+
+    /// Whether the device still has any.
+    pub(super) fn device_has_any(&self) -> bool {
+        self.head != self.ours_from.unwrap_or(self.tail)
+    }
+
+    /// The position the next request gets.
+    pub(super) fn next_position(&self) -> u32 {
+        self.tail
+    }
+
+    /// Adds a request; the caller has checked that there is room.
+    pub(super) fn push(&mut self, request: Request) {
+        let tail = self.tail;
+        *self.slot(tail) = Slot {
+            request,
+            outcome: None,
+        };
+        self.tail = tail.wrapping_add(1);
+    }
+
+    /// Whether the device has just ended an RDMA READ there.
+    pub(super) fn is_read(&mut self, position: u32) -> bool {
+        position.wrapping_sub(self.head) < self.len()
+            && self.slot(position).request.opcode == WcOpcode::RdmaRead
+    }
+
+    /// Takes the youngest request back: the device refused it.
+    pub(super) fn pop(&mut self) {
+        if self.head != self.tail {
+            self.tail = self.tail.wrapping_sub(1);
+        }
+    }
+
+    /// The last `count` requests, and all that follow, never go to the device.
+    pub(super) fn keep_from_device(&mut self, count: u32) {
+        let from = self.tail.wrapping_sub(count.min(self.len()));
+        self.ours_from.get_or_insert(from);
+    }
+
+    /// The device is gone: it completes nothing any more.
+    pub(super) fn take_from_device(&mut self) {
+        self.ours_from = Some(self.head);
+    }
+
+    /// The position of the oldest of the last `count` requests.
+    pub(super) fn position_of_last(&self, count: u32) -> u32 {
+        self.tail.wrapping_sub(count)
+    }
+
+    /// A request has ended; tells everything that can be told now.
+    pub(super) fn end(
+        &mut self,
+        position: u32,
+        outcome: Outcome,
+        tell: impl FnMut(&Request, Outcome),
+    ) {
+        // A device must not complete what it does not have.
+        if position.wrapping_sub(self.head) >= self.len() {
+            return;
+        }
+        self.slot(position).outcome.get_or_insert(outcome);
+        let past = position.wrapping_add(1);
+        let nth = |position: u32| position.wrapping_sub(self.head);
+        let ours = self
+            .ours_from
+            .is_some_and(|from| nth(position) >= nth(from));
+        if !ours
+            && past.wrapping_sub(self.head) > self.told_to.wrapping_sub(self.head).min(self.len())
+        {
+            self.told_to = past;
+        }
+        self.tell(tell);
+    }
+
+    fn tell(&mut self, mut tell: impl FnMut(&Request, Outcome)) {
+        while self.head != self.tail {
+            let head = self.head;
+            let vouched = self.told_to.wrapping_sub(head).wrapping_sub(1) < self.len();
+            let Slot { request, outcome } = *self.slot(head);
+            match outcome {
+                Some(mut outcome) => {
+                    if self.broken {
+                        // Software iWARP is done with a Send when TCP has it, ahead of a READ that
+                        // then fails.
+                        outcome = Outcome::FLUSHED;
+                    }
+                    self.broken |= outcome.status != WcStatus::Success;
+                    if request.signaled || outcome.status != WcStatus::Success {
+                        tell(&request, outcome);
+                    }
+                }
+                // Done before something younger was told.
+                None if vouched && !request.reported => {}
+                None => break,
+            }
+            self.head = head.wrapping_add(1);
+        }
+        if self.told_to.wrapping_sub(self.head) > self.len() {
+            self.told_to = self.head;
+        }
+    }
+
+    /// Flushes what is not with the device, once the device has nothing left.
+    pub(super) fn flush_ours(&mut self, mut tell: impl FnMut(&Request, Outcome)) {
+        if self.ours_from.is_none() || self.device_has_any() {
+            return;
+        }
+        while self.head != self.tail {
+            let head = self.head;
+            let Slot { request, outcome } = *self.slot(head);
+            let first = outcome.filter(|_| !self.broken);
+            self.broken = true;
+            tell(&request, first.unwrap_or(Outcome::FLUSHED));
+            self.head = head.wrapping_add(1);
+        }
+        (self.told_to, self.ours_from) = (self.head, Some(self.head));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Outcome, Outstanding, Request};
+    use crate::contract::{WcOpcode, WcStatus};
+
+    const GOOD: Outcome = Outcome {
+        status: WcStatus::Success,
+        byte_len: 0,
+        invalidated: None,
+    };
+
+    fn request(wr_id: u64, signaled: bool, reported: bool) -> Request {
+        Request {
+            wr_id,
+            opcode: WcOpcode::Send,
+            signaled,
+            reported,
+        }
+    }
+
+    fn ended(queue: &mut Outstanding, position: u32, outcome: Outcome) -> Vec<(u64, WcStatus)> {
+        let mut told = Vec::new();
+        queue.end(position, outcome, |r, o| told.push((r.wr_id, o.status)));
+        told
+    }
+
+    #[test]
+    fn a_signaled_request_vouches_for_those_before_it() {
+        let mut queue = Outstanding::new(4);
+        for wr_id in 0..4 {
+            queue.push(request(wr_id, wr_id == 2, wr_id == 2));
+        }
+        assert!(queue.is_full());
+        assert_eq!(ended(&mut queue, 2, GOOD), [(2, WcStatus::Success)]);
+        assert_eq!((queue.len(), queue.device_has_any()), (1, true));
+    }
+
+    #[test]
+    fn younger_completions_wait_for_an_older_read() {
+        let mut queue = Outstanding::new(4);
+        queue.push(request(0, false, true));
+        queue.push(request(1, false, false));
+        queue.push(request(2, true, true));
+        assert_eq!(ended(&mut queue, 2, GOOD), []);
+        assert_eq!(ended(&mut queue, 0, GOOD), [(2, WcStatus::Success)]);
+        assert_eq!(queue.len(), 0);
+    }
+
+    #[test]
+    fn ours_are_flushed_after_the_devices() {
+        let mut queue = Outstanding::new(8);
+        for wr_id in 0..4 {
+            queue.push(request(wr_id, false, false));
+        }
+        // The last one was never rung; another comes after the end.
+        queue.keep_from_device(1);
+        queue.push(request(4, true, true));
+        let mut told = Vec::new();
+        queue.flush_ours(|r, _| told.push(r.wr_id));
+        assert_eq!(told, [] as [u64; 0]);
+        assert_eq!(
+            ended(&mut queue, 2, Outcome::FLUSHED),
+            [(2, WcStatus::WrFlushError)]
+        );
+        queue.flush_ours(|r, _| told.push(r.wr_id));
+        assert_eq!((told.as_slice(), queue.len()), ([3, 4].as_slice(), 0));
+        queue.push(request(5, false, false));
+        queue.flush_ours(|r, _| told.push(r.wr_id));
+        assert_eq!(told, [3, 4, 5]);
+    }
+
+    #[test]
+    fn nothing_succeeds_behind_an_error() {
+        let mut queue = Outstanding::new(4);
+        for wr_id in 0..3 {
+            queue.push(request(wr_id, true, true));
+        }
+        assert_eq!(ended(&mut queue, 2, GOOD), []);
+        assert_eq!(ended(&mut queue, 0, GOOD), [(0, WcStatus::Success)]);
+        let bad = Outcome {
+            status: WcStatus::RemoteAccessError,
+            ..GOOD
+        };
+        let told = [
+            (1, WcStatus::RemoteAccessError),
+            (2, WcStatus::WrFlushError),
+        ];
+        assert_eq!(ended(&mut queue, 1, bad), told);
+    }
+
+    #[test]
+    fn unknown_positions_are_ignored() {
+        let mut queue = Outstanding::new(4);
+        assert_eq!(ended(&mut queue, 0, GOOD), []);
+        queue.push(request(7, true, true));
+        assert_eq!(ended(&mut queue, 1, GOOD), []);
+        assert_eq!(ended(&mut queue, u32::MAX, GOOD), []);
+        assert_eq!(ended(&mut queue, 0, GOOD), [(7, WcStatus::Success)]);
+        assert_eq!(ended(&mut queue, 0, GOOD), []);
+    }
+
+    proptest! {
+        /// Every signaled request is told once and in order, from any start of the positions.
+        #[test]
+        fn told_once_in_order(start in any::<u32>(), rounds in prop::collection::vec(
+            (1u32..9, any::<[bool; 8]>(), any::<bool>()), 1..40)) {
+            let mut queue = Outstanding::new(8);
+            (queue.head, queue.tail, queue.told_to) = (start, start, start);
+            let (mut next, mut expected, mut told) = (0, Vec::new(), Vec::new());
+            for (count, signaled, reverse) in rounds {
+                let mut positions = Vec::new();
+                for index in 0..count {
+                    let signaled = signaled[index as usize] || index + 1 == count;
+                    if signaled {
+                        positions.push(queue.next_position());
+                        expected.push(next);
+                    }
+                    queue.push(request(next, signaled, signaled));
+                    next += 1;
+                }
+                if reverse {
+                    positions.reverse();
+                }
+                for position in positions {
+                    queue.end(position, GOOD, |r, _| told.push(r.wr_id));
+                }
+                prop_assert_eq!(queue.len(), 0);
+            }
+            prop_assert_eq!(told, expected);
+        }
+    }
+}

@@ -1,0 +1,553 @@
+//! Queue pairs.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use super::cq::Cq;
+use super::device::VerbsDevice;
+use super::error::{check_limit, resource};
+use super::memory::{Keys, Pd};
+use super::notice::Notices;
+use super::outstanding::{Outcome, Outstanding, Request};
+use super::raw::cm::Id;
+use super::raw::completion::Wc;
+use super::raw::memory::Pd as RawPd;
+use super::raw::pair::{Pair, Parts, Size};
+use super::raw::send::Chain;
+use super::srq::Srq;
+use super::wc;
+use super::wr_id::WrId;
+use crate::contract::{
+    CmId, CompletionQueue, DeviceAttributes, PostError, ProtectionDomain, QpConfig, QpNum, QpState,
+    QueuePair, RdmaError, ReceiveSource, SendOp, SendWr, Sge, Transport, WcOpcode, WcStatus,
+};
+
+/// Of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    Send,
+    Receive,
+}
+
+/// A queue pair.
+pub(super) struct Core {
+    pub(super) num: QpNum,
+    /// The device's number for it.
+    pub(super) device_num: u32,
+    place: u32,
+    device: Rc<VerbsDevice>,
+    state: Cell<QpState>,
+    /// `None` once the device has destroyed it.
+    pair: RefCell<Option<Pair>>,
+    sends: RefCell<Outstanding>,
+    /// `None` with a shared receive queue.
+    receives: RefCell<Option<Outstanding>>,
+    /// Requests the doorbell has not been rung for, behind `held` for which it has.
+    chain: RefCell<Chain>,
+    /// Requests that wait for an RDMA READ to end.
+    held: Cell<usize>,
+    /// RDMA READs the device has.
+    reads: Cell<u32>,
+    keys: Rc<Keys>,
+    send_cq: Rc<Cq>,
+    recv_cq: Rc<Cq>,
+    limits: Limits,
+    /// RDMA READs the peer serves; 0 when it serves none.
+    initiator_depth: Cell<u8>,
+    cm: Rc<Notices>,
+    pub(super) cm_id: CmId,
+    peer: RefCell<String>,
+}
+
+struct Limits {
+    send_sge_max: u32,
+    read_sge_max: u32,
+    recv_sge_max: u32,
+    inline_bytes_max: usize,
+    /// RDMA READs are signaled to this provider always, as their completions come late, and no more
+    /// than the connection allows are given to the device: siw, which would have to hold them back,
+    /// stops serving the peer meanwhile.
+    counts_reads: bool,
+}
+
+/// What a queue pair is made of, in this provider's own types.
+struct Given {
+    pd: Rc<RawPd>,
+    keys: Rc<Keys>,
+    send_cq: Rc<Cq>,
+    recv_cq: Rc<Cq>,
+    srq: Option<Rc<Srq>>,
+}
+
+impl Given {
+    fn new(
+        device: &Rc<VerbsDevice>,
+        pd: &Rc<dyn ProtectionDomain>,
+        config: &QpConfig,
+    ) -> Result<Self, RdmaError> {
+        let pd: &dyn Any = pd.as_ref();
+        let pd = pd.downcast_ref::<Pd>();
+        let pd = pd.filter(|pd| Rc::ptr_eq(&pd.device, device));
+        let pd = pd.ok_or(RdmaError::Invalid(
+            "the protection domain is of another device",
+        ))?;
+        let cq = |cq: &Rc<dyn CompletionQueue>| {
+            let cq: Rc<dyn Any> = Rc::clone(cq) as Rc<dyn Any>;
+            let cq = cq.downcast::<Cq>().ok();
+            let cq = cq.filter(|cq| Rc::ptr_eq(&cq.device, device));
+            cq.ok_or(RdmaError::Invalid(
+                "the completion queue is of another device",
+            ))
+        };
+        let srq = match &config.receives {
+            ReceiveSource::Own(_) => None,
+            ReceiveSource::Shared(srq) => {
+                let srq: Rc<dyn Any> = Rc::clone(srq) as Rc<dyn Any>;
+                let srq = srq.downcast::<Srq>().ok();
+                let same = |srq: &Rc<Srq>| {
+                    Rc::ptr_eq(&srq.device, device) && srq.pd == ProtectionDomain::id(pd)
+                };
+                Some(srq.filter(same).ok_or(RdmaError::Invalid(
+                    "the shared receive queue is of another protection domain",
+                ))?)
+            }
+        };
+        Ok(Self {
+            pd: Rc::clone(&pd.raw),
+            keys: Rc::clone(&pd.keys),
+            send_cq: cq(&config.send_cq)?,
+            recv_cq: cq(&config.recv_cq)?,
+            srq,
+        })
+    }
+}
+
+/// Checks a configuration against the device; how deep its own receive queue is.
+fn check(attributes: &DeviceAttributes, config: &QpConfig) -> Result<u32, RdmaError> {
+    let own = match config.receives {
+        ReceiveSource::Own(depth) => depth,
+        ReceiveSource::Shared(_) => 0,
+    };
+    let (wr, sge) = (attributes.qp_wr_max, attributes.sge_max);
+    check_limit("send work requests of a queue pair", config.send_wr_max, wr)?;
+    check_limit("receives of a queue pair", own, wr)?;
+    check_limit("SGEs of a send", config.send_sge_max, sge)?;
+    check_limit("SGEs of a receive", config.recv_sge_max, sge)?;
+    Ok(own)
+}
+
+impl Core {
+    /// Makes the queue pair of `id`.
+    pub(super) fn new(
+        device: &Rc<VerbsDevice>,
+        (id, cm_id, cm): (&Rc<Id>, CmId, &Rc<Notices>),
+        pd: &Rc<dyn ProtectionDomain>,
+        config: &QpConfig,
+    ) -> Result<Rc<Self>, RdmaError> {
+        let own = check(&device.attributes, config)?;
+        let given = Given::new(device, pd, config)?;
+        let wr_max = device.attributes.qp_wr_max;
+        // One entry more than asked: some devices free an entry just after its completion.
+        let size = Size {
+            send_wr_max: (config.send_wr_max + 1).min(wr_max),
+            recv_wr_max: if own > 0 { (own + 1).min(wr_max) } else { 0 },
+            send_sge_max: config.send_sge_max,
+            recv_sge_max: config.recv_sge_max,
+        };
+        let parts = Parts {
+            id: Rc::clone(id),
+            pd: given.pd,
+            send_cq: Rc::clone(&given.send_cq.raw),
+            recv_cq: Rc::clone(&given.recv_cq.raw),
+            srq: given.srq.as_ref().map(|srq| Rc::clone(&srq.raw)),
+        };
+        let pair = Pair::new(parts, size).map_err(resource("queue pair"))?;
+        let inline_bytes_max = pair.inline_bytes_max();
+        let place = device.reserve_place();
+        let sends = config.send_wr_max.max(1);
+        let core = Rc::new(Self {
+            num: device.next_number(),
+            device_num: pair.num(),
+            place,
+            device: Rc::clone(device),
+            state: Cell::new(QpState::Init),
+            pair: RefCell::new(Some(pair)),
+            sends: RefCell::new(Outstanding::new(sends)),
+            receives: RefCell::new(given.srq.is_none().then(|| Outstanding::new(own))),
+            chain: RefCell::new(Chain::new(
+                sends as usize,
+                config.send_sge_max as usize,
+                inline_bytes_max,
+            )),
+            held: Cell::new(0),
+            reads: Cell::new(0),
+            keys: given.keys,
+            send_cq: given.send_cq,
+            recv_cq: given.recv_cq,
+            limits: Limits {
+                send_sge_max: config.send_sge_max,
+                read_sge_max: config.send_sge_max.min(device.attributes.sge_rd_max),
+                recv_sge_max: config.recv_sge_max,
+                inline_bytes_max,
+                counts_reads: device.attributes.transport == Transport::Iwarp,
+            },
+            initiator_depth: Cell::new(0),
+            cm: Rc::clone(cm),
+            cm_id,
+            peer: RefCell::default(),
+        });
+        device.put(place, &core);
+        Ok(core)
+    }
+
+    pub(super) fn state(&self) -> QpState {
+        self.state.get()
+    }
+
+    /// It can send from now on.
+    pub(super) fn connected(&self, initiator_depth: u8, peer: String) {
+        self.initiator_depth.set(initiator_depth);
+        self.peer.replace(peer);
+        if self.state.get() == QpState::Init {
+            self.state.set(QpState::ReadyToSend);
+        }
+    }
+
+    /// Its first message came before the peer's last word of the set-up.
+    pub(super) fn established_by_data(&self) {
+        if let Some(pair) = self.pair.borrow().as_ref()
+            && let Err(error) = pair.id().notify_established()
+        {
+            tracing::debug!("telling of an early message: {error}");
+        }
+    }
+
+    /// A request has ended, says the device.
+    #[inline]
+    pub(super) fn completed(&self, queue: Queue, position: u32, outcome: Outcome, wc: &Wc) {
+        let mut operation = WcOpcode::Recv;
+        let read = queue == Queue::Send
+            && self.limits.counts_reads
+            && self.sends.borrow_mut().is_read(position);
+        match queue {
+            Queue::Send => self
+                .sends
+                .borrow_mut()
+                .end(position, outcome, |request, outcome| {
+                    operation = request.opcode;
+                    self.send_cq.push(self.num, request, outcome);
+                }),
+            Queue::Receive => {
+                if let Some(receives) = self.receives.borrow_mut().as_mut() {
+                    receives.end(position, outcome, |request, outcome| {
+                        self.recv_cq.push(self.num, request, outcome);
+                    });
+                }
+            }
+        }
+        if outcome.status != WcStatus::Success {
+            self.failed_by(operation, outcome.status, wc.vendor_err);
+        } else if self.state.get() == QpState::Error {
+            self.flush();
+        } else if read {
+            self.reads.set(self.reads.get().saturating_sub(1));
+            self.post_rung();
+        }
+    }
+
+    /// A completion told of an error.
+    pub(super) fn failed_by(&self, operation: WcOpcode, status: WcStatus, vendor_err: u32) {
+        if self.state.get() == QpState::Error {
+            return self.flush();
+        }
+        let cause = if status == WcStatus::WrFlushError {
+            // The connection ended, and the completion was faster than the event.
+            "the peer or the device ended the connection".to_owned()
+        } else {
+            let timers = self
+                .pair
+                .borrow()
+                .as_ref()
+                .and_then(|pair| pair.timers().ok());
+            wc::in_words(status, vendor_err, operation, &self.peer.borrow(), timers)
+        };
+        self.fail(&cause);
+    }
+
+    /// Ends the connection: nothing goes to the device any more, everything outstanding is flushed,
+    /// and the program is told why.
+    pub(super) fn fail(&self, cause: &str) {
+        let was = self.state.replace(QpState::Error);
+        if was == QpState::Error {
+            return;
+        }
+        self.held.set(0);
+        let unrung = u32::try_from(self.chain.borrow_mut().clear()).unwrap_or(0);
+        self.sends.borrow_mut().keep_from_device(unrung);
+        if let Some(receives) = self.receives.borrow_mut().as_mut() {
+            receives.keep_from_device(0);
+        }
+        if let Some(pair) = self.pair.borrow().as_ref() {
+            if let Err(error) = pair.modify_to_error() {
+                tracing::debug!("moving a queue pair to the error state: {error}");
+            }
+            // InfiniBand tells the peer by this only; on iWARP the connection has just been closed.
+            if was == QpState::ReadyToSend
+                && let Err(error) = pair.id().disconnect()
+            {
+                tracing::debug!("disconnecting from {}: {error}", self.peer.borrow());
+            }
+        }
+        if was == QpState::ReadyToSend {
+            self.cm.tell(self.cm_id, cause.to_owned());
+        }
+        if let Some(core) = self.device.at(self.place) {
+            self.cm.will_die(core);
+        }
+        self.flush();
+    }
+
+    /// Flushes what the device does not have, when the device has flushed what it has.
+    fn flush(&self) {
+        if self.state.get() != QpState::Error {
+            return;
+        }
+        self.sends.borrow_mut().flush_ours(|request, outcome| {
+            self.send_cq.push(self.num, request, outcome);
+        });
+        if let Some(receives) = self.receives.borrow_mut().as_mut() {
+            receives.flush_ours(|request, outcome| {
+                self.recv_cq.push(self.num, request, outcome);
+            });
+        }
+    }
+
+    /// Whether a send work request has not completed.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sends.borrow().len() > 0
+    }
+
+    /// Whether the device has everything flushed.
+    pub(super) fn is_flushed(&self) -> bool {
+        let receives = self.receives.borrow();
+        !self.sends.borrow().device_has_any()
+            && !receives.as_ref().is_some_and(Outstanding::device_has_any)
+    }
+
+    /// The device has had its time to flush. Unsignaled requests that had succeeded, and those some
+    /// devices forget in the error state, are flushed here: after the queue pair has been
+    /// destroyed, so that nothing touches their memory.
+    pub(super) fn bury(&self) {
+        self.send_cq.drain();
+        self.recv_cq.drain();
+        if self.is_flushed() {
+            return;
+        }
+        drop(self.pair.take());
+        self.send_cq.drain();
+        self.recv_cq.drain();
+        self.sends.borrow_mut().take_from_device();
+        if let Some(receives) = self.receives.borrow_mut().as_mut() {
+            receives.take_from_device();
+        }
+        self.flush();
+    }
+
+    fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        let mut receives = self.receives.borrow_mut();
+        let receives = receives.as_mut().ok_or(PostError::UsesSrq)?;
+        if sges.len() > self.limits.recv_sge_max as usize {
+            return Err(PostError::TooManySges(sges.len(), self.limits.recv_sge_max));
+        }
+        if receives.is_full() {
+            return Err(PostError::QueueFull(receives.depth()));
+        }
+        let position = receives.next_position();
+        receives.push(Request {
+            wr_id,
+            opcode: WcOpcode::Recv,
+            signaled: true,
+            reported: true,
+        });
+        let pair = self.pair.borrow();
+        let Some(pair) = pair.as_ref().filter(|_| self.state.get() != QpState::Error) else {
+            receives.flush_ours(|request, outcome| {
+                self.recv_cq.push(self.num, request, outcome);
+            });
+            return Ok(());
+        };
+        let id = WrId::Receive {
+            place: self.place,
+            position,
+        };
+        pair.post_recv(id.encode(), sges).map_err(|error| {
+            receives.pop();
+            tracing::error!("the device refused a receive: {error}");
+            match error.raw_os_error() {
+                Some(libc::ENOMEM) => PostError::QueueFull(receives.depth()),
+                _ => PostError::NotConnected,
+            }
+        })
+    }
+
+    fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if self.state.get() == QpState::Init {
+            return Err(PostError::NotConnected);
+        }
+        let mut sends = self.sends.borrow_mut();
+        if sends.is_full() {
+            return Err(PostError::QueueFull(sends.depth()));
+        }
+        let (opcode, sge_max, may_be_inline) = match wr.op {
+            // siw does not take inline data with an invalidation.
+            SendOp::Send { invalidate, .. } => (
+                WcOpcode::Send,
+                self.limits.send_sge_max,
+                invalidate.is_none() || !self.limits.counts_reads,
+            ),
+            SendOp::Write(_) => (WcOpcode::RdmaWrite, self.limits.send_sge_max, true),
+            SendOp::Read(_) => (WcOpcode::RdmaRead, self.limits.read_sge_max, false),
+            SendOp::BindWindow { .. } => (WcOpcode::BindMw, 0, false),
+            SendOp::LocalInvalidate(_) => (WcOpcode::LocalInvalidate, 0, false),
+        };
+        if wr.sges.len() > sge_max as usize {
+            return Err(PostError::TooManySges(wr.sges.len(), sge_max));
+        }
+        let alive = self.state.get() == QpState::ReadyToSend;
+        if alive && opcode == WcOpcode::RdmaRead && self.initiator_depth.get() == 0 {
+            return Err(PostError::NotSupported(
+                "RDMA READ on a connection with initiator depth 0",
+            ));
+        }
+        let late = self.limits.counts_reads && opcode == WcOpcode::RdmaRead;
+        let position = sends.next_position();
+        sends.push(Request {
+            wr_id: wr.wr_id,
+            opcode,
+            signaled: wr.signaled,
+            reported: wr.signaled || late,
+        });
+        if !alive {
+            sends.flush_ours(|request, outcome| {
+                self.send_cq.push(self.num, request, outcome);
+            });
+            return Ok(());
+        }
+        let mut chain = self.chain.borrow_mut();
+        // Behind a fence the bytes may not be there yet.
+        let inline_bytes = (may_be_inline && !wr.fence)
+            .then(|| self.inline(wr.sges, &mut chain))
+            .flatten();
+        let id = WrId::Send {
+            place: self.place,
+            position,
+        };
+        chain.push(id.encode(), wr, wr.signaled || late, inline_bytes);
+        Ok(())
+    }
+
+    /// Copies a short payload into the request, which spares the device a look at memory.
+    fn inline(&self, sges: &[Sge], chain: &mut Chain) -> Option<usize> {
+        let total: usize = sges.iter().map(|sge| sge.len_bytes as usize).sum();
+        if total == 0 || total > self.limits.inline_bytes_max {
+            return None;
+        }
+        self.keys.gather(sges, chain.inline_room())
+    }
+
+    fn ring_doorbell(&self) {
+        self.held.set(self.chain.borrow().len());
+        self.post_rung();
+    }
+
+    /// Gives the device what the doorbell has been rung for.
+    fn post_rung(&self) {
+        let mut chain = self.chain.borrow_mut();
+        let rung = self.held.get();
+        let (count, reads) = if self.limits.counts_reads {
+            let allowed = u32::from(self.initiator_depth.get());
+            chain.with_reads(rung, allowed.saturating_sub(self.reads.get()))
+        } else {
+            (rung, 0)
+        };
+        if count == 0 {
+            return;
+        }
+        let here = u32::try_from(chain.len()).unwrap_or(u32::MAX);
+        let pair = self.pair.borrow();
+        let Some(pair) = pair.as_ref() else {
+            return;
+        };
+        self.held.set(rung - count);
+        self.reads.set(self.reads.get() + reads);
+        let lookup = |keys| self.keys.bind(keys);
+        let Err(broken) = pair.post_chain(&mut chain, count, &lookup) else {
+            return;
+        };
+        drop(chain);
+        // The device did not take all: the first it did not take is the cause of the end.
+        let missing = here.saturating_sub(u32::try_from(broken.taken).unwrap_or(0));
+        self.refused(missing, &broken.error.to_string());
+    }
+
+    /// The device refused the last `missing` requests.
+    fn refused(&self, missing: u32, why: &str) {
+        let cause = format!("the device refused a work request: {why}");
+        {
+            let mut sends = self.sends.borrow_mut();
+            if missing > 0 {
+                let position = sends.position_of_last(missing);
+                sends.keep_from_device(missing);
+                let outcome = Outcome {
+                    status: WcStatus::LocalQpOperationError,
+                    ..Outcome::FLUSHED
+                };
+                sends.end(position, outcome, |request, outcome| {
+                    self.send_cq.push(self.num, request, outcome);
+                });
+            }
+        }
+        self.fail(&cause);
+    }
+}
+
+/// What the program holds of a queue pair.
+pub(super) struct Handle(pub(super) Rc<Core>);
+
+impl QueuePair for Handle {
+    fn num(&self) -> QpNum {
+        self.0.num
+    }
+
+    fn state(&self) -> QpState {
+        self.0.state()
+    }
+
+    fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        self.0.post_recv(wr_id, sges)
+    }
+
+    fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.0.post_send(wr)
+    }
+
+    fn ring_doorbell(&mut self) {
+        self.0.ring_doorbell();
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let core = &self.0;
+        core.fail("this side dropped the queue pair");
+        core.cm.forget(core);
+        // From here on completions find nobody; those of shared receives are posted again.
+        core.device.free_place(core.place, core.device_num);
+        core.recv_cq.drain();
+        // Waits until the device is done with the memory of its requests.
+        drop(core.pair.take());
+        core.send_cq.forget(core.num);
+        core.recv_cq.forget(core.num);
+    }
+}
