@@ -10,12 +10,14 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::buddy::Buddy;
-use crate::slab::{PAGE_BYTES, Slab, SlabId};
+use crate::slab::{PAGE_BYTES, Pages, Slab, SlabError, SlabId};
 
 /// The largest lease, in pages: 4 MiB holds the largest transfer (1 MiB) several times over.
 const ORDER_MAX: u8 = 10;
 
 /// Leases power-of-two pieces of one slab, of whole pages. One thread owns a pool and its buffers.
+///
+/// A pool maps its own slab, so no second pool can lease the same bytes.
 #[derive(Clone)]
 pub struct Pool(Rc<PoolInner>);
 
@@ -25,14 +27,17 @@ struct PoolInner {
 }
 
 impl Pool {
-    /// A pool over the whole of `slab`.
-    #[must_use]
-    pub fn new(slab: Arc<Slab>) -> Self {
+    /// A pool over the whole of a new slab ([`Slab::new`]).
+    ///
+    /// # Errors
+    /// [`SlabError`] as for [`Slab::new`].
+    pub fn new(len_bytes: usize, pages: Pages) -> Result<Self, SlabError> {
+        let slab = Slab::new(len_bytes, pages)?;
         let units = u32::try_from(slab.len_bytes() / PAGE_BYTES).unwrap_or(u32::MAX - 1);
-        Self(Rc::new(PoolInner {
+        Ok(Self(Rc::new(PoolInner {
             slab,
             buddy: RefCell::new(Buddy::new(units, ORDER_MAX)),
-        }))
+        })))
     }
 
     /// Leases at least `len_bytes` contiguous bytes, page aligned; `None` when no piece that large
@@ -64,7 +69,7 @@ impl Pool {
         self.0.buddy.borrow().free_units() as usize * PAGE_BYTES
     }
 
-    /// The slab behind the leases.
+    /// The slab behind the leases, for registering it.
     #[must_use]
     pub fn slab(&self) -> &Arc<Slab> {
         &self.0.slab
@@ -136,7 +141,8 @@ impl Buffer {
     pub fn copy_from_buffer(&mut self, offset: usize, other: &Self, range: Range<usize>) {
         let from = other.check(range.start, range.len());
         let to = self.check(offset, range.len());
-        // SAFETY: `check` proved both ranges; two live leases never overlap.
+        // SAFETY: `check` proved both ranges; two live leases never overlap:
+        // those of one pool by the buddy, those of two because each pool maps its own slab.
         unsafe { ptr::copy_nonoverlapping(from, to, range.len()) };
     }
 
@@ -198,10 +204,10 @@ impl fmt::Debug for Buffer {
 #[cfg(test)]
 mod tests {
     use super::Pool;
-    use crate::slab::{Pages, Slab};
+    use crate::slab::Pages;
 
     fn pool(bytes: usize) -> Pool {
-        Pool::new(Slab::new(bytes, Pages::Ordinary).unwrap())
+        Pool::new(bytes, Pages::Ordinary).unwrap()
     }
 
     #[test]

@@ -10,4 +10,4 @@ mod run;
 
 pub use clock::Clock;
 pub use mailbox::{Mailbox, MailboxError, Sender, mailbox};
-pub use run::{Flow, RunError, SpinBudget, Turn, pin_to_core, run};
+pub use run::{Armed, Flow, RunError, SpinBudget, Turn, pause, pin_to_core, run};

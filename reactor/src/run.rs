@@ -20,14 +20,30 @@ pub enum Flow {
     Stop,
 }
 
+/// What preparing to sleep found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Armed {
+    /// Nothing is there; whatever comes makes a descriptor readable. It is safe to sleep.
+    Quiet,
+    /// Something is there already and sleeping would lose time: turn again.
+    Ready,
+}
+
+impl Armed {
+    /// From the answer of a source, such as a completion queue: whether something is ready.
+    pub fn from_ready(ready: bool) -> Self {
+        if ready { Self::Ready } else { Self::Quiet }
+    }
+}
+
 /// The work of one reactor.
 pub trait Turn {
     /// Does one round over every source, each within its own budget.
     fn turn(&mut self, now_us: u64) -> Flow;
 
     /// Prepares every source to signal its fd, and pushes the fds to `fds` (it comes empty).
-    /// `false` when something is there already and sleeping would lose time.
-    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool;
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed;
 
     /// Called after a sleep.
     fn disarm(&mut self) {}
@@ -52,6 +68,10 @@ impl Default for SpinBudget {
     }
 }
 
+/// A spin this long starts to yield the core. Shorter than a round trip between two cores of one
+/// machine, so that a busy peer on another core is still met by spinning.
+const YIELD_AFTER_US: u64 = 3;
+
 /// Waiting for the sources failed; the reactor cannot go on.
 #[derive(Debug, thiserror::Error)]
 #[error("waiting for the reactor's sources failed: {0}; this is a bug in a source's descriptor")]
@@ -72,11 +92,11 @@ pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
             Flow::Idle => {
                 let since = *idle_since_us.get_or_insert(now_us);
                 if now_us.saturating_sub(since) < spin.spin_us {
-                    std::hint::spin_loop();
+                    pause(now_us.saturating_sub(since));
                     continue;
                 }
                 fds.clear();
-                if work.arm(&mut fds) {
+                if work.arm(&mut fds) == Armed::Quiet {
                     sleep(&fds, work.next_deadline_us())?;
                 }
                 work.disarm();
@@ -85,6 +105,17 @@ pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
                 idle_since_us = Some(now_us);
             }
         }
+    }
+}
+
+/// Passes a moment of a spin that has lasted `idle_us`: at first on the core, then by letting
+/// another thread have it, because on a shared core what the spin waits for may be exactly that
+/// thread.
+pub fn pause(idle_us: u64) {
+    if idle_us < YIELD_AFTER_US {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
     }
 }
 
@@ -127,7 +158,7 @@ mod tests {
     use std::os::fd::RawFd;
     use std::time::Duration;
 
-    use super::{Flow, SpinBudget, Turn, run};
+    use super::{Armed, Flow, SpinBudget, Turn, run};
     use crate::{Mailbox, mailbox};
 
     struct Adder {
@@ -157,15 +188,15 @@ mod tests {
             }
         }
 
-        fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+        fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
             self.mailbox.arm();
             fds.push(self.mailbox.fd());
             if let Some(n) = self.mailbox.poll() {
                 self.sum += n;
-                return false;
+                return Armed::Ready;
             }
             self.sleeps += 1;
-            true
+            Armed::Quiet
         }
 
         fn disarm(&mut self) {

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use capstan_memory::{Pages, Pool, Slab};
+use capstan_memory::{Pages, Pool};
 use capstan_storage::{
     Data, DirectIo, Engine, EngineConfig, Io, Op, Submitted, Volume, VolumeSpec,
 };
@@ -93,11 +93,10 @@ fn engine(
     limit: Duration,
 ) -> Outcome<f64> {
     let engine = Engine::new(&EngineConfig::default())?;
-    let slab = Slab::new(1 << 20, Pages::Ordinary)?;
+    let pool = Pool::new(1 << 20, Pages::Ordinary)?;
     if registered {
-        println!("  {:?}", engine.register_slab(&slab));
+        println!("  {:?}", engine.register_slab(pool.slab()));
     }
-    let pool = Pool::new(slab);
     let spec = VolumeSpec::Path {
         path: path.to_path_buf(),
         lba_bytes: Some(4096),

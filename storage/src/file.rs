@@ -267,6 +267,7 @@ impl FileStore {
                     fallocate(&self.file, mode, end, i64::from(geometry.lba_bytes)).is_ok()
                 })
             };
+        geometry.discard_zeroes = geometry.discard && !self.block_device;
         // A device that writes through, used without the page cache, has nothing volatile. A file
         // has the file system's and the disk's caches, whatever they are.
         geometry.volatile_write_cache = !(self.block_device
@@ -430,7 +431,7 @@ impl Opening<'_> {
             lbas: 0,
             volatile_write_cache: true,
             discard: false,
-            write_zeroes: !self.read_only,
+            discard_zeroes: false,
             optimal_io_bytes,
             atomic_lbas: 1,
             read_only: self.read_only,

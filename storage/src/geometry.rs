@@ -14,8 +14,9 @@ pub struct Geometry {
     pub volatile_write_cache: bool,
     /// Whether Discard gives space back. Where it does not, Discard completes and does nothing.
     pub discard: bool,
-    /// Whether WriteZeroes works (it does on every volume that can be written).
-    pub write_zeroes: bool,
+    /// Whether what Discard gave back reads as zeroes. A hole in a file does; a block device promises
+    /// nothing (`BLKDISCARD`), so there only WriteZeroes makes zeroes.
+    pub discard_zeroes: bool,
     /// The transfer size and alignment the medium likes best, in bytes; at least `lba_bytes`.
     pub optimal_io_bytes: u32,
     /// How many LBAs one Write changes atomically as other commands see it; at least 1.

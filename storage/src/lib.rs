@@ -25,6 +25,10 @@
 //! is `fdatasync`, FUA is `RWF_DSYNC` for a write and `fdatasync` behind the zeroes; all three reach
 //! the medium (`tests/power_cut.rs`).
 //!
+//! Through the page cache (without `O_DIRECT`) a write ends before anything is stored, and the kernel
+//! tells of a failed write-back once, to the first Flush or FUA write of the volume that follows.
+//! Where several hosts share a volume, use `O_DIRECT`: there the write itself fails.
+//!
 //! # Sharing
 //! Reactors share the bytes of a [`Store`], not volumes. As NVMe has it, operations in flight
 //! together have no order, on one reactor or on several. Of two that overlap, each LBA of a RAM
@@ -62,6 +66,6 @@ pub use fault::{Effect, Fault, Faulty};
 pub use geometry::{Extent, Geometry};
 pub use io::{Completion, Data, Io, Op, OpKind, Submitted};
 pub use spec::{DirectIo, SpecError, Store, VolumeSpec};
-pub use uring::{Engine, EngineConfig, EngineError, FixedBuffers};
+pub use uring::{Capabilities, Engine, EngineConfig, EngineError, FixedBuffers};
 pub use volume::Volume;
 pub use write_back::{WriteBack, WriteBackVolume};

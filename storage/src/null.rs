@@ -22,7 +22,7 @@ impl NullVolume {
             lbas,
             volatile_write_cache: false,
             discard: true,
-            write_zeroes: true,
+            discard_zeroes: true,
             optimal_io_bytes: 4096,
             atomic_lbas: 1,
             read_only: false,
@@ -42,6 +42,11 @@ impl Volume for NullVolume {
 
     fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    fn known_zero(&self, lba: u64, lbas: u32) -> bool {
+        lba.checked_add(u64::from(lbas))
+            .is_some_and(|end| end <= self.geometry.lbas)
     }
 
     fn submit(&mut self, mut io: Io, _now_us: u64) -> Submitted {
@@ -77,6 +82,8 @@ mod tests {
     use crate::IoErrorKind;
     use crate::io::{Data, Op};
     use crate::testing::{bytes, pool, read, run, write};
+    use crate::volume::Volume;
+    use crate::{Delay, Delays, Faulty};
 
     #[test]
     fn reads_are_zeroes_whatever_was_written() {
@@ -103,6 +110,20 @@ mod tests {
             bytes(&data),
             [[9; 64].as_slice(), &[0; 512], &[9; 8]].concat()
         );
+    }
+
+    #[test]
+    fn zero_is_known_inside_the_volume_and_in_front_of_no_decorator() {
+        let volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
+        assert!(volume.known_zero(0, 100) && volume.known_zero(99, 1));
+        for (lba, lbas) in [(0, 101), (100, 1), (u64::MAX, 1), (u64::MAX, u32::MAX)] {
+            assert!(!volume.known_zero(lba, lbas), "{lba}+{lbas}");
+        }
+        // A read that is not submitted would be neither delayed nor failed.
+        let faulty = Faulty::new(Box::new(volume), Vec::new());
+        assert!(!faulty.known_zero(0, 1));
+        let volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
+        assert!(!Delay::new(Box::new(volume), Delays::all(1)).known_zero(0, 1));
     }
 
     #[test]

@@ -224,7 +224,7 @@ impl RamVolume {
             // Memory is as durable as it gets here: Flush and FUA could add nothing.
             volatile_write_cache: false,
             discard: true,
-            write_zeroes: true,
+            discard_zeroes: true,
             optimal_io_bytes: 4096,
             atomic_lbas: 1,
             read_only: false,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use capstan_memory::{Pages, Pool, Slab};
+use capstan_memory::{Pages, Pool};
 
 use crate::geometry::Geometry;
 use crate::io::{Completion, Data, Io, Op, Submitted};
@@ -14,7 +14,7 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
     lbas: 1024,
     volatile_write_cache: false,
     discard: true,
-    write_zeroes: true,
+    discard_zeroes: true,
     optimal_io_bytes: 4096,
     atomic_lbas: 1,
     read_only: false,
@@ -32,7 +32,7 @@ pub(crate) fn ram(lbas: u64) -> Box<dyn Volume> {
 }
 
 pub(crate) fn pool(bytes: usize) -> Pool {
-    Pool::new(Slab::new(bytes, Pages::Ordinary).unwrap())
+    Pool::new(bytes, Pages::Ordinary).unwrap()
 }
 
 /// Data that holds `bytes`.

@@ -5,6 +5,7 @@ mod engine;
 mod entry;
 mod fixed;
 mod open_file;
+mod probe;
 mod request;
 mod ring;
 mod setup;
@@ -12,6 +13,7 @@ mod volume;
 
 pub use engine::{Engine, EngineConfig};
 pub use fixed::FixedBuffers;
+pub use probe::Capabilities;
 pub(crate) use volume::UringVolume;
 
 /// An io_uring that cannot be made or no longer works.

@@ -17,6 +17,15 @@ pub trait Volume {
     /// Its name in messages: a path, or the export such as `ram:64MiB`.
     fn name(&self) -> &Arc<str>;
 
+    /// Whether a [`Op::Read`](crate::Op::Read) of this range would succeed at once and fill the data
+    /// with zeroes, so that it need not be submitted: whoever has zeroes at hand spares a buffer
+    /// and its zeroing. `false` where that is not known without looking, and for a range outside
+    /// the volume.
+    fn known_zero(&self, lba: u64, lbas: u32) -> bool {
+        let _ = (lba, lbas);
+        false
+    }
+
     /// Starts an operation. `now_us` is the reactor's clock, which never goes back; only decorators
     /// that keep time read it.
     fn submit(&mut self, io: Io, now_us: u64) -> Submitted;

@@ -39,7 +39,7 @@ impl WriteBack {
             lbas,
             volatile_write_cache: true,
             discard: true,
-            write_zeroes: true,
+            discard_zeroes: true,
             optimal_io_bytes: 4096,
             atomic_lbas: 1,
             read_only: false,

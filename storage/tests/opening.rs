@@ -39,7 +39,7 @@ fn a_file_is_4096_byte_lbas_unless_its_size_or_the_caller_says_otherwise() {
     assert_eq!(shape(geometry(&odd, Some(4096))), (4096, 256));
     let file = geometry(&even, None);
     assert!(
-        file.volatile_write_cache && file.write_zeroes && !file.read_only,
+        file.volatile_write_cache && file.discard_zeroes && !file.read_only,
         "{file:?}"
     );
     assert!(
@@ -168,7 +168,7 @@ fn a_read_only_export_refuses_writes_and_needs_no_write_permission() {
     let mut driver = Driver::new(&spec);
     let geometry = driver.volume.geometry();
     assert!(
-        geometry.read_only && !geometry.discard && !geometry.write_zeroes,
+        geometry.read_only && !geometry.discard && !geometry.discard_zeroes,
         "{geometry:?}"
     );
     assert_eq!(driver.read(15, 1), [7; 512]);
@@ -210,6 +210,7 @@ fn root_a_device_is_discovered_and_held_exclusively() {
         (512, 16384, true)
     );
     assert!(shape.volatile_write_cache, "a loop device says write back");
+    assert!(!shape.discard_zeroes, "BLKDISCARD promises no zeroes");
     let error = prepare(device.path(), None, DirectIo::Auto).unwrap_err();
     assert!(matches!(error, OpenError::Busy { .. }), "{error}");
     drop(store);

@@ -5,7 +5,7 @@ mod support;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 
-use capstan_storage::{DirectIo, IoErrorKind, Op};
+use capstan_storage::{DirectIo, IoError, IoErrorKind, Op};
 use support::{Driver, Folder, LoopDevice, own_mounts, run, spec};
 
 #[test]
@@ -62,6 +62,27 @@ fn a_discard_gives_space_back_and_reads_as_zeroes() {
     assert!(blocks() < 64 << 10, "{} bytes still allocated", blocks());
     assert_eq!(driver.read(1023, 1), [0; 4096]);
     assert_eq!(fs::metadata(&path).unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn root_a_discard_reaches_the_device() {
+    let folder = Folder::new();
+    let image = folder.file("thin", 8 << 20);
+    let device = LoopDevice::new(&image, 512);
+    let mut driver = Driver::new(&spec(device.path(), 4096, DirectIo::Auto));
+    driver.write(0, &vec![1; 4 << 20]);
+    driver.result(Op::Flush, None).unwrap();
+    let blocks = || fs::metadata(&image).unwrap().blocks() * 512;
+    assert!(blocks() >= 4 << 20);
+    // A loop device passes a discard on to its file as a hole.
+    driver
+        .result(Op::Discard { lba: 1, lbas: 1022 }, None)
+        .unwrap();
+    assert!(blocks() <= 64 << 10, "{} bytes still allocated", blocks());
+    assert_eq!(
+        (driver.read(0, 1), driver.read(1023, 1)),
+        (vec![1; 4096], vec![1; 4096])
+    );
 }
 
 #[test]
@@ -152,6 +173,66 @@ fn root_a_medium_error_is_the_commands_own() {
         "{error}"
     );
     assert_eq!(driver.read(0, 8), [1; 4096]);
+}
+
+/// The device is thin: 8 MiB on a file system of 2 MiB, so that more cannot be stored.
+#[test]
+fn root_what_the_medium_cannot_store_fails_the_write_or_the_flush_behind_it() {
+    own_mounts();
+    let folder = Folder::new();
+    let at = folder.path().join("tmpfs");
+    fs::create_dir(&at).unwrap();
+    let at = at.to_str().unwrap();
+    run("mount", &["-t", "tmpfs", "-o", "size=2m", "none", at]).unwrap();
+    let device = LoopDevice::new(&folder.file("tmpfs/thin", 8 << 20), 512);
+    // A loop device passes on what its file system says; a write-back keeps less of it.
+    let stored_nowhere = |error: IoError| {
+        assert!(
+            matches!(error.kind, IoErrorKind::NoSpace | IoErrorKind::Medium),
+            "{error}"
+        );
+    };
+
+    let mut driver = Driver::new(&spec(device.path(), 4096, DirectIo::On));
+    driver.write(0, &[1; 4096]);
+    // 600 LBAs with gaps between them, all in flight at once; some 500 fit. Neighbours would become
+    // one request, and a loop device takes a request that was stored in part for stored.
+    for token in 0..600 {
+        let data = driver.data(&[2; 4096], 0);
+        let op = Op::Write {
+            lba: 2 + 2 * token,
+            lbas: 1,
+            fua: false,
+        };
+        driver.submit(token, op, Some(data));
+    }
+    let ended = driver.wait(600).into_iter();
+    let (stored, failed): (Vec<_>, Vec<_>) = ended.partition(|ended| ended.result.is_ok());
+    assert!((80..200).contains(&failed.len()), "{} failed", failed.len());
+    for ended in &stored {
+        assert!(driver.read(2 + 2 * ended.token, 1) == [2; 4096]);
+    }
+    failed
+        .into_iter()
+        .for_each(|ended| stored_nowhere(ended.result.unwrap_err()));
+    // The others go on, and discarding makes room.
+    driver.try_write(0, &[3; 4096], true).unwrap();
+    driver.result(Op::Flush, None).unwrap();
+    let all = Op::Discard { lba: 0, lbas: 2048 };
+    driver.result(all, None).unwrap();
+    driver.try_write(1500, &vec![4; 512 << 10], true).unwrap();
+    driver.result(all, None).unwrap();
+    drop(driver);
+
+    // Through the page cache a write ends before anything is stored: Flush and FUA must tell.
+    let mut driver = Driver::new(&spec(device.path(), 4096, DirectIo::Off));
+    for lba in (0..2048).step_by(128) {
+        driver.write(lba, &vec![5; 512 << 10]);
+    }
+    stored_nowhere(driver.result(Op::Flush, None).unwrap_err());
+    stored_nowhere(driver.try_write(0, &vec![6; 4 << 20], true).unwrap_err());
+    drop((driver, device));
+    run("umount", &[at]).unwrap();
 }
 
 /// tmpfs punches holes and has no zero range: zeroes are written there.

@@ -87,7 +87,8 @@ impl Engine {
 
     /// Registers a slab's memory with the ring, so that operations on its buffers spare the kernel
     /// mapping its pages. Without it everything works, a little slower. Registering makes every page
-    /// of the slab resident.
+    /// of the slab resident. Where RLIMIT_MEMLOCK binds, all engines of a process register at most
+    /// half of it, because rings need some, too.
     pub fn register_slab(&self, slab: &Arc<Slab>) -> FixedBuffers {
         self.ring.borrow_mut().register_slab(slab)
     }
@@ -111,10 +112,12 @@ impl Engine {
         out.len() - before
     }
 
-    /// Prepares to block until [`Engine::fd`] is readable, handing over what is queued. `false`:
-    /// something has ended already or could not be handed over, so [`Engine::poll`] instead.
+    /// Prepares to block until [`Engine::fd`] is readable, handing over what is queued. `true` when
+    /// something has ended already or could not be handed over: [`Engine::poll`] instead of waiting.
+    /// (The sense of every source's `arm`: whether something is ready.)
+    #[must_use = "waiting when something is ready loses it until the next wake-up"]
     pub fn arm(&self) -> bool {
-        self.submit_batch().is_ok() && self.ring.borrow_mut().arm()
+        self.submit_batch().is_err() || self.ring.borrow_mut().arm()
     }
 
     /// Readable when something has ended after [`Engine::arm`], until [`Engine::poll`].
@@ -263,7 +266,7 @@ mod tests {
                     [7; 8192],
                     "{mode:?}"
                 );
-                assert!(engine.arm());
+                assert!(!engine.arm());
             }
         }
     }

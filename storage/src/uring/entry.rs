@@ -92,3 +92,73 @@ pub(crate) fn entry(command: &Command, file: &OpenFile, fixed: &FixedTable) -> s
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::rc::Rc;
+    use std::sync::Arc;
+    use std::{env, process};
+
+    use capstan_memory::{Pages, Slab};
+    use io_uring::opcode;
+
+    use super::entry;
+    use crate::file::FileStore;
+    use crate::spec::DirectIo;
+    use crate::uring::command::Command;
+    use crate::uring::fixed::{FixedBuffers, FixedTable};
+    use crate::uring::open_file::{OpenFile, Refused};
+    use crate::uring::setup::{self, Mode};
+
+    /// `IOSQE_FIXED_FILE` (`io_uring_enter(2)`).
+    const FIXED_FILE: u8 = 1;
+
+    #[test]
+    fn fixed_files_and_registered_memory_are_named_by_their_places() {
+        let path = env::temp_dir().join(format!("capstan-entry-{}", process::id()));
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let name = Arc::from("file");
+        let store = FileStore::open(&path, &name, Some(512), false, DirectIo::Off).unwrap();
+        fs::remove_file(&path).unwrap();
+        let store = Arc::new(store);
+        let file = |fixed| OpenFile {
+            store: Arc::clone(&store),
+            fixed,
+            refused: Refused::default(),
+            retired: Rc::default(),
+        };
+
+        let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
+        let mut table = FixedTable::new(&ring);
+        let [known, other] = [1, 1].map(|n| Slab::new(n << 16, Pages::Ordinary).unwrap());
+        assert_eq!(table.register(&ring, &known), FixedBuffers::Registered);
+        let read = |slab: &Slab| Command::Read {
+            memory: slab.base().as_ptr(),
+            len_bytes: 4096,
+            offset_bytes: 0,
+        };
+        let write = |slab: &Slab| Command::Write {
+            memory: slab.base().as_ptr(),
+            len_bytes: 4096,
+            offset_bytes: 0,
+            dsync: true,
+        };
+        let expected = [
+            (read(&known), opcode::ReadFixed::CODE),
+            (read(&other), opcode::Read::CODE),
+            (write(&known), opcode::WriteFixed::CODE),
+            (write(&other), opcode::Write::CODE),
+            (Command::Fdatasync, opcode::Fsync::CODE),
+        ];
+        for (command, code) in expected {
+            for (fixed, flags) in [(Some(3), FIXED_FILE), (None, 0)] {
+                let entry = entry(&command, &file(fixed), &table);
+                let text = format!("{entry:?}");
+                assert_eq!(entry.get_opcode(), u32::from(code), "{command:?}");
+                assert!(text.contains(&format!("flags: {flags},")), "{text}");
+            }
+        }
+        table.clear(&ring);
+    }
+}

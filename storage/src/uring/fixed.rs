@@ -5,8 +5,9 @@
     reason = "the kernel keeps addresses of registered memory"
 )]
 
-use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fs, io};
 
 use capstan_memory::Slab;
 use io_uring::IoUring;
@@ -33,6 +34,8 @@ pub enum FixedBuffers {
 #[derive(Debug)]
 pub(crate) struct FixedTable {
     slabs: Vec<(Arc<Slab>, u16)>,
+    /// What the slabs count against RLIMIT_MEMLOCK; given back after the ring, with the table.
+    shares: Vec<Share>,
     used: u16,
     /// Whether the ring has an empty table to fill (Linux 5.19).
     sparse: bool,
@@ -46,8 +49,17 @@ impl FixedTable {
             .is_ok();
         Self {
             slabs: Vec::new(),
+            shares: Vec::new(),
             used: 0,
             sparse,
+        }
+    }
+
+    /// Registers a slab that is not worth a share of what may be locked: only where that is not
+    /// limited.
+    pub(crate) fn register_if_free(&mut self, ring: &IoUring, slab: &Arc<Slab>) {
+        if lock_limit_bytes().is_none() {
+            self.register(ring, slab);
         }
     }
 
@@ -75,6 +87,10 @@ impl FixedTable {
                 self.used
             ));
         };
+        let share = match Share::take(slab.len_bytes() as u64, lock_limit_bytes()) {
+            Ok(share) => share,
+            Err(reason) => return not(reason),
+        };
         for place in 0..places {
             if let Err(error) = update(ring, self.used + place, piece(slab, place)) {
                 for undone in 0..place {
@@ -85,6 +101,7 @@ impl FixedTable {
             }
         }
         self.slabs.push((Arc::clone(slab), self.used));
+        self.shares.extend(share);
         self.used += places;
         FixedBuffers::Registered
     }
@@ -112,6 +129,63 @@ impl FixedTable {
             let _ = ring.submitter().unregister_buffers();
         }
     }
+}
+
+/// Bytes this process has registered with its rings under a limit.
+static SHARED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// A part of what may be locked.
+#[derive(Debug)]
+struct Share {
+    len_bytes: u64,
+}
+
+impl Share {
+    /// Takes `len_bytes` of the half of the limit that registered buffers may have. The kernel
+    /// counts rings as well (seen on Linux 6.18): were the limit used up by buffers, the next
+    /// reactor could not make its ring. `None` where nothing limits.
+    fn take(len_bytes: u64, limit_bytes: Option<u64>) -> Result<Option<Self>, String> {
+        let Some(limit_bytes) = limit_bytes else {
+            return Ok(None);
+        };
+        let taken = SHARED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used_bytes| {
+            let sum = used_bytes.checked_add(len_bytes);
+            sum.filter(|&sum| sum <= limit_bytes / 2)
+        });
+        match taken {
+            Ok(_) => Ok(Some(Self { len_bytes })),
+            Err(used_bytes) => Err(format!(
+                "RLIMIT_MEMLOCK is {limit_bytes} bytes, of which half is for buffers and \
+                 {used_bytes} are used, and the slab has {len_bytes}: {REMEDY}"
+            )),
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        SHARED_BYTES.fetch_sub(self.len_bytes, Ordering::Relaxed);
+    }
+}
+
+const REMEDY: &str =
+    "raise it with `ulimit -l unlimited` or LimitMEMLOCK=infinity in the systemd unit";
+
+/// RLIMIT_MEMLOCK where it binds this thread: neither unlimited nor exempt by CAP_IPC_LOCK.
+fn lock_limit_bytes() -> Option<u64> {
+    let (limit_bytes, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    (limit_bytes < libc::RLIM_INFINITY && !has_ipc_lock(&status)).then_some(limit_bytes)
+}
+
+/// Whether the effective capabilities in `/proc/PID/status` hold CAP_IPC_LOCK.
+fn has_ipc_lock(status: &str) -> bool {
+    /// `linux/capability.h`.
+    const CAP_IPC_LOCK: u32 = 14;
+    let mut lines = status.lines();
+    let effective = lines.find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    bits.is_some_and(|bits| bits & 1 << CAP_IPC_LOCK != 0)
 }
 
 const EMPTY: libc::iovec = libc::iovec {
@@ -142,8 +216,8 @@ fn update(ring: &IoUring, place: u16, piece: libc::iovec) -> io::Result<()> {
 fn refused(error: &io::Error, len_bytes: usize) -> String {
     match (error.raw_os_error(), getrlimit(Resource::RLIMIT_MEMLOCK)) {
         (Some(libc::ENOMEM), Ok((limit_bytes, _))) if limit_bytes < u64::MAX => format!(
-            "RLIMIT_MEMLOCK is {limit_bytes} bytes and the slab has {len_bytes}: raise it with \
-             `ulimit -l unlimited` or LimitMEMLOCK=infinity in the systemd unit"
+            "RLIMIT_MEMLOCK is {limit_bytes} bytes, shared by all processes of this user, and the \
+             slab has {len_bytes}: {REMEDY}"
         ),
         _ => format!("the kernel refuses to pin {len_bytes} bytes: {error}"),
     }
@@ -155,7 +229,7 @@ mod tests {
 
     use capstan_memory::{Pages, Slab};
 
-    use super::{BUFFER_MAX_BYTES, FixedBuffers, FixedTable};
+    use super::{BUFFER_MAX_BYTES, FixedBuffers, FixedTable, Share, has_ipc_lock};
     use crate::uring::setup::{self, Mode};
 
     #[test]
@@ -166,6 +240,7 @@ mod tests {
         let slabs = vec![(Arc::clone(&large), 4), (Arc::clone(&small), 7)];
         let table = FixedTable {
             slabs,
+            shares: Vec::new(),
             used: 8,
             sparse: true,
         };
@@ -185,6 +260,30 @@ mod tests {
     }
 
     #[test]
+    fn buffers_have_half_of_what_may_be_locked_and_give_it_back() {
+        // Far above what other tests of this process may have taken.
+        let limit_bytes = Some(1 << 50);
+        assert!(Share::take(1 << 60, None).unwrap().is_none());
+        let error = Share::take((1 << 49) + 1, limit_bytes).unwrap_err();
+        assert!(error.contains("half is for buffers"), "{error}");
+        let first = Share::take(1 << 48, limit_bytes).unwrap();
+        let second = Share::take((1 << 48) - (1 << 40), limit_bytes).unwrap();
+        assert!(Share::take(1 << 48, limit_bytes).is_err());
+        drop(first);
+        let third = Share::take(1 << 48, limit_bytes).unwrap();
+        assert!(second.is_some() && third.is_some());
+    }
+
+    #[test]
+    fn the_capability_is_read_from_the_effective_set() {
+        let status = |bits: &str| format!("CapPrm:\t000001ffffffffff\nCapEff:\t{bits}\n");
+        assert!(has_ipc_lock(&status("000001ffffffffff")));
+        assert!(has_ipc_lock(&status("0000000000004000")));
+        assert!(!has_ipc_lock(&status("00000000a80425fb")));
+        assert!(!has_ipc_lock(""));
+    }
+
+    #[test]
     fn a_full_table_and_a_slab_known_already_are_told_apart() {
         let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
         let mut table = FixedTable::new(&ring);
@@ -201,6 +300,7 @@ mod tests {
         assert!(reason.contains("table of 256"), "{reason}");
         let mut old = FixedTable {
             slabs: Vec::new(),
+            shares: Vec::new(),
             used: 0,
             sparse: false,
         };

@@ -69,11 +69,10 @@ impl Ring {
     /// A ring with its buffers and tables, in the best mode from `best` on that the kernel has.
     pub(crate) fn new(config: &EngineConfig, best: Mode) -> Result<Self, EngineError> {
         let bounce_bytes = config.bounce_bytes.max(BOUNCE_MAX_BYTES);
-        let slab = Slab::new(
+        let bounce = Pool::new(
             bounce_bytes as usize + ZEROES_BYTES as usize,
             Pages::Ordinary,
         )?;
-        let bounce = Pool::new(Arc::clone(&slab));
         let no_memory = || EngineError::Setup {
             source: io::Error::from_raw_os_error(libc::ENOMEM),
             remedy: "the bounce slab is too small; this is a bug",
@@ -93,7 +92,7 @@ impl Ring {
         uring.completion().disable_eventfd();
         let mut fixed = FixedTable::new(&uring);
         // Worth having, not worth a word: the caller's slabs say what there is to say.
-        fixed.register(&uring, &slab);
+        fixed.register_if_free(&uring, bounce.slab());
         let files_max = config.files_max;
         let has_files = files_max > 0 && uring.submitter().register_files_sparse(files_max).is_ok();
         Ok(Self {
@@ -237,13 +236,14 @@ impl Ring {
         }
     }
 
-    /// Lets completions signal the eventfd, and looks once more for one that came before.
+    /// Lets completions signal the eventfd, and looks once more: whether one came before, or
+    /// something is left to hand over.
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
         self.uring.completion().enable_eventfd();
         // The kernel adds a completion, then reads the flag; the flag must be out before the look.
         fence(Ordering::SeqCst);
-        self.quiet()
+        self.ready()
     }
 
     fn disarm(&mut self) {
@@ -330,12 +330,12 @@ impl Ring {
         }
     }
 
-    /// Whether nothing has ended and nothing is left to hand over.
-    fn quiet(&mut self) -> bool {
+    /// Whether something has ended or is left to hand over.
+    fn ready(&mut self) -> bool {
         let queue = self.uring.submission();
         let queued = !queue.is_empty() || queue.taskrun();
         drop(queue);
-        !queued && self.unsent.is_empty() && self.uring.completion().is_empty()
+        queued || !self.unsent.is_empty() || !self.uring.completion().is_empty()
     }
 
     pub(crate) fn take_file(&mut self, fd: RawFd) -> Option<u32> {

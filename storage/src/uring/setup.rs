@@ -104,8 +104,8 @@ fn refused(source: io::Error, disabled: Option<&str>) -> EngineError {
              CONFIG_IO_URING is needed"
         }
         (Some(libc::ENOMEM), _) => {
-            "before Linux 5.12 rings count against RLIMIT_MEMLOCK: raise it with `ulimit -l` or \
-             LimitMEMLOCK= in the systemd unit, or lower the number of entries"
+            "rings count against RLIMIT_MEMLOCK, which all processes of a user share: raise it with \
+             `ulimit -l` or LimitMEMLOCK= in the systemd unit, or lower the number of entries"
         }
         (Some(libc::EMFILE | libc::ENFILE), _) => {
             "out of file descriptors: raise `ulimit -n` or LimitNOFILE= in the systemd unit"

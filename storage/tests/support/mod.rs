@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use capstan_memory::{Pages, Pool, Slab};
+use capstan_memory::{Pages, Pool};
 use capstan_storage::{
     Completion, Data, DirectIo, Engine, EngineConfig, Io, IoError, Op, Submitted, Volume,
     VolumeSpec,
@@ -75,15 +75,15 @@ impl Driver {
 
     pub(crate) fn with(spec: &VolumeSpec, config: &EngineConfig, registered: bool) -> Self {
         let engine = Engine::new(config).unwrap();
-        let slab = Slab::new(16 << 20, Pages::Ordinary).unwrap();
+        let pool = Pool::new(16 << 20, Pages::Ordinary).unwrap();
         if registered {
-            engine.register_slab(&slab);
+            engine.register_slab(pool.slab());
         }
         let volume = spec.open(&engine).unwrap_or_else(|e| panic!("{e}"));
         Self {
             volume,
             engine,
-            pool: Pool::new(slab),
+            pool,
             ended: Vec::new(),
         }
     }
@@ -118,7 +118,7 @@ impl Driver {
             if self.engine.poll(&mut self.ended) > 0 {
                 continue;
             }
-            if self.engine.arm() {
+            if !self.engine.arm() {
                 self.sleep(Duration::from_secs(10));
             }
             let (ended, engine) = (self.ended.len(), &self.engine);
