@@ -24,8 +24,8 @@ SPARE_MIB=768
 started=$SECONDS
 command -v cargo >/dev/null || PATH=$HOME/.cargo/bin:$PATH
 command -v cargo >/dev/null || die "there is no cargo: install Rust from https://rustup.rs"
-need_packages "a linker for Rust, ext4, loop devices, FUSE, fio" \
-    gcc libc6-dev e2fsprogs mount util-linux fuse3 fio
+need_packages "a linker for Rust, ext4, loop devices, FUSE, cpio to copy, fio" \
+    gcc libc6-dev e2fsprogs mount util-linux fuse3 cpio fio
 choose_verbs
 as_root true
 
@@ -47,8 +47,8 @@ fi
 tree_files() { (cd "$1" && find . -path ./share/doc -prune -o "${@:2}"); }
 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/capstan-demo.XXXXXX")
-watch_leftovers "$work"
 undo rm -rf --one-file-system "$work"
+watch_leftovers "$work"
 image=$work/image.ext4
 mount_point=$work/volume
 mkdir "$mount_point"
@@ -95,7 +95,7 @@ mount_volume() {
     type=$(findmnt --noheadings --output FSTYPE,SOURCE --mountpoint "$mount_point") ||
         die "nothing is mounted on $mount_point"
     case $type in
-        ext4*/dev/*) note "mounted: $type" ;;
+        ext4*/dev/*) note "mounted: $type"; watch_disk "${type##* }" ;;
         *) die "$mount_point is '$type', not ext4 on a block device" ;;
     esac
 }
@@ -120,6 +120,8 @@ mkdir "$mount_point/tree"
 start=$(date +%s%N)
 (cd "$tree" && tree_files . -print0 | cpio --null --quiet --pass-through --make-directories \
     --preserve-modification-time "$mount_point/tree")
+# cpio leaves the folder that was there as it was, with the mode of this user's umask.
+chmod --reference="$tree" "$mount_point/tree"
 sync -f "$mount_point/tree"
 write_rate=$(rate "$tree_mib" "$start")
 note "$write_rate, on the medium"

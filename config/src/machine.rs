@@ -129,16 +129,21 @@ impl Config {
                 findings.warning(format!("listener[{index}].address"), message);
             }
         }
-        let open = self
+        let open: Vec<_> = self
             .listeners
             .iter()
-            .find(|listener| !listener.address.ip().is_loopback());
-        let Some(open) = open else { return };
+            .filter(|listener| !listener.address.ip().is_loopback())
+            .map(|listener| listener.address.to_string())
+            .collect();
+        if open.is_empty() {
+            return;
+        }
         for (index, subsystem) in self.subsystems.iter().enumerate() {
             if subsystem.access == Access::AnyHost {
                 let message = format!(
                     "every host that reaches {} may read and write {}",
-                    open.address, subsystem.nqn
+                    open.join(" or "),
+                    subsystem.nqn
                 );
                 findings.warning(format!("subsystem[{index}].allow_any_host"), message);
             }

@@ -9,7 +9,7 @@ use crate::{BackingError, ListenError, NqnError, Size};
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {source}", path = path.display())]
+    #[error("cannot read the configuration {path}", path = path.display())]
     Read {
         /// The file.
         path: PathBuf,

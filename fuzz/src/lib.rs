@@ -5,9 +5,15 @@
 //! one: write the function in a module here, list it, and give it a `[[bin]]` in `Cargo.toml`, a
 //! file in `fuzz_targets/` and some seeds in `seeds/NAME/`.
 
+mod config;
+mod host;
+mod iwarp;
 mod nvme_proto;
 mod subsystem;
 
+pub use config::config_toml;
+pub use host::{host, host_discovery};
+pub use iwarp::{iwarp_receive, iwarp_setup};
 pub use nvme_proto::{
     capsule, command_data, completion, connect_data, discovery_log, features, identify, log_pages,
     private_data, sgl,
@@ -30,6 +36,11 @@ pub const TARGETS: &[Target] = &[
     ("discovery_log", discovery_log),
     ("features", features),
     ("controller_ops", controller_ops),
+    ("iwarp_receive", iwarp_receive),
+    ("iwarp_setup", iwarp_setup),
+    ("config_toml", config_toml),
+    ("host", host),
+    ("host_discovery", host_discovery),
 ];
 
 /// The entry point of a target's binary: libFuzzer's when cargo-fuzz builds it, else a `main`

@@ -8,10 +8,10 @@ use capstan_nvme_proto::command::AdminCommand;
 use capstan_nvme_proto::log::DiscoveryLogEntry;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::ConnectionManager;
-use capstan_reactor::{Clock, Flow, SpinBudget, Turn};
+use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
+use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 
-use crate::driver::{Completion, Engine, EngineConfig, Io, Refused, Source};
+use crate::driver::{Completion, Engine, EngineConfig, Io, Refused, Source, WindowsClosed};
 use crate::error::{AdminError, ConnectError};
 use crate::host::{
     AdminReply, CommandData, ControllerInfo, Counters, Discovery, Event, HostConfig, NamespaceInfo,
@@ -96,6 +96,18 @@ impl DirectQueue {
         self.engine.host().counters()
     }
 
+    /// What the RDMA device behind the association can do.
+    #[must_use]
+    pub fn device(&self) -> Option<&DeviceAttributes> {
+        self.engine.device_attributes()
+    }
+
+    /// Who closed the memory windows of commands so far; none are opened on a device that has none.
+    #[must_use]
+    pub fn windows_closed(&self) -> WindowsClosed {
+        self.engine.windows_closed()
+    }
+
     /// Leases registered memory of `len_bytes`; `None` when none that large is free.
     #[must_use]
     pub fn take(&self, len_bytes: u32) -> Option<Buffer> {
@@ -141,7 +153,7 @@ impl DirectQueue {
             return Some(completion);
         }
         let start_us = Clock.now_us();
-        let mut now_us = start_us;
+        let (mut now_us, mut idle_since_us) = (start_us, start_us);
         while now_us - start_us < self.spin.spin_us {
             let busy = self.engine.turn(now_us);
             if let Some(completion) = self.engine.poll_completion() {
@@ -150,10 +162,12 @@ impl DirectQueue {
             if self.engine.in_progress() == 0 || deadline_us.is_some_and(|at| now_us >= at) {
                 return None;
             }
-            if !busy {
-                std::hint::spin_loop();
-            }
             now_us = Clock.now_us();
+            if busy {
+                idle_since_us = now_us;
+            } else {
+                capstan_reactor::pause(now_us - idle_since_us);
+            }
         }
         self.run_until_deadline(deadline_us, |engine| {
             while engine.poll_event().is_some() {}
@@ -285,7 +299,7 @@ impl<T, F: FnMut(&mut Engine) -> Option<T>> Turn for Until<'_, T, F> {
         }
     }
 
-    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
         self.engine.arm(fds)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use capstan_memory::Buffer;
 use capstan_rdma::contract::ConnectionManager;
-use capstan_reactor::{Flow, Mailbox, SpinBudget, Turn};
+use capstan_reactor::{Armed, Flow, Mailbox, SpinBudget, Turn};
 
 use crate::controller::{Crowd, IoData, Message, Snapshot};
 use crate::direct;
@@ -107,14 +107,19 @@ impl Turn for Driver {
         if busy { Flow::Busy } else { Flow::Idle }
     }
 
-    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
         // Taken after arming, so that none sent in between sleeps with the thread.
         if self.take_messages(capstan_reactor::Clock.now_us()) {
-            return false;
+            return Armed::Ready;
         }
-        self.engine.arm(fds) && self.front_ends.iter_mut().all(|a| a.front_end.arm(fds))
+        let quiet = self.engine.arm(fds) == Armed::Quiet
+            && self
+                .front_ends
+                .iter_mut()
+                .all(|a| a.front_end.arm(fds) == Armed::Quiet);
+        Armed::from_ready(!quiet)
     }
 
     fn disarm(&mut self) {

@@ -4,6 +4,7 @@
 use std::os::fd::RawFd;
 
 use capstan_memory::Buffer;
+use capstan_reactor::Armed;
 
 use crate::driver::{Completion, Engine, Io, Refused, Source};
 use crate::host::{NamespaceInfo, Status};
@@ -22,9 +23,8 @@ pub trait FrontEnd {
     fn completed(&mut self, completion: Completion, queue: &mut QueueHandle<'_>);
 
     /// Prepares to sleep: pushes the descriptors that become readable when there is something to
-    /// do (descriptors of an `epoll` where writability counts). `false` when there is something
-    /// already.
-    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool;
+    /// do (descriptors of an `epoll` where writability counts).
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed;
 
     /// When to poll even if every descriptor stays silent.
     fn next_deadline_us(&self) -> Option<u64> {

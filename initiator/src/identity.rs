@@ -12,6 +12,10 @@ const HOSTNQN_PATH: &str = "/etc/nvme/hostnqn";
 const HOSTID_PATH: &str = "/etc/nvme/hostid";
 /// The machine's identity (systemd `machine-id(5)`).
 const MACHINE_ID_PATHS: [&str; 2] = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
+/// What stands in for it in containers and machines without systemd: a UUID that lasts until the
+/// next boot and is the same in all containers of a kernel, and what tells those apart.
+const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
+const HOSTNAME_PATH: &str = "/proc/sys/kernel/hostname";
 
 /// Name and identifier of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,15 +49,15 @@ pub enum IdentityError {
     },
     /// There is nothing to make an identity from.
     #[error(
-        "this machine has no /etc/machine-id to make a host NQN from; give --hostnqn and --hostid, \
-         or write /etc/nvme/hostnqn and /etc/nvme/hostid"
+        "this machine has neither /etc/machine-id nor {BOOT_ID_PATH} to make a host NQN from; give \
+         --hostnqn and --hostid, or write /etc/nvme/hostnqn and /etc/nvme/hostid"
     )]
     NoMachineId,
 }
 
 impl Identity {
     /// What is given, else what nvme-cli has written down, else a stable identity made from the
-    /// machine's. A host NQN of the UUID form brings its host identifier with it, so that the pair
+    /// machine's, else one that lasts until the next boot (the log says so). A host NQN of the UUID form brings its host identifier with it, so that the pair
     /// belongs together as targets expect.
     ///
     /// # Errors
@@ -125,9 +129,17 @@ fn read(root: &Path, path: &str) -> Option<String> {
 /// A UUID of this machine that does not disclose its machine-id, as `machine-id(5)` asks: a name
 /// under it.
 fn machine_uuid(root: &Path) -> Option<Uuid> {
-    let machine = MACHINE_ID_PATHS.iter().find_map(|path| read(root, path))?;
-    let machine = Uuid::parse_str(&machine).ok()?;
-    Some(derived(machine, "capstan host"))
+    let uuid = |path| Uuid::parse_str(&read(root, path)?).ok();
+    if let Some(machine) = MACHINE_ID_PATHS.into_iter().find_map(uuid) {
+        return Some(derived(machine, "capstan host"));
+    }
+    let boot = uuid(BOOT_ID_PATH)?;
+    let hostname = read(root, HOSTNAME_PATH).unwrap_or_default();
+    tracing::warn!(
+        "no /etc/machine-id here: the host NQN lasts until the next boot only; to keep one, write \
+         {HOSTNQN_PATH} and {HOSTID_PATH}, or give --hostnqn and --hostid"
+    );
+    Some(derived(boot, &format!("capstan host {hostname}")))
 }
 
 /// A UUID for `name`, stable and unlike any other name's.
@@ -190,6 +202,30 @@ mod tests {
         assert!(!identity.hostnqn.as_str().contains("01234567"));
         let named = Identity::find_in(&root.0, Some("nqn.2026-11.io.capstan:x"), None).unwrap();
         assert_ne!(named.hostid, identity.hostid);
+    }
+
+    #[test]
+    fn without_a_machine_id_the_boot_and_the_host_name_make_the_identity() {
+        let made = |boot: &str, hostname: &str, machine_id: &str| {
+            let files = [
+                ("proc/sys/kernel/random/boot_id", boot),
+                ("proc/sys/kernel/hostname", hostname),
+                // As systemd leaves it in images, to be filled in at the first boot.
+                ("etc/machine-id", machine_id),
+            ];
+            let root = Root::new("boot", &files);
+            Identity::find_in(&root.0, None, None).unwrap()
+        };
+        let one = made(UUID, "one\n", "");
+        assert_eq!(one.hostnqn.uuid(), Some(one.hostid.uuid()));
+        assert!(!one.hostnqn.as_str().contains(UUID));
+        assert_eq!(one, made(UUID, "one\n", "uninitialized\n"));
+        assert_ne!(one, made(UUID, "two\n", ""));
+        assert_ne!(one, made(&UUID.replace("00", "77"), "one\n", ""));
+        assert_ne!(
+            one,
+            made(UUID, "one\n", "0123456789abcdef0123456789abcdef\n")
+        );
     }
 
     #[test]

@@ -24,12 +24,15 @@ pub mod identity;
 mod oneshot;
 pub mod options;
 pub mod provider;
+#[cfg(test)]
+mod scripted;
 mod volume;
 
 pub use capstan_rdma::Preference;
+pub use capstan_reactor::Armed;
 pub use controller::{Controller, Snapshot};
 pub use direct::DirectQueue;
-pub use driver::{Completion, Io, Op, Refused, SubmitError};
+pub use driver::{Completion, Io, Op, Refused, SubmitError, WindowsClosed};
 pub use error::{AdminError, ConnectError, IoError, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
 pub use options::Options;

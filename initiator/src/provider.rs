@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use capstan_rdma::contract::{ConnectionManager, RdmaError};
-use capstan_rdma::{Preference, ProviderKind, choose, iwarp};
+use capstan_rdma::contract::ConnectionManager;
+use capstan_rdma::{Preference, choose};
 
 use crate::error::ConnectError;
 
@@ -23,9 +23,6 @@ pub fn open(
     let (kind, why) =
         choose(preference, destination.ip()).map_err(|error| resources(error.to_string()))?;
     tracing::info!(%destination, "using the {} provider: {why}", kind.name());
-    let opened: Result<_, RdmaError> = match kind {
-        ProviderKind::Iwarp => iwarp::Provider::new(iwarp::Config::default())
-            .and_then(|provider| provider.connection_manager()),
-    };
-    opened.map_err(|error| resources(error.to_string()))
+    kind.connection_manager()
+        .map_err(|error| resources(error.to_string()))
 }

@@ -5,33 +5,37 @@
 # watch_leftovers FOLDER: what is looked for later.
 watch_leftovers() {
     WATCHED=$1
-    LOOPS_BEFORE=$(losetup --noheadings --output NAME 2>/dev/null | sort)
+    WATCHED_DISKS=()
     CAPSTAN_BEFORE=$(capstan_processes)
 }
 
-# Processes whose program was built here, by id.
+# watch_disk DEVICE: a loop device of ours. The number of the disk in it says later whether the
+# device serves somebody else by then: the machine may have other users of loop devices.
+watch_disk() { WATCHED_DISKS+=("$1 $(disk_number "$1")"); }
+disk_number() { cat "/sys/block/${1##*/}/diskseq" 2>/dev/null || true; }
+
+# Processes whose program was built here, by id; also those of root.
 capstan_processes() {
-    local process
-    for process in /proc/[0-9]*; do
-        case $(readlink "$process/exe" 2>/dev/null) in
-            "$PWD"/build/*/capstan*) printf '%s\n' "${process#/proc/}" ;;
-        esac
-    done | sort
+    # Processes that end while find looks are errors to it.
+    { as_root find /proc -maxdepth 2 -path '/proc/[0-9]*/exe' -lname "$PWD/build/*/capstan*" \
+        -printf '%h\n' 2>/dev/null || true; } | sed 's|/proc/||' | sort
 }
 
 # Dies when something is there that was not before.
 no_leftovers() {
-    local left=
+    local left='' disk device processes
     [ ! -e "$WATCHED" ] || left+="the folder $WATCHED; "
     if grep -qF " $WATCHED" /proc/self/mountinfo; then
         left+="mounts below $WATCHED; "
     fi
-    if [ "$(losetup --noheadings --output NAME 2>/dev/null | sort)" != "$LOOPS_BEFORE" ]; then
-        left+="loop devices (losetup -a); "
-    fi
-    if [ "$(capstan_processes)" != "$CAPSTAN_BEFORE" ]; then
-        left+="processes $(capstan_processes | tr '\n' ' '); "
-    fi
+    for disk in "${WATCHED_DISKS[@]}"; do
+        device=${disk%% *}
+        if [ -e "/sys/block/${device##*/}/loop" ] && [ "$device $(disk_number "$device")" = "$disk" ]; then
+            left+="the loop device $device; "
+        fi
+    done
+    processes=$(comm -13 <(printf '%s\n' "$CAPSTAN_BEFORE") <(capstan_processes))
+    [ -z "$processes" ] || left+="processes ${processes//$'\n'/ }; "
     [ -z "$left" ] || die "left behind: $left"
     note "nothing left behind: no process, mount, loop device or file"
 }

@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # Debian and Ubuntu packages. Sourced after say.sh.
 
+# Debian's users do not have the folders of mkfs.ext4, losetup and e2fsck in their PATH.
+PATH=$PATH:/usr/sbin:/sbin
+
 has_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 # Whether apt could install a package, as far as its lists know now.

@@ -42,15 +42,11 @@ choose_verbs() {
     fi
     if command -v apt-cache >/dev/null; then
         if ! installed_libclang >/dev/null; then
+            # A release that has newer ones only has libclang-dev: its lists are not to blame.
+            offers_package libclang-dev || update_lists
             for version in $LIBCLANG_VERSIONS; do
                 offers_package "libclang-$version-dev" && break
             done
-            if ! offers_package "libclang-$version-dev"; then
-                update_lists
-                for version in $LIBCLANG_VERSIONS; do
-                    offers_package "libclang-$version-dev" && break
-                done
-            fi
             if offers_package "libclang-$version-dev"; then
                 need_packages "rdma-sys reads the RDMA headers with libclang 15 or older" \
                     "libclang-$version-dev"

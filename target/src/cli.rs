@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use capstan_config::parse_listen;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Exports block devices, files and RAM as NVMe namespaces over RDMA.
@@ -25,18 +26,51 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Say what this machine lacks to serve, with a configuration or an export for that one, each with
+    /// what mends it: exit 1 when something will not work.
+    Doctor(Doctor),
 }
 
 /// `serve`: from a configuration file, or one export given here.
 #[derive(Args, Debug)]
+#[command(mut_arg("config", |arg| arg.required_unless_present("export")))]
 pub struct Serve {
-    /// The TOML configuration file.
+    /// What to serve.
+    #[command(flatten)]
+    pub source: Source,
+}
+
+/// `doctor`.
+#[derive(Args, Debug)]
+pub struct Doctor {
+    /// What would be served.
+    #[command(flatten)]
+    pub source: Source,
+    /// Output for people or for programs.
     #[arg(
+        short = 'o',
         long,
-        value_name = "FILE",
-        conflicts_with = "export",
-        required_unless_present = "export"
+        visible_alias = "output-format",
+        value_enum,
+        default_value_t = Output::Normal
     )]
+    pub output: Output,
+}
+
+/// Output formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Normal,
+    /// JSON.
+    Json,
+}
+
+/// A configuration file, or one export.
+#[derive(Args, Debug)]
+pub struct Source {
+    /// The TOML configuration file.
+    #[arg(long, value_name = "FILE", conflicts_with = "export")]
     pub config: Option<PathBuf>,
     /// Export one thing: a block device, a file, `ram:SIZE` or `null:SIZE`.
     #[arg(long, value_name = "PATH|ram:SIZE|null:SIZE", requires = "listen")]
@@ -44,8 +78,8 @@ pub struct Serve {
     /// Bytes per LBA: 512 or 4096 [default: what the device has, 4096 otherwise].
     #[arg(long, value_name = "BYTES", requires = "export")]
     pub lba: Option<u32>,
-    /// Address to listen at.
-    #[arg(long, value_name = "ADDR:PORT", requires = "export")]
+    /// Address to listen at; the port is 4420 when none is given.
+    #[arg(long, value_name = "ADDR:PORT", requires = "export", value_parser = parse_listen)]
     pub listen: Option<SocketAddr>,
     /// NQN of the subsystem [default: derived from the export].
     #[arg(long, value_name = "NQN", requires = "export")]
@@ -76,10 +110,32 @@ pub enum Provider {
 mod tests {
     use clap::CommandFactory;
 
+    use clap::Parser as _;
+
     use super::Cli;
 
     #[test]
     fn definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_needs_something_to_serve_and_doctor_does_not() {
+        let parse = |args: &[&str]| Cli::try_parse_from([&["capstan-target"], args].concat());
+        assert!(parse(&["serve"]).is_err());
+        assert!(parse(&["serve", "--config", "x.toml"]).is_ok());
+        assert!(parse(&["serve", "--export", "ram:1MiB", "--listen", "127.0.0.1:0"]).is_ok());
+        assert!(parse(&["doctor"]).is_ok());
+        assert!(parse(&["doctor", "--config", "x.toml", "--output", "json"]).is_ok());
+        assert!(parse(&["doctor", "--export", "ram:1MiB"]).is_err());
+        let both = [
+            "--config",
+            "x.toml",
+            "--export",
+            "ram:1MiB",
+            "--listen",
+            "127.0.0.1:0",
+        ];
+        assert!(parse(&[&["doctor"], &both[..]].concat()).is_err());
     }
 }

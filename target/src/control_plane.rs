@@ -4,13 +4,15 @@
 //! controllers want ([`Action`]) is sent to the reactor that owns the connection it is about.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
 use capstan_rdma::contract::MigratedId;
 use capstan_reactor::{Clock, Sender};
-use capstan_subsystem::{Action, ConnId, FlushId, Target};
+use capstan_storage::OpenError;
+use capstan_subsystem::{Action, BackendId, ConnId, FlushId, Target};
 
 use crate::io_path::Request;
+use crate::plan::Export;
 
 /// What one reactor asks of another.
 #[derive(Debug)]
@@ -24,6 +26,15 @@ pub(crate) enum Message {
     },
     /// Carry out what the controllers want of one of this reactor's connections.
     Act(Action),
+    /// Open a volume that was not there when the reactor started, and say how that went.
+    OpenVolume {
+        /// The volume.
+        export: Arc<Export>,
+        /// Where the answer goes.
+        opened: mpsc::Sender<Result<(), OpenError>>,
+    },
+    /// Close a volume; its namespace is gone from every queue's table already.
+    CloseVolume(BackendId),
     /// The next timer of the controllers has moved: reactor 0 looks again.
     TimerMoved,
     /// Take no more connections, let commands end, then stop.
@@ -88,6 +99,15 @@ impl ControlPlane {
         }
     }
 
+    /// Tells every reactor to end. One that has ended, or never began, has nothing to drain.
+    pub(crate) fn drain(&self) {
+        for sender in self.reactors.get().into_iter().flatten() {
+            if let Err(error) = sender.send(Message::Drain) {
+                tracing::debug!("a reactor was not told to drain: {error}");
+            }
+        }
+    }
+
     /// Runs `call` on the controllers, then hands out what they want done.
     pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Target) -> R) -> R {
         // The state is plain data that every call leaves whole; a panic elsewhere does not spoil it.
@@ -114,6 +134,8 @@ impl ControlPlane {
             Action::Complete { conn, .. }
             | Action::Disconnect { conn, .. }
             | Action::AbortIo { conn, .. }
+            | Action::DrainIo { conn, .. }
+            | Action::CompleteIo { conn, .. }
             | Action::SetNamespaces { conn, .. } => reactor_of(*conn),
             // Every reactor has every volume open, and a flush covers what all of them wrote.
             Action::Flush { .. } => 0,
@@ -136,7 +158,12 @@ impl ControlPlane {
         }
     }
 
-    /// A connection is gone.
+    /// A connection is gone, but its commands are not off the storage engine.
+    pub(crate) fn disconnecting(&self, conn: ConnId, now_us: u64) {
+        self.with(|target| target.handle_disconnecting(conn, now_us));
+    }
+
+    /// A connection is gone, and no command of it is on the storage engine.
     pub(crate) fn disconnected(&self, conn: ConnId, now_us: u64) {
         self.with(|target| target.handle_disconnected(conn, now_us));
     }

@@ -1,5 +1,7 @@
 //! Every bound of the target, in one place, with the arithmetic behind it.
 
+use std::time::Duration;
+
 /// Bytes of a command capsule before its in-capsule data (NVMe-oF: the SQE).
 pub(crate) const SQE_BYTES: u32 = 64;
 /// Bytes of a response capsule.
@@ -32,6 +34,9 @@ pub(crate) const INITIATOR_DEPTH_MAX: u8 = 64;
 pub(crate) const CLOSE_TIMEOUT_US: u64 = 5_000_000;
 /// How long SIGTERM waits for commands in flight, in microseconds.
 pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
+
+/// How long a reload waits for the reactors to open new volumes.
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 const _: () = {
     // In-capsule data must hold a whole 4096-byte LBA, and a transfer whole LBAs.

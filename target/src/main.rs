@@ -5,14 +5,16 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use capstan_config::{Config, LbaSize, ProviderChoice, QuickExport};
-use capstan_target::cli::{Cli, Command, Provider, Serve};
-use capstan_target::{log, serve};
+use capstan_doctor::{Machine, Summary};
+use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
+use capstan_target::{doctor, log, serve};
 use clap::Parser as _;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Serve(options) => run(&options),
+        Command::Serve(options) => run(&options.source),
         Command::Check { config } => check(&config),
+        Command::Doctor(options) => examine(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -23,19 +25,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Serve) -> anyhow::Result<()> {
-    let config = match &options.config {
-        Some(file) => Config::from_file(file)?,
-        None => quick(options)?,
-    };
+fn run(source: &Source) -> anyhow::Result<()> {
+    let config = config(source)?;
     log::start(config.target.log.as_str());
     for warning in config.check_machine()? {
         tracing::warn!("{warning}");
     }
-    serve::serve(&config)
+    serve::serve(&config, source.config.as_deref())
 }
 
-fn quick(options: &Serve) -> anyhow::Result<Config> {
+fn config(source: &Source) -> anyhow::Result<Config> {
+    match &source.config {
+        Some(file) => Ok(Config::from_file(file)?),
+        None => quick(source),
+    }
+}
+
+fn quick(options: &Source) -> anyhow::Result<Config> {
     let export = options
         .export
         .as_deref()
@@ -69,4 +75,20 @@ fn check(file: &Path) -> anyhow::Result<()> {
     }
     println!("{}: ok, {} warning(s)", file.display(), warnings.len());
     Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the answer of `doctor` is its output")]
+fn examine(options: &Doctor) -> anyhow::Result<()> {
+    let source = &options.source;
+    let is_given = source.config.is_some() || source.export.is_some();
+    let config = is_given.then(|| config(source).map_err(|error| format!("{error:#}")));
+    let checks = doctor::checks(&Machine::here(), config.as_ref().map(Result::as_ref));
+    match options.output {
+        Output::Normal => println!("{}", capstan_doctor::text(&checks)),
+        Output::Json => println!("{:#}", capstan_doctor::json(&checks)),
+    }
+    match Summary::of(&checks).errors {
+        0 => Ok(()),
+        errors => anyhow::bail!("{errors} of {} checks failed", checks.len()),
+    }
 }

@@ -1,11 +1,12 @@
 //! From a checked configuration to what the parts need: opened volumes, and the subsystems.
 
-use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use anyhow::Context as _;
 use capstan_config::{Access, Backing, Config, DirectIo, Namespace, Subsystem};
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::Nqn;
+use capstan_rdma::ProviderKind;
 use capstan_reactor::Clock;
 use capstan_storage::{Engine, EngineConfig, Geometry, Store, VolumeSpec};
 use capstan_subsystem::{
@@ -17,16 +18,21 @@ use capstan_subsystem::{
 const LBA_BYTES_DEFAULT: u32 = 4096;
 
 /// A volume that is open in this process; every reactor makes its own of it.
+#[derive(Debug)]
 pub(crate) struct Export {
     pub(crate) backend: BackendId,
     pub(crate) store: Store,
 }
 
-/// Opens every volume of the configuration and fills the subsystems.
+/// Opens every volume of the configuration and fills the subsystems. `providers` are the listeners',
+/// in their order.
 ///
 /// # Errors
 /// What cannot be opened, or does not fit together, with its name.
-pub(crate) fn build(config: &Config) -> anyhow::Result<(Target, Vec<Export>)> {
+pub(crate) fn build(
+    config: &Config,
+    providers: &[ProviderKind],
+) -> anyhow::Result<(Target, Vec<Export>)> {
     let bounds = TargetConfig {
         io_queues: config.queues.io_queues_max,
         io_queue_entries: config.queues.depth_max,
@@ -36,36 +42,46 @@ pub(crate) fn build(config: &Config) -> anyhow::Result<(Target, Vec<Export>)> {
     let mut target = Target::new(bounds, Clock.now_us())?;
     // Only to ask each volume for its shape; the reactors have their own.
     let engine = Engine::new(&EngineConfig::default())?;
-    let mut ports = BTreeSet::new();
-    for (at, listener) in config.listeners.iter().enumerate() {
-        let id = port_id(at);
+    for (at, (listener, kind)) in config.listeners.iter().zip(providers).enumerate() {
         target.add_port(PortConfig {
-            id,
+            id: port_id(at),
             address: listener.address,
-            provider: RdmaProviderType::IWARP,
+            provider: match kind {
+                ProviderKind::Iwarp => RdmaProviderType::IWARP,
+                // Which kind of device it is shows when a host connects; a wildcard has several.
+                ProviderKind::Verbs => RdmaProviderType::NOT_SPECIFIED,
+            },
         })?;
-        ports.insert(id);
     }
     let mut exports = Vec::new();
     for subsystem in &config.subsystems {
-        target.add_subsystem(subsystem_config(subsystem, &ports)?)?;
-        let subnqn = nqn(subsystem.nqn.as_str())?;
+        target.add_subsystem(subsystem_config(subsystem, config))?;
         for namespace in &subsystem.namespaces {
             let backend = BackendId(u32::try_from(exports.len())?);
-            let store = spec(namespace).prepare().with_context(|| {
-                format!(
-                    "namespace {} of {} cannot be exported",
-                    namespace.nsid,
-                    subnqn.as_str()
-                )
-            })?;
-            let geometry = store.open(&engine)?.geometry();
-            let config = namespace_config(namespace, backend, geometry);
-            target.add_namespace(&subnqn, config)?;
-            exports.push(Export { backend, store });
+            let (export, shown) = export(&subsystem.nqn, namespace, backend, &engine)?;
+            target.add_namespace(&subsystem.nqn, shown)?;
+            exports.push(export);
         }
     }
     Ok((target, exports))
+}
+
+/// Opens the volume of a namespace. `engine` serves only to ask it for its shape.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn export(
+    subnqn: &Nqn,
+    namespace: &Namespace,
+    backend: BackendId,
+    engine: &Rc<Engine>,
+) -> anyhow::Result<(Export, NamespaceConfig)> {
+    let nsid = namespace.nsid;
+    let cannot = || format!("namespace {nsid} of {subnqn} cannot be exported");
+    let store = spec(namespace).prepare().with_context(cannot)?;
+    let geometry = store.open(engine).with_context(cannot)?.geometry();
+    let shown = namespace_config(namespace, backend, geometry);
+    Ok((Export { backend, store }, shown))
 }
 
 /// The port of the `at`th listener. PORTID 0 is avoided: some hosts take it for "none".
@@ -73,32 +89,25 @@ pub(crate) fn port_id(at: usize) -> PortId {
     PortId(u16::try_from(at + 1).unwrap_or(u16::MAX))
 }
 
-fn nqn(text: &str) -> anyhow::Result<Nqn> {
-    Nqn::new(text).with_context(|| format!("NQN {text}"))
+/// Who may use a subsystem.
+pub(crate) fn host_policy(access: &Access) -> HostPolicy {
+    match access {
+        Access::AnyHost => HostPolicy::Any,
+        Access::Hosts(hosts) => HostPolicy::Only(hosts.iter().cloned().collect()),
+    }
 }
 
-fn subsystem_config(
-    subsystem: &Subsystem,
-    ports: &BTreeSet<PortId>,
-) -> anyhow::Result<SubsystemConfig> {
-    let hosts = match &subsystem.access {
-        Access::AnyHost => HostPolicy::Any,
-        Access::Hosts(hosts) => HostPolicy::Only(
-            hosts
-                .iter()
-                .map(|host| nqn(host.as_str()))
-                .collect::<Result<_, _>>()?,
-        ),
-    };
-    Ok(SubsystemConfig {
-        nqn: nqn(subsystem.nqn.as_str())?,
+/// A subsystem on all listeners, without its namespaces.
+pub(crate) fn subsystem_config(subsystem: &Subsystem, config: &Config) -> SubsystemConfig {
+    SubsystemConfig {
+        nqn: subsystem.nqn.clone(),
         serial: subsystem.serial.clone(),
         model: subsystem.model.clone(),
         firmware: env!("CARGO_PKG_VERSION").to_owned(),
         ieee_oui: [0; 3],
-        hosts,
-        ports: ports.clone(),
-    })
+        hosts: host_policy(&subsystem.access),
+        ports: (0..config.listeners.len()).map(port_id).collect(),
+    }
 }
 
 fn spec(namespace: &Namespace) -> VolumeSpec {
@@ -138,7 +147,8 @@ fn namespace_config(
             lbas: geometry.lbas,
             volatile_write_cache: geometry.volatile_write_cache,
             discard: geometry.discard,
-            write_zeroes: geometry.write_zeroes,
+            // Write Zeroes works everywhere; this says that deallocated blocks read as zeroes.
+            write_zeroes: geometry.discard_zeroes,
             read_only: geometry.read_only || namespace.read_only,
         },
         identity: NamespaceIdentity {

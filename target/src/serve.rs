@@ -1,7 +1,9 @@
 //! `capstan-target serve`: opens what is exported, starts the reactors, waits for the end.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -9,34 +11,48 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
 use capstan_memory::{Pages, Pool, Slab};
-use capstan_rdma::{Preference, choose, iwarp};
+use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::{Mailbox, SpinBudget, mailbox, pin_to_core, run};
-use capstan_storage::{Engine, EngineConfig, FixedBuffers};
+use capstan_storage::{Engine, EngineConfig, FixedBuffers, Volume};
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::{IoPath, Parts};
-use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND};
+use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
 use crate::plan::{Export, build, port_id};
+use crate::reload::Served;
 use crate::signals;
 
 /// A target that is running.
 pub struct Running {
     control: Arc<ControlPlane>,
     reactors: Vec<JoinHandle<()>>,
+    served: Served,
     /// Where it listens, with the ports that the kernel chose.
     pub addresses: Vec<SocketAddr>,
 }
 
-/// Serves `config` until SIGTERM or SIGINT, then drains.
+/// Serves `config` until SIGTERM or SIGINT, then drains. SIGHUP reads `file` again, where the
+/// configuration came from one, and carries out what has changed.
 ///
 /// # Errors
 /// What cannot be opened, listened at or set up, with the next step.
-pub fn serve(config: &Config) -> anyhow::Result<()> {
-    let running = Running::start(config)?;
+pub fn serve(config: &Config, file: Option<&Path>) -> anyhow::Result<()> {
+    let mut running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
     let status = format!("listening at {}", listening.join(", "));
     tracing::info!("{status}");
-    let why = signals::wait_for_end(&status, || running.alive())
+    let shared = RefCell::new(&mut running);
+    let reload = || match shared.borrow_mut().reload(file) {
+        Ok(changes) => {
+            tracing::info!("configuration reloaded: {changes}");
+            status.clone()
+        }
+        Err(error) => {
+            tracing::error!("the configuration was not reloaded: {error:#}");
+            format!("{status}; the last reload failed, see the log")
+        }
+    };
+    let why = signals::wait_for_end(&status, || shared.borrow().alive(), reload)
         .context("the control thread cannot wait for signals")?;
     tracing::info!("{why}: draining");
     signals::notify_stopping();
@@ -51,7 +67,9 @@ impl Running {
     /// # Errors
     /// As for [`serve`].
     pub fn start(config: &Config) -> anyhow::Result<Self> {
-        let (target, exports) = build(config)?;
+        let providers = Arc::new(choose_providers(config)?);
+        let kinds: Vec<_> = providers.iter().map(|chosen| chosen.kind).collect();
+        let (target, exports) = build(config, &kinds)?;
         let exports = Arc::new(exports);
         let control = Arc::new(ControlPlane::new(target));
         let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -69,6 +87,7 @@ impl Running {
         let mut running = Self {
             control,
             reactors: Vec::new(),
+            served: Served::new(config),
             addresses: Vec::new(),
         };
         let started = mailboxes
@@ -80,6 +99,7 @@ impl Running {
                     mailbox,
                     control: Arc::clone(&running.control),
                     exports: Arc::clone(&exports),
+                    providers: Arc::clone(&providers),
                     config: config.clone(),
                     plan,
                 };
@@ -104,12 +124,19 @@ impl Running {
         self.reactors.iter().all(|reactor| !reactor.is_finished())
     }
 
+    /// Reads the configuration again and carries out what has changed.
+    fn reload(&mut self, file: Option<&Path>) -> anyhow::Result<String> {
+        let file = file.context("there is no file: the target was started with --export")?;
+        let reactors = self.reactors.len();
+        self.served.reload(file, &self.control, reactors)
+    }
+
     /// Stops listening, lets commands in flight end, disconnects, and joins the reactors.
     ///
     /// # Errors
     /// A reactor panicked or does not end.
     pub fn stop(self) -> anyhow::Result<()> {
-        self.control.broadcast(|| Message::Drain);
+        self.control.drain();
         // A storage operation that hangs must not keep the process for ever: twice the drain time,
         // one for the commands and one for the connections.
         let deadline = Instant::now() + Duration::from_micros(4 * DRAIN_TIMEOUT_US);
@@ -136,6 +163,7 @@ struct Starting {
     mailbox: Mailbox<Message>,
     control: Arc<ControlPlane>,
     exports: Arc<Vec<Export>>,
+    providers: Arc<Vec<Chosen>>,
     config: Config,
     plan: MemoryPlan,
 }
@@ -182,36 +210,50 @@ impl Starting {
         }
         let queue_bytes = usize::try_from(self.plan.queue_bytes / self.plan.reactors.max(1))?;
         let data_bytes = usize::try_from(self.plan.data_bytes_per_reactor)?;
-        let data = Slab::new(data_bytes, Pages::TryHuge)?;
-        let queues = Slab::new(queue_bytes, Pages::TryHuge)?;
+        let data = Pool::new(data_bytes, Pages::TryHuge)?;
+        let queues = Pool::new(queue_bytes, Pages::TryHuge)?;
         let engine = Engine::new(&EngineConfig::default())?;
-        for slab in [&data, &queues] {
-            self.register(&engine, slab);
+        for pool in [&data, &queues] {
+            self.register(&engine, pool.slab());
         }
-        let mut volumes = HashMap::new();
+        let mut volumes: HashMap<_, Box<dyn Volume>> = HashMap::new();
         for export in self.exports.iter() {
             volumes.insert(export.backend, export.store.open(&engine)?);
         }
-        let provider = iwarp::Provider::new(iwarp::Config::default())
-            .context("the iwarp provider cannot be set up")?;
+        let has_zeroes = volumes.values().any(|volume| volume.known_zero(0, 1));
+        let zeroes = has_zeroes.then(|| Slab::new(TRANSFER_BYTES_MAX as usize, Pages::Ordinary));
+        let control = self.control;
+        // The same ones in the same order on every reactor: requests migrate between them.
+        let kinds: BTreeSet<_> = self.providers.iter().map(|chosen| chosen.kind).collect();
+        let mut managers = Vec::new();
+        for kind in &kinds {
+            let name = kind.name();
+            let manager = kind.connection_manager();
+            let manager =
+                manager.with_context(|| format!("the {name} provider cannot be set up"))?;
+            managers.push((name, manager));
+        }
         let mut path = IoPath::new(Parts {
             reactor: self.reactor,
-            control: self.control,
+            control: Arc::clone(&control),
             mailbox: self.mailbox,
-            managers: vec![("iwarp", provider.connection_manager()?)],
+            managers,
             engine,
             volumes,
-            data: Pool::new(data),
-            queues: Pool::new(queues),
+            data,
+            queues,
+            zeroes: zeroes.transpose()?,
         });
         let mut addresses = Vec::new();
         if self.reactor == 0 {
-            for (at, listener) in self.config.listeners.iter().enumerate() {
-                let (kind, why) = choose(preference(listener.provider), listener.address.ip())?;
+            let listeners = self.config.listeners.iter().zip(self.providers.iter());
+            for (at, (listener, Chosen { kind, why })) in listeners.enumerate() {
+                let fabric = kinds.iter().take_while(|other| *other != kind).count();
                 let bound = path
-                    .listen(0, listener.address, port_id(at))
+                    .listen(fabric, listener.address, port_id(at))
                     .with_context(|| format!("cannot listen at {}", listener.address))?;
                 tracing::info!(address = %bound, provider = kind.name(), "listening: {why}");
+                control.with(|target| target.set_port_address(port_id(at), bound))?;
                 addresses.push(bound);
             }
         }
@@ -228,7 +270,22 @@ impl Starting {
     }
 }
 
-fn preference(choice: ProviderChoice) -> Preference {
+/// The provider of a listener.
+struct Chosen {
+    kind: ProviderKind,
+    why: String,
+}
+
+/// Chooses the provider of every listener.
+fn choose_providers(config: &Config) -> anyhow::Result<Vec<Chosen>> {
+    let chosen = config.listeners.iter().map(|listener| {
+        let (kind, why) = choose(preference(listener.provider), listener.address.ip())?;
+        Ok(Chosen { kind, why })
+    });
+    chosen.collect()
+}
+
+pub(crate) fn preference(choice: ProviderChoice) -> Preference {
     match choice {
         ProviderChoice::Auto => Preference::Auto,
         ProviderChoice::Verbs => Preference::Verbs,

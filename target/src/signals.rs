@@ -8,23 +8,31 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Waits until the process is asked to end: SIGTERM, SIGINT, or `ended` when a reactor has failed.
-/// Tells systemd that the service is ready, and feeds its watchdog while every reactor is alive.
+/// SIGHUP calls `reload`, which answers with the new status. Tells systemd that the service is ready
+/// (again), and feeds its watchdog while every reactor is alive.
 ///
 /// # Errors
 /// The runtime (io_uring) or the signal handlers cannot be set up.
 pub(crate) fn wait_for_end(
     status: &str,
     mut alive: impl FnMut() -> bool,
+    mut reload: impl FnMut() -> String,
 ) -> io::Result<&'static str> {
     tokio_uring::start(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
         notify(&[NotifyState::Ready, NotifyState::Status(status)]);
         let mut beat = tokio::time::interval(beat_interval());
         loop {
             tokio::select! {
                 _ = terminate.recv() => return Ok("SIGTERM"),
                 _ = interrupt.recv() => return Ok("SIGINT"),
+                _ = hangup.recv() => {
+                    notify(&[NotifyState::Reloading]);
+                    let status = reload();
+                    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+                }
                 _ = beat.tick() => {
                     if !alive() {
                         return Ok("a reactor ended");

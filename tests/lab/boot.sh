@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Boots the lab's kernel under QEMU software emulation and runs one guest script in it as root.
 #
-#   tests/lab/boot.sh [-n] [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
+#   tests/lab/boot.sh [-n] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
 #
-# -n adds an emulated NVMe controller with a 64 MiB namespace.
+# -n adds an emulated NVMe controller with a 64 MiB namespace; -f puts one more file or folder into $LAB.
 # SCRIPT is a name under tests/lab/guest/ (or a path). The guest sees this machine's root folder read-only over 9p,
 # and two folders of its own: $LAB (a copy of tests/lab/guest and of the siw modules) and $OUT (writable, kept
 # afterwards in OUTPUT_FOLDER, default $CAPSTAN_LAB_CACHE/out/<script name>). The exit status is the guest script's.
@@ -12,11 +12,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/lab/common.sh
 . "$here/common.sh"
 
-usage() { die "usage: boot.sh [-n] [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
+usage() { die "usage: boot.sh [-n] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
 
-out='' memory=2G timeout_s=600 nvme_disk=''
-while getopts no:m:t: option; do
+out='' memory=2G timeout_s=600 nvme_disk='' files=()
+while getopts nf:o:m:t: option; do
     case $option in
+        f) files+=("$OPTARG") ;;
         n) nvme_disk=yes ;;
         o) out=$OPTARG ;;
         m) memory=$OPTARG ;;
@@ -41,6 +42,7 @@ mkdir "$out/lab"
 cp "$here"/guest/* "$out/lab/"
 cp "$script" "$out/lab/$name.sh"
 cp "$CAPSTAN_LAB_CACHE/siw-$release"/*.ko "$out/lab/"
+[ ${#files[@]} -eq 0 ] || cp -r "${files[@]}" "$out/lab/"
 
 cat >"$out/lab/start" <<END
 #!/usr/bin/env bash
@@ -55,8 +57,12 @@ chmod 755 "$out/lab/start"
 # vng finds its own helpers (virtme-run) through PATH.
 export PATH=$CAPSTAN_LAB_CACHE/venv/bin:$PATH
 say "booting $release (emulated, so slow) to run $name; output goes to $out"
+# What makes the emulated kernel slower without making it another one: mitigations of processors that are not there,
+# watchdogs for which a busy machine is a stalled one, and drivers of QEMU's devices that nobody uses.
+unused=kvm_amd,kvm_intel,kvm,ccp,ahci,libata,sr_mod,cdrom,sg,psmouse,iTCO_wdt,i6300esb,i2c_i801,lpc_ich,pcspkr,evdev,serio_raw
+kernel="mitigations=off no5lvl nowatchdog rcupdate.rcu_cpu_stall_suppress=1 modprobe.blacklist=$unused"
 command=("$CAPSTAN_LAB_CACHE/venv/bin/vng" --disable-kvm --force-9p --disable-microvm --cpus 2 --memory "$memory"
-    --rwdir "$out" --run "$CAPSTAN_LAB_CACHE/boot/vmlinuz-$release")
+    --append "$kernel" --rwdir "$out" --run "$CAPSTAN_LAB_CACHE/boot/vmlinuz-$release")
 if [ -n "$nvme_disk" ]; then
     truncate -s 0 "$out/nvme.img"
     truncate -s 64M "$out/nvme.img"
@@ -66,7 +72,11 @@ command+=(-- "$out/lab/start")
 # script(1) gives QEMU the terminal that virtme-ng insists on. /dev/kvm is refused on purpose: where it exists but
 # is itself emulated, an unmodified kernel does not come up on it.
 timeout --foreground "$timeout_s" script -q -e -f -O "$out/console.log" -c "$(printf '%q ' "${command[@]}")" \
-    </dev/null || say "QEMU ended with status $?"
+    </dev/null &
+qemu=$!
+# No QEMU outlives this script: script(1) that ends takes the terminal away.
+trap 'kill "$qemu" 2>/dev/null; wait "$qemu"; exit 143' TERM INT HUP
+wait "$qemu" || say "QEMU ended with status $?"
 [ -r "$out/exit-status" ] || die "the guest did not finish $name within $timeout_s s: see $out/console.log"
 status=$(cat "$out/exit-status")
 say "$name ended with status $status"

@@ -159,6 +159,8 @@ def command_name(command):
         return f"identify-{name}", f"identify-{name}"
     if opcode == 0x02:
         name = LOG_NAMES.get(low, f"lid-{low:02x}")
+        if low == 0x70 and (command.dword(10) >> 16) + 1 > 1024 // 4:
+            name += "-records"  # the host asks for the 1024-byte header first
         return f"get-log-{name}", f"log-{name}"
     if opcode in (0x09, 0x0A):
         verb = "set" if opcode == 0x09 else "get"
@@ -214,7 +216,7 @@ def extract_command(folder, command):
         way = "in the capsule" if command.in_capsule else \
             "pulled by RDMA READ" if command.pulled else "pushed by RDMA WRITE"
         identity = f"-nsid{command.nsid:x}" if data_name in ("identify-namespace", "identify-ns-descs") else ""
-        folder.put(data_name + identity, command.data, f"data of {describe(command)}, {way}", at)
+        folder.put(data_name + identity, command.data, f"data of {describe(command)}, {way}", f"of the command {at}")
     if data_name and failed and command.opcode == 0x7F:
         folder.put(data_name + failed, command.data, f"data of {describe(command)}", at)
 

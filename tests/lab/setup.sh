@@ -127,6 +127,9 @@ fetch_kernel
 unpack_source
 build_siw siw
 build_siw siw-crc 's/^const bool mpa_crc_required;/const bool mpa_crc_required = true;/'
+# Stock siw completes transfers of 4 KiB and more while TCP still reads their memory; a user-space target that uses the
+# memory again at once sends wrong data with it.
+build_siw siw-copy 's/^const bool zcopy_tx = true;/const bool zcopy_tx;/'
 build_siw siw-p2p 's/^const bool peer_to_peer;/const bool peer_to_peer = true;/'
 install_virtme
 printf '%s\n' "$release" >"$CAPSTAN_LAB_CACHE/kernel-release"

@@ -1,5 +1,9 @@
-//! What the end-to-end tests share: a target and hosts in this process, over real sockets.
+//! What the end-to-end tests share: a target and hosts in this process, over real sockets; and the
+//! two programs as processes.
 
+pub mod fio;
 pub mod host;
 pub mod process;
+pub mod program;
 pub mod target;
+pub mod wire_host;

@@ -1,6 +1,6 @@
 //! What this process uses.
 
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 
 /// Open descriptors.
 ///
@@ -38,4 +38,14 @@ pub fn cpu_us() -> i64 {
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("getrusage");
     let us = |t: nix::sys::time::TimeVal| t.tv_sec() * 1_000_000 + t.tv_usec();
     us(usage.user_time()) + us(usage.system_time())
+}
+
+/// Lets this process have as many descriptors as it may: the two sides of a hundred associations
+/// take some 1024, which is what a shell allows.
+///
+/// # Panics
+/// When the limit cannot be told or set.
+pub fn allow_many_descriptors() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("the hard limit is allowed");
 }

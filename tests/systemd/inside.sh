@@ -44,21 +44,35 @@ capstan discover "${remote[@]}" -q "$allowed" | grep -qF "$nqn" || fail "discove
 
 step "the disk is read and written through the target"
 capstan read "${remote[@]}" -n "$nqn" -q "$allowed" --namespace-id 1 --start-block 0 \
-    --block-count 0 --data-size 512 --data /tmp/first || fail "read"
+    --data-size 512 --data /tmp/first || fail "read"
 grep -qa "capstan systemd test" /tmp/first || fail "read something else than the disk"
 head -c 512 /dev/urandom >/tmp/random
 capstan write "${remote[@]}" -n "$nqn" -q "$allowed" --namespace-id 1 --start-block 7 \
-    --block-count 0 --data-size 512 --data /tmp/random || fail "write"
+    --data-size 512 --data /tmp/random || fail "write"
 capstan flush "${remote[@]}" -n "$nqn" -q "$allowed" --namespace-id 1 || fail "flush"
 dd if="$CAPSTAN_TEST_DISK" bs=512 skip=7 count=1 iflag=direct status=none | cmp - /tmp/random ||
     fail "what was written is not on the disk"
 ! capstan read "${remote[@]}" -n "$nqn" -q "$stranger" --namespace-id 1 --start-block 0 \
-    --block-count 0 --data-size 512 --data /tmp/stolen 2>/tmp/refused || fail "a stranger reads"
+    --data-size 512 --data /tmp/stolen 2>/tmp/refused || fail "a stranger reads"
 
 step "the log says who connected and who was refused"
 journalctl --no-pager -u "$unit" >/tmp/journal
 grep -qF "$allowed" /tmp/journal || fail "the log does not name the host that connected"
 grep -qF "$stranger" /tmp/journal || fail "the log does not name the host that was refused"
+
+step "reload lets another host in, without a restart"
+cp /etc/capstan/target.toml /tmp/target.toml
+sed -i "s|\"$allowed\"|\"$allowed\", \"$stranger\"|" /etc/capstan/target.toml
+systemctl reload "$unit" || fail "reload"
+tenths=50
+until capstan discover "${remote[@]}" -q "$stranger" 2>/dev/null | grep -qF "$nqn"; do
+    tenths=$((tenths - 1))
+    [ $tenths -gt 0 ] || fail "the host that was added is not let in"
+    sleep 0.1
+done
+[ "$(property MainPID)" = "$pid" ] || fail "reload has restarted the target"
+cp /tmp/target.toml /etc/capstan/target.toml
+systemctl reload "$unit" || fail "reload"
 
 step "killed, it comes back"
 systemctl kill --signal=KILL "$unit"
@@ -70,8 +84,21 @@ until systemctl is-active --quiet "$unit" && listening && [ "$(property MainPID)
 done
 capstan discover "${remote[@]}" -q "$allowed" | grep -qF "$nqn" || fail "no answer after the restart"
 
-step "stop is clean"
+step "stop is clean, with a host in the middle of its work"
+capstan bench "${remote[@]}" -n "$nqn" -q "$allowed" --rw randread --bs 4k --iodepth 8 \
+    --runtime 60 --ctrl-loss-tmo 1 >/tmp/bench 2>&1 &
+bench=$!
+tenths=50
+until ss -Htn 'sport = :4420' | grep -q ESTAB; do
+    tenths=$((tenths - 1))
+    [ $tenths -gt 0 ] || fail "bench does not connect: $(cat /tmp/bench)"
+    sleep 0.1
+done
+sleep 1
+kill -0 $bench 2>/dev/null || fail "bench ended early: $(cat /tmp/bench)"
 systemctl stop "$unit"
+# It cannot go on without its target, and says so.
+! wait $bench || fail "bench did not notice that its target is gone"
 [ "$(property Result)" = success ] || fail "Result=$(property Result)"
 [ "$(property ExecMainStatus)" = 0 ] || fail "exit status $(property ExecMainStatus)"
 ! listening || fail "still listens"
@@ -79,7 +106,7 @@ systemctl stop "$unit"
 step "a wrong configuration does not start, and the log says what is wrong"
 cp /etc/capstan/target.toml /tmp/target.toml
 sed -i 's|^path = .*|path = "/dev/no-such-disk"|' /etc/capstan/target.toml
-! systemctl start "$unit" || fail "started with a disk that does not exist"
+! systemctl start "$unit" 2>/dev/null || fail "started with a disk that does not exist"
 systemctl stop "$unit"
 journalctl --no-pager -u "$unit" | grep -qF "cannot open /dev/no-such-disk" ||
     fail "the log does not say that /dev/no-such-disk cannot be opened"

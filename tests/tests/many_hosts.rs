@@ -1,16 +1,27 @@
 //! Many hosts, many connects: nobody starves, nothing grows, nobody spins.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use capstan_initiator::{DirectQueue, Op};
 use capstan_tests::host::{options, run};
-use capstan_tests::process::{cpu_us, descriptors, resident_bytes};
+use capstan_tests::process::{allow_many_descriptors, cpu_us, descriptors, resident_bytes};
 use capstan_tests::target::TestTarget;
 
 const HOSTS: u8 = 100;
 
+/// Time, memory and descriptors are those of the process, and `cargo test` runs all tests of a file
+/// in one: one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// All connected at once, each with I/O on an area of its own, checked byte by byte.
 #[test]
 fn a_hundred_hosts_at_once() {
+    let _alone = alone();
+    allow_many_descriptors();
     let target = TestTarget::ram("memory_budget = \"256MiB\"");
     let mut hosts: Vec<DirectQueue> = (0..HOSTS)
         .map(|n| DirectQueue::connect(&options(target.addresses[0], n)).expect("connects"))
@@ -49,6 +60,7 @@ fn a_hundred_hosts_at_once() {
 /// After a warm-up, a thousand rounds change neither descriptors nor memory.
 #[test]
 fn a_thousand_connects_leave_nothing_behind() {
+    let _alone = alone();
     let target = TestTarget::ram("reactors = 2");
     let round = |n: u8| {
         let mut host = DirectQueue::connect(&options(target.addresses[0], n)).expect("connects");
@@ -92,6 +104,7 @@ fn settle() {
 /// Connected hosts without I/O cost nothing but their keep-alives.
 #[test]
 fn idle_means_idle() {
+    let _alone = alone();
     let target = TestTarget::ram("reactors = 2");
     let hosts: Vec<DirectQueue> = (0..10)
         .map(|n| {

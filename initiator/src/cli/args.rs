@@ -127,7 +127,7 @@ impl ConnectArgs {
         )?)
     }
 
-    fn preference(&self) -> Preference {
+    pub(crate) fn preference(&self) -> Preference {
         match self.provider {
             Provider::Auto => Preference::Auto,
             Provider::Verbs => Preference::Verbs,

@@ -50,6 +50,8 @@ pub(crate) struct Detach {
     /// End the serving process first: I/O in progress fails.
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl Detach {
@@ -59,8 +61,21 @@ impl Detach {
         if self.force {
             end_process(&record)?;
         }
-        detach(&dir, &record)
+        detach(&dir, &record)?;
+        if self.output.is_json() {
+            return output::json(&left(&record, &[], false));
+        }
+        Ok(())
     }
+}
+
+/// What is left of a volume, as JSON.
+pub(super) fn left(record: &Record, mounts: &[Mount], attached: bool) -> Value {
+    json!({
+        "device": record.device,
+        "mount_points": mounts.iter().map(|m| &m.mount_point).collect::<Vec<_>>(),
+        "attached": attached,
+    })
 }
 
 /// Arguments of `list`.

@@ -10,8 +10,10 @@ use capstan_initiator::host::NamespaceInfo;
 use capstan_initiator::{Completion, DirectQueue, Io, Op};
 use capstan_memory::Buffer;
 use clap::Args;
+use serde_json::json;
 
-use super::args::{ConnectArgs, parse_bytes};
+use super::args::{ConnectArgs, OutputArgs, parse_bytes};
+use super::output;
 
 /// Bytes of one I/O.
 const CHUNK_BYTES: u32 = 1 << 20;
@@ -42,6 +44,8 @@ pub(crate) struct Read {
     /// File to write the data to; `-` is stdout.
     #[arg(short = 'd', long, value_name = "FILE", default_value = "-")]
     data: PathBuf,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Arguments of `write`.
@@ -61,6 +65,8 @@ pub(crate) struct Write {
     /// Force Unit Access: each write completes only when it is on stable media.
     #[arg(long)]
     force_unit_access: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Arguments of `flush`.
@@ -71,6 +77,8 @@ pub(crate) struct Flush {
     /// Namespace.
     #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1)]
     namespace_id: u32,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Connects, and looks up the namespace.
@@ -135,6 +143,9 @@ fn finished(queue: &mut DirectQueue) -> Result<Completion> {
 
 impl Read {
     pub(crate) fn run(&self) -> Result<()> {
+        if self.output.is_json() && self.data.as_os_str() == "-" {
+            bail!("stdout takes the data or JSON, not both; give a file with --data");
+        }
         let (mut queue, namespace) = connect(&self.connect, self.range.namespace_id)?;
         let lba_bytes = namespace.lba_bytes;
         let rest = namespace.nsze_lbas.saturating_sub(self.range.start_block);
@@ -186,7 +197,7 @@ impl Read {
         }
         out.flush().with_context(told)?;
         queue.close();
-        Ok(())
+        done(&self.output, &namespace, self.range.start_block, blocks)
     }
 }
 
@@ -244,8 +255,27 @@ impl Write {
                 self.data.display()
             );
         }
-        Ok(())
+        let start_block = self.range.start_block;
+        done(&self.output, &namespace, start_block, at_lba - start_block)
     }
+}
+
+/// Tells programs what was read or written; people see that nothing went wrong.
+fn done(
+    output: &OutputArgs,
+    namespace: &NamespaceInfo,
+    start_block: u64,
+    blocks: u64,
+) -> Result<()> {
+    if !output.is_json() {
+        return Ok(());
+    }
+    output::json(&json!({
+        "nsid": namespace.nsid,
+        "start_block": start_block,
+        "blocks": blocks,
+        "bytes": blocks * u64::from(namespace.lba_bytes),
+    }))
 }
 
 impl Flush {
@@ -260,6 +290,9 @@ impl Flush {
             .map_err(|refused| refused.reason)?;
         finished(&mut queue)?;
         queue.close();
+        if self.output.is_json() {
+            return output::json(&json!({ "nsid": namespace.nsid, "flushed": true }));
+        }
         Ok(())
     }
 }

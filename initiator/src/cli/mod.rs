@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod discover;
 mod disk;
+mod doctor;
 mod identify;
 mod io;
 mod logs;
@@ -64,6 +65,9 @@ enum Command {
     List(disk::List),
     /// Serve a volume to NBD clients on a unix socket, until SIGINT or SIGTERM.
     ServeNbd(serve::ServeNbd),
+    /// Say what this machine lacks, and with an address what keeps it from that target, each with
+    /// what mends it.
+    Doctor(Box<doctor::Doctor>),
     /// The process behind `attach` and `mount`.
     #[command(hide = true)]
     ServeFuse(serve::ServeFuse),
@@ -90,6 +94,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Umount(command) => command.run(),
         Command::List(command) => command.run(),
         Command::ServeNbd(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::ServeFuse(command) => command.run(),
     };
     match done {

@@ -9,7 +9,9 @@ use capstan_initiator::front_ends::disk::loop_device::{LoopDevice, device_number
 use capstan_initiator::front_ends::disk::mounts::{Mount as Mounted, mount_at, mounts_of};
 use capstan_initiator::front_ends::disk::record::Record;
 use clap::Args;
+use serde_json::json;
 
+use super::args::{OutputArgs, OutputFormat};
 use super::disk::{self, clean_up, end_process, find, find_device, wait_for_exit};
 use super::output;
 use super::volume::{VolumeArgs, require_root};
@@ -27,6 +29,14 @@ pub(crate) struct Mount {
     fs_type: Option<String>,
     /// Folder to mount at.
     mount_point: PathBuf,
+    /// Output for people or for programs.
+    #[arg(
+        long,
+        visible_alias = "output-format",
+        value_enum,
+        default_value_t = OutputFormat::Normal
+    )]
+    output: OutputFormat,
 }
 
 impl Mount {
@@ -39,6 +49,12 @@ impl Mount {
         }
         let (dir, record) = self.volume.attach()?;
         match self.mount(&record) {
+            Ok(fs_type) if self.output == OutputFormat::Json => {
+                let mut told = serde_json::to_value(&record)?;
+                told["mount_point"] = json!(self.mount_point);
+                told["fs_type"] = json!(fs_type);
+                output::json(&told)
+            }
             Ok(fs_type) => output::line(&format!(
                 "{} mounted at {} ({fs_type})",
                 record.device.display(),
@@ -139,6 +155,8 @@ pub(crate) struct Umount {
     /// End the serving process first: I/O in progress fails, and what was not written is lost.
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl Umount {
@@ -152,26 +170,40 @@ impl Umount {
             run(Command::new("umount").arg(&mount.mount_point))?;
         }
         if !record.process.is_alive() {
-            return clean_up(&dir, &record);
+            clean_up(&dir, &record)?;
+            return self.tell(&record, &[], false);
         }
         let left = mounts_of(&device_numbers(&record.device)).context("/proc/self/mountinfo")?;
-        if let Some(other) = left.first() {
-            return output::line(&format!(
-                "{} is still mounted at {}",
-                record.device.display(),
-                other.mount_point.display()
-            ));
+        if !left.is_empty() {
+            return self.tell(&record, &left, true);
         }
         // Mounted by `capstan mount`, the disk goes with its file system.
         let name = LoopDevice::open(&record.device)
             .and_then(|device| Ok((device.name()?, device.is_autoclear()?)));
         match name {
-            Ok((Some(name), false)) if name == record.loop_name => output::line(&format!(
-                "{} stays attached; capstan detach {}",
-                record.device.display(),
-                record.device.display()
+            Ok((Some(name), false)) if name == record.loop_name => self.tell(&record, &[], true),
+            _ => {
+                wait_for_exit(&record)?;
+                self.tell(&record, &[], false)
+            }
+        }
+    }
+
+    /// Says what is left; to people, nothing when that is nothing.
+    fn tell(&self, record: &Record, mounts: &[Mounted], attached: bool) -> Result<()> {
+        let device = record.device.display();
+        if self.output.is_json() {
+            return output::json(&disk::left(record, mounts, attached));
+        }
+        match mounts.first() {
+            Some(other) => output::line(&format!(
+                "{device} is still mounted at {}",
+                other.mount_point.display()
             )),
-            _ => wait_for_exit(&record),
+            None if attached => {
+                output::line(&format!("{device} stays attached; capstan detach {device}"))
+            }
+            None => Ok(()),
         }
     }
 

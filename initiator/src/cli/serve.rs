@@ -15,7 +15,9 @@ use capstan_initiator::host::Status;
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{dup2_stdout, setsid};
+use serde_json::json;
 
+use super::args::OutputArgs;
 use super::output;
 use super::volume::{Report, VolumeArgs};
 
@@ -33,6 +35,8 @@ pub(crate) struct ServeNbd {
     /// Name of the export; clients that ask for none get it, too.
     #[arg(long, value_name = "NAME", default_value = "vol")]
     export_name: String,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl ServeNbd {
@@ -43,7 +47,11 @@ impl ServeNbd {
         let socket = NbdSocket::bind(&self.socket)?;
         let options = self.volume.connect.options()?;
         let nsid = self.volume.namespace_id;
-        let description = format!("{} namespace {nsid} at {}", options.subnqn, options.traddr);
+        let description = format!(
+            "{} namespace {nsid} at {} port {}",
+            options.subnqn, options.traddr, options.trsvcid
+        );
+        let serving = format!("serving {description}");
         let controller =
             Controller::connect(options).with_context(|| format!("connecting to {description}"))?;
         controller.volume_blocking(nsid)?;
@@ -59,12 +67,22 @@ impl ServeNbd {
                 Ok(Box::new(front_end))
             })
             .context("starting the NBD front end")?;
-        output::line(&format!(
+        let uri = format!(
             "nbd+unix:///{}?socket={}",
             self.export_name,
             self.socket.display()
-        ))?;
-        let result = wait_for_the_end(&controller, &signals);
+        );
+        if self.output.is_json() {
+            output::json(&json!({
+                "uri": uri,
+                "size_bytes": geometry.size_bytes,
+                "lba_bytes": geometry.lba_bytes,
+                "read_only": geometry.read_only,
+            }))?;
+        } else {
+            output::line(&uri)?;
+        }
+        let result = wait_for_the_end(&controller, &signals).context(serving);
         controller.close();
         result
     }

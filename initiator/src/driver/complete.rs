@@ -125,8 +125,10 @@ impl Engine {
         entry.await_response = false;
         if let Some(rkey) = entry.window.take() {
             if invalidated == Some(rkey) {
+                self.windows_closed.by_controller += 1;
                 line.connection.window_closed_by_peer();
             } else {
+                self.windows_closed.by_host += 1;
                 entry.await_invalidate = true;
                 if let Err(error) = line.connection.close_window(slot, rkey) {
                     let cause = format!("closing a memory window: {error}");

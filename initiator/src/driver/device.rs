@@ -38,12 +38,10 @@ impl Memory {
         // Twice the sum, as leases are powers of two of whole pages and must not fragment.
         let control = 2 * (ring(admin_sizes) + usize::from(io_queues) * ring(sizes));
         let pool = |len_bytes| {
-            let slab = Slab::new(len_bytes, Pages::Ordinary);
-            slab.map(Pool::new)
-                .map_err(|error| ConnectError::Resources {
-                    what: "memory",
-                    message: error.to_string(),
-                })
+            Pool::new(len_bytes, Pages::Ordinary).map_err(|error| ConnectError::Resources {
+                what: "memory",
+                message: error.to_string(),
+            })
         };
         Ok(Self {
             control: pool(control)?,

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{ConnectionManager, RKey, WcOpcode, WcStatus, WorkCompletion};
+use capstan_rdma::contract::{
+    ConnectionManager, DeviceAttributes, RKey, WcOpcode, WcStatus, WorkCompletion,
+};
+use capstan_reactor::Armed;
 use zerocopy::FromZeros;
 
 use super::connection::{Connection, RingSizes};
@@ -87,6 +90,15 @@ pub(super) struct Line {
     pub(super) slots: Box<[Slot]>,
 }
 
+/// How often each end closed the memory window of a command that was answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WindowsClosed {
+    /// By the controller, with SEND_WITH_INV.
+    pub by_controller: u64,
+    /// By this host.
+    pub by_host: u64,
+}
+
 /// One association at work. See the [module](super).
 pub(crate) struct Engine {
     /// By QID. Dropped first: connections before their device and their memory.
@@ -105,6 +117,7 @@ pub(crate) struct Engine {
     pub(super) delayed: Vec<(u64, Piece)>,
     pub(super) next_qid: u16,
     pub(super) losses: u64,
+    pub(super) windows_closed: WindowsClosed,
     /// Work requests were flushed; the cause is awaited until then.
     pub(super) flushed: Option<(u16, u64)>,
     pub(super) traffic: bool,
@@ -143,6 +156,7 @@ impl Engine {
             delayed: Vec::with_capacity(commands),
             next_qid: 1,
             losses: 0,
+            windows_closed: WindowsClosed::default(),
             flushed: None,
             traffic: false,
             events: VecDeque::new(),
@@ -160,6 +174,16 @@ impl Engine {
         &self.host
     }
 
+    /// What the RDMA device of the association can do; `None` while there is no connection.
+    pub(crate) fn device_attributes(&self) -> Option<&DeviceAttributes> {
+        Some(self.device.as_ref()?.attributes())
+    }
+
+    /// Who closed the memory windows of commands so far.
+    pub(crate) fn windows_closed(&self) -> WindowsClosed {
+        self.windows_closed
+    }
+
     /// Leases registered memory for I/O.
     pub(crate) fn data_pool(&self) -> &Pool {
         &self.memory.data
@@ -175,7 +199,7 @@ impl Engine {
         self.requests.poll()
     }
 
-    /// I/Os taken and not finished.
+    /// I/Os taken and not handed back.
     pub(crate) fn in_progress(&self) -> usize {
         self.requests.in_progress()
     }
@@ -318,7 +342,7 @@ impl Engine {
         if !self.delayed.is_empty() {
             self.send_delayed(now_us);
         }
-        if self.draining && (self.requests.in_progress() == 0 || !self.host.is_live()) {
+        if self.draining && (self.requests.unfinished() == 0 || !self.host.is_live()) {
             self.draining = false;
             self.host.shutdown(now_us);
         }
@@ -422,27 +446,27 @@ impl Engine {
         self.scratch = bytes;
     }
 
-    /// Prepares to sleep: `false` when there is something to do already.
-    pub(crate) fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+    /// Prepares to sleep: pushes what to wait for.
+    pub(crate) fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
         if let Some(device) = &self.device {
             if device.cq.arm() {
-                return false;
+                return Armed::Ready;
             }
             fds.push(device.cq.fd());
         }
         if self.cm.arm() {
             self.cm_turns = CM_TURNS;
-            return false;
+            return Armed::Ready;
         }
         fds.push(self.cm.fd());
         // The turn after the sleep looks at everything.
         self.cm_turns = CM_TURNS;
-        true
+        Armed::Quiet
     }
 
     /// When to turn even if every descriptor stays silent.
     pub(crate) fn next_deadline_us(&self) -> Option<u64> {
-        let stale = (self.requests.in_progress() > 0).then_some(self.next_stale_check_us);
+        let stale = (self.requests.unfinished() > 0).then_some(self.next_stale_check_us);
         let delayed = self.delayed.iter().map(|(due_us, _)| *due_us).min();
         let flushed = self.flushed.map(|(_, deadline_us)| deadline_us);
         [
@@ -467,7 +491,7 @@ impl Drop for Engine {
 /// Bytes of the one range a discard becomes.
 pub(super) const DISCARD_BYTES: u32 = 16;
 
-const NO_COMPLETION: WorkCompletion = WorkCompletion {
+pub(super) const NO_COMPLETION: WorkCompletion = WorkCompletion {
     wr_id: 0,
     qp: capstan_rdma::contract::QpNum(0),
     status: WcStatus::Success,

@@ -20,6 +20,10 @@ mod open;
 mod request;
 mod wr_id;
 
+pub use engine::WindowsClosed;
 pub(crate) use engine::{Engine, EngineConfig};
 pub(crate) use io::Source;
 pub use io::{Completion, Io, Op, Refused, SubmitError};
+
+#[cfg(test)]
+mod tests;

@@ -68,9 +68,14 @@ impl Requests {
         self.entries.len()
     }
 
-    /// I/Os taken and not completed.
-    pub(super) fn in_progress(&self) -> usize {
+    /// I/Os taken and not finished.
+    pub(super) fn unfinished(&self) -> usize {
         self.entries.len() - self.free.len()
+    }
+
+    /// I/Os taken and not handed back.
+    pub(super) fn in_progress(&self) -> usize {
+        self.unfinished() + self.done.len()
     }
 
     pub(super) fn submit(
@@ -81,7 +86,7 @@ impl Requests {
         buffer: Option<Buffer>,
     ) -> Result<(), Refused> {
         // What is done but not polled keeps its place: the queue of completions never grows.
-        let full = self.in_progress() + self.done.len() >= self.capacity();
+        let full = self.in_progress() >= self.capacity();
         let Some(index) = (!full).then(|| self.free.pop()).flatten() else {
             return Err(Refused {
                 reason: SubmitError::Busy,

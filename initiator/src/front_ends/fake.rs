@@ -1,6 +1,6 @@
 //! A volume in memory behind [`BlockQueue`], whose I/O completes when a test says so.
 
-use capstan_memory::{Buffer, Pages, Pool, Slab};
+use capstan_memory::{Buffer, Pages, Pool};
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::status::Status;
 
@@ -38,7 +38,7 @@ impl FakeQueue {
         let len = usize::try_from(geometry.size_bytes).unwrap();
         Self {
             geometry,
-            pool: Pool::new(Slab::new(memory_bytes, Pages::Ordinary).unwrap()),
+            pool: Pool::new(memory_bytes, Pages::Ordinary).unwrap(),
             data: vec![0; len],
             durable: vec![0; len],
             pending: Vec::new(),

@@ -162,13 +162,13 @@ const EMPTY: libc::iovec = libc::iovec {
 mod tests {
     use std::os::fd::AsFd;
 
-    use capstan_memory::{Pages, Pool, Slab};
+    use capstan_memory::{Pages, Pool};
 
     use super::{Part, Place, receive, send};
 
     #[test]
     fn bytes_go_through_a_pipe_and_not_past_a_lease() {
-        let pool = Pool::new(Slab::new(1 << 16, Pages::Ordinary).unwrap());
+        let pool = Pool::new(1 << 16, Pages::Ordinary).unwrap();
         let (read, write) = nix::unistd::pipe().unwrap();
         let mut lease = pool.take(10).unwrap();
         lease.copy_from(0, b"0123456789");

@@ -2,13 +2,10 @@
 
 use std::collections::VecDeque;
 
-use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
 use capstan_nvme_proto::cqe::Cqe;
-use capstan_nvme_proto::fabrics::{ConnectData, ConnectResponse};
-use capstan_nvme_proto::features::{FeatureId, NumberOfQueues};
-use capstan_nvme_proto::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
-use capstan_nvme_proto::nqn::{HostId, Nqn};
-use capstan_nvme_proto::property::{Cap, Csts, Property, ShutdownStatus};
+use capstan_nvme_proto::fabrics::ConnectResponse;
+use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::opcode::AdminOpcode;
 use capstan_nvme_proto::rdma_cm::CmAccept;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
@@ -19,12 +16,13 @@ use super::action::{Action, CommandData, Event, Status as HostStatus, Step};
 use super::association::{Host, HostConfig};
 use super::queue::SlotIndex;
 use crate::error::{AdminError, ConnectError};
+use crate::scripted::{HOSTID, ScriptedController};
 
 fn config() -> HostConfig {
     HostConfig {
         subnqn: Nqn::new("nqn.2026-11.io.capstan:s").unwrap(),
         hostnqn: Nqn::new("nqn.2026-11.io.capstan:h").unwrap(),
-        hostid: HostId([7; 16]),
+        hostid: HOSTID,
         nr_io_queues: 2,
         queue_size: 64,
         kato_ms: 4000,
@@ -36,25 +34,15 @@ fn config() -> HostConfig {
     }
 }
 
-/// A controller that answers as told.
+/// The state machine and its controller.
 struct Script {
     host: Host,
     now_us: u64,
     /// Connections are answered; otherwise silence.
     reachable: bool,
-    /// CSTS polls before RDY.
-    polls_before_ready: u32,
-    /// Status of the Connect of a queue, with dword 0.
-    connect: fn(u16) -> (Status, u32),
-    namespaces: Vec<u32>,
-    nguid: [u8; 16],
-    identify: fn(&mut IdentifyController),
+    controller: ScriptedController,
     /// Asynchronous Event Requests that wait.
     events: VecDeque<(SlotIndex, Sqe)>,
-    /// Keep Alives answered.
-    keep_alives: u32,
-    answer_keep_alive: bool,
-    shutdown: bool,
     told: Vec<String>,
 }
 
@@ -64,15 +52,8 @@ impl Script {
             host: Host::new(config, 1, 0),
             now_us: 0,
             reachable: true,
-            polls_before_ready: 0,
-            connect: |_| (Status::SUCCESS, 0x11),
-            namespaces: vec![1, 7],
-            nguid: [9; 16],
-            identify: |_| {},
+            controller: ScriptedController::new(),
             events: VecDeque::new(),
-            keep_alives: 0,
-            answer_keep_alive: true,
-            shutdown: false,
             told: Vec::new(),
         }
     }
@@ -134,111 +115,19 @@ impl Script {
     }
 
     fn command(&mut self, qid: u16, slot: SlotIndex, sqe: &Sqe, data: &CommandData) {
-        let success = (Status::SUCCESS, 0);
-        if sqe.is_fabrics() {
-            let result = match FabricsCommand::parse(sqe).unwrap() {
-                FabricsCommand::Connect(connect) => {
-                    let CommandData::ToController(bytes) = data else {
-                        panic!("Connect without data");
-                    };
-                    let parsed = ConnectData::from_data(bytes).unwrap().parse().unwrap();
-                    assert_eq!((connect.qid, parsed.hostid), (qid, HostId([7; 16])));
-                    assert_eq!(parsed.cntlid, if qid == 0 { 0xFFFF } else { 0x11 });
-                    let (status, dw0) = (self.connect)(qid);
-                    (status, dw0.into())
-                }
-                FabricsCommand::PropertyGet(get) => (Status::SUCCESS, self.property(get.property)),
-                FabricsCommand::PropertySet(set) => {
-                    self.shutdown = set.value >> 14 & 0b11 == 1;
-                    success
-                }
-                other => panic!("unexpected {other:?}"),
-            };
-            return self.answer(qid, slot, sqe, result, &[]);
-        }
-        match AdminCommand::parse(sqe).unwrap() {
-            AdminCommand::Identify(identify) => {
-                let data = self.identify_data(identify.cns, identify.nsid);
-                self.answer(qid, slot, sqe, success, &data);
+        let from_host: &[u8] = match data {
+            CommandData::ToController(bytes) => bytes,
+            CommandData::None | CommandData::FromController(_) => &[],
+        };
+        match self.controller.answer(qid, sqe, from_host) {
+            Some(answer) => {
+                let cqe = (answer.status, answer.result);
+                self.answer(qid, slot, sqe, cqe, &answer.data);
             }
-            AdminCommand::SetFeatures(set) if set.fid == FeatureId::NUMBER_OF_QUEUES => {
-                let asked = NumberOfQueues::decode(set.cdw11);
-                assert_eq!(asked.submission, asked.completion);
-                self.answer(
-                    qid,
-                    slot,
-                    sqe,
-                    (Status::SUCCESS, asked.encode().into()),
-                    &[],
-                );
+            None if sqe.admin_opcode() == AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST => {
+                self.events.push_back((slot, *sqe));
             }
-            AdminCommand::AsynchronousEventRequest => self.events.push_back((slot, *sqe)),
-            AdminCommand::KeepAlive => {
-                if self.answer_keep_alive {
-                    self.keep_alives += 1;
-                    self.answer(qid, slot, sqe, success, &[]);
-                }
-            }
-            AdminCommand::GetLogPage(log) => {
-                let data = vec![0; usize::try_from(log.length_bytes).unwrap()];
-                self.answer(qid, slot, sqe, success, &data);
-            }
-            AdminCommand::SetFeatures(_) | AdminCommand::GetFeatures(_) => {
-                self.answer(qid, slot, sqe, success, &[]);
-            }
-            AdminCommand::Abort(_) => panic!("unexpected Abort"),
-        }
-    }
-
-    fn property(&mut self, property: Property) -> u64 {
-        match property {
-            Property::VS => 0x0002_0100,
-            Property::CAP => {
-                let mut cap = Cap::decode(0);
-                cap.mqes = 128;
-                cap.to_500ms = 4;
-                cap.css = Cap::CSS_NVM;
-                cap.encode()
-            }
-            Property::CSTS => {
-                let mut csts = Csts::decode(0);
-                csts.rdy = self.polls_before_ready == 0;
-                self.polls_before_ready = self.polls_before_ready.saturating_sub(1);
-                if self.shutdown {
-                    csts.shst = ShutdownStatus::COMPLETE;
-                }
-                csts.encode().into()
-            }
-            other => panic!("unexpected {other}"),
-        }
-    }
-
-    fn identify_data(&self, cns: Cns, nsid: u32) -> Vec<u8> {
-        match cns {
-            Cns::CONTROLLER => {
-                let mut identify = IdentifyController::new_zeroed();
-                identify.sgls = 0x0010_0005.into();
-                identify.ioccsz_16bytes = (4 + 512).into();
-                identify.iorcsz_16bytes = 1.into();
-                identify.mdts = 5;
-                identify.aerl_z = 3;
-                identify.oaes = (1 << 8).into();
-                (self.identify)(&mut identify);
-                identify.as_bytes().to_vec()
-            }
-            Cns::ACTIVE_NAMESPACES => {
-                let mut list = NamespaceList::new_zeroed();
-                list.fill(self.namespaces.iter().copied().filter(|n| *n > nsid));
-                list.as_bytes().to_vec()
-            }
-            Cns::NAMESPACE => {
-                let mut identify = IdentifyNamespace::new_zeroed();
-                identify.nsze_lbas = 1000.into();
-                identify.lbaf[0].lbads = 12;
-                identify.nguid = self.nguid;
-                identify.as_bytes().to_vec()
-            }
-            _ => vec![0; 4096],
+            None => {}
         }
     }
 
@@ -273,14 +162,14 @@ fn connects_step_by_step_to_live() {
 #[test]
 fn waits_for_ready_by_polling_and_gives_up_after_cap_to() {
     let mut script = Script::new(config());
-    script.polls_before_ready = 20;
+    script.controller.polls_before_ready = 20;
     script.settle();
     assert!(!script.host.is_live());
     script.pass(300_000);
     assert!(script.host.is_live());
 
     let mut script = Script::new(config());
-    script.polls_before_ready = u32::MAX;
+    script.controller.polls_before_ready = u32::MAX;
     script.settle();
     script.pass(1_900_000);
     assert_eq!(
@@ -298,7 +187,7 @@ fn waits_for_ready_by_polling_and_gives_up_after_cap_to() {
 #[test]
 fn a_refused_connect_fails_at_once_with_words() {
     let mut script = Script::new(config());
-    script.connect = |_| (Status::CONNECT_INVALID_PARAMETERS.dnr(), 0x0001_0100);
+    script.controller.connect = |_| (Status::CONNECT_INVALID_PARAMETERS.dnr(), 0x0001_0100);
     script.settle();
     assert!(script.told[0].starts_with("failed: "), "{:?}", script.told);
     assert!(script.told[0].contains("there is no subsystem nqn.2026-11.io.capstan:s"));
@@ -324,7 +213,7 @@ fn an_rdma_reject_fails_at_once_with_words() {
 #[test]
 fn authentication_is_refused_with_words() {
     let mut script = Script::new(config());
-    script.connect = |_| {
+    script.controller.connect = |_| {
         let response = ConnectResponse {
             cntlid: 0x11,
             authentication_required: true,
@@ -339,7 +228,7 @@ fn authentication_is_refused_with_words() {
 #[test]
 fn a_controller_without_keyed_sgls_is_refused() {
     let mut script = Script::new(config());
-    script.identify = |identify| identify.sgls = 1.into();
+    script.controller.identify = |identify| identify.sgls = 1.into();
     script.settle();
     assert!(script.told[0].contains("SGLS"), "{:?}", script.told);
 }
@@ -348,8 +237,8 @@ fn a_controller_without_keyed_sgls_is_refused() {
 fn keep_alive_is_sent_at_half_of_kato_and_its_silence_is_a_loss() {
     let mut script = live();
     script.pass(10_000_000);
-    assert_eq!(script.keep_alives, 5);
-    script.answer_keep_alive = false;
+    assert_eq!(script.controller.keep_alives, 5);
+    script.controller.answer_keep_alive = false;
     script.reachable = false;
     script.pass(7_000_000);
     assert!(
@@ -362,15 +251,18 @@ fn keep_alive_is_sent_at_half_of_kato_and_its_silence_is_a_loss() {
 #[test]
 fn traffic_replaces_keep_alive_where_the_controller_says_so() {
     let mut script = Script::new(config());
-    script.identify = |identify| identify.ctratt = (1 << 6).into();
+    script.controller.identify = |identify| identify.ctratt = (1 << 6).into();
     script.settle();
     for _ in 0..10 {
         script.host.note_traffic();
         script.pass(2_000_000);
     }
-    assert_eq!(script.keep_alives, 0);
+    assert_eq!(script.controller.keep_alives, 0);
     script.pass(4_000_000);
-    assert!(script.keep_alives > 0, "without traffic it is sent");
+    assert!(
+        script.controller.keep_alives > 0,
+        "without traffic it is sent"
+    );
 }
 
 #[test]
@@ -429,7 +321,7 @@ fn gives_up_when_ctrl_loss_tmo_has_passed() {
 #[test]
 fn another_namespace_after_a_reconnect_is_fenced() {
     let mut script = live();
-    script.nguid = [8; 16];
+    script.controller.nguid = [8; 16];
     script
         .host
         .handle_disconnected(0, "by the peer".to_owned(), 0);
@@ -442,7 +334,7 @@ fn another_namespace_after_a_reconnect_is_fenced() {
 #[test]
 fn a_namespace_event_leads_to_a_new_scan_and_a_new_request() {
     let mut script = live();
-    script.namespaces = vec![1, 2, 7];
+    script.controller.namespaces = vec![1, 2, 7];
     script.event(0x0004_0002);
     assert_eq!(script.told.last().unwrap(), "namespaces changed");
     assert_eq!(script.host.namespaces().len(), 3);
@@ -452,13 +344,13 @@ fn a_namespace_event_leads_to_a_new_scan_and_a_new_request() {
 #[test]
 fn an_endless_namespace_list_is_cut() {
     let mut script = Script::new(config());
-    script.namespaces = (1..=5000).collect();
+    script.controller.namespaces = (1..=5000).collect();
     script.settle();
     assert!(script.host.is_live());
     assert_eq!(script.host.namespaces().len(), 1024);
     // One that does not ascend ends the walk.
     let mut script = Script::new(config());
-    script.namespaces = vec![5; 1024];
+    script.controller.namespaces = vec![5; 1024];
     script.settle();
     assert_eq!(script.host.namespaces().len(), 1);
     assert_eq!(script.host.counters().bad_data, 1);
@@ -486,7 +378,7 @@ fn shuts_down_in_order() {
     let mut script = live();
     script.host.shutdown(0);
     script.settle();
-    assert!(script.shutdown);
+    assert!(script.controller.shutdown);
     assert_eq!(script.told.last().unwrap(), "closed");
     assert_eq!(script.host.status(0), HostStatus::Closed);
 }

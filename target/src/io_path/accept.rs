@@ -7,16 +7,17 @@ use std::rc::Rc;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
 use capstan_rdma::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData, QpConfig,
-    RdmaError, ReceiveSource,
+    RdmaError, ReceiveSource, Sge,
 };
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use zerocopy::IntoBytes;
 
 use super::IoPath;
-use super::connection::{Connection, Identity, Phase};
+use super::connection::{Connection, Identity, Keys, Phase};
 use crate::control_plane::{Message, conn_id};
 use crate::limits::{
     CLOSE_TIMEOUT_US, CQE_BYTES, INITIATOR_DEPTH_MAX, SGL_DESCRIPTORS_MAX, SLOTS_PER_ENTRY,
+    TRANSFER_BYTES_MAX,
 };
 
 /// A checked connection request, on its way to the reactor that will own it.
@@ -213,9 +214,17 @@ impl IoPath {
         self.index_of.insert(identity.id, identity.index);
         self.cm_index
             .insert((request.fabric, cm_id), identity.index);
-        let lkeys = (port.data.lkey(), port.queues.lkey());
+        let keys = Keys {
+            data: port.data.lkey(),
+            responses: port.queues.lkey(),
+            zeroes: port.zeroes.as_ref().map(|zeroes| Sge {
+                addr: zeroes.addr(),
+                len_bytes: TRANSFER_BYTES_MAX,
+                lkey: zeroes.lkey(),
+            }),
+        };
         self.connections
-            .put(Connection::new(&identity, qp, responses, lkeys));
+            .put(Connection::new(&identity, qp, responses, keys));
         tracing::debug!(peer = %request.peer, provider, qid = request.sizes.qid, entries, "accepted");
         Ok(())
     }
@@ -264,11 +273,17 @@ impl IoPath {
             deadline_us: self.resources.now_us + CLOSE_TIMEOUT_US,
         };
         let (fabric, cm_id, id) = (connection.fabric, connection.cm_id, connection.id);
+        let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
         self.fabrics[fabric].cm.disconnect(cm_id);
         self.closing.push(index);
-        self.control.disconnected(id, self.resources.now_us);
+        let now_us = self.resources.now_us;
+        if lingers {
+            self.control.disconnecting(id, now_us);
+        } else {
+            self.control.disconnected(id, now_us);
+        }
     }
 
     /// Frees closing connections that have nothing outstanding any more.

@@ -9,7 +9,8 @@ use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{CmId, LKey, PostError, QueuePair, SendOp, SendWr, Sge};
 use capstan_storage::Data;
 use capstan_subsystem::{
-    Association, ConnId, IoCommand, IoQueue, KeyedBuffer, Permit, PortId, QueueSizes, Transfer,
+    Association, ConnId, ControlCommand, IoCommand, IoQueue, KeyedBuffer, Permit, PortId,
+    QueueSizes, Transfer,
 };
 
 use super::admin::AdminWork;
@@ -49,6 +50,15 @@ pub(super) struct Identity {
     pub(super) sizes: QueueSizes,
 }
 
+/// Names for the device of what a connection's work requests use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keys {
+    pub(super) data: LKey,
+    pub(super) responses: LKey,
+    /// All of the shared zeroes.
+    pub(super) zeroes: Option<Sge>,
+}
+
 /// A transport connection and the NVMe queue it carries.
 pub(super) struct Connection {
     pub(super) id: ConnId,
@@ -74,6 +84,8 @@ pub(super) struct Connection {
     responses: Buffer,
     data_lkey: LKey,
     responses_lkey: LKey,
+    /// The shared zeroes, where a volume is known to have some.
+    zeroes: Option<Sge>,
     /// Commands that wait for a data buffer, oldest first.
     pub(super) waiting: VecDeque<u16>,
     /// Signaled work requests without a completion.
@@ -93,6 +105,8 @@ pub(super) struct Command {
     /// The data, and where it starts in the buffer.
     pub(super) data: Option<Buffer>,
     pub(super) data_offset_bytes: u32,
+    /// Whether the data is zeroes, without a buffer of its own.
+    pub(super) zeroes: bool,
     /// A buffer beside in-capsule data, for commands that read as well.
     pub(super) second: Option<Buffer>,
     /// Whether the data comes from the host by RDMA READ.
@@ -107,6 +121,8 @@ pub(super) struct Command {
     pub(super) parked: Option<Buffer>,
     /// The storage operation under way.
     pub(super) step: Option<Step>,
+    /// What it is answered with, instead of going on, when something under way has ended.
+    pub(super) aborted: Option<Status>,
     /// What is left of a command of several ranges.
     pub(super) ranges: Option<Box<Ranges>>,
 }
@@ -119,6 +135,10 @@ pub(super) enum Work {
     Admin(Box<AdminWork>),
     /// An I/O command.
     Io(IoCommand),
+    /// A command of an I/O queue that the controllers execute.
+    Control(Box<ControlCommand>),
+    /// The same, once it waits for commands of others.
+    Held(Box<ControlCommand>),
     /// The response is on its way; the slot is free when its Send has completed.
     Responded,
 }
@@ -128,7 +148,7 @@ impl Connection {
         identity: &Identity,
         qp: Box<dyn QueuePair>,
         responses: Buffer,
-        (data_lkey, responses_lkey): (LKey, LKey),
+        keys: Keys,
     ) -> Self {
         let Identity {
             id,
@@ -160,8 +180,9 @@ impl Connection {
             commands: (0..slots).map(|_| Command::default()).collect(),
             free: (0..slots).rev().collect(),
             responses,
-            data_lkey,
-            responses_lkey,
+            data_lkey: keys.data,
+            responses_lkey: keys.responses,
+            zeroes: keys.zeroes,
             waiting: VecDeque::with_capacity(usize::from(sizes.entries)),
             sends_outstanding: 0,
             disk_outstanding: 0,
@@ -211,13 +232,22 @@ impl Connection {
         self.disk_outstanding == 0 && (self.sends_outstanding == 0 || late)
     }
 
-    /// The SGE of `len_bytes` at `addr` of the slab of data buffers.
-    pub(super) fn data_sge(&self, addr: u64, len_bytes: u32) -> Sge {
-        Sge {
-            addr,
-            len_bytes,
-            lkey: self.data_lkey,
+    /// Whether the shared zeroes hold a transfer of `len_bytes`.
+    pub(super) fn has_zeroes(&self, len_bytes: u32) -> bool {
+        self.zeroes.is_some_and(|sge| len_bytes <= sge.len_bytes)
+    }
+
+    /// The SGE of the data of the command in `slot`: its buffer's, or the shared zeroes.
+    pub(super) fn data_sge(&self, slot: u16) -> Option<Sge> {
+        let command = &self.commands[usize::from(slot)];
+        if command.zeroes {
+            return self.zeroes;
         }
+        command.data.as_ref().map(|buffer| Sge {
+            addr: buffer.addr(),
+            len_bytes: buffer.len_bytes(),
+            lkey: self.data_lkey,
+        })
     }
 
     /// Posts a work request; the doorbell is rung once, at the end of the turn.
@@ -266,6 +296,7 @@ impl Default for Command {
             segments: None,
             data: None,
             data_offset_bytes: 0,
+            zeroes: false,
             second: None,
             pulls: false,
             wanted_bytes: 0,
@@ -273,12 +304,18 @@ impl Default for Command {
             receive: None,
             parked: None,
             step: None,
+            aborted: None,
             ranges: None,
         }
     }
 }
 
 impl Command {
+    /// Whether its data is on its way from the host.
+    pub(super) fn is_pulling(&self) -> bool {
+        self.pulls && self.data.is_some() && self.step.is_none()
+    }
+
     /// The data for a storage operation: the second buffer where in-capsule data has been read.
     pub(super) fn take_data(&mut self) -> Option<Data> {
         let offset_bytes = self.data_offset_bytes;

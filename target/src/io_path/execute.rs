@@ -9,7 +9,7 @@ use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
 
 use super::connection::{Command, Connection, Work};
 use super::recv::Capsule;
-use super::{Resources, admin, respond, status, transfer};
+use super::{Resources, admin, control, respond, status, transfer};
 use crate::limits::TRANSFER_BYTES_MAX;
 
 /// Takes in a command of an I/O queue.
@@ -36,9 +36,18 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             command.pulls = !io.operation.moves_data_to_host()
                 && matches!(io.transfer, Transfer::Keyed(_) | Transfer::KeyedList(_));
             let len_bytes = buffer_bytes(&io, in_capsule);
+            let zero_read = reads_zeroes(resources, &io) && connection.has_zeroes(len_bytes);
+            let command = connection.command(slot);
             command.work = Work::Io(io);
             place_capsule_data(resources, connection, slot, capsule);
+            if zero_read {
+                connection.command(slot).zeroes = true;
+                return respond::finish(resources, connection, slot, Status::SUCCESS);
+            }
             obtain_buffer(resources, connection, slot, len_bytes);
+        }
+        IoStep::Control(command) => {
+            control::start(resources, connection, slot, command, capsule);
         }
         IoStep::Complete(cqe) => {
             resources.give_back_receive(connection, capsule.data);
@@ -98,6 +107,15 @@ pub(super) fn obtain_buffer(
     if connection.waiting.len() == 1 {
         resources.starved.push_back(connection.index);
     }
+}
+
+/// Whether the command reads what is known to be zero: it needs no buffer and no storage operation.
+fn reads_zeroes(resources: &Resources, io: &IoCommand) -> bool {
+    let IoOperation::Read { range, .. } = io.operation else {
+        return false;
+    };
+    let volume = resources.volumes.get(&io.namespace.backend);
+    volume.is_some_and(|volume| volume.known_zero(range.slba, range.nlb))
 }
 
 /// Bytes of buffer the command needs besides its in-capsule data.
@@ -174,10 +192,14 @@ pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, 
 /// Buffer and data are there: the first storage operation of the command.
 fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
     let command = connection.command(slot);
+    if let Some(status) = command.aborted {
+        return respond::finish(resources, connection, slot, status);
+    }
     let io = match &command.work {
         Work::Io(io) => io,
         Work::Admin(_) => return admin::on_data(resources, connection, slot),
-        Work::Free | Work::Responded => return,
+        Work::Control(_) => return control::on_data(resources, connection, slot),
+        Work::Held(_) | Work::Free | Work::Responded => return,
     };
     let first = match io.operation {
         // What is volatile goes to the medium before it is read back from there.
@@ -293,7 +315,11 @@ pub(super) fn on_disk(
             tracing::debug!(%error, "a storage operation failed");
             Step::Done(status::of(&error))
         }
-        (Ok(()), Some(step)) => command.after(step),
+        (Ok(()), Some(step)) => match (command.after(step), command.aborted) {
+            // What is done is done; what is left of an aborted command is not.
+            (Step::Done(status), _) | (_, Some(status)) => Step::Done(status),
+            (next, None) => next,
+        },
         (Ok(()), None) => Step::Done(Status::INTERNAL_ERROR),
     };
     run(resources, connection, slot, next);

@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use capstan_memory::{Buffer, Pool};
+use capstan_memory::{Buffer, Pool, Slab};
 use capstan_rdma::contract::{
     Access, CompletionQueue, ConnectionManager, Device, LKey, MemoryRegion, PostError,
     ProtectionDomain, QpNum, RdmaError, Sge, SharedReceiveQueue,
@@ -30,6 +31,8 @@ pub(super) struct DevicePort {
     /// The slab of data buffers and the slab of receives and responses, each registered once.
     pub(super) data: Rc<dyn MemoryRegion>,
     pub(super) queues: Rc<dyn MemoryRegion>,
+    /// The zeroes, which nobody may write.
+    pub(super) zeroes: Option<Rc<dyn MemoryRegion>>,
     /// Which connection a queue pair belongs to.
     pub(super) connection_of: HashMap<QpNum, usize>,
 }
@@ -61,12 +64,12 @@ impl DevicePort {
         if attributes.read_sink_needs_remote_write {
             sink |= Access::REMOTE_WRITE;
         }
-        let register = |pool: &Pool, access| {
-            let slab = pool.slab();
-            pd.register(slab, 0, slab.len_bytes(), access)
-        };
-        let data = register(&memory.data, sink)?;
-        let queues = register(&memory.queues, Access::LOCAL_WRITE)?;
+        let register = |slab, access| pd.register(slab, 0, slab.len_bytes(), access);
+        let data = register(memory.data.slab(), sink)?;
+        let queues = register(memory.queues.slab(), Access::LOCAL_WRITE)?;
+        let zeroes = memory.zeroes.as_ref();
+        let zeroes = zeroes.map(|slab| register(slab, Access::empty()));
+        let zeroes = zeroes.transpose()?;
         let cq = device.create_cq(CQ_DEPTH.min(attributes.cqe_max))?;
         // No more than the whole slab could serve.
         let affordable = memory.queues.slab().len_bytes() / (SQE_BYTES + IN_CAPSULE_BYTES) as usize;
@@ -84,6 +87,7 @@ impl DevicePort {
             receives,
             data,
             queues,
+            zeroes,
             connection_of: HashMap::new(),
         })
     }
@@ -96,6 +100,9 @@ pub(super) struct Memory {
     pub(super) data: Pool,
     /// Receives and responses of all queues.
     pub(super) queues: Pool,
+    /// [`TRANSFER_BYTES_MAX`](crate::limits::TRANSFER_BYTES_MAX) of zeroes to push for reads of
+    /// what is known to be zero, where a volume has such LBAs. Nothing ever writes here.
+    pub(super) zeroes: Option<Arc<Slab>>,
 }
 
 /// The shared receive queue and the memory its receives land in.

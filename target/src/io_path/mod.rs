@@ -1,7 +1,8 @@
 //! The I/O path of one reactor, one file per step, in the order the data walks:
 //!
 //! 1. [`accept`]: connection-manager events; a request becomes a connection.
-//! 2. [`recv`]: completions; a received capsule becomes a command ([`admin`] has its own road).
+//! 2. [`recv`]: completions; a received capsule becomes a command ([`admin`] has its own road, and
+//!    so have reservations, in [`control`]).
 //! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
 //! 4. [`transfer`]: data is pulled from or pushed to the host's memory.
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
@@ -13,6 +14,7 @@
 mod accept;
 mod admin;
 mod connection;
+mod control;
 mod execute;
 mod fabric;
 mod ranges;
@@ -29,10 +31,10 @@ use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::{Buffer, Pool};
+use capstan_memory::{Buffer, Pool, Slab};
 use capstan_rdma::contract::{CmError, CmId, ConnectionManager};
-use capstan_reactor::{Flow, Mailbox, Turn};
-use capstan_storage::{Completion, Engine, Volume};
+use capstan_reactor::{Armed, Flow, Mailbox, Turn};
+use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
 
 pub(crate) use accept::Request;
@@ -43,6 +45,7 @@ use shutdown::Shutdowns;
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::limits::{DRAIN_TIMEOUT_US, LISTEN_BACKLOG};
+use crate::plan::Export;
 
 /// Everything one reactor owns.
 pub(crate) struct IoPath {
@@ -81,6 +84,8 @@ pub(crate) struct Parts {
     pub(crate) data: Pool,
     /// Memory for receives and responses: what it has room for is who may connect.
     pub(crate) queues: Pool,
+    /// Zeroes to push, where a volume has LBAs that are known to be zero.
+    pub(crate) zeroes: Option<Arc<Slab>>,
 }
 
 /// What every command may need, apart from its connection.
@@ -157,6 +162,7 @@ impl IoPath {
             volumes,
             data,
             queues,
+            zeroes,
         } = parts;
         let fabric = |(name, cm)| Fabric {
             name,
@@ -178,7 +184,11 @@ impl IoPath {
             shutdown: Shutdowns::default(),
             resources: Resources {
                 now_us: 0,
-                memory: Memory { data, queues },
+                memory: Memory {
+                    data,
+                    queues,
+                    zeroes,
+                },
                 engine,
                 volumes,
                 control,
@@ -210,11 +220,25 @@ impl IoPath {
             match message {
                 Message::Adopt { migrated, request } => self.adopt(migrated, &request),
                 Message::Act(action) => self.act(action),
+                Message::OpenVolume { export, opened } => {
+                    // Whoever asked may have given up waiting.
+                    let _ = opened.send(self.open_volume(&export));
+                }
+                Message::CloseVolume(backend) => {
+                    // Operations in flight keep their file; a command between two of them finds none.
+                    self.resources.volumes.remove(&backend);
+                }
                 Message::TimerMoved => {}
                 Message::Drain => self.drain(),
             }
         }
         progress
+    }
+
+    fn open_volume(&mut self, export: &Export) -> Result<(), OpenError> {
+        let volume = export.store.open(&self.resources.engine)?;
+        self.resources.volumes.insert(export.backend, volume);
+        Ok(())
     }
 
     /// Stops listening; the commands in flight get a bounded time to end.
@@ -279,6 +303,10 @@ impl IoPath {
         if let Some(connection) = self.connections.get_mut(index) {
             connection.disk_outstanding -= 1;
             execute::on_disk(&mut self.resources, connection, completion);
+            if connection.closing() && connection.disk_outstanding == 0 {
+                let (id, now_us) = (connection.id, self.resources.now_us);
+                self.control.disconnected(id, now_us);
+            }
         }
     }
 
@@ -333,7 +361,7 @@ impl Turn for IoPath {
         if progress { Flow::Busy } else { Flow::Idle }
     }
 
-    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
         let mut ready = self.poll_mailbox();
@@ -345,14 +373,13 @@ impl Turn for IoPath {
                 fds.push(port.cq.fd());
             }
         }
-        // The engine answers the other way round: whether it is safe to sleep.
-        ready |= !self.resources.engine.arm();
+        ready |= self.resources.engine.arm();
         fds.push(self.resources.engine.fd());
         if ready {
             // What the last look at the mailbox started must not wait for the next wake-up.
             self.flush_turn();
         }
-        !ready
+        Armed::from_ready(ready)
     }
 
     fn disarm(&mut self) {

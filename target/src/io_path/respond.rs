@@ -7,7 +7,7 @@ use zerocopy::transmute;
 
 use super::connection::{Connection, Work};
 use super::wr_id::WrId;
-use super::{Resources, transfer};
+use super::{Resources, control, transfer};
 
 /// Ends the I/O command in `slot`: pushes its data when it read successfully, then responds.
 pub(super) fn finish(
@@ -17,8 +17,12 @@ pub(super) fn finish(
     status: Status,
 ) {
     let command = connection.command(slot);
-    let Work::Io(io) = std::mem::replace(&mut command.work, Work::Responded) else {
-        return;
+    let io = match std::mem::replace(&mut command.work, Work::Responded) {
+        Work::Io(io) => io,
+        Work::Control(control) => {
+            return control::finish(resources, connection, slot, *control, status);
+        }
+        Work::Free | Work::Admin(_) | Work::Held(_) | Work::Responded => return,
     };
     let invalidate = io.transfer.rkey_to_invalidate();
     let pushes = io.operation.moves_data_to_host() && status.is_success();
@@ -36,8 +40,22 @@ pub(super) fn finish(
     };
     let cqe = queue.complete(io.permit, status, 0);
     send(resources, connection, slot, &cqe, invalidate);
+    settle(resources, connection);
+}
+
+/// After a command is completed: what may have waited for it.
+pub(super) fn settle(resources: &mut Resources, connection: &mut Connection) {
     if connection.delete.is_some() {
         delete_queue(resources, connection);
+    }
+    let (conn, now_us) = (connection.id, resources.now_us);
+    let Some(queue) = connection.queue.as_mut() else {
+        return;
+    };
+    while let Some(drain) = queue.poll_drained() {
+        resources
+            .control
+            .with(|target| target.handle_drained(conn, drain, now_us));
     }
 }
 

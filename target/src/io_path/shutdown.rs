@@ -3,12 +3,10 @@
 
 use std::collections::HashMap;
 
-use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Io, Op, Submitted};
 use capstan_subsystem::{Action, BackendId, FlushId};
 
-use super::connection::Work;
-use super::{IoPath, Resources, admin, respond};
+use super::{IoPath, Resources, admin};
 
 /// Marks the token of a flush that belongs to no command.
 const FLUSH: u64 = 1 << 63;
@@ -75,6 +73,8 @@ impl IoPath {
                 self.control
                     .with(|target| target.handle_abort_result(abort, aborted, now_us));
             }
+            Action::DrainIo { conn, nsid, drain } => self.drain_io(conn, nsid, drain),
+            Action::CompleteIo { conn, cid, status } => self.complete_io(conn, cid, status),
             Action::SetNamespaces { conn, namespaces } => {
                 let connection = self
                     .index_of
@@ -87,33 +87,6 @@ impl IoPath {
             Action::Flush { flush, backends } => self.flush_backends(flush, &backends),
             Action::Log(event) => tracing::info!("{event}"),
         }
-    }
-
-    /// Completes a command that has not gone to the storage engine yet. Whether it was one.
-    fn abort(&mut self, conn: capstan_subsystem::ConnId, cid: u16) -> bool {
-        let Some(&index) = self.index_of.get(&conn) else {
-            return false;
-        };
-        let Some(connection) = self.connections.get_mut(index) else {
-            return false;
-        };
-        let waits = |slot: &u16| {
-            let work = &connection.commands[usize::from(*slot)].work;
-            matches!(work, Work::Io(io) if io.permit.cid() == cid)
-        };
-        let Some(at) = connection.waiting.iter().position(waits) else {
-            return false;
-        };
-        let Some(slot) = connection.waiting.remove(at) else {
-            return false;
-        };
-        respond::finish(
-            &mut self.resources,
-            connection,
-            slot,
-            Status::ABORT_REQUESTED,
-        );
-        true
     }
 
     fn flush_backends(&mut self, flush: FlushId, backends: &[BackendId]) {

@@ -1,7 +1,7 @@
 //! Step 4: data between a command's buffer and the host's memory: pulled by RDMA READ, pushed by
 //! RDMA WRITE. In-capsule data needs neither.
 
-use capstan_rdma::contract::{PostError, RKey, Remote, SendOp};
+use capstan_rdma::contract::{PostError, RKey, Remote, SendOp, Sge};
 use capstan_subsystem::{KeyedBuffer, Transfer};
 
 use super::connection::Connection;
@@ -20,7 +20,7 @@ pub(super) fn pull(connection: &mut Connection, slot: u16) -> Result<(), PostErr
     )
 }
 
-/// Pushes the first `len_bytes` of the buffer of the command in `slot` to the host. Nothing is
+/// Pushes the first `len_bytes` of the data of the command in `slot` to the host. Nothing is
 /// signaled: the response posted behind it tells.
 pub(super) fn push(
     connection: &mut Connection,
@@ -39,10 +39,10 @@ fn each_segment(
     op: impl Fn(Remote) -> SendOp,
     last: Option<WrId>,
 ) -> Result<(), PostError> {
-    let command = connection.command(slot);
-    let Some(base) = command.data.as_ref().map(capstan_memory::Buffer::addr) else {
+    let Some(data) = connection.data_sge(slot) else {
         return Ok(());
     };
+    let command = connection.command(slot);
     let segments = std::mem::take(&mut command.segments);
     let single;
     let list: &[KeyedBuffer] = match (&command.transfer, &segments) {
@@ -59,7 +59,11 @@ fn each_segment(
         if segment_bytes == 0 {
             break;
         }
-        let sge = connection.data_sge(base + u64::from(len_bytes - left), segment_bytes);
+        let sge = Sge {
+            addr: data.addr + u64::from(len_bytes - left),
+            len_bytes: segment_bytes,
+            ..data
+        };
         left -= segment_bytes;
         let remote = Remote {
             addr: segment.address,

@@ -43,6 +43,15 @@ pub(super) struct Plan {
     pub(super) seed: u64,
 }
 
+impl Plan {
+    /// Gives the association the memory that the I/Os in progress need. A lease is a power of two of
+    /// pages.
+    pub(super) fn fit_memory(&mut self) {
+        let lease_bytes = (self.bs as usize).next_power_of_two().max(4096);
+        self.options.data_memory_bytes = lease_bytes * (usize::from(self.iodepth) + 1);
+    }
+}
+
 /// I/Os of one direction.
 #[derive(Debug)]
 pub(super) struct Side {

@@ -6,7 +6,7 @@
 
 mod job;
 mod pattern;
-mod report;
+pub(super) mod report;
 mod verify;
 
 use std::io::IsTerminal;
@@ -17,10 +17,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
+use capstan_initiator::Options;
 use clap::{Args, ValueEnum};
+use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{ConnectArgs, OutputArgs, parse_bytes, parse_duration};
+use super::output;
 use job::{Job, JobResult, Plan};
 
 /// Between two looks at the jobs.
@@ -62,7 +65,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     rwmixread: u8,
     /// Check contents: writes carry a checksum and are read back; reads must find one.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "crc32c")]
     verify: Option<Verify>,
     /// Cores to run the jobs on, one each in turn.
     #[arg(long, value_name = "CORE,...", value_delimiter = ',')]
@@ -72,6 +75,55 @@ pub(crate) struct Bench {
     randseed: u64,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// What reads have measured.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub(super) latency_ns: Histogram<u64>,
+    pub(super) ios_per_s: f64,
+    pub(super) bytes_per_s: f64,
+    /// Connections that were lost meanwhile.
+    pub(super) losses: u64,
+}
+
+/// Reads `bs` bytes at random for `runtime` on this thread, `iodepth` at once, through an
+/// association of its own.
+pub(super) fn random_reads(
+    options: &Options,
+    nsid: u32,
+    bs: u32,
+    iodepth: u16,
+    runtime: Duration,
+) -> Result<Measured> {
+    let mut options = options.clone();
+    options.nr_io_queues = 1;
+    options.queue_size = options.queue_size.max(iodepth + 1);
+    let mut plan = Plan {
+        nsid,
+        random: true,
+        reads_percent: 100,
+        bs,
+        iodepth,
+        jobs: 1,
+        runtime: Some(runtime),
+        ramp_time: Duration::ZERO,
+        offset: 0,
+        size: None,
+        verify: false,
+        cores: Vec::new(),
+        seed: 1,
+        options,
+    };
+    plan.fit_memory();
+    let result = Job::connect(&plan, 0, Arc::default())?.run(Instant::now())?;
+    let seconds = result.elapsed.as_secs_f64().max(1e-9);
+    Ok(Measured {
+        ios_per_s: result.read.ios as f64 / seconds,
+        bytes_per_s: result.read.bytes as f64 / seconds,
+        latency_ns: result.read.latency_ns,
+        losses: result.losses,
+    })
 }
 
 /// Workloads.
@@ -165,10 +217,7 @@ impl Bench {
             .ok()
             .filter(|bs| (512..=4 << 20).contains(bs))
             .ok_or_else(|| anyhow!("--bs is {}, expected 512 to 4 MiB", self.bs))?;
-        // A lease is a power of two of pages.
-        let lease_bytes = (bs as usize).next_power_of_two().max(4096);
-        options.data_memory_bytes = lease_bytes * (usize::from(self.iodepth) + 1);
-        Ok(Plan {
+        let mut plan = Plan {
             options,
             nsid: self.namespace_id,
             random: self.rw.is_random(),
@@ -183,7 +232,9 @@ impl Bench {
             verify: self.verify.is_some(),
             cores: self.cpus_allowed.clone(),
             seed: self.randseed,
-        })
+        };
+        plan.fit_memory();
+        Ok(plan)
     }
 
     /// Connects every job, then lets them start together.
@@ -204,7 +255,7 @@ impl Bench {
                     .name(format!("job{number}"))
                     .spawn(move || {
                         let job = Job::connect(&plan, number, progress);
-                        let connected = job.as_ref().map(drop).map_err(|e| format!("{e:#}"));
+                        let connected = job.as_ref().map(drop).map_err(output::chain);
                         // The receiver waits for every job.
                         let _ = ready.send(connected);
                         let mut job = job?;

@@ -162,7 +162,7 @@ fn side_json(side: &Side, seconds: f64) -> Value {
 }
 
 /// A count with three or four digits: `512k`, `7.2k`, `980`.
-pub(super) fn count(n: f64) -> String {
+pub(in super::super) fn count(n: f64) -> String {
     match n {
         n if n >= 1e7 => format!("{:.1}M", n / 1e6),
         n if n >= 1e6 => format!("{:.2}M", n / 1e6),
@@ -173,7 +173,7 @@ pub(super) fn count(n: f64) -> String {
 }
 
 /// Bytes in powers of 1024.
-pub(super) fn bytes(n: f64) -> String {
+pub(in super::super) fn bytes(n: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut n = n;
     let mut unit = 0;

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use capstan_memory::{Buffer, Pool};
+use capstan_reactor::Armed;
 use nix::errno::Errno;
 use nix::libc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -400,12 +401,12 @@ impl FrontEnd for FuseFrontEnd {
         self.finish(completion.token, &completion.result, completion.buffer);
     }
 
-    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
         // Level-triggered: requests that are there already make it readable.
         if self.wants_requests() {
             fds.push(self.device.0.as_raw_fd());
         }
-        true
+        Armed::Quiet
     }
 
     fn next_deadline_us(&self) -> Option<u64> {

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
+use capstan_reactor::Armed;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::connection::{Connection, Interest};
@@ -209,10 +210,10 @@ impl FrontEnd for NbdFrontEnd {
         }
     }
 
-    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
         // Level-triggered: what is there already makes it readable.
         fds.push(self.epoll.0.as_fd().as_raw_fd());
-        true
+        Armed::Quiet
     }
 
     fn next_deadline_us(&self) -> Option<u64> {

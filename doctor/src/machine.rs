@@ -1,0 +1,205 @@
+//! Where the checks look: the machine, or a folder that looks like one.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use nix::ifaddrs::getifaddrs;
+
+/// Capabilities that lift limits (`capabilities(7)`), by their bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Capability {
+    /// CAP_NET_ADMIN: any congestion control may be chosen.
+    NetAdmin = 12,
+    /// CAP_IPC_LOCK: RLIMIT_MEMLOCK does not hold.
+    IpcLock = 14,
+    /// CAP_SYS_ADMIN.
+    SysAdmin = 21,
+}
+
+/// What a device file lets this process do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceFile {
+    /// It can be opened for reading and writing.
+    Usable,
+    /// It is there, and opening it is refused.
+    Refused,
+    /// It is not there.
+    Missing,
+}
+
+/// A machine, seen through its `/proc`, `/sys`, `/dev` and `/lib/modules`.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    root: PathBuf,
+    /// Addresses of the interfaces: interface, address.
+    pub addresses: Vec<(String, IpAddr)>,
+}
+
+impl Machine {
+    /// This machine.
+    #[must_use]
+    pub fn here() -> Self {
+        let interfaces = getifaddrs().into_iter().flatten();
+        let addresses = interfaces
+            .filter_map(|interface| {
+                let address = interface.address?;
+                let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+                let v6 = address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip()));
+                Some((interface.interface_name, v4.or(v6)?))
+            })
+            .collect();
+        Self::at(Path::new("/"), addresses)
+    }
+
+    /// The machine whose root folder is `root`, with these interface addresses.
+    #[must_use]
+    pub fn at(root: &Path, addresses: Vec<(String, IpAddr)>) -> Self {
+        Self {
+            root: root.to_owned(),
+            addresses,
+        }
+    }
+
+    /// The place of an absolute path.
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// A file's text without the line end; `None` when it cannot be read. (Reading a file of sysfs
+    /// fails where the kernel has no value, such as unused GIDs on some devices.)
+    #[must_use]
+    pub fn read(&self, path: &str) -> Option<String> {
+        let text = fs::read_to_string(self.path(path)).ok()?;
+        Some(text.trim_end().to_owned())
+    }
+
+    /// A number in a file.
+    #[must_use]
+    pub fn number(&self, path: &str) -> Option<u64> {
+        self.read(path)?.trim().parse().ok()
+    }
+
+    /// Names in a folder, sorted; numbers by their value. Empty when there is no such folder.
+    #[must_use]
+    pub fn names(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(folder)).into_iter().flatten();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<String> = names.collect();
+        names.sort_by_key(|name| (name.parse::<u64>().ok(), name.clone()));
+        names
+    }
+
+    /// Whether there is such a file or folder.
+    #[must_use]
+    pub fn has(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    /// What a device file lets this process do. Opening the ones doctor looks at does nothing.
+    #[must_use]
+    pub fn device_file(&self, path: &str) -> DeviceFile {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path(path));
+        match opened {
+            Ok(_) => DeviceFile::Usable,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => DeviceFile::Missing,
+            Err(_) => DeviceFile::Refused,
+        }
+    }
+
+    /// Whether this process has a capability (`CapEff` of proc_pid_status(5)).
+    #[must_use]
+    pub fn has_capability(&self, capability: Capability) -> bool {
+        let status = self.read("/proc/self/status").unwrap_or_default();
+        let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+        let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+        bits.is_some_and(|bits| bits >> (capability as u8) & 1 == 1)
+    }
+
+    /// The soft limit in a row of `/proc/self/limits`; `u64::MAX` when there is none.
+    #[must_use]
+    pub fn limit(&self, row: &str) -> Option<u64> {
+        let limits = self.read("/proc/self/limits")?;
+        let values = limits.lines().find_map(|line| line.strip_prefix(row))?;
+        match values.split_whitespace().next()? {
+            "unlimited" => Some(u64::MAX),
+            soft => soft.parse().ok(),
+        }
+    }
+
+    /// The kernel's release, as `uname -r` prints it.
+    #[must_use]
+    pub fn release(&self) -> String {
+        self.read("/proc/sys/kernel/osrelease").unwrap_or_default()
+    }
+}
+
+/// Bytes for people, in the largest unit that keeps them whole.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let unit = UNITS
+        .iter()
+        .find(|(_, shift)| bytes >= 1 << shift && bytes.is_multiple_of(1 << shift));
+    match unit {
+        Some((name, shift)) => format!("{} {name}", bytes >> shift),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Capability, DeviceFile, Machine, size};
+    use crate::testing::Tree;
+
+    #[test]
+    fn limits_and_capabilities_are_those_of_proc() {
+        let machine = Tree::new()
+            .file(
+                "proc/self/limits",
+                "Limit                     Soft Limit           Hard Limit           Units\n\
+                 Max open files            1024                 524288               files\n\
+                 Max locked memory         8388608              8388608              bytes\n\
+                 Max file size             unlimited            unlimited            bytes\n",
+            )
+            .file("proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n");
+        let machine = machine.machine();
+        assert_eq!(machine.limit("Max locked memory"), Some(8 << 20));
+        assert_eq!(machine.limit("Max file size"), Some(u64::MAX));
+        assert_eq!(machine.limit("Max cake"), None);
+        assert!(machine.has_capability(Capability::IpcLock));
+        assert!(!machine.has_capability(Capability::SysAdmin));
+    }
+
+    #[test]
+    fn device_files_and_names() {
+        let tree = Tree::new().file("dev/fuse", "").file("sys/g/10", "");
+        let tree = tree.file("sys/g/9", "").file("sys/g/x", "");
+        let machine = tree.machine();
+        assert_eq!(machine.device_file("/dev/fuse"), DeviceFile::Usable);
+        assert_eq!(machine.device_file("/dev/ublk"), DeviceFile::Missing);
+        assert_eq!(machine.device_file("/dev"), DeviceFile::Refused);
+        assert_eq!(machine.names("/sys/g"), ["x", "9", "10"]);
+        assert_eq!(machine.names("/sys/none"), [""; 0]);
+    }
+
+    #[test]
+    fn this_machine_has_a_kernel_and_a_loopback_address() {
+        let machine = Machine::here();
+        assert!(!machine.release().is_empty());
+        let loopback = |(_, ip): &(String, std::net::IpAddr)| ip.is_loopback();
+        assert!(machine.addresses.iter().any(loopback));
+    }
+
+    #[test]
+    fn sizes_are_exact() {
+        assert_eq!(size(256 << 20), "256 MiB");
+        assert_eq!(size((1 << 30) + 4096), "1048580 KiB");
+        assert_eq!(size(65_537), "65537 bytes");
+        assert_eq!(size(0), "0 bytes");
+    }
+}

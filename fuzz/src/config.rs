@@ -1,0 +1,55 @@
+//! The configuration file: operators write it, so it is not hostile, but every mistake must end in
+//! a message.
+
+use capstan_config::{Backing, Config, Reactors};
+
+/// The text of a configuration file. One that is accepted is consistent.
+pub fn config_toml(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    // The same text as option values.
+    let _ = capstan_config::parse_listen(text);
+    if let Ok(backing) = text.parse::<Backing>() {
+        assert_eq!(backing.to_string().parse(), Ok(backing));
+    }
+    let config = match Config::from_toml(text) {
+        Ok(config) => config,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    assert!(!config.listeners.is_empty() && !config.subsystems.is_empty());
+    let reactors = match &config.target.reactors {
+        Reactors::Cores(cores) => cores.len(),
+        other => other.count(1),
+    };
+    let plan = config.memory_plan(reactors).expect("checked already");
+    assert!(plan.hosts(1) >= 1, "{plan}");
+    let mut uuids = Vec::new();
+    for subsystem in &config.subsystems {
+        subsystem.nqn.check_form().expect("a subsystem's NQN");
+        assert!((1..=20).contains(&subsystem.serial.len()) && subsystem.serial.is_ascii());
+        assert!((1..=40).contains(&subsystem.model.len()) && subsystem.model.is_ascii());
+        assert!(!subsystem.namespaces.is_empty());
+        let ascending = subsystem.namespaces.is_sorted_by(|a, b| a.nsid < b.nsid);
+        assert!(ascending, "NSIDs are unique and in order");
+        for namespace in &subsystem.namespaces {
+            assert!((1..=capstan_config::NAMESPACES_MAX).contains(&namespace.nsid));
+            assert_ne!(namespace.nguid, [0; 16]);
+            uuids.push(namespace.uuid);
+            if let Some(size_bytes) = namespace.backing.size_bytes() {
+                let lba_bytes = namespace
+                    .lba
+                    .unwrap_or(capstan_config::LbaSize::DEFAULT)
+                    .bytes();
+                assert!(size_bytes > 0 && size_bytes.is_multiple_of(lba_bytes.into()));
+            }
+        }
+    }
+    let count = uuids.len();
+    uuids.sort_unstable();
+    uuids.dedup();
+    assert_eq!(uuids.len(), count, "UUIDs are unique");
+}

@@ -1,0 +1,236 @@
+//! Connection management, discovery, and the association with a subsystem.
+
+use std::time::{Duration, Instant};
+
+use capstan_doctor::Check;
+use capstan_initiator::{ConnectError, DirectQueue};
+use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType};
+use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::status::StatusContext;
+
+use super::super::args::ConnectArgs;
+use super::super::output;
+use super::reach::Reached;
+
+const LOG: &str = "see the target's log: journalctl -u capstan-target";
+
+/// Connects to the discovery service and reads its log. `false` when it is of no use to go on.
+pub(super) fn discover(connect: &ConnectArgs, reached: &Reached, checks: &mut Vec<Check>) -> bool {
+    let start = Instant::now();
+    let mut queue = match DirectQueue::connect(&connect.discovery_options(&reached.identity)) {
+        Ok(queue) => queue,
+        Err(error) => {
+            // A target may refuse its discovery service to this host and not a subsystem.
+            let go_on = matches!(error, ConnectError::Refused { .. });
+            checks.extend(refused("discovery", error));
+            return go_on;
+        }
+    };
+    checks.push(connected(start.elapsed()));
+    let log = queue.discover();
+    queue.close();
+    match log {
+        Ok((genctr, entries)) => {
+            let hostnqn = reached.identity.hostnqn.as_str();
+            checks.push(offers(&entries, genctr, connect.nqn.as_deref(), hostnqn));
+            true
+        }
+        Err(error) => {
+            checks.push(Check::error(
+                "discovery",
+                error.to_string(),
+                "a log page",
+                LOG,
+            ));
+            true
+        }
+    }
+}
+
+fn connected(elapsed: Duration) -> Check {
+    let ms = elapsed.as_secs_f64() * 1e3;
+    let seen = format!("accepted; the discovery controller was ready in {ms:.1} ms");
+    Check::ok("CM connect", seen).with_figure("ready_ms", ms)
+}
+
+/// What the discovery log offers this host.
+fn offers(
+    entries: &[DiscoveryLogEntry],
+    genctr: u64,
+    wanted: Option<&str>,
+    hostnqn: &str,
+) -> Check {
+    const NAME: &str = "discovery";
+    let mut names: Vec<Nqn> = entries
+        .iter()
+        .filter(|entry| entry.subtype == DiscoverySubsystemType::NVM)
+        .filter_map(|entry| entry.subsystem_nqn().ok())
+        .collect();
+    names.sort();
+    names.dedup();
+    let list: Vec<_> = names.iter().map(Nqn::as_str).collect();
+    let seen = match list.as_slice() {
+        [] => format!("no subsystem for this host (generation {genctr})"),
+        list => format!("{} (generation {genctr})", list.join(", ")),
+    };
+    let allow = format!(
+        "check the name; if it is right, on the target: add \"{hostnqn}\" to the subsystem's \
+         allowed_hosts, and systemctl restart capstan-target"
+    );
+    match wanted {
+        Some(wanted) if !list.contains(&wanted) => Check::warning(NAME, seen, wanted, allow),
+        None if list.is_empty() => Check::warning(NAME, seen, "a subsystem", allow),
+        _ => Check::ok(NAME, seen),
+    }
+}
+
+/// Connects to the subsystem that was named. Without one, says that nothing more was tried.
+pub(super) fn connect(
+    connect: &ConnectArgs,
+    reached: &Reached,
+    checks: &mut Vec<Check>,
+) -> Option<DirectQueue> {
+    if connect.nqn.is_none() {
+        let seen = "not tried: no subsystem was named; give one with --nqn";
+        checks.push(Check::ok("reads", seen));
+        return None;
+    }
+    let mut options = match connect.options() {
+        Ok(options) => options,
+        Err(error) => {
+            let seen = output::chain(&error);
+            checks.push(Check::error(
+                "subsystem",
+                seen,
+                "an NQN",
+                "capstan discover",
+            ));
+            return None;
+        }
+    };
+    // What is lost is to be told, not to be waited for.
+    options.ctrl_loss_tmo = Some(Duration::ZERO);
+    match DirectQueue::connect(&options) {
+        Ok(queue) => {
+            checks.push(controller(&queue, reached));
+            Some(queue)
+        }
+        Err(error) => {
+            checks.extend(refused("subsystem", error));
+            None
+        }
+    }
+}
+
+fn controller(queue: &DirectQueue, reached: &Reached) -> Check {
+    let info = queue.controller();
+    let largest = info
+        .transfer_bytes_max
+        .map_or_else(|| "any size".to_owned(), |max| output::size(max.into()));
+    let device = queue.device().map_or("no device", |device| &device.name);
+    Check::ok(
+        "subsystem",
+        format!(
+            "controller {} at {} through {device}: {} {}, {} I/O queue(s), transfers of {largest}, {} \
+             in the capsule",
+            info.cntlid,
+            reached.address,
+            info.model,
+            info.firmware,
+            info.io_queues,
+            output::size(info.in_capsule_bytes.into()),
+        ),
+    )
+}
+
+/// Why there is no association: at the connection manager, or behind it.
+fn refused(step: &'static str, error: ConnectError) -> Vec<Check> {
+    const CM: &str = "CM connect";
+    match error {
+        ConnectError::Rejected {
+            qid, reason, next, ..
+        } => vec![Check::error(
+            CM,
+            format!("queue {qid}: rejected: {reason}"),
+            "accepted",
+            next,
+        )],
+        ConnectError::Transport { qid, source } => vec![Check::error(
+            CM,
+            format!("queue {qid}: {source}"),
+            "a connection",
+            LOG,
+        )],
+        ConnectError::Timeout { .. } | ConnectError::Disconnected { .. } => {
+            vec![Check::error(CM, error.to_string(), "an answer", LOG)]
+        }
+        ConnectError::Refused {
+            qid,
+            status,
+            location,
+            reason,
+        } => vec![
+            Check::ok(CM, format!("accepted, queue {qid} of the {step}")),
+            Check::error(
+                step,
+                format!(
+                    "Connect was refused: {} at {location}",
+                    status.display(StatusContext::Fabrics)
+                ),
+                "success",
+                reason,
+            ),
+        ],
+        other => vec![Check::error(step, other.to_string(), "an association", LOG)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_doctor::Verdict;
+    use capstan_initiator::ConnectError;
+    use capstan_nvme_proto::error::ErrorLocation;
+    use capstan_nvme_proto::status::Status;
+
+    use super::{offers, refused};
+
+    #[test]
+    fn a_reject_is_the_connection_managers_and_a_refusal_is_not() {
+        let rejected = refused(
+            "discovery",
+            ConnectError::Rejected {
+                qid: 0,
+                reason: "nobody listens there".to_owned(),
+                next: "check the address",
+            },
+        );
+        assert_eq!(rejected.len(), 1);
+        assert_eq!(rejected[0].name, "CM connect");
+        assert_eq!(rejected[0].seen, "queue 0: rejected: nobody listens there");
+        assert_eq!(rejected[0].remedy.as_deref(), Some("check the address"));
+        let refused = refused(
+            "subsystem",
+            ConnectError::Refused {
+                qid: 0,
+                status: Status::CONNECT_INVALID_HOST,
+                location: ErrorLocation::Unspecified,
+                reason: "add the host".to_owned(),
+            },
+        );
+        let told: Vec<_> = refused
+            .iter()
+            .map(|c| (c.name.as_str(), c.verdict))
+            .collect();
+        let expected = [("CM connect", Verdict::Ok), ("subsystem", Verdict::Error)];
+        assert_eq!(told, expected);
+        assert_eq!(refused[1].remedy.as_deref(), Some("add the host"));
+    }
+
+    #[test]
+    fn an_empty_discovery_log_names_the_host_to_allow() {
+        let check = offers(&[], 3, Some("nqn.s"), "nqn.h");
+        assert_eq!(check.verdict, Verdict::Warning);
+        assert_eq!(check.seen, "no subsystem for this host (generation 3)");
+        assert!(check.remedy.unwrap().contains("\"nqn.h\""));
+    }
+}

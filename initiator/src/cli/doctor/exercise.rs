@@ -1,0 +1,252 @@
+//! Every RDMA opcode that reading and comparing use. Nothing is written.
+
+use capstan_doctor::Check;
+use capstan_initiator::error::IoError;
+use capstan_initiator::host::NamespaceInfo;
+use capstan_initiator::{DirectQueue, Io, Op, WindowsClosed};
+use capstan_memory::Buffer;
+use capstan_nvme_proto::status::Status;
+
+use super::super::{io, output};
+
+/// The larger read, in bytes: too much for a capsule.
+const LARGE_BYTES: u32 = 128 << 10;
+/// How often what was read is compared, as another host may write between the two.
+const COMPARISONS: usize = 3;
+const LOG: &str = "see the target's log: journalctl -u capstan-target";
+
+/// Reads, compares and verifies the first LBAs of a namespace, and ends the association. `None` when
+/// it cannot be read.
+pub(super) fn exercise(
+    mut queue: DirectQueue,
+    nsid: u32,
+    checks: &mut Vec<Check>,
+) -> Option<NamespaceInfo> {
+    let namespace = match io::namespace(&queue, nsid) {
+        Ok(namespace) => namespace,
+        Err(error) => {
+            let (seen, mend) = (output::chain(&error), "capstan list-ns; give one with -N");
+            checks.push(Check::error(
+                "namespace",
+                seen,
+                "one that can be read",
+                mend,
+            ));
+            queue.close();
+            return None;
+        }
+    };
+    let size = output::size(namespace.size_bytes());
+    let seen = format!("{nsid}: {size}, LBAs of {} bytes", namespace.lba_bytes);
+    checks.push(Check::ok("namespace", seen));
+    let mut patient = Patient {
+        namespace: &namespace,
+        queue: &mut queue,
+        closed_before: WindowsClosed::default(),
+    };
+    let is_readable = patient.opcodes(checks);
+    queue.close();
+    is_readable.then_some(namespace)
+}
+
+/// A namespace that is looked at.
+struct Patient<'a> {
+    namespace: &'a NamespaceInfo,
+    queue: &'a mut DirectQueue,
+    closed_before: WindowsClosed,
+}
+
+impl Patient<'_> {
+    fn opcodes(&mut self, checks: &mut Vec<Check>) -> bool {
+        self.closed_before = self.queue.windows_closed();
+        let read = self.read();
+        let is_readable = read.verdict == capstan_doctor::Verdict::Ok;
+        checks.push(read);
+        if !is_readable {
+            return false;
+        }
+        checks.push(self.pull());
+        checks.push(self.in_capsule());
+        checks.push(self.invalidate());
+        checks.push(self.without_data());
+        checks.push(Check::ok(
+            "not tried",
+            "Write, Write Zeroes and Dataset Management, as they change the namespace; reservations",
+        ));
+        true
+    }
+
+    /// LBAs of about `bytes`, as many as there are.
+    fn blocks(&self, bytes: u32) -> u32 {
+        let bytes = bytes.min(self.queue.transfer_bytes_max());
+        let nlb = (bytes / self.namespace.lba_bytes).max(1);
+        u32::try_from(self.namespace.nsze_lbas).map_or(nlb, |all| nlb.min(all))
+    }
+
+    /// One operation on the first LBAs, waited for.
+    fn run(&mut self, op: Op, buffer: Option<Buffer>) -> (Result<(), String>, Option<Buffer>) {
+        let io = Io {
+            nsid: self.namespace.nsid,
+            op,
+        };
+        if let Err(refused) = self.queue.submit(0, io, buffer) {
+            return (Err(refused.reason.to_string()), refused.buffer);
+        }
+        match self.queue.wait(None) {
+            Some(done) => {
+                let result = done.result.map_err(|error| match error {
+                    IoError::Status { status, .. } if status.code() == Status::COMPARE_FAILURE => {
+                        DIFFERS.to_owned()
+                    }
+                    other => other.to_string(),
+                });
+                (result, done.buffer)
+            }
+            None => (Err("nothing came back".to_owned()), None),
+        }
+    }
+
+    fn take(&self, nlb: u32) -> Result<Buffer, String> {
+        let bytes = nlb * self.namespace.lba_bytes;
+        let buffer = self.queue.take(bytes);
+        buffer.ok_or_else(|| format!("no registered memory of {bytes} bytes is free"))
+    }
+
+    /// The capsule comes by SEND, the data by RDMA WRITE, the response by SEND.
+    fn read(&mut self) -> Check {
+        const NAME: &str = "SEND, RDMA WRITE";
+        let mut told = Vec::new();
+        for bytes in [self.namespace.lba_bytes, LARGE_BYTES] {
+            let nlb = self.blocks(bytes);
+            let result = self
+                .take(nlb)
+                .and_then(|buffer| self.run(Op::Read { slba: 0, nlb }, Some(buffer)).0);
+            let bytes = u64::from(nlb) * u64::from(self.namespace.lba_bytes);
+            if let Err(error) = result {
+                let seen = format!("Read of {}: {error}", output::size(bytes));
+                return Check::error(NAME, seen, "success", LOG);
+            }
+            told.push(output::size(bytes));
+        }
+        Check::ok(NAME, format!("Read of {}", told.join(" and of ")))
+    }
+
+    /// Data too large for a capsule is pulled by RDMA READ.
+    fn pull(&mut self) -> Check {
+        const NAME: &str = "RDMA READ";
+        let nlb = self.blocks(LARGE_BYTES);
+        let bytes = nlb * self.namespace.lba_bytes;
+        // Connect has brought its data this way already.
+        if !self.queue.controller().compare {
+            return Check::ok(
+                NAME,
+                "1024 bytes, by Connect; more was not tried, as the controller has no Compare",
+            );
+        }
+        if bytes <= self.queue.controller().in_capsule_bytes {
+            return Check::ok(
+                NAME,
+                "1024 bytes, by Connect; more was not tried, as the namespace fits into a capsule",
+            );
+        }
+        self.compare(NAME, nlb)
+    }
+
+    fn in_capsule(&mut self) -> Check {
+        const NAME: &str = "SEND with data";
+        let in_capsule_bytes = self.queue.controller().in_capsule_bytes;
+        let lba_bytes = self.namespace.lba_bytes;
+        if !self.queue.controller().compare {
+            return Check::ok(NAME, "not tried: the controller has no Compare");
+        }
+        if in_capsule_bytes < lba_bytes {
+            let room = output::size(in_capsule_bytes.into());
+            return Check::ok(NAME, format!("not tried: a capsule has room for {room}"));
+        }
+        self.compare(NAME, self.blocks(in_capsule_bytes))
+    }
+
+    /// Reads, and lets the controller compare: what travelled there and back is what it has.
+    fn compare(&mut self, name: &str, nlb: u32) -> Check {
+        let bytes = u64::from(nlb) * u64::from(self.namespace.lba_bytes);
+        let size = output::size(bytes);
+        let mut result = Ok(());
+        for _ in 0..COMPARISONS {
+            result = self.read_and_compare(nlb);
+            if result.as_ref().err().map(String::as_str) != Some(DIFFERS) {
+                break;
+            }
+        }
+        match result {
+            Ok(()) => Check::ok(name, format!("Compare of {size} with what was read")),
+            Err(error) if error == DIFFERS => Check::error(
+                name,
+                format!("Compare of {size}: {DIFFERS}, {COMPARISONS} times in a row"),
+                "the data that was read a moment before",
+                "look for another host that writes these LBAs; without one, data is damaged on the \
+                 way",
+            ),
+            Err(error) => Check::error(name, format!("Compare of {size}: {error}"), "success", LOG),
+        }
+    }
+
+    fn read_and_compare(&mut self, nlb: u32) -> Result<(), String> {
+        let buffer = self.take(nlb)?;
+        let (read, buffer) = self.run(Op::Read { slba: 0, nlb }, Some(buffer));
+        read?;
+        self.run(Op::Compare { slba: 0, nlb }, buffer).0
+    }
+
+    /// Who took the target's access back after each command.
+    fn invalidate(&self) -> Check {
+        const NAME: &str = "SEND with Invalidate";
+        let now = self.queue.windows_closed();
+        let by_controller = now.by_controller - self.closed_before.by_controller;
+        let by_host = now.by_host - self.closed_before.by_host;
+        let device = self.queue.device();
+        match (by_controller, by_host) {
+            (0, 0) => Check::ok(
+                NAME,
+                "not asked for: the device has no memory windows, so the target can reach the data \
+                 memory of this association while it lasts",
+            ),
+            (0, by_host) if device.is_some_and(|device| !device.send_with_invalidate) => Check::ok(
+                NAME,
+                format!("not asked for: the device has none; this host closed {by_host} window(s)"),
+            ),
+            (by_controller, 0) => {
+                Check::ok(NAME, format!("closed {by_controller} memory window(s)"))
+            }
+            (by_controller, by_host) => Check::warning(
+                NAME,
+                format!(
+                    "closed {by_controller} of {} memory windows",
+                    by_controller + by_host
+                ),
+                "all; this host closes the others itself, at one more work request each",
+                "nothing on this host: the target decides",
+            ),
+        }
+    }
+
+    /// Commands that move no data: the capsule and the response only.
+    fn without_data(&mut self) -> Check {
+        const NAME: &str = "SEND without data";
+        let nlb = self.blocks(LARGE_BYTES);
+        let mut commands = vec![("Flush", Op::Flush)];
+        if self.queue.controller().verify {
+            commands.push(("Verify", Op::Verify { slba: 0, nlb }));
+        }
+        let mut told = Vec::new();
+        for (command, op) in commands {
+            if let (Err(error), _) = self.run(op, None) {
+                return Check::error(NAME, format!("{command}: {error}"), "success", LOG);
+            }
+            told.push(command);
+        }
+        Check::ok(NAME, told.join(", "))
+    }
+}
+
+/// Compare Failure.
+const DIFFERS: &str = "the namespace holds something else";

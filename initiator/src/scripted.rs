@@ -1,0 +1,186 @@
+//! A controller for tests: it answers as told, with a RAM disk behind its namespaces.
+
+use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
+use capstan_nvme_proto::fabrics::ConnectData;
+use capstan_nvme_proto::features::{FeatureId, NumberOfQueues};
+use capstan_nvme_proto::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
+use capstan_nvme_proto::nqn::HostId;
+use capstan_nvme_proto::property::{Cap, Csts, Property, ShutdownStatus};
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Identifier of the host that tests connect as.
+pub(crate) const HOSTID: HostId = HostId([7; 16]);
+/// CNTLID of the controller.
+pub(crate) const CNTLID: u16 = 0x11;
+/// Blocks of each namespace, of 4096 bytes.
+pub(crate) const NSZE_LBAS: u64 = 1000;
+/// Bytes of a block.
+pub(crate) const LBA_BYTES: usize = 4096;
+/// Most in-capsule data.
+pub(crate) const IN_CAPSULE_BYTES: usize = 8192;
+
+/// An answer: status, dwords 0 and 1, data for the host.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: Status,
+    pub(crate) result: u64,
+    pub(crate) data: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn success(data: Vec<u8>) -> Self {
+        Self {
+            status: Status::SUCCESS,
+            result: 0,
+            data,
+        }
+    }
+
+    fn result(result: u64) -> Self {
+        Self {
+            result,
+            ..Self::success(Vec::new())
+        }
+    }
+}
+
+/// What the controller says, and how.
+pub(crate) struct ScriptedController {
+    /// CSTS polls before RDY.
+    pub(crate) polls_before_ready: u32,
+    /// Status of the Connect of a queue, with dword 0.
+    pub(crate) connect: fn(u16) -> (Status, u32),
+    pub(crate) namespaces: Vec<u32>,
+    pub(crate) nguid: [u8; 16],
+    pub(crate) identify: fn(&mut IdentifyController),
+    /// Keep Alives answered.
+    pub(crate) keep_alives: u32,
+    pub(crate) answer_keep_alive: bool,
+    /// CC.SHN was set.
+    pub(crate) shutdown: bool,
+}
+
+impl ScriptedController {
+    pub(crate) fn new() -> Self {
+        Self {
+            polls_before_ready: 0,
+            connect: |_| (Status::SUCCESS, CNTLID.into()),
+            namespaces: vec![1, 7],
+            nguid: [9; 16],
+            identify: |_| {},
+            keep_alives: 0,
+            answer_keep_alive: true,
+            shutdown: false,
+        }
+    }
+
+    /// The answer to an admin or Fabrics command with `data` from the host; `None` when it waits
+    /// (an event) or is left unanswered.
+    pub(crate) fn answer(&mut self, qid: u16, sqe: &Sqe, data: &[u8]) -> Option<Answer> {
+        if sqe.is_fabrics() {
+            return Some(self.fabrics(qid, sqe, data));
+        }
+        match AdminCommand::parse(sqe).unwrap() {
+            AdminCommand::Identify(identify) => {
+                let data = self.identify_data(identify.cns, identify.nsid);
+                Some(Answer::success(data))
+            }
+            AdminCommand::SetFeatures(set) if set.fid == FeatureId::NUMBER_OF_QUEUES => {
+                let asked = NumberOfQueues::decode(set.cdw11);
+                assert_eq!(asked.submission, asked.completion);
+                Some(Answer::result(asked.encode().into()))
+            }
+            AdminCommand::AsynchronousEventRequest => None,
+            AdminCommand::KeepAlive => {
+                self.keep_alives += u32::from(self.answer_keep_alive);
+                self.answer_keep_alive.then(|| Answer::result(0))
+            }
+            AdminCommand::GetLogPage(log) => {
+                let len = usize::try_from(log.length_bytes).unwrap();
+                Some(Answer::success(vec![0; len]))
+            }
+            AdminCommand::SetFeatures(_) | AdminCommand::GetFeatures(_) => Some(Answer::result(0)),
+            AdminCommand::Abort(_) => panic!("unexpected Abort"),
+        }
+    }
+
+    fn fabrics(&mut self, qid: u16, sqe: &Sqe, data: &[u8]) -> Answer {
+        match FabricsCommand::parse(sqe).unwrap() {
+            FabricsCommand::Connect(connect) => {
+                let parsed = ConnectData::from_data(data).unwrap().parse().unwrap();
+                assert_eq!((connect.qid, parsed.hostid), (qid, HOSTID));
+                assert_eq!(parsed.cntlid, if qid == 0 { 0xFFFF } else { CNTLID });
+                if qid == 0 {
+                    self.shutdown = false;
+                }
+                let (status, dw0) = (self.connect)(qid);
+                Answer {
+                    status,
+                    ..Answer::result(dw0.into())
+                }
+            }
+            FabricsCommand::PropertyGet(get) => Answer::result(self.property(get.property)),
+            FabricsCommand::PropertySet(set) => {
+                self.shutdown = set.value >> 14 & 0b11 == 1;
+                Answer::result(0)
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    fn property(&mut self, property: Property) -> u64 {
+        match property {
+            Property::VS => 0x0002_0100,
+            Property::CAP => {
+                let mut cap = Cap::decode(0);
+                cap.mqes = 128;
+                cap.to_500ms = 4;
+                cap.css = Cap::CSS_NVM;
+                cap.encode()
+            }
+            Property::CSTS => {
+                let mut csts = Csts::decode(0);
+                csts.rdy = self.polls_before_ready == 0;
+                self.polls_before_ready = self.polls_before_ready.saturating_sub(1);
+                if self.shutdown {
+                    csts.shst = ShutdownStatus::COMPLETE;
+                }
+                csts.encode().into()
+            }
+            other => panic!("unexpected {other}"),
+        }
+    }
+
+    fn identify_data(&self, cns: Cns, nsid: u32) -> Vec<u8> {
+        match cns {
+            Cns::CONTROLLER => {
+                let mut identify = IdentifyController::new_zeroed();
+                identify.sgls = 0x0010_0005.into();
+                identify.ioccsz_16bytes = (4 + 512).into();
+                identify.iorcsz_16bytes = 1.into();
+                identify.mdts = 5;
+                identify.aerl_z = 3;
+                // Compare, Dataset Management, Write Zeroes, Verify.
+                identify.oncs = 0x008D.into();
+                identify.oaes = (1 << 8).into();
+                (self.identify)(&mut identify);
+                identify.as_bytes().to_vec()
+            }
+            Cns::ACTIVE_NAMESPACES => {
+                let mut list = NamespaceList::new_zeroed();
+                list.fill(self.namespaces.iter().copied().filter(|n| *n > nsid));
+                list.as_bytes().to_vec()
+            }
+            Cns::NAMESPACE => {
+                let mut identify = IdentifyNamespace::new_zeroed();
+                identify.nsze_lbas = NSZE_LBAS.into();
+                identify.lbaf[0].lbads = 12;
+                identify.nguid = self.nguid;
+                identify.as_bytes().to_vec()
+            }
+            _ => vec![0; 4096],
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! `capstan-target doctor`: the machine, and what a configuration asks of it.
+
+use std::io::ErrorKind;
+use std::net::TcpListener;
+
+use capstan_config::{Config, Listener, MemoryPlan, Target};
+use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
+use capstan_rdma::choose;
+
+use crate::limits::{CQ_DEPTH, IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES};
+use crate::serve::preference;
+
+/// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
+const REACTOR_FDS: u64 = 16;
+/// Memory regions of one reactor and device: data, queues, zeroes.
+const REACTOR_MRS: u64 = 3;
+/// Queues of a host that connects with one I/O queue.
+const HOST_QUEUES: u64 = 2;
+
+/// Looks at the machine, and at the configuration when there is one; an `Err` is why it cannot be
+/// used, in words.
+#[must_use]
+pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Vec<Check> {
+    let budget = Target::default().memory_budget_bytes;
+    match config {
+        None => machine_checks(machine, &Role::target(budget)),
+        Some(Err(error)) => {
+            let mut checks = machine_checks(machine, &Role::target(budget));
+            checks.push(Check::error(
+                "configuration",
+                error,
+                "a configuration that `capstan-target check` takes",
+                "change what is named there",
+            ));
+            checks
+        }
+        Some(Ok(config)) => with_config(machine, config),
+    }
+}
+
+fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let plan = config.memory_plan(config.target.reactors.count(cores));
+    let listeners: Vec<_> = config.listeners.iter().map(Listen::choose).collect();
+    let role = Role::Target {
+        memory_bytes: config.target.memory_budget_bytes,
+        verbs: listeners
+            .iter()
+            .any(|listen| listen.provider == Some("verbs")),
+        needs: plan.as_ref().ok().map(needs),
+    };
+    let mut checks = machine_checks(machine, &role);
+    checks.extend(configuration(config));
+    if let Ok(plan) = &plan {
+        checks.push(Check::ok("memory budget", plan.to_string()));
+        checks.push(open_files(machine, plan));
+    }
+    checks.extend(listeners.iter().map(|listen| listen.check(machine)));
+    checks
+}
+
+/// What is wrong with the configuration on this machine. A budget that is too small is among it.
+fn configuration(config: &Config) -> Vec<Check> {
+    const NAME: &str = "configuration";
+    // The words say what is expected, too.
+    let finding = |verdict, seen: String, field: &str| Check {
+        verdict,
+        remedy: Some(format!("change {field}, or the machine")),
+        ..Check::ok(NAME, seen)
+    };
+    match config.check_machine() {
+        Err(problems) => problems
+            .iter()
+            .map(|problem| finding(Verdict::Error, problem.to_string(), &problem.at.field))
+            .collect(),
+        Ok(warnings) if warnings.is_empty() => {
+            let namespaces: usize = config.subsystems.iter().map(|s| s.namespaces.len()).sum();
+            let subsystems = config.subsystems.len();
+            let seen = format!("{subsystems} subsystem(s), {namespaces} namespace(s)");
+            vec![Check::ok(NAME, seen)]
+        }
+        Ok(warnings) => warnings
+            .iter()
+            .map(|warning| finding(Verdict::Warning, warning.to_string(), &warning.at.field))
+            .collect(),
+    }
+}
+
+/// What a device must have for everything that the memory budget has room for.
+fn needs(plan: &MemoryPlan) -> Needs {
+    let queue_bytes = plan.queue_bytes / plan.reactors.max(1);
+    let receives = (queue_bytes / u64::from(SQE_BYTES + IN_CAPSULE_BYTES)).min(RECEIVES_MAX.into());
+    Needs {
+        qps: HOST_QUEUES * plan.hosts(1),
+        mrs: REACTOR_MRS * plan.reactors,
+        mr_bytes: queue_bytes.max(plan.data_bytes_per_reactor),
+        // Every receive, and two per command in flight.
+        cqes: (3 * receives).min(CQ_DEPTH.into()),
+        srq_wrs: receives,
+    }
+}
+
+/// Over iWARP each queue is a socket.
+fn open_files(machine: &Machine, plan: &MemoryPlan) -> Check {
+    const NAME: &str = "open files";
+    let needed = HOST_QUEUES * plan.hosts(1) + REACTOR_FDS * plan.reactors;
+    let limit = machine.limit("Max open files").unwrap_or(u64::MAX);
+    let seen = if limit == u64::MAX {
+        "unlimited".to_owned()
+    } else {
+        limit.to_string()
+    };
+    if limit >= needed {
+        return Check::ok(NAME, seen);
+    }
+    Check::warning(
+        NAME,
+        seen,
+        format!("{needed}, for as many hosts as the memory budget has room for"),
+        format!("ulimit -n {needed}; capstan-target.service has LimitNOFILE=65536 already"),
+    )
+}
+
+/// A listener with its provider.
+struct Listen<'a> {
+    listener: &'a Listener,
+    provider: Option<&'static str>,
+    why: String,
+}
+
+impl<'a> Listen<'a> {
+    fn choose(listener: &'a Listener) -> Self {
+        let choice = preference(listener.provider);
+        let (provider, why) = match choose(choice, listener.address.ip()) {
+            Ok((kind, why)) => (Some(kind.name()), why),
+            Err(error) => (None, error.to_string()),
+        };
+        Self {
+            listener,
+            provider,
+            why,
+        }
+    }
+
+    /// Its provider, its device, and whether its port is free.
+    fn check(&self, machine: &Machine) -> Check {
+        let address = self.listener.address;
+        let name = format!("listen {address}");
+        let Some(provider) = self.provider else {
+            let expected = "a provider for this address";
+            return Check::error(
+                name,
+                &self.why,
+                expected,
+                "provider = \"auto\" or \"iwarp\"",
+            );
+        };
+        let place = capstan_doctor::address(machine, address.ip());
+        let seen = format!("{provider}: {}; {}", self.why, place.seen);
+        if place.verdict != Verdict::Ok {
+            return Check {
+                name,
+                seen,
+                ..place
+            };
+        }
+        if provider != "iwarp" || address.port() == 0 {
+            return Check::ok(name, seen);
+        }
+        let Err(error) = TcpListener::bind(address) else {
+            return Check::ok(name, seen);
+        };
+        let port = address.port();
+        match error.kind() {
+            ErrorKind::AddrInUse => Check::warning(
+                name,
+                format!("{seen}; the port is in use"),
+                "a free port, unless this target runs already",
+                format!("ss -ltnp 'sport = :{port}'"),
+            ),
+            ErrorKind::PermissionDenied => Check::error(
+                name,
+                format!("{seen}; {error}"),
+                "a port that this user may listen at",
+                format!("sysctl -w net.ipv4.ip_unprivileged_port_start={port}"),
+            ),
+            _ => Check::error(
+                name,
+                format!("{seen}; {error}"),
+                "an address to listen at",
+                "ip address",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::TcpListener;
+
+    use capstan_config::Config;
+    use capstan_doctor::{Check, Machine, Verdict};
+
+    use super::{checks, needs};
+
+    fn config(target: &str, listener: &str) -> Config {
+        Config::from_toml(&format!(
+            "[target]\nreactors = 1\n{target}\n[[listener]]\n{listener}\n\
+             [[subsystem]]\nnqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\nram = \"1MiB\"\n"
+        ))
+        .unwrap()
+    }
+
+    /// What the configuration adds, on a machine with these limits.
+    fn examined(config: &Config, limits: &str) -> Vec<Check> {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        fs::write(root.path().join("proc/self/limits"), limits).unwrap();
+        let addresses = vec![("lo".to_owned(), "127.0.0.1".parse().unwrap())];
+        let machine = Machine::at(root.path(), addresses);
+        checks(&machine, Some(Ok(config)))
+    }
+
+    fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
+        let found = checks.iter().find(|check| check.name.starts_with(name));
+        found.unwrap_or_else(|| panic!("no {name} in {checks:?}"))
+    }
+
+    const LIMITS: &str = "Max open files            1024   4096   files\n\
+                          Max locked memory         unlimited  unlimited  bytes\n";
+
+    #[test]
+    fn a_configuration_that_fits_is_ok() {
+        let config = config("", "address = \"127.0.0.1\"\nport = 0");
+        let checks = examined(&config, LIMITS);
+        for name in ["configuration", "memory budget", "open files", "listen"] {
+            let check = find(&checks, name);
+            assert_eq!(check.verdict, Verdict::Ok, "{check:?}");
+        }
+        assert!(find(&checks, "listen").seen.contains("lo, no RDMA device"));
+        assert_eq!(
+            find(&checks, "configuration").seen,
+            "1 subsystem(s), 1 namespace(s)"
+        );
+    }
+
+    #[test]
+    fn limits_below_the_memory_budget_are_warnings() {
+        let config = config("", "address = \"127.0.0.1\"\nport = 0");
+        let checks = examined(
+            &config,
+            "Max open files            64   64   files\n\
+             Max locked memory         65536  65536  bytes\n",
+        );
+        for name in ["open files", "RLIMIT_MEMLOCK"] {
+            assert_eq!(find(&checks, name).verdict, Verdict::Warning, "{name}");
+        }
+        let expected = find(&checks, "RLIMIT_MEMLOCK").expected.as_ref();
+        assert!(expected.unwrap().starts_with("256 MiB"), "{expected:?}");
+    }
+
+    #[test]
+    fn a_budget_too_small_shows_the_arithmetic() {
+        let config = config(
+            "memory_budget = \"4MiB\"",
+            "address = \"127.0.0.1\"\nport = 0",
+        );
+        let config = Config {
+            target: capstan_config::Target {
+                memory_budget_bytes: 1 << 20,
+                ..config.target.clone()
+            },
+            ..config
+        };
+        let check = find(&examined(&config, LIMITS), "configuration").clone();
+        assert_eq!(check.verdict, Verdict::Error);
+        assert!(check.seen.contains("needed for one host"), "{}", check.seen);
+        assert!(check.remedy.unwrap().contains("target.memory_budget"));
+    }
+
+    #[test]
+    fn a_port_in_use_and_an_address_of_another_machine_are_warnings() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let config = config("", &format!("address = \"127.0.0.1\"\nport = {port}"));
+        let check = find(&examined(&config, LIMITS), "listen").clone();
+        assert_eq!(check.verdict, Verdict::Warning);
+        assert_eq!(check.remedy.unwrap(), format!("ss -ltnp 'sport = :{port}'"));
+        let elsewhere = super::tests::config("", "address = \"192.0.2.7\"");
+        let check = find(&examined(&elsewhere, LIMITS), "listen").clone();
+        assert_eq!(check.verdict, Verdict::Warning);
+        assert!(check.seen.contains("not an address of this machine"));
+    }
+
+    #[test]
+    fn a_provider_that_cannot_be_had_is_an_error() {
+        let config = config(
+            "",
+            "address = \"127.0.0.1\"\nport = 0\nprovider = \"verbs\"",
+        );
+        let check = find(&examined(&config, LIMITS), "listen").clone();
+        assert_eq!(check.verdict, Verdict::Error);
+    }
+
+    #[test]
+    fn a_configuration_that_cannot_be_read_is_an_error_beside_the_rest() {
+        let machine = Machine::here();
+        let words = "no such file".to_owned();
+        let checks = checks(&machine, Some(Err(&words)));
+        assert_eq!(find(&checks, "configuration").verdict, Verdict::Error);
+        assert!(find(&checks, "io_uring").name == "io_uring");
+    }
+
+    #[test]
+    fn a_device_needs_what_the_budget_has_room_for() {
+        let config = config("", "address = \"127.0.0.1\"");
+        let plan = config.memory_plan(2).unwrap();
+        let needs = needs(&plan);
+        assert_eq!(needs.mr_bytes, plan.queue_bytes / 2);
+        assert_eq!(needs.srq_wrs, plan.queue_bytes / 2 / 8256);
+        assert_eq!(needs.cqes, 3 * needs.srq_wrs);
+        assert_eq!((needs.mrs, needs.qps), (6, 2 * plan.hosts(1)));
+    }
+}

@@ -1,0 +1,387 @@
+//! SIGHUP: what differs between the configuration that is served and the one in the file now is
+//! carried out while hosts are connected. Either all of it is, or nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use capstan_config::{Access, Config, Namespace, Nqn, Subsystem};
+use capstan_storage::{Engine, EngineConfig};
+use capstan_subsystem::{BackendId, NamespaceConfig};
+
+use crate::control_plane::{ControlPlane, Message};
+use crate::limits::OPEN_TIMEOUT;
+use crate::plan::{Export, export, host_policy, subsystem_config};
+
+/// What is being served.
+pub(crate) struct Served {
+    config: Config,
+    /// Where the blocks of each namespace are, by subsystem and NSID.
+    backends: HashMap<(Nqn, u32), BackendId>,
+    /// Never used before: a volume that is being closed keeps its name to itself.
+    next_backend: u32,
+}
+
+/// What differs between two configurations, and can be carried out while hosts are connected.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Difference {
+    subsystems_removed: Vec<Nqn>,
+    subsystems_added: Vec<Subsystem>,
+    hosts_changed: Vec<(Nqn, Access)>,
+    /// Also those of removed subsystems.
+    namespaces_removed: Vec<(Nqn, u32)>,
+    /// Also those of added subsystems.
+    namespaces_added: Vec<(Nqn, Namespace)>,
+}
+
+/// A namespace that is about to be shown: its volume, and what hosts see of it.
+struct Prepared {
+    subnqn: Nqn,
+    export: Arc<Export>,
+    shown: NamespaceConfig,
+}
+
+impl Served {
+    /// What [`build`](crate::plan::build) has made of `config`.
+    pub(crate) fn new(config: &Config) -> Self {
+        let namespaces = config.subsystems.iter().flat_map(|subsystem| {
+            let nqn = &subsystem.nqn;
+            subsystem.namespaces.iter().map(|n| (nqn.clone(), n.nsid))
+        });
+        let backends: HashMap<_, _> = namespaces.zip((0..).map(BackendId)).collect();
+        Self {
+            config: config.clone(),
+            next_backend: u32::try_from(backends.len()).unwrap_or(u32::MAX),
+            backends,
+        }
+    }
+
+    /// Reads the file again and carries out what has changed. Returns it in words.
+    ///
+    /// # Errors
+    /// The file is not in order, something cannot be opened, or the change needs a restart. Then
+    /// what was served is served as before.
+    pub(crate) fn reload(
+        &mut self,
+        file: &Path,
+        control: &ControlPlane,
+        reactors: usize,
+    ) -> anyhow::Result<String> {
+        let wanted = Config::from_file(file)?;
+        let difference = difference(&self.config, &wanted)?;
+        for warning in only_added(&wanted, &difference).check_machine()? {
+            tracing::warn!("{warning}");
+        }
+        let prepared = self.prepare(&difference)?;
+        let exports: Vec<_> = prepared.iter().map(|p| Arc::clone(&p.export)).collect();
+        if let Err(error) = open(&exports, control, reactors) {
+            close(exports.iter().map(|export| export.backend), control);
+            return Err(error);
+        }
+        let removed: Vec<_> = difference
+            .namespaces_removed
+            .iter()
+            .filter_map(|name| self.backends.remove(name))
+            .collect();
+        for Prepared { subnqn, shown, .. } in &prepared {
+            let name = (subnqn.clone(), shown.nsid);
+            self.backends.insert(name, shown.backend);
+        }
+        show(&wanted, &difference, prepared, control)?;
+        // The queues have their new tables in the mailbox before this.
+        close(removed.into_iter(), control);
+        self.config = wanted;
+        Ok(difference.to_string())
+    }
+
+    fn prepare(&mut self, difference: &Difference) -> anyhow::Result<Vec<Prepared>> {
+        let engine: Rc<Engine> = Engine::new(&EngineConfig::default())?;
+        let added = difference.namespaces_added.iter();
+        added
+            .map(|(subnqn, namespace)| {
+                let backend = BackendId(self.next_backend);
+                self.next_backend = self
+                    .next_backend
+                    .checked_add(1)
+                    .context("too many reloads: restart the target")?;
+                let (export, shown) = export(subnqn, namespace, backend, &engine)?;
+                Ok(Prepared {
+                    subnqn: subnqn.clone(),
+                    export: Arc::new(export),
+                    shown,
+                })
+            })
+            .collect()
+    }
+}
+
+/// Compares what is served with what is wanted.
+fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
+    for (same, what) in [
+        (served.target == wanted.target, "[target]"),
+        (served.queues == wanted.queues, "[queues]"),
+        (served.listeners == wanted.listeners, "[[listener]]"),
+    ] {
+        if !same {
+            bail!("a change of {what} needs a restart; nothing was changed");
+        }
+    }
+    let before = by_nqn(served);
+    let after = by_nqn(wanted);
+    let mut difference = Difference::default();
+    for (&nqn, &subsystem) in &before {
+        let Some(&now) = after.get(nqn) else {
+            difference.subsystems_removed.push(nqn.clone());
+            difference.remove_namespaces(subsystem, |_| true);
+            continue;
+        };
+        if (&subsystem.serial, &subsystem.model) != (&now.serial, &now.model) {
+            bail!("a change of serial or model of {nqn} needs a restart; nothing was changed");
+        }
+        if subsystem.access != now.access {
+            let changed = (nqn.clone(), now.access.clone());
+            difference.hosts_changed.push(changed);
+        }
+        let changed = changed_namespaces(subsystem, now)?;
+        difference.remove_namespaces(subsystem, |n| {
+            changed.contains(&n.nsid) || find(now, n.nsid).is_none()
+        });
+        difference.add_namespaces(now, |n| {
+            changed.contains(&n.nsid) || find(subsystem, n.nsid).is_none()
+        });
+    }
+    for (&nqn, &subsystem) in &after {
+        if !before.contains_key(nqn) {
+            difference.subsystems_added.push(subsystem.clone());
+            difference.add_namespaces(subsystem, |_| true);
+        }
+    }
+    Ok(difference)
+}
+
+fn by_nqn(config: &Config) -> BTreeMap<&Nqn, &Subsystem> {
+    let subsystems = config.subsystems.iter();
+    subsystems.map(|s| (&s.nqn, s)).collect()
+}
+
+fn find(subsystem: &Subsystem, nsid: u32) -> Option<&Namespace> {
+    subsystem.namespaces.iter().find(|n| n.nsid == nsid)
+}
+
+/// NSIDs that both have and that are not the same. A volume is open as long as it is served, so the
+/// same one cannot be opened in another way beside it.
+fn changed_namespaces(before: &Subsystem, after: &Subsystem) -> anyhow::Result<Vec<u32>> {
+    let mut changed = Vec::new();
+    for namespace in &before.namespaces {
+        let nsid = namespace.nsid;
+        match find(after, nsid) {
+            Some(now) if now != namespace && now.backing == namespace.backing => bail!(
+                "namespace {nsid} of {} has changed: take it out of the file, reload, put it back \
+                 in, and reload again; nothing was changed",
+                before.nqn
+            ),
+            Some(now) if now != namespace => changed.push(nsid),
+            Some(_) | None => {}
+        }
+    }
+    Ok(changed)
+}
+
+impl Difference {
+    fn remove_namespaces(&mut self, of: &Subsystem, which: impl Fn(&Namespace) -> bool) {
+        let namespaces = of.namespaces.iter().filter(|&n| which(n));
+        self.namespaces_removed
+            .extend(namespaces.map(|n| (of.nqn.clone(), n.nsid)));
+    }
+
+    fn add_namespaces(&mut self, of: &Subsystem, which: impl Fn(&Namespace) -> bool) {
+        let namespaces = of.namespaces.iter().filter(|&n| which(n));
+        self.namespaces_added
+            .extend(namespaces.map(|n| (of.nqn.clone(), n.clone())));
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        let mut part = |count: usize, what: &str| {
+            if count > 0 {
+                parts.push(format!("{what}: {count}"));
+            }
+        };
+        part(self.subsystems_added.len(), "subsystems added");
+        part(self.subsystems_removed.len(), "subsystems removed");
+        part(self.hosts_changed.len(), "subsystems with other hosts");
+        part(self.namespaces_added.len(), "namespaces added");
+        part(self.namespaces_removed.len(), "namespaces removed");
+        if parts.is_empty() {
+            return f.write_str("nothing has changed");
+        }
+        f.write_str(&parts.join(", "))
+    }
+}
+
+/// The configuration with nothing but the namespaces that are added: the check would find the other
+/// volumes in use, by this process.
+fn only_added(wanted: &Config, difference: &Difference) -> Config {
+    let mut config = wanted.clone();
+    for subsystem in &mut config.subsystems {
+        let nqn = &subsystem.nqn;
+        let is_new = |namespace: &Namespace| {
+            let mut added = difference.namespaces_added.iter();
+            added.any(|(subnqn, new)| subnqn == nqn && new.nsid == namespace.nsid)
+        };
+        subsystem.namespaces.retain(is_new);
+    }
+    config
+}
+
+/// Lets every reactor open the volumes.
+fn open(exports: &[Arc<Export>], control: &ControlPlane, reactors: usize) -> anyhow::Result<()> {
+    let (opened, answers) = mpsc::channel();
+    for export in exports {
+        control.broadcast(|| Message::OpenVolume {
+            export: Arc::clone(export),
+            opened: opened.clone(),
+        });
+    }
+    let deadline = Instant::now() + OPEN_TIMEOUT;
+    for _ in 0..exports.len() * reactors {
+        let left = deadline.saturating_duration_since(Instant::now());
+        answers
+            .recv_timeout(left.max(Duration::from_millis(1)))
+            .map_err(|_| anyhow!("a reactor does not open a volume within {OPEN_TIMEOUT:?}"))??;
+    }
+    Ok(())
+}
+
+fn close(backends: impl Iterator<Item = BackendId>, control: &ControlPlane) {
+    for backend in backends {
+        control.broadcast(|| Message::CloseVolume(backend));
+    }
+}
+
+/// Changes what hosts see, in one step.
+fn show(
+    wanted: &Config,
+    difference: &Difference,
+    prepared: Vec<Prepared>,
+    control: &ControlPlane,
+) -> anyhow::Result<()> {
+    control
+        .with(|target| {
+            for nqn in &difference.subsystems_removed {
+                target.remove_subsystem(nqn)?;
+            }
+            for (nqn, nsid) in &difference.namespaces_removed {
+                if !difference.subsystems_removed.contains(nqn) {
+                    target.remove_namespace(nqn, *nsid)?;
+                }
+            }
+            for subsystem in &difference.subsystems_added {
+                target.add_subsystem(subsystem_config(subsystem, wanted))?;
+            }
+            for (nqn, access) in &difference.hosts_changed {
+                target.set_hosts(nqn, host_policy(access))?;
+            }
+            prepared
+                .into_iter()
+                .try_for_each(|new| target.add_namespace(&new.subnqn, new.shown))
+        })
+        .context("the controllers do not take the change: restart the target")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "[[listener]]\naddress = \"127.0.0.1\"\n";
+
+    fn config(rest: &str) -> Config {
+        Config::from_toml(&format!("{HEAD}{rest}")).unwrap()
+    }
+
+    fn subsystem(name: &str, rest: &str) -> String {
+        format!("[[subsystem]]\nnqn = \"nqn.2026-11.org.example:{name}\"\n{rest}\n")
+    }
+
+    fn ram(nsid: u32, size: &str) -> String {
+        format!("[[subsystem.namespace]]\nnsid = {nsid}\nram = \"{size}\"\n")
+    }
+
+    const ANY: &str = "allow_any_host = true";
+
+    #[test]
+    fn the_difference_is_what_has_changed() {
+        let before = config(&[subsystem("a", ANY), ram(1, "1MiB"), ram(2, "1MiB")].concat());
+        assert_eq!(difference(&before, &before).unwrap(), Difference::default());
+        let hosts = "allowed_hosts = [\"nqn.2026-11.org.example:host\"]";
+        let after = [
+            subsystem("a", hosts),
+            ram(1, "2MiB"),
+            ram(3, "1MiB"),
+            subsystem("b", ANY),
+            ram(1, "1MiB"),
+        ];
+        let found = difference(&before, &config(&after.concat())).unwrap();
+        let nsids = |namespaces: &[(Nqn, Namespace)]| -> Vec<_> {
+            let names = namespaces.iter();
+            names
+                .map(|(nqn, n)| (nqn.as_str().chars().last(), n.nsid))
+                .collect()
+        };
+        let removed: Vec<u32> = found.namespaces_removed.iter().map(|(_, n)| *n).collect();
+        assert_eq!(removed, [1, 2]);
+        assert_eq!(
+            nsids(&found.namespaces_added),
+            [(Some('a'), 1), (Some('a'), 3), (Some('b'), 1)]
+        );
+        assert_eq!(
+            found.to_string(),
+            "subsystems added: 1, subsystems with other hosts: 1, namespaces added: 3, \
+             namespaces removed: 2"
+        );
+    }
+
+    #[test]
+    fn what_needs_more_than_a_reload_is_refused_by_name() {
+        let before = config(&[subsystem("a", ANY), ram(1, "1MiB")].concat());
+        for (after, why) in [
+            (
+                [
+                    "[target]\nreactors = 1\n".to_owned(),
+                    subsystem("a", ANY),
+                    ram(1, "1MiB"),
+                ]
+                .concat(),
+                "[target]",
+            ),
+            (
+                [
+                    subsystem("a", &format!("{ANY}\nserial = \"S\"")),
+                    ram(1, "1MiB"),
+                ]
+                .concat(),
+                "serial or model",
+            ),
+            (
+                [
+                    subsystem("a", ANY),
+                    ram(1, "1MiB"),
+                    "read_only = true\n".to_owned(),
+                ]
+                .concat(),
+                "namespace 1 of nqn.2026-11.org.example:a has changed",
+            ),
+        ] {
+            let error = difference(&before, &config(&after))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

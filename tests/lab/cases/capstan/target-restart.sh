@@ -1,0 +1,10 @@
+# shellcheck shell=bash
+# The target goes while capstan writes, and comes back: capstan reconnects by itself, and everything that was acknowledged
+# is there.
+load load 10
+target_kill
+sleep 2
+running load || finish load
+target_start
+within 30 "I/O goes on" moves /dev/lab1
+finish_load load

@@ -1,0 +1,41 @@
+# shellcheck shell=bash
+# Fifty times: connect, disconnect; every tenth time data is read back. The target uses no more memory and no more files.
+options="transport=rdma,traddr=$TARGET_ADDRESS,trsvcid=4420,hostnqn=$HOSTNQN,hostid=$HOSTID,nqn=$SUBSYSTEM,nr_io_queues=1"
+
+# Without starting a program, of which each takes as long as a connect here.
+round() { # round [COMMAND…]: connects, runs the command, disconnects
+    local reply
+    exec 3<>/dev/nvme-fabrics
+    printf '%s' "$options" >&3
+    read -r reply <&3
+    exec 3>&-
+    [[ $reply =~ instance=([0-9]+) ]] || fail "the kernel says '$reply', expected an instance"
+    CONTROLLER=nvme${BASH_REMATCH[1]}
+    "$@"
+    echo 1 >"/sys/class/nvme/$CONTROLLER/delete_controller"
+    gone "/sys/class/nvme/$CONTROLLER" || fail "$CONTROLLER is still there"
+}
+
+write_data() {
+    disk 3
+    dd if=data of="$DISK" bs=64k oflag=direct status=none
+}
+
+read_data() {
+    disk 3
+    dd if="$DISK" of=back bs=64k count=1 iflag=direct status=none
+    same "the first blocks" back data
+}
+
+random data 65536
+round write_data
+target_holds >before
+for ((i = 1; i <= 50; i++)); do
+    if ((i % 10)); then round true; else round read_data; fi
+done
+target_holds >after
+echo "memory (KiB) and files: $(cat before), then $(cat after)"
+read -r kib files <before
+read -r kib_after files_after <after
+[ "$kib_after" -le $((kib + 4096)) ] || fail "the target's memory grew from $kib to $kib_after KiB in 50 rounds"
+equal "files the target has open" "$files_after" "$files"

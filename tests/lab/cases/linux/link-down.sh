@@ -1,0 +1,16 @@
+# shellcheck shell=bash
+# The link goes down for two seconds while fio writes and verifies: I/O stops, goes on, and nothing is lost; the
+# association outlives it, because its Keep Alive Timeout is longer.
+connect nr_io_queues=2,keep_alive_tmo=15,reconnect_delay=1,ctrl_loss_tmo=60
+disk 1
+load load "$DISK" 10
+link_down
+sleep 1
+before=$(completed "$DISK")
+sleep 1
+equal "I/Os completed while the link was down" $(($(completed "$DISK") - before)) 0
+link_up
+within 30 "I/O goes on" moves "$DISK"
+finish load
+within 30 "the controller is live" is_live
+disconnect

@@ -1,0 +1,187 @@
+# shellcheck shell=bash
+# Sourced in the guest by each file of cells/, which says with these words what meets what, and then runs the cases:
+#
+#   use_link LINK      siw or rxe, over a link of its own (guest/link.sh)
+#   use_target NAME    capstan iwarp | capstan verbs | nvmet: starts it with the volumes of guest/volumes.sh
+#   use_host NAME      linux | capstan iwarp | capstan verbs: whose cases are run
+#   run_cases NAME…    runs these cases, or all
+#
+# Every case is a process of its own (guest/case.sh), and after each one nothing may be left behind: no controller, no
+# RDMA object, no kernel warning. What happened goes to $OUT: `plan` (the cases there will be), `results` (one line
+# each, as they end), and for those that failed NAME.log, NAME.dmesg.log and NAME.target.log.
+set -euo pipefail
+
+export CELL TARGET TARGET_PROVIDER=none HOST HOST_PROVIDER=none LINK
+CELL=$(basename "$0" .sh)
+# How long one case may take. Emulation on a busy machine is slow: this is for what hangs.
+CASE_SECONDS=${CASE_SECONDS:-120}
+
+# shellcheck source=tests/lab/guest/link.sh
+. "$LAB/link.sh"
+# shellcheck source=tests/lab/guest/volumes.sh
+. "$LAB/volumes.sh"
+# shellcheck source=tests/lab/guest/leftovers.sh
+. "$LAB/leftovers.sh"
+
+use_link() { # use_link siw|rxe
+    LINK=$1
+    "link_$1"
+    # Before anything has opened the device.
+    mkdir -p "$RUN"
+    rdma_objects >"$RUN/objects-at-first"
+}
+
+use_target() { # use_target capstan PROVIDER | nvmet
+    TARGET=$1
+    TARGET_PROVIDER=${2:-none}
+    # shellcheck source=/dev/null
+    . "$LAB/target-$TARGET.sh"
+    make_volumes
+    if [ "$TARGET_PROVIDER" = verbs ]; then
+        skip_cell_without_verbs "$LAB/capstan-target" serve --export ram:16MiB --listen "$TARGET_ADDRESS:4421" \
+            --nqn "$SUBSYSTEM" --allow-any-host --provider verbs
+    fi
+    target_set_up
+    target_start
+}
+
+use_host() { # use_host linux | capstan PROVIDER
+    HOST=$1
+    HOST_PROVIDER=${2:-none}
+    if [ "$HOST" = linux ]; then
+        modprobe nvme-rdma
+    elif [ "$HOST_PROVIDER" = verbs ]; then
+        skip_cell_without_verbs "$LAB/capstan" discover -a "$TARGET_ADDRESS" -q "$HOSTNQN" -I "$HOSTID" --provider verbs
+    fi
+}
+
+# Ends the cell when the program says that it cannot do verbs in this version or build; anything else it says is for
+# the cases to judge.
+skip_cell_without_verbs() {
+    local pid said
+    timeout 30 "$@" >"$RUN/said" 2>&1 &
+    pid=$!
+    while kill -0 $pid 2>/dev/null && ! grep -q 'listening at' "$RUN/said"; do
+        sleep 0.2
+    done
+    kill $pid 2>/dev/null || true
+    wait $pid || true
+    said=$(grep -m1 -E 'are not in this version|built without verbs' "$RUN/said") || return 0
+    echo "SKIPPED $CELL: $said" | tee -a "$OUT/results"
+    exit 0
+}
+
+run_cases() { # run_cases [NAME…]
+    local file name
+    for file in "$LAB/cases/$HOST"/*.sh; do
+        name=$(basename "$file" .sh)
+        [ $# -eq 0 ] || grep -qxF "$name" <<<"$(printf '%s\n' "$@")" || continue
+        echo "$name" >>"$OUT/plan"
+    done
+    [ -s "$OUT/plan" ] || return 0
+    # What a device keeps from its first use on is there before anything is counted.
+    "warm_up_$HOST"
+    rdma_objects >"$RUN/objects"
+    while read -r name; do
+        run_case "$name" </dev/null
+    done <"$OUT/plan"
+    echo "lab: case nothing-left" >/dev/kmsg
+    result nothing-left "$SECONDS" nothing_left_at_the_end
+}
+
+warm_up_linux() {
+    nvme discover -t rdma -a "$TARGET_ADDRESS" -s 4420 "--hostnqn=$HOSTNQN" "--hostid=$HOSTID" >/dev/null
+    sleep 0.5
+}
+
+warm_up_capstan() {
+    $IN_NETNS "$LAB/capstan" discover -a "$TARGET_ADDRESS" -q "$HOSTNQN" -I "$HOSTID" --provider "$HOST_PROVIDER" \
+        >/dev/null
+    sleep 0.5
+}
+
+run_case() { # run_case NAME
+    local name=$1 began=$SECONDS
+    echo "lab: case $name" >/dev/kmsg
+    target_log_mark
+    result "$name" "$began" timeout -k 5 "$CASE_SECONDS" bash "$LAB/case.sh" "$LAB/cases/$HOST/$name.sh"
+}
+
+# Runs a command as the case NAME, then looks for what it left, and writes the line of the result.
+result() { # result NAME BEGAN COMMAND…
+    local name=$1 began=$2 status=0 verdict why=''
+    shift 2
+    rm -f "$RUN/why"
+    "$@" >"$OUT/$name.log" 2>&1 || status=$?
+    [ ! -s "$RUN/why" ] || why=$(head -1 "$RUN/why")
+    case $status in
+        0) verdict=PASS ;;
+        77) verdict=SKIPPED ;;
+        124 | 137) verdict=FAIL why="not over after $CASE_SECONDS s" ;;
+        *) verdict=FAIL why=${why:-"it ended with status $status"} ;;
+    esac
+    if [ "$name" != nothing-left ] && ! why_left=$(clean_up_after "$name" 2>>"$OUT/$name.log") && [ $verdict != FAIL ]; then
+        verdict=FAIL why=$why_left
+    fi
+    if [ $verdict = FAIL ]; then
+        printf 'reason: %s\n' "$why" >>"$OUT/$name.log"
+        dmesg >"$OUT/$name.dmesg.log"
+        target_log_since >"$OUT/$name.target.log" 2>&1 || true
+    fi
+    case $verdict in
+        PASS) echo "PASS $CELL/$name $((SECONDS - began)) s" ;;
+        *) echo "$verdict $CELL/$name: $why" ;;
+    esac >>"$OUT/results"
+    sync "$OUT/results"
+    [ $verdict != FAIL ] || [ "$name" = nothing-left ] || renew_target "$name"
+}
+
+# The next case is to meet a target that is well. When that cannot be had, the cell is over.
+renew_target() { # renew_target NAME
+    if bounded 40 target_stop && bounded 40 target_start; then return 0; fi
+    echo "the target could not be started again after $1" >"$OUT/ended"
+    exit 1
+}
+
+# Runs a command that may hang, in the kernel even.
+bounded() { # bounded SECONDS COMMAND…
+    local until=$((SECONDS + $1)) pid
+    shift
+    ("$@") &
+    pid=$!
+    while kill -0 $pid 2>/dev/null; do
+        [ $SECONDS -lt $until ] || return 1
+        sleep 0.3
+    done
+    wait $pid
+}
+
+# Ends what a case left connected; says what is wrong on stdout and fails.
+clean_up_after() {
+    disconnect_all_hosts || { echo "a controller could not be deleted" && return 1; }
+    target_is_well || return 1
+    no_kernel_warning "$1" || return 1
+    no_more_rdma_objects_than "$RUN/objects"
+}
+
+# The last case: with the target stopped, everything is as it was before anything ran, and the modules can go: none of
+# them is in use, and a device that goes finds what the objects left behind (it warns).
+nothing_left_at_the_end() {
+    {
+        disconnect_all_hosts && target_stop && no_more_rdma_objects_than "$RUN/objects-at-first" && modules_can_go &&
+            no_kernel_warning nothing-left
+    } >"$RUN/why" 2>&1 && return 0
+    cat "$RUN/why"
+    rdma resource show
+    return 1
+}
+
+modules_can_go() {
+    local module
+    for module in nvme_rdma nvmet_rdma siw rdma_rxe; do
+        [ ! -d "/sys/module/$module" ] || timeout 30 rmmod "$module" || return 1
+    done
+    [ -z "$(rdma link)" ] && return 0
+    echo "RDMA devices are left: $(rdma link)"
+    return 1
+}

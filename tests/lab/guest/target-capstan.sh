@@ -1,0 +1,132 @@
+# shellcheck shell=bash
+# Sourced in the guest: capstan-target, as an operator runs it: a configuration file, SIGHUP after a change of it,
+# SIGTERM to end it.
+
+TARGET_ADDRESS=$CAPSTAN_ADDRESS
+TARGET_LOG=$RUN/target.log
+
+# The configuration; with an argument, with NSID 5 as well.
+target_configuration() {
+    cat <<TOML
+[target]
+reactors = 2
+memory_budget = "128MiB"
+
+[[listener]]
+address = "$TARGET_ADDRESS"
+provider = "$TARGET_PROVIDER"
+
+[[subsystem]]
+nqn = "$SUBSYSTEM"
+serial = "$SERIAL"
+model = "$MODEL"
+allow_any_host = true
+$(target_namespace 1 /dev/lab1 "$UUID_1" "$NGUID_1")
+$(target_namespace 3 /dev/lab3 "$UUID_3" "$NGUID_3")
+$([ $# -eq 0 ] || target_namespace 5 /dev/lab5 "$UUID_5" "$NGUID_5")
+
+[[subsystem]]
+nqn = "$SUBSYSTEM_A"
+allowed_hosts = ["$HOSTNQN_A"]
+$(target_namespace 1 /dev/laba "$UUID_A" "$NGUID_A")
+
+[[subsystem]]
+nqn = "$SUBSYSTEM_B"
+allowed_hosts = ["$HOSTNQN_B"]
+$(target_namespace 1 /dev/labb "$UUID_B" "$NGUID_B")
+TOML
+}
+
+target_namespace() { # target_namespace NSID PATH UUID NGUID
+    printf '\n[[subsystem.namespace]]\nnsid = %s\npath = "%s"\nuuid = "%s"\nnguid = "%s"\n' "$1" "$2" "$3" "${4//-/}"
+}
+
+target_set_up() {
+    target_configuration >"$RUN/target.toml"
+    : >"$TARGET_LOG"
+}
+
+target_start() {
+    local from try
+    from=$(wc -l <"$TARGET_LOG")
+    # shellcheck disable=SC2086 # a command and its arguments, or nothing
+    setsid $IN_NETNS "$LAB/capstan-target" serve --config "$RUN/target.toml" >>"$TARGET_LOG" 2>&1 </dev/null &
+    echo $! >"$RUN/target.pid"
+    for try in $(seq 200); do
+        tail -n "+$((from + 1))" "$TARGET_LOG" | grep -q 'listening at' && return 0
+        target_runs || break
+        sleep 0.1
+    done
+    echo "capstan-target does not listen after $((try / 10)) s: $(tail -1 "$TARGET_LOG")" >&2
+    return 1
+}
+
+target_runs() { kill -0 "$(cat "$RUN/target.pid")" 2>/dev/null; }
+
+# Asks it to end, as an operator does, and waits for it.
+target_stop() {
+    local try
+    kill -TERM "$(cat "$RUN/target.pid")" 2>/dev/null || return 0
+    for try in $(seq 100); do
+        target_runs || return 0
+        sleep 0.1
+    done
+    echo "capstan-target has not ended $((try / 10)) s after SIGTERM" >&2
+    target_kill
+    return 1
+}
+
+# Ends it as a power cut does.
+target_kill() {
+    local try
+    kill -KILL "$(cat "$RUN/target.pid")" 2>/dev/null || return 0
+    for try in $(seq 50); do
+        target_runs || return 0
+        sleep 0.1
+    done
+    return 1
+}
+
+target_reload() {
+    local before
+    before=$(grep -c 'reloaded' "$TARGET_LOG" || true)
+    kill -HUP "$(cat "$RUN/target.pid")"
+    for _ in $(seq 100); do
+        [ "$(grep -c 'reloaded' "$TARGET_LOG" || true)" -gt "$before" ] && return 0
+        sleep 0.1
+    done
+    echo "capstan-target has not reloaded its configuration after 10 s: $(tail -1 "$TARGET_LOG")" >&2
+    return 1
+}
+
+target_add_namespace() {
+    target_configuration with-5 >"$RUN/target.toml"
+    target_reload
+}
+
+target_remove_namespace() {
+    target_configuration >"$RUN/target.toml"
+    target_reload
+}
+
+# Resident memory in KiB, and files that are open.
+target_holds() {
+    local pid
+    pid=$(cat "$RUN/target.pid")
+    echo "$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status") $(find "/proc/$pid/fd" -type l | wc -l)"
+}
+
+target_log_mark() { wc -l <"$TARGET_LOG" >"$RUN/target.log.mark"; }
+target_log_since() { tail -n "+$(($(cat "$RUN/target.log.mark") + 1))" "$TARGET_LOG"; }
+
+# Says what is wrong with the target on stdout, and fails.
+target_is_well() {
+    local line
+    if ! target_runs; then
+        echo "capstan-target is gone: $(tail -1 "$TARGET_LOG")"
+        return 1
+    fi
+    line=$(target_log_since | grep -m1 -E ' ERROR |panicked') || return 0
+    echo "capstan-target says: $line"
+    return 1
+}

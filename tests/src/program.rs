@@ -1,0 +1,446 @@
+//! The two programs, as processes.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use capstan_initiator::front_ends::disk::loop_device::LoopDevice;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::target::SUBNQN;
+
+/// A program of this workspace, beside the tests that were built with it.
+///
+/// # Panics
+/// When it has not been built.
+#[must_use]
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let build = test.ancestors().nth(2).expect("build/PROFILE/deps/TEST");
+    let path = build.join(name);
+    assert!(
+        path.exists(),
+        "{} is missing; build it first: cargo build --workspace",
+        path.display()
+    );
+    path
+}
+
+/// An address on the loopback interface that no other test uses, also while nobody listens there: a
+/// port of 127.0.0.1 could be taken by another test between a target's death and its return.
+///
+/// # Panics
+/// When this process has asked for more than 200.
+#[must_use]
+pub fn own_address() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    // 127/8 is all loopback. Processes that run at the same time differ in these bits.
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert!(number <= 200, "too many addresses for one process");
+    SocketAddr::from((Ipv4Addr::new(127, number, high, low), 4420))
+}
+
+/// Sends a signal to a process this test started.
+///
+/// # Panics
+/// When it is not there.
+pub fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid"));
+    kill(pid, signal).expect("the process is there");
+}
+
+/// `capstan-target serve`; killed when it is dropped.
+pub struct Daemon {
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Daemon {
+    /// Exports `export` (a path, or `ram:SIZE`) at `at`, and waits until it listens.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn start(export: &str, lba_bytes: u32, at: SocketAddr) -> Self {
+        let (lba_bytes, at) = (lba_bytes.to_string(), at.to_string());
+        Self::serve(&[
+            "--provider",
+            "iwarp",
+            "--nqn",
+            SUBNQN,
+            "--export",
+            export,
+            "--lba",
+            &lba_bytes,
+            "--listen",
+            &at,
+        ])
+    }
+
+    /// Runs `capstan-target serve ARGS`, and waits until it listens.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn serve(args: &[&str]) -> Self {
+        // It must not outlive a test that is killed.
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(program("capstan-target"))
+            .arg("serve")
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the target starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let daemon = Self {
+            child,
+            log: Arc::clone(&log),
+        };
+        let listens = lines.by_ref().any(|line| {
+            let line = line.expect("the log is text");
+            let listens = line.contains("listening at");
+            log.lock().expect("no panic").push(line);
+            listens
+        });
+        assert!(listens, "it ended before it listened: {:#?}", daemon.log());
+        // Somebody must read on, or the target would block on a full pipe.
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                log.lock().expect("no panic").push(line);
+            }
+        });
+        daemon
+    }
+
+    /// What it has logged so far.
+    ///
+    /// # Panics
+    /// After another panic.
+    #[must_use]
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().expect("no panic").clone()
+    }
+
+    /// Waits for a line of the log with all of `words`.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn wait_for_log(&self, words: &[&str]) {
+        let start = Instant::now();
+        let has = |line: &String| words.iter().all(|word| line.contains(word));
+        while !self.log().iter().any(has) {
+            let waited = start.elapsed() < Duration::from_secs(10);
+            assert!(waited, "no line with {words:?} in {:#?}", self.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Asks it to end, and waits for that: its exit status.
+    ///
+    /// # Panics
+    /// When it has ended already.
+    #[must_use]
+    pub fn stop(mut self) -> ExitStatus {
+        signal(self.child.id(), Signal::SIGTERM);
+        self.child.wait().expect("it ends")
+    }
+
+    /// Ends it as a power cut ends a machine.
+    ///
+    /// # Panics
+    /// When it has ended already.
+    pub fn kill(mut self) {
+        signal(self.child.id(), Signal::SIGKILL);
+        self.child.wait().expect("it ends");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Ended already in a test that killed it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Takes down what a test leaves attached, whatever ends the test, in a session of its own, where a
+/// signal to the tests does not reach it. It waits for its stdin to be closed, or for SIGTERM when
+/// its parent dies: a process that is killed while it waits for the disk does not close anything.
+const TAKE_DOWN: &str = r#"
+trap : TERM
+read -r _
+trap '' TERM
+for record in "$CAPSTAN_RUN_DIR"/*/volume.json; do
+    [ -e "$record" ] || continue
+    device=$(sed -n 's/.*"device": "\(.*\)".*/\1/p' "$record" )
+    for try in 1 2 3 4 5; do
+        "$0" umount --force "$device" || sleep 1
+        [ -e "$record" ] || break
+    done
+done
+rm -rf --one-file-system "$1"
+"#;
+
+/// A machine that runs `capstan`, with a state folder of its own.
+pub struct Machine {
+    dir: PathBuf,
+    target: SocketAddr,
+    take_down: Child,
+}
+
+impl Machine {
+    /// A machine for the target at `target`.
+    ///
+    /// # Panics
+    /// When there is no temporary folder.
+    #[must_use]
+    pub fn new(target: SocketAddr) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary folder").keep();
+        fs::create_dir(dir.join("mnt")).expect("a mount point");
+        let take_down = Command::new("setpriv")
+            .args(["--pdeathsig", "TERM", "setsid", "sh", "-c", TAKE_DOWN])
+            .arg(program("capstan"))
+            .arg(&dir)
+            .env("CAPSTAN_RUN_DIR", dir.join("run"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("setpriv, setsid and sh start");
+        Self {
+            dir,
+            target,
+            take_down,
+        }
+    }
+
+    /// A path in this machine's folder.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Where volumes are mounted.
+    #[must_use]
+    pub fn mount_point(&self) -> PathBuf {
+        self.path("mnt")
+    }
+
+    /// `capstan COMMAND ARGS`, to be run.
+    #[must_use]
+    pub fn command(&self, command: &str, args: &[&str]) -> Command {
+        let mut capstan = Command::new(program("capstan"));
+        capstan
+            .arg(command)
+            .args(args)
+            .env("CAPSTAN_RUN_DIR", self.path("run"))
+            .stdin(Stdio::null());
+        capstan
+    }
+
+    /// The arguments that name the target.
+    #[must_use]
+    pub fn target(&self) -> Vec<String> {
+        let (addr, port) = (self.target.ip().to_string(), self.target.port().to_string());
+        ["-t", "rdma", "-a", &addr, "-s", &port, "-n", SUBNQN]
+            .into_iter()
+            .chain(["--provider", "iwarp", "--reconnect-delay", "1"])
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Runs `capstan COMMAND TARGET ARGS`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn run_on_target(&self, command: &str, args: &[&str]) -> Output {
+        let target = self.target();
+        let target: Vec<&str> = target.iter().map(String::as_str).collect();
+        let args = [&target[..], args].concat();
+        self.command(command, &args).output().expect("capstan runs")
+    }
+
+    /// Runs `capstan COMMAND ARGS`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn run(&self, command: &str, args: &[&str]) -> Output {
+        self.command(command, args).output().expect("capstan runs")
+    }
+
+    /// Attaches the volume, and gives its device.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn attach(&self, args: &[&str]) -> PathBuf {
+        PathBuf::from(told(&self.run_on_target("attach", args)).trim())
+    }
+
+    /// Mounts the volume.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn mount(&self, args: &[&str]) {
+        let mount_point = self.mount_point();
+        let args = [args, &[utf8(&mount_point)]].concat();
+        told(&self.run_on_target("mount", &args));
+    }
+
+    /// Unmounts the volume.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn umount(&self) {
+        told(&self.run("umount", &[utf8(&self.mount_point())]));
+    }
+
+    /// What `capstan list` says.
+    ///
+    /// # Panics
+    /// When it fails.
+    #[must_use]
+    pub fn list(&self) -> Vec<Value> {
+        let text = told(&self.run("list", &["--output", "json"]));
+        let list: Value = serde_json::from_str(&text).expect("JSON");
+        list["volumes"].as_array().expect("a list").clone()
+    }
+
+    /// The process that serves the only volume.
+    ///
+    /// # Panics
+    /// When there is not one volume.
+    #[must_use]
+    pub fn serving_pid(&self) -> u32 {
+        let list = self.list();
+        assert_eq!(list.len(), 1, "{list:?}");
+        u32::try_from(list[0]["pid"].as_u64().expect("a pid")).expect("a pid")
+    }
+
+    /// Nothing is attached, and nothing is left of what was.
+    ///
+    /// # Panics
+    /// When something is.
+    pub fn assert_clean(&self, device: &Path) {
+        assert_eq!(self.list(), Vec::<Value>::new());
+        let left: Vec<_> = fs::read_dir(self.path("run"))
+            .expect("the state folder")
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
+        assert_eq!(left, Vec::<PathBuf>::new(), "in the state folder");
+        // Another test may have the number by now: a volume's device is named after its process.
+        let device = LoopDevice::open(device).and_then(|device| device.name());
+        if let Ok(Some(name)) = device
+            && let Some(pid) = name.strip_prefix("capstan-")
+        {
+            let pid = pid.split('-').next().expect("a pid");
+            let lives = Path::new("/proc").join(pid).exists();
+            assert!(lives, "the device of process {pid} is still configured");
+        }
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+        assert!(!mounts.contains(utf8(&self.dir)), "still mounted");
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        drop(self.take_down.stdin.take());
+        // It does what it can; what stays after that is for a person to look at.
+        let _ = self.take_down.wait();
+    }
+}
+
+/// The path as text.
+///
+/// # Panics
+/// When it is none.
+#[must_use]
+pub fn utf8(path: &Path) -> &str {
+    path.to_str().expect("the path is UTF-8")
+}
+
+/// What a program printed.
+///
+/// # Panics
+/// When it failed.
+pub fn told(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {stderr}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What a program that must fail said on stderr.
+///
+/// # Panics
+/// When it succeeded.
+#[must_use]
+pub fn complaint(output: &Output) -> String {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "succeeded: {stdout}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs a tool of the system.
+///
+/// # Panics
+/// When it fails.
+pub fn tool(name: &str, args: &[&str]) -> String {
+    let output = Command::new(name).args(args).output();
+    told(&output.unwrap_or_else(|error| panic!("{name}: {error}")))
+}
+
+/// Whether `test` can have disks here: root, FUSE, loop devices, and the tools it names. Says what
+/// is missing.
+#[must_use]
+pub fn has_disks(test: &str, tools: &[&str]) -> bool {
+    let mut missing = Vec::new();
+    if !nix::unistd::geteuid().is_root() {
+        missing.push("root".to_owned());
+    }
+    for device in ["/dev/fuse", "/dev/loop-control"] {
+        if !Path::new(device).exists() {
+            missing.push(device.to_owned());
+        }
+    }
+    missing.extend(missing_tools(tools));
+    if !missing.is_empty() {
+        eprintln!("SKIPPED {test}: there is no {}", missing.join(", "));
+    }
+    missing.is_empty()
+}
+
+/// Whether the tools are here. Says what is missing.
+#[must_use]
+pub fn has_tools(test: &str, tools: &[&str]) -> bool {
+    let missing = missing_tools(tools);
+    if !missing.is_empty() {
+        eprintln!("SKIPPED {test}: there is no {}", missing.join(", "));
+    }
+    missing.is_empty()
+}
+
+fn missing_tools(tools: &[&str]) -> Vec<String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = |tool: &str| {
+        let folders = std::env::split_paths(&path);
+        let mut folders = folders.chain(["/sbin", "/usr/sbin"].map(PathBuf::from));
+        folders.any(|folder| folder.join(tool).exists())
+    };
+    let missing = tools.iter().filter(|tool| !found(tool));
+    missing.map(|tool| (*tool).to_owned()).collect()
+}

@@ -1,0 +1,383 @@
+//! A host that speaks capsules: it sends any command on any queue, and works only while it is
+//! asked to, so that a test can let it hang.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use capstan_memory::{Buffer, Pages, Pool};
+use capstan_nvme_proto::command::FabricsCommand;
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::fabrics::{
+    CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertySet,
+};
+use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::property::{Cc, Property};
+use capstan_nvme_proto::rdma_cm::CmRequest;
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::contract::{
+    Access, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager, MemoryRegion,
+    PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, ReceiveSource, SendOp, SendWr, Sge,
+    WcOpcode, WcStatus, WorkCompletion,
+};
+use capstan_rdma::iwarp::{Config, Provider};
+use capstan_reactor::Clock;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::target::SUBNQN;
+
+const MEMORY_BYTES: usize = 1 << 20;
+const ENTRIES: u16 = 32;
+const CQE_BYTES: u32 = 16;
+const SQE_BYTES: u32 = 64;
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Marks the work request of a receive; the low bits are its buffer.
+const RECV: u64 = 1 << 32;
+
+/// A queue of a [`WireHost`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Queue {
+    /// The Admin queue.
+    Admin,
+    /// The I/O queue, QID 1.
+    Io,
+}
+
+/// What a command moves.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// Nothing.
+    None,
+    /// To the controller, behind the SQE in the capsule.
+    InCapsule(&'a [u8]),
+    /// To the controller, which reads it from here by RDMA.
+    Pulled(&'a [u8]),
+    /// So many bytes to the host, which the controller writes here by RDMA.
+    Pushed(u32),
+}
+
+struct Line {
+    qp: Box<dyn QueuePair>,
+    receives: Vec<Buffer>,
+    id: CmId,
+}
+
+/// A host with an Admin queue and one I/O queue.
+pub struct WireHost {
+    // In this order: a queue pair must be gone before its connection manager.
+    lines: HashMap<Queue, Line>,
+    cm: Box<dyn ConnectionManager>,
+    cq: Rc<dyn CompletionQueue>,
+    pd: Rc<dyn ProtectionDomain>,
+    region: Rc<dyn MemoryRegion>,
+    pool: Pool,
+    /// Capsules and data of commands, by queue and CID; kept until the command is answered.
+    outstanding: HashMap<(Queue, u16), (Buffer, Option<Buffer>)>,
+    answers: HashMap<(Queue, u16), (Cqe, Vec<u8>)>,
+    next_cid: u16,
+}
+
+impl WireHost {
+    /// Connects the `number`th host of [`options`](crate::host::options) to the subsystem under
+    /// test, enables its controller and connects I/O queue 1.
+    ///
+    /// # Panics
+    /// When any of that does not succeed.
+    #[must_use]
+    pub fn connect(address: SocketAddr, number: u8) -> Self {
+        let provider = Provider::new(Config::default()).expect("a provider");
+        let device = provider.device();
+        let pd = device.allocate_pd().expect("a protection domain");
+        let pool = Pool::new(MEMORY_BYTES, Pages::Ordinary).expect("memory");
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let mut host = Self {
+            lines: HashMap::new(),
+            cm: provider.connection_manager().expect("a connection manager"),
+            cq: device.create_cq(1024).expect("a completion queue"),
+            region: pd
+                .register(pool.slab(), 0, pool.slab().len_bytes(), access)
+                .expect("a memory region"),
+            pd,
+            pool,
+            outstanding: HashMap::new(),
+            answers: HashMap::new(),
+            next_cid: 0,
+        };
+        let mut parameters = ConnectParameters {
+            hostid: HostId([number; 16]),
+            cntlid: CNTLID_DYNAMIC,
+            subnqn: Nqn::new(SUBNQN).expect("a valid NQN"),
+            hostnqn: Nqn::new(&format!("nqn.2026-11.org.example:host-{number}"))
+                .expect("a valid NQN"),
+        };
+        let answer = host.connect_queue(address, Queue::Admin, &parameters);
+        parameters.cntlid = ConnectResponse::decode(answer.dw0.get()).cntlid;
+        let enable = PropertySet {
+            property: Property::CC,
+            size: Property::CC.size().expect("CC has a size"),
+            value: Cc::ENABLE_NVM.encode().into(),
+        };
+        let sqe = FabricsCommand::PropertySet(enable).encode(0, Sgl::EMPTY);
+        let (cqe, _) = host.run(Queue::Admin, sqe, Data::None);
+        assert!(cqe.status().is_success(), "enabling: {:?}", cqe.status());
+        host.connect_queue(address, Queue::Io, &parameters);
+        host
+    }
+
+    fn connect_queue(
+        &mut self,
+        address: SocketAddr,
+        queue: Queue,
+        parameters: &ConnectParameters,
+    ) -> Cqe {
+        let id = self
+            .cm
+            .resolve(address, None, 5_000_000, Clock.now_us())
+            .expect("resolving begins");
+        self.wait_for(id, "resolving", |kind| {
+            matches!(kind, CmEventKind::Resolved)
+        });
+        let config = QpConfig {
+            send_cq: Rc::clone(&self.cq),
+            recv_cq: Rc::clone(&self.cq),
+            send_wr_max: u32::from(ENTRIES),
+            receives: ReceiveSource::Own(u32::from(ENTRIES)),
+            send_sge_max: 1,
+            recv_sge_max: 1,
+        };
+        let mut qp = self
+            .cm
+            .create_qp(id, &self.pd, &config)
+            .expect("a queue pair");
+        let mut receives = Vec::new();
+        for at in 0..u64::from(ENTRIES) {
+            let buffer = self.pool.take(CQE_BYTES).expect("memory");
+            qp.post_recv(RECV | at, &[self.sge(&buffer)])
+                .expect("a receive");
+            receives.push(buffer);
+        }
+        let qid = match queue {
+            Queue::Admin => 0,
+            Queue::Io => 1,
+        };
+        let request = CmRequest {
+            qid,
+            hrqsize: ENTRIES,
+            hsqsize: ENTRIES.into(),
+            cntlid: if qid == 0 { 0 } else { parameters.cntlid },
+        };
+        let request = request.encode().expect("a size that can be encoded");
+        let param = ConnectParam {
+            private_data: PrivateData::new(request.as_bytes()).expect("32 bytes"),
+            responder_resources: 16,
+            initiator_depth: 0,
+            rnr_retry_count: 7,
+        };
+        self.cm
+            .connect(id, &param, 5_000_000, Clock.now_us())
+            .expect("connecting begins");
+        self.wait_for(id, "connecting", |kind| {
+            matches!(kind, CmEventKind::Established { .. })
+        });
+        self.lines.insert(queue, Line { qp, receives, id });
+        let connect = Connect {
+            qid,
+            sqsize: ENTRIES.into(),
+            cattr: Cattr(0),
+            kato_ms: 0,
+        };
+        let sqe = FabricsCommand::Connect(connect).encode(0, Sgl::EMPTY);
+        let data = parameters.encode();
+        let (cqe, _) = self.run(queue, sqe, Data::InCapsule(data.as_bytes()));
+        assert!(cqe.status().is_success(), "Connect: {:?}", cqe.status());
+        cqe
+    }
+
+    fn wait_for(&mut self, id: CmId, what: &str, done: impl Fn(&CmEventKind) -> bool) {
+        let start = Instant::now();
+        loop {
+            while let Some(event) = self.cm.poll(Clock.now_us()) {
+                if event.id == id && done(&event.kind) {
+                    return;
+                }
+                assert!(
+                    !matches!(
+                        event.kind,
+                        CmEventKind::Rejected { .. }
+                            | CmEventKind::Failed(_)
+                            | CmEventKind::Disconnected { .. }
+                    ),
+                    "{what}: {:?}",
+                    event.kind
+                );
+            }
+            assert!(start.elapsed() < PATIENCE, "{what} did not end");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn sge(&self, buffer: &Buffer) -> Sge {
+        Sge {
+            addr: buffer.addr(),
+            len_bytes: buffer.len_bytes(),
+            lkey: self.region.lkey(),
+        }
+    }
+
+    /// Sends a command; CID and SGL are filled in. Returns its CID.
+    ///
+    /// # Panics
+    /// When it cannot be posted.
+    pub fn send(&mut self, queue: Queue, mut sqe: Sqe, data: Data<'_>) -> u16 {
+        let cid = self.next_cid;
+        self.next_cid += 1;
+        let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("small");
+        let keyed = |buffer: &Buffer| Sgl::Keyed {
+            address: buffer.addr(),
+            length_bytes: buffer.len_bytes(),
+            rkey: self.region.rkey().0,
+            invalidate: false,
+        };
+        let mut beside = None;
+        let mut behind: &[u8] = &[];
+        let sgl = match data {
+            Data::None => Sgl::EMPTY,
+            Data::InCapsule(bytes) => {
+                behind = bytes;
+                Sgl::InCapsule {
+                    offset_bytes: 0,
+                    length_bytes: len(bytes),
+                }
+            }
+            Data::Pulled(bytes) => {
+                let buffer = beside.insert(self.pool.take(len(bytes)).expect("memory"));
+                buffer.copy_from(0, bytes);
+                keyed(buffer)
+            }
+            Data::Pushed(bytes) => keyed(beside.insert(self.pool.take(bytes).expect("memory"))),
+        };
+        sqe.cid = cid.into();
+        sqe.dptr = sgl.encode();
+        let mut capsule = self
+            .pool
+            .take(SQE_BYTES + len(behind))
+            .expect("memory for a capsule");
+        capsule.copy_from(0, sqe.as_bytes());
+        capsule.copy_from(SQE_BYTES as usize, behind);
+        let sges = [self.sge(&capsule)];
+        self.outstanding.insert((queue, cid), (capsule, beside));
+        let line = self.lines.get_mut(&queue).expect("a connected queue");
+        line.qp
+            .post_send(&SendWr {
+                wr_id: 0,
+                op: SendOp::Send {
+                    invalidate: None,
+                    solicited: false,
+                },
+                sges: &sges,
+                signaled: true,
+                fence: false,
+            })
+            .expect("a send");
+        line.qp.ring_doorbell();
+        cid
+    }
+
+    /// Waits for the response to a command: the CQE, and the data pushed for it.
+    ///
+    /// # Panics
+    /// When there is none within ten seconds.
+    pub fn answer(&mut self, queue: Queue, cid: u16) -> (Cqe, Vec<u8>) {
+        let start = Instant::now();
+        loop {
+            if let Some(answer) = self.poll(queue, cid) {
+                return answer;
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "no response to command {cid} on {queue:?}"
+            );
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Works once; the response to a command when it has arrived.
+    ///
+    /// # Panics
+    /// When the target ends a connection.
+    pub fn poll(&mut self, queue: Queue, cid: u16) -> Option<(Cqe, Vec<u8>)> {
+        if let Some(event) = self.cm.poll(Clock.now_us()) {
+            panic!("the target ended a connection: {:?}", event.kind);
+        }
+        let mut completions = [WorkCompletion {
+            wr_id: 0,
+            qp: QpNum(0),
+            status: WcStatus::Success,
+            opcode: WcOpcode::Send,
+            byte_len: 0,
+            invalidated: None,
+        }; 16];
+        let count = self.cq.poll(&mut completions);
+        for completion in &completions[..count] {
+            assert_eq!(completion.status, WcStatus::Success);
+            if completion.wr_id & RECV != 0 {
+                self.received(completion);
+            }
+        }
+        self.answers.remove(&(queue, cid))
+    }
+
+    fn received(&mut self, completion: &WorkCompletion) {
+        assert_eq!(completion.byte_len, CQE_BYTES);
+        let (&queue, line) = self
+            .lines
+            .iter_mut()
+            .find(|(_, line)| line.qp.num() == completion.qp)
+            .expect("a queue pair of this host");
+        let at = usize::try_from(completion.wr_id & !RECV).expect("small");
+        let mut bytes = [0; CQE_BYTES as usize];
+        line.receives[at].copy_to(0, &mut bytes);
+        let sge = Sge {
+            addr: line.receives[at].addr(),
+            len_bytes: CQE_BYTES,
+            lkey: self.region.lkey(),
+        };
+        line.qp
+            .post_recv(completion.wr_id, &[sge])
+            .expect("a receive again");
+        line.qp.ring_doorbell();
+        let cqe = Cqe::read_from_bytes(&bytes).expect("16 bytes");
+        let key = (queue, cqe.cid.get());
+        let (_, data) = self
+            .outstanding
+            .remove(&key)
+            .expect("a response to an outstanding command");
+        let data = data.map_or_else(Vec::new, |buffer| {
+            let mut bytes = vec![0; buffer.len_bytes() as usize];
+            buffer.copy_to(0, &mut bytes);
+            bytes
+        });
+        self.answers.insert(key, (cqe, data));
+    }
+
+    /// Sends a command and waits for its response.
+    ///
+    /// # Panics
+    /// When there is none within ten seconds.
+    pub fn run(&mut self, queue: Queue, sqe: Sqe, data: Data<'_>) -> (Cqe, Vec<u8>) {
+        let cid = self.send(queue, sqe, data);
+        self.answer(queue, cid)
+    }
+}
+
+impl Drop for WireHost {
+    fn drop(&mut self) {
+        for (_, line) in self.lines.drain() {
+            let Line { qp, id, .. } = line;
+            drop(qp);
+            self.cm.destroy(id);
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! `capstan doctor` and `capstan-target doctor`, against targets that are well, absent, closed to
+//! this host, or no targets at all.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Command, Output};
+use std::thread;
+
+use capstan_tests::program::{Daemon, own_address, program, told, utf8};
+use capstan_tests::target::{SUBNQN, TestTarget};
+use serde_json::Value;
+
+const HOSTNQN: &str = "nqn.2026-11.org.example:patient";
+
+/// `capstan doctor` on a target; its report, and its exit status with what it says on stderr.
+fn doctor(target: SocketAddr, args: &[&str]) -> (Value, Output) {
+    let (address, port) = (target.ip().to_string(), target.port().to_string());
+    let output = Command::new(program("capstan"))
+        .args(["doctor", "--output", "json", "--provider", "iwarp"])
+        .args(["-a", &address, "-s", &port, "-q", HOSTNQN])
+        .args(["-I", "d9eb9ee5-4a3e-4a3e-9a0f-0123456789ab"])
+        .args(args)
+        .output()
+        .expect("capstan runs");
+    let report = serde_json::from_slice(&output.stdout);
+    let report = report.unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (report, output)
+}
+
+/// The check called `name`.
+fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let checks = report["checks"].as_array().expect("checks");
+    let found = checks.iter().rfind(|check| check["name"] == name);
+    found.unwrap_or_else(|| panic!("no check {name:?} in {report:#}"))
+}
+
+fn has(report: &Value, name: &str) -> bool {
+    let checks = report["checks"].as_array().expect("checks");
+    checks.iter().any(|check| check["name"] == name)
+}
+
+/// The report has an error called `name`, which says `words` in what was seen or what mends it, and
+/// so does the exit status.
+fn assert_error(report: &Value, output: &Output, name: &str, words: &str) {
+    let check = check(report, name);
+    assert_eq!(check["verdict"], "error", "{check:#}");
+    assert!(check.to_string().contains(words), "{check:#}");
+    assert!(!check["remedy"].as_str().expect("a remedy").is_empty());
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("checks failed"), "{stderr}");
+}
+
+#[test]
+fn a_target_that_is_well_is_tried_and_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let contents: Vec<u8> = (0_u8..251).cycle().take(4 << 20).collect();
+    fs::write(&image, &contents).unwrap();
+    let address = own_address();
+    let target = Daemon::start(utf8(&image), 4096, address);
+
+    let (report, output) = doctor(address, &["-n", SUBNQN]);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    assert_eq!(report["errors"], 0);
+    for (name, words) in [
+        ("host NQN", HOSTNQN),
+        ("provider", "iwarp"),
+        ("TCP", "answers"),
+        ("CM connect", "accepted"),
+        ("discovery", SUBNQN),
+        ("subsystem", "Capstan"),
+        ("namespace", "4.0 MiB"),
+        ("SEND, RDMA WRITE", "Read of 4.0 KiB and of 128.0 KiB"),
+        ("RDMA READ", "Compare of 128.0 KiB with what was read"),
+        ("SEND with data", "Compare of 8.0 KiB with what was read"),
+        ("SEND with Invalidate", "closed"),
+        ("SEND without data", "Flush"),
+        ("not tried", "Write"),
+        ("latency", "p99.9"),
+        ("bandwidth", "/s"),
+    ] {
+        let check = check(&report, name);
+        assert_eq!(check["verdict"], "ok", "{check:#}");
+        assert!(check["seen"].as_str().unwrap().contains(words), "{check:#}");
+    }
+    let figure = |name: &str, figure: &str| {
+        let value = check(&report, name)["figures"][figure].as_f64();
+        value.unwrap_or_else(|| panic!("no {figure} in {report:#}"))
+    };
+    let (p50, p999) = (figure("latency", "p50_us"), figure("latency", "p999_us"));
+    assert!(0.0 < p50 && p50 <= p999, "{p50} {p999}");
+    assert!(figure("TCP", "tcp_connect_us") > 0.0);
+    assert!(figure("bandwidth", "bytes_per_s") > 1e6);
+
+    drop(target);
+    assert!(
+        fs::read(&image).unwrap() == contents,
+        "the volume has changed"
+    );
+}
+
+#[test]
+fn without_a_subsystem_only_discovery_is_tried() {
+    let target = TestTarget::ram("reactors = 1");
+    let (report, output) = doctor(target.addresses[0], &[]);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    assert!(
+        check(&report, "discovery")["seen"]
+            .as_str()
+            .unwrap()
+            .contains(SUBNQN)
+    );
+    assert!(
+        check(&report, "reads")["seen"]
+            .as_str()
+            .unwrap()
+            .contains("--nqn")
+    );
+    assert!(!has(&report, "latency"));
+    target.stop();
+}
+
+#[test]
+fn a_host_that_is_not_allowed_learns_what_to_allow() {
+    let target = TestTarget::start(&format!(
+        "[target]\nreactors = 1\n[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallowed_hosts = [\"nqn.2026-11.org.example:other\"]\n\
+         [[subsystem.namespace]]\nram = \"1MiB\"\n"
+    ));
+    let (report, output) = doctor(target.addresses[0], &["-n", SUBNQN]);
+    let discovery = check(&report, "discovery");
+    assert_eq!(discovery["verdict"], "warning", "{discovery:#}");
+    assert!(discovery["remedy"].as_str().unwrap().contains(HOSTNQN));
+    assert_error(&report, &output, "subsystem", "allowed hosts");
+    assert_eq!(check(&report, "CM connect")["verdict"], "ok");
+    assert!(!has(&report, "latency"));
+    target.stop();
+}
+
+#[test]
+fn a_namespace_that_does_not_exist_is_named_with_those_that_do() {
+    let target = TestTarget::ram("reactors = 1");
+    let (report, output) = doctor(target.addresses[0], &["-n", SUBNQN, "-N", "7"]);
+    assert_error(&report, &output, "namespace", "expected one of: 1");
+    target.stop();
+}
+
+#[test]
+fn nobody_listens() {
+    let (report, output) = doctor(own_address(), &["-n", SUBNQN]);
+    assert_error(&report, &output, "TCP", "ss -ltn");
+    assert!(!has(&report, "CM connect"));
+}
+
+#[test]
+fn what_listens_is_no_target() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // Takes every connection and closes it; ends with the test's process.
+    thread::spawn(move || listener.incoming().for_each(drop));
+    let (report, output) = doctor(address, &["-n", SUBNQN]);
+    assert_eq!(check(&report, "TCP")["verdict"], "ok");
+    assert_error(&report, &output, "CM connect", "queue 0");
+    assert!(!has(&report, "discovery"));
+}
+
+#[test]
+fn a_name_that_has_no_address_is_told() {
+    let output = Command::new(program("capstan"))
+        .args(["doctor", "-a", "no-such-target.invalid", "-q", HOSTNQN])
+        .args(["-I", "d9eb9ee5-4a3e-4a3e-9a0f-0123456789ab"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let has = |words: &str| assert!(text.contains(words), "{text}");
+    has("getent ahosts no-such-target.invalid");
+    has("1 error(s)");
+}
+
+#[test]
+fn options_of_a_target_need_its_address() {
+    let output = Command::new(program("capstan"))
+        .args(["doctor", "-n", SUBNQN])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("traddr"), "{stderr}");
+}
+
+#[test]
+fn the_machine_alone_is_told_line_by_line() {
+    let text = told(
+        &Command::new(program("capstan"))
+            .arg("doctor")
+            .output()
+            .unwrap(),
+    );
+    for name in [
+        "kernel",
+        "RDMA devices",
+        "RLIMIT_MEMLOCK",
+        "huge pages",
+        "FUSE",
+        "loop devices",
+    ] {
+        let has = |line: &str| {
+            line.split_once("  ")
+                .is_some_and(|(_, rest)| rest.contains(name))
+        };
+        assert!(text.lines().any(has), "no {name} in\n{text}");
+    }
+    assert!(text.contains(" 0 error(s)"), "{text}");
+}
+
+/// `capstan-target doctor`, through `wrapper` (a command that runs another).
+fn target_doctor(wrapper: &[&str], args: &[&str]) -> (Value, Output) {
+    let target = program("capstan-target");
+    let words = [
+        wrapper,
+        &[utf8(&target), "doctor", "--output", "json"],
+        args,
+    ]
+    .concat();
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    let report = serde_json::from_slice(&output.stdout);
+    (
+        report.unwrap_or_else(|error| panic!("{error}: {output:?}")),
+        output,
+    )
+}
+
+#[test]
+fn a_target_is_told_what_it_will_do_and_what_it_lacks() {
+    let address = own_address();
+    let listen = address.to_string();
+    let export = [
+        "--export",
+        "ram:16MiB",
+        "--provider",
+        "iwarp",
+        "--listen",
+        &listen,
+    ];
+    let name = format!("listen {listen}");
+    let (report, output) =
+        target_doctor(&[], &["--export", "ram:16MiB", "--listen", "127.0.0.1:0"]);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    for (name, words) in [
+        ("io_uring", "a ring has"),
+        ("memory budget", "room for"),
+        ("listen 127.0.0.1:0", "lo, no RDMA device"),
+        ("configuration", "1 subsystem(s), 1 namespace(s)"),
+    ] {
+        let check = check(&report, name);
+        assert!(check["seen"].as_str().unwrap().contains(words), "{check:#}");
+        assert_ne!(check["verdict"], "error", "{check:#}");
+    }
+
+    // What pins memory is limited: slower, and no error.
+    let limited = [
+        "prlimit",
+        "--memlock=65536",
+        "setpriv",
+        "--bounding-set",
+        "-ipc_lock",
+    ];
+    // The rings of a user's other processes count against the limit of each, those of root do not.
+    let (wrapper, seen) = if nix::unistd::geteuid().is_root() {
+        (&limited[..], "64 KiB")
+    } else {
+        (&["prlimit", "--memlock=8388608"][..], "8 MiB")
+    };
+    let (report, output) = target_doctor(wrapper, &export);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    let memlock = check(&report, "RLIMIT_MEMLOCK");
+    assert_eq!(memlock["verdict"], "warning", "{memlock:#}");
+    assert_eq!(memlock["seen"], seen);
+    assert!(
+        memlock["remedy"]
+            .as_str()
+            .unwrap()
+            .contains("ulimit -l unlimited")
+    );
+
+    // While the target runs its port is in use, which may be as it should.
+    let _target = Daemon::start("ram:16MiB", 4096, address);
+    let (report, output) = target_doctor(&[], &export);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    let listen = check(&report, &name);
+    assert_eq!(listen["verdict"], "warning", "{listen:#}");
+    assert_eq!(listen["remedy"], "ss -ltnp 'sport = :4420'");
+}
+
+#[test]
+fn a_configuration_that_will_not_do_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("target.toml");
+    fs::write(
+        &file,
+        format!(
+            "[target]\nreactors = 1\n[[listener]]\naddress = \"127.0.0.1\"\n\
+             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\npath = \"/no/such/disk\"\n"
+        ),
+    )
+    .unwrap();
+    let (report, output) = target_doctor(&[], &["--config", utf8(&file)]);
+    assert_error(&report, &output, "configuration", "/no/such/disk");
+    // The rest of the machine is told all the same.
+    assert_eq!(check(&report, "huge pages")["verdict"], "ok");
+    let (report, output) = target_doctor(&[], &["--config", "/no/such/file.toml"]);
+    assert_error(&report, &output, "configuration", "/no/such/file.toml");
+}
