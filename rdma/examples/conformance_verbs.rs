@@ -88,10 +88,11 @@ fn behaviour(device: &DeviceAttributes) -> Behaviour {
             ..common
         },
         Transport::Iwarp => Behaviour {
-            // siw takes 256 bytes, of which MPA revision 2 uses four.
-            connect_private_data_bytes_max: 252,
-            accept_private_data_bytes_max: 252,
-            reject_private_data_bytes_max: 252,
+            // siw counts private data and the four bytes of MPA revision 2 in one byte
+            // (siw_send_mpareqrep).
+            connect_private_data_bytes_max: 251,
+            accept_private_data_bytes_max: 251,
+            reject_private_data_bytes_max: 251,
             raises_read_depths: true,
             receiver_not_ready: capstan_rdma::conformance::ReceiverNotReady::Ends,
             names_remote_errors: false,

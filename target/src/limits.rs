@@ -32,6 +32,10 @@ pub(crate) const INITIATOR_DEPTH_MAX: u8 = 64;
 /// How long a closing connection waits for its outstanding work before it is dropped, in
 /// microseconds.
 pub(crate) const CLOSE_TIMEOUT_US: u64 = 5_000_000;
+/// How long a connection may exist without a Connect, in microseconds: what the Linux host gives one.
+pub(crate) const CONNECT_TIMEOUT_US: u64 = 60_000_000;
+/// How long a host may take to disconnect when its Connect was refused, in microseconds.
+pub(crate) const REFUSED_TIMEOUT_US: u64 = 10_000_000;
 /// How long SIGTERM waits for commands in flight, in microseconds.
 pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
 

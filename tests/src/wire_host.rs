@@ -17,6 +17,7 @@ use capstan_nvme_proto::property::{Cc, Property};
 use capstan_nvme_proto::rdma_cm::CmRequest;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
     Access, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager, MemoryRegion,
     PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, ReceiveSource, SendOp, SendWr, Sge,
@@ -87,12 +88,44 @@ impl WireHost {
     /// When any of that does not succeed.
     #[must_use]
     pub fn connect(address: SocketAddr, number: u8) -> Self {
+        let mut host = Self::new();
+        let mut parameters = connect_data(number);
+        let answer = host.connect_queue(address, Queue::Admin, &parameters);
+        assert!(answer.status().is_success(), "{:?}", answer.status());
+        parameters.cntlid = ConnectResponse::decode(answer.dw0.get()).cntlid;
+        let enable = PropertySet {
+            property: Property::CC,
+            size: Property::CC.size().expect("CC has a size"),
+            value: Cc::ENABLE_NVM.encode().into(),
+        };
+        let sqe = FabricsCommand::PropertySet(enable).encode(0, Sgl::EMPTY);
+        let (cqe, _) = host.run(Queue::Admin, sqe, Data::None);
+        assert!(cqe.status().is_success(), "enabling: {:?}", cqe.status());
+        let answer = host.connect_queue(address, Queue::Io, &parameters);
+        assert!(answer.status().is_success(), "{:?}", answer.status());
+        host
+    }
+
+    /// Tries the same as a host that is not allowed to: its one connection, and the status of its
+    /// Connect.
+    ///
+    /// # Panics
+    /// When it is allowed to, or there is no response.
+    #[must_use]
+    pub fn refused(address: SocketAddr, number: u8) -> (Self, Status) {
+        let mut host = Self::new();
+        let answer = host.connect_queue(address, Queue::Admin, &connect_data(number));
+        assert!(!answer.status().is_success(), "Connect succeeded");
+        (host, answer.status())
+    }
+
+    fn new() -> Self {
         let provider = Provider::new(Config::default()).expect("a provider");
         let device = provider.device();
         let pd = device.allocate_pd().expect("a protection domain");
         let pool = Pool::new(MEMORY_BYTES, Pages::Ordinary).expect("memory");
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let mut host = Self {
+        Self {
             lines: HashMap::new(),
             cm: provider.connection_manager().expect("a connection manager"),
             cq: device.create_cq(1024).expect("a completion queue"),
@@ -104,26 +137,19 @@ impl WireHost {
             outstanding: HashMap::new(),
             answers: HashMap::new(),
             next_cid: 0,
-        };
-        let mut parameters = ConnectParameters {
-            hostid: HostId([number; 16]),
-            cntlid: CNTLID_DYNAMIC,
-            subnqn: Nqn::new(SUBNQN).expect("a valid NQN"),
-            hostnqn: Nqn::new(&format!("nqn.2026-11.org.example:host-{number}"))
-                .expect("a valid NQN"),
-        };
-        let answer = host.connect_queue(address, Queue::Admin, &parameters);
-        parameters.cntlid = ConnectResponse::decode(answer.dw0.get()).cntlid;
-        let enable = PropertySet {
-            property: Property::CC,
-            size: Property::CC.size().expect("CC has a size"),
-            value: Cc::ENABLE_NVM.encode().into(),
-        };
-        let sqe = FabricsCommand::PropertySet(enable).encode(0, Sgl::EMPTY);
-        let (cqe, _) = host.run(Queue::Admin, sqe, Data::None);
-        assert!(cqe.status().is_success(), "enabling: {:?}", cqe.status());
-        host.connect_queue(address, Queue::Io, &parameters);
-        host
+        }
+    }
+
+    /// Waits until the target has ended the connections.
+    ///
+    /// # Panics
+    /// When it has not within ten seconds.
+    pub fn wait_for_the_end(&mut self) {
+        for id in self.lines.values().map(|line| line.id).collect::<Vec<_>>() {
+            self.wait_for(id, "the target's end of the connection", |kind| {
+                matches!(kind, CmEventKind::Disconnected { .. })
+            });
+        }
     }
 
     fn connect_queue(
@@ -190,9 +216,7 @@ impl WireHost {
         };
         let sqe = FabricsCommand::Connect(connect).encode(0, Sgl::EMPTY);
         let data = parameters.encode();
-        let (cqe, _) = self.run(queue, sqe, Data::InCapsule(data.as_bytes()));
-        assert!(cqe.status().is_success(), "Connect: {:?}", cqe.status());
-        cqe
+        self.run(queue, sqe, Data::InCapsule(data.as_bytes())).0
     }
 
     fn wait_for(&mut self, id: CmId, what: &str, done: impl Fn(&CmEventKind) -> bool) {
@@ -369,6 +393,16 @@ impl WireHost {
     pub fn run(&mut self, queue: Queue, sqe: Sqe, data: Data<'_>) -> (Cqe, Vec<u8>) {
         let cid = self.send(queue, sqe, data);
         self.answer(queue, cid)
+    }
+}
+
+/// What the `number`th host of [`options`](crate::host::options) connects with.
+fn connect_data(number: u8) -> ConnectParameters {
+    ConnectParameters {
+        hostid: HostId([number; 16]),
+        cntlid: CNTLID_DYNAMIC,
+        subnqn: Nqn::new(SUBNQN).expect("a valid NQN"),
+        hostnqn: Nqn::new(&format!("nqn.2026-11.org.example:host-{number}")).expect("a valid NQN"),
     }
 }
 

@@ -1,8 +1,13 @@
 //! Who gets in, who does not, and whether both sides know why.
 use capstan_initiator::{DirectQueue, Options};
 use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
 use capstan_tests::host::options;
+use capstan_tests::program::{Daemon, own_address, utf8};
 use capstan_tests::target::{SUBNQN, TestTarget};
+use capstan_tests::wire_host::{Data, Queue, WireHost};
+use zerocopy::FromZeros;
 
 fn refusal(options: &Options) -> String {
     match DirectQueue::connect(options) {
@@ -24,6 +29,31 @@ fn a_host_that_is_not_listed_is_refused_with_the_reason() {
     let error = refusal(&options(target.addresses[0], 2));
     assert!(error.contains("Invalid Host"), "{error}");
     target.stop();
+}
+
+#[test]
+fn a_refused_host_is_left_the_connection_to_read_the_response() {
+    let at = own_address();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("target.toml");
+    let toml = format!(
+        "[[listener]]\naddress = \"{}\"\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallowed_hosts = [\"nqn.2026-11.org.example:host-1\"]\n\
+         [[subsystem.namespace]]\nram = \"1MiB\"\n",
+        at.ip()
+    );
+    std::fs::write(&path, toml).expect("written");
+    let daemon = Daemon::serve(&["--config", utf8(&path)]);
+    let (mut host, status) = WireHost::refused(at, 2);
+    assert_eq!(status, Status::CONNECT_INVALID_HOST.dnr());
+    // The connection is there to take a command, which a refused host may not send.
+    host.send(Queue::Admin, Sqe::new_zeroed(), Data::None);
+    host.wait_for_the_end();
+    daemon.wait_for_log(&[
+        "disconnected",
+        "sent a command though its Connect was refused",
+    ]);
+    assert!(daemon.stop().success());
 }
 
 #[test]

@@ -13,11 +13,11 @@ use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use zerocopy::IntoBytes;
 
 use super::IoPath;
-use super::connection::{Connection, Identity, Keys, Phase};
+use super::connection::{Connection, Identity, Keys};
+use super::phase::Phase;
 use crate::control_plane::{Message, conn_id};
 use crate::limits::{
-    CLOSE_TIMEOUT_US, CQE_BYTES, INITIATOR_DEPTH_MAX, SGL_DESCRIPTORS_MAX, SLOTS_PER_ENTRY,
-    TRANSFER_BYTES_MAX,
+    CQE_BYTES, INITIATOR_DEPTH_MAX, SGL_DESCRIPTORS_MAX, SLOTS_PER_ENTRY, TRANSFER_BYTES_MAX,
 };
 
 /// A checked connection request, on its way to the reactor that will own it.
@@ -223,8 +223,10 @@ impl IoPath {
                 lkey: zeroes.lkey(),
             }),
         };
+        let now_us = self.resources.now_us;
         self.connections
-            .put(Connection::new(&identity, qp, responses, keys));
+            .put(Connection::new(&identity, qp, responses, keys, now_us));
+        self.unconnected.push(identity.id);
         tracing::debug!(peer = %request.peer, provider, qid = request.sizes.qid, entries, "accepted");
         Ok(())
     }
@@ -269,9 +271,7 @@ impl IoPath {
             }
             None => tracing::info!(%peer, qid, "disconnected: {cause}"),
         }
-        connection.phase = Phase::Closing {
-            deadline_us: self.resources.now_us + CLOSE_TIMEOUT_US,
-        };
+        connection.phase = Phase::closing(self.resources.now_us);
         let (fabric, cm_id, id) = (connection.fabric, connection.cm_id, connection.id);
         let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
@@ -283,6 +283,28 @@ impl IoPath {
             self.control.disconnecting(id, now_us);
         } else {
             self.control.disconnected(id, now_us);
+        }
+    }
+
+    /// Ends connections that are no queue yet and whose host has had its time.
+    pub(super) fn end_overdue(&mut self) {
+        let now_us = self.resources.now_us;
+        let mut at = 0;
+        while let Some(&id) = self.unconnected.get(at) {
+            let index = self.index_of.get(&id).copied();
+            let phase = index
+                .and_then(|index| self.connections.get_mut(index))
+                .map(|connection| connection.phase)
+                .filter(|phase| phase.is_unconnected());
+            let overdue = phase.map(|phase| phase.overdue(now_us));
+            if let Some(None) = overdue {
+                at += 1;
+                continue;
+            }
+            self.unconnected.swap_remove(at);
+            if let (Some(index), Some(Some(why))) = (index, overdue) {
+                self.begin_close(index, why);
+            }
         }
     }
 

@@ -7,12 +7,10 @@ use capstan_subsystem::{
     AdminOutcome, AdminRequest, AdminStep, ConnectOutcome, ConnectRequest, Target, Transfer,
 };
 
-use super::connection::{Connection, Phase, Work};
+use super::connection::{Connection, Work};
+use super::phase::Phase;
 use super::recv::Capsule;
 use super::{Resources, execute, respond, transfer};
-
-/// Why a connection whose Connect was answered with an error is closed.
-const REFUSED: &str = "its Connect was refused";
 
 /// An admin command in flight.
 pub(super) enum AdminWork {
@@ -31,9 +29,13 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     };
     let (work, transfer) = match begin(resources, connection, &capsule) {
         Begun::Work(work, transfer) => (work, transfer),
-        Begun::Complete(cqe, close) => {
+        Begun::Complete(cqe) => {
             resources.give_back_receive(connection, capsule.data);
-            connection.command(slot).close_after = close;
+            return respond::send(resources, connection, slot, &cqe, None);
+        }
+        Begun::Refuse(cqe) => {
+            resources.give_back_receive(connection, capsule.data);
+            connection.phase = Phase::refused(resources.now_us);
             return respond::send(resources, connection, slot, &cqe, None);
         }
         Begun::Disconnect(why) => {
@@ -65,16 +67,18 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
 /// What a capsule is before its data is there.
 enum Begun {
     Work(AdminWork, Transfer),
-    Complete(Cqe, Option<&'static str>),
+    Complete(Cqe),
+    /// It is no Connect that could be looked at.
+    Refuse(Cqe),
     Disconnect(String),
 }
 
 fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> Begun {
     let Capsule { sqe, .. } = capsule;
-    if connection.phase == Phase::AwaitingConnect {
+    if connection.phase.is_unconnected() {
         return match Target::connect_transfer(sqe, capsule.bytes()) {
             Ok(transfer) => Begun::Work(AdminWork::Connect(*sqe), transfer),
-            Err(cqe) => Begun::Complete(cqe, Some(REFUSED)),
+            Err(cqe) => Begun::Refuse(cqe),
         };
     }
     let now_us = resources.now_us;
@@ -86,7 +90,7 @@ fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> B
             let transfer = *request.transfer();
             Begun::Work(AdminWork::Request(request), transfer)
         }
-        AdminStep::Complete(cqe) => Begun::Complete(cqe, None),
+        AdminStep::Complete(cqe) => Begun::Complete(cqe),
         AdminStep::Disconnect(why) => Begun::Disconnect(why.to_string()),
     }
 }
@@ -144,7 +148,10 @@ fn connect(
         }
         ConnectOutcome::Refused { cqe, why } => {
             tracing::warn!(peer = %connection.peer, "refused a Connect: {why}");
-            connection.command(slot).close_after = Some(REFUSED);
+            // A second Connect of a queue changes nothing.
+            if connection.association.is_none() {
+                connection.phase = Phase::refused(now_us);
+            }
             cqe
         }
     };

@@ -15,24 +15,9 @@ use capstan_subsystem::{
 
 use super::admin::AdminWork;
 use super::execute::Step;
+use super::phase::Phase;
 use super::ranges::Ranges;
 use crate::limits::{CQE_BYTES, SLOTS_PER_ENTRY};
-
-/// How far a connection's life has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Accepted; the first capsule must be Connect.
-    AwaitingConnect,
-    /// An admin queue.
-    Admin,
-    /// An I/O queue.
-    Io,
-    /// Ending: nothing new is started, what is outstanding is waited for until this time.
-    Closing {
-        /// When the wait for the device ends, in microseconds.
-        deadline_us: u64,
-    },
-}
 
 /// Who a connection is.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +134,7 @@ impl Connection {
         qp: Box<dyn QueuePair>,
         responses: Buffer,
         keys: Keys,
+        now_us: u64,
     ) -> Self {
         let Identity {
             id,
@@ -173,7 +159,7 @@ impl Connection {
             peer,
             sizes,
             association: None,
-            phase: Phase::AwaitingConnect,
+            phase: Phase::accepted(now_us),
             qp,
             queue: None,
             delete: None,
@@ -211,13 +197,6 @@ impl Connection {
         matches!(self.phase, Phase::Closing { .. })
     }
 
-    pub(super) fn close_deadline_us(&self) -> Option<u64> {
-        match self.phase {
-            Phase::Closing { deadline_us } => Some(deadline_us),
-            Phase::AwaitingConnect | Phase::Admin | Phase::Io => None,
-        }
-    }
-
     /// Whether no command is in flight.
     pub(super) fn quiet(&self) -> bool {
         self.free.len() == self.commands.len()
@@ -227,7 +206,8 @@ impl Connection {
     /// flushed everything or had its time (dropping the queue pair then stops it).
     pub(super) fn may_be_freed(&self, now_us: u64) -> bool {
         let late = self
-            .close_deadline_us()
+            .phase
+            .deadline_us()
             .is_some_and(|deadline_us| now_us >= deadline_us);
         self.disk_outstanding == 0 && (self.sends_outstanding == 0 || late)
     }

@@ -17,6 +17,7 @@ mod connection;
 mod control;
 mod execute;
 mod fabric;
+mod phase;
 mod ranges;
 mod recv;
 mod respond;
@@ -58,6 +59,8 @@ pub(crate) struct IoPath {
     index_of: HashMap<ConnId, usize>,
     cm_index: HashMap<(usize, CmId), usize>,
     conn_serial: u64,
+    /// Connections that are no queue yet.
+    unconnected: Vec<ConnId>,
     /// Connections that are ending.
     closing: Vec<usize>,
     drain_deadline_us: Option<u64>,
@@ -179,6 +182,7 @@ impl IoPath {
             index_of: HashMap::new(),
             cm_index: HashMap::new(),
             conn_serial: 0,
+            unconnected: Vec::new(),
             closing: Vec::new(),
             drain_deadline_us: None,
             shutdown: Shutdowns::default(),
@@ -340,6 +344,7 @@ impl IoPath {
         for (index, why) in std::mem::take(&mut self.resources.broken) {
             self.begin_close(index, &why);
         }
+        self.end_overdue();
         self.reap();
     }
 }
@@ -399,10 +404,14 @@ impl Turn for IoPath {
         let timers = (self.reactor == 0)
             .then(|| self.control.next_deadline_us())
             .flatten();
-        let closing = self.closing.iter().filter_map(|&index| {
+        let unconnected = self
+            .unconnected
+            .iter()
+            .filter_map(|id| self.index_of.get(id));
+        let limited = unconnected.chain(&self.closing).filter_map(|&index| {
             self.connections.all[index]
                 .as_ref()
-                .and_then(|c| c.close_deadline_us())
+                .and_then(|c| c.phase.deadline_us())
         });
         // While draining, look again soon: a quiet connection gives no sign of its own.
         let drain = self
@@ -411,7 +420,7 @@ impl Turn for IoPath {
         managers
             .chain(volumes)
             .chain(timers)
-            .chain(closing)
+            .chain(limited)
             .chain(drain)
             .min()
     }

@@ -5,7 +5,8 @@ use capstan_memory::Buffer;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{QpNum, WcStatus, WorkCompletion};
 
-use super::connection::{Connection, Phase};
+use super::connection::Connection;
+use super::phase::Phase;
 use super::wr_id::WrId;
 use super::{IoPath, Resources, admin, execute};
 use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
@@ -120,7 +121,14 @@ impl IoPath {
 fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
     match connection.phase {
         Phase::Io => execute::start(resources, connection, capsule),
-        Phase::AwaitingConnect | Phase::Admin => admin::start(resources, connection, capsule),
+        Phase::AwaitingConnect { .. } | Phase::Admin => {
+            admin::start(resources, connection, capsule);
+        }
+        Phase::Refused { .. } => {
+            resources.give_back_receive(connection, capsule.data);
+            let why = "the host sent a command though its Connect was refused".to_owned();
+            resources.broken.push((connection.index, why));
+        }
         Phase::Closing { .. } => {
             resources.give_back_receive(connection, capsule.data);
         }
