@@ -92,9 +92,20 @@ impl Daemon {
     /// When it does not.
     #[must_use]
     pub fn serve(args: &[&str]) -> Self {
+        Self::serve_under(&[], args)
+    }
+
+    /// The same, run by `tool`: a command with arguments that puts itself before a program and keeps
+    /// the process, as `valgrind` does.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    #[must_use]
+    pub fn serve_under(tool: &[&str], args: &[&str]) -> Self {
         // It must not outlive a test that is killed.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
+            .args(tool)
             .arg(program("capstan-target"))
             .arg("serve")
             .args(args)
@@ -123,6 +134,12 @@ impl Daemon {
             }
         });
         daemon
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// What it has logged so far.

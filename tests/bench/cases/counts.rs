@@ -1,0 +1,253 @@
+//! `instructions` and `syscalls`: what one command costs the target. Counted, not timed, and so the
+//! same on every machine that builds the same program: these figures are gated.
+//!
+//! Each is the difference of a long and a short run, so that start, connect and end cancel out. The
+//! target runs so slowly under either tool that the host has every command queued again whenever
+//! the target looks: batches are as large as the depth lets them be.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::Signal;
+
+use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
+use crate::load::{self, Load, NULL, RAM, Target};
+use crate::{Setting, TARGET_CORE};
+
+const NSID_NULL: u32 = 1;
+const NSID_RAM: u32 = 2;
+/// Commands of the short run.
+const SHORT: u64 = 2048;
+/// How much longer the long run is, in commands.
+const MORE_INSTRUCTIONS: u64 = 16_384;
+const MORE_SYSCALLS: u64 = 131_072;
+
+struct Row {
+    name: &'static str,
+    what: &'static str,
+    load: Load,
+    bounds: fn() -> Bounds,
+}
+
+/// The limit for the build that is measured: counts of instructions repeat within 0.3 %, those of
+/// system calls within 10 %. Lower it with what lowers the count.
+const fn gate(release: f64, dev: f64) -> f64 {
+    if cfg!(debug_assertions) { dev } else { release }
+}
+
+const INSTRUCTIONS: [Row; 3] = [
+    Row {
+        name: "instructions-null-read-4k",
+        what: "target instructions per 4 KiB read, null, depth 128",
+        load: Load::read(NSID_NULL, 4096, 128),
+        bounds: || Bounds {
+            aim: Some(1500.0),
+            ..Bounds::none(Better::Lower).gate(gate(6400.0, 9900.0))
+        },
+    },
+    Row {
+        name: "instructions-ram-read-4k",
+        what: "target instructions per 4 KiB read, RAM, depth 128",
+        load: Load::read(NSID_RAM, 4096, 128),
+        bounds: || Bounds::none(Better::Lower).gate(gate(7800.0, 11_500.0)),
+    },
+    Row {
+        name: "instructions-ram-write-4k",
+        what: "target instructions per 4 KiB write, RAM, depth 128",
+        load: Load::write(NSID_RAM, 4096, 128),
+        bounds: || Bounds::none(Better::Lower).gate(gate(7050.0, 10_400.0)),
+    },
+];
+
+const SYSCALLS: [Row; 2] = [
+    Row {
+        name: "syscalls-null-read-4k",
+        what: "target system calls per 4 KiB read, null, depth 128",
+        load: Load::read(NSID_NULL, 4096, 128),
+        bounds: || Bounds {
+            aim: Some(0.1),
+            ..Bounds::none(Better::Lower).gate(gate(0.085, 0.085))
+        },
+    },
+    Row {
+        name: "syscalls-ram-write-4k",
+        what: "target system calls per 4 KiB write, RAM, depth 128",
+        load: Load::write(NSID_RAM, 4096, 128),
+        bounds: || Bounds {
+            aim: Some(0.1),
+            ..Bounds::none(Better::Lower).gate(gate(0.15, 0.15))
+        },
+    },
+];
+
+/// A reactor that sleeps as soon as it has nothing to do: a spin would be counted.
+fn table() -> String {
+    format!("reactors = [{TARGET_CORE}]\nspin = \"0s\"")
+}
+
+/// Instructions in user space, by callgrind. What it has seen stays in the folder of the results,
+/// for `callgrind_annotate`.
+pub(crate) fn instructions(setting: &Setting) -> Result<Findings> {
+    let count = |row: &Row, commands| {
+        let file = setting.folder.join(format!("callgrind.{}.out", row.name));
+        callgrind(&file, row.load, commands)
+    };
+    let mut figures = Vec::new();
+    for row in &INSTRUCTIONS {
+        let per_command = per_command(MORE_INSTRUCTIONS, |commands| count(row, commands))?;
+        let value = Quantity::new("instructions", vec![per_command]);
+        figures.push(Figure::plain(row.name, row.what, value, (row.bounds)()));
+    }
+    Ok(figures.into())
+}
+
+/// System calls, by strace; and those of a target that runs at its own speed, by perf.
+pub(crate) fn syscalls(setting: &Setting) -> Result<Findings> {
+    let mut findings = Findings::default();
+    for row in &SYSCALLS {
+        let per_command = per_command(MORE_SYSCALLS, |commands| {
+            strace(&setting.folder, row.load, commands)
+        })?;
+        let value = Quantity::new("system calls", vec![per_command]);
+        let figure = Figure::plain(row.name, row.what, value, (row.bounds)());
+        findings.figures.push(figure);
+    }
+    match at_full_speed(setting, SYSCALLS[0].load) {
+        Ok(samples) => findings.figures.push(Figure::plain(
+            "syscalls-at-full-speed",
+            "the same read, one core each side at full speed (perf; depends on timing)",
+            Quantity::new("system calls", samples),
+            Bounds::none(Better::Lower),
+        )),
+        Err(why) => {
+            let skipped = format!("syscalls-at-full-speed: {why:#}");
+            findings.skipped.push(skipped);
+        }
+    }
+    Ok(findings)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a few seconds")]
+fn per_command(more: u64, count: impl Fn(u64) -> Result<u64>) -> Result<f64> {
+    let short = count(SHORT)?;
+    let long = count(SHORT + more)?;
+    let difference = long.checked_sub(short);
+    let difference = difference.context("the long run has fewer than the short one")?;
+    Ok(difference as f64 / more as f64)
+}
+
+fn callgrind(file: &Path, load: Load, commands: u64) -> Result<u64> {
+    let out = format!("--callgrind-out-file={}", file.display());
+    let tool = ["valgrind", "--quiet", "--tool=callgrind", &out];
+    let target = Target::start_under(&tool, &table(), &[NULL, RAM])?;
+    load::count(target.address, load, commands)?;
+    let status = target.daemon.stop();
+    if !status.success() {
+        bail!("the target ended with {status} under valgrind");
+    }
+    let report = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
+    let total = report
+        .lines()
+        .find_map(|line| line.strip_prefix("totals: "));
+    let total = total.context("no totals in callgrind's report")?;
+    Ok(total.trim().parse()?)
+}
+
+fn strace(folder: &Path, load: Load, commands: u64) -> Result<u64> {
+    let file = folder.join("strace.out");
+    remove(&file)?;
+    let out = file.to_str().context("the folder is text")?;
+    // -D: the target keeps the process, and strace is a child of it.
+    let tool = ["strace", "-D", "-f", "-c", "-U", "calls,name", "-o", out];
+    let target = Target::start_under(&tool, &table(), &[NULL, RAM])?;
+    load::count(target.address, load, commands)?;
+    let status = target.daemon.stop();
+    if !status.success() {
+        bail!("the target ended with {status} under strace");
+    }
+    // strace writes when the target has ended.
+    let total = |report: &str| {
+        let line = report
+            .lines()
+            .find(|line| line.trim_end().ends_with(" total"))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    wait_for(&file, total)
+}
+
+/// Per run, by perf's count of a tracepoint.
+fn at_full_speed(setting: &Setting, load: Load) -> Result<Vec<f64>> {
+    let target = Target::start(&table(), &[NULL, RAM])?;
+    let mut samples = Vec::new();
+    for _ in 0..setting.rounds {
+        samples.push(per_command(4 * MORE_SYSCALLS, |commands| {
+            let perf = Perf::attach(&setting.folder, target.daemon.pid())?;
+            load::count(target.address, load, commands)?;
+            perf.count()
+        })?);
+    }
+    Ok(samples)
+}
+
+/// A perf that counts system calls of a process.
+struct Perf {
+    child: Child,
+    file: PathBuf,
+}
+
+impl Perf {
+    fn attach(folder: &Path, pid: u32) -> Result<Self> {
+        let file = folder.join("perf.out");
+        remove(&file)?;
+        let child = Command::new("perf")
+            .args(["stat", "-x", ",", "-e", "raw_syscalls:sys_enter", "-o"])
+            .arg(&file)
+            .args(["-p", &pid.to_string()])
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("perf does not start")?;
+        let mut perf = Self { child, file };
+        // It says nothing when it has attached.
+        thread::sleep(Duration::from_millis(300));
+        if perf.child.try_wait()?.is_some() {
+            let output = perf.child.wait_with_output()?;
+            bail!("perf: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(perf)
+    }
+
+    fn count(mut self) -> Result<u64> {
+        capstan_tests::program::signal(self.child.id(), Signal::SIGINT);
+        self.child.wait()?;
+        wait_for(&self.file, |report| {
+            let line = report.lines().find(|line| line.contains("sys_enter"))?;
+            line.split(',').next()?.parse().ok()
+        })
+    }
+}
+
+fn remove(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a number from a file that is being written.
+fn wait_for(file: &Path, number: impl Fn(&str) -> Option<u64>) -> Result<u64> {
+    let start = Instant::now();
+    loop {
+        let report = fs::read_to_string(file).unwrap_or_default();
+        if let Some(number) = number(&report) {
+            return Ok(number);
+        }
+        if start.elapsed() > Duration::from_secs(10) {
+            bail!("no count in {}: {report:?}", file.display());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}

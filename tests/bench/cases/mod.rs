@@ -1,0 +1,77 @@
+//! The cases: each measures rows of the table.
+
+mod counts;
+mod crowd;
+mod file;
+mod idle;
+mod soft_roce;
+mod wire;
+
+use anyhow::Result;
+
+use crate::Setting;
+use crate::figure::Findings;
+
+/// A part of the table that can be run by itself.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) what: &'static str,
+    /// Needs the lab's virtual machine, and so runs only when it is asked for.
+    pub(crate) lab: bool,
+    pub(crate) run: fn(&Setting) -> Result<Findings>,
+}
+
+const fn case(
+    name: &'static str,
+    what: &'static str,
+    run: fn(&Setting) -> Result<Findings>,
+) -> Case {
+    Case {
+        name,
+        what,
+        lab: false,
+        run,
+    }
+}
+
+/// All of them, in the order of the table.
+pub(crate) const CASES: [Case; 11] = [
+    case("wire", "null and RAM against plain TCP", wire::run),
+    case("file", "a file against fio io_uring on it", file::run),
+    case(
+        "instructions",
+        "target instructions per command (gated)",
+        counts::instructions,
+    ),
+    case(
+        "syscalls",
+        "target system calls per command (gated)",
+        counts::syscalls,
+    ),
+    case("idle", "CPU time with 64 idle hosts", idle::idle),
+    case("wake", "the first command after idle", idle::wake),
+    case("crowd", "2,000 connections against 10", crowd::crowd),
+    case(
+        "memory",
+        "before the first host, and per connection",
+        idle::memory,
+    ),
+    case(
+        "fairness",
+        "depth 1 beside 1 MiB writes at depth 128",
+        crowd::fairness,
+    ),
+    case(
+        "reactors",
+        "two reactors against one (four cores)",
+        crowd::reactors,
+    ),
+    Case {
+        lab: true,
+        ..case(
+            "soft-roce",
+            "verbs on Soft-RoCE against Linux nvmet, in the lab",
+            soft_roce::run,
+        )
+    },
+];

@@ -1,0 +1,164 @@
+//! `wire`: NVMe over iWARP against plain TCP, one core each side.
+
+use anyhow::Result;
+
+use crate::Setting;
+use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
+use crate::load::{self, Load, NULL, RAM, Target};
+use crate::tcp;
+
+/// What a row is compared with.
+#[derive(Clone, Copy)]
+enum Against {
+    /// Its latency with the round trip.
+    Latency,
+    /// Commands in the time of a round trip.
+    PerRoundTrip,
+    /// Its bytes with those of the stream.
+    Stream,
+}
+
+struct Row {
+    name: &'static str,
+    what: &'static str,
+    load: Load,
+    against: Against,
+    now: f64,
+    aim: f64,
+    peer: &'static str,
+}
+
+const NSID_NULL: u32 = 1;
+const NSID_RAM: u32 = 2;
+
+const ROWS: [Row; 6] = [
+    Row {
+        name: "null-read-4k-qd1",
+        what: "4 KiB random read, depth 1, null",
+        load: Load::read(NSID_NULL, 4096, 1),
+        against: Against::Latency,
+        now: 1.25,
+        aim: 1.05,
+        peer: "0.9 to 1.2",
+    },
+    Row {
+        name: "null-read-4k-qd128",
+        what: "4 KiB random read, depth 128, null",
+        load: Load::read(NSID_NULL, 4096, 128),
+        against: Against::PerRoundTrip,
+        now: 9.4,
+        aim: 14.0,
+        peer: "9.4",
+    },
+    Row {
+        name: "ram-read-4k-qd128",
+        what: "4 KiB random read, depth 128, RAM",
+        load: Load::read(NSID_RAM, 4096, 128),
+        against: Against::PerRoundTrip,
+        now: 7.6,
+        aim: 13.0,
+        peer: "6.7",
+    },
+    Row {
+        name: "ram-write-4k-qd128",
+        what: "4 KiB random write, depth 128, RAM",
+        load: Load::write(NSID_RAM, 4096, 128),
+        against: Against::PerRoundTrip,
+        now: 10.7,
+        aim: 16.0,
+        peer: "10.7",
+    },
+    Row {
+        name: "ram-read-128k-qd16",
+        what: "128 KiB random read, depth 16, RAM",
+        load: Load::read(NSID_RAM, 128 << 10, 16),
+        against: Against::Stream,
+        now: 0.66,
+        aim: 0.95,
+        peer: "0.66",
+    },
+    Row {
+        name: "null-read-128k-qd16",
+        what: "128 KiB random read, depth 16, null",
+        load: Load::read(NSID_NULL, 128 << 10, 16),
+        against: Against::Stream,
+        now: 1.0,
+        aim: 1.0,
+        peer: "1.0",
+    },
+];
+
+/// Measures the rows, `rounds` times each, in turn.
+pub(crate) fn run(setting: &Setting) -> Result<Findings> {
+    let target = Target::spinning(&[NULL, RAM])?;
+    load::fill(target.address, NSID_RAM)?;
+    let (mut round_trips, mut streams) = (Vec::new(), Vec::new());
+    let mut rates = vec![Vec::new(); ROWS.len()];
+    for _ in 0..setting.rounds {
+        round_trips.push(tcp::round_trip(setting.runtime)?);
+        streams.push(tcp::stream(setting.runtime)?);
+        for (row, rates) in ROWS.iter().zip(&mut rates) {
+            rates.push(load::rate(target.address, row.load, setting.runtime)?.median());
+        }
+    }
+    let round_trip_us: Vec<f64> = round_trips.iter().map(|s| s * 1e6).collect();
+    let stream = Quantity::new("GB/s", streams.iter().map(|bytes| bytes / 1e9).collect());
+    let round_trip = Quantity::new("us", round_trip_us);
+    let mut figures = vec![
+        Figure::plain(
+            "round-trip",
+            "RT: spinning TCP ping-pong, 72 B there, 4,144 B back",
+            round_trip.clone(),
+            Bounds::none(Better::Lower),
+        ),
+        Figure::plain(
+            "stream",
+            "stream: spinning TCP in 128 KiB writes",
+            stream.clone(),
+            Bounds::none(Better::Higher),
+        ),
+    ];
+    for (row, rates) in ROWS.iter().zip(rates) {
+        figures.push(figure(row, &rates, &round_trip, &stream));
+    }
+    Ok(figures.into())
+}
+
+fn figure(row: &Row, rates: &[f64], round_trip: &Quantity, stream: &Quantity) -> Figure {
+    let better = match row.against {
+        Against::Latency => Better::Lower,
+        Against::PerRoundTrip | Against::Stream => Better::Higher,
+    };
+    let bounds = Bounds::new(better, row.now, row.aim).peer(row.peer);
+    let value = |unit, of: &dyn Fn(f64) -> f64| {
+        Quantity::new(unit, rates.iter().map(|rate| of(*rate)).collect())
+    };
+    match row.against {
+        Against::Latency => Figure::beside(
+            row.name,
+            row.what,
+            value("us", &|rate| f64::from(row.load.depth) * 1e6 / rate),
+            ("RT", round_trip.clone()),
+            ("RT", |value, round_trip| value / round_trip),
+            bounds,
+        ),
+        Against::PerRoundTrip => Figure::beside(
+            row.name,
+            row.what,
+            value("k IOPS", &|rate| rate / 1e3),
+            ("RT", round_trip.clone()),
+            ("commands/RT", |value, round_trip| {
+                value * 1e3 * round_trip / 1e6
+            }),
+            bounds,
+        ),
+        Against::Stream => Figure::beside(
+            row.name,
+            row.what,
+            value("GB/s", &|rate| rate * f64::from(row.load.bytes) / 1e9),
+            ("stream", stream.clone()),
+            ("of the stream", |value, stream| value / stream),
+            bounds,
+        ),
+    }
+}

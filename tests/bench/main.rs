@@ -1,0 +1,143 @@
+//! The table of figures: every one beside a reference of the same run, because machines differ and
+//! are noisy. `scripts/bench.sh` builds and runs it; `docs/performance.md` says how to read it.
+#![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
+
+mod cases;
+mod chart;
+mod figure;
+mod load;
+mod noise;
+mod process;
+mod report;
+mod slices;
+mod tcp;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result, bail};
+use capstan_tests::process::allow_many_descriptors;
+use cases::{CASES, Case};
+use clap::Parser;
+use noise::Moment;
+use report::Results;
+
+/// The load's core and the target's.
+const HOST_CORE: usize = 0;
+const TARGET_CORE: usize = 1;
+
+/// Measures Capstan beside plain TCP, fio and itself, and prints the table.
+#[derive(Parser)]
+#[command(name = "scripts/bench.sh")]
+struct Arguments {
+    /// What to measure [default: everything that does not need the lab]; --list says what there is.
+    cases: Vec<String>,
+    /// Seconds of one run.
+    #[arg(long, default_value_t = 1.0)]
+    runtime: f64,
+    /// Runs of each figure, in turn with its reference.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// For the results, the file of the file case, and what the tools leave [default: build/bench].
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Put the results into docs/performance.json and .svg, which later runs are compared with.
+    #[arg(long)]
+    save: bool,
+    /// Say what can be measured.
+    #[arg(long)]
+    list: bool,
+    /// What cargo bench adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// How a case measures.
+pub(crate) struct Setting {
+    pub(crate) rounds: usize,
+    pub(crate) runtime: Duration,
+    pub(crate) folder: PathBuf,
+}
+
+fn chosen(names: &[String]) -> Result<Vec<&'static Case>> {
+    for name in names {
+        if !CASES.iter().any(|case| case.name == name) {
+            let known: Vec<_> = CASES.iter().map(|case| case.name).collect();
+            bail!("no case is called {name}; there are {}", known.join(", "));
+        }
+    }
+    let asked = |case: &&Case| match names {
+        [] => !case.lab,
+        _ => names.iter().any(|name| name == case.name),
+    };
+    Ok(CASES.iter().filter(asked).collect())
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    if arguments.list {
+        for case in &CASES {
+            println!("{:14}{}", case.name, case.what);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen = chosen(&arguments.cases)?;
+    if arguments.save && cfg!(debug_assertions) {
+        bail!("--save is for what users run: leave CAPSTAN_BENCH_PROFILE out");
+    }
+    allow_many_descriptors();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folder = arguments
+        .folder
+        .unwrap_or_else(|| repository.join("build/bench"));
+    std::fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
+    let setting = Setting {
+        rounds: arguments.rounds.max(1),
+        runtime: Duration::from_secs_f64(arguments.runtime),
+        folder: folder.canonicalize()?,
+    };
+    let committed = Results::read(&repository.join("docs/performance.json"))?;
+    let mut results = Results {
+        machine: report::machine(),
+        ..Results::default()
+    };
+    let mut failed = Vec::new();
+    println!("{}", results.machine);
+    for case in chosen {
+        println!("\n{}: {}", case.name, case.what);
+        let start = Moment::now()?;
+        let found = (case.run)(&setting).with_context(|| format!("the case {}", case.name))?;
+        let noise = start.noise()?;
+        for why in &found.skipped {
+            println!("  SKIPPED {why}");
+        }
+        for mut figure in found.figures {
+            figure.measured = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+            report::print(&figure, committed.figure(&figure.name));
+            if figure.fails() {
+                failed.push(figure.name.clone());
+            }
+            results.figures.push(figure);
+        }
+        if let Some(warning) = noise.warning() {
+            println!("  NOISY {warning}");
+        }
+        results.noise.insert(case.name.to_owned(), noise);
+    }
+    results.write(&setting.folder)?;
+    println!(
+        "\nresults: {0}/performance.json and {0}/performance.svg",
+        setting.folder.display()
+    );
+    if arguments.save {
+        let folder = repository.join("docs");
+        committed.replaced_by(results).write(&folder)?;
+        println!("saved: docs/performance.json and docs/performance.svg");
+    }
+    if !failed.is_empty() {
+        println!("FAILED, beyond their gates: {}", failed.join(", "));
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}

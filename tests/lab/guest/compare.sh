@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# In the guest: capstan-target (verbs) and Linux nvmet-rdma in turn, over Soft-RoCE, with the Linux host and fio. Both
+# export a null namespace: nvmet a null_blk that answers at once and touches no data, without a queue of its own.
+#
+#   tests/lab/boot.sh -f PATH_OF_CAPSTAN_TARGET compare.sh        (scripts/bench.sh soft-roce)
+#
+# Writes $OUT/samples, a line for each run: JOB TARGET IOPS.
+set -euo pipefail
+# shellcheck source=tests/lab/guest/rdma-rxe.sh
+. "$LAB/rdma-rxe.sh"
+modprobe -a nvme-rdma nvmet nvmet-rdma configfs
+modprobe null_blk nr_devices=0
+mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+ulimit -l unlimited
+
+ADDRESS=10.9.0.1
+NQN=nqn.2026-11.org.example
+NVMET=/sys/kernel/config/nvmet
+NULLB=/sys/kernel/config/nullb/compare
+ROUNDS=3
+RUN_SECONDS=6
+
+set_all() { # set_all FOLDER NAME=VALUE…: attributes of a configfs item
+    local folder=$1 pair
+    shift
+    for pair in "$@"; do echo "${pair#*=}" >"$folder/${pair%%=*}"; done
+}
+
+# queue_mode 0 is bios without a block queue, irqmode 0 completes where the command was submitted.
+mkdir "$NULLB"
+set_all "$NULLB" size=1024 blocksize=4096 memory_backed=0 queue_mode=0 irqmode=0 power=1
+mkdir "$NVMET/subsystems/$NQN:nvmet" "$NVMET/subsystems/$NQN:nvmet/namespaces/1" "$NVMET/ports/1"
+set_all "$NVMET/subsystems/$NQN:nvmet" attr_allow_any_host=1
+set_all "$NVMET/subsystems/$NQN:nvmet/namespaces/1" device_path=/dev/compare enable=1
+set_all "$NVMET/ports/1" addr_trtype=rdma addr_adrfam=ipv4 addr_traddr=$ADDRESS addr_trsvcid=4420
+ln -s "$NVMET/subsystems/$NQN:nvmet" "$NVMET/ports/1/subsystems/"
+
+"$LAB/capstan-target" serve --export null:1GiB --lba 4096 --listen $ADDRESS:4421 --nqn "$NQN:capstan" --provider verbs \
+    --allow-any-host >"$OUT/target.log" 2>&1 &
+trap 'kill %1; wait %1; cat "$OUT/target.log"' EXIT
+for _ in $(seq 100); do
+    grep -q 'listening at' "$OUT/target.log" && break
+    kill -0 %1
+    sleep 0.2
+done
+
+connect() { # connect SUBSYSTEM PORT: sets CONTROLLER and DISK
+    local reply nqn=$NQN:$1
+    exec 3<>/dev/nvme-fabrics
+    printf '%s' "transport=rdma,traddr=$ADDRESS,trsvcid=$2,nqn=$nqn,nr_io_queues=2,queue_size=64" >&3
+    reply=$(cat <&3)
+    exec 3>&-
+    CONTROLLER=nvme${reply#*instance=}
+    CONTROLLER=${CONTROLLER%%,*}
+    for _ in $(seq 100); do
+        DISK=$(grep -lx "$nqn" /sys/class/nvme-subsystem/*/subsysnqn | head -1)
+        DISK=/dev/$(basename "$(find "$(dirname "$DISK")/" -maxdepth 1 -name 'nvme*n1' | head -1)")
+        [ -b "$DISK" ] && return 0
+        sleep 0.2
+    done
+    echo "no disk of $nqn" >&2
+    return 1
+}
+
+measure() { # measure TARGET JOB FIO_OPTION…
+    local target=$1 job=$2 iops
+    shift 2
+    # Fields 8 and 49: IOPS of reads and of writes.
+    iops=$(fio --name=job --filename="$DISK" --direct=1 --ioengine=libaio --time_based --ramp_time=1 \
+        --runtime=$RUN_SECONDS --output-format=terse --terse-version=3 "$@" | awk -F';' '/^3;/ { print $8 + $49 }')
+    echo "$job $target $iops" | tee -a "$OUT/samples"
+}
+
+: >"$OUT/samples"
+for round in $(seq $ROUNDS); do
+    echo "round $round of $ROUNDS"
+    for target in "nvmet 4420" "capstan 4421"; do
+        # shellcheck disable=SC2086 # a name and a port
+        connect $target
+        target=${target% *}
+        measure "$target" randread-4k-qd1 --rw=randread --bs=4k --iodepth=1
+        measure "$target" randread-4k-qd32 --rw=randread --bs=4k --iodepth=32
+        measure "$target" randwrite-4k-qd32 --rw=randwrite --bs=4k --iodepth=32
+        measure "$target" read-128k-qd8 --rw=read --bs=128k --iodepth=8
+        measure "$target" write-128k-qd8 --rw=write --bs=128k --iodepth=8
+        echo 1 >"/sys/class/nvme/$CONTROLLER/delete_controller"
+    done
+done
