@@ -16,7 +16,7 @@ pub struct Needs {
     pub mrs: u64,
     /// Bytes of the largest memory region.
     pub mr_bytes: u64,
-    /// Entries of a completion queue, without which fewer commands are in flight.
+    /// Entries of a completion queue, without which fewer hosts fit.
     pub cqes: u64,
     /// Receives of a shared receive queue, without which fewer hosts fit.
     pub srq_wrs: u64,
@@ -98,10 +98,7 @@ fn shortages(limits: &DeviceLimits, needs: &Needs) -> (Verdict, Vec<String>) {
         (
             u64::from(limits.cqes) < needs.cqes,
             Verdict::Warning,
-            format!(
-                "a CQ of {} entries for all commands at once; fewer hosts should connect",
-                needs.cqes
-            ),
+            format!("a CQ of {} entries; fewer hosts fit", needs.cqes),
         ),
         (
             u64::from(limits.srq_wrs) < needs.srq_wrs,

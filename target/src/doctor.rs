@@ -7,7 +7,7 @@ use capstan_config::{Config, Listener, MemoryPlan, Target};
 use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
 use capstan_rdma::choose;
 
-use crate::limits::{CQ_DEPTH, IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES};
+use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
 use crate::serve::preference;
 
 /// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
@@ -89,14 +89,15 @@ fn configuration(config: &Config) -> Vec<Check> {
 /// What a device must have for everything that the memory budget has room for.
 fn needs(plan: &MemoryPlan) -> Needs {
     let queue_bytes = plan.queue_bytes / plan.reactors.max(1);
-    let receives = (queue_bytes / u64::from(SQE_BYTES + IN_CAPSULE_BYTES)).min(RECEIVES_MAX.into());
+    let receives = queue_bytes / u64::from(SQE_BYTES + IN_CAPSULE_BYTES);
+    let receives =
+        u32::try_from(receives).map_or(RECEIVES_MAX, |receives| receives.min(RECEIVES_MAX));
     Needs {
         qps: HOST_QUEUES * plan.hosts(1),
         mrs: REACTOR_MRS * plan.reactors,
         mr_bytes: queue_bytes.max(plan.data_bytes_per_reactor),
-        // Every receive, and two per command in flight.
-        cqes: (3 * receives).min(CQ_DEPTH.into()),
-        srq_wrs: receives,
+        cqes: cq_depth(receives).into(),
+        srq_wrs: receives.into(),
     }
 }
 
@@ -320,7 +321,8 @@ mod tests {
         let needs = needs(&plan);
         assert_eq!(needs.mr_bytes, plan.queue_bytes / 2);
         assert_eq!(needs.srq_wrs, plan.queue_bytes / 2 / 8256);
-        assert_eq!(needs.cqes, 3 * needs.srq_wrs);
+        // 32 receives and 144 work requests of each queue of 32 entries.
+        assert_eq!(needs.cqes, needs.srq_wrs.div_ceil(32) * 176);
         assert_eq!((needs.mrs, needs.qps), (6, 2 * plan.hosts(1)));
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use capstan_config::ADMIN_QUEUE_DEPTH;
+
 /// Bytes of a command capsule before its in-capsule data (NVMe-oF: the SQE).
 pub(crate) const SQE_BYTES: u32 = 64;
 /// Bytes of a response capsule.
@@ -19,8 +21,6 @@ pub(crate) const SGL_DESCRIPTORS_MAX: u32 = 16;
 /// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
 /// 4 MiB; their data buffers are taken from the memory budget as queues connect.
 pub(crate) const RECEIVES_MAX: u32 = 65_536;
-/// Completions of one reactor and device: every receive, and two per command in flight.
-pub(crate) const CQ_DEPTH: u32 = 3 * RECEIVES_MAX;
 /// Completions handled per turn, so that timers and the mailbox get theirs.
 pub(crate) const COMPLETIONS_PER_TURN: usize = 128;
 /// Connection requests waiting in the kernel's listener.
@@ -41,6 +41,24 @@ pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
 
 /// How long a reload waits for the reactors to open new volumes.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Work requests of the send queue for a queue of `entries`: data and response of every slot, and
+/// one list of descriptors beyond that.
+pub(crate) const fn send_wrs(entries: u16) -> u32 {
+    2 * entries as u32 * SLOTS_PER_ENTRY as u32 + SGL_DESCRIPTORS_MAX
+}
+
+/// Completions that a queue of `entries` can have waiting: one per receive and, when its connection
+/// breaks, one per work request, signaled or not.
+pub(crate) const fn completions(entries: u16) -> u32 {
+    entries as u32 + send_wrs(entries)
+}
+
+/// Completions of one reactor and device for `receives` receives, in queues as small as hosts make
+/// them.
+pub(crate) const fn cq_depth(receives: u32) -> u32 {
+    receives.div_ceil(ADMIN_QUEUE_DEPTH as u32) * completions(ADMIN_QUEUE_DEPTH)
+}
 
 const _: () = {
     // In-capsule data must hold a whole 4096-byte LBA, and a transfer whole LBAs.

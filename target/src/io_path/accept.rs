@@ -17,7 +17,7 @@ use super::connection::{Connection, Identity, Keys};
 use super::phase::Phase;
 use crate::control_plane::{Message, conn_id};
 use crate::limits::{
-    CQE_BYTES, INITIATOR_DEPTH_MAX, SGL_DESCRIPTORS_MAX, SLOTS_PER_ENTRY, TRANSFER_BYTES_MAX,
+    CQE_BYTES, INITIATOR_DEPTH_MAX, SLOTS_PER_ENTRY, TRANSFER_BYTES_MAX, send_wrs,
 };
 
 /// A checked connection request, on its way to the reactor that will own it.
@@ -41,6 +41,8 @@ pub(super) enum Refusal {
          queues"
     )]
     Budget(String),
+    #[error("no resources: {0}; connect fewer or smaller queues, or use another device")]
+    Device(String),
     #[error("no resources: {0}")]
     Rdma(#[from] RdmaError),
     #[error("the connection manager refused: {0}")]
@@ -53,7 +55,7 @@ impl Refusal {
     fn status(&self) -> RejectStatus {
         match self {
             Self::Request(refusal) => refusal.reject_status(),
-            Self::Budget(_) | Self::Rdma(_) | Self::Cm(_) | Self::Draining => {
+            Self::Budget(_) | Self::Device(_) | Self::Rdma(_) | Self::Cm(_) | Self::Draining => {
                 RejectStatus::NO_RESOURCES
             }
         }
@@ -164,22 +166,37 @@ impl IoPath {
             .device(cm_id)
             .ok_or(RdmaError::Invalid("the request is gone"))?;
         let port_index = fabric.port_of(&device, memory)?;
-        let port = &mut fabric.ports[port_index];
         let response_bytes = u32::from(entries * SLOTS_PER_ENTRY) * CQE_BYTES;
-        port.receives
-            .reserve(entries, response_bytes, &memory.queues)?;
+        fabric.ports[port_index].reserve(entries, response_bytes, &memory.queues)?;
+        let opened = self.open(cm_id, request, port_index, response_bytes);
+        if opened.is_err() {
+            self.fabrics[request.fabric].ports[port_index].release(entries);
+        }
+        opened
+    }
+
+    /// Makes the connection of a request for which there is room.
+    fn open(
+        &mut self,
+        cm_id: CmId,
+        request: &Request,
+        port_index: usize,
+        response_bytes: u32,
+    ) -> Result<(), Refusal> {
+        let entries = request.sizes.entries;
+        let memory = &self.resources.memory;
+        let fabric = &mut self.fabrics[request.fabric];
+        let port = &mut fabric.ports[port_index];
         let responses = memory.queues.take(response_bytes).ok_or_else(|| {
             Refusal::Budget(format!(
                 "no {response_bytes} contiguous bytes are free for responses"
             ))
         })?;
         let attributes = port.device.attributes();
-        // Two work requests per slot (data and response), and one list of descriptors beyond that.
-        let send_wr_max = 2 * u32::from(entries * SLOTS_PER_ENTRY) + SGL_DESCRIPTORS_MAX;
         let config = QpConfig {
             send_cq: Rc::clone(&port.cq),
             recv_cq: Rc::clone(&port.cq),
-            send_wr_max: send_wr_max.min(attributes.qp_wr_max),
+            send_wr_max: send_wrs(entries),
             receives: ReceiveSource::Shared(port.receives.srq()),
             send_sge_max: 1,
             recv_sge_max: 2,
@@ -332,7 +349,7 @@ impl IoPath {
         let fabric = &mut self.fabrics[connection.fabric];
         let port = &mut fabric.ports[connection.port];
         port.connection_of.remove(&connection.qp.num());
-        port.receives.release(connection.sizes.entries);
+        port.release(connection.sizes.entries);
         for (slot, buffer) in connection.parked_receives() {
             if let Err(error) = port.receives.post(slot, buffer) {
                 tracing::error!(slot, "a receive could not be posted again: {error}");
