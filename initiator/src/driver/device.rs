@@ -78,9 +78,18 @@ impl DeviceContext {
             }
         };
         let pd = device.allocate_pd().map_err(error("protection domain"))?;
-        let cq = device
-            .create_cq(cqes.min(device.attributes().cqe_max))
-            .map_err(error("completion queue"))?;
+        let cqe_max = device.attributes().cqe_max;
+        if cqes > cqe_max {
+            return Err(ConnectError::Resources {
+                what: "completion queue",
+                message: format!(
+                    "the queues can have {cqes} completions waiting, the device {} holds \
+                     {cqe_max}; use fewer or smaller I/O queues (--nr-io-queues, --queue-size)",
+                    device.attributes().name
+                ),
+            });
+        }
+        let cq = device.create_cq(cqes).map_err(error("completion queue"))?;
         // Asking is not enough: a device may have none left.
         let windows = device.attributes().memory_windows && pd.allocate_window().is_ok();
         let exposed = if windows {

@@ -365,6 +365,18 @@ fn a_device_with_few_work_requests_and_no_invalidate_works() {
 }
 
 #[test]
+fn a_device_with_a_small_completion_queue_is_refused_with_what_to_do() {
+    let device = DeviceAttributes {
+        cqe_max: 100,
+        ..attributes()
+    };
+    let mut world = World::with(config(), device);
+    world.until(|world| world.events.iter().any(|e| e.starts_with("failed")));
+    let why = world.events.concat();
+    assert!(why.contains("holds 100; use fewer or smaller"), "{why}");
+}
+
+#[test]
 fn stray_answers_are_dropped_and_the_right_ones_count() {
     for manner in [Manner::Twice, Manner::WrongCidFirst] {
         let mut world = World::live();
