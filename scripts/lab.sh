@@ -68,7 +68,7 @@ run_cell() { # run_cell CELL CASE…
     shift
     rm -rf "$out"
     mkdir -p "$out"
-    tests/lab/boot.sh -t "$BOOT_SECONDS" -o "$out" -f tests/lab/cases -f tests/lab/decode_iwarp.py \
+    tests/lab/boot.sh -t "$BOOT_SECONDS" -o "$out" -f tests/lab/cases -f tests/lab/decode_iwarp.py -f tests/lab/decode_roce.py \
         -f "$stripped/capstan" -f "$stripped/capstan-target" \
         "tests/lab/cells/$cell.sh" "$@" >"$out/boot.log" 2>&1 &
     boot=$!

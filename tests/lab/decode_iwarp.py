@@ -488,13 +488,8 @@ def address_text(address):
     return "[" + ":".join(host[i:i + 2].hex() for i in range(0, 16, 2)) + f"]:{port}"
 
 
-def print_ladder(connection, hex_bytes):
-    print(f"\n== connection {connection.number}: {address_text(connection.active)} -> "
-          f"{address_text(connection.passive)}")
-    lines = []
-    for frame in (connection.request, connection.reply):
-        if frame:
-            lines.append((frame.order, frame.time_s, frame.from_active, frame.text(), frame.private))
+def nvme_notes(connection):
+    """What the capsules of a connection say, by the id of the last FPDU of each."""
     notes = {}
     for command in nvme_commands(connection):
         notes[id(command.capsule.fpdus[-1])] = command.text()
@@ -503,6 +498,17 @@ def print_ladder(connection, hex_bytes):
             notes[id(command.response.fpdus[-1])] = (f"completes cid {command.cid:#06x} {command.name()} status "
                                                      f"{command.status:#06x} dw0 {command.cqe[:4].hex()} "
                                                      f"dw1 {command.cqe[4:8].hex()} sqhd {sq_head}")
+    return notes
+
+
+def print_ladder(connection, hex_bytes):
+    print(f"\n== connection {connection.number}: {address_text(connection.active)} -> "
+          f"{address_text(connection.passive)}")
+    lines = []
+    for frame in (connection.request, connection.reply):
+        if frame:
+            lines.append((frame.order, frame.time_s, frame.from_active, frame.text(), frame.private))
+    notes = nvme_notes(connection)
     for fpdu in connection.fpdus:
         text = fpdu.text() + (f"  | {notes[id(fpdu)]}" if id(fpdu) in notes else "")
         lines.append((fpdu.order, fpdu.time_s, fpdu.from_active, text, fpdu.payload))

@@ -114,6 +114,10 @@ moves() { # moves DEVICE
     [ "$(completed "$1")" -gt "$before" ]
 }
 
+# Whether the background command NAME, which works on a disk and could not end while its I/O was held up, has got on: it
+# works again, or it has ended.
+goes_on() { ! running "$1" || moves "$2"; } # goes_on NAME DEVICE
+
 # A file system on a volume: make it, copy a tree, unmount, check, mount again: every file is what it was.
 file_system_keeps_a_tree() { # file_system_keeps_a_tree TYPE 'MKFS OPTIONS' 'CHECK OPTIONS'
     local type=$1
@@ -137,31 +141,36 @@ file_system_keeps_a_tree() { # file_system_keeps_a_tree TYPE 'MKFS OPTIONS' 'CHE
     MOUNTED=''
 }
 
-# What goes over the wire, iWARP only: capture, then stop_capture, which leaves the ladder in the file `ladder`.
+# What goes over the wire: capture, then stop_capture, which leaves the ladder in the file `ladder`. Both are kept in $OUT.
 capture() {
-    [ "$LINK" = siw ] || skip "decode_iwarp.py reads iWARP, not RoCE"
-    tcpdump -i "$WIRE" -s 0 -B 16384 -U -Z root -w packets.pcap tcp port 4420 2>/dev/null &
+    local filter="tcp port 4420"
+    [ "$LINK" = siw ] || filter="udp port 4791"
+    # shellcheck disable=SC2086 # words of a filter
+    tcpdump -i "$WIRE" -s 0 -B 16384 -U -Z root -w packets.pcap $filter 2>/dev/null &
     echo $! >tcpdump.pid
     within 10 "tcpdump listens" [ -s packets.pcap ]
 }
 
 stop_capture() {
+    local decoder=decode_iwarp.py
+    [ "$LINK" = siw ] || decoder=decode_roce.py
     sleep 0.5
     kill -INT "$(cat tcpdump.pid)"
     wait "$(cat tcpdump.pid)" || true
     rm tcpdump.pid
-    python3 "$LAB/decode_iwarp.py" packets.pcap >ladder || fail "the decoder finds: $(tail -3 ladder)"
+    PYTHONDONTWRITEBYTECODE=1 python3 "$LAB/$decoder" packets.pcap >ladder || fail "the decoder finds: $(tail -3 ladder)"
+    cp packets.pcap ladder "$OUT/"
 }
 
 # The ladder of the command whose capsule is described by an extended regular expression, which is to be alone on its
-# queue; each step as its direction, its operation and its bytes of payload: "-> SEND 64".
+# queue; each step as its direction, its operation and its bytes of payload: "-> SEND 64". Acknowledgements are no steps.
 steps() { # steps EXPRESSION
     awk -v command="$1" '$0 ~ command && / -> SEND / { on = 1 } on {
             print >"/dev/stderr"
             payload = ""
             for (i = 4; i < NF; i++) if ($i == "payload") payload = " " $(i + 1)
             if ($4 == "READ_REQUEST") payload = " " $9
-            print $3, $4 payload
+            if ($4 != "ACK") print $3, $4 payload
         } on && /completes cid/ { exit }' ladder | sed 's/SEND_INV/SEND/'
 }
 
