@@ -11,7 +11,7 @@
 # each, as they end), and for those that failed NAME.log, NAME.dmesg.log and NAME.target.log.
 set -euo pipefail
 
-export CELL TARGET TARGET_PROVIDER=none HOST HOST_PROVIDER=none LINK
+export CELL TARGET TARGET_PROVIDER=none HOST HOST_PROVIDER=none HOST_ADDRESS LINK
 CELL=$(basename "$0" .sh)
 # How long one case may take. Emulation on a busy machine is slow: this is for what hangs.
 CASE_SECONDS=${CASE_SECONDS:-120}
@@ -48,6 +48,8 @@ use_target() { # use_target capstan PROVIDER | nvmet
 use_host() { # use_host linux | capstan PROVIDER
     HOST=$1
     HOST_PROVIDER=${2:-none}
+    HOST_ADDRESS=$KERNEL_ADDRESS
+    [ "$TARGET_ADDRESS" != "$KERNEL_ADDRESS" ] || HOST_ADDRESS=$CAPSTAN_ADDRESS
     if [ "$HOST" = linux ]; then
         modprobe nvme-rdma
     elif [ "$HOST_PROVIDER" = verbs ]; then
@@ -80,7 +82,7 @@ run_cases() { # run_cases [NAME…]
     done
     [ -s "$OUT/plan" ] || return 0
     # What a device keeps from its first use on is there before anything is counted.
-    "warm_up_$HOST"
+    warm_up "$HOST"
     rdma_objects >"$RUN/objects"
     while read -r name; do
         run_case "$name" </dev/null
@@ -89,15 +91,20 @@ run_cases() { # run_cases [NAME…]
     result nothing-left "$SECONDS" nothing_left_at_the_end
 }
 
-warm_up_linux() {
-    nvme discover -t rdma -a "$TARGET_ADDRESS" -s 4420 "--hostnqn=$HOSTNQN" "--hostid=$HOSTID" >/dev/null
+# One connection for each reactor of a Capstan target.
+warm_up() { # warm_up HOST
+    "warm_up_$1"
+    "warm_up_$1"
     sleep 0.5
 }
 
+warm_up_linux() {
+    nvme discover -t rdma -a "$TARGET_ADDRESS" -s 4420 -w "$HOST_ADDRESS" "--hostnqn=$HOSTNQN" "--hostid=$HOSTID" >/dev/null
+}
+
 warm_up_capstan() {
-    $IN_NETNS "$LAB/capstan" discover -a "$TARGET_ADDRESS" -q "$HOSTNQN" -I "$HOSTID" --provider "$HOST_PROVIDER" \
-        >/dev/null
-    sleep 0.5
+    $IN_NETNS "$LAB/capstan" discover -a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" -q "$HOSTNQN" -I "$HOSTID" \
+        --provider "$HOST_PROVIDER" >/dev/null
 }
 
 run_case() { # run_case NAME
@@ -120,13 +127,14 @@ result() { # result NAME BEGAN COMMAND…
         124 | 137) verdict=FAIL why="not over after $CASE_SECONDS s" ;;
         *) verdict=FAIL why=${why:-"it ended with status $status"} ;;
     esac
+    # Before the cleaning up, which may hang.
+    if [ $verdict = FAIL ]; then keep_logs "$name"; fi
     if [ "$name" != nothing-left ] && ! why_left=$(clean_up_after "$name" 2>>"$OUT/$name.log") && [ $verdict != FAIL ]; then
         verdict=FAIL why=$why_left
     fi
     if [ $verdict = FAIL ]; then
         printf 'reason: %s\n' "$why" >>"$OUT/$name.log"
-        dmesg >"$OUT/$name.dmesg.log"
-        target_log_since >"$OUT/$name.target.log" 2>&1 || true
+        keep_logs "$name"
     fi
     case $verdict in
         PASS) echo "PASS $CELL/$name $((SECONDS - began)) s" ;;
@@ -141,6 +149,13 @@ renew_target() { # renew_target NAME
     if bounded 40 target_stop && bounded 40 target_start; then return 0; fi
     echo "the target could not be started again after $1" >"$OUT/ended"
     exit 1
+}
+
+# The kernel's messages, with where it waits, if it does, and the target's.
+keep_logs() { # keep_logs NAME
+    echo w >/proc/sysrq-trigger
+    dmesg >"$OUT/$1.dmesg.log"
+    target_log_since >"$OUT/$1.target.log" 2>&1 || true
 }
 
 # Runs a command that may hang, in the kernel even.

@@ -4,7 +4,7 @@
 #   capstan_to COMMAND [OPTION…]   on $SUBSYSTEM as $HOSTNQN
 
 # shellcheck disable=SC2034 # for the cases
-PORTAL=(-a "$TARGET_ADDRESS" --provider "$HOST_PROVIDER")
+PORTAL=(-a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" --provider "$HOST_PROVIDER")
 AS_HOST=(-q "$HOSTNQN" -I "$HOSTID")
 
 # shellcheck disable=SC2086 # $IN_NETNS is a command and its arguments, or nothing

@@ -6,7 +6,7 @@ disconnect_all_hosts() {
     local controller
     for controller in /sys/class/nvme/nvme*; do
         [ -e "$controller/delete_controller" ] || continue
-        timeout 20 bash -c "echo 1 >$controller/delete_controller" || return 1
+        bounded 20 bash -c "echo 1 >$controller/delete_controller" || return 1
     done
 }
 
@@ -22,15 +22,15 @@ rdma_objects() {
 
 # Waits until no kind of object is more than it was; objects go some time after their connection.
 no_more_rdma_objects_than() { # no_more_rdma_objects_than FILE
-    local more try
-    for try in $(seq 40); do
+    local more began=$SECONDS
+    while [ $((SECONDS - began)) -lt 10 ]; do
         more=$(rdma_objects | awk 'NR == FNR { before[$1 " " $2] = $3; next }
             $3 > before[$1 " " $2] + 0 { printf "%s%s %s: %d, were %d", sep, $1, $2, $3, before[$1 " " $2]; sep = "; " }' \
             "$1" -)
         [ -n "$more" ] || return 0
         sleep 0.25
     done
-    echo "RDMA objects left after $((try / 4)) s: $more"
+    echo "RDMA objects left after $((SECONDS - began)) s: $more"
     return 1
 }
 

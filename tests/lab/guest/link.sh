@@ -3,7 +3,8 @@
 #
 # siw: a veth pair. The kernel's side has the siw device; the other end is in the network namespace `capstan`, where a
 # program with the user-space iwarp provider runs as on a machine of its own ($IN_NETNS COMMAND…).
-# rxe: RDMA devices of namespaces other than the first do not exist in this kernel, so both ends are in the first one.
+# rxe: two interfaces with a device each. RDMA devices of namespaces other than the first do not exist in this kernel, so
+# both are in the first one, and a host has to say which of its addresses it connects from ($HOST_ADDRESS).
 #
 #   $KERNEL_ADDRESS   of the kernel's RDMA device      $LINK_INTERFACE   on which that device is
 #   $CAPSTAN_ADDRESS  of Capstan                       $WIRE             where the packets can be seen
@@ -32,13 +33,15 @@ link_siw() {
     wait_for_port siw0
 }
 
-# Pulls the cable. The other end of the veth pair, so that the kernel's end only loses its carrier; the dummy interface
-# has no other end.
-link_down() { set_link down; }
-link_up() { set_link up; }
-set_link() { # set_link up|down
+# Pulls the cable: the kernel's interface loses its carrier and stays up. With siw the other end of the veth pair goes down.
+# (What Soft-RoCE sends while its interface is down puts the queue pair in error, the one of the connection manager, too.)
+link_down() { set_link down 0; }
+link_up() { set_link up 1; }
+set_link() { # set_link up|down CARRIER
     if [ -n "$IN_NETNS" ]; then
         $IN_NETNS ip link set peer0 "$1"
+    elif [ -e /sys/class/net/cable ]; then
+        echo "$2" >/sys/class/net/cable/carrier
     else
         ip link set "$LINK_INTERFACE" "$1"
     fi
@@ -49,21 +52,33 @@ set_link() { # set_link up|down
 link_siw_shared() {
     rdma_modules
     insmod "$LAB/siw-copy.ko"
-    one_address siw
-}
-
-link_rxe() {
-    rdma_modules rdma_rxe
-    one_address rxe
-}
-
-one_address() { # one_address siw|rxe
     KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.1 LINK_INTERFACE=lab0 WIRE=lo IN_NETNS=''
     ip link add "$LINK_INTERFACE" type dummy
     ip addr add "$KERNEL_ADDRESS/24" dev "$LINK_INTERFACE"
     ip link set "$LINK_INTERFACE" up
-    rdma link add "${1}0" type "$1" netdev "$LINK_INTERFACE"
-    wait_for_port "${1}0"
+    rdma link add siw0 type siw netdev "$LINK_INTERFACE"
+    wait_for_port siw0
+}
+
+# Soft-RoCE hands what one device sends to itself on without any packet: there would be no wire to look at or to cut. So
+# there is a device on each of two interfaces, which have a dummy interface for a cable.
+link_rxe() {
+    local end interface address
+    rdma_modules rdma_rxe macvlan
+    KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.2 LINK_INTERFACE=lab0 WIRE=lab0 IN_NETNS=''
+    ip link add cable mtu 9000 type dummy
+    ip link set cable up
+    for end in "0 $LINK_INTERFACE $KERNEL_ADDRESS" "1 peer0 $CAPSTAN_ADDRESS"; do
+        read -r end interface address <<<"$end"
+        ip link add link cable name "$interface" mtu 9000 type macvlan mode bridge
+        # Packets of this machine come in from the other end.
+        sysctl -qw "net.ipv4.conf.$interface.accept_local=1" "net.ipv4.conf.$interface.rp_filter=0"
+        ip addr add "$address/24" dev "$interface"
+        ip link set "$interface" up
+        rdma link add "rxe$end" type rxe netdev "$interface"
+    done
+    wait_for_port rxe0
+    wait_for_port rxe1
 }
 
 wait_for_port() { # wait_for_port DEVICE

@@ -7,5 +7,5 @@ before=$(completed /dev/lab1)
 sleep 1
 equal "I/Os completed while the link was down" $(($(completed /dev/lab1) - before)) 0
 link_up
-within 30 "I/O goes on" moves /dev/lab1
+within 30 "I/O goes on" goes_on load /dev/lab1
 finish_load load

@@ -4,7 +4,7 @@
 load load 10
 target_kill
 sleep 2
-running load || finish load
+running load || fail "the load ended while its target was gone: $(tail -1 load.out)"
 target_start
-within 30 "I/O goes on" moves /dev/lab1
+within 30 "I/O goes on" goes_on load /dev/lab1
 finish_load load

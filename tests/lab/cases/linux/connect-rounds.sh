@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Fifty times: connect, disconnect; every tenth time data is read back. The target uses no more memory and no more files.
-options="transport=rdma,traddr=$TARGET_ADDRESS,trsvcid=4420,hostnqn=$HOSTNQN,hostid=$HOSTID,nqn=$SUBSYSTEM,nr_io_queues=1"
+options="transport=rdma,traddr=$TARGET_ADDRESS,trsvcid=4420,host_traddr=$HOST_ADDRESS,nr_io_queues=1"
+options+=",hostnqn=$HOSTNQN,hostid=$HOSTID,nqn=$SUBSYSTEM"
 
 # Without starting a program, of which each takes as long as a connect here.
 round() { # round [COMMAND…]: connects, runs the command, disconnects

@@ -10,7 +10,7 @@ before=$(completed "$DISK")
 sleep 1
 equal "I/Os completed while the link was down" $(($(completed "$DISK") - before)) 0
 link_up
-within 30 "I/O goes on" moves "$DISK"
+within 30 "I/O goes on" goes_on load "$DISK"
 finish load
 within 30 "the controller is live" is_live
 disconnect
