@@ -11,7 +11,9 @@ const KEY_MASK: u32 = (1 << KEY_BITS) - 1;
 const HALF_BITS: u32 = KEY_BITS / 2;
 const HALF_MASK: u32 = (1 << HALF_BITS) - 1;
 /// Four make a Feistel network of random functions look like a random permutation (Luby, Rackoff).
-const ROUNDS: u32 = 4;
+const ROUNDS: usize = 4;
+/// Values of half a key.
+const HALVES: usize = 1 << HALF_BITS;
 
 /// Most STags of one provider: every index that is not key bits.
 pub(super) const STAGS_MAX: usize = 1 << (32 - KEY_BITS);
@@ -20,6 +22,10 @@ pub(super) const STAGS_MAX: usize = 1 << (32 - KEY_BITS);
 pub(super) struct StagKeys {
     /// SipHash under a secret of the system.
     random: RandomState,
+    /// The random functions: what each round adds for each half.
+    noise: Box<[[u8; HALVES]; ROUNDS]>,
+    /// Makes another permutation of the same functions for each index.
+    tweaks: Vec<[u8; ROUNDS]>,
     /// Hides the index part of the STags.
     index_secret: u32,
     /// How often each index was used; wraps.
@@ -30,8 +36,16 @@ impl StagKeys {
     pub(super) fn new() -> Self {
         let random = RandomState::new();
         let index_secret = truncate(random.hash_one(u64::MAX)) & !KEY_MASK;
+        let mut noise = Box::new([[0; HALVES]; ROUNDS]);
+        for (round, values) in noise.iter_mut().enumerate() {
+            for (half, value) in values.iter_mut().enumerate() {
+                *value = random.hash_one((round, half)).to_ne_bytes()[0];
+            }
+        }
         Self {
             random,
+            noise,
+            tweaks: Vec::new(),
             index_secret,
             uses: Vec::new(),
         }
@@ -39,6 +53,8 @@ impl StagKeys {
 
     /// Makes room for the next index.
     pub(super) fn push_index(&mut self) {
+        let [tweak @ .., _, _, _, _] = self.random.hash_one(self.uses.len()).to_ne_bytes();
+        self.tweaks.push(tweak);
         self.uses.push(0);
     }
 
@@ -65,9 +81,9 @@ impl StagKeys {
     /// A permutation of the counts up to `KEY_MASK`, another one for each index.
     fn key(&self, index: usize, count: u32) -> u32 {
         let (mut left, mut right) = (count >> HALF_BITS, count & HALF_MASK);
-        for round in 0..ROUNDS {
-            let noise = truncate(self.random.hash_one((index, round, right))) & HALF_MASK;
-            (left, right) = (right, left ^ noise);
+        for (noise, tweak) in self.noise.iter().zip(self.tweaks[index]) {
+            let noise = u32::from(noise[(right ^ u32::from(tweak)) as usize % HALVES]);
+            (left, right) = (right, left ^ (noise & HALF_MASK));
         }
         (left << HALF_BITS) | right
     }

@@ -1,0 +1,161 @@
+//! Two rings beside the TCP connection they stand in for.
+#![expect(unsafe_code, reason = "passes on pieces of registered memory")]
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+
+use super::memory::Memory;
+use super::ring::{Reader, Writer};
+use crate::iwarp::socket::{Piece, Transfer};
+
+/// Receive calls that found nothing before the socket is asked whether the peer is still there.
+const LOOK_EVERY: u32 = 1024;
+
+/// A connection through shared memory.
+pub(in crate::iwarp) struct SharedLink {
+    // Both point into `memory`.
+    writer: Writer,
+    reader: Reader,
+    /// Carries single bytes that wake, and its end is the peer's.
+    stream: TcpStream,
+    /// Receive calls in a row that found nothing.
+    empty: u32,
+    /// This end has said that it sleeps.
+    armed: bool,
+    /// The socket has ended: so does the stream, when the ring is empty.
+    ended: Option<io::Result<()>>,
+    _memory: Memory,
+}
+
+impl SharedLink {
+    /// `created` tells which of the two ends has created the memory.
+    pub(super) fn new(memory: Memory, created: bool, stream: TcpStream) -> Self {
+        Self {
+            writer: Writer::new(&memory.place(!created)),
+            reader: Reader::new(&memory.place(created)),
+            stream,
+            empty: 0,
+            armed: false,
+            ended: None,
+            _memory: memory,
+        }
+    }
+
+    /// Goes on in memory that the peer has made; the stream comes back when that cannot be.
+    pub(in crate::iwarp) fn open(
+        fd: &OwnedFd,
+        stream: TcpStream,
+    ) -> Result<Self, (TcpStream, io::Error)> {
+        match Memory::open(fd) {
+            Ok(memory) => Ok(Self::new(memory, false, stream)),
+            Err(error) => Err((stream, error)),
+        }
+    }
+
+    pub(in crate::iwarp) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Receives as a socket does.
+    ///
+    /// # Safety
+    /// Each piece is mapped memory that may be written and that nobody has a reference to.
+    #[inline]
+    pub(in crate::iwarp) unsafe fn receive(&mut self, pieces: &[Piece]) -> io::Result<Transfer> {
+        // SAFETY: passed on.
+        let bytes = unsafe { self.reader.read(pieces)? };
+        if bytes != 0 {
+            self.empty = 0;
+            return Ok(Transfer::Bytes(bytes));
+        }
+        self.empty = self.empty.wrapping_add(1);
+        if self.empty == 1 && self.reader.writer_sleeps() {
+            self.ring_bell();
+        }
+        if self.ended.is_none() && (self.armed || self.empty.is_multiple_of(LOOK_EVERY)) {
+            self.look_at_socket();
+            if self.ended.is_some() {
+                // What was written before the end comes first.
+                // SAFETY: passed on.
+                let bytes = unsafe { self.reader.read(pieces)? };
+                if bytes != 0 {
+                    return Ok(Transfer::Bytes(bytes));
+                }
+            }
+        }
+        match self.ended.take() {
+            None => Ok(Transfer::WouldBlock),
+            Some(Ok(())) => {
+                self.ended = Some(Ok(()));
+                Ok(Transfer::Bytes(0))
+            }
+            Some(Err(error)) => Err(error),
+        }
+    }
+
+    /// Sends as a socket does.
+    ///
+    /// # Safety
+    /// Each piece is mapped memory.
+    #[inline]
+    pub(in crate::iwarp) unsafe fn send(&mut self, pieces: &[Piece]) -> io::Result<Transfer> {
+        // SAFETY: passed on.
+        let bytes = unsafe { self.writer.write(pieces)? };
+        if bytes == 0 {
+            return Ok(Transfer::WouldBlock);
+        }
+        if self.writer.reader_sleeps() {
+            self.ring_bell();
+        }
+        Ok(Transfer::Bytes(bytes))
+    }
+
+    /// Before waiting for the socket: asks the peer to wake this end when there is something to
+    /// receive or, for `room`, room to send. `false` when that is so already.
+    pub(in crate::iwarp) fn arm(&mut self, receive: bool, room: bool) -> bool {
+        self.armed = true;
+        if self.reader.writer_sleeps() {
+            self.ring_bell();
+        }
+        // A position that cannot be is found again by the next call, which reports it.
+        let sleeps = (!receive || self.reader.sleep().unwrap_or(false))
+            && (!room || self.writer.sleep().unwrap_or(false));
+        sleeps && self.ended.is_none()
+    }
+
+    /// Sends the last bytes, as far as there is room. The socket is what is left.
+    pub(in crate::iwarp) fn finish(mut self, bytes: &mut [u8]) -> TcpStream {
+        let piece = Piece::raw(bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: a slice that is borrowed during the call. Whether it fits or not, the end of the
+        // socket follows.
+        let _ = unsafe { self.send(&[piece]) };
+        self.stream
+    }
+
+    /// Wakes the peer. One byte is enough, and when the socket is full of them it has not slept.
+    fn ring_bell(&self) {
+        let _ = (&self.stream).write(&[0]);
+    }
+
+    /// Takes the bytes that woke this end, and notices the end of the connection.
+    fn look_at_socket(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.reader.wake();
+            self.writer.wake();
+        }
+        let mut bells = [0; 64];
+        loop {
+            match (&self.stream).read(&mut bells) {
+                Ok(0) => self.ended = Some(Ok(())),
+                Ok(bytes) if bytes == bells.len() => continue,
+                Ok(_) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => self.ended = Some(Err(error)),
+            }
+            return;
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! How the memory gets from one process to the other.
+//!
+//! The listening side names a local socket and a secret at the end of its Reply's private data: an
+//! [`Invitation`]. The connecting side, which trusts that Reply as much as the connection, makes the
+//! memory and sends its descriptor there, with the secret, before anything else; from then on it uses
+//! the memory. The listening side, which may not send before it has received anyway (RFC 5044 §7.1.2),
+//! goes on with whatever comes first: the descriptor, or an FPDU through TCP.
+#![expect(unsafe_code, reason = "takes over received descriptors")]
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::rc::{Rc, Weak};
+
+use nix::cmsg_space;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    bind, getsockname, recvmsg, sendmsg, socket,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::link::SharedLink;
+use super::memory::Memory;
+use crate::iwarp::qp::Qp;
+
+const MAGIC: [u8; 8] = *b"CAPSHM01";
+/// What the kernel chooses as the name of an abstract socket that asks for one (unix(7)).
+const NAME_BYTES: usize = 5;
+/// Descriptors taken per look.
+const TAKES: usize = 64;
+
+/// The end of a Reply's private data.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub(in crate::iwarp) struct Invitation {
+    magic: [u8; 8],
+    secret: [u8; 16],
+    name: [u8; NAME_BYTES],
+    reserved: [u8; 3],
+}
+
+const _: () = assert!(size_of::<Invitation>() == 32);
+
+impl Invitation {
+    /// The invitation at the end of `private_data`, and what is before it.
+    pub(in crate::iwarp) fn split(private_data: &[u8]) -> Option<(&[u8], Self)> {
+        let (before, invitation) = Self::read_from_suffix(private_data).ok()?;
+        (invitation.magic == MAGIC).then_some((before, invitation))
+    }
+}
+
+/// Whether both ends of a TCP connection are on this machine, and in one network namespace.
+pub(in crate::iwarp) fn is_same_host(local: SocketAddr, peer: SocketAddr) -> bool {
+    local.ip() == peer.ip() || (local.ip().is_loopback() && peer.ip().is_loopback())
+}
+
+/// The connecting side: makes the memory and hands it over. The stream comes back when that cannot
+/// be done, and the connection stays with it.
+pub(in crate::iwarp) fn take_up(
+    invitation: &Invitation,
+    stream: TcpStream,
+) -> Result<SharedLink, (TcpStream, io::Error)> {
+    match hand_over(invitation) {
+        Ok(memory) => Ok(SharedLink::new(memory, true, stream)),
+        Err(error) => Err((stream, error)),
+    }
+}
+
+fn hand_over(invitation: &Invitation) -> io::Result<Memory> {
+    let (memory, fd) = Memory::create()?;
+    let socket = unix_socket()?;
+    let to = UnixAddr::new_abstract(&invitation.name)?;
+    let fds = [fd.as_raw_fd()];
+    let control = [ControlMessage::ScmRights(&fds)];
+    let bytes = [IoSlice::new(&invitation.secret)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    sendmsg(socket.as_raw_fd(), &bytes, &control, flags, Some(&to))?;
+    Ok(memory)
+}
+
+fn unix_socket() -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    socket(AddressFamily::Unix, SockType::Datagram, flags, None)
+}
+
+/// A queue pair that may get shared memory.
+struct Invited {
+    secret: [u8; 16],
+    qp: Weak<RefCell<Qp>>,
+}
+
+/// Where a listening side's connections get their shared memory.
+pub(in crate::iwarp) struct Meeting {
+    socket: OwnedFd,
+    name: [u8; NAME_BYTES],
+    invited: Vec<Invited>,
+}
+
+impl Meeting {
+    /// # Errors
+    /// The system has no descriptors or names left.
+    pub(in crate::iwarp) fn new() -> io::Result<Self> {
+        let socket = unix_socket()?;
+        bind(socket.as_raw_fd(), &UnixAddr::new_unnamed())?;
+        let bound: UnixAddr = getsockname(socket.as_raw_fd())?;
+        let name = bound.as_abstract().and_then(|name| name.try_into().ok());
+        let name = name.ok_or_else(|| {
+            io::Error::other(format!(
+                "an abstract socket name of {bound}; 5 bytes expected"
+            ))
+        })?;
+        Ok(Self {
+            socket,
+            name,
+            invited: Vec::new(),
+        })
+    }
+
+    /// Readable when a descriptor has come.
+    pub(in crate::iwarp) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Invites the peer of `qp`.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub(in crate::iwarp) fn invite(&mut self, qp: &Rc<RefCell<Qp>>) -> io::Result<Invitation> {
+        let mut secret = [0; 16];
+        getrandom::fill(&mut secret).map_err(io::Error::other)?;
+        self.invited.push(Invited {
+            secret,
+            qp: Rc::downgrade(qp),
+        });
+        Ok(Invitation {
+            magic: MAGIC,
+            secret,
+            name: self.name,
+            reserved: [0; 3],
+        })
+    }
+
+    /// The next descriptor of an invited peer, and its queue pair. Forgets who has begun without.
+    pub(in crate::iwarp) fn take(&mut self) -> Option<(Rc<RefCell<Qp>>, OwnedFd)> {
+        if self.invited.is_empty() {
+            return None;
+        }
+        self.invited
+            .retain(|i| i.qp.upgrade().is_some_and(|qp| qp.borrow().is_silent()));
+        for _ in 0..TAKES {
+            let (secret, fd) = self.receive()?;
+            let Some(at) = self.invited.iter().position(|i| i.secret == secret) else {
+                continue;
+            };
+            if let (Some(qp), Some(fd)) = (self.invited.swap_remove(at).qp.upgrade(), fd) {
+                return Some((qp, fd));
+            }
+        }
+        None
+    }
+
+    /// One message, whoever sent it. Descriptors that do not belong into one are closed.
+    fn receive(&self) -> Option<([u8; 16], Option<OwnedFd>)> {
+        let mut secret = [0; 16];
+        let mut bytes = [IoSliceMut::new(&mut secret)];
+        let mut space = cmsg_space!([std::os::fd::RawFd; 4]);
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+        let socket = self.socket.as_raw_fd();
+        let message = recvmsg::<UnixAddr>(socket, &mut bytes, Some(&mut space), flags).ok()?;
+        let mut first = None;
+        for control in message.cmsgs().into_iter().flatten() {
+            if let ControlMessageOwned::ScmRights(fds) = control {
+                for fd in fds {
+                    // SAFETY: the kernel has just opened it for this process, and named it once.
+                    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                    first = first.or(Some(fd));
+                }
+            }
+        }
+        Some((secret, first))
+    }
+}

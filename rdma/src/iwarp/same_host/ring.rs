@@ -1,0 +1,364 @@
+//! One direction: a ring of bytes with one writer and one reader in different processes.
+//!
+//! Positions count bytes since the beginning and never wrap; the place in the ring is a position
+//! modulo its size. Either process may write anything anywhere at any time, so what is read here is
+//! never trusted: a position that cannot be ends the connection, and the bytes are copied out before
+//! anybody looks at them.
+#![expect(unsafe_code, reason = "memory that another process writes")]
+
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::memory::Place;
+use crate::iwarp::socket::Piece;
+
+/// Size of one direction in bytes; a power of two. Two fit a core's second-level cache.
+pub(super) const RING_BYTES: usize = 256 << 10;
+/// Size and alignment of the positions of one ring.
+pub(super) const LINES_BYTES: usize = 512;
+
+/// What the two ends tell each other, in cache lines (and their neighbours, which are fetched with
+/// them) by who writes how often.
+#[repr(C, align(128))]
+struct Line<T>(T);
+
+#[repr(C)]
+struct Lines {
+    /// Bytes written so far; the writer's.
+    written: Line<AtomicU64>,
+    /// Bytes read so far; the reader's.
+    read: Line<AtomicU64>,
+    /// Not 0: the reader sleeps and is to be woken by what is written. Set by the reader, reset by
+    /// either.
+    reader_sleeps: Line<AtomicU32>,
+    /// Not 0: the writer sleeps and is to be woken when there is room.
+    writer_sleeps: Line<AtomicU32>,
+}
+
+const _: () = assert!(size_of::<Lines>() == LINES_BYTES);
+
+/// One end of a ring, whichever.
+struct End {
+    lines: *const Lines,
+    bytes: *mut u8,
+}
+
+impl End {
+    fn new(place: &Place) -> Self {
+        Self {
+            lines: place.lines.cast_const().cast(),
+            bytes: place.bytes,
+        }
+    }
+
+    #[inline]
+    fn lines(&self) -> &Lines {
+        // SAFETY: the place is mapped, aligned and large enough (`Memory::place`); atomics may be
+        // changed by others at any time.
+        unsafe { &*self.lines }
+    }
+
+    /// Copies `length` bytes between `memory` and the ring at `position`.
+    ///
+    /// # Safety
+    /// `memory` is `length` bytes, mapped, not referenced, and outside the ring; `length` is at most
+    /// the ring's size.
+    #[inline]
+    unsafe fn copy(&self, position: u64, memory: *mut u8, length: usize, into_ring: bool) {
+        let at = place_of(position);
+        let first = length.min(RING_BYTES - at);
+        let copy = |ring: *mut u8, memory: *mut u8, length| {
+            let (from, to) = if into_ring {
+                (memory, ring)
+            } else {
+                (ring, memory)
+            };
+            // SAFETY: `at + first` and `length - first` are at most the ring's size; the caller
+            // answers for `memory`. The peer may be writing the same bytes, which is as with a
+            // device's DMA: the copy is opaque to this program and its result is not trusted.
+            unsafe { ptr::copy_nonoverlapping(from, to, length) };
+        };
+        copy(self.bytes.wrapping_add(at), memory, first);
+        if first < length {
+            copy(self.bytes, memory.wrapping_add(first), length - first);
+        }
+    }
+}
+
+fn place_of(position: u64) -> usize {
+    usize::try_from(position % RING_BYTES as u64).unwrap_or(0)
+}
+
+/// Bytes between two positions; an error when that is more than there can be.
+#[inline]
+fn between(read: u64, written: u64) -> io::Result<usize> {
+    match usize::try_from(written.wrapping_sub(read)) {
+        Ok(bytes) if bytes <= RING_BYTES => Ok(bytes),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!(
+                "the peer's position in shared memory is impossible: read up to {read}, written up \
+                 to {written}, in a ring of {RING_BYTES} bytes"
+            ),
+        )),
+    }
+}
+
+/// The writing end.
+pub(super) struct Writer {
+    end: End,
+    written: u64,
+    /// How far the reader was when last looked at.
+    read: u64,
+}
+
+impl Writer {
+    pub(super) fn new(place: &Place) -> Self {
+        Self {
+            end: End::new(place),
+            written: 0,
+            read: 0,
+        }
+    }
+
+    /// Bytes that can be written now; asks the reader's position when there are less than `wanted`.
+    #[inline]
+    pub(super) fn room(&mut self, wanted: usize) -> io::Result<usize> {
+        let room = RING_BYTES - between(self.read, self.written)?;
+        if room >= wanted.min(RING_BYTES) {
+            return Ok(room);
+        }
+        self.read = self.end.lines().read.0.load(Ordering::Acquire);
+        Ok(RING_BYTES - between(self.read, self.written)?)
+    }
+
+    /// Writes as much of `pieces` as there is room for, in order.
+    ///
+    /// # Safety
+    /// Each piece is mapped memory.
+    #[inline]
+    pub(super) unsafe fn write(&mut self, pieces: &[Piece]) -> io::Result<usize> {
+        let wanted = pieces.iter().map(Piece::len_bytes).sum();
+        let mut room = self.room(wanted)?;
+        let start = self.written;
+        for piece in pieces {
+            let length = piece.len_bytes().min(room);
+            // SAFETY: the caller answers for the piece; `length` is at most the room.
+            unsafe { self.end.copy(self.written, piece.base(), length, true) };
+            self.written += length as u64;
+            room -= length;
+            if room == 0 {
+                break;
+            }
+        }
+        let lines = self.end.lines();
+        lines.written.0.store(self.written, Ordering::Release);
+        usize::try_from(self.written - start).map_err(io::Error::other)
+    }
+
+    /// Whether the reader has gone to sleep and is to be woken; says so once.
+    #[inline]
+    pub(super) fn reader_sleeps(&self) -> bool {
+        // The written bytes are seen by a reader whose sleep is not seen here (`Reader::sleep`).
+        fence(Ordering::SeqCst);
+        asleep(&self.end.lines().reader_sleeps.0)
+    }
+
+    /// Before this end sleeps until there is room. `false` when there is room already.
+    pub(super) fn sleep(&mut self) -> io::Result<bool> {
+        let flag = &self.end.lines().writer_sleeps.0;
+        flag.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Ok(self.room(1)? == 0)
+    }
+
+    /// This end is awake.
+    pub(super) fn wake(&self) {
+        self.end.lines().writer_sleeps.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The reading end.
+pub(super) struct Reader {
+    end: End,
+    read: u64,
+}
+
+impl Reader {
+    pub(super) fn new(place: &Place) -> Self {
+        Self {
+            end: End::new(place),
+            read: 0,
+        }
+    }
+
+    /// Bytes that can be read.
+    #[inline]
+    fn available(&self) -> io::Result<usize> {
+        let written = self.end.lines().written.0.load(Ordering::Acquire);
+        between(self.read, written)
+    }
+
+    /// Reads into `pieces`, in order, what there is.
+    ///
+    /// # Safety
+    /// Each piece is mapped memory that may be written and that nobody has a reference to.
+    #[inline]
+    pub(super) unsafe fn read(&mut self, pieces: &[Piece]) -> io::Result<usize> {
+        let mut left = self.available()?;
+        if left == 0 {
+            return Ok(0);
+        }
+        let start = self.read;
+        for piece in pieces {
+            let length = piece.len_bytes().min(left);
+            // SAFETY: the caller answers for the piece; `length` is at most what is in the ring.
+            unsafe { self.end.copy(self.read, piece.base(), length, false) };
+            self.read += length as u64;
+            left -= length;
+            if left == 0 {
+                break;
+            }
+        }
+        let lines = self.end.lines();
+        lines.read.0.store(self.read, Ordering::Release);
+        usize::try_from(self.read - start).map_err(io::Error::other)
+    }
+
+    /// Whether the writer has gone to sleep and is to be woken; says so once. Asked when the ring
+    /// has been found empty: a writer sleeps only before a full one.
+    pub(super) fn writer_sleeps(&self) -> bool {
+        fence(Ordering::SeqCst);
+        asleep(&self.end.lines().writer_sleeps.0)
+    }
+
+    /// Before this end sleeps until something is written. `false` when something is there already.
+    pub(super) fn sleep(&self) -> io::Result<bool> {
+        let flag = &self.end.lines().reader_sleeps.0;
+        flag.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Ok(self.available()? == 0)
+    }
+
+    /// This end is awake.
+    pub(super) fn wake(&self) {
+        self.end.lines().reader_sleeps.0.store(0, Ordering::Relaxed);
+    }
+}
+
+#[inline]
+fn asleep(flag: &AtomicU32) -> bool {
+    flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::Relaxed) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::memory::Memory;
+    use super::*;
+
+    fn ends(memory: &Memory) -> (Writer, Reader) {
+        let place = memory.place(false);
+        (Writer::new(&place), Reader::new(&place))
+    }
+
+    fn piece(bytes: &mut [u8]) -> Piece {
+        Piece::raw(bytes.as_mut_ptr(), bytes.len())
+    }
+
+    fn write(writer: &mut Writer, bytes: &mut [u8]) -> usize {
+        let (a, b) = bytes.split_at_mut(bytes.len() / 3);
+        // SAFETY: slices that are borrowed during the call.
+        unsafe { writer.write(&[piece(a), piece(b)]).unwrap() }
+    }
+
+    fn read(reader: &mut Reader, room: usize) -> Vec<u8> {
+        let mut bytes = vec![0; room];
+        let (a, b) = bytes.split_at_mut(room / 2);
+        // SAFETY: slices that are borrowed during the call.
+        let length = unsafe { reader.read(&[piece(a), piece(b)]).unwrap() };
+        bytes.truncate(length);
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_in_order(sizes in prop::collection::vec((0..RING_BYTES * 2, 0..RING_BYTES * 2), 1..40)) {
+            let (memory, _) = Memory::create().unwrap();
+            let (mut writer, mut reader) = ends(&memory);
+            let mut byte = 0u8;
+            let mut expected = 0u8;
+            let mut inside = 0;
+            for (into, out_of) in sizes {
+                let mut bytes: Vec<u8> = (0..into).map(|_| { byte = byte.wrapping_add(7); byte }).collect();
+                let written = write(&mut writer, &mut bytes);
+                prop_assert_eq!(written, into.min(RING_BYTES - inside));
+                byte = written.checked_sub(1).map_or_else(
+                    || bytes.first().map_or(byte, |b| b.wrapping_sub(7)), |last| bytes[last]);
+                inside += written;
+                let got = read(&mut reader, out_of);
+                prop_assert_eq!(got.len(), out_of.min(inside));
+                inside -= got.len();
+                for b in got {
+                    expected = expected.wrapping_add(7);
+                    prop_assert_eq!(b, expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn positions_that_cannot_be_are_refused() {
+        let (memory, _) = Memory::create().unwrap();
+        let (mut writer, mut reader) = ends(&memory);
+        let one_too_many = RING_BYTES as u64 + 1;
+        for written in [one_too_many, u64::MAX] {
+            reader
+                .end
+                .lines()
+                .written
+                .0
+                .store(written, Ordering::Relaxed);
+            let mut byte = [0];
+            // SAFETY: a slice that is borrowed during the call.
+            let error = unsafe { reader.read(&[piece(&mut byte)]) }.unwrap_err();
+            assert!(error.to_string().contains("impossible"), "{error}");
+        }
+        write(&mut writer, &mut vec![0; RING_BYTES]);
+        for read in [one_too_many, u64::MAX] {
+            writer.end.lines().read.0.store(read, Ordering::Relaxed);
+            assert!(writer.room(1).is_err(), "{read}");
+        }
+    }
+
+    #[test]
+    fn a_sleeping_reader_is_told_once_and_does_not_sleep_over_bytes() {
+        let (memory, _) = Memory::create().unwrap();
+        let (mut writer, mut reader) = ends(&memory);
+        assert!(!writer.reader_sleeps());
+        assert!(reader.sleep().unwrap());
+        write(&mut writer, &mut [1, 2, 3]);
+        assert!(writer.reader_sleeps());
+        assert!(!writer.reader_sleeps());
+        assert!(!reader.sleep().unwrap());
+        reader.wake();
+        assert!(!writer.reader_sleeps());
+        assert_eq!(read(&mut reader, 8), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_writer_sleeps_before_a_full_ring_only() {
+        let (memory, _) = Memory::create().unwrap();
+        let (mut writer, mut reader) = ends(&memory);
+        assert!(!writer.sleep().unwrap());
+        writer.wake();
+        assert_eq!(write(&mut writer, &mut vec![9; RING_BYTES + 1]), RING_BYTES);
+        assert!(writer.sleep().unwrap());
+        assert_eq!(read(&mut reader, RING_BYTES).len(), RING_BYTES);
+        assert!(reader.writer_sleeps());
+        assert!(!reader.writer_sleeps());
+        assert_eq!(writer.room(1).unwrap(), RING_BYTES);
+    }
+}
