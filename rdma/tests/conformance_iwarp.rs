@@ -1,4 +1,4 @@
-//! The conformance suite on the `iwarp` provider, on loopback TCP.
+//! The conformance suite on the `iwarp` provider, through loopback TCP and through shared memory.
 
 mod harness;
 
@@ -70,8 +70,21 @@ impl Fabric for Tcp {
     }
 }
 
-fn peer_to_peer() -> Box<dyn Fabric> {
+/// As between two of this make on one machine.
+fn same_host() -> Box<dyn Fabric> {
     Tcp::boxed(&Config::default(), Behaviour::FULL)
+}
+
+/// As between two of this make on different machines.
+fn tcp() -> Config {
+    Config {
+        same_host: false,
+        ..Config::default()
+    }
+}
+
+fn peer_to_peer() -> Box<dyn Fabric> {
+    Tcp::boxed(&tcp(), Behaviour::FULL)
 }
 
 /// The connecting side speaks first; no CRC, FPDUs of one TCP segment.
@@ -80,7 +93,7 @@ fn client_server() -> Box<dyn Fabric> {
         peer_to_peer: false,
         crc: false,
         fpdu_size: FpduSize::Segment,
-        ..Config::default()
+        ..tcp()
     };
     let behaviour = Behaviour {
         passive_may_send_first: false,
@@ -93,7 +106,7 @@ fn client_server() -> Box<dyn Fabric> {
 fn foreign() -> Box<dyn Fabric> {
     let config = Config {
         fpdu_size: FpduSize::Segment,
-        ..Config::default()
+        ..tcp()
     };
     Tcp::boxed(&config, Behaviour::FULL)
 }
@@ -101,7 +114,7 @@ fn foreign() -> Box<dyn Fabric> {
 fn revision_1() -> Box<dyn Fabric> {
     let config = Config {
         mpa_revision: 1,
-        ..Config::default()
+        ..tcp()
     };
     let behaviour = Behaviour {
         passive_may_send_first: false,
@@ -127,6 +140,7 @@ fn main() -> ExitCode {
         .push("connection::read_depths_are_exchanged");
     harness::main(
         vec![
+            variant("same_host", same_host),
             variant("peer_to_peer", peer_to_peer),
             variant("client_server", client_server),
             variant("foreign", foreign),

@@ -128,8 +128,8 @@ pub(super) struct Connection {
     since_signal: u32,
     capsules_posted: u64,
     capsules_retired: u64,
-    /// Something was posted since the doorbell rang.
-    doorbell: bool,
+    /// Work requests posted since the doorbell rang.
+    unrung: u32,
 }
 
 /// What a [`Connection`] is made from.
@@ -168,7 +168,7 @@ impl Connection {
             since_signal: 0,
             capsules_posted: 0,
             capsules_retired: 0,
-            doorbell: false,
+            unrung: 0,
         }
     }
 
@@ -321,7 +321,7 @@ impl Connection {
             signaled,
             fence: false,
         })?;
-        self.doorbell = true;
+        self.unrung += 1;
         self.posted += 1;
         if signaled {
             self.since_signal = 0;
@@ -329,6 +329,9 @@ impl Connection {
                 wrs: self.posted,
                 capsules: self.capsules_posted,
             });
+        }
+        if self.unrung >= self.qp.doorbell_interval() {
+            self.ring_doorbell();
         }
         Ok(())
     }
@@ -353,8 +356,8 @@ impl Connection {
 
     /// Rings the doorbell if anything was posted.
     pub(super) fn ring_doorbell(&mut self) {
-        if self.doorbell {
-            self.doorbell = false;
+        if self.unrung > 0 {
+            self.unrung = 0;
             self.qp.ring_doorbell();
         }
     }

@@ -157,6 +157,12 @@ pub trait QueuePair {
     /// here or by a completion. In the error state the request is taken and flushed.
     fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError>;
 
+    /// Work requests after which to ring at the latest, so that the peer can begin: where a doorbell
+    /// costs next to nothing. Elsewhere `u32::MAX`: the fewer, the better.
+    fn doorbell_interval(&self) -> u32 {
+        u32::MAX
+    }
+
     /// Hands everything posted since the last call to the device, in one go.
     fn ring_doorbell(&mut self);
 }

@@ -26,6 +26,9 @@ pub struct Config {
     pub peer_to_peer: bool,
     /// Length of FPDUs.
     pub fpdu_size: FpduSize,
+    /// Offer and take shared memory in place of the socket where both ends are on one machine and of
+    /// this make. The question is a bit that RFC 5044 reserves.
+    pub same_host: bool,
     /// Wait of a listening side for the peer's Request, and for its first message where that was
     /// agreed, in milliseconds.
     pub setup_timeout_ms: u64,
@@ -56,6 +59,7 @@ impl Default for Config {
             mpa_revision: 2,
             peer_to_peer: true,
             fpdu_size: FpduSize::Negotiated,
+            same_host: true,
             setup_timeout_ms: 5_000,
             half_open_max: 256,
             receiver_not_ready_timeout_ms: 10_000,

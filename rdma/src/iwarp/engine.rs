@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::os::fd::AsFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use super::provider::attributes;
 use super::qp::{Qp, QpHandle, Ran, Receives};
 use super::read::Reads;
 use super::rx::Rx;
+use super::same_host::{Invitation, Meeting, SharedLink};
 use super::socket::Link;
 use super::sq::SendQueue;
 use super::srq::{RECEIVES_MAX, ReceiveRing, SGES_MAX, SharedQueue, check_limit};
@@ -45,6 +47,9 @@ const QPS_MAX: usize = 1 << 16;
 const IDLE_RUNS: u32 = 2048;
 /// Polls between two looks at epoll while queue pairs are busy.
 const EPOLL_EVERY: u32 = 8;
+/// What epoll says of the socket where shared memory arrives; no number of a queue pair has so many
+/// bits.
+const MEETING: u64 = u64::MAX;
 /// Events of one look.
 const EVENTS: usize = 64;
 
@@ -85,6 +90,8 @@ pub(super) struct Engine {
     pub not_ready: RefCell<Vec<Rc<RefCell<Qp>>>>,
     /// Queue pairs that have connected and heard nothing since.
     pub unheard: RefCell<Vec<Unheard>>,
+    /// Where peers on this machine bring shared memory, once one was invited.
+    meeting: RefCell<Option<Meeting>>,
     this: Weak<Self>,
     places: RefCell<Vec<Place>>,
     free_places: RefCell<Vec<usize>>,
@@ -112,6 +119,7 @@ impl Engine {
             lingering: RefCell::default(),
             not_ready: RefCell::default(),
             unheard: RefCell::default(),
+            meeting: RefCell::default(),
             this: Weak::clone(this),
             places: RefCell::default(),
             free_places: RefCell::default(),
@@ -226,9 +234,50 @@ impl Engine {
             .set_up(&set_up.link, set_up.framing, set_up.crc, set_up.may_send);
         qp.rx.set_up(set_up.crc, set_up.empty_fpdu);
         qp.reads.set_depths(set_up.ord, set_up.ird);
-        qp.link = Some(set_up.link);
+        match set_up.link {
+            Link::Shared(link) => qp.move_into(*link),
+            link => qp.link = Some(link),
+        }
         qp.state = QpState::ReadyToSend;
         self.heat(cell, qp);
+    }
+
+    /// An invitation to shared memory for the peer of a queue pair that is about to be connected.
+    pub(super) fn invite(&self, cell: &Rc<RefCell<Qp>>) -> io::Result<Invitation> {
+        let mut place = self.meeting.borrow_mut();
+        let meeting = match &mut *place {
+            Some(meeting) => meeting,
+            none => {
+                let new = Meeting::new()?;
+                let event = EpollEvent::new(EpollFlags::EPOLLIN, MEETING);
+                self.poller.epoll.add(new.socket(), event)?;
+                none.insert(new)
+            }
+        };
+        meeting.invite(cell)
+    }
+
+    /// Moves the connections of peers that have brought shared memory into it.
+    fn meet(&self) {
+        let next = || self.meeting.borrow_mut().as_mut().and_then(Meeting::take);
+        while let Some((cell, fd)) = next() {
+            let mut qp = cell.borrow_mut();
+            let qp = &mut *qp;
+            let Some(Link::Tcp(stream)) = qp.link.take() else {
+                continue;
+            };
+            let (stream, error) = match SharedLink::open(&fd, stream) {
+                Ok(link) => {
+                    qp.move_into(link);
+                    self.heat(&cell, qp);
+                    continue;
+                }
+                Err(failed) => failed,
+            };
+            // The peer sends there already: this connection has no way back.
+            qp.link = Some(Link::Tcp(stream));
+            self.end(qp, &Fatal::Io(error));
+        }
     }
 
     /// Puts a queue pair among the busy ones.
@@ -279,6 +328,9 @@ impl Engine {
         if self.cold.get() > 0 && (tick.is_multiple_of(EPOLL_EVERY) || self.hot.borrow().is_empty())
         {
             self.look_at_epoll();
+        }
+        if tick.is_multiple_of(EPOLL_EVERY) {
+            self.meet();
         }
         let mut hot = self.hot.take();
         let idle_max = IDLE_RUNS / u32::try_from(hot.len().max(1)).unwrap_or(u32::MAX);
@@ -344,17 +396,20 @@ impl Engine {
 
     /// Gives a queue pair to epoll. `true` when that cannot be done and it stays busy.
     fn cool(&self, qp: &mut Qp) -> bool {
+        let mut interest = EpollFlags::EPOLLONESHOT;
+        if let Some(Link::Shared(link)) = &mut qp.link {
+            if !link.arm(!qp.rx.stalled, qp.tx.blocked) {
+                return true;
+            }
+            interest |= EpollFlags::EPOLLIN;
+        } else {
+            interest.set(EpollFlags::EPOLLIN, !qp.rx.stalled);
+            interest.set(EpollFlags::EPOLLOUT, qp.tx.blocked);
+        }
         let Some(stream) = qp.link.as_ref().and_then(Link::tcp) else {
             qp.hot = false;
             return false;
         };
-        let mut interest = EpollFlags::EPOLLONESHOT;
-        if !qp.rx.stalled {
-            interest |= EpollFlags::EPOLLIN;
-        }
-        if qp.tx.blocked {
-            interest |= EpollFlags::EPOLLOUT;
-        }
         let mut event = EpollEvent::new(interest, u64::from(qp.num.0));
         let epoll = &self.poller.epoll;
         let result = if qp.registered {
@@ -378,6 +433,10 @@ impl Engine {
         let wait = self.poller.epoll.wait(&mut events, EpollTimeout::ZERO);
         let count = wait.unwrap_or(0);
         for event in &events[..count] {
+            if event.data() == MEETING {
+                self.meet();
+                continue;
+            }
             let num = QpNum(u32::try_from(event.data()).unwrap_or(u32::MAX));
             let Some(cell) = self.cell_at(place_of(num)) else {
                 continue;
@@ -425,7 +484,8 @@ impl Engine {
         let mut bytes = qp.tx.take_rest_of_fpdu();
         let link = qp.link.take();
         qp.flush(fatal);
-        if let Some(stream) = link.and_then(Link::into_tcp) {
+        bytes.extend(terminate_bytes(fatal, qp.tx.crc()));
+        if let Some((stream, bytes)) = link.and_then(|link| link.finish(bytes)) {
             if qp.registered {
                 qp.registered = false;
                 // Only a descriptor that is not there can fail here.
@@ -434,7 +494,6 @@ impl Engine {
                     self.cold.set(self.cold.get().saturating_sub(1));
                 }
             }
-            bytes.extend(terminate_bytes(fatal, qp.tx.crc()));
             if fatal.says_goodbye() {
                 let linger = Linger::start(stream, bytes);
                 self.lingering.borrow_mut().extend(linger);

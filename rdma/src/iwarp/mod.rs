@@ -15,6 +15,8 @@
 //! * Receiving: payload goes from the socket to its final address once; what arrived together with
 //!   its header is copied from the stream buffer. Key, bounds, access, protection domain and queue
 //!   pair are checked on every segment before a byte of it is placed.
+//! * Between two ends on one machine the same stream of FPDUs takes a ring in shared memory
+//!   ([`Config::same_host`]).
 //! * A Send that finds no receive waits, and TCP holds the peer back, until a receive is posted or
 //!   [`Config::receiver_not_ready_timeout_ms`] has passed.
 //!
@@ -32,6 +34,7 @@ mod provider;
 mod qp;
 mod read;
 mod rx;
+mod same_host;
 mod socket;
 mod sq;
 mod srq;

@@ -12,6 +12,7 @@ use nix::sys::socket::{
 };
 
 use super::config::Config;
+use super::same_host::SharedLink;
 use super::stag::Span;
 
 /// One piece of a scatter/gather call.
@@ -39,6 +40,12 @@ impl Piece {
     #[inline]
     pub(super) fn len_bytes(&self) -> usize {
         self.0.iov_len
+    }
+
+    /// The first byte.
+    #[inline]
+    pub(super) fn base(&self) -> *mut u8 {
+        self.0.iov_base.cast()
     }
 
     /// One past the last byte.
@@ -72,6 +79,8 @@ impl Piece {
 pub(super) enum Link {
     /// A connected, non-blocking socket.
     Tcp(TcpStream),
+    /// Shared memory, to a peer on this machine. Boxed: it is large, and most are not.
+    Shared(Box<SharedLink>),
     /// Bytes in memory: the receive engine without a network.
     #[cfg(any(test, feature = "fuzzing"))]
     Memory(super::testing::MemoryLink),
@@ -115,6 +124,8 @@ impl Link {
                     libc::recvmsg(stream.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT)
                 })
             }
+            // SAFETY: passed on.
+            Self::Shared(link) => unsafe { link.receive(pieces) },
             #[cfg(any(test, feature = "fuzzing"))]
             // SAFETY: passed on.
             Self::Memory(link) => unsafe { link.receive(pieces) },
@@ -138,6 +149,8 @@ impl Link {
                 // SAFETY: as in `receive`.
                 transfer(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const header, flags) })
             }
+            // SAFETY: passed on.
+            Self::Shared(link) => unsafe { link.send(pieces) },
             #[cfg(any(test, feature = "fuzzing"))]
             Self::Memory(_) => Ok(super::testing::MemoryLink::send(pieces)),
         }
@@ -151,19 +164,21 @@ impl Link {
         value.and_then(|v| usize::try_from(v).ok()).unwrap_or(536)
     }
 
-    /// The socket, when it is one.
-    pub(super) fn into_tcp(self) -> Option<TcpStream> {
+    /// Sends the last bytes: the socket, and those that are to go through it, when it is one.
+    pub(super) fn finish(self, mut bytes: Vec<u8>) -> Option<(TcpStream, Vec<u8>)> {
         match self {
-            Self::Tcp(stream) => Some(stream),
+            Self::Tcp(stream) => Some((stream, bytes)),
+            Self::Shared(link) => Some((link.finish(&mut bytes), Vec::new())),
             #[cfg(any(test, feature = "fuzzing"))]
             Self::Memory(_) => None,
         }
     }
 
-    /// The socket, when it is one.
+    /// The socket, when there is one.
     pub(super) fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
+            Self::Shared(link) => Some(link.stream()),
             #[cfg(any(test, feature = "fuzzing"))]
             Self::Memory(_) => None,
         }

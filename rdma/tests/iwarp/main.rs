@@ -1,7 +1,8 @@
-//! The iWARP provider against itself, over loopback TCP.
+//! The iWARP provider against itself, over loopback TCP and shared memory.
 
 mod side;
 
 mod data;
+mod same_host;
 mod setup;
 mod wire;

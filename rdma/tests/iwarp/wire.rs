@@ -32,6 +32,7 @@ fn request(crc: bool, peer_to_peer: Option<Rtr>) -> Frame {
         crc,
         reject: false,
         large_fpdus: false,
+        same_host: false,
         revision: 2,
         enhanced: Some(Enhanced {
             ird: 2,

@@ -77,8 +77,10 @@ pub(super) struct Connection {
     pub(super) sends_outstanding: u32,
     /// Commands the storage engine has.
     pub(super) disk_outstanding: u32,
-    /// Whether the doorbell was rung since the last work request was posted.
+    /// Whether it is not among those whose doorbell is rung at the end of the turn.
     pub(super) rung: bool,
+    /// Work requests posted since the doorbell was rung.
+    unrung: u32,
 }
 
 /// One command in flight.
@@ -173,6 +175,7 @@ impl Connection {
             sends_outstanding: 0,
             disk_outstanding: 0,
             rung: true,
+            unrung: 0,
         }
     }
 
@@ -230,7 +233,8 @@ impl Connection {
         })
     }
 
-    /// Posts a work request; the doorbell is rung once, at the end of the turn.
+    /// Posts a work request; the doorbell is rung once, at the end of the turn, or more often where
+    /// that is free.
     pub(super) fn post(
         &mut self,
         wr_id: u64,
@@ -246,7 +250,17 @@ impl Connection {
             fence: false,
         })?;
         self.sends_outstanding += u32::from(signaled);
+        self.unrung += 1;
+        if self.unrung >= self.qp.doorbell_interval() {
+            self.ring_doorbell();
+        }
         Ok(())
+    }
+
+    /// Hands what was posted to the device.
+    pub(super) fn ring_doorbell(&mut self) {
+        self.unrung = 0;
+        self.qp.ring_doorbell();
     }
 
     /// Writes a response capsule into the slot's place; the answer is its SGE.

@@ -335,7 +335,7 @@ impl IoPath {
         for index in self.resources.unrung.drain(..) {
             if let Some(connection) = self.connections.get_mut(index) {
                 connection.rung = true;
-                connection.qp.ring_doorbell();
+                connection.ring_doorbell();
             }
         }
         if let Err(error) = self.resources.engine.submit_batch() {

@@ -13,6 +13,7 @@ use crate::contract::{
 };
 use crate::iwarp::engine::SetUp;
 use crate::iwarp::fatal::{Fatal, terminate_bytes};
+use crate::iwarp::same_host::{is_same_host, take_up};
 use crate::iwarp::socket::{Link, connecting, tune};
 use crate::iwarp::wire::mpa::{Frame, FrameKind, Rtr};
 use crate::iwarp::wire::terminate::ErrorCode;
@@ -130,6 +131,8 @@ impl Manager {
             return Err(error);
         }
         entry.local = stream.local_addr().ok();
+        connecting.request.same_host = self.engine.config.same_host
+            && matches!((entry.local, entry.peer), (Some(a), Some(b)) if is_same_host(a, b));
         let private_data = connecting.param.private_data.as_bytes();
         // 255 bytes of private data always fit.
         let bytes = connecting.request.encode(private_data).unwrap_or_default();
@@ -222,8 +225,19 @@ impl Manager {
         };
         let stream = connecting.socket.stream;
         let _ = self.epoll.delete(&stream);
+        let invitation = heard.invitation.filter(|_| connecting.request.same_host);
+        let link = match invitation {
+            None => Link::Tcp(stream),
+            Some(invitation) => match take_up(&invitation, stream) {
+                Ok(link) => Link::Shared(Box::new(link)),
+                Err((stream, error)) => {
+                    tracing::debug!(%error, "no shared memory with a peer on this machine");
+                    Link::Tcp(stream)
+                }
+            },
+        };
         let set_up = SetUp {
-            link: Link::Tcp(stream),
+            link,
             framing: agreed.framing(&self.engine.config),
             crc: agreed.crc,
             may_send: true,

@@ -4,12 +4,14 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Weak;
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
+use zerocopy::IntoBytes;
 
 use super::setup::{self, Agreed, FrameReader, Heard, Read1, peer_depths, write_frame};
 use super::{Entry, Manager, SetUpSocket, State, os_error};
 use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
 use crate::iwarp::config::Config;
 use crate::iwarp::engine::SetUp;
+use crate::iwarp::same_host::is_same_host;
 use crate::iwarp::socket::{Link, listener, tune};
 use crate::iwarp::wire::mpa::FrameKind;
 
@@ -295,8 +297,24 @@ impl Manager {
             "accept needs a queue pair; make one first",
         ))?;
         let config = &self.engine.config;
-        let (reply, agreed) = setup::accept(config, &request.heard.frame, param);
-        let bytes = reply.encode(param.private_data.as_bytes());
+        let (mut reply, agreed) = setup::accept(config, &request.heard.frame, param);
+        let mut private_data = param.private_data.as_bytes().to_vec();
+        let addresses = entry.local.zip(entry.peer);
+        if config.same_host
+            && request.heard.frame.same_host
+            && addresses.is_some_and(|(local, peer)| is_same_host(local, peer))
+        {
+            match self.engine.invite(&qp) {
+                Ok(invitation) => {
+                    reply.same_host = true;
+                    private_data.extend_from_slice(invitation.as_bytes());
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no shared memory for a peer on this machine");
+                }
+            }
+        }
+        let bytes = reply.encode(&private_data);
         let bytes = bytes.ok_or(CmError::Invalid("the private data is too long for MPA"))?;
         write_frame(&request.stream, &bytes).map_err(|e| os_error("sending the Reply", &e))?;
         let State::Requested(request) = std::mem::replace(&mut entry.state, State::Connected)

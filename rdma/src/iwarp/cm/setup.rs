@@ -5,6 +5,7 @@ use std::net::TcpStream;
 
 use crate::contract::{CmError, ConnectParam, PrivateData};
 use crate::iwarp::config::{Config, FpduSize};
+use crate::iwarp::same_host::Invitation;
 use crate::iwarp::tx::Framing;
 use crate::iwarp::wire::mpa::{
     DEPTH_UNSPECIFIED, Enhanced, FRAME_BYTES, Frame, FrameError, FrameHeader, FrameKind,
@@ -30,6 +31,8 @@ pub(super) enum Read1 {
 pub(super) struct Heard {
     pub frame: Frame,
     pub private_data: PrivateData,
+    /// To shared memory.
+    pub invitation: Option<Invitation>,
 }
 
 /// Why no frame will come.
@@ -78,11 +81,16 @@ impl FrameReader {
             let (frame, private) = header
                 .with_private_data(private)
                 .map_err(ReadError::Frame)?;
+            let invites = frame.kind == FrameKind::Reply && frame.same_host && !frame.reject;
+            let invitation = Some(private).filter(|_| invites);
+            let invitation = invitation.and_then(Invitation::split);
+            let private = invitation.map_or(private, |(before, _)| before);
             let too_long = ReadError::PrivateData(private.len());
             let private_data = PrivateData::new(private).ok_or(too_long)?;
             return Ok(Read1::Frame(Box::new(Heard {
                 frame,
                 private_data,
+                invitation: invitation.map(|(_, invitation)| invitation),
             })));
         }
     }
@@ -147,6 +155,8 @@ pub(super) fn request(config: &Config, param: &ConnectParam) -> Frame {
         crc: config.crc,
         reject: false,
         large_fpdus: config.fpdu_size != FpduSize::Segment,
+        // Known when TCP is connected.
+        same_host: false,
         revision: config.mpa_revision.clamp(1, 2),
         enhanced: (config.mpa_revision >= 2).then_some(enhanced),
     }
@@ -233,6 +243,7 @@ pub(super) fn accept(config: &Config, request: &Frame, param: &ConnectParam) -> 
         crc: agreed.crc,
         reject: false,
         large_fpdus: agreed.large_fpdus,
+        same_host: false,
         revision: request.revision,
         enhanced: request.enhanced.map(|_| Enhanced {
             ird: u16::from(ird),
@@ -251,6 +262,7 @@ pub(super) fn refusal(config: &Config, request: &Frame) -> Frame {
         crc: request.crc || config.crc,
         reject: true,
         large_fpdus: false,
+        same_host: false,
         revision: request.revision,
         enhanced: request.enhanced.map(|e| Enhanced {
             peer_to_peer: None,

@@ -19,10 +19,14 @@ use segment::{check_control, terminated};
 
 /// Stream buffer, and so the most that is read ahead.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Read ahead while large segments arrive: the trailer, and the short segments after it.
+/// `Rx::bulk_ahead_bytes` and `Rx::bulk_bytes` of a socket, where a call costs more than a copy of a
+/// few KiB.
 const BULK_AHEAD_BYTES: usize = 512;
-/// A payload from this size on counts as large.
 const BULK_BYTES: u32 = 16 << 10;
+/// The same where the bytes are in memory already. What follows the data of a READ: its trailer, the
+/// response capsule, and the header of the next.
+const MEMORY_AHEAD_BYTES: usize = 64;
+const MEMORY_BULK_BYTES: u32 = 1 << 10;
 /// Small segments in a row after which reading ahead goes back to the whole buffer.
 const BULK_MEMORY: u8 = 8;
 /// Receive calls of one queue pair before the others have their turn.
@@ -77,6 +81,10 @@ pub(super) struct Rx {
     partial: Partial,
     /// Above 0 while large segments arrive.
     bulk: u8,
+    /// A payload from this size on counts as large.
+    bulk_bytes: u32,
+    /// Read ahead while large segments arrive: the trailer, and the short segments after it.
+    bulk_ahead_bytes: usize,
     /// Message sequence numbers expected next.
     send_msn: u32,
     read_msn: u32,
@@ -106,6 +114,8 @@ impl Rx {
                 crc: Crc32c::new(),
             },
             bulk: 0,
+            bulk_bytes: BULK_BYTES,
+            bulk_ahead_bytes: BULK_AHEAD_BYTES,
             send_msn: 1,
             read_msn: 1,
             message: None,
@@ -122,6 +132,18 @@ impl Rx {
     pub(super) fn set_up(&mut self, crc: bool, empty_fpdu: bool) {
         self.crc = crc;
         self.empty_fpdu = empty_fpdu;
+    }
+
+    /// Whether nothing has come yet.
+    pub(super) fn is_silent(&self) -> bool {
+        self.before_first && !self.inside_fpdu()
+    }
+
+    /// The stream goes on in memory, where nothing gets lost.
+    pub(super) fn move_into_memory(&mut self) {
+        self.crc = false;
+        self.bulk_bytes = MEMORY_BULK_BYTES;
+        self.bulk_ahead_bytes = MEMORY_AHEAD_BYTES;
     }
 
     /// Whether the stream is inside an FPDU.
@@ -209,7 +231,7 @@ impl Qp {
         }
         let rx = &mut self.rx;
         let ahead = if rx.bulk > 0 {
-            BULK_AHEAD_BYTES.max(rx.end + BULK_AHEAD_BYTES / 2)
+            rx.bulk_ahead_bytes.max(rx.end + rx.bulk_ahead_bytes / 2)
         } else {
             BUFFER_BYTES
         };

@@ -2,7 +2,7 @@
 
 use zerocopy::FromBytes;
 
-use super::{BULK_BYTES, BULK_MEMORY, Message};
+use super::{BULK_MEMORY, Message};
 use crate::contract::{Access, RKey, WcOpcode, WcStatus, WorkCompletion};
 use crate::iwarp::fatal::{Fatal, read_error, tagged_error};
 use crate::iwarp::qp::Qp;
@@ -177,7 +177,7 @@ impl Qp {
         payload_bytes: u32,
     ) -> Result<(), Fatal> {
         let control = segment.control();
-        self.rx.bulk = if payload_bytes >= BULK_BYTES {
+        self.rx.bulk = if payload_bytes >= self.rx.bulk_bytes {
             BULK_MEMORY
         } else {
             self.rx.bulk.saturating_sub(1)

@@ -129,6 +129,13 @@ impl Tx {
         self.set_fpdu_max(fpdu_max);
     }
 
+    /// The stream goes on in memory: FPDUs of any length, without CRC.
+    pub(super) fn move_into_memory(&mut self) {
+        self.framing = Framing::Large;
+        self.crc = false;
+        self.set_fpdu_max(FPDU_BYTES_MAX);
+    }
+
     /// Sets the longest FPDU; RFC 5044 §4.2 wants a multiple of 4.
     fn set_fpdu_max(&mut self, bytes: usize) {
         let fpdu_max = (bytes & !3).clamp(128, FPDU_BYTES_MAX);

@@ -25,6 +25,9 @@ const FLAG_LARGE_FPDUS: u8 = 0x04;
 /// In a Reply: so does this side. Not the same bit, because siw answers with the flags it was asked
 /// with.
 const FLAG_LARGE_FPDUS_TOO: u8 = 0x02;
+/// In a Request: the sender takes shared memory in place of the connection. In a Reply: an invitation
+/// to it ends the private data (who only echoes the bit has none there).
+const FLAG_SAME_HOST: u8 = 0x01;
 
 /// The fixed part of a frame as it is on the wire.
 #[repr(C)]
@@ -157,6 +160,8 @@ pub struct Frame {
     pub reject: bool,
     /// The sender takes FPDUs longer than the MSS.
     pub large_fpdus: bool,
+    /// The sender takes shared memory (Request), or invites to it (Reply).
+    pub same_host: bool,
     /// Revision.
     pub revision: u8,
     /// Parameters, when the S flag is set (revision 2).
@@ -229,6 +234,7 @@ impl FrameHeader {
             } else {
                 flag(FLAG_LARGE_FPDUS_TOO) && !flag(FLAG_LARGE_FPDUS)
             },
+            same_host: flag(FLAG_SAME_HOST),
             revision: self.revision,
             enhanced,
         };
@@ -256,7 +262,8 @@ impl Frame {
                 | bit(self.crc, FLAG_CRC)
                 | bit(self.reject, FLAG_REJECT)
                 | bit(self.enhanced.is_some(), FLAG_ENHANCED)
-                | bit(self.large_fpdus, large_fpdus),
+                | bit(self.large_fpdus, large_fpdus)
+                | bit(self.same_host, FLAG_SAME_HOST),
             revision: self.revision,
             private_data_length: U16::new(u16::try_from(length).ok()?),
         };
@@ -287,6 +294,7 @@ mod tests {
             crc: true,
             reject: false,
             large_fpdus: false,
+            same_host: false,
             revision: 2,
             enhanced: Some(Enhanced {
                 ird: 16,
@@ -352,7 +360,7 @@ mod tests {
     proptest! {
         #[test]
         fn frames_round_trip(
-            reply: bool, markers: bool, crc: bool, reject: bool, large_fpdus: bool, v2: bool,
+            reply: bool, markers: bool, crc: bool, reject: bool, large_fpdus: bool, same_host: bool, v2: bool,
             ird in 0u16..=0x3fff, ord in 0u16..=0x3fff,
             p2p in prop::option::of((any::<bool>(), any::<bool>(), any::<bool>())),
             private in prop::collection::vec(any::<u8>(), 0..=508),
@@ -360,7 +368,7 @@ mod tests {
             let peer_to_peer = p2p.map(|(empty_fpdu, write, read)| Rtr { empty_fpdu, write, read });
             let frame = Frame {
                 kind: if reply { FrameKind::Reply } else { FrameKind::Request },
-                markers, crc, reject, large_fpdus,
+                markers, crc, reject, large_fpdus, same_host,
                 revision: if v2 { 2 } else { 1 },
                 enhanced: v2.then_some(Enhanced { ird, ord, peer_to_peer }),
             };
