@@ -109,12 +109,13 @@ impl DevicePort {
                  device takes {most}"
             )));
         }
-        self.completions.take(completions(entries))?;
-        let reserved = self.receives.reserve(entries, extra_bytes, pool);
-        if reserved.is_err() {
-            self.completions.give_back(completions(entries));
+        // Memory first: that is what an operator can give more of.
+        self.receives.reserve(entries, extra_bytes, pool)?;
+        let fits = self.completions.take(completions(entries));
+        if fits.is_err() {
+            self.receives.release(entries);
         }
-        reserved
+        fits
     }
 
     /// A queue of `entries` is gone.
