@@ -72,6 +72,12 @@ pub struct Behaviour {
     /// The transport raises how many RDMA READs the accepting side serves to what the other side asked
     /// for, where the device can (siw).
     pub raises_read_depths: bool,
+    /// What was posted behind an RDMA READ may reach the peer before the READ is served, and so also
+    /// when the READ is then refused (RFC 5040, section 5.5).
+    pub others_overtake_reads: bool,
+    /// RDMA READs are served as the standards say. siw serves them without a look at the region's
+    /// right to be read, and answers an empty one that had to wait with other bytes.
+    pub serves_reads_faithfully: bool,
     /// Queue depths are exactly what was asked; otherwise the device may round them up.
     pub exact_queue_depths: bool,
     /// The flush that follows the peer's disconnect begins when the connection manager is polled
@@ -94,6 +100,8 @@ impl Behaviour {
         passive_may_send_first: true,
         exchanges_read_depths: true,
         raises_read_depths: false,
+        others_overtake_reads: false,
+        serves_reads_faithfully: true,
         exact_queue_depths: true,
         flush_needs_cm_poll: false,
         patience_us: 10_000_000,

@@ -29,7 +29,12 @@ pub(super) struct VerbsDevice {
     numbers: Rc<Cell<u32>>,
     this: Weak<Self>,
     _events: Subscription,
+    _spacer: Option<raw::completion::Cq>,
 }
+
+/// libsiw takes the address 90000h of a mapped queue for a sign of failure (`SIW_INVAL_UOBJ_KEY`). A
+/// completion queue of so many entries (32 bytes each), made first and used by nobody, lies across it.
+const SPACER_ENTRIES: i32 = 0x9_0000 / 32;
 
 /// The queue pairs of a device, by the place their work requests carry and by the device's number.
 #[derive(Default)]
@@ -49,6 +54,9 @@ impl VerbsDevice {
             .query()
             .map_err(resource("capabilities of an RDMA device"))?;
         let events = Subscription::new(&context, inbox);
+        let spacer = context.completes_early().then_some(SPACER_ENTRIES);
+        let spacer = spacer.map(|entries| raw::completion::Cq::new(&context, entries));
+        let spacer = spacer.transpose().map_err(resource("a completion queue"))?;
         Ok(Rc::new_cyclic(|this| Self {
             context,
             attributes,
@@ -58,6 +66,7 @@ impl VerbsDevice {
             numbers: Rc::clone(numbers),
             this: Weak::clone(this),
             _events: events,
+            _spacer: spacer,
         }))
     }
 

@@ -187,7 +187,11 @@ impl Outstanding {
                     }
                 }
                 // Done before something younger was told.
-                None if vouched && !request.reported => {}
+                None if vouched && !request.reported => {
+                    if self.broken {
+                        tell(&request, Outcome::FLUSHED);
+                    }
+                }
                 None => break,
             }
             self.head = head.wrapping_add(1);
@@ -304,6 +308,17 @@ mod tests {
             (2, WcStatus::WrFlushError),
         ];
         assert_eq!(ended(&mut queue, 1, bad), told);
+    }
+
+    #[test]
+    fn unsignaled_requests_behind_an_error_are_flushed_whoever_vouches_for_them() {
+        let mut queue = Outstanding::new(4);
+        queue.push(request(0, true, true));
+        queue.push(request(1, false, false));
+        queue.push(request(2, true, true));
+        assert_eq!(ended(&mut queue, 2, GOOD), []);
+        let told = [0, 1, 2].map(|wr_id| (wr_id, WcStatus::WrFlushError));
+        assert_eq!(ended(&mut queue, 0, Outcome::FLUSHED), told);
     }
 
     #[test]

@@ -233,7 +233,12 @@ impl IoQueue {
     }
 
     fn refuse(&mut self, sqe: &Sqe, permit: Permit, error: &CommandError) -> IoStep {
-        let status = self.record(permit.cid, &trace(sqe), error.status, error.location);
+        let mut trace = trace(sqe);
+        if error.status == Status::LBA_OUT_OF_RANGE.dnr() {
+            // Its value is the start of the range at fault, of a command or in its data.
+            trace.lba = error.value;
+        }
+        let status = self.record(permit.cid, &trace, error.status, error.location);
         IoStep::Complete(self.accounting.complete(permit, status, 0))
     }
 

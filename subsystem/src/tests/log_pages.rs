@@ -159,6 +159,7 @@ fn errors_of_all_queues_are_told_newest_first_with_their_location() {
     assert_eq!(fault.status(), Status::WRITE_FAULT.more());
     assert_eq!(fault.parameter_error_location.get(), 0xFFFF);
     assert_eq!((range.cid.get(), range.nsid.get()), (77, 1));
+    assert_eq!(range.lba.get(), 0x1234);
     assert_eq!(range.parameter_error_location.get(), 40);
     assert_eq!(range.status(), Status::LBA_OUT_OF_RANGE.dnr().more());
     assert_eq!(

@@ -144,7 +144,7 @@ file_system_keeps_a_tree() { # file_system_keeps_a_tree TYPE 'MKFS OPTIONS' 'CHE
 # What goes over the wire: capture, then stop_capture, which leaves the ladder in the file `ladder`. Both are kept in $OUT.
 capture() {
     local filter="tcp port 4420"
-    [ "$LINK" = siw ] || filter="udp port 4791"
+    [ "$LINK" != rxe ] || filter="udp port 4791"
     # shellcheck disable=SC2086 # words of a filter
     tcpdump -i "$WIRE" -s 0 -B 16384 -U -Z root -w packets.pcap $filter 2>/dev/null &
     echo $! >tcpdump.pid
@@ -153,7 +153,7 @@ capture() {
 
 stop_capture() {
     local decoder=decode_iwarp.py
-    [ "$LINK" = siw ] || decoder=decode_roce.py
+    [ "$LINK" != rxe ] || decoder=decode_roce.py
     sleep 0.5
     kill -INT "$(cat tcpdump.pid)"
     wait "$(cat tcpdump.pid)" || true

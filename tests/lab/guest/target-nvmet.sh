@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Sourced in the guest: the Linux target, nvmet-rdma. A kernel cannot be killed: over a link of its own its connections are
-# reset and the link goes down, otherwise its port is removed. (Over siw, nvmet-rdma never ends a queue whose port is removed
-# while it pulls data.)
+# Sourced in the guest: the Linux target, nvmet-rdma. A kernel cannot be killed: its port is removed. Over siw its
+# connections are reset and the link goes down instead, because nvmet-rdma there never ends a queue of which it has RDMA
+# READs outstanding (README.md says why).
 
 TARGET_ADDRESS=$KERNEL_ADDRESS
 NVMET=/sys/kernel/config/nvmet
@@ -59,13 +59,14 @@ target_stop() {
 }
 
 target_kill() {
-    if [ -n "$IN_NETNS" ]; then
-        # shellcheck disable=SC2086 # a command and its arguments
-        $IN_NETNS ss -K dport = 4420 >/dev/null
-        link_down
-    else
-        target_stop
-    fi
+    case $LINK in
+        siw*)
+            # shellcheck disable=SC2086 # a command and its arguments, or nothing
+            $IN_NETNS ss -K dport = 4420 >/dev/null
+            link_down
+            ;;
+        *) target_stop ;;
+    esac
 }
 
 target_add_namespace() { target_namespace "$SUBSYSTEM" 5 /dev/lab5 "$UUID_5" "$NGUID_5"; }

@@ -45,21 +45,26 @@ struct Planned {
 }
 
 impl Planned {
-    fn new(rng: &mut SplitMix, index: usize, side: Side) -> Self {
+    /// With `empty_reads`, an RDMA READ may be one of no bytes.
+    fn new(rng: &mut SplitMix, index: usize, side: Side, empty_reads: bool) -> Self {
         let place = (2 * index + side.index()) * PLACE;
         let room = if rng.below(4) == 0 { 4000 } else { 200 };
-        let len_bytes = rng.below_usize(room);
+        let mut len_bytes = rng.below_usize(room);
         let mut cuts = [
             rng.below_usize(len_bytes + 1),
             rng.below_usize(len_bytes + 1),
         ];
         cuts.sort_unstable();
+        let opcode = match rng.below(3) {
+            0 => WcOpcode::Send,
+            1 => WcOpcode::RdmaWrite,
+            _ => WcOpcode::RdmaRead,
+        };
+        if opcode == WcOpcode::RdmaRead && !empty_reads {
+            len_bytes = len_bytes.max(1);
+        }
         Self {
-            opcode: match rng.below(3) {
-                0 => WcOpcode::Send,
-                1 => WcOpcode::RdmaWrite,
-                _ => WcOpcode::RdmaRead,
-            },
+            opcode,
             at: place + rng.below_usize(64),
             len_bytes,
             cuts,
@@ -87,8 +92,11 @@ fn mixed_batch(
     memory: &mut [Memory; 2],
     rng: &mut SplitMix,
 ) -> Outcome {
-    let plans = Side::BOTH
-        .map(|side| -> Vec<Planned> { (0..BATCH).map(|n| Planned::new(rng, n, side)).collect() });
+    let empty_reads = world.behaviour.serves_reads_faithfully;
+    let plans = Side::BOTH.map(|side| -> Vec<Planned> {
+        let planned = |n| Planned::new(rng, n, side, empty_reads);
+        (0..BATCH).map(planned).collect()
+    });
     for side in Side::BOTH {
         let inbox = &memory[side.index()].inbox;
         for slot in 0..BATCH {

@@ -69,6 +69,10 @@ pub(super) fn write_without_access(fabric: &mut dyn Fabric) -> Outcome {
 }
 
 pub(super) fn read_without_access(fabric: &mut dyn Fabric) -> Outcome {
+    if !fabric.behaviour().serves_reads_faithfully {
+        let why = "this device does not look at a region's right to be read";
+        return Err(Stop::NotApplicable(why.into()));
+    }
     let whole: fn(&Area) -> Attempt = |victim| Attempt {
         remote: victim.remote(0),
         len_bytes: LEN,

@@ -70,7 +70,7 @@ pub(crate) fn provoke(
     attempt: Attempt,
 ) -> Outcome {
     let to = from.peer();
-    let inbox = sink(world, to, 64)?;
+    let mut inbox = sink(world, to, 64)?;
     let mut local = read_sink(world, from, attempt.len_bytes)?;
     local.fill(77);
     world.post_recv(link, to, 100, &[inbox.sge(0, 32)])?;
@@ -114,7 +114,22 @@ pub(crate) fn provoke(
             "the Send behind the cause"
         );
     }
-    world.flushed(link, to, 100)?;
+    let overtaken = world.behaviour.others_overtake_reads && kind == Kind::Read;
+    let first = world.completion(link, to, "the receive behind a refused access")?;
+    ensure_eq!(
+        first.wr_id,
+        100,
+        "the first receive behind a refused access"
+    );
+    if overtaken && first.status == WcStatus::Success {
+        inbox.expect(0, local.shadow(0, attempt.len_bytes.min(32)));
+    } else {
+        ensure_eq!(first.status, WcStatus::WrFlushError, "its status");
+        if overtaken {
+            // The end may have come between the message and its completion.
+            inbox.check_guards("around receives behind a refused access")?;
+        }
+    }
     world.flushed(link, to, 101)?;
     world.ended(link)?;
     inbox.check("receives behind a refused access")?;

@@ -103,7 +103,10 @@ impl Chain {
         };
         let sges = &mut self.sges[at * self.sges_each..][..self.sges_each];
         let mut count = 0;
-        for (to, from) in sges.iter_mut().zip(wr.sges) {
+        // Empty SGEs say nothing, and siw's `siw_tx_hdt` follows a null pointer for one that comes
+        // before others.
+        let filled = wr.sges.iter().filter(|sge| sge.len_bytes > 0);
+        for (to, from) in sges.iter_mut().zip(filled) {
             *to = sge(from);
             count += 1;
         }
@@ -356,5 +359,33 @@ impl Pair {
             tries += 1;
             std::thread::yield_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Chain;
+    use crate::contract::{LKey, SendOp, SendWr, Sge};
+
+    #[test]
+    fn empty_sges_stay_here() {
+        let mut chain = Chain::new(1, 3, 0);
+        let sge = |len_bytes| Sge {
+            addr: 0x1000,
+            len_bytes,
+            lkey: LKey(7),
+        };
+        let wr = SendWr {
+            wr_id: 1,
+            op: SendOp::Send {
+                invalidate: None,
+                solicited: false,
+            },
+            sges: &[sge(0), sge(5), sge(0)],
+            signaled: true,
+            fence: false,
+        };
+        chain.push(1, &wr, true, None);
+        assert_eq!((chain.wrs[0].num_sge, chain.sges[0].length), (1, 5));
     }
 }
