@@ -33,18 +33,17 @@ link_siw() {
     wait_for_port siw0
 }
 
-# Pulls the cable: the kernel's interface loses its carrier and stays up. With siw the other end of the veth pair goes down.
+# Pulls the cable: the kernel's interface loses its carrier and stays up. With siw the other end of the veth pair goes down, or,
+# with both ends in one namespace, the loopback interface, over which their TCP goes.
 # (What Soft-RoCE sends while its interface is down puts the queue pair in error, the one of the connection manager, too.)
 link_down() { set_link down 0; }
 link_up() { set_link up 1; }
 set_link() { # set_link up|down CARRIER
-    if [ -n "$IN_NETNS" ]; then
-        $IN_NETNS ip link set peer0 "$1"
-    elif [ -e /sys/class/net/cable ]; then
-        echo "$2" >/sys/class/net/cable/carrier
-    else
-        ip link set "$LINK_INTERFACE" "$1"
-    fi
+    case $LINK in
+        siw) $IN_NETNS ip link set peer0 "$1" ;;
+        siw_shared) ip link set lo "$1" ;;
+        rxe) echo "$2" >/sys/class/net/cable/carrier ;;
+    esac
 }
 
 # siw where Capstan uses the device as well: both ends at 10.9.0.1, over the loopback interface. Without zero copy:
