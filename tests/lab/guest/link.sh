@@ -12,6 +12,10 @@
 export KERNEL_ADDRESS CAPSTAN_ADDRESS TARGET_ADDRESS LINK_INTERFACE WIRE IN_NETNS
 
 rdma_modules() {
+    # libibverbs loads every driver that is named there, in each program; over 9p that takes longer than all the rest.
+    mount -t tmpfs drivers /etc/libibverbs.d
+    echo "driver rxe" >/etc/libibverbs.d/rxe.driver
+    echo "driver siw" >/etc/libibverbs.d/siw.driver
     ip link set lo up
     modprobe -a crc32c libcrc32c iw_cm rdma_cm ib_core rdma_ucm ib_uverbs dummy "$@"
 }
@@ -33,16 +37,16 @@ link_siw() {
     wait_for_port siw0
 }
 
-# Pulls the cable: the kernel's interface loses its carrier and stays up. With siw the other end of the veth pair goes down, or,
-# with both ends in one namespace, the loopback interface, over which their TCP goes.
-# (What Soft-RoCE sends while its interface is down puts the queue pair in error, the one of the connection manager, too.)
-link_down() { set_link down 0; }
-link_up() { set_link up 1; }
-set_link() { # set_link up|down CARRIER
+# Pulls the cable. With siw the other end of the veth pair goes down, or, with both ends in one namespace, the loopback
+# interface, over which their TCP goes. What Soft-RoCE sends by an interface without carrier fails and puts the queue pair in
+# error, the one of the connection manager for ever, too; so there everything sent is lost on the way, as behind a switch.
+link_down() { set_link down private; }
+link_up() { set_link up bridge; }
+set_link() { # set_link up|down MODE_OF_MACVLAN
     case $LINK in
         siw) $IN_NETNS ip link set peer0 "$1" ;;
         siw_shared) ip link set lo "$1" ;;
-        rxe) echo "$2" >/sys/class/net/cable/carrier ;;
+        rxe) ip link set "$LINK_INTERFACE" type macvlan mode "$2" ;;
     esac
 }
 
@@ -60,7 +64,7 @@ link_siw_shared() {
 }
 
 # Soft-RoCE hands what one device sends to itself on without any packet: there would be no wire to look at or to cut. So
-# there is a device on each of two interfaces, which have a dummy interface for a cable.
+# there is a device on each of two interfaces, over a dummy one that connects them.
 link_rxe() {
     local end interface address
     rdma_modules rdma_rxe macvlan
@@ -76,6 +80,10 @@ link_rxe() {
         ip link set "$interface" up
         rdma link add "rxe$end" type rxe netdev "$interface"
     done
+    # An answer of ARP that is there at once is missed by the connection manager (rdma_resolve_ip in Linux 6.12 asks before
+    # it waits), which then looks again when all its time is over.
+    ip neigh add "$CAPSTAN_ADDRESS" lladdr "$(cat /sys/class/net/peer0/address)" nud permanent dev "$LINK_INTERFACE"
+    ip neigh add "$KERNEL_ADDRESS" lladdr "$(cat "/sys/class/net/$LINK_INTERFACE/address")" nud permanent dev peer0
     wait_for_port rxe0
     wait_for_port rxe1
 }
