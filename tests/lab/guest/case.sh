@@ -174,6 +174,9 @@ steps() { # steps EXPRESSION
         } on && /completes cid/ { exit }' ladder | sed 's/SEND_INV/SEND/'
 }
 
+# What doctor says in FILE of NAME: "ok: what it saw".
+diagnosis() { awk -F '  +' -v name="$2" '$2 == name { print $1 ": " $3; exit }' "$1"; } # diagnosis FILE NAME
+
 # random FILE BYTES
 random() { head -c "$2" /dev/urandom >"$1"; }
 

@@ -116,6 +116,17 @@ target_holds() {
     echo "$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status") $(find "/proc/$pid/fd" -type l | wc -l)"
 }
 
+# Its doctor, with its configuration, while it runs.
+target_doctor() {
+    # shellcheck disable=SC2086 # a command and its arguments, or nothing
+    $IN_NETNS "$LAB/capstan-target" doctor --config "$RUN/target.toml" >target ||
+        fail "capstan-target doctor: $(grep '^error' target || tail -1 target)"
+    cat target
+    matches "the configuration" "$(diagnosis target configuration)" '^(ok|warning): .'
+    matches "the listener" "$(diagnosis target "listen $TARGET_ADDRESS:4420")" ": $TARGET_PROVIDER: "
+    [ "$TARGET_PROVIDER" = iwarp ] || matches "limits of devices" "$(grep ' limits ' target)" '^(ok|warning) .* QPs of [0-9]+ WRs'
+}
+
 target_log_mark() { wc -l <"$TARGET_LOG" >"$RUN/target.log.mark"; }
 target_log_since() { tail -n "+$(($(cat "$RUN/target.log.mark") + 1))" "$TARGET_LOG"; }
 
