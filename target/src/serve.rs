@@ -1,7 +1,7 @@
 //! `capstan-target serve`: opens what is exported, starts the reactors, waits for the end.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -14,6 +14,7 @@ use capstan_memory::{Pages, Pool, Slab};
 use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::{Mailbox, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, EngineConfig, FixedBuffers, Volume};
+use rustc_hash::FxHashMap;
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::{IoPath, Parts};
@@ -216,7 +217,7 @@ impl Starting {
         for pool in [&data, &queues] {
             self.register(&engine, pool.slab());
         }
-        let mut volumes: HashMap<_, Box<dyn Volume>> = HashMap::new();
+        let mut volumes: FxHashMap<_, Box<dyn Volume>> = FxHashMap::default();
         for export in self.exports.iter() {
             volumes.insert(export.backend, export.store.open(&engine)?);
         }

@@ -1,7 +1,6 @@
 //! A provider's connection manager and, per device behind it, what all connections share: the
 //! protection domain, the completion queue, the registered slab and the shared receive queue.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use capstan_rdma::contract::{
     Access, CompletionQueue, ConnectionManager, Device, DeviceAttributes, LKey, MemoryRegion,
     PostError, ProtectionDomain, QpNum, RdmaError, Sge, SharedReceiveQueue,
 };
+use rustc_hash::FxHashMap;
 
 use super::accept::Refusal;
 use super::wr_id::WrId;
@@ -36,7 +36,7 @@ pub(super) struct DevicePort {
     /// The zeroes, which nobody may write.
     pub(super) zeroes: Option<Rc<dyn MemoryRegion>>,
     /// Which connection a queue pair belongs to.
-    pub(super) connection_of: HashMap<QpNum, usize>,
+    pub(super) connection_of: FxHashMap<QpNum, usize>,
 }
 
 impl Fabric {
@@ -89,7 +89,7 @@ impl DevicePort {
             data,
             queues,
             zeroes,
-            connection_of: HashMap::new(),
+            connection_of: FxHashMap::default(),
         })
     }
 

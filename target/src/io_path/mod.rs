@@ -33,10 +33,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Buffer, Pool, Slab};
-use capstan_rdma::contract::{CmError, CmId, ConnectionManager};
+use capstan_rdma::contract::{CmError, CmId, ConnectionManager, WorkCompletion};
 use capstan_reactor::{Armed, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
+use rustc_hash::FxHashMap;
 
 pub(crate) use accept::Request;
 use connection::Connection;
@@ -45,7 +46,7 @@ use recv::Received;
 use shutdown::Shutdowns;
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::limits::{DRAIN_TIMEOUT_US, LISTEN_BACKLOG};
+use crate::limits::{COMPLETIONS_PER_TURN, DRAIN_TIMEOUT_US, LISTEN_BACKLOG};
 use crate::plan::Export;
 
 /// Everything one reactor owns.
@@ -67,6 +68,8 @@ pub(crate) struct IoPath {
     shutdown: Shutdowns,
     resources: Resources,
     completions: Vec<Completion>,
+    /// Room for the completions of one poll.
+    work_completions: Box<[WorkCompletion]>,
 }
 
 /// What a reactor is made of.
@@ -82,7 +85,7 @@ pub(crate) struct Parts {
     /// The storage engine.
     pub(crate) engine: Rc<Engine>,
     /// What is exported.
-    pub(crate) volumes: HashMap<BackendId, Box<dyn Volume>>,
+    pub(crate) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
     /// Memory for data.
     pub(crate) data: Pool,
     /// Memory for receives and responses: what it has room for is who may connect.
@@ -96,7 +99,8 @@ struct Resources {
     now_us: u64,
     memory: Memory,
     engine: Rc<Engine>,
-    volumes: HashMap<BackendId, Box<dyn Volume>>,
+    // Numbers of this program: nobody chooses them so that they collide.
+    volumes: FxHashMap<BackendId, Box<dyn Volume>>,
     control: Arc<ControlPlane>,
     /// Connections with commands that wait for a buffer, in the order their turn comes.
     starved: VecDeque<usize>,
@@ -202,6 +206,7 @@ impl IoPath {
                 receives: Vec::new(),
             },
             completions: Vec::new(),
+            work_completions: vec![recv::EMPTY; COMPLETIONS_PER_TURN].into(),
         }
     }
 

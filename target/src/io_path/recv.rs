@@ -9,7 +9,7 @@ use super::connection::Connection;
 use super::phase::Phase;
 use super::wr_id::WrId;
 use super::{IoPath, Resources, admin, execute};
-use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
+use crate::limits::SQE_BYTES;
 
 /// A capsule as it arrived.
 pub(super) struct Capsule {
@@ -44,9 +44,9 @@ impl IoPath {
     /// Handles up to a budget of completions of every device. Whether there were any.
     pub(super) fn poll_completions(&mut self) -> bool {
         let mut progress = false;
+        let mut completions = std::mem::take(&mut self.work_completions);
         for fabric in 0..self.fabrics.len() {
             for port in 0..self.fabrics[fabric].ports.len() {
-                let mut completions = [EMPTY; COMPLETIONS_PER_TURN];
                 let count = self.fabrics[fabric].ports[port].cq.poll(&mut completions);
                 progress |= count > 0;
                 for completion in &completions[..count] {
@@ -54,6 +54,7 @@ impl IoPath {
                 }
             }
         }
+        self.work_completions = completions;
         progress
     }
 
@@ -135,7 +136,8 @@ fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: C
     }
 }
 
-const EMPTY: WorkCompletion = WorkCompletion {
+/// A place for a completion.
+pub(super) const EMPTY: WorkCompletion = WorkCompletion {
     wr_id: 0,
     qp: QpNum(0),
     status: WcStatus::Success,
