@@ -42,7 +42,8 @@ struct Arguments {
     /// For the results, the file of the file case, and what the tools leave [default: build/bench].
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Put the results into docs/performance.json and .svg, which later runs are compared with.
+    /// Put the results into docs/performance.json and .svg, which later runs are compared with,
+    /// unless the machine was noisy.
     #[arg(long)]
     save: bool,
     /// Say what can be measured.
@@ -102,7 +103,7 @@ fn main() -> Result<ExitCode> {
         machine: report::machine(),
         ..Results::default()
     };
-    let mut failed = Vec::new();
+    let (mut failed, mut noisy) = (Vec::new(), Vec::new());
     println!("{}", results.machine);
     for case in chosen {
         println!("\n{}: {}", case.name, case.what);
@@ -122,6 +123,7 @@ fn main() -> Result<ExitCode> {
         }
         if let Some(warning) = noise.warning() {
             println!("  NOISY {warning}");
+            noisy.push(case.name);
         }
         results.noise.insert(case.name.to_owned(), noise);
     }
@@ -131,6 +133,12 @@ fn main() -> Result<ExitCode> {
         setting.folder.display()
     );
     if arguments.save {
+        if !noisy.is_empty() {
+            bail!(
+                "not saved, because the machine was noisy: {}",
+                noisy.join(", ")
+            );
+        }
         let folder = repository.join("docs");
         committed.replaced_by(results).write(&folder)?;
         println!("saved: docs/performance.json and docs/performance.svg");
