@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::noise::Noise;
+
 /// Samples of one quantity, one per run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Quantity {
@@ -26,12 +28,15 @@ impl Quantity {
     /// From the smallest sample to the largest, as a part of the median.
     pub(crate) fn spread(&self) -> f64 {
         let least = self.samples.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = self.samples.iter().copied().fold(0.0, f64::max);
-        if self.median > 0.0 {
-            (most - least) / self.median
-        } else {
-            0.0
+        let most = self
+            .samples
+            .iter()
+            .copied()
+            .fold(f64::NEG_INFINITY, f64::max);
+        if self.median == 0.0 {
+            return 0.0;
         }
+        (most - least) / self.median.abs()
     }
 }
 
@@ -149,8 +154,9 @@ pub(crate) struct Figure {
     pub(crate) score: Quantity,
     pub(crate) bounds: Bounds,
     /// When, in UTC; set by the report.
-    #[serde(default)]
     pub(crate) measured: String,
+    /// What others took of the machine meanwhile; set by the report.
+    pub(crate) noise: Noise,
 }
 
 impl Figure {
@@ -164,6 +170,7 @@ impl Figure {
             reference: None,
             bounds,
             measured: String::new(),
+            noise: Noise::default(),
         }
     }
 

@@ -1,6 +1,5 @@
 //! Results: on the terminal, as JSON, and beside those that were committed last.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -9,15 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::chart;
 use crate::figure::{Bounds, Figure, Quantity};
-use crate::noise::{Noise, SPREAD_MAX};
+use crate::noise::SPREAD_MAX;
 
 /// Of one or several runs.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Results {
     /// Where the last of them was.
     pub(crate) machine: String,
-    /// By case, what others took of the machine.
-    pub(crate) noise: BTreeMap<String, Noise>,
     pub(crate) figures: Vec<Figure>,
 }
 
@@ -44,7 +41,6 @@ impl Results {
                 None => self.figures.push(figure),
             }
         }
-        self.noise.extend(newer.noise);
         self.machine = newer.machine;
         self
     }
