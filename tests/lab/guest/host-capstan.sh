@@ -18,7 +18,10 @@ capstan_to() { # capstan_to COMMAND OPTION…
 
 # Writes with checksums, then reads everything back and compares.
 verify() { # verify OPTION…
+    local began=$SECONDS
     capstan_to bench --rw randwrite --verify crc32c "$@" >bench.out || fail "capstan bench $*: $(tail -1 bench.out)"
+    cat bench.out
+    echo "$((SECONDS - began)) s: $*"
     matches "what bench says" "$(grep verify: bench.out)" 'verify: [1-9][0-9]* blocks checked, 0 wrong'
 }
 
