@@ -3,12 +3,13 @@
 # association outlives it, because its Keep Alive Timeout is longer.
 connect nr_io_queues=2,keep_alive_tmo=15,reconnect_delay=1,ctrl_loss_tmo=60
 disk 1
-load load "$DISK" 10
+load load "$DISK" 6
 link_down
 sleep 1
 before=$(completed "$DISK")
 sleep 1
 equal "I/Os completed while the link was down" $(($(completed "$DISK") - before)) 0
+running load || fail "the load ended before the link was down"
 link_up
 within 30 "I/O goes on" goes_on load "$DISK"
 finish load
