@@ -116,6 +116,14 @@ install_virtme() {
     "$venv/bin/pip" install -q --disable-pip-version-check "virtme-ng==$VIRTME_NG_VERSION"
 }
 
+# Every start of a program in the guest reads it through 9p again unless its root folder, which is read-only, is cached.
+cache_root() {
+    local script
+    script=$(echo "$CAPSTAN_LAB_CACHE"/venv/lib/python3*/site-packages/virtme/mkinitramfs.py)
+    sed -i 's|,msize=524288 /dev/root /newroot/|,msize=524288,cache=loose /dev/root /newroot/|' "$script"
+    grep -q 'cache=loose /dev/root' "$script" || die "virtme-ng $VIRTME_NG_VERSION mounts the root folder in another way than expected: $script"
+}
+
 # Kernel names, compiler and package names below are those of this one release.
 # shellcheck source=/dev/null
 distribution=$(. /etc/os-release && printf '%s %s' "$ID" "$VERSION_ID")
@@ -133,5 +141,6 @@ build_siw siw-crc 's/^const bool mpa_crc_required;/const bool mpa_crc_required =
 build_siw siw-copy 's/^const bool zcopy_tx = true;/const bool zcopy_tx;/'
 build_siw siw-p2p 's/^const bool peer_to_peer;/const bool peer_to_peer = true;/'
 install_virtme
+cache_root
 printf '%s\n' "$release" >"$CAPSTAN_LAB_CACHE/kernel-release"
 say "ready: kernel $release, cache $CAPSTAN_LAB_CACHE; boot it with tests/lab/boot.sh"
