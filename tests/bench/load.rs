@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
 use capstan_nvme_proto::nqn::Nqn;
+use capstan_rdma::iwarp;
 use capstan_reactor::{SpinBudget, pin_to_core};
 use capstan_tests::host;
 use capstan_tests::program::{Daemon, own_address};
@@ -121,7 +122,7 @@ pub(crate) struct Loader {
 impl Loader {
     /// The `number`th host of the target at `address`.
     pub(crate) fn connect(address: SocketAddr, number: u16, load: Load) -> Result<Self> {
-        let queue = DirectQueue::connect(&options(address, number, load))
+        let queue = connect_over_tcp(&options(address, number, load))
             .with_context(|| format!("connecting host {number}"))?;
         Ok(Self {
             queue,
@@ -219,6 +220,17 @@ impl Loader {
         }
         self.end()
     }
+}
+
+/// Connects a host that does not take the shared memory both ends have on one machine: what is
+/// measured is the way over TCP.
+pub(crate) fn connect_over_tcp(options: &Options) -> Result<DirectQueue> {
+    let config = iwarp::Config {
+        same_host: false,
+        ..iwarp::Config::default()
+    };
+    let manager = iwarp::Provider::new(config)?.connection_manager()?;
+    Ok(DirectQueue::connect_through(options, manager)?)
 }
 
 /// Options of the `number`th host, with memory for a workload.

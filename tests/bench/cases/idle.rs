@@ -60,7 +60,7 @@ pub(crate) fn wake(setting: &Setting) -> Result<Findings> {
         blocking.push(percentile(&times, 50.0) * 1e6);
         let times = load::on_host_core(|| {
             let options = load::options(target.address, 1, Load::read(1, 4096, 1));
-            first_commands(DirectQueue::connect(&options)?)
+            first_commands(load::connect_over_tcp(&options)?)
         })?;
         first.push(percentile(&times, 50.0) * 1e6);
     }
@@ -111,7 +111,7 @@ pub(crate) fn memory(_: &Setting) -> Result<Findings> {
     for number in 0..MANY_HOSTS {
         let mut options = load::options(target.address, number, LOAD);
         options.keep_alive_tmo = Duration::ZERO;
-        let host = DirectQueue::connect(&options);
+        let host = load::connect_over_tcp(&options);
         hosts.push(host.with_context(|| format!("connecting host {number}"))?);
     }
     thread::sleep(Duration::from_millis(500));
