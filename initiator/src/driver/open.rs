@@ -141,7 +141,20 @@ impl Engine {
                 | CmEventKind::ConnectRequest { .. } => {}
             }
         }
+        self.forget_removed_device();
         busy
+    }
+
+    /// Lets go of a device that was removed, once no connection is left.
+    fn forget_removed_device(&mut self) {
+        let idle = self.opening.is_none() && self.lines.iter().all(Option::is_none);
+        if let Some(device) = self
+            .device
+            .take_if(|context| idle && context.device.is_removed())
+        {
+            let device = &device.attributes().name;
+            tracing::info!(device, "closed the RDMA device that was removed");
+        }
     }
 
     fn ended(&mut self, qid: u16, opening: bool, cause: ConnectError, now_us: u64) {
@@ -329,6 +342,7 @@ impl Engine {
                 }
             }
         }
+        self.forget_removed_device();
     }
 
     fn send_again(&mut self, piece: super::request::Piece) {

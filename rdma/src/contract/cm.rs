@@ -113,7 +113,8 @@ pub enum CmEventKind {
         /// What ended it, in words for the log: who, and why when it is known.
         cause: String,
     },
-    /// The device went away.
+    /// The device went away, and the connection with it; of a listener, that it waits for the device
+    /// and then listens again by itself.
     DeviceRemoved,
 }
 

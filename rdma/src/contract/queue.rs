@@ -59,6 +59,10 @@ pub trait Device {
     /// Its capabilities.
     fn attributes(&self) -> &DeviceAttributes;
 
+    /// Whether it is gone. It lets go of the hardware when everything that was made of it has been
+    /// dropped; a connection made after its return has another [`Device`].
+    fn is_removed(&self) -> bool;
+
     /// Allocates a protection domain.
     ///
     /// # Errors

@@ -539,6 +539,11 @@ impl Device for Engine {
         &self.attributes
     }
 
+    /// Software in this process does not go.
+    fn is_removed(&self) -> bool {
+        false
+    }
+
     fn allocate_pd(&self) -> Result<Rc<dyn ProtectionDomain>, RdmaError> {
         let id = self.next_pd.get();
         self.next_pd.set(id + 1);

@@ -108,6 +108,13 @@ impl Core {
         }
     }
 
+    /// How often the device of `host` came back.
+    pub(super) fn restored(&self, host: u32) -> u32 {
+        self.hosts
+            .get(host as usize)
+            .map_or(0, |host| host.restored)
+    }
+
     pub(super) fn new_id(&mut self, manager: u32, host: u32, step: Step) -> u64 {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
         self.next.cm_id += 1;

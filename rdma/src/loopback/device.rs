@@ -20,21 +20,35 @@ pub(super) struct LoopbackDevice {
     net: NetRef,
     host: u32,
     attributes: DeviceAttributes,
+    /// How often the provider's device had come back when this was it.
+    restored: u32,
 }
 
 impl LoopbackDevice {
-    pub(super) fn new(net: &NetRef, host: u32, attributes: DeviceAttributes) -> Self {
-        Self {
+    /// The device that `host` has now, or had last.
+    pub(super) fn new(net: &NetRef, core: &Core, host: u32) -> Result<Self, RdmaError> {
+        Ok(Self {
             net: Rc::clone(net),
             host,
-            attributes,
-        }
+            attributes: core.attributes(host)?.clone(),
+            restored: core.restored(host),
+        })
+    }
+
+    /// Whether it is the one that its provider has now, or had last.
+    pub(super) fn is_latest(&self, core: &Core) -> bool {
+        core.restored(self.host) == self.restored
     }
 }
 
 impl Device for LoopbackDevice {
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
+    }
+
+    fn is_removed(&self) -> bool {
+        let core = self.net.core.borrow();
+        core.usable(self.host).is_err() || !self.is_latest(&core)
     }
 
     fn allocate_pd(&self) -> Result<Rc<dyn ProtectionDomain>, RdmaError> {

@@ -1,5 +1,6 @@
 //! The connection manager a program sees.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -45,7 +46,8 @@ pub struct Manager {
     network: Arc<()>,
     host: u32,
     manager: u32,
-    device: Rc<LoopbackDevice>,
+    /// Another one after its removal and return.
+    device: RefCell<Rc<LoopbackDevice>>,
     fd: RawFd,
 }
 
@@ -66,7 +68,7 @@ impl Manager {
         let wake = Wake::new()?;
         let fd = wake.raw();
         let mut core = net.core.borrow_mut();
-        let attributes = core.attributes(host)?.clone();
+        let device = LoopbackDevice::new(net, &core, host)?;
         core.next.manager += 1;
         let manager = core.next.manager;
         let state = ManagerState {
@@ -79,7 +81,7 @@ impl Manager {
             network: Arc::clone(network),
             host,
             manager,
-            device: Rc::new(LoopbackDevice::new(net, host, attributes)),
+            device: RefCell::new(Rc::new(device)),
             fd,
         })
     }
@@ -370,7 +372,14 @@ impl ConnectionManager for Manager {
         let mut core = self.net.core.borrow_mut();
         let state = core.own_id(self.manager, id)?;
         let known = !matches!(state.step, Step::Listening { .. } | Step::Resolving);
-        known.then(|| Rc::clone(&self.device) as Rc<dyn Device>)
+        if !known {
+            return None;
+        }
+        let mut device = self.device.borrow_mut();
+        if !device.is_latest(&core) {
+            *device = Rc::new(LoopbackDevice::new(&self.net, &core, self.host).ok()?);
+        }
+        Some(Rc::clone(&device) as Rc<dyn Device>)
     }
 
     fn addresses(&self, id: CmId) -> Option<(SocketAddr, SocketAddr)> {

@@ -60,6 +60,7 @@ impl Network {
             attributes,
             keys: KeyTable::new(),
             removed: false,
+            restored: 0,
             next_port: 0,
         });
         Ok(Provider {

@@ -74,6 +74,8 @@ pub(super) struct Host {
     pub(super) attributes: DeviceAttributes,
     pub(super) keys: KeyTable,
     pub(super) removed: bool,
+    /// How often the device came back.
+    pub(super) restored: u32,
     pub(super) next_port: u16,
 }
 
@@ -222,6 +224,7 @@ impl Core {
             Fault::RemoveDevice { provider, .. } => self.remove_device(provider),
             Fault::RestoreDevice { provider, .. } => {
                 if let Some(host) = self.hosts.get_mut(provider as usize) {
+                    host.restored += u32::from(host.removed);
                     host.removed = false;
                 }
             }

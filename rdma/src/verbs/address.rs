@@ -6,8 +6,10 @@ use std::path::Path;
 
 use super::device_names;
 use super::raw::cm::{Channel, Id};
-use super::raw::context::any_active_port;
+use super::raw::context::{any_active_port, name_and_flaw};
 
+/// The folder of device nodes.
+pub(super) const NODES: &str = "/dev/infiniband";
 /// Where user space meets the kernel's connection manager (module `rdma_ucm`).
 const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
 
@@ -57,19 +59,14 @@ pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
     let unusable = |error: io::Error| format!("the RDMA connection manager is unusable ({error})");
     let channel = Channel::new().map_err(unusable)?;
     let id = Id::new(&channel).map_err(unusable)?;
-    let bound = id.bind(SocketAddr::new(source, 0));
-    if bound.is_ok() && id.has_device() {
-        return match id.context() {
-            Ok(context) => Ok(AddressDevice {
-                name: context.name(),
-                completes_early: context.completes_early(),
-            }),
-            Err(error) => Err(unusable(error)),
-        };
-    }
-    Err(format!(
-        "no RDMA device ({names}) owns {source}, from where {addr} is reached"
-    ))
+    let bound = id.bind(SocketAddr::new(source, 0)).ok();
+    let (name, completes_early) = bound.and_then(|()| name_and_flaw(&id)).ok_or_else(|| {
+        format!("no RDMA device ({names}) owns {source}, from where {addr} is reached")
+    })?;
+    Ok(AddressDevice {
+        name,
+        completes_early,
+    })
 }
 
 /// The local address from which `addr` is reached: `addr` itself when it is local. Connecting a UDP

@@ -27,6 +27,7 @@ pub(super) struct VerbsDevice {
     next_pd: Cell<u32>,
     /// Numbers of queue pairs, never used again within the provider: a device's own are.
     numbers: Rc<Cell<u32>>,
+    removed: Cell<bool>,
     this: Weak<Self>,
     _events: Subscription,
     _spacer: Option<raw::completion::Cq>,
@@ -64,6 +65,7 @@ impl VerbsDevice {
             srqs: RefCell::default(),
             next_pd: Cell::new(1),
             numbers: Rc::clone(numbers),
+            removed: Cell::new(false),
             this: Weak::clone(this),
             _events: events,
             _spacer: spacer,
@@ -131,6 +133,15 @@ impl VerbsDevice {
         self.srqs.borrow().get(place as usize)?.upgrade()
     }
 
+    /// The device is gone. Its connections are told one by one.
+    pub(super) fn remove(&self) {
+        if !self.removed.replace(true) {
+            let device = &self.attributes.name;
+            tracing::warn!(device, "the RDMA device was removed; closing what uses it");
+            self.context.removed();
+        }
+    }
+
     /// Acts on an asynchronous event.
     pub(super) fn on_event(&self, event: AsyncEvent) {
         let device = &self.attributes.name;
@@ -184,6 +195,10 @@ impl VerbsDevice {
 impl Device for VerbsDevice {
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
+    }
+
+    fn is_removed(&self) -> bool {
+        self.removed.get()
     }
 
     fn allocate_pd(&self) -> Result<Rc<dyn ProtectionDomain>, RdmaError> {

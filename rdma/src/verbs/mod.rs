@@ -13,6 +13,10 @@
 //!   has. What a device does not flush within a fifth of a second is flushed here, after the queue
 //!   pair has been destroyed.
 //! * Completions keep the order of posting on devices that tell RDMA READs late (`siw`).
+//! * A device that is unplugged (`rdma link delete`, a driver unbound) is noticed by its node, which goes
+//!   first, or by the connection manager, whichever tells first. Its connections end with
+//!   `DeviceRemoved`, its listeners wait for it and listen again, and when the program has dropped what
+//!   it made of it nothing of this process keeps it.
 //! * Short payloads are copied into the work request where the device takes them (inline data), after
 //!   key and bounds have been checked against the registered regions.
 //!
@@ -20,6 +24,9 @@
 //! On InfiniBand the flush that follows the peer's disconnect begins when the connection manager is
 //! polled; sleep on its descriptor, too. `siw` connects its TCP socket inside `rdma_connect`, which
 //! blocks the caller for as long as TCP does.
+//!
+//! A device that [`device_for`] looked at and nobody then used stays open until the process ends
+//! (librdmacm closes none), and removing it waits for that where its driver cannot disassociate users.
 //!
 //! `siw` (as of Linux 6.12) gives TCP the pages of transfers from 4 KiB up and completes them while
 //! TCP may still read them. A target that uses the memory again at once sends wrong data; this module
@@ -36,6 +43,7 @@ mod hub;
 mod limits;
 mod manager;
 mod memory;
+mod nodes;
 mod notice;
 mod outstanding;
 mod pair;

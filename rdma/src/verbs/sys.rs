@@ -16,9 +16,9 @@ pub(super) use rdma_sys::{
     ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode, rdma_accept, rdma_ack_cm_event, rdma_bind_addr,
     rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_connect,
     rdma_create_event_channel, rdma_create_id, rdma_create_qp, rdma_destroy_event_channel,
-    rdma_destroy_id, rdma_disconnect, rdma_event_channel, rdma_free_devices, rdma_get_cm_event,
-    rdma_get_devices, rdma_listen, rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject,
-    rdma_resolve_addr, rdma_resolve_route, rdma_t,
+    rdma_destroy_id, rdma_disconnect, rdma_event_channel, rdma_get_cm_event, rdma_listen,
+    rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr,
+    rdma_resolve_route, rdma_t,
 };
 
 #[cfg(test)]
@@ -98,13 +98,13 @@ mod tests {
                 vendor_id, max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cqe,
                 max_qp_rd_atom, max_qp_init_rd_atom, max_mw, max_srq, max_srq_wr
             }
-            ibv_device { transport_type, name }
+            ibv_device { transport_type, name, dev_name }
             ibv_port_attr { state, max_msg_sz }
             ibv_qp_init_attr { send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
             ibv_qp_attr { qp_state, timeout, retry_cnt, rnr_retry }
             ibv_qp { context, qp_num }
             ibv_srq_init_attr { srq_context, attr }
-            ibv_context { device, async_fd }
+            ibv_context { device, cmd_fd, async_fd }
             ibv_comp_channel { fd }
             ibv_mr { lkey, rkey }
             ibv_mw { rkey }

@@ -160,6 +160,8 @@ fn removed_device_tells_every_id_and_comes_back() {
         assert!(matches!(kind, Some(CmEventKind::DeviceRemoved)), "{kind:?}");
     }
     assert_eq!(passive.qp.state(), QpState::Error);
+    let gone = ends.ends[PASSIVE].manager.device(passive.id).unwrap();
+    assert!(gone.is_removed());
     let any = std::net::SocketAddr::new(super::ends::address(PASSIVE), 0);
     assert!(ends.ends[PASSIVE].manager.listen(any, 1).is_err());
     // Nobody answers at its address.
@@ -169,6 +171,8 @@ fn removed_device_tells_every_id_and_comes_back() {
         at_us: 0,
     });
     let [mut active, passive] = ends.connect();
+    let back = ends.ends[PASSIVE].manager.device(passive.id).unwrap();
+    assert!(gone.is_removed() && !back.is_removed());
     // What was registered before stays dead.
     let back = Memory::new(&ends.pd(ACTIVE), 4096);
     let read = SendOp::Read(memory.remote(0));

@@ -33,8 +33,7 @@ link_siw() {
     $IN_NETNS ip addr add "$CAPSTAN_ADDRESS/24" dev peer0
     $IN_NETNS ip link set lo up
     $IN_NETNS ip link set peer0 up
-    rdma link add siw0 type siw netdev "$LINK_INTERFACE"
-    wait_for_port siw0
+    add_device siw0
 }
 
 # Pulls the cable. With siw the other end of the veth pair goes down, or, with both ends in one namespace, the loopback
@@ -59,8 +58,7 @@ link_siw_shared() {
     ip link add "$LINK_INTERFACE" type dummy
     ip addr add "$KERNEL_ADDRESS/24" dev "$LINK_INTERFACE"
     ip link set "$LINK_INTERFACE" up
-    rdma link add siw0 type siw netdev "$LINK_INTERFACE"
-    wait_for_port siw0
+    add_device siw0
 }
 
 # Soft-RoCE hands what one device sends to itself on without any packet: there would be no wire to look at or to cut. So
@@ -78,14 +76,35 @@ link_rxe() {
         sysctl -qw "net.ipv4.conf.$interface.accept_local=1" "net.ipv4.conf.$interface.rp_filter=0"
         ip addr add "$address/24" dev "$interface"
         ip link set "$interface" up
-        rdma link add "rxe$end" type rxe netdev "$interface"
+        add_device "rxe$end"
     done
     # An answer of ARP that is there at once is missed by the connection manager (rdma_resolve_ip in Linux 6.12 asks before
     # it waits), which then looks again when all its time is over.
     ip neigh add "$CAPSTAN_ADDRESS" lladdr "$(cat /sys/class/net/peer0/address)" nud permanent dev "$LINK_INTERFACE"
     ip neigh add "$KERNEL_ADDRESS" lladdr "$(cat "/sys/class/net/$LINK_INTERFACE/address")" nud permanent dev peer0
-    wait_for_port rxe0
-    wait_for_port rxe1
+}
+
+add_device() { # add_device rxe0|rxe1|siw0
+    local interface=$LINK_INTERFACE
+    [ "$1" != rxe1 ] || interface=peer0
+    rdma link add "$1" type "${1%[01]}" netdev "$interface"
+    wait_for_port "$1"
+}
+
+# Unplugs an RDMA device. That ends when nobody has it open any more, and cannot be interrupted.
+remove_device() { # remove_device DEVICE
+    local pid try
+    rdma link delete "$1" &
+    pid=$!
+    for try in $(seq 150); do
+        if ! kill -0 $pid 2>/dev/null; then
+            wait $pid
+            return
+        fi
+        sleep 0.1
+    done
+    echo "removing $1 hangs for $((try / 10)) s: somebody keeps it open" >&2
+    return 1
 }
 
 wait_for_port() { # wait_for_port DEVICE

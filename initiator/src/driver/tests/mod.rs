@@ -29,6 +29,8 @@ struct World {
     engine: Engine,
     peer: Peer,
     network: Network,
+    /// Of the host's machine on the network.
+    host: u32,
     events: Vec<String>,
 }
 
@@ -67,6 +69,7 @@ impl World {
             engine: Engine::new(config, cm, 0).unwrap(),
             peer: Peer::new(Box::new(target_cm)),
             network,
+            host: host.index(),
             events: Vec::new(),
         }
     }
@@ -335,6 +338,46 @@ fn a_device_without_windows_works_through_the_registration() {
         world.write(at, 3, 0x33).result.unwrap();
         assert_eq!(world.read(at, 3), vec![0x33; 3 * LBA_BYTES]);
     }
+}
+
+#[test]
+fn a_device_that_is_removed_is_let_go_and_used_again_when_it_is_back() {
+    let mut world = World::live();
+    let provider = world.host;
+    let buffer = world.buffer(3, 0x5a);
+    let op = Op::Write {
+        slba: 5,
+        nlb: 3,
+        fua: false,
+    };
+    world.submit(1, op, Some(buffer));
+    world
+        .network
+        .strike(Fault::RemoveDevice { provider, at_us: 0 });
+    world.until(|world| world.events.len() > 1);
+    assert!(
+        world.events[1].contains("the RDMA device was removed"),
+        "{:?}",
+        world.events
+    );
+    world.until(|world| world.engine.device_attributes().is_none());
+    // With nothing connected, attempts fail one after the other.
+    world.pass(15_000_000);
+    assert!(!world.engine.host().is_live());
+    world
+        .network
+        .strike(Fault::RestoreDevice { provider, at_us: 0 });
+    world.next().result.unwrap();
+    assert_eq!(world.read(5, 3), vec![0x5a; 3 * LBA_BYTES]);
+    // Between two uses the device is known to be gone without a connection to tell of it.
+    world.engine.shutdown();
+    world.until(|world| world.events.contains(&"Closed".to_owned()));
+    assert!(world.engine.device_attributes().is_some());
+    world
+        .network
+        .strike(Fault::RemoveDevice { provider, at_us: 0 });
+    world.pass(1_000);
+    assert!(world.engine.device_attributes().is_none());
 }
 
 #[test]

@@ -269,11 +269,17 @@ impl Manager {
         }
     }
 
-    fn on_removal(&mut self, id: CmId) {
-        match self.entries.get(&id).map(|entry| &entry.state) {
-            Some(State::Listening(_)) => self.listener_lost(id),
-            Some(_) => self.close(id, CmEventKind::DeviceRemoved),
-            None => {}
+    pub(super) fn on_removal(&mut self, id: CmId) {
+        let Some(entry) = self.entries.get(&id) else {
+            return;
+        };
+        if let Some(raw) = &entry.id {
+            self.shared.removed(raw);
+        }
+        match entry.state {
+            State::Listening(_) => self.listener_lost(id),
+            State::Closed => {}
+            _ => self.close(id, CmEventKind::DeviceRemoved),
         }
     }
 

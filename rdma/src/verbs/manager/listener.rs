@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::super::error::step;
 use super::super::raw::cm::Id;
 use super::{Entry, Manager, State};
-use crate::contract::{CmError, CmId};
+use crate::contract::{CmError, CmEventKind, CmId};
 
 /// How often a listener whose device is gone tries again.
 const RETRY_US: u64 = 1_000_000;
@@ -18,13 +18,25 @@ pub(super) struct Listening {
 }
 
 impl Manager {
-    fn bind(&self, addr: SocketAddr, backlog: u32) -> Result<(Id, SocketAddr), CmError> {
-        let failed = |error| step(format!("listening at {addr}"), &error);
+    /// A listener and where it listens. One at an address opens the device of the address, to be
+    /// told of it.
+    fn bind(&self, addr: SocketAddr, backlog: u32) -> Result<(Entry, SocketAddr), CmError> {
+        let what = || format!("listening at {addr}");
+        let failed = |error| step(what(), &error);
         let raw = Id::new(&self.channel).map_err(failed)?;
         raw.bind(addr).map_err(failed)?;
+        let device = raw.device_key().map(|_| self.shared.device(&raw));
+        let device = device.transpose().map_err(|error| CmError::System {
+            what: what(),
+            message: error.to_string(),
+            errno: None,
+        })?;
         raw.listen(backlog).map_err(failed)?;
-        let bound = raw.addresses().0.unwrap_or(addr);
-        Ok((raw, bound))
+        let addr = raw.addresses().0.unwrap_or(addr);
+        let listening = Listening { addr, backlog };
+        let mut entry = Entry::new(State::Listening(listening), raw);
+        entry.device = device;
+        Ok((entry, addr))
     }
 
     pub(super) fn start_listening(
@@ -32,12 +44,7 @@ impl Manager {
         addr: SocketAddr,
         backlog: u32,
     ) -> Result<(CmId, SocketAddr), CmError> {
-        let (raw, bound) = self.bind(addr, backlog)?;
-        let listening = Listening {
-            addr: bound,
-            backlog,
-        };
-        let entry = Entry::new(State::Listening(listening), raw);
+        let (entry, bound) = self.bind(addr, backlog)?;
         Ok((self.insert(entry), bound))
     }
 
@@ -47,14 +54,12 @@ impl Manager {
         let Some(entry) = self.entries.get_mut(&id) else {
             return;
         };
-        if let State::Listening(listening) = entry.state {
-            tracing::warn!(addr = %listening.addr,
-                "the RDMA device of a listener was removed; listening again when it returns");
-        }
         entry.wait(RETRY_US, now_us);
+        entry.device = None;
         if let Some(raw) = entry.id.take() {
             self.by_key.remove(&raw.key());
         }
+        self.tell(id, CmEventKind::DeviceRemoved);
     }
 
     pub(super) fn listen_again(&mut self, id: CmId) {
@@ -69,10 +74,12 @@ impl Manager {
             return;
         };
         match bound {
-            Ok((raw, _)) => {
+            Ok((again, _)) => {
                 tracing::info!(%addr, "listening again");
-                self.by_key.insert(raw.key(), id);
-                entry.id = Some(std::rc::Rc::new(raw));
+                if let Some(raw) = &again.id {
+                    self.by_key.insert(raw.key(), id);
+                }
+                *entry = again;
             }
             Err(error) => {
                 tracing::debug!("{error}");

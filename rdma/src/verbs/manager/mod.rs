@@ -136,6 +136,8 @@ pub(super) struct Manager {
     now_us: u64,
     /// Of the last look that found nothing.
     looked_us: Option<u64>,
+    /// Devices whose removal has been told.
+    removals: u64,
 }
 
 impl Manager {
@@ -159,6 +161,7 @@ impl Manager {
             next_id: 1,
             now_us: 0,
             looked_us: None,
+            removals: 0,
         })
     }
 
@@ -220,6 +223,20 @@ impl Manager {
                 };
                 self.on_event(event);
             }
+        }
+    }
+
+    /// Tells what was on devices that are gone.
+    fn take_removals(&mut self) {
+        let removals = self.shared.removals();
+        if std::mem::replace(&mut self.removals, removals) == removals {
+            return;
+        }
+        let gone = |entry: &Entry| entry.device.as_ref().is_some_and(|d| d.is_removed());
+        let gone = self.entries.iter().filter(|(_, entry)| gone(entry));
+        let gone: Vec<CmId> = gone.map(|(id, _)| *id).collect();
+        for id in gone {
+            self.on_removal(id);
         }
     }
 
@@ -491,6 +508,7 @@ impl ConnectionManager for Manager {
         if !self.looked_us.is_some_and(looked) {
             self.look();
         }
+        self.take_removals();
         self.run_deadlines();
         self.take_notices();
         self.queue.pop_front()
@@ -499,7 +517,8 @@ impl ConnectionManager for Manager {
     fn arm(&mut self) -> bool {
         // The next poll looks, however soon it comes.
         self.looked_us = None;
-        !self.queue.is_empty() || !self.notices.is_empty()
+        let removed = self.removals != self.shared.removals();
+        removed || !self.queue.is_empty() || !self.notices.is_empty()
     }
 
     fn fd(&self) -> RawFd {

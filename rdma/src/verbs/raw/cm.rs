@@ -12,7 +12,6 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use super::super::sys;
-use super::context::Context;
 use super::{errno, left_behind};
 use crate::contract::{ConnectParam, PrivateData};
 
@@ -180,12 +179,8 @@ impl Id {
         errno::minus_one(unsafe { sys::rdma_resolve_route(self.as_ptr(), timeout_ms) })
     }
 
-    /// Whether it is bound to a device.
-    pub(in crate::verbs) fn has_device(&self) -> bool {
-        self.verbs().is_some()
-    }
-
-    fn verbs(&self) -> Option<NonNull<sys::ibv_context>> {
+    /// The device it is bound to, open as long as `self`.
+    pub(super) fn verbs(&self) -> Option<NonNull<sys::ibv_context>> {
         // SAFETY: the id is live, and only this thread changes it.
         NonNull::new(unsafe { (*self.as_ptr()).verbs })
     }
@@ -193,14 +188,6 @@ impl Id {
     /// What names its device within this process.
     pub(in crate::verbs) fn device_key(&self) -> Option<usize> {
         self.verbs().map(|context| context.addr().get())
-    }
-
-    /// Its device, kept open.
-    pub(in crate::verbs) fn context(&self) -> io::Result<Rc<Context>> {
-        let none = || io::Error::from_raw_os_error(libc::ENODEV);
-        let context = self.verbs().ok_or_else(none)?;
-        // SAFETY: the id is live during the call.
-        unsafe { Context::hold(context) }
     }
 
     /// Local and peer address, as far as they are known.

@@ -2,78 +2,103 @@
 #![expect(unsafe_code, reason = "calls libibverbs and librdmacm")]
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::unistd::dup3_raw;
 
+use super::super::devices::DeviceList;
 use super::super::sys;
-use super::errno;
+use super::cm::{Channel, Id};
 use super::receive::SGES_MAX;
+use super::{errno, left_behind};
 use crate::contract::{DeviceAttributes, Transport};
 
 /// A device that librdmacm has opened, kept open. librdmacm opens each device once per process, so
-/// two of these may name the same one.
+/// several threads may hold the same one.
 pub(in crate::verbs) struct Context {
     context: NonNull<sys::ibv_context>,
-    /// Keeps it open: dropped last.
-    _open: OpenDevices,
+    /// Bound to the device, which stays open with it: dropped last. What happens to the device
+    /// arrives on its channel.
+    anchor: Id,
 }
 
-/// The answer of `rdma_get_devices`, which counts a reference on every device in it.
-struct OpenDevices(NonNull<*mut sys::ibv_context>);
-
-impl OpenDevices {
-    fn new() -> io::Result<Self> {
-        let mut count = 0;
-        // SAFETY: the out parameter is a live integer.
-        let list = unsafe { sys::rdma_get_devices(&raw mut count) };
-        errno::pointer(list).map(Self)
-    }
-
-    fn iter(&self) -> impl Iterator<Item = NonNull<sys::ibv_context>> + '_ {
-        let mut at = self.0;
-        std::iter::from_fn(move || {
-            // SAFETY: the array ends with a NULL entry, and the iterator does not go past it.
-            let entry = NonNull::new(unsafe { at.read() })?;
-            // SAFETY: this entry is not the last one.
-            at = unsafe { at.add(1) };
-            Some(entry)
-        })
-    }
+/// An open device and who holds it.
+struct Held {
+    /// [`Context::key`].
+    key: usize,
+    holders: usize,
+    /// The device is gone; its descriptors are to go with the last holder.
+    gone: bool,
 }
 
-impl Drop for OpenDevices {
-    fn drop(&mut self) {
-        // SAFETY: it came from `rdma_get_devices` and is freed once.
-        unsafe { sys::rdma_free_devices(self.0.as_ptr()) };
-    }
+/// The open devices of the process.
+static HELD: Mutex<Vec<Held>> = Mutex::new(Vec::new());
+
+fn held() -> MutexGuard<'static, Vec<Held>> {
+    // Nothing panics while the lock is held.
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Context {
-    /// Keeps the device of a connection open.
-    ///
-    /// # Safety
-    /// `context` is the device of an id that lives until this returns.
+    /// Keeps the device of `id` open, and asks for its events on `channel`.
     ///
     /// # Errors
-    /// The device has just gone.
-    pub(super) unsafe fn hold(context: NonNull<sys::ibv_context>) -> io::Result<Rc<Self>> {
-        let open = OpenDevices::new()?;
-        if !open.iter().any(|entry| entry == context) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    /// The device has just gone, or the address of `id` leads to another one.
+    pub(in crate::verbs) fn hold(id: &Id, channel: &Rc<Channel>) -> io::Result<Rc<Self>> {
+        let gone = || io::Error::from_raw_os_error(libc::ENODEV);
+        let context = id.verbs().ok_or_else(gone)?;
+        let mut local = id.addresses().0.ok_or_else(gone)?;
+        local.set_port(0);
+        let anchor = Id::new(channel)?;
+        anchor.bind(local)?;
+        if anchor.verbs() != Some(context) {
+            // SAFETY: `id` lives, and keeps its device open.
+            let name = unsafe { device_name(context) };
+            return Err(io::Error::other(format!(
+                "{local} belongs to another RDMA device than {name}; listen at an address instead \
+                 of all of them"
+            )));
         }
-        let held = Self {
-            context,
-            _open: open,
-        };
+        let key = context.addr().get();
+        let mut all = held();
+        match all.iter_mut().find(|held| held.key == key) {
+            Some(held) => held.holders += 1,
+            None => all.push(Held {
+                key,
+                holders: 1,
+                gone: false,
+            }),
+        }
+        drop(all);
+        let context = Self { context, anchor };
         // Several threads may read its events; none of them may block.
         let flags = FcntlArg::F_SETFL(OFlag::O_NONBLOCK);
-        fcntl(held.async_fd(), flags)?;
-        Ok(Rc::new(held))
+        fcntl(context.async_fd(), flags)?;
+        Ok(Rc::new(context))
+    }
+
+    /// Whether `key` is the [`Id::key`] of the id whose events are the device's.
+    pub(in crate::verbs) fn is_anchored_by(&self, key: usize) -> bool {
+        self.anchor.key() == key
+    }
+
+    /// Name of the device's node.
+    pub(in crate::verbs) fn node(&self) -> String {
+        // SAFETY: libibverbs ends the name with a zero byte.
+        let name = unsafe { CStr::from_ptr(self.device().dev_name.as_ptr()) };
+        name.to_string_lossy().into_owned()
+    }
+
+    /// The device is gone; see [`removed`].
+    pub(in crate::verbs) fn removed(&self) {
+        removed(&self.anchor);
     }
 
     pub(super) fn as_ptr(&self) -> *mut sys::ibv_context {
@@ -86,7 +111,7 @@ impl Context {
     }
 
     fn context(&self) -> &sys::ibv_context {
-        // SAFETY: `_open` keeps the context alive, and libibverbs does not change its fields.
+        // SAFETY: the anchor keeps the context alive, and libibverbs does not change its fields.
         unsafe { self.context.as_ref() }
     }
 
@@ -100,19 +125,6 @@ impl Context {
         let fd: RawFd = self.context().async_fd;
         // SAFETY: it is open as long as the context, which outlives the borrow of `self`.
         unsafe { BorrowedFd::borrow_raw(fd) }
-    }
-
-    /// Name as `rdma link` shows it.
-    pub(in crate::verbs) fn name(&self) -> String {
-        // SAFETY: libibverbs ends the name with a zero byte.
-        let name = unsafe { CStr::from_ptr(self.device().name.as_ptr()) };
-        name.to_string_lossy().into_owned()
-    }
-
-    /// Whether it completes transfers while their memory is still read (siw).
-    pub(in crate::verbs) fn completes_early(&self) -> bool {
-        // SAFETY: `self` keeps the context open.
-        unsafe { query_device(self.as_ptr()) }.is_ok_and(|attr| is_siw(&attr))
     }
 
     /// Asks what the device can do.
@@ -131,7 +143,8 @@ impl Context {
         let type_2 = has(sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2A)
             || has(sys::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B);
         Ok(DeviceAttributes {
-            name: self.name(),
+            // SAFETY: as above.
+            name: unsafe { device_name(self.context) },
             transport,
             qp_wr_max: count(attr.max_qp_wr),
             sge_max: count(attr.max_sge).min(SGES_MAX),
@@ -169,6 +182,91 @@ impl Context {
             _ => 1 << 31,
         }
     }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let key = self.key();
+        let mut all = held();
+        let Some(at) = all.iter().position(|held| held.key == key) else {
+            return;
+        };
+        all[at].holders -= 1;
+        if all[at].holders == 0 && all.swap_remove(at).gone {
+            // SAFETY: the anchor keeps the context open. Everything made of it holds a `Context`,
+            // and this was the last one of the process.
+            unsafe { close_descriptors(self.context) };
+        }
+    }
+}
+
+/// The device of `id` is gone: what it has open in this process is closed, with its last holder.
+///
+/// librdmacm closes a device that is gone only when it comes to know another one. Until then
+/// whoever removes the device of a driver that cannot disassociate its users (Soft-RoCE, siw) hangs
+/// (`ib_uverbs_remove_one` in Linux).
+pub(in crate::verbs) fn removed(id: &Id) {
+    let Some(context) = id.verbs() else {
+        return;
+    };
+    let key = context.addr().get();
+    let mut all = held();
+    match all.iter_mut().find(|held| held.key == key) {
+        Some(held) => held.gone = true,
+        // SAFETY: `id` keeps the context open, and nothing was made of it.
+        None => unsafe { close_descriptors(context) },
+    }
+}
+
+/// Closes what a device has open, and leaves descriptors of the same numbers, which tell and do
+/// nothing, for librdmacm to close.
+///
+/// # Safety
+/// The context is open, and nothing that was made of it is used any more.
+unsafe fn close_descriptors(context: NonNull<sys::ibv_context>) {
+    // SAFETY: the caller's promise; the fields do not change.
+    let context = unsafe { context.as_ref() };
+    let replaced = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .and_then(|null| {
+            for fd in [context.cmd_fd, context.async_fd] {
+                // SAFETY: the number stays librdmacm's, which owns it: the owner made here is
+                // dissolved.
+                let same = unsafe { dup3_raw(&null, fd, OFlag::O_CLOEXEC) }?;
+                let _ = same.into_raw_fd();
+            }
+            Ok(())
+        });
+    if let Err(error) = replaced {
+        tracing::error!("an RDMA device that is gone cannot be closed: {error}");
+    }
+}
+
+/// Name as `rdma link` shows it.
+///
+/// # Safety
+/// The context is open.
+unsafe fn device_name(context: NonNull<sys::ibv_context>) -> String {
+    // SAFETY: the caller's promise.
+    let device = unsafe { (*context.as_ptr()).device };
+    // SAFETY: an open context has a device that lives as long; the place of a field.
+    let name = unsafe { &raw const (*device).name };
+    // SAFETY: libibverbs ends the name with a zero byte.
+    let name = unsafe { CStr::from_ptr(name.cast()) };
+    name.to_string_lossy().into_owned()
+}
+
+/// Name of the device an id is bound to, and whether it completes transfers while their memory is
+/// still read (siw).
+pub(in crate::verbs) fn name_and_flaw(id: &Id) -> Option<(String, bool)> {
+    let context = id.verbs()?;
+    // SAFETY: the id keeps its device open.
+    let name = unsafe { device_name(context) };
+    // SAFETY: as above.
+    let attr = unsafe { query_device(context.as_ptr()) };
+    Some((name, attr.is_ok_and(|attr| is_siw(&attr))))
 }
 
 /// Soft-RoCE says that it has type 2 windows. But it checks a range against the whole region under
@@ -212,20 +310,27 @@ unsafe fn is_active(context: *mut sys::ibv_context) -> bool {
     errno::number(answer).is_ok() && attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE
 }
 
-/// Whether any device has an active port, and whether such a device keeps its completions honest
-/// ([`Context::completes_early`]).
+/// Whether any device has an active port, and whether one of those keeps its completions honest
+/// ([`name_and_flaw`]).
 pub(in crate::verbs) fn any_active_port() -> Option<bool> {
-    let open = OpenDevices::new().ok()?;
+    let list = DeviceList::open().ok()?;
     let mut found = None;
-    for context in open.iter() {
-        // SAFETY: the list keeps the context open.
-        if !unsafe { is_active(context.as_ptr()) } {
+    for device in list.devices() {
+        // SAFETY: the device belongs to a list that is still open.
+        let context = unsafe { sys::ibv_open_device(device) };
+        if context.is_null() {
             continue;
         }
-        // SAFETY: as above.
-        let attr = unsafe { query_device(context.as_ptr()) };
-        let honest = attr.is_ok_and(|attr| !is_siw(&attr));
-        found = Some(found.unwrap_or(false) || honest);
+        // SAFETY: it was just opened.
+        if unsafe { is_active(context) } {
+            // SAFETY: as above.
+            let attr = unsafe { query_device(context) };
+            let honest = attr.is_ok_and(|attr| !is_siw(&attr));
+            found = Some(found.unwrap_or(false) || honest);
+        }
+        // SAFETY: opened here, closed once.
+        let answer = unsafe { sys::ibv_close_device(context) };
+        left_behind("an open RDMA device", errno::number(answer));
     }
     found
 }
