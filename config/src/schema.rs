@@ -33,6 +33,7 @@ pub(crate) struct RawTarget {
     pub(crate) spin: Field<String>,
     pub(crate) log: Option<LogLevel>,
     pub(crate) hosts_max: Field<u64>,
+    pub(crate) shared_receive_queue: Option<bool>,
     pub(crate) serial_prefix: Field<String>,
     pub(crate) model: Field<String>,
 }

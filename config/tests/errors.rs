@@ -45,7 +45,7 @@ fn an_unknown_key_names_the_nearest() {
         error_with("[target]\nreactor = 1\n"),
         "TOML parse error at line 2, column 1\n  |\n2 | reactor = 1\n  | ^^^^^^^\n\
          unknown field `reactor`, expected one of `reactors`, `memory_budget`, `spin`, `log`, \
-         `hosts_max`, `serial_prefix`, `model`\ndid you mean `reactors`?\n"
+         `hosts_max`, `shared_receive_queue`, `serial_prefix`, `model`\ndid you mean `reactors`?\n"
     );
     assert!(
         namespace_error("ram = \"1MiB\"\nreadonly = true").contains("did you mean `read_only`?")

@@ -93,6 +93,9 @@ pub struct Source {
     /// Refuse writes.
     #[arg(long, requires = "export")]
     pub read_only: bool,
+    /// Give each queue receives of its own, also where the device could share them.
+    #[arg(long, requires = "export")]
+    pub no_shared_receive_queue: bool,
 }
 
 /// Which RDMA provider a listener uses.

@@ -63,7 +63,9 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
         allow_any_host: options.allow_any_host,
         read_only: options.read_only,
     };
-    Ok(Config::quick(&export, &Config::machine_id())?)
+    let mut config = Config::quick(&export, &Config::machine_id())?;
+    config.target.shared_receive_queue = !options.no_shared_receive_queue;
+    Ok(config)
 }
 
 #[expect(clippy::print_stdout, reason = "the answer of `check` is its output")]

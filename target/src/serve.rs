@@ -239,6 +239,7 @@ impl Starting {
             control: Arc::clone(&control),
             mailbox: self.mailbox,
             managers,
+            shared_receive_queue: self.config.target.shared_receive_queue,
             engine,
             volumes,
             data,

@@ -20,9 +20,19 @@ fn alone() -> MutexGuard<'static, ()> {
 /// All connected at once, each with I/O on an area of its own, checked byte by byte.
 #[test]
 fn a_hundred_hosts_at_once() {
+    a_hundred_hosts("");
+}
+
+/// The same without the shared receive queue.
+#[test]
+fn a_hundred_hosts_with_receives_of_their_own() {
+    a_hundred_hosts("shared_receive_queue = false");
+}
+
+fn a_hundred_hosts(option: &str) {
     let _alone = alone();
     allow_many_descriptors();
-    let target = TestTarget::ram("memory_budget = \"256MiB\"");
+    let target = TestTarget::ram(&format!("memory_budget = \"256MiB\"\n{option}"));
     let mut hosts: Vec<DirectQueue> = (0..HOSTS)
         .map(|n| DirectQueue::connect(&options(target.addresses[0], n)).expect("connects"))
         .collect();

@@ -4,16 +4,18 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use capstan_memory::Buffer;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
 use capstan_rdma::contract::{
-    CmError, CmEvent, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData, QpConfig,
-    RdmaError, ReceiveSource, Sge,
+    CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, MigratedId, PrivateData,
+    QpConfig, QueuePair, RdmaError, Sge,
 };
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use zerocopy::IntoBytes;
 
 use super::IoPath;
 use super::connection::{Connection, Identity, Keys};
+use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use crate::control_plane::{Message, conn_id};
 use crate::limits::{
@@ -84,7 +86,7 @@ impl IoPath {
             CmEventKind::Failed(error) => self.on_ended(fabric, id, &error.to_string()),
             CmEventKind::Rejected { .. } => self.on_ended(fabric, id, "the peer rejected"),
             CmEventKind::Disconnected { cause } => self.on_ended(fabric, id, &cause),
-            CmEventKind::DeviceRemoved => self.on_ended(fabric, id, "the RDMA device was removed"),
+            CmEventKind::DeviceRemoved => self.on_removed(fabric, id),
         }
     }
 
@@ -158,7 +160,6 @@ impl IoPath {
     }
 
     fn try_accept(&mut self, cm_id: CmId, request: &Request) -> Result<(), Refusal> {
-        let entries = request.sizes.entries;
         let memory = &self.resources.memory;
         let fabric = &mut self.fabrics[request.fabric];
         let device = fabric
@@ -166,54 +167,20 @@ impl IoPath {
             .device(cm_id)
             .ok_or(RdmaError::Invalid("the request is gone"))?;
         let port_index = fabric.port_of(&device, memory)?;
-        let response_bytes = u32::from(entries * SLOTS_PER_ENTRY) * CQE_BYTES;
-        fabric.ports[port_index].reserve(entries, response_bytes, &memory.queues)?;
-        let opened = self.open(cm_id, request, port_index, response_bytes);
-        if opened.is_err() {
-            self.fabrics[request.fabric].ports[port_index].release(entries);
-        }
-        opened
-    }
-
-    /// Makes the connection of a request for which there is room.
-    fn open(
-        &mut self,
-        cm_id: CmId,
-        request: &Request,
-        port_index: usize,
-        response_bytes: u32,
-    ) -> Result<(), Refusal> {
+        let port = fabric.ports[port_index]
+            .as_mut()
+            .ok_or(RdmaError::Invalid("the RDMA device is gone"))?;
         let entries = request.sizes.entries;
-        let memory = &self.resources.memory;
-        let fabric = &mut self.fabrics[request.fabric];
-        let port = &mut fabric.ports[port_index];
-        let responses = memory.queues.take(response_bytes).ok_or_else(|| {
-            Refusal::Budget(format!(
-                "no {response_bytes} contiguous bytes are free for responses"
-            ))
-        })?;
-        let attributes = port.device.attributes();
-        let config = QpConfig {
-            send_cq: Rc::clone(&port.cq),
-            recv_cq: Rc::clone(&port.cq),
-            send_wr_max: send_wrs(entries),
-            receives: ReceiveSource::Shared(port.receives.srq()),
-            send_sge_max: 1,
-            recv_sge_max: 2,
+        let response_bytes = u32::from(entries * SLOTS_PER_ENTRY) * CQE_BYTES;
+        let slots = port.reserve(entries, response_bytes, &memory.queues)?;
+        let established = establish(&mut *fabric.cm, port, memory, cm_id, request, &slots);
+        let (qp, responses) = match established {
+            Ok(established) => established,
+            Err(refusal) => {
+                port.release(entries, slots);
+                return Err(refusal);
+            }
         };
-        let initiator_depth = INITIATOR_DEPTH_MAX
-            .min(attributes.initiator_depth_max)
-            .min(request.param.responder_resources);
-        let qp = fabric.cm.create_qp(cm_id, &port.pd, &config)?;
-        let accept = ConnectParam {
-            private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())
-                .unwrap_or(PrivateData::EMPTY),
-            // A host sends only capsules; it never reads the target's memory.
-            responder_resources: 0,
-            initiator_depth,
-            rnr_retry_count: 7,
-        };
-        fabric.cm.accept(cm_id, &accept)?;
         self.conn_serial += 1;
         let identity = Identity {
             id: conn_id(self.reactor, self.conn_serial),
@@ -241,8 +208,9 @@ impl IoPath {
             }),
         };
         let now_us = self.resources.now_us;
-        self.connections
-            .put(Connection::new(&identity, qp, responses, keys, now_us));
+        self.connections.put(Connection::new(
+            &identity, qp, slots, responses, keys, now_us,
+        ));
         self.unconnected.push(identity.id);
         tracing::debug!(peer = %request.peer, provider, qid = request.sizes.qid, entries, "accepted");
         Ok(())
@@ -254,6 +222,17 @@ impl IoPath {
         let reject = CmReject { status }.encode();
         let private_data = PrivateData::new(reject.as_bytes()).unwrap_or(PrivateData::EMPTY);
         self.fabrics[fabric].cm.reject(id, &private_data);
+    }
+
+    fn on_removed(&mut self, fabric: usize, id: CmId) {
+        if self.listeners.contains_key(&(fabric, id)) {
+            let provider = self.fabrics[fabric].name;
+            return tracing::warn!(
+                provider,
+                "the RDMA device of a listener was removed; listening again when it returns"
+            );
+        }
+        self.on_ended(fabric, id, "the RDMA device was removed");
     }
 
     /// The transport says that a connection is over: nothing new starts on it, and it is freed
@@ -343,17 +322,20 @@ impl IoPath {
                 self.free(connection);
             }
         }
+        for fabric in &mut self.fabrics {
+            fabric.drop_removed_ports();
+        }
     }
 
     fn free(&mut self, mut connection: Box<Connection>) {
         let fabric = &mut self.fabrics[connection.fabric];
-        let port = &mut fabric.ports[connection.port];
-        port.connection_of.remove(&connection.qp.num());
-        port.release(connection.sizes.entries);
-        for (slot, buffer) in connection.parked_receives() {
-            if let Err(error) = port.receives.post(slot, buffer) {
-                tracing::error!(slot, "a receive could not be posted again: {error}");
+        if let Some(port) = fabric.port(connection.port) {
+            port.connection_of.remove(&connection.qp.num());
+            for (slot, buffer) in connection.parked_receives() {
+                port.receives.post_again(slot, buffer, None);
             }
+            let slots = std::mem::take(&mut connection.receive_slots);
+            port.release(connection.sizes.entries, slots);
         }
         self.index_of.remove(&connection.id);
         self.cm_index.remove(&(connection.fabric, connection.cm_id));
@@ -362,4 +344,49 @@ impl IoPath {
         drop(connection);
         fabric.cm.destroy(cm_id);
     }
+}
+
+/// Makes the queue pair of a request, posts its own receives (`slots`) and accepts. The memory for
+/// its responses comes with it.
+fn establish(
+    cm: &mut dyn ConnectionManager,
+    port: &mut DevicePort,
+    memory: &Memory,
+    cm_id: CmId,
+    request: &Request,
+    slots: &[u32],
+) -> Result<(Box<dyn QueuePair>, Buffer), Refusal> {
+    let entries = request.sizes.entries;
+    let response_bytes = u32::from(entries * SLOTS_PER_ENTRY) * CQE_BYTES;
+    let responses = memory.queues.take(response_bytes).ok_or_else(|| {
+        Refusal::Budget(format!(
+            "no {response_bytes} contiguous bytes are free for responses"
+        ))
+    })?;
+    let attributes = port.device.attributes();
+    let config = QpConfig {
+        send_cq: Rc::clone(&port.cq),
+        recv_cq: Rc::clone(&port.cq),
+        send_wr_max: send_wrs(entries),
+        receives: port.receives.source(entries),
+        send_sge_max: 1,
+        recv_sge_max: 2,
+    };
+    let initiator_depth = INITIATOR_DEPTH_MAX
+        .min(attributes.initiator_depth_max)
+        .min(request.param.responder_resources);
+    let mut qp = cm.create_qp(cm_id, &port.pd, &config)?;
+    port.receives
+        .post_own(slots, &mut *qp)
+        .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
+    let accept = ConnectParam {
+        private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())
+            .unwrap_or(PrivateData::EMPTY),
+        // A host sends only capsules; it never reads the target's memory.
+        responder_resources: 0,
+        initiator_depth,
+        rnr_retry_count: 7,
+    };
+    cm.accept(cm_id, &accept)?;
+    Ok((qp, responses))
 }

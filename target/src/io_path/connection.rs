@@ -59,6 +59,8 @@ pub(super) struct Connection {
     pub(super) association: Option<Arc<Association>>,
     pub(super) phase: Phase,
     pub(super) qp: Box<dyn QueuePair>,
+    /// Receives that are this queue's own; none where they are shared.
+    pub(super) receive_slots: Vec<u32>,
     /// The data half of an I/O queue.
     pub(super) queue: Option<IoQueue>,
     /// The Disconnect command that waits for the others to be answered.
@@ -134,6 +136,7 @@ impl Connection {
     pub(super) fn new(
         identity: &Identity,
         qp: Box<dyn QueuePair>,
+        receive_slots: Vec<u32>,
         responses: Buffer,
         keys: Keys,
         now_us: u64,
@@ -163,6 +166,7 @@ impl Connection {
             association: None,
             phase: Phase::accepted(now_us),
             qp,
+            receive_slots,
             queue: None,
             delete: None,
             commands: (0..slots).map(|_| Command::default()).collect(),
@@ -177,6 +181,10 @@ impl Connection {
             rung: true,
             unrung: 0,
         }
+    }
+
+    pub(super) fn qp(&mut self) -> &mut dyn QueuePair {
+        &mut *self.qp
     }
 
     /// Takes a free command slot; `None` when the host has more commands outstanding than its

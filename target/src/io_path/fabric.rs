@@ -1,28 +1,32 @@
 //! A provider's connection manager and, per device behind it, what all connections share: the
-//! protection domain, the completion queue, the registered slab and the shared receive queue.
+//! protection domain, the completion queue, the registered slabs and the receives.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::{Buffer, Pool, Slab};
+use capstan_memory::{Pool, Slab};
 use capstan_rdma::contract::{
-    Access, CompletionQueue, ConnectionManager, Device, DeviceAttributes, LKey, MemoryRegion,
-    PostError, ProtectionDomain, QpNum, RdmaError, Sge, SharedReceiveQueue,
+    Access, CompletionQueue, ConnectionManager, Device, DeviceAttributes, MemoryRegion,
+    ProtectionDomain, QpNum, RdmaError,
 };
 use rustc_hash::FxHashMap;
 
 use super::accept::Refusal;
-use super::wr_id::WrId;
+use super::receives::Receives;
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, completions, cq_depth, send_wrs};
 
 /// One RDMA provider on this reactor.
 pub(super) struct Fabric {
     pub(super) name: &'static str,
     pub(super) cm: Box<dyn ConnectionManager>,
-    pub(super) ports: Vec<DevicePort>,
+    /// Whether queues share their receives where the device can.
+    pub(super) shared_receive_queue: bool,
+    /// Empty places are those of devices that went.
+    pub(super) ports: Vec<Option<DevicePort>>,
 }
 
-/// One device of a fabric, opened when its first connection arrives.
+/// One device of a fabric, opened when its first connection arrives. Dropped in the order of its
+/// fields, once its connections are gone: first what the device writes with, then the memory.
 pub(super) struct DevicePort {
     pub(super) device: Rc<dyn Device>,
     pub(super) pd: Rc<dyn ProtectionDomain>,
@@ -46,20 +50,41 @@ impl Fabric {
         device: &Rc<dyn Device>,
         memory: &Memory,
     ) -> Result<usize, RdmaError> {
-        if let Some(at) = self
-            .ports
-            .iter()
-            .position(|p| Rc::ptr_eq(&p.device, device))
-        {
+        let is_it = |port: &DevicePort| Rc::ptr_eq(&port.device, device);
+        let mut ports = self.ports.iter();
+        if let Some(at) = ports.position(|port| port.as_ref().is_some_and(is_it)) {
             return Ok(at);
         }
-        self.ports.push(DevicePort::open(device, memory)?);
-        Ok(self.ports.len() - 1)
+        let port = DevicePort::open(device, memory, self.shared_receive_queue)?;
+        let at = self.ports.iter().position(Option::is_none);
+        let at = at.unwrap_or_else(|| {
+            self.ports.push(None);
+            self.ports.len() - 1
+        });
+        self.ports[at] = Some(port);
+        Ok(at)
+    }
+
+    /// The port at an index that [`Fabric::port_of`] gave, while it has connections.
+    pub(super) fn port(&mut self, at: usize) -> Option<&mut DevicePort> {
+        self.ports.get_mut(at)?.as_mut()
+    }
+
+    /// Lets go of devices that were removed, once their connections are gone.
+    pub(super) fn drop_removed_ports(&mut self) {
+        for place in &mut self.ports {
+            let over =
+                |port: &mut DevicePort| port.device.is_removed() && port.connection_of.is_empty();
+            if let Some(port) = place.take_if(over) {
+                let device = &port.device.attributes().name;
+                tracing::info!(device, "closed the RDMA device that was removed");
+            }
+        }
     }
 }
 
 impl DevicePort {
-    fn open(device: &Rc<dyn Device>, memory: &Memory) -> Result<Self, RdmaError> {
+    fn open(device: &Rc<dyn Device>, memory: &Memory, shared: bool) -> Result<Self, RdmaError> {
         let attributes = device.attributes();
         let pd = device.allocate_pd()?;
         let mut sink = Access::LOCAL_WRITE;
@@ -75,11 +100,13 @@ impl DevicePort {
         // No more than the whole slab could serve.
         let affordable = memory.queues.slab().len_bytes() / (SQE_BYTES + IN_CAPSULE_BYTES) as usize;
         let affordable = u32::try_from(affordable).unwrap_or(u32::MAX);
-        let depths = Depths::new(attributes, affordable);
+        let shared = shares_receives(attributes, shared);
+        let depths = Depths::new(attributes, affordable, shared);
         let cq = device.create_cq(depths.completions)?;
-        let depth = depths.receives;
-        let srq = pd.create_srq(depth, 2)?;
-        let receives = Receives::new(srq, depth, queues.lkey(), &memory.queues)?;
+        let srq = shared
+            .then(|| pd.create_srq(depths.receives, 2))
+            .transpose()?;
+        let receives = Receives::new(srq, depths.receives, queues.lkey(), &memory.queues)?;
         Ok(Self {
             device: Rc::clone(device),
             pd,
@@ -95,13 +122,14 @@ impl DevicePort {
 
     /// Makes sure that everything a queue of `entries` can have outstanding fits the device and the
     /// memory beside what it has been promised to others, and that `extra_bytes` of memory are left
-    /// after that. On success [`DevicePort::release`] gives it back.
+    /// after that. The receives that the queue keeps and posts itself; none with a shared queue. On
+    /// success [`DevicePort::release`] gives everything back.
     pub(super) fn reserve(
         &mut self,
         entries: u16,
         extra_bytes: u32,
         pool: &Pool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Vec<u32>, Refusal> {
         let (wanted, most) = (send_wrs(entries), self.device.attributes().qp_wr_max);
         if wanted > most {
             return Err(Refusal::Device(format!(
@@ -118,11 +146,25 @@ impl DevicePort {
         fits
     }
 
-    /// A queue of `entries` is gone.
-    pub(super) fn release(&mut self, entries: u16) {
+    /// A queue of `entries` with these receives is gone, or was never made.
+    pub(super) fn release(&mut self, entries: u16, receive_slots: Vec<u32>) {
         self.completions.give_back(completions(entries));
-        self.receives.release(entries);
+        self.receives.release(entries, receive_slots);
     }
+}
+
+/// Whether queues share their receives on a device, `wanted` or not; the log says when they do not.
+fn shares_receives(attributes: &DeviceAttributes, wanted: bool) -> bool {
+    let device = &attributes.name;
+    if !wanted {
+        tracing::info!(device, "each queue has receives of its own, as configured");
+    } else if attributes.srq_wr_max == 0 {
+        tracing::info!(
+            device,
+            "each queue has receives of its own: the device has no shared receive queues"
+        );
+    }
+    wanted && attributes.srq_wr_max > 0
 }
 
 /// How deep a device's shared queues are made.
@@ -134,9 +176,13 @@ struct Depths {
 
 impl Depths {
     /// For memory of `affordable` receives. What the device has less of is logged.
-    fn new(attributes: &DeviceAttributes, affordable: u32) -> Self {
+    fn new(attributes: &DeviceAttributes, affordable: u32, shared: bool) -> Self {
         let wanted = affordable.clamp(1, RECEIVES_MAX);
-        let receives = wanted.min(attributes.srq_wr_max).max(1);
+        let receives = if shared {
+            wanted.min(attributes.srq_wr_max).max(1)
+        } else {
+            wanted
+        };
         let completions = cq_depth(wanted).min(attributes.cqe_max);
         for (what, wanted, has) in [
             ("receives of a shared receive queue", wanted, receives),
@@ -207,128 +253,6 @@ pub(super) struct Memory {
     pub(super) zeroes: Option<Arc<Slab>>,
 }
 
-/// The shared receive queue and the memory its receives land in.
-///
-/// Every receive has two SGEs: the SQE goes to a slot of one compact buffer, the in-capsule data to
-/// a page-aligned buffer of its own, so that it can go to disk from where it landed.
-pub(super) struct Receives {
-    srq: Rc<dyn SharedReceiveQueue>,
-    depth: u32,
-    lkey: LKey,
-    sqes: Buffer,
-    /// Entries of all queues that take from here.
-    promised: u32,
-    /// Per posted or filled slot, its data buffer; `None` while a command uses it.
-    data: Vec<Option<Buffer>>,
-}
-
-impl Receives {
-    fn new(
-        srq: Rc<dyn SharedReceiveQueue>,
-        depth: u32,
-        lkey: LKey,
-        pool: &Pool,
-    ) -> Result<Self, RdmaError> {
-        let sqes = pool
-            .take(depth * SQE_BYTES)
-            .ok_or_else(|| RdmaError::Limit {
-                what: "memory budget: bytes for received commands",
-                value: u64::from(depth * SQE_BYTES),
-                max: pool.free_bytes() as u64,
-            })?;
-        Ok(Self {
-            srq,
-            depth,
-            lkey,
-            sqes,
-            promised: 0,
-            data: Vec::new(),
-        })
-    }
-
-    pub(super) fn srq(&self) -> Rc<dyn SharedReceiveQueue> {
-        Rc::clone(&self.srq)
-    }
-
-    /// Makes sure that there is a receive for every entry of one more queue, so that a host never
-    /// finds none, and that `extra_bytes` are left after that.
-    fn reserve(&mut self, entries: u16, extra_bytes: u32, pool: &Pool) -> Result<(), Refusal> {
-        let wanted = self.promised + u32::from(entries);
-        let posted = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
-        let missing = wanted.saturating_sub(posted);
-        let needed_bytes = (missing * IN_CAPSULE_BYTES + extra_bytes) as usize;
-        let free_bytes = pool.free_bytes();
-        if needed_bytes > free_bytes {
-            return Err(Refusal::Budget(format!(
-                "a queue of {entries} entries needs {needed_bytes} bytes for receives and \
-                 responses, {free_bytes} are left"
-            )));
-        }
-        if wanted > self.depth {
-            return Err(Refusal::Device(format!(
-                "{wanted} receives needed, the shared receive queue has {}",
-                self.depth
-            )));
-        }
-        for slot in posted..posted + missing {
-            let buffer = pool.take(IN_CAPSULE_BYTES).ok_or_else(|| {
-                Refusal::Budget("no contiguous bytes are free for a receive".to_owned())
-            })?;
-            self.data.push(None);
-            self.post(slot, buffer)
-                .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
-        }
-        self.promised = wanted;
-        Ok(())
-    }
-
-    /// A queue of `entries` is gone; its receives serve the next one.
-    fn release(&mut self, entries: u16) {
-        self.promised = self.promised.saturating_sub(u32::from(entries));
-    }
-
-    /// Copies the SQE of a filled receive out of memory the host can no longer reach.
-    pub(super) fn sqe(&self, slot: u32) -> [u8; SQE_BYTES as usize] {
-        let mut sqe = [0; SQE_BYTES as usize];
-        self.sqes.copy_to((slot * SQE_BYTES) as usize, &mut sqe);
-        sqe
-    }
-
-    /// Takes the in-capsule data of a filled receive; the slot rests until it is posted again.
-    pub(super) fn take_data(&mut self, slot: u32) -> Option<Buffer> {
-        self.data.get_mut(slot as usize)?.take()
-    }
-
-    /// Posts a slot again with the data buffer it still has.
-    pub(super) fn repost(&mut self, slot: u32) -> Result<(), PostError> {
-        match self.take_data(slot) {
-            Some(buffer) => self.post(slot, buffer),
-            None => Ok(()),
-        }
-    }
-
-    /// Posts a slot with `buffer` for its in-capsule data.
-    pub(super) fn post(&mut self, slot: u32, buffer: Buffer) -> Result<(), PostError> {
-        let sges = [
-            Sge {
-                addr: self.sqes.addr() + u64::from(slot * SQE_BYTES),
-                len_bytes: SQE_BYTES,
-                lkey: self.lkey,
-            },
-            Sge {
-                addr: buffer.addr(),
-                len_bytes: IN_CAPSULE_BYTES,
-                lkey: self.lkey,
-            },
-        ];
-        if let Some(place) = self.data.get_mut(slot as usize) {
-            debug_assert!(place.is_none(), "receive slot {slot} is posted already");
-            *place = Some(buffer);
-        }
-        self.srq.post_recv(WrId::Recv(slot).encode(), &sges)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -356,7 +280,7 @@ mod tests {
             zeroes: None,
         };
         let device = cm.device(id).unwrap();
-        (DevicePort::open(&device, &memory).unwrap(), memory)
+        (DevicePort::open(&device, &memory, true).unwrap(), memory)
     }
 
     fn refusal(port: &mut DevicePort, entries: u16, memory: &Memory) -> String {
@@ -366,7 +290,7 @@ mod tests {
 
     #[test]
     fn queues_are_as_deep_as_the_memory_and_no_deeper_than_the_device() {
-        let depths = Depths::new(&attributes(), 12_192);
+        let depths = Depths::new(&attributes(), 12_192, true);
         assert_eq!((depths.receives, depths.completions), (12_192, 381 * 176));
         // Soft-RoCE of Linux 6.12 has completion queues of 32,767 entries.
         let soft = DeviceAttributes {
@@ -374,10 +298,12 @@ mod tests {
             srq_wr_max: 10_000,
             ..attributes()
         };
-        let depths = Depths::new(&soft, 12_192);
+        let depths = Depths::new(&soft, 12_192, true);
         assert_eq!((depths.receives, depths.completions), (10_000, 32_767));
-        let all = Depths::new(&attributes(), u32::MAX);
+        let all = Depths::new(&attributes(), u32::MAX, true);
         assert_eq!(all.receives, 32_768, "what the loopback device has");
+        let own = Depths::new(&soft, 12_192, false);
+        assert_eq!((own.receives, own.completions), (12_192, 32_767));
     }
 
     #[test]
@@ -393,7 +319,7 @@ mod tests {
             refused.contains("176 completions waiting, 24 of the device's 200"),
             "{refused}"
         );
-        port.release(32);
+        port.release(32, Vec::new());
         port.reserve(32, 0, &memory.queues).unwrap();
     }
 

@@ -7,9 +7,9 @@
 //! 4. [`transfer`]: data is pulled from or pushed to the host's memory.
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
-//! Beside them: [`fabric`] (what a device's connections share), [`connection`] (a queue pair and
-//! its commands in flight), [`wr_id`]. One turn handles what is ready, then rings one doorbell per
-//! connection and enters the kernel once for storage, however many commands there were.
+//! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
+//! queue pair and its commands in flight), [`wr_id`]. One turn handles what is ready, then rings one
+//! doorbell per connection and enters the kernel once for storage, however many commands there were.
 
 mod accept;
 mod admin;
@@ -19,6 +19,7 @@ mod execute;
 mod fabric;
 mod phase;
 mod ranges;
+mod receives;
 mod recv;
 mod respond;
 mod shutdown;
@@ -82,6 +83,8 @@ pub(crate) struct Parts {
     pub(crate) mailbox: Mailbox<Message>,
     /// One connection manager per provider, in the same order on every reactor.
     pub(crate) managers: Vec<(&'static str, Box<dyn ConnectionManager>)>,
+    /// Whether queues share their receives where the device can.
+    pub(crate) shared_receive_queue: bool,
     /// The storage engine.
     pub(crate) engine: Rc<Engine>,
     /// What is exported.
@@ -108,7 +111,7 @@ struct Resources {
     unrung: Vec<usize>,
     /// Connections to end, and why.
     broken: Vec<(usize, String)>,
-    /// Receives to post again: fabric, port, slot, data buffer.
+    /// Receives to post again.
     receives: Vec<ReturnedReceive>,
 }
 
@@ -116,6 +119,8 @@ struct Resources {
 struct ReturnedReceive {
     fabric: usize,
     port: usize,
+    /// Index of the connection it came on.
+    connection: usize,
     slot: u32,
     data: Buffer,
 }
@@ -165,6 +170,7 @@ impl IoPath {
             control,
             mailbox,
             managers,
+            shared_receive_queue,
             engine,
             volumes,
             data,
@@ -174,6 +180,7 @@ impl IoPath {
         let fabric = |(name, cm)| Fabric {
             name,
             cm,
+            shared_receive_queue,
             ports: Vec::new(),
         };
         Self {
@@ -327,13 +334,14 @@ impl IoPath {
         for ReturnedReceive {
             fabric,
             port,
+            connection,
             slot,
             data,
         } in self.resources.receives.drain(..)
         {
-            let receives = &mut self.fabrics[fabric].ports[port].receives;
-            if let Err(error) = receives.post(slot, data) {
-                tracing::error!(slot, "a receive could not be posted again: {error}");
+            if let Some(port) = self.fabrics[fabric].port(port) {
+                let qp = self.connections.get_mut(connection).map(Connection::qp);
+                port.receives.post_again(slot, data, qp);
             }
         }
         // One doorbell per connection and one system call for storage, however many commands.
@@ -378,7 +386,7 @@ impl Turn for IoPath {
         for fabric in &mut self.fabrics {
             ready |= fabric.cm.arm();
             fds.push(fabric.cm.fd());
-            for port in &fabric.ports {
+            for port in fabric.ports.iter().flatten() {
                 ready |= port.cq.arm();
                 fds.push(port.cq.fd());
             }
@@ -451,6 +459,7 @@ impl Resources {
         self.receives.push(ReturnedReceive {
             fabric,
             port,
+            connection: connection.index,
             slot,
             data,
         });

@@ -47,7 +47,10 @@ impl IoPath {
         let mut completions = std::mem::take(&mut self.work_completions);
         for fabric in 0..self.fabrics.len() {
             for port in 0..self.fabrics[fabric].ports.len() {
-                let count = self.fabrics[fabric].ports[port].cq.poll(&mut completions);
+                let Some(device) = self.fabrics[fabric].port(port) else {
+                    continue;
+                };
+                let count = device.cq.poll(&mut completions);
                 progress |= count > 0;
                 for completion in &completions[..count] {
                     self.on_completion(fabric, port, completion);
@@ -59,7 +62,9 @@ impl IoPath {
     }
 
     fn on_completion(&mut self, fabric: usize, port: usize, completion: &WorkCompletion) {
-        let port = &mut self.fabrics[fabric].ports[port];
+        let Some(port) = self.fabrics[fabric].port(port) else {
+            return;
+        };
         let connection = port
             .connection_of
             .get(&completion.qp)
@@ -67,17 +72,17 @@ impl IoPath {
         let id = WrId::decode(completion.wr_id);
         if let Some(WrId::Recv(slot)) = id {
             let Some(connection) = connection else {
-                let _ = port.receives.repost(slot);
+                let _ = port.receives.repost(slot, None);
                 return;
             };
             if completion.status != WcStatus::Success || connection.closing() {
-                let _ = port.receives.repost(slot);
+                let _ = port.receives.repost(slot, None);
                 return;
             }
             let sqe: Sqe = zerocopy::transmute!(port.receives.sqe(slot));
             let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
             let data = if len_bytes == 0 {
-                let _ = port.receives.repost(slot);
+                let _ = port.receives.repost(slot, Some(connection.qp()));
                 None
             } else {
                 let received = |buffer| Received {

@@ -5,12 +5,13 @@
 TARGET_ADDRESS=$CAPSTAN_ADDRESS
 TARGET_LOG=$RUN/target.log
 
-# The configuration; with an argument, with NSID 5 as well.
+# The configuration, with the lines of $TARGET_OPTIONS in [target]; with an argument, with NSID 5 as well.
 target_configuration() {
     cat <<TOML
 [target]
 reactors = 2
 memory_budget = "128MiB"
+${TARGET_OPTIONS:-}
 
 [[listener]]
 address = "$TARGET_ADDRESS"
@@ -129,6 +130,11 @@ target_doctor() {
 
 target_log_mark() { wc -l <"$TARGET_LOG" >"$RUN/target.log.mark"; }
 target_log_since() { tail -n "+$(($(cat "$RUN/target.log.mark") + 1))" "$TARGET_LOG"; }
+
+# Whether its log has N lines (1) with this since the case began.
+target_said() { # target_said EXTENDED_REGULAR_EXPRESSION [N]
+    [ "$(target_log_since | grep -cE -- "$1")" -ge "${2:-1}" ]
+}
 
 # Says what is wrong with the target on stdout, and fails.
 target_is_well() {
