@@ -200,6 +200,7 @@ impl IoPath {
             .insert((request.fabric, cm_id), identity.index);
         let keys = Keys {
             data: port.data.lkey(),
+            sinks: port.sinks(memory),
             responses: port.queues.lkey(),
             zeroes: port.zeroes.as_ref().map(|zeroes| Sge {
                 addr: zeroes.addr(),

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::status::Status;
-use capstan_rdma::contract::{CmId, LKey, PostError, QueuePair, SendOp, SendWr, Sge};
+use capstan_rdma::contract::{CmId, LKey, MemoryRegion, PostError, QueuePair, SendOp, SendWr, Sge};
 use capstan_storage::Data;
 use capstan_subsystem::{
     Association, ConnId, ControlCommand, IoCommand, IoQueue, KeyedBuffer, Permit, PortId,
@@ -17,6 +18,7 @@ use super::admin::AdminWork;
 use super::execute::Step;
 use super::phase::Phase;
 use super::ranges::Ranges;
+use super::transfer::Sinks;
 use crate::limits::{CQE_BYTES, SLOTS_PER_ENTRY};
 
 /// Who a connection is.
@@ -36,9 +38,9 @@ pub(super) struct Identity {
 }
 
 /// Names for the device of what a connection's work requests use.
-#[derive(Clone, Copy, Debug)]
 pub(super) struct Keys {
     pub(super) data: LKey,
+    pub(super) sinks: Sinks,
     pub(super) responses: LKey,
     /// All of the shared zeroes.
     pub(super) zeroes: Option<Sge>,
@@ -70,6 +72,7 @@ pub(super) struct Connection {
     /// One response capsule per command slot.
     responses: Buffer,
     data_lkey: LKey,
+    pub(super) sinks: Sinks,
     responses_lkey: LKey,
     /// The shared zeroes, where a volume is known to have some.
     zeroes: Option<Sge>,
@@ -100,6 +103,8 @@ pub(super) struct Command {
     pub(super) second: Option<Buffer>,
     /// Whether the data comes from the host by RDMA READ.
     pub(super) pulls: bool,
+    /// The registration of its buffer for that, where it needs one of its own.
+    pub(super) sink: Option<Rc<dyn MemoryRegion>>,
     /// Bytes of buffer it waits for.
     pub(super) wanted_bytes: u32,
     /// Why the connection is closed when the response has gone.
@@ -173,6 +178,7 @@ impl Connection {
             free: (0..slots).rev().collect(),
             responses,
             data_lkey: keys.data,
+            sinks: keys.sinks,
             responses_lkey: keys.responses,
             zeroes: keys.zeroes,
             waiting: VecDeque::with_capacity(usize::from(sizes.entries)),
@@ -301,6 +307,7 @@ impl Default for Command {
             zeroes: false,
             second: None,
             pulls: false,
+            sink: None,
             wanted_bytes: 0,
             close_after: None,
             receive: None,

@@ -176,14 +176,15 @@ fn with_buffer(resources: &mut Resources, connection: &mut Connection, slot: u16
         return on_data(resources, connection, slot);
     }
     if let Err(error) = transfer::pull(connection, slot) {
-        let why = format!("posting an RDMA READ failed: {error}");
-        resources.broken.push((connection.index, why));
+        resources.broken.push((connection.index, error.to_string()));
     }
     resources.unrung(connection);
 }
 
 /// The data of the command in `slot` was pulled.
 pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, slot: u16) {
+    // Nobody writes to the data from here on.
+    connection.command(slot).sink = None;
     if !connection.closing() {
         on_data(resources, connection, slot);
     }

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 
 use super::accept::Refusal;
 use super::receives::Receives;
+use super::transfer::Sinks;
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, completions, cq_depth, send_wrs};
 
 /// One RDMA provider on this reactor.
@@ -87,12 +88,16 @@ impl DevicePort {
     fn open(device: &Rc<dyn Device>, memory: &Memory, shared: bool) -> Result<Self, RdmaError> {
         let attributes = device.attributes();
         let pd = device.allocate_pd()?;
-        let mut sink = Access::LOCAL_WRITE;
         if attributes.read_sink_needs_remote_write {
-            sink |= Access::REMOTE_WRITE;
+            let device = &attributes.name;
+            tracing::info!(
+                device,
+                "the sinks of RDMA READs must be open to the host on this device: each is \
+                 registered for the time of its READ"
+            );
         }
         let register = |slab, access| pd.register(slab, 0, slab.len_bytes(), access);
-        let data = register(memory.data.slab(), sink)?;
+        let data = register(memory.data.slab(), Access::LOCAL_WRITE)?;
         let queues = register(memory.queues.slab(), Access::LOCAL_WRITE)?;
         let zeroes = memory.zeroes.as_ref();
         let zeroes = zeroes.map(|slab| register(slab, Access::empty()));
@@ -118,6 +123,15 @@ impl DevicePort {
             zeroes,
             connection_of: FxHashMap::default(),
         })
+    }
+
+    /// How its connections pull data.
+    pub(super) fn sinks(&self, memory: &Memory) -> Sinks {
+        if self.device.attributes().read_sink_needs_remote_write {
+            Sinks::Open(Rc::clone(&self.pd), Arc::clone(memory.data.slab()))
+        } else {
+            Sinks::Closed(self.data.lkey())
+        }
     }
 
     /// Makes sure that everything a queue of `entries` can have outstanding fits the device and the

@@ -1,23 +1,66 @@
 //! Step 4: data between a command's buffer and the host's memory: pulled by RDMA READ, pushed by
 //! RDMA WRITE. In-capsule data needs neither.
 
-use capstan_rdma::contract::{PostError, RKey, Remote, SendOp, Sge};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use capstan_memory::Slab;
+use capstan_rdma::contract::{
+    Access, LKey, MemoryRegion, PostError, ProtectionDomain, RKey, RdmaError, Remote, SendOp, Sge,
+};
 use capstan_subsystem::{KeyedBuffer, Transfer};
 
 use super::connection::Connection;
 use super::wr_id::WrId;
 
+/// How data gets from a host into a buffer of the data slab.
+#[derive(Clone)]
+pub(super) enum Sinks {
+    /// Through the registration of the whole slab, which no host can reach.
+    Closed(LKey),
+    /// The device needs remote write access to the sink of an RDMA READ (iWARP), and tells the host
+    /// its key. So the sink of each is registered for the time of the READ alone: whatever the host
+    /// writes there meanwhile, it writes to the data of its own command.
+    Open(Rc<dyn ProtectionDomain>, Arc<Slab>),
+}
+
+/// Pulling could not be started.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PullError {
+    #[error("registering the sink of an RDMA READ failed: {0}")]
+    Sink(#[from] RdmaError),
+    #[error("posting an RDMA READ failed: {0}")]
+    Post(#[from] PostError),
+}
+
+impl Sinks {
+    /// The key of `sge` as a sink, and the registration that ends with the READ.
+    fn open(&self, sge: Sge) -> Result<(LKey, Option<Rc<dyn MemoryRegion>>), RdmaError> {
+        match self {
+            Self::Closed(lkey) => Ok((*lkey, None)),
+            Self::Open(pd, slab) => {
+                let offset =
+                    usize::try_from(sge.addr.wrapping_sub(slab.addr())).unwrap_or(usize::MAX);
+                let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+                let region = pd.register(slab, offset, sge.len_bytes as usize, access)?;
+                Ok((region.lkey(), Some(region)))
+            }
+        }
+    }
+}
+
 /// Pulls the data of the command in `slot` from the host into its buffer. The completion is
 /// [`WrId::Pull`].
-pub(super) fn pull(connection: &mut Connection, slot: u16) -> Result<(), PostError> {
+pub(super) fn pull(connection: &mut Connection, slot: u16) -> Result<(), PullError> {
     let len_bytes = connection.command(slot).transfer.length_bytes();
-    each_segment(
-        connection,
-        slot,
-        len_bytes,
-        SendOp::Read,
-        Some(WrId::Pull(slot)),
-    )
+    let Some(mut data) = connection.data_sge(slot) else {
+        return Ok(());
+    };
+    data.len_bytes = len_bytes;
+    (data.lkey, connection.command(slot).sink) = connection.sinks.open(data)?;
+    let last = Some(WrId::Pull(slot));
+    each_segment(connection, slot, data, SendOp::Read, last)?;
+    Ok(())
 }
 
 /// Pushes the first `len_bytes` of the data of the command in `slot` to the host. Nothing is
@@ -27,21 +70,23 @@ pub(super) fn push(
     slot: u16,
     len_bytes: u32,
 ) -> Result<(), PostError> {
-    each_segment(connection, slot, len_bytes, SendOp::Write, None)
+    let Some(mut data) = connection.data_sge(slot) else {
+        return Ok(());
+    };
+    data.len_bytes = len_bytes;
+    each_segment(connection, slot, data, SendOp::Write, None)
 }
 
-/// Posts one work request per buffer of the host, in order, for `len_bytes` in all; the last one is
+/// Posts one work request per buffer of the host, in order, for all of `data`; the last one is
 /// signaled when `last` names a completion. They complete in order, so it stands for all of them.
 fn each_segment(
     connection: &mut Connection,
     slot: u16,
-    len_bytes: u32,
+    data: Sge,
     op: impl Fn(Remote) -> SendOp,
     last: Option<WrId>,
 ) -> Result<(), PostError> {
-    let Some(data) = connection.data_sge(slot) else {
-        return Ok(());
-    };
+    let len_bytes = data.len_bytes;
     let command = connection.command(slot);
     let segments = std::mem::take(&mut command.segments);
     let single;

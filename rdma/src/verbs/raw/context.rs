@@ -269,10 +269,13 @@ pub(in crate::verbs) fn name_and_flaw(id: &Id) -> Option<(String, bool)> {
     Some((name, attr.is_ok_and(|attr| is_siw(&attr))))
 }
 
-/// Soft-RoCE says that it has type 2 windows. But it checks a range against the whole region under
-/// the window, lets every connection invalidate it, and does not tell user space which key was
-/// invalidated (Linux 6.12, `check_rkey`, `rxe_invalidate_mw`, `do_complete`), so they protect
-/// nothing.
+/// Soft-RoCE says that it has type 2 windows, but they protect nothing (Linux 6.12):
+/// * it checks a range against the whole region under the window, not against the window
+///   (`check_rkey` in `rxe_resp.c` calls `mr_check_range` only);
+/// * a peer on any connection can invalidate it, of any domain (`rxe_invalidate_mw` looks at the key
+///   alone);
+/// * a program is not told which key was invalidated: the completion carries the kernel's flag
+///   (`IB_WC_WITH_INVALIDATE`, 4), which user space reads as `IBV_WC_IP_CSUM_OK` (`do_complete`).
 fn is_rxe(attr: &sys::ibv_device_attr) -> bool {
     const RXE_VENDOR_ID: u32 = 0xff_ffff;
     attr.vendor_id == RXE_VENDOR_ID
