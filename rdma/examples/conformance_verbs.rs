@@ -15,7 +15,9 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use capstan_rdma::conformance::{Behaviour, Fabric, RealClock, Side};
-use capstan_rdma::contract::{CmEventKind, ConnectionManager, DeviceAttributes, Transport};
+use capstan_rdma::contract::{
+    CmEventKind, ConnectionManager, DeviceAttributes, Transport, WcStatus,
+};
 use capstan_rdma::verbs::{Provider, device_for};
 use harness::Variant;
 
@@ -71,9 +73,45 @@ impl Fabric for Verbs {
     }
 }
 
+/// The drivers whose deviations are known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    Rxe,
+    Siw,
+    Other,
+}
+
+impl Driver {
+    /// Of a device, which may have any name: software devices describe themselves.
+    fn of(device: &str) -> Self {
+        let path = format!("/sys/class/infiniband/{device}/node_desc");
+        match std::fs::read_to_string(path).unwrap_or_default().trim() {
+            "rxe" => Self::Rxe,
+            "Software iWARP stack" => Self::Siw,
+            _ => Self::Other,
+        }
+    }
+
+    /// What it says in place of the status that names an error of its own side.
+    fn local_error_stand_ins(self) -> &'static [WcStatus] {
+        match self {
+            // It moves the queue pair to the error state first, which makes a failed send a flush
+            // (rxe_requester), and has one status for whatever is wrong with a receive
+            // (RESPST_ERR_MALFORMED_WQE in rxe_receiver).
+            Self::Rxe => &[WcStatus::WrFlushError, WcStatus::LocalQpOperationError],
+            // One status for whatever goes wrong with a request (siw_qp_sq_process), or a receive
+            // (siw_rdmap_complete).
+            Self::Siw => &[WcStatus::LocalQpOperationError, WcStatus::GeneralError],
+            Self::Other => &[],
+        }
+    }
+}
+
 /// What the transport allows.
 fn behaviour(device: &DeviceAttributes) -> Behaviour {
+    let driver = Driver::of(&device.name);
     let common = Behaviour {
+        local_error_stand_ins: driver.local_error_stand_ins(),
         // Emulated machines are slow, and InfiniBand's retries take their time.
         patience_us: 10_000_000,
         ..Behaviour::FULL
@@ -85,8 +123,6 @@ fn behaviour(device: &DeviceAttributes) -> Behaviour {
             accept_private_data_bytes_max: 196,
             reject_private_data_bytes_max: 148,
             flush_needs_cm_poll: true,
-            // Soft-RoCE moves the queue pair to the error state first, which makes it a flush.
-            names_local_errors: false,
             ..common
         },
         Transport::Iwarp => Behaviour {
@@ -94,10 +130,9 @@ fn behaviour(device: &DeviceAttributes) -> Behaviour {
             connect_private_data_bytes_max: 251,
             accept_private_data_bytes_max: 251,
             reject_private_data_bytes_max: 251,
-            raises_read_depths: true,
+            raises_read_depths: driver == Driver::Siw,
             receiver_not_ready: capstan_rdma::conformance::ReceiverNotReady::Ends,
             names_remote_errors: false,
-            names_local_errors: false,
             passive_may_send_first: false,
             others_overtake_reads: true,
             serves_reads_faithfully: !subject().siw,

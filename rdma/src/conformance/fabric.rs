@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::contract::ConnectionManager;
+use crate::contract::{ConnectionManager, WcStatus};
 
 /// An end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,17 +60,19 @@ pub struct Behaviour {
     /// A request the peer refuses completes with the status that names the reason
     /// (`RemoteAccessError`, …); otherwise any error will do.
     pub names_remote_errors: bool,
-    /// A request or receive that breaks a rule on its own side completes with the status that names
-    /// it (`LocalProtectionError`, …); otherwise any error will do.
-    pub names_local_errors: bool,
+    /// Statuses that stand for the one that names what a request or receive broke on its own side
+    /// (`LocalProtectionError`, …), where a device does not do as the InfiniBand specification says
+    /// (volume 1, section 11.6.2, "Completion Return Status").
+    pub local_error_stand_ins: &'static [WcStatus],
     /// The listening side may send before it has received anything (not on iWARP without
     /// peer-to-peer mode).
     pub passive_may_send_first: bool,
     /// Connecting tells each side how many RDMA READs the other serves and sends (not with MPA
     /// revision 1, RFC 5044).
     pub exchanges_read_depths: bool,
-    /// The transport raises how many RDMA READs the accepting side serves to what the other side asked
-    /// for, where the device can (siw).
+    /// The device raises how many RDMA READs the accepting side serves to what the other side asked
+    /// for, where it can, as RFC 6581 (section 9) lets it: siw (`relaxed_ird_negotiation` in
+    /// Linux).
     pub raises_read_depths: bool,
     /// What was posted behind an RDMA READ may reach the peer before the READ is served, and so also
     /// when the READ is then refused (RFC 5040, section 5.5).
@@ -80,8 +82,10 @@ pub struct Behaviour {
     pub serves_reads_faithfully: bool,
     /// Queue depths are exactly what was asked; otherwise the device may round them up.
     pub exact_queue_depths: bool,
-    /// The flush that follows the peer's disconnect begins when the connection manager is polled
-    /// (InfiniBand); otherwise the device flushes on its own.
+    /// The flush that follows the peer's disconnect begins when the connection manager is polled:
+    /// on InfiniBand and RoCE the end is a message of the connection manager (DREQ), which leaves the
+    /// queue pair as it is until the program acts on it (InfiniBand specification, volume 1, section
+    /// 12.6.10; `cma_ib_handler` in Linux). Otherwise the device flushes on its own.
     pub flush_needs_cm_poll: bool,
     /// Longest wait for anything, in microseconds.
     pub patience_us: u64,
@@ -96,7 +100,7 @@ impl Behaviour {
         reject_private_data_bytes_max: crate::contract::PRIVATE_DATA_MAX,
         receiver_not_ready: ReceiverNotReady::Waits,
         names_remote_errors: true,
-        names_local_errors: true,
+        local_error_stand_ins: &[],
         passive_may_send_first: true,
         exchanges_read_depths: true,
         raises_read_depths: false,

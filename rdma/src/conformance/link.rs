@@ -344,16 +344,13 @@ impl World<'_> {
         self.check_local(&wc, &[WcStatus::LocalProtectionError])
     }
 
-    /// A completion of a request that broke a rule here: one of `named` if the fabric names causes.
+    /// A completion of a request that broke a rule here: one of `named`, or what this fabric says
+    /// instead.
     #[track_caller]
     pub(crate) fn check_local(&self, wc: &WorkCompletion, named: &[WcStatus]) -> Outcome {
-        let fits = if self.behaviour.names_local_errors {
-            named.contains(&wc.status)
-        } else {
-            wc.status != WcStatus::Success
-        };
+        let stand_ins = self.behaviour.local_error_stand_ins;
         ensure!(
-            fits,
+            named.contains(&wc.status) || stand_ins.contains(&wc.status),
             "{:#x} completed as {:?}, expected {named:?}",
             wc.wr_id,
             wc.status
