@@ -58,6 +58,8 @@ impl Engine {
             WorkKind::Send | WorkKind::SendData => "sending a command",
             WorkKind::Invalidate => "closing a memory window",
         };
+        // The provider knows more of the cause than the status tells.
+        self.poll_cm(now_us);
         let cause = format!("{what}: {status}");
         self.host.handle_disconnected(id.qid, cause, now_us);
     }

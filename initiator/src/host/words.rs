@@ -29,8 +29,8 @@ pub(super) fn rejected(reason: RejectReason, private_data: &[u8]) -> (String, &'
             "check that the port is one of NVMe over RDMA and that --provider fits the target's \
              (iwarp or verbs)",
         ),
-        RejectReason::Other(code) => (
-            format!("transport code {code}"),
+        RejectReason::Other { code, words } => (
+            format!("{words} (transport code {code})"),
             "see the target's log for the reason",
         ),
         RejectReason::Consumer => match CmReject::parse(private_data) {

@@ -76,8 +76,13 @@ pub enum RejectReason {
     NoListener,
     /// The peer does not speak this protocol or version.
     Protocol,
-    /// Another transport code (`rdma_cm_event.status`).
-    Other(i32),
+    /// Another reason of the transport.
+    Other {
+        /// Its code (`rdma_cm_event.status`).
+        code: i32,
+        /// What the code means.
+        words: &'static str,
+    },
 }
 
 /// What happened to an id.

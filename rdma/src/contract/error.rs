@@ -64,8 +64,8 @@ pub enum CmError {
         "{what} timed out after {timeout_ms} ms; check that the address is right and reachable"
     )]
     Timeout {
-        /// The step.
-        what: &'static str,
+        /// The step, and with whom.
+        what: String,
         /// The wait in milliseconds.
         timeout_ms: u64,
     },

@@ -14,6 +14,12 @@ use crate::contract::{
     RejectReason,
 };
 
+/// As the kernel's rdma_ucm answers when a backlog is full: refused for want of memory.
+const BACKLOG_FULL: RejectReason = RejectReason::Other {
+    code: libc::ENOMEM,
+    words: "the backlog is full",
+};
+
 /// One thread's connection manager.
 pub(super) struct ManagerState {
     pub(super) events: VecDeque<CmEvent>,
@@ -220,8 +226,8 @@ impl Core {
             return;
         };
         let what = match state.step {
-            Step::Resolving => "resolving the address",
-            Step::Connecting => "connecting",
+            Step::Resolving => format!("resolving {}", state.peer),
+            Step::Connecting => format!("connecting to {}", state.peer),
             _ => return,
         };
         state.step = Step::Ended;
@@ -291,8 +297,7 @@ impl Core {
         };
         let count = self.ids.values().filter(waiting).count();
         let Some(manager) = manager.filter(|_| count < backlog as usize) else {
-            // As the kernel's rdma_ucm does with a full backlog: refused for want of memory.
-            return self.send_reject(from, RejectReason::Other(libc::ENOMEM));
+            return self.send_reject(from, BACKLOG_FULL);
         };
         let id = self.new_id(manager, host, Step::Requested { gone: false });
         if let Some(state) = self.ids.get_mut(&id) {

@@ -43,6 +43,10 @@ pub(super) fn step(what: impl Into<String>, error: &io::Error) -> CmError {
         Some(libc::ENODEV) => ": no RDMA device has or reaches the address (rdma link, ip addr)",
         Some(libc::EADDRNOTAVAIL) => ": the address is not one of this machine's RDMA devices",
         Some(libc::EADDRINUSE) => ": another listener has the port",
+        Some(libc::EHOSTUNREACH | libc::ENETUNREACH) => {
+            ": check the route and that the peer is up (ip route get, ping)"
+        }
+        Some(libc::ECONNRESET) => ": the peer ended it; the peer's log says why",
         _ => "",
     };
     CmError::System {

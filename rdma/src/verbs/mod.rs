@@ -35,6 +35,7 @@
 //! [`DeviceAttributes`]: crate::contract::DeviceAttributes
 
 mod address;
+mod cm_words;
 mod cq;
 mod device;
 mod devices;

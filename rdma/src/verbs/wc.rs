@@ -7,7 +7,11 @@ use crate::contract::{WcOpcode, WcStatus};
 
 /// The status of a completion.
 pub(super) fn status(wc: &Wc) -> WcStatus {
-    match wc.status {
+    status_of(wc.status)
+}
+
+fn status_of(status: ibv_wc_status::Type) -> WcStatus {
+    match status {
         ibv_wc_status::IBV_WC_SUCCESS => WcStatus::Success,
         ibv_wc_status::IBV_WC_LOC_LEN_ERR => WcStatus::LocalLengthError,
         ibv_wc_status::IBV_WC_LOC_QP_OP_ERR => WcStatus::LocalQpOperationError,
@@ -68,6 +72,8 @@ pub(super) fn in_words(
 
 fn next_step(status: WcStatus) -> Option<&'static str> {
     Some(match status {
+        // What follows the error that says it.
+        WcStatus::Success | WcStatus::WrFlushError => return None,
         WcStatus::RetryExceededError | WcStatus::ResponseTimeoutError => {
             "check the link, the path's MTU and, on RoCE, that no switch on the way drops packets"
         }
@@ -78,14 +84,33 @@ fn next_step(status: WcStatus) -> Option<&'static str> {
         WcStatus::RemoteAccessError | WcStatus::RemoteInvalidRequestError => {
             "the peer refused the key, the range or the operation: look at its log"
         }
-        WcStatus::FatalError | WcStatus::GeneralError => "look at the kernel's log (dmesg)",
-        _ => return None,
+        WcStatus::RemoteOperationError | WcStatus::RemoteAbortedError => {
+            "the peer's device could not finish it: look at the peer's log and its dmesg"
+        }
+        WcStatus::LocalLengthError => {
+            "the peer sent more than it may, or the message is longer than the port carries: look \
+             at the peer's log"
+        }
+        WcStatus::BadResponseError => {
+            "the peer's device answered with something else than was asked: compare the firmware \
+             or drivers of both ends"
+        }
+        WcStatus::LocalQpOperationError
+        | WcStatus::LocalProtectionError
+        | WcStatus::LocalAccessError
+        | WcStatus::MwBindError => {
+            "this side posted what its device does not take, which is a fault of this program: \
+             report it with the log"
+        }
+        WcStatus::FatalError | WcStatus::GeneralError => {
+            "the device failed: look at the kernel's log (dmesg)"
+        }
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Timers, in_words};
+    use super::{Timers, in_words, status_of};
     use crate::contract::{WcOpcode, WcStatus};
 
     #[test]
@@ -109,6 +134,44 @@ mod tests {
             "check the link",
         ] {
             assert!(text.contains(part), "{text}");
+        }
+    }
+
+    /// Every status verbs has for reliable connections, by its number in `enum ibv_wc_status`.
+    #[test]
+    fn every_status_has_a_name_a_peer_and_a_next_step() {
+        use WcStatus as S;
+        let expected = [
+            (0, S::Success, ""),
+            (1, S::LocalLengthError, "peer's log"),
+            (2, S::LocalQpOperationError, "report"),
+            (4, S::LocalProtectionError, "report"),
+            (5, S::WrFlushError, ""),
+            (6, S::MwBindError, "report"),
+            (7, S::BadResponseError, "firmware"),
+            (8, S::LocalAccessError, "report"),
+            (9, S::RemoteInvalidRequestError, "its log"),
+            (10, S::RemoteAccessError, "its log"),
+            (11, S::RemoteOperationError, "peer's log"),
+            (12, S::RetryExceededError, "check the link"),
+            (13, S::RnrRetryExceededError, "no receive"),
+            (16, S::RemoteAbortedError, "peer's log"),
+            (19, S::FatalError, "dmesg"),
+            (20, S::ResponseTimeoutError, "check the link"),
+            (21, S::GeneralError, "dmesg"),
+            // Of datagrams, and of tag matching: this program uses neither.
+            (3, S::GeneralError, "dmesg"),
+            (99, S::GeneralError, "dmesg"),
+        ];
+        for (number, name, step) in expected {
+            assert_eq!(status_of(number), name, "{number}");
+            let text = in_words(name, 0, WcOpcode::Send, "10.9.0.2:4420", None);
+            assert!(
+                text.starts_with(&format!("Send with 10.9.0.2:4420 failed: {name}"))
+                    && text.contains(step)
+                    && text.contains(';') != step.is_empty(),
+                "{text}"
+            );
         }
     }
 

@@ -155,10 +155,8 @@ fn a_silent_listener_times_out() {
     turn_until(&mut host, &mut other, "answer", |h, _| h.events.len() > 1);
     match &host.events[1].kind {
         CmEventKind::Failed(CmError::Timeout { what, timeout_ms }) => {
-            assert_eq!(
-                (*what, *timeout_ms),
-                ("waiting for the peer's MPA Reply", 50)
-            );
+            let expected = format!("waiting for the MPA Reply of {at}");
+            assert_eq!((what, *timeout_ms), (&expected, 50));
         }
         other => panic!("{other:?}"),
     }

@@ -132,7 +132,11 @@ fn dropped_connect_times_out_and_the_next_one_works() {
         Some(CmEventKind::Failed(error)) => {
             assert_eq!(
                 error.to_string(),
-                "connecting timed out after 200 ms; check that the address is right and reachable"
+                format!(
+                    "connecting to {} timed out after 200 ms; check that the address is right and \
+                     reachable",
+                    ends.at
+                )
             );
         }
         other => panic!("{other:?}"),
@@ -263,7 +267,16 @@ fn full_backlog_is_refused() {
     let legs: Vec<Leg> = (0..3).map(|_| ends.ask(1_000_000).unwrap()).collect();
     match ends.event(ACTIVE, legs[2].id) {
         Some(CmEventKind::Rejected { reason, .. }) => {
-            assert_eq!(reason, RejectReason::Other(libc::ENOMEM));
+            assert!(
+                matches!(
+                    reason,
+                    RejectReason::Other {
+                        code: libc::ENOMEM,
+                        ..
+                    }
+                ),
+                "{reason:?}"
+            );
         }
         other => panic!("{other:?}"),
     }

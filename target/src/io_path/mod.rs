@@ -354,6 +354,10 @@ impl IoPath {
         if let Err(error) = self.resources.engine.submit_batch() {
             tracing::error!("submitting storage operations failed: {error}");
         }
+        if !self.resources.broken.is_empty() {
+            // The provider may know more of the cause than a status tells.
+            self.poll_connection_managers();
+        }
         for (index, why) in std::mem::take(&mut self.resources.broken) {
             self.begin_close(index, &why);
         }

@@ -29,12 +29,12 @@ pub(super) struct Connecting {
 }
 
 impl Connecting {
-    pub(super) fn timed_out(&self) -> CmError {
+    pub(super) fn timed_out(&self, peer: &str) -> CmError {
         CmError::Timeout {
             what: if self.asked {
-                "waiting for the peer's MPA Reply"
+                format!("waiting for the MPA Reply of {peer}")
             } else {
-                "TCP connect"
+                format!("TCP connect to {peer}")
             },
             timeout_ms: self.timeout_us / 1000,
         }

@@ -262,7 +262,8 @@ impl Manager {
             State::Listening(_) => self.resume_listener(id),
             State::HalfOpen(_) => self.forget(id),
             State::Connecting(connecting) => {
-                let error = connecting.timed_out();
+                let peer = entry.peer.map(|peer| peer.to_string());
+                let error = connecting.timed_out(peer.as_deref().unwrap_or("the peer"));
                 self.close(id, CmEventKind::Failed(error));
             }
             State::AwaitFirst { .. } => {

@@ -3,18 +3,14 @@
 use std::io;
 use std::rc::Rc;
 
-use super::super::error::{of_status, step};
+use super::super::cm_words::{reason, why};
+use super::super::error::step;
 use super::super::raw::cm::{Event, EventParam, Id};
 use super::super::sys::rdma_cm_event_type as kind;
 use super::{Entry, Manager, State, milliseconds};
 use crate::contract::{
     CmError, CmEventKind, CmId, ConnectParam, PrivateData, RejectReason, Transport,
 };
-
-/// Reasons of a REJ message (InfiniBand specification, volume 1, table "REJ reason"; `enum
-/// ib_cm_rej_reason`).
-const REJ_INVALID_SERVICE_ID: i32 = 8;
-const REJ_CONSUMER_DEFINED: i32 = 28;
 
 /// How long the device may take, once the peer has disconnected, to complete what the peer refused
 /// before: the packet was there sooner than the connection manager's message.
@@ -31,10 +27,10 @@ impl Manager {
             kind::RDMA_CM_EVENT_ADDR_RESOLVED => self.on_address(id),
             kind::RDMA_CM_EVENT_ROUTE_RESOLVED => self.on_route(id),
             kind::RDMA_CM_EVENT_ADDR_ERROR => {
-                self.on_unresolved(id, "resolving the address", event.status);
+                self.on_unresolved(id, "resolving the address of", event.status);
             }
             kind::RDMA_CM_EVENT_ROUTE_ERROR => {
-                self.on_unresolved(id, "resolving the route", event.status);
+                self.on_unresolved(id, "resolving the route to", event.status);
             }
             kind::RDMA_CM_EVENT_ESTABLISHED => self.on_established(id, &event.param),
             kind::RDMA_CM_EVENT_REJECTED => self.on_rejected(id, event.status, &event.param),
@@ -84,7 +80,7 @@ impl Manager {
             return;
         };
         if let Err(error) = raw.resolve_route(milliseconds(left_us)) {
-            let error = step("resolving the route", &error);
+            let error = step(format!("resolving the route to {}", entry.peer()), &error);
             self.close(id, CmEventKind::Failed(error));
         }
     }
@@ -124,7 +120,8 @@ impl Manager {
             return;
         };
         if matches!(entry.state, State::Resolving) {
-            let error = why(what, status, entry.timeout_ms);
+            let what = format!("{what} {}", entry.peer());
+            let error = why(what, status, Some(entry.timeout_ms));
             self.close(id, CmEventKind::Failed(error));
         }
     }
@@ -215,12 +212,12 @@ impl Manager {
             return;
         };
         let what = match entry.state {
-            State::Connecting(_) => "connecting",
-            State::Accepted(_) => "accepting",
+            State::Connecting(_) => format!("connecting to {}", entry.peer()),
+            State::Accepted(_) => format!("accepting {}", entry.peer()),
             State::Closed => return self.end_quietly(id),
             _ => return,
         };
-        let error = why(what, status, entry.timeout_ms);
+        let error = why(what, status, None);
         self.end_quietly(id);
         self.close(id, CmEventKind::Failed(error));
     }
@@ -242,7 +239,7 @@ impl Manager {
             }
             State::Connecting(_) => {
                 let error = CmError::System {
-                    what: "connecting".to_owned(),
+                    what: format!("connecting to {}", entry.peer()),
                     message: "the peer closed the connection during set-up".to_owned(),
                     errno: None,
                 };
@@ -290,29 +287,11 @@ impl Manager {
                 reason: RejectReason::NoListener,
                 private_data: PrivateData::EMPTY,
             },
-            _ => CmEventKind::Failed(step("connecting", error)),
+            _ => {
+                let peer = self.entries.get(&id).map(Entry::peer).unwrap_or_default();
+                CmEventKind::Failed(step(format!("connecting to {peer}"), error))
+            }
         };
         self.close(id, kind);
-    }
-}
-
-/// Why the peer refused. Positive codes are InfiniBand's, negative ones error numbers (iWARP).
-fn reason(status: i32) -> RejectReason {
-    match status {
-        REJ_CONSUMER_DEFINED => RejectReason::Consumer,
-        REJ_INVALID_SERVICE_ID => RejectReason::NoListener,
-        // The peer answered the MPA request with the reject bit set.
-        status if status == -libc::ECONNRESET => RejectReason::Consumer,
-        status if status == -libc::ECONNREFUSED => RejectReason::NoListener,
-        other => RejectReason::Other(other),
-    }
-}
-
-/// Why a step failed.
-fn why(what: &'static str, status: i32, timeout_ms: u64) -> CmError {
-    match status {
-        0 => CmError::Invalid("the connection's queue pair was dropped while it connected"),
-        status if status == -libc::ETIMEDOUT => CmError::Timeout { what, timeout_ms },
-        status => step(what, &of_status(status)),
     }
 }

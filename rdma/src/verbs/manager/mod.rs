@@ -274,13 +274,14 @@ impl Manager {
                     continue;
                 }
                 State::Resolving => {
+                    let what = format!("resolving {}", entry.peer());
                     // Nobody can have made a queue pair of it: the attempt ends here.
                     if let Some(raw) = entry.id.take() {
                         self.by_key.remove(&raw.key());
                     }
-                    "resolving the address"
+                    what
                 }
-                State::Connecting(_) => "connecting",
+                State::Connecting(_) => format!("connecting to {}", entry.peer()),
                 State::Accepted(_) | State::Connected => {
                     self.on_end(id);
                     continue;
