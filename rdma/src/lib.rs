@@ -14,6 +14,7 @@ mod choice;
 pub mod conformance;
 pub mod contract;
 mod device_limits;
+mod ids;
 pub mod iwarp;
 pub mod loopback;
 mod splitmix;

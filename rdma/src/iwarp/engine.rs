@@ -28,13 +28,14 @@ use super::rx::Rx;
 use super::same_host::{Invitation, Meeting, SharedLink};
 use super::socket::Link;
 use super::sq::SendQueue;
-use super::srq::{RECEIVES_MAX, ReceiveRing, SGES_MAX, SharedQueue, check_limit};
+use super::srq::{ReceiveRing, SharedQueue};
 use super::stag::{Asker, StagTable};
 use super::tx::{Framing, Tx};
 use crate::contract::{
     CompletionQueue, Device, DeviceAttributes, ProtectionDomain, QpConfig, QpNum, QpState,
     RdmaError, ReceiveSource,
 };
+use crate::ids::{check_limit, check_qp};
 
 /// Most work requests of one send queue.
 pub(super) const SENDS_MAX: u32 = 1 << 16;
@@ -143,9 +144,7 @@ impl Engine {
         config: &QpConfig,
         cm: Link2Cm,
     ) -> Result<QpHandle, RdmaError> {
-        check_limit("send work requests", config.send_wr_max, SENDS_MAX)?;
-        check_limit("SGEs of a send work request", config.send_sge_max, SGES_MAX)?;
-        check_limit("SGEs of a receive", config.recv_sge_max, SGES_MAX)?;
+        check_qp(&self.attributes, config)?;
         let domain = own::<Domain>(pd.clone()).filter(|d| d.is_of(self));
         let pd = domain.map(|d| d.id()).ok_or(RdmaError::Invalid(
             "the protection domain is not of this provider",
@@ -154,7 +153,6 @@ impl Engine {
         let recv_cq = self.own_cq(&config.recv_cq)?;
         let receives = match &config.receives {
             ReceiveSource::Own(depth) => {
-                check_limit("receives of a queue pair", *depth, RECEIVES_MAX)?;
                 Receives::Own(ReceiveRing::new(*depth, config.recv_sge_max))
             }
             ReceiveSource::Shared(srq) => {

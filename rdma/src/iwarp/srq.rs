@@ -6,23 +6,12 @@ use std::rc::Rc;
 use super::engine::Engine;
 use super::stag::StagTable;
 use crate::contract::{Access, PostError, RdmaError, Sge, SharedReceiveQueue};
+use crate::ids::check_limit;
 
 /// Most receives of one queue.
 pub(super) const RECEIVES_MAX: u32 = 1 << 16;
 /// Most SGEs of one work request.
 pub(super) const SGES_MAX: u32 = 16;
-
-/// A limit that was passed.
-pub(super) fn check_limit(what: &'static str, value: u32, max: u32) -> Result<(), RdmaError> {
-    if value > max {
-        return Err(RdmaError::Limit {
-            what,
-            value: u64::from(value),
-            max: u64::from(max),
-        });
-    }
-    Ok(())
-}
 
 /// Total length of SGEs that all lie in their regions.
 pub(super) fn check_sges(

@@ -18,6 +18,9 @@ use crate::contract::{
     CmError, CmEvent, CmId, ConnectParam, ConnectionManager, Device, DeviceAttributes, MigratedId,
     PrivateData, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, ReceiveSource,
 };
+use crate::ids::{
+    UNKNOWN, check_limit, foreign, may_accept, may_connect, may_make_qp, may_migrate,
+};
 
 /// First port given to those who ask for any.
 const FIRST_PORT: u16 = 32_768;
@@ -202,38 +205,23 @@ impl Core {
     ) -> Result<u32, RdmaError> {
         self.usable(host)?;
         let attributes = self.attributes(host)?;
-        let limit = |what, value: u32, max: u32| {
-            if value > max {
-                let (value, max) = (value.into(), max.into());
-                return Err(RdmaError::Limit { what, value, max });
-            }
-            Ok(())
-        };
         let sge_max = attributes.sge_max.min(u32::try_from(SGE_MAX).unwrap_or(0));
-        limit(
+        check_limit(
             "send work requests",
             config.send_wr_max,
             attributes.qp_wr_max,
         )?;
         if let Receives::Own { depth, .. } = config.receives {
-            limit("receive work requests", depth, attributes.qp_wr_max)?;
+            check_limit("receive work requests", depth, attributes.qp_wr_max)?;
         }
-        limit("SGEs of a send", config.send_sge_max, sge_max)?;
-        limit("SGEs of a receive", config.recv_sge_max, sge_max)?;
+        check_limit("SGEs of a send", config.send_sge_max, sge_max)?;
+        check_limit("SGEs of a receive", config.recv_sge_max, sge_max)?;
         let Some(state) = self.own_id(manager, id) else {
-            return Err(RdmaError::Invalid("unknown connection"));
+            return Err(RdmaError::Invalid(UNKNOWN));
         };
         let active = state.step == Step::Resolved;
-        if !active && !matches!(state.step, Step::Requested { .. }) {
-            return Err(RdmaError::Invalid(
-                "a queue pair is made for a resolved or requested connection",
-            ));
-        }
-        if state.qp.is_some() {
-            return Err(RdmaError::Invalid(
-                "the connection has a queue pair already",
-            ));
-        }
+        let waits = active || matches!(state.step, Step::Requested { .. });
+        may_make_qp(waits, state.qp.is_some())?;
         self.next.qp += 1;
         let num = self.next.qp;
         if let Some(state) = self.own_id(manager, id) {
@@ -251,16 +239,9 @@ impl Core {
         timeout_us: u64,
     ) -> Result<(), CmError> {
         let Some(state) = self.own_id(manager, id) else {
-            return Err(invalid("unknown connection"));
+            return Err(invalid(UNKNOWN));
         };
-        if state.step != Step::Resolved {
-            return Err(invalid("only a resolved connection can be connected"));
-        }
-        if state.qp.is_none() {
-            return Err(invalid(
-                "a connection needs a queue pair before it is connected",
-            ));
-        }
+        may_connect(state.step == Step::Resolved, state.qp.is_some())?;
         state.step = Step::Connecting;
         state.asked = *param;
         state.timeout_us = timeout_us;
@@ -279,17 +260,12 @@ impl Core {
 
     fn accept(&mut self, manager: u32, id: CmId, param: &ConnectParam) -> Result<(), CmError> {
         let Some(state) = self.own_id(manager, id) else {
-            return Err(invalid("unknown connection"));
+            return Err(invalid(UNKNOWN));
         };
-        match state.step {
-            Step::Requested { gone: false } => {}
-            Step::Requested { gone: true } => return Err(invalid("the peer has gone")),
-            _ => return Err(invalid("only a requested connection can be accepted")),
-        }
+        let waits = state.step == Step::Requested { gone: false };
+        may_accept(waits, state.qp.is_some())?;
         let (Some(qp), Some(to)) = (state.qp, state.other) else {
-            return Err(invalid(
-                "a connection needs a queue pair before it is accepted",
-            ));
+            return Err(invalid("the peer has gone"));
         };
         state.step = Step::Accepted;
         let asked = state.asked;
@@ -316,14 +292,10 @@ impl Core {
 
     fn migrate(&mut self, manager: u32, id: CmId) -> Result<Arc<AtomicBool>, CmError> {
         let Some(state) = self.own_id(manager, id) else {
-            return Err(invalid("unknown connection"));
+            return Err(invalid(UNKNOWN));
         };
-        if !matches!(state.step, Step::Requested { .. }) {
-            return Err(invalid("only a requested connection can be migrated"));
-        }
-        if state.qp.is_some() {
-            return Err(invalid("a connection with a queue pair cannot be migrated"));
-        }
+        let requested = matches!(state.step, Step::Requested { .. });
+        may_migrate(requested, state.qp.is_some())?;
         state.manager = None;
         let dropped = Arc::new(AtomicBool::new(false));
         let moving = Migrating {
@@ -466,7 +438,6 @@ impl ConnectionManager for Manager {
     }
 
     fn adopt(&mut self, id: MigratedId) -> Result<CmId, CmError> {
-        let foreign = || invalid("the connection request is of another provider");
         let mut ticket = id.0.downcast::<Ticket>().map_err(|_| foreign())?;
         if !Arc::ptr_eq(&ticket.network, &self.network) || ticket.host != self.host {
             return Err(foreign());

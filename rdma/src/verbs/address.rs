@@ -1,12 +1,13 @@
 //! Which device has an address.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use super::device_names;
 use super::raw::cm::{Channel, Id};
 use super::raw::context::{any_active_port, name_and_flaw};
+use crate::ids::local_address;
 
 /// The folder of device nodes.
 pub(super) const NODES: &str = "/dev/infiniband";
@@ -55,12 +56,15 @@ pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
             completes_early: !honest,
         });
     }
-    let source = route_source(addr).map_err(|error| format!("no route to {addr} ({error})"))?;
+    // The discard port; any will do.
+    let source = local_address(SocketAddr::new(addr, 9), None)
+        .map_err(|error| format!("no route to {addr} ({error})"))?;
     let unusable = |error: io::Error| format!("the RDMA connection manager is unusable ({error})");
     let channel = Channel::new().map_err(unusable)?;
     let id = Id::new(&channel).map_err(unusable)?;
-    let bound = id.bind(SocketAddr::new(source, 0)).ok();
+    let bound = id.bind(source).ok();
     let (name, completes_early) = bound.and_then(|()| name_and_flaw(&id)).ok_or_else(|| {
+        let source = source.ip();
         format!("no RDMA device ({names}) owns {source}, from where {addr} is reached")
     })?;
     Ok(AddressDevice {
@@ -69,30 +73,11 @@ pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
     })
 }
 
-/// The local address from which `addr` is reached: `addr` itself when it is local. Connecting a UDP
-/// socket asks the routing table and sends nothing.
-fn route_source(addr: IpAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = match addr {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
-    // The discard port; any will do.
-    socket.connect(SocketAddr::new(addr, 9))?;
-    Ok(socket.local_addr()?.ip())
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
 
-    use super::{device_for, route_source};
-
-    #[test]
-    fn a_local_address_is_reached_from_itself() {
-        let addr = Ipv4Addr::new(127, 0, 0, 1).into();
-        assert_eq!(route_source(addr).unwrap(), addr);
-    }
+    use super::device_for;
 
     /// 127.0.0.1 belongs to no RDMA device, whatever the machine has.
     #[test]

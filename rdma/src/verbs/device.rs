@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use super::cq::Cq;
-use super::error::{check_limit, resource};
+use super::error::resource;
 use super::hub::{Inbox, Subscription};
 use super::memory::Pd;
 use super::pair::Core;
@@ -17,6 +17,7 @@ use super::srq::Srq;
 use crate::contract::{
     CompletionQueue, Device, DeviceAttributes, ProtectionDomain, QpNum, RdmaError,
 };
+use crate::ids::check_limit;
 
 /// One thread's view of an RDMA device.
 pub(super) struct VerbsDevice {

@@ -24,18 +24,6 @@ pub(super) fn resource(what: &'static str) -> impl FnOnce(io::Error) -> RdmaErro
     }
 }
 
-/// More than there is.
-pub(super) fn check_limit(what: &'static str, value: u32, max: u32) -> Result<(), RdmaError> {
-    if value > max {
-        return Err(RdmaError::Limit {
-            what,
-            value: u64::from(value),
-            max: u64::from(max),
-        });
-    }
-    Ok(())
-}
-
 /// A step of a connection that the system refused.
 pub(super) fn step(what: impl Into<String>, error: &io::Error) -> CmError {
     let errno = error.raw_os_error();

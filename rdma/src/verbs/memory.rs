@@ -8,7 +8,7 @@ use std::sync::Arc;
 use capstan_memory::Slab;
 
 use super::device::VerbsDevice;
-use super::error::{check_limit, resource};
+use super::error::resource;
 use super::raw;
 use super::raw::memory::{Mr, Mw};
 use super::raw::send::BindKeys;
@@ -17,6 +17,7 @@ use crate::contract::{
     Access, LKey, MemoryRegion, MemoryWindow, ProtectionDomain, RKey, RdmaError, Sge,
     SharedReceiveQueue,
 };
+use crate::ids::check_limit;
 
 /// A protection domain, and its regions and windows by key.
 pub(super) struct Pd {

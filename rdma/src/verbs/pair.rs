@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::cq::Cq;
 use super::device::VerbsDevice;
-use super::error::{check_limit, resource};
+use super::error::resource;
 use super::memory::{Keys, Pd};
 use super::notice::Notices;
 use super::outstanding::{Outcome, Outstanding, Request};
@@ -19,9 +19,10 @@ use super::srq::Srq;
 use super::wc;
 use super::wr_id::WrId;
 use crate::contract::{
-    CmId, CompletionQueue, DeviceAttributes, PostError, ProtectionDomain, QpConfig, QpNum, QpState,
-    QueuePair, RdmaError, ReceiveSource, SendOp, SendWr, Sge, Transport, WcOpcode, WcStatus,
+    CmId, CompletionQueue, PostError, ProtectionDomain, QpConfig, QpNum, QpState, QueuePair,
+    RdmaError, ReceiveSource, SendOp, SendWr, Sge, Transport, WcOpcode, WcStatus,
 };
+use crate::ids::check_qp;
 
 /// Of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,20 +124,6 @@ impl Given {
     }
 }
 
-/// Checks a configuration against the device; how deep its own receive queue is.
-fn check(attributes: &DeviceAttributes, config: &QpConfig) -> Result<u32, RdmaError> {
-    let own = match config.receives {
-        ReceiveSource::Own(depth) => depth,
-        ReceiveSource::Shared(_) => 0,
-    };
-    let (wr, sge) = (attributes.qp_wr_max, attributes.sge_max);
-    check_limit("send work requests of a queue pair", config.send_wr_max, wr)?;
-    check_limit("receives of a queue pair", own, wr)?;
-    check_limit("SGEs of a send", config.send_sge_max, sge)?;
-    check_limit("SGEs of a receive", config.recv_sge_max, sge)?;
-    Ok(own)
-}
-
 impl Core {
     /// Makes the queue pair of `id`.
     pub(super) fn new(
@@ -145,7 +132,7 @@ impl Core {
         pd: &Rc<dyn ProtectionDomain>,
         config: &QpConfig,
     ) -> Result<Rc<Self>, RdmaError> {
-        let own = check(&device.attributes, config)?;
+        let own = check_qp(&device.attributes, config)?;
         let given = Given::new(device, pd, config)?;
         let wr_max = device.attributes.qp_wr_max;
         // One entry more than asked: some devices free an entry just after its completion.

@@ -11,6 +11,7 @@ use super::{Manager, SetUpSocket, State, os_error};
 use crate::contract::{
     CmError, CmEventKind, CmId, ConnectParam, LKey, PrivateData, RKey, RejectReason, Remote, Sge,
 };
+use crate::ids::may_connect;
 use crate::iwarp::engine::SetUp;
 use crate::iwarp::fatal::{Fatal, terminate_bytes};
 use crate::iwarp::same_host::{is_same_host, take_up};
@@ -48,20 +49,16 @@ impl Manager {
         param: &ConnectParam,
         timeout_us: u64,
     ) -> Result<(), CmError> {
-        let entry = self.entries.get(&id);
-        let entry = entry.ok_or(CmError::Invalid("unknown connection id"))?;
+        let entry = self.ids.known(id)?;
+        let has_qp = entry.qp.strong_count() > 0;
         let State::Resolved {
             destination,
             source,
         } = entry.state
         else {
-            return Err(CmError::Invalid("connect comes after resolve, once"));
+            return may_connect(false, has_qp);
         };
-        if entry.qp.strong_count() == 0 {
-            return Err(CmError::Invalid(
-                "connect needs a queue pair; make one first",
-            ));
-        }
+        may_connect(true, has_qp)?;
         let what = || format!("connecting to {destination}");
         let config = &self.engine.config;
         let stream = connecting(destination, source).map_err(|e| os_error(&what(), &e))?;
@@ -73,7 +70,7 @@ impl Manager {
             reader: FrameReader::new(),
         };
         let deadline_us = self.now_us.saturating_add(timeout_us);
-        if let Some(entry) = self.entries.get_mut(&id) {
+        if let Some(entry) = self.ids.get_mut(id) {
             entry.state = State::Connecting(Connecting {
                 socket,
                 param: *param,
@@ -88,7 +85,7 @@ impl Manager {
 
     /// TCP is connected or has failed, or something of the Reply has come.
     pub(super) fn continue_connect(&mut self, id: CmId) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         let State::Connecting(connecting) = &mut entry.state else {
@@ -120,7 +117,7 @@ impl Manager {
 
     /// Sends the Request once TCP is connected.
     fn ask(&mut self, id: CmId) -> std::io::Result<()> {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return Ok(());
         };
         let State::Connecting(connecting) = &mut entry.state else {
@@ -144,7 +141,7 @@ impl Manager {
 
     /// The Reply is here.
     fn hear_reply(&mut self, id: CmId, heard: &Heard) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         let State::Connecting(connecting) = &mut entry.state else {
@@ -211,7 +208,7 @@ impl Manager {
     }
 
     fn establish(&mut self, id: CmId, agreed: Agreed, heard: &Heard) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         let State::Connecting(connecting) = std::mem::replace(&mut entry.state, State::Connected)

@@ -9,6 +9,7 @@ use zerocopy::IntoBytes;
 use super::setup::{self, Agreed, FrameReader, Heard, Read1, peer_depths, write_frame};
 use super::{Entry, Manager, SetUpSocket, State, os_error};
 use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
+use crate::ids::{foreign, may_accept};
 use crate::iwarp::config::Config;
 use crate::iwarp::engine::SetUp;
 use crate::iwarp::same_host::is_same_host;
@@ -87,13 +88,13 @@ impl Manager {
         let what = || format!("listening at {addr}");
         let socket = listener(addr, backlog).map_err(|e| os_error(&what(), &e))?;
         let local = socket.local_addr().map_err(|e| os_error(&what(), &e))?;
-        let id = self.new_id();
+        let id = self.ids.reserve();
         self.watch(id, &socket, EpollFlags::EPOLLIN)?;
         let listening = Listening {
             socket,
             paused: false,
         };
-        self.entries.insert(
+        self.ids.put(
             id,
             Entry {
                 state: State::Listening(listening),
@@ -114,7 +115,7 @@ impl Manager {
                 self.pause(id, None);
                 return;
             }
-            let Some(State::Listening(listening)) = self.entries.get(&id).map(|e| &e.state) else {
+            let Some(State::Listening(listening)) = self.ids.get(id).map(|e| &e.state) else {
                 return;
             };
             let (stream, peer) = match listening.socket.accept() {
@@ -148,7 +149,7 @@ impl Manager {
             // Only a connection that is gone already refuses its options.
             return;
         }
-        let id = self.new_id();
+        let id = self.ids.reserve();
         if self.watch(id, &stream, EpollFlags::EPOLLIN).is_err() {
             return;
         }
@@ -158,7 +159,7 @@ impl Manager {
         };
         self.half_open += 1;
         let timeout_us = self.engine.config.setup_timeout_ms * 1000;
-        self.entries.insert(
+        self.ids.put(
             id,
             Entry {
                 state: State::HalfOpen(HalfOpen { socket, listener }),
@@ -174,7 +175,7 @@ impl Manager {
 
     /// Stops watching a listener until `until_us`, or until a half-open connection is through.
     fn pause(&mut self, id: CmId, until_us: Option<u64>) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         if let State::Listening(listening) = &mut entry.state {
@@ -188,7 +189,7 @@ impl Manager {
 
     /// Watches a paused listener again.
     pub(super) fn resume_listener(&mut self, id: CmId) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         if let State::Listening(listening) = &mut entry.state {
@@ -206,7 +207,7 @@ impl Manager {
             !waits && matches!(&e.state, State::Listening(l) if l.paused)
         };
         let ids: Vec<CmId> = self
-            .entries
+            .ids
             .iter()
             .filter(|(_, e)| paused(e))
             .map(|(id, _)| *id)
@@ -220,7 +221,7 @@ impl Manager {
     pub(super) fn forget_requests_of(&mut self, listener: CmId) {
         let of = |e: &Entry| matches!(&e.state, State::HalfOpen(h) if h.listener == listener);
         let ids: Vec<CmId> = self
-            .entries
+            .ids
             .iter()
             .filter(|(_, e)| of(e))
             .map(|(id, _)| *id)
@@ -232,7 +233,7 @@ impl Manager {
 
     /// Reads the Request of a half-open connection.
     pub(super) fn read_request(&mut self, id: CmId) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         let State::HalfOpen(half_open) = &mut entry.state else {
@@ -261,13 +262,13 @@ impl Manager {
         let request = Request { stream, heard };
         if request.heard.frame.kind != FrameKind::Request {
             log_refused(peer, "an MPA Reply where a Request belongs");
-            self.entries.remove(&id);
+            self.ids.remove(id);
         } else if request.heard.frame.markers {
             // RFC 5044 §4.3: markers are for the receiver to ask; this side does not send them.
             let why = "MPA markers are not supported; turn them off on your side";
             log_refused(peer, why);
             let (stream, bytes) = request.refuse(&self.engine.config, why.as_bytes());
-            self.entries.remove(&id);
+            self.ids.remove(id);
             self.linger(stream, bytes);
         } else {
             let (ird, ord) = peer_depths(&request.heard.frame, &self.engine.config);
@@ -277,7 +278,7 @@ impl Manager {
                 initiator_depth: ord,
                 rnr_retry_count: 7,
             };
-            if let Some(entry) = self.entries.get_mut(&id) {
+            if let Some(entry) = self.ids.get_mut(id) {
                 entry.state = State::Requested(request);
             }
             let listener = half_open.listener;
@@ -287,15 +288,14 @@ impl Manager {
     }
 
     pub(super) fn accept_request(&mut self, id: CmId, param: &ConnectParam) -> Result<(), CmError> {
-        let entry = self.entries.get_mut(&id);
-        let entry = entry.ok_or(CmError::Invalid("unknown connection id"))?;
-        let State::Requested(request) = &entry.state else {
-            return Err(CmError::Invalid("there is no connection request to accept"));
-        };
+        let entry = self.ids.known(id)?;
         let qp = entry.qp.upgrade();
-        let qp = qp.ok_or(CmError::Invalid(
-            "accept needs a queue pair; make one first",
-        ))?;
+        let State::Requested(request) = &entry.state else {
+            return may_accept(false, qp.is_some());
+        };
+        let Some(qp) = qp else {
+            return may_accept(true, false);
+        };
         let config = &self.engine.config;
         let (mut reply, agreed) = setup::accept(config, &request.heard.frame, param);
         let mut private_data = param.private_data.as_bytes().to_vec();
@@ -347,15 +347,14 @@ impl Manager {
 
     pub(super) fn adopt_request(&mut self, id: MigratedId) -> Result<CmId, CmError> {
         let migrating = id.0.downcast::<Migrating>();
-        let mut migrating =
-            migrating.map_err(|_| CmError::Invalid("the request is of another provider"))?;
+        let mut migrating = migrating.map_err(|_| foreign())?;
         let request = migrating.request.take();
         let request = request.ok_or(CmError::Invalid("the request has been taken"))?;
         let gone = |e: std::io::Error| os_error("adopting a connection request", &e);
         let local = request.stream.local_addr().map_err(gone)?;
         let peer = request.stream.peer_addr().map_err(gone)?;
-        let id = self.new_id();
-        self.entries.insert(
+        let id = self.ids.reserve();
+        self.ids.put(
             id,
             Entry {
                 state: State::Requested(request),

@@ -8,8 +8,7 @@ pub(super) mod nudge;
 mod setup;
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::rc::{Rc, Weak};
 
@@ -28,6 +27,7 @@ use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
     PrivateData, ProtectionDomain, QpConfig, QueuePair, RdmaError,
 };
+use crate::ids::{Ids, UNKNOWN, local_address, may_make_qp, may_migrate};
 
 /// Events of one look at the sockets.
 const EVENTS: usize = 64;
@@ -82,9 +82,7 @@ pub(super) struct Manager {
     /// The above, the queue pairs' sockets, and the notices.
     outer: Epoll,
     events: Vec<EpollEvent>,
-    entries: HashMap<CmId, Entry>,
-    queue: VecDeque<CmEvent>,
-    next_id: u64,
+    ids: Ids<Entry>,
     half_open: usize,
     now_us: u64,
     looked_us: Option<u64>,
@@ -107,9 +105,7 @@ impl Manager {
             epoll,
             outer: outer.map_err(system("epoll of a connection manager"))?,
             events: vec![EpollEvent::empty(); EVENTS],
-            entries: HashMap::new(),
-            queue: VecDeque::new(),
-            next_id: 1,
+            ids: Ids::new(),
             half_open: 0,
             now_us: 0,
             looked_us: None,
@@ -117,20 +113,14 @@ impl Manager {
         })
     }
 
-    fn new_id(&mut self) -> CmId {
-        let id = CmId(self.next_id);
-        self.next_id += 1;
-        id
-    }
-
     fn tell(&mut self, id: CmId, kind: CmEventKind) {
-        self.queue.push_back(CmEvent { id, kind });
+        self.ids.tell(id, kind);
         self.notices.waker.wake();
     }
 
     /// Ends an id with an event; its queue pair, if any, is flushed.
     fn close(&mut self, id: CmId, kind: CmEventKind) {
-        if let Some(entry) = self.entries.get_mut(&id) {
+        if let Some(entry) = self.ids.get_mut(id) {
             let state = std::mem::replace(&mut entry.state, State::Closed);
             entry.deadline_us = None;
             if matches!(state, State::HalfOpen(_)) {
@@ -161,7 +151,7 @@ impl Manager {
         let count = self.epoll.wait(&mut events, EpollTimeout::ZERO);
         for event in &events[..count.unwrap_or(0)] {
             let id = CmId(event.data());
-            match self.entries.get(&id).map(|e| &e.state) {
+            match self.ids.get(id).map(|e| &e.state) {
                 Some(State::Listening(_)) => self.accept_connections(id),
                 Some(State::HalfOpen(_)) => self.read_request(id),
                 Some(State::Connecting(_)) => self.continue_connect(id),
@@ -174,7 +164,7 @@ impl Manager {
     /// Turns what queue pairs told into events.
     fn take_notices(&mut self) {
         while let Some((id, notice)) = self.notices.take() {
-            let Some(entry) = self.entries.get_mut(&id) else {
+            let Some(entry) = self.ids.get_mut(id) else {
                 continue;
             };
             match (notice, &entry.state) {
@@ -201,18 +191,13 @@ impl Manager {
     fn run_deadlines(&mut self) {
         let now = self.now_us;
         let setup_us = self.engine.config.setup_timeout_ms * 1000;
-        for entry in self.entries.values_mut() {
+        for entry in self.ids.values_mut() {
             if entry.is_unaware() {
                 entry.deadline_us = Some(now + setup_us);
             }
         }
-        let due: Vec<CmId> = self
-            .entries
-            .iter()
-            .filter(|(_, e)| e.deadline_us.is_some_and(|d| d <= now))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in due {
+        let due = |entry: &Entry| entry.deadline_us.is_some_and(|at| at <= now);
+        for id in self.ids.which(due) {
             self.time_out(id);
         }
         let linger_us = self.engine.config.linger_ms * 1000;
@@ -254,7 +239,7 @@ impl Manager {
     }
 
     fn time_out(&mut self, id: CmId) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         entry.deadline_us = None;
@@ -279,7 +264,7 @@ impl Manager {
 
     /// Drops an id and its socket without a word to the program.
     fn forget(&mut self, id: CmId) {
-        if let Some(entry) = self.entries.remove(&id)
+        if let Some(entry) = self.ids.remove(id)
             && matches!(entry.state, State::HalfOpen(_))
         {
             self.half_open -= 1;
@@ -320,10 +305,10 @@ impl ConnectionManager for Manager {
         now_us: u64,
     ) -> Result<CmId, CmError> {
         self.now_us = self.now_us.max(now_us);
-        let local = route(destination, source)
+        let local = local_address(destination, source)
             .map_err(|error| os_error(&format!("route to {destination}"), &error))?;
-        let id = self.new_id();
-        self.entries.insert(
+        let id = self.ids.reserve();
+        self.ids.put(
             id,
             Entry {
                 state: State::Resolved {
@@ -341,13 +326,13 @@ impl ConnectionManager for Manager {
     }
 
     fn device(&self, id: CmId) -> Option<Rc<dyn Device>> {
-        let entry = self.entries.get(&id)?;
+        let entry = self.ids.get(id)?;
         let device = self.engine.clone();
         (!matches!(entry.state, State::Listening(_))).then_some(device)
     }
 
     fn addresses(&self, id: CmId) -> Option<(SocketAddr, SocketAddr)> {
-        let entry = self.entries.get(&id)?;
+        let entry = self.ids.get(id)?;
         Some((entry.local?, entry.peer?))
     }
 
@@ -357,18 +342,9 @@ impl ConnectionManager for Manager {
         pd: &Rc<dyn ProtectionDomain>,
         config: &QpConfig,
     ) -> Result<Box<dyn QueuePair>, RdmaError> {
-        let entry = self
-            .entries
-            .get_mut(&id)
-            .ok_or(RdmaError::Invalid("unknown connection id"))?;
-        if !matches!(entry.state, State::Resolved { .. } | State::Requested(_)) {
-            return Err(RdmaError::Invalid(
-                "a queue pair is made after resolve or a connection request",
-            ));
-        }
-        if entry.qp.strong_count() > 0 {
-            return Err(RdmaError::Invalid("the connection id has a queue pair"));
-        }
+        let entry = self.ids.get_mut(id).ok_or(RdmaError::Invalid(UNKNOWN))?;
+        let waits = matches!(entry.state, State::Resolved { .. } | State::Requested(_));
+        may_make_qp(waits, entry.qp.strong_count() > 0)?;
         let cm = Link2Cm::new(&self.notices, id);
         let qp = self.engine.create_qp(pd, config, cm)?;
         entry.qp = Rc::downgrade(&qp.cell);
@@ -391,7 +367,7 @@ impl ConnectionManager for Manager {
     }
 
     fn reject(&mut self, id: CmId, private_data: &PrivateData) {
-        let Some(entry) = self.entries.remove(&id) else {
+        let Some(entry) = self.ids.remove(id) else {
             return;
         };
         if let State::Requested(request) = entry.state {
@@ -401,12 +377,12 @@ impl ConnectionManager for Manager {
             let (stream, bytes) = request.refuse(&self.engine.config, private_data.as_bytes());
             self.linger(stream, bytes);
         } else {
-            self.entries.insert(id, entry);
+            self.ids.put(id, entry);
         }
     }
 
     fn disconnect(&mut self, id: CmId) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         match entry.state {
@@ -424,7 +400,7 @@ impl ConnectionManager for Manager {
     }
 
     fn destroy(&mut self, id: CmId) {
-        let Some(entry) = self.entries.remove(&id) else {
+        let Some(entry) = self.ids.remove(id) else {
             return;
         };
         if let Some(qp) = entry.qp.upgrade() {
@@ -432,7 +408,7 @@ impl ConnectionManager for Manager {
             qp.cm = None;
             self.engine.end(&mut qp, &Fatal::Disconnect);
         }
-        self.queue.retain(|event| event.id != id);
+        self.ids.forget_events(id);
         match entry.state {
             State::Requested(request) => {
                 let (stream, bytes) = request.refuse(&self.engine.config, &[]);
@@ -445,24 +421,17 @@ impl ConnectionManager for Manager {
     }
 
     fn migrate(&mut self, id: CmId) -> Result<MigratedId, CmError> {
-        let entry = self.entries.get(&id);
-        let entry = entry.ok_or(CmError::Invalid("unknown connection id"))?;
-        if !matches!(entry.state, State::Requested(_)) {
-            return Err(CmError::Invalid("only a connection request can migrate"));
-        }
-        if entry.qp.strong_count() > 0 {
-            return Err(CmError::Invalid(
-                "a connection request with a queue pair cannot migrate",
-            ));
-        }
-        let entry = self.entries.remove(&id);
+        let entry = self.ids.known(id)?;
+        let requested = matches!(entry.state, State::Requested(_));
+        may_migrate(requested, entry.qp.strong_count() > 0)?;
+        let entry = self.ids.remove(id);
         match entry.map(|e| e.state) {
             Some(State::Requested(request)) => {
                 // It is not in the epoll any more; only a watch that is there could fail.
                 let _ = self.epoll.delete(request.stream());
                 Ok(request.migrate(&self.engine.config))
             }
-            _ => Err(CmError::Invalid("unknown connection id")),
+            _ => Err(CmError::Invalid(UNKNOWN)),
         }
     }
 
@@ -473,7 +442,7 @@ impl ConnectionManager for Manager {
     fn poll(&mut self, now_us: u64) -> Option<CmEvent> {
         self.now_us = self.now_us.max(now_us);
         self.notices.waker.disarm();
-        if let Some(event) = self.queue.pop_front() {
+        if let Some(event) = self.ids.take_event() {
             return Some(event);
         }
         // When nobody polls a completion queue meanwhile, the connections move here.
@@ -488,11 +457,11 @@ impl ConnectionManager for Manager {
             self.run_deadlines();
         }
         self.take_notices();
-        self.queue.pop_front()
+        self.ids.take_event()
     }
 
     fn arm(&mut self) -> bool {
-        if !self.queue.is_empty() || !self.notices.is_empty() || self.engine.arm() {
+        if self.ids.has_events() || !self.notices.is_empty() || self.engine.arm() {
             return true;
         }
         self.notices.waker.arm();
@@ -505,7 +474,7 @@ impl ConnectionManager for Manager {
 
     fn next_deadline_us(&self) -> Option<u64> {
         // What does not know its time yet learns it at the next poll.
-        let entries = self.entries.values();
+        let entries = self.ids.values();
         let entries = entries
             .filter_map(|e| {
                 if e.is_unaware() {
@@ -532,20 +501,6 @@ impl ConnectionManager for Manager {
         let times = [entries, lingering, not_ready, unheard];
         times.into_iter().flatten().min()
     }
-}
-
-/// The local address from which `destination` is reached: asks the routing table by connecting a
-/// UDP socket, which sends nothing.
-fn route(destination: SocketAddr, source: Option<IpAddr>) -> std::io::Result<SocketAddr> {
-    let any: IpAddr = match destination {
-        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind(SocketAddr::new(source.unwrap_or(any), 0))?;
-    socket.connect(destination)?;
-    let mut local = socket.local_addr()?;
-    local.set_port(0);
-    Ok(local)
 }
 
 /// A socket on which a frame is awaited.

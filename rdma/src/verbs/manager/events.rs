@@ -63,12 +63,13 @@ impl Manager {
             rnr_retry_count: event.param.rnr_retry_count,
         };
         let id = self.insert(entry);
-        self.tell(id, CmEventKind::ConnectRequest { listener, param });
+        self.ids
+            .tell(id, CmEventKind::ConnectRequest { listener, param });
     }
 
     fn on_address(&mut self, id: CmId) {
         let now_us = self.now_us;
-        let Ok(entry) = self.entry(id) else {
+        let Ok(entry) = self.ids.known(id) else {
             return;
         };
         let left_us = entry.deadline_us.map_or(0, |at| at.saturating_sub(now_us));
@@ -86,12 +87,12 @@ impl Manager {
     }
 
     fn on_route(&mut self, id: CmId) {
-        let raw: Option<Rc<Id>> = self.entries.get(&id).and_then(|entry| entry.id.clone());
+        let raw: Option<Rc<Id>> = self.ids.get(id).and_then(|entry| entry.id.clone());
         let Some(raw) = raw else {
             return;
         };
         let device = self.shared.device(&raw);
-        let Ok(entry) = self.entry(id) else {
+        let Ok(entry) = self.ids.known(id) else {
             return;
         };
         if !matches!(entry.state, State::Resolving) {
@@ -102,7 +103,7 @@ impl Manager {
             Ok(device) => {
                 entry.device = Some(device);
                 entry.state = State::Resolved;
-                self.tell(id, CmEventKind::Resolved);
+                self.ids.tell(id, CmEventKind::Resolved);
             }
             Err(error) => {
                 let error = CmError::System {
@@ -116,7 +117,7 @@ impl Manager {
     }
 
     fn on_unresolved(&mut self, id: CmId, what: &'static str, status: i32) {
-        let Ok(entry) = self.entry(id) else {
+        let Ok(entry) = self.ids.known(id) else {
             return;
         };
         if matches!(entry.state, State::Resolving) {
@@ -127,7 +128,7 @@ impl Manager {
     }
 
     fn on_established(&mut self, id: CmId, told: &EventParam) {
-        let Ok(entry) = self.entry(id) else {
+        let Ok(entry) = self.ids.known(id) else {
             return;
         };
         match entry.state {
@@ -155,11 +156,11 @@ impl Manager {
                 };
                 core.connected(param.initiator_depth, peer);
                 entry.state = State::Connected;
-                self.tell(id, CmEventKind::Established { param });
+                self.ids.tell(id, CmEventKind::Established { param });
             }
             State::Accepted(param) => {
                 entry.state = State::Connected;
-                self.tell(id, CmEventKind::Established { param });
+                self.ids.tell(id, CmEventKind::Established { param });
             }
             // Too late: it was given up.
             State::Closed => self.end_quietly(id),
@@ -169,7 +170,7 @@ impl Manager {
 
     /// Tells the peer that this side has given up.
     fn end_quietly(&self, id: CmId) {
-        let raw = self.entries.get(&id).and_then(|entry| entry.id.as_ref());
+        let raw = self.ids.get(id).and_then(|entry| entry.id.as_ref());
         if let Some(raw) = raw {
             // A reject fits before the connection is up, a disconnect (which the kernel takes in any
             // state) afterwards.
@@ -181,7 +182,7 @@ impl Manager {
     }
 
     fn on_rejected(&mut self, id: CmId, status: i32, told: &EventParam) {
-        let Ok(entry) = self.entry(id) else {
+        let Ok(entry) = self.ids.known(id) else {
             return;
         };
         match entry.state {
@@ -208,7 +209,7 @@ impl Manager {
     }
 
     fn on_connect_error(&mut self, id: CmId, status: i32) {
-        let Ok(entry) = self.entry(id) else {
+        let Ok(entry) = self.ids.known(id) else {
             return;
         };
         let what = match entry.state {
@@ -224,7 +225,7 @@ impl Manager {
 
     fn on_disconnected(&mut self, id: CmId) {
         let now_us = self.now_us;
-        let Ok(entry) = self.entry(id) else {
+        let Ok(entry) = self.ids.known(id) else {
             return;
         };
         match entry.state {
@@ -252,7 +253,7 @@ impl Manager {
 
     /// The peer has ended the connection, or it was lost.
     pub(super) fn on_end(&mut self, id: CmId) {
-        let Ok(entry) = self.entry(id) else {
+        let Ok(entry) = self.ids.known(id) else {
             return;
         };
         let cause = "the peer closed the connection, or it was lost";
@@ -267,7 +268,7 @@ impl Manager {
     }
 
     pub(super) fn on_removal(&mut self, id: CmId) {
-        let Some(entry) = self.entries.get(&id) else {
+        let Some(entry) = self.ids.get(id) else {
             return;
         };
         if let Some(raw) = &entry.id {
@@ -288,7 +289,7 @@ impl Manager {
                 private_data: PrivateData::EMPTY,
             },
             _ => {
-                let peer = self.entries.get(&id).map(Entry::peer).unwrap_or_default();
+                let peer = self.ids.get(id).map(Entry::peer).unwrap_or_default();
                 CmEventKind::Failed(step(format!("connecting to {peer}"), error))
             }
         };

@@ -51,7 +51,7 @@ impl Manager {
     /// The listener's device is gone: it listens again when the device returns.
     pub(super) fn listener_lost(&mut self, id: CmId) {
         let now_us = self.now_us;
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         entry.wait(RETRY_US, now_us);
@@ -59,18 +59,17 @@ impl Manager {
         if let Some(raw) = entry.id.take() {
             self.by_key.remove(&raw.key());
         }
-        self.tell(id, CmEventKind::DeviceRemoved);
+        self.ids.tell(id, CmEventKind::DeviceRemoved);
     }
 
     pub(super) fn listen_again(&mut self, id: CmId) {
-        let Some(State::Listening(listening)) = self.entries.get(&id).map(|entry| &entry.state)
-        else {
+        let Some(State::Listening(listening)) = self.ids.get(id).map(|entry| &entry.state) else {
             return;
         };
         let Listening { addr, backlog } = *listening;
         let bound = self.bind(addr, backlog);
         let now_us = self.now_us;
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         match bound {

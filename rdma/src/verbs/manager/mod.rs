@@ -3,7 +3,7 @@
 mod events;
 mod listener;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::rc::{Rc, Weak};
@@ -21,6 +21,7 @@ use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
     PrivateData, ProtectionDomain, QpConfig, QueuePair, RdmaError, Transport,
 };
+use crate::ids::{Ids, UNKNOWN, foreign, may_accept, may_connect, may_make_qp, may_migrate};
 
 /// A manager that is polled all the time looks at its descriptors no more often than this.
 const LOOK_EVERY_US: u64 = 20;
@@ -129,10 +130,8 @@ pub(super) struct Manager {
     channel: Rc<Channel>,
     epoll: Epoll,
     notices: Rc<Notices>,
-    entries: HashMap<CmId, Entry>,
+    ids: Ids<Entry>,
     by_key: HashMap<usize, CmId>,
-    queue: VecDeque<CmEvent>,
-    next_id: u64,
     now_us: u64,
     /// Of the last look that found nothing.
     looked_us: Option<u64>,
@@ -155,10 +154,8 @@ impl Manager {
             epoll: epoll.map_err(|error| resource("RDMA event channel")(error.into()))?,
             channel,
             notices: Rc::default(),
-            entries: HashMap::new(),
+            ids: Ids::new(),
             by_key: HashMap::new(),
-            queue: VecDeque::new(),
-            next_id: 1,
             now_us: 0,
             looked_us: None,
             removals: 0,
@@ -166,36 +163,26 @@ impl Manager {
     }
 
     fn insert(&mut self, entry: Entry) -> CmId {
-        let id = CmId(self.next_id);
-        self.next_id += 1;
+        let id = self.ids.reserve();
         if let Some(raw) = &entry.id {
             self.by_key.insert(raw.key(), id);
         }
-        self.entries.insert(id, entry);
+        self.ids.put(id, entry);
         id
     }
 
     /// Takes an entry out; its raw id lives on as long as a queue pair needs it.
     fn remove(&mut self, id: CmId) -> Option<Entry> {
-        let entry = self.entries.remove(&id)?;
+        let entry = self.ids.remove(id)?;
         if let Some(raw) = &entry.id {
             self.by_key.remove(&raw.key());
         }
         Some(entry)
     }
 
-    fn entry(&mut self, id: CmId) -> Result<&mut Entry, CmError> {
-        let entry = self.entries.get_mut(&id);
-        entry.ok_or(CmError::Invalid("unknown connection id"))
-    }
-
-    fn tell(&mut self, id: CmId, kind: CmEventKind) {
-        self.queue.push_back(CmEvent { id, kind });
-    }
-
     /// Ends an id with an event.
     fn close(&mut self, id: CmId, kind: CmEventKind) {
-        if let Some(entry) = self.entries.get_mut(&id) {
+        if let Some(entry) = self.ids.get_mut(id) {
             entry.state = State::Closed;
             entry.deadline_us = None;
             if let Some(core) = entry.core.upgrade() {
@@ -203,7 +190,7 @@ impl Manager {
                 core.fail("the connection was closed");
             }
         }
-        self.tell(id, kind);
+        self.ids.tell(id, kind);
     }
 
     /// Takes what the kernel has to tell.
@@ -233,9 +220,7 @@ impl Manager {
             return;
         }
         let gone = |entry: &Entry| entry.device.as_ref().is_some_and(|d| d.is_removed());
-        let gone = self.entries.iter().filter(|(_, entry)| gone(entry));
-        let gone: Vec<CmId> = gone.map(|(id, _)| *id).collect();
-        for id in gone {
+        for id in self.ids.which(gone) {
             self.on_removal(id);
         }
     }
@@ -243,13 +228,13 @@ impl Manager {
     /// Turns what queue pairs told into events.
     fn take_notices(&mut self) {
         while let Some((id, cause)) = self.notices.take() {
-            let Some(entry) = self.entries.get_mut(&id) else {
+            let Some(entry) = self.ids.get_mut(id) else {
                 continue;
             };
             if matches!(entry.state, State::Accepted(_) | State::Connected) {
                 entry.state = State::Closed;
                 entry.deadline_us = None;
-                self.tell(id, CmEventKind::Disconnected { cause });
+                self.ids.tell(id, CmEventKind::Disconnected { cause });
             }
         }
     }
@@ -257,14 +242,9 @@ impl Manager {
     fn run_deadlines(&mut self) {
         let now_us = self.now_us;
         self.notices.bury(now_us);
-        let due: Vec<CmId> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.deadline_us.is_some_and(|at| at <= now_us))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in due {
-            let Some(entry) = self.entries.get_mut(&id) else {
+        let due = |entry: &Entry| entry.deadline_us.is_some_and(|at| at <= now_us);
+        for id in self.ids.which(due) {
+            let Some(entry) = self.ids.get_mut(id) else {
                 continue;
             };
             entry.deadline_us = None;
@@ -288,7 +268,7 @@ impl Manager {
                 }
                 _ => continue,
             };
-            let timeout_ms = self.entries.get(&id).map_or(0, |entry| entry.timeout_ms);
+            let timeout_ms = self.ids.get(id).map_or(0, |entry| entry.timeout_ms);
             let error = CmError::Timeout { what, timeout_ms };
             self.close(id, CmEventKind::Failed(error));
         }
@@ -297,7 +277,7 @@ impl Manager {
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        for entry in self.entries.values() {
+        for entry in self.ids.values() {
             if let Some(core) = entry.core.upgrade() {
                 core.fail("the connection manager was closed");
             }
@@ -333,12 +313,12 @@ impl ConnectionManager for Manager {
     }
 
     fn device(&self, id: CmId) -> Option<Rc<dyn Device>> {
-        let device = self.entries.get(&id)?.device.clone()?;
+        let device = self.ids.get(id)?.device.clone()?;
         Some(device)
     }
 
     fn addresses(&self, id: CmId) -> Option<(SocketAddr, SocketAddr)> {
-        let entry = self.entries.get(&id)?;
+        let entry = self.ids.get(id)?;
         let (local, peer) = entry.id.as_ref()?.addresses();
         Some((local?, peer?))
     }
@@ -349,16 +329,9 @@ impl ConnectionManager for Manager {
         pd: &Rc<dyn ProtectionDomain>,
         config: &QpConfig,
     ) -> Result<Box<dyn QueuePair>, RdmaError> {
-        let unknown = RdmaError::Invalid("unknown connection id");
-        let entry = self.entries.get_mut(&id).ok_or(unknown)?;
-        if !matches!(entry.state, State::Resolved | State::Requested) {
-            return Err(RdmaError::Invalid(
-                "a queue pair is made after resolve or a connection request",
-            ));
-        }
-        if entry.core.strong_count() > 0 {
-            return Err(RdmaError::Invalid("the connection id has a queue pair"));
-        }
+        let entry = self.ids.get_mut(id).ok_or(RdmaError::Invalid(UNKNOWN))?;
+        let waits = matches!(entry.state, State::Resolved | State::Requested);
+        may_make_qp(waits, entry.core.strong_count() > 0)?;
         let (Some(raw), Some(device)) = (&entry.id, &entry.device) else {
             return Err(RdmaError::Invalid("the connection is over"));
         };
@@ -376,12 +349,9 @@ impl ConnectionManager for Manager {
     ) -> Result<(), CmError> {
         self.now_us = self.now_us.max(now_us);
         let now_us = self.now_us;
-        let entry = self.entry(id)?;
-        if !matches!(entry.state, State::Resolved) || entry.core.strong_count() == 0 {
-            return Err(CmError::Invalid(
-                "only a resolved id with a queue pair can connect",
-            ));
-        }
+        let entry = self.ids.known(id)?;
+        let resolved = matches!(entry.state, State::Resolved);
+        may_connect(resolved, entry.core.strong_count() > 0)?;
         entry.check_private_data(&param.private_data, IB_REQUEST_BYTES)?;
         let param = entry.clamp(param);
         let asked = entry.id()?.connect(&param);
@@ -394,12 +364,9 @@ impl ConnectionManager for Manager {
     }
 
     fn accept(&mut self, id: CmId, param: &ConnectParam) -> Result<(), CmError> {
-        let entry = self.entry(id)?;
+        let entry = self.ids.known(id)?;
         let core = entry.core.upgrade();
-        let core = core.filter(|_| matches!(entry.state, State::Requested));
-        let core = core.ok_or(CmError::Invalid(
-            "only a connection request with a queue pair, whose peer still waits, is accepted",
-        ))?;
+        may_accept(matches!(entry.state, State::Requested), core.is_some())?;
         entry.check_private_data(&param.private_data, IB_REPLY_BYTES)?;
         let param = entry.clamp(param);
         let peer = entry.peer();
@@ -409,13 +376,15 @@ impl ConnectionManager for Manager {
         }
         entry.state = State::Accepted(param);
         // Its first message may be here before the kernel's word that the connection is up.
-        core.connected(param.initiator_depth, peer);
+        if let Some(core) = core {
+            core.connected(param.initiator_depth, peer);
+        }
         Ok(())
     }
 
     fn reject(&mut self, id: CmId, private_data: &PrivateData) {
         let requested = |entry: &Entry| matches!(entry.state, State::Requested);
-        if !self.entries.get(&id).is_some_and(requested) {
+        if !self.ids.get(id).is_some_and(requested) {
             return;
         }
         if let Some(entry) = self.remove(id) {
@@ -432,7 +401,7 @@ impl ConnectionManager for Manager {
     }
 
     fn disconnect(&mut self, id: CmId) {
-        let Some(entry) = self.entries.get_mut(&id) else {
+        let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
         match entry.state {
@@ -460,20 +429,14 @@ impl ConnectionManager for Manager {
             if let Some(core) = entry.core.upgrade() {
                 core.fail("this side destroyed the connection");
             }
-            self.queue.retain(|event| event.id != id);
+            self.ids.forget_events(id);
         }
     }
 
     fn migrate(&mut self, id: CmId) -> Result<MigratedId, CmError> {
-        let entry = self.entry(id)?;
-        if !matches!(entry.state, State::Requested) {
-            return Err(CmError::Invalid("only a connection request can migrate"));
-        }
-        if entry.core.strong_count() > 0 {
-            return Err(CmError::Invalid(
-                "a connection request with a queue pair cannot migrate",
-            ));
-        }
+        let entry = self.ids.known(id)?;
+        let requested = matches!(entry.state, State::Requested);
+        may_migrate(requested, entry.core.strong_count() > 0)?;
         let raw = self.remove(id).and_then(|entry| entry.id);
         let raw = raw.and_then(Rc::into_inner);
         let raw = raw.ok_or(CmError::Invalid("the connection request is in use"))?;
@@ -484,9 +447,7 @@ impl ConnectionManager for Manager {
     }
 
     fn adopt(&mut self, id: MigratedId) -> Result<CmId, CmError> {
-        let migrated =
-            id.0.downcast::<Migrated>()
-                .map_err(|_| CmError::Invalid("the connection request is of another provider"))?;
+        let migrated = id.0.downcast::<Migrated>().map_err(|_| foreign())?;
         let failed = |error| step("adopting a connection request", &error);
         let raw = migrated.0.unpark(&self.channel).map_err(failed)?;
         let device = self.shared.device(&raw);
@@ -502,7 +463,7 @@ impl ConnectionManager for Manager {
 
     fn poll(&mut self, now_us: u64) -> Option<CmEvent> {
         self.now_us = self.now_us.max(now_us);
-        if let Some(event) = self.queue.pop_front() {
+        if let Some(event) = self.ids.take_event() {
             return Some(event);
         }
         let looked = |at: u64| self.now_us.saturating_sub(at) < LOOK_EVERY_US;
@@ -512,14 +473,14 @@ impl ConnectionManager for Manager {
         self.take_removals();
         self.run_deadlines();
         self.take_notices();
-        self.queue.pop_front()
+        self.ids.take_event()
     }
 
     fn arm(&mut self) -> bool {
         // The next poll looks, however soon it comes.
         self.looked_us = None;
         let removed = self.removals != self.shared.removals();
-        removed || !self.queue.is_empty() || !self.notices.is_empty()
+        removed || self.ids.has_events() || !self.notices.is_empty()
     }
 
     fn fd(&self) -> RawFd {
@@ -527,7 +488,7 @@ impl ConnectionManager for Manager {
     }
 
     fn next_deadline_us(&self) -> Option<u64> {
-        let entries = self.entries.values().filter_map(|entry| entry.deadline_us);
+        let entries = self.ids.values().filter_map(|entry| entry.deadline_us);
         entries.chain(self.notices.next_deadline_us()).min()
     }
 }
