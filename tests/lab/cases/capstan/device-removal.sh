@@ -19,3 +19,8 @@ within 5 "the target has let go of the idle device" target_said "closed the RDMA
 add_device "$device"
 within 10 "the target listens again" target_said "listening again" 2
 verify -N 1 --bs 4k --iodepth 4 --size 1m --runtime 2
+# Its port, too, says when it goes and comes.
+link_down
+within 10 "the target says that the port is down" target_said "the port is down"
+link_up
+within 10 "the target says that the port is up" target_said "the port is up"
