@@ -63,7 +63,7 @@ pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
     let channel = Channel::new().map_err(unusable)?;
     let id = Id::new(&channel).map_err(unusable)?;
     let bound = id.bind(source).ok();
-    let (name, completes_early) = bound.and_then(|()| name_and_flaw(&id)).ok_or_else(|| {
+    let (name, completes_early) = bound.and_then(|()| name_and_flaw(id)).ok_or_else(|| {
         let source = source.ip();
         format!("no RDMA device ({names}) owns {source}, from where {addr} is reached")
     })?;

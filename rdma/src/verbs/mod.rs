@@ -25,8 +25,9 @@
 //! polled; sleep on its descriptor, too. `siw` connects its TCP socket inside `rdma_connect`, which
 //! blocks the caller for as long as TCP does.
 //!
-//! A device that [`device_for`] looked at and nobody then used stays open until the process ends
-//! (librdmacm closes none), and removing it waits for that where its driver cannot disassociate users.
+//! A device that [`device_for`] looked at stays open (librdmacm closes none). In a process without a
+//! [`Provider`] nobody notices its removal, which then waits for the end of the process where its
+//! driver cannot disassociate users.
 //!
 //! `siw` (as of Linux 6.12) gives TCP the pages of transfers from 4 KiB up and completes them while
 //! TCP may still read them. A target that uses the memory again at once sends wrong data; this module

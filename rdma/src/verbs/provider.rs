@@ -133,6 +133,7 @@ impl Shared {
             }
         }
         for node in self.nodes.take() {
+            context::node_removed(&node);
             self.forget(|device| device.context.node() == node);
         }
         let devices = self.devices.borrow().clone();

@@ -152,12 +152,14 @@ impl DevicePort {
             )));
         }
         // Memory first: that is what an operator can give more of.
-        self.receives.reserve(entries, extra_bytes, pool)?;
-        let fits = self.completions.take(completions(entries));
-        if fits.is_err() {
-            self.receives.release(entries);
+        let slots = self.receives.reserve(entries, extra_bytes, pool)?;
+        match self.completions.take(completions(entries)) {
+            Ok(()) => Ok(slots),
+            Err(refusal) => {
+                self.receives.release(entries, slots);
+                Err(refusal)
+            }
         }
-        fits
     }
 
     /// A queue of `entries` with these receives is gone, or was never made.

@@ -182,7 +182,7 @@ impl Id {
     /// The device it is bound to, open as long as `self`.
     pub(super) fn verbs(&self) -> Option<NonNull<sys::ibv_context>> {
         // SAFETY: the id is live, and only this thread changes it.
-        NonNull::new(unsafe { (*self.as_ptr()).verbs })
+        unsafe { verbs(self.id) }
     }
 
     /// What names its device within this process.
@@ -273,6 +273,12 @@ pub(in crate::verbs) struct ParkedId {
 unsafe impl Send for ParkedId {}
 
 impl ParkedId {
+    /// The device it is bound to, open as long as `self`.
+    pub(super) fn verbs(&self) -> Option<NonNull<sys::ibv_context>> {
+        // SAFETY: the id is live, and nobody else has it.
+        unsafe { verbs(self.id) }
+    }
+
     /// Puts it on a channel of the calling thread.
     pub(in crate::verbs) fn unpark(self, channel: &Rc<Channel>) -> io::Result<Id> {
         // SAFETY: id and channels are live; no event of it has been taken on its own channel.
@@ -301,6 +307,13 @@ impl Drop for ParkedId {
         // SAFETY: dropped once, after the only id on it.
         unsafe { ManuallyDrop::drop(&mut self.channel) };
     }
+}
+
+/// # Safety
+/// The id is live, and nobody changes it meanwhile.
+unsafe fn verbs(id: NonNull<sys::rdma_cm_id>) -> Option<NonNull<sys::ibv_context>> {
+    // SAFETY: the caller's promise.
+    NonNull::new(unsafe { (*id.as_ptr()).verbs })
 }
 
 /// Retries after a lost packet; the most there are.

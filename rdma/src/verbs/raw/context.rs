@@ -15,7 +15,7 @@ use nix::unistd::dup3_raw;
 
 use super::super::devices::DeviceList;
 use super::super::sys;
-use super::cm::{Channel, Id};
+use super::cm::{Channel, Id, ParkedId};
 use super::receive::SGES_MAX;
 use super::{errno, left_behind};
 use crate::contract::{DeviceAttributes, Transport};
@@ -91,9 +91,8 @@ impl Context {
 
     /// Name of the device's node.
     pub(in crate::verbs) fn node(&self) -> String {
-        // SAFETY: libibverbs ends the name with a zero byte.
-        let name = unsafe { CStr::from_ptr(self.device().dev_name.as_ptr()) };
-        name.to_string_lossy().into_owned()
+        // SAFETY: the anchor keeps the context open.
+        unsafe { node_name(self.context) }
     }
 
     /// The device is gone; see [`removed`].
@@ -125,6 +124,12 @@ impl Context {
         let fd: RawFd = self.context().async_fd;
         // SAFETY: it is open as long as the context, which outlives the borrow of `self`.
         unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// Whether it completes transfers while their memory is still read (siw).
+    pub(in crate::verbs) fn completes_early(&self) -> bool {
+        // SAFETY: the anchor keeps the context open.
+        unsafe { query_device(self.as_ptr()) }.is_ok_and(|attr| is_siw(&attr))
     }
 
     /// Asks what the device can do.
@@ -206,15 +211,40 @@ impl Drop for Context {
 /// whoever removes the device of a driver that cannot disassociate its users (Soft-RoCE, siw) hangs
 /// (`ib_uverbs_remove_one` in Linux).
 pub(in crate::verbs) fn removed(id: &Id) {
-    let Some(context) = id.verbs() else {
-        return;
-    };
+    if let Some(context) = id.verbs() {
+        // SAFETY: `id` keeps it open.
+        unsafe { close_with_last_holder(context) };
+    }
+}
+
+/// # Safety
+/// The context is open.
+unsafe fn close_with_last_holder(context: NonNull<sys::ibv_context>) {
     let key = context.addr().get();
     let mut all = held();
     match all.iter_mut().find(|held| held.key == key) {
         Some(held) => held.gone = true,
-        // SAFETY: `id` keeps the context open, and nothing was made of it.
+        // SAFETY: the caller's promise; nobody has made anything of it.
         None => unsafe { close_descriptors(context) },
+    }
+}
+
+/// Devices that were opened to be looked at ([`name_and_flaw`]), and the names of their nodes:
+/// librdmacm keeps them open, whoever uses them or not.
+static LOOKED_AT: Mutex<Vec<(String, ParkedId)>> = Mutex::new(Vec::new());
+
+fn looked_at() -> MutexGuard<'static, Vec<(String, ParkedId)>> {
+    // Nothing panics while the lock is held.
+    LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The node of a device has gone: closes the device if it was only looked at.
+pub(in crate::verbs) fn node_removed(node: &str) {
+    for (_, id) in looked_at().extract_if(.., |(name, _)| name == node) {
+        if let Some(context) = id.verbs() {
+            // SAFETY: `id` keeps it open.
+            unsafe { close_with_last_holder(context) };
+        }
     }
 }
 
@@ -258,14 +288,36 @@ unsafe fn device_name(context: NonNull<sys::ibv_context>) -> String {
     name.to_string_lossy().into_owned()
 }
 
+/// Name of the device's node.
+///
+/// # Safety
+/// The context is open.
+unsafe fn node_name(context: NonNull<sys::ibv_context>) -> String {
+    // SAFETY: the caller's promise.
+    let device = unsafe { (*context.as_ptr()).device };
+    // SAFETY: an open context has a device that lives as long; the place of a field.
+    let name = unsafe { &raw const (*device).dev_name };
+    // SAFETY: libibverbs ends the name with a zero byte.
+    let name = unsafe { CStr::from_ptr(name.cast()) };
+    name.to_string_lossy().into_owned()
+}
+
 /// Name of the device an id is bound to, and whether it completes transfers while their memory is
-/// still read (siw).
-pub(in crate::verbs) fn name_and_flaw(id: &Id) -> Option<(String, bool)> {
+/// still read (siw). From here on a provider of this process closes the device when it is removed.
+pub(in crate::verbs) fn name_and_flaw(id: Id) -> Option<(String, bool)> {
     let context = id.verbs()?;
     // SAFETY: the id keeps its device open.
     let name = unsafe { device_name(context) };
     // SAFETY: as above.
     let attr = unsafe { query_device(context.as_ptr()) };
+    // SAFETY: as above.
+    let node = unsafe { node_name(context) };
+    let mut all = looked_at();
+    if !all.iter().any(|(known, _)| *known == node)
+        && let Ok(parked) = id.park()
+    {
+        all.push((node, parked));
+    }
     Some((name, attr.is_ok_and(|attr| is_siw(&attr))))
 }
 
