@@ -73,7 +73,9 @@ impl SharedLink {
         if self.empty == 1 && self.reader.writer_sleeps() {
             self.ring_bell();
         }
-        if self.ended.is_none() && (self.armed || self.empty.is_multiple_of(LOOK_EVERY)) {
+        // A peer that is killed does not say so.
+        let look = self.armed || self.reader.is_closed() || self.empty.is_multiple_of(LOOK_EVERY);
+        if self.ended.is_none() && look {
             self.look_at_socket();
             if self.ended.is_some() {
                 // What was written before the end comes first.
@@ -130,6 +132,7 @@ impl SharedLink {
         // SAFETY: a slice that is borrowed during the call. Whether it fits or not, the end of the
         // socket follows.
         let _ = unsafe { self.send(&[piece]) };
+        self.writer.close();
         self.stream
     }
 

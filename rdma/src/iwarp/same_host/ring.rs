@@ -24,9 +24,17 @@ pub(super) const LINES_BYTES: usize = 512;
 struct Line<T>(T);
 
 #[repr(C)]
+struct Written {
+    /// Bytes written so far.
+    position: AtomicU64,
+    /// Not 0: they are the last.
+    closed: AtomicU32,
+}
+
+#[repr(C)]
 struct Lines {
-    /// Bytes written so far; the writer's.
-    written: Line<AtomicU64>,
+    /// The writer's.
+    written: Line<Written>,
     /// Bytes read so far; the reader's.
     read: Line<AtomicU64>,
     /// Not 0: the reader sleeps and is to be woken by what is written. Set by the reader, reset by
@@ -153,8 +161,15 @@ impl Writer {
             }
         }
         let lines = self.end.lines();
-        lines.written.0.store(self.written, Ordering::Release);
+        let position = &lines.written.0.position;
+        position.store(self.written, Ordering::Release);
         usize::try_from(self.written - start).map_err(io::Error::other)
+    }
+
+    /// Nothing more will be written.
+    pub(super) fn close(&self) {
+        let closed = &self.end.lines().written.0.closed;
+        closed.store(1, Ordering::Release);
     }
 
     /// Whether the reader has gone to sleep and is to be woken; says so once.
@@ -196,8 +211,15 @@ impl Reader {
     /// Bytes that can be read.
     #[inline]
     fn available(&self) -> io::Result<usize> {
-        let written = self.end.lines().written.0.load(Ordering::Acquire);
+        let position = &self.end.lines().written.0.position;
+        let written = position.load(Ordering::Acquire);
         between(self.read, written)
+    }
+
+    /// Whether the writer says that it has ended.
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        self.end.lines().written.0.closed.load(Ordering::Acquire) != 0
     }
 
     /// Reads into `pieces`, in order, what there is.
@@ -315,12 +337,8 @@ mod tests {
         let (mut writer, mut reader) = ends(&memory);
         let one_too_many = RING_BYTES as u64 + 1;
         for written in [one_too_many, u64::MAX] {
-            reader
-                .end
-                .lines()
-                .written
-                .0
-                .store(written, Ordering::Relaxed);
+            let position = &reader.end.lines().written.0.position;
+            position.store(written, Ordering::Relaxed);
             let mut byte = [0];
             // SAFETY: a slice that is borrowed during the call.
             let error = unsafe { reader.read(&[piece(&mut byte)]) }.unwrap_err();
