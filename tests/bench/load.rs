@@ -88,6 +88,8 @@ pub(crate) struct Load {
     pub(crate) write: bool,
     pub(crate) bytes: u32,
     pub(crate) depth: u16,
+    /// Through the shared memory that both ends have on one machine, instead of TCP.
+    pub(crate) same_host: bool,
 }
 
 impl Load {
@@ -98,6 +100,7 @@ impl Load {
             write: false,
             bytes,
             depth,
+            same_host: false,
         }
     }
 
@@ -122,7 +125,7 @@ pub(crate) struct Loader {
 impl Loader {
     /// The `number`th host of the target at `address`.
     pub(crate) fn connect(address: SocketAddr, number: u16, load: Load) -> Result<Self> {
-        let queue = connect_over_tcp(&options(address, number, load))
+        let queue = connect(&options(address, number, load), load.same_host)
             .with_context(|| format!("connecting host {number}"))?;
         Ok(Self {
             queue,
@@ -225,8 +228,12 @@ impl Loader {
 /// Connects a host that does not take the shared memory both ends have on one machine: what is
 /// measured is the way over TCP.
 pub(crate) fn connect_over_tcp(options: &Options) -> Result<DirectQueue> {
+    connect(options, false)
+}
+
+fn connect(options: &Options, same_host: bool) -> Result<DirectQueue> {
     let config = iwarp::Config {
-        same_host: false,
+        same_host,
         ..iwarp::Config::default()
     };
     let manager = iwarp::Provider::new(config)?.connection_manager()?;

@@ -35,8 +35,13 @@ const fn case(
 }
 
 /// All of them, in the order of the table.
-pub(crate) const CASES: [Case; 11] = [
-    case("wire", "null and RAM against plain TCP", wire::run),
+pub(crate) const CASES: [Case; 12] = [
+    case("wire", "null and RAM against plain TCP", wire::wire),
+    case(
+        "same-host",
+        "the same through shared memory",
+        wire::same_host,
+    ),
     case("file", "a file against fio io_uring on it", file::run),
     case(
         "instructions",

@@ -1,4 +1,5 @@
-//! `wire`: NVMe over iWARP against plain TCP, one core each side.
+//! `wire`: NVMe over iWARP against plain TCP, one core each side. `same-host`: the same, when both ends
+//! may take the shared memory they have on one machine.
 
 use anyhow::Result;
 
@@ -88,8 +89,18 @@ const ROWS: [Row; 6] = [
     },
 ];
 
+/// Measures the rows over TCP.
+pub(crate) fn wire(setting: &Setting) -> Result<Findings> {
+    run(setting, false)
+}
+
+/// Measures the rows through shared memory.
+pub(crate) fn same_host(setting: &Setting) -> Result<Findings> {
+    run(setting, true)
+}
+
 /// Measures the rows, `rounds` times each, in turn.
-pub(crate) fn run(setting: &Setting) -> Result<Findings> {
+fn run(setting: &Setting, same_host: bool) -> Result<Findings> {
     let target = Target::spinning(&[NULL, RAM])?;
     load::fill(target.address, NSID_RAM)?;
     let (mut round_trips, mut streams) = (Vec::new(), Vec::new());
@@ -98,28 +109,39 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
         round_trips.push(tcp::round_trip(setting.runtime)?);
         streams.push(tcp::stream(setting.runtime)?);
         for (row, rates) in ROWS.iter().zip(&mut rates) {
-            rates.push(load::rate(target.address, row.load, setting.runtime)?.median());
+            let load = Load {
+                same_host,
+                ..row.load
+            };
+            rates.push(load::rate(target.address, load, setting.runtime)?.median());
         }
     }
     let round_trip_us: Vec<f64> = round_trips.iter().map(|s| s * 1e6).collect();
     let stream = Quantity::new("GB/s", streams.iter().map(|bytes| bytes / 1e9).collect());
     let round_trip = Quantity::new("us", round_trip_us);
-    let mut figures = vec![
-        Figure::plain(
+    let mut figures = Vec::new();
+    // What both stand beside is a figure once.
+    if !same_host {
+        figures.push(Figure::plain(
             "round-trip",
             "RT: spinning TCP ping-pong, 72 B there, 4,144 B back",
             round_trip.clone(),
             Bounds::none(Better::Lower),
-        ),
-        Figure::plain(
+        ));
+        figures.push(Figure::plain(
             "stream",
             "stream: spinning TCP in 128 KiB writes",
             stream.clone(),
             Bounds::none(Better::Higher),
-        ),
-    ];
+        ));
+    }
     for (row, rates) in ROWS.iter().zip(rates) {
-        figures.push(figure(row, &rates, &round_trip, &stream));
+        let mut figure = figure(row, &rates, &round_trip, &stream);
+        if same_host {
+            figure.name.insert_str(0, "same-host-");
+            figure.what.insert_str(0, "through shared memory: ");
+        }
+        figures.push(figure);
     }
     Ok(figures.into())
 }
