@@ -15,7 +15,7 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::fabrics::FabricsCommand;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_nvme_proto::status::{Status, StatusCodeType};
+use capstan_nvme_proto::status::Status;
 
 use crate::namespace::NamespaceTable;
 use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
@@ -298,7 +298,9 @@ impl IoQueue {
     /// Writes an error into the controller's Error Information log. Returns the status with More
     /// set, which tells the host that it is there.
     fn record(&self, cid: u16, trace: &Trace, status: Status, location: ErrorLocation) -> Status {
-        if status.sct() == StatusCodeType::MEDIA {
+        // Base 2.0, Figure 207, Media and Data Integrity Errors: data that could not be recovered or
+        // kept. A Compare that finds a difference has done its work.
+        if matches!(status, Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR) {
             self.shared.add_media_error();
         }
         self.shared.record_error(&ErrorRecord {

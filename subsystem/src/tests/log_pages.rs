@@ -197,6 +197,8 @@ fn health_counts_what_was_really_moved() {
         let write = Command::Write(Write::new(1, range(1)));
         complete(&mut bench, conn, write, Status::SUCCESS);
         complete(&mut bench, conn, write, Status::UNRECOVERED_READ_ERROR);
+        // No error of the medium.
+        complete(&mut bench, conn, write, Status::COMPARE_FAILURE);
         if qid == 1 {
             bench.disconnect(conn);
         }
@@ -207,9 +209,9 @@ fn health_counts_what_was_really_moved() {
     assert_eq!(health.data_units_read.get(), 3);
     assert_eq!(health.data_units_written.get(), 1);
     assert_eq!(health.host_read_commands.get(), 4);
-    assert_eq!(health.host_write_commands.get(), 4);
+    assert_eq!(health.host_write_commands.get(), 6);
     assert_eq!(health.media_errors.get(), 2);
-    assert_eq!(health.error_log_entries.get(), 2);
+    assert_eq!(health.error_log_entries.get(), 4);
     assert_eq!(health.power_on_hours.get(), 2);
     let one_namespace = GetLogPage {
         nsid: 1,
