@@ -182,15 +182,7 @@ fn a_host_that_hangs_is_fenced() {
     );
     let get = AdminCommand::GetLogPage(GetLogPage {
         nsid: 0,
-        lid: LogPageId::RESERVATION_NOTIFICATION,
-        lsp: 0,
-        rae: false,
-        length_bytes: 64,
-        lsi: 0,
-        offset: 0,
-        offset_is_index: false,
-        csi: 0,
-        uuid_index: 0,
+        ..GetLogPage::new(LogPageId::RESERVATION_NOTIFICATION, 64)
     });
     let (cqe, data) = one.run(Queue::Admin, get.encode(0, Sgl::EMPTY), Data::Pushed(64));
     assert!(cqe.status().is_success(), "{:?}", cqe.status());

@@ -54,15 +54,8 @@ pub(crate) struct ErrorLog {
 fn log_page(queue: &mut DirectQueue, lid: LogPageId, nsid: u32, len_bytes: u32) -> Result<Vec<u8>> {
     let command = AdminCommand::GetLogPage(GetLogPage {
         nsid,
-        lid,
-        lsp: 0,
         rae: true,
-        length_bytes: len_bytes.into(),
-        lsi: 0,
-        offset: 0,
-        offset_is_index: false,
-        csi: 0,
-        uuid_index: 0,
+        ..GetLogPage::new(lid, len_bytes.into())
     });
     let data = CommandData::FromController(len_bytes);
     let reply = queue

@@ -7,7 +7,6 @@ use capstan_nvme_proto::log::{
 use zerocopy::FromBytes;
 
 use super::command::ADMIN_DATA_BYTES_MAX;
-use super::live::get_log_page;
 
 /// Entries of one log page this host takes: 4 MiB of them.
 const RECORDS_MAX: u64 = 4096;
@@ -87,7 +86,7 @@ impl Discovery {
             rae: self.stage != Stage::Check,
             offset,
             nsid: 0,
-            ..get_log_page(LogPageId::DISCOVERY, length_bytes)
+            ..GetLogPage::new(LogPageId::DISCOVERY, length_bytes)
         })
     }
 

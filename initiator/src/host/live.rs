@@ -6,7 +6,6 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::log::LogPageId;
 use capstan_nvme_proto::property::{Csts, ShutdownStatus};
 use capstan_nvme_proto::sgl::Sgl;
-use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use capstan_nvme_proto::status::Status;
 
 use super::action::{CommandData, Event};
@@ -25,22 +24,6 @@ const SHUTDOWN_POLL_US: u64 = 10_000;
 const CHANGED_NAMESPACES_BYTES: u32 = 4096;
 /// Bytes read of any other log page to re-enable its event.
 const LOG_HEADER_BYTES: u32 = 64;
-
-/// A Get Log Page of the controller, from the start of the page, all else zero.
-pub(super) fn get_log_page(lid: LogPageId, length_bytes: u64) -> GetLogPage {
-    GetLogPage {
-        nsid: NSID_BROADCAST,
-        lid,
-        lsp: 0,
-        rae: false,
-        length_bytes,
-        lsi: 0,
-        offset: 0,
-        offset_is_index: false,
-        csi: 0,
-        uuid_index: 0,
-    }
-}
 
 /// The Keep Alive timer of this host. It runs at half of KATO, so that one late command is no
 /// expiry (NVMe Base 2.1, section 3.9).
@@ -154,7 +137,7 @@ impl Host {
     }
 
     fn read_event_log(&mut self, lid: LogPageId, len_bytes: u32, now_us: u64) {
-        let command = AdminCommand::GetLogPage(get_log_page(lid, len_bytes.into()));
+        let command = AdminCommand::GetLogPage(GetLogPage::new(lid, len_bytes.into()));
         let data = CommandData::FromController(len_bytes);
         self.send(Purpose::EventLog(lid), data, now_us, |cid| {
             command.encode(cid, Sgl::EMPTY)

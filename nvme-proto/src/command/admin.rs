@@ -9,7 +9,7 @@ use crate::identify::{Cns, IDENTIFY_BYTES};
 use crate::log::LogPageId;
 use crate::opcode::AdminOpcode;
 use crate::sgl::Sgl;
-use crate::sqe::Sqe;
+use crate::sqe::{NSID_BROADCAST, Sqe};
 use crate::transfer::DataTransfer;
 use crate::zeroes_based;
 
@@ -228,6 +228,24 @@ fn uuid_index(sqe: &Sqe) -> u8 {
 }
 
 impl GetLogPage {
+    /// The first `length_bytes` of a page of the controller; every other field 0, but NSID, which
+    /// stands for all namespaces.
+    #[must_use]
+    pub const fn new(lid: LogPageId, length_bytes: u64) -> Self {
+        Self {
+            nsid: NSID_BROADCAST,
+            lid,
+            lsp: 0,
+            rae: false,
+            length_bytes,
+            lsi: 0,
+            offset: 0,
+            offset_is_index: false,
+            csi: 0,
+            uuid_index: 0,
+        }
+    }
+
     fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         let (cdw10, cdw11, cdw14) = (sqe.cdw10.get(), sqe.cdw11.get(), sqe.cdw14.get());
         // NUMD is 32 bits: NUMDU above NUMDL, joined before the 0's based one is added.
@@ -387,7 +405,6 @@ impl GetFeatures {
 mod tests {
     use super::*;
     use crate::error::ErrorLocation;
-    use crate::sqe::NSID_BROADCAST;
     use crate::status::Status;
     use zerocopy::IntoBytes;
 

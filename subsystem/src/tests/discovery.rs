@@ -26,15 +26,8 @@ fn discover(bench: &mut Bench, number: u8) -> Association {
 fn read_page(bench: &mut Bench, association: &Association, offset: u64, length: u64) -> Vec<u8> {
     let get = GetLogPage {
         nsid: 0,
-        lid: LogPageId::DISCOVERY,
-        lsp: 0,
-        rae: false,
-        length_bytes: length,
-        lsi: 0,
         offset,
-        offset_is_index: false,
-        csi: 0,
-        uuid_index: 0,
+        ..GetLogPage::new(LogPageId::DISCOVERY, length)
     };
     let (cqe, data) = bench.admin(association, &AdminCommand::GetLogPage(get));
     assert_eq!(cqe.status(), Status::SUCCESS);
@@ -121,15 +114,8 @@ fn the_page_may_be_read_in_pieces() {
     assert!(whole[3072..].iter().all(|byte| *byte == 0));
     let beyond = AdminCommand::GetLogPage(GetLogPage {
         nsid: 0,
-        lid: LogPageId::DISCOVERY,
-        lsp: 0,
-        rae: false,
-        length_bytes: 4,
-        lsi: 0,
         offset: 3076,
-        offset_is_index: false,
-        csi: 0,
-        uuid_index: 0,
+        ..GetLogPage::new(LogPageId::DISCOVERY, 4)
     });
     let (cqe, _) = bench.admin(&association, &beyond);
     assert_eq!(cqe.status(), Status::INVALID_FIELD.dnr().more());
@@ -189,15 +175,8 @@ fn a_discovery_controller_is_no_io_controller() {
     let get = |lid| {
         AdminCommand::GetLogPage(GetLogPage {
             nsid: 0,
-            lid,
-            lsp: 0,
             rae: true,
-            length_bytes: 1024,
-            lsi: 0,
-            offset: 0,
-            offset_is_index: false,
-            csi: 0,
-            uuid_index: 0,
+            ..GetLogPage::new(lid, 1024)
         })
     };
     let (cqe, _) = bench.admin(&association, &get(LogPageId::HEALTH));

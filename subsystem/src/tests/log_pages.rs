@@ -16,21 +16,6 @@ use capstan_nvme_proto::status::Status;
 use crate::testing::{Association, Bench, PORT, buffer, host, namespace_config, subnqn};
 use crate::{ConnId, IoStep, NamespaceConfig};
 
-fn page(lid: LogPageId, length_bytes: u64) -> GetLogPage {
-    GetLogPage {
-        nsid: 0xFFFF_FFFF,
-        lid,
-        lsp: 0,
-        rae: false,
-        length_bytes,
-        lsi: 0,
-        offset: 0,
-        offset_is_index: false,
-        csi: 0,
-        uuid_index: 0,
-    }
-}
-
 fn read(bench: &mut Bench, association: &Association, get: GetLogPage) -> Vec<u8> {
     let (cqe, data) = bench.admin(association, &AdminCommand::GetLogPage(get));
     assert!(cqe.status().is_success(), "{get:?}: {cqe:?}");
@@ -57,11 +42,11 @@ fn the_supported_pages_are_those_that_can_be_read() {
     let data = read(
         &mut bench,
         &association,
-        page(LogPageId::SUPPORTED_LOG_PAGES, 1024),
+        GetLogPage::new(LogPageId::SUPPORTED_LOG_PAGES, 1024),
     );
     let supported = SupportedLogPages::from_data(&data).unwrap().clone();
     for lid in (0..=u8::MAX).map(LogPageId) {
-        let get = AdminCommand::GetLogPage(page(lid, 64));
+        let get = AdminCommand::GetLogPage(GetLogPage::new(lid, 64));
         let (cqe, _) = bench.admin(&association, &get);
         assert_eq!(cqe.status().is_success(), supported.supports(lid), "{lid}");
         if !supported.supports(lid) {
@@ -77,7 +62,7 @@ fn the_effects_page_lists_what_is_executed() {
     let data = read(
         &mut bench,
         &association,
-        page(LogPageId::COMMAND_EFFECTS, 4096),
+        GetLogPage::new(LogPageId::COMMAND_EFFECTS, 4096),
     );
     let log = CommandEffectsLog::from_data(&data).unwrap().clone();
     for opcode in (0..=u8::MAX).map(AdminOpcode) {
@@ -110,7 +95,7 @@ fn the_effects_page_lists_what_is_executed() {
     }
     let other_set = GetLogPage {
         csi: 2,
-        ..page(LogPageId::COMMAND_EFFECTS, 4096)
+        ..GetLogPage::new(LogPageId::COMMAND_EFFECTS, 4096)
     };
     let (cqe, _) = bench.admin(&association, &AdminCommand::GetLogPage(other_set));
     assert_eq!(cqe.status(), Status::INVALID_FIELD.dnr().more());
@@ -125,7 +110,7 @@ fn errors_of_all_queues_are_told_newest_first_with_their_location() {
         &association,
         &AdminCommand::GetLogPage(GetLogPage {
             lid: LogPageId(0xC5),
-            ..page(LogPageId::HEALTH, 512)
+            ..GetLogPage::new(LogPageId::HEALTH, 512)
         }),
     );
     assert!(cqe.status().is_more());
@@ -145,7 +130,7 @@ fn errors_of_all_queues_are_told_newest_first_with_their_location() {
     let data = read(
         &mut bench,
         &association,
-        page(LogPageId::ERROR_INFORMATION, 4096),
+        GetLogPage::new(LogPageId::ERROR_INFORMATION, 4096),
     );
     let errors: Vec<_> = ErrorInformationEntry::parse_all(&data).collect();
     let [fault, range, lid] = errors[..] else {
@@ -173,7 +158,7 @@ fn errors_of_all_queues_are_told_newest_first_with_their_location() {
     let again = read(
         &mut bench,
         &association,
-        page(LogPageId::ERROR_INFORMATION, 4096),
+        GetLogPage::new(LogPageId::ERROR_INFORMATION, 4096),
     );
     assert_eq!(data, again);
 }
@@ -204,7 +189,11 @@ fn health_counts_what_was_really_moved() {
         }
     }
     bench.now_us = 2 * 3_600_000_000;
-    let data = read(&mut bench, &association, page(LogPageId::HEALTH, 512));
+    let data = read(
+        &mut bench,
+        &association,
+        GetLogPage::new(LogPageId::HEALTH, 512),
+    );
     let health = HealthLog::from_data(&data).unwrap();
     assert_eq!(health.data_units_read.get(), 3);
     assert_eq!(health.data_units_written.get(), 1);
@@ -215,7 +204,7 @@ fn health_counts_what_was_really_moved() {
     assert_eq!(health.power_on_hours.get(), 2);
     let one_namespace = GetLogPage {
         nsid: 1,
-        ..page(LogPageId::HEALTH, 512)
+        ..GetLogPage::new(LogPageId::HEALTH, 512)
     };
     let (cqe, _) = bench.admin(&association, &AdminCommand::GetLogPage(one_namespace));
     assert_eq!(cqe.status(), Status::INVALID_FIELD.dnr().more());
@@ -228,7 +217,7 @@ fn the_firmware_page_has_one_slot() {
     let data = read(
         &mut bench,
         &association,
-        page(LogPageId::FIRMWARE_SLOT, 512),
+        GetLogPage::new(LogPageId::FIRMWARE_SLOT, 512),
     );
     let log = FirmwareSlotLog::from_data(&data).unwrap();
     assert_eq!(log.active_slot(), 1);
@@ -247,7 +236,7 @@ fn ana_groups_are_listed_with_their_states() {
     let groups = |bench: &mut Bench, lsp| {
         let get = GetLogPage {
             lsp,
-            ..page(LogPageId::ANA, 256)
+            ..GetLogPage::new(LogPageId::ANA, 256)
         };
         let data = read(bench, &association, get);
         let (header, groups) = AnaLogHeader::parse(&data).unwrap();
@@ -288,10 +277,14 @@ fn offsets_and_lengths_are_checked() {
     let mut bench = Bench::new();
     let association = bench.associate(host(2), subnqn(), 0).unwrap();
     bench.enable(&association);
-    let whole = read(&mut bench, &association, page(LogPageId::HEALTH, 512));
+    let whole = read(
+        &mut bench,
+        &association,
+        GetLogPage::new(LogPageId::HEALTH, 512),
+    );
     let tail = GetLogPage {
         offset: 500,
-        ..page(LogPageId::HEALTH, 32)
+        ..GetLogPage::new(LogPageId::HEALTH, 32)
     };
     let data = read(&mut bench, &association, tail);
     assert_eq!(data[..12], whole[500..]);
@@ -307,12 +300,12 @@ fn offsets_and_lengths_are_checked() {
             ..tail
         },
         GetLogPage { offset: 2, ..tail },
-        page(LogPageId::HEALTH, (1 << 20) + 4),
+        GetLogPage::new(LogPageId::HEALTH, (1 << 20) + 4),
     ];
     for get in bad {
         let (cqe, _) = bench.admin(&association, &AdminCommand::GetLogPage(get));
         assert_eq!(cqe.status(), field, "{get:?}");
     }
-    let largest = page(LogPageId::HEALTH, 1 << 20);
+    let largest = GetLogPage::new(LogPageId::HEALTH, 1 << 20);
     assert_eq!(read(&mut bench, &association, largest).len(), 1 << 20);
 }

@@ -17,15 +17,8 @@ use crate::{ConfigError, ConnId, Geometry, HostPolicy, IoStep, NamespaceConfig, 
 fn changed(bench: &mut Bench, association: &Association, rae: bool) -> Vec<u32> {
     let get = GetLogPage {
         nsid: 0,
-        lid: LogPageId::CHANGED_NAMESPACES,
-        lsp: 0,
         rae,
-        length_bytes: 4096,
-        lsi: 0,
-        offset: 0,
-        offset_is_index: false,
-        csi: 0,
-        uuid_index: 0,
+        ..GetLogPage::new(LogPageId::CHANGED_NAMESPACES, 4096)
     };
     let (_, data) = bench.admin(association, &AdminCommand::GetLogPage(get));
     ChangedNamespaceList::from_data(&data)

@@ -374,15 +374,7 @@ fn next_notification(
 ) -> Option<(Notification, u32, u8)> {
     let get = GetLogPage {
         nsid: 0,
-        lid: LogPageId::RESERVATION_NOTIFICATION,
-        lsp: 0,
-        rae: false,
-        length_bytes: 64,
-        lsi: 0,
-        offset: 0,
-        offset_is_index: false,
-        csi: 0,
-        uuid_index: 0,
+        ..GetLogPage::new(LogPageId::RESERVATION_NOTIFICATION, 64)
     };
     let (_, data) = bench.admin(association, &AdminCommand::GetLogPage(get));
     let page = ReservationNotificationLog::from_data(&data).unwrap();
