@@ -26,6 +26,21 @@ bitflags! {
     }
 }
 
+impl Access {
+    /// Refuses what no memory region can have.
+    ///
+    /// # Errors
+    /// `REMOTE_WRITE` without `LOCAL_WRITE` (`ibv_reg_mr(3)`).
+    pub(crate) fn check(self) -> Result<(), RdmaError> {
+        if self.contains(Self::REMOTE_WRITE) && !self.contains(Self::LOCAL_WRITE) {
+            return Err(RdmaError::Invalid(
+                "a memory region with REMOTE_WRITE needs LOCAL_WRITE too",
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// Names local memory in an SGE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LKey(pub u32);

@@ -143,12 +143,7 @@ impl StagTable {
         access: Access,
         pd: u32,
     ) -> Result<u32, RdmaError> {
-        // As verbs has it (`ibv_reg_mr(3)`).
-        if access.contains(Access::REMOTE_WRITE) && !access.contains(Access::LOCAL_WRITE) {
-            return Err(RdmaError::Invalid(
-                "a memory region with REMOTE_WRITE needs LOCAL_WRITE too",
-            ));
-        }
+        access.check()?;
         let end = offset_bytes.checked_add(len_bytes);
         if end.is_none_or(|end| end > slab.len_bytes()) {
             return Err(RdmaError::Limit {

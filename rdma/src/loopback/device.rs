@@ -98,11 +98,7 @@ impl ProtectionDomain for Pd {
         len_bytes: usize,
         access: Access,
     ) -> Result<Rc<dyn MemoryRegion>, RdmaError> {
-        if access.contains(Access::REMOTE_WRITE) && !access.contains(Access::LOCAL_WRITE) {
-            return Err(RdmaError::Invalid(
-                "a region with remote write needs local write as well",
-            ));
-        }
+        access.check()?;
         let span = Span::new(slab, offset_bytes, len_bytes);
         let span = span.ok_or(RdmaError::Invalid("the region leaves its slab"))?;
         let addr = span.addr();

@@ -78,11 +78,7 @@ impl ProtectionDomain for Pd {
         len_bytes: usize,
         access: Access,
     ) -> Result<Rc<dyn MemoryRegion>, RdmaError> {
-        if access.contains(Access::REMOTE_WRITE) && !access.contains(Access::LOCAL_WRITE) {
-            return Err(RdmaError::Invalid(
-                "a memory region with remote write needs local write, too",
-            ));
-        }
+        access.check()?;
         let mr = Mr::new(&self.raw, slab, offset_bytes, len_bytes, access).ok_or(
             RdmaError::Invalid("the range to be registered leaves its slab"),
         )?;
