@@ -156,11 +156,23 @@ impl Daemon {
     /// # Panics
     /// When none comes.
     pub fn wait_for_log(&self, words: &[&str]) {
+        self.wait_for_log_after(0, words);
+    }
+
+    /// Waits for a line with all of `words` behind the first `known` lines of the log: that line.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn wait_for_log_after(&self, known: usize, words: &[&str]) -> String {
         let start = Instant::now();
         let has = |line: &String| words.iter().all(|word| line.contains(word));
-        while !self.log().iter().any(has) {
+        loop {
+            let log = self.log();
+            if let Some(line) = log.iter().skip(known).find(|line| has(line)) {
+                return line.clone();
+            }
             let waited = start.elapsed() < Duration::from_secs(10);
-            assert!(waited, "no line with {words:?} in {:#?}", self.log());
+            assert!(waited, "no line with {words:?} in {log:#?}");
             thread::sleep(Duration::from_millis(10));
         }
     }

@@ -1,75 +1,22 @@
 //! The real binary: killed under a verified workload and started again, and ended as systemd does.
 
-use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use capstan_initiator::{BlockingVolume, Controller, Options};
-use capstan_nvme_proto::nqn::{HostId, Nqn};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use capstan_initiator::{BlockingVolume, Controller};
+use capstan_tests::host::options;
+use capstan_tests::program::{Daemon, own_address, utf8};
 
-const SUBNQN: &str = "nqn.2026-11.org.example:restarted";
 const LBA: usize = 4096;
 const WRITERS: usize = 3;
 /// LBAs of one writer.
 const AREA: usize = 512;
 
-/// The daemon in a process of its own.
-struct Daemon(Child);
-
-impl Daemon {
-    /// Starts it, and waits until it says that it listens.
-    fn start(image: &Path, port: u16) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_capstan-target"))
-            .args(["serve", "--lba", "4096", "--nqn", SUBNQN, "--export"])
-            .arg(image)
-            .arg("--listen")
-            .arg(format!("127.0.0.1:{port}"))
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the daemon starts");
-        let stderr = BufReader::new(child.stderr.take().expect("piped"));
-        let mut lines = stderr.lines();
-        let listens = lines.any(|line| line.is_ok_and(|line| line.contains("listening at")));
-        assert!(listens, "the daemon ended before it listened");
-        // Somebody must read on, or the daemon would block on a full pipe.
-        thread::spawn(move || lines.for_each(drop));
-        Self(child)
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.0.id()).expect("a pid"));
-        kill(pid, signal).expect("the daemon is there");
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Ended already in a test that went well.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("bound").port()
-}
-
-fn connect(port: u16) -> Controller {
-    let mut options = Options::new(
-        "127.0.0.1",
-        Nqn::new(SUBNQN).expect("valid"),
-        Nqn::new("nqn.2026-11.org.example:tester").expect("valid"),
-        HostId([7; 16]),
-    );
-    options.trsvcid = port;
+fn connect(at: SocketAddr) -> Controller {
+    let mut options = options(at, 1);
     options.reconnect_delay = Duration::from_millis(500);
     Controller::connect(options).expect("connects")
 }
@@ -110,9 +57,9 @@ fn a_killed_target_comes_back_and_nothing_acknowledged_is_lost() {
     let image = folder.path().join("volume.img");
     let bytes = WRITERS * AREA * LBA;
     std::fs::write(&image, vec![0; bytes]).expect("an image");
-    let port = free_port();
-    let mut daemon = Some(Daemon::start(&image, port));
-    let controller = connect(port);
+    let at = own_address();
+    let mut daemon = Some(Daemon::start(utf8(&image), 4096, at));
+    let controller = connect(at);
     let volume = controller
         .volume_blocking(1)
         .expect("namespace 1")
@@ -128,9 +75,8 @@ fn a_killed_target_comes_back_and_nothing_acknowledged_is_lost() {
         }
         for _ in 0..3 {
             thread::sleep(Duration::from_millis(400));
-            // Dropping kills with SIGKILL.
-            drop(daemon.take());
-            daemon = Some(Daemon::start(&image, port));
+            daemon.take().expect("running").kill();
+            daemon = Some(Daemon::start(utf8(&image), 4096, at));
         }
         thread::sleep(Duration::from_millis(400));
         stop.store(true, Ordering::Relaxed);
@@ -164,16 +110,15 @@ fn sigterm_drains_and_exits_0() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = folder.path().join("volume.img");
     std::fs::write(&image, vec![0; 1 << 20]).expect("an image");
-    let port = free_port();
-    let mut daemon = Daemon::start(&image, port);
-    let controller = connect(port);
+    let at = own_address();
+    let daemon = Daemon::start(utf8(&image), 4096, at);
+    let controller = connect(at);
     let volume = controller
         .volume_blocking(1)
         .expect("namespace 1")
         .blocking();
     volume.write(0, &contents(0, 1)).expect("writes");
-    daemon.signal(Signal::SIGTERM);
-    let status = daemon.0.wait().expect("ends");
+    let status = daemon.stop();
     assert!(status.success(), "{status}");
     drop(controller);
     assert_eq!(

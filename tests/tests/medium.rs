@@ -6,13 +6,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 
-use capstan_config::Config;
-use capstan_initiator::{Controller, IoError, Options};
-use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_initiator::{Controller, IoError};
 use capstan_nvme_proto::status::Status;
-use capstan_target::serve::Running;
+use capstan_tests::host::options;
+use capstan_tests::target::{SUBNQN, TestTarget};
 
-const SUBNQN: &str = "nqn.2026-11.org.example:medium";
 const MIB: u64 = 1 << 20;
 
 /// A loop device, detached at the end.
@@ -47,23 +45,14 @@ fn root_what_the_medium_cannot_read_is_an_unrecovered_read_error_of_that_command
     let image = folder.path().join("image");
     File::create(&image).unwrap().set_len(8 * MIB).unwrap();
     let device = LoopDevice::new(&image);
-    let config = Config::from_toml(&format!(
+    let target = TestTarget::start(&format!(
         "[target]\nreactors = 1\n\
          [[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
          [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
          [[subsystem.namespace]]\npath = \"{}\"\nlba = 4096\n",
         device.0
-    ))
-    .unwrap();
-    let running = Running::start(&config).unwrap();
-    let mut options = Options::new(
-        "127.0.0.1",
-        Nqn::new(SUBNQN).unwrap(),
-        Nqn::new("nqn.2026-11.org.example:tester").unwrap(),
-        HostId([7; 16]),
-    );
-    options.trsvcid = running.addresses[0].port();
-    let controller = Controller::connect(options).unwrap();
+    ));
+    let controller = Controller::connect(options(target.addresses[0], 1)).unwrap();
     let volume = controller.volume_blocking(1).unwrap().blocking();
     volume.write(0, &vec![7; 4 << 20]).unwrap();
     volume.flush().unwrap();
@@ -90,5 +79,5 @@ fn root_what_the_medium_cannot_read_is_an_unrecovered_read_error_of_that_command
     });
     controller.close();
     drop((volume, controller));
-    running.stop().unwrap();
+    target.stop();
 }

@@ -1,32 +1,23 @@
 //! A null namespace beside one that holds data: its reads are zeroes, whoever's bytes passed
 //! through the target's memory before.
 
-use capstan_config::Config;
-use capstan_initiator::{Controller, Options};
-use capstan_nvme_proto::nqn::{HostId, Nqn};
-use capstan_target::serve::Running;
-
-const SUBNQN: &str = "nqn.2026-11.org.example:null";
+use capstan_initiator::Controller;
+use capstan_tests::host::options;
+use capstan_tests::target::{SUBNQN, TestTarget};
 
 #[test]
 fn reads_are_zeroes_whatever_passed_through_the_targets_memory() {
     // The least memory there can be: two transfers of 1 MiB use every buffer.
-    let config = Config::from_toml(&format!(
+    let target = TestTarget::start(&format!(
         "[target]\nmemory_budget = \"5MiB\"\nreactors = 1\n\
          [[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
          [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
          [[subsystem.namespace]]\nram = \"8MiB\"\nlba = 512\n\
          [[subsystem.namespace]]\nnull = \"8MiB\"\nlba = 512\n"
-    ))
-    .unwrap();
-    let running = Running::start(&config).unwrap();
-    let mut options = Options::new(
-        "127.0.0.1",
-        Nqn::new(SUBNQN).unwrap(),
-        Nqn::new("nqn.2026-11.org.example:tester").unwrap(),
-        HostId([7; 16]),
-    );
-    options.trsvcid = running.addresses[0].port();
+    ));
+    let mut options = options(target.addresses[0], 1);
+    // Room for more transfers than the target has.
+    options.data_memory_bytes = 8 << 20;
     let controller = Controller::connect(options).unwrap();
     let [ram, null] = [1, 2].map(|nsid| controller.volume_blocking(nsid).unwrap().blocking());
     let secret = vec![0x5a; 4 << 20];
@@ -63,5 +54,5 @@ fn reads_are_zeroes_whatever_passed_through_the_targets_memory() {
     assert!(read.iter().all(|&byte| byte == 0));
     controller.close();
     drop((ram, null, controller));
-    running.stop().unwrap();
+    target.stop();
 }

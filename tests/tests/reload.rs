@@ -1,0 +1,108 @@
+//! SIGHUP on the real binary: what the configuration file says now is served, while a host is connected.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use capstan_initiator::Controller;
+use capstan_tests::host::options;
+use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use capstan_tests::target::SUBNQN;
+use nix::sys::signal::Signal;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A configuration with these namespaces, of which each is a file of 1 MiB that is made.
+fn configure(folder: &Path, at: SocketAddr, nsids: &[u32], allowed: &str) {
+    let mut toml = format!(
+        "[target]\nreactors = 2\nmemory_budget = \"64MiB\"\n\n[[listener]]\naddress = \"{}\"\n\
+         port = {}\nprovider = \"iwarp\"\n\n[[subsystem]]\nnqn = \"{SUBNQN}\"\n{allowed}\n",
+        at.ip(),
+        at.port(),
+    );
+    for nsid in nsids {
+        let path = folder.join(format!("{nsid}.img"));
+        if !path.exists() {
+            std::fs::write(&path, vec![0; 1 << 20]).expect("an image");
+        }
+        toml += &format!(
+            "\n[[subsystem.namespace]]\nnsid = {nsid}\npath = \"{}\"\n",
+            path.display()
+        );
+    }
+    std::fs::write(folder.join("target.toml"), toml).expect("a configuration");
+}
+
+/// Has the daemon read its configuration, and waits until it logs `words` about it: that line.
+fn reload(daemon: &Daemon, words: &str) -> String {
+    let known = daemon.log().len();
+    signal(daemon.pid(), Signal::SIGHUP);
+    daemon.wait_for_log_after(known, &[words])
+}
+
+/// Waits until the host sees exactly these namespaces.
+fn sees(controller: &Controller, nsids: &[u32]) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let namespaces = controller.snapshot_blocking().namespaces;
+        let seen: Vec<u32> = namespaces.iter().map(|n| n.nsid).collect();
+        if seen == nsids {
+            return;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the host sees {seen:?}, expected {nsids:?}"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn namespaces_come_and_go_under_a_connected_host() {
+    let any = "allow_any_host = true";
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    let file = folder.join("target.toml");
+    let at = own_address();
+    configure(folder, at, &[1, 2], any);
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let mut options = options(at, 1);
+    let hostnqn = options.hostnqn.as_str().to_owned();
+    options.reconnect_delay = Duration::from_millis(200);
+    let controller = Controller::connect(options).expect("connects");
+    sees(&controller, &[1, 2]);
+    let first = controller.volume_blocking(1).expect("namespace 1");
+    first.blocking().write(0, &[1; 4096]).expect("writes");
+
+    configure(folder, at, &[1, 2, 7], any);
+    reload(&daemon, "namespaces added: 1");
+    sees(&controller, &[1, 2, 7]);
+    let seventh = controller.volume_blocking(7).expect("namespace 7");
+    seventh.blocking().write(0, &[7; 4096]).expect("writes");
+
+    configure(folder, at, &[1, 7], any);
+    reload(&daemon, "namespaces removed: 1");
+    sees(&controller, &[1, 7]);
+    // Closed, and so free for somebody else: it can be exported again.
+    configure(folder, at, &[1, 2, 7], any);
+    reload(&daemon, "namespaces added: 1");
+    sees(&controller, &[1, 2, 7]);
+
+    // What is not in order changes nothing, nor does what needs a restart.
+    std::fs::write(&file, "[[subsystem]]").expect("written");
+    reload(&daemon, "the configuration was not reloaded");
+    configure(folder, SocketAddr::new(at.ip(), at.port() + 1), &[1], any);
+    let why = reload(&daemon, "the configuration was not reloaded");
+    assert!(why.contains("[[listener]] needs a restart"), "{why}");
+    sees(&controller, &[1, 2, 7]);
+    let mut read = [0; 4096];
+    seventh.blocking().read(0, &mut read).expect("reads");
+    assert_eq!(read, [7; 4096]);
+
+    // The host is not allowed any more: its association ends, and a new one is refused.
+    let others = "allowed_hosts = [\"nqn.2026-11.org.example:other\"]";
+    configure(folder, at, &[1, 2, 7], others);
+    reload(&daemon, "subsystems with other hosts: 1");
+    daemon.wait_for_log(&["refused a Connect", &hostnqn]);
+}
