@@ -44,8 +44,9 @@ pub(crate) enum Access {
     Write,
     /// Copy.
     ReadAndWrite,
-    /// Writes nothing new: a write protected namespace allows it, a reservation does not.
-    Flush,
+    /// Flush and hints, which are write commands that change no block: a write protected namespace
+    /// allows them, a reservation does not.
+    WriteNothing,
     /// Allowed whatever the reservation.
     Neither,
 }
@@ -76,7 +77,7 @@ impl Gate {
         }
         let reserved = match access {
             Access::Read => Closed::RESERVED_FOR_READ,
-            Access::Write | Access::Flush => Closed::RESERVED_FOR_WRITE,
+            Access::Write | Access::WriteNothing => Closed::RESERVED_FOR_WRITE,
             Access::ReadAndWrite => {
                 Closed::RESERVED_FOR_WRITE.with(Closed::RESERVED_FOR_READ, true)
             }
@@ -126,7 +127,7 @@ mod tests {
                 Access::Read,
                 Access::Write,
                 Access::ReadAndWrite,
-                Access::Flush,
+                Access::WriteNothing,
                 Access::Neither,
             ]
             .map(|access| gate.check(access).is_err());

@@ -306,7 +306,7 @@ impl IoQueue {
 
 impl IoQueue {
     /// The active namespace `nsid`.
-    pub(super) fn namespace(&self, nsid: u32) -> Result<&Namespace, CommandError> {
+    pub(crate) fn namespace(&self, nsid: u32) -> Result<&Namespace, CommandError> {
         self.namespaces.find(nsid).ok_or_else(|| CommandError {
             status: Status::INVALID_NAMESPACE_OR_FORMAT.dnr(),
             location: ErrorLocation::sqe(4),
@@ -358,17 +358,17 @@ fn operation(
             };
             (operation, Access::Write, Some(zeroes.range))
         }
-        WireCommand::Flush(_) => (IoOperation::Flush, Access::Flush, None),
+        WireCommand::Flush(_) => (IoOperation::Flush, Access::WriteNothing, None),
         WireCommand::DatasetManagement(dsm) => {
             let operation = IoOperation::DatasetManagement {
                 ranges: dsm.ranges,
                 deallocate: dsm.deallocate,
             };
-            // Hints change nothing; Deallocate changes what the blocks hold.
+            // Hints change no block; Deallocate does.
             let access = if dsm.deallocate {
                 Access::Write
             } else {
-                Access::Neither
+                Access::WriteNothing
             };
             (operation, access, None)
         }

@@ -1,5 +1,6 @@
 //! I/O commands: what is executed, and with what status the rest is refused.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::command::{
@@ -339,6 +340,32 @@ fn dataset_ranges_are_checked_one_by_one() {
         Err(Status::DATA_SGL_LENGTH_INVALID.dnr())
     );
     assert!(command.copy_sources(&good).is_err());
+}
+
+#[test]
+fn a_hint_is_a_write_command_to_a_reservation_and_none_to_write_protection() {
+    use crate::gate::Closed;
+    let (mut bench, conn) = bench();
+    let hint = |cid| {
+        let dsm = DatasetManagement {
+            nsid: 1,
+            ranges: 1,
+            integral_read: true,
+            integral_write: false,
+            deallocate: false,
+        };
+        sqe(Command::DatasetManagement(dsm), cid)
+    };
+    let namespace = queue(&mut bench, conn).namespace(1).unwrap();
+    let gate = Arc::clone(&namespace.gate);
+    gate.set(Closed::RESERVED_FOR_WRITE);
+    assert_eq!(
+        refused(&mut bench, conn, &hint(2)),
+        Status::RESERVATION_CONFLICT.dnr().more()
+    );
+    gate.set(Closed::WRITE_PROTECTED);
+    let command = execute(&mut bench, conn, &hint(3), &[]);
+    queue(&mut bench, conn).complete(command.permit, Status::SUCCESS, 0);
 }
 
 #[test]
