@@ -256,8 +256,8 @@ impl Engine {
     }
 
     /// Moves the connections of peers that have brought shared memory into it.
-    fn meet(&self) {
-        let next = || self.meeting.borrow_mut().as_mut().and_then(Meeting::take);
+    fn meet(&self, readable: bool) {
+        let next = || self.meeting.borrow_mut().as_mut()?.take(readable);
         while let Some((cell, fd)) = next() {
             let mut qp = cell.borrow_mut();
             let qp = &mut *qp;
@@ -328,7 +328,7 @@ impl Engine {
             self.look_at_epoll();
         }
         if tick.is_multiple_of(EPOLL_EVERY) {
-            self.meet();
+            self.meet(false);
         }
         let mut hot = self.hot.take();
         let idle_max = IDLE_RUNS / u32::try_from(hot.len().max(1)).unwrap_or(u32::MAX);
@@ -432,7 +432,7 @@ impl Engine {
         let count = wait.unwrap_or(0);
         for event in &events[..count] {
             if event.data() == MEETING {
-                self.meet();
+                self.meet(true);
                 continue;
             }
             let num = QpNum(u32::try_from(event.data()).unwrap_or(u32::MAX));

@@ -10,13 +10,13 @@
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::{Rc, Weak};
 
 use nix::cmsg_space;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    bind, getsockname, recvmsg, sendmsg, socket,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, getsockname,
+    sendmsg, socket,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -142,8 +142,9 @@ impl Meeting {
     }
 
     /// The next descriptor of an invited peer, and its queue pair. Forgets who has begun without.
-    pub(in crate::iwarp) fn take(&mut self) -> Option<(Rc<RefCell<Qp>>, OwnedFd)> {
-        if self.invited.is_empty() {
+    /// When the socket is `readable` it is read even though nobody is invited: it would stay so.
+    pub(in crate::iwarp) fn take(&mut self, readable: bool) -> Option<(Rc<RefCell<Qp>>, OwnedFd)> {
+        if self.invited.is_empty() && !readable {
             return None;
         }
         self.invited
@@ -160,24 +161,96 @@ impl Meeting {
         None
     }
 
-    /// One message, whoever sent it. Descriptors that do not belong into one are closed.
+    /// One message, whoever sent it. Descriptors that do not belong into one are closed, also those
+    /// of a message that brings more than there is room for.
     fn receive(&self) -> Option<([u8; 16], Option<OwnedFd>)> {
         let mut secret = [0; 16];
-        let mut bytes = [IoSliceMut::new(&mut secret)];
-        let mut space = cmsg_space!([std::os::fd::RawFd; 4]);
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let socket = self.socket.as_raw_fd();
-        let message = recvmsg::<UnixAddr>(socket, &mut bytes, Some(&mut space), flags).ok()?;
+        let mut bytes = IoSliceMut::new(&mut secret);
+        let mut space = cmsg_space!([RawFd; 4]);
+        // SAFETY: plain data for which zero is a valid value.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        // `IoSliceMut` has the layout of `iovec`.
+        header.msg_iov = (&raw mut bytes).cast();
+        header.msg_iovlen = 1;
+        header.msg_control = space.as_mut_ptr().cast();
+        header.msg_controllen = space.capacity();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: `header` names memory that is borrowed until it is used no more.
+        let got = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut header, flags) };
         let mut first = None;
-        for control in message.cmsgs().into_iter().flatten() {
-            if let ControlMessageOwned::ScmRights(fds) = control {
-                for fd in fds {
-                    // SAFETY: the kernel has just opened it for this process, and named it once.
-                    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-                    first = first.or(Some(fd));
-                }
+        if got >= 0 {
+            each_descriptor(&header, |fd| {
+                first.get_or_insert(fd);
+            });
+        }
+        (got >= 0).then_some((secret, first))
+    }
+}
+
+/// Takes over the descriptors of a received message. Not by nix, which shows none of a message that
+/// was cut short: those that fitted would stay open for ever.
+fn each_descriptor(header: &libc::msghdr, mut take: impl FnMut(OwnedFd)) {
+    // SAFETY: the kernel has just filled in `header` and what it names.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: as above; null after the last.
+    while let Some(control) = unsafe { at.as_ref() } {
+        if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: inside the memory for control messages.
+            let fds: *const RawFd = unsafe { libc::CMSG_DATA(at) }.cast();
+            let bytes = (at.addr() + control.cmsg_len).saturating_sub(fds.addr());
+            for n in 0..bytes / size_of::<RawFd>() {
+                // SAFETY: so many follow the header, aligned or not.
+                let fd = unsafe { fds.wrapping_add(n).read_unaligned() };
+                // SAFETY: the kernel has just opened it for this process, and named it once.
+                take(unsafe { OwnedFd::from_raw_fd(fd) });
             }
         }
-        Some((secret, first))
+        // SAFETY: as for the first.
+        at = unsafe { libc::CMSG_NXTHDR(header, at) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use nix::unistd::pipe;
+
+    use super::*;
+
+    #[test]
+    fn descriptors_of_strangers_are_closed_however_many() {
+        let mut meeting = Meeting::new().unwrap();
+        let to = UnixAddr::new_abstract(&meeting.name).unwrap();
+        let stranger = unix_socket().unwrap();
+        for count in [0, 1, 4, 5, 253] {
+            let (end, other_end) = pipe().unwrap();
+            let fds = vec![other_end.as_raw_fd(); count];
+            let control = [ControlMessage::ScmRights(&fds)];
+            let bytes = [IoSlice::new(&[7; 16])];
+            let flags = MsgFlags::empty();
+            let control = &control[..usize::from(count != 0)];
+            sendmsg(stranger.as_raw_fd(), &bytes, control, flags, Some(&to)).unwrap();
+            drop(other_end);
+            assert!(meeting.take(true).is_none());
+            // It is nobody's any more: the pipe has ended.
+            assert_eq!(
+                std::fs::File::from(end).read(&mut [0]).unwrap(),
+                0,
+                "{count}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_message_that_comes_when_nobody_is_invited_is_taken() {
+        let mut meeting = Meeting::new().unwrap();
+        let to = UnixAddr::new_abstract(&meeting.name).unwrap();
+        let stranger = unix_socket().unwrap();
+        let bytes = [IoSlice::new(&[7; 16])];
+        let none = MsgFlags::empty();
+        sendmsg(stranger.as_raw_fd(), &bytes, &[], none, Some(&to)).unwrap();
+        assert!(meeting.take(true).is_none());
+        assert!(meeting.receive().is_none(), "it would wake for ever");
     }
 }

@@ -55,7 +55,14 @@ impl Memory {
     /// It is not what [`Memory::create`] makes, or cannot be mapped.
     pub(super) fn open(fd: &OwnedFd) -> io::Result<Self> {
         // Only a memfd knows seals: this refuses any other kind of file, too.
-        let seals = SealFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GET_SEALS)?);
+        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map_err(|error| {
+            io::Error::other(format!(
+                "no shared memory but another kind of file has come ({}); a memfd of {LEN_BYTES} \
+                 bytes that cannot shrink is expected",
+                error.desc()
+            ))
+        })?;
+        let seals = SealFlag::from_bits_retain(seals);
         let length = usize::try_from(fstat(fd)?.st_size).unwrap_or(0);
         if !seals.contains(SealFlag::F_SEAL_SHRINK) || length != LEN_BYTES {
             return Err(io::Error::other(format!(
@@ -138,7 +145,8 @@ mod tests {
     fn other_kinds_of_files_are_refused() {
         for path in ["/proc/self/exe", "/dev/zero"] {
             let file = OwnedFd::from(std::fs::File::open(path).unwrap());
-            assert!(Memory::open(&file).is_err(), "{path}");
+            let error = Memory::open(&file).err().unwrap().to_string();
+            assert!(error.starts_with("no shared memory"), "{path}: {error}");
         }
     }
 }
