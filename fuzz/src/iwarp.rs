@@ -1,12 +1,19 @@
-//! The iWARP provider: set-up frames, and the engine that receives.
+//! The iWARP provider: set-up frames, and the engine that receives, from a socket and from memory.
 
-use capstan_rdma::iwarp::testing::receive;
+use capstan_rdma::iwarp::testing::{receive, receive_shared};
 use capstan_rdma::iwarp::wire::mpa::{FRAME_BYTES, FrameHeader};
 
 /// A stream of FPDUs, well-formed and not, into the real receive engine: nothing outside the
 /// memory opened to the peer changes, and every work request completes exactly once.
 pub fn iwarp_receive(data: &[u8]) {
     receive(data);
+}
+
+/// A peer on this machine that writes what it likes, where it likes, into the shared memory of a
+/// connection, and brings what it likes to where memory is handed over: as `iwarp_receive`, and
+/// the connection ends, for a cause that says what is wrong.
+pub fn same_host(data: &[u8]) {
+    receive_shared(data);
 }
 
 /// MPA Request and Reply frames: what parses encodes to what parses to the same.

@@ -13,7 +13,7 @@ mod subsystem;
 
 pub use config::config_toml;
 pub use host::{host, host_discovery};
-pub use iwarp::{iwarp_receive, iwarp_setup};
+pub use iwarp::{iwarp_receive, iwarp_setup, same_host};
 pub use nvme_proto::{
     capsule, command_data, completion, connect_data, discovery_log, features, identify, log_pages,
     private_data, sgl,
@@ -38,6 +38,7 @@ pub const TARGETS: &[Target] = &[
     ("controller_ops", controller_ops),
     ("iwarp_receive", iwarp_receive),
     ("iwarp_setup", iwarp_setup),
+    ("same_host", same_host),
     ("config_toml", config_toml),
     ("host", host),
     ("host_discovery", host_discovery),

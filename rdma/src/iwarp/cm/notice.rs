@@ -30,7 +30,7 @@ impl Notices {
         }))
     }
 
-    pub(super) fn take(&self) -> Option<(CmId, Notice)> {
+    pub(in crate::iwarp) fn take(&self) -> Option<(CmId, Notice)> {
         self.queue.borrow_mut().pop_front()
     }
 

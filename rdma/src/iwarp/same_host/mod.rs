@@ -19,6 +19,8 @@ mod link;
 mod meeting;
 mod memory;
 mod ring;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) mod testing;
 
 pub(super) use link::SharedLink;
 pub(super) use meeting::{Invitation, Meeting, is_same_host, take_up};

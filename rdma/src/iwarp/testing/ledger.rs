@@ -1,0 +1,94 @@
+//! What was posted and what has completed.
+
+use std::collections::BTreeSet;
+
+use super::scene::{READS, RECEIVE_BYTES, RECEIVES};
+use crate::contract::{CompletionQueue, QpNum, WcOpcode, WcStatus, WorkCompletion};
+
+/// Identifier of the first work request of the send queue, which is an RDMA Read.
+pub(super) const FIRST_SEND: u64 = 100;
+
+/// Identifier of work requests that complete only when the connection ends before they are looked at.
+pub(super) const UNSIGNALED: u64 = FIRST_SEND - 1;
+
+/// Work requests that have not completed. Those that succeed do so in the order they were posted in,
+/// and none does after one that failed.
+pub(super) struct Ledger {
+    receives: BTreeSet<u64>,
+    sends: BTreeSet<u64>,
+    next_send: u64,
+    failed: bool,
+}
+
+impl Ledger {
+    /// What a scene has posted when it begins.
+    pub(super) fn new() -> Self {
+        let next_send = FIRST_SEND + READS;
+        Self {
+            receives: (0..RECEIVES).collect(),
+            sends: (FIRST_SEND..next_send).collect(),
+            next_send,
+            failed: false,
+        }
+    }
+
+    /// The identifier for the next work request of the send queue.
+    pub(super) fn next_send(&self) -> u64 {
+        self.next_send
+    }
+
+    /// That work request has been posted.
+    pub(super) fn posted(&mut self) {
+        self.sends.insert(self.next_send);
+        self.next_send += 1;
+    }
+
+    /// Takes completions, and says how many there were.
+    pub(super) fn poll(&mut self, cq: &dyn CompletionQueue) -> usize {
+        let mut out = [BLANK; 16];
+        let count = cq.poll(&mut out);
+        for done in &out[..count] {
+            self.completed(done);
+        }
+        count
+    }
+
+    fn completed(&mut self, done: &WorkCompletion) {
+        let success = done.status == WcStatus::Success;
+        if done.wr_id == UNSIGNALED {
+            assert!(!success, "{done:?}");
+            return;
+        }
+        let receive = done.wr_id < RECEIVES;
+        let of = if receive {
+            assert!(!success || done.byte_len <= RECEIVE_BYTES, "{done:?}");
+            &mut self.receives
+        } else {
+            &mut self.sends
+        };
+        let oldest = of.first() == Some(&done.wr_id);
+        assert!(of.remove(&done.wr_id), "a second completion: {done:?}");
+        // Of the send queue, what caused the end comes first.
+        assert!(oldest || !(success || receive), "out of order: {done:?}");
+        assert!(!self.failed || !success, "success after the end: {done:?}");
+        self.failed |= !success;
+    }
+
+    /// The connection has ended: nothing is outstanding.
+    pub(super) fn assert_all_flushed(&self) {
+        let (receives, sends) = (&self.receives, &self.sends);
+        assert!(
+            receives.is_empty() && sends.is_empty(),
+            "outstanding after the end: receives {receives:?}, sends {sends:?}"
+        );
+    }
+}
+
+const BLANK: WorkCompletion = WorkCompletion {
+    wr_id: 0,
+    qp: QpNum(0),
+    status: WcStatus::Success,
+    opcode: WcOpcode::Send,
+    byte_len: 0,
+    invalidated: None,
+};

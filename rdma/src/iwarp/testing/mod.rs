@@ -1,0 +1,86 @@
+//! The engine without a network, for fuzzing and its replay in tests.
+//!
+//! * [`receive`] turns bytes of the fuzzer into a byte stream and feeds it to a queue pair as a
+//!   socket would.
+//! * [`receive_shared`] makes the peer a process on this machine that writes what it likes into the
+//!   shared memory, at any time.
+//!
+//! Both check what must hold whatever comes: nothing outside the memory opened to the peer changes,
+//! every work request completes exactly once, and the end of a connection has a cause.
+
+mod ledger;
+mod link;
+mod scene;
+mod shared;
+mod stream;
+
+use scene::{Agreed, Scene, Stage};
+use stream::{Choices, Composer};
+
+use super::socket::Link;
+use crate::contract::{QpState, QueuePair};
+use ledger::Ledger;
+
+pub(super) use link::MemoryLink;
+pub use shared::receive_shared;
+
+/// Feeds a stream made out of `data` to a queue pair.
+///
+/// # Panics
+/// When a rule is broken.
+pub fn receive(data: &[u8]) {
+    let mut choices = Choices(data);
+    let flags = choices.byte();
+    let agreed = Agreed {
+        crc: flags & 1 != 0,
+        empty_fpdu: flags & 2 != 0,
+        peer_first: false,
+    };
+    let steps = [1, 7, 64, 1460, 4096, 16_384, 65_536, 1 << 20];
+    let step = steps[usize::from(flags >> 5)];
+    Stage::with(|stage| {
+        let scene = Scene::new(stage, Link::Memory(MemoryLink::empty()), agreed);
+        // Small steps are for short streams, or an execution takes too long.
+        let length_max = (step * 500).min(100_000);
+        let mut composer = Composer::new(&scene, agreed.crc);
+        let mut bytes = Vec::new();
+        while !choices.is_empty() && bytes.len() < length_max {
+            composer.next(&mut choices, &mut bytes);
+        }
+        let turns = bytes.len() / step + 32;
+        scene.qp.cell.borrow_mut().link = Some(Link::Memory(MemoryLink::new(bytes, step)));
+        let mut ledger = Ledger::new();
+        for turn in 0..turns {
+            if turn % 16 == 0 {
+                // An idle queue pair is not asked again by itself.
+                stage.engine.heat_memory(&scene.qp.cell);
+            }
+            let count = ledger.poll(&*stage.cq);
+            if count == 0 && scene.qp.state() == QpState::Error {
+                break;
+            }
+        }
+        if scene.qp.state() == QpState::Error {
+            ledger.assert_all_flushed();
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+        #[test]
+        fn nothing_outside_the_open_memory_changes(data in prop::collection::vec(any::<u8>(), 0..400)) {
+            super::receive(&data);
+        }
+
+        #[test]
+        fn nor_does_it_through_shared_memory(data in prop::collection::vec(any::<u8>(), 0..400)) {
+            super::receive_shared(&data);
+        }
+    }
+}
