@@ -29,6 +29,21 @@ pub(crate) enum Command {
     },
 }
 
+impl Command {
+    /// Address and bytes of the memory it names.
+    pub(crate) fn memory(&self) -> Option<(usize, u32)> {
+        match *self {
+            Self::Read {
+                memory, len_bytes, ..
+            } => Some((memory.addr(), len_bytes)),
+            Self::Write {
+                memory, len_bytes, ..
+            } => Some((memory.addr(), len_bytes)),
+            Self::Fdatasync | Self::Fallocate { .. } | Self::BlockDiscard { .. } => None,
+        }
+    }
+}
+
 /// What an operation needs to go on.
 #[derive(Debug)]
 pub(crate) enum Next {

@@ -86,9 +86,9 @@ impl Engine {
     }
 
     /// Registers a slab's memory with the ring, so that operations on its buffers spare the kernel
-    /// mapping its pages. Without it everything works, a little slower. Registering makes every page
-    /// of the slab resident. Where RLIMIT_MEMLOCK binds, all engines of a process register at most
-    /// half of it, because rings need some, too.
+    /// mapping its pages. Without it everything works, a little slower. A piece of the slab becomes
+    /// resident when an operation first uses it. Where RLIMIT_MEMLOCK binds, all engines of a process
+    /// register at most half of it, because rings need some, too; a slab counts as a whole.
     pub fn register_slab(&self, slab: &Arc<Slab>) -> FixedBuffers {
         self.ring.borrow_mut().register_slab(slab)
     }

@@ -4,7 +4,6 @@ use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{opcode, squeue};
 
 use super::command::Command;
-use super::fixed::FixedTable;
 use super::open_file::OpenFile;
 
 /// `BLOCK_URING_CMD_DISCARD`, `_IO(0x12, 0)` of `linux/blkdev.h`, Linux 6.12.
@@ -26,9 +25,9 @@ macro_rules! on_file {
     };
 }
 
-/// The submission queue entry of a command on `file`; memory that is in `fixed` is named by its
-/// place there.
-pub(crate) fn entry(command: &Command, file: &OpenFile, fixed: &FixedTable) -> squeue::Entry {
+/// The submission queue entry of a command on `file`; memory that is registered with the ring has a
+/// `place` there.
+pub(crate) fn entry(command: &Command, file: &OpenFile, place: Option<u16>) -> squeue::Entry {
     match *command {
         Command::Read {
             memory,
@@ -36,7 +35,7 @@ pub(crate) fn entry(command: &Command, file: &OpenFile, fixed: &FixedTable) -> s
             offset_bytes,
         } => {
             let len = len_bytes;
-            match fixed.place(memory.addr(), len) {
+            match place {
                 Some(index) => on_file!(file, |fd| {
                     opcode::ReadFixed::new(fd, memory, len, index).offset(offset_bytes)
                 }),
@@ -55,7 +54,7 @@ pub(crate) fn entry(command: &Command, file: &OpenFile, fixed: &FixedTable) -> s
             let len = len_bytes;
             // pwritev2(2): RWF_DSYNC makes this one write as durable as O_DSYNC does.
             let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-            match fixed.place(memory.addr(), len) {
+            match place {
                 Some(index) => on_file!(file, |fd| {
                     let write = opcode::WriteFixed::new(fd, memory, len, index);
                     write.offset(offset_bytes).rw_flags(flags)
@@ -132,7 +131,7 @@ mod tests {
         let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
         let mut table = FixedTable::new(&ring);
         let [known, other] = [1, 1].map(|n| Slab::new(n << 16, Pages::Ordinary).unwrap());
-        assert_eq!(table.register(&ring, &known), FixedBuffers::Registered);
+        assert_eq!(table.register(&known), FixedBuffers::Registered);
         let read = |slab: &Slab| Command::Read {
             memory: slab.base().as_ptr(),
             len_bytes: 4096,
@@ -153,7 +152,9 @@ mod tests {
         ];
         for (command, code) in expected {
             for (fixed, flags) in [(Some(3), FIXED_FILE), (None, 0)] {
-                let entry = entry(&command, &file(fixed), &table);
+                let memory = command.memory();
+                let place = memory.and_then(|(at, len)| table.place(&ring, at, len));
+                let entry = entry(&command, &file(fixed), place);
                 let text = format!("{entry:?}");
                 assert_eq!(entry.get_opcode(), u32::from(code), "{command:?}");
                 assert!(text.contains(&format!("flags: {flags},")), "{text}");

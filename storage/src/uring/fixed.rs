@@ -1,5 +1,6 @@
 //! Slabs registered with the ring: the kernel maps and pins their pages once instead of per
-//! operation.
+//! operation. It does so in pieces, each when an operation first names it, so that memory nobody
+//! has used yet is not resident.
 #![expect(
     unsafe_code,
     reason = "the kernel keeps addresses of registered memory"
@@ -13,15 +14,23 @@ use capstan_memory::Slab;
 use io_uring::IoUring;
 use nix::sys::resource::{Resource, getrlimit};
 
-/// The kernel's limit for one registered buffer (`io_uring_register(2)`).
-const BUFFER_MAX_BYTES: usize = 1 << 30;
-/// Places in the ring's table: 256 GiB of slabs, at a few bytes of kernel memory each.
-const PLACES: u16 = 256;
+/// The smallest piece. The largest lease of a [`capstan_memory::Pool`] fits and, being aligned to
+/// its own size, never straddles two. Making a piece resident and pinning it takes about a
+/// millisecond, which is what other operations of the reactor wait for it.
+const PIECE_MIN_BYTES: usize = 4 << 20;
+/// The kernel's limit for one registered buffer (`io_uring_register(2)`), and so the largest piece.
+const PIECE_MAX_BYTES: usize = 1 << 30;
+/// Pieces a slab is divided into, unless they would be too small or too large for that.
+const PIECES: usize = 4096;
+/// Places in the ring's table, as many as the kernel allows; 8 bytes of kernel memory each.
+const PLACES: u16 = 1 << 14;
 
 /// How [`Engine::register_slab`](crate::Engine::register_slab) ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FixedBuffers {
-    /// Operations on this slab spare the kernel mapping its pages each time.
+    /// Operations on this slab spare the kernel mapping its pages each time. Its pieces are
+    /// registered as they are first used; one that the kernel refuses then works without, and the
+    /// log says so.
     Registered,
     /// Operations on this slab work without.
     NotRegistered {
@@ -30,15 +39,74 @@ pub enum FixedBuffers {
     },
 }
 
-/// The registered slabs of one ring, in the order of their places.
+/// What became of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    /// No operation has named it yet.
+    Unused,
+    Registered,
+    /// The kernel would not pin it.
+    Refused,
+}
+
+/// A slab and its places.
+#[derive(Debug)]
+struct Known {
+    slab: Arc<Slab>,
+    first: u16,
+    piece_bytes: usize,
+    pieces: Box<[Piece]>,
+    /// What the whole slab counts against RLIMIT_MEMLOCK: the promise that its pieces can be pinned
+    /// later. Given back after the ring, with the table.
+    _share: Option<Share>,
+}
+
+impl Known {
+    fn new(slab: &Arc<Slab>, first: u16, share: Option<Share>) -> Self {
+        let piece_bytes = piece_bytes(slab.len_bytes());
+        Self {
+            slab: Arc::clone(slab),
+            first,
+            piece_bytes,
+            pieces: vec![Piece::Unused; slab.len_bytes().div_ceil(piece_bytes)].into(),
+            _share: share,
+        }
+    }
+
+    /// The piece that holds `len_bytes` at `memory`. Bytes that straddle two are in none: one
+    /// operation names one buffer.
+    fn piece_of(&self, memory: usize, len_bytes: u32) -> Option<usize> {
+        let start = memory.checked_sub(self.slab.base().as_ptr().addr())?;
+        let end = start.checked_add((len_bytes as usize).checked_sub(1)?)?;
+        let piece = start / self.piece_bytes;
+        (end < self.slab.len_bytes() && end / self.piece_bytes == piece).then_some(piece)
+    }
+
+    /// The bytes of a piece.
+    fn bytes(&self, piece: usize) -> libc::iovec {
+        let start = piece * self.piece_bytes;
+        libc::iovec {
+            iov_base: self.slab.base().as_ptr().wrapping_add(start).cast(),
+            iov_len: (self.slab.len_bytes() - start).min(self.piece_bytes),
+        }
+    }
+}
+
+/// How large the pieces of a slab are: a power of two.
+fn piece_bytes(len_bytes: usize) -> usize {
+    let wanted = len_bytes.div_ceil(PIECES).next_power_of_two();
+    wanted.clamp(PIECE_MIN_BYTES, PIECE_MAX_BYTES)
+}
+
+/// The slabs of one ring, in the order of their places.
 #[derive(Debug)]
 pub(crate) struct FixedTable {
-    slabs: Vec<(Arc<Slab>, u16)>,
-    /// What the slabs count against RLIMIT_MEMLOCK; given back after the ring, with the table.
-    shares: Vec<Share>,
+    slabs: Vec<Known>,
     used: u16,
     /// Whether the ring has an empty table to fill (Linux 5.19).
     sparse: bool,
+    /// Whether the log has a refused piece already.
+    told: bool,
 }
 
 impl FixedTable {
@@ -49,23 +117,24 @@ impl FixedTable {
             .is_ok();
         Self {
             slabs: Vec::new(),
-            shares: Vec::new(),
             used: 0,
             sparse,
+            told: false,
         }
     }
 
-    /// Registers a slab that is not worth a share of what may be locked: only where that is not
+    /// Takes a slab that is not worth a share of what may be locked: only where that is not
     /// limited.
-    pub(crate) fn register_if_free(&mut self, ring: &IoUring, slab: &Arc<Slab>) {
+    pub(crate) fn register_if_free(&mut self, slab: &Arc<Slab>) {
         if lock_limit_bytes().is_none() {
-            self.register(ring, slab);
+            self.register(slab);
         }
     }
 
-    /// Registers a slab. It stays mapped until [`FixedTable::clear`] and the ring are gone.
-    pub(crate) fn register(&mut self, ring: &IoUring, slab: &Arc<Slab>) -> FixedBuffers {
-        if self.slabs.iter().any(|(known, _)| known.id() == slab.id()) {
+    /// Takes a slab, whose pieces are registered when they are first used. It stays mapped until
+    /// [`FixedTable::clear`] and the ring are gone.
+    pub(crate) fn register(&mut self, slab: &Arc<Slab>) -> FixedBuffers {
+        if self.slabs.iter().any(|known| known.slab.id() == slab.id()) {
             return FixedBuffers::Registered;
         }
         let not = |reason| FixedBuffers::NotRegistered { reason };
@@ -76,14 +145,14 @@ impl FixedTable {
                     .to_owned(),
             );
         }
-        let places = slab.len_bytes().div_ceil(BUFFER_MAX_BYTES);
-        let fits = u16::try_from(places)
+        let pieces = slab.len_bytes().div_ceil(piece_bytes(slab.len_bytes()));
+        let fits = u16::try_from(pieces)
             .ok()
             .filter(|&n| n <= PLACES - self.used);
         let Some(places) = fits else {
             return not(format!(
-                "{places} more buffers of 1 GiB do not fit the ring's table of {PLACES}, of which \
-                 {} are used",
+                "{pieces} more buffers do not fit the ring's table of {PLACES}, of which {} are \
+                 used",
                 self.used
             ));
         };
@@ -91,35 +160,33 @@ impl FixedTable {
             Ok(share) => share,
             Err(reason) => return not(reason),
         };
-        for place in 0..places {
-            if let Err(error) = update(ring, self.used + place, piece(slab, place)) {
-                for undone in 0..place {
-                    // An empty piece takes the place back; on failure it stays pinned, no worse.
-                    let _ = update(ring, self.used + undone, EMPTY);
-                }
-                return not(refused(&error, slab.len_bytes()));
-            }
-        }
-        self.slabs.push((Arc::clone(slab), self.used));
-        self.shares.extend(share);
+        self.slabs.push(Known::new(slab, self.used, share));
         self.used += places;
         FixedBuffers::Registered
     }
 
-    /// The place to name for `len_bytes` at `memory`, when they are registered.
-    pub(crate) fn place(&self, memory: usize, len_bytes: u32) -> Option<u16> {
-        let last = memory.checked_add((len_bytes as usize).checked_sub(1)?)?;
-        self.slabs.iter().find_map(|(slab, first)| {
-            let base = slab.base().as_ptr().addr();
-            let start = memory.checked_sub(base)?;
-            let end = last
-                .checked_sub(base)
-                .filter(|&end| end < slab.len_bytes())?;
-            let place = start / BUFFER_MAX_BYTES;
-            // One operation names one buffer: a piece that straddles two goes unregistered.
-            (end / BUFFER_MAX_BYTES == place)
-                .then(|| u16::try_from(place).ok()?.checked_add(*first))?
-        })
+    /// The place to name for `len_bytes` at `memory`, when their slab is registered. The first use
+    /// of a piece registers it.
+    pub(crate) fn place(&mut self, ring: &IoUring, memory: usize, len_bytes: u32) -> Option<u16> {
+        let (known, piece) = self.slabs.iter_mut().find_map(|known| {
+            let piece = known.piece_of(memory, len_bytes)?;
+            Some((known, piece))
+        })?;
+        let place = known.first + u16::try_from(piece).ok()?;
+        if known.pieces[piece] == Piece::Unused {
+            let bytes = known.bytes(piece);
+            known.pieces[piece] = match update(ring, place, bytes) {
+                Ok(()) => Piece::Registered,
+                Err(error) => {
+                    if !std::mem::replace(&mut self.told, true) {
+                        let reason = refused(&error, bytes.iov_len);
+                        tracing::warn!("some disk I/O goes without fixed buffers: {reason}");
+                    }
+                    Piece::Refused
+                }
+            };
+        }
+        (known.pieces[piece] == Piece::Registered).then_some(place)
     }
 
     /// Takes every slab back from the kernel. Nothing may be in flight.
@@ -131,7 +198,7 @@ impl FixedTable {
     }
 }
 
-/// Bytes this process has registered with its rings under a limit.
+/// Bytes this process has registered with its rings, or may yet, under a limit.
 static SHARED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// A part of what may be locked.
@@ -188,28 +255,12 @@ fn has_ipc_lock(status: &str) -> bool {
     bits.is_some_and(|bits| bits & 1 << CAP_IPC_LOCK != 0)
 }
 
-const EMPTY: libc::iovec = libc::iovec {
-    iov_base: std::ptr::null_mut(),
-    iov_len: 0,
-};
-
-/// The part of `slab` that is its `place`-th buffer.
-fn piece(slab: &Slab, place: u16) -> libc::iovec {
-    let start = usize::from(place) * BUFFER_MAX_BYTES;
-    libc::iovec {
-        iov_base: slab.base().as_ptr().wrapping_add(start).cast(),
-        iov_len: (slab.len_bytes() - start).min(BUFFER_MAX_BYTES),
-    }
-}
-
-fn update(ring: &IoUring, place: u16, piece: libc::iovec) -> io::Result<()> {
-    let place = u32::from(place);
-    // SAFETY: the piece is empty or lies inside a slab whose `Arc` the table holds until the ring
-    // is gone; a slab that fails half way is taken back before its `Arc` is let go, and what the
-    // kernel pinned stays valid physical memory in any case.
+/// Fills a place of the table. The pages become resident and are pinned.
+fn update(ring: &IoUring, place: u16, bytes: libc::iovec) -> io::Result<()> {
+    // SAFETY: the bytes lie inside a slab whose `Arc` the table holds until the ring is gone.
     unsafe {
         ring.submitter()
-            .register_buffers_update(place, &[piece], None)
+            .register_buffers_update(u32::from(place), &[bytes], None)
     }
 }
 
@@ -217,7 +268,7 @@ fn refused(error: &io::Error, len_bytes: usize) -> String {
     match (error.raw_os_error(), getrlimit(Resource::RLIMIT_MEMLOCK)) {
         (Some(libc::ENOMEM), Ok((limit_bytes, _))) if limit_bytes < u64::MAX => format!(
             "RLIMIT_MEMLOCK is {limit_bytes} bytes, shared by all processes of this user, and the \
-             slab has {len_bytes}: {REMEDY}"
+             piece of the slab has {len_bytes}: {REMEDY}"
         ),
         _ => format!("the kernel refuses to pin {len_bytes} bytes: {error}"),
     }
@@ -229,34 +280,113 @@ mod tests {
 
     use capstan_memory::{Pages, Slab};
 
-    use super::{BUFFER_MAX_BYTES, FixedBuffers, FixedTable, Share, has_ipc_lock};
+    use super::{
+        FixedBuffers, FixedTable, Known, PIECE_MIN_BYTES, Piece, Share, has_ipc_lock, piece_bytes,
+    };
     use crate::uring::setup::{self, Mode};
 
     #[test]
-    fn a_place_is_named_only_for_memory_inside_one_buffer() {
-        // 2.5 GiB of addresses, of which no page is touched.
-        let large = Slab::new(5 * BUFFER_MAX_BYTES / 2, Pages::Ordinary).unwrap();
+    fn only_memory_inside_one_piece_is_in_a_piece() {
+        // 10 MiB of addresses, of which no page is touched.
+        let large = Slab::new(5 * PIECE_MIN_BYTES / 2, Pages::Ordinary).unwrap();
         let small = Slab::new(8192, Pages::Ordinary).unwrap();
-        let slabs = vec![(Arc::clone(&large), 4), (Arc::clone(&small), 7)];
-        let table = FixedTable {
-            slabs,
-            shares: Vec::new(),
-            used: 8,
-            sparse: true,
+        let at = |slab: &Arc<Slab>, offset: usize, len| {
+            let known = Known::new(slab, 4, None);
+            known.piece_of(slab.base().as_ptr().addr() + offset, len)
         };
-        let at = |slab: &Slab, offset: usize, len| {
-            table.place(slab.base().as_ptr().addr() + offset, len)
-        };
-        assert_eq!(at(&large, 0, 4096), Some(4));
-        assert_eq!(at(&large, BUFFER_MAX_BYTES - 4096, 4096), Some(4));
-        assert_eq!(at(&large, BUFFER_MAX_BYTES - 4096, 4097), None);
-        assert_eq!(at(&large, BUFFER_MAX_BYTES, 4096), Some(5));
-        assert_eq!(at(&large, 5 * BUFFER_MAX_BYTES / 2 - 1, 1), Some(6));
-        assert_eq!(at(&small, 64, 8192 - 64), Some(7));
+        assert_eq!(at(&large, 0, 4096), Some(0));
+        assert_eq!(at(&large, PIECE_MIN_BYTES - 4096, 4096), Some(0));
+        assert_eq!(at(&large, PIECE_MIN_BYTES - 4096, 4097), None);
+        assert_eq!(at(&large, PIECE_MIN_BYTES, 4096), Some(1));
+        assert_eq!(at(&large, 5 * PIECE_MIN_BYTES / 2 - 1, 1), Some(2));
+        assert_eq!(at(&small, 64, 8192 - 64), Some(0));
         assert_eq!(at(&small, 64, 8192), None);
         assert_eq!(at(&small, 0, 0), None);
-        assert_eq!(table.place(usize::MAX, 2), None);
-        assert_eq!(table.place(4096, 1), None);
+        let known = Known::new(&small, 0, None);
+        assert_eq!(known.piece_of(usize::MAX, 2), None);
+        assert_eq!(known.piece_of(4096, 1), None);
+    }
+
+    #[test]
+    fn pieces_grow_with_the_slab_so_that_four_of_64_gib_fit_the_table() {
+        assert_eq!(piece_bytes(4096), 4 << 20);
+        assert_eq!(piece_bytes(16 << 30), 4 << 20);
+        assert_eq!(piece_bytes((16 << 30) + 1), 8 << 20);
+        assert_eq!(piece_bytes(64 << 30), 16 << 20);
+        assert_eq!(piece_bytes(1 << 50), 1 << 30);
+    }
+
+    /// Bytes of this process that devices and rings have pinned.
+    fn pinned_bytes() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let mut lines = status.lines();
+        let line = lines.find_map(|line| line.strip_prefix("VmPin:")).unwrap();
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        kib << 10
+    }
+
+    #[test]
+    fn a_piece_is_pinned_when_it_is_first_used_and_not_before() {
+        let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
+        let mut table = FixedTable::new(&ring);
+        let slab = Slab::new(4 * PIECE_MIN_BYTES, Pages::Ordinary).unwrap();
+        let before = pinned_bytes();
+        // Without a share, which a user's usual limit has not got.
+        table.slabs.push(Known::new(&slab, 0, None));
+        let base = slab.base().as_ptr().addr();
+        assert_eq!(table.place(&ring, base + PIECE_MIN_BYTES, 4096), Some(1));
+        assert_eq!(
+            table.place(&ring, base + PIECE_MIN_BYTES + 8192, 4096),
+            Some(1)
+        );
+        assert!(pinned_bytes() >= before + PIECE_MIN_BYTES as u64);
+        let pieces = &table.slabs[0].pieces;
+        let (unused, registered) = (Piece::Unused, Piece::Registered);
+        assert_eq!(**pieces, [unused, registered, unused, unused]);
+        table.clear(&ring);
+    }
+
+    #[test]
+    fn a_piece_the_kernel_refuses_goes_without_and_is_not_asked_for_again() {
+        let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
+        let mut table = FixedTable::new(&ring);
+        let slab = Slab::new(2 * PIECE_MIN_BYTES, Pages::Ordinary).unwrap();
+        table.slabs.push(Known::new(&slab, 0, None));
+        let base = slab.base().as_ptr().addr();
+        // A table that is gone refuses every place.
+        table.clear(&ring);
+        assert_eq!(table.place(&ring, base, 4096), None);
+        assert!(table.told);
+        assert_eq!(*table.slabs[0].pieces, [Piece::Refused, Piece::Unused]);
+        table.told = false;
+        assert_eq!(table.place(&ring, base, 4096), None);
+        assert!(!table.told, "the kernel was asked again");
+    }
+
+    #[test]
+    fn a_full_table_and_a_slab_known_already_are_told_apart() {
+        let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
+        let mut table = FixedTable::new(&ring);
+        let slab = Slab::new(1 << 20, Pages::Ordinary).unwrap();
+        assert_eq!(table.register(&slab), FixedBuffers::Registered);
+        let used = table.used;
+        assert_eq!(table.register(&slab), FixedBuffers::Registered);
+        assert_eq!(table.used, used);
+        table.used = 1 << 14;
+        let other = Slab::new(4096, Pages::Ordinary).unwrap();
+        let FixedBuffers::NotRegistered { reason } = table.register(&other) else {
+            panic!("a place behind the end of the table");
+        };
+        assert!(reason.contains("table of 16384"), "{reason}");
+        let mut old = FixedTable {
+            sparse: false,
+            ..FixedTable::new(&ring)
+        };
+        let FixedBuffers::NotRegistered { reason } = old.register(&other) else {
+            panic!("registered without a table");
+        };
+        assert!(reason.contains("5.19"), "{reason}");
+        table.clear(&ring);
     }
 
     #[test]
@@ -281,33 +411,5 @@ mod tests {
         assert!(has_ipc_lock(&status("0000000000004000")));
         assert!(!has_ipc_lock(&status("00000000a80425fb")));
         assert!(!has_ipc_lock(""));
-    }
-
-    #[test]
-    fn a_full_table_and_a_slab_known_already_are_told_apart() {
-        let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
-        let mut table = FixedTable::new(&ring);
-        let slab = Slab::new(1 << 20, Pages::Ordinary).unwrap();
-        assert_eq!(table.register(&ring, &slab), FixedBuffers::Registered);
-        let used = table.used;
-        assert_eq!(table.register(&ring, &slab), FixedBuffers::Registered);
-        assert_eq!(table.used, used);
-        table.used = 256;
-        let other = Slab::new(4096, Pages::Ordinary).unwrap();
-        let FixedBuffers::NotRegistered { reason } = table.register(&ring, &other) else {
-            panic!("a place behind the end of the table");
-        };
-        assert!(reason.contains("table of 256"), "{reason}");
-        let mut old = FixedTable {
-            slabs: Vec::new(),
-            shares: Vec::new(),
-            used: 0,
-            sparse: false,
-        };
-        let FixedBuffers::NotRegistered { reason } = old.register(&ring, &other) else {
-            panic!("registered without a table");
-        };
-        assert!(reason.contains("5.19"), "{reason}");
-        table.clear(&ring);
     }
 }

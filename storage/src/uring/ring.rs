@@ -92,7 +92,7 @@ impl Ring {
         uring.completion().disable_eventfd();
         let mut fixed = FixedTable::new(&uring);
         // Worth having, not worth a word: the caller's slabs say what there is to say.
-        fixed.register_if_free(&uring, bounce.slab());
+        fixed.register_if_free(bounce.slab());
         let files_max = config.files_max;
         let has_files = files_max > 0 && uring.submitter().register_files_sparse(files_max).is_ok();
         Ok(Self {
@@ -120,7 +120,7 @@ impl Ring {
     }
 
     pub(crate) fn register_slab(&mut self, slab: &Arc<Slab>) -> FixedBuffers {
-        self.fixed.register(&self.uring, slab)
+        self.fixed.register(slab)
     }
 
     /// The eventfd.
@@ -188,7 +188,9 @@ impl Ring {
         };
         *generation = generation.wrapping_add(1);
         let user_data = u64::from(slot) | u64::from(*generation) << 32;
-        let entry = entry(&command, request.file(), &self.fixed).user_data(user_data);
+        let memory = command.memory();
+        let place = memory.and_then(|(at, len)| self.fixed.place(&self.uring, at, len));
+        let entry = entry(&command, request.file(), place).user_data(user_data);
         // SAFETY: the memory the entry names belongs to the request's buffer (its data or its
         // bounce buffer) or to `zeroes`. The slot owns the request until the completion of this
         // very entry arrives, `zeroes` lives as long as the ring, and both are leaked rather than
