@@ -22,7 +22,8 @@ pub(super) fn rejected(reason: RejectReason, private_data: &[u8]) -> (String, &'
     match reason {
         RejectReason::NoListener => (
             "nobody listens there".to_owned(),
-            "check the address and port, and that the target runs and listens with RDMA",
+            "check the address and port; on the target: `ss -ltn` (iwarp) or `rdma resource show cm_id` (verbs) shows \
+             who listens",
         ),
         RejectReason::Protocol => (
             "it does not speak this RDMA protocol".to_owned(),

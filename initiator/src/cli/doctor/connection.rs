@@ -1,5 +1,6 @@
 //! Connection management, discovery, and the association with a subsystem.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use capstan_doctor::Check;
@@ -7,6 +8,7 @@ use capstan_initiator::{ConnectError, DirectQueue};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType};
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::StatusContext;
+use capstan_rdma::contract::CmError;
 
 use super::super::args::ConnectArgs;
 use super::super::output;
@@ -22,7 +24,7 @@ pub(super) fn discover(connect: &ConnectArgs, reached: &Reached, checks: &mut Ve
         Err(error) => {
             // A target may refuse its discovery service to this host and not a subsystem.
             let go_on = matches!(error, ConnectError::Refused { .. });
-            checks.extend(refused("discovery", error));
+            checks.extend(refused("discovery", reached.address, error));
             return go_on;
         }
     };
@@ -116,7 +118,7 @@ pub(super) fn connect(
             Some(queue)
         }
         Err(error) => {
-            checks.extend(refused("subsystem", error));
+            checks.extend(refused("subsystem", reached.address, error));
             None
         }
     }
@@ -144,7 +146,7 @@ fn controller(queue: &DirectQueue, reached: &Reached) -> Check {
 }
 
 /// Why there is no association: at the connection manager, or behind it.
-fn refused(step: &'static str, error: ConnectError) -> Vec<Check> {
+fn refused(step: &'static str, address: SocketAddr, error: ConnectError) -> Vec<Check> {
     const CM: &str = "CM connect";
     match error {
         ConnectError::Rejected {
@@ -159,7 +161,7 @@ fn refused(step: &'static str, error: ConnectError) -> Vec<Check> {
             CM,
             format!("queue {qid}: {source}"),
             "a connection",
-            LOG,
+            unreachable_remedy(&source, address),
         )],
         ConnectError::Timeout { .. } | ConnectError::Disconnected { .. } => {
             vec![Check::error(CM, error.to_string(), "an answer", LOG)]
@@ -185,19 +187,67 @@ fn refused(step: &'static str, error: ConnectError) -> Vec<Check> {
     }
 }
 
+fn unreachable_remedy(error: &CmError, address: SocketAddr) -> String {
+    let (ip, port) = (address.ip(), address.port());
+    match error {
+        CmError::Timeout { .. } => {
+            format!("ping {ip}; on the target: nft list ruleset, for what drops port {port}; {LOG}")
+        }
+        CmError::System { .. } => format!("ip route get {ip}; {LOG}"),
+        _ => LOG.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use capstan_doctor::Verdict;
     use capstan_initiator::ConnectError;
     use capstan_nvme_proto::error::ErrorLocation;
     use capstan_nvme_proto::status::Status;
 
+    use capstan_rdma::contract::CmError;
+
     use super::{offers, refused};
+
+    fn address() -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, 1], 4420))
+    }
+
+    #[test]
+    fn a_target_that_cannot_be_reached_comes_with_where_to_look() {
+        let cases = [
+            (
+                CmError::Timeout {
+                    what: "TCP connect".to_owned(),
+                    timeout_ms: 3000,
+                },
+                "ping 192.0.2.1; on the target: nft list ruleset, for what drops port 4420",
+            ),
+            (
+                CmError::System {
+                    what: "connecting".to_owned(),
+                    message: "no route to host".to_owned(),
+                    errno: Some(113),
+                },
+                "ip route get 192.0.2.1",
+            ),
+        ];
+        for (source, remedy) in cases {
+            let error = ConnectError::Transport { qid: 0, source };
+            let checks = refused("discovery", address(), error);
+            assert_eq!(checks[0].name, "CM connect");
+            let told = checks[0].remedy.as_deref().unwrap();
+            assert!(told.starts_with(remedy), "{told}");
+        }
+    }
 
     #[test]
     fn a_reject_is_the_connection_managers_and_a_refusal_is_not() {
         let rejected = refused(
             "discovery",
+            address(),
             ConnectError::Rejected {
                 qid: 0,
                 reason: "nobody listens there".to_owned(),
@@ -210,6 +260,7 @@ mod tests {
         assert_eq!(rejected[0].remedy.as_deref(), Some("check the address"));
         let refused = refused(
             "subsystem",
+            address(),
             ConnectError::Refused {
                 qid: 0,
                 status: Status::CONNECT_INVALID_HOST,

@@ -9,7 +9,6 @@ use capstan_initiator::host::NamespaceInfo;
 use super::super::args::ConnectArgs;
 use super::super::bench::{Measured, random_reads, report};
 use super::super::output;
-use super::reach::Reached;
 
 const RUNTIME: Duration = Duration::from_secs(1);
 const LATENCY_BYTES: u32 = 4096;
@@ -17,12 +16,7 @@ const BANDWIDTH_BYTES: u32 = 128 << 10;
 const BANDWIDTH_DEPTH: u16 = 16;
 
 /// Measures, each through an association of its own.
-pub(super) fn measure(
-    connect: &ConnectArgs,
-    reached: &Reached,
-    namespace: &NamespaceInfo,
-    checks: &mut Vec<Check>,
-) {
+pub(super) fn measure(connect: &ConnectArgs, namespace: &NamespaceInfo, checks: &mut Vec<Check>) {
     let run = |bytes: u32, iodepth| -> Result<(u32, Measured)> {
         let mut options = connect.options()?;
         options.ctrl_loss_tmo = Some(Duration::ZERO);
@@ -34,9 +28,7 @@ pub(super) fn measure(
         let measured = random_reads(&options, namespace.nsid, bs, iodepth, RUNTIME)?;
         Ok((bs, measured))
     };
-    checks.push(told("latency", run(LATENCY_BYTES, 1), |bs, measured| {
-        latency(bs, measured, reached.tcp_round_trip)
-    }));
+    checks.push(told("latency", run(LATENCY_BYTES, 1), latency));
     let depth = BANDWIDTH_DEPTH;
     checks.push(told(
         "bandwidth",
@@ -63,18 +55,14 @@ fn told(
     }
 }
 
-fn latency(bs: u32, measured: &Measured, tcp_round_trip: Option<Duration>) -> Check {
+fn latency(bs: u32, measured: &Measured) -> Check {
     let at = |percentile| measured.latency_ns.value_at_percentile(percentile) as f64 / 1e3;
     let (p50, p99, p999) = (at(50.0), at(99.0), at(99.9));
-    let mut seen = format!(
+    let seen = format!(
         "Read of {} at depth 1: p50 {p50:.1} us, p99 {p99:.1} us, p99.9 {p999:.1} us, {} IOPS",
         output::size(bs.into()),
         report::count(measured.ios_per_s)
     );
-    if let Some(tcp) = tcp_round_trip {
-        let tcp_us = tcp.as_secs_f64() * 1e6;
-        seen = format!("{seen}; a TCP connect takes {tcp_us:.1} us");
-    }
     Check::ok("latency", seen)
         .with_figure("p50_us", p50)
         .with_figure("p99_us", p99)

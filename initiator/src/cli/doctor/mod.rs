@@ -63,7 +63,7 @@ impl Doctor {
         {
             let nsid = self.namespace_id;
             if let Some(namespace) = exercise::exercise(queue, nsid, &mut checks) {
-                measure::measure(connect, &reached, &namespace, &mut checks);
+                measure::measure(connect, &namespace, &mut checks);
             }
         }
         checks
