@@ -41,7 +41,9 @@ rm -rf "$out/lab" "$out/exit-status"
 mkdir "$out/lab"
 cp "$here"/guest/* "$out/lab/"
 cp "$script" "$out/lab/$name.sh"
-cp "$CAPSTAN_LAB_CACHE/siw-$release"/*.ko "$out/lab/"
+for module in "$CAPSTAN_LAB_CACHE/siw-$release"/*.ko; do
+    strip --strip-debug -o "$out/lab/$(basename "$module")" "$module"
+done
 [ ${#files[@]} -eq 0 ] || cp -r "${files[@]}" "$out/lab/"
 
 cat >"$out/lab/start" <<END
@@ -54,15 +56,23 @@ sync
 END
 chmod 755 "$out/lab/start"
 
+# Of udev, what it does with disks and RDMA devices, and the loading of drivers where there is hardware that needs one.
+mkdir "$out/lab/udev-rules"
+for rules in 50-udev-default 60-block 60-infiniband 60-persistent-storage 60-rdma-persistent-naming 70-nvmf-autoconnect \
+    71-nvmf-iopolicy-netapp 75-rdma-description 90-rdma-ulp-modules 90-rdma-umad ${nvme_disk:+80-drivers}; do
+    cp "/usr/lib/udev/rules.d/$rules.rules" "$out/lab/udev-rules/"
+done
+
 # vng finds its own helpers (virtme-run) through PATH.
 export PATH=$CAPSTAN_LAB_CACHE/venv/bin:$PATH
 say "booting $release (emulated, so slow) to run $name; output goes to $out"
 # What makes the emulated kernel slower without making it another one: mitigations of processors that are not there,
-# watchdogs for which a busy machine is a stalled one, and drivers of QEMU's devices that nobody uses.
+# hardening, watchdogs for which a busy machine is a stalled one, and drivers of QEMU's devices that nobody uses.
 unused=kvm_amd,kvm_intel,kvm,ccp,ahci,libata,sr_mod,cdrom,sg,psmouse,iTCO_wdt,i6300esb,i2c_i801,lpc_ich,pcspkr,evdev,serio_raw
-kernel="mitigations=off no5lvl nowatchdog rcupdate.rcu_cpu_stall_suppress=1 modprobe.blacklist=$unused"
+# All the kernel says of a cell is kept.
+kernel="log_buf_len=4M mitigations=off init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off lsm= audit=0 no5lvl nowatchdog rcupdate.rcu_cpu_stall_suppress=1 modprobe.blacklist=$unused"
 command=("$CAPSTAN_LAB_CACHE/venv/bin/vng" --disable-kvm --force-9p --disable-microvm --cpus 2 --memory "$memory"
-    --append "$kernel" --rwdir "$out" --run "$CAPSTAN_LAB_CACHE/boot/vmlinuz-$release")
+    --append "$kernel" --rwdir "$out" --rodir "/usr/lib/udev/rules.d=$out/lab/udev-rules" --run "$CAPSTAN_LAB_CACHE/boot/vmlinuz-$release")
 if [ -n "$nvme_disk" ]; then
     truncate -s 0 "$out/nvme.img"
     truncate -s 64M "$out/nvme.img"
@@ -77,6 +87,9 @@ qemu=$!
 # No QEMU outlives this script: script(1) that ends takes the terminal away.
 trap 'kill "$qemu" 2>/dev/null; wait "$qemu"; exit 143' TERM INT HUP
 wait "$qemu" || say "QEMU ended with status $?"
+# Other than the time on the clock, this tells runs on a busy machine and on a quiet one apart.
+times >"$out/times"
+sed -n '2s/[ms]/ /gp' "$out/times" | awk '{ printf "%d\n", $1 * 60 + $2 + $3 * 60 + $4 }' >"$out/processor-seconds"
 [ -r "$out/exit-status" ] || die "the guest did not finish $name within $timeout_s s: see $out/console.log"
 status=$(cat "$out/exit-status")
 say "$name ended with status $status"

@@ -8,8 +8,9 @@
 #
 #   $KERNEL_ADDRESS   of the kernel's RDMA device      $LINK_INTERFACE   on which that device is
 #   $CAPSTAN_ADDRESS  of Capstan                       $WIRE             where the packets can be seen
+#   $MARK_ADDRESS     what is sent there can be seen there, too
 
-export KERNEL_ADDRESS CAPSTAN_ADDRESS TARGET_ADDRESS LINK_INTERFACE WIRE IN_NETNS
+export KERNEL_ADDRESS CAPSTAN_ADDRESS TARGET_ADDRESS MARK_ADDRESS LINK_INTERFACE WIRE IN_NETNS
 
 rdma_modules() {
     # libibverbs loads every driver that is named there, in each program; over 9p that takes longer than all the rest.
@@ -20,11 +21,21 @@ rdma_modules() {
     modprobe -a crc32c libcrc32c iw_cm rdma_cm ib_core rdma_ucm ib_uverbs dummy "$@"
 }
 
+# siw says why it breaks a connection, and what happens to a listener, at the level of debugging only.
+load_siw() { # load_siw MODULE
+    local words
+    insmod "$LAB/$1.ko"
+    for words in "processing failed" "task failed" "rx error" "mem check" "not found/invalid" mismatch unknown "init TERM" "TERM reports" \
+        "work type"; do
+        echo "module siw format \"$words\" +p" >/sys/kernel/debug/dynamic_debug/control
+    done
+}
+
 # The kernel at 10.9.0.1, Capstan in its own network namespace at 10.9.0.2.
 link_siw() {
     rdma_modules veth
-    insmod "$LAB/siw.ko"
-    KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.2 LINK_INTERFACE=lab0 WIRE=lab0
+    load_siw siw
+    KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.2 MARK_ADDRESS=10.9.0.2 LINK_INTERFACE=lab0 WIRE=lab0
     IN_NETNS="nsenter --net=/run/netns/capstan"
     ip netns add capstan
     ip link add "$LINK_INTERFACE" mtu 9000 type veth peer name peer0 mtu 9000 netns capstan
@@ -53,8 +64,8 @@ set_link() { # set_link up|down MODE_OF_MACVLAN
 # setup.sh says what is wrong with the stock one.
 link_siw_shared() {
     rdma_modules
-    insmod "$LAB/siw-copy.ko"
-    KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.1 LINK_INTERFACE=lab0 WIRE=lo IN_NETNS=''
+    load_siw siw-copy
+    KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.1 MARK_ADDRESS=10.9.0.1 LINK_INTERFACE=lab0 WIRE=lo IN_NETNS=''
     ip link add "$LINK_INTERFACE" type dummy
     ip addr add "$KERNEL_ADDRESS/24" dev "$LINK_INTERFACE"
     ip link set "$LINK_INTERFACE" up
@@ -66,7 +77,7 @@ link_siw_shared() {
 link_rxe() {
     local end interface address
     rdma_modules rdma_rxe macvlan
-    KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.2 LINK_INTERFACE=lab0 WIRE=lab0 IN_NETNS=''
+    KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.2 MARK_ADDRESS=10.9.0.99 LINK_INTERFACE=lab0 WIRE=lab0 IN_NETNS=''
     ip link add cable mtu 9000 type dummy
     ip link set cable up
     for end in "0 $LINK_INTERFACE $KERNEL_ADDRESS" "1 peer0 $CAPSTAN_ADDRESS"; do
@@ -82,6 +93,8 @@ link_rxe() {
     # it waits), which then looks again when all its time is over.
     ip neigh add "$CAPSTAN_ADDRESS" lladdr "$(cat /sys/class/net/peer0/address)" nud permanent dev "$LINK_INTERFACE"
     ip neigh add "$KERNEL_ADDRESS" lladdr "$(cat "/sys/class/net/$LINK_INTERFACE/address")" nud permanent dev peer0
+    # Nobody is there.
+    ip neigh add "$MARK_ADDRESS" lladdr 02:00:00:00:00:99 nud permanent dev "$LINK_INTERFACE"
 }
 
 add_device() { # add_device rxe0|rxe1|siw0

@@ -6,8 +6,8 @@ job() { # job BLOCK DEPTH SIZE
 job 512 1 16k
 job 512 64 64k
 job 4k 32 512k
-job 16k 64 2m
-job 64k 16 2m
-job 256k 8 3m
-job 1m 1 2m
-job 1m 4 8m
+job 16k 64 1m
+job 64k 16 1m
+job 256k 8 2m
+job 1m 1 1m
+job 1m 4 4m

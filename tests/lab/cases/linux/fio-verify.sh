@@ -13,9 +13,9 @@ job 4k 1 128
 job 4k 32 512
 job 16k 64 2048
 job 64k 16 2048
-job 256k 8 3072
-job 1m 1 2048
-job 1m 4 8192
-verify "$DISK" --stonewall --bsrange=512-1m --blockalign=512 --iodepth=16 --offset=32m --size=8m "${jobs[@]}"
+job 256k 8 2048
+job 1m 1 1024
+job 1m 4 4096
+verify "$DISK" --stonewall --bsrange=512-1m --blockalign=512 --iodepth=16 --offset=32m --size=4m "${jobs[@]}"
 equal "jobs that ran" "$(wc -l <fio.jobs)" 10
 disconnect
