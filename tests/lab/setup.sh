@@ -81,10 +81,12 @@ unpack_source() {
     touch "$source_dir/.unpacked"
 }
 
-# Debian's kernel leaves siw out; its headers build it. What siw asks of its peer is fixed by constants in siw_main.c,
-# so the other ways of connecting need builds of their own: each SED_SCRIPT changes those constants only.
-build_siw() { # build_siw NAME [SED_SCRIPT]: leaves $CAPSTAN_LAB_CACHE/siw-$release/NAME.ko
-    local name=$1 script=${2:-} folder=$CAPSTAN_LAB_CACHE/siw-$release work
+# Debian's kernel leaves siw out; its headers build it. What siw asks of its peer is fixed by constants, so the other ways of
+# connecting need builds of their own; and one build has the faults mended that would fail cases at random. Each SED_SCRIPT
+# has to change its file.
+build_siw() { # build_siw NAME [FILE SED_SCRIPT]…: leaves $CAPSTAN_LAB_CACHE/siw-$release/NAME.ko
+    local name=$1 folder=$CAPSTAN_LAB_CACHE/siw-$release work
+    shift
     if [ -r "$folder/$name.ko" ]; then
         say "$name.ko for $release is there"
         return 0
@@ -94,11 +96,12 @@ build_siw() { # build_siw NAME [SED_SCRIPT]: leaves $CAPSTAN_LAB_CACHE/siw-$rele
     rm -rf "$work"
     mkdir -p "$folder"
     cp -r "$source_dir/drivers/infiniband/sw/siw" "$work"
-    if [ -n "$script" ]; then
-        sed -i "$script" "$work/siw_main.c"
-        ! cmp -s "$work/siw_main.c" "$source_dir/drivers/infiniband/sw/siw/siw_main.c" ||
-            die "siw_main.c is not changed by: $script"
-    fi
+    while [ $# -gt 0 ]; do
+        cp "$work/$1" "$work/before"
+        sed -i "$2" "$work/$1"
+        ! cmp -s "$work/$1" "$work/before" || die "$1 of siw is not changed by: $2"
+        shift 2
+    done
     # Debian ships no pahole with the headers, and nobody here reads type information of modules.
     make -s -C "$tree/usr/src/linux-headers-$release" "M=$work" CONFIG_RDMA_SIW=m CONFIG_DEBUG_INFO_BTF_MODULES= modules
     cp "$work/siw.ko" "$folder/$name.ko"
@@ -135,11 +138,13 @@ release=${CAPSTAN_LAB_KERNEL:-$(default_release)}
 fetch_kernel
 unpack_source
 build_siw siw
-build_siw siw-crc 's/^const bool mpa_crc_required;/const bool mpa_crc_required = true;/'
-# Stock siw completes transfers of 4 KiB and more while TCP still reads their memory; a user-space target that uses the
-# memory again at once sends wrong data with it.
-build_siw siw-copy 's/^const bool zcopy_tx = true;/const bool zcopy_tx;/'
-build_siw siw-p2p 's/^const bool peer_to_peer;/const bool peer_to_peer = true;/'
+build_siw siw-crc siw_main.c 's/^const bool mpa_crc_required;/const bool mpa_crc_required = true;/'
+build_siw siw-p2p siw_main.c 's/^const bool peer_to_peer;/const bool peer_to_peer = true;/'
+# Where Capstan is above siw as well (README.md says more): completed transfers are not read by TCP any more; the socket is taken
+# over before the peer may send; a connection that ends before it is accepted does not end the listener.
+build_siw siw-mended siw_main.c 's/^const bool zcopy_tx = true;/const bool zcopy_tx;/' \
+    siw_cm.c '/siw_dbg_cep(cep, "\[QP %u\]: send mpa reply/i\	if (!wait_for_peer_rts)\n\t\tsiw_qp_socket_assoc(cep, qp);' \
+    siw_cm.c '/^	case TCP_CLOSE_WAIT:/a\		if (cep->state == SIW_EPSTATE_LISTENING)\n\t\t\tbreak;'
 install_virtme
 cache_root
 printf '%s\n' "$release" >"$CAPSTAN_LAB_CACHE/kernel-release"

@@ -6,7 +6,7 @@ set -euo pipefail
 link=$1 program=$2
 shift 2
 # Only siw looks at it: see setup.sh for what is wrong with the stock one.
-export SIW=$LAB/siw-copy.ko
+export SIW=$LAB/siw-mended.ko
 # shellcheck source=/dev/null
 . "$LAB/rdma-$link.sh"
 ulimit -l unlimited

@@ -64,7 +64,7 @@ set_link() { # set_link up|down MODE_OF_MACVLAN
 # setup.sh says what is wrong with the stock one.
 link_siw_shared() {
     rdma_modules
-    load_siw siw-copy
+    load_siw siw-mended
     KERNEL_ADDRESS=10.9.0.1 CAPSTAN_ADDRESS=10.9.0.1 MARK_ADDRESS=10.9.0.1 LINK_INTERFACE=lab0 WIRE=lo IN_NETNS=''
     ip link add "$LINK_INTERFACE" type dummy
     ip addr add "$KERNEL_ADDRESS/24" dev "$LINK_INTERFACE"
