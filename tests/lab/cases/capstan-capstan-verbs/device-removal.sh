@@ -10,11 +10,11 @@ within 5 "the target has let go of the device" target_said "closed the RDMA devi
 running load || finish load
 add_device "$target_device"
 within 10 "the target listens again" target_said "listening again"
-within 30 "I/O goes on" moves /dev/lab1
+within 30 "I/O goes on" goes_on load /dev/lab1
 if [ "$host_device" != "$target_device" ]; then
     remove_device "$host_device"
     add_device "$host_device"
-    within 30 "I/O goes on over the host's device" moves /dev/lab1
+    within 30 "I/O goes on over the host's device" goes_on load /dev/lab1
 fi
 finish_load load
 matches "what capstan says" "$(cat load.out)" "the RDMA device was removed.* device=\"?$host_device"

@@ -7,10 +7,10 @@ target_start
 verify -N 1 -i 2 --bs 4k --iodepth 16 --size 512k
 verify -N 1 -i 2 --bs 32k --iodepth 4 --size 1m
 target_said "each queue has receives of its own, as configured" || fail "the target does not say that receives are not shared"
-load load 5
+load load 8
 target_kill
 target_start
-within 30 "I/O goes on" moves /dev/lab1
+within 30 "I/O goes on" goes_on load /dev/lab1
 finish_load load
 target_stop
 target_configuration >"$RUN/target.toml"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The target goes while capstan writes, and comes back: capstan reconnects by itself, and everything that was acknowledged
 # is there.
-load load 6
+load load 10
 target_kill
 sleep 2
 running load || fail "the load ended while its target was gone: $(tail -1 load.out)"
