@@ -13,7 +13,38 @@ use crate::load::{self, Load, Target, VOLUME_BYTES};
 use crate::tcp;
 use crate::{HOST_CORE, Setting};
 
-/// Measures depth 1 and 32, `rounds` times each, in turn with fio.
+/// A workload, and what it is held against.
+struct Row {
+    name: &'static str,
+    what: &'static str,
+    load: Load,
+    /// What is required and aimed at, of fio.
+    wanted: Option<(f64, f64, &'static str)>,
+}
+
+const LATENCY: Load = Load::read(1, 4096, 1);
+const ROWS: [Row; 3] = [
+    Row {
+        name: "file-read-4k-qd32",
+        what: "file, O_DIRECT, 4 KiB random read, depth 32",
+        load: Load::read(1, 4096, 32),
+        wanted: Some((0.95, 0.99, "0.97")),
+    },
+    Row {
+        name: "file-read-128k-qd16",
+        what: "file, O_DIRECT, 128 KiB random read, depth 16",
+        load: Load::read(1, 128 << 10, 16),
+        wanted: None,
+    },
+    Row {
+        name: "file-write-128k-qd16",
+        what: "file, O_DIRECT, 128 KiB random write, depth 16",
+        load: Load::write(1, 128 << 10, 16),
+        wanted: None,
+    },
+];
+
+/// Measures every row, `rounds` times each, in turn with fio.
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let file = tempfile::Builder::new()
         .prefix("capstan-bench-")
@@ -23,24 +54,27 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     write_all(file.as_file())?;
     let backing = format!("path = \"{}\"\ndirect = true", file.path().display());
     let target = Target::spinning(&[&backing])?;
+    let runtime = setting.runtime;
+    let both = |load| {
+        let over_nvme = load::rate(target.address, load, runtime)?.mean();
+        anyhow::Ok((over_nvme, fio(file.path(), load, runtime)?))
+    };
     let mut round_trips = Vec::new();
-    let mut rates = [(1, vec![], vec![]), (32, vec![], vec![])];
+    let mut latencies = Vec::new();
+    let mut rates = ROWS.map(|_| Vec::new());
     for _ in 0..setting.rounds {
-        round_trips.push(tcp::round_trip(setting.runtime)? * 1e6);
-        for (depth, over_nvme, local) in &mut rates {
-            let load = Load::read(1, 4096, *depth);
-            let runtime = setting.runtime;
-            over_nvme.push(load::rate(target.address, load, runtime)?.mean());
-            local.push(fio(file.path(), load, runtime)?);
+        round_trips.push(tcp::round_trip(runtime)? * 1e6);
+        latencies.push(both(LATENCY)?);
+        for (row, rates) in ROWS.iter().zip(&mut rates) {
+            rates.push(both(row.load)?);
         }
     }
-    let [(_, ours_1, fio_1), (_, ours_32, fio_32)] = rates;
-    let micros = |rates: &[f64]| rates.iter().map(|rate| 1e6 / rate).collect::<Vec<_>>();
-    let thousands = |rates: &[f64]| rates.iter().map(|rate| rate / 1e3).collect::<Vec<_>>();
-    let (ours_us, fio_us) = (micros(&ours_1), micros(&fio_1));
+    let micros = |rates: Vec<f64>| rates.into_iter().map(|rate| 1e6 / rate).collect::<Vec<_>>();
+    let (ours, local): (Vec<_>, Vec<_>) = latencies.into_iter().unzip();
+    let (ours_us, fio_us) = (micros(ours), micros(local));
     let added = ours_us.iter().zip(&fio_us).zip(&round_trips);
     let added = added.map(|((ours, fio), round_trip)| (ours - fio) / round_trip);
-    let latency = Figure {
+    let mut figures = vec![Figure {
         score: Quantity::new("RT added", added.collect()),
         ..Figure::beside(
             "file-read-4k-qd1",
@@ -50,16 +84,29 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
             ("RT added", |ours, fio| ours - fio),
             Bounds::new(Better::Lower, 1.5, 1.05).peer("1.7"),
         )
-    };
-    let throughput = Figure::beside(
-        "file-read-4k-qd32",
-        "file, O_DIRECT, 4 KiB random read, depth 32",
-        Quantity::new("k IOPS", thousands(&ours_32)),
-        ("fio io_uring", Quantity::new("k IOPS", thousands(&fio_32))),
-        ("of fio", |ours, fio| ours / fio),
-        Bounds::new(Better::Higher, 0.95, 0.99).peer("0.97"),
-    );
-    Ok(vec![latency, throughput].into())
+    }];
+    for (row, rates) in ROWS.iter().zip(rates) {
+        let (unit, per_second) = match row.load.bytes {
+            4096 => ("k IOPS", 1e-3),
+            bytes => ("GB/s", f64::from(bytes) / 1e9),
+        };
+        let (ours, local) = rates
+            .into_iter()
+            .map(|(ours, local)| (ours * per_second, local * per_second))
+            .unzip();
+        figures.push(Figure::beside(
+            row.name,
+            row.what,
+            Quantity::new(unit, ours),
+            ("fio io_uring", Quantity::new(unit, local)),
+            ("of fio", |ours, fio| ours / fio),
+            match row.wanted {
+                Some((now, aim, peer)) => Bounds::new(Better::Higher, now, aim).peer(peer),
+                None => Bounds::none(Better::Higher),
+            },
+        ));
+    }
+    Ok(figures.into())
 }
 
 /// Written, not sparse: holes would be read without the disk.
@@ -73,9 +120,11 @@ fn write_all(mut file: &File) -> Result<()> {
 
 /// I/Os a second of fio's io_uring engine on the file itself.
 fn fio(file: &Path, load: Load, time: Duration) -> Result<f64> {
+    let direction = if load.write { "write" } else { "read" };
     let output = Command::new("fio")
         .args(["--name=local", "--ioengine=io_uring", "--direct=1"])
-        .args(["--rw=randread", "--time_based", "--output-format=json"])
+        .args(["--time_based", "--output-format=json"])
+        .arg(format!("--rw=rand{direction}"))
         .arg(format!("--filename={}", file.display()))
         .arg(format!("--bs={}", load.bytes))
         .arg(format!("--iodepth={}", load.depth))
@@ -84,7 +133,7 @@ fn fio(file: &Path, load: Load, time: Duration) -> Result<f64> {
         .output()
         .context("fio does not start; apt-get install fio")?;
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    match report["jobs"][0]["read"]["iops"].as_f64() {
+    match report["jobs"][0][direction]["iops"].as_f64() {
         Some(iops) if iops > 0.0 => Ok(iops),
         _ => bail!("fio: {}", String::from_utf8_lossy(&output.stderr)),
     }

@@ -24,68 +24,83 @@ struct Row {
     what: &'static str,
     load: Load,
     against: Against,
-    now: f64,
-    aim: f64,
-    peer: &'static str,
+    /// What is required, what is aimed at, and what the best peer has; `None` for rows that only tell.
+    wanted: Option<(f64, f64, &'static str)>,
 }
 
 const NSID_NULL: u32 = 1;
 const NSID_RAM: u32 = 2;
 
-const ROWS: [Row; 6] = [
+const ROWS: [Row; 10] = [
     Row {
         name: "null-read-4k-qd1",
         what: "4 KiB random read, depth 1, null",
         load: Load::read(NSID_NULL, 4096, 1),
         against: Against::Latency,
-        now: 1.25,
-        aim: 1.05,
-        peer: "0.9 to 1.2",
+        wanted: Some((1.25, 1.05, "0.9 to 1.2")),
+    },
+    Row {
+        name: "null-read-4k-qd32",
+        what: "4 KiB random read, depth 32, null",
+        load: Load::read(NSID_NULL, 4096, 32),
+        against: Against::PerRoundTrip,
+        wanted: None,
+    },
+    Row {
+        name: "ram-read-4k-qd32",
+        what: "4 KiB random read, depth 32, RAM",
+        load: Load::read(NSID_RAM, 4096, 32),
+        against: Against::PerRoundTrip,
+        wanted: None,
     },
     Row {
         name: "null-read-4k-qd128",
         what: "4 KiB random read, depth 128, null",
         load: Load::read(NSID_NULL, 4096, 128),
         against: Against::PerRoundTrip,
-        now: 9.4,
-        aim: 14.0,
-        peer: "9.4",
+        wanted: Some((9.4, 14.0, "9.4")),
     },
     Row {
         name: "ram-read-4k-qd128",
         what: "4 KiB random read, depth 128, RAM",
         load: Load::read(NSID_RAM, 4096, 128),
         against: Against::PerRoundTrip,
-        now: 7.6,
-        aim: 13.0,
-        peer: "6.7",
+        wanted: Some((7.6, 13.0, "6.7")),
     },
     Row {
         name: "ram-write-4k-qd128",
         what: "4 KiB random write, depth 128, RAM",
         load: Load::write(NSID_RAM, 4096, 128),
         against: Against::PerRoundTrip,
-        now: 10.7,
-        aim: 16.0,
-        peer: "10.7",
+        wanted: Some((10.7, 16.0, "10.7")),
     },
     Row {
         name: "ram-read-128k-qd16",
         what: "128 KiB random read, depth 16, RAM",
         load: Load::read(NSID_RAM, 128 << 10, 16),
         against: Against::Stream,
-        now: 0.66,
-        aim: 0.95,
-        peer: "0.66",
+        wanted: Some((0.66, 0.95, "0.66")),
     },
     Row {
         name: "null-read-128k-qd16",
         what: "128 KiB random read, depth 16, null",
         load: Load::read(NSID_NULL, 128 << 10, 16),
         against: Against::Stream,
-        now: 1.0,
-        aim: 1.0,
-        peer: "1.0",
+        wanted: Some((1.0, 1.0, "1.0")),
+    },
+    Row {
+        name: "ram-write-128k-qd16",
+        what: "128 KiB random write, depth 16, RAM",
+        load: Load::write(NSID_RAM, 128 << 10, 16),
+        against: Against::Stream,
+        wanted: None,
+    },
+    Row {
+        name: "null-write-128k-qd16",
+        what: "128 KiB random write, depth 16, null",
+        load: Load::write(NSID_NULL, 128 << 10, 16),
+        against: Against::Stream,
+        wanted: None,
     },
 ];
 
@@ -151,7 +166,10 @@ fn figure(row: &Row, rates: &[f64], round_trip: &Quantity, stream: &Quantity) ->
         Against::Latency => Better::Lower,
         Against::PerRoundTrip | Against::Stream => Better::Higher,
     };
-    let bounds = Bounds::new(better, row.now, row.aim).peer(row.peer);
+    let bounds = match row.wanted {
+        Some((now, aim, peer)) => Bounds::new(better, now, aim).peer(peer),
+        None => Bounds::none(better),
+    };
     let value = |unit, of: &dyn Fn(f64) -> f64| {
         Quantity::new(unit, rates.iter().map(|rate| of(*rate)).collect())
     };
