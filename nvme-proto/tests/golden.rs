@@ -15,17 +15,20 @@ use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::fabrics::{ConnectData, ConnectResponse};
 use capstan_nvme_proto::features::{AsyncEventConfiguration, NumberOfQueues};
 use capstan_nvme_proto::identify::{
-    Csi, IdentifyController, IdentifyNamespace, NamespaceId, NamespaceIdDescriptors, NamespaceList,
-    NvmIdentifyController, write_namespace_ids,
+    CommandSetList, CommandSetVector, Csi, IdentifyController, IdentifyNamespace,
+    IndependentIdentifyNamespace, NamespaceId, NamespaceIdDescriptors, NamespaceList,
+    NvmIdentifyController, NvmIdentifyNamespace, write_namespace_ids,
 };
 use capstan_nvme_proto::log::{
     AddressFamily, AnaGroupHeader, AnaLogHeader, AnaState, CommandEffects, CommandEffectsLog,
     DiscoveryLog, DiscoverySubsystemType, ErrorInformationEntry, FirmwareSlotLog, HealthLog,
-    RdmaCms, RdmaQpType, TransportType,
+    RdmaCms, RdmaQpType, ReservationNotificationLog, ReservationNotificationType,
+    SupportedLogPages, TransportType,
 };
 use capstan_nvme_proto::opcode::{AdminOpcode, IoOpcode};
 use capstan_nvme_proto::property::{Cap, Cc, Property, ShutdownNotification, Version};
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, CmRequest, RejectStatus};
+use capstan_nvme_proto::reservation::{Registrants, ReservationStatus};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::{NSID_BROADCAST, Sqe};
 use capstan_nvme_proto::status::{Status, StatusCodeType};
@@ -260,7 +263,24 @@ fn check_identify(golden: &Golden) {
         let mut data = vec![0xEE; bytes.len()];
         write_namespace_ids(&mut data, NamespaceIdDescriptors::new(bytes)).expect(name);
         data
-    } else if name.starts_with("identify-active-ns-list") {
+    } else if name.starts_with("identify-csi-namespace-") {
+        NvmIdentifyNamespace::from_data(bytes)
+            .expect(name)
+            .as_bytes()
+            .to_vec()
+    } else if name.starts_with("identify-cs-independent-ns-") {
+        IndependentIdentifyNamespace::from_data(bytes)
+            .expect(name)
+            .as_bytes()
+            .to_vec()
+    } else if name.starts_with("identify-command-sets") {
+        let list = CommandSetList::from_data(bytes).expect(name);
+        let first = list.iter().next().expect(name);
+        assert_eq!(list.iter().count(), 1, "{name}");
+        CommandSetList::single(first).as_bytes().to_vec()
+    } else if name.starts_with("identify-active-ns-list")
+        || name.starts_with("identify-csi-active-ns-list")
+    {
         let mut list = NamespaceList::new_zeroed();
         list.fill(NamespaceList::from_data(bytes).expect(name).iter());
         list.as_bytes().to_vec()
@@ -314,12 +334,33 @@ fn check_log(golden: &Golden) {
             .to_vec()
     } else if name.starts_with("log-smart") {
         HealthLog::from_data(bytes).expect(name).as_bytes().to_vec()
+    } else if name.starts_with("log-supported-pages") {
+        let log = SupportedLogPages::from_data(bytes).expect(name);
+        let pages = (0..=u8::MAX).map(LogPageId);
+        let pages = SupportedLogPages::new(pages.filter(|page| log.supports(*page)));
+        pages.as_bytes().to_vec()
+    } else if name.starts_with("log-reservation-notification") {
+        ReservationNotificationLog::from_data(bytes)
+            .expect(name)
+            .as_bytes()
+            .to_vec()
     } else {
         panic!("{name}: no parser for this log page");
     };
     let (content, rest) = bytes.split_at(encoded.len());
     assert_eq!(content, encoded, "{name}");
     assert!(rest.iter().all(|byte| *byte == 0), "{name}");
+}
+
+/// The extended data structure: the only one nvmet gives, and Capstan's.
+fn check_reservation_report(golden: &Golden) {
+    let (name, bytes) = (&golden.name, &golden.bytes[..]);
+    let status = ReservationStatus::parse(bytes, true).expect(name);
+    let Registrants::Extended(registrants) = status.registrants else {
+        panic!("{name}: {:?}", status.registrants);
+    };
+    let head = [status.header.as_bytes(), &[0; 40]].concat();
+    assert_eq!([&head, registrants.as_bytes()].concat(), bytes, "{name}");
 }
 
 #[test]
@@ -336,6 +377,7 @@ fn every_file_parses_and_encodes_back() {
             "identify",
             "log",
             "dsm-ranges",
+            "reservation-report",
         ]
         .into_iter()
         .find(|kind| name.starts_with(&format!("{kind}-")) || name == *kind)
@@ -348,6 +390,7 @@ fn every_file_parses_and_encodes_back() {
             "cm" => check_private_data(&golden),
             "identify" => check_identify(&golden),
             "log" => check_log(&golden),
+            "reservation-report" => check_reservation_report(&golden),
             _ => {
                 let count = u16::try_from(golden.bytes.len() / DsmRange::SIZE_BYTES).expect("u16");
                 let ranges = DsmRange::parse_all(&golden.bytes, count).expect(&name);
@@ -363,8 +406,9 @@ fn every_file_parses_and_encodes_back() {
         ("connect-data", 5),
         ("cqe", 78),
         ("dsm-ranges", 2),
-        ("identify", 12),
-        ("log", 10),
+        ("identify", 20),
+        ("log", 13),
+        ("reservation-report", 3),
         ("sqe", 78),
     ];
     for (kind, least) in at_least {
@@ -646,6 +690,67 @@ fn the_linux_target_describes_itself() {
     let golden = Golden::load("identify-active-ns-list");
     let list = NamespaceList::from_data(&golden.bytes).expect("4096 bytes");
     assert_eq!(list.iter().collect::<Vec<_>>(), [1, 3]);
+}
+
+#[test]
+fn what_lies_beyond_the_nvm_command_set_reads_as_it_should() {
+    let golden = Golden::load("identify-cs-independent-ns-nsid1");
+    let identify = IndependentIdentifyNamespace::from_data(&golden.bytes).expect("4096 bytes");
+    // No volatile write cache, shared by controllers, ready.
+    let seen = (identify.nsfeat, identify.nmic, identify.nstat);
+    assert_eq!((seen, identify.anagrpid.get()), ((1 << 5, 1, 1), 1));
+
+    let golden = Golden::load("identify-command-sets-qemu");
+    let list = CommandSetList::from_data(&golden.bytes).expect("4096 bytes");
+    let both = CommandSetVector::NVM | CommandSetVector::ZONED;
+    assert_eq!(list.iter().collect::<Vec<_>>(), [both]);
+
+    let golden = Golden::load("identify-csi-active-ns-list-qemu");
+    let list = NamespaceList::from_data(&golden.bytes).expect("4096 bytes");
+    assert_eq!(list.iter().collect::<Vec<_>>(), [1]);
+
+    let golden = Golden::load("identify-csi-controller-qemu");
+    let identify = NvmIdentifyController::from_data(&golden.bytes).expect("4096 bytes");
+    assert_eq!((identify.vsl, identify.dmrsl_lbas.get()), (7, 0x003F_FFFF));
+}
+
+#[test]
+fn reservations_of_the_linux_target_read_as_they_should() {
+    let report = |name| {
+        let golden = Golden::load(name);
+        let status = ReservationStatus::parse(&golden.bytes, true).expect(name);
+        let Registrants::Extended(registrants) = status.registrants else {
+            panic!("{:?}", status.registrants);
+        };
+        let header = (status.header.generation.get(), status.header.rtype);
+        (header, registrants.to_vec())
+    };
+    assert_eq!(report("reservation-report-none"), ((0, 0), Vec::new()));
+    for (name, header, rcsts) in [
+        ("reservation-report-registered", (1, 0), 0),
+        ("reservation-report-held", (1, 1), 1),
+    ] {
+        let (seen, registrants) = report(name);
+        let [registrant] = registrants[..] else {
+            panic!("{name}: {registrants:?}");
+        };
+        assert_eq!(seen, header, "{name}");
+        assert_eq!((registrant.cntlid.get(), registrant.rcsts), (0xFFFF, rcsts));
+        assert_eq!(registrant.rkey.get(), 0x1122_3344_5566_7788);
+        assert_eq!(registrant.hostid.0[..4], [0x6F, 0x0C, 0x1C, 0x1E]);
+    }
+
+    let golden = Golden::load("log-reservation-notification");
+    let log = ReservationNotificationLog::from_data(&golden.bytes).expect("64 bytes");
+    assert_eq!(log.log_page_count.get(), 0);
+    assert_eq!(log.notification_type, ReservationNotificationType::EMPTY);
+
+    let golden = Golden::load("log-supported-pages");
+    let log = SupportedLogPages::from_data(&golden.bytes).expect("1024 bytes");
+    let pages: Vec<_> = (0..=u8::MAX)
+        .filter(|page| log.supports(LogPageId(*page)))
+        .collect();
+    assert_eq!(pages, [0, 1, 2, 3, 4, 5, 9, 0xC, 0x12, 0x16, 0x80]);
 }
 
 #[test]

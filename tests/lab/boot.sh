@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Boots the lab's kernel under QEMU software emulation and runs one guest script in it as root.
 #
-#   tests/lab/boot.sh [-n] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
+#   tests/lab/boot.sh [-n] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
 #
+# -k boots another kernel, whose modules are in /lib/modules and whose vmlinuz is in $CAPSTAN_LAB_CACHE/boot; without siw.
 # -n adds an emulated NVMe controller with a 64 MiB namespace; -f puts one more file or folder into $LAB.
 # SCRIPT is a name under tests/lab/guest/ (or a path). The guest sees this machine's root folder read-only over 9p,
 # and two folders of its own: $LAB (a copy of tests/lab/guest and of the siw modules) and $OUT (writable, kept
@@ -12,12 +13,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/lab/common.sh
 . "$here/common.sh"
 
-usage() { die "usage: boot.sh [-n] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
+usage() { die "usage: boot.sh [-n] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
 
-out='' memory=2G timeout_s=600 nvme_disk='' files=()
-while getopts nf:o:m:t: option; do
+out='' memory=2G timeout_s=600 nvme_disk='' files=() release=''
+while getopts nk:f:o:m:t: option; do
     case $option in
         f) files+=("$OPTARG") ;;
+        k) release=$OPTARG ;;
         n) nvme_disk=yes ;;
         o) out=$OPTARG ;;
         m) memory=$OPTARG ;;
@@ -33,7 +35,7 @@ shift
 [ -r "$script" ] || die "no guest script $script"
 name=$(basename "$script" .sh)
 out=${out:-$CAPSTAN_LAB_CACHE/out/$name}
-release=$(lab_kernel_release)
+release=${release:-$(lab_kernel_release)}
 
 # The guest has fresh tmpfs mounts over /tmp and /var/cache, so all it needs goes through the folder it shares.
 mkdir -p "$out"
@@ -41,9 +43,12 @@ rm -rf "$out/lab" "$out/exit-status"
 mkdir "$out/lab"
 cp "$here"/guest/* "$out/lab/"
 cp "$script" "$out/lab/$name.sh"
-for module in "$CAPSTAN_LAB_CACHE/siw-$release"/*.ko; do
-    strip --strip-debug -o "$out/lab/$(basename "$module")" "$module"
-done
+# Another kernel has no siw.
+if [ "$release" = "$(lab_kernel_release)" ]; then
+    for module in "$CAPSTAN_LAB_CACHE/siw-$release"/*.ko; do
+        strip --strip-debug -o "$out/lab/$(basename "$module")" "$module"
+    done
+fi
 [ ${#files[@]} -eq 0 ] || cp -r "${files[@]}" "$out/lab/"
 
 cat >"$out/lab/start" <<END

@@ -2,7 +2,10 @@
 # Captures golden bytes from the real Linux host and target: boots the lab once per capture, decodes every pcap (which
 # fails on any anomaly) and extracts the files.
 #
-#   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]      CAPTURE: plain crc passthru rping p2p probe (default: all), or none
+#   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]      CAPTURE: plain crc passthru rping p2p probe data (default: all), or none
+#
+# Environment: CAPSTAN_LAB_NEWER_KERNEL   for data: a release from 6.13 on, whose vmlinuz is in $CAPSTAN_LAB_CACHE/boot and
+#                                         whose modules are in /lib/modules
 #
 # Captures that are not named are taken from the last time, out of $CAPSTAN_LAB_CACHE/captures.
 set -euo pipefail
@@ -12,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ $# -ge 1 ] || die "usage: golden.sh OUTPUT_FOLDER [CAPTURE…]"
 output=$1
 shift
-[ $# -gt 0 ] || set -- plain crc passthru rping p2p probe
+[ $# -gt 0 ] || set -- plain crc passthru rping p2p probe data
 captures=$CAPSTAN_LAB_CACHE/captures
 release=$(lab_kernel_release)
 
@@ -32,6 +35,7 @@ for capture; do
         rping) boot rping capture-rping.sh rping-crc 1500 siw-crc.ko ;;
         p2p) boot p2p capture-rping.sh rping-p2p 65536 siw-p2p.ko ;;
         probe) boot probe probe-siw.sh ;;
+        data) boot data -n -k "${CAPSTAN_LAB_NEWER_KERNEL:?data needs a newer kernel: see the head of this script}" capture-data.sh ;;
         none) ;;
         *) die "no capture is called $capture" ;;
     esac
@@ -64,6 +68,10 @@ extract passthru/linux-passthru.pcap "$host_and_target over siw, passed through 
     --match '^(identify|log)' --suffix=-qemu
 extract probe/probe-siw.pcap "siw and nvmet-rdma answering probe_siw.py" --passive-only \
     --match '^(mpa-reply|fpdu-terminate|fpdu-read-response-zero|cm-)'
+for file in "$captures"/data/data/*.hex; do
+    # Also here earlier captures win.
+    [ -e "$output/nvme/${file##*/}" ] || cp "$file" "$output/nvme/"
+done
 cp "$here/golden-readme.md" "$output/README.md"
 count() { find "$output/$1" -name '*.hex' | wc -l; }
 say "$output: $(count rdma) files in rdma/, $(count nvme) in nvme/"

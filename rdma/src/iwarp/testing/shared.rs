@@ -11,8 +11,9 @@ use crate::iwarp::socket::Link;
 const STEPS_MAX: usize = 400;
 /// Most bytes that wait for room in the ring.
 const UNSAID_MAX: usize = 100_000;
-/// Looks within which a connection has ended after its peer has left.
-const LOOKS_MAX: usize = 100;
+/// Looks within which a connection has ended after its peer has left: the end of the socket comes
+/// behind a socket full of bells, of which a look takes a part.
+const LOOKS_MAX: usize = 1000;
 
 /// How the causes of an end begin that a peer of this kind can bring about.
 const CAUSES: [&str; 7] = [
