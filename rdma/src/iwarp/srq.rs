@@ -100,10 +100,7 @@ impl ReceiveRing {
             ));
         }
         let len_bytes = check_sges(stags, pd, sges, Access::LOCAL_WRITE)?;
-        let mut at = self.head + self.used;
-        if at >= depth {
-            at -= depth;
-        }
+        let at = self.place(self.used);
         self.slots[at] = Slot {
             wr_id,
             sges: u32::try_from(sges.len()).unwrap_or(u32::MAX),
@@ -120,19 +117,41 @@ impl ReceiveRing {
         if self.used == 0 {
             return false;
         }
-        let slot = self.slots[self.head];
-        let first = self.head * self.sge_max;
-        out.wr_id = slot.wr_id;
-        out.len_bytes = slot.len_bytes;
-        out.sges.clear();
-        out.sges
-            .extend_from_slice(&self.sges[first..first + slot.sges as usize]);
+        self.copy_to(self.head, out);
         self.head += 1;
         if self.head == self.slots.len() {
             self.head = 0;
         }
         self.used -= 1;
         true
+    }
+
+    /// Takes the newest receive into `out`; `false` when there is none.
+    fn take_newest(&mut self, out: &mut Receive) -> bool {
+        let Some(used) = self.used.checked_sub(1) else {
+            return false;
+        };
+        self.copy_to(self.place(used), out);
+        self.used = used;
+        true
+    }
+
+    /// Where the receive is that `nth` others were posted before.
+    #[inline]
+    fn place(&self, nth: usize) -> usize {
+        let (at, depth) = (self.head + nth, self.slots.len());
+        if at >= depth { at - depth } else { at }
+    }
+
+    #[inline]
+    fn copy_to(&self, at: usize, out: &mut Receive) {
+        let slot = self.slots[at];
+        let first = at * self.sge_max;
+        out.wr_id = slot.wr_id;
+        out.len_bytes = slot.len_bytes;
+        out.sges.clear();
+        out.sges
+            .extend_from_slice(&self.sges[first..first + slot.sges as usize]);
     }
 }
 
@@ -167,10 +186,11 @@ impl SharedQueue {
         Rc::ptr_eq(&self.engine, engine) && self.pd == pd
     }
 
-    /// Takes the oldest receive; when there is none the queue pair of `slot` is run again once one
-    /// has been posted.
+    /// Takes the newest receive: its memory is the likeliest to be in the processor's caches still.
+    /// (Receives that are shared have no order that a program could count on.) When there is none the
+    /// queue pair of `slot` is run again once one has been posted.
     pub(super) fn take(&self, out: &mut Receive) -> bool {
-        self.ring.borrow_mut().take(out)
+        self.ring.borrow_mut().take_newest(out)
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Queues are as deep as asked, and say when they are full.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use super::super::fabric::{Fabric, Side};
@@ -7,7 +8,7 @@ use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{read_sink, sink, source};
-use crate::contract::{PostError, QpConfig, ReceiveSource, Sge, WcOpcode};
+use crate::contract::{PostError, QpConfig, ReceiveSource, Sge, WcOpcode, WcStatus};
 
 const DEPTH: u32 = 8;
 
@@ -110,11 +111,20 @@ pub(super) fn shared_receive_queue_full(fabric: &mut dyn Fabric) -> Outcome {
         options.srq[to.index()] = Some(Rc::clone(&srq));
         let link = world.connect(&options)?;
         let taken = fill(&world, |wr_id| srq.post_recv(wr_id, &[]))?;
+        let mut posted: HashSet<u64> = (0..taken).collect();
         for wr_id in 0..taken {
             world.post_now(link, to.peer(), &send(wr_id, &[]))?;
             world.success(link, to.peer(), wr_id, WcOpcode::Send)?;
-            world.received(link, to, wr_id, 0)?;
+            // Which one is the provider's choice.
+            let wc = world.completion(link, to, "a message through a full SRQ")?;
+            ensure_eq!(wc.status, WcStatus::Success, "a message through a full SRQ");
+            ensure!(
+                posted.remove(&wc.wr_id),
+                "{} completed twice or was not posted",
+                wc.wr_id
+            );
             srq.post_recv(wr_id + taken, &[])?;
+            posted.insert(wr_id + taken);
         }
         ensure_eq!(
             srq.post_recv(0, &[]).is_err(),
