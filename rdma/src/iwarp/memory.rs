@@ -46,6 +46,20 @@ impl ProtectionDomain for Domain {
         }))
     }
 
+    fn register_zeroes(&self, slab: &Arc<Slab>) -> Result<Rc<dyn MemoryRegion>, RdmaError> {
+        let stag = self
+            .engine
+            .stags
+            .borrow_mut()
+            .register_zeroes(slab, self.id)?;
+        Ok(Rc::new(Region {
+            engine: Rc::clone(&self.engine),
+            stag,
+            addr: slab.addr(),
+            len_bytes: slab.len_bytes(),
+        }))
+    }
+
     fn allocate_window(&self) -> Result<Box<dyn MemoryWindow>, RdmaError> {
         let index = self.engine.stags.borrow_mut().allocate_window(self.id)?;
         Ok(Box::new(Window {

@@ -71,6 +71,8 @@ struct Entry {
     len_bytes: u64,
     /// First byte of the region or window.
     base: *mut u8,
+    /// Whether every byte is zero for as long as the region lives.
+    zeroes: bool,
     purpose: Use,
 }
 
@@ -87,6 +89,7 @@ pub(super) struct StagTable {
 pub(super) struct Span<'t> {
     base: *mut u8,
     len_bytes: usize,
+    zeroes: bool,
     table: PhantomData<&'t StagTable>,
 }
 
@@ -99,6 +102,12 @@ impl<'t> Span<'t> {
     /// Length in bytes.
     pub(super) fn len_bytes(self) -> usize {
         self.len_bytes
+    }
+
+    /// Whether all bytes are known to be zero.
+    #[inline]
+    pub(super) fn zeroes(self) -> bool {
+        self.zeroes
     }
 
     /// Copies `bytes` to the start of the span; what does not fit is left out.
@@ -163,10 +172,20 @@ impl StagTable {
             addr: base.addr() as u64,
             len_bytes: len_bytes as u64,
             base,
+            zeroes: false,
             purpose: Use::Region {
                 slab: Arc::clone(slab),
             },
         };
+        Ok(stag)
+    }
+
+    /// Registers a whole slab of zeroes, which nobody writes to, for sending.
+    pub(super) fn register_zeroes(&mut self, slab: &Arc<Slab>, pd: u32) -> Result<u32, RdmaError> {
+        let stag = self.register(slab, 0, slab.len_bytes(), Access::empty(), pd)?;
+        if let Some((_, entry)) = self.find_mut(stag) {
+            entry.zeroes = true;
+        }
         Ok(stag)
     }
 
@@ -191,6 +210,7 @@ impl StagTable {
         let index = self.take_index()?;
         let next = self.keys.fresh(index);
         self.entries[index].pd = pd;
+        self.entries[index].zeroes = false;
         self.entries[index].purpose = Use::Window {
             region: usize::MAX,
             qp: 0,
@@ -378,6 +398,7 @@ impl StagTable {
                 addr: 0,
                 len_bytes: 0,
                 base: ptr::null_mut(),
+                zeroes: false,
                 purpose: Use::Free,
             });
             return Ok(self.entries.len() - 1);
@@ -407,6 +428,7 @@ fn span(entry: &Entry, addr: u64, len_bytes: u64) -> Result<Span<'_>, StagError>
         // SAFETY: `offset_in` proved `at` and `at + len_bytes` inside the region, whose slab the
         // table keeps mapped (windows die with their region).
         base: unsafe { entry.base.add(at) },
+        zeroes: entry.zeroes,
         len_bytes: usize::try_from(len_bytes).map_err(|_| StagError::Bounds)?,
         table: PhantomData,
     })
@@ -513,6 +535,32 @@ mod tests {
         assert_ne!(stag, table.read_sink_stag(sink));
         let write = table.remote(ASKER, stag, 0, 1, Access::REMOTE_WRITE).err();
         assert_eq!(write, Some(StagError::Invalid));
+    }
+
+    #[test]
+    fn zeroes_are_known_and_cannot_be_written() {
+        let slab = Slab::new(8192, Pages::Ordinary).unwrap();
+        let mut table = StagTable::new();
+        let stag = table.register_zeroes(&slab, 1).unwrap();
+        let sge = Sge {
+            addr: slab.addr() + 100,
+            len_bytes: 4096,
+            lkey: LKey(stag),
+        };
+        assert!(table.local(1, &sge, Access::empty()).unwrap().zeroes());
+        assert!(table.local(1, &sge, Access::LOCAL_WRITE).is_err());
+        // The index serves anything else afterwards.
+        table.deregister(stag).unwrap();
+        for _ in 0..=RESTING {
+            let all = Access::LOCAL_WRITE;
+            let stag = table.register(&slab, 0, 8192, all, 1).unwrap();
+            let sge = Sge {
+                lkey: LKey(stag),
+                ..sge
+            };
+            assert!(!table.local(1, &sge, Access::empty()).unwrap().zeroes());
+            table.deregister(stag).unwrap();
+        }
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl DevicePort {
         let data = register(memory.data.slab(), Access::LOCAL_WRITE)?;
         let queues = register(memory.queues.slab(), Access::LOCAL_WRITE)?;
         let zeroes = memory.zeroes.as_ref();
-        let zeroes = zeroes.map(|slab| register(slab, Access::empty()));
+        let zeroes = zeroes.map(|slab| pd.register_zeroes(slab));
         let zeroes = zeroes.transpose()?;
         // No more than the whole slab could serve.
         let affordable = memory.queues.slab().len_bytes() / (SQE_BYTES + IN_CAPSULE_BYTES) as usize;

@@ -257,7 +257,7 @@ impl Tx {
             let pieces = &mut self.pieces;
             let result = payload(&mut |span| {
                 if with_crc {
-                    crc.update(span.bytes());
+                    crc.update_span(span);
                 }
                 pieces.push(Piece::span(span));
             });
@@ -323,6 +323,18 @@ impl Tx {
             self.next += 1;
         }
         Ok(true)
+    }
+}
+
+impl Crc32c {
+    /// Adds registered memory.
+    #[inline]
+    fn update_span(&mut self, span: Span<'_>) {
+        if span.zeroes() {
+            self.update_zeroes(span.len_bytes());
+        } else {
+            self.update(span.bytes());
+        }
     }
 }
 
