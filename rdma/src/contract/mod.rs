@@ -31,6 +31,6 @@ pub use error::{CmError, PostError, RdmaError};
 pub use memory::{Access, LKey, MemoryRegion, MemoryWindow, ProtectionDomain, RKey};
 pub use queue::{
     CompletionQueue, Device, DeviceAttributes, QpConfig, QpNum, QpState, QueuePair, ReceiveSource,
-    SharedReceiveQueue, Transport,
+    SharedReceiveQueue, Source, Transport,
 };
 pub use work::{Remote, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion};

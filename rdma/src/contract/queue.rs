@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::error::{PostError, RdmaError};
 use super::memory::ProtectionDomain;
-use super::work::{SendWr, Sge, WorkCompletion};
+use super::work::{Remote, SendWr, Sge, WorkCompletion};
 
 /// A queue pair's number within its provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -127,6 +127,9 @@ pub struct QpConfig {
     pub recv_sge_max: u32,
 }
 
+/// Calls its argument with the bytes of an RDMA WRITE, piece by piece.
+pub type Source<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) + 'a;
+
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
@@ -160,6 +163,18 @@ pub trait QueuePair {
     /// Queue full, too many SGEs, or not connected. Key and bounds errors of the SGEs may be told
     /// here or by a completion. In the error state the request is taken and flushed.
     fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError>;
+
+    /// An RDMA WRITE of bytes that `source` has, registered or not, which is over when this returns.
+    /// It comes after everything posted so far, which is handed to the device; the peer may hear of
+    /// both with the next [`QueuePair::ring_doorbell`] only. `source` is called once with where to put
+    /// the bytes, `len_bytes` in all.
+    ///
+    /// `false`, and nothing is written, where a provider cannot copy right now, or never: the WRITE is
+    /// to be posted then.
+    fn write_now(&mut self, remote: Remote, len_bytes: u32, source: &mut Source<'_>) -> bool {
+        let _ = (remote, len_bytes, source);
+        false
+    }
 
     /// Work requests after which to ring at the latest, so that the peer can begin: where a doorbell
     /// costs next to nothing. Elsewhere `u32::MAX`: the fewer, the better.

@@ -16,8 +16,8 @@ use super::srq::{Receive, ReceiveRing, SharedQueue, check_sges};
 use super::stag::{Asker, StagTable};
 use super::tx::Tx;
 use crate::contract::{
-    Access, PostError, QpNum, QpState, QueuePair, SendOp, SendWr, Sge, WcOpcode, WcStatus,
-    WorkCompletion,
+    Access, PostError, QpNum, QpState, QueuePair, Remote, SendOp, SendWr, Sge, Source, WcOpcode,
+    WcStatus, WorkCompletion,
 };
 
 /// Where receives come from.
@@ -241,6 +241,24 @@ impl QueuePair for QpHandle {
         let len_bytes = check_sges(&self.engine.stags.borrow(), qp.asker.pd, wr.sges, need)?;
         qp.sq.push(wr, len_bytes);
         Ok(())
+    }
+
+    fn write_now(&mut self, remote: Remote, len_bytes: u32, source: &mut Source<'_>) -> bool {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.state != QpState::ReadyToSend {
+            return false;
+        }
+        let written = qp.write_now(
+            &mut self.engine.stags.borrow_mut(),
+            remote,
+            len_bytes,
+            source,
+        );
+        written.unwrap_or_else(|fatal| {
+            self.engine.end(qp, &fatal);
+            false
+        })
     }
 
     fn doorbell_interval(&self) -> u32 {

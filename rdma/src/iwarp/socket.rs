@@ -156,6 +156,14 @@ impl Link {
         }
     }
 
+    /// Hands over what has been sent; only shared memory waits for that.
+    #[inline]
+    pub(super) fn publish(&mut self) {
+        if let Self::Shared(link) = self {
+            link.publish();
+        }
+    }
+
     /// The maximum TCP segment in bytes.
     pub(super) fn segment_bytes(&self) -> usize {
         // 536 is what TCP assumes when nothing is known (RFC 9293 §3.7.1).

@@ -52,6 +52,7 @@ cases! {
         receives_before_connect;
     ordering:
         write_is_placed_before_a_later_send_is_received
+        writes_at_once_keep_their_place
         batched_writes_and_send
         sends_fill_receives_in_order
         completions_keep_the_order_of_posting
@@ -83,6 +84,7 @@ cases! {
         write_without_access
         read_without_access
         out_of_bounds
+        writes_at_once_are_checked
         long_transfer_past_the_end
         deregistered_region
         keys_are_of_one_registration

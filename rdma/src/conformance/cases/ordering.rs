@@ -2,9 +2,9 @@
 
 use super::super::fabric::{Fabric, Side};
 use super::super::link::{LinkOptions, read, request, send, write};
-use super::super::outcome::{Outcome, ensure_eq};
+use super::super::outcome::{Outcome, ensure, ensure_eq};
 use super::super::world::World;
-use super::support::{read_sink, sink, source};
+use super::support::{read_sink, sink, source, write_at_once};
 use crate::contract::{SendOp, SendWr, WcOpcode};
 
 pub(super) fn write_is_placed_before_a_later_send_is_received(fabric: &mut dyn Fabric) -> Outcome {
@@ -32,6 +32,44 @@ pub(super) fn write_is_placed_before_a_later_send_is_received(fabric: &mut dyn F
         }
     }
     Ok(())
+}
+
+/// Whether a provider copies at once or wants the WRITE posted: the bytes are there before a Send behind
+/// them is received, whatever is under way before them. More than any provider takes at once.
+pub(super) fn writes_at_once_keep_their_place(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let lens = [1, 4095, 4096, 61_440, 61_441, 131_072, 131_072];
+        let here = source(&world, from, 400_000, 1)?;
+        let mut there = sink(&world, from.peer(), 400_000)?;
+        for wr_id in [7, 8] {
+            world.post_recv(link, from.peer(), wr_id, &[there.sge(0, 100)])?;
+        }
+        world.post(link, from, &send(1, &[here.sge(0, 100)]))?;
+        let mut at = 100;
+        for len in lens {
+            write_at_once(&mut world, link, from, &here, (at, len), there.remote(at))?;
+            there.expect(at, here.shadow(at, len));
+            at += len;
+        }
+        // Less than was promised is not written, and leaves no trace.
+        let short = &mut |put: &mut dyn FnMut(&[u8])| put(&[1; 99]);
+        let written = world
+            .qp(link, from)?
+            .write_now(there.remote(at), 100, short);
+        ensure!(!written, "99 bytes passed for 100");
+        world.post(link, from, &send(2, &[here.sge(0, 100)]))?;
+        world.ring(link, from)?;
+        for wr_id in [7, 8] {
+            world.received(link, from.peer(), wr_id, 100)?;
+        }
+        there.expect(0, here.shadow(0, 100));
+        there.check("RDMA WRITEs at once")?;
+        for wr_id in [1, 2] {
+            world.success(link, from, wr_id, WcOpcode::Send)?;
+        }
+    }
+    world.silent(link)
 }
 
 pub(super) fn batched_writes_and_send(fabric: &mut dyn Fabric) -> Outcome {

@@ -7,7 +7,7 @@ use super::super::fabric::{Fabric, Side};
 use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
-use super::support::{ALL, Attempt, Kind, provoke, read_sink, sink, source};
+use super::support::{ALL, Attempt, Kind, provoke, read_sink, sink, source, write_at_once};
 use crate::contract::{Access, LKey, PostError, RKey, Remote, SendWr, Sge, WcOpcode};
 
 const LEN: usize = 500;
@@ -217,6 +217,28 @@ pub(super) fn keys_are_of_one_registration(fabric: &mut dyn Fabric) -> Outcome {
     };
     provoke(&mut world, link, from, Kind::Write, attempt)?;
     victim.check("bytes registered twice")
+}
+
+/// A WRITE that is copied at once passes the same checks at the peer as any other.
+pub(super) fn writes_at_once_are_checked(fabric: &mut dyn Fabric) -> Outcome {
+    let mut world = World::new(fabric)?;
+    for from in Side::BOTH {
+        let read_only = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        for (access, at, bits) in [(ALL, 1, 0), (ALL, 0, 0x01), (read_only, 0, 0)] {
+            let link = world.connect(&LinkOptions::default())?;
+            let here = source(&world, from, LEN, 1)?;
+            let mut victim = Area::new(&world.pd(from.peer())?, LEN, access)?;
+            victim.fill(1);
+            let mut remote = victim.remote(at);
+            remote.rkey = RKey(remote.rkey.0 ^ bits);
+            write_at_once(&mut world, link, from, &here, (0, LEN), remote)?;
+            world.post_now(link, from, &send(2, &[]))?;
+            world.ended(link)?;
+            victim.check("memory of the victim of a WRITE at once")?;
+            world.close(link);
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn key_of_another_domain(fabric: &mut dyn Fabric) -> Outcome {

@@ -6,7 +6,7 @@ use super::super::link::{read, request, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use crate::contract::{
-    Access, MemoryWindow, RKey, Remote, SendOp, WcOpcode, WcStatus, WorkCompletion,
+    Access, MemoryWindow, RKey, Remote, SendOp, SendWr, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Everything a peer may do, and windows.
@@ -38,6 +38,29 @@ pub(crate) fn read_sink(world: &World<'_>, side: Side, len_bytes: usize) -> Outc
         access |= Access::REMOTE_WRITE;
     }
     Area::new(&world.pd(side)?, len_bytes, access)
+}
+
+/// Writes `len` bytes from `at` of `local` to `remote` in uneven pieces: at once where the provider
+/// can, posted and unsignaled elsewhere.
+pub(crate) fn write_at_once(
+    world: &mut World<'_>,
+    link: usize,
+    from: Side,
+    local: &Area,
+    (at, len): (usize, usize),
+    remote: Remote,
+) -> Outcome {
+    let len_bytes = u32::try_from(len).map_err(Stop::failed)?;
+    let source = &mut |put: &mut dyn FnMut(&[u8])| local.shadow(at, len).chunks(999).for_each(put);
+    if world.qp(link, from)?.write_now(remote, len_bytes, source) {
+        return Ok(());
+    }
+    let sges = [local.sge(at, len)];
+    let posted = SendWr {
+        signaled: false,
+        ..write(9, &sges, remote)
+    };
+    world.post(link, from, &posted)
 }
 
 /// The operation of an [`Attempt`].

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
 use super::memory::Memory;
-use super::ring::{Reader, Writer};
+use super::ring::{RING_BYTES, Reader, Writer};
 use crate::iwarp::socket::{Piece, Transfer};
 
 /// Receive calls that found nothing before the socket is asked whether the peer is still there.
@@ -99,7 +99,7 @@ impl SharedLink {
         }
     }
 
-    /// Sends as a socket does.
+    /// Sends as a socket does, but for that the peer sees it with the next [`SharedLink::publish`].
     ///
     /// # Safety
     /// Each piece is mapped memory.
@@ -107,19 +107,53 @@ impl SharedLink {
     pub(in crate::iwarp) unsafe fn send(&mut self, pieces: &[Piece]) -> io::Result<Transfer> {
         // SAFETY: passed on.
         let bytes = unsafe { self.writer.write(pieces)? };
-        if bytes == 0 {
-            return Ok(Transfer::WouldBlock);
-        }
-        if self.writer.reader_sleeps() {
+        Ok(match bytes {
+            0 => Transfer::WouldBlock,
+            bytes => Transfer::Bytes(bytes),
+        })
+    }
+
+    /// Shows the peer what has been sent, and wakes it.
+    #[inline]
+    pub(in crate::iwarp) fn publish(&mut self) {
+        if self.writer.publish() && self.writer.reader_sleeps() {
             self.ring_bell();
         }
-        Ok(Transfer::Bytes(bytes))
+    }
+
+    /// Calls `send` with a way to send `bytes` more bytes, when there is room for all of them. Whether
+    /// they are sent: nothing is when `send` answers `false` or sends less.
+    pub(in crate::iwarp) fn send_with(
+        &mut self,
+        bytes: usize,
+        send: impl FnOnce(&mut dyn FnMut(&[u8])) -> bool,
+    ) -> io::Result<bool> {
+        if bytes > RING_BYTES || self.writer.room(bytes)? < bytes {
+            return Ok(false);
+        }
+        let start = self.writer.written();
+        let (writer, mut left, mut result) = (&mut self.writer, bytes, Ok(0));
+        let sent = send(&mut |bytes| {
+            let length = bytes.len().min(left);
+            let piece = Piece::raw(bytes.as_ptr().cast_mut(), length);
+            left -= length;
+            if result.is_ok() {
+                // SAFETY: a slice that is borrowed during the call, and that is only read.
+                result = unsafe { writer.write(&[piece]) };
+            }
+        });
+        if !sent || left != 0 || result.is_err() {
+            self.writer.take_back(start);
+        }
+        result.map(|_| sent && left == 0)
     }
 
     /// Before waiting for the socket: asks the peer to wake this end when there is something to
     /// receive or, for `room`, room to send. `false` when that is so already.
     pub(in crate::iwarp) fn arm(&mut self, receive: bool, room: bool) -> bool {
         self.armed = true;
+        // Nobody makes room in a ring whose bytes it does not see.
+        self.publish();
         if self.reader.writer_sleeps() {
             self.ring_bell();
         }
@@ -135,6 +169,7 @@ impl SharedLink {
         // SAFETY: a slice that is borrowed during the call. Whether it fits or not, the end of the
         // socket follows.
         let _ = unsafe { self.send(&[piece]) };
+        self.publish();
         self.writer.close();
         self.stream
     }

@@ -117,6 +117,8 @@ fn between(read: u64, written: u64) -> io::Result<usize> {
 pub(super) struct Writer {
     end: End,
     written: u64,
+    /// How far the reader may see.
+    published: u64,
     /// How far the reader was when last looked at.
     read: u64,
 }
@@ -126,6 +128,7 @@ impl Writer {
         Self {
             end: End::new(place),
             written: 0,
+            published: 0,
             read: 0,
         }
     }
@@ -141,7 +144,8 @@ impl Writer {
         Ok(RING_BYTES - between(self.read, self.written)?)
     }
 
-    /// Writes as much of `pieces` as there is room for, in order.
+    /// Writes as much of `pieces` as there is room for, in order. The reader sees it when it is
+    /// published.
     ///
     /// # Safety
     /// Each piece is mapped memory.
@@ -160,10 +164,30 @@ impl Writer {
                 break;
             }
         }
-        let lines = self.end.lines();
-        let position = &lines.written.0.position;
-        position.store(self.written, Ordering::Release);
         usize::try_from(self.written - start).map_err(io::Error::other)
+    }
+
+    /// Bytes written so far.
+    #[inline]
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Forgets what was written beyond a position of [`Writer::written`] and is not published.
+    pub(super) fn take_back(&mut self, written: u64) {
+        self.written = written.max(self.published);
+    }
+
+    /// Shows the reader what has been written. `false` when it has seen all of that.
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        if self.published == self.written {
+            return false;
+        }
+        self.published = self.written;
+        let position = &self.end.lines().written.0.position;
+        position.store(self.written, Ordering::Release);
+        true
     }
 
     /// Nothing more will be written.
@@ -293,7 +317,9 @@ mod tests {
     fn write(writer: &mut Writer, bytes: &mut [u8]) -> usize {
         let (a, b) = bytes.split_at_mut(bytes.len() / 3);
         // SAFETY: slices that are borrowed during the call.
-        unsafe { writer.write(&[piece(a), piece(b)]).unwrap() }
+        let written = unsafe { writer.write(&[piece(a), piece(b)]).unwrap() };
+        assert_eq!(writer.publish(), written != 0);
+        written
     }
 
     fn read(reader: &mut Reader, room: usize) -> Vec<u8> {
@@ -329,6 +355,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_not_published_is_not_read_and_can_be_taken_back() {
+        let (memory, _) = Memory::create().unwrap();
+        let (mut writer, mut reader) = ends(&memory);
+        let mut bytes = [1, 2, 3, 4];
+        // SAFETY: a slice that is borrowed during the call.
+        assert_eq!(unsafe { writer.write(&[piece(&mut bytes)]) }.unwrap(), 4);
+        assert!(read(&mut reader, 8).is_empty());
+        writer.take_back(2);
+        assert!(writer.publish() && !writer.publish());
+        // What the reader may have seen stays.
+        writer.take_back(0);
+        assert_eq!(writer.written(), 2);
+        assert_eq!(read(&mut reader, 8), [1, 2]);
     }
 
     #[test]

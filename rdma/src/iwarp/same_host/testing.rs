@@ -201,7 +201,7 @@ impl<'p> End<'p> {
             self.said_bytes += 1;
         }
         self.dirty_bytes = self.dirty_bytes.max(self.said_bytes.min(RING_BYTES));
-        if said != 0 && self.writer.reader_sleeps() {
+        if self.writer.publish() && self.writer.reader_sleeps() {
             self.say_on_socket(&[0]);
         }
         said

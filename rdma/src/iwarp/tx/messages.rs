@@ -17,6 +17,15 @@ use crate::iwarp::wire::ddp::{
 impl Qp {
     /// Sends as much as TCP takes.
     pub(in crate::iwarp) fn transmit(&mut self, stags: &mut StagTable) -> Result<(), Fatal> {
+        let result = self.hand_over(stags);
+        if let Some(link) = &mut self.link {
+            link.publish();
+        }
+        result
+    }
+
+    /// As [`Qp::transmit`]; through shared memory, the peer hears nothing of it yet.
+    pub(super) fn hand_over(&mut self, stags: &mut StagTable) -> Result<(), Fatal> {
         self.tx.wanted = false;
         loop {
             if self.tx.next == self.tx.pieces.len() {

@@ -4,6 +4,7 @@
     reason = "gathers headers and registered memory into one system call"
 )]
 
+mod direct;
 mod messages;
 mod scratch;
 
