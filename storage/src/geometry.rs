@@ -58,7 +58,7 @@ impl Geometry {
     }
 
     /// The bytes an operation names, when all of them are inside the volume.
-    fn extent(&self, op: &Op) -> Result<Extent, IoErrorKind> {
+    pub(crate) fn extent(&self, op: &Op) -> Result<Extent, IoErrorKind> {
         let (lba, lbas) = op.range();
         let end = lba.checked_add(lbas).ok_or(IoErrorKind::OutOfRange)?;
         if end > self.lbas {

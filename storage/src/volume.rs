@@ -26,6 +26,16 @@ pub trait Volume {
         false
     }
 
+    /// A [`Op::Read`](crate::Op::Read) of this range without a buffer: calls `each` with the bytes where
+    /// they are, in order. An LBA is as whole in there as it is in a buffer. `false`, without a call,
+    /// where they are not in memory, and for a range outside the volume.
+    ///
+    /// `each` returns soon: writers may wait for it.
+    fn read_in_place(&self, lba: u64, lbas: u32, each: &mut dyn FnMut(&[u8])) -> bool {
+        let _ = (lba, lbas, each);
+        false
+    }
+
     /// Starts an operation. `now_us` is the reactor's clock, which never goes back; only decorators
     /// that keep time read it.
     fn submit(&mut self, io: Io, now_us: u64) -> Submitted;

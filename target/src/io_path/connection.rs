@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::status::Status;
-use capstan_rdma::contract::{CmId, LKey, MemoryRegion, PostError, QueuePair, SendOp, SendWr, Sge};
+use capstan_rdma::contract::{
+    CmId, LKey, MemoryRegion, PostError, QueuePair, Remote, SendOp, SendWr, Sge, Source,
+};
 use capstan_storage::Data;
 use capstan_subsystem::{
     Association, ConnId, ControlCommand, IoCommand, IoQueue, KeyedBuffer, Permit, PortId,
@@ -269,6 +271,18 @@ impl Connection {
             self.ring_doorbell();
         }
         Ok(())
+    }
+
+    /// As [`QueuePair::write_now`]; counts as a work request that was posted.
+    pub(super) fn write_now(
+        &mut self,
+        remote: Remote,
+        len_bytes: u32,
+        source: &mut Source<'_>,
+    ) -> bool {
+        let written = self.qp.write_now(remote, len_bytes, source);
+        self.unrung += u32::from(written);
+        written
     }
 
     /// Hands what was posted to the device.

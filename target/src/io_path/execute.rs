@@ -44,6 +44,9 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
                 connection.command(slot).zeroes = true;
                 return respond::finish(resources, connection, slot, Status::SUCCESS);
             }
+            if read_at_once(resources, connection, slot) {
+                return respond::finish(resources, connection, slot, Status::SUCCESS);
+            }
             obtain_buffer(resources, connection, slot, len_bytes);
         }
         IoStep::Control(command) => {
@@ -116,6 +119,26 @@ fn reads_zeroes(resources: &Resources, io: &IoCommand) -> bool {
     };
     let volume = resources.volumes.get(&io.namespace.backend);
     volume.is_some_and(|volume| volume.known_zero(range.slba, range.nlb))
+}
+
+/// Carries out a read of a volume in memory whose data can be copied from there to the host at once,
+/// without a buffer and a storage operation. Whether that was so.
+fn read_at_once(resources: &Resources, connection: &mut Connection, slot: u16) -> bool {
+    let Work::Io(io) = &connection.command(slot).work else {
+        return false;
+    };
+    let (IoOperation::Read { range, fua: false }, Transfer::Keyed(host)) =
+        (io.operation, io.transfer)
+    else {
+        return false;
+    };
+    let Some(volume) = resources.volumes.get(&io.namespace.backend) else {
+        return false;
+    };
+    transfer::push_from(connection, host, &mut |put| {
+        // What is outside the volume puts nothing; the storage operation will say what is wrong.
+        volume.read_in_place(range.slba, range.nlb, put);
+    })
 }
 
 /// Bytes of buffer the command needs besides its in-capsule data.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use capstan_memory::Slab;
 use capstan_rdma::contract::{
     Access, LKey, MemoryRegion, PostError, ProtectionDomain, RKey, RdmaError, Remote, SendOp, Sge,
+    Source,
 };
 use capstan_subsystem::{KeyedBuffer, Transfer};
 
@@ -75,6 +76,20 @@ pub(super) fn push(
     };
     data.len_bytes = len_bytes;
     each_segment(connection, slot, data, SendOp::Write, None)
+}
+
+/// Pushes what `source` has to the host, where the device can copy it now. Nothing is left to be done
+/// then, but the response.
+pub(super) fn push_from(
+    connection: &mut Connection,
+    host: KeyedBuffer,
+    source: &mut Source<'_>,
+) -> bool {
+    let remote = Remote {
+        addr: host.address,
+        rkey: RKey(host.rkey),
+    };
+    connection.write_now(remote, host.length_bytes, source)
 }
 
 /// Posts one work request per buffer of the host, in order, for all of `data`; the last one is
