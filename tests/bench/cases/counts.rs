@@ -46,20 +46,20 @@ const INSTRUCTIONS: [Row; 3] = [
         load: Load::read(NSID_NULL, 4096, 128),
         bounds: || Bounds {
             aim: Some(1500.0),
-            ..Bounds::none(Better::Lower).gate(gate(6400.0, 9500.0))
+            ..Bounds::none(Better::Lower).gate(gate(6400.0, 6500.0))
         },
     },
     Row {
         name: "instructions-ram-read-4k",
         what: "target instructions per 4 KiB read, RAM, depth 128",
         load: Load::read(NSID_RAM, 4096, 128),
-        bounds: || Bounds::none(Better::Lower).gate(gate(7800.0, 11_000.0)),
+        bounds: || Bounds::none(Better::Lower).gate(gate(7800.0, 11_500.0)),
     },
     Row {
         name: "instructions-ram-write-4k",
         what: "target instructions per 4 KiB write, RAM, depth 128",
         load: Load::write(NSID_RAM, 4096, 128),
-        bounds: || Bounds::none(Better::Lower).gate(gate(7050.0, 9950.0)),
+        bounds: || Bounds::none(Better::Lower).gate(gate(7050.0, 12_400.0)),
     },
 ];
 
