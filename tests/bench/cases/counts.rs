@@ -46,7 +46,7 @@ const INSTRUCTIONS: [Row; 3] = [
         load: Load::read(NSID_NULL, 4096, 128),
         bounds: || Bounds {
             aim: Some(1500.0),
-            ..Bounds::none(Better::Lower).gate(gate(6400.0, 6500.0))
+            ..Bounds::none(Better::Lower).gate(gate(4500.0, 6500.0))
         },
     },
     Row {
