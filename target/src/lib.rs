@@ -13,4 +13,4 @@ pub mod log;
 mod plan;
 mod reload;
 pub mod serve;
-mod signals;
+pub mod signals;

@@ -7,16 +7,12 @@ use anyhow::Context as _;
 use capstan_config::{Config, LbaSize, ProviderChoice, QuickExport};
 use capstan_doctor::{Machine, Summary};
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
+use capstan_target::signals::Held;
 use capstan_target::{doctor, log, serve};
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Serve(options) => run(&options.source),
-        Command::Check { config } => check(&config),
-        Command::Doctor(options) => examine(&options),
-    };
-    match done {
+    match command() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("capstan-target: {error:#}");
@@ -25,13 +21,29 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(source: &Source) -> anyhow::Result<()> {
+fn command() -> anyhow::Result<()> {
+    let held = Held::hold().context("signals cannot be held while the target starts")?;
+    match Cli::parse().command {
+        Command::Serve(options) => run(&options.source, held),
+        // These serve nobody: a signal may end them where they are.
+        Command::Check { config } => {
+            drop(held);
+            check(&config)
+        }
+        Command::Doctor(options) => {
+            drop(held);
+            examine(&options)
+        }
+    }
+}
+
+fn run(source: &Source, held: Held) -> anyhow::Result<()> {
     let config = config(source)?;
     log::start(config.target.log.as_str());
     for warning in config.check_machine()? {
         tracing::warn!("{warning}");
     }
-    serve::serve(&config, source.config.as_deref())
+    serve::serve(&config, source.config.as_deref(), held)
 }
 
 fn config(source: &Source) -> anyhow::Result<Config> {

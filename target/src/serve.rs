@@ -21,7 +21,7 @@ use crate::io_path::{IoPath, Parts};
 use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
 use crate::plan::{Export, build, port_id};
 use crate::reload::Served;
-use crate::signals;
+use crate::signals::{self, Held};
 
 /// A target that is running.
 pub struct Running {
@@ -33,11 +33,12 @@ pub struct Running {
 }
 
 /// Serves `config` until SIGTERM or SIGINT, then drains. SIGHUP reads `file` again, where the
-/// configuration came from one, and carries out what has changed.
+/// configuration came from one, and carries out what has changed. Signals `held` while it starts are
+/// answered when it has started.
 ///
 /// # Errors
 /// What cannot be opened, listened at or set up, with the next step.
-pub fn serve(config: &Config, file: Option<&Path>) -> anyhow::Result<()> {
+pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result<()> {
     let mut running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
     let status = format!("listening at {}", listening.join(", "));
@@ -53,7 +54,7 @@ pub fn serve(config: &Config, file: Option<&Path>) -> anyhow::Result<()> {
             format!("{status}; the last reload failed, see the log")
         }
     };
-    let why = signals::wait_for_end(&status, || shared.borrow().alive(), reload)
+    let why = signals::wait_for_end(held, &status, || shared.borrow().alive(), reload)
         .context("the control thread cannot wait for signals")?;
     tracing::info!("{why}: draining");
     signals::notify_stopping();

@@ -1,0 +1,83 @@
+//! Signals that come to `capstan-target` while it starts: it reads its configuration from a FIFO, so
+//! the test knows where it is.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use capstan_tests::program::{own_address, program, signal, tool, utf8};
+use capstan_tests::target::SUBNQN;
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+/// A target in the middle of its start.
+struct Starting {
+    _folder: TempDir,
+    child: Child,
+    config: File,
+}
+
+impl Starting {
+    /// Starts `capstan-target COMMAND --config FIFO`, and waits until it has opened the FIFO.
+    fn new(command: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let fifo: PathBuf = folder.path().join("target.toml");
+        tool("mkfifo", &[utf8(&fifo)]);
+        let child = Self::spawn(command, &fifo);
+        let config = OpenOptions::new().write(true).open(&fifo);
+        Self {
+            _folder: folder,
+            child,
+            config: config.expect("the target opens its configuration"),
+        }
+    }
+
+    fn spawn(command: &str, fifo: &Path) -> Child {
+        // It must not outlive a test that is killed.
+        Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(program("capstan-target"))
+            .args([command, "--config", utf8(fifo)])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the target starts")
+    }
+
+    /// Sends it SIGTERM, and then the configuration it waits for: how it ended, and its log.
+    fn terminated(mut self) -> (ExitStatus, String) {
+        signal(self.child.id(), Signal::SIGTERM);
+        let at = own_address();
+        let config = format!(
+            "[target]\nreactors = 1\nmemory_budget = \"64MiB\"\n\n[[listener]]\naddress = \"{}\"\n\
+             port = {}\nprovider = \"iwarp\"\n\n[[subsystem]]\nnqn = \"{SUBNQN}\"\n\
+             allow_any_host = true\n\n[[subsystem.namespace]]\nnsid = 1\nram = \"1MiB\"\n",
+            at.ip(),
+            at.port(),
+        );
+        // A target that is gone does not read it; its status is what counts.
+        let _ = self.config.write_all(config.as_bytes());
+        drop(self.config);
+        let mut log = String::new();
+        let mut stderr = self.child.stderr.take().expect("piped");
+        stderr.read_to_string(&mut log).expect("the log is text");
+        (self.child.wait().expect("it ends"), log)
+    }
+}
+
+#[test]
+fn a_sigterm_during_the_start_drains_when_started() {
+    let (status, log) = Starting::new("serve").terminated();
+    assert!(status.success(), "{status}: {log}");
+    assert!(log.contains("SIGTERM: draining"), "{log}");
+}
+
+/// Nobody depends on a check: it may end where it is.
+#[test]
+fn a_sigterm_during_a_check_ends_it() {
+    let (status, log) = Starting::new("check").terminated();
+    assert_eq!(status.signal(), Some(Signal::SIGTERM as i32), "{log}");
+}
