@@ -12,10 +12,6 @@
 # `target.log`.
 set -euo pipefail
 
-# Programs start faster from memory than from the folder that is shared with the machine.
-cp -r "$LAB" /run/lab
-export LAB=/run/lab
-
 export CELL TARGET TARGET_PROVIDER=none HOST HOST_PROVIDER=none HOST_ADDRESS LINK
 CELL=$(basename "$0" .sh)
 # How long one case may take. Emulation on a busy machine is slow: this is for what hangs.
