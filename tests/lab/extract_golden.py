@@ -150,6 +150,8 @@ def command_name(command):
                 action = "shutdown" if value & 0xC000 else "enable" if value & 1 else "disable"
                 return f"property-set-cc-{action}", ""
             return f"property-set-{name}", ""
+        if fabrics_type == 0x08:
+            return "disconnect", ""
         return f"fabrics-{fabrics_type:02x}", ""
     if command.queue_id:
         return io_name(command)

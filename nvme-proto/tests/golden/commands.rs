@@ -236,6 +236,16 @@ fn the_linux_target_answers_connect() {
 }
 
 #[test]
+fn the_linux_host_passes_disconnect_through() {
+    let sqe = Golden::load("sqe-disconnect-sct0-sc01");
+    assert_eq!(sqe.qid, Some(1));
+    let command = FabricsCommand::parse(&sqe.sqe());
+    assert_eq!(command, Ok(FabricsCommand::Disconnect));
+    let status = Golden::load("cqe-disconnect-sct0-sc01").cqe().status();
+    assert_eq!(status.code(), Status::INVALID_OPCODE);
+}
+
+#[test]
 fn properties_are_read_and_written() {
     let property = |name| match FabricsCommand::parse(&Golden::load(name).sqe()) {
         Ok(FabricsCommand::PropertyGet(get)) => (get.property, 0),

@@ -15,9 +15,9 @@ ip link set lo mtu "$lo_mtu"
 . "$LAB/nvmet.sh"
 modprobe nvme-rdma
 
-tcpdump -i lo -s 0 -B 65536 -U -Z root -w "$OUT/$name.pcap" 'tcp port 4420' 2>"$OUT/$name.tcpdump.log" &
-tcpdump_pid=$!
-until [ -s "$OUT/$name.pcap" ]; do sleep 0.2; done
+# shellcheck source=tests/lab/guest/capture.sh
+. "$LAB/capture.sh"
+start_capture "$OUT/$name.pcap" 4420
 
 failures=0
 # run MARK COMMAND…: runs it, keeps what it said, and its status; `fails` expects a failure.
@@ -108,6 +108,12 @@ sleep 6
 must nvme reset $c
 sleep 2
 must nvme id-ctrl $c
+# Disconnect, which no Linux host sends by itself, passed through on an I/O queue. The type of a Fabrics command is
+# where others have the NSID, and the kernel passes through only what names the disk it was asked at: one of NSID 8.
+namespace "$SUBSYSTEM" 8 /dev/labspare 11111111-2222-4333-8444-555555555508 01020304-0506-0708-090a-0b0c0d0e0f08
+n8=$(disk_of nvme0 8)
+run nvme io-passthru "$n8" --opcode=0x7f --namespace-id=8
+sleep 2
 must nvme disconnect -n "$SUBSYSTEM"
 sleep 1
 # Refused connects: this host is not allowed; there is no such subsystem.
@@ -122,10 +128,7 @@ run nvme discover "${fabric[@]}" --persistent --keep-alive-tmo=5
 sleep 1
 run nvme disconnect-all
 exec >&3
-sleep 1
-# shellcheck disable=SC2317
-kill -INT $tcpdump_pid
-wait $tcpdump_pid || true
+end_capture
 dmesg >"$OUT/$name.dmesg.log"
 cat "$OUT/$name.tcpdump.log"
 echo "capture-linux: $failures unexpected failures"

@@ -20,9 +20,9 @@ echo /dev/nvme0 >"$NVMET/subsystems/$PASSTHRU/passthru/device_path"
 echo 1 >"$NVMET/subsystems/$PASSTHRU/passthru/enable"
 ln -s "$NVMET/subsystems/$PASSTHRU" "$NVMET/ports/1/subsystems/"
 
-tcpdump -i lo -s 0 -B 65536 -U -Z root -w "$OUT/$name.pcap" 'tcp port 4420' 2>"$OUT/$name.tcpdump.log" &
-tcpdump_pid=$!
-until [ -s "$OUT/$name.pcap" ]; do sleep 0.2; done
+# shellcheck source=tests/lab/guest/capture.sh
+. "$LAB/capture.sh"
+start_capture "$OUT/$name.pcap" 4420
 run() {
     local status=0
     printf '\n%s $ %s\n' "$(date +%s.%N)" "$*"
@@ -68,7 +68,5 @@ run nvme get-log $c -i 0x7e -l 512
 run nvme resv-report "$n"
 run nvme disconnect -n "$PASSTHRU"
 exec >&3 2>&3
-sleep 1
-kill -INT $tcpdump_pid
-wait $tcpdump_pid || true
+end_capture
 dmesg >"$OUT/$name.dmesg.log"

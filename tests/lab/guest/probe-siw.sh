@@ -6,11 +6,9 @@ set -euo pipefail
 . "$LAB/rdma-siw.sh"
 # shellcheck source=tests/lab/guest/nvmet.sh
 . "$LAB/nvmet.sh"
-tcpdump -i lo -s 0 -B 65536 -U -Z root -w "$OUT/probe-siw.pcap" 'tcp port 4420' 2>"$OUT/probe-siw.tcpdump.log" &
-tcpdump_pid=$!
-until [ -s "$OUT/probe-siw.pcap" ]; do sleep 0.2; done
+# shellcheck source=tests/lab/guest/capture.sh
+. "$LAB/capture.sh"
+start_capture "$OUT/probe-siw.pcap" 4420
 /usr/bin/python3 -u "$LAB/probe_siw.py" 10.9.0.1 4420 "$HOSTNQN" "$SUBSYSTEM" 2>&1 | tee "$OUT/probe-siw.log"
-sleep 1
-kill -INT $tcpdump_pid
-wait $tcpdump_pid || true
+end_capture
 dmesg >"$OUT/probe-siw.dmesg.log"
