@@ -196,10 +196,11 @@ impl<'p> End<'p> {
         let piece = Piece::raw(bytes.as_mut_ptr(), bytes.len());
         // SAFETY: a slice that is borrowed during the call.
         let said = unsafe { self.writer.write(&[piece]) }.unwrap_or(0);
-        for byte in &bytes[..said] {
-            self.peer.ring[self.said_bytes % RING_BYTES] = *byte;
-            self.said_bytes += 1;
-        }
+        let at = self.said_bytes % RING_BYTES;
+        let (before_end, from_start) = bytes[..said].split_at(said.min(RING_BYTES - at));
+        self.peer.ring[at..at + before_end.len()].copy_from_slice(before_end);
+        self.peer.ring[..from_start.len()].copy_from_slice(from_start);
+        self.said_bytes += said;
         self.dirty_bytes = self.dirty_bytes.max(self.said_bytes.min(RING_BYTES));
         if self.writer.publish() && self.writer.reader_sleeps() {
             self.say_on_socket(&[0]);
@@ -295,10 +296,12 @@ impl<'p> End<'p> {
         let said = self.memory().place(!self.created).bytes;
         let first = self.memory().place(false).lines;
         let rest = first.wrapping_add(2 * LINES_BYTES);
-        let rest_bytes = PAGE_BYTES - 2 * LINES_BYTES;
         // SAFETY: inside the mapping, which nothing writes any more.
-        let rest = unsafe { std::slice::from_raw_parts(rest, rest_bytes) };
-        assert!(rest.iter().all(|byte| *byte == 0), "the unused memory");
+        let rest = unsafe { std::slice::from_raw_parts(rest, PAGE_BYTES - 2 * LINES_BYTES) };
+        assert!(
+            rest == [0; PAGE_BYTES - 2 * LINES_BYTES],
+            "the unused memory"
+        );
         // SAFETY: as above.
         let ring = unsafe { std::slice::from_raw_parts(said, RING_BYTES) };
         assert!(ring == self.peer.ring, "the ring that only the peer writes");
