@@ -28,6 +28,9 @@ CAPSTAN_LAB_CACHE=${CAPSTAN_LAB_CACHE:-/var/cache/capstan-lab}
 export CAPSTAN_LAB_CACHE
 # Emulation on a busy machine is slow: this is for a guest that hangs. On an idle machine a boot takes less than three minutes.
 BOOT_SECONDS=1800
+# A guest that has not come as far as its cases by then is booted once more: an emulator that was stopped for a while as the
+# kernel started has been seen to hang.
+UP_SECONDS=240
 
 cells() { for file in tests/lab/cells/*.sh; do basename "$file" .sh; done; }
 
@@ -77,10 +80,10 @@ is_without_verbs() {
 # Boots cells, `jobs` at once, and shows their results as they come. What is to run in each is in `asked`.
 run_cells() { # run_cells CELL…
     local cell
-    local -A boot=() shown=() began=()
+    local -A boot=() shown=() began=() boots=()
     while [ $# -gt 0 ] || [ ${#boot[@]} -gt 0 ]; do
         while [ $# -gt 0 ] && [ ${#boot[@]} -lt "$jobs" ] && ! is_late; do
-            cell=$1 shown[$1]=0 began[$1]=$SECONDS
+            cell=$1 shown[$1]=0 began[$1]=$SECONDS boots[$1]=1
             start_cell "$cell"
             boot[$cell]=$!
             booting+=("$!")
@@ -90,6 +93,14 @@ run_cells() { # run_cells CELL…
         for cell in "${!boot[@]}"; do
             if is_late; then stop "${boot[$cell]}" 10; fi
             show "$cell"
+            if [ "${boots[$cell]}" = 1 ] && [ $((SECONDS - began[$cell])) -ge $UP_SECONDS ] && [ ! -e "$(out_of "$cell")/plan" ]; then
+                note "$cell: its machine is not up after $UP_SECONDS s and boots once more"
+                stop "${boot[$cell]}" 10
+                boots[$cell]=2
+                start_cell "$cell"
+                boot[$cell]=$!
+                booting+=("$!")
+            fi
             kill -0 "${boot[$cell]}" 2>/dev/null && continue
             end_cell "$cell" "${boot[$cell]}"
             show "$cell"

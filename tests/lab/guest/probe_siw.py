@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A minimal user-space iWARP peer that asks the kernel's siw how it behaves, one connection per question.
 
-    probe_siw.py ADDRESS PORT HOSTNQN SUBNQN
+    probe_siw.py ADDRESS PORT HOSTNQN SUBNQN [QUESTION…]
 
 It connects to an NVMe over RDMA target (nvmet-rdma over siw) on an ordinary TCP socket, speaks MPA, DDP and RDMAP by
 hand, right and wrong on purpose, and prints what came back. Standard library only. The answers are documented in the
@@ -455,7 +455,10 @@ wrong("terminate", lambda p: [p.untagged(TERMINATE, struct.pack(">BBH", 0x11, 0x
 
 def main():
     address, port, host, subsystem = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    chosen = sys.argv[5:]
     for ask in QUESTIONS:
+        if chosen and ask.__name__ not in chosen:
+            continue
         print(f"{ask.__name__}:", flush=True)
         peers = []
 
