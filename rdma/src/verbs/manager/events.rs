@@ -7,7 +7,7 @@ use super::super::cm_words::{reason, why};
 use super::super::error::step;
 use super::super::raw::cm::{Event, EventParam, Id};
 use super::super::sys::rdma_cm_event_type as kind;
-use super::{Entry, Manager, State, milliseconds};
+use super::{Entry, Manager, RESOLVE_ATTEMPT_MS, State, milliseconds};
 use crate::contract::{
     CmError, CmEventKind, CmId, ConnectParam, PrivateData, RejectReason, Transport,
 };
@@ -26,9 +26,7 @@ impl Manager {
             kind::RDMA_CM_EVENT_CONNECT_REQUEST => self.on_request(id, event),
             kind::RDMA_CM_EVENT_ADDR_RESOLVED => self.on_address(id),
             kind::RDMA_CM_EVENT_ROUTE_RESOLVED => self.on_route(id),
-            kind::RDMA_CM_EVENT_ADDR_ERROR => {
-                self.on_unresolved(id, "resolving the address of", event.status);
-            }
+            kind::RDMA_CM_EVENT_ADDR_ERROR => self.on_address_error(id, event.status),
             kind::RDMA_CM_EVENT_ROUTE_ERROR => {
                 self.on_unresolved(id, "resolving the route to", event.status);
             }
@@ -114,6 +112,34 @@ impl Manager {
                 self.close(id, CmEventKind::Failed(error));
             }
         }
+    }
+
+    fn on_address_error(&mut self, id: CmId, status: i32) {
+        if status != -libc::ETIMEDOUT || !self.resolve_again(id) {
+            self.on_unresolved(id, "resolving the address of", status);
+        }
+    }
+
+    /// Whether there is time for another attempt to resolve the address, and it has begun.
+    fn resolve_again(&mut self, id: CmId) -> bool {
+        let now_us = self.now_us;
+        let Some(entry) = self.ids.get(id) else {
+            return false;
+        };
+        let (State::Resolving, Some(deadline_us), Some(raw)) =
+            (&entry.state, entry.deadline_us, &entry.id)
+        else {
+            return false;
+        };
+        let left_ms = milliseconds(deadline_us.saturating_sub(now_us));
+        // It is bound to its source already.
+        let (_, Some(destination)) = raw.addresses() else {
+            return false;
+        };
+        now_us < deadline_us
+            && raw
+                .resolve_addr(None, destination, left_ms.min(RESOLVE_ATTEMPT_MS))
+                .is_ok()
     }
 
     fn on_unresolved(&mut self, id: CmId, what: &'static str, status: i32) {

@@ -36,6 +36,11 @@ const IB_REPLY_BYTES: usize = 196;
 /// section 9) in one byte (`siw_send_mpareqrep`).
 const IWARP_BYTES: usize = 251;
 
+/// How long one attempt to resolve an address takes, ms; it is repeated while there is time. Linux
+/// asks for a neighbour before it waits for it (`rdma_resolve_ip`, 6.12): an answer that is there at
+/// once is missed, and looked for only when the time of the attempt is over.
+const RESOLVE_ATTEMPT_MS: i32 = 500;
+
 /// How far an id is.
 enum State {
     /// Takes connections, or waits for the device to come back.
@@ -199,11 +204,13 @@ impl Manager {
         let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO);
         let ready = &ready[..count.unwrap_or(0)];
         self.looked_us = ready.is_empty().then_some(self.now_us);
-        for source in ready {
-            if source.data() == 1 {
-                self.shared.take_async_events();
-                continue;
-            }
+        if ready.is_empty() {
+            return;
+        }
+        // First, because a device that breaks a queue pair says so, and why, before the connection
+        // manager notices that the connection is over.
+        self.shared.take_async_events();
+        if ready.iter().any(|source| source.data() != 1) {
             for _ in 0..EVENTS_MAX {
                 let Some(event) = self.channel.next() else {
                     break;
@@ -304,8 +311,8 @@ impl ConnectionManager for Manager {
         let failed = |error| step(format!("resolving {destination}"), &error);
         let raw = Id::new(&self.channel).map_err(failed)?;
         let source = source.map(|ip| SocketAddr::new(ip, 0));
-        let timeout_ms = milliseconds(timeout_us);
-        raw.resolve_addr(source, destination, timeout_ms)
+        let attempt_ms = milliseconds(timeout_us).min(RESOLVE_ATTEMPT_MS);
+        raw.resolve_addr(source, destination, attempt_ms)
             .map_err(failed)?;
         let mut entry = Entry::new(State::Resolving, raw);
         entry.wait(timeout_us, self.now_us);

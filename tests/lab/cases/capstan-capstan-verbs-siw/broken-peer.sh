@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# A peer breaks the rules: it writes to memory that nobody gave it, or numbers its messages wrongly. The device breaks the queue
-# pair (an asynchronous event, "QP fatal"); the target ends that connection, says why and whose it was, and serves the others.
-for question in write_to_unknown_stag send_msn_9; do
+# A peer breaks the rules: it numbers its messages wrongly, or begins one in the middle. The device breaks the queue pair (an
+# asynchronous event, "QP fatal"); the target ends that connection, says why and whose it was, and serves the others.
+for question in send_msn_9 send_offset_4; do
     python3 "$LAB/probe_siw.py" "$TARGET_ADDRESS" 4420 nqn.2014-08.org.nvmexpress:uuid:cccccccc-1111-2222-3333-444444444444 \
         "$SUBSYSTEM" "$question" | tee "$question"
     matches "$question" "$(cat "$question")" "connected, controller"

@@ -6,7 +6,7 @@ device=siw0
 [ "$LINK" != rxe ] || device=rxe1
 connect nr_io_queues=2,keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=60
 disk 1
-load load "$DISK" 25
+load load "$DISK" 12
 remove_device "$device"
 matches "what the target says" "$(target_log_since)" "the RDMA device was removed.* device=\"?$device"
 within 10 "the target has let go of the device" target_said "closed the RDMA device that was removed"
@@ -19,7 +19,7 @@ add_device "$device"
 within 10 "the target listens again" target_said "listening again"
 if [ "$LINK" = rxe ]; then
     within 40 "the host is connected again" is_live
-    within 20 "I/O goes on" moves "$DISK"
+    within 20 "I/O goes on" goes_on load "$DISK"
     finish load
 else
     connect

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Fifty times: connect, disconnect; every tenth time data is read back. The target uses no more memory and no more files.
-options="transport=rdma,traddr=$TARGET_ADDRESS,trsvcid=4420,host_traddr=$HOST_ADDRESS,nr_io_queues=1"
+# Queues of 16 entries: the host registers memory for each, which would be most of the time.
+options="transport=rdma,traddr=$TARGET_ADDRESS,trsvcid=4420,host_traddr=$HOST_ADDRESS,nr_io_queues=1,queue_size=16"
 options+=",hostnqn=$HOSTNQN,hostid=$HOSTID,nqn=$SUBSYSTEM"
 
 # Without starting a program, of which each takes as long as a connect here.
