@@ -1,6 +1,6 @@
 //! What the connection managers of all providers have in common.
 
-use std::collections::hash_map::{Iter, Values, ValuesMut};
+use std::collections::hash_map::Iter;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -59,14 +59,6 @@ impl<E> Ids<E> {
 
     pub(crate) fn iter(&self) -> Iter<'_, CmId, E> {
         self.entries.iter()
-    }
-
-    pub(crate) fn values(&self) -> Values<'_, CmId, E> {
-        self.entries.values()
-    }
-
-    pub(crate) fn values_mut(&mut self) -> ValuesMut<'_, CmId, E> {
-        self.entries.values_mut()
     }
 
     /// The ids whose entries are so.

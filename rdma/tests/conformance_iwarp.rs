@@ -87,6 +87,12 @@ fn peer_to_peer() -> Box<dyn Fabric> {
     Tcp::boxed(&tcp(), Behaviour::FULL)
 }
 
+/// As one of thousands of queue pairs, which epoll watches all the time.
+fn crowd() -> Box<dyn Fabric> {
+    let config = Config { crowd: 0, ..tcp() };
+    Tcp::boxed(&config, Behaviour::FULL)
+}
+
 /// The connecting side speaks first; no CRC, FPDUs of one TCP segment.
 fn client_server() -> Box<dyn Fabric> {
     let config = Config {
@@ -142,6 +148,7 @@ fn main() -> ExitCode {
         vec![
             variant("same_host", same_host),
             variant("peer_to_peer", peer_to_peer),
+            variant("crowd", crowd),
             variant("client_server", client_server),
             variant("foreign", foreign),
             v1,

@@ -29,6 +29,9 @@ pub struct Config {
     /// Offer and take shared memory in place of the socket where both ends are on one machine and of
     /// this make. The question is a bit that RFC 5044 reserves.
     pub same_host: bool,
+    /// Queue pairs at work from which on epoll keeps watching all of them and says which has received something: each would make
+    /// a receive call that finds nothing for every one that finds something. They are no crowd any more below a third of it.
+    pub crowd: u32,
     /// Wait of a listening side for the peer's Request, and for its first message where that was
     /// agreed, in milliseconds.
     pub setup_timeout_ms: u64,
@@ -60,6 +63,7 @@ impl Default for Config {
             peer_to_peer: true,
             fpdu_size: FpduSize::Negotiated,
             same_host: true,
+            crowd: 24,
             setup_timeout_ms: 5_000,
             half_open_max: 256,
             receiver_not_ready_timeout_ms: 10_000,

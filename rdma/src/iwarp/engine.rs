@@ -1,8 +1,10 @@
 //! One provider's objects, and what drives them.
 //!
-//! Queue pairs that are busy are run on every poll: a receive call that finds nothing costs less
-//! than asking epoll first. After a while without anything a queue pair goes to epoll (one shot, so
-//! that a busy one costs nothing there), and comes back when its socket has something.
+//! Queue pairs that are busy are run in turn, until a poll has what it asked for: what has come is
+//! worked off while it is in the caches, however many connections there are. `watch` says which
+//! queue pairs are busy.
+
+mod watch;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -12,7 +14,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use capstan_memory::Slab;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::cm::linger::Linger;
 use super::cm::notice::{Link2Cm, Notice};
@@ -36,6 +38,8 @@ use crate::contract::{
     RdmaError, ReceiveSource,
 };
 use crate::ids::{check_limit, check_qp};
+pub(super) use watch::Watch;
+use watch::{MEETING, Poller};
 
 /// Most work requests of one send queue.
 pub(super) const SENDS_MAX: u32 = 1 << 16;
@@ -44,15 +48,6 @@ pub(super) const COMPLETIONS_MAX: u32 = 1 << 20;
 /// Most queue pairs of one provider: the low half of a number is the place, the high half counts
 /// uses of the place.
 const QPS_MAX: usize = 1 << 16;
-/// Empty receive calls, over all busy queue pairs, before one of them goes to epoll.
-const IDLE_RUNS: u32 = 2048;
-/// Polls between two looks at epoll while queue pairs are busy.
-const EPOLL_EVERY: u32 = 8;
-/// What epoll says of the socket where shared memory arrives; no number of a queue pair has so many
-/// bits.
-const MEETING: u64 = u64::MAX;
-/// Events of one look.
-const EVENTS: usize = 64;
 
 /// What [`Engine::attach`] needs of a finished set-up.
 pub(super) struct SetUp {
@@ -66,12 +61,6 @@ pub(super) struct SetUp {
     /// RDMA Reads at once: asked by this side, served by this side.
     pub ord: u8,
     pub ird: u8,
-}
-
-/// The sockets that are not busy.
-pub(super) struct Poller {
-    pub epoll: Epoll,
-    events: RefCell<Vec<EpollEvent>>,
 }
 
 #[derive(Default)]
@@ -97,8 +86,14 @@ pub(super) struct Engine {
     places: RefCell<Vec<Place>>,
     free_places: RefCell<Vec<usize>>,
     hot: RefCell<Vec<Rc<RefCell<Qp>>>>,
+    /// Whose turn it is among the busy ones.
+    turn: Cell<usize>,
     /// Connected queue pairs that only epoll watches.
     cold: Cell<usize>,
+    /// About so many queue pairs are at work, watched or busy.
+    crowd: Cell<u32>,
+    /// Whether they are so many that epoll had better say which.
+    crowded: Cell<bool>,
     ticks: Cell<u32>,
     serial: Cell<u64>,
     next_pd: Cell<u32>,
@@ -106,17 +101,14 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn new(config: Config) -> Result<Rc<Self>, RdmaError> {
-        let epoll =
-            Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system("epoll of a provider"))?;
+        let poller = Poller::new().map_err(system("epoll of a provider"))?;
         let attributes = attributes(&config);
+        let crowded = config.crowd == 0;
         Ok(Rc::new_cyclic(|this| Self {
             config,
             attributes,
             stags: RefCell::new(StagTable::new()),
-            poller: Poller {
-                epoll,
-                events: RefCell::new(vec![EpollEvent::empty(); EVENTS]),
-            },
+            poller,
             lingering: RefCell::default(),
             not_ready: RefCell::default(),
             unheard: RefCell::default(),
@@ -125,7 +117,10 @@ impl Engine {
             places: RefCell::default(),
             free_places: RefCell::default(),
             hot: RefCell::default(),
+            turn: Cell::new(0),
             cold: Cell::new(0),
+            crowd: Cell::new(0),
+            crowded: Cell::new(crowded),
             ticks: Cell::new(0),
             serial: Cell::new(1),
             next_pd: Cell::new(1),
@@ -188,7 +183,8 @@ impl Engine {
             recv_cq,
             cm: Some(cm),
             hot: false,
-            registered: false,
+            watch: Watch::None,
+            hung_up: false,
             idle_runs: 0,
             pending: false,
             not_ready_since_us: None,
@@ -278,21 +274,6 @@ impl Engine {
         }
     }
 
-    /// Puts a queue pair among the busy ones.
-    pub(super) fn heat(&self, cell: &Rc<RefCell<Qp>>, qp: &mut Qp) {
-        if qp.link.is_none() {
-            return;
-        }
-        qp.idle_runs = 0;
-        if !qp.hot {
-            qp.hot = true;
-            if qp.registered {
-                self.cold.set(self.cold.get().saturating_sub(1));
-            }
-            self.hot.borrow_mut().push(Rc::clone(cell));
-        }
-    }
-
     /// Makes a queue pair without a socket busy.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn heat_memory(&self, cell: &Rc<RefCell<Qp>>) {
@@ -319,27 +300,30 @@ impl Engine {
         self.ticks.get()
     }
 
-    /// Receives, places, completes and sends what is possible now.
-    pub(super) fn progress(&self) {
+    /// Receives, places, completes and sends what is possible now, for one queue pair after the
+    /// other until it is `enough`. The next call goes on behind the last.
+    pub(super) fn progress(&self, enough: impl Fn() -> bool) {
         let tick = self.ticks.get().wrapping_add(1);
         self.ticks.set(tick);
-        if self.cold.get() > 0 && (tick.is_multiple_of(EPOLL_EVERY) || self.hot.borrow().is_empty())
-        {
-            self.look_at_epoll();
-        }
-        if tick.is_multiple_of(EPOLL_EVERY) {
-            self.meet(false);
-        }
+        self.watch(tick);
         let mut hot = self.hot.take();
-        let idle_max = IDLE_RUNS / u32::try_from(hot.len().max(1)).unwrap_or(u32::MAX);
-        let mut at = 0;
-        while let Some(cell) = hot.get(at) {
+        let idle_max = self.idle_runs_max(hot.len());
+        let mut at = self.turn.get();
+        for _ in 0..hot.len() {
+            if at >= hot.len() {
+                at = 0;
+            }
+            let Some(cell) = hot.get(at) else { break };
             if self.run(cell, idle_max) {
                 at += 1;
             } else {
                 hot.swap_remove(at);
             }
+            if enough() {
+                break;
+            }
         }
+        self.turn.set(at);
         // Nothing else adds to the list meanwhile; keep its memory.
         let added = self.hot.replace(hot);
         self.hot.borrow_mut().extend(added);
@@ -365,10 +349,13 @@ impl Engine {
             Ok(Ran::Busy) => {
                 qp.idle_runs = 0;
                 qp.not_ready_since_us = None;
-                true
+                !self.leave_to_edge(qp)
             }
             Ok(Ran::Idle) => {
                 qp.idle_runs += 1;
+                if self.leave_to_edge(qp) {
+                    return false;
+                }
                 if qp.idle_runs < idle_max || qp.pending {
                     return true;
                 }
@@ -392,86 +379,6 @@ impl Engine {
         }
     }
 
-    /// Gives a queue pair to epoll. `true` when that cannot be done and it stays busy.
-    fn cool(&self, qp: &mut Qp) -> bool {
-        let mut interest = EpollFlags::EPOLLONESHOT;
-        if let Some(Link::Shared(link)) = &mut qp.link {
-            if !link.arm(!qp.rx.stalled, qp.tx.blocked) {
-                return true;
-            }
-            interest |= EpollFlags::EPOLLIN;
-        } else {
-            interest.set(EpollFlags::EPOLLIN, !qp.rx.stalled);
-            interest.set(EpollFlags::EPOLLOUT, qp.tx.blocked);
-        }
-        let Some(stream) = qp.link.as_ref().and_then(Link::tcp) else {
-            qp.hot = false;
-            return false;
-        };
-        let mut event = EpollEvent::new(interest, u64::from(qp.num.0));
-        let epoll = &self.poller.epoll;
-        let result = if qp.registered {
-            epoll.modify(stream, &mut event)
-        } else {
-            epoll.add(stream, event)
-        };
-        if result.is_err() {
-            // Out of memory for the watch: go on polling.
-            return true;
-        }
-        qp.registered = true;
-        qp.hot = false;
-        self.cold.set(self.cold.get() + 1);
-        false
-    }
-
-    /// Brings back the queue pairs whose sockets have something.
-    fn look_at_epoll(&self) {
-        let mut events = self.poller.events.borrow_mut();
-        let wait = self.poller.epoll.wait(&mut events, EpollTimeout::ZERO);
-        let count = wait.unwrap_or(0);
-        for event in &events[..count] {
-            if event.data() == MEETING {
-                self.meet(true);
-                continue;
-            }
-            let num = QpNum(u32::try_from(event.data()).unwrap_or(u32::MAX));
-            let Some(cell) = self.cell_at(place_of(num)) else {
-                continue;
-            };
-            let mut qp = cell.borrow_mut();
-            if qp.num != num {
-                continue;
-            }
-            let broken = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
-            if qp.rx.stalled && event.events().intersects(broken) {
-                // It cannot be read to find out, so ask.
-                let error = qp.link.as_ref().and_then(Link::tcp);
-                let error = error.and_then(|s| s.take_error().ok().flatten());
-                let fatal = error.map_or(Fatal::PeerClosed { inside_fpdu: true }, Fatal::Io);
-                self.end(&mut qp, &fatal);
-                continue;
-            }
-            self.heat(&cell, &mut qp);
-        }
-    }
-
-    /// Before waiting: gives every queue pair to epoll. `true` when something can be done at once.
-    pub(super) fn arm(&self) -> bool {
-        let mut hot = self.hot.take();
-        hot.retain(|cell| {
-            let mut qp = cell.borrow_mut();
-            if qp.link.is_none() {
-                qp.hot = false;
-                return false;
-            }
-            qp.pending || self.cool(&mut qp)
-        });
-        let busy = !hot.is_empty();
-        self.hot.replace(hot);
-        busy
-    }
-
     /// Ends a connection: everything outstanding is flushed, the peer is told as far as possible.
     pub(super) fn end(&self, qp: &mut Qp, fatal: &Fatal) {
         if qp.state == QpState::Error {
@@ -484,8 +391,8 @@ impl Engine {
         qp.flush(fatal);
         bytes.extend(terminate_bytes(fatal, qp.tx.crc()));
         if let Some((stream, bytes)) = link.and_then(|link| link.finish(bytes)) {
-            if qp.registered {
-                qp.registered = false;
+            if qp.watch != Watch::None {
+                qp.watch = Watch::None;
                 // Only a descriptor that is not there can fail here.
                 let _ = self.poller.epoll.delete(stream.as_fd());
                 if !qp.hot {

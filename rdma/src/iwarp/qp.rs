@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::cm::notice::{Link2Cm, Notice};
 use super::cq::Completions;
-use super::engine::Engine;
+use super::engine::{Engine, Watch};
 use super::fatal::Fatal;
 use super::read::Reads;
 use super::rx::{Received, Rx};
@@ -63,8 +63,10 @@ pub(super) struct Qp {
     pub cm: Option<Link2Cm>,
     /// In the engine's list of busy queue pairs.
     pub hot: bool,
-    /// The socket is known to the engine's epoll.
-    pub registered: bool,
+    /// What the engine's epoll knows of the socket.
+    pub watch: Watch,
+    /// The peer sends no more, so that no further event is to come: what has arrived is received until its end is found.
+    pub hung_up: bool,
     /// Runs in a row that found nothing.
     pub idle_runs: u32,
     /// There is more to do without waiting for the socket.
@@ -284,8 +286,7 @@ impl QueuePair for QpHandle {
                 return;
             }
         }
-        // An answer is probably on its way.
-        self.engine.heat(&self.cell, qp);
+        self.engine.expect_answer(&self.cell, qp);
     }
 }
 

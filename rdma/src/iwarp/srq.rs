@@ -40,7 +40,7 @@ struct Slot {
     len_bytes: u32,
 }
 
-/// Posted receives, oldest first, in memory sized at creation.
+/// Posted receives in memory sized at creation.
 pub(super) struct ReceiveRing {
     slots: Box<[Slot]>,
     sges: Box<[Sge]>,

@@ -79,6 +79,7 @@ impl Manager {
                 timeout_us,
             });
             entry.deadline_us = Some(deadline_us);
+            self.timed.insert(id);
         }
         Ok(())
     }

@@ -169,6 +169,7 @@ impl Manager {
                 deadline_us: Some(self.now_us + timeout_us),
             },
         );
+        self.timed.insert(id);
         // The Request has often come already.
         self.read_request(id);
     }
@@ -184,6 +185,7 @@ impl Manager {
             let _ = self.epoll.modify(&listening.socket, &mut event);
             listening.paused = true;
             entry.deadline_us = until_us;
+            self.timed.insert(id);
         }
     }
 
@@ -206,13 +208,7 @@ impl Manager {
             let waits = e.deadline_us.is_some();
             !waits && matches!(&e.state, State::Listening(l) if l.paused)
         };
-        let ids: Vec<CmId> = self
-            .ids
-            .iter()
-            .filter(|(_, e)| paused(e))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
+        for id in self.ids.which(paused) {
             self.resume_listener(id);
         }
     }
@@ -220,13 +216,7 @@ impl Manager {
     /// Drops what has come through a listener that is gone and has not been told yet.
     pub(super) fn forget_requests_of(&mut self, listener: CmId) {
         let of = |e: &Entry| matches!(&e.state, State::HalfOpen(h) if h.listener == listener);
-        let ids: Vec<CmId> = self
-            .ids
-            .iter()
-            .filter(|(_, e)| of(e))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
+        for id in self.ids.which(of) {
             self.forget(id);
         }
     }
@@ -337,6 +327,7 @@ impl Manager {
             // poll may be long ago.
             entry.state = State::AwaitFirst { param };
             entry.deadline_us = None;
+            self.timed.insert(id);
         }
         self.engine.attach(&qp, set_up);
         if agreed.first.is_none() {

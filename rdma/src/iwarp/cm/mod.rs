@@ -8,6 +8,7 @@ pub(super) mod nudge;
 mod setup;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::rc::{Rc, Weak};
@@ -83,6 +84,8 @@ pub(super) struct Manager {
     outer: Epoll,
     events: Vec<EpollEvent>,
     ids: Ids<Entry>,
+    /// The ids that have a deadline, or will when the time is known; none of those that are up.
+    timed: BTreeSet<CmId>,
     half_open: usize,
     now_us: u64,
     looked_us: Option<u64>,
@@ -106,6 +109,7 @@ impl Manager {
             outer: outer.map_err(system("epoll of a connection manager"))?,
             events: vec![EpollEvent::empty(); EVENTS],
             ids: Ids::new(),
+            timed: BTreeSet::new(),
             half_open: 0,
             now_us: 0,
             looked_us: None,
@@ -191,13 +195,21 @@ impl Manager {
     fn run_deadlines(&mut self) {
         let now = self.now_us;
         let setup_us = self.engine.config.setup_timeout_ms * 1000;
-        for entry in self.ids.values_mut() {
+        let mut due = Vec::new();
+        let ids = &mut self.ids;
+        self.timed.retain(|&id| {
+            let Some(entry) = ids.get_mut(id) else {
+                return false;
+            };
             if entry.is_unaware() {
                 entry.deadline_us = Some(now + setup_us);
             }
-        }
-        let due = |entry: &Entry| entry.deadline_us.is_some_and(|at| at <= now);
-        for id in self.ids.which(due) {
+            if entry.deadline_us.is_some_and(|at| at <= now) {
+                due.push(id);
+            }
+            entry.deadline_us.is_some()
+        });
+        for id in due {
             self.time_out(id);
         }
         let linger_us = self.engine.config.linger_ms * 1000;
@@ -448,7 +460,7 @@ impl ConnectionManager for Manager {
         // When nobody polls a completion queue meanwhile, the connections move here.
         let ticks = self.engine.ticks();
         if self.ticks == ticks {
-            self.engine.progress();
+            self.engine.progress(|| false);
         }
         self.ticks = self.engine.ticks();
         let since = self.looked_us.map(|at| self.now_us - at);
@@ -474,7 +486,7 @@ impl ConnectionManager for Manager {
 
     fn next_deadline_us(&self) -> Option<u64> {
         // What does not know its time yet learns it at the next poll.
-        let entries = self.ids.values();
+        let entries = self.timed.iter().filter_map(|&id| self.ids.get(id));
         let entries = entries
             .filter_map(|e| {
                 if e.is_unaware() {

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "receives straight into registered memory")]
 
 mod segment;
+mod spare;
 
 use zerocopy::FromZeros;
 
@@ -74,6 +75,7 @@ struct Message {
 
 /// The receiving half of a queue pair.
 pub(super) struct Rx {
+    /// Borrowed from the thread's spare ones while it holds bytes; else empty.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -103,7 +105,7 @@ pub(super) struct Rx {
 impl Rx {
     pub(super) fn new() -> Self {
         Self {
-            buffer: vec![0; BUFFER_BYTES].into(),
+            buffer: Box::default(),
             start: 0,
             end: 0,
             phase: Phase::Header,
@@ -170,6 +172,18 @@ enum Parsed {
 impl Qp {
     /// Receives what there is and handles it.
     pub(super) fn receive(&mut self, stags: &mut StagTable) -> Result<Received, Fatal> {
+        if self.rx.buffer.is_empty() {
+            self.rx.buffer = spare::take();
+        }
+        let received = self.receive_buffered(stags);
+        if self.rx.start == self.rx.end {
+            (self.rx.start, self.rx.end) = (0, 0);
+            spare::give(std::mem::take(&mut self.rx.buffer));
+        }
+        received
+    }
+
+    fn receive_buffered(&mut self, stags: &mut StagTable) -> Result<Received, Fatal> {
         let mut outcome = Received::Nothing;
         for _ in 0..CALLS_MAX {
             if !self.parse(stags)? {

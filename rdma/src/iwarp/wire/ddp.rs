@@ -217,7 +217,10 @@ pub const fn fpdu_bytes(ulpdu_bytes: u16) -> usize {
     framed + pad_bytes(framed) + CRC_BYTES
 }
 
-/// The header of one segment.
+/// The header of one segment. The discriminant's size puts the header at a multiple of 8: at an odd
+/// place it is copied in pieces that overlap, and a processor that reads such a copy first waits for
+/// every store before it, which are those of the last payload.
+#[repr(u64)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Segment {
     /// Names its buffer by STag.

@@ -284,7 +284,7 @@ impl Manager {
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        for entry in self.ids.values() {
+        for (_, entry) in self.ids.iter() {
             if let Some(core) = entry.core.upgrade() {
                 core.fail("the connection manager was closed");
             }
@@ -495,7 +495,7 @@ impl ConnectionManager for Manager {
     }
 
     fn next_deadline_us(&self) -> Option<u64> {
-        let entries = self.ids.values().filter_map(|entry| entry.deadline_us);
+        let entries = self.ids.iter().filter_map(|(_, entry)| entry.deadline_us);
         entries.chain(self.notices.next_deadline_us()).min()
     }
 }

@@ -1,0 +1,233 @@
+//! Which queue pairs are busy, and what brings the others back.
+//!
+//! A busy queue pair is run again and again: while there are few, a receive call that finds nothing
+//! costs less than asking epoll first. After a while without anything it goes to epoll (one shot, so
+//! that a busy one costs nothing there), and comes back when its socket has something.
+//!
+//! In a crowd most receive calls would find nothing. There epoll keeps watching (edge-triggered): a
+//! queue pair is busy from the event that says that something has come until it has been received.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::{Engine, Fatal, Link, Qp, place_of};
+use crate::contract::QpNum;
+
+/// Empty receive calls, over all busy queue pairs, before one of them goes to epoll.
+const IDLE_RUNS: u32 = 2048;
+/// Polls between two looks at epoll while queue pairs are busy.
+const EPOLL_EVERY: u32 = 8;
+/// Events of one look.
+const EVENTS: usize = 64;
+/// The estimate of a crowd falls by one part in so many with every look that finds fewer.
+const CROWD_DECAY: u32 = 32;
+/// What epoll says of the socket where shared memory arrives; no number of a queue pair has so many
+/// bits.
+pub(super) const MEETING: u64 = u64::MAX;
+
+/// What epoll knows of a queue pair's socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::iwarp) enum Watch {
+    /// Nothing.
+    None,
+    /// It told of one event, or will.
+    Once,
+    /// It tells of everything that comes.
+    Edge,
+}
+
+/// The sockets that are not busy.
+pub(in crate::iwarp) struct Poller {
+    pub(in crate::iwarp) epoll: Epoll,
+    events: RefCell<Vec<EpollEvent>>,
+}
+
+impl Poller {
+    pub(super) fn new() -> nix::Result<Self> {
+        Ok(Self {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            events: RefCell::new(vec![EpollEvent::empty(); EVENTS]),
+        })
+    }
+}
+
+impl Engine {
+    /// Empty runs after which one of `busy` queue pairs is watched.
+    pub(super) fn idle_runs_max(&self, busy: usize) -> u32 {
+        if self.crowded.get() {
+            return 0;
+        }
+        let busy = u32::try_from(busy).unwrap_or(u32::MAX);
+        IDLE_RUNS / busy.max(self.crowd.get()).max(1)
+    }
+
+    /// Looks at epoll when it is time to.
+    pub(super) fn watch(&self, tick: u32) {
+        let busy = self.hot.borrow().len();
+        if self.cold.get() > 0 && (tick.is_multiple_of(EPOLL_EVERY) || busy == 0) {
+            self.look_at_epoll();
+            let busy = u32::try_from(self.hot.borrow().len()).unwrap_or(u32::MAX);
+            let before = self.crowd.get();
+            let after = before - before.div_ceil(CROWD_DECAY);
+            let crowd = after.max(busy);
+            self.crowd.set(crowd);
+            let least = self.config.crowd;
+            self.crowded
+                .set(crowd >= least || crowd >= least / 3 && self.crowded.get());
+        }
+        if tick.is_multiple_of(EPOLL_EVERY) {
+            self.meet(false);
+        }
+    }
+
+    /// Puts a queue pair among the busy ones.
+    pub(in crate::iwarp) fn heat(&self, cell: &Rc<RefCell<Qp>>, qp: &mut Qp) {
+        if qp.link.is_none() {
+            return;
+        }
+        qp.idle_runs = 0;
+        if !qp.hot {
+            qp.hot = true;
+            if qp.watch != Watch::None {
+                self.cold.set(self.cold.get().saturating_sub(1));
+            }
+            self.hot.borrow_mut().push(Rc::clone(cell));
+        }
+    }
+
+    /// The same, when an answer is probably on its way: in a crowd epoll will say when it is there.
+    pub(in crate::iwarp) fn expect_answer(&self, cell: &Rc<RefCell<Qp>>, qp: &mut Qp) {
+        if !self.is_told(qp) {
+            self.heat(cell, qp);
+        }
+    }
+
+    /// Whether epoll says by itself when something comes for a queue pair. Not of one in shared
+    /// memory, whose peer has to be asked for that each time.
+    fn is_told(&self, qp: &Qp) -> bool {
+        let tcp = matches!(qp.link, Some(Link::Tcp(_)));
+        tcp && qp.watch == Watch::Edge && self.crowded.get() && !qp.hung_up
+    }
+
+    /// Leaves a queue pair that has received everything to the epoll that watches it all the time.
+    /// Whether it does.
+    pub(super) fn leave_to_edge(&self, qp: &mut Qp) -> bool {
+        let leave = self.is_told(qp) && !qp.pending;
+        if leave {
+            qp.hot = false;
+            self.cold.set(self.cold.get() + 1);
+        }
+        leave
+    }
+
+    /// Gives a queue pair to epoll. `true` when that cannot be done and it stays busy.
+    pub(super) fn cool(&self, qp: &mut Qp) -> bool {
+        if self.leave_to_edge(qp) {
+            return false;
+        }
+        let mut interest = EpollFlags::EPOLLONESHOT;
+        let mut watch = Watch::Once;
+        match &mut qp.link {
+            Some(Link::Shared(link)) => {
+                if !link.arm(!qp.rx.stalled, qp.tx.blocked) {
+                    return true;
+                }
+                interest |= EpollFlags::EPOLLIN;
+            }
+            _ if self.crowded.get() && !qp.hung_up => {
+                interest = EpollFlags::EPOLLET | EpollFlags::EPOLLRDHUP;
+                interest |= EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT;
+                watch = Watch::Edge;
+            }
+            _ => {
+                interest.set(EpollFlags::EPOLLIN, !qp.rx.stalled);
+                interest.set(EpollFlags::EPOLLOUT, qp.tx.blocked);
+            }
+        }
+        let Some(stream) = qp.link.as_ref().and_then(Link::tcp) else {
+            qp.hot = false;
+            return false;
+        };
+        let mut event = EpollEvent::new(interest, u64::from(qp.num.0));
+        let epoll = &self.poller.epoll;
+        let result = if qp.watch == Watch::None {
+            epoll.add(stream, event)
+        } else {
+            epoll.modify(stream, &mut event)
+        };
+        if result.is_err() {
+            // Out of memory for the watch: go on polling.
+            return true;
+        }
+        qp.watch = watch;
+        qp.hot = false;
+        self.cold.set(self.cold.get() + 1);
+        false
+    }
+
+    /// Brings back the queue pairs whose sockets have something.
+    fn look_at_epoll(&self) {
+        let mut events = self.poller.events.borrow_mut();
+        let wait = self.poller.epoll.wait(&mut events, EpollTimeout::ZERO);
+        let count = wait.unwrap_or(0);
+        for event in &events[..count] {
+            if event.data() == MEETING {
+                self.meet(true);
+                continue;
+            }
+            let num = QpNum(u32::try_from(event.data()).unwrap_or(u32::MAX));
+            let Some(cell) = self.cell_at(place_of(num)) else {
+                continue;
+            };
+            let mut qp = cell.borrow_mut();
+            if qp.num != num {
+                continue;
+            }
+            let broken = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
+            // Where a receive call brings less than it asked for, the end may be next, with no event of its own.
+            qp.hung_up |= event.events().intersects(broken | EpollFlags::EPOLLRDHUP);
+            if qp.rx.stalled && event.events().intersects(broken) {
+                // It cannot be read to find out, so ask.
+                let error = qp.link.as_ref().and_then(Link::tcp);
+                let error = error.and_then(|s| s.take_error().ok().flatten());
+                let fatal = error.map_or(Fatal::PeerClosed { inside_fpdu: true }, Fatal::Io);
+                self.end(&mut qp, &fatal);
+                continue;
+            }
+            if qp.watch == Watch::Edge && !self.crowded.get() {
+                self.stop_watching(&mut qp);
+            }
+            self.heat(&cell, &mut qp);
+            // The event is used up: it must be run before it can be left to epoll again.
+            qp.pending = true;
+        }
+    }
+
+    /// Ends the constant watch of a queue pair; it goes back to a watch for one event, which is over.
+    fn stop_watching(&self, qp: &mut Qp) {
+        let mut event = EpollEvent::new(EpollFlags::EPOLLONESHOT, u64::from(qp.num.0));
+        if let Some(stream) = qp.link.as_ref().and_then(Link::tcp)
+            && self.poller.epoll.modify(stream, &mut event).is_ok()
+        {
+            qp.watch = Watch::Once;
+        }
+    }
+
+    /// Before waiting: gives every queue pair to epoll. `true` when something can be done at once.
+    pub(in crate::iwarp) fn arm(&self) -> bool {
+        let mut hot = self.hot.take();
+        hot.retain(|cell| {
+            let mut qp = cell.borrow_mut();
+            if qp.link.is_none() {
+                qp.hot = false;
+                return false;
+            }
+            qp.pending || self.cool(&mut qp)
+        });
+        let busy = !hot.is_empty();
+        self.hot.replace(hot);
+        busy
+    }
+}
