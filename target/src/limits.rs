@@ -23,6 +23,9 @@ pub(crate) const SGL_DESCRIPTORS_MAX: u32 = 16;
 pub(crate) const RECEIVES_MAX: u32 = 65_536;
 /// Completions handled per turn, so that timers and the mailbox get theirs.
 pub(crate) const COMPLETIONS_PER_TURN: usize = 128;
+/// Answers from disks that are passed on per turn. Disks tend to end many operations at once: the host takes up the first of
+/// them, and the disk gets new ones, while the last are being sent.
+pub(crate) const DISK_ANSWERS_PER_TURN: usize = 4;
 /// Connection requests waiting in the kernel's listener.
 pub(crate) const LISTEN_BACKLOG: u32 = 128;
 /// Messages waiting for a reactor.

@@ -48,7 +48,9 @@ use recv::Received;
 use shutdown::Shutdowns;
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::limits::{COMPLETIONS_PER_TURN, DRAIN_TIMEOUT_US, LISTEN_BACKLOG};
+use crate::limits::{
+    COMPLETIONS_PER_TURN, DISK_ANSWERS_PER_TURN, DRAIN_TIMEOUT_US, LISTEN_BACKLOG,
+};
 use crate::plan::Export;
 
 /// Everything one reactor owns.
@@ -70,6 +72,8 @@ pub(crate) struct IoPath {
     shutdown: Shutdowns,
     resources: Resources,
     completions: Vec<Completion>,
+    /// What the storage has ended and no connection has been told yet.
+    unanswered: VecDeque<Completion>,
     /// Room for the completions of one poll.
     work_completions: Box<[WorkCompletion]>,
 }
@@ -214,6 +218,7 @@ impl IoPath {
                 receives: Vec::new(),
             },
             completions: Vec::new(),
+            unanswered: VecDeque::new(),
             work_completions: vec![recv::EMPTY; COMPLETIONS_PER_TURN].into(),
         }
     }
@@ -303,12 +308,15 @@ impl IoPath {
                 volume.poll(resources.now_us, completions);
             }
         }
-        let progress = !completions.is_empty();
-        let mut done = std::mem::take(completions);
-        for completion in done.drain(..) {
+        self.unanswered.extend(completions.drain(..));
+        let mut progress = false;
+        for _ in 0..DISK_ANSWERS_PER_TURN {
+            let Some(completion) = self.unanswered.pop_front() else {
+                break;
+            };
             self.on_storage(completion);
+            progress = true;
         }
-        self.completions = done;
         progress
     }
 
@@ -323,6 +331,15 @@ impl IoPath {
             if connection.closing() && connection.disk_outstanding == 0 {
                 let (id, now_us) = (connection.id, self.resources.now_us);
                 self.control.disconnected(id, now_us);
+            }
+        }
+    }
+
+    fn ring_doorbells(&mut self) {
+        for index in self.resources.unrung.drain(..) {
+            if let Some(connection) = self.connections.get_mut(index) {
+                connection.rung = true;
+                connection.ring_doorbell();
             }
         }
     }
@@ -346,12 +363,7 @@ impl IoPath {
             }
         }
         // One doorbell per connection and one system call for storage, however many commands.
-        for index in self.resources.unrung.drain(..) {
-            if let Some(connection) = self.connections.get_mut(index) {
-                connection.rung = true;
-                connection.ring_doorbell();
-            }
-        }
+        self.ring_doorbells();
         if let Err(error) = self.resources.engine.submit_batch() {
             tracing::error!("submitting storage operations failed: {error}");
         }
