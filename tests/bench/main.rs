@@ -2,6 +2,7 @@
 //! are noisy. `scripts/bench.sh` builds and runs it; `docs/performance.md` says how to read it.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
+mod capsules;
 mod cases;
 mod chart;
 mod figure;

@@ -1,6 +1,7 @@
 //! A host that speaks capsules: it sends any command on any queue, and works only while it is
 //! asked to, so that a test can let it hang.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -19,9 +20,9 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
-    Access, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager, MemoryRegion,
-    PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, ReceiveSource, SendOp, SendWr, Sge,
-    WcOpcode, WcStatus, WorkCompletion,
+    Access, CmEvent, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager,
+    MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, ReceiveSource, SendOp,
+    SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use capstan_rdma::iwarp::{Config, Provider};
 use capstan_reactor::Clock;
@@ -36,6 +37,16 @@ const SQE_BYTES: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Marks the work request of a receive; the low bits are its buffer.
 const RECV: u64 = 1 << 32;
+
+/// Room for a completion.
+pub const NOTHING: WorkCompletion = WorkCompletion {
+    wr_id: 0,
+    qp: QpNum(0),
+    status: WcStatus::Success,
+    opcode: WcOpcode::Send,
+    byte_len: 0,
+    invalidated: None,
+};
 
 /// A queue of a [`WireHost`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -61,19 +72,100 @@ pub enum Data<'a> {
 
 struct Line {
     qp: Box<dyn QueuePair>,
-    receives: Vec<Buffer>,
+    /// A place for a CQE for each receive.
+    receives: Buffer,
     id: CmId,
+}
+
+/// What hosts of one thread share.
+pub struct Wire {
+    cm: RefCell<Box<dyn ConnectionManager>>,
+    cq: Rc<dyn CompletionQueue>,
+    pd: Rc<dyn ProtectionDomain>,
+    region: Rc<dyn MemoryRegion>,
+    pool: Pool,
+}
+
+impl Wire {
+    /// A provider, with a completion queue of `entries` and so many bytes of memory for all of its hosts.
+    ///
+    /// # Panics
+    /// When that cannot be had.
+    #[must_use]
+    pub fn new(config: Config, entries: u32, memory_bytes: usize) -> Rc<Self> {
+        let provider = Provider::new(config).expect("a provider");
+        let device = provider.device();
+        let pd = device.allocate_pd().expect("a protection domain");
+        let pool = Pool::new(memory_bytes, Pages::Ordinary).expect("memory");
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        Rc::new(Self {
+            cm: RefCell::new(provider.connection_manager().expect("a connection manager")),
+            cq: device.create_cq(entries).expect("a completion queue"),
+            region: pd
+                .register(pool.slab(), 0, pool.slab().len_bytes(), access)
+                .expect("a memory region"),
+            pd,
+            pool,
+        })
+    }
+
+    fn event(&self) -> Option<CmEvent> {
+        self.cm.borrow_mut().poll(Clock.now_us())
+    }
+
+    /// What has come of all hosts: for those who [`post`](WireHost::post) capsules themselves. Sends that were signaled are
+    /// left out.
+    ///
+    /// # Panics
+    /// When a work request failed.
+    pub fn poll<'a>(
+        &self,
+        completions: &'a mut [WorkCompletion],
+    ) -> impl Iterator<Item = &'a WorkCompletion> + use<'a> {
+        let count = self.cq.poll(completions);
+        let responses = completions[..count].iter();
+        responses.filter(|completion| {
+            assert_eq!(completion.status, WcStatus::Success);
+            completion.wr_id & RECV != 0
+        })
+    }
+
+    /// Memory that a controller may write.
+    ///
+    /// # Panics
+    /// When there is none left.
+    #[must_use]
+    pub fn take(&self, len_bytes: u32) -> Buffer {
+        self.pool.take(len_bytes).expect("memory")
+    }
+
+    /// A buffer, as the SGL of a command that moves all of it.
+    #[must_use]
+    pub fn keyed(&self, buffer: &Buffer) -> Sgl {
+        Sgl::Keyed {
+            address: buffer.addr(),
+            length_bytes: buffer.len_bytes(),
+            rkey: self.region.rkey().0,
+            invalidate: false,
+        }
+    }
+
+    /// Some bytes of a buffer.
+    #[must_use]
+    pub fn sge(&self, buffer: &Buffer, offset_bytes: u32, len_bytes: u32) -> Sge {
+        Sge {
+            addr: buffer.addr() + u64::from(offset_bytes),
+            len_bytes,
+            lkey: self.region.lkey(),
+        }
+    }
 }
 
 /// A host with an Admin queue and one I/O queue.
 pub struct WireHost {
     // In this order: a queue pair must be gone before its connection manager.
     lines: HashMap<Queue, Line>,
-    cm: Box<dyn ConnectionManager>,
-    cq: Rc<dyn CompletionQueue>,
-    pd: Rc<dyn ProtectionDomain>,
-    region: Rc<dyn MemoryRegion>,
-    pool: Pool,
+    wire: Rc<Wire>,
     /// Capsules and data of commands, by queue and CID; kept until the command is answered.
     outstanding: HashMap<(Queue, u16), (Buffer, Option<Buffer>)>,
     answers: HashMap<(Queue, u16), (Cqe, Vec<u8>)>,
@@ -88,8 +180,21 @@ impl WireHost {
     /// When any of that does not succeed.
     #[must_use]
     pub fn connect(address: SocketAddr, number: u8) -> Self {
-        let mut host = Self::new();
-        let mut parameters = connect_data(number);
+        let wire = Wire::new(Config::default(), 1024, MEMORY_BYTES);
+        Self::connect_through(wire, address, connect_data(number))
+    }
+
+    /// The same with any identity, beside other hosts of the same wire, none of which has commands outstanding.
+    ///
+    /// # Panics
+    /// As [`WireHost::connect`].
+    #[must_use]
+    pub fn connect_through(
+        wire: Rc<Wire>,
+        address: SocketAddr,
+        mut parameters: ConnectParameters,
+    ) -> Self {
+        let mut host = Self::new(wire);
         let answer = host.connect_queue(address, Queue::Admin, &parameters);
         assert!(answer.status().is_success(), "{:?}", answer.status());
         parameters.cntlid = ConnectResponse::decode(answer.dw0.get()).cntlid;
@@ -113,27 +218,16 @@ impl WireHost {
     /// When it is allowed to, or there is no response.
     #[must_use]
     pub fn refused(address: SocketAddr, number: u8) -> (Self, Status) {
-        let mut host = Self::new();
+        let mut host = Self::new(Wire::new(Config::default(), 1024, MEMORY_BYTES));
         let answer = host.connect_queue(address, Queue::Admin, &connect_data(number));
         assert!(!answer.status().is_success(), "Connect succeeded");
         (host, answer.status())
     }
 
-    fn new() -> Self {
-        let provider = Provider::new(Config::default()).expect("a provider");
-        let device = provider.device();
-        let pd = device.allocate_pd().expect("a protection domain");
-        let pool = Pool::new(MEMORY_BYTES, Pages::Ordinary).expect("memory");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+    fn new(wire: Rc<Wire>) -> Self {
         Self {
             lines: HashMap::new(),
-            cm: provider.connection_manager().expect("a connection manager"),
-            cq: device.create_cq(1024).expect("a completion queue"),
-            region: pd
-                .register(pool.slab(), 0, pool.slab().len_bytes(), access)
-                .expect("a memory region"),
-            pd,
-            pool,
+            wire,
             outstanding: HashMap::new(),
             answers: HashMap::new(),
             next_cid: 0,
@@ -159,30 +253,33 @@ impl WireHost {
         parameters: &ConnectParameters,
     ) -> Cqe {
         let id = self
+            .wire
             .cm
+            .borrow_mut()
             .resolve(address, None, 5_000_000, Clock.now_us())
             .expect("resolving begins");
         self.wait_for(id, "resolving", |kind| {
             matches!(kind, CmEventKind::Resolved)
         });
         let config = QpConfig {
-            send_cq: Rc::clone(&self.cq),
-            recv_cq: Rc::clone(&self.cq),
+            send_cq: Rc::clone(&self.wire.cq),
+            recv_cq: Rc::clone(&self.wire.cq),
             send_wr_max: u32::from(ENTRIES),
             receives: ReceiveSource::Own(u32::from(ENTRIES)),
             send_sge_max: 1,
             recv_sge_max: 1,
         };
         let mut qp = self
+            .wire
             .cm
-            .create_qp(id, &self.pd, &config)
+            .borrow_mut()
+            .create_qp(id, &self.wire.pd, &config)
             .expect("a queue pair");
-        let mut receives = Vec::new();
-        for at in 0..u64::from(ENTRIES) {
-            let buffer = self.pool.take(CQE_BYTES).expect("memory");
-            qp.post_recv(RECV | at, &[self.sge(&buffer)])
+        let receives = self.wire.take(u32::from(ENTRIES) * CQE_BYTES);
+        for at in 0..u32::from(ENTRIES) {
+            let sge = self.wire.sge(&receives, at * CQE_BYTES, CQE_BYTES);
+            qp.post_recv(RECV | u64::from(at), &[sge])
                 .expect("a receive");
-            receives.push(buffer);
         }
         let qid = match queue {
             Queue::Admin => 0,
@@ -201,7 +298,9 @@ impl WireHost {
             initiator_depth: 0,
             rnr_retry_count: 7,
         };
-        self.cm
+        self.wire
+            .cm
+            .borrow_mut()
             .connect(id, &param, 5_000_000, Clock.now_us())
             .expect("connecting begins");
         self.wait_for(id, "connecting", |kind| {
@@ -222,7 +321,7 @@ impl WireHost {
     fn wait_for(&mut self, id: CmId, what: &str, done: impl Fn(&CmEventKind) -> bool) {
         let start = Instant::now();
         loop {
-            while let Some(event) = self.cm.poll(Clock.now_us()) {
+            while let Some(event) = self.wire.event() {
                 if event.id == id && done(&event.kind) {
                     return;
                 }
@@ -242,12 +341,60 @@ impl WireHost {
         }
     }
 
-    fn sge(&self, buffer: &Buffer) -> Sge {
-        Sge {
-            addr: buffer.addr(),
-            len_bytes: buffer.len_bytes(),
-            lkey: self.region.lkey(),
-        }
+    /// The queue pair of a queue.
+    ///
+    /// # Panics
+    /// When it is not connected.
+    #[must_use]
+    pub fn qp_num(&self, queue: Queue) -> QpNum {
+        self.lines[&queue].qp.num()
+    }
+
+    /// Posts a capsule as it is, which stays until it has been answered.
+    ///
+    /// # Panics
+    /// When the queue is not connected or full.
+    pub fn post(&mut self, queue: Queue, capsule: Sge, signaled: bool) {
+        let sges = [capsule];
+        let line = self.lines.get_mut(&queue).expect("a connected queue");
+        line.qp
+            .post_send(&SendWr {
+                wr_id: 0,
+                op: SendOp::Send {
+                    invalidate: None,
+                    solicited: false,
+                },
+                sges: &sges,
+                signaled,
+                fence: false,
+            })
+            .expect("a send");
+    }
+
+    /// Sends what was posted.
+    ///
+    /// # Panics
+    /// When the queue is not connected.
+    pub fn ring_doorbell(&mut self, queue: Queue) {
+        let line = self.lines.get_mut(&queue).expect("a connected queue");
+        line.qp.ring_doorbell();
+    }
+
+    /// The CQE that has been received, whose receive is posted again until the next doorbell.
+    ///
+    /// # Panics
+    /// When it is no CQE, or not of this queue.
+    pub fn take_response(&mut self, queue: Queue, completion: &WorkCompletion) -> Cqe {
+        assert_eq!(completion.byte_len, CQE_BYTES);
+        let line = self.lines.get_mut(&queue).expect("a connected queue");
+        let at = u32::try_from(completion.wr_id & !RECV).expect("small") * CQE_BYTES;
+        let mut bytes = [0; CQE_BYTES as usize];
+        line.receives.copy_to(at as usize, &mut bytes);
+        let sge = self.wire.sge(&line.receives, at, CQE_BYTES);
+        line.qp
+            .post_recv(completion.wr_id, &[sge])
+            .expect("a receive again");
+        Cqe::read_from_bytes(&bytes).expect("16 bytes")
     }
 
     /// Sends a command; CID and SGL are filled in. Returns its CID.
@@ -258,12 +405,6 @@ impl WireHost {
         let cid = self.next_cid;
         self.next_cid += 1;
         let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("small");
-        let keyed = |buffer: &Buffer| Sgl::Keyed {
-            address: buffer.addr(),
-            length_bytes: buffer.len_bytes(),
-            rkey: self.region.rkey().0,
-            invalidate: false,
-        };
         let mut beside = None;
         let mut behind: &[u8] = &[];
         let sgl = match data {
@@ -276,36 +417,24 @@ impl WireHost {
                 }
             }
             Data::Pulled(bytes) => {
-                let buffer = beside.insert(self.pool.take(len(bytes)).expect("memory"));
+                let buffer = beside.insert(self.wire.take(len(bytes)));
                 buffer.copy_from(0, bytes);
-                keyed(buffer)
+                self.wire.keyed(buffer)
             }
-            Data::Pushed(bytes) => keyed(beside.insert(self.pool.take(bytes).expect("memory"))),
+            Data::Pushed(bytes) => {
+                let buffer = beside.insert(self.wire.take(bytes));
+                self.wire.keyed(buffer)
+            }
         };
         sqe.cid = cid.into();
         sqe.dptr = sgl.encode();
-        let mut capsule = self
-            .pool
-            .take(SQE_BYTES + len(behind))
-            .expect("memory for a capsule");
+        let mut capsule = self.wire.take(SQE_BYTES + len(behind));
         capsule.copy_from(0, sqe.as_bytes());
         capsule.copy_from(SQE_BYTES as usize, behind);
-        let sges = [self.sge(&capsule)];
+        let sge = self.wire.sge(&capsule, 0, capsule.len_bytes());
+        self.post(queue, sge, true);
+        self.ring_doorbell(queue);
         self.outstanding.insert((queue, cid), (capsule, beside));
-        let line = self.lines.get_mut(&queue).expect("a connected queue");
-        line.qp
-            .post_send(&SendWr {
-                wr_id: 0,
-                op: SendOp::Send {
-                    invalidate: None,
-                    solicited: false,
-                },
-                sges: &sges,
-                signaled: true,
-                fence: false,
-            })
-            .expect("a send");
-        line.qp.ring_doorbell();
         cid
     }
 
@@ -332,47 +461,24 @@ impl WireHost {
     /// # Panics
     /// When the target ends a connection.
     pub fn poll(&mut self, queue: Queue, cid: u16) -> Option<(Cqe, Vec<u8>)> {
-        if let Some(event) = self.cm.poll(Clock.now_us()) {
+        if let Some(event) = self.wire.event() {
             panic!("the target ended a connection: {:?}", event.kind);
         }
-        let mut completions = [WorkCompletion {
-            wr_id: 0,
-            qp: QpNum(0),
-            status: WcStatus::Success,
-            opcode: WcOpcode::Send,
-            byte_len: 0,
-            invalidated: None,
-        }; 16];
-        let count = self.cq.poll(&mut completions);
-        for completion in &completions[..count] {
-            assert_eq!(completion.status, WcStatus::Success);
-            if completion.wr_id & RECV != 0 {
-                self.received(completion);
-            }
+        let mut completions = [NOTHING; 16];
+        let wire = Rc::clone(&self.wire);
+        for completion in wire.poll(&mut completions) {
+            self.received(completion);
         }
         self.answers.remove(&(queue, cid))
     }
 
     fn received(&mut self, completion: &WorkCompletion) {
-        assert_eq!(completion.byte_len, CQE_BYTES);
-        let (&queue, line) = self
-            .lines
-            .iter_mut()
+        let mut lines = self.lines.iter();
+        let (&queue, _) = lines
             .find(|(_, line)| line.qp.num() == completion.qp)
             .expect("a queue pair of this host");
-        let at = usize::try_from(completion.wr_id & !RECV).expect("small");
-        let mut bytes = [0; CQE_BYTES as usize];
-        line.receives[at].copy_to(0, &mut bytes);
-        let sge = Sge {
-            addr: line.receives[at].addr(),
-            len_bytes: CQE_BYTES,
-            lkey: self.region.lkey(),
-        };
-        line.qp
-            .post_recv(completion.wr_id, &[sge])
-            .expect("a receive again");
-        line.qp.ring_doorbell();
-        let cqe = Cqe::read_from_bytes(&bytes).expect("16 bytes");
+        let cqe = self.take_response(queue, completion);
+        self.ring_doorbell(queue);
         let key = (queue, cqe.cid.get());
         let (_, data) = self
             .outstanding
@@ -411,7 +517,7 @@ impl Drop for WireHost {
         for (_, line) in self.lines.drain() {
             let Line { qp, id, .. } = line;
             drop(qp);
-            self.cm.destroy(id);
+            self.wire.cm.borrow_mut().destroy(id);
         }
     }
 }

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use capstan_reactor::SpinBudget;
 use nix::unistd::gettid;
 
+use crate::capsules::Crowd;
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity, percentile};
 use crate::load::{self, Load, Loader, NULL, Target};
 use crate::slices::Slices;
@@ -18,8 +19,6 @@ use crate::{HOST_CORE, Setting, TARGET_CORE};
 /// Hosts of the crowd; each has an admin and an I/O connection.
 const MANY: u16 = 1000;
 const FEW: u16 = 5;
-/// Of each host of either.
-const CROWD_LOAD: Load = Load::read(1, 4096, 16);
 
 /// Total IOPS over 2,000 connections against 10, at the same depth each.
 pub(crate) fn crowd(setting: &Setting) -> Result<Findings> {
@@ -27,18 +26,14 @@ pub(crate) fn crowd(setting: &Setting) -> Result<Findings> {
         "reactors = [{TARGET_CORE}]\nspin = \"100ms\"\nmemory_budget = \"2GiB\"\nhosts_max = 2048"
     );
     let target = Target::start(&table, &[NULL])?;
-    let few = load::on_host_core(|| {
-        let mut hosts = connect(target.address, 0..FEW)?;
-        (0..setting.rounds)
-            .map(|_| total(&mut hosts, setting.runtime))
-            .collect()
-    })?;
-    let many = load::on_host_core(|| {
-        let mut hosts = connect(target.address, 0..MANY)?;
-        (0..setting.rounds)
-            .map(|_| total(&mut hosts, setting.runtime))
-            .collect()
-    })?;
+    let rates = |hosts: u16| {
+        load::on_host_core(|| {
+            let mut crowd = Crowd::connect(target.address, hosts)?;
+            let rate = |_| Ok(crowd.rate(setting.runtime)? / 1e3);
+            (0..setting.rounds).map(rate).collect::<Result<Vec<_>>>()
+        })
+    };
+    let (few, many) = (rates(FEW)?, rates(MANY)?);
     Ok(vec![Figure::beside(
         "crowd-2000-connections",
         "4 KiB random read, null, depth 16 each: 2,000 connections of 1,000 hosts",
@@ -48,33 +43,6 @@ pub(crate) fn crowd(setting: &Setting) -> Result<Findings> {
         Bounds::new(Better::Higher, 0.8, 0.95),
     )]
     .into())
-}
-
-fn connect(address: SocketAddr, numbers: std::ops::Range<u16>) -> Result<Vec<Loader>> {
-    let hosts = numbers.map(|number| {
-        let mut host = Loader::connect(address, number, CROWD_LOAD)?;
-        host.begin()?;
-        Ok(host)
-    });
-    hosts.collect()
-}
-
-/// Thousands of I/Os a second over all hosts, which take turns on this thread.
-fn total(hosts: &mut [Loader], time: Duration) -> Result<f64> {
-    let mut slices = Slices::new();
-    while !slices.over(time) {
-        for host in &mut *hosts {
-            // As many as one look finds; another look is for the next round.
-            for _ in 0..CROWD_LOAD.depth {
-                let Some(completion) = host.queue.poll() else {
-                    break;
-                };
-                slices.add(1);
-                host.again(completion)?;
-            }
-        }
-    }
-    Ok(slices.mean() / 1e3)
 }
 
 /// The host that is to be treated fairly, and the one that has more than its share.
