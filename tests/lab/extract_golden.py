@@ -126,7 +126,11 @@ FEATURE_NAMES = {0x01: "arbitration", 0x02: "power-management", 0x04: "temperatu
                  0x06: "volatile-write-cache", 0x81: "host-identifier", 0x84: "write-protect"}
 PROPERTY_NAMES = {0x00: "cap", 0x08: "vs", 0x14: "cc", 0x1C: "csts", 0x20: "nssr"}
 IO_NAMES = {0x00: "flush", 0x01: "write", 0x02: "read", 0x04: "write-uncorrectable", 0x05: "compare",
-            0x08: "write-zeroes", 0x09: "dsm", 0x0C: "verify", 0x0E: "reservation-report", 0x19: "copy"}
+            0x08: "write-zeroes", 0x09: "dsm", 0x0C: "verify", 0x0D: "reservation-register", 0x0E: "reservation-report",
+            0x11: "reservation-acquire", 0x15: "reservation-release", 0x19: "copy"}
+# DH-HMAC-CHAP messages (NVMe Base 2.0, section 8.13.5) by AUTH_ID, the second byte.
+AUTHENTICATION_NAMES = {0x00: "negotiate", 0x01: "challenge", 0x02: "reply", 0x03: "success1", 0x04: "success2",
+                        0xF0: "failure2", 0xF1: "failure1"}
 ADMIN_NAMES = {0x08: "abort", 0x0C: "async-event-request", 0x18: "keep-alive"}
 
 
@@ -139,6 +143,9 @@ def command_name(command):
             kind = "io" if command.queue_id else "admin"
             if not command.queue_id and b"nqn.2014-08.org.nvmexpress.discovery\0" in command.data:
                 kind = "discovery"
+            # AUTHREQ of a Connect response (NVMe Base 2.1, section 6.3): ATR and ASCR.
+            if command.cqe and not command.status & 0x7FF and command.cqe[2] & 6:
+                kind += "-authentication-required"
             return f"connect-{kind}", f"connect-data-{kind}"
         if fabrics_type in (0x00, 0x04):
             offset = command.dword(11)
@@ -150,6 +157,10 @@ def command_name(command):
                 action = "shutdown" if value & 0xC000 else "enable" if value & 1 else "disable"
                 return f"property-set-cc-{action}", ""
             return f"property-set-{name}", ""
+        if fabrics_type in (0x05, 0x06):
+            way = "send" if fabrics_type == 0x05 else "receive"
+            message = AUTHENTICATION_NAMES.get(command.data[1] if len(command.data) > 1 else -1, "message")
+            return f"authentication-{way}-{message}", ""
         if fabrics_type == 0x08:
             return "disconnect", ""
         return f"fabrics-{fabrics_type:02x}", ""

@@ -2,7 +2,7 @@
 # Captures golden bytes from the real Linux host and target: boots the lab once per capture, decodes every pcap (which
 # fails on any anomaly) and extracts the files.
 #
-#   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]      CAPTURE: plain crc passthru rping p2p probe data (default: all), or none
+#   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]      CAPTURE: plain crc passthru auth rping p2p probe data (default: all), or none
 #
 # Environment: CAPSTAN_LAB_NEWER_KERNEL   for data: a release from 6.13 on, whose vmlinuz is in $CAPSTAN_LAB_CACHE/boot and
 #                                         whose modules are in /lib/modules
@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ $# -ge 1 ] || die "usage: golden.sh OUTPUT_FOLDER [CAPTURE…]"
 output=$1
 shift
-[ $# -gt 0 ] || set -- plain crc passthru rping p2p probe data
+[ $# -gt 0 ] || set -- plain crc passthru auth rping p2p probe data
 captures=$CAPSTAN_LAB_CACHE/captures
 release=$(lab_kernel_release)
 
@@ -32,6 +32,7 @@ for capture; do
         plain) boot plain capture-linux.sh linux-siw ;;
         crc) boot crc capture-linux.sh linux-siw-crc 1500 siw-crc.ko ;;
         passthru) boot passthru -n capture-passthru.sh ;;
+        auth) boot auth capture-auth.sh ;;
         rping) boot rping capture-rping.sh rping-crc 1500 siw-crc.ko ;;
         p2p) boot p2p capture-rping.sh rping-p2p 65536 siw-p2p.ko ;;
         probe) boot probe probe-siw.sh ;;
@@ -66,6 +67,7 @@ extract passthru/linux-passthru.pcap "$host_and_target over siw, passed through 
     --match '^(sqe|cqe|capsule)'
 extract passthru/linux-passthru.pcap "$host_and_target over siw, passed through to QEMU's NVMe controller" \
     --match '^(identify|log)' --suffix=-qemu
+extract auth/linux-auth.pcap "$host_and_target over siw, DH-HMAC-CHAP" --match '(authentication|reservation|connect-admin)'
 extract probe/probe-siw.pcap "siw and nvmet-rdma answering probe_siw.py" --passive-only \
     --match '^(mpa-reply|fpdu-terminate|fpdu-read-response-zero|cm-)'
 for file in "$captures"/data/data/*.hex; do

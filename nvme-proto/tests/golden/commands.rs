@@ -6,11 +6,15 @@ use capstan_nvme_proto::copy::source_ranges;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::dataset::DsmRange;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
-use capstan_nvme_proto::fabrics::{ConnectData, ConnectResponse};
+use capstan_nvme_proto::fabrics::{Authentication, ConnectData, ConnectResponse, SECP_NVME};
 use capstan_nvme_proto::features::{AsyncEventConfiguration, NumberOfQueues};
 use capstan_nvme_proto::log::LogPageId;
 use capstan_nvme_proto::property::{Cap, Cc, Property, ShutdownNotification, Version};
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, CmRequest, RejectStatus};
+use capstan_nvme_proto::reservation::{
+    AcquireAction, AcquireData, ChangePtpl, RegisterAction, RegisterData, ReleaseAction,
+    ReleaseData, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationType,
+};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::{NSID_BROADCAST, Sqe};
 use capstan_nvme_proto::status::Status;
@@ -75,9 +79,13 @@ pub(super) fn check_capsule(golden: &Golden) {
     let data = &in_capsule[range];
     let encoded = reencode(sqe, 1).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert_eq!([encoded.as_bytes(), data].concat(), golden.bytes, "{name}");
-    if sqe.is_fabrics() {
-        check_connect_data(name, data);
-        return;
+    match FabricsCommand::parse(sqe) {
+        Ok(FabricsCommand::AuthenticationSend(send)) => {
+            assert_eq!(send.length_bytes as usize, data.len(), "{name}");
+            return;
+        }
+        Ok(_) => return check_connect_data(name, data),
+        Err(_) => {}
     }
     let command = IoCommand::parse(sqe).expect(name);
     let needed_bytes = command.data_transfer(512).bytes();
@@ -94,7 +102,11 @@ pub(super) fn check_capsule(golden: &Golden) {
             let ranges = source_ranges(data, copy.format, copy.ranges).expect(name);
             assert_eq!(ranges.len(), usize::from(copy.ranges), "{name}");
         }
-        IoCommand::Write(_) | IoCommand::Compare(_) => {
+        IoCommand::Write(_)
+        | IoCommand::Compare(_)
+        | IoCommand::ReservationRegister(_)
+        | IoCommand::ReservationAcquire(_)
+        | IoCommand::ReservationRelease(_) => {
             assert_eq!(needed_bytes, data.len() as u64, "{name}");
         }
         other => panic!("{name}: {other:?} has no in-capsule data"),
@@ -221,6 +233,9 @@ fn the_linux_target_answers_connect() {
     let response = ConnectResponse::decode(cqe.dw0.get());
     assert_eq!(response.cntlid, 1);
     assert!(!response.authentication_required && !response.secure_channel_required);
+    let cqe = Golden::load("cqe-connect-admin-authentication-required").cqe();
+    let response = ConnectResponse::decode(cqe.dw0.get());
+    assert!(response.authentication_required && !response.secure_channel_required);
 
     let location = |name| ErrorLocation::from_connect_dw0(Golden::load(name).cqe().dw0.get());
     assert_eq!(
@@ -243,6 +258,72 @@ fn the_linux_host_passes_disconnect_through() {
     assert_eq!(command, Ok(FabricsCommand::Disconnect));
     let status = Golden::load("cqe-disconnect-sct0-sc01").cqe().status();
     assert_eq!(status.code(), Status::INVALID_OPCODE);
+}
+
+#[test]
+fn the_linux_host_authenticates_itself() {
+    let command = |name| FabricsCommand::parse(&Golden::load(name).sqe()).expect(name);
+    let message = |length_bytes| Authentication {
+        spsp0: 1,
+        spsp1: 1,
+        secp: SECP_NVME,
+        length_bytes,
+    };
+    assert_eq!(
+        command("sqe-authentication-send-negotiate"),
+        FabricsCommand::AuthenticationSend(message(72))
+    );
+    assert_eq!(
+        command("sqe-authentication-receive-challenge"),
+        FabricsCommand::AuthenticationReceive(message(4096))
+    );
+}
+
+#[test]
+fn the_linux_host_reserves() {
+    let golden = |name| Golden::load(&format!("capsule-reservation-{name}-sct0-sc01"));
+    let (register, acquire, release) = (golden("register"), golden("acquire"), golden("release"));
+    let key = 0x0123_4567_89AB_CDEF;
+
+    let (sqe, data) = Sqe::from_capsule(&register.bytes).expect("a capsule");
+    let keys = RegisterData::parse(data).expect("two keys");
+    assert_eq!((keys.crkey.get(), keys.nrkey.get()), (0, key));
+    assert_eq!(
+        IoCommand::parse(sqe),
+        Ok(IoCommand::ReservationRegister(ReservationRegister {
+            nsid: 1,
+            action: RegisterAction::Register,
+            ignore_existing_key: false,
+            change_ptpl: ChangePtpl::Clear,
+        }))
+    );
+
+    let (sqe, data) = Sqe::from_capsule(&acquire.bytes).expect("a capsule");
+    let keys = AcquireData::parse(data).expect("two keys");
+    assert_eq!((keys.crkey.get(), keys.prkey.get()), (key, 0));
+    let reservation_type = ReservationType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY;
+    assert_eq!(
+        IoCommand::parse(sqe),
+        Ok(IoCommand::ReservationAcquire(ReservationAcquire {
+            nsid: 1,
+            action: AcquireAction::Acquire,
+            ignore_existing_key: false,
+            reservation_type,
+        }))
+    );
+
+    let (sqe, data) = Sqe::from_capsule(&release.bytes).expect("a capsule");
+    let keys = ReleaseData::parse(data).expect("a key");
+    assert_eq!(keys.crkey.get(), key);
+    assert_eq!(
+        IoCommand::parse(sqe),
+        Ok(IoCommand::ReservationRelease(ReservationRelease {
+            nsid: 1,
+            action: ReleaseAction::Release,
+            ignore_existing_key: false,
+            reservation_type,
+        }))
+    );
 }
 
 #[test]
