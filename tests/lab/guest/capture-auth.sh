@@ -22,12 +22,6 @@ ln -s "$NVMET/hosts/$HOSTNQN" "$NVMET/subsystems/$SUBSYSTEM/allowed_hosts/"
 # shellcheck source=tests/lab/guest/capture.sh
 . "$LAB/capture.sh"
 start_capture "$OUT/$name.pcap" 4420
-run() {
-    local status=0
-    printf '\n%s $ %s\n' "$(date +%s.%N)" "$*"
-    "$@" || status=$?
-    printf '[status %d]\n' "$status"
-}
 exec 3>&1 >"$OUT/$name.commands.log" 2>&1
 run nvme connect -t rdma -a 10.9.0.1 -s 4420 "--hostnqn=$HOSTNQN" "--hostid=$HOSTID" -n "$SUBSYSTEM" -i 1 "--dhchap-secret=$KEY"
 n=$(disk_of nvme0 1)

@@ -20,14 +20,7 @@ modprobe nvme-rdma
 start_capture "$OUT/$name.pcap" 4420
 
 failures=0
-# run MARK COMMAND…: runs it, keeps what it said, and its status; `fails` expects a failure.
-run() {
-    local status=0
-    printf '\n%s $ %s\n' "$(date +%s.%N)" "$*"
-    "$@" || status=$?
-    printf '[status %d]\n' "$status"
-    return 0
-}
+# must COMMAND…: runs it, which has to succeed; `fails` expects a failure.
 must() {
     local status=0
     printf '\n%s $ %s\n' "$(date +%s.%N)" "$*"

@@ -23,12 +23,6 @@ ln -s "$NVMET/subsystems/$PASSTHRU" "$NVMET/ports/1/subsystems/"
 # shellcheck source=tests/lab/guest/capture.sh
 . "$LAB/capture.sh"
 start_capture "$OUT/$name.pcap" 4420
-run() {
-    local status=0
-    printf '\n%s $ %s\n' "$(date +%s.%N)" "$*"
-    "$@" || status=$?
-    printf '[status %d]\n' "$status"
-}
 head -c 4096 /dev/zero | tr '\0' 'A' >/tmp/a4k
 head -c 4096 /dev/zero | tr '\0' 'B' >/tmp/b4k
 exec 3>&1 >"$OUT/$name.commands.log" 2>&1

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced in the guest after rdma-siw.sh: captures what goes over lo.
+# Sourced in the guest after rdma-siw.sh: captures what goes over lo while commands run.
 
 # start_capture FILE PORT: of a TCP port, into FILE.
 start_capture() {
@@ -22,4 +22,12 @@ end_capture() {
     wait "$CAPTURE_PID" || true
     grep -qa "the end of the capture" /tmp/capture || { echo "tcpdump is behind by more than $((try / 5)) s" >&2; return 1; }
     mv /tmp/capture "$CAPTURE"
+}
+
+# A command with its time and its status, which does not end the script.
+run() {
+    local status=0
+    printf '\n%s $ %s\n' "$(date +%s.%N)" "$*"
+    "$@" || status=$?
+    printf '[status %d]\n' "$status"
 }
