@@ -9,7 +9,7 @@ matches "what the target says" "$(target_log_since)" "the RDMA device was remove
 within 5 "the target has let go of the device" target_said "closed the RDMA device that was removed"
 running load || finish load
 add_device "$target_device"
-within 10 "the target listens again" target_said "listening again"
+within 10 "the target listens again" target_said "listening again addr="
 within 30 "I/O goes on" goes_on load /dev/lab1
 finish_load load
 if [ "$host_device" != "$target_device" ]; then
@@ -23,7 +23,7 @@ matches "what capstan says" "$(cat load.out)" "the RDMA device was removed.* dev
 # And once more, with nobody connected.
 remove_device "$target_device"
 add_device "$target_device"
-within 10 "the target listens again" target_said "listening again" 2
+within 10 "the target listens again" target_said "listening again addr=" 2
 # A message that a link loses as it comes up is repeated after 4 s, which is most of what a connect waits.
 within 30 "capstan reaches the target" capstan discover "${PORTAL[@]}" "${AS_HOST[@]}"
 verify -N 1 --bs 4k --iodepth 4 --size 1m --runtime 2

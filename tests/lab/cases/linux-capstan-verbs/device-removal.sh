@@ -16,7 +16,7 @@ else
     within 10 "the host has deleted its controller" gone "/sys/class/nvme/$CONTROLLER"
 fi
 add_device "$device"
-within 10 "the target listens again" target_said "listening again"
+within 10 "the target listens again" target_said "listening again addr="
 if [ "$LINK" = rxe ]; then
     within 40 "the host is connected again" is_live
     within 20 "I/O goes on" goes_on load "$DISK"
