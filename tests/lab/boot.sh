@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Boots the lab's kernel under QEMU software emulation and runs one guest script in it as root.
 #
-#   tests/lab/boot.sh [-n] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
+#   tests/lab/boot.sh [-n] [-p] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
 #
 # -k boots another kernel, whose modules are in /lib/modules and whose vmlinuz is in $CAPSTAN_LAB_CACHE/boot; without siw.
-# -n adds an emulated NVMe controller with a 64 MiB namespace; -f puts one more file or folder into $LAB.
+# -n adds an emulated NVMe controller with a 64 MiB namespace; -f puts one more file or folder into $LAB; -p lets the two
+# processors of the guest run at the same time.
 # SCRIPT is a name under tests/lab/guest/ (or a path). The guest sees this machine's root folder read-only over 9p,
 # and two folders of its own: $LAB (a copy of tests/lab/guest and of the siw modules, in memory) and $OUT (writable, kept
 # afterwards in OUTPUT_FOLDER, default $CAPSTAN_LAB_CACHE/out/<script name>). The exit status is the guest script's.
@@ -13,15 +14,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/lab/common.sh
 . "$here/common.sh"
 
-usage() { die "usage: boot.sh [-n] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
+usage() { die "usage: boot.sh [-n] [-p] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
 
-out='' memory=2G timeout_s=600 nvme_disk='' files=() release=''
-while getopts nk:f:o:m:t: option; do
+out='' memory=2G timeout_s=600 nvme_disk='' parallel='' files=() release=''
+while getopts npk:f:o:m:t: option; do
     case $option in
         f) files+=("$OPTARG") ;;
         k) release=$OPTARG ;;
         n) nvme_disk=yes ;;
         o) out=$OPTARG ;;
+        p) parallel=yes ;;
         m) memory=$OPTARG ;;
         t) timeout_s=$OPTARG ;;
         *) usage ;;
@@ -79,17 +81,23 @@ say "booting $release (emulated, so slow) to run $name; output goes to $out"
 unused=kvm_amd,kvm_intel,kvm,ccp,ahci,libata,sr_mod,cdrom,sg,psmouse,iTCO_wdt,i6300esb,i2c_i801,lpc_ich,pcspkr,evdev,serio_raw
 # All the kernel says of a cell is kept.
 kernel="log_buf_len=4M mitigations=off init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off lsm= audit=0 no5lvl nowatchdog rcupdate.rcu_cpu_stall_suppress=1 modprobe.blacklist=$unused"
+# Both processors take turns on one thread of this machine, unless they are to be measured: of two threads, one waits for a
+# lock or an answer of the other while that does not run, which took half of all time where two machines share two cores.
+threads=single
+[ -z "$parallel" ] || threads=multi
+# A processor of x86-64-v2: an emulated one without AVX, SMAP and the like is a tenth faster, and drivers do the same on it.
+devices="-accel tcg,thread=$threads -cpu Nehalem"
 command=("$CAPSTAN_LAB_CACHE/venv/bin/vng" --disable-kvm --force-9p --disable-microvm --cpus 2 --memory "$memory"
     --append "$kernel" --rwdir "$out" --rodir "/usr/lib/udev/rules.d=$out/lab/udev-rules" --run "$CAPSTAN_LAB_CACHE/boot/vmlinuz-$release")
 if [ -n "$nvme_disk" ]; then
     # Of Debian 12's QEMU: the answers of that controller are among the golden bytes.
     truncate -s 0 "$out/nvme.img"
     truncate -s 64M "$out/nvme.img"
-    command+=("--qemu-opts=-drive file=$out/nvme.img,if=none,id=labnvme,format=raw -device nvme,serial=LABQEMU0000001,drive=labnvme")
+    devices+=" -drive file=$out/nvme.img,if=none,id=labnvme,format=raw -device nvme,serial=LABQEMU0000001,drive=labnvme"
 elif [ -x "$CAPSTAN_LAB_CACHE/qemu/run" ]; then
     command+=(--qemu "$CAPSTAN_LAB_CACHE/qemu/run")
 fi
-command+=(-- "$out/lab/start")
+command+=("--qemu-opts=$devices" -- "$out/lab/start")
 # script(1) gives QEMU the terminal that virtme-ng insists on. /dev/kvm is refused on purpose: where it exists but
 # is itself emulated, an unmodified kernel does not come up on it.
 timeout --foreground "$timeout_s" script -q -e -f -O "$out/console.log" -c "$(printf '%q ' "${command[@]}")" \

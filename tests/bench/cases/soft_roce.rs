@@ -39,7 +39,7 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
         bail!("the target could not be stripped");
     }
     let boot = Command::new(repository.join("tests/lab/boot.sh"))
-        .args(["-t", "1200", "-o"])
+        .args(["-p", "-t", "1200", "-o"])
         .arg(&out)
         .arg("-f")
         .arg(&target)

@@ -2,7 +2,7 @@
 # In the guest: capstan-target (verbs) and Linux nvmet-rdma in turn, over Soft-RoCE, with the Linux host and fio. Both
 # export a null namespace: nvmet a null_blk that answers at once and touches no data, without a queue of its own.
 #
-#   tests/lab/boot.sh -f PATH_OF_CAPSTAN_TARGET compare.sh        (scripts/bench.sh soft-roce)
+#   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh        (scripts/bench.sh soft-roce)
 #
 # Writes $OUT/samples, a line for each run: JOB TARGET IOPS.
 set -euo pipefail
