@@ -17,7 +17,7 @@ ADDRESS=10.9.0.1
 NQN=nqn.2026-11.org.example
 NVMET=/sys/kernel/config/nvmet
 NULLB=/sys/kernel/config/nullb/compare
-ROUNDS=3
+ROUNDS=5
 RUN_SECONDS=6
 
 set_all() { # set_all FOLDER NAME=VALUE…: attributes of a configfs item
@@ -35,8 +35,26 @@ set_all "$NVMET/subsystems/$NQN:nvmet/namespaces/1" device_path=/dev/compare ena
 set_all "$NVMET/ports/1" addr_trtype=rdma addr_adrfam=ipv4 addr_traddr=$ADDRESS addr_trsvcid=4420
 ln -s "$NVMET/subsystems/$NQN:nvmet" "$NVMET/ports/1/subsystems/"
 
-"$LAB/capstan-target" serve --export null:1GiB --lba 4096 --listen $ADDRESS:4421 --nqn "$NQN:capstan" --provider verbs \
-    --allow-any-host >"$OUT/target.log" 2>&1 &
+# A round trip takes a millisecond here, and waking up as long as that.
+cat >"$OUT/target.toml" <<TOML
+[target]
+spin = "2ms"
+
+[[listener]]
+address = "$ADDRESS"
+port = 4421
+provider = "verbs"
+
+[[subsystem]]
+nqn = "$NQN:capstan"
+allow_any_host = true
+
+[[subsystem.namespace]]
+nsid = 1
+null = "1GiB"
+lba = 4096
+TOML
+"$LAB/capstan-target" serve --config "$OUT/target.toml" >"$OUT/target.log" 2>&1 &
 trap 'kill %1; wait %1; cat "$OUT/target.log"' EXIT
 for _ in $(seq 100); do
     grep -q 'listening at' "$OUT/target.log" && break
