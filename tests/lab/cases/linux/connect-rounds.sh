@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Fifty times: connect, disconnect; every tenth time data is read back. The target uses no more memory and no more files.
-# Queues of 16 entries: the host registers memory for each, which would be most of the time.
+# Two at once, so that one connects while the other one's controller goes. Queues of 16 entries: the host registers memory for
+# each, which would be most of the time.
 options="transport=rdma,traddr=$TARGET_ADDRESS,trsvcid=4420,host_traddr=$HOST_ADDRESS,nr_io_queues=1,queue_size=16"
-options+=",hostnqn=$HOSTNQN,hostid=$HOSTID,nqn=$SUBSYSTEM"
+options+=",duplicate_connect,hostnqn=$HOSTNQN,hostid=$HOSTID,nqn=$SUBSYSTEM"
 
 # Without starting a program, of which each takes as long as a connect here.
 round() { # round [COMMAND…]: connects, runs the command, disconnects
@@ -18,23 +19,31 @@ round() { # round [COMMAND…]: connects, runs the command, disconnects
     gone "/sys/class/nvme/$CONTROLLER" || fail "$CONTROLLER is still there"
 }
 
+rounds() { # rounds COUNT
+    local back=back.$BASHPID
+    for ((i = 1; i <= $1; i++)); do
+        if ((i % 10)); then round true; else round read_data "$back"; fi
+    done
+}
+
 write_data() {
     disk 3
     dd if=data of="$DISK" bs=64k oflag=direct status=none
 }
 
-read_data() {
+read_data() { # read_data FILE
     disk 3
-    dd if="$DISK" of=back bs=64k count=1 iflag=direct status=none
-    same "the first blocks" back data
+    dd if="$DISK" of="$1" bs=64k count=1 iflag=direct status=none
+    same "the first blocks" "$1" data
 }
 
 random data 65536
 round write_data
 target_holds >before
-for ((i = 1; i <= 50; i++)); do
-    if ((i % 10)); then round true; else round read_data; fi
-done
+begin odd rounds 25
+begin even rounds 25
+finish odd
+finish even
 target_holds >after
 echo "memory (KiB) and files: $(cat before), then $(cat after)"
 read -r kib files <before
