@@ -1,7 +1,9 @@
 //! The shape of a volume and the range arithmetic every operation goes through.
 
+use capstan_memory::Buffer;
+
 use crate::IoErrorKind;
-use crate::io::{Data, Io, Op};
+use crate::io::{Io, Op};
 
 /// What a volume is and can do. It does not change while the volume is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ impl Geometry {
         match io.op {
             Op::Read { .. } | Op::Write { .. } => {
                 let data = io.data.as_ref().ok_or(IoErrorKind::BadData)?;
-                holds(data, extent.len_bytes).then_some(extent)
+                holds(&data.buffer, data.offset_bytes, extent.len_bytes).then_some(extent)
             }
             Op::Flush | Op::WriteZeroes { .. } | Op::Discard { .. } => Some(extent),
         }
@@ -84,9 +86,10 @@ pub struct Extent {
     pub len_bytes: u64,
 }
 
-fn holds(data: &Data, len_bytes: u64) -> bool {
-    let end = u64::from(data.offset_bytes).checked_add(len_bytes);
-    end.is_some_and(|end| end <= u64::from(data.buffer.len_bytes()))
+/// Whether `buffer` has `len_bytes` from `offset_bytes` on.
+pub(crate) fn holds(buffer: &Buffer, offset_bytes: u32, len_bytes: u64) -> bool {
+    let end = u64::from(offset_bytes).checked_add(len_bytes);
+    end.is_some_and(|end| end <= u64::from(buffer.len_bytes()))
 }
 
 #[cfg(test)]

@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use capstan_memory::{PAGE_BYTES, Pages, Slab, SlabError};
+use capstan_memory::{Buffer, PAGE_BYTES, Pages, Slab, SlabError};
 use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::error::IoError;
-use crate::geometry::{Extent, Geometry};
+use crate::geometry::{Extent, Geometry, holds};
 use crate::io::{Completion, Data, Io, Op, Submitted};
 use crate::volume::Volume;
 
@@ -53,7 +53,11 @@ impl RamStore {
     }
 
     fn read(&self, extent: Extent, data: &mut Data) {
-        self.each_page(extent, data, |page, at, memory, len| {
+        let Data {
+            buffer,
+            offset_bytes,
+        } = data;
+        self.each_page(extent, buffer, *offset_bytes, |page, at, memory, len| {
             let _lock = self.lock_shared(page);
             // SAFETY: `each_page` proved both ranges; the shared lock keeps writers of this page
             // out, and the slab and the exclusively owned buffer do not overlap.
@@ -61,8 +65,8 @@ impl RamStore {
         });
     }
 
-    fn write(&self, extent: Extent, data: &mut Data) {
-        self.each_page(extent, data, |page, at, memory, len| {
+    fn write(&self, extent: Extent, buffer: &mut Buffer, offset_bytes: u32) {
+        self.each_page(extent, buffer, offset_bytes, |page, at, memory, len| {
             let _lock = self.lock_exclusive(page);
             // SAFETY: as in `read`; the exclusive lock keeps readers and writers of this page out.
             unsafe { store(memory.as_ptr(), at.as_ptr(), len) };
@@ -89,12 +93,13 @@ impl RamStore {
     fn each_page(
         &self,
         extent: Extent,
-        data: &mut Data,
+        buffer: &mut Buffer,
+        offset_bytes: u32,
         mut copy: impl FnMut(usize, NonNull<u8>, NonNull<u8>, usize),
     ) {
         let (mut offset, mut left) = self.within(extent);
-        let mut memory_offset = data.offset_bytes as usize;
-        let room = data.buffer.len_bytes() as usize;
+        let mut memory_offset = offset_bytes as usize;
+        let room = buffer.len_bytes() as usize;
         assert!(
             memory_offset
                 .checked_add(left)
@@ -106,7 +111,7 @@ impl RamStore {
             // SAFETY: `within` proved `offset + left` inside the slab, and this loop keeps it so.
             let at = unsafe { self.slab.base().add(offset) };
             // SAFETY: `memory_offset + left` was proved inside the buffer above, likewise.
-            let memory = unsafe { data.buffer.base().add(memory_offset) };
+            let memory = unsafe { buffer.base().add(memory_offset) };
             copy(offset / PAGE_BYTES, at, memory, len);
             offset += len;
             memory_offset += len;
@@ -310,6 +315,19 @@ impl Volume for RamVolume {
         extent.is_ok()
     }
 
+    fn write_at_once(&self, lba: u64, lbas: u32, buffer: &mut Buffer, offset_bytes: u32) -> bool {
+        // Nothing of it is read only, and nothing of it is more durable than the rest.
+        let fua = false;
+        let extent = self.geometry.extent(&Op::Write { lba, lbas, fua });
+        let extent = extent
+            .ok()
+            .filter(|extent| holds(buffer, offset_bytes, extent.len_bytes));
+        if let Some(extent) = extent {
+            self.store.write(extent, buffer, offset_bytes);
+        }
+        extent.is_some()
+    }
+
     fn submit(&mut self, mut io: Io, _now_us: u64) -> Submitted {
         let extent = match self.geometry.check(&io) {
             Ok(extent) => extent,
@@ -324,7 +342,10 @@ impl Volume for RamVolume {
         };
         match (io.op, &mut io.data) {
             (Op::Read { .. }, Some(data)) => self.store.read(extent, data),
-            (Op::Write { .. }, Some(data)) => self.store.write(extent, data),
+            (Op::Write { .. }, Some(data)) => {
+                self.store
+                    .write(extent, &mut data.buffer, data.offset_bytes);
+            }
             (Op::WriteZeroes { .. } | Op::Discard { .. }, _) => {
                 if extent.len_bytes > STEP_BYTES {
                     self.zeroing.push_back((io, extent));
@@ -426,6 +447,26 @@ mod tests {
         assert_eq!((steps, out.len(), out[0].token), (9, 1, 1));
         assert_eq!(read(&mut volume, &pool, lbas - 1, 1), [0; 4096]);
         assert_eq!(read(&mut volume, &pool, 0, 1), [0; 4096]);
+    }
+
+    #[test]
+    fn a_write_at_once_is_a_write_where_that_would_succeed() {
+        let pool = pool(1 << 20);
+        let volume = volume(512, 64);
+        let mut buffer = pool.take(4096).unwrap();
+        buffer.copy_from(512, &[7; 1024]);
+        assert!(volume.write_at_once(62, 2, &mut buffer, 512));
+        assert!(volume.write_at_once(64, 0, &mut buffer, 4096));
+        let refused = [(63, 2, 0), (u64::MAX, 1, 0), (0, 2, 4096 - 512), (0, 9, 0)];
+        for (lba, lbas, offset_bytes) in refused {
+            let written = volume.write_at_once(lba, lbas, &mut buffer, offset_bytes);
+            assert!(!written, "{lba}+{lbas} from {offset_bytes}");
+        }
+        let mut volume = volume;
+        assert_eq!(
+            read(&mut volume, &pool, 0, 64),
+            [vec![0; 62 * 512], vec![7; 1024]].concat()
+        );
     }
 
     #[test]

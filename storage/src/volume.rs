@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use capstan_memory::Buffer;
+
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Submitted};
 
@@ -33,6 +35,14 @@ pub trait Volume {
     /// `each` returns soon: writers may wait for it.
     fn read_in_place(&self, lba: u64, lbas: u32, each: &mut dyn FnMut(&[u8])) -> bool {
         let _ = (lba, lbas, each);
+        false
+    }
+
+    /// A [`Op::Write`](crate::Op::Write) of this range that has ended when this returns, with the data
+    /// that is in `buffer` from `offset_bytes` on. `false`, with nothing written, where the volume is
+    /// not in memory, and where the operation would fail.
+    fn write_at_once(&self, lba: u64, lbas: u32, buffer: &mut Buffer, offset_bytes: u32) -> bool {
+        let _ = (lba, lbas, buffer, offset_bytes);
         false
     }
 

@@ -141,6 +141,22 @@ fn read_at_once(resources: &Resources, connection: &mut Connection, slot: u16) -
     })
 }
 
+/// Carries out a write to a volume in memory: without a storage operation, whose data goes there and
+/// back, and would be loaded again while the processor still stores the page. Whether that was so.
+fn write_at_once(resources: &Resources, command: &mut Command) -> bool {
+    let Work::Io(io) = &command.work else {
+        return false;
+    };
+    let IoOperation::Write { range, .. } = io.operation else {
+        return false;
+    };
+    let volume = resources.volumes.get(&io.namespace.backend);
+    let (Some(volume), Some(data)) = (volume, &mut command.data) else {
+        return false;
+    };
+    volume.write_at_once(range.slba, range.nlb, data, command.data_offset_bytes)
+}
+
 /// Bytes of buffer the command needs besides its in-capsule data.
 fn buffer_bytes(io: &IoCommand, in_capsule: bool) -> u32 {
     match io.operation {
@@ -218,6 +234,9 @@ fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
     let command = connection.command(slot);
     if let Some(status) = command.aborted {
         return respond::finish(resources, connection, slot, status);
+    }
+    if write_at_once(resources, command) {
+        return respond::finish(resources, connection, slot, Status::SUCCESS);
     }
     let io = match &command.work {
         Work::Io(io) => io,

@@ -5,7 +5,7 @@
 //!    so have reservations, in [`control`]).
 //! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
 //! 4. [`transfer`]: data is pulled from or pushed to the host's memory. What a volume has in memory goes
-//!    to a host on this machine from there, without steps 3's buffer and operation.
+//!    to a host on this machine from there, without step 3's buffer and operation.
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
