@@ -22,7 +22,7 @@ const JOBS: [(&str, &str, &str); 5] = [
     ("write-128k-qd8", "128 KiB write, depth 8", "0.92"),
 ];
 
-/// Boots the lab and runs the five jobs on both targets in turn, five times.
+/// Boots the lab and runs the five jobs on both targets in turn, nine times.
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let repository = repository.canonicalize()?;

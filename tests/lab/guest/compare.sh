@@ -17,8 +17,8 @@ ADDRESS=10.9.0.1
 NQN=nqn.2026-11.org.example
 NVMET=/sys/kernel/config/nvmet
 NULLB=/sys/kernel/config/nullb/compare
-ROUNDS=5
-RUN_SECONDS=6
+ROUNDS=9
+RUN_SECONDS=3
 
 set_all() { # set_all FOLDER NAME=VALUE…: attributes of a configfs item
     local folder=$1 pair
