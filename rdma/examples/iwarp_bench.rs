@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use capstan_memory::{Pages, Slab};
 use capstan_rdma::contract::{
     Access, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager, MemoryRegion,
-    PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, RKey, ReceiveSource, Remote, SendOp,
+    PrivateData, ProtectionDomain, QpConfig, QueuePair, RKey, ReceiveSource, Remote, SendOp,
     SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use capstan_rdma::iwarp::{Config, Provider};
@@ -235,15 +235,6 @@ struct Side {
     start: Instant,
 }
 
-const BLANK: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    qp: QpNum(0),
-    status: WcStatus::Success,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    invalidated: None,
-};
-
 impl Side {
     fn new(config: Config, data_bytes: usize) -> Result<Self, Failure> {
         let provider = Provider::new(config).map_err(|e| e.to_string())?;
@@ -370,7 +361,7 @@ fn target(
     let mut qp = side.qp(id)?;
     side.cm.accept(id, &param(&[]))?;
     side.event(running)?;
-    let mut out = [BLANK; 64];
+    let mut out = [WorkCompletion::EMPTY; 64];
     while running.load(Ordering::Relaxed) {
         let count = side.cq.poll(&mut out);
         for done in &out[..count] {
@@ -455,7 +446,7 @@ fn provider(
     }
     qp.ring_doorbell();
     let mut latencies = Vec::with_capacity(1 << 20);
-    let mut out = [BLANK; 64];
+    let mut out = [WorkCompletion::EMPTY; 64];
     let mut slices = Slices::new();
     let mut now = slices.start;
     while now - slices.start < time {

@@ -14,7 +14,7 @@ use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_rdma::contract::{QpNum, WorkCompletion};
 use capstan_rdma::iwarp::Config;
 use capstan_tests::target::SUBNQN;
-use capstan_tests::wire_host::{NOTHING, Queue, Wire, WireHost};
+use capstan_tests::wire_host::{Queue, Wire, WireHost};
 use zerocopy::IntoBytes as _;
 
 use crate::load::{LBA_BYTES, VOLUME_BYTES};
@@ -56,7 +56,7 @@ impl Crowd {
         let mut crowd = Self {
             hosts: Vec::new(),
             by_qp: HashMap::new(),
-            completions: vec![NOTHING; BATCH].into(),
+            completions: vec![WorkCompletion::EMPTY; BATCH].into(),
             unrung: Vec::new(),
             random: 0x9E37_79B9_7F4A_7C15,
             landing,

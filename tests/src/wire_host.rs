@@ -22,7 +22,7 @@ use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
     Access, CmEvent, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager,
     MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, ReceiveSource, SendOp,
-    SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
+    SendWr, Sge, WcStatus, WorkCompletion,
 };
 use capstan_rdma::iwarp::{Config, Provider};
 use capstan_reactor::Clock;
@@ -37,16 +37,6 @@ const SQE_BYTES: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Marks the work request of a receive; the low bits are its buffer.
 const RECV: u64 = 1 << 32;
-
-/// Room for a completion.
-pub const NOTHING: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    qp: QpNum(0),
-    status: WcStatus::Success,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    invalidated: None,
-};
 
 /// A queue of a [`WireHost`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -464,7 +454,7 @@ impl WireHost {
         if let Some(event) = self.wire.event() {
             panic!("the target ended a connection: {:?}", event.kind);
         }
-        let mut completions = [NOTHING; 16];
+        let mut completions = [WorkCompletion::EMPTY; 16];
         let wire = Rc::clone(&self.wire);
         for completion in wire.poll(&mut completions) {
             self.received(completion);

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{
-    ConnectionManager, DeviceAttributes, RKey, WcOpcode, WcStatus, WorkCompletion,
-};
+use capstan_rdma::contract::{ConnectionManager, DeviceAttributes, RKey, WorkCompletion};
 use capstan_reactor::Armed;
 use zerocopy::FromZeros;
 
@@ -160,7 +158,7 @@ impl Engine {
             flushed: None,
             traffic: false,
             events: VecDeque::new(),
-            wcs: Box::new([NO_COMPLETION; POLL_BATCH]),
+            wcs: Box::new([WorkCompletion::EMPTY; POLL_BATCH]),
             cm_turns: 0,
             next_stale_check_us: now_us + STALE_CHECK_US,
             draining: false,
@@ -490,12 +488,3 @@ impl Drop for Engine {
 
 /// Bytes of the one range a discard becomes.
 pub(super) const DISCARD_BYTES: u32 = 16;
-
-pub(super) const NO_COMPLETION: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    qp: capstan_rdma::contract::QpNum(0),
-    status: WcStatus::Success,
-    opcode: WcOpcode::Recv,
-    byte_len: 0,
-    invalidated: None,
-};

@@ -9,7 +9,7 @@ use super::fabric::{Behaviour, Fabric, Side};
 use super::outcome::{Outcome, Stop};
 use crate::contract::{
     CmEvent, CmEventKind, CmId, CompletionQueue, ConnectionManager, Device, ProtectionDomain,
-    QpNum, QueuePair, WcOpcode, WcStatus, WorkCompletion,
+    QpNum, QueuePair, WorkCompletion,
 };
 
 /// Completions taken per poll; small, so that a provider must keep what does not fit.
@@ -18,16 +18,6 @@ const POLL_BATCH: usize = 16;
 /// Entries of the completion queue of an endpoint: enough for every case (64 queue pairs with
 /// 2 × 64 work requests), clamped to the device.
 const CQ_DEPTH: u32 = 8192;
-
-/// An array element for [`CompletionQueue::poll`] to overwrite.
-pub(crate) const BLANK: WorkCompletion = WorkCompletion {
-    wr_id: u64::MAX,
-    qp: QpNum(u32::MAX),
-    status: WcStatus::GeneralError,
-    opcode: WcOpcode::Recv,
-    byte_len: 0,
-    invalidated: None,
-};
 
 /// What one side has of its device.
 pub(crate) struct Resources {
@@ -69,7 +59,7 @@ impl Endpoint {
         }
         let own = self.resources.iter().map(|resources| &resources.cq);
         for cq in own.chain(&self.more_cqs) {
-            let mut batch = [BLANK; POLL_BATCH];
+            let mut batch = [WorkCompletion::EMPTY; POLL_BATCH];
             let count = cq.poll(&mut batch).min(POLL_BATCH);
             self.completions.extend(&batch[..count]);
             progress |= count > 0;

@@ -159,3 +159,15 @@ pub struct WorkCompletion {
     /// The local key the peer's SEND_WITH_INV invalidated (`Recv`).
     pub invalidated: Option<RKey>,
 }
+
+impl WorkCompletion {
+    /// Room for one, to be polled into.
+    pub const EMPTY: Self = Self {
+        wr_id: 0,
+        qp: QpNum(0),
+        status: WcStatus::Success,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        invalidated: None,
+    };
+}

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use capstan_memory::{Pages, Slab};
 use capstan_rdma::contract::{
     Access, CmEvent, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager,
-    MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, ReceiveSource, SendOp,
-    SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
+    MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp,
+    SendWr, Sge, WorkCompletion,
 };
 use capstan_rdma::iwarp::{Config, Provider};
 
 pub(crate) const SLAB_BYTES: usize = 8 << 20;
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One end: a provider with memory that the peer may read and write.
 pub(crate) struct Side {
@@ -27,17 +27,6 @@ pub(crate) struct Side {
     pub(crate) events: Vec<CmEvent>,
     pub(crate) completions: Vec<WorkCompletion>,
     start: Instant,
-}
-
-pub(crate) fn empty_completion() -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        qp: QpNum(0),
-        status: WcStatus::Success,
-        opcode: WcOpcode::Send,
-        byte_len: 0,
-        invalidated: None,
-    }
 }
 
 impl Side {
@@ -65,7 +54,7 @@ impl Side {
 
     /// Polls everything once.
     pub(crate) fn turn(&mut self) {
-        let mut out = [empty_completion(); 64];
+        let mut out = [WorkCompletion::EMPTY; 64];
         let count = self.cq.poll(&mut out);
         self.completions.extend_from_slice(&out[..count]);
         let now = self.now_us();
@@ -114,6 +103,20 @@ impl Side {
     pub(crate) fn create_qp(&mut self, id: CmId) -> Box<dyn QueuePair> {
         let config = self.qp_config();
         self.cm.create_qp(id, &self.pd, &config).unwrap()
+    }
+
+    /// Turns this one until `done` or patience ends.
+    pub(crate) fn turn_until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            self.turn();
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{what} did not come: events {:?}, completions {:?}",
+                self.events,
+                self.completions
+            );
+        }
     }
 }
 

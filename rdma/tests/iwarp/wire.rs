@@ -14,7 +14,7 @@ use capstan_rdma::iwarp::wire::mpa::{Enhanced, FRAME_BYTES, Frame, FrameKind, Rt
 use capstan_rdma::iwarp::wire::terminate::{ErrorCode, Terminate};
 use zerocopy::IntoBytes;
 
-use crate::side::{Side, any, disconnected, param, send};
+use crate::side::{PATIENCE, Side, any, disconnected, param, send};
 
 /// A provider that listens, and a socket that pretends to be a peer.
 struct Bench {
@@ -56,11 +56,7 @@ impl Bench {
         peer.set_nonblocking(true).unwrap();
         peer.write_all(&request(crc, peer_to_peer).encode(b"raw").unwrap())
             .unwrap();
-        let start = Instant::now();
-        while side.events.is_empty() {
-            side.turn();
-            assert!(start.elapsed() < Duration::from_secs(5));
-        }
+        side.turn_until("a request", |side| !side.events.is_empty());
         let id = side.events.remove(0).id;
         let mut qp = side.create_qp(id);
         for wr_id in 0..4 {
@@ -92,10 +88,7 @@ impl Bench {
                 Ok(count) => bytes.extend_from_slice(&more[..count]),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
-            assert!(
-                start.elapsed() < Duration::from_secs(5),
-                "{bytes:02x?} came"
-            );
+            assert!(start.elapsed() < PATIENCE, "{bytes:02x?} came");
         }
         bytes
     }
@@ -137,11 +130,8 @@ impl Bench {
 
     fn ends_with(&mut self, error: ErrorCode) {
         assert_eq!(self.terminated().error, error);
-        let start = Instant::now();
-        while disconnected(&self.side).is_none() {
-            self.side.turn();
-            assert!(start.elapsed() < Duration::from_secs(5));
-        }
+        self.side
+            .turn_until("a disconnect", |side| disconnected(side).is_some());
         let cause = disconnected(&self.side).unwrap();
         assert!(cause.contains(&error.to_string()), "{cause}");
         assert_eq!(self.qp.state(), QpState::Error);
@@ -426,11 +416,9 @@ fn every_kind_of_first_message_establishes() {
             let opcode = Segment::read(&answer).unwrap().control().opcode();
             assert_eq!(opcode, Opcode::READ_RESPONSE);
         }
-        let start = Instant::now();
-        while bench.side.events.is_empty() {
-            bench.side.turn();
-            assert!(start.elapsed() < Duration::from_secs(5));
-        }
+        bench
+            .side
+            .turn_until("an event", |side| !side.events.is_empty());
         let event = &bench.side.events[0];
         assert_eq!(event.id, bench.id);
         assert!(
@@ -449,10 +437,9 @@ fn a_first_message_that_does_not_come_ends_the_connection() {
     };
     let mut bench = Bench::new(true, Some(write));
     let start = Instant::now();
-    while disconnected(&bench.side).is_none() {
-        bench.side.turn();
-        assert!(start.elapsed() < Duration::from_secs(5));
-    }
+    bench
+        .side
+        .turn_until("a disconnect", |side| disconnected(side).is_some());
     assert!(start.elapsed() >= Duration::from_millis(250));
     assert!(
         disconnected(&bench.side)
@@ -468,11 +455,9 @@ fn ends_of_the_peer_are_told_apart() {
         let bytes = bench.fpdu(untagged(Opcode::SEND, 0, 1, 0).as_bytes(), b"data");
         bench.send(&bytes);
         end(&mut bench);
-        let start = Instant::now();
-        while disconnected(&bench.side).is_none() {
-            bench.side.turn();
-            assert!(start.elapsed() < Duration::from_secs(5));
-        }
+        bench
+            .side
+            .turn_until("a disconnect", |side| disconnected(side).is_some());
         // What came before the end is delivered.
         assert_eq!(bench.side.completions[0].status, WcStatus::Success);
         disconnected(&bench.side).unwrap().to_owned()

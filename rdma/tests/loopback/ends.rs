@@ -7,7 +7,7 @@ use capstan_memory::{Pages, Slab};
 use capstan_rdma::contract::{
     Access, CmEvent, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager,
     MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, ReceiveSource, Remote,
-    SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
+    SendOp, SendWr, Sge, WcStatus, WorkCompletion,
 };
 use capstan_rdma::loopback::{Faults, Manager, Network, Provider, attributes};
 
@@ -127,7 +127,7 @@ impl Ends {
                 progress = true;
             }
             if let Some((_, cq)) = &end.resources {
-                let mut batch = [BLANK; 8];
+                let mut batch = [WorkCompletion::EMPTY; 8];
                 let count = cq.poll(&mut batch);
                 end.wcs.extend(&batch[..count]);
                 progress |= count > 0;
@@ -265,12 +265,3 @@ impl Ends {
         }
     }
 }
-
-pub(crate) const BLANK: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    qp: QpNum(0),
-    status: WcStatus::GeneralError,
-    opcode: WcOpcode::Recv,
-    byte_len: 0,
-    invalidated: None,
-};

@@ -219,7 +219,7 @@ impl IoPath {
             },
             completions: Vec::new(),
             unanswered: VecDeque::new(),
-            work_completions: vec![recv::EMPTY; COMPLETIONS_PER_TURN].into(),
+            work_completions: vec![WorkCompletion::EMPTY; COMPLETIONS_PER_TURN].into(),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{QpNum, WcStatus, WorkCompletion};
+use capstan_rdma::contract::{WcStatus, WorkCompletion};
 
 use super::connection::Connection;
 use super::phase::Phase;
@@ -140,13 +140,3 @@ fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: C
         }
     }
 }
-
-/// A place for a completion.
-pub(super) const EMPTY: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    qp: QpNum(0),
-    status: WcStatus::Success,
-    opcode: capstan_rdma::contract::WcOpcode::Recv,
-    byte_len: 0,
-    invalidated: None,
-};

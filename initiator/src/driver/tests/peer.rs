@@ -136,7 +136,7 @@ impl Peer {
         let Some((_, cq, _)) = self.device.clone() else {
             return busy;
         };
-        let mut wcs = [super::super::engine::NO_COMPLETION; 32];
+        let mut wcs = [WorkCompletion::EMPTY; 32];
         let count = cq.poll(&mut wcs);
         for wc in &wcs[..count] {
             self.completion(wc);

@@ -10,7 +10,7 @@ use super::super::link::{LinkOptions, read, send};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{read_sink, sink, source};
-use crate::contract::{CmEventKind, WcOpcode, WcStatus};
+use crate::contract::{CmEventKind, WcOpcode, WcStatus, WorkCompletion};
 
 /// Whether `fd` is readable now, or becomes so within `wait_ms`.
 #[expect(
@@ -228,7 +228,7 @@ pub(super) fn unpolled_completions_are_told_by_arm(fabric: &mut dyn Fabric) -> O
     let mut expected = 0;
     let deadline_us = world.now_us() + world.behaviour.patience_us;
     while expected < 10 {
-        let mut one = [super::super::world::BLANK];
+        let mut one = [WorkCompletion::EMPTY];
         if cq.poll(&mut one) == 1 {
             ensure_eq!(
                 one[0].wr_id,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::scene::{READS, RECEIVE_BYTES, RECEIVES};
-use crate::contract::{CompletionQueue, QpNum, WcOpcode, WcStatus, WorkCompletion};
+use crate::contract::{CompletionQueue, WcStatus, WorkCompletion};
 
 /// Identifier of the first work request of the send queue, which is an RDMA Read.
 pub(super) const FIRST_SEND: u64 = 100;
@@ -45,7 +45,7 @@ impl Ledger {
 
     /// Takes completions, and says how many there were.
     pub(super) fn poll(&mut self, cq: &dyn CompletionQueue) -> usize {
-        let mut out = [BLANK; 16];
+        let mut out = [WorkCompletion::EMPTY; 16];
         let count = cq.poll(&mut out);
         for done in &out[..count] {
             self.completed(done);
@@ -83,12 +83,3 @@ impl Ledger {
         );
     }
 }
-
-const BLANK: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    qp: QpNum(0),
-    status: WcStatus::Success,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    invalidated: None,
-};
