@@ -235,6 +235,17 @@ fn every_command_that_talks_to_a_target_speaks_json() {
     assert_eq!(fs::read(&back).unwrap(), [7; 8192]);
     let smart = capstan_json("smart-log", at, &[]);
     assert_eq!(smart["host_write_commands"], 1);
+    let effects = capstan_json("effects-log", at, &[]);
+    let write = |command: &&Value| command["set"] == "io" && command["command"] == "Write";
+    let write = effects["commands"].as_array().unwrap().iter().find(write);
+    assert_eq!(write.unwrap()["effects"], 3, "{effects}");
+    let kato = capstan_json("get-feature", at, &["-f", "0x0f", "-k", "9"]);
+    assert_eq!(kato["kato"], 9000);
+    let identify = ["--opcode", "6", "--cdw10", "1", "--data-len", "4096"];
+    let reply = capstan_json("admin-passthru", at, &identify);
+    assert_eq!(reply["data"].as_array().unwrap().len(), 4096);
+    let error = complaint(&capstan("admin-passthru", at, &["--opcode", "0xc5"]));
+    assert!(error.contains("Invalid Command Opcode"), "{error}");
     let words = [
         "--rw",
         "randrw",

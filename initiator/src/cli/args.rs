@@ -244,6 +244,19 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "expected less than 2^64 bytes".to_owned())
 }
 
+/// A number, decimal or like `0x0f`.
+pub(crate) fn parse_number<T: TryFrom<u32>>(text: &str) -> Result<T, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    let number = number.ok().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| {
+        let bits = 8 * size_of::<T>();
+        format!("expected a number of {bits} bits, like 15 or 0x0f")
+    })
+}
+
 /// A time as fio writes it (`30` is seconds), or with a unit (`1m30s`).
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     if let Ok(seconds) = text.parse::<u64>() {

@@ -1,12 +1,14 @@
-//! `capstan smart-log` and `error-log`.
+//! `capstan smart-log`, `error-log` and `effects-log`.
 
 use anyhow::{Context, Result, bail};
 use capstan_initiator::DirectQueue;
 use capstan_initiator::host::CommandData;
 use capstan_nvme_proto::command::{AdminCommand, GetLogPage};
 use capstan_nvme_proto::error::ErrorLocation;
-use capstan_nvme_proto::log::{ErrorInformationEntry, HealthLog, LogPageId};
-use capstan_nvme_proto::opcode::AdminOpcode;
+use capstan_nvme_proto::log::{
+    CommandEffects, CommandEffectsLog, ErrorInformationEntry, HealthLog, LogPageId,
+};
+use capstan_nvme_proto::opcode::{AdminOpcode, IoOpcode};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use clap::Args;
@@ -47,6 +49,15 @@ pub(crate) struct ErrorLog {
         value_parser = clap::value_parser!(u32).range(1..=1024)
     )]
     log_entries: u32,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Arguments of `effects-log`.
+#[derive(Args, Debug)]
+pub(crate) struct EffectsLog {
+    #[command(flatten)]
+    connect: ConnectArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -167,7 +178,7 @@ fn entry_line(entry: &ErrorInformationEntry) -> String {
     let opcode = match entry.version {
         // Which names an opcode has depends on the queue.
         1 if entry.sqid.get() == 0 => format!(", {}", AdminOpcode(entry.opcode)),
-        1 => format!(", {}", capstan_nvme_proto::opcode::IoOpcode(entry.opcode)),
+        1 => format!(", {}", IoOpcode(entry.opcode)),
         _ => String::new(),
     };
     format!(
@@ -179,4 +190,53 @@ fn entry_line(entry: &ErrorInformationEntry) -> String {
         entry.lba,
         entry.status(),
     )
+}
+
+impl EffectsLog {
+    pub(crate) fn run(&self) -> Result<()> {
+        let mut queue = connect(&self.connect)?;
+        let len_bytes = u32::try_from(size_of::<CommandEffectsLog>())?;
+        let lid = LogPageId::COMMAND_EFFECTS;
+        let data = log_page(&mut queue, lid, 0, len_bytes)?;
+        queue.close();
+        let Some(log) = CommandEffectsLog::from_data(&data) else {
+            bail!(
+                "the log page has {} bytes, expected {len_bytes}",
+                data.len()
+            );
+        };
+        let admin = (0..=u8::MAX).map(|opcode| {
+            let opcode = AdminOpcode(opcode);
+            ("admin", opcode.0, opcode.to_string(), log.admin(opcode))
+        });
+        let io = (0..=u8::MAX).map(|opcode| {
+            let opcode = IoOpcode(opcode);
+            ("io", opcode.0, opcode.to_string(), log.io(opcode))
+        });
+        let commands = admin.chain(io);
+        let supported =
+            commands.filter(|(.., effects)| effects.contains(CommandEffects::SUPPORTED));
+        if self.output.is_json() {
+            let commands: Vec<Value> = supported
+                .map(|(set, opcode, name, effects)| {
+                    json!({ "set": set, "opcode": opcode, "command": name, "effects": effects.bits() })
+                })
+                .collect();
+            return output::json(&json!({ "commands": commands }));
+        }
+        output::table(
+            &["set", "opcode", "command", "effects", "what it changes"],
+            supported.map(|(set, opcode, name, effects)| {
+                let changes = effects - CommandEffects::SUPPORTED;
+                let names: Vec<_> = changes.iter_names().map(|(name, _)| name).collect();
+                vec![
+                    set.to_owned(),
+                    format!("{opcode:#04x}"),
+                    name,
+                    format!("{:08x}", effects.bits()),
+                    names.join(", "),
+                ]
+            }),
+        )
+    }
 }

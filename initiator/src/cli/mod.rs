@@ -1,5 +1,6 @@
 //! The command line: what is asked, and where it goes.
 
+mod admin;
 mod args;
 mod bench;
 mod discover;
@@ -45,6 +46,12 @@ enum Command {
     SmartLog(logs::SmartLog),
     /// Show the Error Information log page.
     ErrorLog(logs::ErrorLog),
+    /// Show which commands the controller has, and what they change.
+    EffectsLog(logs::EffectsLog),
+    /// Show the value of a feature.
+    GetFeature(admin::GetFeature),
+    /// Send any admin command, and show its answer.
+    AdminPassthru(Box<admin::AdminPassthru>),
     /// Read from a namespace into a file or to stdout.
     Read(io::Read),
     /// Write a file or stdin to a namespace.
@@ -84,6 +91,9 @@ pub(crate) fn run() -> ExitCode {
         Command::ListNs(command) => command.run(),
         Command::SmartLog(command) => command.run(),
         Command::ErrorLog(command) => command.run(),
+        Command::EffectsLog(command) => command.run(),
+        Command::GetFeature(command) => command.run(),
+        Command::AdminPassthru(command) => command.run(),
         Command::Read(command) => command.run(),
         Command::Write(command) => command.run(),
         Command::Flush(command) => command.run(),
