@@ -82,7 +82,7 @@ unused=kvm_amd,kvm_intel,kvm,ccp,ahci,libata,sr_mod,cdrom,sg,psmouse,iTCO_wdt,i6
 # All the kernel says of a cell is kept.
 kernel="log_buf_len=4M mitigations=off init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off lsm= audit=0 no5lvl nowatchdog rcupdate.rcu_cpu_stall_suppress=1 modprobe.blacklist=$unused"
 # Both processors take turns on one thread of this machine, unless they are to be measured: of two threads, one waits for a
-# lock or an answer of the other while that does not run, which took half of all time where two machines share two cores.
+# lock or an answer of the other while that does not run, which took a third of all time where two machines share two cores.
 threads=single
 [ -z "$parallel" ] || threads=multi
 # A processor of x86-64-v2: an emulated one without AVX, SMAP and the like is a tenth faster, and drivers do the same on it.

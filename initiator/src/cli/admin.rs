@@ -1,7 +1,7 @@
 //! `capstan get-feature` and `admin-passthru`.
 
-use std::fs;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +14,7 @@ use capstan_nvme_proto::opcode::{AdminOpcode, DataDirection};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use clap::Args;
-use clap::builder::RangedI64ValueParser;
+use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
 use super::args::{ConnectArgs, OutputArgs, parse_number};
@@ -22,7 +22,7 @@ use super::identify::connect;
 use super::output::{self, Fields};
 
 /// Most bytes of data of one admin command.
-const DATA_BYTES_MAX: i64 = 1 << 20;
+const DATA_BYTES_MAX: u64 = 1 << 20;
 
 /// Arguments of `get-feature`.
 #[derive(Args, Debug)]
@@ -48,8 +48,8 @@ pub(crate) struct GetFeature {
     output: OutputArgs,
 }
 
-fn data_bytes() -> RangedI64ValueParser<u32> {
-    RangedI64ValueParser::new().range(0..=DATA_BYTES_MAX)
+fn data_bytes() -> RangedU64ValueParser<u32> {
+    RangedU64ValueParser::new().range(0..=DATA_BYTES_MAX)
 }
 
 impl GetFeature {
@@ -128,20 +128,28 @@ pub(crate) struct AdminPassthru {
     /// Namespace.
     #[arg(short = 'N', long, value_name = "NSID", default_value = "0", value_parser = parse_number::<u32>)]
     namespace_id: u32,
+    /// Command dword 2.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
     cdw2: u32,
+    /// Command dword 3.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
     cdw3: u32,
+    /// Command dword 10.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
     cdw10: u32,
+    /// Command dword 11.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
     cdw11: u32,
+    /// Command dword 12.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
     cdw12: u32,
+    /// Command dword 13.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
     cdw13: u32,
+    /// Command dword 14.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
     cdw14: u32,
+    /// Command dword 15.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
     cdw15: u32,
     /// Bytes of data that the controller sends.
@@ -200,7 +208,7 @@ impl AdminPassthru {
         }
     }
 
-    /// The data of the command, which goes the way its opcode says (NVMe Base 2.1, Figure 28: bits 1:0).
+    /// The data of the command, which goes the way its opcode says.
     fn data(&self) -> Result<CommandData> {
         let way = DataDirection::of(self.opcode);
         match (&self.input_file, self.data_len) {
@@ -209,14 +217,16 @@ impl AdminPassthru {
                 Ok(CommandData::FromController(len_bytes))
             }
             (Some(path), 0) if way == DataDirection::HostToController => {
-                let bytes = fs::read(path).with_context(|| path.display().to_string())?;
-                if bytes.is_empty()
-                    || i64::try_from(bytes.len()).is_ok_and(|len| len > DATA_BYTES_MAX)
-                {
+                let name = || path.display().to_string();
+                let mut bytes = Vec::new();
+                // One more than there may be tells a file that is longer, without reading all of it.
+                File::open(path)
+                    .and_then(|file| file.take(DATA_BYTES_MAX + 1).read_to_end(&mut bytes))
+                    .with_context(name)?;
+                if bytes.is_empty() || bytes.len() as u64 > DATA_BYTES_MAX {
                     bail!(
-                        "{} has {} bytes, expected 1 to {DATA_BYTES_MAX}",
-                        path.display(),
-                        bytes.len()
+                        "{} is empty or longer than {DATA_BYTES_MAX} bytes, which a command can have at most",
+                        name()
                     );
                 }
                 Ok(CommandData::ToController(bytes.into()))

@@ -35,7 +35,7 @@ set_all "$NVMET/subsystems/$NQN:nvmet/namespaces/1" device_path=/dev/compare ena
 set_all "$NVMET/ports/1" addr_trtype=rdma addr_adrfam=ipv4 addr_traddr=$ADDRESS addr_trsvcid=4420
 ln -s "$NVMET/subsystems/$NQN:nvmet" "$NVMET/ports/1/subsystems/"
 
-# A round trip takes a millisecond here, and waking up as long as that.
+# Longer than a round trip, which takes a millisecond here.
 cat >"$OUT/target.toml" <<TOML
 [target]
 spin = "2ms"
