@@ -26,7 +26,7 @@ cd "$(dirname "$0")/.."
 
 CAPSTAN_LAB_CACHE=${CAPSTAN_LAB_CACHE:-/var/cache/capstan-lab}
 export CAPSTAN_LAB_CACHE
-# Emulation on a busy machine is slow: this is for a guest that hangs. On an idle machine a boot takes less than three minutes.
+# Emulation on a busy machine is slow: this is for a guest that hangs. On two idle cores, two at once, a boot takes two to three and a half minutes.
 BOOT_SECONDS=1800
 # A guest that has not come as far as its cases by then is booted once more: an emulator that was stopped for a while as the
 # kernel started has been seen to hang.
