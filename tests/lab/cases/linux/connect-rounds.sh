@@ -7,16 +7,18 @@ options+=",duplicate_connect,hostnqn=$HOSTNQN,hostid=$HOSTID,nqn=$SUBSYSTEM"
 
 # Without starting a program, of which each takes as long as a connect here.
 round() { # round [COMMAND…]: connects, runs the command, disconnects
-    local reply
+    local reply id now
     exec 3<>/dev/nvme-fabrics
     printf '%s' "$options" >&3
     read -r reply <&3
     exec 3>&-
     [[ $reply =~ instance=([0-9]+) ]] || fail "the kernel says '$reply', expected an instance"
     CONTROLLER=nvme${BASH_REMATCH[1]}
+    read -r id <"/sys/class/nvme/$CONTROLLER/cntlid"
     "$@"
     echo 1 >"/sys/class/nvme/$CONTROLLER/delete_controller"
-    gone "/sys/class/nvme/$CONTROLLER" || fail "$CONTROLLER is still there"
+    # The other loop may have a controller of that name by now.
+    if read -r now 2>/dev/null <"/sys/class/nvme/$CONTROLLER/cntlid" && [ "$now" = "$id" ]; then fail "$CONTROLLER is still there"; fi
 }
 
 rounds() { # rounds COUNT
