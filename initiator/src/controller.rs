@@ -49,6 +49,7 @@ pub(crate) enum Message {
     Status(Promise<Snapshot>),
     AddFrontEnd(MakeFrontEnd, Promise<std::io::Result<()>>),
     Rescan,
+    Reset,
     Shutdown,
 }
 
@@ -311,6 +312,12 @@ impl Controller {
     /// Looks for namespaces again.
     pub fn rescan(&self) {
         self.shared.insist(Message::Rescan);
+    }
+
+    /// Resets the controller: disconnects, and connects again at once. I/O in progress waits and is issued
+    /// again. What [`Controller::snapshot`] tells afterwards is of after the reset.
+    pub fn reset(&self) {
+        self.shared.insist(Message::Reset);
     }
 
     /// Ends the association in order and waits for that: I/O in progress is finished first, then

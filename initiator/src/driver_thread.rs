@@ -172,6 +172,7 @@ impl Driver {
                     promise.fulfil(made.map(|front_end| self.attach(front_end)));
                 }
                 Message::Rescan => self.engine.rescan(now_us),
+                Message::Reset => self.engine.reset(now_us),
                 Message::Shutdown => {
                     self.close_asked = true;
                     self.engine.shutdown();

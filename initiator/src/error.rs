@@ -126,6 +126,9 @@ pub enum ConnectError {
     /// The local side closed the association.
     #[error("the association was closed")]
     Closed,
+    /// The local side resets the controller.
+    #[error("a reset of the controller was asked for")]
+    Reset,
     /// The controller did not come back.
     #[error(
         "the controller was lost for {lost_s} s ({attempts} attempts; ctrl-loss-tmo is \

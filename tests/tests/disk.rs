@@ -272,6 +272,52 @@ fn a_lost_target_is_told_and_io_fails_in_the_end() {
     machine.assert_clean(&device);
 }
 
+#[test]
+fn a_reset_and_a_rescan_under_load_lose_nothing() {
+    if !has_disks("a_reset_and_a_rescan_under_load_lose_nothing", &[]) {
+        return;
+    }
+    let at = own_address();
+    let daemon = Daemon::start("ram:16MiB", 4096, at);
+    let machine = Machine::new(at);
+    let device = machine.attach(&[]);
+    let end = Instant::now() + Duration::from_secs(2);
+    let writer = {
+        let device = device.clone();
+        thread::spawn(move || write_until(&device, 0, end))
+    };
+    let log = || fs::read_to_string(machine.path("run/0/log")).unwrap();
+    let mut resets = 0;
+    while Instant::now() < end {
+        told(&machine.run("reset", &[utf8(&device)]));
+        resets += 1;
+        // It is what it says, and not before.
+        let count = log()
+            .matches("a reset of the controller was asked for")
+            .count();
+        assert_eq!(count, resets);
+        assert_eq!(machine.list()[0]["state"], "live");
+        told(&machine.run("ns-rescan", &[utf8(&device)]));
+        thread::sleep(Duration::from_millis(200));
+    }
+    assert!(resets > 1, "{resets} resets");
+    let versions = writer.join().unwrap();
+    let file = File::open(&device).unwrap();
+    for (lba, &version) in (0_u64..).zip(&versions) {
+        let mut found = vec![0; LBA];
+        file.read_exact_at(&mut found, lba * LBA as u64).unwrap();
+        let written = version == 0 || found == contents(lba, version);
+        assert!(written, "LBA {lba}, version {version}");
+    }
+    assert!(versions.iter().sum::<u64>() > 100, "{versions:?}");
+    daemon.kill();
+    let error = complaint(&machine.run("reset", &[utf8(&device), "--timeout", "1"]));
+    assert!(error.contains("is not live 1 s after"), "{error}");
+    told(&machine.run("detach", &[utf8(&device), "--force"]));
+    let error = complaint(&machine.run("reset", &[utf8(&device)]));
+    assert!(error.contains("no volume of capstan"), "{error}");
+}
+
 /// What dd says to a disk whose first LBA cannot be read.
 fn read_fails(device: &Path) -> String {
     let mut dd = Command::new("dd");

@@ -3,6 +3,7 @@
 mod admin;
 mod args;
 mod bench;
+mod control;
 mod discover;
 mod disk;
 mod doctor;
@@ -64,6 +65,10 @@ enum Command {
     Attach(disk::Attach),
     /// End a disk that `attach` made.
     Detach(disk::Detach),
+    /// Reset the controller of an attached volume: disconnect, and connect again; its I/O waits.
+    Reset(control::Reset),
+    /// Look for namespaces again on the controller of an attached volume.
+    NsRescan(control::NsRescan),
     /// Attach a volume and mount the file system on it.
     Mount(mount::Mount),
     /// Unmount a file system on a volume, and end the disk that `mount` made.
@@ -100,6 +105,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Attach(command) => command.run(),
         Command::Detach(command) => command.run(),
+        Command::Reset(command) => command.run(),
+        Command::NsRescan(command) => command.run(),
         Command::Mount(command) => command.run(),
         Command::Umount(command) => command.run(),
         Command::List(command) => command.run(),

@@ -228,6 +228,11 @@ impl Engine {
         self.host.rescan(now_us);
     }
 
+    /// Resets the controller; see [`Host::reset`].
+    pub(crate) fn reset(&mut self, now_us: u64) {
+        self.host.reset(now_us);
+    }
+
     /// Ends the association: I/O in progress is finished first, while the association is live.
     /// Leads to [`Event::Closed`].
     pub(crate) fn shutdown(&mut self) {

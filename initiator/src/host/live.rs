@@ -165,6 +165,25 @@ impl Host {
         self.continue_scan(now_us);
     }
 
+    /// Resets the controller (NVMe Base 2.1, section 3.7.2: over fabrics that ends the association): the
+    /// connections end, which deletes the dynamic controller, and the next attempt to connect begins at
+    /// once, also when the controller was lost already. Leads to [`Event::Lost`], after which
+    /// outstanding I/O is to be issued again, and to [`Event::Live`]. Nothing happens when the
+    /// association is over, or has never been live.
+    pub fn reset(&mut self, now_us: u64) {
+        if !self.was_live || self.shutdown_asked {
+            return;
+        }
+        match self.state {
+            State::Live { .. } | State::Connecting { .. } => self.fail(ConnectError::Reset, now_us),
+            State::Waiting { .. } => {}
+            State::ShuttingDown { .. } | State::Closed | State::Failed(_) => return,
+        }
+        if let State::Waiting { until_us } = &mut self.state {
+            *until_us = now_us;
+        }
+    }
+
     /// Ends the association in order: CC.SHN, wait for CSTS.SHST, disconnect. Leads to
     /// [`Event::Closed`] within five seconds, whatever the controller does. I/O that is outstanding
     /// is lost; the driver waits for it before.

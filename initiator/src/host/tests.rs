@@ -374,6 +374,39 @@ fn admin_commands_of_the_owner_are_answered_in_their_order() {
 }
 
 #[test]
+fn a_reset_connects_again_at_once() {
+    let mut script = live();
+    script.host.reset(0);
+    script.pass(0);
+    let again = ["lost: a reset of the controller was asked for", "live true"];
+    assert_eq!(script.told[1..], again);
+    // A lost controller is not waited for any longer, and a reset does not bring back one that is over.
+    script.reachable = false;
+    script
+        .host
+        .handle_disconnected(0, "by the peer".to_owned(), 0);
+    script.pass(50_000_000);
+    script.reachable = true;
+    script.host.reset(script.now_us);
+    script.pass(0);
+    assert!(script.host.is_live());
+    script.host.shutdown(script.now_us);
+    script.settle();
+    script.host.reset(script.now_us);
+    script.pass(1_000_000);
+    assert_eq!(script.told.last().unwrap(), "closed");
+    assert_eq!(script.host.counters().losses, 2);
+}
+
+#[test]
+fn a_reset_before_the_first_connect_changes_nothing() {
+    let mut script = Script::new(config());
+    script.host.reset(0);
+    script.settle();
+    assert_eq!(script.told, ["live false"]);
+}
+
+#[test]
 fn shuts_down_in_order() {
     let mut script = live();
     script.host.shutdown(0);

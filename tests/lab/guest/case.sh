@@ -113,6 +113,15 @@ moves() { # moves DEVICE
 # works again, or it has ended.
 goes_on() { ! running "$1" || moves "$2"; } # goes_on NAME DEVICE
 
+# Random writes to a disk and reads in the background, with every write read back and compared soon after; returns when it is under
+# way. `finish NAME` says how it went.
+disk_load() { # disk_load NAME DEVICE SECONDS
+    begin "$1" fio --filename="$2" --direct=1 --ioengine=libaio --thread --randrepeat=0 --rw=randwrite --bsrange=4k-64k \
+        --iodepth=8 --size=8m --time_based --runtime="$3" --verify=crc32c --verify_fatal=1 --verify_backlog=16 \
+        --verify_state_save=0 --output-format=terse --terse-version=3 --name=load
+    within 15 "fio works on $2" moves "$2"
+}
+
 # A file system on a volume: make it, copy a tree, unmount, check, mount again: every file is what it was.
 file_system_keeps_a_tree() { # file_system_keeps_a_tree TYPE 'MKFS OPTIONS' 'CHECK OPTIONS'
     local type=$1

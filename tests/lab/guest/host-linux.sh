@@ -75,13 +75,4 @@ verify() { # verify DEVICE OPTION…
         fio.out >fio.jobs || fail "not everything written was read back: $(cat fio.jobs)"
 }
 
-# Random writes and reads in the background, with every write read back and compared soon after; returns when it is under
-# way. `finish NAME` says how it went.
-load() { # load NAME DEVICE SECONDS
-    begin "$1" fio --filename="$2" --direct=1 --ioengine=libaio --thread --randrepeat=0 --rw=randwrite --bsrange=4k-64k \
-        --iodepth=8 --size=8m --time_based --runtime="$3" --verify=crc32c --verify_fatal=1 --verify_backlog=16 \
-        --verify_state_save=0 --output-format=terse --terse-version=3 --name=load
-    within 15 "fio works on $2" moves "$2"
-}
-
 host_clean_up() { :; }

@@ -20,6 +20,10 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 pub enum Request {
     /// Where the association is.
     Status,
+    /// Disconnect and connect again; I/O waits.
+    Reset,
+    /// Look for namespaces again.
+    Rescan,
     /// End in order, unless the disk is in use.
     Detach,
 }
@@ -30,6 +34,8 @@ pub enum Request {
 pub enum Answer {
     /// Where the association is.
     Status(State),
+    /// It is under way; `Status` tells how it goes.
+    Begun,
     /// The disk is gone; the process ends.
     Detached,
     /// It is not possible, for this reason.

@@ -296,6 +296,14 @@ fn wait(
                     let status = disk.controller.snapshot_blocking().status;
                     asker.answer(&Answer::Status(state(&status)));
                 }
+                Request::Reset => {
+                    disk.controller.reset();
+                    asker.answer(&Answer::Begun);
+                }
+                Request::Rescan => {
+                    disk.controller.rescan();
+                    asker.answer(&Answer::Begun);
+                }
                 Request::Detach => match detach(disk) {
                     Ok(()) => {
                         asker.answer(&Answer::Detached);

@@ -6,7 +6,7 @@ device=siw0
 [ "$LINK" != rxe ] || device=rxe1
 connect nr_io_queues=2,keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=60
 disk 1
-load load "$DISK" 12
+disk_load load "$DISK" 12
 remove_device "$device"
 matches "what the target says" "$(target_log_since)" "the RDMA device was removed.* device=\"?$device"
 within 10 "the target has let go of the device" target_said "closed the RDMA device that was removed"

@@ -3,7 +3,7 @@
 for round in 1 2; do
     connect nr_io_queues=2
     disk 1
-    load "load$round" "$DISK" 30
+    disk_load "load$round" "$DISK" 30
     echo 1 >"/sys/class/nvme/$CONTROLLER/delete_controller"
     within 20 "$CONTROLLER goes" gone "/sys/class/nvme/$CONTROLLER"
     ended() { ! running "load$round"; }

@@ -3,7 +3,7 @@
 # TCP the association outlives it; over Soft-RoCE the host makes another one, and the old one ends with its Keep Alive Timer.
 connect nr_io_queues=2,keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=60
 disk 1
-load load "$DISK" 6
+disk_load load "$DISK" 6
 link_down
 sleep 1
 before=$(completed "$DISK")

@@ -1,0 +1,93 @@
+//! `capstan reset` and `ns-rescan`: the controller of a volume that is attached.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
+use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
+use clap::Args;
+
+use super::disk::find_device;
+use super::volume::require_root;
+
+/// Between two looks at a controller that connects again.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Arguments of `reset`.
+#[derive(Args, Debug)]
+pub(crate) struct Reset {
+    /// The disk, as `attach` printed it and `list` shows it.
+    device: PathBuf,
+    /// Seconds to wait until the controller is live again; 0 does not wait.
+    #[arg(short, long, default_value_t = 30)]
+    timeout: u64,
+}
+
+impl Reset {
+    pub(crate) fn run(&self) -> Result<()> {
+        require_root("resetting a controller needs root")?;
+        let (dir, record) = find_device(&self.device)?;
+        begin(&dir, &record, Request::Reset)?;
+        let start = Instant::now();
+        let mut now = state(&dir, &record)?;
+        while now.state != "live" && start.elapsed() < Duration::from_secs(self.timeout) {
+            if now.state != "reconnecting" {
+                bail!("{} after the reset: {}", now.state, now.detail);
+            }
+            thread::sleep(LOOK_EVERY);
+            now = state(&dir, &record)?;
+        }
+        if self.timeout != 0 && now.state != "live" {
+            bail!(
+                "the controller is not live {} s after the reset: {}; it goes on trying, and `capstan list` \
+                 shows how it goes",
+                self.timeout,
+                now.detail
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Arguments of `ns-rescan`.
+#[derive(Args, Debug)]
+pub(crate) struct NsRescan {
+    /// The disk, as `attach` printed it and `list` shows it.
+    device: PathBuf,
+}
+
+impl NsRescan {
+    pub(crate) fn run(&self) -> Result<()> {
+        require_root("looking for namespaces again needs root")?;
+        let (dir, record) = find_device(&self.device)?;
+        begin(&dir, &record, Request::Rescan)
+    }
+}
+
+/// Has the serving process begin something.
+fn begin(dir: &VolumeDir, record: &Record, request: Request) -> Result<()> {
+    match question(dir, record, request)? {
+        Answer::Begun => Ok(()),
+        other => bail!("process {} answered {other:?}", record.process.pid),
+    }
+}
+
+fn state(dir: &VolumeDir, record: &Record) -> Result<State> {
+    match question(dir, record, Request::Status)? {
+        Answer::Status(state) => Ok(state),
+        other => bail!("process {} answered {other:?}", record.process.pid),
+    }
+}
+
+fn question(dir: &VolumeDir, record: &Record, request: Request) -> Result<Answer> {
+    let pid = record.process.pid;
+    ask(&dir.control(), request).with_context(|| {
+        format!(
+            "process {pid}, which serves {}, does not answer; `capstan list` tells whether it lives, its log is {}",
+            record.device.display(),
+            dir.log().display()
+        )
+    })
+}
