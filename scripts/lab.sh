@@ -275,6 +275,8 @@ main() {
         done | uniq | tee "$results"
         mapfile -t boots < <(printf '%s\n' "${boots[@]}" | sed '/-verbs-/d')
     fi
+    # What earlier runs left of these cells.
+    for boot in "${boots[@]}"; do rm -rf "$CAPSTAN_LAB_CACHE/matrix/$(cell_of "$boot")"{,.[12]}{,.first}; done
     say "the matrix, $jobs at once"
     run_boots "${boots[@]}"
     [ -z "$again" ] || run_again

@@ -31,8 +31,9 @@ verify() { # verify OPTION…
 load() { # load NAME SECONDS [OPTION…]
     local name=$1 seconds=$2
     shift 2
+    [[ " $* " == *" --bs "* ]] || set -- "$@" --bs 16k
     begin "$name" $IN_NETNS "$LAB/capstan" -v bench "${PORTAL[@]}" "${AS_HOST[@]}" -n "$SUBSYSTEM" -N 1 -i 2 -c 1 -l 60 \
-        --rw randwrite --bs 16k --iodepth 8 --size 8m --runtime "$seconds" --verify crc32c "$@"
+        --rw randwrite --iodepth 8 --size 8m --runtime "$seconds" --verify crc32c "$@"
     within 15 "capstan bench writes" moves /dev/lab1
 }
 
