@@ -29,7 +29,7 @@ use capstan_rdma::contract::{
     PrivateData, ProtectionDomain, QpConfig, QueuePair, RKey, ReceiveSource, Remote, SendOp,
     SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
-use capstan_rdma::iwarp::{Config, Provider};
+use capstan_rdma::iwarp::{Config, CrcUse, Provider};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::Pid;
@@ -500,12 +500,15 @@ fn main() -> Result<(), Failure> {
     let stream128 = tcp_stream(128 << 10, tcp_time)?;
     show("TCP stream, writes of 128 KiB", stream128, None);
 
-    for crc in [true, false] {
+    for crc in [CrcUse::Always, CrcUse::Never] {
         let config = Config {
             crc,
             ..Config::default()
         };
-        println!("-- iWARP, CRC32c {}", if crc { "on" } else { "off" });
+        println!(
+            "-- iWARP, CRC32c {}",
+            if crc == CrcUse::Always { "on" } else { "off" }
+        );
         for depth in [1, 32, 128] {
             let name = format!("read 4 KiB, depth {depth}");
             if !wanted(&name) {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use capstan_rdma::conformance::{Behaviour, Fabric, RealClock, Side};
 use capstan_rdma::contract::ConnectionManager;
-use capstan_rdma::iwarp::{Config, FpduSize, Provider};
+use capstan_rdma::iwarp::{Config, CrcUse, FpduSize, Provider};
 use harness::Variant;
 
 struct Tcp {
@@ -79,6 +79,7 @@ fn same_host() -> Box<dyn Fabric> {
 fn tcp() -> Config {
     Config {
         same_host: false,
+        crc: CrcUse::Always,
         ..Config::default()
     }
 }
@@ -97,7 +98,7 @@ fn crowd() -> Box<dyn Fabric> {
 fn client_server() -> Box<dyn Fabric> {
     let config = Config {
         peer_to_peer: false,
-        crc: false,
+        crc: CrcUse::Never,
         fpdu_size: FpduSize::Segment,
         ..tcp()
     };

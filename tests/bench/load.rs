@@ -81,6 +81,17 @@ pub(crate) fn on_core<T: Send>(core: usize, work: impl FnOnce() -> Result<T> + S
         .map_err(|_| anyhow!("the host on core {core} panicked; its message is above"))?
 }
 
+/// How the bytes go between a host and the target, which are on one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Over TCP; without CRCs, as the two are on one machine.
+    Tcp,
+    /// Over TCP, with the CRC32c that there is between two machines.
+    TcpCrc32c,
+    /// Through the shared memory that both have. It is what they take when nobody says otherwise.
+    SharedMemory,
+}
+
 /// One workload on one namespace: random addresses, always as many commands in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
@@ -88,8 +99,7 @@ pub(crate) struct Load {
     pub(crate) write: bool,
     pub(crate) bytes: u32,
     pub(crate) depth: u16,
-    /// Through the shared memory that both ends have on one machine, instead of TCP.
-    pub(crate) same_host: bool,
+    pub(crate) way: Way,
 }
 
 impl Load {
@@ -100,7 +110,7 @@ impl Load {
             write: false,
             bytes,
             depth,
-            same_host: false,
+            way: Way::Tcp,
         }
     }
 
@@ -125,7 +135,7 @@ pub(crate) struct Loader {
 impl Loader {
     /// The `number`th host of the target at `address`.
     pub(crate) fn connect(address: SocketAddr, number: u16, load: Load) -> Result<Self> {
-        let queue = connect(&options(address, number, load), load.same_host)
+        let queue = connect(&options(address, number, load), load.way)
             .with_context(|| format!("connecting host {number}"))?;
         Ok(Self {
             queue,
@@ -225,17 +235,19 @@ impl Loader {
     }
 }
 
-/// Connects a host that does not take the shared memory both ends have on one machine: what is
-/// measured is the way over TCP.
+/// Connects a host that goes over TCP.
 pub(crate) fn connect_over_tcp(options: &Options) -> Result<DirectQueue> {
-    connect(options, false)
+    connect(options, Way::Tcp)
 }
 
-fn connect(options: &Options, same_host: bool) -> Result<DirectQueue> {
-    let config = iwarp::Config {
-        same_host,
+fn connect(options: &Options, way: Way) -> Result<DirectQueue> {
+    let mut config = iwarp::Config {
+        same_host: way == Way::SharedMemory,
         ..iwarp::Config::default()
     };
+    if way == Way::TcpCrc32c {
+        config.crc = iwarp::CrcUse::Always;
+    }
     let manager = iwarp::Provider::new(config)?.connection_manager()?;
     Ok(DirectQueue::connect_through(options, manager)?)
 }

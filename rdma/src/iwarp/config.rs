@@ -14,11 +14,34 @@ pub enum FpduSize {
     Large,
 }
 
+/// When to ask for CRC32c on every FPDU. Where nobody asks there is none; where the peer asks there is, whatever is chosen here
+/// (RFC 5044 §7.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrcUse {
+    /// Of every peer.
+    Always,
+    /// Of peers on other machines. What does not leave this one has no wire that could damage it.
+    BetweenMachines,
+    /// Of nobody.
+    Never,
+}
+
+impl CrcUse {
+    /// Whether to ask a peer that is on the `same_host` or not.
+    pub(super) fn asks(self, same_host: bool) -> bool {
+        match self {
+            Self::Always => true,
+            Self::BetweenMachines => !same_host,
+            Self::Never => false,
+        }
+    }
+}
+
 /// Configuration of a [`Provider`](super::Provider).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Ask for CRC32c on every FPDU. When off, CRCs are still used if the peer asks (RFC 5044 §7.1).
-    pub crc: bool,
+    /// Use of CRC32c.
+    pub crc: CrcUse,
     /// MPA revision a connect starts with: 2 (RFC 6581), or 1 for peers that know no other.
     pub mpa_revision: u8,
     /// Ask for peer-to-peer mode: the connecting side sends a first message by itself, so that
@@ -58,7 +81,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            crc: true,
+            crc: CrcUse::BetweenMachines,
             mpa_revision: 2,
             peer_to_peer: true,
             fpdu_size: FpduSize::Negotiated,

@@ -45,5 +45,5 @@ pub mod testing;
 mod tx;
 pub mod wire;
 
-pub use config::{Config, FpduSize};
+pub use config::{Config, CrcUse, FpduSize};
 pub use provider::Provider;

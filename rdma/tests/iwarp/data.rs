@@ -1,17 +1,18 @@
 //! Sends, RDMA WRITEs and RDMA READs.
 
 use capstan_rdma::contract::{Remote, SendOp, WcOpcode, WcStatus};
-use capstan_rdma::iwarp::{Config, FpduSize};
+use capstan_rdma::iwarp::{Config, CrcUse, FpduSize};
 
 use crate::side::{Pair, disconnected, pattern, send, wr};
 
 fn configs() -> Vec<Config> {
     let mut configs = Vec::new();
     for fpdu_size in [FpduSize::Segment, FpduSize::Large] {
-        for crc in [true, false] {
+        for crc in [CrcUse::Always, CrcUse::Never] {
             configs.push(Config {
                 crc,
                 fpdu_size,
+                same_host: false,
                 ..Config::default()
             });
         }

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use capstan_rdma::contract::{CmError, CmEventKind, PrivateData, QpState, RejectReason};
-use capstan_rdma::iwarp::{Config, FpduSize};
+use capstan_rdma::iwarp::{Config, CrcUse, FpduSize};
 
 use crate::side::{Pair, Side, any, disconnected, established, param, turn_until};
 
@@ -13,7 +13,7 @@ use crate::side::{Pair, Side, any, disconnected, established, param, turn_until}
 fn all_ways_of_setting_up_connect() {
     for mpa_revision in [1, 2] {
         for peer_to_peer in [false, true] {
-            for crc in [false, true] {
+            for crc in [CrcUse::Never, CrcUse::BetweenMachines, CrcUse::Always] {
                 for fpdu_size in [FpduSize::Negotiated, FpduSize::Segment] {
                     let config = Config {
                         mpa_revision,

@@ -5,13 +5,13 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use capstan_rdma::contract::{Access, CmEventKind, CmId, QpState, QueuePair, WcStatus};
-use capstan_rdma::iwarp::Config;
 use capstan_rdma::iwarp::wire::crc::crc32c;
 use capstan_rdma::iwarp::wire::ddp::{
     Control, Opcode, ReadRequest, Segment, TaggedHeader, UNTAGGED_BYTES, UntaggedHeader, pad_bytes,
 };
 use capstan_rdma::iwarp::wire::mpa::{Enhanced, FRAME_BYTES, Frame, FrameKind, Rtr};
 use capstan_rdma::iwarp::wire::terminate::{ErrorCode, Terminate};
+use capstan_rdma::iwarp::{Config, CrcUse};
 use zerocopy::IntoBytes;
 
 use crate::side::{PATIENCE, Side, any, disconnected, param, send};
@@ -45,7 +45,7 @@ fn request(crc: bool, peer_to_peer: Option<Rtr>) -> Frame {
 impl Bench {
     fn new(crc: bool, peer_to_peer: Option<Rtr>) -> Self {
         let config = Config {
-            crc: false,
+            crc: CrcUse::Never,
             receiver_not_ready_timeout_ms: 50,
             setup_timeout_ms: 300,
             ..Config::default()
@@ -484,7 +484,7 @@ fn ends_of_the_peer_are_told_apart() {
 fn a_listening_side_that_missed_the_first_message_is_reminded() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let config = Config {
-        crc: false,
+        crc: CrcUse::Never,
         peer_to_peer: false,
         ..Config::default()
     };

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
 
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
-use crate::load::{self, Load, NULL, RAM, Target};
+use crate::load::{self, Load, NULL, RAM, Target, Way};
 use crate::{Setting, TARGET_CORE};
 
 const NSID_NULL: u32 = 1;
@@ -39,27 +39,36 @@ const fn gate(release: f64, dev: f64) -> f64 {
     if cfg!(debug_assertions) { dev } else { release }
 }
 
-const INSTRUCTIONS: [Row; 3] = [
+const INSTRUCTIONS: [Row; 4] = [
     Row {
         name: "instructions-null-read-4k",
         what: "target instructions per 4 KiB read, null, depth 128",
         load: Load::read(NSID_NULL, 4096, 128),
         bounds: || Bounds {
             aim: Some(1500.0),
-            ..Bounds::none(Better::Lower).gate(gate(4500.0, 6500.0))
+            ..Bounds::none(Better::Lower).gate(gate(4000.0, 5700.0))
         },
     },
     Row {
         name: "instructions-ram-read-4k",
         what: "target instructions per 4 KiB read, RAM, depth 128",
         load: Load::read(NSID_RAM, 4096, 128),
+        bounds: || Bounds::none(Better::Lower).gate(gate(5350.0, 7450.0)),
+    },
+    Row {
+        name: "instructions-ram-read-4k-crc32c",
+        what: "the same with CRC32c, as between two machines",
+        load: Load {
+            way: Way::TcpCrc32c,
+            ..Load::read(NSID_RAM, 4096, 128)
+        },
         bounds: || Bounds::none(Better::Lower).gate(gate(7800.0, 11_500.0)),
     },
     Row {
         name: "instructions-ram-write-4k",
         what: "target instructions per 4 KiB write, RAM, depth 128",
         load: Load::write(NSID_RAM, 4096, 128),
-        bounds: || Bounds::none(Better::Lower).gate(gate(7050.0, 12_400.0)),
+        bounds: || Bounds::none(Better::Lower).gate(gate(4800.0, 8100.0)),
     },
 ];
 

@@ -35,8 +35,13 @@ const fn case(
 }
 
 /// All of them, in the order of the table.
-pub(crate) const CASES: [Case; 12] = [
+pub(crate) const CASES: [Case; 13] = [
     case("wire", "null and RAM against plain TCP", wire::wire),
+    case(
+        "wire-crc32c",
+        "the same with CRC32c, as between two machines",
+        wire::wire_crc32c,
+    ),
     case(
         "same-host",
         "the same through shared memory",

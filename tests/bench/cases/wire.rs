@@ -1,11 +1,11 @@
-//! `wire`: NVMe over iWARP against plain TCP, one core each side. `same-host`: the same, when both ends
-//! may take the shared memory they have on one machine.
+//! `wire`: NVMe over iWARP against plain TCP, one core each side. `wire-crc32c`: the same with the CRCs that there are between two
+//! machines. `same-host`: the same, when both ends may take the shared memory they have on one machine.
 
 use anyhow::Result;
 
 use crate::Setting;
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
-use crate::load::{self, Load, NULL, RAM, Target};
+use crate::load::{self, Load, NULL, RAM, Target, Way};
 use crate::tcp;
 
 /// What a row is compared with.
@@ -106,16 +106,21 @@ const ROWS: [Row; 10] = [
 
 /// Measures the rows over TCP.
 pub(crate) fn wire(setting: &Setting) -> Result<Findings> {
-    run(setting, false)
+    run(setting, Way::Tcp)
+}
+
+/// Measures the rows over TCP with CRC32c.
+pub(crate) fn wire_crc32c(setting: &Setting) -> Result<Findings> {
+    run(setting, Way::TcpCrc32c)
 }
 
 /// Measures the rows through shared memory.
 pub(crate) fn same_host(setting: &Setting) -> Result<Findings> {
-    run(setting, true)
+    run(setting, Way::SharedMemory)
 }
 
 /// Measures the rows, `rounds` times each, in turn.
-fn run(setting: &Setting, same_host: bool) -> Result<Findings> {
+fn run(setting: &Setting, way: Way) -> Result<Findings> {
     let target = Target::spinning(&[NULL, RAM])?;
     load::fill(target.address, NSID_RAM)?;
     let (mut round_trips, mut streams) = (Vec::new(), Vec::new());
@@ -124,10 +129,7 @@ fn run(setting: &Setting, same_host: bool) -> Result<Findings> {
         round_trips.push(tcp::round_trip(setting.runtime)?);
         streams.push(tcp::stream(setting.runtime)?);
         for (row, rates) in ROWS.iter().zip(&mut rates) {
-            let load = Load {
-                same_host,
-                ..row.load
-            };
+            let load = Load { way, ..row.load };
             rates.push(load::rate(target.address, load, setting.runtime)?.median());
         }
     }
@@ -136,7 +138,7 @@ fn run(setting: &Setting, same_host: bool) -> Result<Findings> {
     let round_trip = Quantity::new("us", round_trip_us);
     let mut figures = Vec::new();
     // What both stand beside is a figure once.
-    if !same_host {
+    if way == Way::Tcp {
         figures.push(Figure::plain(
             "round-trip",
             "RT: spinning TCP ping-pong, 72 B there, 4,144 B back",
@@ -151,22 +153,26 @@ fn run(setting: &Setting, same_host: bool) -> Result<Findings> {
         ));
     }
     for (row, rates) in ROWS.iter().zip(rates) {
-        let mut figure = figure(row, &rates, &round_trip, &stream);
-        if same_host {
-            figure.name.insert_str(0, "same-host-");
-            figure.what.insert_str(0, "through shared memory: ");
-        }
+        let mut figure = figure(row, way, &rates, &round_trip, &stream);
+        let (name, what) = match way {
+            Way::Tcp => ("", ""),
+            Way::TcpCrc32c => ("crc32c-", "with CRC32c: "),
+            Way::SharedMemory => ("same-host-", "through shared memory: "),
+        };
+        figure.name.insert_str(0, name);
+        figure.what.insert_str(0, what);
         figures.push(figure);
     }
     Ok(figures.into())
 }
 
-fn figure(row: &Row, rates: &[f64], round_trip: &Quantity, stream: &Quantity) -> Figure {
+fn figure(row: &Row, way: Way, rates: &[f64], round_trip: &Quantity, stream: &Quantity) -> Figure {
     let better = match row.against {
         Against::Latency => Better::Lower,
         Against::PerRoundTrip | Against::Stream => Better::Higher,
     };
-    let bounds = match row.wanted {
+    // The peers have no digests on by default.
+    let bounds = match row.wanted.filter(|_| way != Way::TcpCrc32c) {
         Some((now, aim, peer)) => Bounds::new(better, now, aim).peer(peer),
         None => Bounds::none(better),
     };

@@ -129,8 +129,9 @@ impl Manager {
             return Err(error);
         }
         entry.local = stream.local_addr().ok();
-        connecting.request.same_host = self.engine.config.same_host
-            && matches!((entry.local, entry.peer), (Some(a), Some(b)) if is_same_host(a, b));
+        let same_host = is_same_host(entry.local, entry.peer);
+        connecting.request.crc = self.engine.config.crc.asks(same_host);
+        connecting.request.same_host = self.engine.config.same_host && same_host;
         let private_data = connecting.param.private_data.as_bytes();
         // 255 bytes of private data always fit.
         let bytes = connecting.request.encode(private_data).unwrap_or_default();

@@ -10,7 +10,6 @@ use super::setup::{self, Agreed, FrameReader, Heard, Read1, peer_depths, write_f
 use super::{Entry, Manager, SetUpSocket, State, os_error};
 use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
 use crate::ids::{foreign, may_accept};
-use crate::iwarp::config::Config;
 use crate::iwarp::engine::SetUp;
 use crate::iwarp::same_host::is_same_host;
 use crate::iwarp::socket::{Link, listener, tune};
@@ -45,8 +44,8 @@ impl Request {
     }
 
     /// The socket, and the Reply that refuses.
-    pub(super) fn refuse(self, config: &Config, private_data: &[u8]) -> (TcpStream, Vec<u8>) {
-        let refusal = setup::refusal(config, &self.heard.frame);
+    pub(super) fn refuse(self, private_data: &[u8]) -> (TcpStream, Vec<u8>) {
+        let refusal = setup::refusal(&self.heard.frame);
         // 255 bytes of private data always fit.
         (
             self.stream,
@@ -55,24 +54,18 @@ impl Request {
     }
 
     /// Ready for another thread.
-    pub(super) fn migrate(self, config: &Config) -> MigratedId {
-        MigratedId(Box::new(Migrating {
-            request: Some(self),
-            config: config.clone(),
-        }))
+    pub(super) fn migrate(self) -> MigratedId {
+        MigratedId(Box::new(Migrating(Some(self))))
     }
 }
 
 /// A request between two threads; refused when it gets lost.
-struct Migrating {
-    request: Option<Request>,
-    config: Config,
-}
+struct Migrating(Option<Request>);
 
 impl Drop for Migrating {
     fn drop(&mut self) {
-        if let Some(request) = self.request.take() {
-            let (stream, bytes) = request.refuse(&self.config, &[]);
+        if let Some(request) = self.0.take() {
+            let (stream, bytes) = request.refuse(&[]);
             // Best effort: the peer sees a closed connection when it fails.
             let _ = write_frame(&stream, &bytes);
         }
@@ -257,7 +250,7 @@ impl Manager {
             // RFC 5044 §4.3: markers are for the receiver to ask; this side does not send them.
             let why = "MPA markers are not supported; turn them off on your side";
             log_refused(peer, why);
-            let (stream, bytes) = request.refuse(&self.engine.config, why.as_bytes());
+            let (stream, bytes) = request.refuse(why.as_bytes());
             self.ids.remove(id);
             self.linger(stream, bytes);
         } else {
@@ -287,13 +280,11 @@ impl Manager {
             return may_accept(true, false);
         };
         let config = &self.engine.config;
-        let (mut reply, agreed) = setup::accept(config, &request.heard.frame, param);
+        let asked = &request.heard.frame;
+        let same_host = is_same_host(entry.local, entry.peer);
+        let (mut reply, agreed) = setup::accept(config, asked, param, same_host);
         let mut private_data = param.private_data.as_bytes().to_vec();
-        let addresses = entry.local.zip(entry.peer);
-        if config.same_host
-            && request.heard.frame.same_host
-            && addresses.is_some_and(|(local, peer)| is_same_host(local, peer))
-        {
+        if config.same_host && asked.same_host && same_host {
             match self.engine.invite(&qp) {
                 Ok(invitation) => {
                     reply.same_host = true;
@@ -339,7 +330,7 @@ impl Manager {
     pub(super) fn adopt_request(&mut self, id: MigratedId) -> Result<CmId, CmError> {
         let migrating = id.0.downcast::<Migrating>();
         let mut migrating = migrating.map_err(|_| foreign())?;
-        let request = migrating.request.take();
+        let request = migrating.0.take();
         let request = request.ok_or(CmError::Invalid("the request has been taken"))?;
         let gone = |e: std::io::Error| os_error("adopting a connection request", &e);
         let local = request.stream.local_addr().map_err(gone)?;

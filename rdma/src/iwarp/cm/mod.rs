@@ -386,7 +386,7 @@ impl ConnectionManager for Manager {
             if let Some(qp) = entry.qp.upgrade() {
                 self.engine.end(&mut qp.borrow_mut(), &Fatal::Disconnect);
             }
-            let (stream, bytes) = request.refuse(&self.engine.config, private_data.as_bytes());
+            let (stream, bytes) = request.refuse(private_data.as_bytes());
             self.linger(stream, bytes);
         } else {
             self.ids.put(id, entry);
@@ -423,7 +423,7 @@ impl ConnectionManager for Manager {
         self.ids.forget_events(id);
         match entry.state {
             State::Requested(request) => {
-                let (stream, bytes) = request.refuse(&self.engine.config, &[]);
+                let (stream, bytes) = request.refuse(&[]);
                 self.linger(stream, bytes);
             }
             State::Listening(_) => self.forget_requests_of(id),
@@ -441,7 +441,7 @@ impl ConnectionManager for Manager {
             Some(State::Requested(request)) => {
                 // It is not in the epoll any more; only a watch that is there could fail.
                 let _ = self.epoll.delete(request.stream());
-                Ok(request.migrate(&self.engine.config))
+                Ok(request.migrate())
             }
             _ => Err(CmError::Invalid(UNKNOWN)),
         }

@@ -152,10 +152,10 @@ pub(super) fn request(config: &Config, param: &ConnectParam) -> Frame {
     Frame {
         kind: FrameKind::Request,
         markers: false,
-        crc: config.crc,
         reject: false,
         large_fpdus: config.fpdu_size != FpduSize::Segment,
         // Known when TCP is connected.
+        crc: config.crc.asks(false),
         same_host: false,
         revision: config.mpa_revision.clamp(1, 2),
         enhanced: (config.mpa_revision >= 2).then_some(enhanced),
@@ -212,8 +212,13 @@ impl Agreed {
     }
 }
 
-/// Answers a request: the Reply and what it settles.
-pub(super) fn accept(config: &Config, request: &Frame, param: &ConnectParam) -> (Frame, Agreed) {
+/// Answers the request of a peer on the `same_host` or another: the Reply and what it settles.
+pub(super) fn accept(
+    config: &Config,
+    request: &Frame,
+    param: &ConnectParam,
+    same_host: bool,
+) -> (Frame, Agreed) {
     let (peer_ird, _) = peer_depths(request, config);
     let ord = param
         .initiator_depth
@@ -231,7 +236,7 @@ pub(super) fn accept(config: &Config, request: &Frame, param: &ConnectParam) -> 
     let first = peer_to_peer.map(one_of);
     let agreed = Agreed {
         // RFC 5044 §7.1.1: CRCs are used when either side asks.
-        crc: request.crc || config.crc,
+        crc: request.crc || config.crc.asks(same_host),
         large_fpdus: request.large_fpdus && config.fpdu_size != FpduSize::Segment,
         ord,
         ird,
@@ -255,11 +260,11 @@ pub(super) fn accept(config: &Config, request: &Frame, param: &ConnectParam) -> 
 }
 
 /// The Reply that refuses.
-pub(super) fn refusal(config: &Config, request: &Frame) -> Frame {
+pub(super) fn refusal(request: &Frame) -> Frame {
     Frame {
         kind: FrameKind::Reply,
         markers: false,
-        crc: request.crc || config.crc,
+        crc: request.crc,
         reject: true,
         large_fpdus: false,
         same_host: false,
@@ -358,6 +363,7 @@ pub(super) fn settle(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::iwarp::config::CrcUse;
 
     fn param(responder_resources: u8, initiator_depth: u8) -> ConnectParam {
         ConnectParam {
@@ -372,7 +378,7 @@ mod tests {
     fn both_sides_settle_on_the_same() {
         let config = Config::default();
         let request = request(&config, &param(16, 32));
-        let (reply, listening) = accept(&config, &request, &param(8, 64));
+        let (reply, listening) = accept(&config, &request, &param(8, 64), false);
         let connecting = settle(&config, &request, &reply, &param(16, 32)).unwrap();
         assert_eq!((listening.ord, listening.ird), (16, 8));
         assert_eq!((connecting.ord, connecting.ird), (8, 16));
@@ -383,16 +389,26 @@ mod tests {
 
     #[test]
     fn crc_is_used_when_either_side_asks() {
-        let off = Config {
-            crc: false,
-            ..Config::default()
-        };
-        for (a, b) in [(true, false), (false, true), (false, false)] {
-            let side = |crc| Config { crc, ..off.clone() };
-            let request = request(&side(a), &param(1, 1));
-            let (reply, listening) = accept(&side(b), &request, &param(1, 1));
-            let connecting = settle(&side(a), &request, &reply, &param(1, 1)).unwrap();
-            assert_eq!((connecting.crc, listening.crc), (a || b, a || b));
+        use CrcUse::{Always, BetweenMachines, Never};
+        for (a, b, used) in [
+            (Always, Never, [true, true]),
+            (Never, Always, [true, true]),
+            (Never, Never, [false, false]),
+            (BetweenMachines, BetweenMachines, [true, false]),
+            (Never, BetweenMachines, [true, false]),
+            (Always, BetweenMachines, [true, true]),
+        ] {
+            for (same_host, used) in [false, true].into_iter().zip(used) {
+                let side = |crc| Config {
+                    crc,
+                    ..Config::default()
+                };
+                let mut request = request(&side(a), &param(1, 1));
+                request.crc = a.asks(same_host);
+                let (reply, listening) = accept(&side(b), &request, &param(1, 1), same_host);
+                let connecting = settle(&side(a), &request, &reply, &param(1, 1)).unwrap();
+                assert_eq!((connecting.crc, listening.crc), (used, used));
+            }
         }
     }
 
@@ -403,7 +419,7 @@ mod tests {
             ..Config::default()
         };
         let request = request(&config, &param(4, 4));
-        let (reply, _) = accept(&config, &request, &param(4, 4));
+        let (reply, _) = accept(&config, &request, &param(4, 4), false);
         let settle = |reply: &Frame| settle(&config, &request, reply, &param(4, 4));
         let broken = Frame {
             markers: true,
@@ -441,7 +457,7 @@ mod tests {
         };
         let request = request(&config, &param(3, 5));
         assert_eq!(request.enhanced, None);
-        let (reply, listening) = accept(&config, &request, &param(7, 9));
+        let (reply, listening) = accept(&config, &request, &param(7, 9), false);
         assert_eq!((reply.revision, reply.enhanced), (1, None));
         assert_eq!(
             (listening.ord, listening.ird, listening.first),

@@ -50,9 +50,12 @@ impl Invitation {
     }
 }
 
-/// Whether both ends of a TCP connection are on this machine, and in one network namespace.
-pub(in crate::iwarp) fn is_same_host(local: SocketAddr, peer: SocketAddr) -> bool {
-    local.ip() == peer.ip() || (local.ip().is_loopback() && peer.ip().is_loopback())
+/// Whether both ends of a TCP connection are on this machine, and in one network namespace. Not when one is unknown.
+pub(in crate::iwarp) fn is_same_host(local: Option<SocketAddr>, peer: Option<SocketAddr>) -> bool {
+    let same = |(local, peer): (SocketAddr, SocketAddr)| {
+        local.ip() == peer.ip() || (local.ip().is_loopback() && peer.ip().is_loopback())
+    };
+    local.zip(peer).is_some_and(same)
 }
 
 /// The connecting side: makes the memory and hands it over. The stream comes back when that cannot
