@@ -18,8 +18,8 @@ use super::wire::ddp::{
 use super::wire::terminate::ErrorCode;
 use segment::{check_control, terminated};
 
-/// Stream buffer, and so the most that is read ahead.
-const BUFFER_BYTES: usize = 64 << 10;
+/// Stream buffer, and so the most that is read ahead: thirty capsules with 4 KiB of data in one receive call.
+const BUFFER_BYTES: usize = 128 << 10;
 /// `Rx::bulk_ahead_bytes` and `Rx::bulk_bytes` of a socket, where a call costs more than a copy of a
 /// few KiB.
 const BULK_AHEAD_BYTES: usize = 512;
@@ -34,6 +34,9 @@ const BULK_MEMORY: u8 = 8;
 const CALLS_MAX: u32 = 8;
 /// Longest segment that is neither a Send nor tagged: a Terminate with everything in it.
 const CONTROL_BYTES_MAX: usize = 256;
+/// So much of an FPDU whose rest has not come is kept without a stream buffer. It is all there can be, but for Sends that wait
+/// for receives: payload goes where it belongs as it comes.
+const LEFT_BYTES_MAX: usize = CONTROL_BYTES_MAX;
 
 /// What receiving came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,10 +78,12 @@ struct Message {
 
 /// The receiving half of a queue pair.
 pub(super) struct Rx {
-    /// Borrowed from the thread's spare ones while it holds bytes; else empty.
+    /// Borrowed from the thread's spare ones during a run, and while it holds more than can be `left`; else empty.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
+    /// What the last run left.
+    left: Vec<u8>,
     phase: Phase,
     partial: Partial,
     /// Above 0 while large segments arrive.
@@ -108,6 +113,7 @@ impl Rx {
             buffer: Box::default(),
             start: 0,
             end: 0,
+            left: Vec::new(),
             phase: Phase::Header,
             partial: Partial {
                 segment: Segment::Tagged(TaggedHeader::new_zeroed()),
@@ -150,7 +156,30 @@ impl Rx {
 
     /// Whether the stream is inside an FPDU.
     fn inside_fpdu(&self) -> bool {
-        self.phase != Phase::Header || self.start != self.end || self.message.is_some()
+        self.phase != Phase::Header
+            || self.start != self.end
+            || !self.left.is_empty()
+            || self.message.is_some()
+    }
+
+    /// Before a run: a stream buffer, with what the last one left.
+    fn take_buffer(&mut self) {
+        if self.buffer.is_empty() {
+            self.buffer = spare::take();
+            self.end = self.left.len();
+            self.buffer[..self.end].copy_from_slice(&self.left);
+            self.left.clear();
+        }
+    }
+
+    /// After a run: the buffer is for others, unless too much is left in it.
+    fn give_buffer(&mut self) {
+        let left = &self.buffer[self.start..self.end];
+        if left.len() <= LEFT_BYTES_MAX {
+            self.left.extend_from_slice(left);
+            (self.start, self.end) = (0, 0);
+            spare::give(std::mem::take(&mut self.buffer));
+        }
     }
 
     /// The receive of a Send that is still arriving.
@@ -172,14 +201,9 @@ enum Parsed {
 impl Qp {
     /// Receives what there is and handles it.
     pub(super) fn receive(&mut self, stags: &mut StagTable) -> Result<Received, Fatal> {
-        if self.rx.buffer.is_empty() {
-            self.rx.buffer = spare::take();
-        }
+        self.rx.take_buffer();
         let received = self.receive_buffered(stags);
-        if self.rx.start == self.rx.end {
-            (self.rx.start, self.rx.end) = (0, 0);
-            spare::give(std::mem::take(&mut self.rx.buffer));
-        }
+        self.rx.give_buffer();
         received
     }
 
@@ -440,5 +464,32 @@ impl Qp {
         self.finish_segment(stags, &segment, payload_bytes)?;
         self.first_fpdu();
         Ok(Parsed::Again)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LEFT_BYTES_MAX, Rx};
+
+    #[test]
+    fn what_is_left_of_an_fpdu_keeps_no_stream_buffer() {
+        for (left, keeps) in [
+            (0, false),
+            (1, false),
+            (LEFT_BYTES_MAX, false),
+            (LEFT_BYTES_MAX + 1, true),
+        ] {
+            let mut rx = Rx::new();
+            rx.take_buffer();
+            let bytes: Vec<u8> = (0..left).map(|n| n.to_le_bytes()[0]).collect();
+            (rx.start, rx.end) = (9, 9 + left);
+            rx.buffer[9..9 + left].copy_from_slice(&bytes);
+            rx.give_buffer();
+            assert_eq!(rx.buffer.is_empty(), !keeps, "{left} bytes");
+            assert_eq!(rx.inside_fpdu(), left != 0);
+            rx.take_buffer();
+            assert_eq!(rx.buffer[rx.start..rx.end], bytes);
+            assert_eq!(rx.inside_fpdu(), left != 0);
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Stream buffers. A queue pair needs one from a receive call until everything has been handled, which
-//! is within one run but for the FPDU whose rest has not come. So thousands of queue pairs share the
+//! is within one run but for Sends that wait for receives. So thousands of queue pairs share the
 //! few that are in the caches.
 
 use std::cell::RefCell;
