@@ -27,8 +27,15 @@ impl Qp {
     /// As [`Qp::transmit`]; through shared memory, the peer hears nothing of it yet.
     pub(super) fn hand_over(&mut self, stags: &mut StagTable) -> Result<(), Fatal> {
         self.tx.wanted = false;
+        self.tx.batch.take_memory();
+        let result = self.hand_over_batches(stags);
+        self.tx.give_memory();
+        result
+    }
+
+    fn hand_over_batches(&mut self, stags: &mut StagTable) -> Result<(), Fatal> {
         loop {
-            if self.tx.next == self.tx.pieces.len() {
+            if self.tx.next == self.tx.batch.pieces.len() {
                 self.tx.reset();
                 if self.tx.framing == Framing::Aligned
                     && let Some(link) = &self.link
@@ -45,7 +52,7 @@ impl Qp {
                     }
                     return built;
                 }
-                if self.tx.pieces.is_empty() {
+                if self.tx.batch.pieces.is_empty() {
                     // Local work requests may have finished without a byte.
                     self.sq.complete(self.tx.sent, self.num, &self.send_cq);
                     self.tx.blocked = false;

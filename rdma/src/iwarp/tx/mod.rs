@@ -4,6 +4,7 @@
     reason = "gathers headers and registered memory into one system call"
 )]
 
+mod batch;
 mod direct;
 mod messages;
 mod scratch;
@@ -23,7 +24,7 @@ use super::wire::ddp::{
     CRC_BYTES, Control, LENGTH_BYTES, Opcode, TAGGED_BYTES, TaggedHeader, UNTAGGED_BYTES, pad_bytes,
 };
 use crate::contract::{Access, Sge};
-use scratch::Scratch;
+use batch::Batch;
 
 /// Pieces of one system call; the kernel allows 1024.
 const PIECES_MAX: usize = 256;
@@ -61,12 +62,9 @@ enum Current {
 
 /// The sending half of a queue pair.
 pub(super) struct Tx {
-    scratch: Scratch,
-    pieces: Vec<Piece>,
-    /// First piece that has not been sent.
+    batch: Batch,
+    /// First piece of the batch that has not been sent.
     next: usize,
-    /// Stream positions at which the FPDUs of the batch end.
-    ends: Vec<u64>,
     /// Bytes of the stream built, and handed to TCP.
     built: u64,
     sent: u64,
@@ -96,10 +94,8 @@ pub(super) struct Tx {
 impl Tx {
     pub(super) fn new() -> Self {
         Self {
-            scratch: Scratch::new(),
-            pieces: Vec::with_capacity(PIECES_MAX + FPDU_PIECES),
+            batch: Batch::default(),
             next: 0,
-            ends: Vec::with_capacity(PIECES_MAX),
             built: 0,
             sent: 0,
             batch_start: 0,
@@ -152,7 +148,7 @@ impl Tx {
 
     /// Keeps a slab mapped while a batch may point into it.
     pub(super) fn keep(&mut self, slab: &Arc<Slab>) {
-        if self.next < self.pieces.len() {
+        if self.next < self.batch.pieces.len() {
             self.keep.push(Arc::clone(slab));
         }
     }
@@ -169,14 +165,14 @@ impl Tx {
 
     /// What is left of the FPDU that TCP has a part of; forgets the rest of the batch.
     pub(super) fn take_rest_of_fpdu(&mut self) -> Vec<u8> {
-        let between = self.sent == self.batch_start || self.ends.contains(&self.sent);
-        let end = self.ends.iter().find(|end| **end > self.sent);
+        let between = self.sent == self.batch_start || self.batch.ends.contains(&self.sent);
+        let end = self.batch.ends.iter().find(|end| **end > self.sent);
         let owed = match end {
             Some(end) if !between => usize::try_from(end - self.sent).unwrap_or(0),
             _ => 0,
         };
         let mut rest = Vec::with_capacity(owed);
-        for piece in &self.pieces[self.next..] {
+        for piece in &self.batch.pieces[self.next..] {
             let length = piece.len_bytes().min(owed - rest.len());
             if length == 0 {
                 break;
@@ -191,31 +187,37 @@ impl Tx {
     }
 
     fn reset(&mut self) {
-        self.pieces.clear();
+        self.batch.clear();
         self.next = 0;
-        self.scratch.cut(0);
-        self.ends.clear();
         self.keep.clear();
         self.batch_start = self.built;
     }
 
+    /// After a run: when all of the batch is with TCP, its memory is for others.
+    fn give_memory(&mut self) {
+        if self.next == self.batch.pieces.len() {
+            self.reset();
+            self.batch.give_memory();
+        }
+    }
+
     fn has_room(&self) -> bool {
-        if self.framing == Framing::Aligned && !self.pieces.is_empty() {
+        if self.framing == Framing::Aligned && !self.batch.pieces.is_empty() {
             return false;
         }
-        self.pieces.len() + FPDU_PIECES <= PIECES_MAX
-            && self.scratch.room() >= FPDU_SCRATCH_BYTES
+        self.batch.pieces.len() + FPDU_PIECES <= PIECES_MAX
+            && self.batch.scratch.room() >= FPDU_SCRATCH_BYTES
             && self.built - self.batch_start < BATCH_BYTES as u64
     }
 
     /// Adds what was put into the scratch memory since `at` to the pieces.
     #[inline]
     fn add_scratch(&mut self, at: usize) {
-        let length = self.scratch.used() - at;
-        let base = self.scratch.end().wrapping_sub(length);
-        match self.pieces.last_mut() {
+        let length = self.batch.scratch.used() - at;
+        let base = self.batch.scratch.end().wrapping_sub(length);
+        match self.batch.pieces.last_mut() {
             Some(last) if last.end() == base => last.extend(length),
-            _ => self.pieces.push(Piece::raw(base, length)),
+            _ => self.batch.pieces.push(Piece::raw(base, length)),
         }
     }
 
@@ -229,33 +231,36 @@ impl Tx {
         payload: impl FnOnce(&mut dyn FnMut(Span<'t>)) -> Result<(), StagError>,
     ) -> Result<(), StagError> {
         let length = length as usize;
-        let at = self.scratch.used();
+        let at = self.batch.scratch.used();
         let pad = pad_bytes(header.len() + length);
         let total = header.len() + length + pad + CRC_BYTES;
-        self.scratch.put(header);
+        self.batch.scratch.put(header);
         if length <= INLINE_BYTES {
-            let scratch = &mut self.scratch;
+            let scratch = &mut self.batch.scratch;
             if let Err(error) = payload(&mut |span| scratch.put_span(span)) {
-                self.scratch.cut(at);
+                self.batch.scratch.cut(at);
                 return Err(error);
             }
-            self.scratch.put(&[0; 3][..pad]);
+            self.batch.scratch.put(&[0; 3][..pad]);
             let crc = if self.crc {
-                crc32c(self.scratch.from(at))
+                crc32c(self.batch.scratch.from(at))
             } else {
                 0
             };
-            self.scratch.put(&crc.to_le_bytes());
+            self.batch.scratch.put(&crc.to_le_bytes());
             self.add_scratch(at);
         } else {
-            let mark = (self.pieces.len(), self.pieces.last().map(Piece::len_bytes));
+            let mark = (
+                self.batch.pieces.len(),
+                self.batch.pieces.last().map(Piece::len_bytes),
+            );
             self.add_scratch(at);
             let mut crc = Crc32c::new();
             let with_crc = self.crc;
             if with_crc {
                 crc.update(header);
             }
-            let pieces = &mut self.pieces;
+            let pieces = &mut self.batch.pieces;
             let result = payload(&mut |span| {
                 if with_crc {
                     crc.update_span(span);
@@ -263,29 +268,30 @@ impl Tx {
                 pieces.push(Piece::span(span));
             });
             if let Err(error) = result {
-                self.scratch.cut(at);
-                self.pieces.truncate(mark.0);
-                if let (Some(last), Some(length)) = (self.pieces.last_mut(), mark.1) {
+                self.batch.scratch.cut(at);
+                self.batch.pieces.truncate(mark.0);
+                if let (Some(last), Some(length)) = (self.batch.pieces.last_mut(), mark.1) {
                     last.shorten_to(length);
                 }
                 return Err(error);
             }
-            let at = self.scratch.used();
-            self.scratch.put(&[0; 3][..pad]);
+            let at = self.batch.scratch.used();
+            self.batch.scratch.put(&[0; 3][..pad]);
             if with_crc && pad != 0 {
                 crc.update(&[0; 3][..pad]);
             }
             let crc = if with_crc { crc.value() } else { 0 };
-            self.scratch.put(&crc.to_le_bytes());
+            self.batch.scratch.put(&crc.to_le_bytes());
             self.add_scratch(at);
         }
         self.built += total as u64;
-        self.ends.push(self.built);
+        self.batch.ends.push(self.built);
         Ok(())
     }
 
     /// Adds an FPDU of scratch bytes only: a header and no payload.
     fn add_bare(&mut self, header: &[u8]) {
+        self.batch.take_memory();
         // A payload of nothing cannot fail.
         let _ = self.add_fpdu(header, 0, |_| Ok(()));
     }
@@ -309,13 +315,13 @@ impl Tx {
         let aligned = self.framing == Framing::Aligned;
         // SAFETY: the pieces point into the scratch memory, or into registered memory that is
         // mapped: its region is registered, or `keep` holds the slab.
-        let transfer = unsafe { link.send(&mut self.pieces[self.next..], aligned) };
+        let transfer = unsafe { link.send(&mut self.batch.pieces[self.next..], aligned) };
         let mut bytes = match transfer.map_err(Fatal::Io)? {
             Transfer::Bytes(bytes) => bytes,
             Transfer::WouldBlock => return Ok(false),
         };
         self.sent += bytes as u64;
-        while let Some(piece) = self.pieces.get_mut(self.next) {
+        while let Some(piece) = self.batch.pieces.get_mut(self.next) {
             if bytes < piece.len_bytes() {
                 piece.advance(bytes);
                 return Ok(false);

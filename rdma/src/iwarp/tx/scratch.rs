@@ -15,14 +15,26 @@ const SCRATCH_BYTES: usize = 32 << 10;
 /// batch point into it while more is added.
 pub(super) struct Scratch {
     base: NonNull<u8>,
+    len: usize,
     used: usize,
+}
+
+/// Without memory.
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::of(Box::default())
+    }
 }
 
 impl Scratch {
     pub(super) fn new() -> Self {
-        let memory = Box::leak(vec![0u8; SCRATCH_BYTES].into_boxed_slice());
+        Self::of(vec![0; SCRATCH_BYTES].into())
+    }
+
+    fn of(memory: Box<[u8]>) -> Self {
         Self {
-            base: NonNull::from(memory).cast(),
+            len: memory.len(),
+            base: NonNull::from(Box::leak(memory)).cast(),
             used: 0,
         }
     }
@@ -41,7 +53,7 @@ impl Scratch {
 
     /// Bytes that can be added.
     pub(super) fn room(&self) -> usize {
-        SCRATCH_BYTES - self.used
+        self.len - self.used
     }
 
     /// Adds bytes; what does not fit is left out (callers ask for room first).
@@ -83,8 +95,8 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let memory = ptr::slice_from_raw_parts_mut(self.base.as_ptr(), SCRATCH_BYTES);
-        // SAFETY: leaked from a box of this size in `new`.
+        let memory = ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.len);
+        // SAFETY: leaked from a box of this size in `of`.
         drop(unsafe { Box::from_raw(memory) });
     }
 }
