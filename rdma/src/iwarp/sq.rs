@@ -1,7 +1,9 @@
 //! The send queue: work requests in order until they complete.
 
 use super::cq::Completions;
-use crate::contract::{PostError, QpNum, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion};
+use crate::contract::{
+    LKey, PostError, QpNum, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
+};
 
 /// How far a work request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +28,17 @@ pub(super) struct Wqe {
     pub progress: Progress,
 }
 
-/// A ring of work requests. Positions count up for ever; `position & mask` is the place.
+const NO_SGE: Sge = Sge {
+    addr: 0,
+    len_bytes: 0,
+    lkey: LKey(0),
+};
+
+/// A ring of work requests. Positions count up from the last time it was empty; `position & mask` is the place.
 pub(super) struct SendQueue {
-    wqes: Box<[Wqe]>,
-    sges: Box<[Sge]>,
+    /// As many places as were ever in use at once.
+    wqes: Vec<Wqe>,
+    sges: Vec<Sge>,
     sge_max: usize,
     depth: u32,
     mask: u32,
@@ -47,23 +56,9 @@ impl SendQueue {
     pub(super) fn new(depth: u32, sge_max: u32) -> Self {
         let places = depth.max(1).next_power_of_two();
         let sge_max = sge_max.max(1) as usize;
-        let empty = Wqe {
-            wr_id: 0,
-            op: SendOp::LocalInvalidate(crate::contract::RKey(0)),
-            sges: 0,
-            len_bytes: 0,
-            signaled: false,
-            fence: false,
-            progress: Progress::Done,
-        };
-        let nothing = Sge {
-            addr: 0,
-            len_bytes: 0,
-            lkey: crate::contract::LKey(0),
-        };
         Self {
-            wqes: vec![empty; places as usize].into(),
-            sges: vec![nothing; places as usize * sge_max].into(),
+            wqes: Vec::new(),
+            sges: Vec::new(),
             sge_max,
             depth,
             mask: places - 1,
@@ -96,8 +91,12 @@ impl SendQueue {
     /// Adds a work request of `len_bytes`; [`SendQueue::check_room`] has been asked.
     #[inline]
     pub(super) fn push(&mut self, wr: &SendWr<'_>, len_bytes: u32) {
+        if self.head == self.tail {
+            // The first places are in the caches, and the others need not be.
+            (self.head, self.next, self.rung, self.tail) = (0, 0, 0, 0);
+        }
         let place = self.place(self.tail);
-        self.wqes[place] = Wqe {
+        let wqe = Wqe {
             wr_id: wr.wr_id,
             op: wr.op,
             sges: wr.sges.len(),
@@ -107,6 +106,12 @@ impl SendQueue {
             progress: Progress::Open,
         };
         let first = place * self.sge_max;
+        if place == self.wqes.len() {
+            self.wqes.push(wqe);
+            self.sges.resize(first + self.sge_max, NO_SGE);
+        } else {
+            self.wqes[place] = wqe;
+        }
         self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
         self.tail = self.tail.wrapping_add(1);
     }
@@ -202,5 +207,105 @@ fn completion(wqe: &Wqe, qp: QpNum, status: WcStatus) -> WorkCompletion {
         },
         byte_len: 0,
         invalidated: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Progress, SendQueue};
+    use crate::contract::{CompletionQueue, LKey, QpNum, SendOp, SendWr, Sge, WorkCompletion};
+    use crate::iwarp::config::Config;
+    use crate::iwarp::cq::Completions;
+    use crate::iwarp::engine::Engine;
+
+    const DEPTH: u32 = 6;
+
+    fn sges_of(wr_id: u64) -> usize {
+        usize::try_from(wr_id % 3).unwrap()
+    }
+
+    fn push(queue: &mut SendQueue, wr_id: u64) {
+        let len_bytes = u32::try_from(wr_id).unwrap();
+        let sge = Sge {
+            addr: wr_id,
+            len_bytes,
+            lkey: LKey(7),
+        };
+        let op = SendOp::Send {
+            invalidate: None,
+            solicited: false,
+        };
+        let wr = SendWr {
+            wr_id,
+            op,
+            sges: &[sge, sge][..sges_of(wr_id)],
+            signaled: true,
+            fence: false,
+        };
+        queue.push(&wr, len_bytes);
+        queue.ring();
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Whatever is posted completes in order with what it was posted with, and places are made for what is
+        /// outstanding at once.
+        #[test]
+        fn places_are_as_many_as_were_in_use(rounds in prop::collection::vec((1..=DEPTH, 1..=DEPTH), 1..60)) {
+            let engine = Engine::new(Config::default()).unwrap();
+            let cq = Completions::new(&engine, 64).unwrap();
+            let mut queue = SendQueue::new(DEPTH, 2);
+            let (mut posted, mut done, mut most) = (0, 0, 0);
+            for (post, complete) in rounds {
+                for _ in 0..post.min(DEPTH - (posted - done)) {
+                    queue.check_room().unwrap();
+                    push(&mut queue, u64::from(posted));
+                    posted += 1;
+                }
+                most = most.max(posted - done);
+                prop_assert_eq!(queue.check_room().is_err(), posted - done == DEPTH);
+                while let Some((position, wqe)) = queue.next() {
+                    prop_assert_eq!(queue.sges(position).len(), sges_of(wqe.wr_id));
+                    prop_assert!(queue.sges(position).iter().all(|sge| sge.addr == wqe.wr_id));
+                    queue.set_progress(position, Progress::BuiltUpTo(wqe.wr_id));
+                    queue.advance();
+                }
+                let end = (done + complete).min(posted);
+                // Up to the end of a stream position, as with TCP.
+                queue.complete(u64::from(end).saturating_sub(1), QpNum(1), &cq);
+                let mut out = [WorkCompletion::EMPTY; 64];
+                let count = cq.poll(&mut out);
+                for completion in &out[..count] {
+                    prop_assert_eq!(completion.wr_id, u64::from(done));
+                    done += 1;
+                }
+                prop_assert_eq!(done, end);
+                let places = u32::try_from(queue.wqes.len()).unwrap();
+                prop_assert!((most..=DEPTH.next_power_of_two()).contains(&places));
+                prop_assert_eq!(queue.sges.len(), 2 * queue.wqes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_queue_starts_with_its_first_place_again() {
+        let engine = Engine::new(Config::default()).unwrap();
+        let cq = Completions::new(&engine, 64).unwrap();
+        let mut queue = SendQueue::new(64, 1);
+        for round in 0..100 {
+            for wr_id in [3 * round, 3 * round] {
+                push(&mut queue, wr_id);
+            }
+            while let Some((position, _)) = queue.next() {
+                queue.set_progress(position, Progress::Done);
+                queue.advance();
+            }
+            queue.complete(0, QpNum(1), &cq);
+        }
+        assert_eq!((queue.wqes.len(), queue.sges.len()), (2, 2));
+        let mut out = [WorkCompletion::EMPTY; 256];
+        assert_eq!(cq.poll(&mut out), 200);
     }
 }

@@ -69,7 +69,9 @@ pub(super) struct Connection {
     pub(super) queue: Option<IoQueue>,
     /// The Disconnect command that waits for the others to be answered.
     pub(super) delete: Option<(u16, Permit)>,
-    pub(super) commands: Box<[Command]>,
+    /// As many as were ever in flight at once.
+    pub(super) commands: Vec<Command>,
+    /// Those that are not: the one used last is taken first, as it is in the caches.
     free: Vec<u16>,
     /// One response capsule per command slot.
     responses: Buffer,
@@ -159,7 +161,6 @@ impl Connection {
             peer,
             sizes,
         } = *identity;
-        let slots = sizes.entries * SLOTS_PER_ENTRY;
         Self {
             id,
             index,
@@ -176,8 +177,8 @@ impl Connection {
             receive_slots,
             queue: None,
             delete: None,
-            commands: (0..slots).map(|_| Command::default()).collect(),
-            free: (0..slots).rev().collect(),
+            commands: Vec::new(),
+            free: Vec::new(),
             responses,
             data_lkey: keys.data,
             sinks: keys.sinks,
@@ -198,7 +199,12 @@ impl Connection {
     /// Takes a free command slot; `None` when the host has more commands outstanding than its
     /// queue has entries.
     pub(super) fn take_slot(&mut self) -> Option<u16> {
-        self.free.pop()
+        self.free.pop().or_else(|| {
+            let slot = u16::try_from(self.commands.len()).ok()?;
+            let within = slot < self.sizes.entries * SLOTS_PER_ENTRY;
+            within.then(|| self.commands.push(Command::default()))?;
+            Some(slot)
+        })
     }
 
     /// Gives a slot back with everything it holds.
