@@ -241,13 +241,15 @@ impl Tx {
                 self.batch.scratch.cut(at);
                 return Err(error);
             }
-            self.batch.scratch.put(&[0; 3][..pad]);
-            let crc = if self.crc {
-                crc32c(self.batch.scratch.from(at))
+            if self.crc {
+                self.batch.scratch.put(&[0; 3][..pad]);
+                let crc = crc32c(self.batch.scratch.from(at));
+                self.batch.scratch.put(&crc.to_le_bytes());
             } else {
-                0
-            };
-            self.batch.scratch.put(&crc.to_le_bytes());
+                self.batch
+                    .scratch
+                    .put(&[0; 3 + CRC_BYTES][..pad + CRC_BYTES]);
+            }
             self.add_scratch(at);
         } else {
             let mark = (
@@ -255,14 +257,13 @@ impl Tx {
                 self.batch.pieces.last().map(Piece::len_bytes),
             );
             self.add_scratch(at);
-            let mut crc = Crc32c::new();
-            let with_crc = self.crc;
-            if with_crc {
+            let mut crc = self.crc.then(Crc32c::new);
+            if let Some(crc) = &mut crc {
                 crc.update(header);
             }
             let pieces = &mut self.batch.pieces;
             let result = payload(&mut |span| {
-                if with_crc {
+                if let Some(crc) = &mut crc {
                     crc.update_span(span);
                 }
                 pieces.push(Piece::span(span));
@@ -276,12 +277,14 @@ impl Tx {
                 return Err(error);
             }
             let at = self.batch.scratch.used();
-            self.batch.scratch.put(&[0; 3][..pad]);
-            if with_crc && pad != 0 {
-                crc.update(&[0; 3][..pad]);
+            let mut trailer = [0; 3 + CRC_BYTES];
+            if let Some(mut crc) = crc {
+                if pad != 0 {
+                    crc.update(&trailer[..pad]);
+                }
+                trailer[pad..pad + CRC_BYTES].copy_from_slice(&crc.value().to_le_bytes());
             }
-            let crc = if with_crc { crc.value() } else { 0 };
-            self.batch.scratch.put(&crc.to_le_bytes());
+            self.batch.scratch.put(&trailer[..pad + CRC_BYTES]);
             self.add_scratch(at);
         }
         self.built += total as u64;
