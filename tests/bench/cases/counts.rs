@@ -88,7 +88,7 @@ const SYSCALLS: [Row; 2] = [
         load: Load::write(NSID_RAM, 4096, 128),
         bounds: || Bounds {
             aim: Some(0.1),
-            ..Bounds::none(Better::Lower).gate(gate(0.15, 0.15))
+            ..Bounds::none(Better::Lower).gate(gate(0.11, 0.11))
         },
     },
 ];
