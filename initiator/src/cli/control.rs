@@ -34,15 +34,21 @@ impl Reset {
         let mut now = state(&dir, &record)?;
         while now.state != "live" && start.elapsed() < Duration::from_secs(self.timeout) {
             if now.state != "reconnecting" {
-                bail!("{} after the reset: {}", now.state, now.detail);
+                bail!(
+                    "the controller of {} is {} after the reset: {}; detach the volume and attach it anew",
+                    record.device.display(),
+                    now.state,
+                    now.detail
+                );
             }
             thread::sleep(LOOK_EVERY);
             now = state(&dir, &record)?;
         }
         if self.timeout != 0 && now.state != "live" {
             bail!(
-                "the controller is not live {} s after the reset: {}; it goes on trying, and `capstan list` \
-                 shows how it goes",
+                "the controller of {} is not live {} s after the reset: {}; it goes on trying, and \
+                 `capstan list` shows how it goes",
+                record.device.display(),
                 self.timeout,
                 now.detail
             );
