@@ -4,7 +4,7 @@
 # shellcheck disable=SC2086 # $IN_NETNS is a command and its arguments, or nothing
 begin connected $IN_NETNS "$LAB/capstan" -v serve-nbd "${PORTAL[@]}" "${AS_HOST[@]}" -n "$SUBSYSTEM" -N 3 --socket "$WORK/socket"
 within 15 "a host is connected" [ -S socket ]
-load load 8
+load load 6
 told() { [ "$(grep -c 'namespaces changed' connected.out)" -ge "$1" ]; }
 target_add_namespace
 within 15 "the host hears of the new namespace" told 1

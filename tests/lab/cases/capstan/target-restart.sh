@@ -4,7 +4,7 @@
 # Over siw nvmet-rdma never ends a queue of which it has RDMA READs outstanding (README.md): in a capsule the data needs none.
 bs=16k
 case $TARGET-$LINK in nvmet-siw*) bs=4k ;; esac
-load load 10 --bs $bs
+load load 8 --bs $bs
 target_kill
 sleep 2
 running load || fail "the load ended while its target was gone: $(tail -1 load.out)"

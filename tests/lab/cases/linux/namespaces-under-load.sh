@@ -3,7 +3,7 @@
 # come, with the right size and identity, and go; the I/O on the other one never fails.
 connect nr_io_queues=2
 disk 1
-disk_load load "$DISK" 8
+disk_load load "$DISK" 6
 find_disk 5 && fail "NSID 5 is there before it was added"
 target_add_namespace
 disk 5
