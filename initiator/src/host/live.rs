@@ -165,11 +165,10 @@ impl Host {
         self.continue_scan(now_us);
     }
 
-    /// Resets the controller (NVMe Base 2.1, section 3.7.2: over fabrics that ends the association): the
-    /// connections end, which deletes the dynamic controller, and the next attempt to connect begins at
-    /// once, also when the controller was lost already. Leads to [`Event::Lost`], after which
-    /// outstanding I/O is to be issued again, and to [`Event::Live`]. Nothing happens when the
-    /// association is over, or has never been live.
+    /// Resets the controller by ending the association: the connections end, which deletes the dynamic
+    /// controller, and the next attempt to connect begins at once, also when the controller was lost
+    /// already. Leads to [`Event::Lost`], after which outstanding I/O is to be issued again, and to
+    /// [`Event::Live`]. Nothing happens when the association is over, or has never been live.
     pub fn reset(&mut self, now_us: u64) {
         if !self.was_live || self.shutdown_asked {
             return;
