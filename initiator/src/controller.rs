@@ -16,10 +16,10 @@ use capstan_reactor::{MailboxError, Sender};
 
 use crate::driver::Io;
 use crate::driver_thread;
-use crate::error::{AdminError, ConnectError, IoError};
+use crate::error::{CommandError, ConnectError, IoError};
 use crate::front_end::FrontEnd;
 use crate::host::{
-    AdminReply, CommandData, ControllerInfo, Counters, Discovery, NamespaceInfo, Status,
+    CommandData, CommandReply, ControllerInfo, Counters, Discovery, NamespaceInfo, Status,
 };
 use crate::oneshot::{Answer, Promise, block_on, oneshot};
 use crate::options::Options;
@@ -44,7 +44,7 @@ pub(crate) enum Message {
     Admin {
         sqe: Box<Sqe>,
         data: CommandData,
-        done: Promise<Result<AdminReply, AdminError>>,
+        done: Promise<Result<CommandReply, CommandError>>,
     },
     Status(Promise<Snapshot>),
     AddFrontEnd(MakeFrontEnd, Promise<std::io::Result<()>>),
@@ -251,19 +251,19 @@ impl Controller {
     /// Sends an admin command: `sqe` complete but for CID and data pointer.
     ///
     /// # Errors
-    /// [`AdminError`]; a status other than success is one.
-    pub async fn admin(&self, sqe: Sqe, data: CommandData) -> Result<AdminReply, AdminError> {
+    /// [`CommandError`]; a status other than success is one.
+    pub async fn admin(&self, sqe: Sqe, data: CommandData) -> Result<CommandReply, CommandError> {
         let what = sqe.admin_opcode().name().unwrap_or("admin command");
         let sqe = Box::new(sqe);
         let reply = self
             .ask(|done| Message::Admin { sqe, data, done })
             .await
-            .unwrap_or_else(|| Err(AdminError::Lost(Arc::new(ConnectError::Closed))))?;
+            .unwrap_or_else(|| Err(CommandError::Lost(Arc::new(ConnectError::Closed))))?;
         let status = reply.cqe.status();
         if status.is_success() {
             Ok(reply)
         } else {
-            Err(AdminError::Status { what, status })
+            Err(CommandError::Status { what, status })
         }
     }
 
@@ -271,15 +271,19 @@ impl Controller {
     ///
     /// # Errors
     /// As [`Controller::admin`].
-    pub fn admin_blocking(&self, sqe: Sqe, data: CommandData) -> Result<AdminReply, AdminError> {
+    pub fn admin_blocking(
+        &self,
+        sqe: Sqe,
+        data: CommandData,
+    ) -> Result<CommandReply, CommandError> {
         block_on(self.admin(sqe, data))
     }
 
     /// Reads the discovery log page, consistently: its generation counter and its entries.
     ///
     /// # Errors
-    /// [`AdminError`].
-    pub async fn discover(&self) -> Result<(u64, Vec<DiscoveryLogEntry>), AdminError> {
+    /// [`CommandError`].
+    pub async fn discover(&self) -> Result<(u64, Vec<DiscoveryLogEntry>), CommandError> {
         let mut discovery = Discovery::new();
         while let Some(command) = discovery.next_command() {
             let len_bytes = u32::try_from(command.length_bytes).unwrap_or(u32::MAX);
@@ -287,7 +291,7 @@ impl Controller {
             let data = CommandData::FromController(len_bytes);
             let reply = self.admin(sqe, data).await?;
             let answered = discovery.answer(&reply.data);
-            answered.map_err(|error| AdminError::Data {
+            answered.map_err(|error| CommandError::Data {
                 what: "Get Log Page (Discovery)",
                 problem: error.to_string(),
             })?;

@@ -12,10 +12,10 @@ use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 
 use crate::driver::{Completion, Engine, EngineConfig, Io, Refused, Source, WindowsClosed};
-use crate::error::{AdminError, ConnectError};
+use crate::error::{CommandError, ConnectError};
 use crate::host::{
-    AdminReply, CommandData, ControllerInfo, Counters, Discovery, Event, HostConfig, NamespaceInfo,
-    Status,
+    CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event, HostConfig,
+    NamespaceInfo, Status,
 };
 use crate::options::Options;
 use crate::provider;
@@ -184,16 +184,44 @@ impl DirectQueue {
     /// pointer. I/O goes on meanwhile; its completions wait for [`DirectQueue::poll`].
     ///
     /// # Errors
-    /// [`AdminError`]; a status other than success is one.
-    pub fn admin(&mut self, sqe: Sqe, data: CommandData) -> Result<AdminReply, AdminError> {
+    /// [`CommandError`]; a status other than success is one.
+    pub fn admin(&mut self, sqe: Sqe, data: CommandData) -> Result<CommandReply, CommandError> {
         let what = sqe.admin_opcode().name().unwrap_or("admin command");
-        let token = self.next_token;
-        self.next_token += 1;
+        let token = self.token();
         self.engine.submit_admin(token, sqe, data, Clock.now_us())?;
+        self.reply(token, what)
+    }
+
+    /// Sends a command on an I/O queue as it is, whatever its opcode, and waits for its answer. `sqe`
+    /// comes complete but for CID and data pointer; only the controller checks it. Data is at most
+    /// 1 MiB. I/O goes on meanwhile; its completions wait for [`DirectQueue::poll`].
+    ///
+    /// # Errors
+    /// [`CommandError`]; a status other than success is one. A command whose answer was lost with the
+    /// connection is not sent again.
+    pub fn io_passthru(
+        &mut self,
+        sqe: Sqe,
+        data: &CommandData,
+    ) -> Result<CommandReply, CommandError> {
+        let what = sqe.io_opcode().name().unwrap_or("I/O command");
+        let token = self.token();
+        self.engine
+            .submit_passthru(token, sqe, data, Clock.now_us())?;
+        self.reply(token, what)
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    /// Waits for the answer to an admin or passthrough command.
+    fn reply(&mut self, token: u64, what: &'static str) -> Result<CommandReply, CommandError> {
         let reply = self.run_until(|engine| {
             loop {
                 match engine.poll_event() {
-                    Some(Event::AdminDone { token: t, result }) if t == token => {
+                    Some(Event::CommandDone { token: t, result }) if t == token => {
                         return Some(result);
                     }
                     Some(_) => {}
@@ -205,15 +233,15 @@ impl DirectQueue {
         if status.is_success() {
             Ok(reply)
         } else {
-            Err(AdminError::Status { what, status })
+            Err(CommandError::Status { what, status })
         }
     }
 
     /// Reads the discovery log page, consistently.
     ///
     /// # Errors
-    /// [`AdminError`].
-    pub fn discover(&mut self) -> Result<(u64, Vec<DiscoveryLogEntry>), AdminError> {
+    /// [`CommandError`].
+    pub fn discover(&mut self) -> Result<(u64, Vec<DiscoveryLogEntry>), CommandError> {
         let mut discovery = Discovery::new();
         while let Some(command) = discovery.next_command() {
             let len_bytes = u32::try_from(command.length_bytes).unwrap_or(u32::MAX);
@@ -221,7 +249,7 @@ impl DirectQueue {
             let reply = self.admin(sqe, CommandData::FromController(len_bytes))?;
             discovery
                 .answer(&reply.data)
-                .map_err(|error| AdminError::Data {
+                .map_err(|error| CommandError::Data {
                     what: "Get Log Page (Discovery)",
                     problem: error.to_string(),
                 })?;

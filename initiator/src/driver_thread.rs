@@ -11,9 +11,9 @@ use capstan_reactor::{Armed, Flow, Mailbox, SpinBudget, Turn};
 use crate::controller::{Crowd, IoData, Message, Snapshot};
 use crate::direct;
 use crate::driver::{Completion, Engine, Io, Refused, Source, SubmitError};
-use crate::error::{AdminError, ConnectError, IoError};
+use crate::error::{CommandError, ConnectError, IoError};
 use crate::front_end::{FrontEnd, QueueHandle};
-use crate::host::{AdminReply, Event, Status};
+use crate::host::{CommandReply, Event, Status};
 use crate::oneshot::Promise;
 use crate::options::Options;
 
@@ -23,7 +23,7 @@ const MESSAGES_PER_TURN: usize = 64;
 const OTHERS: Source = Source(0);
 
 type IoDone = Promise<Result<Vec<u8>, IoError>>;
-type AdminDone = Promise<Result<AdminReply, AdminError>>;
+type AdminDone = Promise<Result<CommandReply, CommandError>>;
 
 /// An I/O of another thread.
 struct Outside {
@@ -320,7 +320,7 @@ impl Driver {
             Event::Closed => self.over = true,
             Event::NamespacesChanged => tracing::info!("namespaces changed"),
             Event::DiscoveryLogChanged => tracing::info!("the discovery log changed"),
-            Event::AdminDone { token, result } => {
+            Event::CommandDone { token, result } => {
                 if let Some(done) = self.admin.remove(&token) {
                     done.fulfil(result);
                 }

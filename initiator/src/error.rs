@@ -203,9 +203,9 @@ pub enum IoError {
     Closed,
 }
 
-/// Why an admin command failed.
+/// Why an admin command, or an I/O command sent as it is, failed.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum AdminError {
+pub enum CommandError {
     /// The controller completed it with an error.
     #[error("{what}: {status}")]
     Status {
@@ -217,11 +217,11 @@ pub enum AdminError {
     /// The association was lost while it was outstanding; it may or may not have been carried out.
     #[error("the association was lost before the answer: {0}")]
     Lost(Arc<ConnectError>),
-    /// Too many admin commands wait already.
-    #[error("too many admin commands are waiting; try again when one has finished")]
+    /// As many commands wait already as this host keeps, or use the memory there is for data.
+    #[error("too many commands are waiting; try again when one has finished")]
     Busy,
-    /// Its data is larger than this host moves for an admin command.
-    #[error("{len_bytes} bytes of admin data, expected at most {max_bytes}; read in pieces")]
+    /// Its data is larger than this host moves for one command.
+    #[error("{len_bytes} bytes of data, expected at most {max_bytes}; move them in pieces")]
     TooLong {
         /// Bytes asked for.
         len_bytes: u64,

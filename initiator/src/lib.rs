@@ -33,7 +33,7 @@ pub use capstan_reactor::Armed;
 pub use controller::{Controller, Snapshot};
 pub use direct::DirectQueue;
 pub use driver::{Completion, Io, Op, Refused, SubmitError, WindowsClosed};
-pub use error::{AdminError, ConnectError, IoError, OptionsError};
+pub use error::{CommandError, ConnectError, IoError, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
 pub use options::Options;
 pub use volume::{BlockingVolume, Volume};

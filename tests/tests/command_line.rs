@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use capstan_tests::program::{Daemon, complaint, own_address, program, told, utf8};
@@ -246,6 +246,7 @@ fn every_command_that_talks_to_a_target_speaks_json() {
     assert_eq!(reply["data"].as_array().unwrap().len(), 4096);
     let error = complaint(&capstan("admin-passthru", at, &["--opcode", "0xc5"]));
     assert!(error.contains("Invalid Command Opcode"), "{error}");
+    io_passthru(at, &out);
     let words = [
         "--rw",
         "randrw",
@@ -271,4 +272,64 @@ fn every_command_that_talks_to_a_target_speaks_json() {
     assert_eq!(report["verify"]["blocks"], 256);
     assert_eq!(report["verify"]["wrong"], 0);
     assert!(daemon.stop().success());
+}
+
+/// I/O commands sent as they are, to a namespace of 4096 LBAs whose LBAs 3 and 4 hold the bytes of `out`.
+fn io_passthru(at: SocketAddr, out: &Path) {
+    let ask = |args: &str| capstan_json("io-passthru", at, &args.split(' ').collect::<Vec<_>>());
+    let fail = |args: &str| {
+        complaint(&capstan(
+            "io-passthru",
+            at,
+            &args.split(' ').collect::<Vec<_>>(),
+        ))
+    };
+    let read = ask("--opcode 2 --cdw10 3 --cdw12 1 --data-len 8192");
+    assert_eq!(read["result"], 0);
+    assert_eq!(
+        read["data"].as_array().unwrap(),
+        &vec![Value::from(7); 8192]
+    );
+    let compare = format!("--opcode 5 --cdw12 1 --input-file {}", utf8(out));
+    assert_eq!(
+        ask(&format!("{compare} --cdw10 3"))["data"],
+        Value::from([(); 0])
+    );
+    for (args, expected) in [
+        (
+            &*format!("{compare} --cdw10 2"),
+            "opcode 0x05: Compare: Compare Failure (SCT 2h, SC 85h",
+        ),
+        (
+            &*format!("{compare} --cdw10 4095"),
+            "Compare: LBA Out of Range (SCT 0h, SC 80h",
+        ),
+        (
+            "--opcode 2 --cdw10 4096 --data-len 4096",
+            "Read: LBA Out of Range (SCT 0h, SC 80h",
+        ),
+        (
+            "--opcode 2 --cdw12 1 --data-len 4096",
+            "Read: Data SGL Length Invalid (SCT 0h, SC 0Fh",
+        ),
+        (
+            "--opcode 2 -N 9 --data-len 4096",
+            "Read: Invalid Namespace or Format (SCT 0h, SC 0Bh",
+        ),
+        (
+            "--opcode 0x7c",
+            "I/O command: Invalid Command Opcode (SCT 0h, SC 01h",
+        ),
+        (
+            "--opcode 1 --data-len 4096",
+            "opcode 0x01 has data to the controller",
+        ),
+        (
+            "--opcode 2 --data-len 1048577",
+            "1048577 is not in 0..=1048576",
+        ),
+    ] {
+        let error = fail(args);
+        assert!(error.contains(expected), "{args}: {error}");
+    }
 }

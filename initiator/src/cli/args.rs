@@ -8,7 +8,11 @@ use capstan_initiator::identity::Identity;
 use capstan_initiator::{DirectQueue, Options, Preference};
 use capstan_nvme_proto::log::{DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
+
+/// Most bytes of data of one command that is sent as it is.
+pub(crate) const COMMAND_BYTES_MAX: u64 = 1 << 20;
 
 /// Which controller to connect to, and how.
 #[derive(Args, Clone, Debug)]
@@ -98,8 +102,18 @@ impl ConnectArgs {
         Ok(self.apply(options))
     }
 
+    /// Connects.
+    pub(crate) fn queues(&self) -> Result<DirectQueue> {
+        connect(&self.options()?)
+    }
+
+    /// Connects for admin commands only.
+    pub(crate) fn admin_queue(&self) -> Result<DirectQueue> {
+        connect(&self.admin_options()?)
+    }
+
     /// Options for commands without I/O.
-    pub(crate) fn admin_options(&self) -> Result<Options> {
+    fn admin_options(&self) -> Result<Options> {
         let mut options = self.options()?;
         options.nr_io_queues = 0;
         options.data_memory_bytes = 0;
@@ -188,6 +202,15 @@ impl ConnectArgs {
     }
 }
 
+fn connect(options: &Options) -> Result<DirectQueue> {
+    DirectQueue::connect(options).with_context(|| {
+        format!(
+            "connecting to {} at {} port {}",
+            options.subnqn, options.traddr, options.trsvcid
+        )
+    })
+}
+
 fn seconds(n: u32) -> Duration {
     Duration::from_secs(n.into())
 }
@@ -255,6 +278,11 @@ pub(crate) fn parse_number<T: TryFrom<u32>>(text: &str) -> Result<T, String> {
         let bits = 8 * size_of::<T>();
         format!("expected a number of {bits} bits, like 15 or 0x0f")
     })
+}
+
+/// Bytes of data of a command whose data is not known: at most 1 MiB.
+pub(crate) fn parse_data_len() -> RangedU64ValueParser<u32> {
+    RangedU64ValueParser::new().range(0..=COMMAND_BYTES_MAX)
 }
 
 /// A time as fio writes it (`30` is seconds), or with a unit (`1m30s`).

@@ -51,17 +51,6 @@ pub(crate) struct ListNs {
     output: OutputArgs,
 }
 
-/// Connects for admin commands only.
-pub(super) fn connect(args: &ConnectArgs) -> Result<DirectQueue> {
-    let options = args.admin_options()?;
-    DirectQueue::connect(&options).with_context(|| {
-        format!(
-            "connecting to {} at {} port {}",
-            options.subnqn, options.traddr, options.trsvcid
-        )
-    })
-}
-
 fn identify(queue: &mut DirectQueue, cns: Cns, nsid: u32) -> Result<Vec<u8>> {
     let sqe = AdminCommand::Identify(Identify::new(cns, nsid)).encode(0, Sgl::EMPTY);
     let data = CommandData::FromController(IDENTIFY_DATA_BYTES);
@@ -73,7 +62,7 @@ fn identify(queue: &mut DirectQueue, cns: Cns, nsid: u32) -> Result<Vec<u8>> {
 
 impl IdCtrl {
     pub(crate) fn run(&self) -> Result<()> {
-        let mut queue = connect(&self.connect)?;
+        let mut queue = self.connect.admin_queue()?;
         let data = identify(&mut queue, Cns::CONTROLLER, 0)?;
         queue.close();
         let Some(id) = IdentifyController::from_data(&data) else {
@@ -159,7 +148,7 @@ fn controller_fields(id: &IdentifyController) -> Fields {
 impl IdNs {
     pub(crate) fn run(&self) -> Result<()> {
         let nsid = self.namespace_id;
-        let mut queue = connect(&self.connect)?;
+        let mut queue = self.connect.admin_queue()?;
         let data = identify(&mut queue, Cns::NAMESPACE, nsid)?;
         // Older controllers do not have the list.
         let ids = identify(&mut queue, Cns::NAMESPACE_ID_DESCRIPTORS, nsid).unwrap_or_default();
@@ -255,7 +244,7 @@ fn hex(bytes: &[u8]) -> String {
 
 impl ListNs {
     pub(crate) fn run(&self) -> Result<()> {
-        let mut queue = connect(&self.connect)?;
+        let mut queue = self.connect.admin_queue()?;
         let mut nsids = Vec::new();
         let mut above = self.namespace_id;
         loop {

@@ -83,13 +83,7 @@ pub(crate) struct Flush {
 
 /// Connects, and looks up the namespace.
 pub(super) fn connect(args: &ConnectArgs, nsid: u32) -> Result<(DirectQueue, NamespaceInfo)> {
-    let options = args.options()?;
-    let queue = DirectQueue::connect(&options).with_context(|| {
-        format!(
-            "connecting to {} at {} port {}",
-            options.subnqn, options.traddr, options.trsvcid
-        )
-    })?;
+    let queue = args.queues()?;
     let namespace = namespace(&queue, nsid)?;
     Ok((queue, namespace))
 }

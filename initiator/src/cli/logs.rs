@@ -15,7 +15,6 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::args::{ConnectArgs, OutputArgs};
-use super::identify::connect;
 use super::output::{self, Fields};
 
 /// 0 °C in kelvins, as temperatures are rounded in the log page.
@@ -77,7 +76,7 @@ fn log_page(queue: &mut DirectQueue, lid: LogPageId, nsid: u32, len_bytes: u32) 
 
 impl SmartLog {
     pub(crate) fn run(&self) -> Result<()> {
-        let mut queue = connect(&self.connect)?;
+        let mut queue = self.connect.admin_queue()?;
         let lid = LogPageId::HEALTH;
         let data = log_page(&mut queue, lid, self.namespace_id, HEALTH_BYTES)?;
         queue.close();
@@ -135,7 +134,7 @@ fn units(f: &mut Fields, name: &'static str, units: u128) {
 
 impl ErrorLog {
     pub(crate) fn run(&self) -> Result<()> {
-        let mut queue = connect(&self.connect)?;
+        let mut queue = self.connect.admin_queue()?;
         let entry_bytes = u32::try_from(ErrorInformationEntry::SIZE_BYTES)?;
         let lid = LogPageId::ERROR_INFORMATION;
         let len_bytes = self.log_entries * entry_bytes;
@@ -194,7 +193,7 @@ fn entry_line(entry: &ErrorInformationEntry) -> String {
 
 impl EffectsLog {
     pub(crate) fn run(&self) -> Result<()> {
-        let mut queue = connect(&self.connect)?;
+        let mut queue = self.connect.admin_queue()?;
         let len_bytes = u32::try_from(size_of::<CommandEffectsLog>())?;
         let lid = LogPageId::COMMAND_EFFECTS;
         let data = log_page(&mut queue, lid, 0, len_bytes)?;

@@ -1,17 +1,18 @@
 //! The command line: what is asked, and where it goes.
 
-mod admin;
 mod args;
 mod bench;
 mod control;
 mod discover;
 mod disk;
 mod doctor;
+mod feature;
 mod identify;
 mod io;
 mod logs;
 mod mount;
 mod output;
+mod passthru;
 mod serve;
 mod volume;
 
@@ -50,9 +51,11 @@ enum Command {
     /// Show which commands the controller has, and what they change.
     EffectsLog(logs::EffectsLog),
     /// Show the value of a feature.
-    GetFeature(admin::GetFeature),
+    GetFeature(feature::GetFeature),
     /// Send any admin command, and show its answer.
-    AdminPassthru(Box<admin::AdminPassthru>),
+    AdminPassthru(Box<passthru::Passthru>),
+    /// Send any I/O command, and show its answer.
+    IoPassthru(Box<passthru::Passthru>),
     /// Read from a namespace into a file or to stdout.
     Read(io::Read),
     /// Write a file or stdin to a namespace.
@@ -98,7 +101,8 @@ pub(crate) fn run() -> ExitCode {
         Command::ErrorLog(command) => command.run(),
         Command::EffectsLog(command) => command.run(),
         Command::GetFeature(command) => command.run(),
-        Command::AdminPassthru(command) => command.run(),
+        Command::AdminPassthru(command) => command.run_admin(),
+        Command::IoPassthru(command) => command.run_io(),
         Command::Read(command) => command.run(),
         Command::Write(command) => command.run(),
         Command::Flush(command) => command.run(),

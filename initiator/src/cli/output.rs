@@ -117,3 +117,12 @@ impl Fields {
         Ok(())
     }
 }
+
+/// Prints data in lines of 16 bytes.
+pub(crate) fn dump(data: &[u8]) -> Result<()> {
+    for (at, row) in data.chunks(16).enumerate() {
+        let bytes: Vec<String> = row.iter().map(|byte| format!("{byte:02x}")).collect();
+        line(&format!("{:04x}: {}", at * 16, bytes.join(" ")))?;
+    }
+    Ok(())
+}

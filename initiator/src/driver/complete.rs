@@ -9,7 +9,7 @@ use super::engine::{Engine, Owner, Slot};
 use super::request::Piece;
 use super::wr_id::{WorkKind, WrId};
 use crate::error::{ConnectError, IoError};
-use crate::host::SlotIndex;
+use crate::host::{CommandReply, SlotIndex};
 
 /// Times one I/O is tried again for a passing status.
 const RETRIES_MAX: u8 = 5;
@@ -99,7 +99,7 @@ impl Engine {
         // The answer to a Keep Alive does not make the next one superfluous.
         self.traffic |= matches!(
             self.line_slot(qid, slot).map(|slot| &slot.owner),
-            Some(Owner::Io(_))
+            Some(Owner::Io(_) | Owner::Passthru { .. })
         );
         self.answered(qid, slot, &cqe, wc.invalidated, now_us);
     }
@@ -170,6 +170,15 @@ impl Engine {
                 self.host.release(qid, slot);
                 self.finish_io(piece, &cqe, now_us);
             }
+            Owner::Passthru {
+                token,
+                data,
+                read_bytes,
+            } => {
+                let data = self.read_out(data.as_ref(), read_bytes);
+                self.host.release(qid, slot);
+                self.passthru_done(token, Ok(CommandReply { cqe, data }));
+            }
         }
     }
 
@@ -229,7 +238,7 @@ impl Engine {
             .iter()
             .flatten()
             .flat_map(|line| &*line.slots)
-            .filter(|slot| matches!(slot.owner, Owner::Io(_)))
+            .filter(|slot| matches!(slot.owner, Owner::Io(_) | Owner::Passthru { .. }))
             .map(|slot| slot.sent_us)
             .min();
         if let Some(oldest_us) = oldest_us

@@ -51,6 +51,12 @@ pub(super) enum Owner {
         read_bytes: u32,
     },
     Io(Piece),
+    /// A command sent as it is; its data is in the buffer.
+    Passthru {
+        token: u64,
+        data: Option<Buffer>,
+        read_bytes: u32,
+    },
 }
 
 /// A command in flight.
@@ -116,10 +122,12 @@ pub(crate) struct Engine {
     pub(super) next_qid: u16,
     pub(super) losses: u64,
     pub(super) windows_closed: WindowsClosed,
+    /// Passthrough commands outstanding.
+    pub(super) passthru: u32,
     /// Work requests were flushed; the cause is awaited until then.
     pub(super) flushed: Option<(u16, u64)>,
     pub(super) traffic: bool,
-    events: VecDeque<Event>,
+    pub(super) events: VecDeque<Event>,
     wcs: Box<[WorkCompletion; POLL_BATCH]>,
     cm_turns: u32,
     next_stale_check_us: u64,
@@ -155,6 +163,7 @@ impl Engine {
             next_qid: 1,
             losses: 0,
             windows_closed: WindowsClosed::default(),
+            passthru: 0,
             flushed: None,
             traffic: false,
             events: VecDeque::new(),
@@ -219,7 +228,7 @@ impl Engine {
         sqe: Sqe,
         data: crate::host::CommandData,
         now_us: u64,
-    ) -> Result<(), crate::error::AdminError> {
+    ) -> Result<(), crate::error::CommandError> {
         self.host.submit_admin(token, sqe, data, now_us)
     }
 
@@ -469,7 +478,8 @@ impl Engine {
 
     /// When to turn even if every descriptor stays silent.
     pub(crate) fn next_deadline_us(&self) -> Option<u64> {
-        let stale = (self.requests.unfinished() > 0).then_some(self.next_stale_check_us);
+        let outstanding = self.requests.unfinished() > 0 || self.passthru > 0;
+        let stale = outstanding.then_some(self.next_stale_check_us);
         let delayed = self.delayed.iter().map(|(due_us, _)| *due_us).min();
         let flushed = self.flushed.map(|(_, deadline_us)| deadline_us);
         [

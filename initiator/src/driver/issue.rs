@@ -59,7 +59,7 @@ impl Engine {
     }
 
     /// The next I/O queue that takes a command now.
-    fn pick_queue(&mut self) -> Option<u16> {
+    pub(super) fn pick_queue(&mut self) -> Option<u16> {
         let count = self.host.io_queues();
         for _ in 0..count {
             let qid = self.next_qid;
@@ -203,31 +203,7 @@ impl Engine {
         data: &CommandData,
         now_us: u64,
     ) {
-        let len_bytes = data.len_bytes();
-        let mut read_bytes = 0;
-        let access = match data {
-            CommandData::None => None,
-            CommandData::ToController(bytes) => {
-                if let Some(buffer) = &mut buffer {
-                    buffer.copy_from(0, bytes);
-                }
-                Some(Access::REMOTE_READ)
-            }
-            CommandData::FromController(_) => {
-                read_bytes = len_bytes;
-                if let Some(buffer) = &mut buffer {
-                    // What the controller does not send must not be what an earlier command left.
-                    buffer.zero(0..len_bytes as usize);
-                }
-                Some(Access::REMOTE_WRITE)
-            }
-        };
-        let transfer = match (access, &buffer, &self.device) {
-            (Some(access), Some(buffer), Some(device)) => {
-                Transfer::Keyed(device.span(buffer, 0, len_bytes), access)
-            }
-            _ => Transfer::None,
-        };
+        let (transfer, read_bytes) = self.stage(buffer.as_mut(), data);
         let owner = Owner::Host {
             data: buffer,
             read_bytes,
@@ -237,6 +213,29 @@ impl Engine {
             self.host
                 .handle_broken(ConnectError::Protocol { qid, what }, now_us);
         }
+    }
+
+    /// Puts the data of a command into its buffer, or clears the buffer for it: how it travels, and
+    /// the bytes to read out at the end.
+    pub(super) fn stage(&self, buffer: Option<&mut Buffer>, data: &CommandData) -> (Transfer, u32) {
+        let (Some(buffer), Some(device)) = (buffer, &self.device) else {
+            return (Transfer::None, 0);
+        };
+        let len_bytes = data.len_bytes();
+        let (access, read_bytes) = match data {
+            CommandData::None => return (Transfer::None, 0),
+            CommandData::ToController(bytes) => {
+                buffer.copy_from(0, bytes);
+                (Access::REMOTE_READ, 0)
+            }
+            CommandData::FromController(_) => {
+                // What the controller does not send must not be what an earlier command left.
+                buffer.zero(0..len_bytes as usize);
+                (Access::REMOTE_WRITE, len_bytes)
+            }
+        };
+        let span = device.span(buffer, 0, len_bytes);
+        (Transfer::Keyed(span, access), read_bytes)
     }
 }
 

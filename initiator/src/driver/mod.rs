@@ -17,6 +17,7 @@ mod engine;
 mod io;
 mod issue;
 mod open;
+mod passthru;
 mod request;
 mod wr_id;
 

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::connection::{Connection, ConnectionParts, RingSizes};
 use super::device::DeviceContext;
 use super::engine::{Engine, Line, Owner, Slot};
-use crate::error::{ConnectError, IoError};
+use crate::error::{CommandError, ConnectError, IoError};
 use crate::host::{ADMIN_QUEUE_ENTRIES, Action};
 
 /// Receiver-not-ready retries: for ever. The controller posts its receives before it accepts, so a
@@ -332,13 +332,17 @@ impl Engine {
             drop(connection);
             self.cm.destroy(id);
             for slot in slots {
-                if let Owner::Io(piece) = slot.owner {
-                    if slot.await_response {
-                        self.send_again(piece);
-                    } else {
+                match slot.owner {
+                    Owner::Io(piece) if slot.await_response => self.send_again(piece),
+                    Owner::Io(piece) => {
                         let result = self.outcome(piece, &slot.cqe);
                         self.requests.finish(piece.request, result);
                     }
+                    Owner::Passthru { token, .. } => {
+                        let cause = self.host.lost_cause();
+                        self.passthru_done(token, Err(CommandError::Lost(cause)));
+                    }
+                    Owner::Free | Owner::Host { .. } => {}
                 }
             }
         }

@@ -8,9 +8,9 @@ use capstan_nvme_proto::rdma_cm::CmRequest;
 use capstan_nvme_proto::sqe::Sqe;
 
 use super::queue::SlotIndex;
-use crate::error::{AdminError, ConnectError};
+use crate::error::{CommandError, ConnectError};
 
-/// Data of an admin or Connect command.
+/// Data of an admin, Connect or passthrough command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandData {
     /// The command has none.
@@ -87,18 +87,19 @@ pub enum Event {
     NamespacesChanged,
     /// The discovery log page changed.
     DiscoveryLogChanged,
-    /// An admin command of [`Host::submit_admin`](super::Host::submit_admin) is done.
-    AdminDone {
+    /// An admin command of [`Host::submit_admin`](super::Host::submit_admin), or an I/O command that was sent
+    /// as it is, is done.
+    CommandDone {
         /// Its token.
         token: u64,
         /// Its answer.
-        result: Result<AdminReply, AdminError>,
+        result: Result<CommandReply, CommandError>,
     },
 }
 
-/// The answer to an admin command, whatever its status.
+/// The answer to a command, whatever its status.
 #[derive(Clone, Debug)]
-pub struct AdminReply {
+pub struct CommandReply {
     /// The completion.
     pub cqe: Cqe,
     /// Data from the controller.

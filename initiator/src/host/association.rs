@@ -434,6 +434,17 @@ impl Host {
         }
     }
 
+    /// Why the association is not live.
+    pub(crate) fn lost_cause(&self) -> Arc<ConnectError> {
+        match (&self.state, &self.loss) {
+            (State::Failed(cause), _) => Arc::clone(cause),
+            (State::Closed | State::ShuttingDown { .. }, _) | (_, None) => {
+                Arc::new(ConnectError::Closed)
+            }
+            (_, Some(loss)) => Arc::clone(&loss.cause),
+        }
+    }
+
     /// `ctrl_loss_tmo` has passed.
     fn give_up(&mut self, now_us: u64) {
         let Some(loss) = self.loss.take() else {

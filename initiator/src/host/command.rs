@@ -6,10 +6,10 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::log::LogPageId;
 use capstan_nvme_proto::sqe::Sqe;
 
-use super::action::{Action, AdminReply, CommandData, Event, Step};
+use super::action::{Action, CommandData, CommandReply, Event, Step};
 use super::association::{Host, State};
 use super::queue::SlotIndex;
-use crate::error::{AdminError, ConnectError};
+use crate::error::{CommandError, ConnectError};
 
 /// Admin commands of the owner that may wait for a slot.
 const WAITING_MAX: usize = 64;
@@ -137,10 +137,10 @@ impl AdminCommands {
 
 impl Host {
     /// Submits an admin command for the owner: `sqe` complete but for CID and data pointer. Its
-    /// answer is [`Event::AdminDone`] with `token`; it may wait for its turn.
+    /// answer is [`Event::CommandDone`] with `token`; it may wait for its turn.
     ///
     /// # Errors
-    /// [`AdminError::Busy`], [`AdminError::TooLong`], or [`AdminError::Lost`] when the association
+    /// [`CommandError::Busy`], [`CommandError::TooLong`], or [`CommandError::Lost`] when the association
     /// is over.
     pub fn submit_admin(
         &mut self,
@@ -148,22 +148,22 @@ impl Host {
         sqe: Sqe,
         data: CommandData,
         now_us: u64,
-    ) -> Result<(), AdminError> {
+    ) -> Result<(), CommandError> {
         if data.len_bytes() > ADMIN_DATA_BYTES_MAX {
-            return Err(AdminError::TooLong {
+            return Err(CommandError::TooLong {
                 len_bytes: data.len_bytes().into(),
                 max_bytes: ADMIN_DATA_BYTES_MAX,
             });
         }
         match &self.state {
-            State::Failed(cause) => return Err(AdminError::Lost(Arc::clone(cause))),
+            State::Failed(cause) => return Err(CommandError::Lost(Arc::clone(cause))),
             State::Closed | State::ShuttingDown { .. } => {
-                return Err(AdminError::Lost(Arc::new(ConnectError::Closed)));
+                return Err(CommandError::Lost(Arc::new(ConnectError::Closed)));
             }
             State::Connecting { .. } | State::Live { .. } | State::Waiting { .. } => {}
         }
         if self.waiting.len() >= WAITING_MAX {
-            return Err(AdminError::Busy);
+            return Err(CommandError::Busy);
         }
         self.waiting.push_back(Waiting { token, sqe, data });
         self.send_waiting(now_us);
@@ -258,11 +258,11 @@ impl Host {
         match command.purpose {
             Purpose::Setup(step) => self.setup_answered(step, cqe, data, now_us),
             Purpose::Owner { token } => {
-                let reply = AdminReply {
+                let reply = CommandReply {
                     cqe: *cqe,
                     data: data.to_vec(),
                 };
-                self.events.push_back(Event::AdminDone {
+                self.events.push_back(Event::CommandDone {
                     token,
                     result: Ok(reply),
                 });
@@ -303,9 +303,9 @@ impl Host {
     pub(super) fn fail_commands(&mut self, cause: &Arc<ConnectError>) {
         for command in self.commands.take_all() {
             if let Purpose::Owner { token } = command.purpose {
-                self.events.push_back(Event::AdminDone {
+                self.events.push_back(Event::CommandDone {
                     token,
-                    result: Err(AdminError::Lost(Arc::clone(cause))),
+                    result: Err(CommandError::Lost(Arc::clone(cause))),
                 });
             }
         }
@@ -314,9 +314,9 @@ impl Host {
     /// Tells the owner of its waiting commands that they will not be sent.
     pub(super) fn fail_waiting(&mut self, cause: &Arc<ConnectError>) {
         for waiting in self.waiting.drain(..) {
-            self.events.push_back(Event::AdminDone {
+            self.events.push_back(Event::CommandDone {
                 token: waiting.token,
-                result: Err(AdminError::Lost(Arc::clone(cause))),
+                result: Err(CommandError::Lost(Arc::clone(cause))),
             });
         }
     }

@@ -30,7 +30,7 @@ mod words;
 #[cfg(test)]
 mod tests;
 
-pub use action::{Action, AdminReply, CommandData, Event, Status, Step};
+pub use action::{Action, CommandData, CommandReply, Event, Status, Step};
 pub(crate) use association::ADMIN_QUEUE_ENTRIES;
 pub use association::{Counters, Host, HostConfig};
 pub use discovery::{Discovery, DiscoveryError};

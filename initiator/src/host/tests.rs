@@ -15,7 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::action::{Action, CommandData, Event, Status as HostStatus, Step};
 use super::association::{Host, HostConfig};
 use super::queue::SlotIndex;
-use crate::error::{AdminError, ConnectError};
+use crate::error::{CommandError, ConnectError};
 use crate::scripted::{HOSTID, ScriptedController};
 
 fn config() -> HostConfig {
@@ -69,7 +69,7 @@ impl Script {
                     Event::Closed => "closed".to_owned(),
                     Event::NamespacesChanged => "namespaces changed".to_owned(),
                     Event::DiscoveryLogChanged => "discovery log changed".to_owned(),
-                    Event::AdminDone { token, result } => format!(
+                    Event::CommandDone { token, result } => format!(
                         "admin {token}: {}",
                         result.map_or_else(|e| e.to_string(), |r| r.data.len().to_string())
                     ),
@@ -315,7 +315,7 @@ fn gives_up_when_ctrl_loss_tmo_has_passed() {
     let refused = script
         .host
         .submit_admin(1, Sqe::new(6, 0, 0), CommandData::None, 0);
-    assert!(matches!(refused, Err(AdminError::Lost(_))));
+    assert!(matches!(refused, Err(CommandError::Lost(_))));
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn admin_commands_of_the_owner_are_answered_in_their_order() {
     assert_eq!(tokens, expected);
     let long = CommandData::FromController(1 << 20);
     let refused = script.host.submit_admin(1, Sqe::new(6, 0, 1), long, 0);
-    assert!(matches!(refused, Err(AdminError::TooLong { .. })));
+    assert!(matches!(refused, Err(CommandError::TooLong { .. })));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::command::IoCommand;
+use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
@@ -9,7 +10,7 @@ use super::World;
 use super::peer::Manner;
 use crate::driver::io::{Io, Op, Source, SubmitError};
 use crate::error::IoError;
-use crate::host::CommandData;
+use crate::host::{CommandData, Event};
 use crate::scripted::{LBA_BYTES, NSZE_LBAS};
 
 #[test]
@@ -224,5 +225,89 @@ fn admin_commands_run_beside_io() {
     }
     world.write(0, 1, 1).result.unwrap();
     world.until(|world| world.events.len() == 31);
-    assert!(world.events[1..].iter().all(|e| e.ends_with("true")));
+    assert!(world.events[1..].iter().all(|e| e.contains("Success")));
+}
+
+/// A command of one block at `slba`, as a submitter of passthrough makes it.
+fn one_block(opcode: IoOpcode, slba: u8) -> Sqe {
+    Sqe {
+        cdw10: u32::from(slba).into(),
+        ..Sqe::new(opcode.0, 0, 1)
+    }
+}
+
+#[test]
+fn commands_sent_as_they_are_move_their_data_and_are_answered_with_their_status() {
+    let mut world = World::live();
+    let fill = CommandData::ToController(vec![0x5A; LBA_BYTES].into());
+    let pass = |world: &mut World, opcode, slba, data: &CommandData| {
+        let sqe = one_block(opcode, slba);
+        world.engine.submit_passthru(9, sqe, data, 0).unwrap();
+        let before = world.events.len();
+        world.until(|world| world.events.len() > before);
+        world.events.pop().unwrap()
+    };
+    let done = pass(&mut world, IoOpcode::WRITE, 7, &fill);
+    assert!(done.starts_with("done 9: Success"), "{done}");
+    assert_eq!(world.read(7, 1), vec![0x5A; LBA_BYTES]);
+    let done = pass(&mut world, IoOpcode::COMPARE, 8, &fill);
+    assert!(done.contains("Compare Failure"), "{done}");
+    let sqe = one_block(IoOpcode::READ, 7);
+    let data = CommandData::FromController(4096);
+    world.engine.submit_passthru(1, sqe, &data, 0).unwrap();
+    let mut found = None;
+    for _ in 0..1000 {
+        let now_us = world.now_us();
+        world.engine.turn(now_us);
+        world.peer.turn(now_us);
+        found = found.or_else(|| world.engine.poll_event());
+    }
+    let Some(Event::CommandDone { token: 1, result }) = found else {
+        panic!("{found:?}");
+    };
+    assert_eq!(result.unwrap().data, vec![0x5A; LBA_BYTES]);
+    let free_bytes = world.engine.data_pool().free_bytes();
+    let long = CommandData::FromController((1 << 20) + 1);
+    let refused = world.engine.submit_passthru(2, sqe, &long, 0).unwrap_err();
+    assert!(refused.to_string().contains("at most 1048576"), "{refused}");
+    assert_eq!(free_bytes, world.engine.data_pool().slab().len_bytes());
+}
+
+#[test]
+fn a_command_sent_as_it_is_ends_with_its_connection_or_its_time() {
+    let mut world = World::live();
+    world.peer.manner = Manner::Silent;
+    let sqe = one_block(IoOpcode::READ, 7);
+    let data = CommandData::FromController(4096);
+    world.engine.submit_passthru(1, sqe, &data, 0).unwrap();
+    world.until(|world| world.peer.commands.len() == 1);
+    world.peer.drop_connections();
+    let lost = |world: &mut World| {
+        world
+            .events
+            .iter()
+            .any(|e| e.starts_with("done 1: the association was lost"))
+    };
+    world.until(lost);
+    world.until_live();
+    assert_eq!(world.peer.commands.len(), 1, "it was sent again");
+    world.events.clear();
+    world
+        .engine
+        .submit_passthru(1, sqe, &data, world.now_us())
+        .unwrap();
+    let start_us = world.now_us();
+    world.until(lost);
+    assert!((5_000_000..=6_000_000).contains(&(world.now_us() - start_us)));
+    world.peer.refuse = true;
+    let refused = world
+        .engine
+        .submit_passthru(2, sqe, &data, world.now_us())
+        .unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("an I/O command did not finish"),
+        "{refused}"
+    );
 }

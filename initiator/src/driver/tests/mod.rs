@@ -95,9 +95,10 @@ impl World {
                 Event::Live { again } => format!("live {again}"),
                 Event::Lost { cause } => format!("lost: {cause}"),
                 Event::Failed { cause } => format!("failed: {cause}"),
-                Event::AdminDone { token, result } => {
-                    format!("admin {token}: {}", result.is_ok())
-                }
+                Event::CommandDone { token, result } => match result {
+                    Ok(reply) => format!("done {token}: {}", reply.cqe.status()),
+                    Err(error) => format!("done {token}: {error}"),
+                },
                 other => format!("{other:?}"),
             });
         }

@@ -1,0 +1,155 @@
+//! `capstan admin-passthru` and `io-passthru`.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use capstan_initiator::host::{CommandData, CommandReply};
+use capstan_initiator::{CommandError, DirectQueue};
+use capstan_nvme_proto::opcode::{AdminOpcode, DataDirection};
+use capstan_nvme_proto::sqe::Sqe;
+use clap::Args;
+use serde_json::json;
+
+use super::args::{COMMAND_BYTES_MAX, ConnectArgs, OutputArgs, parse_data_len, parse_number};
+use super::output::{self, dump};
+
+/// Arguments of `admin-passthru` and `io-passthru`.
+#[derive(Args, Debug)]
+pub(crate) struct Passthru {
+    #[command(flatten)]
+    connect: ConnectArgs,
+    /// Opcode, like 0x06. Its lowest two bits say which way data goes.
+    #[arg(long, value_name = "OPCODE", value_parser = parse_number::<u8>)]
+    opcode: u8,
+    /// Namespace [default: 0 for an admin command, 1 for an I/O command].
+    #[arg(short = 'N', long, value_name = "NSID", value_parser = parse_number::<u32>)]
+    namespace_id: Option<u32>,
+    /// Command dword 2.
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
+    cdw2: u32,
+    /// Command dword 3.
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
+    cdw3: u32,
+    /// Command dword 10.
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
+    cdw10: u32,
+    /// Command dword 11.
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
+    cdw11: u32,
+    /// Command dword 12.
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
+    cdw12: u32,
+    /// Command dword 13.
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
+    cdw13: u32,
+    /// Command dword 14.
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
+    cdw14: u32,
+    /// Command dword 15.
+    #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]
+    cdw15: u32,
+    /// Bytes of data that the controller sends.
+    #[arg(long, value_name = "BYTES", default_value_t = 0, value_parser = parse_data_len())]
+    data_len: u32,
+    /// File whose bytes the controller gets.
+    #[arg(long, value_name = "FILE")]
+    input_file: Option<PathBuf>,
+    /// Write the data to stdout as it is, and nothing else.
+    #[arg(short = 'b', long)]
+    raw_binary: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl Passthru {
+    /// `admin-passthru`.
+    pub(crate) fn run_admin(&self) -> Result<()> {
+        let opcode = AdminOpcode(self.opcode);
+        if opcode == AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST {
+            bail!(
+                "opcode 0x0c, an Asynchronous Event Request, has no answer until something happens; \
+                 this host has sent its own, whose events `capstan -v` shows"
+            );
+        }
+        let data = self.data()?;
+        let mut queue = self.connect.admin_queue()?;
+        self.answer(queue.admin(self.sqe(0), data), queue)
+    }
+
+    /// `io-passthru`.
+    pub(crate) fn run_io(&self) -> Result<()> {
+        let data = self.data()?;
+        let mut queue = self.connect.queues()?;
+        self.answer(queue.io_passthru(self.sqe(1), &data), queue)
+    }
+
+    fn answer(&self, reply: Result<CommandReply, CommandError>, queue: DirectQueue) -> Result<()> {
+        let reply = reply.with_context(|| format!("opcode {:#04x}", self.opcode))?;
+        queue.close();
+        if self.raw_binary {
+            let mut stdout = std::io::stdout().lock();
+            stdout.write_all(&reply.data)?;
+            return Ok(stdout.flush()?);
+        }
+        let (dw0, dw1) = (reply.cqe.dw0.get(), reply.cqe.dw1.get());
+        let result = u64::from(dw1) << 32 | u64::from(dw0);
+        if self.output.is_json() {
+            return output::json(&json!({ "result": result, "data": reply.data }));
+        }
+        output::line(&format!("result : {result:#010x}"))?;
+        dump(&reply.data)
+    }
+
+    fn sqe(&self, default_nsid: u32) -> Sqe {
+        Sqe {
+            cdw2: self.cdw2.into(),
+            cdw3: self.cdw3.into(),
+            cdw10: self.cdw10.into(),
+            cdw11: self.cdw11.into(),
+            cdw12: self.cdw12.into(),
+            cdw13: self.cdw13.into(),
+            cdw14: self.cdw14.into(),
+            cdw15: self.cdw15.into(),
+            ..Sqe::new(self.opcode, 0, self.namespace_id.unwrap_or(default_nsid))
+        }
+    }
+
+    /// The data of the command, which goes the way its opcode says.
+    fn data(&self) -> Result<CommandData> {
+        let way = DataDirection::of(self.opcode);
+        match (&self.input_file, self.data_len) {
+            (None, 0) => Ok(CommandData::None),
+            (None, len_bytes) if way == DataDirection::ControllerToHost => {
+                Ok(CommandData::FromController(len_bytes))
+            }
+            (Some(path), 0) if way == DataDirection::HostToController => {
+                let name = || path.display().to_string();
+                let mut bytes = Vec::new();
+                // One more than there may be tells a file that is longer, without reading all of it.
+                File::open(path)
+                    .and_then(|file| file.take(COMMAND_BYTES_MAX + 1).read_to_end(&mut bytes))
+                    .with_context(name)?;
+                if bytes.is_empty() || bytes.len() as u64 > COMMAND_BYTES_MAX {
+                    bail!(
+                        "{} is empty or longer than {COMMAND_BYTES_MAX} bytes, which a command can have at most",
+                        name()
+                    );
+                }
+                Ok(CommandData::ToController(bytes.into()))
+            }
+            _ => bail!(
+                "opcode {:#04x} has data {}; --data-len is for data from the controller (bits 1:0 of the \
+                 opcode are 10b), --input-file for data to it (01b)",
+                self.opcode,
+                match way {
+                    DataDirection::None => "neither way",
+                    DataDirection::HostToController => "to the controller",
+                    DataDirection::ControllerToHost => "from the controller",
+                    DataDirection::Bidirectional => "both ways, which NVMe over Fabrics has not",
+                }
+            ),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Commands sent on an I/O queue as they are, whatever their opcode.
+
+use capstan_nvme_proto::sqe::Sqe;
+
+use super::engine::{Engine, Owner};
+use crate::error::{CommandError, ConnectError};
+use crate::host::{CommandData, CommandReply, Event};
+
+/// Most bytes of data of one command.
+pub(super) const DATA_BYTES_MAX: u32 = 1 << 20;
+
+impl Engine {
+    /// Sends a command on an I/O queue: `sqe` complete but for CID and data pointer, and checked by
+    /// nobody but the controller. Its answer is [`Event::CommandDone`] with `token`. When the
+    /// connection is lost it is not sent again: nobody here knows what it does twice.
+    ///
+    /// # Errors
+    /// [`CommandError::Busy`], [`CommandError::TooLong`], or [`CommandError::Lost`] when the
+    /// association is not live.
+    pub(crate) fn submit_passthru(
+        &mut self,
+        token: u64,
+        mut sqe: Sqe,
+        data: &CommandData,
+        now_us: u64,
+    ) -> Result<(), CommandError> {
+        if !self.host.is_live() {
+            return Err(CommandError::Lost(self.host.lost_cause()));
+        }
+        let len_bytes = data.len_bytes();
+        if len_bytes > DATA_BYTES_MAX {
+            return Err(CommandError::TooLong {
+                len_bytes: len_bytes.into(),
+                max_bytes: DATA_BYTES_MAX,
+            });
+        }
+        let mut buffer = match len_bytes {
+            0 => None,
+            _ => Some(self.data_pool().take(len_bytes).ok_or(CommandError::Busy)?),
+        };
+        let qid = self.pick_queue().ok_or(CommandError::Busy)?;
+        let submitted = self.host.queue(qid).and_then(|queue| queue.submit());
+        let (slot, cid) = submitted.ok_or(CommandError::Busy)?;
+        sqe.cid = cid.into();
+        let (transfer, read_bytes) = self.stage(buffer.as_mut(), data);
+        let owner = Owner::Passthru {
+            token,
+            data: buffer,
+            read_bytes,
+        };
+        self.passthru += 1;
+        if let Err(error) = self.post(qid, slot, &mut sqe, transfer, owner, now_us) {
+            let what = format!("a work request was not taken: {error}");
+            self.host
+                .handle_broken(ConnectError::Protocol { qid, what }, now_us);
+        }
+        self.ring_doorbells();
+        Ok(())
+    }
+
+    pub(super) fn passthru_done(&mut self, token: u64, result: Result<CommandReply, CommandError>) {
+        self.passthru -= 1;
+        self.events.push_back(Event::CommandDone { token, result });
+    }
+}
