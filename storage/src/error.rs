@@ -203,6 +203,12 @@ pub enum OpenError {
         /// Why.
         source: SlabError,
     },
+    /// Memory for one volume at a time, which has it.
+    #[error("{volume} was prepared for one reactor, which has it; prepare it for several")]
+    Taken {
+        /// The volume's name.
+        volume: Arc<str>,
+    },
     /// The path is neither a regular file nor a block device.
     #[error("{volume} is {what}; expected a regular file or a block device")]
     NotAVolume {

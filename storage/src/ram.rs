@@ -5,17 +5,21 @@
 //! race on a byte (a race would be undefined behaviour, with raw pointers too) and no page, hence no
 //! LBA, is ever seen half written. Operations of several pages are not atomic: where two of them overlap,
 //! each page holds one or the other. NVMe asks for no more (AWUN of one LBA).
+//!
+//! A store that is prepared for one volume at a time has no locks: a lock makes the processor wait until the
+//! page before has got to memory.
 #![expect(
     unsafe_code,
     reason = "copies between memory that reactors share and buffers"
 )]
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::hint;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use capstan_memory::{Buffer, PAGE_BYTES, Pages, Slab, SlabError};
@@ -42,14 +46,73 @@ const RELEASE_BYTES: u64 = 2 << 20;
 #[derive(Debug)]
 pub(crate) struct RamStore {
     slab: Arc<Slab>,
+    /// Locks of the pages; none where one volume at a time has them.
     stripes: Box<[AtomicU32]>,
+    /// There is a volume, and it is the only one there may be.
+    taken: AtomicBool,
 }
 
 impl RamStore {
-    pub(crate) fn new(bytes: usize) -> Result<Self, SlabError> {
+    /// Zeroes. With `alone`, for one volume at a time.
+    pub(crate) fn new(bytes: usize, alone: bool) -> Result<Self, SlabError> {
         let slab = Slab::new(bytes, Pages::Ordinary)?;
-        let stripes = (0..STRIPES).map(|_| AtomicU32::new(0)).collect();
-        Ok(Self { slab, stripes })
+        let stripes = if alone { 0 } else { STRIPES };
+        Ok(Self {
+            slab,
+            stripes: (0..stripes).map(|_| AtomicU32::new(0)).collect(),
+            taken: AtomicBool::new(false),
+        })
+    }
+
+    fn is_alone(&self) -> bool {
+        self.stripes.is_empty()
+    }
+
+    fn lock_shared(&self, page: usize) -> Option<SharedLock<'_>> {
+        let stripe = self.stripes.get(page % STRIPES)?;
+        wait_until(|| {
+            let now = stripe.load(Ordering::Relaxed);
+            now & WRITER == 0
+                && stripe
+                    .compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+        });
+        Some(SharedLock(stripe))
+    }
+
+    fn lock_exclusive(&self, page: usize) -> Option<ExclusiveLock<'_>> {
+        let stripe = self.stripes.get(page % STRIPES)?;
+        acquire_exclusive(stripe);
+        Some(ExclusiveLock(stripe))
+    }
+}
+
+/// One volume's way to the bytes: under the locks of their pages, or alone with them.
+struct Access {
+    store: Arc<RamStore>,
+    streamed: Streamed,
+}
+
+impl Access {
+    /// `None` when the store is for one volume and has it.
+    fn new(store: Arc<RamStore>) -> Option<Self> {
+        let free = !store.is_alone() || !store.taken.swap(true, Ordering::Acquire);
+        free.then(|| Self {
+            store,
+            streamed: Streamed::default(),
+        })
+    }
+
+    /// Nobody writes the page while this lives.
+    fn to_read(&self, page: usize) -> Option<SharedLock<'_>> {
+        self.streamed.settle(page);
+        self.store.lock_shared(page)
+    }
+
+    /// Nobody else reads or writes the page while this lives.
+    fn to_write(&self, page: usize) -> Option<ExclusiveLock<'_>> {
+        self.streamed.settle(page);
+        self.store.lock_exclusive(page)
     }
 
     fn read(&self, extent: Extent, data: &mut Data) {
@@ -58,18 +121,24 @@ impl RamStore {
             offset_bytes,
         } = data;
         self.each_page(extent, buffer, *offset_bytes, |page, at, memory, len| {
-            let _lock = self.lock_shared(page);
-            // SAFETY: `each_page` proved both ranges; the shared lock keeps writers of this page
-            // out, and the slab and the exclusively owned buffer do not overlap.
+            let _lock = self.to_read(page);
+            // SAFETY: `each_page` proved both ranges; nobody writes this page, and the slab and the
+            // exclusively owned buffer do not overlap.
             unsafe { ptr::copy_nonoverlapping(at.as_ptr(), memory.as_ptr(), len) };
         });
     }
 
     fn write(&self, extent: Extent, buffer: &mut Buffer, offset_bytes: u32) {
         self.each_page(extent, buffer, offset_bytes, |page, at, memory, len| {
-            let _lock = self.lock_exclusive(page);
-            // SAFETY: as in `read`; the exclusive lock keeps readers and writers of this page out.
-            unsafe { store(memory.as_ptr(), at.as_ptr(), len) };
+            let lock = self.to_write(page);
+            // SAFETY: as in `read`, and nobody else reads this page.
+            let streamed = unsafe { store(memory.as_ptr(), at.as_ptr(), len) };
+            match lock {
+                None if streamed => self.streamed.note(page),
+                // Before the lock is released.
+                Some(_) if streamed => fence_streamed(),
+                _ => {}
+            }
         });
     }
 
@@ -78,11 +147,10 @@ impl RamStore {
         let (mut offset, mut left) = self.within(extent);
         while left > 0 {
             let len = left.min(PAGE_BYTES - offset % PAGE_BYTES);
-            let _lock = self.lock_shared(offset / PAGE_BYTES);
+            let _lock = self.to_read(offset / PAGE_BYTES);
             // SAFETY: `within` proved the range inside the slab.
-            let at = unsafe { self.slab.base().add(offset) };
-            // SAFETY: mapped and initialized, and the shared lock keeps writers of this page out for
-            // as long as the reference lives.
+            let at = unsafe { self.store.slab.base().add(offset) };
+            // SAFETY: mapped and initialized, and nobody writes this page as long as the reference lives.
             each(unsafe { slice::from_raw_parts(at.as_ptr(), len) });
             offset += len;
             left -= len;
@@ -109,7 +177,7 @@ impl RamStore {
         while left > 0 {
             let len = left.min(PAGE_BYTES - offset % PAGE_BYTES);
             // SAFETY: `within` proved `offset + left` inside the slab, and this loop keeps it so.
-            let at = unsafe { self.slab.base().add(offset) };
+            let at = unsafe { self.store.slab.base().add(offset) };
             // SAFETY: `memory_offset + left` was proved inside the buffer above, likewise.
             let memory = unsafe { buffer.base().add(memory_offset) };
             copy(offset / PAGE_BYTES, at, memory, len);
@@ -133,10 +201,10 @@ impl RamStore {
                 continue;
             }
             let len = left.min(PAGE_BYTES - offset % PAGE_BYTES);
-            let _lock = self.lock_exclusive(offset / PAGE_BYTES);
+            let _lock = self.to_write(offset / PAGE_BYTES);
             // SAFETY: `within` proved the range inside the slab.
-            let at = unsafe { self.slab.base().add(offset) };
-            // SAFETY: likewise, and the exclusive lock keeps everyone else out of this page.
+            let at = unsafe { self.store.slab.base().add(offset) };
+            // SAFETY: likewise, and nobody else reads or writes this page.
             unsafe { ptr::write_bytes(at.as_ptr(), 0, len) };
             offset += len;
             left -= len;
@@ -148,13 +216,15 @@ impl RamStore {
     fn release(&self, offset: usize, len: usize) -> bool {
         // Every stripe, in ascending order: other operations hold one stripe at a time, so nobody
         // waits in a circle. It costs some 20 us, for at least 2 MiB.
-        self.stripes.iter().for_each(acquire_exclusive);
+        self.store.stripes.iter().for_each(acquire_exclusive);
+        self.streamed.settle_all();
         // SAFETY: the caller's range is inside the slab.
-        let at = unsafe { self.slab.base().add(offset) };
+        let at = unsafe { self.store.slab.base().add(offset) };
         // SAFETY: the pages belong to this private anonymous mapping, hold no Rust object, and
-        // nobody reads or writes them under the locks.
+        // nobody else reads or writes them: there are the locks, or nobody else.
         let released = unsafe { madvise(at.cast(), len, MmapAdvise::MADV_DONTNEED) }.is_ok();
-        self.stripes
+        self.store
+            .stripes
             .iter()
             .for_each(|stripe| drop(ExclusiveLock(stripe)));
         released
@@ -166,44 +236,83 @@ impl RamStore {
         let len = usize::try_from(extent.len_bytes).unwrap_or(usize::MAX);
         let inside = offset
             .checked_add(len)
-            .is_some_and(|end| end <= self.slab.len_bytes());
+            .is_some_and(|end| end <= self.store.slab.len_bytes());
         assert!(inside, "an extent of the geometry is inside the slab");
         (offset, len)
     }
+}
 
-    fn lock_shared(&self, page: usize) -> SharedLock<'_> {
-        let stripe = &self.stripes[page % STRIPES];
-        wait_until(|| {
-            let now = stripe.load(Ordering::Relaxed);
-            now & WRITER == 0
-                && stripe
-                    .compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-        });
-        SharedLock(stripe)
-    }
-
-    fn lock_exclusive(&self, page: usize) -> ExclusiveLock<'_> {
-        let stripe = &self.stripes[page % STRIPES];
-        acquire_exclusive(stripe);
-        ExclusiveLock(stripe)
+impl Drop for Access {
+    fn drop(&mut self) {
+        self.streamed.settle_all();
+        self.store.taken.store(false, Ordering::Release);
     }
 }
 
-/// Copies to a page of the volume. Whole pages go around the caches where the processor can: the
+/// Pages that were stored around the caches and not fenced yet. Whatever else reads or writes such a page
+/// comes after a fence, and so does the release of a lock. A fence waits until the stores are in memory:
+/// one for several pages lets the processor get on meanwhile.
+#[derive(Default)]
+struct Streamed {
+    pages: [Cell<usize>; Self::PAGES],
+    count: Cell<usize>,
+}
+
+impl Streamed {
+    /// More would wait for memory anyway.
+    const PAGES: usize = 8;
+
+    fn note(&self, page: usize) {
+        let count = self.count.get();
+        if let Some(place) = self.pages.get(count) {
+            place.set(page);
+            self.count.set(count + 1);
+        }
+        if count + 1 >= Self::PAGES {
+            self.settle_all();
+        }
+    }
+
+    /// Before the page is read or written again.
+    fn settle(&self, page: usize) {
+        let streamed = self.pages.iter().take(self.count.get());
+        if streamed.into_iter().any(|streamed| streamed.get() == page) {
+            self.settle_all();
+        }
+    }
+
+    fn settle_all(&self) {
+        if self.count.replace(0) > 0 {
+            fence_streamed();
+        }
+    }
+}
+
+/// Copies to a page of the volume; `true` when [`fence_streamed`] has to follow. Whole pages go around the caches where the processor can: the
 /// volume is larger than they are, so an ordinary store would first fetch each line from memory, and
 /// the next lock would wait for that.
 ///
 /// # Safety
 /// `len` bytes that do not overlap may be read at `from` and written at `to`.
-unsafe fn store(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn store(from: *const u8, to: *mut u8, len: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
     if len == PAGE_BYTES && is_x86_feature_detected!("avx") {
         // SAFETY: AVX is there; the caller answers for a page, which a volume aligns to its size.
-        return unsafe { store_page(from, to) };
+        unsafe { store_page(from, to) };
+        return true;
     }
     // SAFETY: passed on.
     unsafe { ptr::copy_nonoverlapping(from, to, len) };
+    false
+}
+
+/// Puts stores around the caches in order with what follows.
+fn fence_streamed() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }
 
 /// [`store`] of a page.
@@ -213,7 +322,7 @@ unsafe fn store(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 unsafe fn store_page(from: *const u8, to: *mut u8) {
-    use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
     let (from, to) = (from.cast::<__m256i>(), to.cast::<__m256i>());
     for at in 0..PAGE_BYTES / size_of::<__m256i>() {
         // SAFETY: the caller answers for the page, and the vector is inside it.
@@ -221,8 +330,6 @@ unsafe fn store_page(from: *const u8, to: *mut u8) {
         // SAFETY: as above.
         unsafe { _mm256_stream_si256(to.wrapping_add(at), vector) };
     }
-    // Such stores come after the release of the page's lock otherwise.
-    _mm_sfence();
 }
 
 fn acquire_exclusive(stripe: &AtomicU32) {
@@ -266,7 +373,7 @@ impl Drop for ExclusiveLock<'_> {
 
 /// One reactor's view of a [`RamStore`].
 pub(crate) struct RamVolume {
-    store: Arc<RamStore>,
+    access: Access,
     geometry: Geometry,
     name: Arc<str>,
     /// Zeroing that is done in steps, with what is left of it.
@@ -288,13 +395,19 @@ impl RamVolume {
         }
     }
 
-    pub(crate) fn new(store: Arc<RamStore>, lba_bytes: u32, lbas: u64, name: Arc<str>) -> Self {
-        Self {
-            store,
+    /// `None` when the store is for one volume and has it.
+    pub(crate) fn new(
+        store: Arc<RamStore>,
+        lba_bytes: u32,
+        lbas: u64,
+        name: Arc<str>,
+    ) -> Option<Self> {
+        Some(Self {
+            access: Access::new(store)?,
             geometry: Self::geometry_of(lba_bytes, lbas),
             name,
             zeroing: VecDeque::new(),
-        }
+        })
     }
 }
 
@@ -310,7 +423,7 @@ impl Volume for RamVolume {
     fn read_in_place(&self, lba: u64, lbas: u32, each: &mut dyn FnMut(&[u8])) -> bool {
         let extent = self.geometry.extent(&Op::Read { lba, lbas });
         if let Ok(extent) = extent {
-            self.store.read_in_place(extent, each);
+            self.access.read_in_place(extent, each);
         }
         extent.is_ok()
     }
@@ -323,7 +436,7 @@ impl Volume for RamVolume {
             .ok()
             .filter(|extent| holds(buffer, offset_bytes, extent.len_bytes));
         if let Some(extent) = extent {
-            self.store.write(extent, buffer, offset_bytes);
+            self.access.write(extent, buffer, offset_bytes);
         }
         extent.is_some()
     }
@@ -341,9 +454,9 @@ impl Volume for RamVolume {
             }
         };
         match (io.op, &mut io.data) {
-            (Op::Read { .. }, Some(data)) => self.store.read(extent, data),
+            (Op::Read { .. }, Some(data)) => self.access.read(extent, data),
             (Op::Write { .. }, Some(data)) => {
-                self.store
+                self.access
                     .write(extent, &mut data.buffer, data.offset_bytes);
             }
             (Op::WriteZeroes { .. } | Op::Discard { .. }, _) => {
@@ -351,7 +464,7 @@ impl Volume for RamVolume {
                     self.zeroing.push_back((io, extent));
                     return Submitted::Pending;
                 }
-                self.store.zero(extent);
+                self.access.zero(extent);
             }
             (Op::Flush | Op::Read { .. } | Op::Write { .. }, _) => {}
         }
@@ -367,7 +480,7 @@ impl Volume for RamVolume {
             return;
         };
         let len_bytes = extent.len_bytes.min(STEP_BYTES);
-        self.store.zero(Extent {
+        self.access.zero(Extent {
             len_bytes,
             ..*extent
         });
@@ -404,8 +517,8 @@ mod tests {
 
     fn volume(lba_bytes: u32, lbas: u64) -> RamVolume {
         let bytes = usize::try_from(lbas).unwrap() * lba_bytes as usize;
-        let store = Arc::new(RamStore::new(bytes).unwrap());
-        RamVolume::new(store, lba_bytes, lbas, Arc::from("ram"))
+        let store = Arc::new(RamStore::new(bytes, true).unwrap());
+        RamVolume::new(store, lba_bytes, lbas, Arc::from("ram")).unwrap()
     }
 
     #[test]
@@ -491,12 +604,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_store_for_one_volume_has_one_at_a_time() {
+        let pool = pool(1 << 20);
+        let store = Arc::new(RamStore::new(4096, true).unwrap());
+        let open = || RamVolume::new(Arc::clone(&store), 4096, 1, Arc::from("ram"));
+        let mut first = open().unwrap();
+        assert!(open().is_none());
+        write(&mut first, &pool, 0, &[7; 4096], false);
+        drop(first);
+        thread::scope(|scope| {
+            let seen =
+                scope.spawn(|| read(&mut open().unwrap(), &super::tests::pool(1 << 20), 0, 1));
+            assert_eq!(seen.join().unwrap(), [7; 4096]);
+        });
+    }
+
     /// Two writers and two readers on the same 64 KiB: a 4096-byte LBA is always of one writer.
     #[test]
     fn an_lba_is_never_seen_half_written() {
-        let store = Arc::new(RamStore::new(16 * 4096).unwrap());
+        let store = Arc::new(RamStore::new(16 * 4096, false).unwrap());
         let store = &store;
-        let open = move || RamVolume::new(Arc::clone(store), 4096, 16, Arc::from("ram"));
+        let open = move || RamVolume::new(Arc::clone(store), 4096, 16, Arc::from("ram")).unwrap();
         thread::scope(|scope| {
             for value in [1u8, 2] {
                 scope.spawn(move || {

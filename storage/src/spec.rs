@@ -97,6 +97,19 @@ impl VolumeSpec {
     /// # Errors
     /// [`OpenError`], naming the volume and what to do.
     pub fn prepare(&self) -> Result<Store, OpenError> {
+        self.prepare_for(false)
+    }
+
+    /// [`VolumeSpec::prepare`] for a single reactor: the store has one volume at a time, which is faster
+    /// where it is memory.
+    ///
+    /// # Errors
+    /// As [`VolumeSpec::prepare`].
+    pub fn prepare_alone(&self) -> Result<Store, OpenError> {
+        self.prepare_for(true)
+    }
+
+    fn prepare_for(&self, alone: bool) -> Result<Store, OpenError> {
         let name: Arc<str> = Arc::from(self.to_string());
         let kind = match self {
             Self::Path {
@@ -115,7 +128,7 @@ impl VolumeSpec {
                     bytes,
                     lba_bytes,
                 };
-                let store = RamStore::new(usize::try_from(bytes).map_err(size)?);
+                let store = RamStore::new(usize::try_from(bytes).map_err(size)?, alone);
                 let memory = |source| OpenError::Memory {
                     volume: Arc::clone(&name),
                     source,
@@ -134,12 +147,12 @@ impl VolumeSpec {
         Ok(Store { kind, name })
     }
 
-    /// [`VolumeSpec::prepare`] and [`Store::open`] in one, for one reactor.
+    /// [`VolumeSpec::prepare_alone`] and [`Store::open`] in one.
     ///
     /// # Errors
     /// As those two.
     pub fn open(&self, engine: &Rc<Engine>) -> Result<Box<dyn Volume>, OpenError> {
-        self.prepare()?.open(engine)
+        self.prepare_alone()?.open(engine)
     }
 }
 
@@ -184,7 +197,7 @@ impl Store {
     /// Makes the volume of one reactor.
     ///
     /// # Errors
-    /// [`OpenError`]; at present nothing that can be prepared fails here.
+    /// [`OpenError::Taken`] for memory that was prepared for one volume and has it.
     pub fn open(&self, engine: &Rc<Engine>) -> Result<Box<dyn Volume>, OpenError> {
         let name = Arc::clone(&self.name);
         Ok(match &self.kind {
@@ -193,7 +206,10 @@ impl Store {
                 ref store,
                 lba_bytes,
                 lbas,
-            } => Box::new(RamVolume::new(Arc::clone(store), lba_bytes, lbas, name)),
+            } => {
+                let volume = RamVolume::new(Arc::clone(store), lba_bytes, lbas, Arc::clone(&name));
+                Box::new(volume.ok_or(OpenError::Taken { volume: name })?)
+            }
             &StoreKind::Null { lba_bytes, lbas } => {
                 Box::new(NullVolume::new(lba_bytes, lbas, name))
             }

@@ -22,13 +22,9 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
 
 /// A RAM volume of 4096-byte LBAs.
 pub(crate) fn ram(lbas: u64) -> Box<dyn Volume> {
-    let store = RamStore::new(usize::try_from(lbas * 4096).unwrap()).unwrap();
-    Box::new(RamVolume::new(
-        Arc::new(store),
-        4096,
-        lbas,
-        Arc::from("ram"),
-    ))
+    let store = RamStore::new(usize::try_from(lbas * 4096).unwrap(), true).unwrap();
+    let volume = RamVolume::new(Arc::new(store), 4096, lbas, Arc::from("ram"));
+    Box::new(volume.unwrap())
 }
 
 pub(crate) fn pool(bytes: usize) -> Pool {

@@ -1,14 +1,12 @@
 //! From a checked configuration to what the parts need: opened volumes, and the subsystems.
 
-use std::rc::Rc;
-
 use anyhow::Context as _;
 use capstan_config::{Access, Backing, Config, DirectIo, Namespace, Subsystem};
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::Clock;
-use capstan_storage::{Engine, EngineConfig, Geometry, Store, VolumeSpec};
+use capstan_storage::{Geometry, Store, VolumeSpec};
 use capstan_subsystem::{
     BackendId, HostPolicy, NamespaceConfig, NamespaceIdentity, PortConfig, PortId, SubsystemConfig,
     Target, TargetConfig,
@@ -25,13 +23,14 @@ pub(crate) struct Export {
 }
 
 /// Opens every volume of the configuration and fills the subsystems. `providers` are the listeners',
-/// in their order.
+/// in their order; so many `reactors` will have the volumes.
 ///
 /// # Errors
 /// What cannot be opened, or does not fit together, with its name.
 pub(crate) fn build(
     config: &Config,
     providers: &[ProviderKind],
+    reactors: usize,
 ) -> anyhow::Result<(Target, Vec<Export>)> {
     let bounds = TargetConfig {
         io_queues: config.queues.io_queues_max,
@@ -40,8 +39,6 @@ pub(crate) fn build(
         ..TargetConfig::default()
     };
     let mut target = Target::new(bounds, Clock.now_us())?;
-    // Only to ask each volume for its shape; the reactors have their own.
-    let engine = Engine::new(&EngineConfig::default())?;
     for (at, (listener, kind)) in config.listeners.iter().zip(providers).enumerate() {
         target.add_port(PortConfig {
             id: port_id(at),
@@ -58,7 +55,7 @@ pub(crate) fn build(
         target.add_subsystem(subsystem_config(subsystem, config))?;
         for namespace in &subsystem.namespaces {
             let backend = BackendId(u32::try_from(exports.len())?);
-            let (export, shown) = export(&subsystem.nqn, namespace, backend, &engine)?;
+            let (export, shown) = export(&subsystem.nqn, namespace, backend, reactors)?;
             target.add_namespace(&subsystem.nqn, shown)?;
             exports.push(export);
         }
@@ -66,7 +63,7 @@ pub(crate) fn build(
     Ok((target, exports))
 }
 
-/// Opens the volume of a namespace. `engine` serves only to ask it for its shape.
+/// Prepares the volume of a namespace for so many reactors.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -74,13 +71,17 @@ pub(crate) fn export(
     subnqn: &Nqn,
     namespace: &Namespace,
     backend: BackendId,
-    engine: &Rc<Engine>,
+    reactors: usize,
 ) -> anyhow::Result<(Export, NamespaceConfig)> {
     let nsid = namespace.nsid;
     let cannot = || format!("namespace {nsid} of {subnqn} cannot be exported");
-    let store = spec(namespace).prepare().with_context(cannot)?;
-    let geometry = store.open(engine).with_context(cannot)?.geometry();
-    let shown = namespace_config(namespace, backend, geometry);
+    let spec = spec(namespace);
+    let store = match reactors {
+        1 => spec.prepare_alone(),
+        _ => spec.prepare(),
+    };
+    let store = store.with_context(cannot)?;
+    let shown = namespace_config(namespace, backend, store.geometry());
     Ok((Export { backend, store }, shown))
 }
 

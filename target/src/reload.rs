@@ -4,13 +4,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Access, Config, Namespace, Nqn, Subsystem};
-use capstan_storage::{Engine, EngineConfig};
 use capstan_subsystem::{BackendId, NamespaceConfig};
 
 use crate::control_plane::{ControlPlane, Message};
@@ -76,7 +74,7 @@ impl Served {
         for warning in only_added(&wanted, &difference).check_machine()? {
             tracing::warn!("{warning}");
         }
-        let prepared = self.prepare(&difference)?;
+        let prepared = self.prepare(&difference, reactors)?;
         let exports: Vec<_> = prepared.iter().map(|p| Arc::clone(&p.export)).collect();
         if let Err(error) = open(&exports, control, reactors) {
             close(exports.iter().map(|export| export.backend), control);
@@ -98,8 +96,11 @@ impl Served {
         Ok(difference.to_string())
     }
 
-    fn prepare(&mut self, difference: &Difference) -> anyhow::Result<Vec<Prepared>> {
-        let engine: Rc<Engine> = Engine::new(&EngineConfig::default())?;
+    fn prepare(
+        &mut self,
+        difference: &Difference,
+        reactors: usize,
+    ) -> anyhow::Result<Vec<Prepared>> {
         let added = difference.namespaces_added.iter();
         added
             .map(|(subnqn, namespace)| {
@@ -108,7 +109,7 @@ impl Served {
                     .next_backend
                     .checked_add(1)
                     .context("too many reloads: restart the target")?;
-                let (export, shown) = export(subnqn, namespace, backend, &engine)?;
+                let (export, shown) = export(subnqn, namespace, backend, reactors)?;
                 Ok(Prepared {
                     subnqn: subnqn.clone(),
                     export: Arc::new(export),

@@ -71,11 +71,11 @@ impl Running {
     pub fn start(config: &Config) -> anyhow::Result<Self> {
         let providers = Arc::new(choose_providers(config)?);
         let kinds: Vec<_> = providers.iter().map(|chosen| chosen.kind).collect();
-        let (target, exports) = build(config, &kinds)?;
-        let exports = Arc::new(exports);
-        let control = Arc::new(ControlPlane::new(target));
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let count = config.target.reactors.count(cores);
+        let (target, exports) = build(config, &kinds, count)?;
+        let exports = Arc::new(exports);
+        let control = Arc::new(ControlPlane::new(target));
         let plan = config.memory_plan(count)?;
         tracing::info!("{plan}");
         let mut mailboxes = Vec::with_capacity(count);
