@@ -10,6 +10,7 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::buddy::Buddy;
+use crate::raw::RawBytes;
 use crate::slab::{PAGE_BYTES, Pages, Slab, SlabError, SlabId};
 
 /// The largest lease, in pages: 4 MiB holds the largest transfer (1 MiB) several times over.
@@ -154,6 +155,14 @@ impl Buffer {
         let at = self.check(range.start, range.len());
         // SAFETY: `check` proved the range inside the lease.
         unsafe { ptr::write_bytes(at, 0, range.len()) };
+    }
+
+    /// The leased bytes, to copy from.
+    #[must_use]
+    pub fn raw(&self) -> RawBytes<'_> {
+        // SAFETY: the lease is mapped while it is borrowed; safe code writes it through copies only, and
+        // not while it is borrowed.
+        unsafe { RawBytes::new(self.base, self.len_bytes as usize) }
     }
 
     /// The leased bytes.

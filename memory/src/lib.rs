@@ -7,12 +7,14 @@
 //!
 //! # What it does not do
 //! It hands out no `&[u8]` in safe code: a device may write at any time, so the contents are copied
-//! in and out ([`Buffer::copy_to`], [`Buffer::copy_from`]). That also makes every parse of host
+//! in and out ([`Buffer::copy_to`], [`Buffer::copy_from`], [`RawBytes`]). That also makes every parse of host
 //! bytes happen on a private copy.
 
 mod buddy;
 mod buffer;
+mod raw;
 mod slab;
 
 pub use buffer::{Buffer, Pool};
+pub use raw::RawBytes;
 pub use slab::{PAGE_BYTES, Pages, Slab, SlabError, SlabId};

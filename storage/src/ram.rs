@@ -22,11 +22,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use capstan_memory::{Buffer, PAGE_BYTES, Pages, Slab, SlabError};
+use capstan_memory::{PAGE_BYTES, Pages, RawBytes, Slab, SlabError};
 use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::error::IoError;
-use crate::geometry::{Extent, Geometry, holds};
+use crate::geometry::{Extent, Geometry};
 use crate::io::{Completion, Data, Io, Op, Submitted};
 use crate::volume::Volume;
 
@@ -116,11 +116,7 @@ impl Access {
     }
 
     fn read(&self, extent: Extent, data: &mut Data) {
-        let Data {
-            buffer,
-            offset_bytes,
-        } = data;
-        self.each_page(extent, buffer, *offset_bytes, |page, at, memory, len| {
+        self.each_page(extent, raw(data), |page, at, memory, len| {
             let _lock = self.to_read(page);
             // SAFETY: `each_page` proved both ranges; nobody writes this page, and the slab and the
             // exclusively owned buffer do not overlap.
@@ -128,8 +124,8 @@ impl Access {
         });
     }
 
-    fn write(&self, extent: Extent, buffer: &mut Buffer, offset_bytes: u32) {
-        self.each_page(extent, buffer, offset_bytes, |page, at, memory, len| {
+    fn write(&self, extent: Extent, data: RawBytes<'_>) {
+        self.each_page(extent, data, |page, at, memory, len| {
             let lock = self.to_write(page);
             // SAFETY: as in `read`, and nobody else reads this page.
             let streamed = unsafe { store(memory.as_ptr(), at.as_ptr(), len) };
@@ -161,25 +157,18 @@ impl Access {
     fn each_page(
         &self,
         extent: Extent,
-        buffer: &mut Buffer,
-        offset_bytes: u32,
+        data: RawBytes<'_>,
         mut copy: impl FnMut(usize, NonNull<u8>, NonNull<u8>, usize),
     ) {
         let (mut offset, mut left) = self.within(extent);
-        let mut memory_offset = offset_bytes as usize;
-        let room = buffer.len_bytes() as usize;
-        assert!(
-            memory_offset
-                .checked_add(left)
-                .is_some_and(|end| end <= room),
-            "data checked"
-        );
+        let mut memory_offset = 0;
+        assert!(left <= data.len(), "data checked");
         while left > 0 {
             let len = left.min(PAGE_BYTES - offset % PAGE_BYTES);
             // SAFETY: `within` proved `offset + left` inside the slab, and this loop keeps it so.
             let at = unsafe { self.store.slab.base().add(offset) };
-            // SAFETY: `memory_offset + left` was proved inside the buffer above, likewise.
-            let memory = unsafe { buffer.base().add(memory_offset) };
+            // SAFETY: `memory_offset + left` was proved inside the data above, likewise.
+            let memory = unsafe { data.base().add(memory_offset) };
             copy(offset / PAGE_BYTES, at, memory, len);
             offset += len;
             memory_offset += len;
@@ -340,6 +329,11 @@ fn acquire_exclusive(stripe: &AtomicU32) {
     });
 }
 
+/// The data of an operation, from its offset on.
+fn raw(data: &Data) -> RawBytes<'_> {
+    data.buffer.raw().skip(data.offset_bytes as usize)
+}
+
 /// Holders copy one page and let go, so the wait is short; a holder that lost its core is given
 /// time to come back.
 fn wait_until(mut locked: impl FnMut() -> bool) {
@@ -428,15 +422,15 @@ impl Volume for RamVolume {
         extent.is_ok()
     }
 
-    fn write_at_once(&self, lba: u64, lbas: u32, buffer: &mut Buffer, offset_bytes: u32) -> bool {
+    fn write_at_once(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
         // Nothing of it is read only, and nothing of it is more durable than the rest.
         let fua = false;
         let extent = self.geometry.extent(&Op::Write { lba, lbas, fua });
         let extent = extent
             .ok()
-            .filter(|extent| holds(buffer, offset_bytes, extent.len_bytes));
+            .filter(|extent| extent.len_bytes <= data.len() as u64);
         if let Some(extent) = extent {
-            self.access.write(extent, buffer, offset_bytes);
+            self.access.write(extent, data);
         }
         extent.is_some()
     }
@@ -456,8 +450,7 @@ impl Volume for RamVolume {
         match (io.op, &mut io.data) {
             (Op::Read { .. }, Some(data)) => self.access.read(extent, data),
             (Op::Write { .. }, Some(data)) => {
-                self.access
-                    .write(extent, &mut data.buffer, data.offset_bytes);
+                self.access.write(extent, raw(data));
             }
             (Op::WriteZeroes { .. } | Op::Discard { .. }, _) => {
                 if extent.len_bytes > STEP_BYTES {
@@ -568,11 +561,12 @@ mod tests {
         let volume = volume(512, 64);
         let mut buffer = pool.take(4096).unwrap();
         buffer.copy_from(512, &[7; 1024]);
-        assert!(volume.write_at_once(62, 2, &mut buffer, 512));
-        assert!(volume.write_at_once(64, 0, &mut buffer, 4096));
+        let from = |offset| buffer.raw().skip(offset);
+        assert!(volume.write_at_once(62, 2, from(512)));
+        assert!(volume.write_at_once(64, 0, from(4096)));
         let refused = [(63, 2, 0), (u64::MAX, 1, 0), (0, 2, 4096 - 512), (0, 9, 0)];
         for (lba, lbas, offset_bytes) in refused {
-            let written = volume.write_at_once(lba, lbas, &mut buffer, offset_bytes);
+            let written = volume.write_at_once(lba, lbas, from(offset_bytes));
             assert!(!written, "{lba}+{lbas} from {offset_bytes}");
         }
         let mut volume = volume;

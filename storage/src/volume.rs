@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use capstan_memory::Buffer;
+use capstan_memory::RawBytes;
 
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Submitted};
@@ -38,11 +38,11 @@ pub trait Volume {
         false
     }
 
-    /// A [`Op::Write`](crate::Op::Write) of this range that has ended when this returns, with the data
-    /// that is in `buffer` from `offset_bytes` on. `false`, with nothing written, where the volume is
-    /// not in memory, and where the operation would fail.
-    fn write_at_once(&self, lba: u64, lbas: u32, buffer: &mut Buffer, offset_bytes: u32) -> bool {
-        let _ = (lba, lbas, buffer, offset_bytes);
+    /// A [`Op::Write`](crate::Op::Write) of this range that has ended when this returns, with the start
+    /// of `data`. `false`, with nothing written, where the volume is not in memory, and where the
+    /// operation would fail or `data` is too short for it.
+    fn write_at_once(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
+        let _ = (lba, lbas, data);
         false
     }
 

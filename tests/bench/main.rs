@@ -40,6 +40,9 @@ struct Arguments {
     /// Runs of each figure, in turn with its reference.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Of the rows of wire and same-host, those whose name in performance.json contains this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    rows: String,
     /// For the results, the file of the file case, and what the tools leave [default: build/bench].
     #[arg(long)]
     folder: Option<PathBuf>,
@@ -60,6 +63,8 @@ pub(crate) struct Setting {
     pub(crate) rounds: usize,
     pub(crate) runtime: Duration,
     pub(crate) folder: PathBuf,
+    /// What the names of rows contain.
+    pub(crate) rows: String,
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Case>> {
@@ -98,6 +103,7 @@ fn main() -> Result<ExitCode> {
         rounds: arguments.rounds.max(1),
         runtime: Duration::from_secs_f64(arguments.runtime),
         folder: folder.canonicalize()?,
+        rows: arguments.rows,
     };
     let committed = Results::read(&repository.join("docs/performance.json"))?;
     let mut results = Results {

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::os::fd::RawFd;
 use std::rc::Rc;
 
+use capstan_memory::RawBytes;
+
 use super::error::{PostError, RdmaError};
 use super::memory::ProtectionDomain;
 use super::work::{Remote, SendWr, Sge, WorkCompletion};
@@ -173,6 +175,20 @@ pub trait QueuePair {
     /// to be posted then.
     fn write_now(&mut self, remote: Remote, len_bytes: u32, source: &mut Source<'_>) -> bool {
         let _ = (remote, len_bytes, source);
+        false
+    }
+
+    /// From now on data behind the first SGE of a receive may stay where it has come when the receive
+    /// completes. For each completion of more bytes than that SGE has, the program calls
+    /// [`QueuePair::take_lent`] before it looks at the data, posts the receive again, or polls a
+    /// completion queue again.
+    fn lend_data(&mut self) {}
+
+    /// Calls `take` with the data of a completed receive that stayed where it has come, behind its first
+    /// SGE; another process may write it meanwhile. `true` when `take` says that it has copied what it
+    /// wants. Otherwise the data is in the memory of the receive now.
+    fn take_lent(&mut self, wr_id: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
+        let _ = (wr_id, take);
         false
     }
 

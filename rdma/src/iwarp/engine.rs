@@ -78,6 +78,8 @@ pub(super) struct Engine {
     pub lingering: RefCell<Vec<Linger>>,
     /// Queue pairs with a Send that waits for a receive.
     pub not_ready: RefCell<Vec<Rc<RefCell<Qp>>>>,
+    /// Queue pairs whose program has data that is still in a ring.
+    lenders: RefCell<Vec<Rc<RefCell<Qp>>>>,
     /// Queue pairs that have connected and heard nothing since.
     pub unheard: RefCell<Vec<Unheard>>,
     /// Where peers on this machine bring shared memory, once one was invited.
@@ -111,6 +113,7 @@ impl Engine {
             poller,
             lingering: RefCell::default(),
             not_ready: RefCell::default(),
+            lenders: RefCell::default(),
             unheard: RefCell::default(),
             meeting: RefCell::default(),
             this: Weak::clone(this),
@@ -305,6 +308,7 @@ impl Engine {
     pub(super) fn progress(&self, enough: impl Fn() -> bool) {
         let tick = self.ticks.get().wrapping_add(1);
         self.ticks.set(tick);
+        self.give_back_lent();
         self.watch(tick);
         let mut hot = self.hot.take();
         let idle_max = self.idle_runs_max(hot.len());
@@ -329,6 +333,13 @@ impl Engine {
         self.hot.borrow_mut().extend(added);
     }
 
+    /// The rings of what the program has had until now get their room back.
+    pub(super) fn give_back_lent(&self) {
+        for cell in self.lenders.borrow_mut().drain(..) {
+            cell.borrow_mut().give_back_lent(&self.stags.borrow());
+        }
+    }
+
     /// Runs one queue pair; `false` when it is not busy any more.
     fn run(&self, cell: &Rc<RefCell<Qp>>, idle_max: u32) -> bool {
         let mut qp = cell.borrow_mut();
@@ -345,6 +356,9 @@ impl Engine {
             let _ = qp.transmit(&mut stags);
         }
         drop(stags);
+        if qp.rx.lent.is_new() {
+            self.lenders.borrow_mut().push(Rc::clone(cell));
+        }
         match ran {
             Ok(Ran::Busy) => {
                 qp.idle_runs = 0;
@@ -387,6 +401,7 @@ impl Engine {
         qp.state = QpState::Error;
         qp.pending = false;
         let mut bytes = qp.tx.take_rest_of_fpdu();
+        qp.place_lent(&self.stags.borrow());
         let link = qp.link.take();
         qp.flush(fatal);
         bytes.extend(terminate_bytes(fatal, qp.tx.crc()));
@@ -421,6 +436,7 @@ impl Engine {
         drop(qp);
         self.hot.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
         self.not_ready.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
+        self.lenders.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
         let mut unheard = self.unheard.borrow_mut();
         unheard.retain(|other| !Rc::ptr_eq(&other.cell, cell));
         if let Some(slot) = self.places.borrow_mut().get_mut(place) {

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use capstan_memory::RawBytes;
+
 use super::cm::notice::{Link2Cm, Notice};
 use super::cq::Completions;
 use super::engine::{Engine, Watch};
@@ -261,6 +263,15 @@ impl QueuePair for QpHandle {
             self.engine.end(qp, &fatal);
             false
         })
+    }
+
+    fn lend_data(&mut self) {
+        self.cell.borrow_mut().rx.lent.wanted = true;
+    }
+
+    fn take_lent(&mut self, wr_id: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
+        let mut qp = self.cell.borrow_mut();
+        qp.take_lent(&self.engine.stags.borrow(), wr_id, take)
     }
 
     fn doorbell_interval(&self) -> u32 {

@@ -28,6 +28,19 @@ pub(super) struct Wqe {
     pub progress: Progress,
 }
 
+const NO_WQE: Wqe = Wqe {
+    wr_id: 0,
+    op: SendOp::Send {
+        invalidate: None,
+        solicited: false,
+    },
+    sges: 0,
+    len_bytes: 0,
+    signaled: false,
+    fence: false,
+    progress: Progress::Open,
+};
+
 const NO_SGE: Sge = Sge {
     addr: 0,
     len_bytes: 0,
@@ -96,23 +109,35 @@ impl SendQueue {
             (self.head, self.next, self.rung, self.tail) = (0, 0, 0, 0);
         }
         let place = self.place(self.tail);
-        let wqe = Wqe {
-            wr_id: wr.wr_id,
-            op: wr.op,
-            sges: wr.sges.len(),
-            len_bytes,
-            signaled: wr.signaled,
-            fence: wr.fence,
-            progress: Progress::Open,
-        };
         let first = place * self.sge_max;
         if place == self.wqes.len() {
-            self.wqes.push(wqe);
+            self.wqes.push(NO_WQE);
             self.sges.resize(first + self.sge_max, NO_SGE);
-        } else {
-            self.wqes[place] = wqe;
         }
-        self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
+        // Field by field: a structure that was just put together is loaded as a whole only when all the stores
+        // before it have ended, and a page on its way to memory may be among them.
+        let wqe = &mut self.wqes[place];
+        wqe.wr_id = wr.wr_id;
+        wqe.op = match wr.op {
+            SendOp::Send {
+                invalidate,
+                solicited,
+            } => SendOp::Send {
+                invalidate,
+                solicited,
+            },
+            other => other,
+        };
+        wqe.sges = wr.sges.len();
+        wqe.len_bytes = len_bytes;
+        wqe.signaled = wr.signaled;
+        wqe.fence = wr.fence;
+        wqe.progress = Progress::Open;
+        for (to, from) in self.sges[first..].iter_mut().zip(wr.sges) {
+            to.addr = from.addr;
+            to.len_bytes = from.len_bytes;
+            to.lkey = from.lkey;
+        }
         self.tail = self.tail.wrapping_add(1);
     }
 

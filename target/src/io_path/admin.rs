@@ -31,12 +31,12 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         Begun::Work(work, transfer) => (work, transfer),
         Begun::Complete(cqe) => {
             resources.give_back_receive(connection, capsule.data);
-            return respond::send(resources, connection, slot, &cqe, None);
+            return respond::send(resources, connection, slot, cqe, None);
         }
         Begun::Refuse(cqe) => {
             resources.give_back_receive(connection, capsule.data);
             connection.phase = Phase::refused(resources.now_us);
-            return respond::send(resources, connection, slot, &cqe, None);
+            return respond::send(resources, connection, slot, cqe, None);
         }
         Begun::Disconnect(why) => {
             resources.give_back_receive(connection, capsule.data);
@@ -157,7 +157,7 @@ fn connect(
     };
     resources.release_receive(connection, slot);
     connection.command(slot).release_buffers();
-    respond::send(resources, connection, slot, &cqe, None);
+    respond::send(resources, connection, slot, cqe, None);
 }
 
 fn admin(resources: &mut Resources, connection: &mut Connection, slot: u16, request: AdminRequest) {
@@ -186,7 +186,7 @@ fn admin(resources: &mut Resources, connection: &mut Connection, slot: u16, requ
     } else {
         command.release_buffers();
     }
-    respond::send(resources, connection, slot, &cqe, invalidate);
+    respond::send(resources, connection, slot, cqe, invalidate);
 }
 
 /// Sends a response that the controllers owed.
@@ -195,7 +195,7 @@ pub(super) fn respond_late(resources: &mut Resources, connection: &mut Connectio
         return;
     }
     match connection.take_slot() {
-        Some(slot) => respond::send(resources, connection, slot, cqe, None),
+        Some(slot) => respond::send(resources, connection, slot, *cqe, None),
         None => {
             let why = "no slot for a response: the host left too many unanswered".to_owned();
             resources.broken.push((connection.index, why));

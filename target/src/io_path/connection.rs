@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::Buffer;
+use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
     CmId, LKey, MemoryRegion, PostError, QueuePair, Remote, SendOp, SendWr, Sge, Source,
@@ -298,9 +299,14 @@ impl Connection {
     }
 
     /// Writes a response capsule into the slot's place; the answer is its SGE.
-    pub(super) fn response(&mut self, slot: u16, cqe: &[u8; CQE_BYTES as usize]) -> Sge {
+    pub(super) fn response(&mut self, slot: u16, cqe: Cqe) -> Sge {
         let offset = u32::from(slot) * CQE_BYTES;
-        self.responses.copy_from(offset as usize, cqe);
+        // In registers: see `execute::start` of a write that is done.
+        let [low, high]: [u64; 2] = zerocopy::transmute!(cqe);
+        self.responses
+            .copy_from(offset as usize, &low.to_ne_bytes());
+        self.responses
+            .copy_from(offset as usize + 8, &high.to_ne_bytes());
         Sge {
             addr: self.responses.addr() + u64::from(offset),
             len_bytes: CQE_BYTES,

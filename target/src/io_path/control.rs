@@ -97,7 +97,7 @@ fn answer(
         return;
     };
     let cqe = queue.complete(control.permit, status, 0);
-    respond::send(resources, connection, slot, &cqe, invalidate);
+    respond::send(resources, connection, slot, cqe, invalidate);
     respond::settle(resources, connection);
 }
 

@@ -3,12 +3,15 @@
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::command::LbaRange;
+use capstan_nvme_proto::opcode::IoOpcode;
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Io, Op, Submitted};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
 
 use super::connection::{Command, Connection, Work};
-use super::recv::Capsule;
+use super::recv::{Capsule, Received};
 use super::{Resources, admin, control, respond, status, transfer};
 use crate::limits::TRANSFER_BYTES_MAX;
 
@@ -18,12 +21,22 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         return;
     };
     let result = queue.handle_command(&capsule.sqe, capsule.bytes());
+    let done = at_once(resources, connection, &capsule, &result);
     let Some(slot) = connection.take_slot() else {
         resources.give_back_receive(connection, capsule.data);
         let why = "the host sent more commands than its queue has entries".to_owned();
         return resources.broken.push((connection.index, why));
     };
     match result {
+        // No more of the command than is needed: a page is on its way to memory, and what is stored now and
+        // loaded as a whole would wait for it.
+        IoStep::Execute(IoCommand {
+            permit, transfer, ..
+        }) if done => {
+            resources.give_back_receive(connection, capsule.data);
+            let (invalidate, done) = (transfer.rkey_to_invalidate(), Status::SUCCESS);
+            respond::complete(resources, connection, slot, permit, done, invalidate);
+        }
         IoStep::Execute(io) => {
             let segments = match &io.transfer {
                 Transfer::KeyedList(list) => Some(list.buffers(capsule.bytes()).collect()),
@@ -44,9 +57,6 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
                 connection.command(slot).zeroes = true;
                 return respond::finish(resources, connection, slot, Status::SUCCESS);
             }
-            if read_at_once(resources, connection, slot) {
-                return respond::finish(resources, connection, slot, Status::SUCCESS);
-            }
             obtain_buffer(resources, connection, slot, len_bytes);
         }
         IoStep::Control(command) => {
@@ -54,7 +64,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         }
         IoStep::Complete(cqe) => {
             resources.give_back_receive(connection, capsule.data);
-            respond::send(resources, connection, slot, &cqe, None);
+            respond::send(resources, connection, slot, cqe, None);
         }
         IoStep::DeleteQueue(permit) => {
             resources.give_back_receive(connection, capsule.data);
@@ -123,10 +133,7 @@ fn reads_zeroes(resources: &Resources, io: &IoCommand) -> bool {
 
 /// Carries out a read of a volume in memory whose data can be copied from there to the host at once,
 /// without a buffer and a storage operation. Whether that was so.
-fn read_at_once(resources: &Resources, connection: &mut Connection, slot: u16) -> bool {
-    let Work::Io(io) = &connection.command(slot).work else {
-        return false;
-    };
+fn read_at_once(resources: &Resources, connection: &mut Connection, io: &IoCommand) -> bool {
     let (IoOperation::Read { range, fua: false }, Transfer::Keyed(host)) =
         (io.operation, io.transfer)
     else {
@@ -141,9 +148,55 @@ fn read_at_once(resources: &Resources, connection: &mut Connection, slot: u16) -
     })
 }
 
+/// Whether the command is a Write whose data is behind it in the capsule, where nobody but the volume looks
+/// at it.
+pub(super) fn writes_capsule_data(sqe: &Sqe) -> bool {
+    sqe.io_opcode() == IoOpcode::WRITE && matches!(sqe.sgl(), Ok(Sgl::InCapsule { .. }))
+}
+
+/// Carries out a command of a volume in memory whose data is copied from or to where it is. Whether that was
+/// so; data of the capsule is in the buffer of its receive otherwise.
+fn at_once(
+    resources: &Resources,
+    connection: &mut Connection,
+    capsule: &Capsule,
+    step: &IoStep,
+) -> bool {
+    match (step, &capsule.data) {
+        (IoStep::Execute(io), None) => read_at_once(resources, connection, io),
+        (IoStep::Execute(io), Some(received)) => write_lent(resources, connection, received, io),
+        (_, Some(received)) => received.take_lent(connection, &mut |_| false),
+        (_, None) => false,
+    }
+}
+
+/// Carries out a Write to a volume in memory from where its data has come, which may not be the buffer of
+/// the receive.
+fn write_lent(
+    resources: &Resources,
+    connection: &mut Connection,
+    received: &Received,
+    io: &IoCommand,
+) -> bool {
+    let IoCommand {
+        operation: IoOperation::Write { range, .. },
+        transfer: Transfer::InCapsule(place),
+        namespace,
+        ..
+    } = io
+    else {
+        return received.take_lent(connection, &mut |_| false);
+    };
+    let volume = resources.volumes.get(&namespace.backend);
+    received.take_lent(connection, &mut |data| {
+        let data = data.skip(place.offset_bytes as usize);
+        volume.is_some_and(|volume| volume.write_at_once(range.slba, range.nlb, data))
+    })
+}
+
 /// Carries out a write to a volume in memory: without a storage operation, whose data goes there and
 /// back, and would be loaded again while the processor still stores the page. Whether that was so.
-fn write_at_once(resources: &Resources, command: &mut Command) -> bool {
+fn write_at_once(resources: &Resources, command: &Command) -> bool {
     let Work::Io(io) = &command.work else {
         return false;
     };
@@ -151,10 +204,11 @@ fn write_at_once(resources: &Resources, command: &mut Command) -> bool {
         return false;
     };
     let volume = resources.volumes.get(&io.namespace.backend);
-    let (Some(volume), Some(data)) = (volume, &mut command.data) else {
+    let (Some(volume), Some(data)) = (volume, &command.data) else {
         return false;
     };
-    volume.write_at_once(range.slba, range.nlb, data, command.data_offset_bytes)
+    let data = data.raw().skip(command.data_offset_bytes as usize);
+    volume.write_at_once(range.slba, range.nlb, data)
 }
 
 /// Bytes of buffer the command needs besides its in-capsule data.

@@ -1,7 +1,7 @@
 //! Step 2: completions. A received capsule becomes a command; a pulled transfer goes on to disk; a
 //! sent response frees its command.
 
-use capstan_memory::Buffer;
+use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{WcStatus, WorkCompletion};
 
@@ -24,6 +24,20 @@ pub(super) struct Received {
     pub(super) buffer: Buffer,
     /// Bytes that arrived.
     pub(super) len_bytes: u32,
+}
+
+impl Received {
+    /// Lets `take` copy the data from where it has come, if it is there still: whether `take` did so.
+    /// Otherwise the data is in the buffer from here on. Called once for each receive with data, first of
+    /// all.
+    pub(super) fn take_lent(
+        &self,
+        connection: &mut Connection,
+        take: &mut dyn FnMut(RawBytes<'_>) -> bool,
+    ) -> bool {
+        let wr_id = WrId::Recv(self.slot).encode();
+        connection.qp().take_lent(wr_id, take)
+    }
 }
 
 impl Capsule {
@@ -76,6 +90,7 @@ impl IoPath {
                 return;
             };
             if completion.status != WcStatus::Success || connection.closing() {
+                connection.qp().take_lent(completion.wr_id, &mut |_| true);
                 let _ = port.receives.repost(slot, None);
                 return;
             }
@@ -125,6 +140,11 @@ impl IoPath {
 }
 
 fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
+    if let Some(received) = &capsule.data
+        && !(connection.phase == Phase::Io && execute::writes_capsule_data(&capsule.sqe))
+    {
+        received.take_lent(connection, &mut |_| false);
+    }
     match connection.phase {
         Phase::Io => execute::start(resources, connection, capsule),
         Phase::AwaitingConnect { .. } | Phase::Admin => {

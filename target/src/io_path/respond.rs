@@ -3,7 +3,7 @@
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{RKey, SendOp};
-use zerocopy::transmute;
+use capstan_subsystem::Permit;
 
 use super::connection::{Connection, Work};
 use super::wr_id::WrId;
@@ -24,7 +24,6 @@ pub(super) fn finish(
         }
         Work::Free | Work::Admin(_) | Work::Held(_) | Work::Responded => return,
     };
-    let invalidate = io.transfer.rkey_to_invalidate();
     let pushes = io.operation.moves_data_to_host() && status.is_success();
     resources.release_receive(connection, slot);
     if pushes {
@@ -35,11 +34,24 @@ pub(super) fn finish(
     } else {
         connection.command(slot).release_buffers();
     }
+    let invalidate = io.transfer.rkey_to_invalidate();
+    complete(resources, connection, slot, io.permit, status, invalidate);
+}
+
+/// Responds to an I/O command with nothing left of it but its `slot`.
+pub(super) fn complete(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    permit: Permit,
+    status: Status,
+    invalidate: Option<u32>,
+) {
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
-    let cqe = queue.complete(io.permit, status, 0);
-    send(resources, connection, slot, &cqe, invalidate);
+    let cqe = queue.complete(permit, status, 0);
+    send(resources, connection, slot, cqe, invalidate);
     settle(resources, connection);
 }
 
@@ -74,7 +86,7 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
     };
     let cqe = queue.complete(permit, Status::SUCCESS, 0);
     connection.command(slot).close_after = Some("the host deleted the queue");
-    send(resources, connection, slot, &cqe, None);
+    send(resources, connection, slot, cqe, None);
 }
 
 /// Sends a response capsule from `slot`; the slot is free when the Send has completed.
@@ -82,11 +94,11 @@ pub(super) fn send(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    cqe: &Cqe,
+    cqe: Cqe,
     invalidate: Option<u32>,
 ) {
     connection.command(slot).work = Work::Responded;
-    let sge = connection.response(slot, &transmute!(*cqe));
+    let sge = connection.response(slot, cqe);
     let op = SendOp::Send {
         invalidate: invalidate.map(RKey),
         solicited: false,

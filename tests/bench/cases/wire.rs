@@ -124,11 +124,15 @@ fn run(setting: &Setting, way: Way) -> Result<Findings> {
     let target = Target::spinning(&[NULL, RAM])?;
     load::fill(target.address, NSID_RAM)?;
     let (mut round_trips, mut streams) = (Vec::new(), Vec::new());
-    let mut rates = vec![Vec::new(); ROWS.len()];
+    let rows: Vec<&Row> = ROWS
+        .iter()
+        .filter(|row| row.name.contains(&setting.rows))
+        .collect();
+    let mut rates = vec![Vec::new(); rows.len()];
     for _ in 0..setting.rounds {
         round_trips.push(tcp::round_trip(setting.runtime)?);
         streams.push(tcp::stream(setting.runtime)?);
-        for (row, rates) in ROWS.iter().zip(&mut rates) {
+        for (row, rates) in rows.iter().zip(&mut rates) {
             let load = Load { way, ..row.load };
             rates.push(load::rate(target.address, load, setting.runtime)?.median());
         }
@@ -152,7 +156,7 @@ fn run(setting: &Setting, way: Way) -> Result<Findings> {
             Bounds::none(Better::Higher),
         ));
     }
-    for (row, rates) in ROWS.iter().zip(rates) {
+    for (row, rates) in rows.iter().zip(rates) {
         let mut figure = figure(row, way, &rates, &round_trip, &stream);
         let (name, what) = match way {
             Way::Tcp => ("", ""),

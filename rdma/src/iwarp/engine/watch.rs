@@ -217,6 +217,7 @@ impl Engine {
 
     /// Before waiting: gives every queue pair to epoll. `true` when something can be done at once.
     pub(in crate::iwarp) fn arm(&self) -> bool {
+        self.give_back_lent();
         let mut hot = self.hot.take();
         hot.retain(|cell| {
             let mut qp = cell.borrow_mut();

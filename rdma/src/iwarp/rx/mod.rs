@@ -1,6 +1,7 @@
 //! Receiving: the byte stream cut into segments, checked, and placed.
 #![expect(unsafe_code, reason = "receives straight into registered memory")]
 
+mod lent;
 mod segment;
 mod spare;
 
@@ -16,6 +17,7 @@ use super::wire::ddp::{
     CRC_BYTES, LENGTH_BYTES, Opcode, Segment, TaggedHeader, fpdu_bytes, pad_bytes,
 };
 use super::wire::terminate::ErrorCode;
+use lent::Lent;
 use segment::{check_control, terminated};
 
 /// Stream buffer, and so the most that is read ahead: thirty capsules with 4 KiB of data in one receive call.
@@ -105,6 +107,8 @@ pub(super) struct Rx {
     pub before_first: bool,
     /// Waiting for a receive.
     pub stalled: bool,
+    /// Data that the program has not taken out of the ring yet.
+    pub lent: Lent,
 }
 
 impl Rx {
@@ -133,6 +137,7 @@ impl Rx {
             empty_fpdu: false,
             before_first: true,
             stalled: false,
+            lent: Lent::default(),
         }
     }
 
@@ -180,6 +185,18 @@ impl Rx {
             (self.start, self.end) = (0, 0);
             spare::give(std::mem::take(&mut self.buffer));
         }
+    }
+
+    /// Where in the stream buffer to receive next.
+    fn room(&mut self) -> Piece {
+        let ahead = if self.bulk > 0 {
+            self.bulk_ahead_bytes
+                .max(self.end + self.bulk_ahead_bytes / 2)
+        } else {
+            BUFFER_BYTES
+        };
+        let room = &mut self.buffer[self.end..ahead.min(BUFFER_BYTES)];
+        Piece::raw(room.as_mut_ptr(), room.len())
     }
 
     /// The receive of a Send that is still arriving.
@@ -260,6 +277,12 @@ impl Qp {
             rx.end -= rx.start;
             rx.start = 0;
         }
+        if rx.lent.wanted
+            && let Some(received) = self.fill_lending(stags)?
+        {
+            return Ok(received);
+        }
+        let rx = &mut self.rx;
         let mut pieces = std::mem::take(&mut rx.pieces);
         pieces.clear();
         let mut direct = 0;
@@ -267,15 +290,9 @@ impl Qp {
             direct = rx.partial.payload_bytes - rx.partial.placed_bytes;
             self.each_target(stags, direct, &mut |span| pieces.push(Piece::span(span)))?;
         }
-        let rx = &mut self.rx;
-        let ahead = if rx.bulk > 0 {
-            rx.bulk_ahead_bytes.max(rx.end + rx.bulk_ahead_bytes / 2)
-        } else {
-            BUFFER_BYTES
-        };
-        let room = &mut rx.buffer[rx.end..ahead.min(BUFFER_BYTES)];
-        let asked = direct as usize + room.len();
-        pieces.push(Piece::raw(room.as_mut_ptr(), room.len()));
+        let room = self.rx.room();
+        let asked = direct as usize + room.len_bytes();
+        pieces.push(room);
         let Some(link) = &mut self.link else {
             return Ok(Received::Nothing);
         };

@@ -4,6 +4,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 
 use super::memory::Memory;
 use super::ring::{RING_BYTES, Reader, Writer};
@@ -96,6 +97,37 @@ impl SharedLink {
                 Ok(Transfer::Bytes(0))
             }
             Some(Err(error)) => Err(error),
+        }
+    }
+
+    /// Receives into `before` and `after`, and leaves the `lent` bytes between them in the ring: see
+    /// [`Reader::read_around`].
+    ///
+    /// # Safety
+    /// As for [`SharedLink::receive`].
+    #[inline]
+    pub(in crate::iwarp) unsafe fn receive_around(
+        &mut self,
+        before: &[Piece],
+        lent: usize,
+        after: Piece,
+    ) -> io::Result<Option<(NonNull<u8>, usize)>> {
+        // SAFETY: passed on.
+        let read = unsafe { self.reader.read_around(before, lent, after)? };
+        if read.is_some() {
+            self.empty = 0;
+        }
+        Ok(read)
+    }
+
+    /// The room of what was lent can be written again. A link that is not `busy` is not received from soon, so the
+    /// writer is told if it waits.
+    pub(in crate::iwarp) fn give_back(&mut self, busy: bool) {
+        self.reader.give_back();
+        // The next call that finds nothing looks whether the writer waits.
+        self.empty = 0;
+        if !busy && self.reader.writer_sleeps() {
+            self.ring_bell();
         }
     }
 

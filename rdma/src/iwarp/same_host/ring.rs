@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "memory that another process writes")]
 
 use std::io;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::memory::Place;
@@ -222,6 +222,8 @@ impl Writer {
 pub(super) struct Reader {
     end: End,
     read: u64,
+    /// Bytes that were read have stayed in the ring: the writer does not hear of it yet.
+    held: bool,
 }
 
 impl Reader {
@@ -229,6 +231,7 @@ impl Reader {
         Self {
             end: End::new(place),
             read: 0,
+            held: false,
         }
     }
 
@@ -252,11 +255,71 @@ impl Reader {
     /// Each piece is mapped memory that may be written and that nobody has a reference to.
     #[inline]
     pub(super) unsafe fn read(&mut self, pieces: &[Piece]) -> io::Result<usize> {
-        let mut left = self.available()?;
-        if left == 0 {
+        let available = self.available()?;
+        if available == 0 {
             return Ok(0);
         }
-        let start = self.read;
+        // SAFETY: passed on.
+        let bytes = unsafe { self.copy_out(pieces, available) };
+        self.publish();
+        Ok(bytes)
+    }
+
+    /// Reads into `before`, passes over the `lent` bytes that follow, and reads into `after` what there is:
+    /// where the lent ones are, and how many bytes were read in all. `None`, with nothing read, when
+    /// there are not so many, or the lent ones are not in one piece. They stay, and so does all that is
+    /// read from here on, until [`Reader::give_back`].
+    ///
+    /// # Safety
+    /// As for [`Reader::read`].
+    #[inline]
+    pub(super) unsafe fn read_around(
+        &mut self,
+        before: &[Piece],
+        lent: usize,
+        after: Piece,
+    ) -> io::Result<Option<(NonNull<u8>, usize)>> {
+        let available = self.available()?;
+        let first: usize = before.iter().map(Piece::len_bytes).sum();
+        let Some(rest) = available.checked_sub(first + lent) else {
+            return Ok(None);
+        };
+        let at = place_of(self.read + first as u64);
+        let base = NonNull::new(self.end.bytes.wrapping_add(at));
+        let Some(base) = base.filter(|_| at + lent <= RING_BYTES) else {
+            return Ok(None);
+        };
+        // SAFETY: passed on; there are so many bytes.
+        unsafe { self.copy_out(before, first) };
+        self.read += lent as u64;
+        self.held = true;
+        // SAFETY: passed on.
+        let behind = unsafe { self.copy_out(&[after], rest) };
+        Ok(Some((base, first + lent + behind)))
+    }
+
+    /// What was lent is not in use any more.
+    pub(super) fn give_back(&mut self) {
+        self.held = false;
+        self.publish();
+    }
+
+    /// Tells the writer how far this end is.
+    #[inline]
+    fn publish(&self) {
+        if !self.held {
+            let read = &self.end.lines().read.0;
+            read.store(self.read, Ordering::Release);
+        }
+    }
+
+    /// Copies the next bytes, at most `left`, which are there, into `pieces`: how many.
+    ///
+    /// # Safety
+    /// As for [`Reader::read`].
+    #[inline]
+    unsafe fn copy_out(&mut self, pieces: &[Piece], mut left: usize) -> usize {
+        let all = left;
         for piece in pieces {
             let length = piece.len_bytes().min(left);
             // SAFETY: the caller answers for the piece; `length` is at most what is in the ring.
@@ -267,9 +330,7 @@ impl Reader {
                 break;
             }
         }
-        let lines = self.end.lines();
-        lines.read.0.store(self.read, Ordering::Release);
-        usize::try_from(self.read - start).map_err(io::Error::other)
+        all - left
     }
 
     /// Whether the writer has gone to sleep and is to be woken; says so once. Asked when the ring
