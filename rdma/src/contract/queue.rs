@@ -179,9 +179,9 @@ pub trait QueuePair {
     }
 
     /// From now on data behind the first SGE of a receive may stay where it has come when the receive
-    /// completes. For each completion of more bytes than that SGE has, the program calls
-    /// [`QueuePair::take_lent`] before it looks at the data, posts the receive again, or polls a
-    /// completion queue again.
+    /// completes, until a completion queue is polled again. For each completion of more bytes than that
+    /// SGE has, the program calls [`QueuePair::take_lent`] before it looks at the data or posts the
+    /// receive again.
     fn lend_data(&mut self) {}
 
     /// Calls `take` with the data of a completed receive that stayed where it has come, behind its first

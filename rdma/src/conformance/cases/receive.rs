@@ -52,6 +52,71 @@ pub(super) fn send_before_the_receive_is_posted(fabric: &mut dyn Fabric) -> Outc
     Ok(())
 }
 
+/// Whether a provider lends the data behind the first SGE or has put it there already: the program gets the
+/// same bytes, once, and what it does not take is where it belongs.
+pub(super) fn data_is_lent_or_in_its_place(fabric: &mut dyn Fabric) -> Outcome {
+    const HEAD: usize = 64;
+    const ROOM: usize = 30_000;
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let to = from.peer();
+        world.qp(link, to)?.lend_data();
+        for (messages, takes) in [(1, true), (1, false), (3, true), (3, false)] {
+            for len in [64, 65, 1087, 1088, 4160, 8256, ROOM] {
+                let here = source(&world, from, messages * len, len as u64)?;
+                let more = source(&world, from, 600_000, 5)?;
+                let mut elsewhere = sink(&world, to, 600_000)?;
+                let mut head = sink(&world, to, messages * HEAD)?;
+                let mut data = sink(&world, to, messages * ROOM)?;
+                for at in 0..messages {
+                    let sges = [head.sge(at * HEAD, HEAD), data.sge(at * ROOM, ROOM)];
+                    world.post_recv(link, to, at as u64, &sges)?;
+                    let sges = [here.sge(at * len, len)];
+                    world.post(link, from, &send(at as u64, &sges))?;
+                }
+                world.ring(link, from)?;
+                for at in 0..messages {
+                    let (wr_id, what) = (at as u64, format!("message {at} of {len} bytes"));
+                    world.received(link, to, wr_id, len)?;
+                    let mut seen = None;
+                    let qp = world.qp(link, to)?;
+                    let taken = qp.take_lent(wr_id, &mut |bytes| {
+                        let mut copy = vec![0; bytes.len()];
+                        bytes.copy_to(&mut copy);
+                        seen = Some(copy);
+                        takes
+                    });
+                    ensure_eq!(taken, takes && seen.is_some(), "{what}: taken");
+                    ensure!(!qp.take_lent(wr_id, &mut |_| true), "{what} lent twice");
+                    let (first, rest) = here.shadow(at * len, len).split_at(HEAD);
+                    if let Some(seen) = seen {
+                        ensure!(seen == rest, "{what}: what was lent is not what was sent");
+                    }
+                    head.expect(at * HEAD, first);
+                    if !taken {
+                        data.expect(at * ROOM, rest);
+                    }
+                    if at == 0 {
+                        // What is not taken yet is not overwritten by what comes behind it.
+                        let sges = [more.sge(0, 600_000)];
+                        world.post_now(link, from, &write(9, &sges, elsewhere.remote(0)))?;
+                        world.settle(5_000);
+                        elsewhere.expect(0, more.shadow(0, 600_000));
+                    }
+                }
+                for at in 0..messages {
+                    world.success(link, from, at as u64, WcOpcode::Send)?;
+                }
+                world.success(link, from, 9, WcOpcode::RdmaWrite)?;
+                elsewhere.check("an RDMA WRITE behind data that is lent")?;
+                head.check("the first SGE beside data that may be lent")?;
+                data.check("data that was not taken")?;
+            }
+        }
+    }
+    world.silent(link)
+}
+
 pub(super) fn receive_never_posted(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for from in Side::BOTH {

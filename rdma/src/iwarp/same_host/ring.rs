@@ -435,6 +435,46 @@ mod tests {
     }
 
     #[test]
+    fn what_is_lent_stays_until_it_is_given_back() {
+        let (memory, _) = Memory::create().unwrap();
+        let (mut writer, mut reader) = ends(&memory);
+        let mut bytes: Vec<u8> = (0..=250).cycle().take(RING_BYTES).collect();
+        write(&mut writer, &mut bytes);
+        let (mut before, mut after) = ([0; 10], [0; 20]);
+        let mut around = |reader: &mut Reader, lent| {
+            // SAFETY: slices that are borrowed during the call.
+            let read =
+                unsafe { reader.read_around(&[piece(&mut before)], lent, piece(&mut after)) };
+            let (base, length) = read.unwrap()?;
+            // SAFETY: so many bytes of the ring, which nobody writes now.
+            let lent = unsafe { std::slice::from_raw_parts(base.as_ptr(), lent) };
+            Some((before, lent.to_vec(), after, length))
+        };
+        let (before, lent, after, length) = around(&mut reader, 100).unwrap();
+        assert_eq!(
+            (before.as_slice(), lent.as_slice(), after.as_slice(), length),
+            (&bytes[..10], &bytes[10..110], &bytes[110..130], 130)
+        );
+        assert_eq!(read(&mut reader, 20), bytes[130..150]);
+        assert_eq!(writer.room(1).unwrap(), 0, "the lent bytes can be written");
+        reader.give_back();
+        assert_eq!(writer.room(1).unwrap(), 150);
+        // More than there is.
+        assert!(around(&mut reader, RING_BYTES).is_none());
+        let rest = RING_BYTES - 150 - 1000;
+        assert_eq!(read(&mut reader, rest).len(), rest);
+        write(&mut writer, &mut bytes[..5000]);
+        // The end of the ring is between them.
+        assert!(around(&mut reader, 991).is_none());
+        let (_, lent, after, length) = around(&mut reader, 990).unwrap();
+        assert_eq!((lent.last(), after[0], length), (bytes.last(), 0, 1020));
+        // Nothing behind them.
+        read(&mut reader, 4980 - 1010);
+        assert_eq!(around(&mut reader, 1000).unwrap().3, 1010);
+        assert!(around(&mut reader, 1).is_none());
+    }
+
+    #[test]
     fn positions_that_cannot_be_are_refused() {
         let (memory, _) = Memory::create().unwrap();
         let (mut writer, mut reader) = ends(&memory);

@@ -45,10 +45,22 @@ impl Ledger {
 
     /// Takes completions, and says how many there were.
     pub(super) fn poll(&mut self, cq: &dyn CompletionQueue) -> usize {
+        self.poll_with(cq, |_| ())
+    }
+
+    /// The same, and calls `each` with the identifier of each receive that has a message.
+    pub(super) fn poll_with(
+        &mut self,
+        cq: &dyn CompletionQueue,
+        mut each: impl FnMut(u64),
+    ) -> usize {
         let mut out = [WorkCompletion::EMPTY; 16];
         let count = cq.poll(&mut out);
         for done in &out[..count] {
             self.completed(done);
+            if done.wr_id < RECEIVES && done.status == WcStatus::Success {
+                each(done.wr_id);
+            }
         }
         count
     }

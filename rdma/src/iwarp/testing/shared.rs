@@ -1,9 +1,9 @@
 //! A peer on this machine, in the same memory.
 
 use super::ledger::Ledger;
-use super::scene::{Agreed, Scene, Stage};
+use super::scene::{Agreed, RECEIVE_BYTES, Scene, Stage};
 use super::stream::{Choices, Composer};
-use crate::contract::{QpState, QueuePair, SendOp, SendWr, Sge};
+use crate::contract::{CompletionQueue, QpState, QueuePair, SendOp, SendWr, Sge};
 use crate::iwarp::same_host::testing::{Brings, End};
 use crate::iwarp::socket::Link;
 
@@ -44,14 +44,14 @@ pub fn receive_shared(data: &[u8]) {
             _ => peer.connected(flags & 0x10 == 0).map(Some),
         };
         if let Some((link, end)) = opened.expect("descriptors and memory") {
-            run(stage, link, end, &mut choices);
+            run(stage, link, end, &mut choices, flags & 0x20 == 0);
         }
         stage.peer = Some(peer);
     });
 }
 
 #[expect(clippy::expect_used, reason = "without a meeting nothing is tested")]
-fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_>) {
+fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_>, lends: bool) {
     let invited = matches!(link, Link::Tcp(_));
     let agreed = Agreed {
         peer_first: invited,
@@ -59,6 +59,9 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
     };
     let mut scene = Scene::new(stage, link, agreed);
     let invitation = invited.then(|| stage.engine.invite(&scene.qp.cell).expect("a meeting"));
+    if lends {
+        scene.qp.lend_data();
+    }
     let mut ledger = Ledger::new();
     let mut composer = Composer::new(&scene, false);
     let mut unsaid = Vec::new();
@@ -120,10 +123,10 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
                 end.say_on_socket(&bytes);
             }
             _ => {
-                ledger.poll(&*stage.cq);
+                take_messages(&mut scene, &mut ledger, &*stage.cq, true);
             }
         }
-        ledger.poll(&*stage.cq);
+        take_messages(&mut scene, &mut ledger, &*stage.cq, choices.is_even());
     }
     end.leave();
     let mut looks = 0;
@@ -140,6 +143,23 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
         "{cause}"
     );
     end.check_and_restore();
+}
+
+/// Takes completions, and the data of messages where it has come or, not `takes`, where it belongs.
+fn take_messages(scene: &mut Scene, ledger: &mut Ledger, cq: &dyn CompletionQueue, takes: bool) {
+    ledger.poll_with(cq, |wr_id| {
+        let mut copy = vec![0; RECEIVE_BYTES as usize];
+        scene.qp.take_lent(wr_id, &mut |bytes| {
+            assert!(
+                bytes.len() < copy.len(),
+                "more than the receive has room for"
+            );
+            bytes.copy_to(&mut copy);
+            takes
+        });
+        let again = scene.qp.take_lent(wr_id, &mut |_| true);
+        assert!(!again, "lent twice");
+    });
 }
 
 /// Posts a Send of what the peer may read.

@@ -17,6 +17,11 @@ impl Choices<'_> {
         self.0.is_empty()
     }
 
+    /// Whether an even number of bytes is left.
+    pub(super) fn is_even(&self) -> bool {
+        self.0.len().is_multiple_of(2)
+    }
+
     pub(super) fn byte(&mut self) -> u8 {
         match self.0.split_first() {
             Some((first, rest)) => {
