@@ -1,7 +1,7 @@
 //! Step 3: a command gets its buffer, its data, and goes to the storage engine; what comes back
 //! decides the response.
 
-use capstan_memory::Buffer;
+use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::command::LbaRange;
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sgl::Sgl;
@@ -21,7 +21,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         return;
     };
     let result = queue.handle_command(&capsule.sqe, capsule.bytes());
-    let done = at_once(resources, connection, &capsule, &result);
+    let at_once = at_once(resources, connection, &capsule, &result);
     let Some(slot) = connection.take_slot() else {
         resources.give_back_receive(connection, capsule.data);
         let why = "the host sent more commands than its queue has entries".to_owned();
@@ -32,7 +32,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         // loaded as a whole would wait for it.
         IoStep::Execute(IoCommand {
             permit, transfer, ..
-        }) if done => {
+        }) if at_once == AtOnce::Done => {
             resources.give_back_receive(connection, capsule.data);
             let (invalidate, done) = (transfer.rkey_to_invalidate(), Status::SUCCESS);
             respond::complete(resources, connection, slot, permit, done, invalidate);
@@ -49,11 +49,10 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             command.pulls = !io.operation.moves_data_to_host()
                 && matches!(io.transfer, Transfer::Keyed(_) | Transfer::KeyedList(_));
             let len_bytes = buffer_bytes(&io, in_capsule);
-            let zero_read = reads_zeroes(resources, &io) && connection.has_zeroes(len_bytes);
             let command = connection.command(slot);
             command.work = Work::Io(io);
             place_capsule_data(resources, connection, slot, capsule);
-            if zero_read {
+            if at_once == AtOnce::Zeroes {
                 connection.command(slot).zeroes = true;
                 return respond::finish(resources, connection, slot, Status::SUCCESS);
             }
@@ -122,30 +121,42 @@ pub(super) fn obtain_buffer(
     }
 }
 
-/// Whether the command reads what is known to be zero: it needs no buffer and no storage operation.
-fn reads_zeroes(resources: &Resources, io: &IoCommand) -> bool {
-    let IoOperation::Read { range, .. } = io.operation else {
-        return false;
-    };
-    let volume = resources.volumes.get(&io.namespace.backend);
-    volume.is_some_and(|volume| volume.known_zero(range.slba, range.nlb))
+/// What became of a command before it has a buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtOnce {
+    /// It is carried out: its data was copied from or to where it is, without a storage operation.
+    Done,
+    /// It reads what is known to be zero: the shared zeroes are its data.
+    Zeroes,
+    /// Nothing.
+    Not,
 }
 
-/// Carries out a read of a volume in memory whose data can be copied from there to the host at once,
-/// without a buffer and a storage operation. Whether that was so.
-fn read_at_once(resources: &Resources, connection: &mut Connection, io: &IoCommand) -> bool {
-    let (IoOperation::Read { range, fua: false }, Transfer::Keyed(host)) =
-        (io.operation, io.transfer)
-    else {
-        return false;
+impl AtOnce {
+    fn done(done: bool) -> Self {
+        if done { Self::Done } else { Self::Not }
+    }
+}
+
+/// Carries out a read of a volume in memory whose data can be copied from there to the host at once.
+fn read_at_once(resources: &Resources, connection: &mut Connection, io: &IoCommand) -> AtOnce {
+    let IoOperation::Read { range, fua } = io.operation else {
+        return AtOnce::Not;
     };
     let Some(volume) = resources.volumes.get(&io.namespace.backend) else {
-        return false;
+        return AtOnce::Not;
     };
-    transfer::push_from(connection, host, &mut |put| {
+    if volume.known_zero(range.slba, range.nlb) && connection.has_zeroes(io.transfer.length_bytes())
+    {
+        return AtOnce::Zeroes;
+    }
+    let (Transfer::Keyed(host), false) = (io.transfer, fua) else {
+        return AtOnce::Not;
+    };
+    AtOnce::done(transfer::push_from(connection, host, &mut |put| {
         // What is outside the volume puts nothing; the storage operation will say what is wrong.
         volume.read_in_place(range.slba, range.nlb, put);
-    })
+    }))
 }
 
 /// Whether the command is a Write whose data is behind it in the capsule, where nobody but the volume looks
@@ -154,44 +165,43 @@ pub(super) fn writes_capsule_data(sqe: &Sqe) -> bool {
     sqe.io_opcode() == IoOpcode::WRITE && matches!(sqe.sgl(), Ok(Sgl::InCapsule { .. }))
 }
 
-/// Carries out a command of a volume in memory whose data is copied from or to where it is. Whether that was
-/// so; data of the capsule is in the buffer of its receive otherwise.
+/// Carries out a command whose data is in memory, on both sides. The data of the capsule is in the buffer of
+/// its receive from here on, unless that is done.
 fn at_once(
     resources: &Resources,
     connection: &mut Connection,
     capsule: &Capsule,
     step: &IoStep,
-) -> bool {
+) -> AtOnce {
     match (step, &capsule.data) {
         (IoStep::Execute(io), None) => read_at_once(resources, connection, io),
-        (IoStep::Execute(io), Some(received)) => write_lent(resources, connection, received, io),
-        (_, Some(received)) => received.take_lent(connection, &mut |_| false),
-        (_, None) => false,
+        (IoStep::Execute(io), Some(received)) => {
+            AtOnce::done(write_received(resources, connection, received, io))
+        }
+        (_, Some(received)) => AtOnce::done(received.take_lent(connection, &mut |_| false)),
+        (_, None) => AtOnce::Not,
     }
 }
 
-/// Carries out a Write to a volume in memory from where its data has come, which may not be the buffer of
-/// the receive.
-fn write_lent(
+/// Carries out a Write to a volume in memory from where its data has come: the buffer of the receive, or not
+/// even that.
+fn write_received(
     resources: &Resources,
     connection: &mut Connection,
     received: &Received,
     io: &IoCommand,
 ) -> bool {
-    let IoCommand {
-        operation: IoOperation::Write { range, .. },
-        transfer: Transfer::InCapsule(place),
-        namespace,
-        ..
-    } = io
+    let volume = resources.volumes.get(&io.namespace.backend);
+    let (IoOperation::Write { range, .. }, Transfer::InCapsule(place), Some(volume)) =
+        (io.operation, io.transfer, volume)
     else {
         return received.take_lent(connection, &mut |_| false);
     };
-    let volume = resources.volumes.get(&namespace.backend);
-    received.take_lent(connection, &mut |data| {
+    let write = |data: RawBytes<'_>| {
         let data = data.skip(place.offset_bytes as usize);
-        volume.is_some_and(|volume| volume.write_at_once(range.slba, range.nlb, data))
-    })
+        volume.write_at_once(range.slba, range.nlb, data)
+    };
+    received.take_lent(connection, &mut |data| write(data)) || write(received.buffer.raw())
 }
 
 /// Carries out a write to a volume in memory: without a storage operation, whose data goes there and
