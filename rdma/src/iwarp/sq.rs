@@ -28,12 +28,14 @@ pub(super) struct Wqe {
     pub progress: Progress,
 }
 
+const PLAIN_SEND: SendOp = SendOp::Send {
+    invalidate: None,
+    solicited: false,
+};
+
 const NO_WQE: Wqe = Wqe {
     wr_id: 0,
-    op: SendOp::Send {
-        invalidate: None,
-        solicited: false,
-    },
+    op: PLAIN_SEND,
     sges: 0,
     len_bytes: 0,
     signaled: false,
@@ -118,16 +120,14 @@ impl SendQueue {
         // before it have ended, and a page on its way to memory may be among them.
         let wqe = &mut self.wqes[place];
         wqe.wr_id = wr.wr_id;
-        wqe.op = match wr.op {
+        match wr.op {
+            // Of a plain Send, which most are, there is nothing to be loaded.
             SendOp::Send {
-                invalidate,
-                solicited,
-            } => SendOp::Send {
-                invalidate,
-                solicited,
-            },
-            other => other,
-        };
+                invalidate: None,
+                solicited: false,
+            } => wqe.op = PLAIN_SEND,
+            op => wqe.op = op,
+        }
         wqe.sges = wr.sges.len();
         wqe.len_bytes = len_bytes;
         wqe.signaled = wr.signaled;
