@@ -277,9 +277,9 @@ impl Streamed {
     }
 }
 
-/// Copies to a page of the volume; `true` when [`fence_streamed`] has to follow. Whole pages go around the caches where the processor can: the
-/// volume is larger than they are, so an ordinary store would first fetch each line from memory, and
-/// the next lock would wait for that.
+/// Copies to a page of the volume; `true` when [`fence_streamed`] has to follow. Whole pages go around the
+/// caches where the processor can: the volume is larger than they are, so an ordinary store would first
+/// fetch each line from memory.
 ///
 /// # Safety
 /// `len` bytes that do not overlap may be read at `from` and written at `to`.
