@@ -9,7 +9,7 @@ use super::engine::{Engine, Owner, Slot};
 use super::request::Piece;
 use super::wr_id::{WorkKind, WrId};
 use crate::error::{ConnectError, IoError};
-use crate::host::{CommandReply, SlotIndex};
+use crate::host::SlotIndex;
 
 /// Times one I/O is tried again for a passing status.
 const RETRIES_MAX: u8 = 5;
@@ -175,9 +175,8 @@ impl Engine {
                 data,
                 read_bytes,
             } => {
-                let data = self.read_out(data.as_ref(), read_bytes);
                 self.host.release(qid, slot);
-                self.passthru_done(token, Ok(CommandReply { cqe, data }));
+                self.passthru_answered(token, cqe, data.as_ref(), read_bytes);
             }
         }
     }

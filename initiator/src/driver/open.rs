@@ -338,10 +338,15 @@ impl Engine {
                         let result = self.outcome(piece, &slot.cqe);
                         self.requests.finish(piece.request, result);
                     }
-                    Owner::Passthru { token, .. } => {
+                    Owner::Passthru { token, .. } if slot.await_response => {
                         let cause = self.host.lost_cause();
                         self.passthru_done(token, Err(CommandError::Lost(cause)));
                     }
+                    Owner::Passthru {
+                        token,
+                        data,
+                        read_bytes,
+                    } => self.passthru_answered(token, slot.cqe, data.as_ref(), read_bytes),
                     Owner::Free | Owner::Host { .. } => {}
                 }
             }

@@ -1,5 +1,7 @@
 //! Commands sent on an I/O queue as they are, whatever their opcode.
 
+use capstan_memory::Buffer;
+use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 
 use super::engine::{Engine, Owner};
@@ -56,6 +58,18 @@ impl Engine {
         }
         self.ring_doorbells();
         Ok(())
+    }
+
+    /// A command was answered, and its memory is back.
+    pub(super) fn passthru_answered(
+        &mut self,
+        token: u64,
+        cqe: Cqe,
+        data: Option<&Buffer>,
+        read_bytes: u32,
+    ) {
+        let data = self.read_out(data, read_bytes);
+        self.passthru_done(token, Ok(CommandReply { cqe, data }));
     }
 
     pub(super) fn passthru_done(&mut self, token: u64, result: Result<CommandReply, CommandError>) {
