@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::identity::Identity;
+use capstan_initiator::options::TRANSFER_BYTES_MAX;
 use capstan_initiator::{DirectQueue, Options, Preference};
 use capstan_nvme_proto::log::{DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-
-/// Most bytes of data of one command that is sent as it is.
-pub(crate) const COMMAND_BYTES_MAX: u64 = 1 << 20;
 
 /// Which controller to connect to, and how.
 #[derive(Args, Clone, Debug)]
@@ -282,7 +280,7 @@ pub(crate) fn parse_number<T: TryFrom<u32>>(text: &str) -> Result<T, String> {
 
 /// Bytes of data of a command whose data is not known: at most 1 MiB.
 pub(crate) fn parse_data_len() -> RangedU64ValueParser<u32> {
-    RangedU64ValueParser::new().range(0..=COMMAND_BYTES_MAX)
+    RangedU64ValueParser::new().range(0..=u64::from(TRANSFER_BYTES_MAX))
 }
 
 /// A time as fio writes it (`30` is seconds), or with a unit (`1m30s`).

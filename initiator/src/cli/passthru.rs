@@ -6,13 +6,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use capstan_initiator::host::{CommandData, CommandReply};
+use capstan_initiator::options::TRANSFER_BYTES_MAX;
 use capstan_initiator::{CommandError, DirectQueue};
 use capstan_nvme_proto::opcode::{AdminOpcode, DataDirection};
 use capstan_nvme_proto::sqe::Sqe;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{COMMAND_BYTES_MAX, ConnectArgs, OutputArgs, parse_data_len, parse_number};
+use super::args::{ConnectArgs, OutputArgs, parse_data_len, parse_number};
 use super::output::{self, dump};
 
 /// Arguments of `admin-passthru` and `io-passthru`.
@@ -127,13 +128,14 @@ impl Passthru {
             (Some(path), 0) if way == DataDirection::HostToController => {
                 let name = || path.display().to_string();
                 let mut bytes = Vec::new();
+                let max = u64::from(TRANSFER_BYTES_MAX);
                 // One more than there may be tells a file that is longer, without reading all of it.
                 File::open(path)
-                    .and_then(|file| file.take(COMMAND_BYTES_MAX + 1).read_to_end(&mut bytes))
+                    .and_then(|file| file.take(max + 1).read_to_end(&mut bytes))
                     .with_context(name)?;
-                if bytes.is_empty() || bytes.len() as u64 > COMMAND_BYTES_MAX {
+                if bytes.is_empty() || bytes.len() as u64 > max {
                     bail!(
-                        "{} is empty or longer than {COMMAND_BYTES_MAX} bytes, which a command can have at most",
+                        "{} is empty or longer than {max} bytes, which a command can have at most",
                         name()
                     );
                 }

@@ -7,9 +7,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use super::engine::{Engine, Owner};
 use crate::error::{CommandError, ConnectError};
 use crate::host::{CommandData, CommandReply, Event};
-
-/// Most bytes of data of one command.
-pub(super) const DATA_BYTES_MAX: u32 = 1 << 20;
+use crate::options::TRANSFER_BYTES_MAX;
 
 impl Engine {
     /// Sends a command on an I/O queue: `sqe` complete but for CID and data pointer, and checked by
@@ -30,10 +28,10 @@ impl Engine {
             return Err(CommandError::Lost(self.host.lost_cause()));
         }
         let len_bytes = data.len_bytes();
-        if len_bytes > DATA_BYTES_MAX {
+        if len_bytes > TRANSFER_BYTES_MAX {
             return Err(CommandError::TooLong {
                 len_bytes: len_bytes.into(),
-                max_bytes: DATA_BYTES_MAX,
+                max_bytes: TRANSFER_BYTES_MAX,
             });
         }
         let mut buffer = match len_bytes {
