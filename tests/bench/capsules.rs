@@ -130,9 +130,7 @@ impl Crowd {
                 count += 1;
             }
             self.ring();
-            if count > 0 {
-                slices.add(count);
-            }
+            slices.add(count);
         }
         self.completions = completions;
         Ok(slices.mean())

@@ -123,6 +123,9 @@ impl Load {
     }
 }
 
+/// Commands after which a load looks at the clock at the latest.
+const CLOCK_COMMANDS: u64 = 64;
+
 /// A host with a workload.
 pub(crate) struct Loader {
     pub(crate) queue: DirectQueue,
@@ -208,10 +211,15 @@ impl Loader {
         self.begin()?;
         let mut slices = Slices::new();
         while !slices.over(time) {
-            if let Some(completion) = self.queue.poll() {
-                slices.add(1);
+            let mut count = 0;
+            while let Some(completion) = self.queue.poll() {
+                count += 1;
                 self.again(completion)?;
+                if count == CLOCK_COMMANDS {
+                    break;
+                }
             }
+            slices.add(count);
         }
         self.end()?;
         Ok(slices)

@@ -11,6 +11,7 @@ const SLICE: Duration = Duration::from_millis(5);
 pub(crate) struct Slices {
     start: Instant,
     slice: Instant,
+    now: Instant,
     count: u64,
     total: u64,
     per_second: Vec<f64>,
@@ -23,29 +24,31 @@ impl Slices {
         Self {
             start: now,
             slice: now,
+            now,
             count: 0,
             total: 0,
             per_second: Vec::new(),
         }
     }
 
-    /// So many more.
+    /// So many more. The clock is looked at here alone.
     #[expect(clippy::cast_precision_loss, reason = "counts of a few seconds")]
     pub(crate) fn add(&mut self, count: u64) {
         self.count += count;
         self.total += count;
-        let elapsed = self.slice.elapsed();
+        self.now = Instant::now();
+        let elapsed = self.now - self.slice;
         if elapsed >= SLICE {
             let rate = self.count as f64 / elapsed.as_secs_f64();
             self.per_second.push(rate);
             self.count = 0;
-            self.slice = Instant::now();
+            self.slice = self.now;
         }
     }
 
-    /// Whether `time` has passed.
+    /// Whether `time` had passed when something was added last.
     pub(crate) fn over(&self, time: Duration) -> bool {
-        self.start.elapsed() >= time
+        self.now - self.start >= time
     }
 
     /// How often a second in the median slice.
@@ -56,6 +59,6 @@ impl Slices {
     /// How often a second altogether.
     #[expect(clippy::cast_precision_loss, reason = "counts of a few seconds")]
     pub(crate) fn mean(&self) -> f64 {
-        self.total as f64 / self.start.elapsed().as_secs_f64()
+        self.total as f64 / (self.now - self.start).as_secs_f64()
     }
 }

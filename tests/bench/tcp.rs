@@ -129,11 +129,11 @@ pub(crate) fn stream(time: Duration) -> Result<f64> {
         let mut bytes = vec![0; 2 * CHUNK_BYTES];
         let mut slices = Slices::new();
         while !slices.over(time) {
-            match stream.read(&mut bytes) {
-                Ok(count) => slices.add(count as u64),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
-                Err(error) => return Err(error.into()),
-            }
+            let count = match stream.read(&mut bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+                read => read?,
+            };
+            slices.add(count as u64);
         }
         Ok(slices.median())
     };
