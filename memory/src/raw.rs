@@ -13,6 +13,16 @@ pub struct RawBytes<'a> {
     life: PhantomData<&'a [u8]>,
 }
 
+impl<'a> From<&'a [u8]> for RawBytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self {
+            base: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            life: PhantomData,
+        }
+    }
+}
+
 impl RawBytes<'_> {
     /// `len` bytes from `base` on.
     ///

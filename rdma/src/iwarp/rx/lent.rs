@@ -1,12 +1,12 @@
-//! Data of Sends that stays in shared memory until the program has taken it: a volume in memory copies it
-//! from there, once.
+//! Data of Sends that stays where it has come, in shared memory or in the stream buffer, until the program has
+//! taken it: a volume in memory copies it from there, once.
 
 use std::collections::VecDeque;
 use std::ptr::{self, NonNull};
 
 use capstan_memory::RawBytes;
 
-use super::{MEMORY_BULK_BYTES, Phase, Received};
+use super::{MEMORY_BULK_BYTES, Phase, Received, Rx, spare};
 use crate::contract::{Access, Sge};
 use crate::iwarp::fatal::Fatal;
 use crate::iwarp::qp::Qp;
@@ -14,12 +14,21 @@ use crate::iwarp::socket::{Link, Piece};
 use crate::iwarp::stag::StagTable;
 use crate::iwarp::wire::ddp::Segment;
 
-/// Data in the ring of the connection.
+/// Data that was lent.
 struct Loan {
     wr_id: u64,
-    base: NonNull<u8>,
+    from: Held,
     /// Where in the memory of the receive it belongs, and its length.
     place: Sge,
+}
+
+/// Where it is.
+#[derive(Clone, Copy)]
+enum Held {
+    /// In the ring of the connection.
+    Ring(NonNull<u8>),
+    /// In `Lent::buffers`, or in `Rx::buffer` when it is not among them yet: at this offset.
+    Buffer { index: usize, offset: usize },
 }
 
 /// What a queue pair has lent to the program.
@@ -31,12 +40,36 @@ pub(in crate::iwarp) struct Lent {
     pub known: bool,
     /// Oldest first.
     loans: VecDeque<Loan>,
+    /// Stream buffers that nothing is received into, because of what is lent in them.
+    buffers: Vec<Box<[u8]>>,
 }
 
 impl Lent {
     /// Whether anything was lent since it was last given back; taken or not, its room in the ring is in use.
     pub(in crate::iwarp) fn is_new(&mut self) -> bool {
         !self.loans.is_empty() && !std::mem::replace(&mut self.known, true)
+    }
+
+    /// Whether some of it is in the stream buffer in use.
+    fn is_in_use(&self) -> bool {
+        let newest = self.loans.back().map(|loan| loan.from);
+        matches!(newest, Some(Held::Buffer { index, .. }) if index == self.buffers.len())
+    }
+}
+
+impl Rx {
+    /// Keeps what is lent of the stream buffer out of the way of what comes next; the bytes that have not been
+    /// handled go into another one.
+    pub(super) fn set_lent_aside(&mut self) {
+        if !self.lent.is_in_use() {
+            return;
+        }
+        let mut next = spare::take();
+        let left = &self.buffer[self.start..self.end];
+        next[..left.len()].copy_from_slice(left);
+        (self.start, self.end) = (0, left.len());
+        let lent = std::mem::replace(&mut self.buffer, next);
+        self.lent.buffers.push(lent);
     }
 }
 
@@ -69,8 +102,7 @@ impl Qp {
         };
         self.rx.end += bytes - direct;
         self.note_placed(stags, before + place.len_bytes)?;
-        let wr_id = self.rx.receive.wr_id;
-        self.rx.lent.loans.push_back(Loan { wr_id, base, place });
+        self.lend(Held::Ring(base), place);
         Ok(Some(if bytes == asked {
             Received::More
         } else {
@@ -78,27 +110,61 @@ impl Qp {
         }))
     }
 
-    /// The bytes of the payload that are missing in the first SGE, and where the rest belongs, when this is a
-    /// message of one segment whose rest is data for one more SGE.
+    /// The bytes of the payload that are missing in the first SGE, and where the rest belongs, when the rest
+    /// can be lent.
     fn lendable(&self) -> Option<(u32, Sge)> {
         let partial = &self.rx.partial;
+        let (first_bytes, place) = self.parts(&partial.segment, partial.payload_bytes)?;
+        let before = first_bytes.checked_sub(partial.placed_bytes)?;
+        (self.rx.phase == Phase::Payload && !self.rx.crc).then_some((before, place))
+    }
+
+    /// In a whole FPDU whose payload is at `offset` of the stream buffer: leaves the data behind the first SGE
+    /// there. The answer is how much of the payload is to be placed as ever.
+    pub(super) fn lend_of_buffer(
+        &mut self,
+        segment: &Segment,
+        offset: usize,
+        payload_bytes: u32,
+    ) -> u32 {
+        let parts = self
+            .rx
+            .lent
+            .wanted
+            .then(|| self.parts(segment, payload_bytes));
+        let Some((first_bytes, place)) = parts.flatten() else {
+            return payload_bytes;
+        };
+        let from = Held::Buffer {
+            index: self.rx.lent.buffers.len(),
+            offset: offset + first_bytes as usize,
+        };
+        self.lend(from, place);
+        first_bytes
+    }
+
+    fn lend(&mut self, from: Held, place: Sge) {
+        let wr_id = self.rx.receive.wr_id;
+        self.rx.lent.loans.push_back(Loan { wr_id, from, place });
+    }
+
+    /// The bytes of the first SGE, and where the rest belongs, when this is a message of one segment whose rest
+    /// is data for one more SGE.
+    fn parts(&self, segment: &Segment, payload_bytes: u32) -> Option<(u32, Sge)> {
         let message = self.rx.message.as_ref()?;
         let [first, second, ..] = self.rx.receive.sges.as_slice() else {
             return None;
         };
-        let whole = self.rx.phase == Phase::Payload
-            && matches!(partial.segment, Segment::Untagged(_))
-            && partial.segment.control().last()
-            && message.received_bytes == 0
-            && !self.rx.crc;
-        let before = first.len_bytes.checked_sub(partial.placed_bytes)?;
-        let len_bytes = partial.payload_bytes.checked_sub(first.len_bytes)?;
+        let whole = matches!(segment, Segment::Untagged(_))
+            && segment.control().last()
+            && message.received_bytes == 0;
+        let len_bytes = payload_bytes.checked_sub(first.len_bytes)?;
         let fits = (MEMORY_BULK_BYTES..=second.len_bytes).contains(&len_bytes);
         let place = Sge {
             len_bytes,
             ..*second
         };
-        (whole && fits).then_some((before, place))
+        (whole && fits).then_some((first.len_bytes, place))
     }
 
     /// As [`QueuePair::take_lent`](crate::contract::QueuePair::take_lent).
@@ -113,20 +179,19 @@ impl Qp {
         let Some(loan) = at.and_then(|at| loans.remove(at)) else {
             return false;
         };
-        // SAFETY: inside the ring, which is mapped as long as the link lives: it takes its loans with it
-        // (`place_lent`). Only the peer writes there.
-        let taken = take(unsafe { RawBytes::new(loan.base, loan.place.len_bytes as usize) });
+        let taken = take(self.lent_bytes(&loan));
         if !taken {
             self.place(stags, &loan);
         }
         taken
     }
 
-    /// Before anything else is received: the ring gets its room back. What the program has not seen yet goes
-    /// to the memory of its receive.
+    /// Before anything else is received: the ring gets its room back, and stream buffers are for others. What
+    /// the program has not seen yet goes to the memory of its receive.
     pub(in crate::iwarp) fn give_back_lent(&mut self, stags: &StagTable) {
         self.rx.lent.known = false;
         self.place_lent(stags);
+        self.rx.lent.buffers.drain(..).for_each(spare::give);
         if let Some(Link::Shared(link)) = &mut self.link {
             link.give_back(self.hot);
         }
@@ -142,9 +207,23 @@ impl Qp {
     fn place(&self, stags: &StagTable, loan: &Loan) {
         // A region that is gone has no place for it, and nobody who looks there.
         if let Ok(span) = stags.local(self.asker.pd, &loan.place, Access::LOCAL_WRITE) {
-            // SAFETY: both are mapped and of this length: the ring as in `take_lent`, the span by the
-            // borrow of its table. No region contains a ring.
-            unsafe { ptr::copy_nonoverlapping(loan.base.as_ptr(), span.base(), span.len_bytes()) };
+            let from = self.lent_bytes(loan).base();
+            // SAFETY: both are mapped and of this length: one as `lent_bytes` says, the span by the borrow
+            // of its table. No region contains a ring or a stream buffer.
+            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), span.base(), span.len_bytes()) };
+        }
+    }
+
+    fn lent_bytes(&self, loan: &Loan) -> RawBytes<'_> {
+        let length = loan.place.len_bytes as usize;
+        match loan.from {
+            // SAFETY: inside the ring, which is mapped as long as the link lives: it takes its loans with it
+            // (`place_lent`). Only the peer writes there.
+            Held::Ring(base) => unsafe { RawBytes::new(base, length) },
+            Held::Buffer { index, offset } => {
+                let buffer = self.rx.lent.buffers.get(index).unwrap_or(&self.rx.buffer);
+                RawBytes::from(&buffer[offset..offset + length])
+            }
         }
     }
 }

@@ -220,6 +220,7 @@ impl Qp {
     pub(super) fn receive(&mut self, stags: &mut StagTable) -> Result<Received, Fatal> {
         self.rx.take_buffer();
         let received = self.receive_buffered(stags);
+        self.rx.set_lent_aside();
         self.rx.give_buffer();
         received
     }
@@ -271,6 +272,7 @@ impl Qp {
     /// One receive call: the rest of a payload to where it belongs, then the stream buffer.
     fn fill(&mut self, stags: &StagTable) -> Result<Received, Fatal> {
         let rx = &mut self.rx;
+        rx.set_lent_aside();
         // A few header bytes at most are left over; they move to the front.
         if rx.start != 0 {
             rx.buffer.copy_within(rx.start..rx.end, 0);
@@ -418,8 +420,10 @@ impl Qp {
             if !self.start_segment(stags, &segment, payload_bytes)? {
                 return Ok(Parsed::Receive);
             }
+            let offset = self.rx.start + segment.header_bytes();
+            let here = self.lend_of_buffer(&segment, offset, payload_bytes);
             let mut rest = payload;
-            self.each_target_of(stags, &segment, 0, payload_bytes, &mut |span| {
+            self.each_target_of(stags, &segment, 0, here, &mut |span| {
                 let (now, later) = rest.split_at(span.len_bytes().min(rest.len()));
                 span.copy_from(now);
                 rest = later;

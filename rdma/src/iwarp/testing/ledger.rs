@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::scene::{READS, RECEIVE_BYTES, RECEIVES};
-use crate::contract::{CompletionQueue, WcStatus, WorkCompletion};
+use crate::contract::{CompletionQueue, QueuePair, WcStatus, WorkCompletion};
 
 /// Identifier of the first work request of the send queue, which is an RDMA Read.
 pub(super) const FIRST_SEND: u64 = 100;
@@ -48,12 +48,30 @@ impl Ledger {
         self.poll_with(cq, |_| ())
     }
 
-    /// The same, and calls `each` with the identifier of each receive that has a message.
-    pub(super) fn poll_with(
+    /// The same, and takes the data of messages where it has come or, not `takes`, has it put where it belongs.
+    pub(super) fn take_messages(
         &mut self,
+        qp: &mut dyn QueuePair,
         cq: &dyn CompletionQueue,
-        mut each: impl FnMut(u64),
+        takes: bool,
     ) -> usize {
+        self.poll_with(cq, |wr_id| {
+            let mut copy = vec![0; RECEIVE_BYTES as usize];
+            qp.take_lent(wr_id, &mut |bytes| {
+                assert!(
+                    bytes.len() < copy.len(),
+                    "more than the receive has room for"
+                );
+                bytes.copy_to(&mut copy);
+                takes
+            });
+            let again = qp.take_lent(wr_id, &mut |_| true);
+            assert!(!again, "lent twice");
+        })
+    }
+
+    /// Calls `each` with the identifier of each receive that has a message.
+    fn poll_with(&mut self, cq: &dyn CompletionQueue, mut each: impl FnMut(u64)) -> usize {
         let mut out = [WorkCompletion::EMPTY; 16];
         let count = cq.poll(&mut out);
         for done in &out[..count] {

@@ -39,7 +39,10 @@ pub fn receive(data: &[u8]) {
     let steps = [1, 7, 64, 1460, 4096, 16_384, 65_536, 1 << 20];
     let step = steps[usize::from(flags >> 5)];
     Stage::with(|stage| {
-        let scene = Scene::new(stage, Link::Memory(MemoryLink::empty()), agreed);
+        let mut scene = Scene::new(stage, Link::Memory(MemoryLink::empty()), agreed);
+        if flags & 4 != 0 {
+            scene.qp.lend_data();
+        }
         // Small steps are for short streams, or an execution takes too long.
         let length_max = (step * 200).min(100_000);
         let mut composer = Composer::new(&scene, agreed.crc);
@@ -58,7 +61,8 @@ pub fn receive(data: &[u8]) {
                 // An idle queue pair is not asked again by itself.
                 stage.engine.heat_memory(&scene.qp.cell);
             }
-            let count = ledger.poll(&*stage.cq);
+            let takes = flags & 8 != 0 && turn % 2 == 0;
+            let count = ledger.take_messages(&mut scene.qp, &*stage.cq, takes);
             if count == 0 && scene.qp.state() == QpState::Error {
                 break;
             }

@@ -1,9 +1,9 @@
 //! A peer on this machine, in the same memory.
 
 use super::ledger::Ledger;
-use super::scene::{Agreed, RECEIVE_BYTES, Scene, Stage};
+use super::scene::{Agreed, Scene, Stage};
 use super::stream::{Choices, Composer};
-use crate::contract::{CompletionQueue, QpState, QueuePair, SendOp, SendWr, Sge};
+use crate::contract::{QpState, QueuePair, SendOp, SendWr, Sge};
 use crate::iwarp::same_host::testing::{Brings, End};
 use crate::iwarp::socket::Link;
 
@@ -123,10 +123,10 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
                 end.say_on_socket(&bytes);
             }
             _ => {
-                take_messages(&mut scene, &mut ledger, &*stage.cq, true);
+                ledger.take_messages(&mut scene.qp, &*stage.cq, true);
             }
         }
-        take_messages(&mut scene, &mut ledger, &*stage.cq, choices.is_even());
+        ledger.take_messages(&mut scene.qp, &*stage.cq, choices.is_even());
     }
     end.leave();
     let mut looks = 0;
@@ -143,23 +143,6 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
         "{cause}"
     );
     end.check_and_restore();
-}
-
-/// Takes completions, and the data of messages where it has come or, not `takes`, where it belongs.
-fn take_messages(scene: &mut Scene, ledger: &mut Ledger, cq: &dyn CompletionQueue, takes: bool) {
-    ledger.poll_with(cq, |wr_id| {
-        let mut copy = vec![0; RECEIVE_BYTES as usize];
-        scene.qp.take_lent(wr_id, &mut |bytes| {
-            assert!(
-                bytes.len() < copy.len(),
-                "more than the receive has room for"
-            );
-            bytes.copy_to(&mut copy);
-            takes
-        });
-        let again = scene.qp.take_lent(wr_id, &mut |_| true);
-        assert!(!again, "lent twice");
-    });
 }
 
 /// Posts a Send of what the peer may read.
