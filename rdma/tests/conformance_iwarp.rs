@@ -88,6 +88,15 @@ fn peer_to_peer() -> Box<dyn Fabric> {
     Tcp::boxed(&tcp(), Behaviour::FULL)
 }
 
+/// As between two of this make on one machine that stay with TCP.
+fn without_crc() -> Box<dyn Fabric> {
+    let config = Config {
+        crc: CrcUse::BetweenMachines,
+        ..tcp()
+    };
+    Tcp::boxed(&config, Behaviour::FULL)
+}
+
 /// As one of thousands of queue pairs, which epoll watches all the time.
 fn crowd() -> Box<dyn Fabric> {
     let config = Config { crowd: 0, ..tcp() };
@@ -149,6 +158,7 @@ fn main() -> ExitCode {
         vec![
             variant("same_host", same_host),
             variant("peer_to_peer", peer_to_peer),
+            variant("without_crc", without_crc),
             variant("crowd", crowd),
             variant("client_server", client_server),
             variant("foreign", foreign),

@@ -16,6 +16,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::hint;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
@@ -151,6 +152,14 @@ impl Access {
             offset += len;
             left -= len;
         }
+    }
+
+    /// Where `extent` is, when nobody else writes there.
+    fn place_of(&self, extent: Extent) -> Option<(&Arc<Slab>, Range<usize>)> {
+        self.store.is_alone().then(|| {
+            let (offset, len) = self.within(extent);
+            (&self.store.slab, offset..offset + len)
+        })
     }
 
     /// Calls `copy(page, address in the slab, address in the data, bytes)` per page of `extent`.
@@ -448,6 +457,11 @@ impl Volume for RamVolume {
             self.access.read_in_place(extent, each);
         }
         extent.is_ok()
+    }
+
+    fn place_of(&self, lba: u64, lbas: u32) -> Option<(&Arc<Slab>, Range<usize>)> {
+        let extent = self.geometry.extent(&Op::Read { lba, lbas }).ok()?;
+        self.access.place_of(extent)
     }
 
     fn write_at_once(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {

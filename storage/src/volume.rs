@@ -1,8 +1,9 @@
 //! The contract of a volume.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use capstan_memory::RawBytes;
+use capstan_memory::{RawBytes, Slab};
 
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Submitted};
@@ -36,6 +37,14 @@ pub trait Volume {
     fn read_in_place(&self, lba: u64, lbas: u32, each: &mut dyn FnMut(&[u8])) -> bool {
         let _ = (lba, lbas, each);
         false
+    }
+
+    /// The slab that has the bytes of this range, and where in it, for a read without a buffer and without
+    /// a copy of them now: they are there until the slab is gone, and only this thread writes to them.
+    /// `None` where that is not so, and for a range outside the volume.
+    fn place_of(&self, lba: u64, lbas: u32) -> Option<(&Arc<Slab>, Range<usize>)> {
+        let _ = (lba, lbas);
+        None
     }
 
     /// A [`Op::Write`](crate::Op::Write) of this range that has ended when this returns, with the start

@@ -1,5 +1,6 @@
 //! Registered memory with guard bytes and a shadow of what it must contain.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -88,6 +89,12 @@ impl Area {
             addr: self.addr(at),
             rkey: self.rkey,
         }
+    }
+
+    /// Where `len_bytes` from `at` bytes into the region are in its slab.
+    pub(crate) fn place(&self, at: usize, len_bytes: usize) -> (&Arc<Slab>, Range<usize>) {
+        let start = usize::try_from(self.addr(at) - self.slab.addr()).unwrap_or(usize::MAX);
+        (&self.slab, start..start + len_bytes)
     }
 
     /// Writes random bytes all over the region.

@@ -1,10 +1,12 @@
 //! Devices and queues.
 
 use std::any::Any;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use capstan_memory::RawBytes;
+use capstan_memory::{RawBytes, Slab};
 
 use super::error::{PostError, RdmaError};
 use super::memory::ProtectionDomain;
@@ -175,6 +177,18 @@ pub trait QueuePair {
     /// to be posted then.
     fn write_now(&mut self, remote: Remote, len_bytes: u32, source: &mut Source<'_>) -> bool {
         let _ = (remote, len_bytes, source);
+        false
+    }
+
+    /// An RDMA WRITE of the bytes `range` of `slab`, registered or not, behind everything posted so far.
+    /// It takes no work request: the slab stays mapped until the peer has the bytes, which leave with the
+    /// next [`QueuePair::ring_doorbell`] or later. Each page is as it was at some moment until then,
+    /// provided that only the calling thread writes there.
+    ///
+    /// `false`, and nothing is written, where a provider cannot, now or ever, and when the range is
+    /// empty or not inside the slab.
+    fn write_in_place(&mut self, remote: Remote, slab: &Arc<Slab>, range: Range<usize>) -> bool {
+        let _ = (remote, slab, range);
         false
     }
 

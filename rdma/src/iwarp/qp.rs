@@ -1,9 +1,11 @@
 //! Queue pairs.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use capstan_memory::RawBytes;
+use capstan_memory::{RawBytes, Slab};
 
 use super::cm::notice::{Link2Cm, Notice};
 use super::cq::Completions;
@@ -244,6 +246,7 @@ impl QueuePair for QpHandle {
         }
         let len_bytes = check_sges(&self.engine.stags.borrow(), qp.asker.pd, wr.sges, need)?;
         qp.sq.push(wr, len_bytes);
+        qp.tx.ahead.fetch_more();
         Ok(())
     }
 
@@ -259,6 +262,19 @@ impl QueuePair for QpHandle {
             len_bytes,
             source,
         );
+        written.unwrap_or_else(|fatal| {
+            self.engine.end(qp, &fatal);
+            false
+        })
+    }
+
+    fn write_in_place(&mut self, remote: Remote, slab: &Arc<Slab>, range: Range<usize>) -> bool {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.state != QpState::ReadyToSend {
+            return false;
+        }
+        let written = qp.write_in_place(&mut self.engine.stags.borrow_mut(), remote, slab, &range);
         written.unwrap_or_else(|fatal| {
             self.engine.end(qp, &fatal);
             false

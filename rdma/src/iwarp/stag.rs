@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
@@ -94,6 +95,17 @@ pub(super) struct Span<'t> {
 }
 
 impl<'t> Span<'t> {
+    /// A part of a slab that need not be registered; `None` when it is not inside.
+    pub(super) fn of_slab(slab: &'t Slab, range: &Range<usize>) -> Option<Self> {
+        let inside = range.start <= range.end && range.end <= slab.len_bytes();
+        inside.then(|| Self {
+            base: slab.base().as_ptr().wrapping_add(range.start),
+            len_bytes: range.len(),
+            zeroes: false,
+            table: PhantomData,
+        })
+    }
+
     /// First byte.
     pub(super) fn base(self) -> *mut u8 {
         self.base

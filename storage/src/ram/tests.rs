@@ -97,6 +97,22 @@ fn bytes_in_place_are_those_of_a_read() {
         for (lba, lbas) in [(0, 65), (64, 1), (u64::MAX, 1), (u64::MAX, u32::MAX)] {
             let never = &mut |_: &[u8]| panic!("outside the volume");
             assert!(!volume.read_in_place(lba, lbas, never), "{lba}+{lbas}");
+            assert!(volume.place_of(lba, lbas).is_none(), "{lba}+{lbas}");
+        }
+    }
+}
+
+#[test]
+fn the_place_of_a_range_is_told_where_one_thread_has_the_volume() {
+    let (lba_bytes, lbas) = (512, 64);
+    for alone in [true, false] {
+        let store = Arc::new(RamStore::new(64 * 512, alone).unwrap());
+        let volume = RamVolume::new(Arc::clone(&store), lba_bytes, lbas, Arc::from("ram")).unwrap();
+        let place = volume.place_of(3, 17);
+        assert_eq!(place.is_some(), alone);
+        if let Some((slab, range)) = place {
+            assert_eq!(range, 3 * 512..20 * 512);
+            assert_eq!(slab.id(), store.slab.id());
         }
     }
 }

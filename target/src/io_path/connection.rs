@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::Buffer;
+use capstan_memory::{Buffer, Slab};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
@@ -288,6 +289,18 @@ impl Connection {
         source: &mut Source<'_>,
     ) -> bool {
         let written = self.qp.write_now(remote, len_bytes, source);
+        self.unrung += u32::from(written);
+        written
+    }
+
+    /// As [`QueuePair::write_in_place`]; counts as a work request that was posted.
+    pub(super) fn write_in_place(
+        &mut self,
+        remote: Remote,
+        slab: &Arc<Slab>,
+        range: Range<usize>,
+    ) -> bool {
+        let written = self.qp.write_in_place(remote, slab, range);
         self.unrung += u32::from(written);
         written
     }

@@ -146,17 +146,31 @@ fn read_at_once(resources: &Resources, connection: &mut Connection, io: &IoComma
     let Some(volume) = resources.volumes.get(&io.namespace.backend) else {
         return AtOnce::Not;
     };
-    if volume.known_zero(range.slba, range.nlb) && connection.has_zeroes(io.transfer.length_bytes())
-    {
-        return AtOnce::Zeroes;
+    let len_bytes = io.transfer.length_bytes();
+    if volume.known_zero(range.slba, range.nlb) && connection.has_zeroes(len_bytes) {
+        return match (io.transfer, &resources.memory.zeroes) {
+            (Transfer::Keyed(host), Some(slab))
+                if transfer::push_in_place(connection, host, slab, 0..len_bytes as usize) =>
+            {
+                AtOnce::Done
+            }
+            _ => AtOnce::Zeroes,
+        };
     }
     let (Transfer::Keyed(host), false) = (io.transfer, fua) else {
         return AtOnce::Not;
     };
-    AtOnce::done(transfer::push_from(connection, host, &mut |put| {
-        // What is outside the volume puts nothing; the storage operation will say what is wrong.
+    // What is outside the volume puts nothing; the storage operation will say what is wrong.
+    let copied = transfer::push_from(connection, host, &mut |put| {
         volume.read_in_place(range.slba, range.nlb, put);
-    }))
+    });
+    AtOnce::done(
+        copied || {
+            let place = volume.place_of(range.slba, range.nlb);
+            place
+                .is_some_and(|(slab, range)| transfer::push_in_place(connection, host, slab, range))
+        },
+    )
 }
 
 /// Whether the command is a Write whose data is behind it in the capsule, where nobody but the volume looks

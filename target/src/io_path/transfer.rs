@@ -1,6 +1,7 @@
 //! Step 4: data between a command's buffer and the host's memory: pulled by RDMA READ, pushed by
 //! RDMA WRITE. In-capsule data needs neither.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -90,6 +91,21 @@ pub(super) fn push_from(
         rkey: RKey(host.rkey),
     };
     connection.write_now(remote, host.length_bytes, source)
+}
+
+/// Pushes `range` of `slab` to the host, where the device needs no registration and nobody else writes to it.
+/// Nothing is left to be done then, but the response.
+pub(super) fn push_in_place(
+    connection: &mut Connection,
+    host: KeyedBuffer,
+    slab: &Arc<Slab>,
+    range: Range<usize>,
+) -> bool {
+    let remote = Remote {
+        addr: host.address,
+        rkey: RKey(host.rkey),
+    };
+    range.len() == host.length_bytes as usize && connection.write_in_place(remote, slab, range)
 }
 
 /// Posts one work request per buffer of the host, in order, for all of `data`; the last one is

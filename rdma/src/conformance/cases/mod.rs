@@ -53,6 +53,8 @@ cases! {
     ordering:
         write_is_placed_before_a_later_send_is_received
         writes_at_once_keep_their_place
+        writes_in_place_keep_their_place
+        no_page_is_half_of_then_and_half_of_now
         batched_writes_and_send
         sends_fill_receives_in_order
         completions_keep_the_order_of_posting

@@ -2,10 +2,11 @@
 
 use super::super::fabric::{Fabric, Side};
 use super::super::link::{LinkOptions, read, request, send, write};
-use super::super::outcome::{Outcome, ensure, ensure_eq};
+use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{read_sink, sink, source, write_at_once};
 use crate::contract::{SendOp, SendWr, WcOpcode};
+use capstan_memory::PAGE_BYTES;
 
 pub(super) fn write_is_placed_before_a_later_send_is_received(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
@@ -67,6 +68,99 @@ pub(super) fn writes_at_once_keep_their_place(fabric: &mut dyn Fabric) -> Outcom
         there.check("RDMA WRITEs at once")?;
         for wr_id in [1, 2] {
             world.success(link, from, wr_id, WcOpcode::Send)?;
+        }
+    }
+    world.silent(link)
+}
+
+/// Whether a provider sends from where the bytes are or wants the WRITE posted: the bytes are there before a
+/// Send behind them is received, whatever is under way before them.
+pub(super) fn writes_in_place_keep_their_place(fabric: &mut dyn Fabric) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let lens = [
+            1, 256, 257, 4096, 61_440, 61_441, 131_072, 131_072, 4096, 1_500_000,
+        ];
+        let here = source(&world, from, 2_000_000, 1)?;
+        let mut there = sink(&world, from.peer(), 2_000_000)?;
+        let all = lens.len() as u64 + 1;
+        for wr_id in 0..all {
+            world.post_recv(link, from.peer(), wr_id, &[there.sge(0, 100)])?;
+        }
+        let mut at = 100;
+        for (len, wr_id) in lens.into_iter().zip(0..) {
+            world.post(link, from, &send(wr_id, &[here.sge(0, 100)]))?;
+            let (slab, range) = here.place(at, len);
+            let remote = there.remote(at);
+            let qp = world.qp(link, from)?;
+            ensure!(
+                !qp.write_in_place(remote, slab, range.start..range.start),
+                "a WRITE of nothing"
+            );
+            let outside = slab.len_bytes() - 1..slab.len_bytes() + 1;
+            ensure!(
+                !qp.write_in_place(remote, slab, outside),
+                "a WRITE of what is behind the slab"
+            );
+            if !qp.write_in_place(remote, slab, range) {
+                write_at_once(&mut world, link, from, &here, (at, len), remote)?;
+            }
+            there.expect(at, here.shadow(at, len));
+            at += len;
+        }
+        world.post_now(link, from, &send(all - 1, &[here.sge(0, 100)]))?;
+        for wr_id in 0..all {
+            world.received(link, from.peer(), wr_id, 100)?;
+        }
+        there.expect(0, here.shadow(0, 100));
+        there.check("RDMA WRITEs in place")?;
+        for wr_id in 0..all {
+            world.success(link, from, wr_id, WcOpcode::Send)?;
+        }
+    }
+    world.silent(link)
+}
+
+/// Pages that are written to while an RDMA WRITE of them is under way, to a peer that takes nothing for now: it
+/// gets each as it was or as it is.
+pub(super) fn no_page_is_half_of_then_and_half_of_now(fabric: &mut dyn Fabric) -> Outcome {
+    const PAGES: usize = 1000;
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let to = from.peer();
+        let mut here = source(&world, from, (PAGES + 1) * PAGE_BYTES, 1)?;
+        let there = sink(&world, to, PAGES * PAGE_BYTES)?;
+        let inbox = sink(&world, to, 100)?;
+        let aligned = here.addr(0).next_multiple_of(PAGE_BYTES as u64) - here.addr(0);
+        let aligned = usize::try_from(aligned).map_err(Stop::failed)?;
+        for (round, at_once) in [1, 3, 16, 40].into_iter().enumerate() {
+            // One after the other where TCP takes a part of them, or many for one call.
+            here.write(aligned, &[1; PAGES * PAGE_BYTES]);
+            let mut pages = 0;
+            while pages + at_once <= PAGES {
+                let at = pages * PAGE_BYTES;
+                let (slab, range) = here.place(aligned + at, at_once * PAGE_BYTES);
+                let remote = there.remote(at);
+                if !world.qp(link, from)?.write_in_place(remote, slab, range) {
+                    break;
+                }
+                pages += at_once;
+            }
+            world.ring(link, from)?;
+            here.write(aligned, &[2; PAGES * PAGE_BYTES]);
+            world.post_recv(link, to, round as u64, &[inbox.sge(0, 100)])?;
+            world.post_now(link, from, &send(7, &[here.sge(aligned, 100)]))?;
+            world.received(link, to, round as u64, 100)?;
+            world.success(link, from, 7, WcOpcode::Send)?;
+            for page in 0..pages {
+                let bytes = there.read(page * PAGE_BYTES, PAGE_BYTES);
+                let whole =
+                    bytes.iter().all(|byte| *byte == bytes[0]) && [1, 2].contains(&bytes[0]);
+                ensure!(
+                    whole,
+                    "page {page} of {pages} is half of then and half of now"
+                );
+            }
         }
     }
     world.silent(link)

@@ -37,6 +37,8 @@ impl Qp {
         loop {
             if self.tx.next == self.tx.batch.pieces.len() {
                 self.tx.reset();
+            }
+            if self.tx.sent == self.tx.batch_start {
                 if self.tx.framing == Framing::Aligned
                     && let Some(link) = &self.link
                 {
@@ -72,7 +74,7 @@ impl Qp {
     }
 
     /// Fills a batch.
-    fn build(&mut self, stags: &mut StagTable) -> Result<(), Fatal> {
+    pub(super) fn build(&mut self, stags: &mut StagTable) -> Result<(), Fatal> {
         while self.tx.has_room() {
             let current = match self.tx.current {
                 Some(current) => current,

@@ -4,8 +4,10 @@
     reason = "gathers headers and registered memory into one system call"
 )]
 
+mod ahead;
 mod batch;
 mod direct;
+mod in_place;
 mod messages;
 mod scratch;
 
@@ -24,6 +26,7 @@ use super::wire::ddp::{
     CRC_BYTES, Control, LENGTH_BYTES, Opcode, TAGGED_BYTES, TaggedHeader, UNTAGGED_BYTES, pad_bytes,
 };
 use crate::contract::{Access, Sge};
+use ahead::Ahead;
 use batch::Batch;
 
 /// Pieces of one system call; the kernel allows 1024.
@@ -81,8 +84,12 @@ pub(super) struct Tx {
     untagged_max: u32,
     crc: bool,
     framing: Framing,
-    /// Slabs that the pieces point into although their region has been deregistered.
+    /// Slabs that the pieces point into without a region that keeps them.
     keep: Vec<Arc<Slab>>,
+    /// Of a page that TCP has taken the first part of.
+    rest_of_page: Vec<u8>,
+    /// What the last RDMA WRITE in place is about.
+    pub ahead: Ahead,
     /// The listening side may send only after the first FPDU has come (RFC 5044 §7.1.2).
     pub may_send: bool,
     /// The socket takes nothing now.
@@ -108,6 +115,8 @@ impl Tx {
             crc: true,
             framing: Framing::Large,
             keep: Vec::new(),
+            rest_of_page: Vec::new(),
+            ahead: Ahead::NONE,
             may_send: false,
             blocked: false,
             wanted: false,
@@ -327,6 +336,7 @@ impl Tx {
         while let Some(piece) = self.batch.pieces.get_mut(self.next) {
             if bytes < piece.len_bytes() {
                 piece.advance(bytes);
+                self.keep_rest_of_page();
                 return Ok(false);
             }
             bytes -= piece.len_bytes();

@@ -1,0 +1,64 @@
+//! Memory that is in no cache, fetched while the program does something else.
+#![expect(unsafe_code, reason = "a hint to the processor")]
+
+use std::ptr;
+
+use crate::iwarp::stag::Span;
+
+/// Memory that the processor is to fetch, a few lines at a time: it waits when it has more of them under way than it
+/// can.
+pub(in crate::iwarp) struct Ahead {
+    first: *const u8,
+    next: *const u8,
+    left_bytes: usize,
+}
+
+impl Ahead {
+    /// What the processors that this was measured on have under way at once.
+    const LINES: usize = 16;
+    const LINE_BYTES: usize = 64;
+
+    /// Nothing.
+    pub(super) const NONE: Self = Self {
+        first: ptr::null(),
+        next: ptr::null(),
+        left_bytes: 0,
+    };
+
+    /// The first lines of `span`; those of the same place again are in the caches.
+    pub(super) fn start(&mut self, span: Span<'_>) {
+        if self.first != span.base() {
+            *self = Self {
+                first: span.base(),
+                next: span.base(),
+                left_bytes: span.len_bytes(),
+            };
+            self.fetch(Self::LINES);
+        }
+    }
+
+    /// Between two steps of the program: the next lines.
+    #[inline]
+    pub(in crate::iwarp) fn fetch_more(&mut self) {
+        self.fetch(Self::LINES);
+    }
+
+    /// All the others.
+    #[inline]
+    pub(super) fn fetch_rest(&mut self) {
+        self.fetch(usize::MAX);
+    }
+
+    #[inline]
+    fn fetch(&mut self, lines: usize) {
+        let bytes = self.left_bytes.min(lines.saturating_mul(Self::LINE_BYTES));
+        #[cfg(target_arch = "x86_64")]
+        for at in (0..bytes).step_by(Self::LINE_BYTES) {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            // SAFETY: a hint, for any address; SSE is part of x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(at).cast()) };
+        }
+        self.next = self.next.wrapping_add(bytes);
+        self.left_bytes -= bytes;
+    }
+}

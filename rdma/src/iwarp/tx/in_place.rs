@@ -1,0 +1,128 @@
+//! RDMA WRITEs through TCP from memory that may change until TCP has it: never half a page of then and half of now.
+#![expect(unsafe_code, reason = "copies what is left of a page")]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use capstan_memory::{PAGE_BYTES, Slab};
+use zerocopy::IntoBytes;
+
+use super::{FPDU_PIECES, Framing, Opcode, PIECES_MAX, Target, Tx, tagged_header};
+use crate::contract::Remote;
+use crate::iwarp::fatal::Fatal;
+use crate::iwarp::qp::Qp;
+use crate::iwarp::socket::{Link, Piece};
+use crate::iwarp::stag::{Span, StagTable};
+
+/// Payloads up to this are fetched into the caches while the rest of the batch is put together.
+const AHEAD_BYTES: usize = 16 << 10;
+
+impl Qp {
+    /// Adds an RDMA WRITE of `range` of `slab` to the batch, behind everything posted so far. `false` when
+    /// that is too much for one batch, when TCP is full, and where pages may not change on the way.
+    pub(in crate::iwarp) fn write_in_place(
+        &mut self,
+        stags: &mut StagTable,
+        remote: Remote,
+        slab: &Arc<Slab>,
+        range: &Range<usize>,
+    ) -> Result<bool, Fatal> {
+        let tx = &self.tx;
+        // The CRC of a page would be of what the page was; a short FPDU ends anywhere in a page.
+        let able = matches!(self.link, Some(Link::Tcp(_)))
+            && tx.framing == Framing::Large
+            && !tx.crc
+            && tx.may_send;
+        if !able || range.is_empty() || Span::of_slab(slab, range).is_none() {
+            return Ok(false);
+        }
+        let fpdus = range.len().div_ceil(self.tx.tagged_max as usize);
+        self.tx.ahead.fetch_rest();
+        self.sq.ring();
+        self.tx.batch.take_memory();
+        if !self.tx.blocked {
+            // A failure is the same once more, behind what was built before it.
+            let built = self.build(stags);
+            if built.is_err() || !self.tx.has_room_for(fpdus, range.len()) {
+                self.hand_over(stags)?;
+                self.tx.batch.take_memory();
+            }
+        }
+        let behind_all = self.tx.current.is_none() && self.sq.next().is_none();
+        if self.tx.blocked || !behind_all || !self.tx.has_room_for(fpdus, range.len()) {
+            return Ok(false);
+        }
+        self.tx.add_in_place(remote, slab, range);
+        Ok(true)
+    }
+}
+
+impl Tx {
+    /// Room for so many FPDUs with so many bytes of payload in all.
+    fn has_room_for(&self, fpdus: usize, bytes: usize) -> bool {
+        self.has_room()
+            && self.batch.pieces.len() + fpdus * FPDU_PIECES <= PIECES_MAX
+            && self.batch.scratch.room() >= fpdus * super::FPDU_SCRATCH_BYTES
+            && self.built - self.batch_start + (bytes as u64) < 2 * super::BATCH_BYTES as u64
+    }
+
+    fn add_in_place(&mut self, remote: Remote, slab: &Arc<Slab>, range: &Range<usize>) {
+        if !self.keep.last().is_some_and(|last| Arc::ptr_eq(last, slab)) {
+            self.keep.push(Arc::clone(slab));
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + self.tagged_max as usize);
+            let Some(span) = Span::of_slab(slab, &(at..end)) else {
+                return;
+            };
+            let length = u32::try_from(end - at).unwrap_or(u32::MAX);
+            let target = Target {
+                stag: remote.rkey.0,
+                to: remote.addr.wrapping_add((at - range.start) as u64),
+            };
+            let last = end == range.end;
+            let header = tagged_header(Opcode::RDMA_WRITE, last, length, target);
+            // The span is there: nothing can fail.
+            let _ = self.add_fpdu(header.as_bytes(), length, |each| {
+                each(span);
+                Ok(())
+            });
+            at = end;
+        }
+        if range.len() <= AHEAD_BYTES
+            && let Some(span) = Span::of_slab(slab, range)
+        {
+            self.ahead.start(span);
+        }
+    }
+
+    /// TCP has taken a part of a page that may change: keeps the rest as it is now.
+    pub(super) fn keep_rest_of_page(&mut self) {
+        let Some(piece) = self.batch.pieces.get_mut(self.next) else {
+            return;
+        };
+        let base = piece.base();
+        let at = base.addr();
+        let rest = (at.next_multiple_of(PAGE_BYTES) - at).min(piece.len_bytes());
+        let changes = self.keep.iter().any(|slab| {
+            let start = slab.base().as_ptr().addr();
+            (start..start + slab.len_bytes()).contains(&at)
+        });
+        if rest == 0 || !changes {
+            return;
+        }
+        // SAFETY: a part of the piece, which lies in a slab that `keep` keeps mapped; who writes there does so on
+        // this thread.
+        let bytes = unsafe { std::slice::from_raw_parts(base, rest) };
+        self.rest_of_page.clear();
+        self.rest_of_page.extend_from_slice(bytes);
+        let own = Piece::raw(self.rest_of_page.as_mut_ptr(), rest);
+        piece.advance(rest);
+        if piece.len_bytes() == 0 {
+            *piece = own;
+        } else {
+            self.batch.pieces.insert(self.next, own);
+        }
+    }
+}
