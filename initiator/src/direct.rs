@@ -321,7 +321,7 @@ impl<T, F: FnMut(&mut Engine) -> Option<T>> Turn for Until<'_, T, F> {
         if self.value.is_some() || self.deadline_us.is_some_and(|at| now_us >= at) {
             Flow::Stop
         } else if busy {
-            Flow::Busy
+            Flow::Busy(1)
         } else {
             Flow::Idle
         }

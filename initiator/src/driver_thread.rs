@@ -104,7 +104,7 @@ impl Turn for Driver {
         if self.over && self.close_asked && self.engine.in_progress() == 0 {
             return Flow::Stop;
         }
-        if busy { Flow::Busy } else { Flow::Idle }
+        if busy { Flow::Busy(1) } else { Flow::Idle }
     }
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {

@@ -7,7 +7,9 @@
 mod clock;
 mod mailbox;
 mod run;
+mod spin;
 
 pub use clock::Clock;
 pub use mailbox::{Mailbox, MailboxError, Sender, mailbox};
-pub use run::{Armed, Flow, RunError, SpinBudget, Turn, pause, pin_to_core, run};
+pub use run::{Armed, Flow, RunError, Turn, pause, pin_to_core, run};
+pub use spin::SpinBudget;

@@ -8,12 +8,13 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::Pid;
 
 use crate::clock::Clock;
+use crate::spin::{Spin, SpinBudget};
 
 /// What a turn wants next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Something was done: turn again.
-    Busy,
+    /// So much was done, as commands or their answers: turn again.
+    Busy(u32),
     /// Nothing to do now.
     Idle,
     /// The reactor's work is over.
@@ -52,22 +53,6 @@ pub trait Turn {
     fn next_deadline_us(&self) -> Option<u64>;
 }
 
-/// How long a reactor polls without finding work before it sleeps, in microseconds.
-///
-/// Spinning longer than a round trip keeps the wake-up out of latency at depth 1; longer than that
-/// only burns the core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpinBudget {
-    /// Upper bound of one spin, in microseconds.
-    pub spin_us: u64,
-}
-
-impl Default for SpinBudget {
-    fn default() -> Self {
-        Self { spin_us: 50 }
-    }
-}
-
 /// A spin this long starts to yield the core. Shorter than a round trip between two cores of one
 /// machine, so that a busy peer on another core is still met by spinning.
 const YIELD_AFTER_US: u64 = 3;
@@ -83,16 +68,15 @@ pub struct RunError(#[from] nix::Error);
 /// [`RunError`] when the system refuses to wait for the descriptors.
 pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
     let mut fds = Vec::with_capacity(16);
-    let mut idle_since_us = None;
+    let mut spin = Spin::new(spin);
     loop {
         let now_us = Clock.now_us();
         match work.turn(now_us) {
             Flow::Stop => return Ok(()),
-            Flow::Busy => idle_since_us = None,
+            Flow::Busy(work) => spin.busy(now_us, work),
             Flow::Idle => {
-                let since = *idle_since_us.get_or_insert(now_us);
-                if now_us.saturating_sub(since) < spin.spin_us {
-                    pause(now_us.saturating_sub(since));
+                if let Some(idle_us) = spin.idle(now_us) {
+                    pause(idle_us);
                     continue;
                 }
                 fds.clear();
@@ -100,9 +84,7 @@ pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
                     sleep(&fds, work.next_deadline_us())?;
                 }
                 work.disarm();
-                // What woke the reactor is polled at once; finding nothing leads back to sleep
-                // without another spin.
-                idle_since_us = Some(now_us);
+                spin.sleeps(now_us);
             }
         }
     }
@@ -158,7 +140,8 @@ mod tests {
     use std::os::fd::RawFd;
     use std::time::Duration;
 
-    use super::{Armed, Flow, SpinBudget, Turn, run};
+    use super::{Armed, Flow, Turn, run};
+    use crate::SpinBudget;
     use crate::{Mailbox, mailbox};
 
     struct Adder {
@@ -182,7 +165,7 @@ mod tests {
                 Some(u64::MAX) => Flow::Stop,
                 Some(n) => {
                     self.sum += n;
-                    Flow::Busy
+                    Flow::Busy(1)
                 }
                 None => Flow::Idle,
             }

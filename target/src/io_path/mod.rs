@@ -384,7 +384,7 @@ impl Turn for IoPath {
         self.resources.now_us = now_us;
         let mut progress = self.poll_mailbox();
         progress |= self.poll_connection_managers();
-        progress |= self.poll_completions();
+        let completions = self.poll_completions();
         progress |= self.poll_storage();
         if self.reactor == 0 {
             self.control.run_timers(now_us);
@@ -393,7 +393,10 @@ impl Turn for IoPath {
         if self.drained() {
             return Flow::Stop;
         }
-        if progress { Flow::Busy } else { Flow::Idle }
+        match completions {
+            0 if !progress => Flow::Idle,
+            completions => Flow::Busy(completions),
+        }
     }
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {

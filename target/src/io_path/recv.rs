@@ -55,9 +55,9 @@ impl Capsule {
 }
 
 impl IoPath {
-    /// Handles up to a budget of completions of every device. Whether there were any.
-    pub(super) fn poll_completions(&mut self) -> bool {
-        let mut progress = false;
+    /// Handles up to a budget of completions of every device. How many there were.
+    pub(super) fn poll_completions(&mut self) -> u32 {
+        let mut all = 0;
         let mut completions = std::mem::take(&mut self.work_completions);
         for fabric in 0..self.fabrics.len() {
             for port in 0..self.fabrics[fabric].ports.len() {
@@ -65,14 +65,14 @@ impl IoPath {
                     continue;
                 };
                 let count = device.cq.poll(&mut completions);
-                progress |= count > 0;
+                all += u32::try_from(count).unwrap_or(u32::MAX);
                 for completion in &completions[..count] {
                     self.on_completion(fabric, port, completion);
                 }
             }
         }
         self.work_completions = completions;
-        progress
+        all
     }
 
     fn on_completion(&mut self, fabric: usize, port: usize, completion: &WorkCompletion) {

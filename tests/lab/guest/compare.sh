@@ -35,9 +35,10 @@ set_all "$NVMET/subsystems/$NQN:nvmet/namespaces/1" device_path=/dev/compare ena
 set_all "$NVMET/ports/1" addr_trtype=rdma addr_adrfam=ipv4 addr_traddr=$ADDRESS addr_trsvcid=4420
 ln -s "$NVMET/subsystems/$NQN:nvmet" "$NVMET/ports/1/subsystems/"
 
-# Longer than a round trip, which takes a millisecond here.
+# One core for the target, and a spin longer than a round trip, which takes more than half a millisecond here.
 cat >"$OUT/target.toml" <<TOML
 [target]
+reactors = 1
 spin = "2ms"
 
 [[listener]]

@@ -50,6 +50,15 @@ impl Lent {
         !self.loans.is_empty() && !std::mem::replace(&mut self.known, true)
     }
 
+    /// What was lent with a receive: the oldest, when the program goes by its completions.
+    fn take(&mut self, wr_id: u64) -> Option<Loan> {
+        if self.loans.front()?.wr_id == wr_id {
+            return self.loans.pop_front();
+        }
+        let at = self.loans.iter().position(|loan| loan.wr_id == wr_id)?;
+        self.loans.remove(at)
+    }
+
     /// Whether some of it is in the stream buffer in use.
     fn is_in_use(&self) -> bool {
         let newest = self.loans.back().map(|loan| loan.from);
@@ -174,9 +183,7 @@ impl Qp {
         wr_id: u64,
         take: &mut dyn FnMut(RawBytes<'_>) -> bool,
     ) -> bool {
-        let loans = &mut self.rx.lent.loans;
-        let at = loans.iter().position(|loan| loan.wr_id == wr_id);
-        let Some(loan) = at.and_then(|at| loans.remove(at)) else {
+        let Some(loan) = self.rx.lent.take(wr_id) else {
             return false;
         };
         let taken = take(self.lent_bytes(&loan));

@@ -1,0 +1,131 @@
+//! When a reactor that finds nothing to do goes to sleep.
+
+/// How long a reactor polls without finding work before it sleeps, in microseconds.
+///
+/// Spinning longer than a round trip keeps the wake-up out of latency at depth 1; longer than that
+/// only burns the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpinBudget {
+    /// Upper bound of one spin, in microseconds.
+    pub spin_us: u64,
+}
+
+impl Default for SpinBudget {
+    fn default() -> Self {
+        Self { spin_us: 50 }
+    }
+}
+
+/// A shorter wait than this is no end of a burst, and what a burst has not made longer is not made shorter than
+/// this: sleeping and waking takes some of it.
+const SHORT_US: u64 = 50;
+/// Work of a burst that counts: with more of it, waking up is nearly free for each.
+const SHARED_MAX: u64 = 64;
+
+/// One reactor's spins. What waking up costs is shared by all that comes together, while a spin costs the core, on which
+/// something else may be what the reactor waits for: so the more work the last burst had, the shorter the spin after it.
+pub(crate) struct Spin {
+    budget: SpinBudget,
+    /// Work since the last wait that was not short.
+    burst: u64,
+    idle_since_us: Option<u64>,
+}
+
+impl Spin {
+    pub(crate) fn new(budget: SpinBudget) -> Self {
+        Self {
+            budget,
+            burst: 0,
+            idle_since_us: None,
+        }
+    }
+
+    /// So much was done.
+    #[inline]
+    pub(crate) fn busy(&mut self, now_us: u64, work: u32) {
+        if let Some(since_us) = self.idle_since_us.take()
+            && now_us.saturating_sub(since_us) >= SHORT_US
+        {
+            self.burst = 0;
+        }
+        self.burst = self.burst.saturating_add(work.into());
+    }
+
+    /// Nothing was to be done: for how long in microseconds, or `None` when the spin is over.
+    #[inline]
+    pub(crate) fn idle(&mut self, now_us: u64) -> Option<u64> {
+        let idle_us = now_us.saturating_sub(*self.idle_since_us.get_or_insert(now_us));
+        (idle_us < self.longest_us()).then_some(idle_us)
+    }
+
+    /// The reactor sleeps. What wakes it is polled at once; finding nothing leads back to sleep without another
+    /// spin.
+    pub(crate) fn sleeps(&mut self, now_us: u64) {
+        self.idle_since_us = Some(now_us);
+    }
+
+    /// The longest spin after what the last burst had.
+    fn longest_us(&self) -> u64 {
+        let shared_us = self.budget.spin_us / self.burst.clamp(1, SHARED_MAX);
+        shared_us.max(self.budget.spin_us.min(SHORT_US))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Spin, SpinBudget};
+
+    /// The wait in microseconds after which a spin of this budget is over.
+    fn wait_us(spin: &mut Spin, from_us: u64) -> u64 {
+        let over = (0..).find(|after_us| spin.idle(from_us + after_us).is_none());
+        over.unwrap()
+    }
+
+    #[test]
+    fn the_spin_is_shared_by_the_work_that_comes_together() {
+        for (work, spin_us) in [
+            (0, 2000),
+            (1, 2000),
+            (2, 1000),
+            (8, 250),
+            (40, 50),
+            (64, 50),
+        ] {
+            let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
+            spin.busy(10, work);
+            assert_eq!(wait_us(&mut spin, 10), spin_us, "{work}");
+        }
+        let mut spin = Spin::new(SpinBudget { spin_us: 100_000 });
+        spin.busy(10, u32::MAX);
+        assert_eq!(wait_us(&mut spin, 10), 100_000 / 64);
+    }
+
+    #[test]
+    fn a_short_budget_is_what_it_says() {
+        for spin_us in [0, 1, 49, 50] {
+            let mut spin = Spin::new(SpinBudget { spin_us });
+            spin.busy(10, 1000);
+            assert_eq!(wait_us(&mut spin, 10), spin_us);
+        }
+    }
+
+    #[test]
+    fn a_burst_ends_with_a_wait_that_is_not_short() {
+        let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
+        spin.busy(0, 3);
+        assert_eq!(spin.idle(1), Some(0));
+        spin.busy(50, 1);
+        assert_eq!(wait_us(&mut spin, 50), 500, "a burst of four");
+        spin.busy(1000, 1);
+        assert_eq!(wait_us(&mut spin, 1000), 2000, "a burst of one");
+    }
+
+    #[test]
+    fn finding_nothing_after_a_sleep_leads_back_to_it() {
+        let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
+        spin.busy(0, 1);
+        assert_eq!(wait_us(&mut spin, 0), 2000);
+        spin.sleeps(2000);
+        assert_eq!(spin.idle(9000), None);
+    }
+}
