@@ -53,11 +53,26 @@ fn reactor_of(conn: ConnId) -> usize {
     usize::try_from(conn.0 >> REACTOR_SHIFT).unwrap_or(usize::MAX)
 }
 
+/// Which reactor a connection goes to: they take turns, for admin queues and for I/O queues by themselves. Otherwise hosts
+/// with as many queues as there are reactors, such as one I/O queue and two reactors, would all work on the same ones.
+#[derive(Default)]
+struct Turns {
+    admin: AtomicUsize,
+    io: AtomicUsize,
+}
+
+impl Turns {
+    fn next(&self, qid: u16, reactors: usize) -> usize {
+        let turn = if qid == 0 { &self.admin } else { &self.io };
+        turn.fetch_add(1, Ordering::Relaxed) % reactors.max(1)
+    }
+}
+
 /// Shared by all reactors.
 pub(crate) struct ControlPlane {
     target: Mutex<Target>,
     reactors: OnceLock<Vec<Sender<Message>>>,
-    next_reactor: AtomicUsize,
+    turns: Turns,
     /// The controllers' next timer, in microseconds; `u64::MAX` for none.
     deadline_us: AtomicU64,
 }
@@ -67,7 +82,7 @@ impl ControlPlane {
         Self {
             target: Mutex::new(target),
             reactors: OnceLock::new(),
-            next_reactor: AtomicUsize::new(0),
+            turns: Turns::default(),
             deadline_us: AtomicU64::new(u64::MAX),
         }
     }
@@ -78,10 +93,10 @@ impl ControlPlane {
         let _ = self.reactors.set(reactors);
     }
 
-    /// The reactor for the next connection: they take turns.
-    pub(crate) fn next_reactor(&self) -> usize {
-        let count = self.reactors.get().map_or(1, Vec::len).max(1);
-        self.next_reactor.fetch_add(1, Ordering::Relaxed) % count
+    /// The reactor for the next connection, which is to be the queue `qid`.
+    pub(crate) fn next_reactor(&self, qid: u16) -> usize {
+        self.turns
+            .next(qid, self.reactors.get().map_or(1, Vec::len))
     }
 
     /// Sends a message to a reactor.
@@ -171,5 +186,29 @@ impl ControlPlane {
     /// A flush that the controllers asked for has ended.
     pub(crate) fn flushed(&self, flush: FlushId, succeeded: bool) {
         self.with(|target| target.handle_flushed(flush, succeeded, Clock.now_us()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Turns;
+
+    #[test]
+    fn hosts_with_as_many_queues_as_there_are_reactors_spread_over_them() {
+        for io_queues in [1, 2, 3] {
+            let turns = Turns::default();
+            let reactors = usize::from(io_queues) + 1;
+            let mut io = vec![0; reactors];
+            let mut admin = vec![0; reactors];
+            for _host in 0..reactors {
+                admin[turns.next(0, reactors)] += 1;
+                for qid in 1..=io_queues {
+                    io[turns.next(qid, reactors)] += 1;
+                }
+            }
+            assert_eq!(admin, vec![1; reactors]);
+            assert_eq!(io, vec![io_queues; reactors]);
+        }
+        assert_eq!(Turns::default().next(1, 0), 0, "before there are reactors");
     }
 }

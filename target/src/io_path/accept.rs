@@ -115,7 +115,7 @@ impl IoPath {
             local,
             peer,
         };
-        let reactor = self.control.next_reactor();
+        let reactor = self.control.next_reactor(request.sizes.qid);
         if reactor == self.reactor {
             self.accept(id, &request);
             return;
