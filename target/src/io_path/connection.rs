@@ -141,6 +141,8 @@ pub(super) enum Work {
     Held(Box<ControlCommand>),
     /// The response is on its way; the slot is free when its Send has completed.
     Responded,
+    /// The same, of a command that left nothing else in the slot.
+    Answered,
 }
 
 impl Connection {
@@ -211,7 +213,12 @@ impl Connection {
 
     /// Gives a slot back with everything it holds.
     pub(super) fn free_slot(&mut self, slot: u16) {
-        *self.command(slot) = Command::default();
+        let command = self.command(slot);
+        if matches!(command.work, Work::Answered) {
+            command.work = Work::Free;
+        } else {
+            *command = Command::default();
+        }
         self.free.push(slot);
     }
 

@@ -119,7 +119,7 @@ impl Command {
         match &self.work {
             Work::Io(io) => Some((io.permit.cid(), Some(io.namespace.nsid))),
             Work::Control(control) => Some((control.permit.cid(), None)),
-            Work::Free | Work::Admin(_) | Work::Held(_) | Work::Responded => None,
+            Work::Free | Work::Admin(_) | Work::Held(_) | Work::Responded | Work::Answered => None,
         }
     }
 }

@@ -35,6 +35,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         }) if at_once == AtOnce::Done => {
             resources.give_back_receive(connection, capsule.data);
             let (invalidate, done) = (transfer.rkey_to_invalidate(), Status::SUCCESS);
+            connection.command(slot).work = Work::Answered;
             respond::complete(resources, connection, slot, permit, done, invalidate);
         }
         IoStep::Execute(io) => {
@@ -320,7 +321,7 @@ fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
         Work::Io(io) => io,
         Work::Admin(_) => return admin::on_data(resources, connection, slot),
         Work::Control(_) => return control::on_data(resources, connection, slot),
-        Work::Held(_) | Work::Free | Work::Responded => return,
+        Work::Held(_) | Work::Free | Work::Responded | Work::Answered => return,
     };
     let first = match io.operation {
         // What is volatile goes to the medium before it is read back from there.

@@ -22,7 +22,7 @@ pub(super) fn finish(
         Work::Control(control) => {
             return control::finish(resources, connection, slot, *control, status);
         }
-        Work::Free | Work::Admin(_) | Work::Held(_) | Work::Responded => return,
+        Work::Free | Work::Admin(_) | Work::Held(_) | Work::Responded | Work::Answered => return,
     };
     let pushes = io.operation.moves_data_to_host() && status.is_success();
     resources.release_receive(connection, slot);
@@ -97,7 +97,10 @@ pub(super) fn send(
     cqe: Cqe,
     invalidate: Option<u32>,
 ) {
-    connection.command(slot).work = Work::Responded;
+    let work = &mut connection.command(slot).work;
+    if !matches!(work, Work::Answered) {
+        *work = Work::Responded;
+    }
     let sge = connection.response(slot, cqe);
     let op = SendOp::Send {
         invalidate: invalidate.map(RKey),

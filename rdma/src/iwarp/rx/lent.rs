@@ -14,6 +14,10 @@ use crate::iwarp::socket::{Link, Piece};
 use crate::iwarp::stag::StagTable;
 use crate::iwarp::wire::ddp::Segment;
 
+/// With more lent than this nothing else is received in a run. Programs take some 64 completions at once, and a stream
+/// buffer has thirty capsules with 4 KiB of data.
+const ENOUGH: usize = 32;
+
 /// Data that was lent.
 struct Loan {
     wr_id: u64,
@@ -57,6 +61,11 @@ impl Lent {
         }
         let at = self.loans.iter().position(|loan| loan.wr_id == wr_id)?;
         self.loans.remove(at)
+    }
+
+    /// Whether a program may have its hands full.
+    pub(super) fn is_enough(&self) -> bool {
+        self.loans.len() > ENOUGH
     }
 
     /// Whether some of it is in the stream buffer in use.

@@ -231,6 +231,10 @@ impl Qp {
             if !self.parse(stags)? {
                 return Ok(Received::Stalled);
             }
+            // No more than the program takes at once, or it would be copied after all.
+            if self.rx.lent.is_enough() {
+                return Ok(Received::More);
+            }
             outcome = self.fill(stags)?;
             match outcome {
                 Received::Nothing => return Ok(outcome),
