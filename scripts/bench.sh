@@ -5,7 +5,7 @@
 #   scripts/bench.sh                        the whole table but for Soft-RoCE, some five minutes
 #   scripts/bench.sh CASE…                  parts of it; --list says which there are
 #   scripts/bench.sh soft-roce              in the lab: capstan-target against Linux nvmet
-#   scripts/bench.sh instructions syscalls  the deterministic figures; exit status 1 beyond their gates
+#   scripts/bench.sh instructions syscalls lines  the deterministic figures; exit status 1 beyond their gates
 #   scripts/bench.sh --save                 also puts the results into docs/performance.json and .svg
 #   scripts/bench.sh --help                 all options, for shorter runs or more of them
 #

@@ -31,7 +31,8 @@ pub struct Target {
     /// All memory registered for I/O and queues, over all reactors. A Connect that would exceed it
     /// is refused. Namespaces in RAM are not part of it.
     pub memory_budget_bytes: u64,
-    /// How long a reactor polls without finding work before it arms its sources and blocks.
+    /// How long a reactor polls without finding work before it arms its sources and blocks. Of more than 50 us, commands that
+    /// came together have a share each.
     pub spin: Duration,
     /// Least severe level that is logged.
     pub log: LogLevel,

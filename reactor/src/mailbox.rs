@@ -18,7 +18,10 @@ pub enum MailboxError<T> {
     Closed(T),
 }
 
+/// A reactor writes here whenever it sleeps: in a cache line (and the neighbour that is fetched with it) of its own, or
+/// others would wait for what is beside it.
 #[derive(Debug)]
+#[repr(align(128))]
 struct Shared {
     event: EventFd,
     sleeping: AtomicBool,

@@ -43,8 +43,9 @@ const STEP_BYTES: u64 = 8 << 20;
 /// Whole-page ranges from this size on are given back to the kernel instead of being filled.
 const RELEASE_BYTES: u64 = 2 << 20;
 
-/// The bytes of a RAM volume.
+/// The bytes of a RAM volume. On its own cache lines: every reactor reads it for each command.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct RamStore {
     slab: Arc<Slab>,
     /// Locks of the pages; none where one volume at a time has them.

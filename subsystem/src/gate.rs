@@ -5,8 +5,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use capstan_nvme_proto::status::Status;
 
-/// One per controller and namespace; I/O queues read it for each command.
+/// One per controller and namespace, on its own cache lines: I/O queues read it for each command.
 #[derive(Default, Debug)]
+#[repr(align(128))]
 pub(crate) struct Gate(AtomicU32);
 
 /// Reasons to refuse a command. Several may hold; the order of [`Gate::check`] decides.

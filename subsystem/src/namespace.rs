@@ -44,8 +44,9 @@ pub struct NamespaceIdentity {
     pub eui64: Option<[u8; 8]>,
 }
 
-/// A namespace in the view of one controller.
+/// A namespace in the view of one controller. On its own cache lines: every command reads it.
 #[derive(Clone, Debug)]
+#[repr(align(128))]
 pub struct Namespace {
     /// Namespace Identifier.
     pub nsid: u32,
@@ -103,8 +104,9 @@ impl ChangedNamespaces {
 }
 
 /// The namespaces one controller shows, sorted by NSID. Never changes: a change makes a new table
-/// with a higher generation.
+/// with a higher generation. On its own cache lines: every command reads it.
 #[derive(Default, Debug)]
+#[repr(align(128))]
 pub struct NamespaceTable {
     generation: u64,
     namespaces: Box<[Namespace]>,

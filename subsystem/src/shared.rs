@@ -9,8 +9,10 @@ use capstan_nvme_proto::status::Status;
 
 use crate::bounds::QUEUE_ERRORS;
 
-/// Of one controller, written by its control half unless said otherwise.
+/// Of one controller, written by its control half unless said otherwise. On its own cache lines, because every command reads
+/// it, and another core may write what is beside it all the time.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct ControllerShared {
     /// CSTS.RDY, and no shutdown in progress: I/O commands are executed.
     ready: AtomicBool,

@@ -195,6 +195,24 @@ impl Loader {
         Ok(taken.map_err(|refused| refused.reason)?)
     }
 
+    /// Does `count` more commands.
+    pub(crate) fn go_on(&mut self, count: u64) -> Result<()> {
+        let mut left = count;
+        while left > 0 {
+            if let Some(completion) = self.queue.poll() {
+                left -= 1;
+                self.again(completion)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All commands from now on are for the first block.
+    pub(crate) fn stay_at_first_block(&mut self) {
+        // What 0 becomes when it is shifted and XORed.
+        self.random = 0;
+    }
+
     /// Waits for the commands in progress.
     pub(crate) fn end(mut self) -> Result<()> {
         while self.queue.in_progress() > 0 {
@@ -232,13 +250,7 @@ impl Loader {
             bail!("{count} commands are fewer than the depth of {depth}");
         }
         self.begin()?;
-        let mut left = count - depth;
-        while left > 0 {
-            if let Some(completion) = self.queue.poll() {
-                left -= 1;
-                self.again(completion)?;
-            }
-        }
+        self.go_on(count - depth)?;
         self.end()
     }
 }

@@ -4,6 +4,7 @@ mod counts;
 mod crowd;
 mod file;
 mod idle;
+mod lines;
 mod soft_roce;
 mod wire;
 
@@ -35,7 +36,7 @@ const fn case(
 }
 
 /// All of them, in the order of the table.
-pub(crate) const CASES: [Case; 13] = [
+pub(crate) const CASES: [Case; 14] = [
     case("wire", "null and RAM against plain TCP", wire::wire),
     case(
         "wire-crc32c",
@@ -70,6 +71,11 @@ pub(crate) const CASES: [Case; 13] = [
         "fairness",
         "depth 1 beside 1 MiB writes at depth 128",
         crowd::fairness,
+    ),
+    case(
+        "lines",
+        "words and cache lines that two reactors share (gated)",
+        lines::run,
     ),
     case(
         "reactors",
