@@ -58,12 +58,13 @@ impl Qp {
 }
 
 impl Tx {
-    /// Room for so many FPDUs with so many bytes of payload in all.
+    /// Room for so many FPDUs with so many bytes of payload in all; what is more than a batch has one of its own.
     fn has_room_for(&self, fpdus: usize, bytes: usize) -> bool {
+        let bytes_in_all = self.built - self.batch_start + bytes as u64;
         self.has_room()
             && self.batch.pieces.len() + fpdus * FPDU_PIECES <= PIECES_MAX
             && self.batch.scratch.room() >= fpdus * super::FPDU_SCRATCH_BYTES
-            && self.built - self.batch_start + (bytes as u64) < 2 * super::BATCH_BYTES as u64
+            && (self.batch.pieces.is_empty() || bytes_in_all < 2 * super::BATCH_BYTES as u64)
     }
 
     fn add_in_place(&mut self, remote: Remote, slab: &Arc<Slab>, range: &Range<usize>) {
