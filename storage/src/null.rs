@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use capstan_memory::RawBytes;
+
 use crate::error::IoError;
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Op, Submitted};
@@ -47,6 +49,12 @@ impl Volume for NullVolume {
     fn known_zero(&self, lba: u64, lbas: u32) -> bool {
         lba.checked_add(u64::from(lbas))
             .is_some_and(|end| end <= self.geometry.lbas)
+    }
+
+    fn write_at_once(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
+        let fua = false;
+        let extent = self.geometry.extent(&Op::Write { lba, lbas, fua });
+        extent.is_ok_and(|extent| extent.len_bytes <= data.len() as u64)
     }
 
     fn submit(&mut self, mut io: Io, _now_us: u64) -> Submitted {
@@ -124,6 +132,22 @@ mod tests {
         assert!(!faulty.known_zero(0, 1));
         let volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
         assert!(!Delay::new(Box::new(volume), Delays::all(1)).known_zero(0, 1));
+    }
+
+    #[test]
+    fn a_write_at_once_is_forgotten_where_it_would_succeed() {
+        let volume = NullVolume::new(512, 100, Arc::from("null:50KiB"));
+        let data = [1; 1024];
+        for (lba, lbas, done) in [
+            (0, 2, true),
+            (98, 2, true),
+            (0, 3, false),
+            (99, 2, false),
+            (u64::MAX, 1, false),
+        ] {
+            let data = data.as_slice().into();
+            assert_eq!(volume.write_at_once(lba, lbas, data), done, "{lba}+{lbas}");
+        }
     }
 
     #[test]
