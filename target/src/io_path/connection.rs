@@ -231,9 +231,14 @@ impl Connection {
         matches!(self.phase, Phase::Closing { .. })
     }
 
+    /// Commands that are not answered, or whose answer is on its way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.commands.len() - self.free.len()
+    }
+
     /// Whether no command is in flight.
     pub(super) fn quiet(&self) -> bool {
-        self.free.len() == self.commands.len()
+        self.in_flight() == 0
     }
 
     /// Whether nobody uses its memory any more: the storage engine never does, and the device has

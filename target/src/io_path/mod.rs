@@ -116,6 +116,8 @@ struct Resources {
     unrung: Vec<usize>,
     /// Connections to end, and why.
     broken: Vec<(usize, String)>,
+    /// Most commands that a connection with completions in this turn had in flight.
+    in_flight: usize,
     /// Receives to post again.
     receives: Vec<ReturnedReceive>,
 }
@@ -215,6 +217,7 @@ impl IoPath {
                 starved: VecDeque::new(),
                 unrung: Vec::new(),
                 broken: Vec::new(),
+                in_flight: 0,
                 receives: Vec::new(),
             },
             completions: Vec::new(),
@@ -395,7 +398,10 @@ impl Turn for IoPath {
         }
         match completions {
             0 if !progress => Flow::Idle,
-            completions => Flow::Busy(completions),
+            // Who waits for several commands waits for the next one less.
+            completions => Flow::Busy(
+                completions.max(u32::try_from(self.resources.in_flight).unwrap_or(u32::MAX)),
+            ),
         }
     }
 
@@ -460,6 +466,11 @@ impl Turn for IoPath {
 }
 
 impl Resources {
+    /// A completion of the connection was handled.
+    fn note_in_flight(&mut self, connection: &Connection) {
+        self.in_flight = self.in_flight.max(connection.in_flight());
+    }
+
     /// Remembers that a connection has work requests to ring for.
     fn unrung(&mut self, connection: &mut Connection) {
         if std::mem::take(&mut connection.rung) {

@@ -58,6 +58,7 @@ impl IoPath {
     /// Handles up to a budget of completions of every device. How many there were.
     pub(super) fn poll_completions(&mut self) -> u32 {
         let mut all = 0;
+        self.resources.in_flight = 0;
         let mut completions = std::mem::take(&mut self.work_completions);
         for fabric in 0..self.fabrics.len() {
             for port in 0..self.fabrics[fabric].ports.len() {
@@ -113,7 +114,8 @@ impl IoPath {
                 return self.resources.broken.push((connection.index, why));
             }
             let capsule = Capsule { sqe, data };
-            return on_capsule(&mut self.resources, connection, capsule);
+            on_capsule(&mut self.resources, connection, capsule);
+            return self.resources.note_in_flight(connection);
         }
         let Some(connection) = connection else { return };
         connection.sends_outstanding = connection.sends_outstanding.saturating_sub(1);
@@ -136,6 +138,7 @@ impl IoPath {
             }
             Some(WrId::Recv(_)) | None => {}
         }
+        self.resources.note_in_flight(connection);
     }
 }
 
