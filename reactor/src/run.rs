@@ -13,7 +13,7 @@ use crate::spin::{Spin, SpinBudget};
 /// What a turn wants next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// So much was done, as commands or their answers: turn again.
+    /// Something was done: turn again. So many commands or answers came together, or are under way if they are more.
     Busy(u32),
     /// Nothing to do now.
     Idle,

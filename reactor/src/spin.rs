@@ -40,7 +40,7 @@ impl Spin {
         }
     }
 
-    /// So much was done.
+    /// Something was done, with so much of it in this turn or under way.
     #[inline]
     pub(crate) fn busy(&mut self, now_us: u64, work: u32) {
         if let Some(since_us) = self.idle_since_us.take()
