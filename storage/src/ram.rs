@@ -155,7 +155,8 @@ impl Access {
         }
     }
 
-    /// Where `extent` is, when nobody else writes there.
+    /// Where `extent` is, when nobody else writes there. Without a fence: the reads of this thread, and of the kernel for it,
+    /// see its own stores.
     fn place_of(&self, extent: Extent) -> Option<(&Arc<Slab>, Range<usize>)> {
         self.store.is_alone().then(|| {
             let (offset, len) = self.within(extent);
