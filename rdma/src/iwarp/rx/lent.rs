@@ -14,8 +14,8 @@ use crate::iwarp::socket::{Link, Piece};
 use crate::iwarp::stag::StagTable;
 use crate::iwarp::wire::ddp::Segment;
 
-/// With more lent than this nothing else is received in a run. Programs take some 64 completions at once, and a stream
-/// buffer has thirty capsules with 4 KiB of data.
+/// With more lent than this nothing else is received in a run: two stream buffers of thirty capsules with 4 KiB of data. A target
+/// takes 128 completions at once, half of them of its answers; what it does not come to is copied.
 const ENOUGH: usize = 32;
 
 /// Data that was lent.
