@@ -9,7 +9,7 @@ use std::sync::Arc;
 use capstan_memory::{RawBytes, Slab};
 
 use super::error::{PostError, RdmaError};
-use super::memory::ProtectionDomain;
+use super::memory::{ProtectionDomain, RKey};
 use super::work::{Remote, SendWr, Sge, WorkCompletion};
 
 /// A queue pair's number within its provider.
@@ -189,6 +189,22 @@ pub trait QueuePair {
     /// empty or not inside the slab.
     fn write_in_place(&mut self, remote: Remote, slab: &Arc<Slab>, range: Range<usize>) -> bool {
         let _ = (remote, slab, range);
+        false
+    }
+
+    /// A Send of `bytes`, which are copied, behind everything posted so far; with `invalidate` a Send with
+    /// Invalidate. It takes no work request, and nothing tells when it has gone: it leaves with the next
+    /// [`QueuePair::ring_doorbell`] or later.
+    ///
+    /// `false`, and nothing is sent, where a provider cannot, now or ever: the Send is to be posted then.
+    fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+        let _ = (bytes, invalidate);
+        false
+    }
+
+    /// Whether something that [`QueuePair::write_in_place`] or [`QueuePair::send_now`] took has not left yet
+    /// after a [`QueuePair::ring_doorbell`]: ending the connection now would lose it.
+    fn has_unsent(&self) -> bool {
         false
     }
 

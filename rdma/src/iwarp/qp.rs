@@ -20,8 +20,8 @@ use super::srq::{Receive, ReceiveRing, SharedQueue, check_sges};
 use super::stag::{Asker, StagTable};
 use super::tx::Tx;
 use crate::contract::{
-    Access, PostError, QpNum, QpState, QueuePair, Remote, SendOp, SendWr, Sge, Source, WcOpcode,
-    WcStatus, WorkCompletion,
+    Access, PostError, QpNum, QpState, QueuePair, RKey, Remote, SendOp, SendWr, Sge, Source,
+    WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Where receives come from.
@@ -279,6 +279,24 @@ impl QueuePair for QpHandle {
             self.engine.end(qp, &fatal);
             false
         })
+    }
+
+    fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.state != QpState::ReadyToSend {
+            return false;
+        }
+        let sent = qp.send_now(&mut self.engine.stags.borrow_mut(), bytes, invalidate);
+        sent.unwrap_or_else(|fatal| {
+            self.engine.end(qp, &fatal);
+            false
+        })
+    }
+
+    fn has_unsent(&self) -> bool {
+        let qp = self.cell.borrow();
+        qp.state == QpState::ReadyToSend && qp.tx.has_unsent()
     }
 
     fn lend_data(&mut self) {

@@ -10,7 +10,7 @@ use capstan_memory::{Buffer, Slab};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
-    CmId, LKey, MemoryRegion, PostError, QueuePair, Remote, SendOp, SendWr, Sge, Source,
+    CmId, LKey, MemoryRegion, PostError, QueuePair, RKey, Remote, SendOp, SendWr, Sge, Source,
 };
 use capstan_storage::Data;
 use capstan_subsystem::{
@@ -236,9 +236,9 @@ impl Connection {
         self.commands.len() - self.free.len()
     }
 
-    /// Whether no command is in flight.
+    /// Whether no command is in flight, nor a response on its way.
     pub(super) fn quiet(&self) -> bool {
-        self.in_flight() == 0
+        self.in_flight() == 0 && !self.qp.has_unsent()
     }
 
     /// Whether nobody uses its memory any more: the storage engine never does, and the device has
@@ -286,11 +286,15 @@ impl Connection {
             fence: false,
         })?;
         self.sends_outstanding += u32::from(signaled);
+        self.count_posted();
+        Ok(())
+    }
+
+    fn count_posted(&mut self) {
         self.unrung += 1;
         if self.unrung >= self.qp.doorbell_interval() {
             self.ring_doorbell();
         }
-        Ok(())
     }
 
     /// As [`QueuePair::write_now`]; counts as a work request that was posted.
@@ -315,6 +319,16 @@ impl Connection {
         let written = self.qp.write_in_place(remote, slab, range);
         self.unrung += u32::from(written);
         written
+    }
+
+    /// As [`QueuePair::send_now`], of a response capsule; counts as a work request that was posted.
+    pub(super) fn respond_now(&mut self, cqe: Cqe, invalidate: Option<RKey>) -> bool {
+        let bytes: [u8; CQE_BYTES as usize] = zerocopy::transmute!(cqe);
+        let sent = self.qp.send_now(&bytes, invalidate);
+        if sent {
+            self.count_posted();
+        }
+        sent
     }
 
     /// Hands what was posted to the device.

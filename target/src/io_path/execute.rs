@@ -22,22 +22,21 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     };
     let result = queue.handle_command(&capsule.sqe, capsule.bytes());
     let at_once = at_once(resources, connection, &capsule, &result);
+    // No more of the command than is needed: a page is on its way to memory, and what is stored now and
+    // loaded as a whole would wait for it.
+    if at_once == AtOnce::Done
+        && let IoStep::Execute(IoCommand {
+            permit, transfer, ..
+        }) = result
+    {
+        resources.give_back_receive(connection, capsule.data);
+        return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
+    }
     let Some(slot) = connection.take_slot() else {
         resources.give_back_receive(connection, capsule.data);
-        let why = "the host sent more commands than its queue has entries".to_owned();
-        return resources.broken.push((connection.index, why));
+        return resources.too_many_commands(connection);
     };
     match result {
-        // No more of the command than is needed: a page is on its way to memory, and what is stored now and
-        // loaded as a whole would wait for it.
-        IoStep::Execute(IoCommand {
-            permit, transfer, ..
-        }) if at_once == AtOnce::Done => {
-            resources.give_back_receive(connection, capsule.data);
-            let (invalidate, done) = (transfer.rkey_to_invalidate(), Status::SUCCESS);
-            connection.command(slot).work = Work::Answered;
-            respond::complete(resources, connection, slot, permit, done, invalidate);
-        }
         IoStep::Execute(io) => {
             let segments = match &io.transfer {
                 Transfer::KeyedList(list) => Some(list.buffers(capsule.bytes()).collect()),

@@ -478,6 +478,12 @@ impl Resources {
         }
     }
 
+    /// Ends a connection that has no slot left for a command.
+    fn too_many_commands(&mut self, connection: &Connection) {
+        let why = "the host sent more commands than its queue has entries".to_owned();
+        self.broken.push((connection.index, why));
+    }
+
     /// Posts a receive again at the end of the turn.
     fn give_back_receive(&mut self, connection: &Connection, received: Option<Received>) {
         if let Some(Received { slot, buffer, .. }) = received {

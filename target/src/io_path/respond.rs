@@ -55,6 +55,29 @@ pub(super) fn complete(
     settle(resources, connection);
 }
 
+/// Responds to an I/O command that is carried out already and has nothing in flight: it needs a slot only where the
+/// response cannot leave at once.
+pub(super) fn answer(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    permit: Permit,
+    invalidate: Option<u32>,
+) {
+    let Some(queue) = connection.queue.as_mut() else {
+        return;
+    };
+    let cqe = queue.complete(permit, Status::SUCCESS, 0);
+    if connection.respond_now(cqe, invalidate.map(RKey)) {
+        resources.unrung(connection);
+    } else if let Some(slot) = connection.take_slot() {
+        connection.command(slot).work = Work::Answered;
+        send(resources, connection, slot, cqe, invalidate);
+    } else {
+        return resources.too_many_commands(connection);
+    }
+    settle(resources, connection);
+}
+
 /// After a command is completed: what may have waited for it.
 pub(super) fn settle(resources: &mut Resources, connection: &mut Connection) {
     if connection.delete.is_some() {

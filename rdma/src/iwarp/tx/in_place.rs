@@ -7,7 +7,7 @@ use std::sync::Arc;
 use capstan_memory::{PAGE_BYTES, Slab};
 use zerocopy::IntoBytes;
 
-use super::{FPDU_PIECES, Framing, Opcode, PIECES_MAX, Target, Tx, tagged_header};
+use super::{Framing, Opcode, Target, Tx, tagged_header};
 use crate::contract::Remote;
 use crate::iwarp::fatal::Fatal;
 use crate::iwarp::qp::Qp;
@@ -38,35 +38,15 @@ impl Qp {
         }
         let fpdus = range.len().div_ceil(self.tx.tagged_max as usize);
         self.tx.ahead.fetch_rest();
-        self.sq.ring();
-        self.tx.batch.take_memory();
-        if !self.tx.blocked {
-            // A failure is the same once more, behind what was built before it.
-            let built = self.build(stags);
-            if built.is_err() || !self.tx.has_room_for(fpdus, range.len()) {
-                self.hand_over(stags)?;
-                self.tx.batch.take_memory();
-            }
+        let joins = self.join_batch(stags, fpdus, range.len())?;
+        if joins {
+            self.tx.add_in_place(remote, slab, range);
         }
-        let behind_all = self.tx.current.is_none() && self.sq.next().is_none();
-        if self.tx.blocked || !behind_all || !self.tx.has_room_for(fpdus, range.len()) {
-            return Ok(false);
-        }
-        self.tx.add_in_place(remote, slab, range);
-        Ok(true)
+        Ok(joins)
     }
 }
 
 impl Tx {
-    /// Room for so many FPDUs with so many bytes of payload in all; what is more than a batch has one of its own.
-    fn has_room_for(&self, fpdus: usize, bytes: usize) -> bool {
-        let bytes_in_all = self.built - self.batch_start + bytes as u64;
-        self.has_room()
-            && self.batch.pieces.len() + fpdus * FPDU_PIECES <= PIECES_MAX
-            && self.batch.scratch.room() >= fpdus * super::FPDU_SCRATCH_BYTES
-            && (self.batch.pieces.is_empty() || bytes_in_all < 2 * super::BATCH_BYTES as u64)
-    }
-
     fn add_in_place(&mut self, remote: Remote, slab: &Arc<Slab>, range: &Range<usize>) {
         if !self.keep.last().is_some_and(|last| Arc::ptr_eq(last, slab)) {
             self.keep.push(Arc::clone(slab));

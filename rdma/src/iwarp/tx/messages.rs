@@ -1,18 +1,15 @@
 //! Messages cut into FPDUs: whose turn it is, and what goes into the next one.
 
 use zerocopy::IntoBytes;
-use zerocopy::network_endian::U32;
 
-use super::{Current, Framing, Target, each_span, tagged_header, ulpdu_length};
+use super::{Current, Framing, Target, each_span, send_header, tagged_header};
 use crate::contract::{Access, LKey, Remote, SendOp, Sge, WcStatus};
 use crate::iwarp::fatal::{Fatal, read_error};
 use crate::iwarp::qp::Qp;
 use crate::iwarp::read::{Outstanding, request, request_header};
 use crate::iwarp::sq::Progress;
 use crate::iwarp::stag::StagTable;
-use crate::iwarp::wire::ddp::{
-    Control, Opcode, QN_SEND, READ_REQUEST_BYTES, UNTAGGED_BYTES, UntaggedHeader,
-};
+use crate::iwarp::wire::ddp::{Opcode, READ_REQUEST_BYTES, UNTAGGED_BYTES};
 
 impl Qp {
     /// Sends as much as TCP takes.
@@ -71,6 +68,34 @@ impl Qp {
                 return Ok(());
             }
         }
+    }
+
+    /// Builds everything posted so far. Whether FPDUs can be added behind it: `fpdus` of them, with `bytes` of
+    /// payload in all. What was built before is handed over when there is no room for them.
+    pub(super) fn join_batch(
+        &mut self,
+        stags: &mut StagTable,
+        fpdus: usize,
+        bytes: usize,
+    ) -> Result<bool, Fatal> {
+        self.sq.ring();
+        self.tx.batch.take_memory();
+        if self.tx.blocked || self.may_join_batch(fpdus, bytes) {
+            return Ok(!self.tx.blocked);
+        }
+        // A failure is the same once more, behind what was built before it.
+        let built = self.build(stags);
+        if built.is_err() || !self.may_join_batch(fpdus, bytes) {
+            self.hand_over(stags)?;
+            self.tx.batch.take_memory();
+        }
+        Ok(!self.tx.blocked && self.may_join_batch(fpdus, bytes))
+    }
+
+    #[inline]
+    fn may_join_batch(&self, fpdus: usize, bytes: usize) -> bool {
+        let behind_all = self.tx.current.is_none() && self.sq.next().is_none();
+        behind_all && self.tx.has_room_for(fpdus, bytes)
     }
 
     /// Fills a batch.
@@ -230,15 +255,8 @@ impl Qp {
                 solicited,
             } => {
                 length = left.min(tx.untagged_max);
-                let opcode = Opcode::send(invalidate.is_some(), solicited);
-                let header = UntaggedHeader {
-                    ulpdu_length: ulpdu_length(UNTAGGED_BYTES, length),
-                    control: Control::new(false, length == left, opcode),
-                    invalidate_stag: U32::new(invalidate.map_or(0, |rkey| rkey.0)),
-                    qn: U32::new(QN_SEND),
-                    msn: U32::new(tx.send_msn),
-                    mo: U32::new(offset),
-                };
+                let last = length == left;
+                let header = send_header(invalidate, solicited, last, length, tx.send_msn, offset);
                 result = tx.add_fpdu(header.as_bytes(), length, |each| {
                     each_span(stags, pd, sges, offset, length, Access::empty(), each)
                 });

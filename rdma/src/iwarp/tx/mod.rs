@@ -10,6 +10,7 @@ mod direct;
 mod in_place;
 mod messages;
 mod scratch;
+mod send_now;
 
 use std::sync::Arc;
 
@@ -23,9 +24,10 @@ use super::srq::SGES_MAX;
 use super::stag::{Span, StagError, StagTable};
 use super::wire::crc::{Crc32c, crc32c};
 use super::wire::ddp::{
-    CRC_BYTES, Control, LENGTH_BYTES, Opcode, TAGGED_BYTES, TaggedHeader, UNTAGGED_BYTES, pad_bytes,
+    CRC_BYTES, Control, LENGTH_BYTES, Opcode, QN_SEND, TAGGED_BYTES, TaggedHeader, UNTAGGED_BYTES,
+    UntaggedHeader, pad_bytes,
 };
-use crate::contract::{Access, Sge};
+use crate::contract::{Access, RKey, Sge};
 use ahead::Ahead;
 use batch::Batch;
 
@@ -157,7 +159,7 @@ impl Tx {
 
     /// Keeps a slab mapped while a batch may point into it.
     pub(super) fn keep(&mut self, slab: &Arc<Slab>) {
-        if self.next < self.batch.pieces.len() {
+        if self.has_unsent() {
             self.keep.push(Arc::clone(slab));
         }
     }
@@ -219,6 +221,21 @@ impl Tx {
             && self.built - self.batch_start < BATCH_BYTES as u64
     }
 
+    /// Room for so many FPDUs with so many bytes of payload in all; what is more than a batch has one of its own.
+    #[inline]
+    fn has_room_for(&self, fpdus: usize, bytes: usize) -> bool {
+        let bytes_in_all = self.built - self.batch_start + bytes as u64;
+        self.has_room()
+            && self.batch.pieces.len() + fpdus * FPDU_PIECES <= PIECES_MAX
+            && self.batch.scratch.room() >= fpdus * FPDU_SCRATCH_BYTES
+            && (self.batch.pieces.is_empty() || bytes_in_all < 2 * BATCH_BYTES as u64)
+    }
+
+    /// Whether a part of the batch has not been handed over.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.next < self.batch.pieces.len()
+    }
+
     /// Adds what was put into the scratch memory since `at` to the pieces.
     #[inline]
     fn add_scratch(&mut self, at: usize) {
@@ -250,15 +267,7 @@ impl Tx {
                 self.batch.scratch.cut(at);
                 return Err(error);
             }
-            if self.crc {
-                self.batch.scratch.put(&[0; 3][..pad]);
-                let crc = crc32c(self.batch.scratch.from(at));
-                self.batch.scratch.put(&crc.to_le_bytes());
-            } else {
-                self.batch
-                    .scratch
-                    .put(&[0; 3 + CRC_BYTES][..pad + CRC_BYTES]);
-            }
+            self.add_trailer(at, pad);
             self.add_scratch(at);
         } else {
             let mark = (
@@ -285,20 +294,42 @@ impl Tx {
                 }
                 return Err(error);
             }
-            let at = self.batch.scratch.used();
-            let mut trailer = [0; 3 + CRC_BYTES];
-            if let Some(mut crc) = crc {
-                if pad != 0 {
-                    crc.update(&trailer[..pad]);
+            let scratch = &mut self.batch.scratch;
+            let at = scratch.used();
+            match crc {
+                None => scratch.put_zeroes(pad + CRC_BYTES),
+                Some(mut crc) => {
+                    if pad != 0 {
+                        crc.update(&[0; 3][..pad]);
+                    }
+                    scratch.put_zeroes(pad);
+                    scratch.put(&crc.value().to_le_bytes());
                 }
-                trailer[pad..pad + CRC_BYTES].copy_from_slice(&crc.value().to_le_bytes());
             }
-            self.batch.scratch.put(&trailer[..pad + CRC_BYTES]);
             self.add_scratch(at);
         }
-        self.built += total as u64;
-        self.batch.ends.push(self.built);
+        self.end_fpdu(total);
         Ok(())
+    }
+
+    /// Counts an FPDU of `bytes` that was added.
+    #[inline]
+    fn end_fpdu(&mut self, bytes: usize) {
+        self.built += bytes as u64;
+        self.batch.ends.push(self.built);
+    }
+
+    /// Adds pad and CRC of an FPDU that is in the scratch memory from `at`.
+    #[inline]
+    fn add_trailer(&mut self, at: usize, pad: usize) {
+        let scratch = &mut self.batch.scratch;
+        if self.crc {
+            scratch.put_zeroes(pad);
+            let crc = crc32c(scratch.from(at));
+            scratch.put(&crc.to_le_bytes());
+        } else {
+            scratch.put_zeroes(pad + CRC_BYTES);
+        }
     }
 
     /// Adds an FPDU of scratch bytes only: a header and no payload.
@@ -372,6 +403,27 @@ fn tagged_header(opcode: Opcode, last: bool, payload: u32, at: Target) -> Tagged
         control: Control::new(true, last, opcode),
         stag: U32::new(at.stag),
         to: U64::new(at.to),
+    }
+}
+
+/// The header of a segment of a Send, with the message sequence number `msn`: `payload` bytes from `offset`.
+#[inline]
+fn send_header(
+    invalidate: Option<RKey>,
+    solicited: bool,
+    last: bool,
+    payload: u32,
+    msn: u32,
+    offset: u32,
+) -> UntaggedHeader {
+    let opcode = Opcode::send(invalidate.is_some(), solicited);
+    UntaggedHeader {
+        ulpdu_length: ulpdu_length(UNTAGGED_BYTES, payload),
+        control: Control::new(false, last, opcode),
+        invalidate_stag: U32::new(invalidate.map_or(0, |rkey| rkey.0)),
+        qn: U32::new(QN_SEND),
+        msn: U32::new(msn),
+        mo: U32::new(offset),
     }
 }
 

@@ -56,14 +56,24 @@ impl Scratch {
         self.len - self.used
     }
 
-    /// Adds bytes; what does not fit is left out (callers ask for room first).
+    /// Adds bytes, all of them or none (callers ask for room first).
     #[inline]
     pub(super) fn put(&mut self, bytes: &[u8]) {
-        let length = bytes.len().min(self.room());
-        // SAFETY: `used + length` stays inside the allocation; `bytes` is a live reference to
-        // other memory.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.end(), length) };
-        self.used += length;
+        if bytes.len() <= self.room() {
+            // SAFETY: `used + bytes.len()` stays inside the allocation; `bytes` is a live reference to
+            // other memory.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.end(), bytes.len()) };
+            self.used += bytes.len();
+        }
+    }
+
+    /// Adds up to eight zeroes.
+    #[inline]
+    pub(super) fn put_zeroes(&mut self, count: usize) {
+        let before = self.used;
+        // Of a length that is known: no call.
+        self.put(&[0; 8]);
+        self.used = self.used.min(before + count);
     }
 
     /// Adds registered memory.
