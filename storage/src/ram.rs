@@ -251,38 +251,53 @@ impl Drop for Access {
 
 /// Pages that were stored around the caches and not fenced yet. Whatever else reads or writes such a page
 /// comes after a fence, and so does the release of a lock. A fence waits until the stores are in memory:
-/// one for several pages lets the processor get on meanwhile.
-#[derive(Default)]
+/// one for many pages lets the processor get on meanwhile.
 struct Streamed {
-    pages: [Cell<usize>; Self::PAGES],
+    /// A bit for each page, shared by those that are a multiple of [`Self::BITS`] apart.
+    pages: [Cell<u64>; Self::BITS / 64],
     count: Cell<usize>,
 }
 
+impl Default for Streamed {
+    fn default() -> Self {
+        Self {
+            pages: [const { Cell::new(0) }; Self::BITS / 64],
+            count: Cell::new(0),
+        }
+    }
+}
+
 impl Streamed {
-    /// More would wait for memory anyway.
-    const PAGES: usize = 8;
+    /// Bits in a few lines of the first-level cache.
+    const BITS: usize = 4096;
+    /// Few among the bits, so that a page next to never meets the bit of another one.
+    const PAGES: usize = 64;
+
+    fn bit(&self, page: usize) -> (&Cell<u64>, u64) {
+        let word = &self.pages[page / 64 % (Self::BITS / 64)];
+        (word, 1 << (page % 64))
+    }
 
     fn note(&self, page: usize) {
-        let count = self.count.get();
-        if let Some(place) = self.pages.get(count) {
-            place.set(page);
-            self.count.set(count + 1);
-        }
-        if count + 1 >= Self::PAGES {
+        let (word, bit) = self.bit(page);
+        word.set(word.get() | bit);
+        self.count.set(self.count.get() + 1);
+        if self.count.get() >= Self::PAGES {
             self.settle_all();
         }
     }
 
     /// Before the page is read or written again.
     fn settle(&self, page: usize) {
-        let streamed = self.pages.iter().take(self.count.get());
-        if streamed.into_iter().any(|streamed| streamed.get() == page) {
+        let (word, bit) = self.bit(page);
+        if word.get() & bit != 0 {
             self.settle_all();
         }
     }
 
     fn settle_all(&self) {
         if self.count.replace(0) > 0 {
+            self.pages.iter().for_each(|word| word.set(0));
             fence_streamed();
         }
     }
