@@ -5,7 +5,7 @@ use std::thread;
 
 use proptest::prelude::*;
 
-use super::{RamStore, RamVolume};
+use super::{RamStore, RamVolume, Streamed};
 use crate::IoErrorKind;
 use crate::io::{Op, Submitted};
 use crate::testing::{pool, read, run, write};
@@ -201,4 +201,29 @@ proptest! {
         }
         prop_assert_eq!(read(&mut volume, &pool, 0, 48), model);
     }
+}
+
+#[test]
+fn a_fence_stands_for_many_pages_and_comes_before_one_of_them_is_touched() {
+    let streamed = Streamed::default();
+    let unfenced = || streamed.count.get();
+    for page in 10..20 {
+        streamed.note(page);
+    }
+    streamed.settle(9);
+    streamed.settle(20);
+    assert_eq!(unfenced(), 10);
+    streamed.settle(19);
+    assert_eq!(unfenced(), 0);
+    // Another page with the same bit is taken for it.
+    streamed.note(7);
+    streamed.settle(7 + Streamed::BITS);
+    assert_eq!(unfenced(), 0);
+    streamed.settle(7);
+    for page in 0..Streamed::PAGES {
+        assert_eq!(unfenced(), page);
+        streamed.note(page);
+    }
+    assert_eq!(unfenced(), 0);
+    assert!(streamed.pages.iter().all(|word| word.get() == 0));
 }

@@ -54,6 +54,7 @@ cases! {
         write_is_placed_before_a_later_send_is_received
         writes_at_once_keep_their_place
         writes_in_place_keep_their_place
+        sends_at_once_keep_their_order
         no_page_is_half_of_then_and_half_of_now
         batched_writes_and_send
         sends_fill_receives_in_order

@@ -121,6 +121,62 @@ pub(super) fn writes_in_place_keep_their_place(fabric: &mut dyn Fabric) -> Outco
     world.silent(link)
 }
 
+/// Whether a provider takes the bytes at once or wants the Send posted: Sends are received in order with those that
+/// were posted, behind the WRITEs before them, and nothing completes for them.
+pub(super) fn sends_at_once_keep_their_order(fabric: &mut dyn Fabric) -> Outcome {
+    const MOST: usize = 40_000;
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let lens = [0, 1, 3, 16, 100, 255, 256, 257, 4096, 16, 16];
+        let here = source(&world, from, MOST, 1)?;
+        let mut there = sink(&world, from.peer(), 3 * lens.len() * MOST)?;
+        for (wr_id, round) in (0..).step_by(3).zip(0..lens.len()) {
+            // One that is posted, one at once behind it, and one at once behind a WRITE.
+            for nth in 0..3 {
+                let place = there.sge((3 * round + nth) * MOST, MOST / 2);
+                world.post_recv(link, from.peer(), wr_id + nth as u64, &[place])?;
+            }
+        }
+        let mut posted = Vec::new();
+        for (round, len) in lens.into_iter().enumerate() {
+            let at = |nth: usize| (3 * round + nth) * MOST;
+            let mut post_send = |world: &mut World<'_>, nth: usize| {
+                let wr_id = at(nth) as u64;
+                posted.push(wr_id);
+                world.post(link, from, &send(wr_id, &[here.sge(nth, len)]))
+            };
+            post_send(&mut world, 0)?;
+            for nth in [1, 2] {
+                if nth == 2 {
+                    let (area, len) = (there.remote(at(nth) + MOST / 2), MOST / 4);
+                    write_at_once(&mut world, link, from, &here, (nth, len), area)?;
+                    there.expect(at(nth) + MOST / 2, here.shadow(nth, len));
+                }
+                let bytes = here.shadow(nth, len).to_vec();
+                if !world.qp(link, from)?.send_now(&bytes, None) {
+                    post_send(&mut world, nth)?;
+                }
+            }
+            for nth in 0..3 {
+                there.expect(at(nth), here.shadow(nth, len));
+            }
+        }
+        world.ring(link, from)?;
+        for (wr_id, nth) in (0..).zip(0..3 * lens.len()) {
+            world.received(link, from.peer(), wr_id, lens[nth / 3])?;
+        }
+        there.check("Sends at once")?;
+        for wr_id in posted {
+            world.success(link, from, wr_id, WcOpcode::Send)?;
+        }
+        ensure!(
+            !world.qp(link, from)?.has_unsent(),
+            "everything has arrived"
+        );
+    }
+    world.silent(link)
+}
+
 /// Pages that are written to while an RDMA WRITE of them is under way, to a peer that takes nothing for now: it
 /// gets each as it was or as it is.
 pub(super) fn no_page_is_half_of_then_and_half_of_now(fabric: &mut dyn Fabric) -> Outcome {
@@ -147,10 +203,16 @@ pub(super) fn no_page_is_half_of_then_and_half_of_now(fabric: &mut dyn Fabric) -
                 pages += at_once;
             }
             world.ring(link, from)?;
+            let full = pages != 0 && pages + at_once <= PAGES;
+            ensure!(
+                !full || world.qp(link, from)?.has_unsent(),
+                "a provider that takes no more has something to send"
+            );
             here.write(aligned, &[2; PAGES * PAGE_BYTES]);
             world.post_recv(link, to, round as u64, &[inbox.sge(0, 100)])?;
             world.post_now(link, from, &send(7, &[here.sge(aligned, 100)]))?;
             world.received(link, to, round as u64, 100)?;
+            ensure!(!world.qp(link, from)?.has_unsent(), "everything has gone");
             world.success(link, from, 7, WcOpcode::Send)?;
             for page in 0..pages {
                 let bytes = there.read(page * PAGE_BYTES, PAGE_BYTES);

@@ -269,13 +269,21 @@ pub(super) fn send_with_invalidate_revokes(fabric: &mut dyn Fabric) -> Outcome {
             let user = owner.peer();
             let mut area = bindable(&world, owner)?;
             let mut mw = window(&world, owner)?;
-            for _ in 0..3 {
+            for at_once in [false, true, false] {
                 let rkey = world.bind(link, owner, mw.as_mut(), &area, (AT, SPAN), READ_WRITE)?;
                 use_window(&mut world, link, owner, &mut area, rkey, (AT, SPAN))?;
-                send_with_invalidate(&mut world, link, user, rkey)?;
+                let sent = at_once && world.qp(link, user)?.send_now(&[], Some(rkey));
+                if sent {
+                    world.post_recv(link, owner, 50, &[])?;
+                    world.ring(link, user)?;
+                } else {
+                    send_with_invalidate(&mut world, link, user, rkey)?;
+                }
                 let wc = world.received(link, owner, 50, 0)?;
                 ensure_eq!(wc.invalidated, Some(rkey), "key told as invalidated");
-                world.success(link, user, 51, WcOpcode::Send)?;
+                if !sent {
+                    world.success(link, user, 51, WcOpcode::Send)?;
+                }
             }
             let rkey = world.bind(link, owner, mw.as_mut(), &area, (AT, SPAN), READ_WRITE)?;
             send_with_invalidate(&mut world, link, user, rkey)?;
