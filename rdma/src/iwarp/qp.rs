@@ -253,6 +253,7 @@ impl QueuePair for QpHandle {
     fn write_now(&mut self, remote: Remote, len_bytes: u32, source: &mut Source<'_>) -> bool {
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;
+        qp.tx.ahead.fetch_more();
         if qp.state != QpState::ReadyToSend {
             return false;
         }
@@ -287,7 +288,9 @@ impl QueuePair for QpHandle {
         if qp.state != QpState::ReadyToSend {
             return false;
         }
+        qp.tx.ahead.fetch_more();
         let sent = qp.send_now(&mut self.engine.stags.borrow_mut(), bytes, invalidate);
+        qp.tx.ahead.fetch_more();
         sent.unwrap_or_else(|fatal| {
             self.engine.end(qp, &fatal);
             false

@@ -5,8 +5,8 @@ use std::ptr;
 
 use crate::iwarp::stag::Span;
 
-/// Memory that the processor is to fetch, a few lines at a time: it waits when it has more of them under way than it
-/// can.
+/// Memory that the processor is to fetch, a few lines at a time: it waits when it is to have more of them under way
+/// than it can.
 pub(in crate::iwarp) struct Ahead {
     first: *const u8,
     next: *const u8,
@@ -14,8 +14,8 @@ pub(in crate::iwarp) struct Ahead {
 }
 
 impl Ahead {
-    /// What the processors that this was measured on have under way at once.
-    const LINES: usize = 16;
+    /// Few at first: a processor that sees a page being read in order fetches what follows by itself.
+    const LINES: usize = 4;
     const LINE_BYTES: usize = 64;
 
     /// Nothing.
