@@ -3,7 +3,7 @@
 
 use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{WcStatus, WorkCompletion};
+use capstan_rdma::contract::{QpNum, WcStatus, WorkCompletion};
 
 use super::connection::Connection;
 use super::phase::Phase;
@@ -60,6 +60,7 @@ impl IoPath {
         let mut all = 0;
         self.resources.in_flight = 0;
         let mut completions = std::mem::take(&mut self.work_completions);
+        let mut last = None;
         for fabric in 0..self.fabrics.len() {
             for port in 0..self.fabrics[fabric].ports.len() {
                 let Some(device) = self.fabrics[fabric].port(port) else {
@@ -68,22 +69,31 @@ impl IoPath {
                 let count = device.cq.poll(&mut completions);
                 all += u32::try_from(count).unwrap_or(u32::MAX);
                 for completion in &completions[..count] {
-                    self.on_completion(fabric, port, completion);
+                    self.on_completion(fabric, port, completion, &mut last);
                 }
+                last = None;
             }
         }
         self.work_completions = completions;
         all
     }
 
-    fn on_completion(&mut self, fabric: usize, port: usize, completion: &WorkCompletion) {
+    /// `last` is the connection of the completion before: there often are several of one.
+    fn on_completion(
+        &mut self,
+        fabric: usize,
+        port: usize,
+        completion: &WorkCompletion,
+        last: &mut Option<(QpNum, usize)>,
+    ) {
         let Some(port) = self.fabrics[fabric].port(port) else {
             return;
         };
-        let connection = port
-            .connection_of
-            .get(&completion.qp)
-            .and_then(|&index| self.connections.get_mut(index));
+        if last.is_none_or(|(qp, _)| qp != completion.qp) {
+            let index = port.connection_of.get(&completion.qp);
+            *last = index.map(|&index| (completion.qp, index));
+        }
+        let connection = last.and_then(|(_, index)| self.connections.get_mut(index));
         let id = WrId::decode(completion.wr_id);
         if let Some(WrId::Recv(slot)) = id {
             let Some(connection) = connection else {

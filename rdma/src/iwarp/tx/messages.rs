@@ -72,6 +72,7 @@ impl Qp {
 
     /// Builds everything posted so far. Whether FPDUs can be added behind it: `fpdus` of them, with `bytes` of
     /// payload in all. What was built before is handed over when there is no room for them.
+    #[inline]
     pub(super) fn join_batch(
         &mut self,
         stags: &mut StagTable,
@@ -83,6 +84,17 @@ impl Qp {
         if self.tx.blocked || self.may_join_batch(fpdus, bytes) {
             return Ok(!self.tx.blocked);
         }
+        self.make_room_in_batch(stags, fpdus, bytes)
+    }
+
+    /// As [`Qp::join_batch`], when something is to be done first.
+    #[cold]
+    fn make_room_in_batch(
+        &mut self,
+        stags: &mut StagTable,
+        fpdus: usize,
+        bytes: usize,
+    ) -> Result<bool, Fatal> {
         // A failure is the same once more, behind what was built before it.
         let built = self.build(stags);
         if built.is_err() || !self.may_join_batch(fpdus, bytes) {
