@@ -21,25 +21,25 @@ pub(super) enum AdminWork {
 }
 
 /// Takes in a capsule of a connection that is no I/O queue (yet).
-pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
+pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
     let Some(slot) = connection.take_slot() else {
-        resources.give_back_receive(connection, capsule.data);
+        resources.give_back_receive(connection, capsule.data.take());
         let why = "the host sent more commands than its admin queue has entries".to_owned();
         return resources.broken.push((connection.index, why));
     };
-    let (work, transfer) = match begin(resources, connection, &capsule) {
+    let (work, transfer) = match begin(resources, connection, capsule) {
         Begun::Work(work, transfer) => (work, transfer),
         Begun::Complete(cqe) => {
-            resources.give_back_receive(connection, capsule.data);
+            resources.give_back_receive(connection, capsule.data.take());
             return respond::send(resources, connection, slot, cqe, None);
         }
         Begun::Refuse(cqe) => {
-            resources.give_back_receive(connection, capsule.data);
+            resources.give_back_receive(connection, capsule.data.take());
             connection.phase = Phase::refused(resources.now_us);
             return respond::send(resources, connection, slot, cqe, None);
         }
         Begun::Disconnect(why) => {
-            resources.give_back_receive(connection, capsule.data);
+            resources.give_back_receive(connection, capsule.data.take());
             connection.free_slot(slot);
             return resources.broken.push((connection.index, why));
         }
@@ -60,7 +60,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     command.transfer = transfer;
     command.work = Work::Admin(Box::new(work));
     command.pulls = brings && !in_capsule;
-    execute::place_capsule_data(resources, connection, slot, capsule);
+    execute::place_capsule_data(resources, connection, slot, capsule.data.take());
     execute::obtain_buffer(resources, connection, slot, buffer_bytes);
 }
 

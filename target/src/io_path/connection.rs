@@ -17,6 +17,7 @@ use capstan_subsystem::{
     Association, ConnId, ControlCommand, IoCommand, IoQueue, KeyedBuffer, Permit, PortId,
     QueueSizes, Transfer,
 };
+use zerocopy::IntoBytes;
 
 use super::admin::AdminWork;
 use super::execute::Step;
@@ -322,9 +323,8 @@ impl Connection {
     }
 
     /// As [`QueuePair::send_now`], of a response capsule; counts as a work request that was posted.
-    pub(super) fn respond_now(&mut self, cqe: Cqe, invalidate: Option<RKey>) -> bool {
-        let bytes: [u8; CQE_BYTES as usize] = zerocopy::transmute!(cqe);
-        let sent = self.qp.send_now(&bytes, invalidate);
+    pub(super) fn respond_now(&mut self, cqe: &Cqe, invalidate: Option<RKey>) -> bool {
+        let sent = self.qp.send_now(cqe.as_bytes(), invalidate);
         if sent {
             self.count_posted();
         }

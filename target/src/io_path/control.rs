@@ -14,7 +14,7 @@ pub(super) fn start(
     connection: &mut Connection,
     slot: u16,
     control: ControlCommand,
-    capsule: Capsule,
+    capsule: &mut Capsule,
 ) {
     let moved = *control.transfer();
     let command = connection.command(slot);
@@ -27,7 +27,7 @@ pub(super) fn start(
     command.transfer = moved;
     command.work = Work::Control(Box::new(control));
     let len_bytes = if in_capsule { 0 } else { moved.length_bytes() };
-    execute::place_capsule_data(resources, connection, slot, capsule);
+    execute::place_capsule_data(resources, connection, slot, capsule.data.take());
     execute::obtain_buffer(resources, connection, slot, len_bytes);
 }
 

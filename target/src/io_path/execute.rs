@@ -16,12 +16,12 @@ use super::{Resources, admin, control, respond, status, transfer};
 use crate::limits::TRANSFER_BYTES_MAX;
 
 /// Takes in a command of an I/O queue.
-pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
+pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
     let result = queue.handle_command(&capsule.sqe, capsule.bytes());
-    let at_once = at_once(resources, connection, &capsule, &result);
+    let at_once = at_once(resources, connection, capsule, &result);
     // No more of the command than is needed: a page is on its way to memory, and what is stored now and
     // loaded as a whole would wait for it.
     if at_once == AtOnce::Done
@@ -29,11 +29,11 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             permit, transfer, ..
         }) = result
     {
-        resources.give_back_receive(connection, capsule.data);
+        resources.give_back_receive(connection, capsule.data.take());
         return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
     }
     let Some(slot) = connection.take_slot() else {
-        resources.give_back_receive(connection, capsule.data);
+        resources.give_back_receive(connection, capsule.data.take());
         return resources.too_many_commands(connection);
     };
     match result {
@@ -51,7 +51,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             let len_bytes = buffer_bytes(&io, in_capsule);
             let command = connection.command(slot);
             command.work = Work::Io(io);
-            place_capsule_data(resources, connection, slot, capsule);
+            place_capsule_data(resources, connection, slot, capsule.data.take());
             if at_once == AtOnce::Zeroes {
                 connection.command(slot).zeroes = true;
                 return respond::finish(resources, connection, slot, Status::SUCCESS);
@@ -62,16 +62,16 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             control::start(resources, connection, slot, command, capsule);
         }
         IoStep::Complete(cqe) => {
-            resources.give_back_receive(connection, capsule.data);
+            resources.give_back_receive(connection, capsule.data.take());
             respond::send(resources, connection, slot, cqe, None);
         }
         IoStep::DeleteQueue(permit) => {
-            resources.give_back_receive(connection, capsule.data);
+            resources.give_back_receive(connection, capsule.data.take());
             connection.delete = Some((slot, permit));
             respond::delete_queue(resources, connection);
         }
         IoStep::Disconnect(reason) => {
-            resources.give_back_receive(connection, capsule.data);
+            resources.give_back_receive(connection, capsule.data.take());
             connection.free_slot(slot);
             resources
                 .broken
@@ -85,10 +85,10 @@ pub(super) fn place_capsule_data(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    capsule: Capsule,
+    data: Option<Received>,
 ) {
     let command = connection.command(slot);
-    match (&command.transfer, capsule.data) {
+    match (&command.transfer, data) {
         (Transfer::InCapsule(place), Some(received)) => {
             command.data_offset_bytes = place.offset_bytes;
             command.receive = Some(received.slot);

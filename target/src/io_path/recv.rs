@@ -105,26 +105,27 @@ impl IoPath {
                 let _ = port.receives.repost(slot, None);
                 return;
             }
-            let sqe: Sqe = zerocopy::transmute!(port.receives.sqe(slot));
+            // In its place from the start: pieces of it that are loaded as a whole wait for every store before.
+            let mut capsule = Capsule {
+                sqe: zerocopy::transmute!(port.receives.sqe(slot)),
+                data: None,
+            };
             let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
-            let data = if len_bytes == 0 {
+            if len_bytes == 0 {
                 let _ = port.receives.repost(slot, Some(connection.qp()));
-                None
-            } else {
-                let received = |buffer| Received {
+            } else if let Some(buffer) = port.receives.take_data(slot) {
+                capsule.data = Some(Received {
                     slot,
                     buffer,
                     len_bytes,
-                };
-                port.receives.take_data(slot).map(received)
-            };
+                });
+            }
             if completion.byte_len < SQE_BYTES {
                 let bytes = completion.byte_len;
                 let why = format!("a capsule of {bytes} bytes, expected at least {SQE_BYTES}");
                 return self.resources.broken.push((connection.index, why));
             }
-            let capsule = Capsule { sqe, data };
-            on_capsule(&mut self.resources, connection, capsule);
+            on_capsule(&mut self.resources, connection, &mut capsule);
             return self.resources.note_in_flight(connection);
         }
         let Some(connection) = connection else { return };
@@ -152,7 +153,7 @@ impl IoPath {
     }
 }
 
-fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
+fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
     if let Some(received) = &capsule.data
         && !(connection.phase == Phase::Io && execute::writes_capsule_data(&capsule.sqe))
     {
@@ -164,12 +165,12 @@ fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: C
             admin::start(resources, connection, capsule);
         }
         Phase::Refused { .. } => {
-            resources.give_back_receive(connection, capsule.data);
+            resources.give_back_receive(connection, capsule.data.take());
             let why = "the host sent a command though its Connect was refused".to_owned();
             resources.broken.push((connection.index, why));
         }
         Phase::Closing { .. } => {
-            resources.give_back_receive(connection, capsule.data);
+            resources.give_back_receive(connection, capsule.data.take());
         }
     }
 }

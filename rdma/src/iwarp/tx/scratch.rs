@@ -4,6 +4,7 @@
     reason = "pieces of a batch point into it while more is added"
 )]
 
+use std::hint;
 use std::ptr::{self, NonNull};
 
 use crate::iwarp::stag::Span;
@@ -65,6 +66,19 @@ impl Scratch {
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.end(), bytes.len()) };
             self.used += bytes.len();
         }
+    }
+
+    /// As [`Scratch::put`], word by word: bytes that were put together in words just now can be loaded so, and as a
+    /// whole only when every store before has ended. A page on its way to memory may be among those.
+    #[inline]
+    pub(super) fn put_by_words(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<{ size_of::<u64>() }>();
+        for word in words {
+            // So that words stay words.
+            let word = hint::black_box(u64::from_ne_bytes(*word));
+            self.put(&word.to_ne_bytes());
+        }
+        self.put(rest);
     }
 
     /// Adds up to eight zeroes.
