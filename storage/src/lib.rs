@@ -56,6 +56,7 @@ mod spec;
 mod sys;
 #[cfg(test)]
 mod testing;
+mod trickle;
 mod uring;
 mod volume;
 mod write_back;
@@ -66,6 +67,7 @@ pub use fault::{Effect, Fault, Faulty};
 pub use geometry::{Extent, Geometry};
 pub use io::{Completion, Data, Io, Op, OpKind, Submitted};
 pub use spec::{DirectIo, SpecError, Store, VolumeSpec};
+pub use trickle::Trickle;
 pub use uring::{Capabilities, Engine, EngineConfig, EngineError, FixedBuffers};
 pub use volume::Volume;
 pub use write_back::{WriteBack, WriteBackVolume};

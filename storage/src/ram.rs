@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use std::hint;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
+use std::rc::Rc;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -29,6 +30,9 @@ use nix::sys::mman::{MmapAdvise, madvise};
 use crate::error::IoError;
 use crate::geometry::{Extent, Geometry};
 use crate::io::{Completion, Data, Io, Op, Submitted};
+use crate::trickle::Trickle;
+#[cfg(target_arch = "x86_64")]
+use crate::trickle::store_by_lines;
 use crate::volume::Volume;
 
 /// Stripes of pages: 16 KiB of lock words stay in the first-level cache, and two of a handful of
@@ -97,11 +101,11 @@ struct Access {
 
 impl Access {
     /// `None` when the store is for one volume and has it.
-    fn new(store: Arc<RamStore>) -> Option<Self> {
+    fn new(store: Arc<RamStore>, trickle: Rc<Trickle>) -> Option<Self> {
         let free = !store.is_alone() || !store.taken.swap(true, Ordering::Acquire);
         free.then(|| Self {
             store,
-            streamed: Streamed::default(),
+            streamed: Streamed::new(trickle),
         })
     }
 
@@ -127,10 +131,20 @@ impl Access {
     }
 
     fn write(&self, extent: Extent, data: RawBytes<'_>) {
+        // SAFETY: nothing is copied later.
+        unsafe { self.write_with(extent, data, None) };
+    }
+
+    /// A part of the data may be copied later, by `trickle`.
+    ///
+    /// # Safety
+    /// Until `trickle` has finished, the data may be read.
+    unsafe fn write_with(&self, extent: Extent, data: RawBytes<'_>, trickle: Option<&Trickle>) {
         self.each_page(extent, data, |page, at, memory, len| {
             let lock = self.to_write(page);
-            // SAFETY: as in `read`, and nobody else reads this page.
-            let streamed = unsafe { store(memory.as_ptr(), at.as_ptr(), len) };
+            let trickle = trickle.filter(|_| lock.is_none());
+            // SAFETY: as in `read`, and nobody else reads this page; without a lock, not before it is settled.
+            let streamed = unsafe { store(memory.as_ptr(), at.as_ptr(), len, trickle) };
             match lock {
                 None if streamed => self.streamed.note(page),
                 // Before the lock is released.
@@ -155,11 +169,13 @@ impl Access {
         }
     }
 
-    /// Where `extent` is, when nobody else writes there. Without a fence: the reads of this thread, and of the kernel for it,
-    /// see its own stores.
+    /// Where `extent` is, when nobody else writes there.
     fn place_of(&self, extent: Extent) -> Option<(&Arc<Slab>, Range<usize>)> {
         self.store.is_alone().then(|| {
             let (offset, len) = self.within(extent);
+            for page in offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES) {
+                self.streamed.settle(page);
+            }
             (&self.store.slab, offset..offset + len)
         })
     }
@@ -249,22 +265,14 @@ impl Drop for Access {
     }
 }
 
-/// Pages that were stored around the caches and not fenced yet. Whatever else reads or writes such a page
-/// comes after a fence, and so does the release of a lock. A fence waits until the stores are in memory:
+/// Pages that were stored around the caches and not fenced yet, the last of them not as a whole. Whatever else reads or
+/// writes such a page comes after the rest of it and a fence, and so does the release of a lock. A fence waits until the stores are in memory:
 /// one for many pages lets the processor get on meanwhile.
 struct Streamed {
     /// A bit for each page, shared by those that are a multiple of [`Self::BITS`] apart.
     pages: [Cell<u64>; Self::BITS / 64],
     count: Cell<usize>,
-}
-
-impl Default for Streamed {
-    fn default() -> Self {
-        Self {
-            pages: [const { Cell::new(0) }; Self::BITS / 64],
-            count: Cell::new(0),
-        }
-    }
+    trickle: Rc<Trickle>,
 }
 
 impl Streamed {
@@ -272,6 +280,14 @@ impl Streamed {
     const BITS: usize = 4096;
     /// Few among the bits, so that a page next to never meets the bit of another one.
     const PAGES: usize = 64;
+
+    fn new(trickle: Rc<Trickle>) -> Self {
+        Self {
+            pages: [const { Cell::new(0) }; Self::BITS / 64],
+            count: Cell::new(0),
+            trickle,
+        }
+    }
 
     fn bit(&self, page: usize) -> (&Cell<u64>, u64) {
         let word = &self.pages[page / 64 % (Self::BITS / 64)];
@@ -298,6 +314,7 @@ impl Streamed {
     fn settle_all(&self) {
         if self.count.replace(0) > 0 {
             self.pages.iter().for_each(|word| word.set(0));
+            self.trickle.finish();
             fence_streamed();
         }
     }
@@ -308,12 +325,16 @@ impl Streamed {
 /// fetch each line from memory.
 ///
 /// # Safety
-/// `len` bytes that do not overlap may be read at `from` and written at `to`.
-unsafe fn store(from: *const u8, to: *mut u8, len: usize) -> bool {
+/// `len` bytes that do not overlap may be read at `from` and written at `to`, until `trickle` has finished.
+unsafe fn store(from: *const u8, to: *mut u8, len: usize, trickle: Option<&Trickle>) -> bool {
     #[cfg(target_arch = "x86_64")]
     if len == PAGE_BYTES && is_x86_feature_detected!("avx512f") {
-        // SAFETY: AVX-512 is there; the caller answers for a page, which a volume aligns to its size.
-        unsafe { store_page_by_lines(from, to) };
+        match trickle {
+            // SAFETY: AVX-512 is there; the caller answers for a page, which a volume aligns to its size.
+            Some(trickle) => unsafe { trickle.start(from, to) },
+            // SAFETY: as above.
+            None => unsafe { store_by_lines(from, to, PAGE_BYTES) },
+        }
         return true;
     }
     #[cfg(target_arch = "x86_64")]
@@ -350,28 +371,6 @@ unsafe fn store_page(from: *const u8, to: *mut u8) {
         let vector = unsafe { _mm256_loadu_si256(from.wrapping_add(at)) };
         // SAFETY: as above.
         unsafe { _mm256_stream_si256(to.wrapping_add(at), vector) };
-    }
-}
-
-/// [`store`] of a page, 64 bytes at a time and with as few instructions as can be: while the first lines of the
-/// page are on their way here, the processor has room for what comes after the page.
-///
-/// # Safety
-/// As for [`store`], and `to` is aligned to 64 bytes.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn store_page_by_lines(from: *const u8, to: *mut u8) {
-    use std::arch::x86_64::{__m512i, _mm512_loadu_si512, _mm512_stream_si512};
-    const AT_ONCE: usize = 8;
-    let (from, to) = (from.cast::<__m512i>(), to.cast::<__m512i>());
-    for first in (0..PAGE_BYTES / size_of::<__m512i>()).step_by(AT_ONCE) {
-        // SAFETY: the caller answers for the page, and the vectors are inside it.
-        let line = |at| unsafe { _mm512_loadu_si512(from.wrapping_add(first + at)) };
-        let lines: [__m512i; AT_ONCE] = std::array::from_fn(line);
-        for (at, line) in lines.into_iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { _mm512_stream_si512(to.wrapping_add(first + at), line) };
-        }
     }
 }
 
@@ -449,13 +448,25 @@ impl RamVolume {
         lba_bytes: u32,
         lbas: u64,
         name: Arc<str>,
+        trickle: Rc<Trickle>,
     ) -> Option<Self> {
         Some(Self {
-            access: Access::new(store)?,
+            access: Access::new(store, trickle)?,
             geometry: Self::geometry_of(lba_bytes, lbas),
             name,
             zeroing: VecDeque::new(),
         })
+    }
+}
+
+impl RamVolume {
+    /// Where a write of `data` goes that would succeed.
+    fn extent_for(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> Option<Extent> {
+        // Nothing of it is read only, and nothing of it is more durable than the rest.
+        let fua = false;
+        let extent = self.geometry.extent(&Op::Write { lba, lbas, fua });
+        let fits = |extent: &Extent| extent.len_bytes <= data.len() as u64;
+        extent.ok().filter(fits)
     }
 }
 
@@ -482,14 +493,19 @@ impl Volume for RamVolume {
     }
 
     fn write_at_once(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
-        // Nothing of it is read only, and nothing of it is more durable than the rest.
-        let fua = false;
-        let extent = self.geometry.extent(&Op::Write { lba, lbas, fua });
-        let extent = extent
-            .ok()
-            .filter(|extent| extent.len_bytes <= data.len() as u64);
+        let extent = self.extent_for(lba, lbas, data);
         if let Some(extent) = extent {
             self.access.write(extent, data);
+        }
+        extent.is_some()
+    }
+
+    unsafe fn write_lent(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
+        let extent = self.extent_for(lba, lbas, data);
+        if let Some(extent) = extent {
+            let trickle = Some(&*self.access.streamed.trickle);
+            // SAFETY: passed on.
+            unsafe { self.access.write_with(extent, data, trickle) };
         }
         extent.is_some()
     }

@@ -207,7 +207,8 @@ impl Store {
                 lba_bytes,
                 lbas,
             } => {
-                let volume = RamVolume::new(Arc::clone(store), lba_bytes, lbas, Arc::clone(&name));
+                let (store, trickle) = (Arc::clone(store), Rc::clone(engine.trickle()));
+                let volume = RamVolume::new(store, lba_bytes, lbas, Arc::clone(&name), trickle);
                 Box::new(volume.ok_or(OpenError::Taken { volume: name })?)
             }
             &StoreKind::Null { lba_bytes, lbas } => {

@@ -1,5 +1,6 @@
 //! What the unit tests of several modules share.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Pages, Pool};
@@ -23,7 +24,7 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
 /// A RAM volume of 4096-byte LBAs.
 pub(crate) fn ram(lbas: u64) -> Box<dyn Volume> {
     let store = RamStore::new(usize::try_from(lbas * 4096).unwrap(), true).unwrap();
-    let volume = RamVolume::new(Arc::new(store), 4096, lbas, Arc::from("ram"));
+    let volume = RamVolume::new(Arc::new(store), 4096, lbas, Arc::from("ram"), Rc::default());
     Box::new(volume.unwrap())
 }
 

@@ -215,8 +215,9 @@ pub trait QueuePair {
     fn lend_data(&mut self) {}
 
     /// Calls `take` with the data of a completed receive that stayed where it has come, behind its first
-    /// SGE; another process may write it meanwhile. `true` when `take` says that it has copied what it
-    /// wants. Otherwise the data is in the memory of the receive now.
+    /// SGE; another process may write it meanwhile. `true` when `take` says that it has what it wants, or will have
+    /// copied it before a completion queue is polled or armed again or this queue pair is dropped: until then it may be read
+    /// there. Otherwise the data is in the memory of the receive now.
     fn take_lent(&mut self, wr_id: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
         let _ = (wr_id, take);
         false

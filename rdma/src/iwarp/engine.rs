@@ -405,7 +405,8 @@ impl Engine {
         let link = qp.link.take();
         qp.flush(fatal);
         bytes.extend(terminate_bytes(fatal, qp.tx.crc()));
-        if let Some((stream, bytes)) = link.and_then(|link| link.finish(bytes)) {
+        if let Some((stream, bytes, memory)) = link.and_then(|link| link.finish(bytes)) {
+            qp.rx.lent.keep(memory);
             if qp.watch != Watch::None {
                 qp.watch = Watch::None;
                 // Only a descriptor that is not there can fail here.

@@ -12,7 +12,7 @@ use nix::sys::socket::{
 };
 
 use super::config::Config;
-use super::same_host::SharedLink;
+use super::same_host::{Memory, SharedLink};
 use super::stag::Span;
 
 /// One piece of a scatter/gather call.
@@ -172,11 +172,15 @@ impl Link {
         value.and_then(|v| usize::try_from(v).ok()).unwrap_or(536)
     }
 
-    /// Sends the last bytes: the socket, and those that are to go through it, when it is one.
-    pub(super) fn finish(self, mut bytes: Vec<u8>) -> Option<(TcpStream, Vec<u8>)> {
+    /// Sends the last bytes: the socket, and those that are to go through it, when it is one; and the memory of what
+    /// was lent.
+    pub(super) fn finish(self, mut bytes: Vec<u8>) -> Option<(TcpStream, Vec<u8>, Option<Memory>)> {
         match self {
-            Self::Tcp(stream) => Some((stream, bytes)),
-            Self::Shared(link) => Some((link.finish(&mut bytes), Vec::new())),
+            Self::Tcp(stream) => Some((stream, bytes, None)),
+            Self::Shared(link) => {
+                let (stream, memory) = link.finish(&mut bytes);
+                Some((stream, Vec::new(), Some(memory)))
+            }
             #[cfg(any(test, feature = "fuzzing"))]
             Self::Memory(_) => None,
         }

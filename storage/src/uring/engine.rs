@@ -22,6 +22,7 @@ use super::ring::Ring;
 use super::setup::Mode;
 use crate::file::FileStore;
 use crate::io::Completion;
+use crate::trickle::Trickle;
 
 /// Sizes of an [`Engine`].
 #[derive(Clone, Debug)]
@@ -63,9 +64,16 @@ pub struct Engine {
     /// Places in the table of fixed files whose file is gone.
     retired: Rc<RefCell<Vec<u32>>>,
     drain: Duration,
+    trickle: Rc<Trickle>,
 }
 
 impl Engine {
+    /// What the thread's volumes in memory store a few lines at a time.
+    #[must_use]
+    pub fn trickle(&self) -> &Rc<Trickle> {
+        &self.trickle
+    }
+
     /// Makes the ring. To be called on the thread that will use it.
     ///
     /// # Errors
@@ -82,6 +90,7 @@ impl Engine {
             ring: ManuallyDrop::new(RefCell::new(ring)),
             retired: Rc::default(),
             drain: Duration::from_millis(config.drain_ms),
+            trickle: Rc::default(),
         }))
     }
 

@@ -1,7 +1,7 @@
 //! Step 3: a command gets its buffer, its data, and goes to the storage engine; what comes back
 //! decides the response.
 
-use capstan_memory::{Buffer, RawBytes};
+use capstan_memory::Buffer;
 use capstan_nvme_proto::command::LbaRange;
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sgl::Sgl;
@@ -21,6 +21,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         return;
     };
     let result = queue.handle_command(&capsule.sqe, capsule.bytes());
+    resources.step();
     let at_once = at_once(resources, connection, capsule, &result);
     // No more of the command than is needed: a page is on its way to memory, and what is stored now and
     // loaded as a whole would wait for it.
@@ -30,6 +31,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         }) = result
     {
         resources.give_back_receive(connection, capsule.data.take());
+        resources.step();
         return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
     }
     let Some(slot) = connection.take_slot() else {
@@ -199,6 +201,7 @@ fn at_once(
 
 /// Carries out a Write to a volume in memory from where its data has come: the buffer of the receive, or not
 /// even that.
+#[expect(unsafe_code, reason = "lets a volume copy lent data later")]
 fn write_received(
     resources: &Resources,
     connection: &mut Connection,
@@ -211,11 +214,13 @@ fn write_received(
     else {
         return received.take_lent(connection, &mut |_| false);
     };
-    let write = |data: RawBytes<'_>| {
-        let data = data.skip(place.offset_bytes as usize);
-        volume.write_at_once(range.slba, range.nlb, data)
-    };
-    received.take_lent(connection, &mut |data| write(data)) || write(received.buffer.raw())
+    let skip = place.offset_bytes as usize;
+    let lent = received.take_lent(connection, &mut |data| {
+        // SAFETY: lent data is there until a completion queue is polled or armed again or its queue pair is dropped
+        // (`QueuePair::take_lent`), and `IoPath::poll_completions` finishes before any of that.
+        unsafe { volume.write_lent(range.slba, range.nlb, data.skip(skip)) }
+    });
+    lent || volume.write_at_once(range.slba, range.nlb, received.buffer.raw().skip(skip))
 }
 
 /// Carries out a write to a volume in memory: without a storage operation, whose data goes there and

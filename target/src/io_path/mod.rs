@@ -37,7 +37,7 @@ use std::sync::Arc;
 use capstan_memory::{Buffer, Pool, Slab};
 use capstan_rdma::contract::{CmError, CmId, ConnectionManager, WorkCompletion};
 use capstan_reactor::{Armed, Flow, Mailbox, Turn};
-use capstan_storage::{Completion, Engine, OpenError, Volume};
+use capstan_storage::{Completion, Engine, OpenError, Trickle, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
 use rustc_hash::FxHashMap;
 
@@ -107,6 +107,8 @@ struct Resources {
     now_us: u64,
     memory: Memory,
     engine: Rc<Engine>,
+    /// The engine's.
+    trickle: Rc<Trickle>,
     // Numbers of this program: nobody chooses them so that they collide.
     volumes: FxHashMap<BackendId, Box<dyn Volume>>,
     control: Arc<ControlPlane>,
@@ -211,6 +213,7 @@ impl IoPath {
                     queues,
                     zeroes,
                 },
+                trickle: Rc::clone(engine.trickle()),
                 engine,
                 volumes,
                 control,
@@ -469,6 +472,12 @@ impl Resources {
     /// A completion of the connection was handled.
     fn note_in_flight(&mut self, connection: &Connection) {
         self.in_flight = self.in_flight.max(connection.in_flight());
+    }
+
+    /// Between two steps of a command: a page of the one before may go on to memory.
+    #[inline]
+    fn step(&self) {
+        self.trickle.step();
     }
 
     /// Remembers that a connection has work requests to ring for.

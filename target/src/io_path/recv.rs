@@ -71,6 +71,8 @@ impl IoPath {
                 for completion in &completions[..count] {
                     self.on_completion(fabric, port, completion, &mut last);
                 }
+                // Before what was lent is taken back.
+                self.resources.trickle.finish();
                 last = None;
             }
         }
@@ -105,6 +107,7 @@ impl IoPath {
                 let _ = port.receives.repost(slot, None);
                 return;
             }
+            self.resources.step();
             // In its place from the start: pieces of it that are loaded as a whole wait for every store before.
             let mut capsule = Capsule {
                 sqe: zerocopy::transmute!(port.receives.sqe(slot)),
@@ -120,6 +123,7 @@ impl IoPath {
                     len_bytes,
                 });
             }
+            self.resources.step();
             if completion.byte_len < SQE_BYTES {
                 let bytes = completion.byte_len;
                 let why = format!("a capsule of {bytes} bytes, expected at least {SQE_BYTES}");

@@ -10,6 +10,7 @@ use super::{MEMORY_BULK_BYTES, Phase, Received, Rx, spare};
 use crate::contract::{Access, Sge};
 use crate::iwarp::fatal::Fatal;
 use crate::iwarp::qp::Qp;
+use crate::iwarp::same_host::Memory;
 use crate::iwarp::socket::{Link, Piece};
 use crate::iwarp::stag::StagTable;
 use crate::iwarp::wire::ddp::Segment;
@@ -46,12 +47,19 @@ pub(in crate::iwarp) struct Lent {
     loans: VecDeque<Loan>,
     /// Stream buffers that nothing is received into, because of what is lent in them.
     buffers: Vec<Box<[u8]>>,
+    /// The rings of a link that has ended, because of what was lent in them.
+    rings: Option<Memory>,
 }
 
 impl Lent {
     /// Whether anything was lent since it was last given back; taken or not, its room in the ring is in use.
     pub(in crate::iwarp) fn is_new(&mut self) -> bool {
         !self.loans.is_empty() && !std::mem::replace(&mut self.known, true)
+    }
+
+    /// The link has ended; the program may still read what it has taken.
+    pub(in crate::iwarp) fn keep(&mut self, rings: Option<Memory>) {
+        self.rings = rings;
     }
 
     /// What was lent with a receive: the oldest, when the program goes by its completions.
@@ -208,6 +216,7 @@ impl Qp {
         self.rx.lent.known = false;
         self.place_lent(stags);
         self.rx.lent.buffers.drain(..).for_each(spare::give);
+        self.rx.lent.rings = None;
         if let Some(Link::Shared(link)) = &mut self.link {
             link.give_back(self.hot);
         }

@@ -29,7 +29,7 @@ pub(in crate::iwarp) struct SharedLink {
     armed: bool,
     /// The socket has ended: so does the stream, when the ring is empty.
     ended: Option<io::Result<()>>,
-    _memory: Memory,
+    memory: Memory,
 }
 
 impl SharedLink {
@@ -42,7 +42,7 @@ impl SharedLink {
             empty: 0,
             armed: false,
             ended: None,
-            _memory: memory,
+            memory,
         }
     }
 
@@ -195,15 +195,16 @@ impl SharedLink {
         sleeps && self.ended.is_none()
     }
 
-    /// Sends the last bytes, as far as there is room. The socket is what is left.
-    pub(in crate::iwarp) fn finish(mut self, bytes: &mut [u8]) -> TcpStream {
+    /// Sends the last bytes, as far as there is room. The socket is what is left, and the memory for whoever still reads
+    /// what was lent.
+    pub(in crate::iwarp) fn finish(mut self, bytes: &mut [u8]) -> (TcpStream, Memory) {
         let piece = Piece::raw(bytes.as_mut_ptr(), bytes.len());
         // SAFETY: a slice that is borrowed during the call. Whether it fits or not, the end of the
         // socket follows.
         let _ = unsafe { self.send(&[piece]) };
         self.publish();
         self.writer.close();
-        self.stream
+        (self.stream, self.memory)
     }
 
     /// Wakes the peer. One byte is enough, and when the socket is full of them it has not slept.

@@ -19,7 +19,7 @@ const LEN_BYTES: usize = 4096 + 2 * RING_BYTES;
 const _: () = assert!(2 * LINES_BYTES <= 4096);
 
 /// Shared memory with room for two rings. Zero at first; the peer may change any byte at any time.
-pub(super) struct Memory {
+pub(in crate::iwarp) struct Memory {
     base: NonNull<u8>,
 }
 
@@ -95,7 +95,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping made in `map`; the rings that point into it are dropped with
-        // the link that owns both.
+        // the link, which owned both, and what was lent in them is not read any more (`Lent::rings`).
         let _ = unsafe { munmap(self.base.cast(), LEN_BYTES) };
     }
 }

@@ -24,3 +24,4 @@ pub(super) mod testing;
 
 pub(super) use link::SharedLink;
 pub(super) use meeting::{Invitation, Meeting, is_same_host, take_up};
+pub(super) use memory::Memory;

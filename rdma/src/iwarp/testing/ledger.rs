@@ -1,6 +1,9 @@
 //! What was posted and what has completed.
 
 use std::collections::BTreeSet;
+use std::ptr::NonNull;
+
+use capstan_memory::RawBytes;
 
 use super::scene::{READS, RECEIVE_BYTES, RECEIVES};
 use crate::contract::{CompletionQueue, QueuePair, WcStatus, WorkCompletion};
@@ -18,6 +21,8 @@ pub(super) struct Ledger {
     sends: BTreeSet<u64>,
     next_send: u64,
     failed: bool,
+    /// Data that was taken, where it has come: it may be read until a queue is polled again.
+    taken: Vec<(NonNull<u8>, usize)>,
 }
 
 impl Ledger {
@@ -29,6 +34,7 @@ impl Ledger {
             sends: (FIRST_SEND..next_send).collect(),
             next_send,
             failed: false,
+            taken: Vec::new(),
         }
     }
 
@@ -55,7 +61,8 @@ impl Ledger {
         cq: &dyn CompletionQueue,
         takes: bool,
     ) -> usize {
-        self.poll_with(cq, |wr_id| {
+        let mut taken = Vec::new();
+        let count = self.poll_with(cq, |wr_id| {
             let mut copy = vec![0; RECEIVE_BYTES as usize];
             qp.take_lent(wr_id, &mut |bytes| {
                 assert!(
@@ -63,15 +70,31 @@ impl Ledger {
                     "more than the receive has room for"
                 );
                 bytes.copy_to(&mut copy);
+                if takes {
+                    taken.push((bytes.base(), bytes.len()));
+                }
                 takes
             });
             let again = qp.take_lent(wr_id, &mut |_| true);
             assert!(!again, "lent twice");
-        })
+        });
+        self.taken = taken;
+        count
+    }
+
+    /// Reads what was taken once more, as a program does that copies it later.
+    #[expect(unsafe_code, reason = "reads data that is lent")]
+    pub(super) fn read_taken(&mut self) {
+        for (base, len) in self.taken.drain(..) {
+            let mut copy = vec![0; len];
+            // SAFETY: the contract, which this is a test of: nothing was polled since.
+            unsafe { RawBytes::new(base, len) }.copy_to(&mut copy);
+        }
     }
 
     /// Calls `each` with the identifier of each receive that has a message.
     fn poll_with(&mut self, cq: &dyn CompletionQueue, mut each: impl FnMut(u64)) -> usize {
+        self.read_taken();
         let mut out = [WorkCompletion::EMPTY; 16];
         let count = cq.poll(&mut out);
         for done in &out[..count] {

@@ -103,6 +103,7 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
             11 => send(&mut scene, &mut ledger, choices),
             12 => {
                 // What is ready is found by the poll below.
+                ledger.read_taken();
                 let _ready = stage.cq.arm();
             }
             13 => {
@@ -133,6 +134,7 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
     while scene.qp.state() != QpState::Error || ledger.poll(&*stage.cq) != 0 {
         assert!(looks < LOOKS_MAX, "the peer has left and nobody notices");
         looks += 1;
+        ledger.read_taken();
         let _ready = stage.cq.arm();
         ledger.poll(&*stage.cq);
     }
