@@ -46,14 +46,14 @@ const INSTRUCTIONS: [Row; 4] = [
         load: Load::read(NSID_NULL, 4096, 128),
         bounds: || Bounds {
             aim: Some(1500.0),
-            ..Bounds::none(Better::Lower).gate(gate(4000.0, 5700.0))
+            ..Bounds::none(Better::Lower).gate(gate(3100.0, 4200.0))
         },
     },
     Row {
         name: "instructions-ram-read-4k",
         what: "target instructions per 4 KiB read, RAM, depth 128",
         load: Load::read(NSID_RAM, 4096, 128),
-        bounds: || Bounds::none(Better::Lower).gate(gate(5350.0, 7450.0)),
+        bounds: || Bounds::none(Better::Lower).gate(gate(3450.0, 5300.0)),
     },
     Row {
         name: "instructions-ram-read-4k-crc32c",
@@ -68,7 +68,7 @@ const INSTRUCTIONS: [Row; 4] = [
         name: "instructions-ram-write-4k",
         what: "target instructions per 4 KiB write, RAM, depth 128",
         load: Load::write(NSID_RAM, 4096, 128),
-        bounds: || Bounds::none(Better::Lower).gate(gate(4800.0, 8100.0)),
+        bounds: || Bounds::none(Better::Lower).gate(gate(4050.0, 7150.0)),
     },
 ];
 
