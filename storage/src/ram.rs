@@ -266,8 +266,8 @@ impl Drop for Access {
 }
 
 /// Pages that were stored around the caches and not fenced yet, the last of them not as a whole. Whatever else reads or
-/// writes such a page comes after the rest of it and a fence, and so does the release of a lock. A fence waits until the stores are in memory:
-/// one for many pages lets the processor get on meanwhile.
+/// writes such a page comes after the rest of it and a fence, and so does the release of a lock. A fence waits until
+/// the stores are in memory: one for many pages lets the processor get on meanwhile.
 struct Streamed {
     /// A bit for each page, shared by those that are a multiple of [`Self::BITS`] apart.
     pages: [Cell<u64>; Self::BITS / 64],

@@ -81,7 +81,7 @@ impl Scratch {
         self.put(rest);
     }
 
-    /// Adds up to eight zeroes.
+    /// Adds up to eight zeroes, where there is room for eight.
     #[inline]
     pub(super) fn put_zeroes(&mut self, count: usize) {
         let before = self.used;
