@@ -387,6 +387,28 @@ impl WireHost {
         Cqe::read_from_bytes(&bytes).expect("16 bytes")
     }
 
+    /// Waits for the next response on a queue, whatever becomes of the other one. `None` when the queue has ended.
+    ///
+    /// # Panics
+    /// When there is neither within ten seconds.
+    pub fn next_response(&mut self, queue: Queue) -> Option<Cqe> {
+        let (start, qp) = (Instant::now(), self.qp_num(queue));
+        let mut completion = [WorkCompletion::EMPTY];
+        loop {
+            let [completion] = if self.wire.cq.poll(&mut completion) == 1 {
+                completion
+            } else {
+                assert!(start.elapsed() < PATIENCE, "no response on {queue:?}");
+                std::thread::sleep(Duration::from_micros(50));
+                continue;
+            };
+            if completion.qp == qp && completion.wr_id & RECV != 0 {
+                let received = completion.status == WcStatus::Success;
+                return received.then(|| self.take_response(queue, &completion));
+            }
+        }
+    }
+
     /// Sends a command; CID and SGL are filled in. Returns its CID.
     ///
     /// # Panics
@@ -493,7 +515,11 @@ impl WireHost {
 }
 
 /// What the `number`th host of [`options`](crate::host::options) connects with.
-fn connect_data(number: u8) -> ConnectParameters {
+///
+/// # Panics
+/// Never: its names are valid.
+#[must_use]
+pub fn connect_data(number: u8) -> ConnectParameters {
     ConnectParameters {
         hostid: HostId([number; 16]),
         cntlid: CNTLID_DYNAMIC,

@@ -94,6 +94,19 @@ impl Target {
         });
     }
 
+    /// Whether `conn` is an Admin queue whose controller has I/O queues: they end with it, and so
+    /// do their commands.
+    #[must_use]
+    pub fn has_io_queues(&self, conn: ConnId) -> bool {
+        match self.connections.get(&conn) {
+            Some(Queue::Admin(id)) => {
+                let controller = self.controllers.get(id);
+                controller.is_some_and(|controller| !controller.io_queues.is_empty())
+            }
+            Some(Queue::Io(..)) | None => false,
+        }
+    }
+
     /// A connection is gone, whoever closed it, while commands of it are still on a backend. Every
     /// permit of it may be dropped now. Call [`Target::handle_disconnected`] when no backend has
     /// one any more: a Preempt and Abort waits for that.

@@ -291,7 +291,10 @@ fn a_discovery_controller_always_has_a_timer() {
 fn the_end_of_the_admin_connection_ends_the_io_queues() {
     let mut bench = Bench::new();
     let association = bench.ready();
+    assert!(!bench.target.has_io_queues(association.conn));
     let io = bench.io_queue(&association, 1).unwrap();
+    assert!(bench.target.has_io_queues(association.conn));
+    assert!(!bench.target.has_io_queues(io));
     bench.disconnect(association.conn);
     assert_eq!(bench.disconnects, [(io, DisconnectReason::AdminQueueGone)]);
     bench.close();

@@ -44,6 +44,7 @@ use rustc_hash::FxHashMap;
 pub(crate) use accept::Request;
 use connection::Connection;
 use fabric::{Fabric, Memory};
+use phase::Phase;
 use recv::Received;
 use shutdown::Shutdowns;
 
@@ -122,6 +123,8 @@ struct Resources {
     in_flight: usize,
     /// Receives to post again.
     receives: Vec<ReturnedReceive>,
+    /// No command is taken in any more.
+    draining: bool,
 }
 
 /// A receive to post again.
@@ -222,6 +225,7 @@ impl IoPath {
                 broken: Vec::new(),
                 in_flight: 0,
                 receives: Vec::new(),
+                draining: false,
             },
             completions: Vec::new(),
             unanswered: VecDeque::new(),
@@ -269,16 +273,17 @@ impl IoPath {
         Ok(())
     }
 
-    /// Stops listening; the commands in flight get a bounded time to end.
+    /// Stops listening and taking in commands; those in flight get a bounded time to end.
     fn drain(&mut self) {
+        self.resources.draining = true;
         for (fabric, id) in std::mem::take(&mut self.listeners).into_keys() {
             self.fabrics[fabric].cm.destroy(id);
         }
         self.drain_deadline_us = Some(self.resources.now_us + DRAIN_TIMEOUT_US);
     }
 
-    /// While draining: closes connections without commands in flight; all of them at the deadline.
-    /// Whether everything is over.
+    /// While draining: closes connections without commands in flight, an Admin queue after its I/O queues; all of them at
+    /// the deadline. Whether everything is over.
     fn drained(&mut self) -> bool {
         let Some(deadline_us) = self.drain_deadline_us else {
             return false;
@@ -288,15 +293,23 @@ impl IoPath {
             .connections
             .indices()
             .filter(|&index| {
-                self.connections.all[index]
-                    .as_ref()
-                    .is_some_and(|c| !c.closing() && (over || c.quiet()))
+                self.connections.all[index].as_ref().is_some_and(|c| {
+                    !c.closing() && (over || (c.quiet() && !self.has_io_queues(c)))
+                })
             })
             .collect();
         for index in idle {
             self.begin_close(index, "the target is shutting down");
         }
         self.connections.indices().next().is_none()
+    }
+
+    /// Whether the connection is an Admin queue with I/O queues, on whatever reactor.
+    fn has_io_queues(&self, connection: &Connection) -> bool {
+        connection.phase == Phase::Admin
+            && self
+                .control
+                .with(|target| target.has_io_queues(connection.id))
     }
 
     fn poll_storage(&mut self) -> bool {

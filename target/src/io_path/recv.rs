@@ -102,7 +102,8 @@ impl IoPath {
                 let _ = port.receives.repost(slot, None);
                 return;
             };
-            if completion.status != WcStatus::Success || connection.closing() {
+            let deaf = connection.closing() || self.resources.draining;
+            if completion.status != WcStatus::Success || deaf {
                 connection.qp().take_lent(completion.wr_id, &mut |_| true);
                 let _ = port.receives.repost(slot, None);
                 return;
