@@ -152,9 +152,16 @@ fetch_qemu() {
     rm -rf "$apt"
     missing=$(ldd "$folder/usr/bin/qemu-system-x86_64" | awk '/not found/ { print $1 }')
     [ -z "$missing" ] || die "QEMU from $QEMU_SUITE lacks libraries: $missing"
+    # Modules of the installed QEMU (qemu-system-gui has some) are hidden: this one would look for what it lacks among
+    # them, and ends when it finds one of another version.
     cat >"$folder/run" <<END
 #!/bin/sh
-export QEMU_MODULE_DIR=$folder/usr/lib/x86_64-linux-gnu/qemu
+modules=/usr/lib/x86_64-linux-gnu/qemu
+export QEMU_MODULE_DIR=$folder\$modules
+if [ -d \$modules ] && [ -z "\$CAPSTAN_LAB_HIDDEN" ]; then
+    CAPSTAN_LAB_HIDDEN=1 exec unshare -m -- "\$0" "\$@"
+fi
+[ -z "\$CAPSTAN_LAB_HIDDEN" ] || mount --bind \$QEMU_MODULE_DIR \$modules || exit 1
 exec $folder/usr/bin/qemu-system-x86_64 -L $folder/usr/share/qemu -L $folder/usr/share/seabios -L /usr/lib/ipxe/qemu "\$@"
 END
     chmod 755 "$folder/run"
