@@ -131,6 +131,9 @@ pub struct QpConfig {
     pub recv_sge_max: u32,
 }
 
+/// The first bytes of a message that is lent, which have left the place where it has come.
+pub const LENT_HEAD_BYTES: usize = 64;
+
 /// Calls its argument with the bytes of an RDMA WRITE, piece by piece.
 pub type Source<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) + 'a;
 
@@ -208,19 +211,33 @@ pub trait QueuePair {
         false
     }
 
-    /// From now on data behind the first SGE of a receive may stay where it has come when the receive
-    /// completes, until a completion queue is polled again. For each completion of more bytes than that
-    /// SGE has, the program calls [`QueuePair::take_lent`] before it looks at the data or posts the
-    /// receive again.
-    fn lend_data(&mut self) {}
+    /// From now on messages of [`LENT_HEAD_BYTES`] or more may stay where they have come and take no receive, though one is
+    /// kept for each: their completions are [`WcOpcode::RecvLent`](super::WcOpcode), and `wr_id` is what the other calls know the
+    /// message by. For each of them the program calls [`QueuePair::lent_head`], and when there are more bytes
+    /// [`QueuePair::take_lent`] until it has taken them or [`QueuePair::land_lent`]. It does so before it polls a completion
+    /// queue again: what is left then is copied.
+    fn lend_messages(&mut self) {}
 
-    /// Calls `take` with the data of a completed receive that stayed where it has come, behind its first
-    /// SGE; another process may write it meanwhile. `true` when `take` says that it has what it wants, or will have
-    /// copied it before a completion queue is polled or armed again or this queue pair is dropped: until then it may be read
-    /// there. Otherwise the data is in the memory of the receive now.
-    fn take_lent(&mut self, wr_id: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
-        let _ = (wr_id, take);
+    /// The first bytes of a message that was lent. That is the end of a message that has no more. `None` when no such message is
+    /// lent.
+    fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
+        let _ = message;
+        None
+    }
+
+    /// Calls `take` with what is behind the head of a message that was lent; another process may write it meanwhile. `true` when
+    /// `take` says that it has what it wants, or will have copied it before a completion queue is polled or armed again or
+    /// this queue pair is dropped: until then it may be read there. That is the end of the message.
+    fn take_lent(&mut self, message: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
+        let _ = (message, take);
         false
+    }
+
+    /// Puts a message that was lent into a receive after all, head and all; the answer is the `wr_id` of that. `None` when
+    /// no such message is lent, or the queue pair has ended and with it its receives.
+    fn land_lent(&mut self, message: u64) -> Option<u64> {
+        let _ = message;
+        None
     }
 
     /// Work requests after which to ring at the latest, so that the peer can begin: where a doorbell

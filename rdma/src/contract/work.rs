@@ -141,12 +141,15 @@ pub enum WcOpcode {
     BindMw,
     LocalInvalidate,
     Recv,
+    /// A message that took no receive: see
+    /// [`QueuePair::lend_messages`](super::QueuePair::lend_messages).
+    RecvLent,
 }
 
 /// A work completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// The work request's `wr_id`.
+    /// The work request's `wr_id`; of `RecvLent`, what the message is called.
     pub wr_id: u64,
     /// The queue pair.
     pub qp: QpNum,
@@ -154,9 +157,9 @@ pub struct WorkCompletion {
     pub status: WcStatus,
     /// Operation.
     pub opcode: WcOpcode,
-    /// Received bytes (`Recv`), otherwise zero.
+    /// Received bytes (`Recv`, `RecvLent`), otherwise zero.
     pub byte_len: u32,
-    /// The local key the peer's SEND_WITH_INV invalidated (`Recv`).
+    /// The local key the peer's SEND_WITH_INV invalidated (`Recv`, `RecvLent`).
     pub invalidated: Option<RKey>,
 }
 

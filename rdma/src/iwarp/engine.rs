@@ -7,7 +7,7 @@
 mod watch;
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::io;
 use std::os::fd::AsFd;
 use std::rc::{Rc, Weak};
@@ -336,7 +336,16 @@ impl Engine {
     /// The rings of what the program has had until now get their room back.
     pub(super) fn give_back_lent(&self) {
         for cell in self.lenders.borrow_mut().drain(..) {
-            cell.borrow_mut().give_back_lent(&self.stags.borrow());
+            cell.borrow_mut().give_back_lent();
+        }
+    }
+
+    /// The receives of a queue pair may be more than before: who waits for one looks again.
+    pub(super) fn wake_awaiting(&self, qp: RefMut<'_, Qp>) {
+        let awaited = qp.receives.awaited();
+        drop(qp);
+        if let Some(awaited) = awaited {
+            awaited.wake();
         }
     }
 
@@ -401,7 +410,6 @@ impl Engine {
         qp.state = QpState::Error;
         qp.pending = false;
         let mut bytes = qp.tx.take_rest_of_fpdu();
-        qp.place_lent(&self.stags.borrow());
         let link = qp.link.take();
         qp.flush(fatal);
         bytes.extend(terminate_bytes(fatal, qp.tx.crc()));
@@ -434,7 +442,8 @@ impl Engine {
         self.stags.borrow_mut().release(qp.reads.sink);
         let place = place_of(qp.num);
         qp.hot = false;
-        drop(qp);
+        qp.forget_lent();
+        self.wake_awaiting(qp);
         self.hot.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
         self.not_ready.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));
         self.lenders.borrow_mut().retain(|c| !Rc::ptr_eq(c, cell));

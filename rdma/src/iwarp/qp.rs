@@ -20,8 +20,8 @@ use super::srq::{Receive, ReceiveRing, SharedQueue, check_sges};
 use super::stag::{Asker, StagTable};
 use super::tx::Tx;
 use crate::contract::{
-    Access, PostError, QpNum, QpState, QueuePair, RKey, Remote, SendOp, SendWr, Sge, Source,
-    WcOpcode, WcStatus, WorkCompletion,
+    Access, LENT_HEAD_BYTES, PostError, QpNum, QpState, QueuePair, RKey, Remote, SendOp, SendWr,
+    Sge, Source, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Where receives come from.
@@ -46,6 +46,51 @@ impl Receives {
         match self {
             Self::Own(ring) => ring.is_empty(),
             Self::Shared(queue) => queue.is_empty(),
+        }
+    }
+
+    fn with_ring<R>(&mut self, call: impl FnOnce(&mut ReceiveRing) -> R) -> R {
+        match self {
+            Self::Own(ring) => call(ring),
+            Self::Shared(queue) => call(&mut queue.ring()),
+        }
+    }
+
+    /// Keeps a receive for a message of `len_bytes` that is lent; `false` when there is none, or it may be too short.
+    #[inline]
+    pub(super) fn reserve(&mut self, len_bytes: u32) -> bool {
+        self.with_ring(|ring| ring.reserve(len_bytes))
+    }
+
+    /// A message that was lent needs no receive.
+    #[inline]
+    pub(super) fn unreserve(&mut self) {
+        self.with_ring(ReceiveRing::unreserve);
+    }
+
+    /// Whether what was taken for a message of `len_bytes` can be put back and kept for it.
+    pub(super) fn may_put_back(&self, len_bytes: u32) -> bool {
+        match self {
+            Self::Own(ring) => ring.may_put_back(len_bytes),
+            Self::Shared(queue) => queue.ring().may_put_back(len_bytes),
+        }
+    }
+
+    /// Puts back what was taken last, and keeps a receive for its message.
+    pub(super) fn put_back(&mut self, receive: &Receive) {
+        match self {
+            Self::Own(ring) => ring.put_back_oldest(receive),
+            Self::Shared(queue) => queue.ring().put_back_newest(receive),
+        }
+        // What was put back is there: this cannot fail.
+        self.reserve(0);
+    }
+
+    /// The shared queue, when queue pairs wait for its receives.
+    pub(super) fn awaited(&self) -> Option<Rc<SharedQueue>> {
+        match self {
+            Self::Shared(queue) if queue.is_awaited() => Some(Rc::clone(queue)),
+            Self::Own(_) | Self::Shared(_) => None,
         }
     }
 }
@@ -151,6 +196,7 @@ impl Qp {
         }
         if let Receives::Own(ring) = &mut self.receives {
             let mut receive = Receive::default();
+            ring.unreserve_all();
             while ring.take(&mut receive) {
                 self.recv_cq
                     .push(flushed(receive.wr_id, self.num, WcOpcode::Recv));
@@ -302,13 +348,21 @@ impl QueuePair for QpHandle {
         qp.state == QpState::ReadyToSend && qp.tx.has_unsent()
     }
 
-    fn lend_data(&mut self) {
+    fn lend_messages(&mut self) {
         self.cell.borrow_mut().rx.lent.wanted = true;
     }
 
-    fn take_lent(&mut self, wr_id: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
-        let mut qp = self.cell.borrow_mut();
-        qp.take_lent(&self.engine.stags.borrow(), wr_id, take)
+    fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
+        self.with_lent(|qp| qp.lent_head(message))
+    }
+
+    fn take_lent(&mut self, message: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
+        self.with_lent(|qp| qp.take_lent(message, take))
+    }
+
+    fn land_lent(&mut self, message: u64) -> Option<u64> {
+        let engine = Rc::clone(&self.engine);
+        self.with_lent(|qp| qp.land_lent(&engine.stags.borrow(), message))
     }
 
     fn doorbell_interval(&self) -> u32 {
@@ -335,6 +389,21 @@ impl QueuePair for QpHandle {
             }
         }
         self.engine.expect_answer(&self.cell, qp);
+    }
+}
+
+impl QpHandle {
+    /// Does something with what is lent. Who waits for a receive may have one afterwards.
+    #[inline]
+    fn with_lent<R>(&self, call: impl FnOnce(&mut Qp) -> R) -> R {
+        let mut qp = self.cell.borrow_mut();
+        let result = call(&mut qp);
+        if qp.rx.stalled && qp.state == QpState::ReadyToSend {
+            qp.pending = true;
+            self.engine.heat(&self.cell, &mut qp);
+        }
+        self.engine.wake_awaiting(qp);
+        result
     }
 }
 

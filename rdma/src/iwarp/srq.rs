@@ -1,6 +1,6 @@
 //! Receives: the ring of one queue pair, or of several.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
 use super::engine::Engine;
@@ -47,6 +47,10 @@ pub(super) struct ReceiveRing {
     sge_max: usize,
     head: usize,
     used: usize,
+    /// Of the used ones, those that are for messages which are lent: they may be put there.
+    reserved: usize,
+    /// Total length of the shortest receive that was posted since there was none.
+    shortest_bytes: u32,
 }
 
 /// A receive taken from its ring.
@@ -74,11 +78,56 @@ impl ReceiveRing {
             sge_max,
             head: 0,
             used: 0,
+            reserved: 0,
+            shortest_bytes: u32::MAX,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.used == 0
+        self.used <= self.reserved
+    }
+
+    /// Keeps a receive for a message of `len_bytes`; `false` when there is none, or one may be too short.
+    #[inline]
+    pub(super) fn reserve(&mut self, len_bytes: u32) -> bool {
+        let able = !self.is_empty() && len_bytes <= self.shortest_bytes;
+        self.reserved += usize::from(able);
+        able
+    }
+
+    /// A message needs no receive.
+    #[inline]
+    pub(super) fn unreserve(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
+    /// Every receive is there for whoever takes one.
+    pub(super) fn unreserve_all(&mut self) {
+        self.reserved = 0;
+    }
+
+    /// Whether a receive that was taken for a message of `len_bytes` can be put back and kept for it.
+    #[inline]
+    pub(super) fn may_put_back(&self, len_bytes: u32) -> bool {
+        self.has_room() && len_bytes <= self.shortest_bytes
+    }
+
+    /// Puts a receive back that was the oldest one, where there is room.
+    pub(super) fn put_back_oldest(&mut self, receive: &Receive) {
+        let before = self.head.checked_sub(1);
+        self.head = before.unwrap_or(self.slots.len() - 1);
+        self.put(self.head, receive.wr_id, receive.len_bytes, &receive.sges);
+    }
+
+    /// Puts a receive back that was the newest one, where there is room.
+    pub(super) fn put_back_newest(&mut self, receive: &Receive) {
+        let at = self.place(self.used);
+        self.put(at, receive.wr_id, receive.len_bytes, &receive.sges);
+    }
+
+    /// Whether another receive fits.
+    fn has_room(&self) -> bool {
+        self.used < self.slots.len()
     }
 
     /// Adds a receive.
@@ -94,13 +143,21 @@ impl ReceiveRing {
             return Err(PostError::TooManySges(sges.len(), max));
         }
         let depth = self.slots.len();
-        if self.used == depth {
+        if !self.has_room() {
             return Err(PostError::QueueFull(
                 u32::try_from(depth).unwrap_or(u32::MAX),
             ));
         }
         let len_bytes = check_sges(stags, pd, sges, Access::LOCAL_WRITE)?;
-        let at = self.place(self.used);
+        self.put(self.place(self.used), wr_id, len_bytes, sges);
+        Ok(())
+    }
+
+    fn put(&mut self, at: usize, wr_id: u64, len_bytes: u32, sges: &[Sge]) {
+        if self.used == 0 {
+            self.shortest_bytes = u32::MAX;
+        }
+        self.shortest_bytes = self.shortest_bytes.min(len_bytes);
         self.slots[at] = Slot {
             wr_id,
             sges: u32::try_from(sges.len()).unwrap_or(u32::MAX),
@@ -109,12 +166,11 @@ impl ReceiveRing {
         let first = at * self.sge_max;
         self.sges[first..first + sges.len()].copy_from_slice(sges);
         self.used += 1;
-        Ok(())
     }
 
     /// Takes the oldest receive into `out`; `false` when there is none.
     pub(super) fn take(&mut self, out: &mut Receive) -> bool {
-        if self.used == 0 {
+        if self.is_empty() {
             return false;
         }
         self.copy_to(self.head, out);
@@ -128,11 +184,11 @@ impl ReceiveRing {
 
     /// Takes the newest receive into `out`; `false` when there is none.
     fn take_newest(&mut self, out: &mut Receive) -> bool {
-        let Some(used) = self.used.checked_sub(1) else {
+        if self.is_empty() {
             return false;
-        };
-        self.copy_to(self.place(used), out);
-        self.used = used;
+        }
+        self.used -= 1;
+        self.copy_to(self.place(self.used), out);
         true
     }
 
@@ -197,6 +253,28 @@ impl SharedQueue {
         self.ring.borrow().is_empty()
     }
 
+    /// The receives, to be looked at or to keep one of them.
+    #[inline]
+    pub(super) fn ring(&self) -> RefMut<'_, ReceiveRing> {
+        self.ring.borrow_mut()
+    }
+
+    /// Whether queue pairs wait for a receive.
+    #[inline]
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.waiting.borrow().is_empty()
+    }
+
+    /// Lets queue pairs that wait for a receive look again. None of them may be borrowed.
+    #[inline]
+    pub(super) fn wake(&self) {
+        if self.is_awaited() {
+            for slot in self.waiting.take() {
+                self.engine.resume(slot);
+            }
+        }
+    }
+
     /// Notes that the queue pair of `slot` waits for a receive.
     pub(super) fn wait(&self, slot: usize) {
         let mut waiting = self.waiting.borrow_mut();
@@ -211,11 +289,81 @@ impl SharedReceiveQueue for SharedQueue {
         self.ring
             .borrow_mut()
             .post(&self.engine.stags.borrow(), self.pd, wr_id, sges)?;
-        if !self.waiting.borrow().is_empty() {
-            for slot in self.waiting.take() {
-                self.engine.resume(slot);
+        self.wake();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Receive, ReceiveRing};
+    use crate::contract::{LKey, Sge};
+    use crate::iwarp::stag::StagTable;
+
+    const DEPTH: u32 = 3;
+
+    /// Posts a receive with an empty SGE, whose key is not looked at.
+    fn post(ring: &mut ReceiveRing, wr_id: u64) -> bool {
+        let sge = Sge {
+            addr: wr_id,
+            len_bytes: 0,
+            lkey: LKey(0),
+        };
+        ring.post(&StagTable::new(), 0, wr_id, &[sge]).is_ok()
+    }
+
+    fn taken(ring: &mut ReceiveRing, newest: bool) -> Option<u64> {
+        let mut out = Receive::default();
+        let taken = if newest {
+            ring.take_newest(&mut out)
+        } else {
+            ring.take(&mut out)
+        };
+        assert!(!taken || out.sges[0].addr == out.wr_id, "its SGE");
+        taken.then_some(out.wr_id)
+    }
+
+    /// At every place of the ring, from both ends.
+    #[test]
+    fn what_is_put_back_is_taken_again_and_what_is_kept_is_not() {
+        for newest in [false, true] {
+            let mut ring = ReceiveRing::new(DEPTH, 1);
+            for round in 0..2 * u64::from(DEPTH) {
+                let ids = [10 * round, 10 * round + 1, 10 * round + 2];
+                assert!(ids.iter().all(|&id| post(&mut ring, id)), "room for three");
+                assert!(!post(&mut ring, 99) && !ring.may_put_back(0), "full");
+                let first = if newest { ids[2] } else { ids[0] };
+                let mut out = Receive::default();
+                assert!(if newest {
+                    ring.take_newest(&mut out)
+                } else {
+                    ring.take(&mut out)
+                });
+                assert_eq!(out.wr_id, first);
+                assert!(
+                    ring.may_put_back(0) && !ring.may_put_back(1),
+                    "too short for 1"
+                );
+                if newest {
+                    ring.put_back_newest(&out);
+                } else {
+                    ring.put_back_oldest(&out);
+                }
+                assert!(ring.reserve(0) && ring.reserve(0) && !ring.reserve(1));
+                assert_eq!(taken(&mut ring, newest), Some(first), "one is not kept");
+                assert!(ring.is_empty() && !ring.reserve(0), "two are kept");
+                assert_eq!(taken(&mut ring, newest), None);
+                ring.unreserve();
+                assert_eq!(taken(&mut ring, newest), Some(ids[1]));
+                assert_eq!(taken(&mut ring, newest), None, "the last one is kept");
+                // Once too often does no harm.
+                ring.unreserve();
+                ring.unreserve();
+                let last = if newest { ids[0] } else { ids[2] };
+                // The place of the next round is another.
+                assert_eq!(taken(&mut ring, newest), Some(last));
+                assert!(post(&mut ring, 7) && taken(&mut ring, false) == Some(7));
             }
         }
-        Ok(())
     }
 }

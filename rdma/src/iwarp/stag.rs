@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use capstan_memory::Slab;
+use capstan_memory::{RawBytes, Slab};
 
 use super::stag_keys::{STAGS_MAX, StagKeys};
 use crate::contract::{Access, LKey, RKey, RdmaError, Sge};
@@ -128,6 +128,30 @@ impl<'t> Span<'t> {
         // SAFETY: the span lies inside a mapped region (checked by the table, kept mapped by its
         // borrow); `bytes` is private memory of this provider and so does not overlap.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base, length) };
+    }
+
+    /// Copies bytes that another process may write meanwhile to the start of the span; what does not fit is left out.
+    pub(super) fn copy_from_raw(self, bytes: RawBytes<'_>) {
+        let length = bytes.len().min(self.len_bytes);
+        // SAFETY: as for `copy_from`; no region contains a ring or a stream buffer.
+        unsafe { ptr::copy_nonoverlapping(bytes.base().as_ptr(), self.base, length) };
+    }
+
+    /// Its first `at` bytes, and the others; all of it and nothing when it is shorter.
+    pub(super) fn split_at(self, at: usize) -> (Self, Self) {
+        let at = at.min(self.len_bytes);
+        let behind = Self {
+            base: self.base.wrapping_add(at),
+            len_bytes: self.len_bytes - at,
+            ..self
+        };
+        (
+            Self {
+                len_bytes: at,
+                ..self
+            },
+            behind,
+        )
     }
 
     /// Copies the start of the span to `out`; what does not fit is left out.

@@ -389,6 +389,6 @@ fn establish(
         rnr_retry_count: 7,
     };
     cm.accept(cm_id, &accept)?;
-    qp.lend_data();
+    qp.lend_messages();
     Ok((qp, responses))
 }

@@ -11,18 +11,24 @@ use capstan_storage::{Completion, Io, Op, Submitted};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
 
 use super::connection::{Command, Connection, Work};
+use super::receives::Receives;
 use super::recv::{Capsule, Received};
 use super::{Resources, admin, control, respond, status, transfer};
 use crate::limits::TRANSFER_BYTES_MAX;
 
 /// Takes in a command of an I/O queue.
-pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
+pub(super) fn start(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    receives: &mut Receives,
+    capsule: &mut Capsule,
+) {
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
     let result = queue.handle_command(&capsule.sqe, capsule.bytes());
     resources.step();
-    let at_once = at_once(resources, connection, capsule, &result);
+    let at_once = at_once(resources, connection, receives, capsule, &result);
     // No more of the command than is needed: a page is on its way to memory, and what is stored now and
     // loaded as a whole would wait for it.
     if at_once == AtOnce::Done
@@ -30,7 +36,9 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             permit, transfer, ..
         }) = result
     {
-        resources.give_back_receive(connection, capsule.data.take());
+        if let Some(received @ Received::Landed { .. }) = capsule.data.take() {
+            resources.give_back_receive(connection, Some(received));
+        }
         resources.step();
         return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
     }
@@ -51,6 +59,10 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             command.pulls = !io.operation.moves_data_to_host()
                 && matches!(io.transfer, Transfer::Keyed(_) | Transfer::KeyedList(_));
             let len_bytes = buffer_bytes(&io, in_capsule);
+            if !capsule.land(connection, receives) {
+                connection.free_slot(slot);
+                return resources.lost(connection);
+            }
             let command = connection.command(slot);
             command.work = Work::Io(io);
             place_capsule_data(resources, connection, slot, capsule.data.take());
@@ -91,10 +103,10 @@ pub(super) fn place_capsule_data(
 ) {
     let command = connection.command(slot);
     match (&command.transfer, data) {
-        (Transfer::InCapsule(place), Some(received)) => {
+        (Transfer::InCapsule(place), Some(Received::Landed { slot, buffer, .. })) => {
             command.data_offset_bytes = place.offset_bytes;
-            command.receive = Some(received.slot);
-            command.data = Some(received.buffer);
+            command.receive = Some(slot);
+            command.data = Some(buffer);
         }
         (_, data) => resources.give_back_receive(connection, data),
     }
@@ -181,46 +193,56 @@ pub(super) fn writes_capsule_data(sqe: &Sqe) -> bool {
     sqe.io_opcode() == IoOpcode::WRITE && matches!(sqe.sgl(), Ok(Sgl::InCapsule { .. }))
 }
 
-/// Carries out a command whose data is in memory, on both sides. The data of the capsule is in the buffer of
-/// its receive from here on, unless that is done.
+/// Carries out a command whose data is in memory, on both sides.
 fn at_once(
     resources: &Resources,
     connection: &mut Connection,
-    capsule: &Capsule,
+    receives: &mut Receives,
+    capsule: &mut Capsule,
     step: &IoStep,
 ) -> AtOnce {
-    match (step, &capsule.data) {
-        (IoStep::Execute(io), None) => read_at_once(resources, connection, io),
-        (IoStep::Execute(io), Some(received)) => {
-            AtOnce::done(write_received(resources, connection, received, io))
-        }
-        (_, Some(received)) => AtOnce::done(received.take_lent(connection, &mut |_| false)),
-        (_, None) => AtOnce::Not,
+    let IoStep::Execute(io) = step else {
+        return AtOnce::Not;
+    };
+    if capsule.data.is_none() {
+        return read_at_once(resources, connection, io);
     }
+    AtOnce::done(write_received(resources, connection, receives, capsule, io))
 }
 
-/// Carries out a Write to a volume in memory from where its data has come: the buffer of the receive, or not
+/// Carries out a Write to a volume in memory from where its data has come: the buffer of a receive, or not
 /// even that.
 #[expect(unsafe_code, reason = "lets a volume copy lent data later")]
 fn write_received(
     resources: &Resources,
     connection: &mut Connection,
-    received: &Received,
+    receives: &mut Receives,
+    capsule: &mut Capsule,
     io: &IoCommand,
 ) -> bool {
     let volume = resources.volumes.get(&io.namespace.backend);
     let (IoOperation::Write { range, .. }, Transfer::InCapsule(place), Some(volume)) =
         (io.operation, io.transfer, volume)
     else {
-        return received.take_lent(connection, &mut |_| false);
+        return false;
     };
     let skip = place.offset_bytes as usize;
-    let lent = received.take_lent(connection, &mut |data| {
-        // SAFETY: lent data is there until a completion queue is polled or armed again or its queue pair is dropped
-        // (`QueuePair::take_lent`), and `IoPath::poll_completions` finishes before any of that.
-        unsafe { volume.write_lent(range.slba, range.nlb, data.skip(skip)) }
-    });
-    lent || volume.write_at_once(range.slba, range.nlb, received.buffer.raw().skip(skip))
+    if let Some(Received::Lent { message, .. }) = capsule.data {
+        let written = connection.qp().take_lent(message, &mut |data| {
+            // SAFETY: lent data is there until a completion queue is polled or armed again or its queue pair is dropped
+            // (`QueuePair::take_lent`), and `IoPath::poll_completions` finishes before any of that.
+            unsafe { volume.write_lent(range.slba, range.nlb, data.skip(skip)) }
+        });
+        if written || !capsule.land(connection, receives) {
+            return written;
+        }
+    }
+    match &capsule.data {
+        Some(Received::Landed { buffer, .. }) => {
+            volume.write_at_once(range.slba, range.nlb, buffer.raw().skip(skip))
+        }
+        Some(Received::Lent { .. }) | None => false,
+    }
 }
 
 /// Carries out a write to a volume in memory: without a storage operation, whose data goes there and

@@ -500,16 +500,26 @@ impl Resources {
         }
     }
 
+    /// Ends a connection that the device has ended already, and with it data that it lent.
+    fn lost(&mut self, connection: &Connection) {
+        let why = "the connection ended before a command was taken in".to_owned();
+        self.broken.push((connection.index, why));
+    }
+
     /// Ends a connection that has no slot left for a command.
     fn too_many_commands(&mut self, connection: &Connection) {
         let why = "the host sent more commands than its queue has entries".to_owned();
         self.broken.push((connection.index, why));
     }
 
-    /// Posts a receive again at the end of the turn.
-    fn give_back_receive(&mut self, connection: &Connection, received: Option<Received>) {
-        if let Some(Received { slot, buffer, .. }) = received {
-            self.repost(connection, slot, buffer);
+    /// Nobody needs the data of a capsule any more: posts its receive again at the end of the turn.
+    fn give_back_receive(&mut self, connection: &mut Connection, received: Option<Received>) {
+        match received {
+            Some(Received::Landed { slot, buffer, .. }) => self.repost(connection, slot, buffer),
+            Some(Received::Lent { message, .. }) => {
+                connection.qp().take_lent(message, &mut |_| true);
+            }
+            None => {}
         }
     }
 

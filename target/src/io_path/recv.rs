@@ -1,15 +1,18 @@
 //! Step 2: completions. A received capsule becomes a command; a pulled transfer goes on to disk; a
 //! sent response frees its command.
 
-use capstan_memory::{Buffer, RawBytes};
+use capstan_memory::Buffer;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{QpNum, WcStatus, WorkCompletion};
+use capstan_rdma::contract::{LENT_HEAD_BYTES, QpNum, WcOpcode, WcStatus, WorkCompletion};
 
 use super::connection::Connection;
 use super::phase::Phase;
+use super::receives::Receives;
 use super::wr_id::WrId;
 use super::{IoPath, Resources, admin, execute};
-use crate::limits::SQE_BYTES;
+use crate::limits::{IN_CAPSULE_BYTES, SQE_BYTES};
+
+const _: () = assert!(LENT_HEAD_BYTES == SQE_BYTES as usize);
 
 /// A capsule as it arrived.
 pub(super) struct Capsule {
@@ -18,39 +21,70 @@ pub(super) struct Capsule {
     pub(super) data: Option<Received>,
 }
 
-/// A receive that is not posted again yet, because its data is in use.
-pub(super) struct Received {
-    pub(super) slot: u32,
-    pub(super) buffer: Buffer,
-    /// Bytes that arrived.
-    pub(super) len_bytes: u32,
+/// The data of a capsule.
+pub(super) enum Received {
+    /// Where it has come: it takes no receive, unless it is landed.
+    Lent {
+        /// What the device calls it.
+        message: u64,
+        /// Bytes that arrived.
+        len_bytes: u32,
+    },
+    /// In a receive that is not posted again yet, because its data is in use.
+    Landed {
+        slot: u32,
+        buffer: Buffer,
+        /// Bytes that arrived.
+        len_bytes: u32,
+    },
 }
 
 impl Received {
-    /// Lets `take` copy the data from where it has come, if it is there still: whether `take` did so.
-    /// Otherwise the data is in the buffer from here on. Called once for each receive with data, first of
-    /// all.
-    pub(super) fn take_lent(
-        &self,
-        connection: &mut Connection,
-        take: &mut dyn FnMut(RawBytes<'_>) -> bool,
-    ) -> bool {
-        let wr_id = WrId::Recv(self.slot).encode();
-        connection.qp().take_lent(wr_id, take)
+    /// Bytes that arrived.
+    pub(super) fn len_bytes(&self) -> u32 {
+        match self {
+            Self::Lent { len_bytes, .. } | Self::Landed { len_bytes, .. } => *len_bytes,
+        }
     }
 }
 
 impl Capsule {
-    /// The data that came with the command.
+    /// The data that came with the command, or as many zeroes where it is lent: nobody but a volume looks at it there.
     #[expect(unsafe_code, reason = "reads received bytes in place")]
     pub(super) fn bytes(&self) -> &[u8] {
+        static ZEROES: [u8; IN_CAPSULE_BYTES as usize] = [0; IN_CAPSULE_BYTES as usize];
         let Some(received) = &self.data else {
             return &[];
         };
-        // SAFETY: its receive has completed and is posted again only after this capsule gave the
-        // buffer away, and the region grants hosts no remote access, so nobody writes it.
-        let bytes = unsafe { received.buffer.bytes() };
-        bytes.get(..received.len_bytes as usize).unwrap_or(bytes)
+        let bytes = match received {
+            Received::Lent { .. } => &ZEROES,
+            // SAFETY: its receive has completed and is posted again only after this capsule gave the
+            // buffer away, and the region grants hosts no remote access, so nobody writes it.
+            Received::Landed { buffer, .. } => unsafe { buffer.bytes() },
+        };
+        bytes.get(..received.len_bytes() as usize).unwrap_or(bytes)
+    }
+
+    /// Puts data that is lent into a receive, where it can stay. `false` when the connection has ended meanwhile, and the data
+    /// with it.
+    #[must_use]
+    pub(super) fn land(&mut self, connection: &mut Connection, receives: &mut Receives) -> bool {
+        let Some(Received::Lent { message, len_bytes }) = self.data else {
+            return true;
+        };
+        let wr_id = connection.qp().land_lent(message);
+        let Some(WrId::Recv(slot)) = wr_id.and_then(WrId::decode) else {
+            return false;
+        };
+        let Some(buffer) = receives.take_data(slot) else {
+            return false;
+        };
+        self.data = Some(Received::Landed {
+            slot,
+            buffer,
+            len_bytes,
+        });
+        true
     }
 }
 
@@ -96,20 +130,44 @@ impl IoPath {
             *last = index.map(|&index| (completion.qp, index));
         }
         let connection = last.and_then(|(_, index)| self.connections.get_mut(index));
+        let success = completion.status == WcStatus::Success;
+        let deaf = |connection: &Connection| connection.closing() || self.resources.draining;
+        if success && completion.opcode == WcOpcode::RecvLent {
+            let Some(connection) = connection.filter(|connection| !deaf(connection)) else {
+                return;
+            };
+            self.resources.step();
+            let Some(head) = connection.qp().lent_head(completion.wr_id) else {
+                return;
+            };
+            let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
+            // In its place from the start: pieces of it that are loaded as a whole wait for every store before.
+            let mut capsule = Capsule {
+                sqe: zerocopy::transmute!(head),
+                data: (len_bytes != 0).then_some(Received::Lent {
+                    message: completion.wr_id,
+                    len_bytes,
+                }),
+            };
+            self.resources.step();
+            on_capsule(
+                &mut self.resources,
+                connection,
+                &mut port.receives,
+                &mut capsule,
+            );
+            return self.resources.note_in_flight(connection);
+        }
         let id = WrId::decode(completion.wr_id);
         if let Some(WrId::Recv(slot)) = id {
             let Some(connection) = connection else {
                 let _ = port.receives.repost(slot, None);
                 return;
             };
-            let deaf = connection.closing() || self.resources.draining;
-            if completion.status != WcStatus::Success || deaf {
-                connection.qp().take_lent(completion.wr_id, &mut |_| true);
+            if !success || deaf(connection) {
                 let _ = port.receives.repost(slot, None);
                 return;
             }
-            self.resources.step();
-            // In its place from the start: pieces of it that are loaded as a whole wait for every store before.
             let mut capsule = Capsule {
                 sqe: zerocopy::transmute!(port.receives.sqe(slot)),
                 data: None,
@@ -118,24 +176,28 @@ impl IoPath {
             if len_bytes == 0 {
                 let _ = port.receives.repost(slot, Some(connection.qp()));
             } else if let Some(buffer) = port.receives.take_data(slot) {
-                capsule.data = Some(Received {
+                capsule.data = Some(Received::Landed {
                     slot,
                     buffer,
                     len_bytes,
                 });
             }
-            self.resources.step();
             if completion.byte_len < SQE_BYTES {
                 let bytes = completion.byte_len;
                 let why = format!("a capsule of {bytes} bytes, expected at least {SQE_BYTES}");
                 return self.resources.broken.push((connection.index, why));
             }
-            on_capsule(&mut self.resources, connection, &mut capsule);
+            on_capsule(
+                &mut self.resources,
+                connection,
+                &mut port.receives,
+                &mut capsule,
+            );
             return self.resources.note_in_flight(connection);
         }
         let Some(connection) = connection else { return };
         connection.sends_outstanding = connection.sends_outstanding.saturating_sub(1);
-        if completion.status != WcStatus::Success {
+        if !success {
             if !connection.closing() {
                 let why = format!("a work request ended with: {}", completion.status);
                 self.resources.broken.push((connection.index, why));
@@ -158,14 +220,18 @@ impl IoPath {
     }
 }
 
-fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
-    if let Some(received) = &capsule.data
-        && !(connection.phase == Phase::Io && execute::writes_capsule_data(&capsule.sqe))
-    {
-        received.take_lent(connection, &mut |_| false);
+fn on_capsule(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    receives: &mut Receives,
+    capsule: &mut Capsule,
+) {
+    let may_be_lent = connection.phase == Phase::Io && execute::writes_capsule_data(&capsule.sqe);
+    if !may_be_lent && !capsule.land(connection, receives) {
+        return resources.lost(connection);
     }
     match connection.phase {
-        Phase::Io => execute::start(resources, connection, capsule),
+        Phase::Io => execute::start(resources, connection, receives, capsule),
         Phase::AwaitingConnect { .. } | Phase::Admin => {
             admin::start(resources, connection, capsule);
         }

@@ -78,7 +78,8 @@ cases! {
         send_before_the_receive_is_posted
         receive_never_posted
         message_longer_than_its_receive
-        data_is_lent_or_in_its_place
+        messages_are_lent_or_in_their_receives
+        a_lent_message_keeps_a_receive
         shared_receive_queue_serves_several
         shared_receives_survive_a_connection
         empty_shared_receive_queue;

@@ -7,7 +7,9 @@ use super::super::link::{LinkOptions, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{sink, source};
-use crate::contract::{PostError, QpState, SendWr, SharedReceiveQueue, WcOpcode, WcStatus};
+use crate::contract::{
+    LENT_HEAD_BYTES, PostError, QpState, QueuePair, SendWr, SharedReceiveQueue, WcOpcode, WcStatus,
+};
 
 /// Sends without a receive; a receive posted a little later takes the message.
 pub(super) fn send_before_the_receive_is_posted(fabric: &mut dyn Fabric) -> Outcome {
@@ -52,49 +54,53 @@ pub(super) fn send_before_the_receive_is_posted(fabric: &mut dyn Fabric) -> Outc
     Ok(())
 }
 
-/// Whether a provider lends the data behind the first SGE or has put it there already: the program gets the
-/// same bytes, once, and what it does not take is where it belongs.
-pub(super) fn data_is_lent_or_in_its_place(fabric: &mut dyn Fabric) -> Outcome {
-    const HEAD: usize = 64;
+/// Whether a provider lends messages or has put them into receives already: the program gets the same bytes, once, and
+/// what it does not take is in a receive.
+pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) -> Outcome {
     const ROOM: usize = 30_000;
+    /// Too short to be lent.
+    const SHORT: usize = 10;
     let (mut world, link) = World::connected(fabric)?;
     for from in Side::BOTH {
         let to = from.peer();
-        world.qp(link, to)?.lend_data();
+        world.qp(link, to)?.lend_messages();
         for (messages, takes) in [(1, true), (1, false), (3, true), (3, false)] {
-            for len in [64, 65, 1087, 1088, 4160, 8256, ROOM] {
+            for len in [63, 64, 65, 1087, 1088, 4160, 8256, ROOM] {
                 let here = source(&world, from, messages * len, len as u64)?;
                 let more = source(&world, from, 600_000, 5)?;
                 let mut elsewhere = sink(&world, to, 600_000)?;
-                let mut head = sink(&world, to, messages * HEAD)?;
+                let mut head = sink(&world, to, messages * LENT_HEAD_BYTES)?;
                 let mut data = sink(&world, to, messages * ROOM)?;
                 for at in 0..messages {
-                    let sges = [head.sge(at * HEAD, HEAD), data.sge(at * ROOM, ROOM)];
+                    let first = head.sge(at * LENT_HEAD_BYTES, LENT_HEAD_BYTES);
+                    let sges = [first, data.sge(at * ROOM, ROOM)];
                     world.post_recv(link, to, at as u64, &sges)?;
                     let sges = [here.sge(at * len, len)];
                     world.post(link, from, &send(at as u64, &sges))?;
                 }
                 world.ring(link, from)?;
+                let mut landed = 0;
                 for at in 0..messages {
-                    let (wr_id, what) = (at as u64, format!("message {at} of {len} bytes"));
-                    world.received(link, to, wr_id, len)?;
-                    let mut seen = None;
+                    let what = format!("message {at} of {len} bytes");
+                    let wc = world.completion(link, to, &what)?;
+                    ensure_eq!(wc.status, WcStatus::Success, "{what}");
+                    ensure_eq!(wc.byte_len as usize, len, "{what}");
+                    let sent = here.shadow(at * len, len);
+                    let (first, rest) = sent.split_at(len.min(LENT_HEAD_BYTES));
                     let qp = world.qp(link, to)?;
-                    let taken = qp.take_lent(wr_id, &mut |bytes| {
-                        let mut copy = vec![0; bytes.len()];
-                        bytes.copy_to(&mut copy);
-                        seen = Some(copy);
-                        takes
-                    });
-                    ensure_eq!(taken, takes && seen.is_some(), "{what}: taken");
-                    ensure!(!qp.take_lent(wr_id, &mut |_| true), "{what} lent twice");
-                    let (first, rest) = here.shadow(at * len, len).split_at(HEAD);
-                    if let Some(seen) = seen {
-                        ensure!(seen == rest, "{what}: what was lent is not what was sent");
-                    }
-                    head.expect(at * HEAD, first);
-                    if !taken {
-                        data.expect(at * ROOM, rest);
+                    let receive = if wc.opcode == WcOpcode::RecvLent {
+                        take_or_land(qp, wc.wr_id, (first, rest), takes, &what)?
+                    } else {
+                        ensure_eq!(wc.opcode, WcOpcode::Recv, "{what}");
+                        Some(wc.wr_id)
+                    };
+                    if let Some(receive) = receive {
+                        // One message takes the oldest receive, whichever it is.
+                        ensure_eq!(receive, landed, "{what}: its receive");
+                        let receive = usize::try_from(receive).unwrap_or(usize::MAX);
+                        head.expect(receive * LENT_HEAD_BYTES, first);
+                        data.expect(receive * ROOM, rest);
+                        landed += 1;
                     }
                     if at == 0 {
                         // What is not taken yet is not overwritten by what comes behind it.
@@ -108,13 +114,115 @@ pub(super) fn data_is_lent_or_in_its_place(fabric: &mut dyn Fabric) -> Outcome {
                     world.success(link, from, at as u64, WcOpcode::Send)?;
                 }
                 world.success(link, from, 9, WcOpcode::RdmaWrite)?;
-                elsewhere.check("an RDMA WRITE behind data that is lent")?;
-                head.check("the first SGE beside data that may be lent")?;
+                // What took no receive left it to others.
+                for receive in landed..messages as u64 {
+                    let at = usize::try_from(receive).unwrap_or(usize::MAX);
+                    world.post_now(link, from, &send(10, &[more.sge(0, SHORT)]))?;
+                    world.received(link, to, receive, SHORT)?;
+                    world.success(link, from, 10, WcOpcode::Send)?;
+                    // What it is not full of may be anything: the device had it.
+                    let now = head.read(at * LENT_HEAD_BYTES, LENT_HEAD_BYTES);
+                    head.expect(at * LENT_HEAD_BYTES, &now);
+                    head.expect(at * LENT_HEAD_BYTES, more.shadow(0, SHORT));
+                }
+                elsewhere.check("an RDMA WRITE behind messages that are lent")?;
+                head.check("the first SGE beside messages that may be lent")?;
                 data.check("data that was not taken")?;
             }
         }
     }
     world.silent(link)
+}
+
+/// Takes a message that was lent, or puts it into a receive: which.
+fn take_or_land(
+    qp: &mut dyn QueuePair,
+    message: u64,
+    (first, rest): (&[u8], &[u8]),
+    takes: bool,
+    what: &str,
+) -> Outcome<Option<u64>> {
+    let head = qp.lent_head(message);
+    ensure!(head.is_some_and(|head| head == first), "{what}: its head");
+    let mut receive = None;
+    if !rest.is_empty() {
+        let mut seen = None;
+        let taken = qp.take_lent(message, &mut |bytes| {
+            let mut copy = vec![0; bytes.len()];
+            bytes.copy_to(&mut copy);
+            seen = Some(copy);
+            takes
+        });
+        ensure!(seen.is_some_and(|seen| seen == rest), "{what}: its data");
+        ensure_eq!(taken, takes, "{what}: taken");
+        if !taken {
+            receive = qp.land_lent(message);
+            ensure!(receive.is_some(), "{what}: a receive was kept for it");
+        }
+    }
+    ensure_eq!(qp.lent_head(message), None, "{what}: lent twice");
+    ensure!(!qp.take_lent(message, &mut |_| true), "{what}: lent twice");
+    ensure_eq!(qp.land_lent(message), None, "{what}: lent twice");
+    Ok(receive)
+}
+
+/// A message that is lent keeps a receive: the next one waits for another, or for the end of the first.
+pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome {
+    const LEN: usize = 4160;
+    for shared in [false, true] {
+        let mut world = World::new(fabric)?;
+        for from in Side::BOTH {
+            let to = from.peer();
+            let (srq, link) = if shared {
+                let (srq, links) = sharing(&mut world, to, 1, 8)?;
+                (Some(srq), links[0])
+            } else {
+                (None, world.connect(&LinkOptions::default())?)
+            };
+            world.qp(link, to)?.lend_messages();
+            let here = source(&world, from, 2 * LEN, 7)?;
+            let mut inbox = sink(&world, to, LEN)?;
+            let sges = [inbox.sge(0, LEN)];
+            let post = |world: &mut World<'_>| match &srq {
+                Some(srq) => Ok(srq.post_recv(20, &sges)?),
+                None => world.post_recv(link, to, 20, &sges),
+            };
+            post(&mut world)?;
+            for takes in [true, false] {
+                world.post(link, from, &send(1, &[here.sge(0, LEN)]))?;
+                world.post_now(link, from, &send(2, &[here.sge(LEN, LEN)]))?;
+                let first = world.completion(link, to, "a message")?;
+                if first.opcode != WcOpcode::RecvLent {
+                    return Err(Stop::NotApplicable("nothing is lent here".into()));
+                }
+                nothing_comes(&mut world, link, to, "two messages have one receive")?;
+                let (head, rest) = here.shadow(0, LEN).split_at(LENT_HEAD_BYTES);
+                let qp = world.qp(link, to)?;
+                let landed = take_or_land(qp, first.wr_id, (head, rest), takes, "the first")?;
+                if !takes {
+                    ensure_eq!(landed, Some(20), "the only receive");
+                    inbox.expect(0, here.shadow(0, LEN));
+                    inbox.check("a message that was landed")?;
+                    nothing_comes(&mut world, link, to, "the only receive is in use")?;
+                    post(&mut world)?;
+                }
+                let second = world.completion(link, to, "the second message")?;
+                ensure_eq!(second.opcode, WcOpcode::RecvLent, "the second");
+                let (head, rest) = here.shadow(LEN, LEN).split_at(LENT_HEAD_BYTES);
+                let qp = world.qp(link, to)?;
+                take_or_land(qp, second.wr_id, (head, rest), true, "the second")?;
+                world.success(link, from, 1, WcOpcode::Send)?;
+                world.success(link, from, 2, WcOpcode::Send)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn nothing_comes(world: &mut World<'_>, link: usize, to: Side, why: &str) -> Outcome {
+    world.settle(20_000);
+    ensure!(world.take_completion(link, to).is_none(), "{why}");
+    Ok(())
 }
 
 pub(super) fn receive_never_posted(fabric: &mut dyn Fabric) -> Outcome {

@@ -1,39 +1,49 @@
-//! Data of Sends that stays where it has come, in shared memory or in the stream buffer, until the program has
-//! taken it: a volume in memory copies it from there, once.
+//! Messages that stay where they have come, in shared memory or in the stream buffer, until the program has taken them:
+//! a volume in memory copies data from there, once, and a message without data needs no receive at all.
 
 use std::collections::VecDeque;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use capstan_memory::RawBytes;
 
-use super::{MEMORY_BULK_BYTES, Phase, Received, Rx, spare};
-use crate::contract::{Access, Sge};
+use super::{MEMORY_BULK_BYTES, Message, Phase, Received, Rx, spare};
+use crate::contract::{Access, LENT_HEAD_BYTES};
 use crate::iwarp::fatal::Fatal;
 use crate::iwarp::qp::Qp;
 use crate::iwarp::same_host::Memory;
 use crate::iwarp::socket::{Link, Piece};
+use crate::iwarp::srq::Receive;
 use crate::iwarp::stag::StagTable;
+use crate::iwarp::tx::each_span;
 use crate::iwarp::wire::ddp::Segment;
 
-/// With more lent than this nothing else is received in a run: two stream buffers of thirty capsules with 4 KiB of data. A target
+/// With more data lent than this nothing else is received in a run: two stream buffers of thirty capsules with 4 KiB of data. A target
 /// takes 128 completions at once, half of them of its answers; what it does not come to is copied.
 const ENOUGH: usize = 32;
+const HEAD_BYTES: u32 = 64;
+const _: () = assert!(HEAD_BYTES as usize == LENT_HEAD_BYTES);
 
-/// Data that was lent.
+/// A message that was lent.
 struct Loan {
-    wr_id: u64,
+    message: u64,
+    head: [u8; LENT_HEAD_BYTES],
+    data: Option<Data>,
+}
+
+/// What is behind its head.
+struct Data {
     from: Held,
-    /// Where in the memory of the receive it belongs, and its length.
-    place: Sge,
+    len_bytes: u32,
 }
 
 /// Where it is.
-#[derive(Clone, Copy)]
 enum Held {
     /// In the ring of the connection.
     Ring(NonNull<u8>),
     /// In `Lent::buffers`, or in `Rx::buffer` when it is not among them yet: at this offset.
     Buffer { index: usize, offset: usize },
+    /// Here: the program did not take it before it polled again.
+    Here(Box<[u8]>),
 }
 
 /// What a queue pair has lent to the program.
@@ -42,13 +52,21 @@ pub(in crate::iwarp) struct Lent {
     /// The program asks for it.
     pub wanted: bool,
     /// The engine knows that there is something to be given back.
-    pub known: bool,
+    known: bool,
+    /// What the last message was called.
+    last: u64,
     /// Oldest first.
     loans: VecDeque<Loan>,
+    /// Loans since the last one was given back that have data.
+    data: usize,
+    /// Some of the data is in the stream buffer in use.
+    in_use: bool,
     /// Stream buffers that nothing is received into, because of what is lent in them.
     buffers: Vec<Box<[u8]>>,
     /// The rings of a link that has ended, because of what was lent in them.
     rings: Option<Memory>,
+    /// The receive of the message that was landed last.
+    landed: Receive,
 }
 
 impl Lent {
@@ -62,24 +80,31 @@ impl Lent {
         self.rings = rings;
     }
 
-    /// What was lent with a receive: the oldest, when the program goes by its completions.
-    fn take(&mut self, wr_id: u64) -> Option<Loan> {
-        if self.loans.front()?.wr_id == wr_id {
-            return self.loans.pop_front();
+    /// Where in the list a message is: the oldest, when the program goes by its completions.
+    #[inline]
+    fn position(&self, message: u64) -> Option<usize> {
+        if self.loans.front()?.message == message {
+            return Some(0);
         }
-        let at = self.loans.iter().position(|loan| loan.wr_id == wr_id)?;
-        self.loans.remove(at)
+        self.loans.iter().position(|loan| loan.message == message)
     }
 
     /// Whether a program may have its hands full.
     pub(super) fn is_enough(&self) -> bool {
-        self.loans.len() > ENOUGH
+        self.data > ENOUGH
     }
 
-    /// Whether some of it is in the stream buffer in use.
-    fn is_in_use(&self) -> bool {
-        let newest = self.loans.back().map(|loan| loan.from);
-        matches!(newest, Some(Held::Buffer { index, .. }) if index == self.buffers.len())
+    /// Adds a message; what it is called.
+    #[inline]
+    fn add(&mut self, head: [u8; LENT_HEAD_BYTES], data: Option<Data>) -> u64 {
+        self.last += 1;
+        self.data += usize::from(data.is_some());
+        self.loans.push_back(Loan {
+            message: self.last,
+            head,
+            data,
+        });
+        self.last
     }
 }
 
@@ -87,7 +112,7 @@ impl Rx {
     /// Keeps what is lent of the stream buffer out of the way of what comes next; the bytes that have not been
     /// handled go into another one.
     pub(super) fn set_lent_aside(&mut self) {
-        if !self.lent.is_in_use() {
+        if !std::mem::take(&mut self.lent.in_use) {
             return;
         }
         let mut next = spare::take();
@@ -97,23 +122,37 @@ impl Rx {
         let lent = std::mem::replace(&mut self.buffer, next);
         self.lent.buffers.push(lent);
     }
+
+    fn lent_bytes<'a>(&'a self, data: &'a Data) -> RawBytes<'a> {
+        let length = data.len_bytes as usize;
+        match data.from {
+            // SAFETY: inside the ring, which is mapped as long as the link lives, and after that as long as something may
+            // be lent (`Lent::keep`). Only the peer writes there.
+            Held::Ring(base) => unsafe { RawBytes::new(base, length) },
+            Held::Buffer { index, offset } => {
+                let buffer = self.lent.buffers.get(index).unwrap_or(&self.buffer);
+                RawBytes::from(&buffer[offset..offset + length])
+            }
+            Held::Here(ref bytes) => RawBytes::from(&**bytes),
+        }
+    }
 }
 
 impl Qp {
-    /// In the payload of a Send: leaves the data behind the first SGE in the ring, when all of it is there in
-    /// one piece. `None` when not, and then nothing was received.
+    /// In the payload of a Send: leaves the data behind its head in the ring, when all of it is there in one piece.
+    /// `None` when not, and then nothing was received.
     pub(super) fn fill_lending(&mut self, stags: &StagTable) -> Result<Option<Received>, Fatal> {
         if !matches!(self.link, Some(Link::Shared(_))) {
             return Ok(None);
         }
-        let Some((before, place)) = self.lendable() else {
+        let Some((before, data_bytes)) = self.lendable() else {
             return Ok(None);
         };
         let mut pieces = std::mem::take(&mut self.rx.pieces);
         pieces.clear();
         self.each_target(stags, before, &mut |span| pieces.push(Piece::span(span)))?;
         let room = self.rx.room();
-        let direct = (before + place.len_bytes) as usize;
+        let direct = (before + data_bytes) as usize;
         let asked = direct + room.len_bytes();
         let Some(Link::Shared(link)) = &mut self.link else {
             self.rx.pieces = pieces;
@@ -121,14 +160,14 @@ impl Qp {
         };
         // SAFETY: the pieces are spans the table has just resolved and its borrow keeps mapped; the room
         // is the free end of the stream buffer, which nobody else has a reference to.
-        let lent = unsafe { link.receive_around(&pieces, place.len_bytes as usize, room) };
+        let lent = unsafe { link.receive_around(&pieces, data_bytes as usize, room) };
         self.rx.pieces = pieces;
         let Some((base, bytes)) = lent.map_err(Fatal::Io)? else {
             return Ok(None);
         };
         self.rx.end += bytes - direct;
-        self.note_placed(stags, before + place.len_bytes)?;
-        self.lend(Held::Ring(base), place);
+        self.note_placed(stags, before + data_bytes)?;
+        self.lend_of_ring(stags, base, data_bytes)?;
         Ok(Some(if bytes == asked {
             Received::More
         } else {
@@ -136,85 +175,192 @@ impl Qp {
         }))
     }
 
-    /// The bytes of the payload that are missing in the first SGE, and where the rest belongs, when the rest
-    /// can be lent.
-    fn lendable(&self) -> Option<(u32, Sge)> {
+    /// The bytes of the head that are missing, and those behind it, when these can be lent.
+    fn lendable(&self) -> Option<(u32, u32)> {
         let partial = &self.rx.partial;
-        let (first_bytes, place) = self.parts(&partial.segment, partial.payload_bytes)?;
-        let before = first_bytes.checked_sub(partial.placed_bytes)?;
-        (self.rx.phase == Phase::Payload && !self.rx.crc).then_some((before, place))
+        let Segment::Untagged(header) = &partial.segment else {
+            return None;
+        };
+        let message = self.rx.message.as_ref()?;
+        let whole = header.control.last() && message.received_bytes == 0 && message.lent.is_none();
+        let before = HEAD_BYTES.checked_sub(partial.placed_bytes)?;
+        let data_bytes = partial.payload_bytes.checked_sub(HEAD_BYTES)?;
+        let able = self.rx.phase == Phase::Payload && !self.rx.crc && whole;
+        (able
+            && data_bytes >= MEMORY_BULK_BYTES
+            && self.receives.may_put_back(partial.payload_bytes))
+        .then_some((before, data_bytes))
     }
 
-    /// In a whole FPDU whose payload is at `offset` of the stream buffer: leaves the data behind the first SGE
-    /// there. The answer is how much of the payload is to be placed as ever.
+    /// The message that is arriving is in its receive as far as its head goes, and in the ring: it needs no receive.
+    fn lend_of_ring(
+        &mut self,
+        stags: &StagTable,
+        base: NonNull<u8>,
+        data_bytes: u32,
+    ) -> Result<(), Fatal> {
+        let mut head = [0; LENT_HEAD_BYTES];
+        let mut rest = head.as_mut_slice();
+        self.each_target_of(
+            stags,
+            &self.rx.partial.segment,
+            0,
+            HEAD_BYTES,
+            &mut |span| {
+                let (now, later) = std::mem::take(&mut rest).split_at_mut(span.len_bytes());
+                span.copy_to(now);
+                rest = later;
+            },
+        )?;
+        self.receives.put_back(&self.rx.receive);
+        let data = Data {
+            from: Held::Ring(base),
+            len_bytes: data_bytes,
+        };
+        if let Some(message) = &mut self.rx.message {
+            message.lent = Some(self.rx.lent.add(head, Some(data)));
+        }
+        Ok(())
+    }
+
+    /// A whole FPDU, whose payload is in the stream buffer: lends it when it is a whole message. `false` when it is to be
+    /// received as ever.
+    #[inline]
     pub(super) fn lend_of_buffer(
         &mut self,
         segment: &Segment,
-        offset: usize,
-        payload_bytes: u32,
-    ) -> u32 {
-        let parts = self
-            .rx
-            .lent
-            .wanted
-            .then(|| self.parts(segment, payload_bytes));
-        let Some((first_bytes, place)) = parts.flatten() else {
-            return payload_bytes;
+        payload: &[u8],
+    ) -> Result<bool, Fatal> {
+        let (Segment::Untagged(header), Some(head)) = (segment, payload.first_chunk()) else {
+            return Ok(false);
         };
-        let from = Held::Buffer {
-            index: self.rx.lent.buffers.len(),
-            offset: offset + first_bytes as usize,
-        };
-        self.lend(from, place);
-        first_bytes
+        let whole = header.control.last() && self.rx.message.is_none();
+        let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let data_bytes = payload_bytes - HEAD_BYTES;
+        let worth = data_bytes == 0 || data_bytes >= MEMORY_BULK_BYTES;
+        if !(self.rx.lent.wanted && whole && worth) {
+            return Ok(false);
+        }
+        self.check_send(segment, header)?;
+        if !self.recv_cq.has_room() || !self.receives.reserve(payload_bytes) {
+            return Ok(false);
+        }
+        let data = (data_bytes != 0).then(|| Data {
+            from: Held::Buffer {
+                index: self.rx.lent.buffers.len(),
+                offset: self.rx.start + segment.header_bytes() + LENT_HEAD_BYTES,
+            },
+            len_bytes: data_bytes,
+        });
+        self.rx.lent.in_use |= data.is_some();
+        self.rx.message = Some(Message {
+            opcode: header.control.opcode(),
+            received_bytes: 0,
+            lent: Some(self.rx.lent.add(*head, data)),
+        });
+        Ok(true)
     }
 
-    fn lend(&mut self, from: Held, place: Sge) {
-        let wr_id = self.rx.receive.wr_id;
-        self.rx.lent.loans.push_back(Loan { wr_id, from, place });
-    }
-
-    /// The bytes of the first SGE, and where the rest belongs, when this is a message of one segment whose rest
-    /// is data for one more SGE.
-    fn parts(&self, segment: &Segment, payload_bytes: u32) -> Option<(u32, Sge)> {
-        let message = self.rx.message.as_ref()?;
-        let [first, second, ..] = self.rx.receive.sges.as_slice() else {
-            return None;
-        };
-        let whole = matches!(segment, Segment::Untagged(_))
-            && segment.control().last()
-            && message.received_bytes == 0;
-        let len_bytes = payload_bytes.checked_sub(first.len_bytes)?;
-        let fits = (MEMORY_BULK_BYTES..=second.len_bytes).contains(&len_bytes);
-        let place = Sge {
-            len_bytes,
-            ..*second
-        };
-        (whole && fits).then_some((first.len_bytes, place))
+    /// As [`QueuePair::lent_head`](crate::contract::QueuePair::lent_head).
+    #[inline]
+    pub(in crate::iwarp) fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
+        let at = self.rx.lent.position(message)?;
+        let loan = &self.rx.lent.loans[at];
+        let (head, ends) = (loan.head, loan.data.is_none());
+        if ends {
+            drop(self.end_loan(at));
+        }
+        Some(head)
     }
 
     /// As [`QueuePair::take_lent`](crate::contract::QueuePair::take_lent).
     pub(in crate::iwarp) fn take_lent(
         &mut self,
-        stags: &StagTable,
-        wr_id: u64,
+        message: u64,
         take: &mut dyn FnMut(RawBytes<'_>) -> bool,
     ) -> bool {
-        let Some(loan) = self.rx.lent.take(wr_id) else {
+        let Some(at) = self.rx.lent.position(message) else {
             return false;
         };
-        let taken = take(self.lent_bytes(&loan));
-        if !taken {
-            self.place(stags, &loan);
+        let Some(data) = &self.rx.lent.loans[at].data else {
+            return false;
+        };
+        let taken = take(self.rx.lent_bytes(data));
+        if taken {
+            self.end_loan(at);
         }
         taken
     }
 
-    /// Before anything else is received: the ring gets its room back, and stream buffers are for others. What
-    /// the program has not seen yet goes to the memory of its receive.
-    pub(in crate::iwarp) fn give_back_lent(&mut self, stags: &StagTable) {
+    /// As [`QueuePair::land_lent`](crate::contract::QueuePair::land_lent).
+    pub(in crate::iwarp) fn land_lent(&mut self, stags: &StagTable, message: u64) -> Option<u64> {
+        let at = self.rx.lent.position(message)?;
+        let loan = self.end_loan(at)?;
+        self.land(stags, &loan)
+    }
+
+    /// Takes a message from the list; its receive is for others.
+    #[inline]
+    fn end_loan(&mut self, at: usize) -> Option<Loan> {
+        let loan = if at == 0 {
+            self.rx.lent.loans.pop_front()
+        } else {
+            self.rx.lent.loans.remove(at)
+        }?;
+        self.receives.unreserve();
+        Some(loan)
+    }
+
+    /// Puts a message into a receive.
+    fn land(&mut self, stags: &StagTable, loan: &Loan) -> Option<u64> {
+        let mut receive = std::mem::take(&mut self.rx.lent.landed);
+        let taken = self.receives.take(&mut receive);
+        if taken {
+            let data = loan.data.as_ref();
+            let len_bytes = HEAD_BYTES + data.map_or(0, |data| data.len_bytes);
+            let data = data.map(|data| self.rx.lent_bytes(data));
+            let mut at = 0;
+            let (pd, sges) = (self.asker.pd, &receive.sges);
+            // A region that is gone has no place for it, and nobody who looks there.
+            let _ = each_span(
+                stags,
+                pd,
+                sges,
+                0,
+                len_bytes,
+                Access::LOCAL_WRITE,
+                &mut |span| {
+                    let (head, behind) = span.split_at(LENT_HEAD_BYTES.saturating_sub(at));
+                    head.copy_from(loan.head.get(at..).unwrap_or_default());
+                    if let Some(data) = &data {
+                        let skip = (at + head.len_bytes()).saturating_sub(LENT_HEAD_BYTES);
+                        behind.copy_from_raw(data.skip(skip));
+                    }
+                    at += span.len_bytes();
+                },
+            );
+        }
+        let wr_id = receive.wr_id;
+        self.rx.lent.landed = receive;
+        taken.then_some(wr_id)
+    }
+
+    /// Before anything else is received: the ring gets its room back, and stream buffers are for others. What the program has
+    /// not taken yet is copied.
+    pub(in crate::iwarp) fn give_back_lent(&mut self) {
         self.rx.lent.known = false;
-        self.place_lent(stags);
+        let mut loans = std::mem::take(&mut self.rx.lent.loans);
+        for loan in &mut loans {
+            if let Some(data) = &mut loan.data
+                && !matches!(data.from, Held::Here(_))
+            {
+                let mut bytes = vec![0; data.len_bytes as usize];
+                self.rx.lent_bytes(data).copy_to(&mut bytes);
+                data.from = Held::Here(bytes.into());
+            }
+        }
+        self.rx.lent.loans = loans;
+        self.rx.lent.data = 0;
         self.rx.lent.buffers.drain(..).for_each(spare::give);
         self.rx.lent.rings = None;
         if let Some(Link::Shared(link)) = &mut self.link {
@@ -222,33 +368,8 @@ impl Qp {
         }
     }
 
-    /// Puts what was not taken into the memory of its receives. Then the link may go.
-    pub(in crate::iwarp) fn place_lent(&mut self, stags: &StagTable) {
-        while let Some(loan) = self.rx.lent.loans.pop_front() {
-            self.place(stags, &loan);
-        }
-    }
-
-    fn place(&self, stags: &StagTable, loan: &Loan) {
-        // A region that is gone has no place for it, and nobody who looks there.
-        if let Ok(span) = stags.local(self.asker.pd, &loan.place, Access::LOCAL_WRITE) {
-            let from = self.lent_bytes(loan).base();
-            // SAFETY: both are mapped and of this length: one as `lent_bytes` says, the span by the borrow
-            // of its table. No region contains a ring or a stream buffer.
-            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), span.base(), span.len_bytes()) };
-        }
-    }
-
-    fn lent_bytes(&self, loan: &Loan) -> RawBytes<'_> {
-        let length = loan.place.len_bytes as usize;
-        match loan.from {
-            // SAFETY: inside the ring, which is mapped as long as the link lives: it takes its loans with it
-            // (`place_lent`). Only the peer writes there.
-            Held::Ring(base) => unsafe { RawBytes::new(base, length) },
-            Held::Buffer { index, offset } => {
-                let buffer = self.rx.lent.buffers.get(index).unwrap_or(&self.rx.buffer);
-                RawBytes::from(&buffer[offset..offset + length])
-            }
-        }
+    /// The program has dropped the queue pair: nothing is lent any more.
+    pub(in crate::iwarp) fn forget_lent(&mut self) {
+        while self.end_loan(0).is_some() {}
     }
 }

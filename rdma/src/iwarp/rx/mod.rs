@@ -76,6 +76,8 @@ struct Partial {
 struct Message {
     opcode: Opcode,
     received_bytes: u32,
+    /// What the message is called when it is lent, and so has no receive.
+    lent: Option<u64>,
 }
 
 /// The receiving half of a queue pair.
@@ -107,7 +109,7 @@ pub(super) struct Rx {
     pub before_first: bool,
     /// Waiting for a receive.
     pub stalled: bool,
-    /// Data that the program has not taken out of the ring yet.
+    /// Messages that the program has not taken yet.
     pub lent: Lent,
 }
 
@@ -201,7 +203,8 @@ impl Rx {
 
     /// The receive of a Send that is still arriving.
     pub(super) fn take_message(&mut self) -> Option<u64> {
-        self.message.take().map(|_| self.receive.wr_id)
+        let message = self.message.take()?;
+        message.lent.is_none().then_some(self.receive.wr_id)
     }
 }
 
@@ -421,17 +424,17 @@ impl Qp {
             return Err(terminated(&segment, payload));
         } else {
             let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-            if !self.start_segment(stags, &segment, payload_bytes)? {
-                return Ok(Parsed::Receive);
+            if !self.lend_of_buffer(&segment, payload)? {
+                if !self.start_segment(stags, &segment, payload_bytes)? {
+                    return Ok(Parsed::Receive);
+                }
+                let mut rest = payload;
+                self.each_target_of(stags, &segment, 0, payload_bytes, &mut |span| {
+                    let (now, later) = rest.split_at(span.len_bytes().min(rest.len()));
+                    span.copy_from(now);
+                    rest = later;
+                })?;
             }
-            let offset = self.rx.start + segment.header_bytes();
-            let here = self.lend_of_buffer(&segment, offset, payload_bytes);
-            let mut rest = payload;
-            self.each_target_of(stags, &segment, 0, here, &mut |span| {
-                let (now, later) = rest.split_at(span.len_bytes().min(rest.len()));
-                span.copy_from(now);
-                rest = later;
-            })?;
             self.finish_segment(stags, &segment, payload_bytes)?;
         }
         self.rx.start += total;

@@ -100,14 +100,13 @@ impl Qp {
         }
     }
 
-    /// Checks a segment of a Send (RFC 5041 §7.2) and takes a receive for the first of a message.
+    /// Checks a segment of a Send (RFC 5041 §7.2); the bytes of its message that have come before.
     #[inline]
-    fn start_send(
-        &mut self,
+    pub(super) fn check_send(
+        &self,
         segment: &Segment,
         header: &UntaggedHeader,
-        payload_bytes: u32,
-    ) -> Result<bool, Fatal> {
+    ) -> Result<u32, Fatal> {
         let violation = |error| Fatal::segment(error, segment);
         if header.qn.get() != QN_SEND {
             return Err(violation(ErrorCode::DDP_INVALID_QN));
@@ -126,14 +125,27 @@ impl Qp {
         if header.mo.get() != received {
             return Err(violation(ErrorCode::DDP_INVALID_MO));
         }
+        Ok(received)
+    }
+
+    /// Checks a segment of a Send and takes a receive for the first of a message.
+    #[inline]
+    fn start_send(
+        &mut self,
+        segment: &Segment,
+        header: &UntaggedHeader,
+        payload_bytes: u32,
+    ) -> Result<bool, Fatal> {
+        let received = self.check_send(segment, header)?;
         if self.rx.message.is_none() {
             // Only as many completions as the queue holds: TCP holds the peer back meanwhile.
             if !self.recv_cq.has_room() || !self.receives.take(&mut self.rx.receive) {
                 return Ok(false);
             }
             self.rx.message = Some(Message {
-                opcode,
+                opcode: header.control.opcode(),
                 received_bytes: 0,
+                lent: None,
             });
         }
         if payload_bytes > self.rx.receive.len_bytes - received {
@@ -230,14 +242,18 @@ impl Qp {
                 })?;
             invalidated = Some(RKey(stag));
         }
-        let received = self.rx.message.take().map_or(0, |m| m.received_bytes);
+        let message = self.rx.message.take();
+        let lent = message.as_ref().and_then(|message| message.lent);
         self.rx.send_msn = self.rx.send_msn.wrapping_add(1);
         self.recv_cq.push(WorkCompletion {
-            wr_id: self.rx.receive.wr_id,
+            wr_id: lent.unwrap_or(self.rx.receive.wr_id),
             qp: self.num,
             status: WcStatus::Success,
-            opcode: WcOpcode::Recv,
-            byte_len: received,
+            opcode: match lent {
+                Some(_) => WcOpcode::RecvLent,
+                None => WcOpcode::Recv,
+            },
+            byte_len: message.map_or(0, |message| message.received_bytes),
             invalidated,
         });
         Ok(())

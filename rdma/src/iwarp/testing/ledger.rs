@@ -6,7 +6,9 @@ use std::ptr::NonNull;
 use capstan_memory::RawBytes;
 
 use super::scene::{READS, RECEIVE_BYTES, RECEIVES};
-use crate::contract::{CompletionQueue, QueuePair, WcStatus, WorkCompletion};
+use crate::contract::{
+    CompletionQueue, LENT_HEAD_BYTES, QueuePair, WcOpcode, WcStatus, WorkCompletion,
+};
 
 /// Identifier of the first work request of the send queue, which is an RDMA Read.
 pub(super) const FIRST_SEND: u64 = 100;
@@ -54,7 +56,7 @@ impl Ledger {
         self.poll_with(cq, |_| ())
     }
 
-    /// The same, and takes the data of messages where it has come or, not `takes`, has it put where it belongs.
+    /// The same, and takes messages where they have come or, not `takes`, has them put into receives.
     pub(super) fn take_messages(
         &mut self,
         qp: &mut dyn QueuePair,
@@ -62,22 +64,32 @@ impl Ledger {
         takes: bool,
     ) -> usize {
         let mut taken = Vec::new();
-        let count = self.poll_with(cq, |wr_id| {
-            let mut copy = vec![0; RECEIVE_BYTES as usize];
-            qp.take_lent(wr_id, &mut |bytes| {
-                assert!(
-                    bytes.len() < copy.len(),
-                    "more than the receive has room for"
-                );
-                bytes.copy_to(&mut copy);
-                if takes {
-                    taken.push((bytes.base(), bytes.len()));
-                }
-                takes
-            });
-            let again = qp.take_lent(wr_id, &mut |_| true);
-            assert!(!again, "lent twice");
+        let mut landed = Vec::new();
+        let count = self.poll_with(cq, |done| {
+            let message = done.wr_id;
+            assert!(done.byte_len <= RECEIVE_BYTES, "{done:?}");
+            let data_bytes = done.byte_len as usize - LENT_HEAD_BYTES;
+            assert!(qp.lent_head(message).is_some(), "{done:?}");
+            let took = data_bytes != 0
+                && qp.take_lent(message, &mut |bytes| {
+                    assert_eq!(bytes.len(), data_bytes);
+                    let mut copy = vec![0; data_bytes];
+                    bytes.copy_to(&mut copy);
+                    if takes {
+                        taken.push((bytes.base(), bytes.len()));
+                    }
+                    takes
+                });
+            if data_bytes != 0 && !took {
+                landed.extend(qp.land_lent(message));
+            }
+            assert_eq!(qp.lent_head(message), None, "lent twice");
+            assert!(!qp.take_lent(message, &mut |_| true), "lent twice");
+            assert_eq!(qp.land_lent(message), None, "lent twice");
         });
+        for wr_id in landed {
+            assert!(self.receives.remove(&wr_id), "landed in {wr_id}");
+        }
         self.taken = taken;
         count
     }
@@ -92,15 +104,22 @@ impl Ledger {
         }
     }
 
-    /// Calls `each` with the identifier of each receive that has a message.
-    fn poll_with(&mut self, cq: &dyn CompletionQueue, mut each: impl FnMut(u64)) -> usize {
+    /// Calls `each` with each message that was lent.
+    fn poll_with(
+        &mut self,
+        cq: &dyn CompletionQueue,
+        mut each: impl FnMut(&WorkCompletion),
+    ) -> usize {
         self.read_taken();
         let mut out = [WorkCompletion::EMPTY; 16];
         let count = cq.poll(&mut out);
         for done in &out[..count] {
-            self.completed(done);
-            if done.wr_id < RECEIVES && done.status == WcStatus::Success {
-                each(done.wr_id);
+            if done.opcode == WcOpcode::RecvLent {
+                assert_eq!(done.status, WcStatus::Success, "{done:?}");
+                assert!(!self.failed, "success after the end: {done:?}");
+                each(done);
+            } else {
+                self.completed(done);
             }
         }
         count

@@ -41,7 +41,7 @@ pub fn receive(data: &[u8]) {
     Stage::with(|stage| {
         let mut scene = Scene::new(stage, Link::Memory(MemoryLink::empty()), agreed);
         if flags & 4 != 0 {
-            scene.qp.lend_data();
+            scene.qp.lend_messages();
         }
         // Small steps are for short streams, or an execution takes too long.
         let length_max = (step * 200).min(100_000);
