@@ -63,14 +63,12 @@ for _ in $(seq 100); do
     sleep 0.2
 done
 
-connect() { # connect SUBSYSTEM PORT: sets CONTROLLER and DISK
-    local reply nqn=$NQN:$1
+connect() { # connect SUBSYSTEM PORT: sets DISK
+    local nqn=$NQN:$1
     exec 3<>/dev/nvme-fabrics
     printf '%s' "transport=rdma,traddr=$ADDRESS,trsvcid=$2,nqn=$nqn,nr_io_queues=2,queue_size=64" >&3
-    reply=$(cat <&3)
+    cat <&3
     exec 3>&-
-    CONTROLLER=nvme${reply#*instance=}
-    CONTROLLER=${CONTROLLER%%,*}
     for _ in $(seq 100); do
         DISK=$(grep -lx "$nqn" /sys/class/nvme-subsystem/*/subsysnqn | head -1)
         DISK=/dev/$(basename "$(find "$(dirname "$DISK")/" -maxdepth 1 -name 'nvme*n1' | head -1)")
@@ -81,27 +79,32 @@ connect() { # connect SUBSYSTEM PORT: sets CONTROLLER and DISK
     return 1
 }
 
-measure() { # measure TARGET JOB FIO_OPTION…
-    local target=$1 job=$2 iops
-    shift 2
-    # Fields 8 and 49: IOPS of reads and of writes.
-    iops=$(fio --name=job --filename="$DISK" --direct=1 --ioengine=libaio --time_based --ramp_time=1 \
-        --runtime=$RUN_SECONDS --output-format=terse --terse-version=3 "$@" | awk -F';' '/^3;/ { print $8 + $49 }')
-    echo "$job $target $iops" | tee -a "$OUT/samples"
+measure() { # measure JOB FIO_OPTION…: both targets, the one right after the other, so that both find the same machine
+    local job=$1 target iops
+    shift
+    for target in "${order[@]}"; do
+        # Fields 8 and 49: IOPS of reads and of writes.
+        iops=$(fio --name=job --filename="${disk[$target]}" --direct=1 --ioengine=libaio --time_based --ramp_time=1 \
+            --runtime=$RUN_SECONDS --output-format=terse --terse-version=3 "$@" | awk -F';' '/^3;/ { print $8 + $49 }')
+        echo "$job $target $iops" | tee -a "$OUT/samples"
+    done
 }
 
+declare -A disk
+connect nvmet 4420
+disk[nvmet]=$DISK
+connect capstan 4421
+disk[capstan]=$DISK
+
 : >"$OUT/samples"
+order=(nvmet capstan)
 for round in $(seq $ROUNDS); do
     echo "round $round of $ROUNDS"
-    for target in "nvmet 4420" "capstan 4421"; do
-        # shellcheck disable=SC2086 # a name and a port
-        connect $target
-        target=${target% *}
-        measure "$target" randread-4k-qd1 --rw=randread --bs=4k --iodepth=1
-        measure "$target" randread-4k-qd32 --rw=randread --bs=4k --iodepth=32
-        measure "$target" randwrite-4k-qd32 --rw=randwrite --bs=4k --iodepth=32
-        measure "$target" read-128k-qd8 --rw=read --bs=128k --iodepth=8
-        measure "$target" write-128k-qd8 --rw=write --bs=128k --iodepth=8
-        echo 1 >"/sys/class/nvme/$CONTROLLER/delete_controller"
-    done
+    measure randread-4k-qd1 --rw=randread --bs=4k --iodepth=1
+    measure randread-4k-qd32 --rw=randread --bs=4k --iodepth=32
+    measure randwrite-4k-qd32 --rw=randwrite --bs=4k --iodepth=32
+    measure read-128k-qd8 --rw=read --bs=128k --iodepth=8
+    measure write-128k-qd8 --rw=write --bs=128k --iodepth=8
+    order=("${order[1]}" "${order[0]}")
 done
+for controller in /sys/class/nvme/nvme*/delete_controller; do echo 1 >"$controller"; done
