@@ -46,14 +46,14 @@ const INSTRUCTIONS: [Row; 4] = [
         load: Load::read(NSID_NULL, 4096, 128),
         bounds: || Bounds {
             aim: Some(1500.0),
-            ..Bounds::none(Better::Lower).gate(gate(3100.0, 4200.0))
+            ..Bounds::none(Better::Lower).gate(gate(2550.0, 3450.0))
         },
     },
     Row {
         name: "instructions-ram-read-4k",
         what: "target instructions per 4 KiB read, RAM, depth 128",
         load: Load::read(NSID_RAM, 4096, 128),
-        bounds: || Bounds::none(Better::Lower).gate(gate(3450.0, 5300.0)),
+        bounds: || Bounds::none(Better::Lower).gate(gate(2900.0, 4600.0)),
     },
     Row {
         name: "instructions-ram-read-4k-crc32c",
@@ -62,13 +62,13 @@ const INSTRUCTIONS: [Row; 4] = [
             way: Way::TcpCrc32c,
             ..Load::read(NSID_RAM, 4096, 128)
         },
-        bounds: || Bounds::none(Better::Lower).gate(gate(7800.0, 11_500.0)),
+        bounds: || Bounds::none(Better::Lower).gate(gate(7500.0, 11_000.0)),
     },
     Row {
         name: "instructions-ram-write-4k",
         what: "target instructions per 4 KiB write, RAM, depth 128",
         load: Load::write(NSID_RAM, 4096, 128),
-        bounds: || Bounds::none(Better::Lower).gate(gate(4050.0, 7150.0)),
+        bounds: || Bounds::none(Better::Lower).gate(gate(3500.0, 6300.0)),
     },
 ];
 

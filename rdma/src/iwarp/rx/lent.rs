@@ -266,11 +266,10 @@ impl Qp {
     pub(in crate::iwarp) fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
         let at = self.rx.lent.position(message)?;
         let loan = &self.rx.lent.loans[at];
-        let (head, ends) = (loan.head, loan.data.is_none());
-        if ends {
-            drop(self.end_loan(at));
+        if loan.data.is_some() {
+            return Some(loan.head);
         }
-        Some(head)
+        self.end_loan(at).map(|loan| loan.head)
     }
 
     /// As [`QueuePair::take_lent`](crate::contract::QueuePair::take_lent).
@@ -302,13 +301,15 @@ impl Qp {
     /// Takes a message from the list; its receive is for others.
     #[inline]
     fn end_loan(&mut self, at: usize) -> Option<Loan> {
-        let loan = if at == 0 {
-            self.rx.lent.loans.pop_front()
-        } else {
-            self.rx.lent.loans.remove(at)
-        }?;
-        self.receives.unreserve();
-        Some(loan)
+        let loans = &mut self.rx.lent.loans;
+        let loan = match at {
+            0 => loans.pop_front(),
+            _ => loans.remove(at),
+        };
+        if loan.is_some() {
+            self.receives.unreserve();
+        }
+        loan
     }
 
     /// Puts a message into a receive.

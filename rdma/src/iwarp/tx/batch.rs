@@ -27,13 +27,18 @@ impl Batch {
     #[inline]
     pub(super) fn take_memory(&mut self) {
         if self.pieces.capacity() == 0 {
-            let spare = SPARE.with_borrow_mut(Vec::pop);
-            *self = spare.unwrap_or_else(|| Self {
-                scratch: Scratch::new(),
-                pieces: Vec::with_capacity(PIECES_MAX + FPDU_PIECES),
-                ends: Vec::with_capacity(PIECES_MAX),
-            });
+            self.take_spare();
         }
+    }
+
+    #[cold]
+    fn take_spare(&mut self) {
+        let spare = SPARE.with_borrow_mut(Vec::pop);
+        *self = spare.unwrap_or_else(|| Self {
+            scratch: Scratch::new(),
+            pieces: Vec::with_capacity(PIECES_MAX + FPDU_PIECES),
+            ends: Vec::with_capacity(PIECES_MAX),
+        });
     }
 
     /// Forgets everything in it, and leaves the memory to others.

@@ -221,14 +221,15 @@ impl Tx {
             && self.built - self.batch_start < BATCH_BYTES as u64
     }
 
-    /// Room for so many FPDUs with so many bytes of payload in all; what is more than a batch has one of its own.
+    /// Room for so many FPDUs with so many bytes of payload in all; what is more than a batch has one of its own. Not for
+    /// FPDUs that have a segment each.
     #[inline]
     fn has_room_for(&self, fpdus: usize, bytes: usize) -> bool {
-        let bytes_in_all = self.built - self.batch_start + bytes as u64;
-        self.has_room()
-            && self.batch.pieces.len() + fpdus * FPDU_PIECES <= PIECES_MAX
+        debug_assert!(self.framing != Framing::Aligned, "a batch of several FPDUs");
+        let (before, limit) = (self.built - self.batch_start, BATCH_BYTES as u64);
+        self.batch.pieces.len() + fpdus * FPDU_PIECES <= PIECES_MAX
             && self.batch.scratch.room() >= fpdus * FPDU_SCRATCH_BYTES
-            && (self.batch.pieces.is_empty() || bytes_in_all < 2 * BATCH_BYTES as u64)
+            && (before == 0 || (before < limit && before + (bytes as u64) < 2 * limit))
     }
 
     /// Whether a part of the batch has not been handed over.
