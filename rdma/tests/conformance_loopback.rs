@@ -121,7 +121,7 @@ fn modest() -> Box<dyn Fabric> {
 }
 
 /// Every message goes into a receive.
-const LENDING: &str = "receive::a_lent_message_keeps_a_receive";
+const LENDING: &str = "receive::a_lent_message";
 
 fn main() -> ExitCode {
     let variant = |name, fabric| harness::Variant {

@@ -80,6 +80,7 @@ cases! {
         message_longer_than_its_receive
         messages_are_lent_or_in_their_receives
         a_lent_message_keeps_a_receive
+        a_lent_message_keeps_a_shared_receive
         shared_receive_queue_serves_several
         shared_receives_survive_a_connection
         empty_shared_receive_queue;

@@ -219,6 +219,48 @@ pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome
     Ok(())
 }
 
+/// The one receive of two connections is kept for a message of the first: the second has it when that message is taken, or
+/// lost with its connection.
+pub(super) fn a_lent_message_keeps_a_shared_receive(fabric: &mut dyn Fabric) -> Outcome {
+    const LEN: usize = 4160;
+    let mut world = World::new(fabric)?;
+    for from in Side::BOTH {
+        let to = from.peer();
+        let (srq, links) = sharing(&mut world, to, 2, 8)?;
+        let [first, second] = links[..] else {
+            return Err(Stop::failed("two connections were asked for"));
+        };
+        world.qp(first, to)?.lend_messages();
+        let here = source(&world, from, LEN, 7)?;
+        let mut inbox = sink(&world, to, LEN)?;
+        let out = [here.sge(0, LEN)];
+        for takes in [true, false] {
+            srq.post_recv(20, &[inbox.sge(0, LEN)])?;
+            world.post_now(first, from, &send(1, &out))?;
+            let lent = world.completion(first, to, "a message")?;
+            if lent.opcode != WcOpcode::RecvLent {
+                return Err(Stop::NotApplicable("nothing is lent here".into()));
+            }
+            world.success(first, from, 1, WcOpcode::Send)?;
+            world.post_now(second, from, &send(2, &out))?;
+            nothing_comes(&mut world, second, to, "the receive is kept for another")?;
+            if takes {
+                let (head, rest) = here.shadow(0, LEN).split_at(LENT_HEAD_BYTES);
+                let qp = world.qp(first, to)?;
+                take_or_land(qp, lent.wr_id, (head, rest), true, "the first")?;
+            } else {
+                world.close(first);
+            }
+            world.received(second, to, 20, LEN)?;
+            world.success(second, from, 2, WcOpcode::Send)?;
+            inbox.expect(0, here.shadow(0, LEN));
+            inbox.check("a message that had to wait")?;
+        }
+        world.close(second);
+    }
+    Ok(())
+}
+
 fn nothing_comes(world: &mut World<'_>, link: usize, to: Side, why: &str) -> Outcome {
     world.settle(20_000);
     ensure!(world.take_completion(link, to).is_none(), "{why}");
