@@ -133,67 +133,29 @@ impl IoPath {
         let success = completion.status == WcStatus::Success;
         let deaf = |connection: &Connection| connection.closing() || self.resources.draining;
         if success && completion.opcode == WcOpcode::RecvLent {
-            let Some(connection) = connection.filter(|connection| !deaf(connection)) else {
-                return;
-            };
-            self.resources.step();
-            let Some(head) = connection.qp().lent_head(completion.wr_id) else {
-                return;
-            };
-            let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
-            // In its place from the start: pieces of it that are loaded as a whole wait for every store before.
-            let mut capsule = Capsule {
-                sqe: zerocopy::transmute!(head),
-                data: (len_bytes != 0).then_some(Received::Lent {
-                    message: completion.wr_id,
-                    len_bytes,
-                }),
-            };
-            self.resources.step();
-            on_capsule(
-                &mut self.resources,
-                connection,
-                &mut port.receives,
-                &mut capsule,
-            );
-            return self.resources.note_in_flight(connection);
+            if let Some(connection) = connection.filter(|connection| !deaf(connection)) {
+                on_lent(
+                    &mut self.resources,
+                    connection,
+                    &mut port.receives,
+                    completion,
+                );
+            }
+            return;
         }
         let id = WrId::decode(completion.wr_id);
         if let Some(WrId::Recv(slot)) = id {
-            let Some(connection) = connection else {
+            let Some(connection) = connection.filter(|connection| success && !deaf(connection))
+            else {
                 let _ = port.receives.repost(slot, None);
                 return;
             };
-            if !success || deaf(connection) {
-                let _ = port.receives.repost(slot, None);
-                return;
-            }
-            let mut capsule = Capsule {
-                sqe: zerocopy::transmute!(port.receives.sqe(slot)),
-                data: None,
-            };
-            let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
-            if len_bytes == 0 {
-                let _ = port.receives.repost(slot, Some(connection.qp()));
-            } else if let Some(buffer) = port.receives.take_data(slot) {
-                capsule.data = Some(Received::Landed {
-                    slot,
-                    buffer,
-                    len_bytes,
-                });
-            }
-            if completion.byte_len < SQE_BYTES {
-                let bytes = completion.byte_len;
-                let why = format!("a capsule of {bytes} bytes, expected at least {SQE_BYTES}");
-                return self.resources.broken.push((connection.index, why));
-            }
-            on_capsule(
+            return on_receive(
                 &mut self.resources,
                 connection,
                 &mut port.receives,
-                &mut capsule,
+                (slot, completion.byte_len),
             );
-            return self.resources.note_in_flight(connection);
         }
         let Some(connection) = connection else { return };
         connection.sends_outstanding = connection.sends_outstanding.saturating_sub(1);
@@ -220,6 +182,56 @@ impl IoPath {
     }
 }
 
+/// A capsule has come and took no receive.
+fn on_lent(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    receives: &mut Receives,
+    completion: &WorkCompletion,
+) {
+    resources.step();
+    let message = completion.wr_id;
+    let Some(head) = connection.qp().lent_head(message) else {
+        return;
+    };
+    let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
+    // In its place from the start: pieces of it that are loaded as a whole wait for every store before.
+    let mut capsule = Capsule {
+        sqe: zerocopy::transmute!(head),
+        data: (len_bytes != 0).then_some(Received::Lent { message, len_bytes }),
+    };
+    resources.step();
+    on_capsule(resources, connection, receives, &mut capsule);
+}
+
+/// A capsule has come, of so many bytes into the receive of a slot.
+fn on_receive(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    receives: &mut Receives,
+    (slot, byte_len): (u32, u32),
+) {
+    let mut capsule = Capsule {
+        sqe: zerocopy::transmute!(receives.sqe(slot)),
+        data: None,
+    };
+    let len_bytes = byte_len.saturating_sub(SQE_BYTES);
+    if len_bytes == 0 {
+        let _ = receives.repost(slot, Some(connection.qp()));
+    } else if let Some(buffer) = receives.take_data(slot) {
+        capsule.data = Some(Received::Landed {
+            slot,
+            buffer,
+            len_bytes,
+        });
+    }
+    if byte_len < SQE_BYTES {
+        let why = format!("a capsule of {byte_len} bytes, expected at least {SQE_BYTES}");
+        return resources.broken.push((connection.index, why));
+    }
+    on_capsule(resources, connection, receives, &mut capsule);
+}
+
 fn on_capsule(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -244,4 +256,5 @@ fn on_capsule(
             resources.give_back_receive(connection, capsule.data.take());
         }
     }
+    resources.note_in_flight(connection);
 }

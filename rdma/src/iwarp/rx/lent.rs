@@ -307,6 +307,10 @@ impl Qp {
             _ => loans.remove(at),
         };
         if loan.is_some() {
+            if loans.is_empty() {
+                // Back to the start of its memory, which is in the caches.
+                loans.clear();
+            }
             self.receives.unreserve();
         }
         loan
