@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use capstan_memory::RawBytes;
+
 use super::super::fabric::{Fabric, ReceiverNotReady, Side};
 use super::super::link::{LinkOptions, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
@@ -135,6 +137,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
 }
 
 /// Takes a message that was lent, or puts it into a receive: which.
+#[expect(unsafe_code, reason = "reads data that is lent")]
 fn take_or_land(
     qp: &mut dyn QueuePair,
     message: u64,
@@ -150,11 +153,19 @@ fn take_or_land(
         let taken = qp.take_lent(message, &mut |bytes| {
             let mut copy = vec![0; bytes.len()];
             bytes.copy_to(&mut copy);
-            seen = Some(copy);
+            seen = Some((copy, bytes.base()));
             takes
         });
-        ensure!(seen.is_some_and(|seen| seen == rest), "{what}: its data");
+        let Some((mut seen, base)) = seen else {
+            return Err(Stop::failed(format_args!("{what}: its data")));
+        };
+        ensure!(seen == rest, "{what}: its data");
         ensure_eq!(taken, takes, "{what}: taken");
+        if taken {
+            // SAFETY: the contract, which this is a test of: nothing was polled since.
+            unsafe { RawBytes::new(base, rest.len()) }.copy_to(&mut seen);
+            ensure!(seen == rest, "{what}: its data, read later");
+        }
         if !taken {
             receive = qp.land_lent(message);
             ensure!(receive.is_some(), "{what}: a receive was kept for it");

@@ -63,6 +63,8 @@ pub(in crate::iwarp) struct Lent {
     in_use: bool,
     /// Stream buffers that nothing is received into, because of what is lent in them.
     buffers: Vec<Box<[u8]>>,
+    /// What the program has taken from here: it may read it until it polls again, too.
+    taken: Vec<Box<[u8]>>,
     /// The rings of a link that has ended, because of what was lent in them.
     rings: Option<Memory>,
     /// The receive of the message that was landed last.
@@ -285,8 +287,13 @@ impl Qp {
             return false;
         };
         let taken = take(self.rx.lent_bytes(data));
-        if taken {
-            self.end_loan(at);
+        if taken
+            && let Some(Data {
+                from: Held::Here(bytes),
+                ..
+            }) = self.end_loan(at).and_then(|loan| loan.data)
+        {
+            self.rx.lent.taken.push(bytes);
         }
         taken
     }
@@ -367,6 +374,7 @@ impl Qp {
         self.rx.lent.loans = loans;
         self.rx.lent.data = 0;
         self.rx.lent.buffers.drain(..).for_each(spare::give);
+        self.rx.lent.taken.clear();
         self.rx.lent.rings = None;
         if let Some(Link::Shared(link)) = &mut self.link {
             link.give_back(self.hot);
