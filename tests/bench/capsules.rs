@@ -44,7 +44,7 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Connects `count` hosts to a target, and sends their first commands.
+    /// Connects `count` hosts to a target.
     pub(crate) fn connect(address: SocketAddr, count: u16) -> Result<Self> {
         let config = Config {
             same_host: false,
@@ -71,12 +71,6 @@ impl Crowd {
             let capsules = crowd.capsules();
             crowd.hosts.push((host, capsules));
         }
-        for at in 0..crowd.hosts.len() {
-            for cid in 0..DEPTH {
-                crowd.again(at, cid);
-            }
-        }
-        crowd.ring();
         Ok(crowd)
     }
 
@@ -113,27 +107,45 @@ impl Crowd {
         }
     }
 
-    /// Commands a second of all hosts, for a time.
+    /// Commands a second of all hosts, for a time. None is in progress afterwards.
     pub(crate) fn rate(&mut self, time: Duration) -> Result<f64> {
-        let mut slices = Slices::new();
-        let wire = Rc::clone(&self.wire);
-        let mut completions = std::mem::take(&mut self.completions);
-        while !slices.over(time) {
-            let mut count = 0;
-            for completion in wire.poll(&mut completions) {
-                let at = self.by_qp[&completion.qp];
-                let cqe = self.hosts[at].0.take_response(Queue::Io, completion);
-                if !cqe.status().is_success() {
-                    bail!("a read of host {at}: {:?}", cqe.status());
-                }
-                self.again(at, cqe.cid.get());
-                count += 1;
+        for at in 0..self.hosts.len() {
+            for cid in 0..DEPTH {
+                self.again(at, cid);
             }
-            self.ring();
+        }
+        self.ring();
+        let mut slices = Slices::new();
+        while !slices.over(time) {
+            let count = self.turn(true)?;
             slices.add(count);
         }
-        self.completions = completions;
+        let mut left = self.hosts.len() as u64 * u64::from(DEPTH);
+        while left > 0 {
+            left -= self.turn(false)?;
+        }
         Ok(slices.mean())
+    }
+
+    /// Takes the responses that have come, and sends the same commands again or not.
+    fn turn(&mut self, again: bool) -> Result<u64> {
+        let mut count = 0;
+        let wire = Rc::clone(&self.wire);
+        let mut completions = std::mem::take(&mut self.completions);
+        for completion in wire.poll(&mut completions) {
+            let at = self.by_qp[&completion.qp];
+            let cqe = self.hosts[at].0.take_response(Queue::Io, completion);
+            if !cqe.status().is_success() {
+                bail!("a read of host {at}: {:?}", cqe.status());
+            }
+            if again {
+                self.again(at, cqe.cid.get());
+            }
+            count += 1;
+        }
+        self.ring();
+        self.completions = completions;
+        Ok(count)
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::noise::Noise;
+use crate::turns::Turns;
 
 /// Samples of one quantity, one per run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -189,6 +190,27 @@ impl Figure {
             score: Quantity::new(unit, scores.collect()),
             reference: Some((reference.0.to_owned(), reference.1)),
             ..Self::plain(name, what, value, bounds)
+        }
+    }
+
+    /// A figure that was measured in turn with its reference in every run, with the median score of the turns of each. `value`
+    /// and `reference` have the units of the turns, the latter after its name.
+    pub(crate) fn in_turn(
+        name: &str,
+        what: &str,
+        runs: &[Turns],
+        value: &str,
+        reference: (&str, &str),
+        (unit, score): (&str, impl Fn(f64, f64) -> f64),
+        bounds: Bounds,
+    ) -> Self {
+        let of = |unit, median: &dyn Fn(&Turns) -> f64| {
+            Quantity::new(unit, runs.iter().map(median).collect())
+        };
+        Self {
+            reference: Some((reference.0.to_owned(), of(reference.1, &Turns::reference))),
+            score: of(unit, &|turns| turns.median(&score)),
+            ..Self::plain(name, what, of(value, &Turns::value), bounds)
         }
     }
 

@@ -10,8 +10,9 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::iwarp;
 use capstan_reactor::{SpinBudget, pin_to_core};
 use capstan_tests::host;
-use capstan_tests::program::{Daemon, own_address};
+use capstan_tests::program::{Daemon, own_address, signal};
 use capstan_tests::target::SUBNQN;
+use nix::sys::signal::Signal;
 
 use crate::slices::Slices;
 use crate::{HOST_CORE, TARGET_CORE};
@@ -53,6 +54,14 @@ impl Target {
         let path = file.path().to_str().context("a path of text")?;
         let daemon = Daemon::serve_under(tool, &["--config", path]);
         Ok(Self { daemon, address })
+    }
+
+    /// Does something else on the target's core, where it would spin beside it.
+    pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        signal(self.daemon.pid(), Signal::SIGSTOP);
+        let done = work();
+        signal(self.daemon.pid(), Signal::SIGCONT);
+        done
     }
 
     /// One spinning reactor on the target's core.

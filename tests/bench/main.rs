@@ -12,6 +12,7 @@ mod process;
 mod report;
 mod slices;
 mod tcp;
+mod turns;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,5 +1,6 @@
 //! `crowd`, `fairness` and `reactors`: many connections, unequal ones, and two cores.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +15,14 @@ use crate::capsules::Crowd;
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity, percentile};
 use crate::load::{self, Load, Loader, NULL, Target};
 use crate::slices::Slices;
+use crate::turns::in_turn;
 use crate::{HOST_CORE, Setting, TARGET_CORE};
 
 /// Hosts of the crowd; each has an admin and an I/O connection.
 const MANY: u16 = 1000;
 const FEW: u16 = 5;
+/// Some turns of all connections.
+const CROWD_TURN: Duration = Duration::from_millis(250);
 
 /// Total IOPS over 2,000 connections against 10, at the same depth each.
 pub(crate) fn crowd(setting: &Setting) -> Result<Findings> {
@@ -26,19 +30,27 @@ pub(crate) fn crowd(setting: &Setting) -> Result<Findings> {
         "reactors = [{TARGET_CORE}]\nspin = \"100ms\"\nmemory_budget = \"2GiB\"\nhosts_max = 2048"
     );
     let target = Target::start(&table, &[NULL])?;
-    let rates = |hosts: u16| {
-        load::on_host_core(|| {
-            let mut crowd = Crowd::connect(target.address, hosts)?;
-            let rate = |_| Ok(crowd.rate(setting.runtime)? / 1e3);
-            (0..setting.rounds).map(rate).collect::<Result<Vec<_>>>()
-        })
-    };
-    let (few, many) = (rates(FEW)?, rates(MANY)?);
-    Ok(vec![Figure::beside(
+    let runs = load::on_host_core(|| {
+        let mut few = Crowd::connect(target.address, FEW)?;
+        let mut many = Crowd::connect(target.address, MANY)?;
+        let mut run = || {
+            in_turn(
+                setting.runtime,
+                CROWD_TURN,
+                |time| Ok(few.rate(time)? / 1e3),
+                |time| Ok(many.rate(time)? / 1e3),
+            )
+        };
+        (0..setting.rounds)
+            .map(|_| run())
+            .collect::<Result<Vec<_>>>()
+    })?;
+    Ok(vec![Figure::in_turn(
         "crowd-2000-connections",
         "4 KiB random read, null, depth 16 each: 2,000 connections of 1,000 hosts",
-        Quantity::new("k IOPS", many),
-        ("10 connections of 5 hosts", Quantity::new("k IOPS", few)),
+        &runs,
+        "k IOPS",
+        ("10 connections of 5 hosts", "k IOPS"),
         ("of the 10", |many, few| many / few),
         Bounds::new(Better::Higher, 0.8, 0.95),
     )]
@@ -48,6 +60,8 @@ pub(crate) fn crowd(setting: &Setting) -> Result<Findings> {
 /// The host that is to be treated fairly, and the one that has more than its share.
 const SMALL: Load = Load::read(1, 4096, 1);
 const LARGE: Load = Load::write(1, 1 << 20, 128);
+/// A thousand commands beside the writer, ten of which are beyond the percentile.
+const FAIRNESS_TURN: Duration = Duration::from_millis(250);
 
 /// The 99th percentile of a host at depth 1, alone and beside one that writes 1 MiB at depth 128.
 ///
@@ -56,40 +70,41 @@ const LARGE: Load = Load::write(1, 1 << 20, 128);
 pub(crate) fn fairness(setting: &Setting) -> Result<Findings> {
     let table = format!("reactors = [{TARGET_CORE}]\nspin = \"100ms\"\nmemory_budget = \"1GiB\"");
     let target = Target::start(&table, &[NULL])?;
-    let (mut alone, mut beside, mut large) = (Vec::new(), Vec::new(), Vec::new());
-    let mut skipped = Vec::new();
-    for _ in 0..setting.rounds {
-        alone.push(latency_us(target.address, setting.runtime, &mut skipped)?);
-        let over = AtomicBool::new(false);
-        let (small, rate) = thread::scope(|scope| {
-            let writer = scope.spawn(|| load::on_host_core(|| writes(target.address, &over)));
-            // The writer is at its full depth.
-            thread::sleep(Duration::from_millis(300));
-            let small = latency_us(target.address, setting.runtime, &mut skipped);
-            over.store(true, Ordering::Relaxed);
-            let rate = writer.join().map_err(|_| anyhow!("the writer panicked"))?;
-            anyhow::Ok((small?, rate?))
-        })?;
-        beside.push(small);
-        large.push(rate);
-    }
-    let large = Quantity::new("GB/s", large);
+    let skipped = RefCell::new(Vec::new());
+    let mut large = Vec::new();
+    let mut run = || {
+        in_turn(
+            setting.runtime,
+            FAIRNESS_TURN,
+            // Alone on half of the target.
+            |time| Ok(2.0 * latency_us(target.address, time, &skipped)?),
+            |time| {
+                let (small, rate) = beside_writes(target.address, time, &skipped)?;
+                large.push(rate);
+                Ok(small)
+            },
+        )
+    };
+    let runs = (0..setting.rounds)
+        .map(|_| run())
+        .collect::<Result<Vec<_>>>()?;
     let what = format!(
         "p99 of 4 KiB reads at depth 1 beside 1 MiB writes at depth 128 ({:.1} GB/s)",
-        large.median
+        percentile(&large, 50.0)
     );
-    let share = alone.iter().map(|us| 2.0 * us).collect();
-    let figure = Figure::beside(
+    let figure = Figure::in_turn(
         "fairness-p99",
         &what,
-        Quantity::new("us", beside),
-        ("alone with half the target", Quantity::new("us", share)),
+        &runs,
+        "us",
+        ("alone with half the target", "us"),
         ("of that", |beside, alone| beside / alone),
         Bounds {
             now: Some(3.0),
             ..Bounds::none(Better::Lower)
         },
     );
+    let mut skipped = skipped.into_inner();
     skipped.dedup();
     Ok(Findings {
         figures: vec![figure],
@@ -97,15 +112,31 @@ pub(crate) fn fairness(setting: &Setting) -> Result<Findings> {
     })
 }
 
+/// What `latency_us` is beside the writer, and how much that one writes: GB/s.
+fn beside_writes(
+    address: SocketAddr,
+    time: Duration,
+    skipped: &RefCell<Vec<String>>,
+) -> Result<(f64, f64)> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| load::on_host_core(|| writes(address, &over)));
+        // The writer is at its full depth.
+        thread::sleep(Duration::from_millis(300));
+        let small = latency_us(address, time, skipped);
+        over.store(true, Ordering::Relaxed);
+        let rate = writer.join().map_err(|_| anyhow!("the writer panicked"))?;
+        Ok((small?, rate?))
+    })
+}
+
 /// The 99th percentile of a host at depth 1 that sleeps between its commands. It shares its core
 /// with the writer and goes first there, or it would measure that core's scheduler.
-fn latency_us(address: SocketAddr, time: Duration, skipped: &mut Vec<String>) -> Result<f64> {
-    load::on_host_core(|| {
+fn latency_us(address: SocketAddr, time: Duration, skipped: &RefCell<Vec<String>>) -> Result<f64> {
+    let (us, second) = load::on_host_core(|| {
         let mut host = Loader::connect(address, 1, SMALL)?;
         host.queue.set_spin(SpinBudget { spin_us: 0 });
-        if let Err(why) = go_first() {
-            skipped.push(format!("real-time priority in fairness: {why:#}"));
-        }
+        let second = go_first().err();
         host.begin()?;
         let mut times = Vec::new();
         let start = Instant::now();
@@ -118,8 +149,11 @@ fn latency_us(address: SocketAddr, time: Duration, skipped: &mut Vec<String>) ->
             host.again(completion)?;
         }
         host.end()?;
-        Ok(percentile(&times, 99.0))
-    })
+        Ok((percentile(&times, 99.0), second))
+    })?;
+    let why = second.map(|why| format!("real-time priority in fairness: {why:#}"));
+    skipped.borrow_mut().extend(why);
+    Ok(us)
 }
 
 /// Puts this thread before all others of its core.

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
 use crate::load::{self, Load, Target, VOLUME_BYTES, Way};
 use crate::tcp;
+use crate::turns::in_turn;
 use crate::{HOST_CORE, Setting};
 
 /// A workload, and what it is held against.
@@ -21,6 +22,19 @@ struct Row {
     /// What is required and aimed at, of fio.
     wanted: Option<(f64, f64, &'static str)>,
 }
+
+impl Row {
+    /// Of its figure, and how much of it one operation is.
+    fn unit(&self) -> (&'static str, f64) {
+        match self.load.bytes {
+            4096 => ("k IOPS", 1e-3),
+            bytes => ("GB/s", f64::from(bytes) / 1e9),
+        }
+    }
+}
+
+/// Of fio, which takes longer than that to start.
+const FILE_TURN: Duration = Duration::from_millis(250);
 
 const LATENCY: Load = Load::read(1, 4096, 1);
 const ROWS: [Row; 4] = [
@@ -64,50 +78,48 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let backing = format!("path = \"{}\"\ndirect = true", file.path().display());
     let target = Target::spinning(&[&backing])?;
     let runtime = setting.runtime;
-    let both = |load| {
-        let over_nvme = load::rate(target.address, load, runtime)?.mean();
-        anyhow::Ok((over_nvme, fio(file.path(), load, runtime)?))
+    // A rate, as the figure has it.
+    let both = |load, as_told: &dyn Fn(f64) -> f64| {
+        in_turn(
+            runtime,
+            FILE_TURN,
+            |time| Ok(as_told(fio(file.path(), load, time)?)),
+            |time| Ok(as_told(load::rate(target.address, load, time)?.mean())),
+        )
     };
     let mut round_trips = Vec::new();
     let mut latencies = Vec::new();
-    let mut rates = ROWS.map(|_| Vec::new());
+    let mut runs = ROWS.map(|_| Vec::new());
     for _ in 0..setting.rounds {
-        round_trips.push(tcp::round_trip(runtime)? * 1e6);
-        latencies.push(both(LATENCY)?);
-        for (row, rates) in ROWS.iter().zip(&mut rates) {
-            rates.push(both(row.load)?);
+        round_trips.push(target.aside(|| tcp::round_trip(runtime))? * 1e6);
+        latencies.push(both(LATENCY, &|rate| 1e6 / rate)?);
+        for (row, runs) in ROWS.iter().zip(&mut runs) {
+            let factor = row.unit().1;
+            runs.push(both(row.load, &|rate| rate * factor)?);
         }
     }
-    let micros = |rates: Vec<f64>| rates.into_iter().map(|rate| 1e6 / rate).collect::<Vec<_>>();
-    let (ours, local): (Vec<_>, Vec<_>) = latencies.into_iter().unzip();
-    let (ours_us, fio_us) = (micros(ours), micros(local));
-    let added = ours_us.iter().zip(&fio_us).zip(&round_trips);
-    let added = added.map(|((ours, fio), round_trip)| (ours - fio) / round_trip);
+    let added = latencies.iter().zip(&round_trips);
+    let added = added.map(|(turns, round_trip)| turns.median(|us, fio| us - fio) / round_trip);
     let mut figures = vec![Figure {
         score: Quantity::new("RT added", added.collect()),
-        ..Figure::beside(
+        ..Figure::in_turn(
             "file-read-4k-qd1",
             "file, O_DIRECT, 4 KiB random read, depth 1",
-            Quantity::new("us", ours_us),
-            ("fio io_uring", Quantity::new("us", fio_us)),
-            ("RT added", |ours, fio| ours - fio),
+            &latencies,
+            "us",
+            ("fio io_uring", "us"),
+            ("us added", |us, fio| us - fio),
             Bounds::new(Better::Lower, 1.5, 1.05).peer("1.7"),
         )
     }];
-    for (row, rates) in ROWS.iter().zip(rates) {
-        let (unit, per_second) = match row.load.bytes {
-            4096 => ("k IOPS", 1e-3),
-            bytes => ("GB/s", f64::from(bytes) / 1e9),
-        };
-        let (ours, local) = rates
-            .into_iter()
-            .map(|(ours, local)| (ours * per_second, local * per_second))
-            .unzip();
-        figures.push(Figure::beside(
+    for (row, runs) in ROWS.iter().zip(&runs) {
+        let unit = row.unit().0;
+        figures.push(Figure::in_turn(
             row.name,
             row.what,
-            Quantity::new(unit, ours),
-            ("fio io_uring", Quantity::new(unit, local)),
+            runs,
+            unit,
+            ("fio io_uring", unit),
             ("of fio", |ours, fio| ours / fio),
             match row.wanted {
                 Some((now, aim, peer)) => Bounds::new(Better::Higher, now, aim).peer(peer),

@@ -1,12 +1,15 @@
 //! `wire`: NVMe over iWARP against plain TCP, one core each side. `wire-crc32c`: the same with the CRCs that there are between two
 //! machines. `same-host`: the same, when both ends may take the shared memory they have on one machine.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use crate::Setting;
-use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
+use crate::figure::{Better, Bounds, Figure, Findings, Quantity, percentile};
 use crate::load::{self, Load, NULL, RAM, Target, Way};
 use crate::tcp;
+use crate::turns::{TURN, Turns, in_turn};
 
 /// What a row is compared with.
 #[derive(Clone, Copy)]
@@ -119,45 +122,27 @@ pub(crate) fn same_host(setting: &Setting) -> Result<Findings> {
     run(setting, Way::SharedMemory)
 }
 
-/// Measures the rows, `rounds` times each, in turn.
+/// Measures the rows, `rounds` times each, every one in turn with what it is compared with.
 fn run(setting: &Setting, way: Way) -> Result<Findings> {
     let target = Target::spinning(&[NULL, RAM])?;
     load::fill(target.address, NSID_RAM)?;
-    let (mut round_trips, mut streams) = (Vec::new(), Vec::new());
     let rows: Vec<&Row> = ROWS
         .iter()
         .filter(|row| row.name.contains(&setting.rows))
         .collect();
-    let mut rates = vec![Vec::new(); rows.len()];
+    let mut runs = vec![Vec::new(); rows.len()];
     for _ in 0..setting.rounds {
-        round_trips.push(tcp::round_trip(setting.runtime)?);
-        streams.push(tcp::stream(setting.runtime)?);
-        for (row, rates) in rows.iter().zip(&mut rates) {
-            let load = Load { way, ..row.load };
-            rates.push(load::rate(target.address, load, setting.runtime)?.median());
+        for (row, runs) in rows.iter().zip(&mut runs) {
+            runs.push(measure(&target, row, way, setting.runtime)?);
         }
     }
-    let round_trip_us: Vec<f64> = round_trips.iter().map(|s| s * 1e6).collect();
-    let stream = Quantity::new("GB/s", streams.iter().map(|bytes| bytes / 1e9).collect());
-    let round_trip = Quantity::new("us", round_trip_us);
     let mut figures = Vec::new();
-    // What both stand beside is a figure once.
+    // What all stand beside is a figure once.
     if way == Way::Tcp {
-        figures.push(Figure::plain(
-            "round-trip",
-            "RT: spinning TCP ping-pong, 72 B there, 4,144 B back",
-            round_trip.clone(),
-            Bounds::none(Better::Lower),
-        ));
-        figures.push(Figure::plain(
-            "stream",
-            "stream: spinning TCP in 128 KiB writes",
-            stream.clone(),
-            Bounds::none(Better::Higher),
-        ));
+        figures.extend(limits(&rows, &runs));
     }
-    for (row, rates) in rows.iter().zip(rates) {
-        let mut figure = figure(row, way, &rates, &round_trip, &stream);
+    for (row, runs) in rows.iter().zip(&runs) {
+        let mut figure = figure(row, way, runs);
         let (name, what) = match way {
             Way::Tcp => ("", ""),
             Way::TcpCrc32c => ("crc32c-", "with CRC32c: "),
@@ -170,7 +155,59 @@ fn run(setting: &Setting, way: Way) -> Result<Findings> {
     Ok(figures.into())
 }
 
-fn figure(row: &Row, way: Way, rates: &[f64], round_trip: &Quantity, stream: &Quantity) -> Figure {
+/// One run of a row, in the units of its figure.
+fn measure(target: &Target, row: &Row, way: Way, time: Duration) -> Result<Turns> {
+    let load = Load { way, ..row.load };
+    let limit = |time| match row.against {
+        Against::Latency | Against::PerRoundTrip => Ok(tcp::round_trip(time)? * 1e6),
+        Against::Stream => Ok(tcp::stream(time)? / 1e9),
+    };
+    let value = |time| {
+        let rate = load::rate(target.address, load, time)?.median();
+        Ok(match row.against {
+            Against::Latency => f64::from(load.depth) * 1e6 / rate,
+            Against::PerRoundTrip => rate / 1e3,
+            Against::Stream => rate * f64::from(load.bytes) / 1e9,
+        })
+    };
+    in_turn(time, TURN, |time| target.aside(|| limit(time)), value)
+}
+
+/// The two limits, in every run the median of all rows that stand beside them.
+fn limits(rows: &[&Row], runs: &[Vec<Turns>]) -> Vec<Figure> {
+    let of = |streams: bool, unit| {
+        let beside = rows
+            .iter()
+            .zip(runs)
+            .filter(|(row, _)| matches!(row.against, Against::Stream) == streams);
+        let beside: Vec<&Vec<Turns>> = beside.map(|(_, runs)| runs).collect();
+        let runs = beside.first().map_or(0, |runs| runs.len());
+        let sample = |at: usize| {
+            let medians: Vec<f64> = beside.iter().map(|runs| runs[at].reference()).collect();
+            percentile(&medians, 50.0)
+        };
+        (runs > 0).then(|| Quantity::new(unit, (0..runs).map(sample).collect()))
+    };
+    let round_trip = of(false, "us").map(|round_trip| {
+        Figure::plain(
+            "round-trip",
+            "RT: spinning TCP ping-pong, 72 B there, 4,144 B back",
+            round_trip,
+            Bounds::none(Better::Lower),
+        )
+    });
+    let stream = of(true, "GB/s").map(|stream| {
+        Figure::plain(
+            "stream",
+            "stream: spinning TCP in 128 KiB writes",
+            stream,
+            Bounds::none(Better::Higher),
+        )
+    });
+    round_trip.into_iter().chain(stream).collect()
+}
+
+fn figure(row: &Row, way: Way, runs: &[Turns]) -> Figure {
     let better = match row.against {
         Against::Latency => Better::Lower,
         Against::PerRoundTrip | Against::Stream => Better::Higher,
@@ -180,35 +217,21 @@ fn figure(row: &Row, way: Way, rates: &[f64], round_trip: &Quantity, stream: &Qu
         Some((now, aim, peer)) => Bounds::new(better, now, aim).peer(peer),
         None => Bounds::none(better),
     };
-    let value = |unit, of: &dyn Fn(f64) -> f64| {
-        Quantity::new(unit, rates.iter().map(|rate| of(*rate)).collect())
-    };
-    match row.against {
-        Against::Latency => Figure::beside(
-            row.name,
-            row.what,
-            value("us", &|rate| f64::from(row.load.depth) * 1e6 / rate),
-            ("RT", round_trip.clone()),
-            ("RT", |value, round_trip| value / round_trip),
-            bounds,
-        ),
-        Against::PerRoundTrip => Figure::beside(
-            row.name,
-            row.what,
-            value("k IOPS", &|rate| rate / 1e3),
-            ("RT", round_trip.clone()),
-            ("commands/RT", |value, round_trip| {
-                value * 1e3 * round_trip / 1e6
+    type Score = (&'static str, fn(f64, f64) -> f64);
+    let (unit, limit, score): (_, _, Score) = match row.against {
+        Against::Latency => ("us", ("RT", "us"), ("RT", |us, round_trip| us / round_trip)),
+        Against::PerRoundTrip => (
+            "k IOPS",
+            ("RT", "us"),
+            ("commands/RT", |thousands, round_trip| {
+                thousands * round_trip / 1e3
             }),
-            bounds,
         ),
-        Against::Stream => Figure::beside(
-            row.name,
-            row.what,
-            value("GB/s", &|rate| rate * f64::from(row.load.bytes) / 1e9),
-            ("stream", stream.clone()),
-            ("of the stream", |value, stream| value / stream),
-            bounds,
+        Against::Stream => (
+            "GB/s",
+            ("stream", "GB/s"),
+            ("of the stream", |bytes, stream| bytes / stream),
         ),
-    }
+    };
+    Figure::in_turn(row.name, row.what, runs, unit, limit, score, bounds)
 }
