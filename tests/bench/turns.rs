@@ -11,7 +11,7 @@ use crate::figure::percentile;
 pub(crate) const TURN: Duration = Duration::from_millis(50);
 
 /// What turns of one run have found: pairs of a value and its reference.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Turns(pub(crate) Vec<(f64, f64)>);
 
 /// Measures a reference and what stands beside it for `time` each, in turns of `turn`.

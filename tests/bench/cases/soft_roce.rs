@@ -10,7 +10,8 @@ use anyhow::{Context as _, Result, bail};
 use capstan_tests::program::program;
 
 use crate::Setting;
-use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
+use crate::figure::{Better, Bounds, Figure, Findings};
+use crate::turns::Turns;
 
 /// The jobs of `tests/lab/guest/compare.sh`: its name, what it is, and what the best other
 /// user-space target has of nvmet there.
@@ -22,7 +23,7 @@ const JOBS: [(&str, &str, &str); 5] = [
     ("write-128k-qd8", "128 KiB write, depth 8", "0.92"),
 ];
 
-/// Boots the lab and runs the five jobs on both targets in turn, nine times.
+/// Boots the lab and runs the five jobs on both targets in turn, in five rounds.
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let repository = repository.canonicalize()?;
@@ -50,30 +51,30 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     if !boot.context("the lab does not start")?.success() {
         bail!("the lab failed: see {}", out.display());
     }
-    // A line for each sample: JOB TARGET IOPS.
+    // A line for each turn of both: ROUND JOB CAPSTAN_IOPS NVMET_IOPS.
     let text = fs::read_to_string(&samples).with_context(|| format!("{}", samples.display()))?;
-    let mut found: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    let mut found: BTreeMap<&str, BTreeMap<&str, Turns>> = BTreeMap::new();
     for line in text.lines() {
         let words: Vec<_> = line.split(' ').collect();
-        let [job, target, iops] = words[..] else {
+        let [round, job, capstan, nvmet] = words[..] else {
             bail!(
-                "{line:?} in {}, expected JOB TARGET IOPS",
+                "{line:?} in {}, expected ROUND JOB CAPSTAN_IOPS NVMET_IOPS",
                 samples.display()
             );
         };
-        found.entry((job, target)).or_default().push(iops.parse()?);
+        let turns = found.entry(job).or_default().entry(round).or_default();
+        turns.0.push((capstan.parse()?, nvmet.parse()?));
     }
     let mut figures = Vec::new();
     for (job, what, peer) in JOBS {
-        let of = |target| {
-            let samples = found.get(&(job, target)).cloned();
-            samples.with_context(|| format!("no samples of {job} on {target}"))
-        };
-        figures.push(Figure::beside(
+        let runs = found.remove(job);
+        let runs = runs.with_context(|| format!("no samples of {job} in {}", samples.display()))?;
+        figures.push(Figure::in_turn(
             &format!("soft-roce-{job}"),
             &format!("Soft-RoCE, Linux host: {what}, null"),
-            Quantity::new("IOPS", of("capstan")?),
-            ("Linux nvmet", Quantity::new("IOPS", of("nvmet")?)),
+            &runs.into_values().collect::<Vec<_>>(),
+            "IOPS",
+            ("Linux nvmet", "IOPS"),
             ("of nvmet", |ours, nvmet| ours / nvmet),
             Bounds::new(Better::Higher, 0.95, 1.1).peer(peer),
         ));

@@ -4,7 +4,8 @@
 #
 #   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh        (scripts/bench.sh soft-roce)
 #
-# Writes $OUT/samples, a line for each run: JOB TARGET IOPS.
+# Each job runs on both at once, but one of them is always stopped. Writes $OUT/samples, a line for each turn of both:
+# ROUND JOB CAPSTAN_IOPS NVMET_IOPS.
 set -euo pipefail
 # shellcheck source=tests/lab/guest/rdma-rxe.sh
 . "$LAB/rdma-rxe.sh"
@@ -17,8 +18,11 @@ ADDRESS=10.9.0.1
 NQN=nqn.2026-11.org.example
 NVMET=/sys/kernel/config/nvmet
 NULLB=/sys/kernel/config/nullb/compare
-ROUNDS=9
-RUN_SECONDS=3
+ROUNDS=5
+TURNS=12
+TURN_SECONDS=0.5
+# For commands that were in progress when fio was stopped.
+SETTLE_SECONDS=0.1
 
 set_all() { # set_all FOLDER NAME=VALUE…: attributes of a configfs item
     local folder=$1 pair
@@ -79,14 +83,47 @@ connect() { # connect SUBSYSTEM PORT: sets DISK
     return 1
 }
 
-measure() { # measure JOB FIO_OPTION…: both targets, the one right after the other, so that both find the same machine
-    local job=$1 target iops
+run() { # run TARGET SECONDS: lets its fio go on, sets DONE to the commands a second of its disk
+    local completed before=$EPOCHREALTIME after words
+    kill -CONT "${fio[$1]}"
+    sleep "$SETTLE_SECONDS"
+    read -ra words <"/sys/block/${disk[$1]#/dev/}/stat"
+    before=$EPOCHREALTIME completed=$((words[0] + words[4]))
+    sleep "$2"
+    read -ra words <"/sys/block/${disk[$1]#/dev/}/stat"
+    after=$EPOCHREALTIME completed=$((words[0] + words[4] - completed))
+    kill -STOP "${fio[$1]}"
+    DONE=$((completed * 1000000 / (${after/./} - ${before/./})))
+}
+
+measure() { # measure JOB FIO_OPTION…: both targets in turn, so that both find the same machine
+    local job=$1 target turn
+    local -A fio iops
     shift
     for target in "${order[@]}"; do
-        # Fields 8 and 49: IOPS of reads and of writes.
-        iops=$(fio --name=job --filename="${disk[$target]}" --direct=1 --ioengine=libaio --time_based --ramp_time=1 \
-            --runtime=$RUN_SECONDS --output-format=terse --terse-version=3 "$@" | awk -F';' '/^3;/ { print $8 + $49 }')
-        echo "$job $target $iops" | tee -a "$OUT/samples"
+        fio --name=job --filename="${disk[$target]}" --direct=1 --ioengine=libaio --thread --time_based --runtime=10m "$@" \
+            >"$OUT/fio-$target" 2>&1 &
+        fio[$target]=$!
+        # Both begin once, and end what they have begun, before the first turn.
+        run "$target" 1
+    done
+    for ((turn = 0; turn < TURNS; turn++)); do
+        for target in "${order[@]}"; do
+            run "$target" "$TURN_SECONDS"
+            iops[$target]=$DONE
+        done
+        echo "$round $job ${iops[capstan]} ${iops[nvmet]}" >>"$OUT/samples"
+    done
+    tail -1 "$OUT/samples"
+    for target in "${order[@]}"; do
+        kill -INT "${fio[$target]}"
+        kill -CONT "${fio[$target]}"
+        wait "${fio[$target]}" || true
+        if ! [ "${iops[$target]}" -gt 0 ]; then
+            cat "$OUT/fio-$target" >&2
+            echo "$job on $target did nothing in its last turn" >&2
+            return 1
+        fi
     done
 }
 
