@@ -321,8 +321,8 @@ mod tests {
         let needs = needs(&plan);
         assert_eq!(needs.mr_bytes, plan.queue_bytes / 2);
         assert_eq!(needs.srq_wrs, plan.queue_bytes / 2 / 8256);
-        // 32 receives and 144 work requests of each queue of 32 entries.
-        assert_eq!(needs.cqes, needs.srq_wrs.div_ceil(32) * 176);
+        // 32 receives and 158 work requests of each queue of 32 entries.
+        assert_eq!(needs.cqes, needs.srq_wrs.div_ceil(32) * 190);
         assert_eq!((needs.mrs, needs.qps), (6, 2 * plan.hosts(1)));
     }
 }

@@ -13,9 +13,12 @@ pub(crate) const CQE_BYTES: u32 = 16;
 pub(crate) const IN_CAPSULE_BYTES: u32 = 8192;
 /// Largest transfer of one command, in bytes (MDTS).
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Command slots per queue entry. A host may use an entry again as soon as it has the response,
+/// Command slots per queue entry, beside those of [`UNTOLD_MAX`]. A host may use an entry again as soon as it has the response,
 /// which can be before this side has polled the completion of the Send that carried it.
-pub(crate) const SLOTS_PER_ENTRY: u16 = 2;
+const SLOTS_PER_ENTRY: u16 = 2;
+/// Responses in a row whose Send is not signaled: completions of Sends cost the device, the memory and the processor as much
+/// as those of receives. The one after them vouches for all.
+pub(crate) const UNTOLD_MAX: u16 = 7;
 /// Keyed SGL descriptors of one command (MSDBD).
 pub(crate) const SGL_DESCRIPTORS_MAX: u32 = 16;
 /// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
@@ -45,10 +48,15 @@ pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
 /// How long a reload waits for the reactors to open new volumes.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Command slots of a queue of `entries`.
+pub(crate) const fn slots(entries: u16) -> u16 {
+    entries * SLOTS_PER_ENTRY + UNTOLD_MAX
+}
+
 /// Work requests of the send queue for a queue of `entries`: data and response of every slot, and
 /// one list of descriptors beyond that.
 pub(crate) const fn send_wrs(entries: u16) -> u32 {
-    2 * entries as u32 * SLOTS_PER_ENTRY as u32 + SGL_DESCRIPTORS_MAX
+    2 * slots(entries) as u32 + SGL_DESCRIPTORS_MAX
 }
 
 /// Completions that a queue of `entries` can have waiting: one per receive and, when its connection

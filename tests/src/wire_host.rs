@@ -229,11 +229,20 @@ impl WireHost {
     /// # Panics
     /// When it has not within ten seconds.
     pub fn wait_for_the_end(&mut self) {
-        for id in self.lines.values().map(|line| line.id).collect::<Vec<_>>() {
-            self.wait_for(id, "the target's end of the connection", |kind| {
-                matches!(kind, CmEventKind::Disconnected { .. })
-            });
+        for queue in self.lines.keys().copied().collect::<Vec<_>>() {
+            self.wait_for_the_end_of(queue);
         }
+    }
+
+    /// Waits until the target has ended the connection of a queue.
+    ///
+    /// # Panics
+    /// When it has not within ten seconds.
+    pub fn wait_for_the_end_of(&mut self, queue: Queue) {
+        let id = self.lines[&queue].id;
+        self.wait_for(id, "the target's end of the connection", |kind| {
+            matches!(kind, CmEventKind::Disconnected { .. })
+        });
     }
 
     fn connect_queue(

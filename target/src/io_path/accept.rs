@@ -19,7 +19,7 @@ use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use crate::control_plane::{Message, conn_id};
 use crate::limits::{
-    CQE_BYTES, INITIATOR_DEPTH_MAX, SLOTS_PER_ENTRY, TRANSFER_BYTES_MAX, send_wrs,
+    CQE_BYTES, INITIATOR_DEPTH_MAX, TRANSFER_BYTES_MAX, send_wrs, slots as slots_of,
 };
 
 /// A checked connection request, on its way to the reactor that will own it.
@@ -171,7 +171,7 @@ impl IoPath {
             .as_mut()
             .ok_or(RdmaError::Invalid("the RDMA device is gone"))?;
         let entries = request.sizes.entries;
-        let response_bytes = u32::from(entries * SLOTS_PER_ENTRY) * CQE_BYTES;
+        let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
         let slots = port.reserve(entries, response_bytes, &memory.queues)?;
         let established = establish(&mut *fabric.cm, port, memory, cm_id, request, &slots);
         let (qp, responses) = match established {
@@ -358,7 +358,7 @@ fn establish(
     slots: &[u32],
 ) -> Result<(Box<dyn QueuePair>, Buffer), Refusal> {
     let entries = request.sizes.entries;
-    let response_bytes = u32::from(entries * SLOTS_PER_ENTRY) * CQE_BYTES;
+    let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
     let responses = memory.queues.take(response_bytes).ok_or_else(|| {
         Refusal::Budget(format!(
             "no {response_bytes} contiguous bytes are free for responses"

@@ -23,8 +23,10 @@ use super::admin::AdminWork;
 use super::execute::Step;
 use super::phase::Phase;
 use super::ranges::Ranges;
+use super::responses::Responses;
 use super::transfer::Sinks;
-use crate::limits::{CQE_BYTES, SLOTS_PER_ENTRY};
+use super::wr_id::WrId;
+use crate::limits::{CQE_BYTES, slots};
 
 /// Who a connection is.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +85,10 @@ pub(super) struct Connection {
     responses_lkey: LKey,
     /// The shared zeroes, where a volume is known to have some.
     zeroes: Option<Sge>,
+    /// Those that may be on their way.
+    on_their_way: Responses,
+    /// Commands that were under way together when a response was told of last.
+    together: usize,
     /// Commands that wait for a data buffer, oldest first.
     pub(super) waiting: VecDeque<u16>,
     /// Signaled work requests without a completion.
@@ -140,7 +146,7 @@ pub(super) enum Work {
     Control(Box<ControlCommand>),
     /// The same, once it waits for commands of others.
     Held(Box<ControlCommand>),
-    /// The response is on its way; the slot is free when its Send has completed.
+    /// The response is on its way; the slot is free when its Send, or one after it, has completed.
     Responded,
     /// The same, of a command that left nothing else in the slot.
     Answered,
@@ -189,6 +195,8 @@ impl Connection {
             sinks: keys.sinks,
             responses_lkey: keys.responses,
             zeroes: keys.zeroes,
+            on_their_way: Responses::default(),
+            together: 0,
             waiting: VecDeque::with_capacity(usize::from(sizes.entries)),
             sends_outstanding: 0,
             disk_outstanding: 0,
@@ -206,7 +214,7 @@ impl Connection {
     pub(super) fn take_slot(&mut self) -> Option<u16> {
         self.free.pop().or_else(|| {
             let slot = u16::try_from(self.commands.len()).ok()?;
-            let within = slot < self.sizes.entries * SLOTS_PER_ENTRY;
+            let within = slot < slots(self.sizes.entries);
             within.then(|| self.commands.push(Command::default()))?;
             Some(slot)
         })
@@ -232,14 +240,70 @@ impl Connection {
         matches!(self.phase, Phase::Closing { .. })
     }
 
-    /// Commands that are not answered, or whose answer is on its way.
+    /// Commands that are not answered, or whose answer is on its way and will be told of.
     pub(super) fn in_flight(&self) -> usize {
-        self.commands.len() - self.free.len()
+        let taken = self.commands.len() - self.free.len();
+        taken - self.on_their_way.len() + self.on_their_way.told()
+    }
+
+    /// Commands that are under way together, as far as is known: those in flight, or those that came while the last response
+    /// that was told of was on its way.
+    pub(super) fn together(&self) -> usize {
+        self.in_flight().max(self.together)
     }
 
     /// Whether no command is in flight, nor a response on its way.
     pub(super) fn quiet(&self) -> bool {
-        self.in_flight() == 0 && !self.qp.has_unsent()
+        self.commands.len() == self.free.len() && !self.qp.has_unsent()
+    }
+
+    /// Posts the response capsule of `slot`, whose place [`Connection::response`] has filled. It is told of when something
+    /// waits for it, or when enough before it were not.
+    pub(super) fn post_response(
+        &mut self,
+        slot: u16,
+        sge: Sge,
+        invalidate: Option<RKey>,
+    ) -> Result<(), PostError> {
+        let signaled = self.on_their_way.is_due() || self.command(slot).waits_for_response();
+        let op = SendOp::Send {
+            invalidate,
+            solicited: false,
+        };
+        self.post(WrId::Respond(slot).encode(), op, &[sge], signaled)?;
+        self.on_their_way.posted(slot, signaled);
+        Ok(())
+    }
+
+    /// Where nothing but responses that nobody is told of may be on their way: an RDMA WRITE of no bytes behind them, which
+    /// is and needs no key (InfiniBand Architecture 1.7, C9-88).
+    pub(super) fn ask_for_responses(&mut self) -> Result<bool, PostError> {
+        let newest = self.on_their_way.newest();
+        let Some(newest) = newest.filter(|_| self.in_flight() == 0) else {
+            return Ok(false);
+        };
+        let nowhere = Remote {
+            addr: 0,
+            rkey: RKey(0),
+        };
+        self.post(
+            WrId::Respond(newest).encode(),
+            SendOp::Write(nowhere),
+            &[],
+            true,
+        )?;
+        self.on_their_way.asked();
+        Ok(true)
+    }
+
+    /// The response of `slot` has gone, and with it those before it. The answer is why the connection is to be closed now.
+    pub(super) fn responded(&mut self, slot: u16) -> Option<&'static str> {
+        let why = self.command(slot).close_after;
+        let mut on_their_way = std::mem::take(&mut self.on_their_way);
+        on_their_way.gone(slot, |slot| self.free_slot(slot));
+        self.on_their_way = on_their_way;
+        self.together = 1 + self.commands.len() - self.free.len();
+        why
     }
 
     /// Whether nobody uses its memory any more: the storage engine never does, and the device has
@@ -397,6 +461,12 @@ impl Command {
             buffer,
             offset_bytes,
         })
+    }
+
+    /// Whether something is done, or memory of the pool comes free, when the response has gone.
+    fn waits_for_response(&self) -> bool {
+        let buffers = [&self.data, &self.second, &self.parked];
+        buffers.iter().any(|buffer| buffer.is_some()) || self.close_after.is_some()
     }
 
     /// Goes on with the second buffer when the in-capsule data has been read.

@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn queues_are_as_deep_as_the_memory_and_no_deeper_than_the_device() {
         let depths = Depths::new(&attributes(), 12_192, true);
-        assert_eq!((depths.receives, depths.completions), (12_192, 381 * 176));
+        assert_eq!((depths.receives, depths.completions), (12_192, 381 * 190));
         // Soft-RoCE of Linux 6.12 has completion queues of 32,767 entries.
         let soft = DeviceAttributes {
             cqe_max: 32_767,
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn what_the_completion_queue_does_not_hold_is_refused_until_there_is_room() {
-        // 32 receives and 144 work requests of one queue.
+        // 32 receives and 158 work requests of one queue.
         let (mut port, memory) = port(DeviceAttributes {
             cqe_max: 200,
             ..attributes()
@@ -332,7 +332,7 @@ mod tests {
         port.reserve(32, 0, &memory.queues).unwrap();
         let refused = refusal(&mut port, 32, &memory);
         assert!(
-            refused.contains("176 completions waiting, 24 of the device's 200"),
+            refused.contains("190 completions waiting, 10 of the device's 200"),
             "{refused}"
         );
         port.release(32, Vec::new());
@@ -358,7 +358,7 @@ mod tests {
         });
         let refused = refusal(&mut port, 64, &memory);
         assert!(
-            refused.contains("64 entries needs 272 work requests"),
+            refused.contains("64 entries needs 286 work requests"),
             "{refused}"
         );
         port.reserve(32, 0, &memory.queues).unwrap();

@@ -9,7 +9,7 @@
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
-//! queue pair and its commands in flight), [`wr_id`]. One turn handles what is ready, then rings one
+//! queue pair and its commands in flight), [`responses`] (those that may be on their way), [`wr_id`]. One turn handles what is ready, then rings one
 //! doorbell per connection and enters the kernel once for storage, however many commands there were.
 
 mod accept;
@@ -23,6 +23,7 @@ mod ranges;
 mod receives;
 mod recv;
 mod respond;
+mod responses;
 mod shutdown;
 mod status;
 mod transfer;
@@ -119,7 +120,7 @@ struct Resources {
     unrung: Vec<usize>,
     /// Connections to end, and why.
     broken: Vec<(usize, String)>,
-    /// Most commands that a connection with completions in this turn had in flight.
+    /// Most commands that a connection with completions in this turn had under way together.
     in_flight: usize,
     /// Receives to post again.
     receives: Vec<ReturnedReceive>,
@@ -289,6 +290,7 @@ impl IoPath {
             return false;
         };
         let over = self.resources.now_us >= deadline_us;
+        self.ask_for_responses();
         let idle: Vec<usize> = self
             .connections
             .indices()
@@ -302,6 +304,23 @@ impl IoPath {
             self.begin_close(index, "the target is shutting down");
         }
         self.connections.indices().next().is_none()
+    }
+
+    /// Makes idle connections tell when the responses have gone of which they would say nothing.
+    fn ask_for_responses(&mut self) {
+        for connection in self.connections.all.iter_mut().flatten() {
+            if connection.closing() {
+                continue;
+            }
+            match connection.ask_for_responses() {
+                Ok(true) => connection.ring_doorbell(),
+                Ok(false) => {}
+                Err(error) => {
+                    let why = format!("posting an empty RDMA WRITE failed: {error}");
+                    self.resources.broken.push((connection.index, why));
+                }
+            }
+        }
     }
 
     /// Whether the connection is an Admin queue with I/O queues, on whatever reactor.
@@ -484,7 +503,7 @@ impl Turn for IoPath {
 impl Resources {
     /// A completion of the connection was handled.
     fn note_in_flight(&mut self, connection: &Connection) {
-        self.in_flight = self.in_flight.max(connection.in_flight());
+        self.in_flight = self.in_flight.max(connection.together());
     }
 
     /// Between two steps of a command: a page of the one before may go on to memory.

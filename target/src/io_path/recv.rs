@@ -169,12 +169,11 @@ impl IoPath {
         match id {
             Some(WrId::Pull(slot)) => execute::on_pulled(&mut self.resources, connection, slot),
             Some(WrId::Respond(slot)) => {
-                if let Some(why) = connection.command(slot).close_after {
+                if let Some(why) = connection.responded(slot) {
                     self.resources
                         .broken
                         .push((connection.index, why.to_owned()));
                 }
-                connection.free_slot(slot);
             }
             Some(WrId::Recv(_)) | None => {}
         }

@@ -2,11 +2,10 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
-use capstan_rdma::contract::{RKey, SendOp};
+use capstan_rdma::contract::RKey;
 use capstan_subsystem::Permit;
 
 use super::connection::{Connection, Work};
-use super::wr_id::WrId;
 use super::{Resources, control, transfer};
 
 /// Ends the I/O command in `slot`: pushes its data when it read successfully, then responds.
@@ -114,7 +113,7 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
     send(resources, connection, slot, cqe, None);
 }
 
-/// Sends a response capsule from `slot`; the slot is free when the Send has completed.
+/// Sends a response capsule from `slot`; the slot is free when the Send, or one after it, has completed.
 pub(super) fn send(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -127,11 +126,7 @@ pub(super) fn send(
         *work = Work::Responded;
     }
     let sge = connection.response(slot, cqe);
-    let op = SendOp::Send {
-        invalidate: invalidate.map(RKey),
-        solicited: false,
-    };
-    if let Err(error) = connection.post(WrId::Respond(slot).encode(), op, &[sge], true) {
+    if let Err(error) = connection.post_response(slot, sge, invalidate.map(RKey)) {
         let why = format!("posting a response failed: {error}");
         return resources.broken.push((connection.index, why));
     }

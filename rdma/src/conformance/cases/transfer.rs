@@ -6,7 +6,7 @@ use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, ensure_eq};
 use super::super::world::{LinkEnd, World};
 use super::support::{read_sink, sink, source};
-use crate::contract::{Sge, WcOpcode};
+use crate::contract::{RKey, Remote, Sge, WcOpcode};
 use crate::splitmix::SplitMix;
 
 pub(super) fn send_write_and_read_move_bytes(fabric: &mut dyn Fabric) -> Outcome {
@@ -148,6 +148,13 @@ pub(super) fn zero_length(fabric: &mut dyn Fabric) -> Outcome {
         world.post_now(link, from, &send(6, &[]))?;
         world.received(link, from.peer(), 5, 0)?;
         world.success(link, from, 6, WcOpcode::Send)?;
+        // Of an empty WRITE nobody looks at the key (InfiniBand Architecture 1.7, C9-88).
+        let nowhere = Remote {
+            addr: 0,
+            rkey: RKey(0),
+        };
+        world.post_now(link, from, &write(7, &[], nowhere))?;
+        world.success(link, from, 7, WcOpcode::RdmaWrite)?;
         here.check("after empty operations")?;
         there.check("after empty operations")?;
     }
