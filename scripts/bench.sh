@@ -5,6 +5,7 @@
 #   scripts/bench.sh                        the whole table but for Soft-RoCE, some seven minutes
 #   scripts/bench.sh CASE…                  parts of it; --list says which there are
 #   scripts/bench.sh soft-roce              in the lab: capstan-target against Linux nvmet
+#   scripts/bench.sh soft-roce-counted      the same in instructions of everything that runs there: no noise
 #   scripts/bench.sh instructions syscalls lines  the deterministic figures; exit status 1 beyond their gates
 #   scripts/bench.sh --save                 also puts the results into docs/performance.json and .svg
 #   scripts/bench.sh --help                 all options, for shorter runs or more of them
@@ -22,7 +23,7 @@ command -v cargo >/dev/null || die "there is no cargo: install Rust from https:/
 need_packages "a linker for Rust; fio, counters of instructions and system calls" gcc libc6-dev fio valgrind strace util-linux
 choose_verbs
 case " $* " in
-    *" soft-roce "*) tests/lab/setup.sh ;;
+    *" soft-roce "* | *" soft-roce-counted "*) tests/lab/setup.sh ;;
 esac
 profile=${CAPSTAN_BENCH_PROFILE:-release}
 say "building ($profile)"

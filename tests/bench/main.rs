@@ -86,7 +86,7 @@ fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     if arguments.list {
         for case in &CASES {
-            println!("{:14}{}", case.name, case.what);
+            println!("{:18}{}", case.name, case.what);
         }
         return Ok(ExitCode::SUCCESS);
     }

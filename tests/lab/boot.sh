@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Boots the lab's kernel under QEMU software emulation and runs one guest script in it as root.
 #
-#   tests/lab/boot.sh [-n] [-p] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
+#   tests/lab/boot.sh [-i] [-n] [-p] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]
 #
+# -i counts instead of measuring: one processor, whose time is its instructions, 8 ns each, and which does not wait when it is idle.
 # -k boots another kernel, whose modules are in /lib/modules and whose vmlinuz is in $CAPSTAN_LAB_CACHE/boot; without siw.
 # -n adds an emulated NVMe controller with a 64 MiB namespace; -f puts one more file or folder into $LAB; -p lets the two
 # processors of the guest run at the same time.
@@ -14,11 +15,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/lab/common.sh
 . "$here/common.sh"
 
-usage() { die "usage: boot.sh [-n] [-p] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
+usage() { die "usage: boot.sh [-i] [-n] [-p] [-k RELEASE] [-f FILE]… [-o OUTPUT_FOLDER] [-m MEMORY] [-t SECONDS] SCRIPT [ARGUMENT…]"; }
 
-out='' memory=2G timeout_s=600 nvme_disk='' parallel='' files=() release=''
-while getopts npk:f:o:m:t: option; do
+out='' memory=2G timeout_s=600 nvme_disk='' parallel='' counted='' files=() release=''
+while getopts inpk:f:o:m:t: option; do
     case $option in
+        i) counted=yes ;;
         f) files+=("$OPTARG") ;;
         k) release=$OPTARG ;;
         n) nvme_disk=yes ;;
@@ -86,8 +88,11 @@ kernel="log_buf_len=4M mitigations=off init_on_alloc=0 hardened_usercopy=off ran
 threads=single
 [ -z "$parallel" ] || threads=multi
 # A processor of x86-64-v2: an emulated one without AVX, SMAP and the like is a tenth faster, and drivers do the same on it.
-devices="-accel tcg,thread=$threads -cpu Nehalem"
-command=("$CAPSTAN_LAB_CACHE/venv/bin/vng" --disable-kvm --force-9p --disable-microvm --cpus 2 --memory "$memory"
+devices="-accel tcg,thread=$threads -cpu Nehalem" processors=2
+if [ -n "$counted" ]; then
+    devices+=" -icount shift=3,sleep=off" processors=1
+fi
+command=("$CAPSTAN_LAB_CACHE/venv/bin/vng" --disable-kvm --force-9p --disable-microvm --cpus "$processors" --memory "$memory"
     --append "$kernel" --rwdir "$out" --rodir "/usr/lib/udev/rules.d=$out/lab/udev-rules" --run "$CAPSTAN_LAB_CACHE/boot/vmlinuz-$release")
 if [ -n "$nvme_disk" ]; then
     # Of Debian 12's QEMU: the answers of that controller are among the golden bytes.

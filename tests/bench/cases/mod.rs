@@ -36,7 +36,7 @@ const fn case(
 }
 
 /// All of them, in the order of the table.
-pub(crate) const CASES: [Case; 14] = [
+pub(crate) const CASES: [Case; 15] = [
     case("wire", "null and RAM against plain TCP", wire::wire),
     case(
         "wire-crc32c",
@@ -88,6 +88,14 @@ pub(crate) const CASES: [Case; 14] = [
             "soft-roce",
             "verbs on Soft-RoCE against Linux nvmet, in the lab",
             soft_roce::run,
+        )
+    },
+    Case {
+        lab: true,
+        ..case(
+            "soft-roce-counted",
+            "the same in instructions of one processor, host and device and all",
+            soft_roce::counted,
         )
     },
 ];

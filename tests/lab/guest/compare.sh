@@ -2,7 +2,10 @@
 # In the guest: capstan-target (verbs) and Linux nvmet-rdma in turn, over Soft-RoCE, with the Linux host and fio. Both
 # export a null namespace: nvmet a null_blk that answers at once and touches no data, without a queue of its own.
 #
-#   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh        (scripts/bench.sh soft-roce)
+#   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh             (scripts/bench.sh soft-roce)
+#   tests/lab/boot.sh -i -f PATH_OF_CAPSTAN_TARGET compare.sh 1 5 1 0.3   (scripts/bench.sh soft-roce-counted)
+#
+# Arguments: rounds; turns of each; seconds of a turn; seconds before that in which commands end that were in progress when fio was stopped.
 #
 # Each job runs on both at once, but one of them is always stopped. Writes $OUT/samples, a line for each turn of both:
 # ROUND JOB CAPSTAN_IOPS NVMET_IOPS.
@@ -18,11 +21,10 @@ ADDRESS=10.9.0.1
 NQN=nqn.2026-11.org.example
 NVMET=/sys/kernel/config/nvmet
 NULLB=/sys/kernel/config/nullb/compare
-ROUNDS=5
-TURNS=12
-TURN_SECONDS=0.5
-# For commands that were in progress when fio was stopped.
-SETTLE_SECONDS=0.1
+ROUNDS=${1:-5}
+TURNS=${2:-12}
+TURN_SECONDS=${3:-0.5}
+SETTLE_SECONDS=${4:-0.1}
 
 set_all() { # set_all FOLDER NAME=VALUE…: attributes of a configfs item
     local folder=$1 pair
@@ -135,7 +137,7 @@ disk[capstan]=$DISK
 
 : >"$OUT/samples"
 order=(nvmet capstan)
-for round in $(seq $ROUNDS); do
+for round in $(seq "$ROUNDS"); do
     echo "round $round of $ROUNDS"
     measure randread-4k-qd1 --rw=randread --bs=4k --iodepth=1
     measure randread-4k-qd32 --rw=randread --bs=4k --iodepth=32
