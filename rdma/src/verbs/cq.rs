@@ -18,21 +18,13 @@ use crate::contract::{CompletionQueue, QpNum, RKey, WcOpcode, WcStatus, WorkComp
 /// Completions taken from the device in one call.
 const BATCH: usize = 32;
 
-const BLANK: Wc = Wc {
-    wr_id: 0,
-    status: 0,
-    opcode: 0,
-    vendor_err: 0,
-    byte_len: 0,
-    invalidated: None,
-    qp_num: 0,
-};
-
 /// A completion queue of a device and the completions taken from it but not told yet.
 pub(super) struct Cq {
     pub(super) raw: Rc<raw::completion::Cq>,
     pub(super) device: Rc<VerbsDevice>,
     told: RefCell<VecDeque<Told>>,
+    /// Room for those of one call.
+    batch: Cell<Vec<Wc>>,
     depth: u32,
     armed: Cell<bool>,
     broken: Cell<bool>,
@@ -51,6 +43,7 @@ impl Cq {
             raw: Rc::new(raw),
             device,
             told: RefCell::new(VecDeque::with_capacity(BATCH)),
+            batch: Cell::new(Vec::with_capacity(BATCH)),
             depth,
             armed: Cell::new(false),
             broken: Cell::new(false),
@@ -69,23 +62,19 @@ impl Cq {
 
     /// Takes up to `most` completions from the device; how many.
     fn pump(&self, most: usize) -> usize {
-        let mut batch = [BLANK; BATCH];
-        let mut count = 0;
-        let polled = self.raw.poll(most.min(BATCH), |wc| {
-            if let Some(at) = batch.get_mut(count) {
-                *at = wc;
-                count += 1;
-            }
-        });
+        let mut batch = self.batch.take();
+        let polled = self.raw.poll(most.min(BATCH), |wc| batch.push(wc));
         if let Err(error) = polled
             && !self.broken.replace(true)
         {
             let device = &self.device.attributes.name;
             tracing::error!(device, "a completion queue failed: {error}");
         }
-        for wc in &batch[..count] {
-            self.take(wc);
+        let count = batch.len();
+        for wc in batch.drain(..) {
+            self.take(&wc);
         }
+        self.batch.set(batch);
         count
     }
 

@@ -24,7 +24,7 @@ use crate::contract::{
 use crate::ids::{Ids, UNKNOWN, foreign, may_accept, may_connect, may_make_qp, may_migrate};
 
 /// A manager that is polled all the time looks at its descriptors no more often than this.
-const LOOK_EVERY_US: u64 = 20;
+const LOOK_EVERY_US: u64 = 200;
 /// Most events of the kernel taken in one look.
 const EVENTS_MAX: usize = 64;
 
