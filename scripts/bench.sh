@@ -2,7 +2,7 @@
 # Measures Capstan: prints every figure beside a reference of the same run, with what is required and what is aimed
 # at, and compares it with the result that was committed last (docs/performance.json).
 #
-#   scripts/bench.sh                        the whole table but for Soft-RoCE, some seven minutes
+#   scripts/bench.sh                        the whole table but for Soft-RoCE, some nine minutes
 #   scripts/bench.sh CASE…                  parts of it; --list says which there are
 #   scripts/bench.sh soft-roce              in the lab: capstan-target against Linux nvmet
 #   scripts/bench.sh soft-roce-counted      the same in instructions of everything that runs there: no noise
