@@ -275,8 +275,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Where nothing but responses that nobody is told of may be on their way: an RDMA WRITE of no bytes behind them, which
-    /// is and needs no key (InfiniBand Architecture 1.7, C9-88).
+    /// Where nothing but responses that nobody is told of may be on their way, posts an RDMA WRITE of no bytes behind them,
+    /// which is told of and needs no key (InfiniBand Architecture 1.7, C9-88). Whether there was anything to ask for.
     pub(super) fn ask_for_responses(&mut self) -> Result<bool, PostError> {
         let newest = self.on_their_way.newest();
         let Some(newest) = newest.filter(|_| self.in_flight() == 0) else {
