@@ -92,6 +92,10 @@ pub(super) struct Engine {
     turn: Cell<usize>,
     /// Connected queue pairs that only epoll watches.
     cold: Cell<usize>,
+    /// Connection managers whose listeners and set-ups it watches, too.
+    managers: Cell<usize>,
+    /// How often it has told of those.
+    set_ups: Cell<u32>,
     /// About so many queue pairs are at work, watched or busy.
     crowd: Cell<u32>,
     /// Whether they are so many that epoll had better say which.
@@ -122,6 +126,8 @@ impl Engine {
             hot: RefCell::default(),
             turn: Cell::new(0),
             cold: Cell::new(0),
+            managers: Cell::new(0),
+            set_ups: Cell::new(0),
             crowd: Cell::new(0),
             crowded: Cell::new(crowded),
             ticks: Cell::new(0),

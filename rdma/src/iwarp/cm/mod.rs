@@ -32,7 +32,7 @@ use crate::ids::{Ids, UNKNOWN, local_address, may_make_qp, may_migrate};
 
 /// Events of one look at the sockets.
 const EVENTS: usize = 64;
-/// A manager that is polled all the time looks at its sockets no more often than this.
+/// A manager that is polled all the time looks at its deadlines no more often than this.
 const LOOK_EVERY_US: u64 = 20;
 
 /// How far an id is.
@@ -78,9 +78,9 @@ impl Entry {
 pub(super) struct Manager {
     engine: Rc<Engine>,
     notices: Rc<Notices>,
-    /// Listeners and set-ups.
+    /// Listeners and set-ups; the engine looks at it, too.
     epoll: Epoll,
-    /// The above, the queue pairs' sockets, and the notices.
+    /// What the engine looks at, and the notices.
     outer: Epoll,
     events: Vec<EpollEvent>,
     ids: Ids<Entry>,
@@ -88,7 +88,10 @@ pub(super) struct Manager {
     timed: BTreeSet<CmId>,
     half_open: usize,
     now_us: u64,
+    /// The last look at deadlines.
     looked_us: Option<u64>,
+    /// [`Engine::set_ups`] at the last look.
+    set_ups: u32,
     ticks: u32,
 }
 
@@ -97,11 +100,10 @@ impl Manager {
         let notices = Notices::new().map_err(system("eventfd of a connection manager"))?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .map_err(system("epoll of a connection manager"))?;
-        let outer = epoll_of(&[
-            (&epoll.0, 0),
-            (&engine.poller.epoll.0, 1),
-            (notices.waker.fd(), 2),
-        ]);
+        engine
+            .watch_set_ups(&epoll)
+            .map_err(system("epoll of a connection manager"))?;
+        let outer = epoll_of(&[(&engine.poller.epoll.0, 0), (notices.waker.fd(), 1)]);
         Ok(Self {
             engine: Rc::clone(engine),
             notices,
@@ -113,6 +115,7 @@ impl Manager {
             half_open: 0,
             now_us: 0,
             looked_us: None,
+            set_ups: engine.set_ups(),
             ticks: 0,
         })
     }
@@ -150,7 +153,6 @@ impl Manager {
 
     /// Looks at listeners and set-ups.
     fn look(&mut self) {
-        self.looked_us = Some(self.now_us);
         let mut events = std::mem::take(&mut self.events);
         let count = self.epoll.wait(&mut events, EpollTimeout::ZERO);
         for event in &events[..count.unwrap_or(0)] {
@@ -463,9 +465,14 @@ impl ConnectionManager for Manager {
             self.engine.progress(|| false);
         }
         self.ticks = self.engine.ticks();
+        let set_ups = self.engine.set_ups();
+        if self.set_ups != set_ups {
+            self.set_ups = set_ups;
+            self.look();
+        }
         let since = self.looked_us.map(|at| self.now_us - at);
         if since.is_none_or(|us| us == 0 || us >= LOOK_EVERY_US) {
-            self.look();
+            self.looked_us = Some(self.now_us);
             self.run_deadlines();
         }
         self.take_notices();
@@ -512,6 +519,12 @@ impl ConnectionManager for Manager {
         let unheard = unheard.iter().map(Unheard::due_us).min();
         let times = [entries, lingering, not_ready, unheard];
         times.into_iter().flatten().min()
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.engine.forget_set_ups(&self.epoll);
     }
 }
 

@@ -26,6 +26,8 @@ const CROWD_DECAY: u32 = 32;
 /// What epoll says of the socket where shared memory arrives; no number of a queue pair has so many
 /// bits.
 pub(super) const MEETING: u64 = u64::MAX;
+/// What it says of the listeners and set-ups of a connection manager.
+const SET_UPS: u64 = u64::MAX - 1;
 
 /// What epoll knows of a queue pair's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +65,31 @@ impl Engine {
         IDLE_RUNS / busy.max(self.crowd.get()).max(1)
     }
 
+    /// Lets epoll tell of a connection manager's listeners and set-ups, too.
+    pub(in crate::iwarp) fn watch_set_ups(&self, set_ups: &Epoll) -> nix::Result<()> {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, SET_UPS);
+        self.poller.epoll.add(&set_ups.0, event)?;
+        self.managers.set(self.managers.get() + 1);
+        Ok(())
+    }
+
+    /// Its connection manager is gone.
+    pub(in crate::iwarp) fn forget_set_ups(&self, set_ups: &Epoll) {
+        if self.poller.epoll.delete(&set_ups.0).is_ok() {
+            self.managers.set(self.managers.get() - 1);
+        }
+    }
+
+    /// Counts the looks at epoll that found something for a connection manager.
+    pub(in crate::iwarp) fn set_ups(&self) -> u32 {
+        self.set_ups.get()
+    }
+
     /// Looks at epoll when it is time to.
     pub(super) fn watch(&self, tick: u32) {
         let busy = self.hot.borrow().len();
-        if self.cold.get() > 0 && (tick.is_multiple_of(EPOLL_EVERY) || busy == 0) {
+        let watched = self.cold.get() > 0 || self.managers.get() > 0;
+        if watched && (tick.is_multiple_of(EPOLL_EVERY) || busy == 0) {
             self.look_at_epoll();
             let busy = u32::try_from(self.hot.borrow().len()).unwrap_or(u32::MAX);
             let before = self.crowd.get();
@@ -173,9 +196,16 @@ impl Engine {
         let wait = self.poller.epoll.wait(&mut events, EpollTimeout::ZERO);
         let count = wait.unwrap_or(0);
         for event in &events[..count] {
-            if event.data() == MEETING {
-                self.meet(true);
-                continue;
+            match event.data() {
+                MEETING => {
+                    self.meet(true);
+                    continue;
+                }
+                SET_UPS => {
+                    self.set_ups.set(self.set_ups.get().wrapping_add(1));
+                    continue;
+                }
+                _ => {}
             }
             let num = QpNum(u32::try_from(event.data()).unwrap_or(u32::MAX));
             let Some(cell) = self.cell_at(place_of(num)) else {
