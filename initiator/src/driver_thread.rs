@@ -122,8 +122,8 @@ impl Turn for Driver {
         Armed::from_ready(!quiet)
     }
 
-    fn disarm(&mut self) {
-        self.mailbox.disarm();
+    fn disarm(&mut self, readable: &[bool]) {
+        self.mailbox.disarm(readable.first() != Some(&false));
     }
 
     fn next_deadline_us(&self) -> Option<u64> {

@@ -102,14 +102,17 @@ impl<T> Mailbox<T> {
 
     /// Asks for a wake-up at the next message. The caller must poll once more before it sleeps.
     pub fn arm(&mut self) {
-        let _ = self.shared.event.read();
         self.shared.sleeping.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Says that the reactor is awake again.
-    pub fn disarm(&mut self) {
+    /// Says that the reactor is awake again, and whether its descriptor may be readable.
+    pub fn disarm(&mut self, readable: bool) {
         self.shared.sleeping.store(false, Ordering::SeqCst);
+        if readable {
+            // Who writes it only now wakes the next sleep, and is read after that.
+            let _ = self.shared.event.read();
+        }
     }
 
     /// Readable after [`Mailbox::arm`] when a message has come.

@@ -46,8 +46,11 @@ pub trait Turn {
     /// Prepares every source to signal its fd, and pushes the fds to `fds` (it comes empty).
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed;
 
-    /// Called after a sleep.
-    fn disarm(&mut self) {}
+    /// Called after [`Turn::arm`], and after the sleep if there was one. Of every fd that was pushed, in that order: `false`
+    /// when it stayed silent during the sleep, `true` when it became readable or nobody waited for it.
+    fn disarm(&mut self, readable: &[bool]) {
+        let _ = readable;
+    }
 
     /// When to turn even if every fd stays silent.
     fn next_deadline_us(&self) -> Option<u64>;
@@ -68,6 +71,7 @@ pub struct RunError(#[from] nix::Error);
 /// [`RunError`] when the system refuses to wait for the descriptors.
 pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
     let mut fds = Vec::with_capacity(16);
+    let mut readable = Vec::with_capacity(16);
     let mut spin = Spin::new(spin);
     loop {
         let now_us = Clock.now_us();
@@ -80,10 +84,13 @@ pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
                     continue;
                 }
                 fds.clear();
-                if work.arm(&mut fds) == Armed::Quiet {
-                    sleep(&fds, work.next_deadline_us())?;
+                let armed = work.arm(&mut fds);
+                readable.clear();
+                readable.resize(fds.len(), true);
+                if armed == Armed::Quiet {
+                    sleep(&fds, work.next_deadline_us(), &mut readable)?;
                 }
-                work.disarm();
+                work.disarm(&readable);
                 spin.sleeps(now_us);
             }
         }
@@ -101,15 +108,21 @@ pub fn pause(idle_us: u64) {
     }
 }
 
-/// Waits until a descriptor is readable or the deadline has come.
-fn sleep(fds: &[RawFd], deadline_us: Option<u64>) -> Result<(), RunError> {
+/// Waits until a descriptor is readable or the deadline has come, and says which have stayed silent.
+fn sleep(fds: &[RawFd], deadline_us: Option<u64>, readable: &mut [bool]) -> Result<(), RunError> {
     let timeout = deadline_us.map(|deadline_us| {
         let wait_us = deadline_us.saturating_sub(Clock.now_us());
         TimeSpec::from_duration(std::time::Duration::from_micros(wait_us))
     });
-    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|&fd| readable(fd)).collect();
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|&fd| until_readable(fd)).collect();
     match ppoll(&mut polled, timeout, None) {
-        Ok(_) | Err(nix::Error::EINTR) => Ok(()),
+        Ok(_) => {
+            for (readable, polled) in readable.iter_mut().zip(&polled) {
+                *readable = polled.any().unwrap_or(true);
+            }
+            Ok(())
+        }
+        Err(nix::Error::EINTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
@@ -118,7 +131,7 @@ fn sleep(fds: &[RawFd], deadline_us: Option<u64>) -> Result<(), RunError> {
     unsafe_code,
     reason = "borrows a descriptor that its source keeps open"
 )]
-fn readable<'fd>(fd: RawFd) -> PollFd<'fd> {
+fn until_readable<'fd>(fd: RawFd) -> PollFd<'fd> {
     // SAFETY: `Turn::arm` pushes descriptors of sources the same `Turn` owns, and it is not called
     // again, so nothing is closed, before the wait is over.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -137,8 +150,10 @@ pub fn pin_to_core(core: usize) -> nix::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::RawFd;
+    use std::os::fd::{AsFd, AsRawFd, RawFd};
     use std::time::Duration;
+
+    use nix::sys::eventfd::{EfdFlags, EventFd};
 
     use super::{Armed, Flow, Turn, run};
     use crate::SpinBudget;
@@ -182,8 +197,8 @@ mod tests {
             Armed::Quiet
         }
 
-        fn disarm(&mut self) {
-            self.mailbox.disarm();
+        fn disarm(&mut self, readable: &[bool]) {
+            self.mailbox.disarm(readable[0]);
         }
 
         fn next_deadline_us(&self) -> Option<u64> {
@@ -216,6 +231,72 @@ mod tests {
         let adder = thread.join().unwrap();
         assert_eq!(adder.sum, 2000 * 2001 / 2);
         assert!(adder.sleeps >= 1, "it never slept");
+    }
+
+    #[test]
+    fn a_message_wakes_once() {
+        let (sender, mailbox) = mailbox(1).unwrap();
+        let deadline_us = Some(crate::Clock.now_us() + 200_000);
+        let mut adder = Adder {
+            mailbox,
+            sum: 0,
+            turns: 0,
+            sleeps: 0,
+            deadline_us,
+        };
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            sender.send(3).unwrap();
+            sender
+        });
+        run(&mut adder, SpinBudget { spin_us: 0 }).unwrap();
+        drop(thread.join().unwrap());
+        assert_eq!(adder.sum, 3);
+        assert!(adder.turns < 20, "{} turns", adder.turns);
+    }
+
+    /// Two sources, of which one has something, that say what they are told.
+    struct Watcher {
+        fds: [EventFd; 2],
+        armed: Armed,
+        told: Vec<Vec<bool>>,
+    }
+
+    impl Turn for Watcher {
+        fn turn(&mut self, _now_us: u64) -> Flow {
+            if self.told.is_empty() {
+                Flow::Idle
+            } else {
+                Flow::Stop
+            }
+        }
+
+        fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
+            fds.extend(self.fds.iter().map(|fd| fd.as_fd().as_raw_fd()));
+            self.armed
+        }
+
+        fn disarm(&mut self, readable: &[bool]) {
+            self.told.push(readable.to_vec());
+        }
+
+        fn next_deadline_us(&self) -> Option<u64> {
+            None
+        }
+    }
+
+    #[test]
+    fn who_stayed_silent_is_told_so_after_a_sleep_alone() {
+        for (armed, told) in [(Armed::Quiet, [false, true]), (Armed::Ready, [true, true])] {
+            let event = |count| EventFd::from_value_and_flags(count, EfdFlags::EFD_NONBLOCK);
+            let mut watcher = Watcher {
+                fds: [event(0).unwrap(), event(1).unwrap()],
+                armed,
+                told: Vec::new(),
+            };
+            run(&mut watcher, SpinBudget { spin_us: 0 }).unwrap();
+            assert_eq!(watcher.told, [told]);
+        }
     }
 
     #[test]

@@ -157,6 +157,20 @@ fn an_idle_engine_is_silent_and_wakes_no_one_before_it_is_armed() {
     assert_eq!(driver.wait(1).len(), 1);
     assert!(!driver.engine.arm());
     assert!(!readable(&driver, 30), "the signal is used up");
+    // Who was told that nothing came loses nothing that comes after.
+    for round in 0..3 {
+        assert!(!driver.engine.arm());
+        driver.engine.stayed_silent();
+        driver.engine.poll(&mut Vec::new());
+        let data = driver.data(&[4; 4096], 0);
+        let (lba, lbas) = (round, 1);
+        let fua = true;
+        driver.submit(round, Op::Write { lba, lbas, fua }, Some(data));
+        assert!(driver.engine.arm() || readable(&driver, 10_000));
+        assert_eq!(driver.wait(1).len(), 1);
+    }
+    assert!(!driver.engine.arm());
+    assert!(!readable(&driver, 30), "the signals are used up");
 }
 
 #[test]

@@ -236,6 +236,12 @@ pub trait ConnectionManager {
     /// Becomes readable after [`ConnectionManager::arm`] when there is something to poll.
     fn fd(&self) -> RawFd;
 
+    /// Says that the fd was not readable when a wait after [`ConnectionManager::arm`] was over, at `now_us`: `poll` need not
+    /// look there at once. No need to.
+    fn stayed_silent(&mut self, now_us: u64) {
+        let _ = now_us;
+    }
+
     /// When `poll` must be called next even if the fd stays silent.
     fn next_deadline_us(&self) -> Option<u64>;
 }

@@ -129,6 +129,12 @@ impl Engine {
         self.submit_batch().is_err() || self.ring.borrow_mut().arm()
     }
 
+    /// Says that [`Engine::fd`] was not readable when a wait after [`Engine::arm`] was over, so that nobody has to read
+    /// it. No need to.
+    pub fn stayed_silent(&self) {
+        self.ring.borrow_mut().stayed_silent();
+    }
+
     /// Readable when something has ended after [`Engine::arm`], until [`Engine::poll`].
     #[must_use]
     pub fn fd(&self) -> RawFd {

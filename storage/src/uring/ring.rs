@@ -38,6 +38,8 @@ pub(crate) struct Ring {
     /// 6.18: a FUA write that ended unnoticed).
     wake: EventFd,
     armed: bool,
+    /// Nobody has seen that it was not signalled.
+    may_be_signalled: bool,
     mode: Mode,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -99,6 +101,7 @@ impl Ring {
             uring,
             wake,
             armed: false,
+            may_be_signalled: false,
             mode,
             slots: (0..in_flight_max).map(|_| Slot::default()).collect(),
             free: (0..in_flight_max).rev().collect(),
@@ -242,17 +245,25 @@ impl Ring {
     /// something is left to hand over.
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
+        self.may_be_signalled = true;
         self.uring.completion().enable_eventfd();
         // The kernel adds a completion, then reads the flag; the flag must be out before the look.
         fence(Ordering::SeqCst);
         self.ready()
     }
 
+    /// Nothing had been signalled when the wait was over. What is signalled only now wakes the next wait.
+    pub(crate) fn stayed_silent(&mut self) {
+        self.may_be_signalled = false;
+    }
+
     fn disarm(&mut self) {
         self.armed = false;
         self.uring.completion().disable_eventfd();
-        // Nothing to read means that nothing was signalled.
-        let _ = self.wake.read();
+        if self.may_be_signalled {
+            // Nothing to read means that nothing was signalled.
+            let _ = self.wake.read();
+        }
     }
 
     pub(crate) fn poll(&mut self, out: &mut Vec<Completion>) {

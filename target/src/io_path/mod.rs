@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 use capstan_memory::{Buffer, Pool, Slab};
 use capstan_rdma::contract::{CmError, CmId, ConnectionManager, WorkCompletion};
-use capstan_reactor::{Armed, Flow, Mailbox, Turn};
+use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Trickle, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
 use rustc_hash::FxHashMap;
@@ -461,8 +461,22 @@ impl Turn for IoPath {
         Armed::from_ready(ready)
     }
 
-    fn disarm(&mut self) {
-        self.mailbox.disarm();
+    fn disarm(&mut self, readable: &[bool]) {
+        let mut readable = readable.iter().copied();
+        let mut silent = || readable.next() == Some(false);
+        self.mailbox.disarm(!silent());
+        let now_us = Clock.now_us();
+        for fabric in &mut self.fabrics {
+            if silent() {
+                fabric.cm.stayed_silent(now_us);
+            }
+            for _ in fabric.ports.iter().flatten() {
+                let _ = silent();
+            }
+        }
+        if silent() {
+            self.resources.engine.stayed_silent();
+        }
     }
 
     fn next_deadline_us(&self) -> Option<u64> {

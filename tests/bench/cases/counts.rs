@@ -79,7 +79,7 @@ const SYSCALLS: [Row; 2] = [
         load: Load::read(NSID_NULL, 4096, 128),
         bounds: || Bounds {
             aim: Some(0.1),
-            ..Bounds::none(Better::Lower).gate(gate(0.085, 0.085))
+            ..Bounds::none(Better::Lower).gate(gate(0.070, 0.085))
         },
     },
     Row {
@@ -88,7 +88,7 @@ const SYSCALLS: [Row; 2] = [
         load: Load::write(NSID_RAM, 4096, 128),
         bounds: || Bounds {
             aim: Some(0.1),
-            ..Bounds::none(Better::Lower).gate(gate(0.11, 0.11))
+            ..Bounds::none(Better::Lower).gate(gate(0.090, 0.11))
         },
     },
 ];

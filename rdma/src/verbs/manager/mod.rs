@@ -490,6 +490,10 @@ impl ConnectionManager for Manager {
         removed || self.ids.has_events() || !self.notices.is_empty()
     }
 
+    fn stayed_silent(&mut self, now_us: u64) {
+        self.looked_us = Some(now_us);
+    }
+
     fn fd(&self) -> RawFd {
         self.epoll.0.as_raw_fd()
     }
