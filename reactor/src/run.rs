@@ -13,7 +13,8 @@ use crate::spin::{Spin, SpinBudget};
 /// What a turn wants next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Something was done: turn again. So many commands or answers came together, or are under way if they are more.
+    /// Something was done: turn again. So many commands or answers came together, or are under way if they are more; 0
+    /// when nobody waits closely for what comes next, so that it is not worth a spin.
     Busy(u32),
     /// Nothing to do now.
     Idle,

@@ -40,9 +40,12 @@ impl Spin {
         }
     }
 
-    /// Something was done, with so much of it in this turn or under way.
+    /// Something was done, with so much of it in this turn or under way. What is no work is no reason to spin.
     #[inline]
     pub(crate) fn busy(&mut self, now_us: u64, work: u32) {
+        if work == 0 {
+            return;
+        }
         if let Some(since_us) = self.idle_since_us.take()
             && now_us.saturating_sub(since_us) >= SHORT_US
         {
@@ -83,14 +86,7 @@ mod tests {
 
     #[test]
     fn the_spin_is_shared_by_the_work_that_comes_together() {
-        for (work, spin_us) in [
-            (0, 2000),
-            (1, 2000),
-            (2, 1000),
-            (8, 250),
-            (40, 50),
-            (64, 50),
-        ] {
+        for (work, spin_us) in [(1, 2000), (2, 1000), (8, 250), (40, 50), (64, 50)] {
             let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
             spin.busy(10, work);
             assert_eq!(wait_us(&mut spin, 10), spin_us, "{work}");
@@ -118,6 +114,19 @@ mod tests {
         assert_eq!(wait_us(&mut spin, 50), 500, "a burst of four");
         spin.busy(1000, 1);
         assert_eq!(wait_us(&mut spin, 1000), 2000, "a burst of one");
+    }
+
+    #[test]
+    fn what_is_no_work_neither_starts_nor_prolongs_a_spin() {
+        let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
+        spin.busy(0, 1);
+        assert_eq!(spin.idle(0), Some(0));
+        spin.busy(1000, 0);
+        assert_eq!(spin.idle(1999), Some(1999));
+        assert_eq!(spin.idle(2000), None);
+        spin.sleeps(2000);
+        spin.busy(9000, 0);
+        assert_eq!(spin.idle(9001), None);
     }
 
     #[test]

@@ -4,9 +4,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use capstan_initiator::{DirectQueue, Op};
+use capstan_nvme_proto::command::AdminCommand;
+use capstan_nvme_proto::sgl::Sgl;
 use capstan_tests::host::{options, run};
 use capstan_tests::process::{allow_many_descriptors, cpu_us, descriptors, resident_bytes};
 use capstan_tests::target::TestTarget;
+use capstan_tests::wire_host::{Data, Queue, WireHost};
 
 const HOSTS: u8 = 100;
 
@@ -133,5 +136,29 @@ fn idle_means_idle() {
         "{used_us} us of CPU in 2 s with 10 idle hosts"
     );
     drop(hosts);
+    target.stop();
+}
+
+/// Nobody waits closely for the next keep-alive: a target that spins after I/O does not spin after one.
+#[test]
+fn keep_alives_are_no_reason_to_spin() {
+    let _alone = alone();
+    let target = TestTarget::ram("reactors = 1\nspin = \"100ms\"");
+    let mut host = WireHost::connect(target.addresses[0], 1);
+    settle();
+    let before_us = cpu_us();
+    for cid in 0..20 {
+        let keep_alive = AdminCommand::KeepAlive.encode(cid, Sgl::EMPTY);
+        let (cqe, _) = host.run(Queue::Admin, keep_alive, Data::None);
+        assert!(cqe.status().is_success(), "{:?}", cqe.status());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let used_us = cpu_us() - before_us;
+    // A spin after each would use 2,000,000.
+    assert!(
+        used_us < 400_000,
+        "{used_us} us of CPU in 2 s with 20 keep-alives"
+    );
+    drop(host);
     target.stop();
 }

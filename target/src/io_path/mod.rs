@@ -120,7 +120,7 @@ struct Resources {
     unrung: Vec<usize>,
     /// Connections to end, and why.
     broken: Vec<(usize, String)>,
-    /// Most commands that a connection with completions in this turn had under way together.
+    /// Most commands that an I/O queue with completions in this turn had under way together, at least 1; 0 without one.
     in_flight: usize,
     /// Receives to post again.
     receives: Vec<ReturnedReceive>,
@@ -423,7 +423,7 @@ impl Turn for IoPath {
         let mut progress = self.poll_mailbox();
         progress |= self.poll_connection_managers();
         let completions = self.poll_completions();
-        progress |= self.poll_storage();
+        let answered = self.poll_storage();
         if self.reactor == 0 {
             self.control.run_timers(now_us);
         }
@@ -431,12 +431,13 @@ impl Turn for IoPath {
         if self.drained() {
             return Flow::Stop;
         }
-        match completions {
-            0 if !progress => Flow::Idle,
+        match (completions, self.resources.in_flight) {
+            (0, 0) if !progress && !answered => Flow::Idle,
+            (_, 0) => Flow::Busy(u32::from(answered)),
             // Who waits for several commands waits for the next one less.
-            completions => Flow::Busy(
-                completions.max(u32::try_from(self.resources.in_flight).unwrap_or(u32::MAX)),
-            ),
+            (completions, in_flight) => {
+                Flow::Busy(completions.max(u32::try_from(in_flight).unwrap_or(u32::MAX)))
+            }
         }
     }
 
@@ -515,9 +516,12 @@ impl Turn for IoPath {
 }
 
 impl Resources {
-    /// A completion of the connection was handled.
+    /// A completion of the connection was handled. Nobody waits closely for an Admin queue, which has keep-alives and little
+    /// else.
     fn note_in_flight(&mut self, connection: &Connection) {
-        self.in_flight = self.in_flight.max(connection.together());
+        if connection.phase == Phase::Io {
+            self.in_flight = self.in_flight.max(connection.together()).max(1);
+        }
     }
 
     /// Between two steps of a command: a page of the one before may go on to memory.
