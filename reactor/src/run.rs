@@ -168,6 +168,18 @@ mod tests {
         deadline_us: Option<u64>,
     }
 
+    impl Adder {
+        fn new(mailbox: Mailbox<u64>, deadline_us: Option<u64>) -> Self {
+            Self {
+                mailbox,
+                sum: 0,
+                turns: 0,
+                sleeps: 0,
+                deadline_us,
+            }
+        }
+    }
+
     impl Turn for Adder {
         fn turn(&mut self, now_us: u64) -> Flow {
             self.turns += 1;
@@ -211,13 +223,7 @@ mod tests {
     fn messages_wake_a_sleeping_reactor_and_none_is_lost() {
         let (sender, mailbox) = mailbox(1 << 16).unwrap();
         let thread = std::thread::spawn(move || {
-            let mut adder = Adder {
-                mailbox,
-                sum: 0,
-                turns: 0,
-                sleeps: 0,
-                deadline_us: None,
-            };
+            let mut adder = Adder::new(mailbox, None);
             run(&mut adder, SpinBudget { spin_us: 5 }).unwrap();
             adder
         });
@@ -238,13 +244,7 @@ mod tests {
     fn a_message_wakes_once() {
         let (sender, mailbox) = mailbox(1).unwrap();
         let deadline_us = Some(crate::Clock.now_us() + 200_000);
-        let mut adder = Adder {
-            mailbox,
-            sum: 0,
-            turns: 0,
-            sleeps: 0,
-            deadline_us,
-        };
+        let mut adder = Adder::new(mailbox, deadline_us);
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
             sender.send(3).unwrap();
@@ -304,13 +304,7 @@ mod tests {
     fn a_deadline_ends_the_sleep_and_idle_costs_few_turns() {
         let (_sender, mailbox) = mailbox(1).unwrap();
         let deadline_us = Some(crate::Clock.now_us() + 100_000);
-        let mut adder = Adder {
-            mailbox,
-            sum: 0,
-            turns: 0,
-            sleeps: 0,
-            deadline_us,
-        };
+        let mut adder = Adder::new(mailbox, deadline_us);
         run(&mut adder, SpinBudget { spin_us: 0 }).unwrap();
         assert!(adder.turns < 20, "{} turns while idle", adder.turns);
     }

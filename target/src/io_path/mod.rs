@@ -472,6 +472,7 @@ impl Turn for IoPath {
                 fabric.cm.stayed_silent(now_us);
             }
             for _ in fabric.ports.iter().flatten() {
+                // A completion queue is polled in every turn anyway.
                 let _ = silent();
             }
         }
