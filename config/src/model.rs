@@ -31,8 +31,8 @@ pub struct Target {
     /// All memory registered for I/O and queues, over all reactors. A Connect that would exceed it
     /// is refused. Namespaces in RAM are not part of it.
     pub memory_budget_bytes: u64,
-    /// How long a reactor polls without finding work before it arms its sources and blocks. Of more than 50 us, commands that
-    /// came together have a share each.
+    /// How long a reactor polls after I/O without finding work before it arms its sources and blocks. Of more than 50 us,
+    /// commands that came together have a share each. Admin commands, keep-alives among them, are followed by no spin.
     pub spin: Duration,
     /// Least severe level that is logged.
     pub log: LogLevel,
