@@ -9,19 +9,22 @@
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
-//! queue pair and its commands in flight), [`responses`] (those that may be on their way), [`wr_id`]. One turn handles what is ready, then rings one
+//! queue pair and its commands in flight), [`resources`] (what every command may need), [`responses`] (those that may be on their way), [`wr_id`]. One turn handles what is ready, then rings one
 //! doorbell per connection and enters the kernel once for storage, however many commands there were.
 
 mod accept;
 mod admin;
 mod connection;
+mod connections;
 mod control;
+mod drain;
 mod execute;
 mod fabric;
 mod phase;
 mod ranges;
 mod receives;
 mod recv;
+mod resources;
 mod respond;
 mod responses;
 mod shutdown;
@@ -35,24 +38,22 @@ use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::{Buffer, Pool, Slab};
+use capstan_memory::{Pool, Slab};
 use capstan_rdma::contract::{CmError, CmId, ConnectionManager, WorkCompletion};
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
-use capstan_storage::{Completion, Engine, OpenError, Trickle, Volume};
+use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
 use rustc_hash::FxHashMap;
 
 pub(crate) use accept::Request;
 use connection::Connection;
+use connections::Connections;
 use fabric::{Fabric, Memory};
-use phase::Phase;
-use recv::Received;
+use resources::{Resources, ReturnedReceive};
 use shutdown::Shutdowns;
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::limits::{
-    COMPLETIONS_PER_TURN, DISK_ANSWERS_PER_TURN, DRAIN_TIMEOUT_US, LISTEN_BACKLOG,
-};
+use crate::limits::{COMPLETIONS_PER_TURN, DISK_ANSWERS_PER_TURN, LISTEN_BACKLOG};
 use crate::plan::Export;
 
 /// Everything one reactor owns.
@@ -104,78 +105,6 @@ pub(crate) struct Parts {
     pub(crate) zeroes: Option<Arc<Slab>>,
 }
 
-/// What every command may need, apart from its connection.
-struct Resources {
-    now_us: u64,
-    memory: Memory,
-    engine: Rc<Engine>,
-    /// The engine's.
-    trickle: Rc<Trickle>,
-    // Numbers of this program: nobody chooses them so that they collide.
-    volumes: FxHashMap<BackendId, Box<dyn Volume>>,
-    control: Arc<ControlPlane>,
-    /// Connections with commands that wait for a buffer, in the order their turn comes.
-    starved: VecDeque<usize>,
-    /// Connections with work requests posted since the last doorbell.
-    unrung: Vec<usize>,
-    /// Connections to end, and why.
-    broken: Vec<(usize, String)>,
-    /// Most commands that an I/O queue with completions in this turn had under way together, at least 1; 0 without one.
-    in_flight: usize,
-    /// Receives to post again.
-    receives: Vec<ReturnedReceive>,
-    /// No command is taken in any more.
-    draining: bool,
-}
-
-/// A receive to post again.
-struct ReturnedReceive {
-    fabric: usize,
-    port: usize,
-    /// Index of the connection it came on.
-    connection: usize,
-    slot: u32,
-    data: Buffer,
-}
-
-/// The connections of a reactor, by index.
-#[derive(Default)]
-struct Connections {
-    all: Vec<Option<Box<Connection>>>,
-    free: Vec<usize>,
-}
-
-impl Connections {
-    fn get_mut(&mut self, index: usize) -> Option<&mut Connection> {
-        self.all.get_mut(index)?.as_deref_mut()
-    }
-
-    /// An index nobody uses.
-    fn reserve(&mut self) -> usize {
-        self.free.pop().unwrap_or_else(|| {
-            self.all.push(None);
-            self.all.len() - 1
-        })
-    }
-
-    fn put(&mut self, connection: Connection) {
-        let index = connection.index;
-        if let Some(place) = self.all.get_mut(index) {
-            *place = Some(Box::new(connection));
-        }
-    }
-
-    fn take(&mut self, index: usize) -> Option<Box<Connection>> {
-        let connection = self.all.get_mut(index)?.take()?;
-        self.free.push(index);
-        Some(connection)
-    }
-
-    fn indices(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.all.len()).filter(|&index| self.all[index].is_some())
-    }
-}
-
 impl IoPath {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts {
@@ -196,6 +125,11 @@ impl IoPath {
             shared_receive_queue,
             ports: Vec::new(),
         };
+        let memory = Memory {
+            data,
+            queues,
+            zeroes,
+        };
         Self {
             reactor,
             control: Arc::clone(&control),
@@ -210,24 +144,7 @@ impl IoPath {
             closing: Vec::new(),
             drain_deadline_us: None,
             shutdown: Shutdowns::default(),
-            resources: Resources {
-                now_us: 0,
-                memory: Memory {
-                    data,
-                    queues,
-                    zeroes,
-                },
-                trickle: Rc::clone(engine.trickle()),
-                engine,
-                volumes,
-                control,
-                starved: VecDeque::new(),
-                unrung: Vec::new(),
-                broken: Vec::new(),
-                in_flight: 0,
-                receives: Vec::new(),
-                draining: false,
-            },
+            resources: Resources::new(memory, engine, volumes, control),
             completions: Vec::new(),
             unanswered: VecDeque::new(),
             work_completions: vec![WorkCompletion::EMPTY; COMPLETIONS_PER_TURN].into(),
@@ -272,63 +189,6 @@ impl IoPath {
         let volume = export.store.open(&self.resources.engine)?;
         self.resources.volumes.insert(export.backend, volume);
         Ok(())
-    }
-
-    /// Stops listening and taking in commands; those in flight get a bounded time to end.
-    fn drain(&mut self) {
-        self.resources.draining = true;
-        for (fabric, id) in std::mem::take(&mut self.listeners).into_keys() {
-            self.fabrics[fabric].cm.destroy(id);
-        }
-        self.drain_deadline_us = Some(self.resources.now_us + DRAIN_TIMEOUT_US);
-    }
-
-    /// While draining: closes connections without commands in flight, an Admin queue after its I/O queues; all of them at
-    /// the deadline. Whether everything is over.
-    fn drained(&mut self) -> bool {
-        let Some(deadline_us) = self.drain_deadline_us else {
-            return false;
-        };
-        let over = self.resources.now_us >= deadline_us;
-        self.ask_for_responses();
-        let idle: Vec<usize> = self
-            .connections
-            .indices()
-            .filter(|&index| {
-                self.connections.all[index].as_ref().is_some_and(|c| {
-                    !c.closing() && (over || (c.quiet() && !self.has_io_queues(c)))
-                })
-            })
-            .collect();
-        for index in idle {
-            self.begin_close(index, "the target is shutting down");
-        }
-        self.connections.indices().next().is_none()
-    }
-
-    /// Makes idle connections tell when the responses have gone of which they would say nothing.
-    fn ask_for_responses(&mut self) {
-        for connection in self.connections.all.iter_mut().flatten() {
-            if connection.closing() {
-                continue;
-            }
-            match connection.ask_for_responses() {
-                Ok(true) => connection.ring_doorbell(),
-                Ok(false) => {}
-                Err(error) => {
-                    let why = format!("posting an empty RDMA WRITE failed: {error}");
-                    self.resources.broken.push((connection.index, why));
-                }
-            }
-        }
-    }
-
-    /// Whether the connection is an Admin queue with I/O queues, on whatever reactor.
-    fn has_io_queues(&self, connection: &Connection) -> bool {
-        connection.phase == Phase::Admin
-            && self
-                .control
-                .with(|target| target.has_io_queues(connection.id))
     }
 
     fn poll_storage(&mut self) -> bool {
@@ -513,72 +373,5 @@ impl Turn for IoPath {
             .chain(limited)
             .chain(drain)
             .min()
-    }
-}
-
-impl Resources {
-    /// A completion of the connection was handled. Nobody waits closely for an Admin queue, which has keep-alives and little
-    /// else.
-    fn note_in_flight(&mut self, connection: &Connection) {
-        if connection.phase == Phase::Io {
-            self.in_flight = self.in_flight.max(connection.together()).max(1);
-        }
-    }
-
-    /// Between two steps of a command: a page of the one before may go on to memory.
-    #[inline]
-    fn step(&self) {
-        self.trickle.step();
-    }
-
-    /// Remembers that a connection has work requests to ring for.
-    fn unrung(&mut self, connection: &mut Connection) {
-        if std::mem::take(&mut connection.rung) {
-            self.unrung.push(connection.index);
-        }
-    }
-
-    /// Ends a connection that the device has ended already, and with it data that it lent.
-    fn lost(&mut self, connection: &Connection) {
-        let why = "the connection ended before a command was taken in".to_owned();
-        self.broken.push((connection.index, why));
-    }
-
-    /// Ends a connection that has no slot left for a command.
-    fn too_many_commands(&mut self, connection: &Connection) {
-        let why = "the host sent more commands than its queue has entries".to_owned();
-        self.broken.push((connection.index, why));
-    }
-
-    /// Nobody needs the data of a capsule any more: posts its receive again at the end of the turn.
-    fn give_back_receive(&mut self, connection: &mut Connection, received: Option<Received>) {
-        match received {
-            Some(Received::Landed { slot, buffer, .. }) => self.repost(connection, slot, buffer),
-            Some(Received::Lent { message, .. }) => {
-                connection.qp().take_lent(message, &mut |_| true);
-            }
-            None => {}
-        }
-    }
-
-    fn repost(&mut self, connection: &Connection, slot: u32, data: Buffer) {
-        let (fabric, port) = (connection.fabric, connection.port);
-        self.receives.push(ReturnedReceive {
-            fabric,
-            port,
-            connection: connection.index,
-            slot,
-            data,
-        });
-    }
-
-    /// Posts the receive of a command again, when it kept one for its in-capsule data.
-    fn release_receive(&mut self, connection: &mut Connection, slot: u16) {
-        let command = connection.command(slot);
-        if let Some(receive) = command.receive.take()
-            && let Some(data) = command.take_received()
-        {
-            self.repost(connection, receive, data);
-        }
     }
 }

@@ -1,0 +1,41 @@
+//! Every connection of a reactor.
+
+use super::connection::Connection;
+
+/// The connections of a reactor, by index.
+#[derive(Default)]
+pub(super) struct Connections {
+    pub(super) all: Vec<Option<Box<Connection>>>,
+    pub(super) free: Vec<usize>,
+}
+
+impl Connections {
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Connection> {
+        self.all.get_mut(index)?.as_deref_mut()
+    }
+
+    /// An index nobody uses.
+    pub(super) fn reserve(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.all.push(None);
+            self.all.len() - 1
+        })
+    }
+
+    pub(super) fn put(&mut self, connection: Connection) {
+        let index = connection.index;
+        if let Some(place) = self.all.get_mut(index) {
+            *place = Some(Box::new(connection));
+        }
+    }
+
+    pub(super) fn take(&mut self, index: usize) -> Option<Box<Connection>> {
+        let connection = self.all.get_mut(index)?.take()?;
+        self.free.push(index);
+        Some(connection)
+    }
+
+    pub(super) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.all.len()).filter(|&index| self.all[index].is_some())
+    }
+}

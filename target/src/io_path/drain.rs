@@ -1,0 +1,65 @@
+//! The end of a reactor: commands in flight end, then connections, then its loop.
+
+use super::IoPath;
+use super::connection::Connection;
+use super::phase::Phase;
+use crate::limits::DRAIN_TIMEOUT_US;
+
+impl IoPath {
+    /// Stops listening and taking in commands; those in flight get a bounded time to end.
+    pub(super) fn drain(&mut self) {
+        self.resources.draining = true;
+        for (fabric, id) in std::mem::take(&mut self.listeners).into_keys() {
+            self.fabrics[fabric].cm.destroy(id);
+        }
+        self.drain_deadline_us = Some(self.resources.now_us + DRAIN_TIMEOUT_US);
+    }
+
+    /// While draining: closes connections without commands in flight, an Admin queue after its I/O queues; all of them at
+    /// the deadline. Whether everything is over.
+    pub(super) fn drained(&mut self) -> bool {
+        let Some(deadline_us) = self.drain_deadline_us else {
+            return false;
+        };
+        let over = self.resources.now_us >= deadline_us;
+        self.ask_for_responses();
+        let idle: Vec<usize> = self
+            .connections
+            .indices()
+            .filter(|&index| {
+                self.connections.all[index].as_ref().is_some_and(|c| {
+                    !c.closing() && (over || (c.quiet() && !self.has_io_queues(c)))
+                })
+            })
+            .collect();
+        for index in idle {
+            self.begin_close(index, "the target is shutting down");
+        }
+        self.connections.indices().next().is_none()
+    }
+
+    /// Makes idle connections tell when the responses have gone of which they would say nothing.
+    fn ask_for_responses(&mut self) {
+        for connection in self.connections.all.iter_mut().flatten() {
+            if connection.closing() {
+                continue;
+            }
+            match connection.ask_for_responses() {
+                Ok(true) => connection.ring_doorbell(),
+                Ok(false) => {}
+                Err(error) => {
+                    let why = format!("posting an empty RDMA WRITE failed: {error}");
+                    self.resources.broken.push((connection.index, why));
+                }
+            }
+        }
+    }
+
+    /// Whether the connection is an Admin queue with I/O queues, on whatever reactor.
+    pub(super) fn has_io_queues(&self, connection: &Connection) -> bool {
+        connection.phase == Phase::Admin
+            && self
+                .control
+                .with(|target| target.has_io_queues(connection.id))
+    }
+}

@@ -1,0 +1,143 @@
+//! What the steps of a command share, whatever its connection.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use capstan_memory::Buffer;
+use capstan_storage::{Engine, Trickle, Volume};
+use capstan_subsystem::BackendId;
+use rustc_hash::FxHashMap;
+
+use super::connection::Connection;
+use super::fabric::Memory;
+use super::phase::Phase;
+use super::recv::Received;
+use crate::control_plane::ControlPlane;
+
+/// What every command may need, apart from its connection.
+pub(super) struct Resources {
+    pub(super) now_us: u64,
+    pub(super) memory: Memory,
+    pub(super) engine: Rc<Engine>,
+    /// The engine's.
+    pub(super) trickle: Rc<Trickle>,
+    // Numbers of this program: nobody chooses them so that they collide.
+    pub(super) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
+    pub(super) control: Arc<ControlPlane>,
+    /// Connections with commands that wait for a buffer, in the order their turn comes.
+    pub(super) starved: VecDeque<usize>,
+    /// Connections with work requests posted since the last doorbell.
+    pub(super) unrung: Vec<usize>,
+    /// Connections to end, and why.
+    pub(super) broken: Vec<(usize, String)>,
+    /// Most commands that an I/O queue with completions in this turn had under way together, at least 1; 0 without one.
+    pub(super) in_flight: usize,
+    /// Receives to post again.
+    pub(super) receives: Vec<ReturnedReceive>,
+    /// No command is taken in any more.
+    pub(super) draining: bool,
+}
+
+/// A receive to post again.
+pub(super) struct ReturnedReceive {
+    pub(super) fabric: usize,
+    pub(super) port: usize,
+    /// Index of the connection it came on.
+    pub(super) connection: usize,
+    pub(super) slot: u32,
+    pub(super) data: Buffer,
+}
+
+impl Resources {
+    pub(super) fn new(
+        memory: Memory,
+        engine: Rc<Engine>,
+        volumes: FxHashMap<BackendId, Box<dyn Volume>>,
+        control: Arc<ControlPlane>,
+    ) -> Self {
+        Self {
+            now_us: 0,
+            memory,
+            trickle: Rc::clone(engine.trickle()),
+            engine,
+            volumes,
+            control,
+            starved: VecDeque::new(),
+            unrung: Vec::new(),
+            broken: Vec::new(),
+            in_flight: 0,
+            receives: Vec::new(),
+            draining: false,
+        }
+    }
+
+    /// A completion of the connection was handled. Nobody waits closely for an Admin queue, which has keep-alives and little
+    /// else.
+    pub(super) fn note_in_flight(&mut self, connection: &Connection) {
+        if connection.phase == Phase::Io {
+            self.in_flight = self.in_flight.max(connection.together()).max(1);
+        }
+    }
+
+    /// Between two steps of a command: a page of the one before may go on to memory.
+    #[inline]
+    pub(super) fn step(&self) {
+        self.trickle.step();
+    }
+
+    /// Remembers that a connection has work requests to ring for.
+    pub(super) fn unrung(&mut self, connection: &mut Connection) {
+        if std::mem::take(&mut connection.rung) {
+            self.unrung.push(connection.index);
+        }
+    }
+
+    /// Ends a connection that the device has ended already, and with it data that it lent.
+    pub(super) fn lost(&mut self, connection: &Connection) {
+        let why = "the connection ended before a command was taken in".to_owned();
+        self.broken.push((connection.index, why));
+    }
+
+    /// Ends a connection that has no slot left for a command.
+    pub(super) fn too_many_commands(&mut self, connection: &Connection) {
+        let why = "the host sent more commands than its queue has entries".to_owned();
+        self.broken.push((connection.index, why));
+    }
+
+    /// Nobody needs the data of a capsule any more: posts its receive again at the end of the turn.
+    pub(super) fn give_back_receive(
+        &mut self,
+        connection: &mut Connection,
+        received: Option<Received>,
+    ) {
+        match received {
+            Some(Received::Landed { slot, buffer, .. }) => self.repost(connection, slot, buffer),
+            Some(Received::Lent { message, .. }) => {
+                connection.qp().take_lent(message, &mut |_| true);
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn repost(&mut self, connection: &Connection, slot: u32, data: Buffer) {
+        let (fabric, port) = (connection.fabric, connection.port);
+        self.receives.push(ReturnedReceive {
+            fabric,
+            port,
+            connection: connection.index,
+            slot,
+            data,
+        });
+    }
+
+    /// Posts the receive of a command again, when it kept one for its in-capsule data.
+    pub(super) fn release_receive(&mut self, connection: &mut Connection, slot: u16) {
+        let command = connection.command(slot);
+        if let Some(receive) = command.receive.take()
+            && let Some(data) = command.take_received()
+        {
+            self.repost(connection, receive, data);
+        }
+    }
+}
