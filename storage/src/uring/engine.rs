@@ -113,6 +113,13 @@ impl Engine {
         self.ring.borrow_mut().submit_batch()
     }
 
+    /// Whether the kernel has no more to do than what the next [`Engine::submit_batch`] brings it: then that goes before
+    /// other work, for which a disk would stand still.
+    #[must_use]
+    pub fn is_short_of_work(&self) -> bool {
+        self.ring.borrow_mut().is_short_of_work()
+    }
+
     /// Appends what has ended to `out`; returns how many. What goes on (short transfers, waiting
     /// operations) is queued for the next [`Engine::submit_batch`].
     pub fn poll(&self, out: &mut Vec<Completion>) -> usize {
@@ -284,6 +291,37 @@ mod tests {
                 assert!(!engine.arm());
             }
         }
+    }
+
+    /// Whoever has other work, too, must know whether a disk stands still for it.
+    #[test]
+    fn is_short_of_work_while_most_of_it_is_not_handed_over() {
+        let pool = pool(1 << 20);
+        let engine = Engine::new(&EngineConfig::default()).unwrap();
+        let mut volume = volume(&engine, "short");
+        let mut submit = |count: u64| {
+            for token in 0..count {
+                let op = Op::Read {
+                    lba: token,
+                    lbas: 1,
+                };
+                let data = Some(data(&pool, &[0; 4096]));
+                let submitted = volume.submit(Io { token, op, data }, 0);
+                assert!(matches!(submitted, Submitted::Pending));
+            }
+        };
+        assert!(!engine.is_short_of_work(), "nothing to hand over");
+        submit(3);
+        assert!(engine.is_short_of_work(), "three, and none before");
+        engine.submit_batch().unwrap();
+        assert!(!engine.is_short_of_work(), "nothing to hand over any more");
+        // What has ended and was not looked at counts as what the kernel has.
+        submit(2);
+        assert!(!engine.is_short_of_work(), "two beside three");
+        submit(1);
+        assert!(engine.is_short_of_work(), "three beside three");
+        assert_eq!(wait(&engine, 6).len(), 6);
+        assert!(!engine.is_short_of_work(), "all have ended");
     }
 
     /// A completion that belongs to nothing (a kernel's mistake, or ours) ends nothing.

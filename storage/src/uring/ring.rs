@@ -140,6 +140,12 @@ impl Ring {
         self.slots.len() - self.free.len()
     }
 
+    /// Whether the kernel has no more to do than what the next [`Ring::submit_batch`] brings it.
+    pub(crate) fn is_short_of_work(&mut self) -> bool {
+        let queued = self.uring.submission().len();
+        queued > 0 && queued * 2 >= self.used()
+    }
+
     /// Takes a request, or gives it back when too many wait already.
     pub(crate) fn submit(&mut self, request: Request) -> Option<Request> {
         // Behind the ones that wait already.

@@ -233,6 +233,12 @@ impl IoPath {
         }
     }
 
+    fn submit_storage(&self) {
+        if let Err(error) = self.resources.engine.submit_batch() {
+            tracing::error!("submitting storage operations failed: {error}");
+        }
+    }
+
     fn ring_doorbells(&mut self) {
         for index in self.resources.unrung.drain(..) {
             if let Some(connection) = self.connections.get_mut(index) {
@@ -260,11 +266,13 @@ impl IoPath {
                 port.receives.post_again(slot, data, qp);
             }
         }
-        // One doorbell per connection and one system call for storage, however many commands.
-        self.ring_doorbells();
-        if let Err(error) = self.resources.engine.submit_batch() {
-            tracing::error!("submitting storage operations failed: {error}");
+        // One doorbell per connection and one system call for storage, however many commands. A disk that has nothing to do
+        // costs more than answers that leave later.
+        if self.resources.engine.is_short_of_work() {
+            self.submit_storage();
         }
+        self.ring_doorbells();
+        self.submit_storage();
         if !self.resources.broken.is_empty() {
             // The provider may know more of the cause than a status tells.
             self.poll_connection_managers();
