@@ -23,8 +23,6 @@ pub(super) struct Cq {
     pub(super) raw: Rc<raw::completion::Cq>,
     pub(super) device: Rc<VerbsDevice>,
     told: RefCell<VecDeque<Told>>,
-    /// Room for those of one call.
-    batch: Cell<Vec<Wc>>,
     depth: u32,
     armed: Cell<bool>,
     broken: Cell<bool>,
@@ -43,7 +41,6 @@ impl Cq {
             raw: Rc::new(raw),
             device,
             told: RefCell::new(VecDeque::with_capacity(BATCH)),
-            batch: Cell::new(Vec::with_capacity(BATCH)),
             depth,
             armed: Cell::new(false),
             broken: Cell::new(false),
@@ -62,20 +59,15 @@ impl Cq {
 
     /// Takes up to `most` completions from the device; how many.
     fn pump(&self, most: usize) -> usize {
-        let mut batch = self.batch.take();
-        let polled = self.raw.poll(most.min(BATCH), |wc| batch.push(wc));
-        if let Err(error) = polled
-            && !self.broken.replace(true)
-        {
-            let device = &self.device.attributes.name;
-            tracing::error!(device, "a completion queue failed: {error}");
-        }
-        let count = batch.len();
-        for wc in batch.drain(..) {
-            self.take(&wc);
-        }
-        self.batch.set(batch);
-        count
+        self.raw
+            .poll(most, |wc| self.take(&wc))
+            .unwrap_or_else(|error| {
+                if !self.broken.replace(true) {
+                    let device = &self.device.attributes.name;
+                    tracing::error!(device, "a completion queue failed: {error}");
+                }
+                0
+            })
     }
 
     #[inline]

@@ -1,9 +1,10 @@
 //! A device and what is made of it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use super::cq::Cq;
 use super::error::resource;
@@ -43,7 +44,8 @@ const SPACER_ENTRIES: i32 = 0x9_0000 / 32;
 struct Pairs {
     places: Vec<Option<Rc<Core>>>,
     free: Vec<u32>,
-    place_of: HashMap<u32, u32>,
+    // The device chose the numbers: nobody makes them collide.
+    place_of: FxHashMap<u32, u32>,
 }
 
 impl VerbsDevice {

@@ -1,11 +1,11 @@
 //! Protection domains, memory regions, memory windows.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use capstan_memory::Slab;
+use rustc_hash::FxHashMap;
 
 use super::device::VerbsDevice;
 use super::error::resource;
@@ -27,12 +27,13 @@ pub(super) struct Pd {
     pub(super) keys: Rc<Keys>,
 }
 
-/// What the keys of a domain name: verbs wants the objects where the contract gives keys.
+/// What the keys of a domain name: verbs wants the objects where the contract gives keys. The device chose the keys, so nobody
+/// makes them collide.
 #[derive(Default)]
 pub(super) struct Keys {
-    regions: RefCell<HashMap<u32, Weak<Mr>>>,
+    regions: RefCell<FxHashMap<u32, Weak<Mr>>>,
     /// By the part of the rkey that `ibv_inc_rkey` leaves alone.
-    windows: RefCell<HashMap<u32, Weak<Mw>>>,
+    windows: RefCell<FxHashMap<u32, Weak<Mw>>>,
 }
 
 impl Keys {

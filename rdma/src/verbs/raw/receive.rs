@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
@@ -13,6 +14,12 @@ use crate::contract::Sge;
 
 /// Most SGEs of a work request, whatever the device could take: receives are gathered on the stack.
 pub(super) const SGES_MAX: u32 = 32;
+
+const EMPTY: sys::ibv_sge = sys::ibv_sge {
+    addr: 0,
+    length: 0,
+    lkey: 0,
+};
 
 pub(super) fn sge(sge: &Sge) -> sys::ibv_sge {
     sys::ibv_sge {
@@ -28,21 +35,20 @@ fn with_request(
     sges: &[Sge],
     post: impl Fn(*mut sys::ibv_recv_wr, *mut *mut sys::ibv_recv_wr) -> i32,
 ) -> io::Result<()> {
-    let mut array = [sys::ibv_sge {
-        addr: 0,
-        length: 0,
-        lkey: 0,
-    }; SGES_MAX as usize];
+    let mut array = [const { MaybeUninit::<sys::ibv_sge>::uninit() }; SGES_MAX as usize];
     let Some(used) = array.get_mut(..sges.len()) else {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     };
     for (to, from) in used.iter_mut().zip(sges) {
-        *to = sge(from);
+        to.write(sge(from));
+    }
+    if sges.is_empty() {
+        array[0].write(EMPTY);
     }
     let mut wr = sys::ibv_recv_wr {
         wr_id,
         next: ptr::null_mut(),
-        sg_list: array.as_mut_ptr(),
+        sg_list: array.as_mut_ptr().cast(),
         num_sge: i32::try_from(sges.len()).unwrap_or(0),
     };
     let mut bad = ptr::null_mut();
