@@ -5,8 +5,10 @@
 //! Counted by valgrind's lackey, which tells every load and store, with the scheduler's word on whose they are. What one
 //! reactor does rarely, such as for a timer, does not count. That the count would find one is shown by a lock that
 //! reactors do share.
+//!
+//! From the same trace: how many lines of data, and of code, a command touches in user space.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -102,7 +104,21 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
         };
         let none = Bounds::none(Better::Lower);
         figure(row.name, "words", &words, none.clone().gate(0.0));
-        figure(&format!("{}-lines", row.name), "cache lines", &lines, none);
+        figure(
+            &format!("{}-lines", row.name),
+            "cache lines",
+            &lines,
+            none.clone(),
+        );
+        for (of, walk) in [("data", Walk::data as Part), ("code", Walk::code)] {
+            let figure = Figure::plain(
+                &format!("{}-{of}", row.name),
+                &format!("cache lines of {of} that a command touches: {}", row.what),
+                Quantity::new("cache lines", vec![trace.touched(walk)]),
+                none.clone(),
+            );
+            findings.figures.push(figure);
+        }
     }
     Ok(findings)
 }
@@ -176,11 +192,32 @@ impl Touches {
     }
 }
 
+/// The lines that one thread touched, one after the other.
+#[derive(Default)]
+struct Walk {
+    data: Vec<u64>,
+    code: Vec<u64>,
+}
+
+/// Lines of data, or of code.
+type Part = fn(&Walk) -> &[u64];
+
+impl Walk {
+    fn data(&self) -> &[u64] {
+        &self.data
+    }
+
+    fn code(&self) -> &[u64] {
+        &self.code
+    }
+}
+
 /// What lackey tells.
 #[derive(Default)]
 struct Trace {
     /// By word and thread.
     touches: HashMap<(u64, u32), Touches>,
+    walks: HashMap<u32, Walk>,
     thread: u32,
     instruction: u64,
 }
@@ -215,6 +252,14 @@ impl Trace {
             let Some((address, bytes)) = address_and_bytes(rest) else {
                 return;
             };
+            if counts {
+                let walk = self.walks.entry(self.thread).or_default();
+                let lines = address / LINE_BYTES..=(address + bytes.max(1) - 1) / LINE_BYTES;
+                match kind {
+                    b' ' => walk.code.extend(lines),
+                    _ => walk.data.extend(lines),
+                }
+            }
             if *kind == b' ' {
                 self.instruction = address;
             } else if counts {
@@ -231,6 +276,25 @@ impl Trace {
         } else if let Some(thread) = resumed(line) {
             self.thread = thread;
         }
+    }
+
+    /// Different lines among as many in a row as a command takes, the mean of all commands of both reactors.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "thousands of commands and lines"
+    )]
+    fn touched(&self, part: Part) -> f64 {
+        let mut walks: Vec<_> = self.walks.values().map(part).collect();
+        // Two of them are the reactors'; the others hardly did anything.
+        walks.sort_by_key(|lines| std::cmp::Reverse(lines.len()));
+        let mut different = 0;
+        for lines in walks.iter().take(2) {
+            let commands = usize::try_from(COMMANDS).unwrap_or(usize::MAX);
+            for command in lines.chunks(lines.len().div_ceil(commands).max(1)) {
+                different += command.iter().collect::<HashSet<_>>().len();
+            }
+        }
+        different as f64 / (2 * COMMANDS) as f64
     }
 
     /// What two threads touch often, one of them storing, in units of `bytes`: one text for each.
