@@ -23,8 +23,9 @@ use crate::options::TRANSFER_BYTES_MAX;
 
 /// Completions taken in one poll.
 const POLL_BATCH: usize = 64;
-/// Turns between two polls of the connection manager while the association is live.
-const CM_TURNS: u32 = 64;
+/// Turns between two looks at the connection manager and at the clock's deadlines while the association is live: there are many
+/// in a millisecond, or a sleep between them.
+const LOOK_TURNS: u32 = 64;
 /// Between two looks for commands the controller has not answered in time, in microseconds.
 const STALE_CHECK_US: u64 = 500_000;
 /// How long flushed work requests wait for the connection manager to say why, in microseconds.
@@ -129,7 +130,7 @@ pub(crate) struct Engine {
     pub(super) traffic: bool,
     pub(super) events: VecDeque<Event>,
     wcs: Box<[WorkCompletion; POLL_BATCH]>,
-    cm_turns: u32,
+    unlooked_turns: u32,
     next_stale_check_us: u64,
     draining: bool,
     scratch: Vec<u8>,
@@ -168,7 +169,7 @@ impl Engine {
             traffic: false,
             events: VecDeque::new(),
             wcs: Box::new([WorkCompletion::EMPTY; POLL_BATCH]),
-            cm_turns: 0,
+            unlooked_turns: 0,
             next_stale_check_us: now_us + STALE_CHECK_US,
             draining: false,
             scratch: Vec::new(),
@@ -323,12 +324,16 @@ impl Engine {
     pub(crate) fn turn(&mut self, now_us: u64) -> bool {
         let mut busy = self.dispatch(now_us);
         busy |= self.poll_cq(now_us);
-        self.cm_turns += 1;
-        if !self.host.is_live() || self.cm_turns >= CM_TURNS || self.flushed.is_some() {
-            self.cm_turns = 0;
+        self.unlooked_turns += 1;
+        if !self.host.is_live() || self.unlooked_turns >= LOOK_TURNS || self.flushed.is_some() {
+            self.unlooked_turns = 0;
             busy |= self.poll_cm(now_us);
+            self.check_times(now_us);
         }
-        self.check_times(now_us);
+        if self.draining && (self.requests.unfinished() == 0 || !self.host.is_live()) {
+            self.draining = false;
+            self.host.shutdown(now_us);
+        }
         busy |= self.act(now_us);
         busy
     }
@@ -353,10 +358,6 @@ impl Engine {
         }
         if !self.delayed.is_empty() {
             self.send_delayed(now_us);
-        }
-        if self.draining && (self.requests.unfinished() == 0 || !self.host.is_live()) {
-            self.draining = false;
-            self.host.shutdown(now_us);
         }
     }
 
@@ -467,12 +468,12 @@ impl Engine {
             fds.push(device.cq.fd());
         }
         if self.cm.arm() {
-            self.cm_turns = CM_TURNS;
+            self.unlooked_turns = LOOK_TURNS;
             return Armed::Ready;
         }
         fds.push(self.cm.fd());
         // The turn after the sleep looks at everything.
-        self.cm_turns = CM_TURNS;
+        self.unlooked_turns = LOOK_TURNS;
         Armed::Quiet
     }
 
