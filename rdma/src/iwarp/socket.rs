@@ -127,7 +127,9 @@ impl Link {
                 let (socket, flags) = (stream.as_raw_fd(), libc::MSG_DONTWAIT);
                 if let [Piece(one)] = pieces {
                     // SAFETY: the caller answers for the memory.
-                    return transfer(unsafe { libc::recv(socket, one.iov_base, one.iov_len, flags) });
+                    return transfer(unsafe {
+                        libc::recv(socket, one.iov_base, one.iov_len, flags)
+                    });
                 }
                 let mut header = header(pieces);
                 // SAFETY: `header` names `pieces`, which the caller answers for.
@@ -154,7 +156,9 @@ impl Link {
                 let socket = stream.as_raw_fd();
                 if let [Piece(one)] = pieces {
                     // SAFETY: as in `receive`.
-                    return transfer(unsafe { libc::send(socket, one.iov_base, one.iov_len, flags) });
+                    return transfer(unsafe {
+                        libc::send(socket, one.iov_base, one.iov_len, flags)
+                    });
                 }
                 let header = header(pieces);
                 // SAFETY: as in `receive`.
