@@ -27,7 +27,7 @@ use super::provider::attributes;
 use super::qp::{Qp, QpHandle, Ran, Receives};
 use super::read::Reads;
 use super::rx::Rx;
-use super::same_host::{Invitation, Meeting, SharedLink};
+use super::same_host::{Invitation, Meeting, Resting, SharedLink};
 use super::socket::Link;
 use super::sq::SendQueue;
 use super::srq::{ReceiveRing, SharedQueue};
@@ -80,6 +80,8 @@ pub(super) struct Engine {
     pub not_ready: RefCell<Vec<Rc<RefCell<Qp>>>>,
     /// Queue pairs whose program has data that is still in a ring.
     lenders: RefCell<Vec<Rc<RefCell<Qp>>>>,
+    /// Connections in shared memory that may rest.
+    pub resting: Resting,
     /// Queue pairs that have connected and heard nothing since.
     pub unheard: RefCell<Vec<Unheard>>,
     /// Where peers on this machine bring shared memory, once one was invited.
@@ -118,6 +120,7 @@ impl Engine {
             lingering: RefCell::default(),
             not_ready: RefCell::default(),
             lenders: RefCell::default(),
+            resting: Resting::default(),
             unheard: RefCell::default(),
             meeting: RefCell::default(),
             this: Weak::clone(this),
@@ -298,6 +301,12 @@ impl Engine {
             qp.pending = true;
             self.heat(&cell, &mut qp);
         }
+    }
+
+    /// The queue pair of a number that is in use.
+    pub(super) fn qp(&self, num: QpNum) -> Option<Rc<RefCell<Qp>>> {
+        self.cell_at(place_of(num))
+            .filter(|cell| cell.borrow().num == num)
     }
 
     fn cell_at(&self, place: usize) -> Option<Rc<RefCell<Qp>>> {

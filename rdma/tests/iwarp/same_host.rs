@@ -4,9 +4,10 @@
 use std::process::Command;
 use std::{env, fs};
 
+use capstan_rdma::contract::{Remote, SendOp};
 use capstan_rdma::iwarp::Config;
 
-use crate::side::Pair;
+use crate::side::{Pair, pattern, wr};
 
 /// Mappings of this process that come from a connection.
 fn mappings() -> usize {
@@ -61,4 +62,85 @@ fn one_end_alone_does_not() {
         let _pair = Pair::with(host, target);
         assert_eq!(mappings(), 0);
     }
+}
+
+/// Bytes of memory behind those mappings; what both ends have mapped counts twice.
+fn resident_bytes() -> usize {
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut ours = false;
+    let mut kib = 0;
+    for line in maps.lines() {
+        if let Some(size) = line.strip_prefix("Rss:").filter(|_| ours) {
+            let size = size.trim().trim_end_matches(" kB");
+            kib += size.parse::<usize>().unwrap();
+        } else if line.split(' ').next().is_some_and(|w| w.contains('-')) {
+            ours = line.contains("memfd:capstan-iwarp");
+        }
+    }
+    kib << 10
+}
+
+impl Pair {
+    /// The host writes `bytes` to the target's memory, which has them when this returns, unless only the host `turns`.
+    fn write(&mut self, bytes: &[u8], both_turn: bool) {
+        let target = &self.target;
+        target.write(0, &vec![0; bytes.len()]);
+        self.host.write(0, bytes);
+        let remote = Remote {
+            addr: target.mr.addr(),
+            rkey: target.mr.rkey(),
+        };
+        let sges = [self.host.sge(0, u32::try_from(bytes.len()).unwrap())];
+        let write = wr(1, SendOp::Write(remote), &sges);
+        self.host_qp.post_send(&write).unwrap();
+        self.host_qp.ring_doorbell();
+        if both_turn {
+            let len = bytes.len();
+            self.turn_until("data", |_, t| t.read(0, len) == bytes);
+            // The end of the last FPDU.
+            self.target.turn();
+        }
+        self.turn_host_to_sleep();
+    }
+
+    fn turn_host_to_sleep(&mut self) {
+        self.host.turn_until("sleep", |host| !host.cq.arm());
+        self.host.completions.clear();
+    }
+
+    /// The host looks at the clock until a connection has rested, whenever it looked last. Before that it reminds a peer that has said
+    /// nothing yet.
+    fn rest(&mut self, both_turn: bool) {
+        let deadline = self.host.cm.next_deadline_us().unwrap_or(0);
+        let now = deadline.max(self.host.now_us());
+        for seconds in (1..40).step_by(2) {
+            assert!(self.host.cm.poll(now + seconds * 1_000_000).is_none());
+            if both_turn {
+                self.target.turn();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_rests_gives_its_memory_back() {
+    const LARGE: usize = 1 << 20;
+    if !is_alone("same_host::a_connection_that_rests_gives_its_memory_back") {
+        return;
+    }
+    let mut pair = Pair::new();
+    for seed in 0..3 {
+        pair.write(&pattern(seed, LARGE), true);
+    }
+    assert!(resident_bytes() > 2 * LARGE - 4096, "{}", resident_bytes());
+    pair.rest(true);
+    assert!(resident_bytes() < 65_536, "{}", resident_bytes());
+    // It goes on as before.
+    pair.write(&pattern(4, LARGE), true);
+    // What the target has not taken yet stays, however long.
+    let last = pattern(5, 100_000);
+    pair.write(&last, false);
+    pair.rest(false);
+    assert!(resident_bytes() > 65_536, "{}", resident_bytes());
+    pair.turn_until("data", |_, t| t.read(0, last.len()) == last);
 }

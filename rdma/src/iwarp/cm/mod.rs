@@ -220,6 +220,7 @@ impl Manager {
         drop(lingering);
         self.run_not_ready();
         self.run_unheard();
+        self.engine.resting.run(&self.engine, now);
     }
 
     /// Reminds peers from which nothing has come.
@@ -517,7 +518,8 @@ impl ConnectionManager for Manager {
             .min();
         let unheard = self.engine.unheard.borrow();
         let unheard = unheard.iter().map(Unheard::due_us).min();
-        let times = [entries, lingering, not_ready, unheard];
+        let resting = self.engine.resting.due_us();
+        let times = [entries, lingering, not_ready, unheard, resting];
         times.into_iter().flatten().min()
     }
 }

@@ -157,6 +157,7 @@ impl Engine {
                 if !link.arm(!qp.rx.stalled, qp.tx.blocked) {
                     return true;
                 }
+                self.resting.watch(qp.num, link);
                 interest |= EpollFlags::EPOLLIN;
             }
             _ if self.crowded.get() && !qp.hung_up => {

@@ -29,6 +29,8 @@ pub(in crate::iwarp) struct SharedLink {
     armed: bool,
     /// The socket has ended: so does the stream, when the ring is empty.
     ended: Option<io::Result<()>>,
+    /// Somebody looks whether it rests.
+    watched: bool,
     memory: Memory,
 }
 
@@ -42,8 +44,32 @@ impl SharedLink {
             empty: 0,
             armed: false,
             ended: None,
+            watched: false,
             memory,
         }
+    }
+
+    /// Bytes that have come and gone, to see whether any did.
+    pub(super) fn moved(&self) -> u64 {
+        self.writer.written().wrapping_add(self.reader.position())
+    }
+
+    /// Whether from now on somebody had better look whether it rests: it has memory to give back then. `true` once, until
+    /// [`SharedLink::rest`] or [`SharedLink::is_busy`].
+    pub(super) fn may_rest(&mut self) -> bool {
+        self.writer.keeps_memory() && !std::mem::replace(&mut self.watched, true)
+    }
+
+    /// It does not rest now.
+    pub(super) fn is_busy(&mut self) {
+        self.watched = false;
+    }
+
+    /// It has rested: what it writes to takes no memory until it does so again. `false` when the peer has not read all of it yet.
+    pub(super) fn rest(&mut self) -> bool {
+        let rests = self.writer.give_back_memory();
+        self.watched = !rests;
+        rests
     }
 
     /// Goes on in memory that the peer has made; the stream comes back when that cannot be.

@@ -9,6 +9,7 @@
 //! * [`meeting`]: how the memory gets from one process to the other.
 //! * [`memory`]: the shared mapping.
 //! * [`ring`]: one direction.
+//! * [`rest`]: the memory of connections that do nothing.
 //! * [`link`]: both directions beside their TCP connection, which stays open: it wakes an end that
 //!   sleeps, and says when the peer is gone.
 //!
@@ -18,6 +19,7 @@
 mod link;
 mod meeting;
 mod memory;
+mod rest;
 mod ring;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) mod testing;
@@ -25,3 +27,4 @@ pub(super) mod testing;
 pub(super) use link::SharedLink;
 pub(super) use meeting::{Invitation, Meeting, is_same_host, take_up};
 pub(super) use memory::Memory;
+pub(super) use rest::Resting;

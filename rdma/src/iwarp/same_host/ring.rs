@@ -10,11 +10,16 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use nix::sys::mman::{MmapAdvise, madvise};
+
 use super::memory::Place;
 use crate::iwarp::socket::Piece;
 
-/// Size of one direction in bytes; a power of two. Two fit a core's second-level cache.
-pub(super) const RING_BYTES: usize = 256 << 10;
+/// Size of one direction in bytes; a power of two. As large as a core's second-level cache: a line that is written again has left
+/// that of the reader (`docs/performance.md`).
+pub(super) const RING_BYTES: usize = 1 << 20;
+/// Bytes written since the memory was given back last, from which on it is worth giving back.
+const KEPT_BYTES: u64 = 64 << 10;
 /// Size and alignment of the positions of one ring.
 pub(super) const LINES_BYTES: usize = 512;
 
@@ -121,6 +126,8 @@ pub(super) struct Writer {
     published: u64,
     /// How far the reader was when last looked at.
     read: u64,
+    /// How far this end was when the memory was given back last.
+    given_back: u64,
 }
 
 impl Writer {
@@ -130,6 +137,7 @@ impl Writer {
             written: 0,
             published: 0,
             read: 0,
+            given_back: 0,
         }
     }
 
@@ -190,6 +198,25 @@ impl Writer {
         true
     }
 
+    /// Whether the ring has memory that is worth giving back.
+    pub(super) fn keeps_memory(&self) -> bool {
+        self.written - self.given_back >= KEPT_BYTES
+    }
+
+    /// Gives the memory of the ring's bytes back to the system, until it is written again. `false` while there is something to
+    /// read.
+    pub(super) fn give_back_memory(&mut self) -> bool {
+        let empty = self.room(RING_BYTES).ok() == Some(RING_BYTES);
+        let Some(bytes) = NonNull::new(self.end.bytes).filter(|_| empty) else {
+            return false;
+        };
+        // SAFETY: the place of the ring is mapped and whole pages; every byte of it has been read, so nobody misses what was there.
+        // A system that refuses keeps the pages.
+        let _ = unsafe { madvise(bytes.cast(), RING_BYTES, MmapAdvise::MADV_REMOVE) };
+        self.given_back = self.written;
+        true
+    }
+
     /// Nothing more will be written.
     pub(super) fn close(&self) {
         let closed = &self.end.lines().written.0.closed;
@@ -241,6 +268,11 @@ impl Reader {
         let position = &self.end.lines().written.0.position;
         let written = position.load(Ordering::Acquire);
         between(self.read, written)
+    }
+
+    /// How far this end is.
+    pub(super) fn position(&self) -> u64 {
+        self.read
     }
 
     /// Whether the writer says that it has ended.
@@ -393,6 +425,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
         #[test]
         fn what_is_written_is_read_in_order(sizes in prop::collection::vec((0..RING_BYTES * 2, 0..RING_BYTES * 2), 1..40)) {
             let (memory, _) = Memory::create().unwrap();
