@@ -105,7 +105,7 @@ fn transfer(result: isize) -> io::Result<Transfer> {
     }
 }
 
-/// What names `pieces` to the kernel. For one piece there are calls that do without, and take half as long when nothing has come.
+/// What names `pieces` to the kernel. For one piece there are calls that do without, and are quicker to find that nothing has come.
 fn header(pieces: &mut [Piece]) -> libc::msghdr {
     // SAFETY: `msghdr` is plain data for which zero is a valid value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };

@@ -15,8 +15,7 @@ use nix::sys::mman::{MmapAdvise, madvise};
 use super::memory::Place;
 use crate::iwarp::socket::Piece;
 
-/// Size of one direction in bytes; a power of two. As large as a core's second-level cache: a line that is written again has left
-/// that of the reader (`docs/performance.md`).
+/// Size of one direction in bytes; a power of two. Measured: `docs/decisions/0007-shared-memory-between-two-ends-on-one-machine.md`.
 pub(super) const RING_BYTES: usize = 1 << 20;
 /// Bytes written since the memory was given back last, from which on it is worth giving back.
 const KEPT_BYTES: u64 = 64 << 10;
