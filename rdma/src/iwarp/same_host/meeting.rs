@@ -22,9 +22,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::link::SharedLink;
 use super::memory::Memory;
+use super::ring::RING_ORDER;
 use crate::iwarp::qp::Qp;
 
-const MAGIC: [u8; 8] = *b"CAPSHM01";
+const MAGIC: [u8; 8] = *b"CAPSHM02";
 /// What the kernel chooses as the name of an abstract socket that asks for one (unix(7)).
 const NAME_BYTES: usize = 5;
 /// Descriptors taken per look.
@@ -37,7 +38,9 @@ pub(in crate::iwarp) struct Invitation {
     magic: [u8; 8],
     secret: [u8; 16],
     name: [u8; NAME_BYTES],
-    reserved: [u8; 3],
+    /// The size of the rings, 2 to the power of this: programs of different age differ in it.
+    ring_order: u8,
+    reserved: [u8; 2],
 }
 
 const _: () = assert!(size_of::<Invitation>() == 32);
@@ -47,6 +50,11 @@ impl Invitation {
     pub(in crate::iwarp) fn split(private_data: &[u8]) -> Option<(&[u8], Self)> {
         let (before, invitation) = Self::read_from_suffix(private_data).ok()?;
         (invitation.magic == MAGIC).then_some((before, invitation))
+    }
+
+    /// Whether the peer takes rings of the size that this end makes.
+    pub(super) fn fits(&self) -> bool {
+        self.ring_order == RING_ORDER
     }
 }
 
@@ -71,6 +79,13 @@ pub(in crate::iwarp) fn take_up(
 }
 
 fn hand_over(invitation: &Invitation) -> io::Result<Memory> {
+    if !invitation.fits() {
+        return Err(io::Error::other(format!(
+            "the peer takes rings of 2^{} bytes, and this end makes them of 2^{RING_ORDER}; with programs of one \
+             version there is shared memory",
+            invitation.ring_order
+        )));
+    }
     let (memory, fd) = Memory::create()?;
     let socket = unix_socket()?;
     let to = UnixAddr::new_abstract(&invitation.name)?;
@@ -140,7 +155,8 @@ impl Meeting {
             magic: MAGIC,
             secret,
             name: self.name,
-            reserved: [0; 3],
+            ring_order: RING_ORDER,
+            reserved: [0; 2],
         })
     }
 
@@ -215,7 +231,8 @@ fn each_descriptor(header: &libc::msghdr, mut take: impl FnMut(OwnedFd)) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
 
     use nix::unistd::pipe;
 
@@ -243,6 +260,29 @@ mod tests {
                 "{count}"
             );
         }
+    }
+
+    #[test]
+    fn a_peer_with_rings_of_another_size_stays_with_tcp() {
+        let meeting = Meeting::new().unwrap();
+        let invitation = Invitation {
+            magic: MAGIC,
+            secret: [7; 16],
+            name: meeting.name,
+            ring_order: RING_ORDER - 2,
+            reserved: [0; 2],
+        };
+        let (before, read) = Invitation::split(invitation.as_bytes()).unwrap();
+        assert!(before.is_empty());
+        let (stream, mut peer) = UnixStream::pair().unwrap();
+        let taken = take_up(&read, TcpStream::from(OwnedFd::from(stream)));
+        let (mut stream, error) = taken.map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("rings of 2^18 bytes"), "{error}");
+        assert!(meeting.receive().is_none(), "memory has come");
+        stream.write_all(b"goes on").unwrap();
+        let mut heard = [0; 7];
+        peer.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"goes on");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 use super::link::SharedLink;
 use super::meeting::Invitation;
 use super::memory::Memory;
-use super::ring::{LINES_BYTES, RING_BYTES, Reader, Writer};
+use super::ring::{LINES_BYTES, RING_BYTES, RING_ORDER, Reader, Writer};
 use crate::iwarp::socket::{Link, Piece};
 
 /// The first page: the positions of both rings, and nothing.
@@ -111,7 +111,7 @@ impl Peer {
     }
 
     /// A connection in memory that the other end makes, after a Reply in which one byte may be
-    /// wrong; `None` when there is no invitation in it then.
+    /// wrong; `None` when there is no invitation in it then, or one that does not fit.
     ///
     /// # Errors
     /// The memory does not come.
@@ -121,13 +121,15 @@ impl Peer {
         wrong: u8,
     ) -> io::Result<Option<(Link, End<'_>)>> {
         let mut private_data = [0x11; 40];
-        private_data[8..16].copy_from_slice(b"CAPSHM01");
+        private_data[8..16].copy_from_slice(b"CAPSHM02");
+        private_data[37] = RING_ORDER;
         if let Some(byte) = private_data.get_mut(usize::from(wrong_at)) {
             *byte = wrong;
         }
         // Any other name could be some other program's.
         private_data[32..37].copy_from_slice(&self.name);
-        let Some((_, invitation)) = Invitation::split(&private_data) else {
+        let fitting = Invitation::split(&private_data).filter(|(_, i)| i.fits());
+        let Some((_, invitation)) = fitting else {
             return Ok(None);
         };
         let (stream, socket) = sockets()?;
