@@ -2,10 +2,9 @@
 # Measures Capstan: prints every figure beside a reference of the same run, with what is required and what is aimed
 # at, and compares it with the result that was committed last (docs/performance.json).
 #
-#   scripts/bench.sh                        the whole table but for Soft-RoCE, some nine minutes
+#   scripts/bench.sh                        the whole table: some nine minutes, and as many in the lab's virtual machine
 #   scripts/bench.sh CASE…                  parts of it; --list says which there are
-#   scripts/bench.sh soft-roce              in the lab: capstan-target against Linux nvmet
-#   scripts/bench.sh soft-roce-counted      the same in instructions of everything that runs there: no noise
+#   scripts/bench.sh soft-roce-counted      what the lab has in instructions of everything that runs there: no noise
 #   scripts/bench.sh instructions syscalls lines  the deterministic figures; exit status 1 beyond their gates
 #   scripts/bench.sh --save                 also puts the results into docs/performance.json and .svg
 #   scripts/bench.sh --help                 all options, for shorter runs or more of them
@@ -22,9 +21,6 @@ command -v cargo >/dev/null || PATH=$HOME/.cargo/bin:$PATH
 command -v cargo >/dev/null || die "there is no cargo: install Rust from https://rustup.rs"
 need_packages "a linker for Rust; fio, counters of instructions and system calls" gcc libc6-dev fio valgrind strace util-linux
 choose_verbs
-case " $* " in
-    *" soft-roce "* | *" soft-roce-counted "*) tests/lab/setup.sh ;;
-esac
 profile=${CAPSTAN_BENCH_PROFILE:-release}
 say "building ($profile)"
 cargo build --quiet --profile "$profile" -p capstan-target "${CARGO_FEATURES[@]}"

@@ -17,8 +17,8 @@ use crate::figure::Findings;
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
-    /// Needs the lab's virtual machine, and so runs only when it is asked for.
-    pub(crate) lab: bool,
+    /// Not of the table: runs only when it is asked for.
+    pub(crate) extra: bool,
     pub(crate) run: fn(&Setting) -> Result<Findings>,
 }
 
@@ -30,7 +30,7 @@ const fn case(
     Case {
         name,
         what,
-        lab: false,
+        extra: false,
         run,
     }
 }
@@ -82,16 +82,13 @@ pub(crate) const CASES: [Case; 15] = [
         "two reactors against one (four cores)",
         crowd::reactors,
     ),
+    case(
+        "soft-roce",
+        "verbs on Soft-RoCE against Linux nvmet, in the lab",
+        soft_roce::run,
+    ),
     Case {
-        lab: true,
-        ..case(
-            "soft-roce",
-            "verbs on Soft-RoCE against Linux nvmet, in the lab",
-            soft_roce::run,
-        )
-    },
-    Case {
-        lab: true,
+        extra: true,
         ..case(
             "soft-roce-counted",
             "the same in instructions of one processor, host and device and all",

@@ -23,16 +23,22 @@ const JOBS: [(&str, &str, &str); 5] = [
     ("write-128k-qd8", "128 KiB write, depth 8", "0.92"),
 ];
 
-/// Boots the lab and runs the five jobs on both targets in turn, in five rounds.
+/// Boots the lab and runs the five jobs on both targets in turn.
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
-    measure(setting, &MEASURED)
+    let turns = (setting.runtime.as_secs_f64() * TURNS_PER_SECOND).ceil();
+    let arguments = [setting.rounds.to_string(), turns.to_string()];
+    measure(setting, &MEASURED, &arguments)
 }
 
 /// The same once, on one emulated processor whose time is its instructions: what the host, the device and the target
 /// take together for a command, the same in every run within half a percent.
 pub(crate) fn counted(setting: &Setting) -> Result<Findings> {
-    measure(setting, &COUNTED)
+    let arguments = ["1", "5", "1", "0.3"].map(str::to_owned);
+    measure(setting, &COUNTED, &arguments)
 }
+
+/// Of either target, in a round, for each second that a run takes elsewhere: the emulated machine is slow.
+const TURNS_PER_SECOND: f64 = 12.0;
 
 /// A way to boot the lab.
 struct Boot {
@@ -40,8 +46,6 @@ struct Boot {
     name: &'static str,
     what: &'static str,
     option: &'static str,
-    /// Of the script in the guest.
-    arguments: &'static [&'static str],
     bounds: Option<(f64, f64)>,
 }
 
@@ -49,20 +53,29 @@ const MEASURED: Boot = Boot {
     name: "soft-roce",
     what: "Soft-RoCE, Linux host",
     option: "-p",
-    arguments: &[],
     bounds: Some((0.95, 1.1)),
 };
 const COUNTED: Boot = Boot {
     name: "soft-roce-counted",
     what: "Soft-RoCE, instructions of one processor for all",
     option: "-i",
-    arguments: &["1", "5", "1", "0.3"],
     bounds: None,
 };
 
-fn measure(setting: &Setting, boot: &Boot) -> Result<Findings> {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let repository = repository.canonicalize()?;
+/// `arguments` are those of the script in the guest.
+fn measure(setting: &Setting, boot: &Boot, arguments: &[String]) -> Result<Findings> {
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab");
+    let lab = lab.canonicalize()?;
+    let set_up = Command::new(lab.join("setup.sh")).status();
+    if !set_up.is_ok_and(|status| status.success()) {
+        return Ok(Findings {
+            skipped: vec![format!(
+                "{}: tests/lab/setup.sh failed, as it says above",
+                boot.name
+            )],
+            ..Findings::default()
+        });
+    }
     let out = setting.folder.join(boot.name);
     let samples = out.join("samples");
     let target = setting.folder.join("capstan-target");
@@ -75,13 +88,13 @@ fn measure(setting: &Setting, boot: &Boot) -> Result<Findings> {
     if !strip.context("strip does not start")?.success() {
         bail!("the target could not be stripped");
     }
-    let booted = Command::new(repository.join("tests/lab/boot.sh"))
+    let booted = Command::new(lab.join("boot.sh"))
         .args([boot.option, "-t", "1800", "-o"])
         .arg(&out)
         .arg("-f")
         .arg(&target)
         .arg("compare.sh")
-        .args(boot.arguments)
+        .args(arguments)
         .stdout(Stdio::inherit())
         .stderr(Stdio::inherit())
         .status();
