@@ -354,16 +354,24 @@ impl WireHost {
     /// # Panics
     /// When the queue is not connected or full.
     pub fn post(&mut self, queue: Queue, capsule: Sge, signaled: bool) {
-        let sges = [capsule];
+        let send = SendOp::Send {
+            invalidate: None,
+            solicited: false,
+        };
+        self.post_op(queue, send, &[capsule], signaled);
+    }
+
+    /// Posts any work request.
+    ///
+    /// # Panics
+    /// When the queue is not connected or full.
+    pub fn post_op(&mut self, queue: Queue, op: SendOp, sges: &[Sge], signaled: bool) {
         let line = self.lines.get_mut(&queue).expect("a connected queue");
         line.qp
             .post_send(&SendWr {
                 wr_id: 0,
-                op: SendOp::Send {
-                    invalidate: None,
-                    solicited: false,
-                },
-                sges: &sges,
+                op,
+                sges,
                 signaled,
                 fence: false,
             })
@@ -422,7 +430,17 @@ impl WireHost {
     ///
     /// # Panics
     /// When it cannot be posted.
-    pub fn send(&mut self, queue: Queue, mut sqe: Sqe, data: Data<'_>) -> u16 {
+    pub fn send(&mut self, queue: Queue, sqe: Sqe, data: Data<'_>) -> u16 {
+        let cid = self.post_command(queue, sqe, data);
+        self.ring_doorbell(queue);
+        cid
+    }
+
+    /// The same without a doorbell.
+    ///
+    /// # Panics
+    /// When it cannot be posted.
+    pub fn post_command(&mut self, queue: Queue, mut sqe: Sqe, data: Data<'_>) -> u16 {
         let cid = self.next_cid;
         self.next_cid += 1;
         let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("small");
@@ -454,7 +472,6 @@ impl WireHost {
         capsule.copy_from(SQE_BYTES as usize, behind);
         let sge = self.wire.sge(&capsule, 0, capsule.len_bytes());
         self.post(queue, sge, true);
-        self.ring_doorbell(queue);
         self.outstanding.insert((queue, cid), (capsule, beside));
         cid
     }
