@@ -37,7 +37,7 @@ struct Row {
 }
 
 /// The limit for the build that is measured: counts of instructions repeat within 0.3 %, those of
-/// system calls within 10 % in most runs, those of a write 60 % more in one of six. Lower it with what lowers the count.
+/// system calls within 10 % in most runs, those of a write 50 to 70 % more in three of sixteen. Lower it with what lowers the count.
 const fn gate(release: f64, dev: f64) -> f64 {
     if cfg!(debug_assertions) { dev } else { release }
 }

@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::offset_of;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::{Rc, Weak};
@@ -43,7 +44,12 @@ pub(in crate::iwarp) struct Invitation {
     reserved: [u8; 2],
 }
 
-const _: () = assert!(size_of::<Invitation>() == 32);
+const _: () = {
+    assert!(size_of::<Invitation>() == 32);
+    assert!(offset_of!(Invitation, secret) == 8);
+    assert!(offset_of!(Invitation, name) == 24);
+    assert!(offset_of!(Invitation, ring_order) == 29);
+};
 
 impl Invitation {
     /// The invitation at the end of `private_data`, and what is before it.

@@ -15,9 +15,10 @@ use nix::sys::mman::{MmapAdvise, madvise};
 use super::memory::Place;
 use crate::iwarp::socket::Piece;
 
-/// Size of one direction in bytes; a power of two. Measured: `docs/decisions/0007-shared-memory-between-two-ends-on-one-machine.md`.
-pub(super) const RING_BYTES: usize = 1 << RING_ORDER;
+/// Size of one direction: 2 to the power of this. Measured: `docs/decisions/0007-shared-memory-between-two-ends-on-one-machine.md`.
 pub(super) const RING_ORDER: u8 = 20;
+/// The same in bytes.
+pub(super) const RING_BYTES: usize = 1 << RING_ORDER;
 /// Bytes written since the memory was given back last, from which on it is worth giving back.
 const KEPT_BYTES: u64 = 64 << 10;
 /// Size and alignment of the positions of one ring.
