@@ -4,6 +4,7 @@
 #
 #   scripts/bench.sh                        the whole table: some nine minutes, and as many in the lab's virtual machine
 #   scripts/bench.sh CASE…                  parts of it; --list says which there are
+#   scripts/bench.sh spdk                   beside SPDK, where it is installed: docs/performance.md says how
 #   scripts/bench.sh soft-roce-counted      what the lab has in instructions of everything that runs there: no noise
 #   scripts/bench.sh instructions syscalls lines  the deterministic figures; exit status 1 beyond their gates
 #   scripts/bench.sh --save                 also puts the results into docs/performance.json and .svg
@@ -19,7 +20,7 @@ cd "$(dirname "$0")/.."
 
 command -v cargo >/dev/null || PATH=$HOME/.cargo/bin:$PATH
 command -v cargo >/dev/null || die "there is no cargo: install Rust from https://rustup.rs"
-need_packages "a linker for Rust; fio, counters of instructions and system calls" gcc libc6-dev fio valgrind strace util-linux
+need_packages "a linker for Rust; fio, counters of instructions and system calls" gcc libc6-dev fio valgrind strace util-linux iproute2
 choose_verbs
 profile=${CAPSTAN_BENCH_PROFILE:-release}
 say "building ($profile)"

@@ -229,6 +229,16 @@ pub(crate) struct Findings {
     pub(crate) skipped: Vec<String>,
 }
 
+impl Findings {
+    /// Nothing, and why.
+    pub(crate) fn skipped(why: String) -> Self {
+        Self {
+            figures: Vec::new(),
+            skipped: vec![why],
+        }
+    }
+}
+
 impl From<Vec<Figure>> for Findings {
     fn from(figures: Vec<Figure>) -> Self {
         Self {

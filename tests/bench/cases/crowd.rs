@@ -189,13 +189,10 @@ fn writes(address: SocketAddr, over: &AtomicBool) -> Result<f64> {
 pub(crate) fn reactors(setting: &Setting) -> Result<Findings> {
     let cores = thread::available_parallelism()?.get();
     if cores < 4 {
-        return Ok(Findings {
-            figures: Vec::new(),
-            skipped: vec![format!(
-                "two-reactors: it takes a core for each of two reactors and two loads, and this \
-                 machine has {cores}"
-            )],
-        });
+        return Ok(Findings::skipped(format!(
+            "two-reactors: it takes a core for each of two reactors and two loads, and this \
+             machine has {cores}"
+        )));
     }
     let target = |reactors: &str| {
         let table = format!("reactors = [{reactors}]\nspin = \"100ms\"");

@@ -6,6 +6,7 @@ mod file;
 mod idle;
 mod lines;
 mod soft_roce;
+mod spdk;
 mod wire;
 
 use anyhow::Result;
@@ -36,7 +37,7 @@ const fn case(
 }
 
 /// All of them, in the order of the table.
-pub(crate) const CASES: [Case; 15] = [
+pub(crate) const CASES: [Case; 16] = [
     case("wire", "null and RAM against plain TCP", wire::wire),
     case(
         "wire-crc32c",
@@ -47,6 +48,11 @@ pub(crate) const CASES: [Case; 15] = [
         "same-host",
         "the same through shared memory",
         wire::same_host,
+    ),
+    case(
+        "spdk",
+        "both beside SPDK over NVMe/TCP, where it is installed",
+        spdk::run,
     ),
     case("file", "a file against fio io_uring on it", file::run),
     case(

@@ -22,17 +22,17 @@ enum Against {
     Stream,
 }
 
-struct Row {
-    name: &'static str,
-    what: &'static str,
-    load: Load,
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) what: &'static str,
+    pub(super) load: Load,
     against: Against,
     /// What is required, what is aimed at, and what the best peer has; `None` for rows that only tell.
     wanted: Option<(f64, f64, &'static str)>,
 }
 
 const NSID_NULL: u32 = 1;
-const NSID_RAM: u32 = 2;
+pub(super) const NSID_RAM: u32 = 2;
 
 const ROWS: [Row; 10] = [
     Row {
@@ -107,6 +107,49 @@ const ROWS: [Row; 10] = [
     },
 ];
 
+impl Row {
+    /// What it is compared with, in the unit of that.
+    pub(super) fn limit(&self, time: Duration) -> Result<f64> {
+        match self.against {
+            Against::Latency | Against::PerRoundTrip => Ok(tcp::round_trip(time)? * 1e6),
+            Against::Stream => Ok(tcp::stream(time)? / 1e9),
+        }
+    }
+
+    /// Commands a second as its figure has them.
+    pub(super) fn value(&self, rate: f64) -> f64 {
+        match self.against {
+            Against::Latency => f64::from(self.load.depth) * 1e6 / rate,
+            Against::PerRoundTrip => rate / 1e3,
+            Against::Stream => rate * f64::from(self.load.bytes) / 1e9,
+        }
+    }
+
+    /// Of its figure.
+    pub(super) fn unit(&self) -> &'static str {
+        match self.against {
+            Against::Latency => "us",
+            Against::PerRoundTrip => "k IOPS",
+            Against::Stream => "GB/s",
+        }
+    }
+
+    /// Which figures of it are the better ones.
+    pub(super) fn better(&self) -> Better {
+        match self.against {
+            Against::Latency => Better::Lower,
+            Against::PerRoundTrip | Against::Stream => Better::Higher,
+        }
+    }
+}
+
+/// The rows that were asked for.
+pub(super) fn rows(setting: &Setting) -> Vec<&'static Row> {
+    ROWS.iter()
+        .filter(|row| row.name.contains(&setting.rows))
+        .collect()
+}
+
 /// Measures the rows over TCP.
 pub(crate) fn wire(setting: &Setting) -> Result<Findings> {
     run(setting, Way::Tcp)
@@ -126,10 +169,7 @@ pub(crate) fn same_host(setting: &Setting) -> Result<Findings> {
 fn run(setting: &Setting, way: Way) -> Result<Findings> {
     let target = Target::spinning(&[NULL, RAM])?;
     load::fill(target.address, NSID_RAM)?;
-    let rows: Vec<&Row> = ROWS
-        .iter()
-        .filter(|row| row.name.contains(&setting.rows))
-        .collect();
+    let rows = rows(setting);
     let mut runs = vec![Vec::new(); rows.len()];
     for _ in 0..setting.rounds {
         for (row, runs) in rows.iter().zip(&mut runs) {
@@ -158,19 +198,9 @@ fn run(setting: &Setting, way: Way) -> Result<Findings> {
 /// One run of a row, in the units of its figure.
 fn measure(target: &Target, row: &Row, way: Way, time: Duration) -> Result<Turns> {
     let load = Load { way, ..row.load };
-    let limit = |time| match row.against {
-        Against::Latency | Against::PerRoundTrip => Ok(tcp::round_trip(time)? * 1e6),
-        Against::Stream => Ok(tcp::stream(time)? / 1e9),
-    };
-    let value = |time| {
-        let rate = load::rate(target.address, load, time)?.median();
-        Ok(match row.against {
-            Against::Latency => f64::from(load.depth) * 1e6 / rate,
-            Against::PerRoundTrip => rate / 1e3,
-            Against::Stream => rate * f64::from(load.bytes) / 1e9,
-        })
-    };
-    in_turn(time, TURN, |time| target.aside(|| limit(time)), value)
+    let limit = |time| target.aside(|| row.limit(time));
+    let value = |time| Ok(row.value(load::rate(target.address, load, time)?.median()));
+    in_turn(time, TURN, limit, value)
 }
 
 /// The two limits, in every run the median of all rows that stand beside them.
@@ -208,30 +238,29 @@ fn limits(rows: &[&Row], runs: &[Vec<Turns>]) -> Vec<Figure> {
 }
 
 fn figure(row: &Row, way: Way, runs: &[Turns]) -> Figure {
-    let better = match row.against {
-        Against::Latency => Better::Lower,
-        Against::PerRoundTrip | Against::Stream => Better::Higher,
-    };
     // The peers have no digests on by default.
     let bounds = match row.wanted.filter(|_| way != Way::TcpCrc32c) {
-        Some((now, aim, peer)) => Bounds::new(better, now, aim).peer(peer),
-        None => Bounds::none(better),
+        Some((now, aim, peer)) => Bounds::new(row.better(), now, aim).peer(peer),
+        None => Bounds::none(row.better()),
     };
+    beside_limit(row, runs, bounds)
+}
+
+/// The figure of runs that were measured in turn with the row's limit.
+pub(super) fn beside_limit(row: &Row, runs: &[Turns], bounds: Bounds) -> Figure {
     type Score = (&'static str, fn(f64, f64) -> f64);
-    let (unit, limit, score): (_, _, Score) = match row.against {
-        Against::Latency => ("us", ("RT", "us"), ("RT", |us, round_trip| us / round_trip)),
+    let (limit, score): (_, Score) = match row.against {
+        Against::Latency => (("RT", "us"), ("RT", |us, round_trip| us / round_trip)),
         Against::PerRoundTrip => (
-            "k IOPS",
             ("RT", "us"),
             ("commands/RT", |thousands, round_trip| {
                 thousands * round_trip / 1e3
             }),
         ),
         Against::Stream => (
-            "GB/s",
             ("stream", "GB/s"),
             ("of the stream", |bytes, stream| bytes / stream),
         ),
     };
-    Figure::in_turn(row.name, row.what, runs, unit, limit, score, bounds)
+    Figure::in_turn(row.name, row.what, runs, row.unit(), limit, score, bounds)
 }
