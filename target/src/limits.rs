@@ -29,6 +29,8 @@ pub(crate) const COMPLETIONS_PER_TURN: usize = 128;
 /// Answers from disks that are passed on per turn. Disks tend to end many operations at once: the host takes up the first of
 /// them, and the disk gets new ones, while the last are being sent.
 pub(crate) const DISK_ANSWERS_PER_TURN: usize = 4;
+/// Bytes of their buffers, after which no further answer is passed on in a turn: sending them takes time as well.
+pub(crate) const DISK_ANSWER_BYTES_PER_TURN: u32 = 64 << 10;
 /// Connection requests waiting in the kernel's listener.
 pub(crate) const LISTEN_BACKLOG: u32 = 128;
 /// Messages waiting for a reactor.

@@ -53,7 +53,9 @@ use resources::{Resources, ReturnedReceive};
 use shutdown::Shutdowns;
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::limits::{COMPLETIONS_PER_TURN, DISK_ANSWERS_PER_TURN, LISTEN_BACKLOG};
+use crate::limits::{
+    COMPLETIONS_PER_TURN, DISK_ANSWER_BYTES_PER_TURN, DISK_ANSWERS_PER_TURN, LISTEN_BACKLOG,
+};
 use crate::plan::Export;
 
 /// Everything one reactor owns.
@@ -207,15 +209,17 @@ impl IoPath {
             }
         }
         self.unanswered.extend(completions.drain(..));
-        let mut progress = false;
-        for _ in 0..DISK_ANSWERS_PER_TURN {
+        let (mut answers, mut answered_bytes) = (0, 0);
+        while answers < DISK_ANSWERS_PER_TURN && answered_bytes < DISK_ANSWER_BYTES_PER_TURN {
             let Some(completion) = self.unanswered.pop_front() else {
                 break;
             };
+            answers += 1;
+            let data = completion.data.as_ref();
+            answered_bytes += data.map_or(0, |data| data.buffer.len_bytes());
             self.on_storage(completion);
-            progress = true;
         }
-        progress
+        answers > 0
     }
 
     fn on_storage(&mut self, completion: Completion) {
