@@ -36,6 +36,7 @@ impl Row {
 /// Of fio, which takes longer than that to start.
 const FILE_TURN: Duration = Duration::from_millis(250);
 
+const LATENCY_NAME: &str = "file-read-4k-qd1";
 const LATENCY: Load = Load::read(1, 4096, 1);
 const ROWS: [Row; 4] = [
     Row {
@@ -89,21 +90,28 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     };
     let mut round_trips = Vec::new();
     let mut latencies = Vec::new();
-    let mut runs = ROWS.map(|_| Vec::new());
+    let rows: Vec<&Row> = ROWS
+        .iter()
+        .filter(|row| row.name.contains(&setting.rows))
+        .collect();
+    let with_latency = LATENCY_NAME.contains(&setting.rows);
+    let mut runs = vec![Vec::new(); rows.len()];
     for _ in 0..setting.rounds {
-        round_trips.push(target.aside(|| tcp::round_trip(runtime))? * 1e6);
-        latencies.push(both(LATENCY, &|rate| 1e6 / rate)?);
-        for (row, runs) in ROWS.iter().zip(&mut runs) {
+        if with_latency {
+            round_trips.push(target.aside(|| tcp::round_trip(runtime))? * 1e6);
+            latencies.push(both(LATENCY, &|rate| 1e6 / rate)?);
+        }
+        for (row, runs) in rows.iter().zip(&mut runs) {
             let factor = row.unit().1;
             runs.push(both(row.load, &|rate| rate * factor)?);
         }
     }
     let added = latencies.iter().zip(&round_trips);
     let added = added.map(|(turns, round_trip)| turns.median(|us, fio| us - fio) / round_trip);
-    let mut figures = vec![Figure {
+    let latency = with_latency.then(|| Figure {
         score: Quantity::new("RT added", added.collect()),
         ..Figure::in_turn(
-            "file-read-4k-qd1",
+            LATENCY_NAME,
             "file, O_DIRECT, 4 KiB random read, depth 1",
             &latencies,
             "us",
@@ -111,8 +119,9 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
             ("us added", |us, fio| us - fio),
             Bounds::new(Better::Lower, 1.5, 1.05).peer("1.7"),
         )
-    }];
-    for (row, runs) in ROWS.iter().zip(&runs) {
+    });
+    let mut figures: Vec<Figure> = latency.into_iter().collect();
+    for (row, runs) in rows.iter().zip(&runs) {
         let unit = row.unit().0;
         figures.push(Figure::in_turn(
             row.name,
