@@ -111,9 +111,7 @@ fn beside(row: &Row, name: &str, way: &str, runs: &[Turns]) -> Figure {
         runs,
         unit,
         ("SPDK", unit),
-        ("times as fast", move |ours, theirs| {
-            better.part(ours, theirs)
-        }),
+        ("times SPDK", move |ours, theirs| better.part(ours, theirs)),
         Bounds {
             now: Some(1.0),
             ..Bounds::none(Better::Higher)
