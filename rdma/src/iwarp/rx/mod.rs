@@ -25,7 +25,7 @@ const BUFFER_BYTES: usize = 128 << 10;
 /// `Rx::bulk_ahead_bytes` and `Rx::bulk_bytes` of a socket, where a call costs more than a copy of a
 /// few KiB.
 const BULK_AHEAD_BYTES: usize = 512;
-const BULK_BYTES: u32 = 16 << 10;
+const BULK_BYTES: u32 = 32 << 10;
 /// The same where the bytes are in memory already. What follows the data of a READ: its trailer, the
 /// response capsule, and the header of the next.
 const MEMORY_AHEAD_BYTES: usize = 64;
