@@ -65,7 +65,14 @@ pub(crate) struct Setting {
     pub(crate) runtime: Duration,
     pub(crate) folder: PathBuf,
     /// What the names of rows contain.
-    pub(crate) rows: String,
+    rows: String,
+}
+
+impl Setting {
+    /// Whether the row of that name was asked for.
+    pub(crate) fn wants(&self, row: &str) -> bool {
+        row.contains(&self.rows)
+    }
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Case>> {

@@ -90,11 +90,8 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     };
     let mut round_trips = Vec::new();
     let mut latencies = Vec::new();
-    let rows: Vec<&Row> = ROWS
-        .iter()
-        .filter(|row| row.name.contains(&setting.rows))
-        .collect();
-    let with_latency = LATENCY_NAME.contains(&setting.rows);
+    let rows: Vec<&Row> = ROWS.iter().filter(|row| setting.wants(row.name)).collect();
+    let with_latency = setting.wants(LATENCY_NAME);
     let mut runs = vec![Vec::new(); rows.len()];
     for _ in 0..setting.rounds {
         if with_latency {

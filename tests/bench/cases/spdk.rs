@@ -48,7 +48,8 @@ struct Runs {
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let (Some(target), Some(perf)) = (find(TARGET), find(LOAD)) else {
         return Ok(Findings::skipped(format!(
-            "spdk: it takes SPDK's {TARGET} and {LOAD}, which are not in PATH; {FOLDER} may name their folder"
+            "spdk: it takes SPDK's {TARGET} and {LOAD}, which are not in {}; let {FOLDER} name the folder they are in",
+            std::env::var(FOLDER).unwrap_or_else(|_| "PATH".to_owned())
         )));
     };
     if let Some(why) = pages_missing()? {
@@ -182,7 +183,10 @@ impl Peer {
                 bail!("{} ended with {status}:\n{said}", program.display());
             }
             if start.elapsed() > START {
-                bail!("{} does not listen:\n{said}", program.display());
+                bail!(
+                    "{} has not said \"Target Listening on\" within {START:?}; is it SPDK's target, of this release? It said:\n{said}",
+                    program.display()
+                );
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -207,7 +211,7 @@ impl Peer {
             .args(["-w", if load.write { "randwrite" } else { "randread" }])
             .args(["-q", &load.depth.to_string()])
             .args(["-o", &load.bytes.to_string()])
-            .args(["-t", &time.as_secs_f64().ceil().to_string()])
+            .args(["-t", &time.as_secs_f64().ceil().max(1.0).to_string()])
             .arg("-r")
             .arg(format!(
                 "trtype:TCP adrfam:IPv4 traddr:{ADDRESS} trsvcid:4420 subnqn:{NQN} ns:{}",

@@ -145,9 +145,7 @@ impl Row {
 
 /// The rows that were asked for.
 pub(super) fn rows(setting: &Setting) -> Vec<&'static Row> {
-    ROWS.iter()
-        .filter(|row| row.name.contains(&setting.rows))
-        .collect()
+    ROWS.iter().filter(|row| setting.wants(row.name)).collect()
 }
 
 /// Measures the rows over TCP.

@@ -22,8 +22,8 @@ use segment::{check_control, terminated};
 
 /// Stream buffer, and so the most that is read ahead: thirty capsules with 4 KiB of data in one receive call.
 const BUFFER_BYTES: usize = 128 << 10;
-/// `Rx::bulk_ahead_bytes` and `Rx::bulk_bytes` of a socket, where a call costs more than a copy of a
-/// few KiB.
+/// `Rx::bulk_ahead_bytes` and `Rx::bulk_bytes` of a socket, where a call costs more than a copy of
+/// 16 KiB.
 const BULK_AHEAD_BYTES: usize = 512;
 const BULK_BYTES: u32 = 32 << 10;
 /// The same where the bytes are in memory already. What follows the data of a READ: its trailer, the
