@@ -9,6 +9,7 @@ mod batch;
 mod direct;
 mod in_place;
 mod messages;
+mod neighbours;
 mod scratch;
 mod send_now;
 
@@ -348,34 +349,49 @@ impl Tx {
 
     /// Adds a zero-length RDMA Write.
     pub(super) fn add_empty_write(&mut self) {
-        // Nothing is accessed, so the STag is not checked (RFC 5040 §5.1); 0 is special to some.
-        let header = tagged_header(Opcode::RDMA_WRITE, true, 0, Target { stag: 1, to: 0 });
-        self.add_bare(header.as_bytes());
+        self.add_bare(empty_write().as_bytes());
     }
 }
 
 impl Tx {
-    /// One system call; `true` when the batch is with TCP.
+    /// One system call, or few; `true` when the batch is with TCP.
     fn send(&mut self, link: &mut Link) -> Result<bool, Fatal> {
         let aligned = self.framing == Framing::Aligned;
-        // SAFETY: the pieces point into the scratch memory, or into registered memory that is
-        // mapped: its region is registered, or `keep` holds the slab.
-        let transfer = unsafe { link.send(&mut self.batch.pieces[self.next..], aligned) };
-        let mut bytes = match transfer.map_err(Fatal::Io)? {
-            Transfer::Bytes(bytes) => bytes,
-            Transfer::WouldBlock => return Ok(false),
-        };
+        while self.has_unsent() {
+            let unsent = &mut self.batch.pieces[self.next..];
+            let count = match link {
+                Link::Tcp(_) => neighbours::pieces_of_call(unsent, self.built - self.sent),
+                // Copied here, where a thread can be preempted at any time.
+                _ => unsent.len(),
+            };
+            // SAFETY: the pieces point into the scratch memory, or into registered memory that is
+            // mapped: its region is registered, or `keep` holds the slab.
+            let transfer = unsafe { link.send(&mut unsent[..count], aligned) };
+            let whole = match transfer.map_err(Fatal::Io)? {
+                Transfer::Bytes(bytes) => self.count_sent(bytes, count),
+                Transfer::WouldBlock => false,
+            };
+            if !whole {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// TCP has taken `bytes` of the next `count` pieces. Whether that is all of them.
+    fn count_sent(&mut self, mut bytes: usize, count: usize) -> bool {
         self.sent += bytes as u64;
-        while let Some(piece) = self.batch.pieces.get_mut(self.next) {
+        for _ in 0..count {
+            let piece = &mut self.batch.pieces[self.next];
             if bytes < piece.len_bytes() {
                 piece.advance(bytes);
                 self.keep_rest_of_page();
-                return Ok(false);
+                return false;
             }
             bytes -= piece.len_bytes();
             self.next += 1;
         }
-        Ok(true)
+        true
     }
 }
 
@@ -396,6 +412,12 @@ impl Crc32c {
 struct Target {
     stag: u32,
     to: u64,
+}
+
+/// The header of a zero-length RDMA Write.
+pub(super) fn empty_write() -> TaggedHeader {
+    // Nothing is accessed, so the STag is not checked (RFC 5040 §5.1); 0 is special to some.
+    tagged_header(Opcode::RDMA_WRITE, true, 0, Target { stag: 1, to: 0 })
 }
 
 #[inline]
