@@ -26,7 +26,7 @@ use super::memory::Domain;
 use super::provider::attributes;
 use super::qp::{Qp, QpHandle, Ran, Receives};
 use super::read::Reads;
-use super::rx::Rx;
+use super::rx::{CALLS_BESIDE_OTHERS, CALLS_MAX, Rx};
 use super::same_host::{Invitation, Meeting, Resting, SharedLink};
 use super::socket::Link;
 use super::sq::SendQueue;
@@ -327,13 +327,17 @@ impl Engine {
         self.watch(tick);
         let mut hot = self.hot.take();
         let idle_max = self.idle_runs_max(hot.len());
+        let calls_max = match hot.len() {
+            0 | 1 => CALLS_MAX,
+            _ => CALLS_BESIDE_OTHERS,
+        };
         let mut at = self.turn.get();
         for _ in 0..hot.len() {
             if at >= hot.len() {
                 at = 0;
             }
             let Some(cell) = hot.get(at) else { break };
-            if self.run(cell, idle_max) {
+            if self.run(cell, idle_max, calls_max) {
                 at += 1;
             } else {
                 hot.swap_remove(at);
@@ -365,7 +369,7 @@ impl Engine {
     }
 
     /// Runs one queue pair; `false` when it is not busy any more.
-    fn run(&self, cell: &Rc<RefCell<Qp>>, idle_max: u32) -> bool {
+    fn run(&self, cell: &Rc<RefCell<Qp>>, idle_max: u32, calls_max: u32) -> bool {
         let mut qp = cell.borrow_mut();
         let qp = &mut *qp;
         if qp.link.is_none() {
@@ -373,7 +377,7 @@ impl Engine {
             return false;
         }
         let mut stags = self.stags.borrow_mut();
-        let ran = qp.run(&mut stags);
+        let ran = qp.run(&mut stags, calls_max);
         if let Err(Fatal::Violation { .. }) = &ran {
             // What the peer asked before it went wrong is answered, as far as TCP takes it now. A
             // second failure changes nothing.

@@ -148,9 +148,9 @@ impl Qp {
         self.link = Some(Link::Shared(Box::new(link)));
     }
 
-    /// Receives and sends what is possible now.
-    pub(super) fn run(&mut self, stags: &mut StagTable) -> Result<Ran, Fatal> {
-        let received = self.receive(stags)?;
+    /// Receives, with at most `calls_max` calls, and sends what is possible now.
+    pub(super) fn run(&mut self, stags: &mut StagTable, calls_max: u32) -> Result<Ran, Fatal> {
+        let received = self.receive(stags, calls_max)?;
         if self.tx.wanted || self.tx.blocked {
             let sent = self.tx.sent();
             self.transmit(stags)?;

@@ -32,8 +32,10 @@ const MEMORY_AHEAD_BYTES: usize = 64;
 const MEMORY_BULK_BYTES: u32 = 1 << 10;
 /// Small segments in a row after which reading ahead goes back to the whole buffer.
 const BULK_MEMORY: u8 = 8;
-/// Receive calls of one queue pair before the others have their turn.
-const CALLS_MAX: u32 = 8;
+/// Receive calls in one run of a queue pair, after which the program sees what they brought.
+pub(super) const CALLS_MAX: u32 = 8;
+/// The same where other queue pairs wait for their turn: 256 KiB of large segments.
+pub(super) const CALLS_BESIDE_OTHERS: u32 = 4;
 /// Longest segment that is neither a Send nor tagged: a Terminate with everything in it.
 const CONTROL_BYTES_MAX: usize = 256;
 /// So much of an FPDU whose rest has not come is kept without a stream buffer. It is all there can be, but for Sends that wait
@@ -219,18 +221,26 @@ enum Parsed {
 }
 
 impl Qp {
-    /// Receives what there is and handles it.
-    pub(super) fn receive(&mut self, stags: &mut StagTable) -> Result<Received, Fatal> {
+    /// Receives what there is, with at most `calls_max` calls, and handles it.
+    pub(super) fn receive(
+        &mut self,
+        stags: &mut StagTable,
+        calls_max: u32,
+    ) -> Result<Received, Fatal> {
         self.rx.take_buffer();
-        let received = self.receive_buffered(stags);
+        let received = self.receive_buffered(stags, calls_max);
         self.rx.set_lent_aside();
         self.rx.give_buffer();
         received
     }
 
-    fn receive_buffered(&mut self, stags: &mut StagTable) -> Result<Received, Fatal> {
+    fn receive_buffered(
+        &mut self,
+        stags: &mut StagTable,
+        calls_max: u32,
+    ) -> Result<Received, Fatal> {
         let mut outcome = Received::Nothing;
-        for _ in 0..CALLS_MAX {
+        for _ in 0..calls_max {
             if !self.parse(stags)? {
                 return Ok(Received::Stalled);
             }

@@ -24,6 +24,12 @@ impl MemoryLink {
         Self::new(Vec::new(), 1)
     }
 
+    /// Bytes received until now.
+    #[cfg(test)]
+    pub(super) fn received(&self) -> usize {
+        self.at
+    }
+
     /// # Safety
     /// As `Link::receive`.
     pub(in crate::iwarp) unsafe fn receive(

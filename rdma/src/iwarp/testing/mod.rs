@@ -76,6 +76,47 @@ pub fn receive(data: &[u8]) {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    use super::{Agreed, Link, MemoryLink, Scene, Stage};
+    use crate::iwarp::tx::empty_write;
+
+    /// One byte stream, and as much of it as one run receives.
+    fn bytes_of_a_run(beside_another: bool) -> usize {
+        let mut received = 0;
+        Stage::with(|stage| {
+            let scene = Scene::new(stage, Link::Memory(MemoryLink::empty()), Agreed::default());
+            // Neither queue pair has anything to do.
+            let _ready = stage.engine.arm();
+            let fpdu = [empty_write().as_bytes(), &[0; 4]].concat();
+            let link = MemoryLink::new(fpdu.repeat(100_000), usize::MAX);
+            scene.qp.cell.borrow_mut().link = Some(Link::Memory(link));
+            stage.engine.heat_memory(&scene.qp.cell);
+            if beside_another {
+                stage.heat_other();
+            }
+            stage.engine.progress(|| false);
+            if let Some(Link::Memory(link)) = &scene.qp.cell.borrow_mut().link {
+                received = link.received();
+            }
+        });
+        received
+    }
+
+    /// Who has much to receive keeps the others waiting no longer than half a run.
+    #[test]
+    fn a_run_is_shorter_while_others_wait_for_theirs() {
+        let alone = bytes_of_a_run(false);
+        let beside = bytes_of_a_run(true);
+        assert!(
+            (900_000..=1 << 20).contains(&alone),
+            "eight buffers of 128 KiB: {alone} bytes"
+        );
+        assert!(
+            (450_000..=1 << 19).contains(&beside),
+            "four buffers of 128 KiB: {beside} bytes"
+        );
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]

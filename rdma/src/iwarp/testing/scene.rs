@@ -133,6 +133,12 @@ impl Stage {
             })
     }
 
+    /// Makes the queue pair of the other connection one of those that are run.
+    #[cfg(test)]
+    pub(super) fn heat_other(&self) {
+        self.engine.heat_memory(&self.other.cell);
+    }
+
     /// Compares everything between the opened pieces with what it was, and makes them as they were.
     fn check_and_restore(&self) {
         let base = self.slab.base().as_ptr();
