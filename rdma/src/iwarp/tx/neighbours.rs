@@ -11,8 +11,8 @@ use crate::iwarp::socket::Piece;
 
 /// What one call gets at most then, unless one piece alone is more.
 const SHORT_BYTES: usize = 256 << 10;
-/// Calls that stay short after the thread was preempted: some milliseconds.
-const SHORT_CALLS: u8 = 32;
+/// Calls that stay short after the thread was preempted: half a millisecond. The kernel's own threads come a hundred times a second.
+const SHORT_CALLS: u8 = 8;
 
 /// What this thread knows of others that want its core.
 #[derive(Clone, Copy)]
