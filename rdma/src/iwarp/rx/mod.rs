@@ -34,7 +34,7 @@ const MEMORY_BULK_BYTES: u32 = 1 << 10;
 const BULK_MEMORY: u8 = 8;
 /// Receive calls in one run of a queue pair, after which the program sees what they brought.
 pub(super) const CALLS_MAX: u32 = 8;
-/// The same where other queue pairs wait for their turn: 256 KiB of large segments.
+/// The same where other queue pairs wait for their turn: 256 KiB of large segments, 512 KiB of small ones.
 pub(super) const CALLS_BESIDE_OTHERS: u32 = 4;
 /// Longest segment that is neither a Send nor tagged: a Terminate with everything in it.
 const CONTROL_BYTES_MAX: usize = 256;

@@ -1,6 +1,6 @@
 //! How much TCP gets at a time while others want the processor.
 //!
-//! A kernel without preemption, as servers have, lets nobody else run before a system call ends, and copying 1 MiB takes it hundreds of
+//! A kernel without preemption, as many servers have, lets nobody else run before a system call ends, and copying 1 MiB takes it hundreds of
 //! microseconds. So a thread that was preempted a short while ago gives less to a call: who waits for its core waits less.
 
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use crate::iwarp::socket::Piece;
 
 /// What one call gets at most then, unless one piece alone is more.
 const SHORT_BYTES: usize = 256 << 10;
-/// Calls that stay short after the thread was preempted: half a millisecond. The kernel's own threads come a hundred times a second.
+/// Calls that stay short after the thread was preempted: half a millisecond. The kernel's own threads come some seventy times a second.
 const SHORT_CALLS: u8 = 8;
 
 /// What this thread knows of others that want its core.
