@@ -9,7 +9,8 @@
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
-//! queue pair and its commands in flight), [`resources`] (what every command may need), [`responses`] (those that may be on their way), [`wr_id`]. One turn handles what is ready, then rings one
+//! queue pair and its commands in flight), [`resources`] (what every command may need), [`responses`] (those that may be
+//! on their way), [`unanswered`] (what disks have ended), [`wr_id`]. One turn handles what is ready, then rings one
 //! doorbell per connection and enters the kernel once for storage, however many commands there were.
 
 mod accept;
@@ -30,9 +31,10 @@ mod responses;
 mod shutdown;
 mod status;
 mod transfer;
+mod unanswered;
 mod wr_id;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::rc::Rc;
@@ -51,11 +53,10 @@ use connections::Connections;
 use fabric::{Fabric, Memory};
 use resources::{Resources, ReturnedReceive};
 use shutdown::Shutdowns;
+use unanswered::{Answered, Unanswered};
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::limits::{
-    COMPLETIONS_PER_TURN, DISK_ANSWER_BYTES_PER_TURN, DISK_ANSWERS_PER_TURN, LISTEN_BACKLOG,
-};
+use crate::limits::{COMPLETIONS_PER_TURN, LISTEN_BACKLOG};
 use crate::plan::Export;
 
 /// Everything one reactor owns.
@@ -77,8 +78,7 @@ pub(crate) struct IoPath {
     shutdown: Shutdowns,
     resources: Resources,
     completions: Vec<Completion>,
-    /// What the storage has ended and no connection has been told yet.
-    unanswered: VecDeque<Completion>,
+    unanswered: Unanswered,
     /// Room for the completions of one poll.
     work_completions: Box<[WorkCompletion]>,
 }
@@ -148,7 +148,7 @@ impl IoPath {
             shutdown: Shutdowns::default(),
             resources: Resources::new(memory, engine, volumes, control),
             completions: Vec::new(),
-            unanswered: VecDeque::new(),
+            unanswered: Unanswered::default(),
             work_completions: vec![WorkCompletion::EMPTY; COMPLETIONS_PER_TURN].into(),
         }
     }
@@ -209,17 +209,11 @@ impl IoPath {
             }
         }
         self.unanswered.extend(completions.drain(..));
-        let (mut answers, mut answered_bytes) = (0, 0);
-        while answers < DISK_ANSWERS_PER_TURN && answered_bytes < DISK_ANSWER_BYTES_PER_TURN {
-            let Some(completion) = self.unanswered.pop_front() else {
-                break;
-            };
-            answers += 1;
-            let data = completion.data.as_ref();
-            answered_bytes += data.map_or(0, |data| data.buffer.len_bytes());
+        let mut answered = Answered::default();
+        while let Some(completion) = self.unanswered.next(&mut answered) {
             self.on_storage(completion);
         }
-        answers > 0
+        answered.any()
     }
 
     fn on_storage(&mut self, completion: Completion) {
