@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use capstan_memory::{PAGE_BYTES, Pages, RawBytes, Slab, SlabError};
+use capstan_memory::{PAGE_BYTES, Pages, RawBytes, Slab, SlabError, copy_around, fence_around};
 use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::error::IoError;
@@ -148,7 +148,7 @@ impl Access {
             match lock {
                 None if streamed => self.streamed.note(page),
                 // Before the lock is released.
-                Some(_) if streamed => fence_streamed(),
+                Some(_) if streamed => fence_around(),
                 _ => {}
             }
         });
@@ -315,12 +315,12 @@ impl Streamed {
         if self.count.replace(0) > 0 {
             self.pages.iter().for_each(|word| word.set(0));
             self.trickle.finish();
-            fence_streamed();
+            fence_around();
         }
     }
 }
 
-/// Copies to a page of the volume; `true` when [`fence_streamed`] has to follow. Whole pages go around the
+/// Copies to a page of the volume; `true` when [`fence_around`] has to follow. Whole pages go around the
 /// caches where the processor can: the volume is larger than they are, so an ordinary store would first
 /// fetch each line from memory.
 ///
@@ -337,41 +337,14 @@ unsafe fn store(from: *const u8, to: *mut u8, len: usize, trickle: Option<&Trick
         }
         return true;
     }
-    #[cfg(target_arch = "x86_64")]
-    if len == PAGE_BYTES && is_x86_feature_detected!("avx") {
-        // SAFETY: AVX is there; the caller answers for a page, which a volume aligns to its size.
-        unsafe { store_page(from, to) };
+    if len == PAGE_BYTES {
+        // SAFETY: passed on.
+        unsafe { copy_around(from, to, len) };
         return true;
     }
     // SAFETY: passed on.
     unsafe { ptr::copy_nonoverlapping(from, to, len) };
     false
-}
-
-/// Puts stores around the caches in order with what follows.
-fn fence_streamed() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE is part of x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
-    }
-}
-
-/// [`store`] of a page, 32 bytes at a time.
-///
-/// # Safety
-/// As for [`store`], and `to` is aligned to 32 bytes.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx")]
-unsafe fn store_page(from: *const u8, to: *mut u8) {
-    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
-    let (from, to) = (from.cast::<__m256i>(), to.cast::<__m256i>());
-    for at in 0..PAGE_BYTES / size_of::<__m256i>() {
-        // SAFETY: the caller answers for the page, and the vector is inside it.
-        let vector = unsafe { _mm256_loadu_si256(from.wrapping_add(at)) };
-        // SAFETY: as above.
-        unsafe { _mm256_stream_si256(to.wrapping_add(at), vector) };
-    }
 }
 
 fn acquire_exclusive(stripe: &AtomicU32) {

@@ -9,6 +9,7 @@
 //! * [`meeting`]: how the memory gets from one process to the other.
 //! * [`memory`]: the shared mapping.
 //! * [`ring`]: one direction.
+//! * [`way`]: whether what is written to it goes through the caches.
 //! * [`rest`]: the memory of connections that do nothing.
 //! * [`link`]: both directions beside their TCP connection, which stays open: it wakes an end that
 //!   sleeps, and says when the peer is gone.
@@ -23,6 +24,7 @@ mod rest;
 mod ring;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) mod testing;
+mod way;
 
 pub(super) use link::SharedLink;
 pub(super) use meeting::{Invitation, Meeting, is_same_host, take_up};

@@ -7,12 +7,15 @@
 #![expect(unsafe_code, reason = "memory that another process writes")]
 
 use std::io;
+use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use capstan_memory::{copy_around, fence_around};
 use nix::sys::mman::{MmapAdvise, madvise};
 
 use super::memory::Place;
+use super::way::Way;
 use crate::iwarp::socket::Piece;
 
 /// Size of one direction: 2 to the power of this. Measured: `docs/decisions/0007-shared-memory-between-two-ends-on-one-machine.md`.
@@ -73,29 +76,15 @@ impl End {
         unsafe { &*self.lines }
     }
 
-    /// Copies `length` bytes between `memory` and the ring at `position`.
-    ///
-    /// # Safety
-    /// `memory` is `length` bytes, mapped, not referenced, and outside the ring; `length` is at most
-    /// the ring's size.
+    /// Calls `each` for the one or two places of `length` bytes from `position` on: where in the ring, how many of the bytes are in
+    /// places before, and how many are there. `length` is at most the ring's size.
     #[inline]
-    unsafe fn copy(&self, position: u64, memory: *mut u8, length: usize, into_ring: bool) {
+    fn places(&self, position: u64, length: usize, mut each: impl FnMut(*mut u8, usize, usize)) {
         let at = place_of(position);
         let first = length.min(RING_BYTES - at);
-        let copy = |ring: *mut u8, memory: *mut u8, length| {
-            let (from, to) = if into_ring {
-                (memory, ring)
-            } else {
-                (ring, memory)
-            };
-            // SAFETY: `at + first` and `length - first` are at most the ring's size; the caller
-            // answers for `memory`. The peer may be writing the same bytes, which is as with a
-            // device's DMA: the copy is opaque to this program and its result is not trusted.
-            unsafe { ptr::copy_nonoverlapping(from, to, length) };
-        };
-        copy(self.bytes.wrapping_add(at), memory, first);
+        each(self.bytes.wrapping_add(at), 0, first);
         if first < length {
-            copy(self.bytes, memory.wrapping_add(first), length - first);
+            each(self.bytes, first, length - first);
         }
     }
 }
@@ -129,6 +118,9 @@ pub(super) struct Writer {
     read: u64,
     /// How far this end was when the memory was given back last.
     given_back: u64,
+    way: Way,
+    /// Something went around the caches and is not in order with what is stored next.
+    unfenced: bool,
 }
 
 impl Writer {
@@ -139,6 +131,8 @@ impl Writer {
             published: 0,
             read: 0,
             given_back: 0,
+            way: Way::default(),
+            unfenced: false,
         }
     }
 
@@ -165,8 +159,20 @@ impl Writer {
         let start = self.written;
         for piece in pieces {
             let length = piece.len_bytes().min(room);
-            // SAFETY: the caller answers for the piece; `length` is at most the room.
-            unsafe { self.end.copy(self.written, piece.base(), length, true) };
+            self.end
+                .places(self.written, length, |ring, before, bytes| {
+                    let from = piece.base().wrapping_add(before);
+                    self.unfenced |= self.way.take(bytes, |around| {
+                        let copy = if around {
+                            copy_around
+                        } else {
+                            ptr::copy_nonoverlapping
+                        };
+                        // SAFETY: the caller answers for the piece, and `length` is at most the room. The peer may be writing the same
+                        // bytes, which is as with a device's DMA: nobody here believes anything of them.
+                        unsafe { copy(from, ring, bytes) };
+                    });
+                });
             self.written += length as u64;
             room -= length;
             if room == 0 {
@@ -194,6 +200,9 @@ impl Writer {
             return false;
         }
         self.published = self.written;
+        if mem::take(&mut self.unfenced) {
+            fence_around();
+        }
         let position = &self.end.lines().written.0.position;
         position.store(self.written, Ordering::Release);
         true
@@ -355,8 +364,12 @@ impl Reader {
         let all = left;
         for piece in pieces {
             let length = piece.len_bytes().min(left);
-            // SAFETY: the caller answers for the piece; `length` is at most what is in the ring.
-            unsafe { self.end.copy(self.read, piece.base(), length, false) };
+            self.end.places(self.read, length, |ring, before, bytes| {
+                let to = piece.base().wrapping_add(before);
+                // SAFETY: the caller answers for the piece, and `length` is at most what is in the ring. The peer may be writing the same
+                // bytes, which is as with a device's DMA: the copy is opaque to this program and its result is not trusted.
+                unsafe { ptr::copy_nonoverlapping(ring, to, bytes) };
+            });
             self.read += length as u64;
             left -= length;
             if left == 0 {
@@ -429,9 +442,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn what_is_written_is_read_in_order(sizes in prop::collection::vec((0..RING_BYTES * 2, 0..RING_BYTES * 2), 1..40)) {
+        fn what_is_written_is_read_in_order(around: bool, sizes in prop::collection::vec((0..RING_BYTES * 2, 0..RING_BYTES * 2), 1..40)) {
             let (memory, _) = Memory::create().unwrap();
             let (mut writer, mut reader) = ends(&memory);
+            writer.way = Way::at_first(around);
             let mut byte = 0u8;
             let mut expected = 0u8;
             let mut inside = 0;

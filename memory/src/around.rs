@@ -1,0 +1,88 @@
+//! Copies that go around the caches of the core that makes them.
+#![expect(unsafe_code, reason = "copies between memory that callers answer for")]
+
+use std::ptr;
+
+/// Size of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Copies with stores that go around the caches, but for what is not whole lines at either end: an ordinary store first fetches its line
+/// from wherever it is, and leaves it in the cache of this core. [`fence_around`] has to follow before others are told of the bytes. Where the
+/// processor has no such stores, an ordinary copy.
+///
+/// # Safety
+/// `bytes` that do not overlap may be read at `from` and written at `to`.
+#[inline]
+pub unsafe fn copy_around(from: *const u8, to: *mut u8, bytes: usize) {
+    let before = to.align_offset(LINE_BYTES).min(bytes);
+    let lines = (bytes - before) / LINE_BYTES * LINE_BYTES;
+    let after = before + lines;
+    let ordinary = |at, bytes| {
+        // SAFETY: a range inside the caller's.
+        unsafe { ptr::copy_nonoverlapping(from.wrapping_add(at), to.wrapping_add(at), bytes) };
+    };
+    ordinary(0, before);
+    // SAFETY: a range inside the caller's, and whole lines of `to`.
+    unsafe { copy_lines(from.wrapping_add(before), to.wrapping_add(before), lines) };
+    ordinary(after, bytes - after);
+}
+
+/// Puts what [`copy_around`] has stored in order with the stores that follow.
+#[inline]
+pub fn fence_around() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// # Safety
+/// As for [`copy_around`]; `to` is aligned to a line, and `bytes` is a multiple of one.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    const VECTORS: usize = LINE_BYTES / size_of::<__m128i>();
+    for line in (0..bytes).step_by(LINE_BYTES) {
+        let (from, to) = (from.wrapping_add(line), to.wrapping_add(line));
+        let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
+        // SAFETY: the caller answers for the line, and the vector is inside it; SSE2 is part of x86-64.
+        let vector = |at| unsafe { _mm_loadu_si128(from.wrapping_add(at)) };
+        let vectors: [__m128i; VECTORS] = std::array::from_fn(vector);
+        for (at, vector) in vectors.into_iter().enumerate() {
+            // SAFETY: as above, and aligned.
+            unsafe { _mm_stream_si128(to.wrapping_add(at), vector) };
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy_around`].
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: passed on.
+    unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_arrives_and_none_besides_from_and_to_any_alignment() {
+        let from: Vec<u8> = (0..=250).cycle().take(400).collect();
+        for (skip, at) in (0..70).flat_map(|skip| (0..70).map(move |at| (skip, at))) {
+            for bytes in [0, 1, 63, 64, 65, 127, 128, 200, 300] {
+                let mut to = vec![255; 400];
+                // SAFETY: ranges of two vectors.
+                unsafe { copy_around(from[skip..].as_ptr(), to[at..].as_mut_ptr(), bytes) };
+                fence_around();
+                assert!(to[..at].iter().all(|&byte| byte == 255));
+                assert_eq!(to[at..at + bytes], from[skip..skip + bytes]);
+                assert!(to[at + bytes..].iter().all(|&byte| byte == 255));
+            }
+        }
+    }
+}
