@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Fewer bytes always go through the caches.
 pub(super) const WORTH_BYTES: usize = 1024;
 /// One of so many copies is timed, of each way in turn.
-const TIMED_EVERY: u32 = 128;
+const TIMED_EVERY: u32 = 512;
 /// Through the caches is taken unless it takes so many times as long. The fence makes the time of a copy around them whole; one through them
 /// goes on at the reader, who fetches what the writer has.
 const TIMES: u64 = 2;
