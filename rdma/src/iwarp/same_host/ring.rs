@@ -162,7 +162,8 @@ impl Writer {
             self.end
                 .places(self.written, length, |ring, before, bytes| {
                     let from = piece.base().wrapping_add(before);
-                    self.unfenced |= self.way.take(bytes, |around| {
+                    self.unfenced |= self.way.take(bytes, |before, bytes, around| {
+                        let (from, ring) = (from.wrapping_add(before), ring.wrapping_add(before));
                         let copy = if around {
                             copy_around
                         } else {

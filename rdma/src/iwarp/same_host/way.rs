@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 /// Fewer bytes always go through the caches.
 pub(super) const WORTH_BYTES: usize = 1024;
-/// One of so many copies is timed, of each way in turn.
-const TIMED_EVERY: u32 = 512;
+/// After so many bytes some are timed, of each way in turn.
+const TIMED_EVERY_BYTES: usize = 2 << 20;
+/// Most bytes of a copy that are timed: the way that is not taken may be much slower.
+const TIMED_BYTES: usize = 4096;
 /// Through the caches is taken unless it takes so many times as long. The fence makes the time of a copy around them whole; one through them
 /// goes on at the reader, who fetches what the writer has.
 const TIMES: u64 = 2;
@@ -21,11 +23,13 @@ const SURE: i8 = 4;
 #[derive(Debug, Default)]
 pub(super) struct Way {
     around: bool,
-    /// Copies so far.
-    copies: u32,
-    /// Picoseconds a byte of the last timed copy through the caches.
+    /// Bytes copied since some were timed.
+    untimed_bytes: usize,
+    /// The next that are timed go around the caches.
+    time_around: bool,
+    /// Picoseconds a byte of the last ones timed through the caches.
     through: u64,
-    /// Copies that would have been faster around the caches, less those that would not.
+    /// How often they were faster around the caches, less how often they were not.
     sure: i8,
 }
 
@@ -39,34 +43,43 @@ impl Way {
         }
     }
 
-    /// Calls `copy`, which copies `bytes`, with whether they go around the caches, and answers that.
+    /// Calls `copy` until it has copied `bytes`, each time with how many were before, how many to copy, and whether they go around the
+    /// caches. Whether any did.
     #[inline]
-    pub(super) fn take(&mut self, bytes: usize, copy: impl FnOnce(bool)) -> bool {
+    pub(super) fn take(&mut self, bytes: usize, mut copy: impl FnMut(usize, usize, bool)) -> bool {
         if bytes < WORTH_BYTES {
-            copy(false);
+            copy(0, bytes, false);
             return false;
         }
-        self.copies = self.copies.wrapping_add(1);
-        if self.copies.is_multiple_of(TIMED_EVERY) {
-            return self.time(bytes, copy);
+        self.untimed_bytes += bytes;
+        if self.untimed_bytes < TIMED_EVERY_BYTES {
+            copy(0, bytes, self.around);
+            return self.around;
         }
-        copy(self.around);
-        self.around
+        self.untimed_bytes = 0;
+        let timed = bytes.min(TIMED_BYTES);
+        let around = self.time(timed, &mut copy);
+        if timed == bytes {
+            return around;
+        }
+        copy(timed, bytes - timed, self.around);
+        around || self.around
     }
 
     #[cold]
-    fn time(&mut self, bytes: usize, copy: impl FnOnce(bool)) -> bool {
-        let around = self.copies.is_multiple_of(2 * TIMED_EVERY);
-        // Nothing that was stored before is in the time, and all of this copy is.
+    fn time(&mut self, bytes: usize, copy: &mut impl FnMut(usize, usize, bool)) -> bool {
+        let around = self.time_around;
+        self.time_around = !around;
+        // Nothing that was stored before is in the time, and all of this is.
         fence(Ordering::SeqCst);
         let start = Instant::now();
-        copy(around);
+        copy(0, bytes, around);
         fence(Ordering::SeqCst);
         self.timed(around, bytes, start.elapsed());
         around
     }
 
-    /// A copy has taken so long.
+    /// So many bytes have taken so long.
     fn timed(&mut self, around: bool, bytes: usize, took: Duration) {
         let picoseconds = took.as_nanos().saturating_mul(1000) / bytes.max(1) as u128;
         let picoseconds = u64::try_from(picoseconds).unwrap_or(u64::MAX);
@@ -133,19 +146,40 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_are_timed_whichever_is_taken_and_short_copies_take_neither() {
-        for way in [false, true] {
-            let mut way = Way::at_first(way);
-            let mut ways = [0; 2];
-            for _ in 0..4 * TIMED_EVERY {
-                let mut taken = false;
-                let answer = way.take(PAGE, |around| taken = around);
-                assert_eq!(answer, taken);
-                ways[usize::from(taken)] += 1;
-                assert!(!way.take(WORTH_BYTES - 1, |around| assert!(!around)));
+    fn every_byte_is_copied_once_and_pages_of_both_ways_are_timed_whichever_is_taken() {
+        for (usual, bytes) in [
+            (false, PAGE),
+            (true, PAGE),
+            (false, 40 * PAGE),
+            (true, 1500),
+        ] {
+            let mut way = Way::at_first(usual);
+            // Where the clock changes the way, the first ones still tell.
+            let (mut other, mut turns) = (0, 0);
+            while other == 0 {
+                let (mut copied, mut any) = (0, false);
+                let answer = way.take(bytes, |before, bytes, around| {
+                    assert_eq!(before, copied);
+                    copied += bytes;
+                    any |= around;
+                    if around != usual {
+                        assert!(bytes <= TIMED_BYTES);
+                        other += bytes;
+                    }
+                });
+                assert_eq!((copied, answer), (bytes, any), "{way:?}");
+                turns += 1;
             }
-            assert!(ways[0] >= 2 && ways[1] >= 2, "{ways:?}");
-            assert_eq!(ways[0] + ways[1], 4 * TIMED_EVERY);
+            assert_eq!(other, bytes.min(TIMED_BYTES));
+            let timed = if usual { 1 } else { 2 };
+            assert_eq!(turns, timed * TIMED_EVERY_BYTES.div_ceil(bytes));
         }
+    }
+
+    #[test]
+    fn short_copies_go_through_the_caches() {
+        let mut way = Way::at_first(true);
+        assert!(!way.take(WORTH_BYTES - 1, |_, _, around| assert!(!around)));
+        assert!(way.take(WORTH_BYTES, |_, _, around| assert!(around)));
     }
 }
