@@ -42,18 +42,41 @@ pub fn fence_around() {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) {
+    if is_x86_feature_detected!("avx") {
+        // SAFETY: AVX is there; the rest is passed on.
+        unsafe { copy_lines_by_32(from, to, bytes) };
+    } else {
+        // SAFETY: passed on.
+        unsafe { copy_lines_by_16(from, to, bytes) };
+    }
+}
+
+/// # Safety
+/// As for [`copy_lines`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn copy_lines_by_32(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
+    let (from, to) = (from.cast::<__m256i>(), to.cast::<__m256i>());
+    for at in 0..bytes / size_of::<__m256i>() {
+        // SAFETY: the caller answers for the bytes, and the vector is inside them.
+        let vector = unsafe { _mm256_loadu_si256(from.wrapping_add(at)) };
+        // SAFETY: as above, and aligned.
+        unsafe { _mm256_stream_si256(to.wrapping_add(at), vector) };
+    }
+}
+
+/// # Safety
+/// As for [`copy_lines`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_lines_by_16(from: *const u8, to: *mut u8, bytes: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    const VECTORS: usize = LINE_BYTES / size_of::<__m128i>();
-    for line in (0..bytes).step_by(LINE_BYTES) {
-        let (from, to) = (from.wrapping_add(line), to.wrapping_add(line));
-        let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
-        // SAFETY: the caller answers for the line, and the vector is inside it; SSE2 is part of x86-64.
-        let vector = |at| unsafe { _mm_loadu_si128(from.wrapping_add(at)) };
-        let vectors: [__m128i; VECTORS] = std::array::from_fn(vector);
-        for (at, vector) in vectors.into_iter().enumerate() {
-            // SAFETY: as above, and aligned.
-            unsafe { _mm_stream_si128(to.wrapping_add(at), vector) };
-        }
+    let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
+    for at in 0..bytes / size_of::<__m128i>() {
+        // SAFETY: the caller answers for the bytes, and the vector is inside them; SSE2 is part of x86-64.
+        let vector = unsafe { _mm_loadu_si128(from.wrapping_add(at)) };
+        // SAFETY: as above, and aligned.
+        unsafe { _mm_stream_si128(to.wrapping_add(at), vector) };
     }
 }
 
@@ -69,6 +92,20 @@ unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn lines_arrive_without_avx() {
+        #[repr(align(64))]
+        struct Lines([u8; 256]);
+        let from: Vec<u8> = (0..=255).collect();
+        let mut to = Lines([0; 256]);
+        // SAFETY: a range of each; the second is aligned.
+        unsafe { copy_lines_by_16(from[1..].as_ptr(), to.0.as_mut_ptr(), 192) };
+        fence_around();
+        assert_eq!(to.0[..192], from[1..193]);
+        assert_eq!(to.0[192..], [0; 64]);
+    }
 
     #[test]
     fn every_byte_arrives_and_none_besides_from_and_to_any_alignment() {
