@@ -41,7 +41,7 @@ struct Arguments {
     /// Runs of each figure, in turn with its reference.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Of the rows of wire, same-host, spdk and file, those whose name in performance.json contains this.
+    /// Of the rows of wire, same-host, spdk, file and fairness, those whose name in performance.json contains this.
     #[arg(long, value_name = "TEXT", default_value = "")]
     rows: String,
     /// For the results, the file of the file case, and what the tools leave [default: build/bench].

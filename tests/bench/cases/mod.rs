@@ -2,6 +2,7 @@
 
 mod counts;
 mod crowd;
+mod fairness;
 mod file;
 mod idle;
 mod lines;
@@ -76,7 +77,7 @@ pub(crate) const CASES: [Case; 16] = [
     case(
         "fairness",
         "depth 1 beside 1 MiB writes at depth 128",
-        crowd::fairness,
+        fairness::run,
     ),
     case(
         "lines",
