@@ -195,6 +195,12 @@ pub trait QueuePair {
         false
     }
 
+    /// Whether [`QueuePair::write_in_place`] takes nothing only because the device is full: it does again when something has left,
+    /// which makes the descriptor of the completion queues readable once they are armed.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// A Send of `bytes`, which are copied, behind everything posted so far; with `invalidate` a Send with
     /// Invalidate. It takes no work request, and nothing tells when it has gone: it leaves with the next
     /// [`QueuePair::ring_doorbell`] or later.

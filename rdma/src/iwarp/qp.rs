@@ -328,6 +328,11 @@ impl QueuePair for QpHandle {
         })
     }
 
+    fn is_full(&self) -> bool {
+        let qp = self.cell.borrow();
+        qp.state == QpState::ReadyToSend && qp.tx.blocked && qp.writes_in_place()
+    }
+
     fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;

@@ -10,7 +10,7 @@ use capstan_subsystem::{
 use super::connection::{Connection, Work};
 use super::phase::Phase;
 use super::recv::Capsule;
-use super::{Resources, execute, respond, transfer};
+use super::{Resources, execute, respond, transfer, waiting};
 
 /// An admin command in flight.
 pub(super) enum AdminWork {
@@ -61,7 +61,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     command.work = Work::Admin(Box::new(work));
     command.pulls = brings && !in_capsule;
     execute::place_capsule_data(resources, connection, slot, capsule.data.take());
-    execute::obtain_buffer(resources, connection, slot, buffer_bytes);
+    waiting::obtain_buffer(resources, connection, slot, buffer_bytes);
 }
 
 /// What a capsule is before its data is there.

@@ -6,7 +6,7 @@ use capstan_subsystem::{ConnId, ControlCommand, ControlOutcome, DrainId, Transfe
 
 use super::connection::{Command, Connection, Work};
 use super::recv::Capsule;
-use super::{IoPath, Resources, execute, respond, transfer};
+use super::{IoPath, Resources, execute, respond, transfer, waiting};
 
 /// Takes in a command that the controllers execute.
 pub(super) fn start(
@@ -28,7 +28,7 @@ pub(super) fn start(
     command.work = Work::Control(Box::new(control));
     let len_bytes = if in_capsule { 0 } else { moved.length_bytes() };
     execute::place_capsule_data(resources, connection, slot, capsule.data.take());
-    execute::obtain_buffer(resources, connection, slot, len_bytes);
+    waiting::obtain_buffer(resources, connection, slot, len_bytes);
 }
 
 /// Buffer and data are there: executes the command.

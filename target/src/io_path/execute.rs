@@ -13,8 +13,8 @@ use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
 use super::connection::{Command, Connection, Work};
 use super::receives::Receives;
 use super::recv::{Capsule, Received};
-use super::{Resources, admin, control, respond, status, transfer};
-use crate::limits::TRANSFER_BYTES_MAX;
+use super::{Resources, admin, control, respond, status, transfer, waiting};
+use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
 /// Takes in a command of an I/O queue.
 pub(super) fn start(
@@ -70,7 +70,11 @@ pub(super) fn start(
                 connection.command(slot).zeroes = true;
                 return respond::finish(resources, connection, slot, Status::SUCCESS);
             }
-            obtain_buffer(resources, connection, slot, len_bytes);
+            if at_once == AtOnce::Later {
+                waiting::line_up(resources, connection, slot, len_bytes);
+            } else {
+                waiting::obtain_buffer(resources, connection, slot, len_bytes);
+            }
         }
         IoStep::Control(command) => {
             control::start(resources, connection, slot, command, capsule);
@@ -112,36 +116,15 @@ pub(super) fn place_capsule_data(
     }
 }
 
-/// Gives the command in `slot` the buffer it needs, or lines it up for one.
-pub(super) fn obtain_buffer(
-    resources: &mut Resources,
-    connection: &mut Connection,
-    slot: u16,
-    len_bytes: u32,
-) {
-    if len_bytes == 0 {
-        return on_data(resources, connection, slot);
-    }
-    // Whoever waits already goes first, of this connection and of the others.
-    if resources.starved.is_empty()
-        && let Some(buffer) = resources.memory.data.take(len_bytes)
-    {
-        return with_buffer(resources, connection, slot, buffer);
-    }
-    connection.command(slot).wanted_bytes = len_bytes;
-    connection.waiting.push_back(slot);
-    if connection.waiting.len() == 1 {
-        resources.starved.push_back(connection.index);
-    }
-}
-
 /// What became of a command before it has a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum AtOnce {
+pub(super) enum AtOnce {
     /// It is carried out: its data was copied from or to where it is, without a storage operation.
     Done,
     /// It reads what is known to be zero: the shared zeroes are its data.
     Zeroes,
+    /// It will be carried out without a buffer, when the device has room or it is this connection's turn.
+    Later,
     /// Nothing.
     Not,
 }
@@ -153,7 +136,16 @@ impl AtOnce {
 }
 
 /// Carries out a read of a volume in memory whose data can be copied from there to the host at once.
-fn read_at_once(resources: &Resources, connection: &mut Connection, io: &IoCommand) -> AtOnce {
+#[expect(
+    clippy::inline_always,
+    reason = "a second caller, which is rare, costs 40 instructions for each command"
+)]
+#[inline(always)]
+pub(super) fn read_at_once(
+    resources: &Resources,
+    connection: &mut Connection,
+    io: &IoCommand,
+) -> AtOnce {
     let IoOperation::Read { range, fua } = io.operation else {
         return AtOnce::Not;
     };
@@ -162,29 +154,32 @@ fn read_at_once(resources: &Resources, connection: &mut Connection, io: &IoComma
     };
     let len_bytes = io.transfer.length_bytes();
     if volume.known_zero(range.slba, range.nlb) && connection.has_zeroes(len_bytes) {
-        return match (io.transfer, &resources.memory.zeroes) {
-            (Transfer::Keyed(host), Some(slab))
-                if transfer::push_in_place(connection, host, slab, 0..len_bytes as usize) =>
-            {
-                AtOnce::Done
-            }
-            _ => AtOnce::Zeroes,
+        let (Transfer::Keyed(host), Some(slab)) = (io.transfer, &resources.memory.zeroes) else {
+            return AtOnce::Zeroes;
         };
+        if transfer::push_in_place(connection, host, slab, 0..len_bytes as usize) {
+            resources.share.moved(len_bytes);
+            return AtOnce::Done;
+        }
+        return AtOnce::Zeroes;
     }
     let (Transfer::Keyed(host), false) = (io.transfer, fua) else {
         return AtOnce::Not;
     };
     // What is outside the volume puts nothing; the storage operation will say what is wrong.
-    let copied = transfer::push_from(connection, host, &mut |put| {
+    let mut read = transfer::push_from(connection, host, &mut |put| {
         volume.read_in_place(range.slba, range.nlb, put);
     });
-    AtOnce::done(
-        copied || {
-            let place = volume.place_of(range.slba, range.nlb);
-            place
-                .is_some_and(|(slab, range)| transfer::push_in_place(connection, host, slab, range))
-        },
-    )
+    if !read && let Some((slab, range)) = volume.place_of(range.slba, range.nlb) {
+        read = transfer::push_in_place(connection, host, slab, range);
+        if !read && connection.qp().is_full() {
+            return AtOnce::Later;
+        }
+    }
+    if read {
+        resources.share.moved(len_bytes);
+    }
+    AtOnce::done(read)
 }
 
 /// Whether the command is a Write whose data is behind it in the capsule, where nobody but the volume looks
@@ -205,6 +200,11 @@ fn at_once(
         return AtOnce::Not;
     };
     if capsule.data.is_none() {
+        // Of what takes long, a few a turn are enough, behind the answers to everything else.
+        let long = io.transfer.length_bytes() > READ_AT_ONCE_BYTES_MAX;
+        if io.operation.moves_data_to_host() && (long || resources.share.is_over()) {
+            return AtOnce::Later;
+        }
         return read_at_once(resources, connection, io);
     }
     AtOnce::done(write_received(resources, connection, receives, capsule, io))
@@ -284,32 +284,13 @@ fn bytes_of(io: &IoCommand, range: LbaRange) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Gives waiting commands the buffers that have come free: connections take turns, and a command
-/// that does not fit yet holds up the rest, so that large ones are served too.
-pub(super) fn feed_starved(resources: &mut Resources, connections: &mut super::Connections) {
-    while let Some(&index) = resources.starved.front() {
-        let Some(connection) = connections.get_mut(index) else {
-            resources.starved.pop_front();
-            continue;
-        };
-        let Some(&slot) = connection.waiting.front() else {
-            resources.starved.pop_front();
-            continue;
-        };
-        let len_bytes = connection.command(slot).wanted_bytes;
-        let Some(buffer) = resources.memory.data.take(len_bytes) else {
-            return;
-        };
-        connection.waiting.pop_front();
-        resources.starved.pop_front();
-        if !connection.waiting.is_empty() {
-            resources.starved.push_back(index);
-        }
-        with_buffer(resources, connection, slot, buffer);
-    }
-}
-
-fn with_buffer(resources: &mut Resources, connection: &mut Connection, slot: u16, buffer: Buffer) {
+/// Goes on with a command that has its buffer now.
+pub(super) fn with_buffer(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    buffer: Buffer,
+) {
     let command = connection.command(slot);
     if command.data.is_some() {
         command.second = Some(buffer);
@@ -335,7 +316,7 @@ pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, 
 }
 
 /// Buffer and data are there: the first storage operation of the command.
-fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
+pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
     let command = connection.command(slot);
     if let Some(status) = command.aborted {
         return respond::finish(resources, connection, slot, status);
@@ -439,8 +420,16 @@ fn run(resources: &mut Resources, connection: &mut Connection, slot: u16, step: 
         // The namespace went away between the check and here.
         return respond::finish(resources, connection, slot, Status::NAMESPACE_NOT_READY);
     };
+    let reads = matches!(op, Op::Read { .. });
     match volume.submit(Io { token, op, data }, resources.now_us) {
-        Submitted::Done(completion) => on_disk(resources, connection, completion),
+        Submitted::Done(completion) => {
+            if reads {
+                let data = completion.data.as_ref();
+                let bytes = data.map_or(0, |data| data.buffer.len_bytes());
+                resources.share.moved(bytes);
+            }
+            on_disk(resources, connection, completion);
+        }
         Submitted::Pending => connection.disk_outstanding += 1,
     }
 }

@@ -28,10 +28,12 @@ mod recv;
 mod resources;
 mod respond;
 mod responses;
+mod share;
 mod shutdown;
 mod status;
 mod transfer;
 mod unanswered;
+mod waiting;
 mod wr_id;
 
 use std::collections::HashMap;
@@ -246,11 +248,8 @@ impl IoPath {
         }
     }
 
-    /// The end of a turn: what the commands asked for, all at once.
-    fn flush_turn(&mut self) {
-        if !self.resources.starved.is_empty() {
-            execute::feed_starved(&mut self.resources, &mut self.connections);
-        }
+    /// The end of a turn: what the commands asked for, all at once. Whether some that waited went on.
+    fn flush_turn(&mut self) -> bool {
         for ReturnedReceive {
             fabric,
             port,
@@ -270,6 +269,10 @@ impl IoPath {
             self.submit_storage();
         }
         self.ring_doorbells();
+        // Behind the answers that are there, which do not wait for what takes long.
+        let went_on = !self.resources.starved.is_empty()
+            && waiting::go_on(&mut self.resources, &mut self.connections);
+        self.ring_doorbells();
         self.submit_storage();
         if !self.resources.broken.is_empty() {
             // The provider may know more of the cause than a status tells.
@@ -280,12 +283,14 @@ impl IoPath {
         }
         self.end_overdue();
         self.reap();
+        went_on
     }
 }
 
 impl Turn for IoPath {
     fn turn(&mut self, now_us: u64) -> Flow {
         self.resources.now_us = now_us;
+        self.resources.share.begin();
         let mut progress = self.poll_mailbox();
         progress |= self.poll_connection_managers();
         let completions = self.poll_completions();
@@ -293,13 +298,13 @@ impl Turn for IoPath {
         if self.reactor == 0 {
             self.control.run_timers(now_us);
         }
-        self.flush_turn();
+        let went_on = self.flush_turn() | answered;
         if self.drained() {
             return Flow::Stop;
         }
         match (completions, self.resources.in_flight) {
-            (0, 0) if !progress && !answered => Flow::Idle,
-            (_, 0) => Flow::Busy(u32::from(answered)),
+            (0, 0) if !progress && !went_on => Flow::Idle,
+            (_, 0) => Flow::Busy(u32::from(went_on)),
             // Who waits for several commands waits for the next one less.
             (completions, in_flight) => {
                 Flow::Busy(completions.max(u32::try_from(in_flight).unwrap_or(u32::MAX)))

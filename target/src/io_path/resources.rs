@@ -13,6 +13,7 @@ use super::connection::Connection;
 use super::fabric::Memory;
 use super::phase::Phase;
 use super::recv::Received;
+use super::share::Share;
 use crate::control_plane::ControlPlane;
 
 /// What every command may need, apart from its connection.
@@ -25,8 +26,10 @@ pub(super) struct Resources {
     // Numbers of this program: nobody chooses them so that they collide.
     pub(super) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
     pub(super) control: Arc<ControlPlane>,
-    /// Connections with commands that wait for a buffer, in the order their turn comes.
+    /// Connections with commands that wait for a buffer or for their turn, in the order it comes.
     pub(super) starved: VecDeque<usize>,
+    /// What this thread itself may still move of volumes in memory, before others have their turn.
+    pub(super) share: Share,
     /// Connections with work requests posted since the last doorbell.
     pub(super) unrung: Vec<usize>,
     /// Connections to end, and why.
@@ -64,6 +67,7 @@ impl Resources {
             volumes,
             control,
             starved: VecDeque::new(),
+            share: Share::default(),
             unrung: Vec::new(),
             broken: Vec::new(),
             in_flight: 0,

@@ -17,7 +17,7 @@ use crate::slices::Slices;
 use crate::turns::in_turn;
 use crate::{Setting, TARGET_CORE};
 
-/// A thousand commands beside the writer, ten of which are beyond the percentile.
+/// A thousand commands beside the other host, ten of which are beyond the percentile.
 const TURN: Duration = Duration::from_millis(250);
 
 /// Both hosts of a row: the one that is to be treated fairly, and the one that has more than its share.
@@ -25,47 +25,62 @@ const TURN: Duration = Duration::from_millis(250);
 struct Pair {
     row: &'static str,
     what: &'static str,
-    small: Load,
-    large: Load,
-}
-
-const fn pair(row: &'static str, what: &'static str, nsid: u32, way: Way) -> Pair {
-    Pair {
-        row,
-        what,
-        small: Load {
-            way,
-            ..Load::read(nsid, 4096, 1)
-        },
-        large: Load {
-            way,
-            ..Load::write(nsid, 1 << 20, 128)
-        },
-    }
+    nsid: u32,
+    way: Way,
+    /// Whether the second one writes, and does not read.
+    writes: bool,
 }
 
 /// Namespaces 1 and 2 of the target.
 const BACKINGS: [&str; 2] = [NULL, RAM];
 const NSID_NULL: u32 = 1;
 const NSID_RAM: u32 = 2;
-const PAIRS: [Pair; 4] = [
-    pair("fairness-p99", "null", NSID_NULL, Way::Tcp),
-    pair("fairness-p99-ram", "RAM", NSID_RAM, Way::Tcp),
-    pair(
-        "fairness-p99-same-host",
-        "null, through shared memory",
-        NSID_NULL,
-        Way::SharedMemory,
-    ),
-    pair(
-        "fairness-p99-same-host-ram",
-        "RAM, through shared memory",
-        NSID_RAM,
-        Way::SharedMemory,
-    ),
+const PAIRS: [Pair; 6] = [
+    Pair {
+        row: "fairness-p99",
+        what: "null",
+        nsid: NSID_NULL,
+        way: Way::Tcp,
+        writes: true,
+    },
+    Pair {
+        row: "fairness-p99-ram",
+        what: "RAM",
+        nsid: NSID_RAM,
+        way: Way::Tcp,
+        writes: true,
+    },
+    Pair {
+        row: "fairness-p99-same-host",
+        what: "null, through shared memory",
+        nsid: NSID_NULL,
+        way: Way::SharedMemory,
+        writes: true,
+    },
+    Pair {
+        row: "fairness-p99-same-host-ram",
+        what: "RAM, through shared memory",
+        nsid: NSID_RAM,
+        way: Way::SharedMemory,
+        writes: true,
+    },
+    Pair {
+        row: "fairness-p99-ram-reads",
+        what: "RAM",
+        nsid: NSID_RAM,
+        way: Way::Tcp,
+        writes: false,
+    },
+    Pair {
+        row: "fairness-p99-same-host-ram-reads",
+        what: "RAM, through shared memory",
+        nsid: NSID_RAM,
+        way: Way::SharedMemory,
+        writes: false,
+    },
 ];
 
-/// The 99th percentile of a host at depth 1, alone and beside one that writes 1 MiB at depth 128.
+/// The 99th percentile of a host at depth 1, alone and beside one that moves 1 MiB at depth 128.
 ///
 /// Alone it has all of the target, beside the other one half of it: its share is the same when its
 /// commands take twice as long, so that the reference is twice the latency alone.
@@ -84,6 +99,21 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
 }
 
 impl Pair {
+    fn small(self) -> Load {
+        Load {
+            way: self.way,
+            ..Load::read(self.nsid, 4096, 1)
+        }
+    }
+
+    fn large(self) -> Load {
+        Load {
+            way: self.way,
+            write: self.writes,
+            ..Load::read(self.nsid, 1 << 20, 128)
+        }
+    }
+
     fn figure(
         self,
         setting: &Setting,
@@ -96,9 +126,9 @@ impl Pair {
                 setting.runtime,
                 TURN,
                 // Alone on half of the target.
-                |time| Ok(2.0 * latency_us(address, self.small, time, skipped)?),
+                |time| Ok(2.0 * latency_us(address, self.small(), time, skipped)?),
                 |time| {
-                    let (small, rate) = self.beside_writes(address, time, skipped)?;
+                    let (small, rate) = self.beside_large(address, time, skipped)?;
                     large.push(rate);
                     Ok(small)
                 },
@@ -108,7 +138,8 @@ impl Pair {
             .map(|_| run())
             .collect::<Result<Vec<_>>>()?;
         let what = format!(
-            "p99 of 4 KiB reads at depth 1 beside 1 MiB writes at depth 128, {} ({:.1} GB/s)",
+            "p99 of 4 KiB reads at depth 1 beside 1 MiB {} at depth 128, {} ({:.1} GB/s)",
+            if self.writes { "writes" } else { "reads" },
             self.what,
             percentile(&large, 50.0)
         );
@@ -119,15 +150,16 @@ impl Pair {
             "us",
             ("alone with half the target", "us"),
             ("of that", |beside, alone| beside / alone),
+            // What is required is said of writes.
             Bounds {
-                now: Some(3.0),
+                now: self.writes.then_some(3.0),
                 ..Bounds::none(Better::Lower)
             },
         ))
     }
 
-    /// What `latency_us` is beside the writer, and how much that one writes: GB/s.
-    fn beside_writes(
+    /// What `latency_us` is beside the other host, and how much that one moves: GB/s.
+    fn beside_large(
         self,
         address: SocketAddr,
         time: Duration,
@@ -135,19 +167,22 @@ impl Pair {
     ) -> Result<(f64, f64)> {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
-            let writer = scope.spawn(|| load::on_host_core(|| writes(address, self.large, &over)));
-            // The writer is at its full depth.
+            let other =
+                scope.spawn(|| load::on_host_core(|| go_on_until(address, self.large(), &over)));
+            // The other one is at its full depth.
             thread::sleep(Duration::from_millis(300));
-            let small = latency_us(address, self.small, time, skipped);
+            let small = latency_us(address, self.small(), time, skipped);
             over.store(true, Ordering::Relaxed);
-            let rate = writer.join().map_err(|_| anyhow!("the writer panicked"))?;
+            let rate = other
+                .join()
+                .map_err(|_| anyhow!("the other host panicked"))?;
             Ok((small?, rate?))
         })
     }
 }
 
 /// The 99th percentile of a host at depth 1 that sleeps between its commands. It shares its core
-/// with the writer and goes first there, or it would measure that core's scheduler.
+/// with the other host and goes first there, or it would measure that core's scheduler.
 fn latency_us(
     address: SocketAddr,
     load: Load,
@@ -190,8 +225,8 @@ fn go_first() -> Result<()> {
     Ok(())
 }
 
-/// Writes until it is told to end: GB/s.
-fn writes(address: SocketAddr, load: Load, over: &AtomicBool) -> Result<f64> {
+/// Works until it is told to end: GB/s.
+fn go_on_until(address: SocketAddr, load: Load, over: &AtomicBool) -> Result<f64> {
     let mut host = Loader::connect(address, 2, load)?;
     host.begin()?;
     let mut slices = Slices::new();

@@ -27,13 +27,8 @@ impl Qp {
         slab: &Arc<Slab>,
         range: &Range<usize>,
     ) -> Result<bool, Fatal> {
-        let tx = &self.tx;
-        // The CRC of a page would be of what the page was; a short FPDU ends anywhere in a page.
-        let able = matches!(self.link, Some(Link::Tcp(_)))
-            && tx.framing == Framing::Large
-            && !tx.crc
-            && tx.may_send;
-        if !able || range.is_empty() || Span::of_slab(slab, range).is_none() {
+        let inside = !range.is_empty() && Span::of_slab(slab, range).is_some();
+        if !self.writes_in_place() || !inside {
             return Ok(false);
         }
         let fpdus = range.len().div_ceil(self.tx.tagged_max as usize);
@@ -43,6 +38,16 @@ impl Qp {
             self.tx.add_in_place(remote, slab, range);
         }
         Ok(joins)
+    }
+
+    /// Whether pages may change on the way: the CRC of one would be of what it was, and a short FPDU ends anywhere in it.
+    #[inline]
+    pub(in crate::iwarp) fn writes_in_place(&self) -> bool {
+        let tx = &self.tx;
+        matches!(self.link, Some(Link::Tcp(_)))
+            && tx.framing == Framing::Large
+            && !tx.crc
+            && tx.may_send
     }
 }
 

@@ -1,0 +1,31 @@
+//! How much of volumes in memory a turn moves by itself: what takes the reactor's time, and not a disk's or a device's.
+
+use std::cell::Cell;
+
+use crate::limits::MOVED_BYTES_PER_TURN;
+
+/// The bytes that a turn has moved.
+#[derive(Default)]
+pub(super) struct Share {
+    moved_bytes: Cell<u32>,
+}
+
+impl Share {
+    /// Another turn, or another round of one.
+    pub(super) fn begin(&self) {
+        self.moved_bytes.set(0);
+    }
+
+    /// `bytes` were moved.
+    #[inline]
+    pub(super) fn moved(&self, bytes: u32) {
+        let before = self.moved_bytes.get();
+        self.moved_bytes.set(before.saturating_add(bytes));
+    }
+
+    /// Whether the rest is for a later turn.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.moved_bytes.get() >= MOVED_BYTES_PER_TURN
+    }
+}
