@@ -208,11 +208,16 @@ pub(super) fn no_page_is_half_of_then_and_half_of_now(fabric: &mut dyn Fabric) -
                 !full || world.qp(link, from)?.has_unsent(),
                 "a provider that takes no more has something to send"
             );
+            ensure!(
+                !full || world.qp(link, from)?.is_full(),
+                "a provider that takes no more for now says so"
+            );
             here.write(aligned, &[2; PAGES * PAGE_BYTES]);
             world.post_recv(link, to, round as u64, &[inbox.sge(0, 100)])?;
             world.post_now(link, from, &send(7, &[here.sge(aligned, 100)]))?;
             world.received(link, to, round as u64, 100)?;
             ensure!(!world.qp(link, from)?.has_unsent(), "everything has gone");
+            ensure!(!world.qp(link, from)?.is_full(), "there is room again");
             world.success(link, from, 7, WcOpcode::Send)?;
             for page in 0..pages {
                 let bytes = there.read(page * PAGE_BYTES, PAGE_BYTES);
