@@ -31,7 +31,7 @@ pub(crate) const COMPLETIONS_PER_TURN: usize = 128;
 pub(crate) const DISK_ANSWERS_PER_TURN: usize = 4;
 /// Bytes of their buffers, after which no further answer is passed on in a turn: sending them takes time as well.
 pub(crate) const DISK_ANSWER_BYTES_PER_TURN: u32 = 64 << 10;
-/// Bytes that a turn reads out of volumes in memory before it looks after other commands: some 100 us, and as much as the
+/// Bytes that a turn reads out of volumes in memory before it looks after other commands: 100 to 160 us, and as much as the
 /// user-space provider gives TCP in one call. A turn that takes in commands and has others that waited moves twice as much.
 pub(crate) const MOVED_BYTES_PER_TURN: u32 = 1 << 20;
 /// Bytes of a read that a volume in memory answers before the answers to other commands of the turn have left: some 12 us.

@@ -16,7 +16,7 @@ use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
 const LBA_BYTES: u32 = 4096;
 const LARGE_BYTES: u32 = 1 << 20;
 const LARGE_LBAS: u32 = LARGE_BYTES / LBA_BYTES;
-/// As many as a queue of [`WireHost`] takes, without one for an Abort.
+/// Nearly as many as a queue of [`WireHost`] takes.
 const LARGE_READS: u8 = 30;
 
 /// What the `n`th mebibyte of the namespace is filled with.

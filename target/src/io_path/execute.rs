@@ -123,7 +123,7 @@ pub(super) enum AtOnce {
     Done,
     /// It reads what is known to be zero: the shared zeroes are its data.
     Zeroes,
-    /// It will be carried out without a buffer, when the device has room or it is this connection's turn.
+    /// It waits, until the device has room or it is this connection's turn.
     Later,
     /// Nothing.
     Not,

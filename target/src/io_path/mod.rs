@@ -10,8 +10,9 @@
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
 //! queue pair and its commands in flight), [`resources`] (what every command may need), [`responses`] (those that may be
-//! on their way), [`unanswered`] (what disks have ended), [`wr_id`]. One turn handles what is ready, then rings one
-//! doorbell per connection and enters the kernel once for storage, however many commands there were.
+//! on their way), [`unanswered`] (what disks have ended), [`waiting`] (commands that wait for a buffer, for room or for
+//! their turn), [`share`] (how much a turn moves), [`wr_id`]. One turn handles what is ready, then rings one doorbell per
+//! connection, lets some that waited go on and rings for those, and enters the kernel once for storage, however many there were.
 
 mod accept;
 mod admin;
