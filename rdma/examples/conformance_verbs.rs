@@ -176,6 +176,19 @@ fn set_up(addresses: &[String]) -> Result<(), String> {
     let device = attributes(v4)?;
     let found = device_for(v4)?;
     eprintln!("{found:?}: {device:?}");
+    let software = Driver::of(&device.name) != Driver::Other;
+    if device.in_kernel != software {
+        return Err(format!(
+            "the provider says {} to whether the kernel does the work of {}, which describes itself as {} device",
+            device.in_kernel,
+            device.name,
+            if software {
+                "a software"
+            } else {
+                "no software"
+            },
+        ));
+    }
     let siw = found.completes_early;
     let subject = Subject {
         v4,

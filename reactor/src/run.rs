@@ -55,6 +55,11 @@ pub trait Turn {
 
     /// When to turn even if every fd stays silent.
     fn next_deadline_us(&self) -> Option<u64>;
+
+    /// Whether the kernel needs this machine's cores to bring what the reactor waits for, so that a spin may hold it up.
+    fn waits_for_kernel(&self) -> bool {
+        false
+    }
 }
 
 /// A spin this long starts to yield the core. Shorter than a round trip between two cores of one
@@ -80,7 +85,7 @@ pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
             Flow::Stop => return Ok(()),
             Flow::Busy(work) => spin.busy(now_us, work),
             Flow::Idle => {
-                if let Some(idle_us) = spin.idle(now_us) {
+                if let Some(idle_us) = spin.idle(now_us, work.waits_for_kernel()) {
                     pause(idle_us);
                     continue;
                 }

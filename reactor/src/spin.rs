@@ -54,11 +54,13 @@ impl Spin {
         self.burst = self.burst.saturating_add(work.into());
     }
 
-    /// Nothing was to be done: for how long in microseconds, or `None` when the spin is over.
+    /// Nothing was to be done: for how long in microseconds, or `None` when the spin is over. There is none after a burst
+    /// of several where the kernel needs the core for the next one ([`Turn::waits_for_kernel`](crate::Turn)).
     #[inline]
-    pub(crate) fn idle(&mut self, now_us: u64) -> Option<u64> {
+    pub(crate) fn idle(&mut self, now_us: u64, waits_for_kernel: bool) -> Option<u64> {
         let idle_us = now_us.saturating_sub(*self.idle_since_us.get_or_insert(now_us));
-        (idle_us < self.longest_us()).then_some(idle_us)
+        let core_is_needed = waits_for_kernel && self.burst > 1;
+        (!core_is_needed && idle_us < self.longest_us()).then_some(idle_us)
     }
 
     /// The reactor sleeps. What wakes it is polled at once; finding nothing leads back to sleep without another
@@ -80,7 +82,7 @@ mod tests {
 
     /// The wait in microseconds after which a spin of this budget is over.
     fn wait_us(spin: &mut Spin, from_us: u64) -> u64 {
-        let over = (0..).find(|after_us| spin.idle(from_us + after_us).is_none());
+        let over = (0..).find(|after_us| spin.idle(from_us + after_us, false).is_none());
         over.unwrap()
     }
 
@@ -109,7 +111,7 @@ mod tests {
     fn a_burst_ends_with_a_wait_that_is_not_short() {
         let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
         spin.busy(0, 3);
-        assert_eq!(spin.idle(1), Some(0));
+        assert_eq!(spin.idle(1, false), Some(0));
         spin.busy(50, 1);
         assert_eq!(wait_us(&mut spin, 50), 500, "a burst of four");
         spin.busy(1000, 1);
@@ -120,13 +122,13 @@ mod tests {
     fn what_is_no_work_neither_starts_nor_prolongs_a_spin() {
         let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
         spin.busy(0, 1);
-        assert_eq!(spin.idle(0), Some(0));
+        assert_eq!(spin.idle(0, false), Some(0));
         spin.busy(1000, 0);
-        assert_eq!(spin.idle(1999), Some(1999));
-        assert_eq!(spin.idle(2000), None);
+        assert_eq!(spin.idle(1999, false), Some(1999));
+        assert_eq!(spin.idle(2000, false), None);
         spin.sleeps(2000);
         spin.busy(9000, 0);
-        assert_eq!(spin.idle(9001), None);
+        assert_eq!(spin.idle(9001, false), None);
     }
 
     #[test]
@@ -135,6 +137,22 @@ mod tests {
         spin.busy(0, 1);
         assert_eq!(wait_us(&mut spin, 0), 2000);
         spin.sleeps(2000);
-        assert_eq!(spin.idle(9000), None);
+        assert_eq!(spin.idle(9000, false), None);
+    }
+
+    #[test]
+    fn a_core_that_the_kernel_needs_is_spun_on_after_a_lone_command_only() {
+        let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
+        spin.busy(10, 1);
+        assert_eq!(spin.idle(10, true), Some(0));
+        assert_eq!(spin.idle(2009, true), Some(1999));
+        assert_eq!(spin.idle(2010, true), None);
+        for work in [2, 40] {
+            spin.busy(5000, work);
+            assert_eq!(spin.idle(5000, true), None, "{work}");
+        }
+        spin.sleeps(5000);
+        spin.busy(9000, 1);
+        assert_eq!(spin.idle(9000, true), Some(0), "the next burst is of one");
     }
 }

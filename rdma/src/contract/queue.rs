@@ -56,6 +56,9 @@ pub struct DeviceAttributes {
     pub send_with_invalidate: bool,
     /// Whether the sink of an RDMA READ needs [`Access::REMOTE_WRITE`](super::Access) (iWARP).
     pub read_sink_needs_remote_write: bool,
+    /// Whether the kernel of this machine does the device's work on the machine's cores (Soft-RoCE, `siw`): who spins holds
+    /// one of them.
+    pub in_kernel: bool,
 }
 
 /// An opened RDMA device.

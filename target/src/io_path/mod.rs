@@ -386,4 +386,12 @@ impl Turn for IoPath {
             .chain(drain)
             .min()
     }
+
+    fn waits_for_kernel(&self) -> bool {
+        let mut ports = self.fabrics.iter().flat_map(|fabric| &fabric.ports);
+        ports.any(|port| {
+            port.as_ref()
+                .is_some_and(|port| port.device.attributes().in_kernel)
+        })
+    }
 }

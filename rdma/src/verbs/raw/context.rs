@@ -171,6 +171,7 @@ impl Context {
             memory_windows: type_2 && attr.max_mw > 0 && !is_rxe(&attr),
             send_with_invalidate: has(sys::ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS),
             read_sink_needs_remote_write: iwarp,
+            in_kernel: is_rxe(&attr) || is_siw(&attr),
         })
     }
 
