@@ -41,10 +41,12 @@ set_all "$NVMET/subsystems/$NQN:nvmet/namespaces/1" device_path=/dev/compare ena
 set_all "$NVMET/ports/1" addr_trtype=rdma addr_adrfam=ipv4 addr_traddr=$ADDRESS addr_trsvcid=4420
 ln -s "$NVMET/subsystems/$NQN:nvmet" "$NVMET/ports/1/subsystems/"
 
-# One core for the target, and a spin longer than a round trip, which takes more than half a millisecond here.
+# One core for the target and one for the load, where there are two. The target of Linux has no core of its own: its work goes
+# where the scheduler puts it. A spin is longer than a round trip, which takes more than half a millisecond here.
+load_core=$(($(nproc) - 1))
 cat >"$OUT/target.toml" <<TOML
 [target]
-reactors = 1
+reactors = [0]
 spin = "2ms"
 
 [[listener]]
@@ -103,7 +105,8 @@ measure() { # measure JOB FIO_OPTION…: both targets in turn, so that both find
     local -A fio iops
     shift
     for target in "${order[@]}"; do
-        fio --name=job --filename="${disk[$target]}" --direct=1 --ioengine=libaio --thread --time_based --runtime=10m "$@" \
+        taskset -c "$load_core" fio --name=job --filename="${disk[$target]}" --direct=1 --ioengine=libaio \
+            --thread --time_based --runtime=10m "$@" \
             >"$OUT/fio-$target" 2>&1 &
         fio[$target]=$!
         # Both begin once, and end what they have begun, before the first turn.
