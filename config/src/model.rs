@@ -32,7 +32,8 @@ pub struct Target {
     /// is refused. Namespaces in RAM are not part of it.
     pub memory_budget_bytes: u64,
     /// How long a reactor polls after I/O without finding work before it arms its sources and blocks. Of more than 50 us,
-    /// commands that came together have a share each. Admin commands, keep-alives among them, are followed by no spin.
+    /// commands that came together have a share each. Admin commands, keep-alives among them, are followed by no spin,
+    /// nor are several commands together where a device is a software one, whose work the kernel does on the same cores.
     pub spin: Duration,
     /// Least severe level that is logged.
     pub log: LogLevel,

@@ -179,7 +179,7 @@ fn set_up(addresses: &[String]) -> Result<(), String> {
     let software = Driver::of(&device.name) != Driver::Other;
     if device.in_kernel != software {
         return Err(format!(
-            "the provider says {} to whether the kernel does the work of {}, which describes itself as {} device",
+            "the provider says {} to whether the kernel does the work of {}, which describes itself as {} device: see `in_kernel` in rdma/src/verbs/raw/context.rs",
             device.in_kernel,
             device.name,
             if software {
