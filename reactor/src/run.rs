@@ -313,4 +313,54 @@ mod tests {
         run(&mut adder, SpinBudget { spin_us: 0 }).unwrap();
         assert!(adder.turns < 20, "{} turns while idle", adder.turns);
     }
+
+    /// Two commands at first, then nothing.
+    struct Pair {
+        waits_for_kernel: bool,
+        idle_turns: u64,
+        began: bool,
+        armed: bool,
+    }
+
+    impl Turn for Pair {
+        fn turn(&mut self, _now_us: u64) -> Flow {
+            if self.armed {
+                return Flow::Stop;
+            }
+            if !std::mem::replace(&mut self.began, true) {
+                return Flow::Busy(2);
+            }
+            self.idle_turns += 1;
+            Flow::Idle
+        }
+
+        fn arm(&mut self, _fds: &mut Vec<RawFd>) -> Armed {
+            self.armed = true;
+            Armed::Ready
+        }
+
+        fn next_deadline_us(&self) -> Option<u64> {
+            None
+        }
+
+        fn waits_for_kernel(&self) -> bool {
+            self.waits_for_kernel
+        }
+    }
+
+    #[test]
+    fn a_source_in_the_kernel_is_not_spun_for_after_several_commands() {
+        let idle_turns = |waits_for_kernel| {
+            let mut pair = Pair {
+                waits_for_kernel,
+                idle_turns: 0,
+                began: false,
+                armed: false,
+            };
+            run(&mut pair, SpinBudget { spin_us: 200_000 }).unwrap();
+            pair.idle_turns
+        };
+        assert_eq!(idle_turns(true), 1);
+        assert!(idle_turns(false) > 1, "no spin at all");
+    }
 }

@@ -388,10 +388,9 @@ impl Turn for IoPath {
     }
 
     fn waits_for_kernel(&self) -> bool {
-        let mut ports = self.fabrics.iter().flat_map(|fabric| &fabric.ports);
-        ports.any(|port| {
-            port.as_ref()
-                .is_some_and(|port| port.device.attributes().in_kernel)
-        })
+        let ports = self.fabrics.iter().flat_map(|fabric| &fabric.ports);
+        ports
+            .flatten()
+            .any(|port| port.device.attributes().in_kernel && !port.connection_of.is_empty())
     }
 }
