@@ -28,6 +28,8 @@ pub(crate) struct Spin {
     budget: SpinBudget,
     /// Work since the last wait that was not short.
     burst: u64,
+    /// The most of it that came in one turn.
+    together: u32,
     idle_since_us: Option<u64>,
 }
 
@@ -36,6 +38,7 @@ impl Spin {
         Self {
             budget,
             burst: 0,
+            together: 0,
             idle_since_us: None,
         }
     }
@@ -50,16 +53,18 @@ impl Spin {
             && now_us.saturating_sub(since_us) >= SHORT_US
         {
             self.burst = 0;
+            self.together = 0;
         }
+        self.together = self.together.max(work);
         self.burst = self.burst.saturating_add(work.into());
     }
 
-    /// Nothing was to be done: for how long in microseconds, or `None` when the spin is over. There is none after a burst
-    /// of several where the kernel needs the core for the next one ([`Turn::waits_for_kernel`](crate::Turn)).
+    /// Nothing was to be done: for how long in microseconds, or `None` when the spin is over. There is none after
+    /// several that came together where the kernel needs the core for the next ones ([`Turn::waits_for_kernel`](crate::Turn)).
     #[inline]
     pub(crate) fn idle(&mut self, now_us: u64, waits_for_kernel: bool) -> Option<u64> {
         let idle_us = now_us.saturating_sub(*self.idle_since_us.get_or_insert(now_us));
-        let core_is_needed = waits_for_kernel && self.burst > 1;
+        let core_is_needed = waits_for_kernel && self.together > 1;
         (!core_is_needed && idle_us < self.longest_us()).then_some(idle_us)
     }
 
@@ -152,7 +157,9 @@ mod tests {
             assert_eq!(spin.idle(5000, true), None, "{work}");
         }
         spin.sleeps(5000);
-        spin.busy(9000, 1);
-        assert_eq!(spin.idle(9000, true), Some(0), "the next burst is of one");
+        for now_us in [9000, 9010] {
+            spin.busy(now_us, 1);
+            assert_eq!(spin.idle(now_us, true), Some(0), "one after the other");
+        }
     }
 }

@@ -308,7 +308,8 @@ impl Turn for IoPath {
             (_, 0) => Flow::Busy(u32::from(went_on)),
             // Who waits for several commands waits for the next one less.
             (completions, in_flight) => {
-                Flow::Busy(completions.max(u32::try_from(in_flight).unwrap_or(u32::MAX)))
+                let commands = completions.saturating_sub(self.resources.told);
+                Flow::Busy(commands.max(u32::try_from(in_flight).unwrap_or(u32::MAX)))
             }
         }
     }

@@ -93,6 +93,7 @@ impl IoPath {
     pub(super) fn poll_completions(&mut self) -> u32 {
         let mut all = 0;
         self.resources.in_flight = 0;
+        self.resources.told = 0;
         let mut completions = std::mem::take(&mut self.work_completions);
         let mut last = None;
         for fabric in 0..self.fabrics.len() {
@@ -169,6 +170,7 @@ impl IoPath {
         match id {
             Some(WrId::Pull(slot)) => execute::on_pulled(&mut self.resources, connection, slot),
             Some(WrId::Respond(slot)) => {
+                self.resources.told += 1;
                 if let Some(why) = connection.responded(slot) {
                     self.resources
                         .broken

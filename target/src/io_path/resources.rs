@@ -36,6 +36,8 @@ pub(super) struct Resources {
     pub(super) broken: Vec<(usize, String)>,
     /// Most commands that an I/O queue with completions in this turn had under way together, at least 1; 0 without one.
     pub(super) in_flight: usize,
+    /// Completions of this turn that tell of responses, for which nobody waits.
+    pub(super) told: u32,
     /// Receives to post again.
     pub(super) receives: Vec<ReturnedReceive>,
     /// No command is taken in any more.
@@ -71,6 +73,7 @@ impl Resources {
             unrung: Vec::new(),
             broken: Vec::new(),
             in_flight: 0,
+            told: 0,
             receives: Vec::new(),
             draining: false,
         }
