@@ -28,7 +28,7 @@ pub(crate) struct Spin {
     budget: SpinBudget,
     /// Work since the last wait that was not short.
     burst: u64,
-    /// The most of it that came in one turn.
+    /// The most of it that came in one turn, halved with every burst.
     together: u32,
     idle_since_us: Option<u64>,
 }
@@ -53,7 +53,8 @@ impl Spin {
             && now_us.saturating_sub(since_us) >= SHORT_US
         {
             self.burst = 0;
-            self.together = 0;
+            // One alone may be one of many that come unevenly.
+            self.together /= 2;
         }
         self.together = self.together.max(work);
         self.burst = self.burst.saturating_add(work.into());
@@ -156,10 +157,12 @@ mod tests {
             spin.busy(5000, work);
             assert_eq!(spin.idle(5000, true), None, "{work}");
         }
-        spin.sleeps(5000);
-        for now_us in [9000, 9010] {
+        // One after the other: after 40, 20, 10, 5, 2.
+        for (after_us, wait_us) in [(0, None), (1, None), (2, None), (3, None), (4, Some(0))] {
+            let now_us = 10_000 + 1000 * after_us;
+            spin.sleeps(now_us - 500);
             spin.busy(now_us, 1);
-            assert_eq!(spin.idle(now_us, true), Some(0), "one after the other");
+            assert_eq!(spin.idle(now_us, true), wait_us, "{after_us}");
         }
     }
 }

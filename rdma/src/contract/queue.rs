@@ -214,10 +214,17 @@ pub trait QueuePair {
         false
     }
 
-    /// Whether something that [`QueuePair::write_in_place`] or [`QueuePair::send_now`] took has not left yet
-    /// after a [`QueuePair::ring_doorbell`]: ending the connection now would lose it.
+    /// Whether something that [`QueuePair::write_in_place`] or [`QueuePair::send_now`] took has not left yet, as far as is known,
+    /// after a [`QueuePair::ring_doorbell`]: ending the connection now would lose it. Where it is, the completion queue's
+    /// descriptor becomes readable, once armed, when more is known.
     fn has_unsent(&self) -> bool {
         false
+    }
+
+    /// How many work requests and messages there were behind the one that the device told of last, when it told: so many more
+    /// answers the peer had coming, as far as is known. 0 where that is not known.
+    fn sent_behind(&self) -> u32 {
+        0
     }
 
     /// From now on messages of [`LENT_HEAD_BYTES`] or more may stay where they have come and take no receive, though one is

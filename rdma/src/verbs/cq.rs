@@ -35,6 +35,45 @@ struct Told {
     shared: Option<(Rc<Srq>, u32)>,
 }
 
+/// A completion of a shared receive.
+struct Received {
+    completion: WorkCompletion,
+    slot: u32,
+}
+
+/// The shared receive queue and the queue pair of the completion before, by their numbers: there often are several of one.
+/// Kept while completions are taken, in which nothing is dropped.
+#[derive(Default)]
+struct Last {
+    srq: Option<(u32, Rc<Srq>)>,
+    core: Option<(u32, Rc<Core>)>,
+}
+
+impl Last {
+    #[inline]
+    fn srq(&mut self, device: &VerbsDevice, place: u32) -> Option<&Rc<Srq>> {
+        if self.srq.as_ref().is_none_or(|(last, _)| *last != place) {
+            self.srq = device.srq_at(place).map(|srq| (place, srq));
+        }
+        self.srq.as_ref().map(|(_, srq)| srq)
+    }
+
+    #[inline]
+    fn core(&mut self, device: &VerbsDevice, num: u32) -> Option<&Rc<Core>> {
+        if self.core.as_ref().is_none_or(|(last, _)| *last != num) {
+            self.core = device.by_device_num(num).map(|core| (num, core));
+        }
+        self.core.as_ref().map(|(_, core)| core)
+    }
+
+    /// What waits until the program polls.
+    fn told(&self, received: &Received) -> Told {
+        let Received { completion, slot } = *received;
+        let shared = self.srq.as_ref().map(|(_, srq)| (Rc::clone(srq), slot));
+        Told { completion, shared }
+    }
+}
+
 impl Cq {
     pub(super) fn new(raw: raw::completion::Cq, device: Rc<VerbsDevice>, depth: u32) -> Self {
         Self {
@@ -59,19 +98,27 @@ impl Cq {
 
     /// Takes up to `most` completions from the device; how many.
     fn pump(&self, most: usize) -> usize {
-        self.raw
-            .poll(most, |wc| self.take(&wc))
-            .unwrap_or_else(|error| {
-                if !self.broken.replace(true) {
-                    let device = &self.device.attributes.name;
-                    tracing::error!(device, "a completion queue failed: {error}");
-                }
-                0
-            })
+        let mut last = Last::default();
+        self.poll_device(most, |wc| {
+            if let Some(received) = self.take(wc, &mut last) {
+                self.told.borrow_mut().push_back(last.told(&received));
+            }
+        })
     }
 
+    fn poll_device(&self, most: usize, take: impl FnMut(&Wc)) -> usize {
+        self.raw.poll(most, take).unwrap_or_else(|error| {
+            if !self.broken.replace(true) {
+                let device = &self.device.attributes.name;
+                tracing::error!(device, "a completion queue failed: {error}");
+            }
+            0
+        })
+    }
+
+    /// Acts on a completion of the device. The answer is a message that came into a shared receive, which `last` is of.
     #[inline]
-    fn take(&self, wc: &Wc) {
+    fn take(&self, wc: &Wc, last: &mut Last) -> Option<Received> {
         let status = wc::status(wc);
         let outcome = Outcome {
             status,
@@ -91,35 +138,23 @@ impl Cq {
                 }
             }
             WrId::Shared { place, slot } => {
-                let Some(srq) = self.device.srq_at(place) else {
-                    return;
+                let wr_id = last.srq(&self.device, place)?.wr_id(slot)?;
+                let Some(core) = last.core(&self.device, wc.qp_num) else {
+                    last.srq(&self.device, place)?.post_again(slot);
+                    return None;
                 };
-                let Some(core) = self.device.by_device_num(wc.qp_num) else {
-                    return srq.post_again(slot);
-                };
-                if let Some(wr_id) = srq.wr_id(slot) {
-                    let completion = completion(core.num, wr_id, WcOpcode::Recv, outcome);
-                    self.take_shared(&core, completion, (srq, slot), wc);
+                let completion = completion(core.num, wr_id, WcOpcode::Recv, outcome);
+                let received = Received { completion, slot };
+                if status == WcStatus::Success {
+                    return Some(received);
                 }
+                let core = Rc::clone(core);
+                // Before what the failure flushes.
+                self.told.borrow_mut().push_back(last.told(&received));
+                core.failed_by(WcOpcode::Recv, status, wc.vendor_err);
             }
         }
-    }
-
-    fn take_shared(
-        &self,
-        core: &Core,
-        completion: WorkCompletion,
-        shared: (Rc<Srq>, u32),
-        wc: &Wc,
-    ) {
-        self.told.borrow_mut().push_back(Told {
-            completion,
-            shared: Some(shared),
-        });
-        let outcome = completion;
-        if outcome.status != WcStatus::Success {
-            core.failed_by(WcOpcode::Recv, outcome.status, wc.vendor_err);
-        }
+        None
     }
 
     /// Takes everything of the device's that is there now.
@@ -131,6 +166,19 @@ impl Cq {
                 return;
             }
         }
+    }
+
+    /// Moves what waits to be told to `out`; how much.
+    fn tell(&self, out: &mut [WorkCompletion]) -> usize {
+        let mut told = self.told.borrow_mut();
+        let count = out.len().min(told.len());
+        for (to, told) in out.iter_mut().zip(told.drain(..count)) {
+            *to = told.completion;
+            if let Some((srq, slot)) = told.shared {
+                srq.free(slot);
+            }
+        }
+        count
     }
 
     /// Forgets the completions of a queue pair that has been destroyed, in the device's queue and
@@ -161,19 +209,22 @@ fn completion(qp: QpNum, wr_id: u64, opcode: WcOpcode, outcome: Outcome) -> Work
 
 impl CompletionQueue for Cq {
     fn poll(&self, out: &mut [WorkCompletion]) -> usize {
-        let here = self.told.borrow().len();
-        if here < out.len() {
-            self.pump(out.len() - here);
-        }
-        let mut told = self.told.borrow_mut();
-        let count = out.len().min(told.len());
-        for (to, told) in out.iter_mut().zip(told.drain(..count)) {
-            *to = told.completion;
-            if let Some((srq, slot)) = told.shared {
-                srq.free(slot);
+        let mut count = self.tell(out);
+        let mut last = Last::default();
+        self.poll_device(out.len() - count, |wc| {
+            let Some(received) = self.take(wc, &mut last) else {
+                return;
+            };
+            match (out.get_mut(count), &last.srq) {
+                (Some(to), Some((_, srq))) if self.told.borrow().is_empty() => {
+                    *to = received.completion;
+                    srq.free(received.slot);
+                    count += 1;
+                }
+                _ => self.told.borrow_mut().push_back(last.told(&received)),
             }
-        }
-        count
+        });
+        count + self.tell(&mut out[count..])
     }
 
     fn arm(&self) -> bool {

@@ -32,6 +32,8 @@ pub(super) struct Request {
     pub(super) signaled: bool,
     /// The device tells success.
     pub(super) reported: bool,
+    /// The program is never told: it has posted no work request.
+    pub(super) silent: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -53,6 +55,10 @@ pub(super) struct Outstanding {
     ours_from: Option<u32>,
     /// An error has been told: what follows is flushed, whatever the device says of it.
     broken: bool,
+    /// Silent requests.
+    silent: u32,
+    /// Requests behind the last reported one: nothing vouches for them yet.
+    unvouched: u32,
 }
 
 impl Outstanding {
@@ -63,6 +69,7 @@ impl Outstanding {
                 opcode: WcOpcode::Recv,
                 signaled: false,
                 reported: false,
+                silent: false,
             },
             outcome: None,
         };
@@ -75,6 +82,8 @@ impl Outstanding {
             told_to: 0,
             ours_from: None,
             broken: false,
+            silent: 0,
+            unvouched: 0,
         }
     }
 
@@ -95,6 +104,21 @@ impl Outstanding {
         self.len() >= self.depth
     }
 
+    /// Whether there are silent ones.
+    pub(super) fn has_silent(&self) -> bool {
+        self.silent > 0
+    }
+
+    /// How many are behind the last reported one.
+    pub(super) fn unvouched(&self) -> u32 {
+        self.unvouched
+    }
+
+    /// How many are behind the one at `position`.
+    pub(super) fn behind(&self, position: u32) -> u32 {
+        self.tail.wrapping_sub(position).wrapping_sub(1)
+    }
+
     /// Whether the device still has any.
     pub(super) fn device_has_any(&self) -> bool {
         self.head != self.ours_from.unwrap_or(self.tail)
@@ -113,15 +137,21 @@ impl Outstanding {
             outcome: None,
         };
         self.tail = tail.wrapping_add(1);
+        self.silent += u32::from(request.silent);
+        self.unvouched = if request.reported {
+            0
+        } else {
+            self.unvouched.saturating_add(1)
+        };
     }
 
-    /// Whether the device has just ended an RDMA READ there.
-    pub(super) fn is_read(&mut self, position: u32) -> bool {
-        position.wrapping_sub(self.head) < self.len()
-            && self.slot(position).request.opcode == WcOpcode::RdmaRead
+    /// What was asked for at a position.
+    pub(super) fn opcode(&mut self, position: u32) -> Option<WcOpcode> {
+        let known = position.wrapping_sub(self.head) < self.len();
+        known.then(|| self.slot(position).request.opcode)
     }
 
-    /// Takes the youngest request back: the device refused it.
+    /// Takes the youngest request back, which is not silent: the device refused it.
     pub(super) fn pop(&mut self) {
         if self.head != self.tail {
             self.tail = self.tail.wrapping_sub(1);
@@ -182,18 +212,20 @@ impl Outstanding {
                         outcome = Outcome::FLUSHED;
                     }
                     self.broken |= outcome.status != WcStatus::Success;
-                    if request.signaled || outcome.status != WcStatus::Success {
+                    let wanted = request.signaled || outcome.status != WcStatus::Success;
+                    if wanted && !request.silent {
                         tell(&request, outcome);
                     }
                 }
                 // Done before something younger was told.
                 None if vouched && !request.reported => {
-                    if self.broken {
+                    if self.broken && !request.silent {
                         tell(&request, Outcome::FLUSHED);
                     }
                 }
                 None => break,
             }
+            self.silent -= u32::from(request.silent);
             self.head = head.wrapping_add(1);
         }
         if self.told_to.wrapping_sub(self.head) > self.len() {
@@ -211,7 +243,10 @@ impl Outstanding {
             let Slot { request, outcome } = *self.slot(head);
             let first = outcome.filter(|_| !self.broken);
             self.broken = true;
-            tell(&request, first.unwrap_or(Outcome::FLUSHED));
+            if !request.silent {
+                tell(&request, first.unwrap_or(Outcome::FLUSHED));
+            }
+            self.silent -= u32::from(request.silent);
             self.head = head.wrapping_add(1);
         }
         (self.told_to, self.ours_from) = (self.head, Some(self.head));
@@ -237,6 +272,7 @@ mod tests {
             opcode: WcOpcode::Send,
             signaled,
             reported,
+            silent: false,
         }
     }
 
@@ -322,12 +358,46 @@ mod tests {
     }
 
     #[test]
+    fn nobody_is_told_of_silent_requests() {
+        let silent = |reported| Request {
+            silent: true,
+            ..request(9, false, reported)
+        };
+        let mut queue = Outstanding::new(8);
+        for reported in [false, true, false] {
+            queue.push(silent(reported));
+        }
+        assert_eq!((queue.has_silent(), queue.unvouched()), (true, 1));
+        assert_eq!(
+            (queue.behind(1), queue.opcode(1)),
+            (1, Some(WcOpcode::Send))
+        );
+        assert_eq!(ended(&mut queue, 1, GOOD), []);
+        assert_eq!((queue.len(), queue.has_silent()), (1, true));
+        // One that fails, one behind it that the device has, and one that it never got.
+        queue.push(request(3, true, true));
+        queue.push(silent(false));
+        queue.keep_from_device(1);
+        let bad = Outcome {
+            status: WcStatus::RnrRetryExceededError,
+            ..GOOD
+        };
+        assert_eq!(ended(&mut queue, 2, bad), []);
+        assert_eq!(ended(&mut queue, 3, GOOD), [(3, WcStatus::WrFlushError)]);
+        let mut told = Vec::new();
+        queue.flush_ours(|r, _| told.push(r.wr_id));
+        assert_eq!(told, [] as [u64; 0]);
+        assert_eq!((queue.len(), queue.has_silent()), (0, false));
+    }
+
+    #[test]
     fn unknown_positions_are_ignored() {
         let mut queue = Outstanding::new(4);
         assert_eq!(ended(&mut queue, 0, GOOD), []);
         queue.push(request(7, true, true));
         assert_eq!(ended(&mut queue, 1, GOOD), []);
         assert_eq!(ended(&mut queue, u32::MAX, GOOD), []);
+        assert_eq!((queue.opcode(1), queue.opcode(u32::MAX)), (None, None));
         assert_eq!(ended(&mut queue, 0, GOOD), [(7, WcStatus::Success)]);
         assert_eq!(ended(&mut queue, 0, GOOD), []);
     }

@@ -19,10 +19,14 @@ use super::srq::Srq;
 use super::wc;
 use super::wr_id::WrId;
 use crate::contract::{
-    CmId, CompletionQueue, PostError, ProtectionDomain, QpConfig, QpNum, QpState, QueuePair,
-    RdmaError, ReceiveSource, SendOp, SendWr, Sge, Transport, WcOpcode, WcStatus,
+    CmId, CompletionQueue, PostError, ProtectionDomain, QpConfig, QpNum, QpState, QueuePair, RKey,
+    RdmaError, ReceiveSource, Remote, SendOp, SendWr, Sge, Transport, WcOpcode, WcStatus,
 };
 use crate::ids::check_qp;
+
+/// Messages sent at once, in a row, that the device does not tell of: a completion costs the device, the memory and the
+/// processor as much as a receive, and wakes who has nothing else to do. An eighth of the queue, but no more than this.
+const UNVOUCHED_MAX: u32 = 31;
 
 /// Of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +60,8 @@ pub(super) struct Core {
     limits: Limits,
     /// RDMA READs the peer serves; 0 when it serves none.
     initiator_depth: Cell<u8>,
+    /// Requests behind the one that the device told of last, when it told.
+    behind: Cell<u32>,
     cm: Rc<Notices>,
     pub(super) cm_id: CmId,
     peer: RefCell<String>,
@@ -66,6 +72,7 @@ struct Limits {
     read_sge_max: u32,
     recv_sge_max: u32,
     inline_bytes_max: usize,
+    unvouched_max: u32,
     /// RDMA READs are signaled to this provider always, as their completions come late, and no more
     /// than the connection allows are given to the device: siw, which would have to hold them back,
     /// stops serving the peer meanwhile.
@@ -177,9 +184,11 @@ impl Core {
                 read_sge_max: config.send_sge_max.min(device.attributes.sge_rd_max),
                 recv_sge_max: config.recv_sge_max,
                 inline_bytes_max,
+                unvouched_max: (sends / 8).min(UNVOUCHED_MAX),
                 counts_reads: device.attributes.transport == Transport::Iwarp,
             },
             initiator_depth: Cell::new(0),
+            behind: Cell::new(0),
             cm: Rc::clone(cm),
             cm_id,
             peer: RefCell::default(),
@@ -214,17 +223,15 @@ impl Core {
     #[inline]
     pub(super) fn completed(&self, queue: Queue, position: u32, outcome: Outcome, wc: &Wc) {
         let mut operation = WcOpcode::Recv;
-        let read = queue == Queue::Send
-            && self.limits.counts_reads
-            && self.sends.borrow_mut().is_read(position);
         match queue {
-            Queue::Send => self
-                .sends
-                .borrow_mut()
-                .end(position, outcome, |request, outcome| {
-                    operation = request.opcode;
+            Queue::Send => {
+                let mut sends = self.sends.borrow_mut();
+                operation = sends.opcode(position).unwrap_or(operation);
+                self.behind.set(sends.behind(position));
+                sends.end(position, outcome, |request, outcome| {
                     self.send_cq.push(self.num, request, outcome);
-                }),
+                });
+            }
             Queue::Receive => {
                 if let Some(receives) = self.receives.borrow_mut().as_mut() {
                     receives.end(position, outcome, |request, outcome| {
@@ -237,7 +244,7 @@ impl Core {
             self.failed_by(operation, outcome.status, wc.vendor_err);
         } else if self.state.get() == QpState::Error {
             self.flush();
-        } else if read {
+        } else if self.limits.counts_reads && operation == WcOpcode::RdmaRead {
             self.reads.set(self.reads.get().saturating_sub(1));
             self.post_rung();
         }
@@ -356,6 +363,7 @@ impl Core {
             opcode: WcOpcode::Recv,
             signaled: true,
             reported: true,
+            silent: false,
         });
         let pair = self.pair.borrow();
         let Some(pair) = pair.as_ref().filter(|_| self.state.get() != QpState::Error) else {
@@ -378,7 +386,8 @@ impl Core {
         })
     }
 
-    fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    /// Takes a request; the program hears nothing of a `silent` one.
+    fn post(&self, wr: &SendWr<'_>, silent: bool) -> Result<(), PostError> {
         if self.state.get() == QpState::Init {
             return Err(PostError::NotConnected);
         }
@@ -414,6 +423,7 @@ impl Core {
             opcode,
             signaled: wr.signaled,
             reported: wr.signaled || late,
+            silent,
         });
         if !alive {
             sends.flush_ours(|request, outcome| {
@@ -432,6 +442,64 @@ impl Core {
         };
         chain.push(id.encode(), wr, wr.signaled || late, inline_bytes);
         Ok(())
+    }
+
+    /// As [`QueuePair::send_now`]: what fits into a work request of the device. Some are reported, so that the queue empties. Half of
+    /// it stays free for what is posted.
+    fn send_now(&self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+        // siw does not take inline data with an invalidation.
+        let fits = bytes.len() <= self.limits.inline_bytes_max
+            && (invalidate.is_none() || !self.limits.counts_reads);
+        let mut sends = self.sends.borrow_mut();
+        if !fits || self.state.get() != QpState::ReadyToSend || sends.len() >= sends.depth() / 2 {
+            return false;
+        }
+        let reported = sends.unvouched() >= self.limits.unvouched_max;
+        let id = WrId::Send {
+            place: self.place,
+            position: sends.next_position(),
+        };
+        sends.push(Request {
+            wr_id: 0,
+            opcode: WcOpcode::Send,
+            signaled: false,
+            reported,
+            silent: true,
+        });
+        let mut chain = self.chain.borrow_mut();
+        chain.push_message(id.encode(), bytes, invalidate, reported);
+        true
+    }
+
+    /// As [`QueuePair::has_unsent`]. Where the device would not tell when they have gone, it is asked to.
+    fn has_unsent(&self) -> bool {
+        let has_silent = self.sends.borrow().has_silent();
+        if !has_silent || self.state.get() != QpState::ReadyToSend {
+            return false;
+        }
+        if self.sends.borrow().unvouched() > 0 {
+            self.ask();
+        }
+        true
+    }
+
+    /// Posts an RDMA WRITE of no bytes, which is reported and needs no key (InfiniBand Architecture 1.7, C9-88).
+    fn ask(&self) {
+        let nowhere = SendOp::Write(Remote {
+            addr: 0,
+            rkey: RKey(0),
+        });
+        let wr = SendWr {
+            wr_id: 0,
+            op: nowhere,
+            sges: &[],
+            signaled: true,
+            fence: false,
+        };
+        // A full queue is one whose requests are being reported.
+        if self.post(&wr, true).is_ok() {
+            self.ring_doorbell();
+        }
     }
 
     /// Copies a short payload into the request, which spares the device a look at memory.
@@ -516,7 +584,19 @@ impl QueuePair for Handle {
     }
 
     fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.0.post_send(wr)
+        self.0.post(wr, false)
+    }
+
+    fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+        self.0.send_now(bytes, invalidate)
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.0.has_unsent()
+    }
+
+    fn sent_behind(&self) -> u32 {
+        self.0.behind.get()
     }
 
     fn ring_doorbell(&mut self) {

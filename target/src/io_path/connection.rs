@@ -249,7 +249,8 @@ impl Connection {
     /// Commands that are under way together, as far as is known: those in flight, or those that came while the last response
     /// that was told of was on its way.
     pub(super) fn together(&self) -> usize {
-        self.in_flight().max(self.together)
+        let sent = self.qp.sent_behind() as usize + 1;
+        self.in_flight().max(self.together).max(sent)
     }
 
     /// Whether no command is in flight, nor a response on its way.
@@ -464,7 +465,7 @@ impl Command {
     }
 
     /// Whether something is done, or memory of the pool comes free, when the response has gone.
-    fn waits_for_response(&self) -> bool {
+    pub(super) fn waits_for_response(&self) -> bool {
         let buffers = [&self.data, &self.second, &self.parked];
         buffers.iter().any(|buffer| buffer.is_some()) || self.close_after.is_some()
     }

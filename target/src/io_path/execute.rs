@@ -36,8 +36,8 @@ pub(super) fn start(
             permit, transfer, ..
         }) = result
     {
-        if let Some(received @ Received::Landed { .. }) = capsule.data.take() {
-            resources.give_back_receive(connection, Some(received));
+        if let Some(Received::Landed { slot, buffer, .. }) = capsule.data.take() {
+            receives.post_again(slot, buffer, Some(connection.qp()));
         }
         resources.step();
         return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());

@@ -118,7 +118,7 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
     send(resources, connection, slot, cqe, None);
 }
 
-/// Sends a response capsule from `slot`; the slot is free when the Send, or one after it, has completed.
+/// Sends a response capsule from `slot`, which is free at once, or when the Send or one after it has completed.
 pub(super) fn send(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -126,12 +126,18 @@ pub(super) fn send(
     cqe: Cqe,
     invalidate: Option<u32>,
 ) {
+    let invalidate = invalidate.map(RKey);
+    let command = connection.command(slot);
+    if !command.waits_for_response() && connection.respond_now(&cqe, invalidate) {
+        connection.free_slot(slot);
+        return resources.unrung(connection);
+    }
     let work = &mut connection.command(slot).work;
     if !matches!(work, Work::Answered) {
         *work = Work::Responded;
     }
     let sge = connection.response(slot, cqe);
-    if let Err(error) = connection.post_response(slot, sge, invalidate.map(RKey)) {
+    if let Err(error) = connection.post_response(slot, sge, invalidate) {
         let why = format!("posting a response failed: {error}");
         return resources.broken.push((connection.index, why));
     }

@@ -1,5 +1,6 @@
-//! `soft-roce`: `capstan-target` with the verbs provider against the Linux target, in one boot of the
-//! lab, with the Linux host and fio.
+//! `soft-roce`: `capstan-target` with the verbs provider against the Linux target, in the same boot of the
+//! lab, with the Linux host and fio. Each round has a boot of its own: where kernel and program come to lie in
+//! memory changes the ratio by some 3 %, and stays for as long as the machine is up.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,18 +24,17 @@ const JOBS: [(&str, &str, &str); 5] = [
     ("write-128k-qd8", "128 KiB write, depth 8", "0.92"),
 ];
 
-/// Boots the lab and runs the five jobs on both targets in turn.
+/// Boots the lab for each round and runs the five jobs on both targets in turn.
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let turns = (setting.runtime.as_secs_f64() * TURNS_PER_SECOND).ceil();
-    let arguments = [setting.rounds.to_string(), turns.to_string()];
-    measure(setting, &MEASURED, &arguments)
+    measure(setting, &MEASURED, setting.rounds, &[turns.to_string()])
 }
 
 /// The same once, on one emulated processor whose time is its instructions: what the host, the device and the target
 /// take together for a command, the same in every run within half a percent.
 pub(crate) fn counted(setting: &Setting) -> Result<Findings> {
-    let arguments = ["1", "5", "1", "0.3"].map(str::to_owned);
-    measure(setting, &COUNTED, &arguments)
+    let arguments = ["5", "1", "0.3"].map(str::to_owned);
+    measure(setting, &COUNTED, 1, &arguments)
 }
 
 /// Of either target, in a round, for each second that a run takes elsewhere: the emulated machine is slow.
@@ -62,8 +62,13 @@ const COUNTED: Boot = Boot {
     bounds: None,
 };
 
-/// `arguments` are those of the script in the guest.
-fn measure(setting: &Setting, boot: &Boot, arguments: &[String]) -> Result<Findings> {
+/// `arguments` are those of the script in the guest, behind the number of the round.
+fn measure(
+    setting: &Setting,
+    boot: &Boot,
+    rounds: usize,
+    arguments: &[String],
+) -> Result<Findings> {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab");
     let lab = lab.canonicalize()?;
     let set_up = Command::new(lab.join("setup.sh")).status();
@@ -76,8 +81,6 @@ fn measure(setting: &Setting, boot: &Boot, arguments: &[String]) -> Result<Findi
             ..Findings::default()
         });
     }
-    let out = setting.folder.join(boot.name);
-    let samples = out.join("samples");
     let target = setting.folder.join("capstan-target");
     // The guest reads it over 9p, without its debugging information.
     let strip = Command::new("strip")
@@ -88,37 +91,33 @@ fn measure(setting: &Setting, boot: &Boot, arguments: &[String]) -> Result<Findi
     if !strip.context("strip does not start")?.success() {
         bail!("the target could not be stripped");
     }
-    let booted = Command::new(lab.join("boot.sh"))
-        .args([boot.option, "-t", "1800", "-o"])
-        .arg(&out)
-        .arg("-f")
-        .arg(&target)
-        .arg("compare.sh")
-        .args(arguments)
-        .stdout(Stdio::inherit())
-        .stderr(Stdio::inherit())
-        .status();
-    if !booted.context("the lab does not start")?.success() {
-        bail!("the lab failed: see {}", out.display());
-    }
-    // A line for each turn of both: ROUND JOB CAPSTAN_IOPS NVMET_IOPS.
-    let text = fs::read_to_string(&samples).with_context(|| format!("{}", samples.display()))?;
-    let mut found: BTreeMap<&str, BTreeMap<&str, Turns>> = BTreeMap::new();
-    for line in text.lines() {
-        let words: Vec<_> = line.split(' ').collect();
-        let [round, job, capstan, nvmet] = words[..] else {
-            bail!(
-                "{line:?} in {}, expected ROUND JOB CAPSTAN_IOPS NVMET_IOPS",
-                samples.display()
-            );
-        };
-        let turns = found.entry(job).or_default().entry(round).or_default();
-        turns.0.push((capstan.parse()?, nvmet.parse()?));
+    let mut found: BTreeMap<String, Vec<Turns>> = BTreeMap::new();
+    for round in 1..=rounds {
+        let out = setting.folder.join(boot.name).join(round.to_string());
+        fs::create_dir_all(&out).with_context(|| format!("{}", out.display()))?;
+        let booted = Command::new(lab.join("boot.sh"))
+            .args([boot.option, "-t", "600", "-o"])
+            .arg(&out)
+            .arg("-f")
+            .arg(&target)
+            .arg("compare.sh")
+            .arg(round.to_string())
+            .args(arguments)
+            .stdout(Stdio::inherit())
+            .stderr(Stdio::inherit())
+            .status();
+        if !booted.context("the lab does not start")?.success() {
+            bail!("the lab failed: see {}", out.display());
+        }
+        for (job, turns) in samples(&out.join("samples"))? {
+            found.entry(job).or_default().push(turns);
+        }
     }
     let mut figures = Vec::new();
     for (job, what, peer) in JOBS {
         let runs = found.remove(job);
-        let runs = runs.with_context(|| format!("no samples of {job} in {}", samples.display()))?;
+        let runs = runs.filter(|runs| runs.len() == rounds);
+        let runs = runs.with_context(|| format!("a boot has no samples of {job}"))?;
         let bounds = match boot.bounds {
             Some((now, aim)) => Bounds::new(Better::Higher, now, aim).peer(peer),
             None => Bounds::none(Better::Higher),
@@ -126,7 +125,7 @@ fn measure(setting: &Setting, boot: &Boot, arguments: &[String]) -> Result<Findi
         figures.push(Figure::in_turn(
             &format!("{}-{job}", boot.name),
             &format!("{}: {what}, null", boot.what),
-            &runs.into_values().collect::<Vec<_>>(),
+            &runs,
             "IOPS",
             ("Linux nvmet", "IOPS"),
             ("of nvmet", |ours, nvmet| ours / nvmet),
@@ -134,4 +133,22 @@ fn measure(setting: &Setting, boot: &Boot, arguments: &[String]) -> Result<Findi
         ));
     }
     Ok(figures.into())
+}
+
+/// The turns of each job, of a file with a line for each turn of both targets: JOB CAPSTAN_IOPS NVMET_IOPS.
+fn samples(file: &Path) -> Result<BTreeMap<String, Turns>> {
+    let text = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
+    let mut found: BTreeMap<String, Turns> = BTreeMap::new();
+    for line in text.lines() {
+        let words: Vec<_> = line.split(' ').collect();
+        let [job, capstan, nvmet] = words[..] else {
+            bail!(
+                "{line:?} in {}, expected JOB CAPSTAN_IOPS NVMET_IOPS",
+                file.display()
+            );
+        };
+        let turns = found.entry(job.to_owned()).or_default();
+        turns.0.push((capstan.parse()?, nvmet.parse()?));
+    }
+    Ok(found)
 }

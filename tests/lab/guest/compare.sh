@@ -5,10 +5,10 @@
 #   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh             (scripts/bench.sh soft-roce)
 #   tests/lab/boot.sh -i -f PATH_OF_CAPSTAN_TARGET compare.sh 1 5 1 0.3   (scripts/bench.sh soft-roce-counted)
 #
-# Arguments: rounds; turns of each; seconds of a turn; seconds before that in which commands end that were in progress when fio was stopped.
+# Arguments: number of the round, which says who begins; turns of each; seconds of a turn; seconds before that in which commands end that were in progress when fio was stopped.
 #
 # Each job runs on both at once, but one of them is always stopped. Writes $OUT/samples, a line for each turn of both:
-# ROUND JOB CAPSTAN_IOPS NVMET_IOPS.
+# JOB CAPSTAN_IOPS NVMET_IOPS.
 set -euo pipefail
 # shellcheck source=tests/lab/guest/rdma-rxe.sh
 . "$LAB/rdma-rxe.sh"
@@ -21,7 +21,7 @@ ADDRESS=10.9.0.1
 NQN=nqn.2026-11.org.example
 NVMET=/sys/kernel/config/nvmet
 NULLB=/sys/kernel/config/nullb/compare
-ROUNDS=${1:-5}
+ROUND=${1:-1}
 TURNS=${2:-12}
 TURN_SECONDS=${3:-0.5}
 SETTLE_SECONDS=${4:-0.1}
@@ -117,7 +117,7 @@ measure() { # measure JOB FIO_OPTION…: both targets in turn, so that both find
             run "$target" "$TURN_SECONDS"
             iops[$target]=$DONE
         done
-        echo "$round $job ${iops[capstan]} ${iops[nvmet]}" >>"$OUT/samples"
+        echo "$job ${iops[capstan]} ${iops[nvmet]}" >>"$OUT/samples"
     done
     tail -1 "$OUT/samples"
     for target in "${order[@]}"; do
@@ -140,13 +140,10 @@ disk[capstan]=$DISK
 
 : >"$OUT/samples"
 order=(nvmet capstan)
-for round in $(seq "$ROUNDS"); do
-    echo "round $round of $ROUNDS"
-    measure randread-4k-qd1 --rw=randread --bs=4k --iodepth=1
-    measure randread-4k-qd32 --rw=randread --bs=4k --iodepth=32
-    measure randwrite-4k-qd32 --rw=randwrite --bs=4k --iodepth=32
-    measure read-128k-qd8 --rw=read --bs=128k --iodepth=8
-    measure write-128k-qd8 --rw=write --bs=128k --iodepth=8
-    order=("${order[1]}" "${order[0]}")
-done
+[ $((ROUND % 2)) = 1 ] || order=(capstan nvmet)
+measure randread-4k-qd1 --rw=randread --bs=4k --iodepth=1
+measure randread-4k-qd32 --rw=randread --bs=4k --iodepth=32
+measure randwrite-4k-qd32 --rw=randwrite --bs=4k --iodepth=32
+measure read-128k-qd8 --rw=read --bs=128k --iodepth=8
+measure write-128k-qd8 --rw=write --bs=128k --iodepth=8
 for controller in /sys/class/nvme/nvme*/delete_controller; do echo 1 >"$controller"; done

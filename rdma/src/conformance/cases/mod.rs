@@ -55,6 +55,7 @@ cases! {
         writes_at_once_keep_their_place
         writes_in_place_keep_their_place
         sends_at_once_keep_their_order
+        sends_at_once_use_nothing_up
         no_page_is_half_of_then_and_half_of_now
         batched_writes_and_send
         sends_fill_receives_in_order

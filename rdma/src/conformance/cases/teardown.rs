@@ -72,6 +72,10 @@ pub(super) fn flush_follows_the_cause_in_order(fabric: &mut dyn Fabric) -> Outco
                 ..wr
             };
             world.post(link, from, &wr)?;
+            if index == 20 {
+                // Nobody is told of it: not even of its end.
+                let _ = world.qp(link, from)?.send_now(&[1; 8], None);
+            }
         }
         world.ring(link, from)?;
         world.success(link, from, 0, WcOpcode::Send)?;
@@ -390,6 +394,7 @@ pub(super) fn posted_but_not_rung_is_flushed(fabric: &mut dyn Fabric) -> Outcome
     let side = Side::Active;
     let here = source(&world, side, 8, 6)?;
     world.post(link, side, &send(1, &[here.sge(0, 8)]))?;
+    let _ = world.qp(link, side)?.send_now(&[1; 8], None);
     world.post(link, side, &send(2, &[]))?;
     let id = world.id(link, side.peer());
     world.end(side.peer()).cm.disconnect(id);
@@ -397,6 +402,10 @@ pub(super) fn posted_but_not_rung_is_flushed(fabric: &mut dyn Fabric) -> Outcome
     world.ring(link, side)?;
     world.flushed(link, side, 1)?;
     world.flushed(link, side, 2)?;
+    ensure!(
+        !world.qp(link, side)?.has_unsent(),
+        "the end leaves nothing to be sent"
+    );
     world.silent(link)
 }
 

@@ -112,7 +112,7 @@ impl Cq {
     pub(in crate::verbs) fn poll(
         &self,
         most: usize,
-        mut take: impl FnMut(Wc),
+        mut take: impl FnMut(&Wc),
     ) -> io::Result<usize> {
         let mut batch = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; BATCH];
         let room = i32::try_from(most.min(BATCH)).unwrap_or(1);
@@ -121,7 +121,7 @@ impl Cq {
         let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
         for wc in batch.iter().take(count) {
             // SAFETY: the call has filled the first `count` entries.
-            take(Wc::new(unsafe { wc.assume_init_ref() }));
+            take(&Wc::new(unsafe { wc.assume_init_ref() }));
         }
         Ok(count)
     }

@@ -11,7 +11,7 @@ use super::errno;
 use super::memory::{Mr, Mw};
 use super::pair::Pair;
 use super::receive::sge;
-use crate::contract::{SendOp, SendWr};
+use crate::contract::{RKey, SendOp, SendWr};
 
 /// How often a device that says its queue is full is asked again. Its completions were counted, so
 /// there is room; some devices give an entry free just after they have told its completion.
@@ -45,6 +45,14 @@ pub(in crate::verbs) struct Chain {
     len: usize,
     /// Of the binds of the list being posted: alive until the device has them.
     bound: Vec<(Rc<Mr>, Rc<Mw>, u32)>,
+}
+
+/// The opcode of a Send, and the key that it invalidates.
+fn send_opcode(invalidate: Option<RKey>) -> (sys::ibv_wr_opcode::Type, u32) {
+    match invalidate {
+        Some(key) => (sys::ibv_wr_opcode::IBV_WR_SEND_WITH_INV, key.0),
+        None => (sys::ibv_wr_opcode::IBV_WR_SEND, 0),
+    }
 }
 
 impl Chain {
@@ -134,15 +142,11 @@ impl Chain {
                 if solicited {
                     flags |= sys::ibv_send_flags::IBV_SEND_SOLICITED.0;
                 }
-                match key {
-                    Some(key) => {
-                        invalidate = key.0;
-                        // libsiw takes the key from here.
-                        remote.rkey = key.0;
-                        sys::ibv_wr_opcode::IBV_WR_SEND_WITH_INV
-                    }
-                    None => sys::ibv_wr_opcode::IBV_WR_SEND,
-                }
+                let opcode;
+                (opcode, invalidate) = send_opcode(key);
+                // libsiw takes the key from here.
+                remote.rkey = invalidate;
+                opcode
             }
             SendOp::Write(to) => {
                 remote = sys::rdma_t {
@@ -211,6 +215,54 @@ impl Chain {
         to.send_flags = flags;
         to.imm_data_invalidated_rkey_union.invalidated_rkey = invalidate;
         to.wr.rdma = remote;
+        self.len += 1;
+    }
+
+    /// Adds a Send of `bytes`, which travel in the request; the caller has checked that they fit, and keeps to the depth.
+    pub(in crate::verbs) fn push_message(
+        &mut self,
+        wr_id: u64,
+        bytes: &[u8],
+        invalidate: Option<RKey>,
+        signaled: bool,
+    ) {
+        let at = self.len;
+        let room = at * self.inline_each;
+        let room = self.inline.get_mut(room..room + bytes.len());
+        let (Some(to), Some(sge), Some(bind), Some(room)) = (
+            self.wrs.get_mut(at),
+            self.sges.get_mut(at * self.sges_each),
+            self.binds.get_mut(at),
+            room,
+        ) else {
+            return;
+        };
+        room.copy_from_slice(bytes);
+        // The address follows when the list is linked.
+        *sge = sys::ibv_sge {
+            addr: 0,
+            length: u32::try_from(bytes.len()).unwrap_or(0),
+            lkey: 0,
+        };
+        *bind = None;
+        let signaled = if signaled {
+            sys::ibv_send_flags::IBV_SEND_SIGNALED.0
+        } else {
+            0
+        };
+        let key;
+        (to.opcode, key) = send_opcode(invalidate);
+        to.wr_id = wr_id;
+        (to.num_sge, to.send_flags) = if bytes.is_empty() {
+            (0, signaled)
+        } else {
+            (1, signaled | sys::ibv_send_flags::IBV_SEND_INLINE.0)
+        };
+        to.imm_data_invalidated_rkey_union.invalidated_rkey = key;
+        to.wr.rdma = sys::rdma_t {
+            remote_addr: 0,
+            rkey: key,
+        };
         self.len += 1;
     }
 
