@@ -226,8 +226,10 @@ impl Core {
         match queue {
             Queue::Send => {
                 let mut sends = self.sends.borrow_mut();
-                operation = sends.opcode(position).unwrap_or(operation);
-                self.behind.set(sends.behind(position));
+                if let Some(opcode) = sends.opcode(position) {
+                    operation = opcode;
+                    self.behind.set(sends.behind(position));
+                }
                 sends.end(position, outcome, |request, outcome| {
                     self.send_cq.push(self.num, request, outcome);
                 });
