@@ -17,7 +17,7 @@
 # 1 when one failed. Installs and builds what is missing; what is large stays in $CAPSTAN_LAB_CACHE (default
 # /var/cache/capstan-lab), and so do the logs and kernel messages of what failed. Needs Debian 12 and root.
 #
-# CAPSTAN_LAB_BIN=FOLDER takes capstan and capstan-target from there and builds nothing.
+# CAPSTAN_LAB_BIN=FOLDER takes capstan, capstan-target and examples/conformance_verbs from there and builds nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib/say.sh
@@ -85,8 +85,9 @@ build() {
     command -v cargo >/dev/null || die "there is no cargo: install Rust from https://rustup.rs"
     need_packages "a linker for Rust" gcc libc6-dev
     choose_verbs
-    say "building capstan and capstan-target (release)"
+    say "building capstan, capstan-target and the conformance suite (release)"
     cargo build --quiet --release -p capstan-target -p capstan-initiator "${CARGO_FEATURES[@]}"
+    [ ${#CARGO_FEATURES[@]} -gt 0 ] || cargo build --quiet --release -p capstan-rdma --example conformance_verbs
     bin=build/release
 }
 
@@ -147,7 +148,7 @@ start() { # start BOOT
     mkdir -p "$out"
     # shellcheck disable=SC2086 # names of cases
     tests/lab/boot.sh -t "$BOOT_SECONDS" -o "$out" -f tests/lab/cases -f tests/lab/decode_iwarp.py -f tests/lab/decode_roce.py \
-        -f "$stripped/capstan" -f "$stripped/capstan-target" \
+        "${programs[@]}" \
         "tests/lab/cells/$(cell_of "$1").sh" ${asked[$1]} >"$out/boot.log" 2>&1 &
     process[$1]=$!
     booting+=("$!")
@@ -263,9 +264,13 @@ main() {
     build
     stripped=$(mktemp -d)
     undo rm -rf "$stripped"
-    for program in capstan capstan-target; do
-        # The guest reads them over 9p, without their debugging information.
-        strip -o "$stripped/$program" "$bin/$program"
+    # The guest reads them over 9p, without their debugging information.
+    programs=()
+    for program in capstan capstan-target examples/conformance_verbs; do
+        # There is no conformance suite of a provider that was left out.
+        [[ $program != examples/* ]] || [ -e "$bin/$program" ] || continue
+        strip -o "$stripped/$(basename "$program")" "$bin/$program"
+        programs+=(-f "$stripped/$(basename "$program")")
     done
     booting=()
     undo stop_boots
