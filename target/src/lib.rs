@@ -12,5 +12,6 @@ mod limits;
 pub mod log;
 mod plan;
 mod reload;
+mod scheduling;
 pub mod serve;
 pub mod signals;

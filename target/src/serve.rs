@@ -21,6 +21,7 @@ use crate::io_path::{IoPath, Parts};
 use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
 use crate::plan::{Export, build, port_id};
 use crate::reload::Served;
+use crate::scheduling;
 use crate::signals::{self, Held};
 
 /// A target that is running.
@@ -73,6 +74,7 @@ impl Running {
         let kinds: Vec<_> = providers.iter().map(|chosen| chosen.kind).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let count = config.target.reactors.count(cores);
+        scheduling::check(&config.target.reactors);
         let (target, exports) = build(config, &kinds, count)?;
         let exports = Arc::new(exports);
         let control = Arc::new(ControlPlane::new(target));

@@ -113,3 +113,15 @@ journalctl --no-pager -u "$unit" | grep -qF "cannot open /dev/no-such-disk" ||
 cp /tmp/target.toml /etc/capstan/target.toml
 systemctl start "$unit" || fail "did not start again"
 systemctl stop "$unit"
+
+step "a drop-in makes its reactors real-time, and the log warns while they leave no core to others"
+mkdir -p /run/systemd/system/$unit.service.d
+printf '[Service]\nCPUSchedulingPolicy=fifo\n' >/run/systemd/system/$unit.service.d/fifo.conf
+systemctl daemon-reload
+systemctl start "$unit" || fail "did not start with CPUSchedulingPolicy=fifo"
+policies=$(chrt --all-tasks --pid "$(property MainPID)")
+grep -q SCHED_FIFO <<<"$policies" || fail "scheduled otherwise: $policies"
+! grep -q SCHED_OTHER <<<"$policies" || fail "scheduled otherwise in part: $policies"
+journalctl --no-pager -u "$unit" | grep -qF "scheduled as real-time, and reactors have" || fail "the log does not warn"
+capstan discover "${remote[@]}" -q "$allowed" | grep -qF "$nqn" || fail "no answer from a real-time target"
+systemctl stop "$unit"

@@ -42,8 +42,13 @@ set_all "$NVMET/ports/1" addr_trtype=rdma addr_adrfam=ipv4 addr_traddr=$ADDRESS 
 ln -s "$NVMET/subsystems/$NQN:nvmet" "$NVMET/ports/1/subsystems/"
 
 # One core for the target and one for the load, where there are two. The target of Linux has no core of its own: its work goes
-# where the scheduler puts it. A spin is longer than a round trip, which takes more than half a millisecond here.
+# where the scheduler puts it, and before other work (ib-comp-wq is a high-priority work queue, so its threads have nice -20). The
+# reactor is before other work on its core, too: a drop-in of CPUSchedulingPolicy=fifo. A spin is longer than a round
+# trip, which takes more than half a millisecond here.
 load_core=$(($(nproc) - 1))
+before_others=(chrt -f 1)
+# Of one core it would leave nothing to the load while it spins.
+[ $load_core -gt 0 ] || before_others=()
 cat >"$OUT/target.toml" <<TOML
 [target]
 reactors = [0]
@@ -63,7 +68,7 @@ nsid = 1
 null = "1GiB"
 lba = 4096
 TOML
-"$LAB/capstan-target" serve --config "$OUT/target.toml" >"$OUT/target.log" 2>&1 &
+"${before_others[@]}" "$LAB/capstan-target" serve --config "$OUT/target.toml" >"$OUT/target.log" 2>&1 &
 trap 'kill %1; wait %1; cat "$OUT/target.log"' EXIT
 for _ in $(seq 100); do
     grep -q 'listening at' "$OUT/target.log" && break
