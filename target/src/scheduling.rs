@@ -23,7 +23,7 @@ fn is_real_time(stat: &str) -> bool {
     matches!(policy, Some("1" | "2"))
 }
 
-/// A thread that is scheduled as real-time and polls leaves its core to nobody else (sched(7)).
+/// A thread that is scheduled as real-time and polls leaves others a twentieth of its core (sched(7)).
 fn warning(real_time: bool, reactors: &Reactors, cores_available: usize) -> Option<String> {
     let what = match reactors {
         Reactors::Cores(cores) if cores.len() < cores_available => return None,
@@ -34,7 +34,7 @@ fn warning(real_time: bool, reactors: &Reactors, cores_available: usize) -> Opti
     };
     real_time.then(|| {
         format!(
-            "scheduled as real-time, and {what}: where a reactor polls nothing else runs; name their cores and leave others one (target.reactors = [1]), or drop CPUSchedulingPolicy= or chrt"
+            "scheduled as real-time, and {what}: where a reactor polls hardly anything else runs; name their cores and leave others one (target.reactors = [1]), or drop CPUSchedulingPolicy= or chrt"
         )
     })
 }
