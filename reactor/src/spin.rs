@@ -19,6 +19,9 @@ impl Default for SpinBudget {
 /// A shorter wait than this is no end of a burst, and what a burst has not made longer is not made shorter than
 /// this: sleeping and waking takes some of it.
 const SHORT_US: u64 = 50;
+/// Bursts of one piece of work each that say that it comes alone. With many under way some come alone, too, one after the other:
+/// a spin then would keep the kernel from bringing the others together, and so go on.
+const ALONE: u32 = 64;
 /// Work of a burst that counts: with more of it, waking up is nearly free for each.
 const SHARED_MAX: u64 = 64;
 
@@ -28,8 +31,10 @@ pub(crate) struct Spin {
     budget: SpinBudget,
     /// Work since the last wait that was not short.
     burst: u64,
-    /// The most of it that came in one turn, halved with every burst.
-    together: u32,
+    /// Whether some of it came together.
+    together: bool,
+    /// Bursts since one in which some came together.
+    alone: u32,
     idle_since_us: Option<u64>,
 }
 
@@ -38,7 +43,8 @@ impl Spin {
         Self {
             budget,
             burst: 0,
-            together: 0,
+            together: false,
+            alone: ALONE,
             idle_since_us: None,
         }
     }
@@ -53,19 +59,23 @@ impl Spin {
             && now_us.saturating_sub(since_us) >= SHORT_US
         {
             self.burst = 0;
-            // One alone may be one of many that come unevenly.
-            self.together /= 2;
+            self.alone = if self.together {
+                0
+            } else {
+                self.alone.saturating_add(1)
+            };
+            self.together = false;
         }
-        self.together = self.together.max(work);
+        self.together |= work > 1;
         self.burst = self.burst.saturating_add(work.into());
     }
 
-    /// Nothing was to be done: for how long in microseconds, or `None` when the spin is over. There is none after
-    /// several that came together where the kernel needs the core for the next ones ([`Turn::waits_for_kernel`](crate::Turn)).
+    /// Nothing was to be done: for how long in microseconds, or `None` when the spin is over. There is none while work comes
+    /// together where the kernel needs the core for the next ([`Turn::waits_for_kernel`](crate::Turn)).
     #[inline]
     pub(crate) fn idle(&mut self, now_us: u64, waits_for_kernel: bool) -> Option<u64> {
         let idle_us = now_us.saturating_sub(*self.idle_since_us.get_or_insert(now_us));
-        let core_is_needed = waits_for_kernel && self.together > 1;
+        let core_is_needed = waits_for_kernel && (self.together || self.alone < ALONE);
         (!core_is_needed && idle_us < self.longest_us()).then_some(idle_us)
     }
 
@@ -84,7 +94,7 @@ impl Spin {
 
 #[cfg(test)]
 mod tests {
-    use super::{Spin, SpinBudget};
+    use super::{ALONE, Spin, SpinBudget};
 
     /// The wait in microseconds after which a spin of this budget is over.
     fn wait_us(spin: &mut Spin, from_us: u64) -> u64 {
@@ -147,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_the_kernel_needs_is_spun_on_after_a_lone_command_only() {
+    fn a_core_that_the_kernel_needs_is_spun_on_only_if_work_comes_alone() {
         let mut spin = Spin::new(SpinBudget { spin_us: 2000 });
         spin.busy(10, 1);
         assert_eq!(spin.idle(10, true), Some(0));
@@ -157,12 +167,16 @@ mod tests {
             spin.busy(5000, work);
             assert_eq!(spin.idle(5000, true), None, "{work}");
         }
-        // One after the other: after 40, 20, 10, 5, 2.
-        for (after_us, wait_us) in [(0, None), (1, None), (2, None), (3, None), (4, Some(0))] {
-            let now_us = 10_000 + 1000 * after_us;
+        let mut after = |work, now_us| {
             spin.sleeps(now_us - 500);
-            spin.busy(now_us, 1);
-            assert_eq!(spin.idle(now_us, true), wait_us, "{after_us}");
+            spin.busy(now_us, work);
+            spin.idle(now_us, true)
+        };
+        for burst in 1..=u64::from(ALONE) {
+            assert_eq!(after(1, 5000 + 1000 * burst), None, "{burst}");
         }
+        assert_eq!(after(1, 100_000), Some(0));
+        assert_eq!(after(2, 101_000), None);
+        assert_eq!(after(1, 102_000), None);
     }
 }
