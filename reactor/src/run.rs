@@ -44,7 +44,7 @@ pub trait Turn {
     /// Does one round over every source, each within its own budget.
     fn turn(&mut self, now_us: u64) -> Flow;
 
-    /// Prepares every source to signal its fd, and pushes the fds to `fds` (it comes empty).
+    /// Prepares every source to signal its fd, and pushes the fds to `fds` (it comes empty). May end at a source that is ready.
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed;
 
     /// Called after [`Turn::arm`], and after the sleep if there was one. Of every fd that was pushed, in that order: `false`

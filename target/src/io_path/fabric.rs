@@ -44,6 +44,11 @@ pub(super) struct DevicePort {
     pub(super) connection_of: FxHashMap<QpNum, usize>,
 }
 
+/// The open ports of all fabrics, always in the same order.
+pub(super) fn ports(fabrics: &[Fabric]) -> impl Iterator<Item = &DevicePort> {
+    fabrics.iter().flat_map(|fabric| &fabric.ports).flatten()
+}
+
 impl Fabric {
     /// The port of `device`, opening it when it is new.
     pub(super) fn port_of(

@@ -53,7 +53,7 @@ use rustc_hash::FxHashMap;
 pub(crate) use accept::Request;
 use connection::Connection;
 use connections::Connections;
-use fabric::{Fabric, Memory};
+use fabric::{Fabric, Memory, ports};
 use resources::{Resources, ReturnedReceive};
 use shutdown::Shutdowns;
 use unanswered::{Answered, Unanswered};
@@ -315,16 +315,19 @@ impl Turn for IoPath {
     }
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
+        // Commands are what is there most often, and then nothing else was armed in vain.
+        for port in ports(&self.fabrics) {
+            if port.cq.arm() {
+                return Armed::Ready;
+            }
+            fds.push(port.cq.fd());
+        }
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
         let mut ready = self.poll_mailbox();
         for fabric in &mut self.fabrics {
             ready |= fabric.cm.arm();
             fds.push(fabric.cm.fd());
-            for port in fabric.ports.iter().flatten() {
-                ready |= port.cq.arm();
-                fds.push(port.cq.fd());
-            }
         }
         ready |= self.resources.engine.arm();
         fds.push(self.resources.engine.fd());
@@ -336,17 +339,17 @@ impl Turn for IoPath {
     }
 
     fn disarm(&mut self, readable: &[bool]) {
-        let mut readable = readable.iter().copied();
-        let mut silent = || readable.next() == Some(false);
+        // A completion queue is polled in every turn anyway.
+        let Some(others) = readable.get(ports(&self.fabrics).count()..) else {
+            return;
+        };
+        let mut others = others.iter().copied();
+        let mut silent = || others.next() == Some(false);
         self.mailbox.disarm(!silent());
         let now_us = Clock.now_us();
         for fabric in &mut self.fabrics {
             if silent() {
                 fabric.cm.stayed_silent(now_us);
-            }
-            for _ in fabric.ports.iter().flatten() {
-                // A completion queue is polled in every turn anyway.
-                let _ = silent();
             }
         }
         if silent() {
@@ -389,9 +392,7 @@ impl Turn for IoPath {
     }
 
     fn waits_for_kernel(&self) -> bool {
-        let ports = self.fabrics.iter().flat_map(|fabric| &fabric.ports);
-        ports
-            .flatten()
+        ports(&self.fabrics)
             .any(|port| port.device.attributes().in_kernel && !port.connection_of.is_empty())
     }
 }
