@@ -1,6 +1,6 @@
 //! `soft-roce`: `capstan-target` with the verbs provider against the Linux target, in the same boot of the
 //! lab, with the Linux host and fio. Each round has a boot of its own: where kernel and program come to lie in
-//! memory changes the ratio by some 3 %, and stays for as long as the machine is up.
+//! memory changes the ratio by some 2 %, and stays for as long as the machine is up.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,10 +24,12 @@ const JOBS: [(&str, &str, &str); 5] = [
     ("write-128k-qd8", "128 KiB write, depth 8", "0.92"),
 ];
 
-/// Boots the lab for each round and runs the five jobs on both targets in turn.
+/// Boots the lab, nearly twice for each round, and runs the five jobs on both targets in turn.
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let turns = (setting.runtime.as_secs_f64() * TURNS_PER_SECOND).ceil();
-    measure(setting, &MEASURED, setting.rounds, &[turns.to_string()])
+    // An odd number has a median of its own. That of nine is right within 0.8 %, of five within 1 %.
+    let boots = 2 * setting.rounds - 1;
+    measure(setting, &MEASURED, boots, &[turns.to_string()])
 }
 
 /// The same once, on one emulated processor whose time is its instructions: what the host, the device and the target
