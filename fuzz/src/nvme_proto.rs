@@ -20,7 +20,7 @@ use capstan_nvme_proto::identify::{
     write_namespace_ids,
 };
 use capstan_nvme_proto::log::{
-    AnaLogHeader, CommandEffectsLog, DiscoveryLog, ErrorInformationEntry, FirmwareSlotLog,
+    AnaLogHeader, CommandEffectsLog, CrossControllerResetLogHeader, DiscoveryLog, ErrorInformationEntry, FirmwareSlotLog,
     HealthLog, LogPageId, ReservationNotificationLog, SupportedLogPages,
 };
 use capstan_nvme_proto::nqn::Nqn;
@@ -330,6 +330,12 @@ pub fn identify(bytes: &[u8]) {
         if let Ok(nqn) = controller.subsystem_nqn() {
             check_nqn(&nqn);
         }
+        if let Some(capstan) = controller.capstan() {
+            printable(&format!("{:?} {:?}", capstan.capabilities(), capstan.boot_id()));
+            let mut again = controller.clone();
+            again.set_capstan(capstan);
+            assert!(again == *controller);
+        }
         let _ = controller.max_data_transfer_bytes(controller.rab);
         assert!(controller.in_capsule_data_bytes() <= u64::from(u32::MAX) * 16);
     }
@@ -374,6 +380,11 @@ pub fn log_pages(bytes: &[u8]) {
             }
         }
         assert!(used <= bytes.len() && count <= usize::from(header.groups.get()));
+    }
+    if let Some((header, entries)) = CrossControllerResetLogHeader::parse(bytes) {
+        assert!(entries.len() <= usize::from(header.entries.get()));
+        assert!((entries.len() + 1) * 8 <= bytes.len());
+        printable(&format!("{entries:?}"));
     }
     let entries = ErrorInformationEntry::parse_all(bytes);
     assert!(

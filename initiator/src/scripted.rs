@@ -103,6 +103,7 @@ impl ScriptedController {
             }
             AdminCommand::SetFeatures(_) | AdminCommand::GetFeatures(_) => Some(Answer::result(0)),
             AdminCommand::Abort(_) => panic!("unexpected Abort"),
+            AdminCommand::CrossControllerReset(_) => panic!("unexpected Cross-Controller Reset"),
         }
     }
 

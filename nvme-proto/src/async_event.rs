@@ -53,6 +53,7 @@ open_enum! {
         LBA_STATUS_INFORMATION_ALERT = 0x05 => "LBA Status Information Alert",
         ENDURANCE_GROUP_EVENT_AGGREGATE = 0x06 => "Endurance Group Event Aggregate Log Page Change",
         DISCOVERY_LOG_CHANGE = 0xF0 => "Discovery Log Page Change",
+        CROSS_CONTROLLER_RESET_COMPLETED = 0xF4 => "Cross-Controller Reset Completed",
     }
 }
 
@@ -78,6 +79,11 @@ impl AsyncEvent {
     /// The discovery log page changed.
     pub const DISCOVERY_LOG_CHANGE: Self =
         Self::notice(NoticeEvent::DISCOVERY_LOG_CHANGE, LogPageId::DISCOVERY);
+    /// A Cross-Controller Reset ended. NVMe Base 2.3, section 5.2.2.
+    pub const CROSS_CONTROLLER_RESET_COMPLETED: Self = Self::notice(
+        NoticeEvent::CROSS_CONTROLLER_RESET_COMPLETED,
+        LogPageId::CROSS_CONTROLLER_RESET,
+    );
     /// A Reservation Notification log page is available.
     pub const RESERVATION_LOG_AVAILABLE: Self = Self {
         event_type: AsyncEventType::IO_COMMAND_SPECIFIC,
@@ -186,6 +192,8 @@ bitflags::bitflags! {
         const REACHABILITY_ASSOCIATION = 1 << 18;
         /// Allocated Namespace Attribute Notices.
         const ALLOCATED_NAMESPACE_ATTRIBUTE = 1 << 19;
+        /// Cross-Controller Reset Completed Notices. NVMe Base 2.3, section 5.2.26.
+        const CROSS_CONTROLLER_RESET_COMPLETED = 1 << 20;
         /// Zone Descriptor Changed Notices.
         const ZONE_DESCRIPTOR_CHANGED = 1 << 27;
         /// Discovery Log Page Change Notices.
@@ -207,6 +215,10 @@ mod tests {
         );
         assert_eq!(AsyncEvent::ANA_CHANGE.encode(), 0x000C_0302);
         assert_eq!(AsyncEvent::DISCOVERY_LOG_CHANGE.encode(), 0x0070_F002);
+        assert_eq!(
+            AsyncEvent::CROSS_CONTROLLER_RESET_COMPLETED.encode(),
+            0x001E_F402
+        );
         assert_eq!(AsyncEvent::RESERVATION_LOG_AVAILABLE.encode(), 0x0080_0006);
         let event = AsyncEvent::decode(0xFF70_F0FA);
         assert_eq!(event, AsyncEvent::DISCOVERY_LOG_CHANGE);

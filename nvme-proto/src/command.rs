@@ -8,6 +8,7 @@
 mod admin;
 mod io;
 mod lba;
+mod reset;
 
 pub use crate::fabrics::FabricsCommand;
 pub use admin::{Abort, AdminCommand, GetFeatures, GetLogPage, Identify, SetFeatures};
@@ -15,3 +16,4 @@ pub use io::{Copy, DatasetManagement, Flush, IoCommand};
 pub use lba::{
     Compare, Directive, LbaRange, Protection, Read, Verify, Write, WriteUncorrectable, WriteZeroes,
 };
+pub use reset::CrossControllerReset;

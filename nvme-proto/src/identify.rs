@@ -1,12 +1,14 @@
 //! Identify: what the command asks for (CNS) and the data structures it returns, each 4096 bytes.
 //!
-//! Source: NVMe Base 2.1, section 5.1.13; NVM Command Set 1.1, section 4.1.5.
+//! Source: NVMe Base 2.1, section 5.1.13; NVM Command Set 1.1, section 4.1.5. What Base 2.3 added is
+//! named where it is.
 
 mod capabilities;
 mod controller;
 mod lists;
 mod namespace;
 mod nvm;
+mod vendor;
 
 pub use capabilities::{
     AnaCapabilities, ControllerAttributes, FabricsControllerAttributes, FusedOperations,
@@ -26,6 +28,7 @@ pub use namespace::{
     ReservationCapabilities,
 };
 pub use nvm::{NvmIdentifyController, NvmIdentifyNamespace};
+pub use vendor::{CapstanBlock, CapstanCapabilities};
 
 use crate::macros::open_enum;
 

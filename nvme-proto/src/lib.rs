@@ -1,6 +1,7 @@
 //! NVMe and NVMe over Fabrics wire structures: bytes to typed values and back.
 //!
-//! Written against NVMe Base 2.1, NVM Command Set 1.1 and NVMe over RDMA Transport 1.1.
+//! Written against NVMe Base 2.1, NVM Command Set 1.1 and NVMe over RDMA Transport 1.1, with Rapid
+//! Path Failure Recovery of NVMe Base 2.3.
 //!
 //! # Where things are
 //! * On the wire: [`sqe::Sqe`] and [`cqe::Cqe`], [`sgl::SglDescriptor`], the data structures in

@@ -3,6 +3,7 @@
 //! Source: NVMe Base 2.1, section 5.1.12.
 
 mod ana;
+mod cross_controller_reset;
 mod discovery;
 mod effects;
 mod error_information;
@@ -12,6 +13,10 @@ mod reservation;
 mod supported;
 
 pub use ana::{AnaGroup, AnaGroupHeader, AnaGroups, AnaLogError, AnaLogHeader, AnaState};
+pub use cross_controller_reset::{
+    CROSS_CONTROLLER_RESETS_MAX, CrossControllerResetEntry, CrossControllerResetFlags,
+    CrossControllerResetLogHeader, CrossControllerResetStatus, LSP_REMOVE_COMPLETED,
+};
 pub use discovery::{
     AddressFamily, DiscoveryEntryFlags, DiscoveryLog, DiscoveryLogEntry, DiscoveryLogError,
     DiscoveryLogHeader, DiscoverySubsystemType, RdmaCms, RdmaProviderType, RdmaQpType, RdmaTsas,
@@ -63,6 +68,7 @@ open_enum! {
         REACHABILITY_GROUPS = 0x1A => "Reachability Groups",
         REACHABILITY_ASSOCIATIONS = 0x1B => "Reachability Associations",
         CHANGED_ALLOCATED_NAMESPACES = 0x1C => "Changed Allocated Namespace List",
+        CROSS_CONTROLLER_RESET = 0x1E => "Cross-Controller Reset",
         FDP_CONFIGURATIONS = 0x20 => "FDP Configurations",
         FDP_USAGE = 0x21 => "Reclaim Unit Handle Usage",
         FDP_STATISTICS = 0x22 => "FDP Statistics",

@@ -39,6 +39,7 @@ open_enum! {
         MANAGE_EXPORTED_NVM_SUBSYSTEM = 0x2D => "Manage Exported NVM Subsystem",
         MANAGE_EXPORTED_NAMESPACE = 0x31 => "Manage Exported Namespace",
         MANAGE_EXPORTED_PORT = 0x35 => "Manage Exported Port",
+        CROSS_CONTROLLER_RESET = 0x38 => "Cross-Controller Reset",
         SEND_DISCOVERY_LOG_PAGE = 0x39 => "Send Discovery Log Page",
         TRACK_SEND = 0x3D => "Track Send",
         TRACK_RECEIVE = 0x3E => "Track Receive",

@@ -362,6 +362,9 @@ status_table!(command_specific, COMMAND_SPECIFIC, {
     CONTROLLER_SUSPENDED = 0x39 => "Controller Suspended",
     CONTROLLER_NOT_SUSPENDED = 0x3A => "Controller Not Suspended",
     CONTROLLER_DATA_QUEUE_FULL = 0x3B => "Controller Data Queue Full",
+    CROSS_CONTROLLER_RESET_IN_PROGRESS = 0x3F => "Cross-Controller Reset in Progress",
+    CROSS_CONTROLLER_RESET_LOG_PAGE_FULL = 0x40 => "Cross-Controller Reset Log Page Full",
+    CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED = 0x41 => "Cross-Controller Reset Limit Exceeded",
 });
 
 status_table!(command_specific_nvm, COMMAND_SPECIFIC, {

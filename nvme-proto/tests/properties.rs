@@ -3,9 +3,9 @@
 
 use capstan_nvme_proto::async_event::AsyncEvent;
 use capstan_nvme_proto::command::{
-    Abort, AdminCommand, Compare, Copy, DatasetManagement, Directive, FabricsCommand, Flush,
-    GetFeatures, GetLogPage, Identify, IoCommand, LbaRange, Protection, Read, SetFeatures, Verify,
-    Write, WriteUncorrectable, WriteZeroes,
+    Abort, AdminCommand, Compare, Copy, CrossControllerReset, DatasetManagement, Directive,
+    FabricsCommand, Flush, GetFeatures, GetLogPage, Identify, IoCommand, LbaRange, Protection,
+    Read, SetFeatures, Verify, Write, WriteUncorrectable, WriteZeroes,
 };
 use capstan_nvme_proto::copy::CopyFormat;
 use capstan_nvme_proto::cqe::Cqe;
@@ -18,7 +18,9 @@ use capstan_nvme_proto::features::{FeatureId, FeatureSelect};
 use capstan_nvme_proto::identify::{
     Cns, Csi, NamespaceId, NamespaceIdDescriptors, NamespaceIdType, write_namespace_ids,
 };
-use capstan_nvme_proto::log::{AnaLogHeader, DiscoveryLog, LogPageId};
+use capstan_nvme_proto::log::{
+    AnaLogHeader, CrossControllerResetLogHeader, DiscoveryLog, LogPageId,
+};
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::property::{Cap, Cc, Property, PropertySize};
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, CmRequest, RejectStatus};
@@ -128,6 +130,9 @@ fn admin_command() -> impl Strategy<Value = AdminCommand> {
         get.prop_map(AdminCommand::GetFeatures),
         Just(AdminCommand::AsynchronousEventRequest),
         Just(AdminCommand::KeepAlive),
+        any::<(u16, u8, u64)>().prop_map(|(icid, ciu, cirn)| {
+            AdminCommand::CrossControllerReset(CrossControllerReset { icid, ciu, cirn })
+        }),
     ]
 }
 
@@ -536,6 +541,10 @@ proptest! {
         }
         if let Some((header, groups)) = AnaLogHeader::parse(&bytes) {
             prop_assert!(groups.count() <= usize::from(header.groups.get()));
+        }
+        if let Some((header, entries)) = CrossControllerResetLogHeader::parse(&bytes) {
+            prop_assert!(entries.len() <= usize::from(header.entries.get()));
+            prop_assert!(size_of_val(header) + size_of_val(entries) <= bytes.len());
         }
         if let Ok(log) = DiscoveryLog::parse(&bytes) {
             prop_assert!(log.entries.len() * 1024 + 1024 <= bytes.len());

@@ -6,13 +6,14 @@ use capstan_nvme_proto::dataset::DsmRange;
 use capstan_nvme_proto::fabrics::ConnectData;
 use capstan_nvme_proto::features::{HostBehaviorSupport, TimestampData};
 use capstan_nvme_proto::identify::{
-    CommandSetList, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace, LbaFormat,
-    NamespaceList, NvmIdentifyController, NvmIdentifyNamespace, PowerStateDescriptor,
+    CapstanBlock, CommandSetList, IdentifyController, IdentifyNamespace,
+    IndependentIdentifyNamespace, LbaFormat, NamespaceList, NvmIdentifyController,
+    NvmIdentifyNamespace, PowerStateDescriptor,
 };
 use capstan_nvme_proto::log::{
-    AnaGroupHeader, AnaLogHeader, CommandEffectsLog, DiscoveryLogEntry, DiscoveryLogHeader,
-    ErrorInformationEntry, FirmwareSlotLog, HealthLog, RdmaTsas, ReservationNotificationLog,
-    SupportedLogPages,
+    AnaGroupHeader, AnaLogHeader, CommandEffectsLog, CrossControllerResetEntry,
+    CrossControllerResetLogHeader, DiscoveryLogEntry, DiscoveryLogHeader, ErrorInformationEntry,
+    FirmwareSlotLog, HealthLog, RdmaTsas, ReservationNotificationLog, SupportedLogPages,
 };
 use capstan_nvme_proto::nqn::HostId;
 use capstan_nvme_proto::rdma_cm::{AcceptPrivateData, RejectPrivateData, RequestPrivateData};
@@ -40,6 +41,7 @@ fn every_wire_structure_has_its_size_and_alignment_one() {
         AcceptPrivateData => 32,
         RejectPrivateData => 4,
         IdentifyController => 4096,
+        CapstanBlock => 64,
         PowerStateDescriptor => 32,
         IdentifyNamespace => 4096,
         LbaFormat => 4,
@@ -55,6 +57,8 @@ fn every_wire_structure_has_its_size_and_alignment_one() {
         CommandEffectsLog => 4096,
         AnaLogHeader => 16,
         AnaGroupHeader => 32,
+        CrossControllerResetLogHeader => 8,
+        CrossControllerResetEntry => 8,
         DiscoveryLogHeader => 1024,
         DiscoveryLogEntry => 1024,
         RdmaTsas => 256,

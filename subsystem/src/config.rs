@@ -32,6 +32,9 @@ pub struct TargetConfig {
     pub model: String,
     /// Firmware Revision of discovery controllers: 1 to 8 printable ASCII characters.
     pub firmware: String,
+    /// Instance of the machine, for Identify Controller: another one after every boot. Zeroes tell
+    /// the hosts nothing.
+    pub boot_id: [u8; 16],
 }
 
 impl Default for TargetConfig {
@@ -44,6 +47,7 @@ impl Default for TargetConfig {
             serial: "discovery".into(),
             model: "Capstan discovery".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
+            boot_id: [0; 16],
         }
     }
 }

@@ -4,12 +4,13 @@ use capstan_nvme_proto::command::Identify;
 use capstan_nvme_proto::copy::CopyFormat;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::identify::{
-    AnaCapabilities, Cns, CommandSetList, CommandSetVector, ControllerAttributes, ControllerType,
-    Csi, DeallocateFeatures, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace,
-    IndependentIdentifyNamespace, LbaFormat, LogPageAttributes, MultiPath, NamespaceAttributes,
-    NamespaceId, NamespaceList, NamespaceSharing, NamespaceStatus, NvmIdentifyController,
-    NvmIdentifyNamespace, OptionalFabricsCommands, OptionalNvmCommands, ReservationCapabilities,
-    SglSupport, VolatileWriteCacheSupport, write_namespace_ids,
+    AnaCapabilities, CapstanBlock, CapstanCapabilities, Cns, CommandSetList, CommandSetVector,
+    ControllerAttributes, ControllerType, Csi, DeallocateFeatures, IDENTIFY_BYTES,
+    IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace, LbaFormat,
+    LogPageAttributes, MultiPath, NamespaceAttributes, NamespaceId, NamespaceList,
+    NamespaceSharing, NamespaceStatus, NvmIdentifyController, NvmIdentifyNamespace,
+    OptionalFabricsCommands, OptionalNvmCommands, ReservationCapabilities, SglSupport,
+    VolatileWriteCacheSupport, write_namespace_ids,
 };
 use capstan_nvme_proto::property::Version;
 use capstan_nvme_proto::status::Status;
@@ -142,6 +143,8 @@ impl Target {
                 data.cntrltype = ControllerType::IO;
                 data.maxcmd = config.io_queue_entries.into();
                 io_controller(controller, &mut data);
+                let promises = CapstanCapabilities::empty();
+                data.set_capstan(&CapstanBlock::new(promises, config.boot_id));
             }
         }
         data

@@ -2,6 +2,7 @@
 //!
 //! Source: NVMe Base 2.1, section 5.1 (admin commands for all transports).
 
+use super::CrossControllerReset;
 use crate::bits;
 use crate::error::CommandError;
 use crate::features::{FeatureId, FeatureSelect};
@@ -31,6 +32,8 @@ pub enum AdminCommand {
     AsynchronousEventRequest,
     /// Keep Alive.
     KeepAlive,
+    /// Cross-Controller Reset.
+    CrossControllerReset(CrossControllerReset),
 }
 
 /// Get Log Page. NVMe Base 2.1, section 5.1.12.
@@ -156,6 +159,9 @@ impl AdminCommand {
             AdminOpcode::GET_FEATURES => Self::GetFeatures(GetFeatures::parse(sqe)),
             AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST => Self::AsynchronousEventRequest,
             AdminOpcode::KEEP_ALIVE => Self::KeepAlive,
+            AdminOpcode::CROSS_CONTROLLER_RESET => {
+                Self::CrossControllerReset(CrossControllerReset::parse(sqe))
+            }
             other => return Err(CommandError::invalid_opcode("Opcode", 0, other.0)),
         };
         sqe.require_not_fused()?;
@@ -173,6 +179,7 @@ impl AdminCommand {
             Self::GetFeatures(_) => AdminOpcode::GET_FEATURES,
             Self::AsynchronousEventRequest => AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST,
             Self::KeepAlive => AdminOpcode::KEEP_ALIVE,
+            Self::CrossControllerReset(_) => AdminOpcode::CROSS_CONTROLLER_RESET,
         }
     }
 
@@ -199,7 +206,10 @@ impl AdminCommand {
                 },
                 _ => DataTransfer::None,
             },
-            Self::Abort(_) | Self::AsynchronousEventRequest | Self::KeepAlive => DataTransfer::None,
+            Self::Abort(_)
+            | Self::AsynchronousEventRequest
+            | Self::KeepAlive
+            | Self::CrossControllerReset(_) => DataTransfer::None,
         }
     }
 
@@ -215,6 +225,7 @@ impl AdminCommand {
             Self::Abort(Abort { sqid, cid }) => sqe.cdw10 = bits::words(sqid, cid).into(),
             Self::SetFeatures(command) => command.encode(&mut sqe),
             Self::GetFeatures(command) => command.encode(&mut sqe),
+            Self::CrossControllerReset(command) => command.encode(&mut sqe),
             Self::AsynchronousEventRequest | Self::KeepAlive => {}
         }
         sqe
@@ -488,7 +499,7 @@ mod tests {
     #[test]
     fn every_other_opcode_is_invalid() {
         for opcode in 0..=0xFF {
-            let known = [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18].contains(&opcode);
+            let known = [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x38].contains(&opcode);
             let result = AdminCommand::parse(&Sqe::new(opcode, 0, 0));
             assert_eq!(result.is_ok(), known, "{opcode:02X}h");
             if let Err(error) = result {

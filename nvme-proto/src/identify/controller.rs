@@ -4,7 +4,7 @@
 
 use core::mem::offset_of;
 
-use zerocopy::little_endian::{U16, U32, U128};
+use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::IDENTIFY_BYTES;
@@ -72,7 +72,13 @@ pub struct IdentifyController {
     pub crdt3_100ms: U16,
     /// CRCAP, Controller Reachability Capabilities.
     pub crcap: u8,
-    reserved135: [u8; 118],
+    /// CIU, Controller Instance Uniquifier: not zero, and one more whenever CSTS.RDY is set. NVMe
+    /// Base 2.3, section 5.2.13; 0 from a controller without Cross-Controller Reset.
+    pub ciu: u8,
+    /// CIRN, Controller Instance Random Number: another one whenever CSTS.RDY is set. NVMe Base 2.3,
+    /// section 5.2.13.
+    pub cirn: U64,
+    reserved144: [u8; 109],
     /// NVMSR, NVM Subsystem Report.
     pub nvmsr: u8,
     /// VWCI, VPD Write Cycle Information.
@@ -160,7 +166,8 @@ pub struct IdentifyController {
     /// TMPTHHA, Temperature Threshold Hysteresis Attributes.
     pub tmpthha: u8,
     reserved385: u8,
-    /// CQT, Command Quiesce Time in milliseconds.
+    /// CQT, Command Quiesce Time in milliseconds: how long the controller may take, after a Keep Alive
+    /// Timeout or another loss of communication, to end every outstanding command. 0 for not told.
     pub cqt_ms: U16,
     reserved388: [u8; 124],
     /// SQES: log2 of the submission queue entry size, required in bits 3:0, maximum in bits 7:4.
@@ -245,10 +252,13 @@ pub struct IdentifyController {
     pub ofcs: U16,
     /// DCTYPE, Discovery Controller Type.
     pub dctype: u8,
-    reserved1807: [u8; 241],
+    /// CCRL, Cross-Controller Reset Limit: most resets in progress at a time; 0 for no support. NVMe
+    /// Base 2.3, section 5.2.13.
+    pub ccrl: u8,
+    reserved1808: [u8; 240],
     /// PSD0 to PSD31, Power State Descriptors.
     pub psd: [PowerStateDescriptor; 32],
-    /// Vendor specific.
+    /// Vendor specific: see [`CapstanBlock`](super::CapstanBlock).
     pub vs: [u8; 1024],
 }
 
@@ -269,6 +279,8 @@ const _: () = {
     assert!(offset_of!(IdentifyController, cntrltype) == 111);
     assert!(offset_of!(IdentifyController, fguid) == 112);
     assert!(offset_of!(IdentifyController, crdt1_100ms) == 128);
+    assert!(offset_of!(IdentifyController, ciu) == 135);
+    assert!(offset_of!(IdentifyController, cirn) == 136);
     assert!(offset_of!(IdentifyController, nvmsr) == 253);
     assert!(offset_of!(IdentifyController, oacs) == 256);
     assert!(offset_of!(IdentifyController, aerl_z) == 259);
@@ -308,6 +320,7 @@ const _: () = {
     assert!(offset_of!(IdentifyController, msdbd) == 1803);
     assert!(offset_of!(IdentifyController, ofcs) == 1804);
     assert!(offset_of!(IdentifyController, dctype) == 1806);
+    assert!(offset_of!(IdentifyController, ccrl) == 1807);
     assert!(offset_of!(IdentifyController, psd) == 2048);
     assert!(offset_of!(IdentifyController, vs) == 3072);
 };
