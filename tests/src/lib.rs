@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: a target and hosts in this process, over real sockets; and the
 //! two programs as processes.
 
+pub mod attack;
 pub mod fio;
 pub mod host;
 pub mod process;

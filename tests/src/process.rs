@@ -19,7 +19,17 @@ pub fn descriptors() -> usize {
 /// Without /proc.
 #[must_use]
 pub fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
+    resident_bytes_of(std::process::id())
+}
+
+/// Resident memory of a process in bytes.
+///
+/// # Panics
+/// Without /proc, or when it has ended.
+#[must_use]
+pub fn resident_bytes_of(pid: u32) -> usize {
+    let path = format!("/proc/{pid}/statm");
+    let statm = std::fs::read_to_string(path).expect("the process runs");
     let pages: usize = statm
         .split(' ')
         .nth(1)

@@ -1,0 +1,356 @@
+//! What attacks over the raw wire have in common: the attacker's side of a connection, byte by byte, and the permitted
+//! host that must not notice.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use capstan_initiator::{DirectQueue, Op};
+use capstan_nvme_proto::command::FabricsCommand;
+use capstan_nvme_proto::fabrics::{Cattr, Connect, ConnectParameters};
+use capstan_nvme_proto::rdma_cm::CmRequest;
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::iwarp::wire::ddp::{Control, Opcode, QN_SEND, UntaggedHeader, pad_bytes};
+use capstan_rdma::iwarp::wire::mpa::{FRAME_BYTES, Frame, FrameKind};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt,
+};
+use zerocopy::IntoBytes;
+use zerocopy::network_endian::{U16, U32};
+
+use crate::host::{options, run};
+use crate::process::resident_bytes_of;
+
+/// Where an attack comes from when it does not share the address of the permitted host, which is 127.0.0.1.
+pub const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 9, 9, 9);
+/// Entries of the attackers' queues.
+const ENTRIES: u16 = 32;
+/// How long an attacker waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Connects that are timed during an attack.
+const CONNECTS: u8 = 20;
+const LBA_BYTES: usize = 4096;
+
+/// A TCP connection from `source`, and not a byte on it.
+///
+/// # Errors
+/// The target does not take it, or there are no descriptors.
+pub fn tcp(target: SocketAddr, source: Ipv4Addr) -> io::Result<TcpStream> {
+    let SocketAddr::V4(target) = target else {
+        return Err(io::ErrorKind::AddrNotAvailable.into());
+    };
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let fd = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+    // Thousands of connections to one port need no port of their own each.
+    setsockopt(&fd, sockopt::IpBindAddressNoPort, &true)?;
+    bind(
+        fd.as_raw_fd(),
+        &SockaddrIn::from(SocketAddrV4::new(source, 0)),
+    )?;
+    connect(fd.as_raw_fd(), &SockaddrIn::from(target))?;
+    let stream = TcpStream::from(fd);
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// The MPA Request of a host that asks for queue `qid`.
+///
+/// # Panics
+/// Never: it fits.
+#[must_use]
+pub fn mpa_request(qid: u16) -> Vec<u8> {
+    let request = CmRequest {
+        qid,
+        hrqsize: ENTRIES,
+        hsqsize: ENTRIES.into(),
+        cntlid: 0,
+    };
+    let frame = Frame {
+        kind: FrameKind::Request,
+        markers: false,
+        crc: false,
+        reject: false,
+        large_fpdus: false,
+        same_host: false,
+        // The connecting side may send as soon as it has the Reply.
+        revision: 1,
+        enhanced: None,
+    };
+    let private_data = request.encode().expect("a size that can be encoded");
+    let bytes = frame.encode(private_data.as_bytes());
+    bytes.expect("32 bytes of private data")
+}
+
+/// A Connect capsule of a host with these names. Its data is behind the SQE, or, when it is `pulled`, at an address that the
+/// target is to read by RDMA.
+#[must_use]
+pub fn connect_capsule(
+    cid: u16,
+    qid: u16,
+    kato_ms: u32,
+    parameters: &ConnectParameters,
+    pulled: bool,
+) -> Vec<u8> {
+    let connect = Connect {
+        qid,
+        sqsize: ENTRIES.into(),
+        cattr: Cattr(0),
+        kato_ms,
+    };
+    let data = parameters.encode();
+    let length_bytes = u32::try_from(data.as_bytes().len()).unwrap_or(0);
+    let sgl = if pulled {
+        Sgl::Keyed {
+            address: 0x1000,
+            length_bytes,
+            rkey: 0x1234_5601,
+            invalidate: false,
+        }
+    } else {
+        Sgl::InCapsule {
+            offset_bytes: 0,
+            length_bytes,
+        }
+    };
+    let sqe: Sqe = FabricsCommand::Connect(connect).encode(cid, sgl);
+    let mut capsule = sqe.as_bytes().to_vec();
+    if !pulled {
+        capsule.extend_from_slice(data.as_bytes());
+    }
+    capsule
+}
+
+/// A Send as one FPDU, without a CRC.
+///
+/// # Panics
+/// When the payload is longer than an FPDU.
+#[must_use]
+pub fn fpdu(msn: u32, payload: &[u8]) -> Vec<u8> {
+    let header = UntaggedHeader {
+        ulpdu_length: U16::new(0),
+        control: Control::new(false, true, Opcode::SEND),
+        invalidate_stag: U32::new(0),
+        qn: U32::new(QN_SEND),
+        msn: U32::new(msn),
+        mo: U32::new(0),
+    };
+    let mut bytes = [header.as_bytes(), payload].concat();
+    let length = u16::try_from(bytes.len() - 2).expect("one FPDU");
+    bytes[..2].copy_from_slice(&length.to_be_bytes());
+    bytes.resize(bytes.len() + pad_bytes(bytes.len()), 0);
+    bytes.extend([0; 4]);
+    bytes
+}
+
+/// The attacker's end of a connection that was accepted.
+pub struct Stranger {
+    /// The socket.
+    pub stream: TcpStream,
+    msn: u32,
+}
+
+impl Stranger {
+    /// Connects as far as the MPA Reply, from `source`, as queue `qid`.
+    ///
+    /// # Errors
+    /// The target does not take it, or refuses it.
+    pub fn connect(target: SocketAddr, source: Ipv4Addr, qid: u16) -> io::Result<Self> {
+        let mut stream = tcp(target, source)?;
+        stream.write_all(&mpa_request(qid))?;
+        let mut reply = [0; FRAME_BYTES];
+        stream.read_exact(&mut reply)?;
+        // RFC 5044 §7.1.1: the reject flag, and the length of the private data.
+        if reply[16] & 0x20 != 0 {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let mut private_data = vec![0; usize::from(u16::from_be_bytes([reply[18], reply[19]]))];
+        stream.read_exact(&mut private_data)?;
+        Ok(Self { stream, msn: 1 })
+    }
+
+    /// Sends a capsule.
+    ///
+    /// # Errors
+    /// The target has ended the connection.
+    pub fn send(&mut self, capsule: &[u8]) -> io::Result<()> {
+        let bytes = fpdu(self.msn, capsule);
+        self.msn += 1;
+        self.stream.write_all(&bytes)
+    }
+
+    /// Waits until something comes: whether it is more than the end of the connection.
+    pub fn hears(&mut self) -> bool {
+        matches!(self.stream.read(&mut [0; 256]), Ok(1..))
+    }
+}
+
+/// What a permitted host had to bear, and the target.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// Reads of 4 KiB at depth 1, in microseconds, the longest last.
+    pub reads_us: Vec<u64>,
+    /// New connects of permitted hosts, each up to the end of its first read.
+    pub connects: Vec<Duration>,
+    /// Resident memory of the target when the attack had begun, and at its end.
+    pub resident_bytes: (usize, usize),
+}
+
+impl Figures {
+    /// The time that `share` of the reads kept.
+    #[must_use]
+    pub fn percentile_us(&self, share: f64) -> u64 {
+        let reads = self.reads_us.len();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a place among some ten thousand"
+        )]
+        let place = (reads as f64 * share) as usize;
+        self.reads_us[place.min(reads - 1)]
+    }
+
+    /// Checks what is promised while an attack is running: reads with p99.9 below 100 ms and none above 1 s, connects below
+    /// 2 s, memory flat. `tolerance` times as much is let pass: 1 by hand, 10 in CI, whose machines are busy.
+    ///
+    /// # Panics
+    /// When it was worse.
+    pub fn assert_kept(&self, tolerance: u32) {
+        let most = u64::from(tolerance);
+        assert!(self.reads_us.len() >= 100, "too few reads: {self}");
+        assert!(self.percentile_us(0.999) < 100_000 * most, "{self}");
+        assert!(self.percentile_us(1.0) < 1_000_000 * most, "{self}");
+        let slowest = self.connects.iter().max().copied().unwrap_or_default();
+        assert!(slowest < Duration::from_secs(2) * tolerance, "{self}");
+        let (before, after) = self.resident_bytes;
+        let grown = after.saturating_sub(before);
+        assert!(grown < (8 << 20) * tolerance as usize, "{self}");
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (before, after) = self.resident_bytes;
+        let slowest = self.connects.iter().max().copied().unwrap_or_default();
+        write!(
+            f,
+            "{} reads, p50 {} us, p99.9 {} us, max {} us; {} connects, slowest {} ms; resident {} KiB, then {} KiB",
+            self.reads_us.len(),
+            self.percentile_us(0.5),
+            self.percentile_us(0.999),
+            self.percentile_us(1.0),
+            self.connects.len(),
+            slowest.as_millis(),
+            before >> 10,
+            after >> 10,
+        )
+    }
+}
+
+/// How much worse than promised figures may be here: ten times, or not at all where `CAPSTAN_ATTACKS=full` is set.
+#[must_use]
+pub fn tolerance() -> u32 {
+    if is_full() { 1 } else { 10 }
+}
+
+/// Whether attacks run at full strength and length.
+#[must_use]
+pub fn is_full() -> bool {
+    std::env::var_os("CAPSTAN_ATTACKS").is_some_and(|value| value == "full")
+}
+
+/// Runs `attack` on a thread of its own, which ends soon after the flag is set, and meanwhile looks at what it does to
+/// permitted hosts of the target in process `pid` at `at`: one reads for `length`, others connect. `warmed_up` is called on
+/// this thread between the start of the attack and the first look, and returns when the attack is at work.
+///
+/// # Panics
+/// When a permitted host fails, or the attack does.
+pub fn endure(
+    (pid, at): (u32, SocketAddr),
+    length: Duration,
+    attack: impl FnOnce(&AtomicBool) + Send + 'static,
+    warmed_up: impl FnOnce(),
+) -> Figures {
+    let stop = Arc::new(AtomicBool::new(false));
+    let reader = Reader::start(at, 1, &stop);
+    let attacker = {
+        let stop = Arc::clone(&stop);
+        thread::spawn(move || attack(&stop))
+    };
+    warmed_up();
+    let before = resident_bytes_of(pid);
+    let start = Instant::now();
+    let mut connects = Vec::new();
+    for number in 0..CONNECTS {
+        let start = Instant::now();
+        let options = options(at, 2 + number);
+        let mut host = DirectQueue::connect(&options)
+            .unwrap_or_else(|error| panic!("connect {number} of a permitted host: {error}"));
+        read(&mut host, 0);
+        connects.push(start.elapsed());
+        host.close();
+    }
+    // Not a wait for something: the attack goes on for so long.
+    thread::sleep(length.saturating_sub(start.elapsed()));
+    let after = resident_bytes_of(pid);
+    stop.store(true, Ordering::Relaxed);
+    let reads_us = reader.finish();
+    attacker.join().expect("the attack runs to its end");
+    Figures {
+        reads_us,
+        connects,
+        resident_bytes: (before, after),
+    }
+}
+
+/// A permitted host that reads 4 KiB at depth 1 until it is told to stop.
+struct Reader(JoinHandle<Vec<u64>>);
+
+impl Reader {
+    /// Connects before it returns.
+    fn start(at: SocketAddr, number: u8, stop: &Arc<AtomicBool>) -> Self {
+        let stop = Arc::clone(stop);
+        let (connected, wait) = mpsc::channel();
+        let reader = thread::spawn(move || {
+            let mut host = DirectQueue::connect(&options(at, number)).expect("before the attack");
+            connected.send(()).expect("somebody waits");
+            let mut times_us = Vec::new();
+            let mut slba = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                read(&mut host, slba);
+                times_us.push(u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX));
+                slba = (slba + 1) % 16;
+                // A steady reader, which leaves the machine to the target and the attack.
+                thread::sleep(Duration::from_micros(200));
+            }
+            host.close();
+            times_us.sort_unstable();
+            times_us
+        });
+        wait.recv().expect("the permitted host connects");
+        Self(reader)
+    }
+
+    fn finish(self) -> Vec<u64> {
+        self.0.join().expect("the permitted host read to the end")
+    }
+}
+
+fn read(host: &mut DirectQueue, slba: u64) {
+    run(host, Op::Read { slba, nlb: 1 }, &mut [0; LBA_BYTES]);
+}
+
+/// The two addresses an attack is to come from: another one, and the permitted host's own.
+#[must_use]
+pub fn sources() -> [Ipv4Addr; 2] {
+    [ELSEWHERE, Ipv4Addr::LOCALHOST]
+}
