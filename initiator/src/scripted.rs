@@ -58,6 +58,8 @@ pub(crate) struct ScriptedController {
     /// Keep Alives answered.
     pub(crate) keep_alives: u32,
     pub(crate) answer_keep_alive: bool,
+    /// Get Log Page is answered.
+    pub(crate) answer_logs: bool,
     /// CC.SHN was set.
     pub(crate) shutdown: bool,
 }
@@ -72,6 +74,7 @@ impl ScriptedController {
             identify: |_| {},
             keep_alives: 0,
             answer_keep_alive: true,
+            answer_logs: true,
             shutdown: false,
         }
     }
@@ -97,6 +100,7 @@ impl ScriptedController {
                 self.keep_alives += u32::from(self.answer_keep_alive);
                 self.answer_keep_alive.then(|| Answer::result(0))
             }
+            AdminCommand::GetLogPage(_) if !self.answer_logs => None,
             AdminCommand::GetLogPage(log) => {
                 let len = usize::try_from(log.length_bytes).unwrap();
                 Some(Answer::success(vec![0; len]))

@@ -365,6 +365,10 @@ impl Engine {
     fn act(&mut self, now_us: u64) -> bool {
         let mut busy = false;
         loop {
+            if self.host.closes_next() {
+                // What is stalled may wait for memory of a connection that is to be closed.
+                self.stalled.clear();
+            }
             let action = match self.stalled.pop_front() {
                 Some(action) => Some(action),
                 None => self.host.poll_action(),
@@ -498,7 +502,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.close_all();
+        self.close_all(false);
     }
 }
 

@@ -61,9 +61,8 @@ impl Engine {
                 self.send_for_host(qid, slot, *sqe, buffer, &data, now_us);
                 Ok(())
             }
-            Action::CloseAll => {
-                self.stalled.clear();
-                self.close_all();
+            Action::CloseAll { orderly } => {
+                self.close_all(orderly);
                 Ok(())
             }
         }
@@ -319,7 +318,10 @@ impl Engine {
 
     /// Drops every connection. Commands of I/O that were not answered wait to be sent again;
     /// those that were answered are finished: dropping the queue pair closed their windows.
-    pub(super) fn close_all(&mut self) {
+    ///
+    /// Unless it is an `orderly` end, the connections are given up first: a kernel that went on to deliver an old
+    /// copy of a write would do so behind the one that is sent again.
+    pub(super) fn close_all(&mut self, orderly: bool) {
         self.drop_opening();
         self.flushed = None;
         self.losses += 1;
@@ -329,6 +331,9 @@ impl Engine {
             };
             let Line { connection, slots } = line;
             let id = connection.id;
+            if !orderly {
+                self.cm.abort(id);
+            }
             drop(connection);
             self.cm.destroy(id);
             for slot in slots {

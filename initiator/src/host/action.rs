@@ -58,8 +58,12 @@ pub enum Action {
         /// Its data.
         data: CommandData,
     },
-    /// Drop every connection; nothing of them is to be handled any more.
-    CloseAll,
+    /// Drop every connection; nothing of them is to be handled any more. Comes before anything that waits to be done.
+    CloseAll {
+        /// The controller has been shut down: nothing is outstanding. Otherwise the connections are given up, and
+        /// nothing that has not left may leave any more.
+        orderly: bool,
+    },
 }
 
 /// What the owner of the association learns.

@@ -151,6 +151,11 @@ impl Host {
         self.actions.pop_front()
     }
 
+    /// Whether the next action is [`Action::CloseAll`].
+    pub(crate) fn closes_next(&self) -> bool {
+        matches!(self.actions.front(), Some(Action::CloseAll { .. }))
+    }
+
     /// What to know next; `None` when there is nothing.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -360,7 +365,7 @@ impl Host {
             State::Connecting { step, deadline_us } if now_us >= deadline_us => {
                 self.step_timed_out(step, now_us);
             }
-            State::ShuttingDown { deadline_us } if now_us >= deadline_us => self.close(),
+            State::ShuttingDown { deadline_us } if now_us >= deadline_us => self.close(false),
             _ => {
                 self.poll_ready(now_us);
                 self.tick_keep_alive(now_us);
@@ -403,7 +408,7 @@ impl Host {
     pub(super) fn fail(&mut self, cause: ConnectError, now_us: u64) {
         let cause = Arc::new(cause);
         let previous = std::mem::replace(&mut self.state, State::Closed);
-        self.drop_connections(&cause);
+        self.drop_connections(&cause, false);
         if matches!(previous, State::ShuttingDown { .. }) || self.shutdown_asked {
             self.events.push_back(Event::Closed);
             return;
@@ -451,7 +456,7 @@ impl Host {
             return;
         };
         if self.is_connected() {
-            self.drop_connections(&loss.cause);
+            self.drop_connections(&loss.cause, false);
         }
         self.end(Arc::new(ConnectError::LossTimeout {
             lost_s: now_us.saturating_sub(loss.since_us) / 1_000_000,
@@ -467,16 +472,16 @@ impl Host {
         self.events.push_back(Event::Failed { cause });
     }
 
-    /// Shut down in order, or as far as that went.
-    pub(super) fn close(&mut self) {
-        self.drop_connections(&Arc::new(ConnectError::Closed));
+    /// Shut down in order, if `orderly`, or as far as that went.
+    pub(super) fn close(&mut self, orderly: bool) {
+        self.drop_connections(&Arc::new(ConnectError::Closed), orderly);
         self.state = State::Closed;
         self.events.push_back(Event::Closed);
     }
 
-    fn drop_connections(&mut self, cause: &Arc<ConnectError>) {
+    fn drop_connections(&mut self, cause: &Arc<ConnectError>, orderly: bool) {
         self.actions.clear();
-        self.actions.push_back(Action::CloseAll);
+        self.actions.push_back(Action::CloseAll { orderly });
         self.fail_commands(cause);
         if self.shutdown_asked {
             self.fail_waiting(cause);

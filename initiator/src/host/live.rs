@@ -199,7 +199,7 @@ impl Host {
                     set.encode(cid, Sgl::EMPTY)
                 });
             }
-            State::Connecting { .. } | State::Waiting { .. } => self.close(),
+            State::Connecting { .. } | State::Waiting { .. } => self.close(false),
             State::ShuttingDown { .. } | State::Closed | State::Failed(_) => {}
         }
     }
@@ -209,12 +209,12 @@ impl Host {
             return;
         }
         if !cqe.status().is_success() {
-            return self.close();
+            return self.close(false);
         }
         let csts = Csts::decode(cqe.dw0.get());
         let done = csts.shst == ShutdownStatus::COMPLETE || csts.cfs;
         if purpose == Purpose::ShutdownStatus && done {
-            self.close();
+            self.close(true);
         } else {
             let wait_us = match purpose {
                 Purpose::Shutdown => 0,

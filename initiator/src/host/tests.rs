@@ -91,7 +91,7 @@ impl Script {
                     data,
                 } => self.command(qid, slot, &sqe, &data),
                 Action::Open { .. } => {}
-                Action::CloseAll => self.events.clear(),
+                Action::CloseAll { .. } => self.events.clear(),
             }
         }
     }

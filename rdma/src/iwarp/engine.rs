@@ -432,7 +432,11 @@ impl Engine {
         let link = qp.link.take();
         qp.flush(fatal);
         bytes.extend(terminate_bytes(fatal, qp.tx.crc()));
-        if let Some((stream, bytes, memory)) = link.and_then(|link| link.finish(bytes)) {
+        let left = link.and_then(|link| match fatal {
+            Fatal::Abort => link.abort().map(|(s, memory)| (s, Vec::new(), memory)),
+            _ => link.finish(bytes),
+        });
+        if let Some((stream, bytes, memory)) = left {
             qp.rx.lent.keep(memory);
             if qp.watch != Watch::None {
                 qp.watch = Watch::None;
@@ -443,13 +447,20 @@ impl Engine {
                 }
             }
             if fatal.says_goodbye() {
-                let linger = Linger::start(stream, bytes);
+                let linger = Linger::start(stream, bytes, Some(qp.num));
                 self.lingering.borrow_mut().extend(linger);
             }
         }
         if let Some(cm) = qp.cm.take() {
             cm.tell(Notice::Disconnected(fatal.to_string()));
         }
+    }
+
+    /// Ends a connection without a word to the peer, or cuts short how it lingers.
+    pub(super) fn abort(&self, qp: &mut Qp) {
+        self.end(qp, &Fatal::Abort);
+        let mut lingering = self.lingering.borrow_mut();
+        lingering.retain(|linger| !linger.abort(qp.num));
     }
 
     /// The program has dropped a queue pair.

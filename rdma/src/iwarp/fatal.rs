@@ -32,6 +32,8 @@ pub(super) enum Fatal {
     Io(io::Error),
     /// The program asked for it.
     Disconnect,
+    /// The program gives the connection up.
+    Abort,
     /// The queue pair was dropped.
     Dropped,
     /// The first message did not come in time.
@@ -67,6 +69,7 @@ impl Fatal {
             | Self::PeerClosed { .. }
             | Self::Io(_)
             | Self::Disconnect
+            | Self::Abort
             | Self::Dropped
             | Self::NoFirstMessage { .. } => None,
         }
@@ -74,7 +77,7 @@ impl Fatal {
 
     /// Whether this side still owes the peer an orderly end of its byte stream.
     pub(super) fn says_goodbye(&self) -> bool {
-        !matches!(self, Self::Io(_))
+        !matches!(self, Self::Io(_) | Self::Abort)
     }
 
     /// Status of the oldest outstanding RDMA Read, when this is an answer to it.
@@ -138,6 +141,7 @@ impl fmt::Display for Fatal {
                 _ => write!(f, "lost: {error}"),
             },
             Self::Disconnect => f.write_str("closed by this side"),
+            Self::Abort => f.write_str("given up by this side"),
             Self::Dropped => f.write_str("closed by this side: its queue pair was dropped"),
             Self::NoFirstMessage { waited_ms } => write!(
                 f,

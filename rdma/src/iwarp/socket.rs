@@ -201,6 +201,22 @@ impl Link {
         }
     }
 
+    /// Gives up: nothing that has not left is sent. The socket, which resets the connection when it is closed, and the
+    /// memory of what was lent.
+    pub(super) fn abort(self) -> Option<(TcpStream, Option<Memory>)> {
+        let (stream, memory) = match self {
+            Self::Tcp(stream) => (stream, None),
+            Self::Shared(link) => {
+                let (stream, memory) = link.abort();
+                (stream, Some(memory))
+            }
+            #[cfg(any(test, feature = "fuzzing"))]
+            Self::Memory(_) => return None,
+        };
+        reset_when_closed(&stream);
+        Some((stream, memory))
+    }
+
     /// The socket, when there is one.
     pub(super) fn tcp(&self) -> Option<&TcpStream> {
         match self {
@@ -272,6 +288,17 @@ pub(super) fn connecting(destination: SocketAddr, source: Option<IpAddr>) -> io:
         Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(TcpStream::from(fd)),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Lets the end of a socket be a reset: the kernel drops what it has not sent, and retransmits nothing (`socket(7)`,
+/// SO_LINGER with a time of 0).
+pub(super) fn reset_when_closed(stream: &TcpStream) {
+    let at_once = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    // Only a descriptor that is no socket is refused.
+    let _ = setsockopt(stream, sockopt::Linger, &at_once);
 }
 
 /// Options of a connection: no delay, and probes that find a dead peer.

@@ -419,6 +419,11 @@ impl ConnectionManager for Manager {
         }
     }
 
+    /// A queue pair that has failed withdraws what is on its way: that is as abrupt as can be.
+    fn abort(&mut self, id: CmId) {
+        self.disconnect(id);
+    }
+
     fn destroy(&mut self, id: CmId) {
         let mut core = self.net.core.borrow_mut();
         if core.own_id(self.manager, id).is_some() {

@@ -4,10 +4,10 @@
 use std::process::Command;
 use std::{env, fs};
 
-use capstan_rdma::contract::{Remote, SendOp};
+use capstan_rdma::contract::{Remote, SendOp, WcStatus};
 use capstan_rdma::iwarp::Config;
 
-use crate::side::{Pair, pattern, wr};
+use crate::side::{Pair, disconnected, pattern, send, wr};
 
 /// Mappings of this process that come from a connection.
 fn mappings() -> usize {
@@ -143,4 +143,32 @@ fn a_connection_that_rests_gives_its_memory_back() {
     pair.rest(false);
     assert!(resident_bytes() > 65_536, "{}", resident_bytes());
     pair.turn_until("data", |_, t| t.read(0, last.len()) == last);
+}
+
+#[test]
+fn the_peer_takes_nothing_more_of_a_ring_that_is_given_up() {
+    // Memory or a socket: the latter has brought its bytes to the peer's kernel, the former to nobody.
+    for (config, may_come) in [(Config::default(), 0), (without(), 4)] {
+        let mut pair = Pair::with(config.clone(), config);
+        for wr_id in 0..4 {
+            let place = pair.target.sge(0, 64);
+            pair.target_qp.post_recv(wr_id, &[place]).unwrap();
+            let sges = [pair.host.sge(0, 64)];
+            pair.host_qp.post_send(&send(wr_id, &sges)).unwrap();
+        }
+        // The ring has them, and the peer has not looked.
+        pair.host_qp.ring_doorbell();
+        pair.host.cm.abort(pair.host_id);
+        pair.turn_until("the end", |host, target| {
+            disconnected(host).is_some()
+                && disconnected(target).is_some()
+                && target.completions.len() >= 4
+        });
+        let came = |wc: &&capstan_rdma::contract::WorkCompletion| wc.status == WcStatus::Success;
+        let came = pair.target.completions.iter().filter(came).count();
+        assert!(came <= may_come, "{came} messages came");
+        let cause = disconnected(&pair.target).unwrap();
+        assert!(cause.starts_with("reset by the peer"), "{cause}");
+        assert_eq!(disconnected(&pair.host), Some("given up by this side"));
+    }
 }

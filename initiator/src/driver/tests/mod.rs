@@ -1,5 +1,6 @@
 //! The engine against a target over the loopback provider, in virtual time.
 
+mod buffers;
 mod commands;
 mod device;
 mod life;

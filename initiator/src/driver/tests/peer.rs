@@ -289,7 +289,9 @@ impl Peer {
                 Some(answer) => self.respond(at, sqe, &answer, Manner::Proper),
                 None => assert!(matches!(
                     sqe.admin_opcode(),
-                    AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST | AdminOpcode::KEEP_ALIVE
+                    AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST
+                        | AdminOpcode::KEEP_ALIVE
+                        | AdminOpcode::GET_LOG_PAGE
                 )),
             }
             return;

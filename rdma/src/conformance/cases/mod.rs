@@ -119,6 +119,8 @@ cases! {
         posts_after_the_end_are_flushed
         posted_but_not_rung_is_flushed
         disconnect_in_flight
+        abort_in_flight
+        what_waits_when_a_connection_is_aborted_never_leaves
         drop_with_requests_outstanding
         deregister_in_flight
         source_deregistered_in_flight

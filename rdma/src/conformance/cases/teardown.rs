@@ -5,7 +5,7 @@ use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{read_sink, sink, source};
-use crate::contract::{QpState, RKey, Remote, SendWr, WcOpcode, WcStatus};
+use crate::contract::{CmId, ConnectionManager, QpState, RKey, Remote, SendWr, WcOpcode, WcStatus};
 
 /// How long after the doorbell something breaks.
 #[derive(Clone, Copy)]
@@ -149,16 +149,89 @@ pub(super) fn posts_after_the_end_are_flushed(fabric: &mut dyn Fabric) -> Outcom
     Ok(())
 }
 
+/// How a connection is ended here.
+type End = fn(&mut dyn ConnectionManager, CmId);
+
 /// Disconnects while much is moving: every request comes back once, successes first.
 pub(super) fn disconnect_in_flight(fabric: &mut dyn Fabric) -> Outcome {
+    end_in_flight(fabric, |cm, id| cm.disconnect(id))
+}
+
+/// The same of a connection that is given up.
+pub(super) fn abort_in_flight(fabric: &mut dyn Fabric) -> Outcome {
+    end_in_flight(fabric, |cm, id| cm.abort(id))
+}
+
+fn end_in_flight(fabric: &mut dyn Fabric, end: End) -> Outcome {
     let mut world = World::new(fabric)?;
     for worker in Side::BOTH {
         for ender in Side::BOTH {
             for moment in Moment::ALL {
                 let link = world.connect(&LinkOptions::default())?;
-                in_flight(&mut world, link, worker, ender, moment)?;
+                in_flight(&mut world, link, worker, (ender, end), moment)?;
                 world.close(link);
             }
+        }
+    }
+    Ok(())
+}
+
+/// More than the way to the peer holds is posted, and nobody takes it: what has not left when the
+/// connection is given up does not come, nor does anything once the peer has been told of the end.
+/// Giving up after an orderly end, and in a set-up, is no error.
+pub(super) fn what_waits_when_a_connection_is_aborted_never_leaves(
+    fabric: &mut dyn Fabric,
+) -> Outcome {
+    const COUNT: u64 = 48;
+    let len = 1 << 20;
+    let mut world = World::new(fabric)?;
+    for from in Side::BOTH {
+        for disconnect in [false, true] {
+            let to = from.peer();
+            let bystander = world.connect(&LinkOptions::default())?;
+            let link = world.connect(&LinkOptions::default())?;
+            let here = source(&world, from, len, 8)?;
+            let mut inbox = sink(&world, to, len)?;
+            for index in 0..COUNT {
+                world.post(link, from, &send(index, &[here.sge(0, len)]))?;
+            }
+            world.ring(link, from)?;
+            world.settle(1000);
+            let id = world.id(link, from);
+            if disconnect {
+                world.end(from).cm.disconnect(id);
+            }
+            world.end(from).cm.abort(id);
+            let state = world.qp(link, from)?.state();
+            ensure_eq!(state, QpState::Error, "state of what was given up");
+            for index in 0..COUNT {
+                world.post_recv(link, to, 500 + index, &[inbox.sge(0, len)])?;
+            }
+            world.ended(link)?;
+            let mut came = 0;
+            for (side, first) in [(from, 0), (to, 500)] {
+                for index in 0..COUNT {
+                    let wc = world.completion(link, side, "a request of what was given up")?;
+                    ensure_eq!(wc.wr_id, first + index, "{side:?}: order of completions");
+                    came += u64::from(side == to && wc.status == WcStatus::Success);
+                }
+            }
+            ensure!(came < COUNT, "all that waited came nevertheless");
+            inbox.check_guards("around receives of what was given up")?;
+            let now = inbox.read(0, len);
+            world.silent(link)?;
+            ensure!(
+                inbox.read(0, len) == now,
+                "bytes came behind the end of a connection"
+            );
+            // Not known any more, or in the middle of a set-up: nothing happens to others.
+            world.end(from).cm.abort(id);
+            let start = world.start(&LinkOptions::default())?;
+            world.end(Side::Active).cm.abort(start.id);
+            world.end(Side::Active).cm.destroy(start.id);
+            alive(&mut world, bystander)?;
+            world.close(link);
+            world.close(bystander);
         }
     }
     Ok(())
@@ -168,7 +241,7 @@ fn in_flight(
     world: &mut World<'_>,
     link: usize,
     worker: Side,
-    ender: Side,
+    (ender, end): (Side, End),
     moment: Moment,
 ) -> Outcome {
     let len = 100_000;
@@ -188,9 +261,9 @@ fn in_flight(
     world.ring(link, worker)?;
     moment.pass(world);
     let id = world.id(link, ender);
-    world.end(ender).cm.disconnect(id);
+    end(&mut *world.end(ender).cm, id);
     let state = world.qp(link, ender)?.state();
-    ensure_eq!(state, QpState::Error, "state after disconnect");
+    ensure_eq!(state, QpState::Error, "state after the end");
     for (side, first, count) in [(worker, 0, 30), (worker.peer(), 500, 10)] {
         let mut broken = false;
         for index in 0..count {

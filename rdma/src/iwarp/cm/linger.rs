@@ -7,12 +7,17 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
+use crate::contract::QpNum;
+use crate::iwarp::socket::reset_when_closed;
+
 /// Most bytes that are read and dropped for one socket.
 const DRAIN_BYTES: usize = 4 << 20;
 
 /// A socket on its way out.
 pub(in crate::iwarp) struct Linger {
     stream: TcpStream,
+    /// Whose connection it was, once it was one.
+    qp: Option<QpNum>,
     bytes: Vec<u8>,
     written: usize,
     half_closed: bool,
@@ -23,9 +28,14 @@ pub(in crate::iwarp) struct Linger {
 
 impl Linger {
     /// Sends what can be sent at once; `None` when nothing is left to wait for.
-    pub(in crate::iwarp) fn start(stream: TcpStream, bytes: Vec<u8>) -> Option<Self> {
+    pub(in crate::iwarp) fn start(
+        stream: TcpStream,
+        bytes: Vec<u8>,
+        qp: Option<QpNum>,
+    ) -> Option<Self> {
         let mut linger = Self {
             stream,
+            qp,
             bytes,
             written: 0,
             half_closed: false,
@@ -66,6 +76,15 @@ impl Linger {
     pub(super) fn run(&mut self, now_us: u64, linger_us: u64) -> bool {
         let deadline = *self.deadline_us.get_or_insert(now_us + linger_us);
         self.advance() || now_us >= deadline
+    }
+
+    /// Whether it is of `qp`, and then to be closed: what it has not sent is not sent any more.
+    pub(in crate::iwarp) fn abort(&self, qp: QpNum) -> bool {
+        let own = self.qp == Some(qp);
+        if own {
+            reset_when_closed(&self.stream);
+        }
+        own
     }
 
     /// When it is closed at the latest, once that is known.

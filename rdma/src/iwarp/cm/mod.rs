@@ -26,7 +26,7 @@ use super::fatal::Fatal;
 use super::qp::Qp;
 use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
-    PrivateData, ProtectionDomain, QpConfig, QueuePair, RdmaError,
+    PrivateData, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError,
 };
 use crate::ids::{Ids, UNKNOWN, local_address, may_make_qp, may_migrate};
 
@@ -294,7 +294,7 @@ impl Manager {
         self.engine
             .lingering
             .borrow_mut()
-            .extend(Linger::start(stream, bytes));
+            .extend(Linger::start(stream, bytes, None));
     }
 }
 
@@ -411,6 +411,17 @@ impl ConnectionManager for Manager {
                 self.close(id, CmEventKind::Disconnected { cause });
             }
             State::Listening(_) | State::HalfOpen(_) | State::Closed => {}
+        }
+    }
+
+    fn abort(&mut self, id: CmId) {
+        let qp = self.ids.get(id).and_then(|entry| entry.qp.upgrade());
+        match qp {
+            // Of a set-up nothing can have been posted.
+            Some(qp) if qp.borrow().state != QpState::Init => {
+                self.engine.abort(&mut qp.borrow_mut());
+            }
+            _ => self.disconnect(id),
         }
     }
 

@@ -233,6 +233,13 @@ impl SharedLink {
         (self.stream, self.memory)
     }
 
+    /// Gives up: the peer takes nothing more of what is in the ring, but for what it is copying. The socket is what is left, and
+    /// the memory for whoever still reads what was lent.
+    pub(in crate::iwarp) fn abort(self) -> (TcpStream, Memory) {
+        self.writer.abort();
+        (self.stream, self.memory)
+    }
+
     /// Wakes the peer. One byte is enough, and when the socket is full of them it has not slept.
     fn ring_bell(&self) {
         let _ = (&self.stream).write(&[0]);

@@ -24,6 +24,8 @@ pub(super) const RING_ORDER: u8 = 20;
 pub(super) const RING_BYTES: usize = 1 << RING_ORDER;
 /// Bytes written since the memory was given back last, from which on it is worth giving back.
 const KEPT_BYTES: u64 = 64 << 10;
+/// The position of a writer that has given up: none that can be, as 2 to the power of 63 bytes take decades.
+const ABORTED: u64 = 1 << 63;
 /// Size and alignment of the positions of one ring.
 pub(super) const LINES_BYTES: usize = 512;
 
@@ -98,6 +100,7 @@ fn place_of(position: u64) -> usize {
 fn between(read: u64, written: u64) -> io::Result<usize> {
     match usize::try_from(written.wrapping_sub(read)) {
         Ok(bytes) if bytes <= RING_BYTES => Ok(bytes),
+        _ if written == ABORTED => Err(io::ErrorKind::ConnectionReset.into()),
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!(
@@ -232,6 +235,12 @@ impl Writer {
     pub(super) fn close(&self) {
         let closed = &self.end.lines().written.0.closed;
         closed.store(1, Ordering::Release);
+    }
+
+    /// The reader finds nothing more, not even what has been published.
+    pub(super) fn abort(&self) {
+        let position = &self.end.lines().written.0.position;
+        position.store(ABORTED, Ordering::Release);
     }
 
     /// Whether the reader has gone to sleep and is to be woken; says so once.
@@ -465,6 +474,21 @@ mod tests {
                     prop_assert_eq!(b, expected);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn nothing_is_read_once_the_writer_has_given_up() {
+        for before in [0, 3] {
+            let (memory, _) = Memory::create().unwrap();
+            let (mut writer, mut reader) = ends(&memory);
+            assert_eq!(write(&mut writer, &mut [7; 9]), 9);
+            assert_eq!(read(&mut reader, before).len(), before);
+            writer.abort();
+            // SAFETY: no pieces.
+            let error = unsafe { reader.read(&[]) }.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+            assert!(reader.sleep().is_err());
         }
     }
 
