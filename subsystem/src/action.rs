@@ -25,7 +25,8 @@ pub struct AbortId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FlushId(pub(crate) u64);
 
-/// Names one Preempt and Abort that waits for other hosts' commands.
+/// Names one command that waits for commands of other queues: a Preempt and Abort, or a Set Features that
+/// write protects a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DrainId(pub(crate) u64);
 
@@ -66,6 +67,19 @@ pub enum Action {
     /// ([`IoQueue::begin_drain`](crate::IoQueue::begin_drain)), and when it is over call
     /// [`Target::handle_drained`](crate::Target::handle_drained).
     DrainIo {
+        /// The I/O queue.
+        conn: ConnId,
+        /// The namespace.
+        nsid: u32,
+        /// What to answer with.
+        drain: DrainId,
+    },
+    /// Begin a drain ([`IoQueue::begin_drain`](crate::IoQueue::begin_drain)), take out of it
+    /// ([`IoQueue::excuse`](crate::IoQueue::excuse)) the commands for `nsid` that change no block, and those
+    /// that have not reached their backend and will be asked for again
+    /// ([`IoQueue::check_again`](crate::IoQueue::check_again)) before they do; when it is over call
+    /// [`Target::handle_drained`](crate::Target::handle_drained). The namespace becomes write protected.
+    DrainWrites {
         /// The I/O queue.
         conn: ConnId,
         /// The namespace.

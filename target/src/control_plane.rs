@@ -150,6 +150,7 @@ impl ControlPlane {
             | Action::Disconnect { conn, .. }
             | Action::AbortIo { conn, .. }
             | Action::DrainIo { conn, .. }
+            | Action::DrainWrites { conn, .. }
             | Action::CompleteIo { conn, .. }
             | Action::SetNamespaces { conn, .. } => reactor_of(*conn),
             // Every reactor has every volume open, and a flush covers what all of them wrote.

@@ -140,6 +140,27 @@ fn what_one_host_reserves_is_refused_to_the_other() {
     target.stop();
 }
 
+/// A write of one host is still being pulled when another host reserves the namespace: it is refused, and never happens.
+#[test]
+fn a_write_in_the_middle_of_its_pull_is_refused_once_another_host_has_the_reservation() {
+    let target = TestTarget::ram("reactors = 2");
+    let [mut one, mut two] = hosts(target.addresses[0]);
+    assert_eq!(register(&mut two, 0xB), Status::SUCCESS);
+    let sqe = IoCommand::Write(Write::new(1, FIRST)).encode(0, Sgl::EMPTY);
+    let hanging = one.send(Queue::Io, sqe, Data::Pulled(&[0x11; LBA_BYTES]));
+    // The capsule must be there before the other host acts: they come on different connections.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let acquired = acquire(&mut two, AcquireAction::Acquire, [0xB, 0]);
+    assert_eq!(acquired, Status::SUCCESS);
+    assert_eq!(write(&mut two, 0x22), Status::SUCCESS);
+    let (cqe, _) = one.answer(Queue::Io, hanging);
+    assert_eq!(cqe.status().code(), Status::RESERVATION_CONFLICT);
+    let (_, found) = read(&mut two);
+    assert!(found == [0x22; LBA_BYTES], "the refused write is there");
+    drop((one, two));
+    target.stop();
+}
+
 /// The holder hangs in the middle of a write: its memory does not answer the controller's RDMA
 /// READ. The other host takes over without waiting for it, and the write never happens.
 #[test]

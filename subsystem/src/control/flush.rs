@@ -23,12 +23,18 @@ pub(super) enum FlushFor {
     /// The controller's shutdown is complete.
     Shutdown(ControllerId),
     /// The Set Features command is answered.
-    WriteProtect {
-        controller: ControllerId,
-        permit: Permit,
-        association: Arc<Association>,
-        nsid: u32,
-    },
+    WriteProtect(WriteProtect),
+}
+
+/// A Set Features command that write protects a namespace, and waits.
+#[derive(Debug)]
+pub(super) struct WriteProtect {
+    controller: ControllerId,
+    permit: Permit,
+    association: Arc<Association>,
+    nsid: u32,
+    /// What is flushed, where it has a volatile write cache.
+    volatile: Option<BackendId>,
 }
 
 impl FlushFor {
@@ -36,13 +42,14 @@ impl FlushFor {
     pub(super) fn is_for_subsystem(&self) -> bool {
         match self {
             Self::Shutdown(_) => false,
-            Self::WriteProtect { .. } => true,
+            Self::WriteProtect(_) => true,
         }
     }
 
     fn controller(&self) -> ControllerId {
         match self {
-            Self::Shutdown(controller) | Self::WriteProtect { controller, .. } => *controller,
+            Self::Shutdown(controller) => *controller,
+            Self::WriteProtect(WriteProtect { controller, .. }) => *controller,
         }
     }
 }
@@ -76,28 +83,29 @@ impl Target {
                     let _illegal = self.apply(id, event);
                 }
             }
-            Some(FlushFor::WriteProtect {
-                controller,
-                permit,
-                association,
-                nsid,
-            }) => {
-                self.write_protected(controller, permit, &association.subnqn, nsid, succeeded);
-            }
+            Some(FlushFor::WriteProtect(then)) => self.write_protected(then, succeeded),
             None => {}
         }
     }
 
-    fn write_protected(
-        &mut self,
-        id: ControllerId,
-        permit: Permit,
-        subnqn: &Nqn,
-        nsid: u32,
-        succeeded: bool,
-    ) {
+    /// No command that was accepted before can change the namespace any more.
+    pub(super) fn nothing_changes(&mut self, then: WriteProtect) {
+        match then.volatile {
+            Some(backend) => self.flush(alloc::vec![backend], FlushFor::WriteProtect(then)),
+            None => self.write_protected(then, true),
+        }
+    }
+
+    fn write_protected(&mut self, then: WriteProtect, succeeded: bool) {
+        let WriteProtect {
+            controller: id,
+            permit,
+            association,
+            nsid,
+            ..
+        } = then;
         if !succeeded {
-            self.set_protected(subnqn, nsid, false, None);
+            self.set_protected(&association.subnqn, nsid, false, None);
         }
         let Some(controller) = self.controllers.get_mut(&id) else {
             return;
@@ -128,7 +136,8 @@ impl Target {
     }
 
     /// Set Features, Namespace Write Protection Config. NVMe Base 2.1, section 8.1.16: what was
-    /// written before is on the medium before the command completes.
+    /// written before is on the medium before the command completes, and nothing changes after that. So
+    /// the gates are closed first; then what had passed them is waited for, and then flushed.
     pub(super) fn set_write_protection(
         &mut self,
         set: &SetFeatures,
@@ -164,19 +173,20 @@ impl Target {
         let (backend, volatile) = (namespace.backend, namespace.geometry.volatile_write_cache);
         let association = Arc::clone(&controller.association);
         self.set_protected(&association.subnqn, nsid, protect, Some(id));
-        if !protect || !volatile {
+        if !protect {
             return Ok(Executed::OK);
         }
         let Some(permit) = execution.permit.take() else {
             return Err(gone());
         };
-        let then = FlushFor::WriteProtect {
+        let then = WriteProtect {
             controller: id,
             permit,
-            association,
+            association: Arc::clone(&association),
             nsid,
+            volatile: volatile.then_some(backend),
         };
-        self.flush(alloc::vec![backend], then);
+        self.drain_writes(&association.subnqn, nsid, then);
         Ok(Executed::Held)
     }
 

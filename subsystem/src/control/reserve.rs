@@ -15,6 +15,7 @@ use capstan_nvme_proto::reservation::{
 use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes;
 
+use super::flush::WriteProtect;
 use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, Association, ControllerId, DrainId};
@@ -37,14 +38,21 @@ pub enum ControlOutcome {
     Held,
 }
 
-/// A Preempt and Abort that waits for the commands of those it preempted.
+/// What waits for commands of I/O queues.
 #[derive(Debug)]
 pub(super) struct PendingDrain {
-    /// The I/O queue the command arrived on, and its identifier.
-    conn: ConnId,
-    cid: u16,
+    then: DrainFor,
     /// I/O queues that have not drained.
     waiting: BTreeSet<ConnId>,
+}
+
+/// What happens when a drain is over.
+#[derive(Debug)]
+pub(super) enum DrainFor {
+    /// A Preempt and Abort is answered: the I/O queue it arrived on, and its identifier.
+    Preempt { conn: ConnId, cid: u16 },
+    /// Write protection goes on: nothing can change the namespace any more.
+    WriteProtect(WriteProtect),
 }
 
 /// Whose commands may still be on a backend, after the host has left.
@@ -187,24 +195,50 @@ impl Target {
                 data_bytes: 0,
             };
         }
-        let drain = DrainId(self.next_drain);
-        self.next_drain = self.next_drain.wrapping_add(1);
+        let then = DrainFor::Preempt {
+            conn: request.permit.conn(),
+            cid: request.permit.cid(),
+        };
+        let drain = self.hold(then, waiting);
         self.actions
             .extend(
                 connected
                     .into_iter()
                     .map(|conn| Action::DrainIo { conn, nsid, drain }),
             );
-        let pending = PendingDrain {
-            conn: request.permit.conn(),
-            cid: request.permit.cid(),
-            waiting,
-        };
-        self.drains.insert(drain, pending);
         ControlOutcome::Held
     }
 
-    /// Answers [`Action::DrainIo`] for the I/O queue `conn`.
+    /// Lets something wait for I/O queues, of which there is at least one.
+    fn hold(&mut self, then: DrainFor, waiting: BTreeSet<ConnId>) -> DrainId {
+        let drain = DrainId(self.next_drain);
+        self.next_drain = self.next_drain.wrapping_add(1);
+        self.drains.insert(drain, PendingDrain { then, waiting });
+        drain
+    }
+
+    /// Waits for the commands that change `nsid`, of every host, also of those that have left.
+    pub(super) fn drain_writes(&mut self, subnqn: &Nqn, nsid: u32, then: WriteProtect) {
+        let connected: BTreeSet<ConnId> = self
+            .controllers
+            .values()
+            .filter(|controller| controller.association.subnqn == *subnqn)
+            .flat_map(|controller| controller.io_queues.values())
+            .map(|queue| queue.conn)
+            .collect();
+        let left = self.lingering.iter();
+        let left = left.filter(|(_, left)| left.subnqn == *subnqn);
+        let left = left.map(|(conn, _)| *conn);
+        let waiting: BTreeSet<ConnId> = connected.iter().copied().chain(left).collect();
+        if waiting.is_empty() {
+            return self.nothing_changes(then);
+        }
+        let drain = self.hold(DrainFor::WriteProtect(then), waiting);
+        let ask = |conn| Action::DrainWrites { conn, nsid, drain };
+        self.actions.extend(connected.into_iter().map(ask));
+    }
+
+    /// Answers [`Action::DrainIo`] and [`Action::DrainWrites`] for the I/O queue `conn`.
     pub fn handle_drained(&mut self, conn: ConnId, drain: DrainId, _now_us: u64) {
         let Some(pending) = self.drains.get_mut(&drain) else {
             return;
@@ -213,19 +247,23 @@ impl Target {
         if !pending.waiting.is_empty() {
             return;
         }
-        if let Some(pending) = self.drains.remove(&drain) {
-            self.actions.push_back(Action::CompleteIo {
-                conn: pending.conn,
-                cid: pending.cid,
+        match self.drains.remove(&drain).map(|pending| pending.then) {
+            Some(DrainFor::Preempt { conn, cid }) => self.actions.push_back(Action::CompleteIo {
+                conn,
+                cid,
                 status: Status::SUCCESS,
-            });
+            }),
+            Some(DrainFor::WriteProtect(then)) => self.nothing_changes(then),
+            None => {}
         }
     }
 
     /// The I/O queue `conn` is going: no command of its own waits any more, but others may wait for
     /// what it left on a backend.
     pub(super) fn linger(&mut self, conn: ConnId, association: &Association) {
-        self.drains.retain(|_, pending| pending.conn != conn);
+        self.drains.retain(
+            |_, pending| !matches!(pending.then, DrainFor::Preempt { conn: of, .. } if of == conn),
+        );
         let left = Lingering {
             subnqn: association.subnqn.clone(),
             host: association.hostid.0,

@@ -118,6 +118,23 @@ impl IoOperation {
             | Self::Copy { .. } => false,
         }
     }
+
+    /// What it does to the medium. Dataset Management without Deallocate is a hint.
+    const fn access(&self) -> Access {
+        match self {
+            Self::Read { .. } | Self::Compare { .. } | Self::Verify { .. } => Access::Read,
+            Self::Write { .. } | Self::WriteZeroes { .. } => Access::Write,
+            Self::DatasetManagement { deallocate, .. } if *deallocate => Access::Write,
+            Self::DatasetManagement { .. } | Self::Flush => Access::WriteNothing,
+            Self::Copy { .. } => Access::ReadAndWrite,
+        }
+    }
+
+    /// Whether blocks may hold something else afterwards.
+    #[must_use]
+    pub const fn changes_blocks(&self) -> bool {
+        self.access().changes_blocks()
+    }
 }
 
 impl IoCommand {
@@ -305,6 +322,25 @@ impl IoQueue {
 }
 
 impl IoQueue {
+    /// Whether a command that was accepted may still go to the medium: between the two it waited, for its data
+    /// or a buffer, and meanwhile the namespace may have been reserved, write protected, made inaccessible or
+    /// taken away. To be asked right before it does, by all that waited.
+    ///
+    /// # Errors
+    /// The status to complete it with.
+    pub fn check_again(&self, io: &IoCommand) -> Result<(), Status> {
+        let NamespaceRef { nsid, backend, .. } = io.namespace;
+        let namespace = self.namespaces.find(nsid);
+        let Some(namespace) = namespace.filter(|namespace| namespace.backend == backend) else {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT.dnr());
+        };
+        let access = io.operation.access();
+        if access.changes_blocks() && namespace.geometry.read_only {
+            return Err(Status::NAMESPACE_IS_WRITE_PROTECTED.dnr());
+        }
+        namespace.gate.check(access)
+    }
+
     /// The active namespace `nsid`.
     pub(crate) fn namespace(&self, nsid: u32) -> Result<&Namespace, CommandError> {
         self.namespaces.find(nsid).ok_or_else(|| CommandError {
@@ -325,22 +361,23 @@ fn operation(
     Ok(match *command {
         WireCommand::Read(read) => {
             let (range, fua) = (read.range, read.fua);
-            (IoOperation::Read { range, fua }, Access::Read, Some(range))
+            let operation = IoOperation::Read { range, fua };
+            (operation, operation.access(), Some(range))
         }
         WireCommand::Write(write) => {
             let (range, fua) = (write.range, write.fua || write_through);
             let operation = IoOperation::Write { range, fua };
-            (operation, Access::Write, Some(range))
+            (operation, operation.access(), Some(range))
         }
         WireCommand::Compare(compare) => {
             let (range, fua) = (compare.range, compare.fua);
             let operation = IoOperation::Compare { range, fua };
-            (operation, Access::Read, Some(range))
+            (operation, operation.access(), Some(range))
         }
         WireCommand::Verify(verify) => {
             let (range, fua) = (verify.range, verify.fua);
             let operation = IoOperation::Verify { range, fua };
-            (operation, Access::Read, Some(range))
+            (operation, operation.access(), Some(range))
         }
         WireCommand::WriteZeroes(zeroes) => {
             if zeroes.namespace_zeroes {
@@ -356,21 +393,15 @@ fn operation(
                 deallocate: zeroes.deallocate,
                 fua: zeroes.fua || write_through,
             };
-            (operation, Access::Write, Some(zeroes.range))
+            (operation, operation.access(), Some(zeroes.range))
         }
-        WireCommand::Flush(_) => (IoOperation::Flush, Access::WriteNothing, None),
+        WireCommand::Flush(_) => (IoOperation::Flush, IoOperation::Flush.access(), None),
         WireCommand::DatasetManagement(dsm) => {
             let operation = IoOperation::DatasetManagement {
                 ranges: dsm.ranges,
                 deallocate: dsm.deallocate,
             };
-            // Hints change no block; Deallocate does.
-            let access = if dsm.deallocate {
-                Access::Write
-            } else {
-                Access::WriteNothing
-            };
-            (operation, access, None)
+            (operation, operation.access(), None)
         }
         WireCommand::Copy(copy) => {
             if copy.format != CopyFormat::FORMAT_0 {
@@ -395,7 +426,7 @@ fn operation(
                 ranges: copy.ranges,
                 fua: copy.fua || write_through,
             };
-            (operation, Access::ReadAndWrite, None)
+            (operation, operation.access(), None)
         }
         WireCommand::WriteUncorrectable(_)
         | WireCommand::ReservationRegister(_)

@@ -1,5 +1,5 @@
 //! Waiting for what a queue has been executing: Preempt and Abort is complete when no command that
-//! was accepted before it can touch the namespace any more.
+//! was accepted before it can touch the namespace any more, write protection when none can change it.
 
 use alloc::vec::Vec;
 
@@ -58,6 +58,19 @@ impl Drains {
             if permit.era != namespace.era {
                 namespace.old = namespace.old.saturating_sub(1);
             }
+        }
+    }
+
+    /// No drain that has begun waits for the command, which goes on.
+    pub(super) fn excuse(&mut self, permit: &mut Permit) {
+        if permit.trace.effect == Effect::Control {
+            return;
+        }
+        if let Some(namespace) = self.of(permit.trace.nsid)
+            && permit.era != namespace.era
+        {
+            namespace.old = namespace.old.saturating_sub(1);
+            permit.era = namespace.era;
         }
     }
 
@@ -134,6 +147,24 @@ mod tests {
         drains.leave(&second);
         assert!(drains.poll().is_some() && drains.poll().is_some());
         assert_eq!(drains.poll(), None);
+    }
+
+    #[test]
+    fn a_command_that_is_excused_goes_on_and_the_next_drain_waits_for_it() {
+        let mut queue = Accounting::new(ConnId(1), 8, true);
+        let mut drains = Drains::default();
+        let mut read = enter(&mut drains, &mut queue, 1, 1);
+        let write = enter(&mut drains, &mut queue, 2, 1);
+        drains.begin(1, DrainId(1));
+        drains.excuse(&mut read);
+        drains.excuse(&mut read);
+        assert_eq!(drains.poll(), None, "the write");
+        drains.leave(&write);
+        assert_eq!(drains.poll(), Some(DrainId(1)));
+        drains.begin(1, DrainId(2));
+        assert_eq!(drains.poll(), None, "the read");
+        drains.leave(&read);
+        assert_eq!(drains.poll(), Some(DrainId(2)));
     }
 
     #[test]

@@ -279,6 +279,12 @@ impl IoQueue {
         permit.trace.effect = Effect::Control;
     }
 
+    /// The command goes on, and no drain that has begun waits for it: it changes nothing that the drain is
+    /// about, or is asked for again ([`IoQueue::check_again`]) before it can.
+    pub fn excuse(&mut self, permit: &mut Permit) {
+        self.drains.excuse(permit);
+    }
+
     /// A drain that is over: tell [`Target::handle_drained`](crate::Target::handle_drained).
     pub fn poll_drained(&mut self) -> Option<DrainId> {
         self.drains.poll()

@@ -222,6 +222,13 @@ impl Bench {
                         self.poll_drained(conn);
                     }
                 }
+                // What executes a command here has told the queue of it: none waits before its backend.
+                Action::DrainWrites { conn, nsid, drain } => {
+                    if let Some(queue) = self.queues.get_mut(&conn) {
+                        queue.begin_drain(nsid, drain);
+                        self.poll_drained(conn);
+                    }
+                }
                 Action::CompleteIo { conn, cid, status } => self.controls.push((conn, cid, status)),
                 Action::SetNamespaces { conn, namespaces } => {
                     if let Some(queue) = self.queues.get_mut(&conn) {

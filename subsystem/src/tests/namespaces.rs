@@ -12,7 +12,9 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
 
 use crate::testing::{Association, Bench, GEOMETRY, PORT, buffer, host, namespace_config, subnqn};
-use crate::{ConfigError, ConnId, Geometry, HostPolicy, IoStep, NamespaceConfig, PortId, Target};
+use crate::{
+    ConfigError, ConnId, Geometry, HostPolicy, IoCommand, IoStep, NamespaceConfig, PortId, Target,
+};
 
 fn changed(bench: &mut Bench, association: &Association, rae: bool) -> Vec<u32> {
     let get = GetLogPage {
@@ -245,6 +247,133 @@ fn write_protection_holds_for_every_host_once_the_data_is_safe() {
         set_protection(&mut bench, &other, 2),
         Some(Status::INVALID_FIELD.dnr().more())
     );
+}
+
+/// A command that changes the first block, and is accepted.
+fn accept(bench: &mut Bench, conn: ConnId, command: Command) -> IoCommand {
+    let cid = bench.new_cid();
+    let queue = bench.queues.get_mut(&conn).unwrap();
+    match queue.handle_command(&command.encode(cid, buffer(512)), &[]) {
+        IoStep::Execute(command) => command,
+        other => panic!("{other:?}"),
+    }
+}
+
+const FIRST: LbaRange = LbaRange { slba: 0, nlb: 1 };
+
+#[test]
+fn write_protection_waits_for_writes_that_were_accepted_before() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let other = bench.associate(host(2), subnqn(), 0).unwrap();
+    bench.enable(&other);
+    let conn = bench.io_queue(&other, 1).unwrap();
+    let left = bench.io_queue(&other, 2).unwrap();
+    let write = accept(&mut bench, conn, Command::Write(Write::new(1, FIRST)));
+    let mut read = accept(&mut bench, conn, Command::Read(Read::new(1, FIRST)));
+    // One write stays on the backend when its queue has gone.
+    let _lost = accept(&mut bench, left, Command::Write(Write::new(1, FIRST)));
+    bench.disconnecting(left);
+
+    assert_eq!(set_protection(&mut bench, &association, 1), None);
+    let queue = bench.queues.get_mut(&conn).unwrap();
+    queue.excuse(&mut read.permit);
+    queue.complete(write.permit, Status::SUCCESS, 0);
+    bench.poll_drained(conn);
+    bench.poll();
+    assert!(bench.flushes.is_empty(), "flushed before a write was over");
+    bench.target.handle_disconnected(left, 0);
+    bench.poll();
+    let (flush, _) = bench.flushes.pop().expect("a flush behind the writes");
+    assert!(
+        bench.completions.is_empty(),
+        "answered before it was flushed"
+    );
+    bench.target.handle_flushed(flush, true, 0);
+    bench.poll();
+    let (to, cqe) = bench.completions.pop().unwrap();
+    assert_eq!((to, cqe.status()), (association.conn, Status::SUCCESS));
+    let queue = bench.queues.get_mut(&conn).unwrap();
+    let cqe = queue.complete(read.permit, Status::SUCCESS, 0);
+    assert!(cqe.status().is_success());
+}
+
+#[test]
+fn write_protection_waits_for_writes_where_there_is_nothing_to_flush() {
+    let mut bench = Bench::new();
+    let geometry = Geometry {
+        volatile_write_cache: false,
+        ..GEOMETRY
+    };
+    bench.target.set_geometry(&subnqn(), 1, geometry).unwrap();
+    let association = bench.ready();
+    let conn = bench.io_queue(&association, 1).unwrap();
+    let write = accept(&mut bench, conn, Command::Write(Write::new(1, FIRST)));
+    assert_eq!(set_protection(&mut bench, &association, 1), None);
+    assert!(bench.completions.is_empty(), "answered before the write");
+    let queue = bench.queues.get_mut(&conn).unwrap();
+    queue.complete(write.permit, Status::SUCCESS, 0);
+    bench.poll_drained(conn);
+    bench.poll();
+    let (_, cqe) = bench.completions.pop().unwrap();
+    assert_eq!(cqe.status(), Status::SUCCESS);
+    assert!(bench.flushes.is_empty());
+}
+
+#[test]
+fn a_command_that_waited_is_asked_for_again() {
+    let protect: fn(&mut Bench, &Association) = |bench, association| {
+        assert_eq!(set_protection(bench, association, 1), None);
+    };
+    let lose_path: fn(&mut Bench, &Association) = |bench, _| {
+        let target = &mut bench.target;
+        target
+            .set_ana_state(PORT, 1, AnaState::INACCESSIBLE)
+            .unwrap();
+    };
+    let make_read_only: fn(&mut Bench, &Association) = |bench, _| {
+        let geometry = Geometry {
+            read_only: true,
+            ..GEOMETRY
+        };
+        bench.target.set_geometry(&subnqn(), 1, geometry).unwrap();
+    };
+    let remove: fn(&mut Bench, &Association) = |bench, _| {
+        bench.target.remove_namespace(&subnqn(), 1).unwrap();
+    };
+    let replace: fn(&mut Bench, &Association) = |bench, _| {
+        bench.target.remove_namespace(&subnqn(), 1).unwrap();
+        let config = NamespaceConfig {
+            backend: crate::BackendId(77),
+            ..namespace_config(1)
+        };
+        bench.target.add_namespace(&subnqn(), config).unwrap();
+    };
+    let protected = Status::NAMESPACE_IS_WRITE_PROTECTED.dnr();
+    let gone = Status::INVALID_NAMESPACE_OR_FORMAT.dnr();
+    let inaccessible = Status::ASYMMETRIC_ACCESS_INACCESSIBLE;
+    let cases = [
+        (protect, Err(protected), Ok(())),
+        (lose_path, Err(inaccessible), Err(inaccessible)),
+        (make_read_only, Err(protected), Ok(())),
+        (remove, Err(gone), Err(gone)),
+        (replace, Err(gone), Err(gone)),
+    ];
+    for (number, (change, write_after, read_after)) in cases.into_iter().enumerate() {
+        let mut bench = Bench::new();
+        let association = bench.ready();
+        let conn = bench.io_queue(&association, 1).unwrap();
+        let write = accept(&mut bench, conn, Command::Write(Write::new(1, FIRST)));
+        let read = accept(&mut bench, conn, Command::Read(Read::new(1, FIRST)));
+        let again = |bench: &Bench| {
+            let queue = &bench.queues[&conn];
+            (queue.check_again(&write), queue.check_again(&read))
+        };
+        assert_eq!(again(&bench), (Ok(()), Ok(())), "case {number}");
+        change(&mut bench, &association);
+        bench.poll();
+        assert_eq!(again(&bench), (write_after, read_after), "case {number}");
+    }
 }
 
 #[test]

@@ -213,6 +213,19 @@ fn the_report_lists_registrants_and_the_holder() {
 }
 
 #[test]
+fn a_write_that_waits_for_its_data_is_refused_once_another_host_has_the_reservation() {
+    let (mut bench, _, [one, two]) = hosts();
+    register(&mut bench, two, 0xB);
+    let IoStep::Execute(old) = io(&mut bench, one, write()) else {
+        panic!("a write");
+    };
+    assert_eq!(bench.queues[&one].check_again(&old), Ok(()));
+    acquire(&mut bench, two, AcquireAction::Acquire, (0xB, 0)).unwrap();
+    let conflict = Status::RESERVATION_CONFLICT.dnr();
+    assert_eq!(bench.queues[&one].check_again(&old), Err(conflict));
+}
+
+#[test]
 fn preempt_and_abort_waits_for_the_commands_of_the_preempted() {
     let (mut bench, _, [one, two]) = hosts();
     register(&mut bench, one, 0xA);

@@ -211,6 +211,37 @@ impl IoPath {
         respond::settle(resources, connection);
     }
 
+    /// Answers when no command for `nsid` that was accepted before can change the namespace any more. What has not reached the
+    /// storage engine is asked for again before it does ([`execute::check_again`]).
+    pub(super) fn drain_writes(&mut self, conn: ConnId, nsid: u32, drain: DrainId) {
+        // Of a connection that ends, the controllers hear when it has.
+        let Some((resources, connection)) = self.live(conn) else {
+            return;
+        };
+        let slots = connection.slots_where(|_, other| other == Some(nsid));
+        let stages: Vec<_> = slots
+            .iter()
+            .map(|&slot| (slot, connection.stage(slot)))
+            .collect();
+        let Connection {
+            queue: Some(queue),
+            commands,
+            ..
+        } = connection
+        else {
+            return;
+        };
+        queue.begin_drain(nsid, drain);
+        for (slot, stage) in stages {
+            if let Work::Io(io) = &mut commands[usize::from(slot)].work
+                && (stage != Stage::Storage || !io.operation.changes_blocks())
+            {
+                queue.excuse(&mut io.permit);
+            }
+        }
+        respond::settle(resources, connection);
+    }
+
     /// Completes a reservation command that waited.
     pub(super) fn complete_io(&mut self, conn: ConnId, cid: u16, status: Status) {
         let Some((resources, connection)) = self.live(conn) else {

@@ -310,8 +310,22 @@ pub(super) fn with_buffer(
 pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, slot: u16) {
     // Nobody writes to the data from here on.
     connection.command(slot).sink = None;
-    if !connection.closing() {
-        on_data(resources, connection, slot);
+    if connection.closing() {
+        return;
+    }
+    match check_again(connection, slot) {
+        Ok(()) => on_data(resources, connection, slot),
+        Err(status) => respond::finish(resources, connection, slot, status),
+    }
+}
+
+/// Whether the command in `slot`, which has waited, may still go to the medium: the namespace may have been reserved or write
+/// protected meanwhile. What it is answered with otherwise.
+pub(super) fn check_again(connection: &Connection, slot: u16) -> Result<(), Status> {
+    let command = &connection.commands[usize::from(slot)];
+    match (&connection.queue, &command.work, command.aborted) {
+        (Some(queue), Work::Io(io), None) => queue.check_again(io),
+        _ => Ok(()),
     }
 }
 
@@ -446,13 +460,18 @@ pub(super) fn on_disk(
     if connection.closing() {
         return;
     }
+    // A command of several operations waits between them.
+    let stopped = match connection.commands[usize::from(slot)].ranges {
+        Some(_) => check_again(connection, slot).err(),
+        None => None,
+    };
     let command = connection.command(slot);
     let next = match (completion.result, command.step) {
         (Err(error), _) => {
             tracing::debug!(%error, "a storage operation failed");
             Step::Done(status::of(&error))
         }
-        (Ok(()), Some(step)) => match (command.after(step), command.aborted) {
+        (Ok(()), Some(step)) => match (command.after(step), command.aborted.or(stopped)) {
             // What is done is done; what is left of an aborted command is not.
             (Step::Done(status), _) | (_, Some(status)) => Step::Done(status),
             (next, None) => next,

@@ -74,6 +74,7 @@ impl IoPath {
                     .with(|target| target.handle_abort_result(abort, aborted, now_us));
             }
             Action::DrainIo { conn, nsid, drain } => self.drain_io(conn, nsid, drain),
+            Action::DrainWrites { conn, nsid, drain } => self.drain_writes(conn, nsid, drain),
             Action::CompleteIo { conn, cid, status } => self.complete_io(conn, cid, status),
             Action::SetNamespaces { conn, namespaces } => {
                 let connection = self

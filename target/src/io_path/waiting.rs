@@ -3,7 +3,7 @@
 use capstan_nvme_proto::status::Status;
 
 use super::connection::{Connection, Work};
-use super::execute::{AtOnce, on_data, read_at_once, with_buffer};
+use super::execute::{AtOnce, check_again, on_data, read_at_once, with_buffer};
 use super::{Connections, Resources, respond};
 
 /// Gives the command in `slot` the buffer it needs, or lines it up for one.
@@ -58,6 +58,15 @@ pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) ->
         let Some(&slot) = connection.waiting.front() else {
             continue;
         };
+        if let Err(status) = check_again(connection, slot) {
+            connection.waiting.pop_front();
+            respond::finish(resources, connection, slot, status);
+            fed = true;
+            if !connection.waiting.is_empty() {
+                resources.starved.push_back(index);
+            }
+            continue;
+        }
         match read_waiting(resources, connection, slot) {
             AtOnce::Done => {
                 connection.waiting.pop_front();
