@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
 use capstan_rdma::contract::MigratedId;
-use capstan_reactor::{Clock, Sender};
+use capstan_reactor::{Clock, MailboxError, Sender};
 use capstan_storage::OpenError;
 use capstan_subsystem::{Action, BackendId, ConnId, FlushId, Target};
 
 use crate::io_path::Request;
+use crate::limits::MAILBOX_BOUND;
 use crate::plan::Export;
 
 /// What one reactor asks of another.
@@ -99,12 +100,57 @@ impl ControlPlane {
             .next(qid, self.reactors.get().map_or(1, Vec::len))
     }
 
-    /// Sends a message to a reactor.
+    /// Sends a message to a reactor, which gets it however many wait already ([`MAILBOX_BOUND`] says how many
+    /// there can be).
     pub(crate) fn send(&self, reactor: usize, message: Message) {
-        let sender = self.reactors.get().and_then(|all| all.get(reactor));
-        if let Some(Err(error)) = sender.map(|sender| sender.send(message)) {
-            tracing::error!(reactor, "{error}; it may be stuck in a blocking call");
+        let Some(sender) = self.sender(reactor) else {
+            return;
+        };
+        match sender.send_even_if_full(message) {
+            // One line each time that twice as many wait.
+            Ok(waiting) if waiting.is_power_of_two() => tracing::error!(
+                reactor,
+                "{MAILBOX_BOUND} messages and {waiting} more wait for the reactor; it may be stuck in a blocking call: \
+                 look at the kernel log for a hung device"
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::error!(reactor, "{error}"),
         }
+    }
+
+    /// Gives a connection request to a reactor, if that has room for it.
+    ///
+    /// # Errors
+    /// The reactor is stuck or has ended; the request comes back, to be refused.
+    pub(crate) fn offer(
+        &self,
+        reactor: usize,
+        migrated: MigratedId,
+        request: Box<Request>,
+    ) -> Result<(), (MigratedId, Box<Request>)> {
+        let Some(sender) = self.sender(reactor) else {
+            return Err((migrated, request));
+        };
+        match sender.send(Message::Adopt { migrated, request }) {
+            Err(
+                MailboxError::Full(Message::Adopt { migrated, request })
+                | MailboxError::Closed(Message::Adopt { migrated, request }),
+            ) => Err((migrated, request)),
+            // What comes back is what was sent.
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Makes reactor 0 look at the timers of the controllers.
+    fn timer_moved(&self) {
+        if let Some(sender) = self.sender(0) {
+            // A reactor that has messages to take looks at the timers behind them.
+            let _ = sender.send(Message::TimerMoved);
+        }
+    }
+
+    fn sender(&self, reactor: usize) -> Option<&Sender<Message>> {
+        self.reactors.get().and_then(|all| all.get(reactor))
     }
 
     /// Sends a message, made anew for each, to every reactor.
@@ -117,7 +163,7 @@ impl ControlPlane {
     /// Tells every reactor to end. One that has ended, or never began, has nothing to drain.
     pub(crate) fn drain(&self) {
         for sender in self.reactors.get().into_iter().flatten() {
-            if let Err(error) = sender.send(Message::Drain) {
+            if let Err(error) = sender.send_even_if_full(Message::Drain) {
                 tracing::debug!("a reactor was not told to drain: {error}");
             }
         }
@@ -135,7 +181,7 @@ impl ControlPlane {
         drop(target);
         let before_us = self.deadline_us.swap(deadline_us, Ordering::Relaxed);
         if deadline_us < before_us {
-            self.send(0, Message::TimerMoved);
+            self.timer_moved();
         }
         result
     }
@@ -192,7 +238,98 @@ impl ControlPlane {
 
 #[cfg(test)]
 mod tests {
-    use super::Turns;
+    use std::sync::Arc;
+
+    use capstan_nvme_proto::status::Status;
+    use capstan_rdma::contract::{ConnectParam, MigratedId, PrivateData};
+    use capstan_reactor::mailbox;
+    use capstan_subsystem::{Action, DisconnectReason, PortId, QueueSizes, Target, TargetConfig};
+
+    use super::{ControlPlane, Message, Turns, conn_id};
+    use crate::io_path::Request;
+
+    /// A control plane with one reactor, which does not run.
+    fn stuck(bound: usize) -> (ControlPlane, capstan_reactor::Mailbox<Message>) {
+        let target = Target::new(TargetConfig::default(), 0).unwrap();
+        let control = ControlPlane::new(target);
+        let (sender, mailbox) = mailbox(bound).unwrap();
+        control.set_reactors(vec![sender]);
+        (control, mailbox)
+    }
+
+    fn offer(control: &ControlPlane) -> Result<(), (MigratedId, Box<Request>)> {
+        let address = "127.0.0.1:4420".parse().unwrap();
+        let request = Request {
+            fabric: 0,
+            port: PortId(1),
+            sizes: QueueSizes {
+                qid: 0,
+                entries: 32,
+                host_receives: 32,
+                cntlid: 0,
+            },
+            param: ConnectParam {
+                private_data: PrivateData::EMPTY,
+                responder_resources: 0,
+                initiator_depth: 0,
+                rnr_retry_count: 0,
+            },
+            local: address,
+            peer: address,
+        };
+        control.offer(0, MigratedId(Box::new(())), Box::new(request))
+    }
+
+    #[test]
+    fn a_stuck_reactor_gets_what_controllers_want_and_no_more_connections_than_its_bound() {
+        let (control, mut mailbox) = stuck(2);
+        let conn = conn_id(0, 7);
+        offer(&control).unwrap();
+        offer(&control).unwrap();
+        let (_, request) = offer(&control).expect_err("the mailbox is full");
+        assert_eq!(request.port, PortId(1), "the same request, to be refused");
+        control.route(Action::CompleteIo {
+            conn,
+            cid: 1,
+            status: Status::SUCCESS,
+        });
+        control.route(Action::SetNamespaces {
+            conn,
+            namespaces: Arc::default(),
+        });
+        control.route(Action::Disconnect {
+            conn,
+            why: DisconnectReason::ControllerReset,
+        });
+        // It may be missed: whoever has messages looks at the timers behind them.
+        control.timer_moved();
+        control.drain();
+        let mut got = std::iter::from_fn(|| mailbox.poll());
+        assert!(matches!(got.next(), Some(Message::Adopt { .. })));
+        assert!(matches!(got.next(), Some(Message::Adopt { .. })));
+        assert!(matches!(
+            got.next(),
+            Some(Message::Act(Action::CompleteIo { .. }))
+        ));
+        assert!(matches!(
+            got.next(),
+            Some(Message::Act(Action::SetNamespaces { .. }))
+        ));
+        assert!(matches!(
+            got.next(),
+            Some(Message::Act(Action::Disconnect { .. }))
+        ));
+        assert!(matches!(got.next(), Some(Message::Drain)));
+        assert!(got.next().is_none());
+        offer(&control).expect("there is room again");
+    }
+
+    #[test]
+    fn a_reactor_that_has_ended_takes_no_connections() {
+        let (control, mailbox) = stuck(2);
+        drop(mailbox);
+        assert!(offer(&control).is_err());
+    }
 
     #[test]
     fn hosts_with_as_many_queues_as_there_are_reactors_spread_over_them() {

@@ -38,7 +38,10 @@ pub(crate) const MOVED_BYTES_PER_TURN: u32 = 1 << 20;
 pub(crate) const READ_AT_ONCE_BYTES_MAX: u32 = 128 << 10;
 /// Connection requests waiting in the kernel's listener.
 pub(crate) const LISTEN_BACKLOG: u32 = 128;
-/// Messages waiting for a reactor.
+/// Messages waiting for a reactor: connection requests beyond that are refused. What controllers want of connections is not:
+/// that waits however many there are, and its number is bounded by who is connected. Per connection it is a Disconnect,
+/// and a table each time the operator reloads; per command that waits for its answer (entries of Admin queues, Aborts up to ACL,
+/// reservation commands in I/O queues) it is one.
 pub(crate) const MAILBOX_BOUND: usize = 4096;
 /// RDMA READs outstanding per queue pair, when the device and the host allow as many.
 pub(crate) const INITIATOR_DEPTH_MAX: u8 = 64;

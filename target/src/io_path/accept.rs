@@ -17,9 +17,9 @@ use super::IoPath;
 use super::connection::{Connection, Identity, Keys};
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
-use crate::control_plane::{Message, conn_id};
+use crate::control_plane::conn_id;
 use crate::limits::{
-    CQE_BYTES, INITIATOR_DEPTH_MAX, TRANSFER_BYTES_MAX, send_wrs, slots as slots_of,
+    CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, TRANSFER_BYTES_MAX, send_wrs, slots as slots_of,
 };
 
 /// A checked connection request, on its way to the reactor that will own it.
@@ -51,15 +51,23 @@ pub(super) enum Refusal {
     Cm(#[from] CmError),
     #[error("the target is shutting down")]
     Draining,
+    #[error(
+        "reactor {reactor} takes no connections: {MAILBOX_BOUND} messages wait for it, or it has ended; look at the kernel \
+         log for a hung device"
+    )]
+    Stuck { reactor: usize },
 }
 
 impl Refusal {
     fn status(&self) -> RejectStatus {
         match self {
             Self::Request(refusal) => refusal.reject_status(),
-            Self::Budget(_) | Self::Device(_) | Self::Rdma(_) | Self::Cm(_) | Self::Draining => {
-                RejectStatus::NO_RESOURCES
-            }
+            Self::Budget(_)
+            | Self::Device(_)
+            | Self::Rdma(_)
+            | Self::Cm(_)
+            | Self::Draining
+            | Self::Stuck { .. } => RejectStatus::NO_RESOURCES,
         }
     }
 }
@@ -121,13 +129,12 @@ impl IoPath {
             return;
         }
         match self.fabrics[fabric].cm.migrate(id) {
-            Ok(migrated) => self.control.send(
-                reactor,
-                Message::Adopt {
-                    migrated,
-                    request: Box::new(request),
-                },
-            ),
+            Ok(migrated) => {
+                let offered = self.control.offer(reactor, migrated, Box::new(request));
+                if let Err((migrated, request)) = offered {
+                    self.take_back(migrated, &request, reactor);
+                }
+            }
             Err(error) => self.refuse(fabric, id, peer, &error.into()),
         }
     }
@@ -148,6 +155,19 @@ impl IoPath {
             Ok(id) => self.accept(id, request),
             Err(error) => {
                 tracing::warn!(peer = %request.peer, %error, "connection lost before accept");
+            }
+        }
+    }
+
+    /// Refuses a request that the reactor whose turn it is does not take.
+    fn take_back(&mut self, migrated: MigratedId, request: &Request, reactor: usize) {
+        match self.fabrics[request.fabric].cm.adopt(migrated) {
+            Ok(id) => {
+                let refusal = Refusal::Stuck { reactor };
+                self.refuse(request.fabric, id, request.peer, &refusal);
+            }
+            Err(error) => {
+                tracing::debug!(peer = %request.peer, %error, "connection lost before it was refused");
             }
         }
     }
