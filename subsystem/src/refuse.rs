@@ -109,6 +109,27 @@ pub enum RefuseReason {
         /// I/O queues of the controller.
         queues: u16,
     },
+    /// Another Queue Identifier than the connection request announced.
+    #[error(
+        "QID is {qid}, expected {announced}, which the RDMA_CM_REQUEST of this connection announced"
+    )]
+    QidChanged {
+        /// What Connect asks for.
+        qid: u16,
+        /// What the connection request did.
+        announced: u16,
+    },
+    /// Another controller than the connection request announced.
+    #[error(
+        "CNTLID is {cntlid:04X}h, expected {announced:04X}h, which the RDMA_CM_REQUEST of this \
+         connection announced"
+    )]
+    CntlidChanged {
+        /// What Connect asks for.
+        cntlid: u16,
+        /// What the connection request did.
+        announced: u16,
+    },
     /// A Queue Identifier of a live queue.
     #[error("queue {qid} exists already")]
     QidInUse {
@@ -140,6 +161,8 @@ impl RefuseReason {
             | Self::UnknownController { .. }
             | Self::OtherPort { .. }
             | Self::QidOutOfRange { .. }
+            | Self::QidChanged { .. }
+            | Self::CntlidChanged { .. }
             | Self::QueueTooLarge { .. } => Status::CONNECT_INVALID_PARAMETERS.dnr(),
             Self::HostNotAllowed { .. } | Self::OtherHost { .. } => {
                 Status::CONNECT_INVALID_HOST.dnr()
@@ -160,8 +183,11 @@ impl RefuseReason {
             Self::HostNotAllowed { .. } | Self::OtherHost { .. } => ConnectData::HOSTNQN_LOCATION,
             Self::StaticController { .. }
             | Self::UnknownController { .. }
-            | Self::OtherPort { .. } => ConnectData::CNTLID_LOCATION,
-            Self::QidOutOfRange { .. } | Self::QidInUse { .. } => ErrorLocation::sqe(42),
+            | Self::OtherPort { .. }
+            | Self::CntlidChanged { .. } => ConnectData::CNTLID_LOCATION,
+            Self::QidOutOfRange { .. } | Self::QidChanged { .. } | Self::QidInUse { .. } => {
+                ErrorLocation::sqe(42)
+            }
             Self::QueueTooLarge { .. } => ErrorLocation::sqe(44),
             Self::AlreadyConnected | Self::TooManyControllers { .. } | Self::NotReady { .. } => {
                 ErrorLocation::Unspecified

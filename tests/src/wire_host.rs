@@ -47,6 +47,15 @@ pub enum Queue {
     Io,
 }
 
+impl Queue {
+    fn qid(self) -> u16 {
+        match self {
+            Self::Admin => 0,
+            Self::Io => 1,
+        }
+    }
+}
+
 /// What a command moves.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
@@ -214,6 +223,23 @@ impl WireHost {
         (host, answer.status())
     }
 
+    /// Tries the same with a connection request for another queue than Connect's: its one connection, and the response to
+    /// its Connect.
+    ///
+    /// # Panics
+    /// When there is no response.
+    #[must_use]
+    pub fn connect_as_announced(
+        address: SocketAddr,
+        number: u8,
+        announced_qid: u16,
+    ) -> (Self, Cqe) {
+        let mut host = Self::new(Wire::new(Config::default(), 1024, MEMORY_BYTES));
+        host.establish(address, Queue::Admin, announced_qid, 0);
+        let answer = host.connect_established(Queue::Admin, &connect_data(number));
+        (host, answer)
+    }
+
     fn new(wire: Rc<Wire>) -> Self {
         Self {
             lines: HashMap::new(),
@@ -251,6 +277,16 @@ impl WireHost {
         queue: Queue,
         parameters: &ConnectParameters,
     ) -> Cqe {
+        let cntlid = match queue {
+            Queue::Admin => 0,
+            Queue::Io => parameters.cntlid,
+        };
+        self.establish(address, queue, queue.qid(), cntlid);
+        self.connect_established(queue, parameters)
+    }
+
+    /// Makes the connection that is to be a queue.
+    fn establish(&mut self, address: SocketAddr, queue: Queue, qid: u16, cntlid: u16) {
         let id = self
             .wire
             .cm
@@ -280,15 +316,11 @@ impl WireHost {
             qp.post_recv(RECV | u64::from(at), &[sge])
                 .expect("a receive");
         }
-        let qid = match queue {
-            Queue::Admin => 0,
-            Queue::Io => 1,
-        };
         let request = CmRequest {
             qid,
             hrqsize: ENTRIES,
             hsqsize: ENTRIES.into(),
-            cntlid: if qid == 0 { 0 } else { parameters.cntlid },
+            cntlid,
         };
         let request = request.encode().expect("a size that can be encoded");
         let param = ConnectParam {
@@ -306,8 +338,11 @@ impl WireHost {
             matches!(kind, CmEventKind::Established { .. })
         });
         self.lines.insert(queue, Line { qp, receives, id });
+    }
+
+    fn connect_established(&mut self, queue: Queue, parameters: &ConnectParameters) -> Cqe {
         let connect = Connect {
-            qid,
+            qid: queue.qid(),
             sqsize: ENTRIES.into(),
             cattr: Cattr(0),
             kato_ms: 0,

@@ -1,5 +1,6 @@
 //! Who gets in, who does not, and whether both sides know why.
 use capstan_initiator::{DirectQueue, Options};
+use capstan_nvme_proto::error::ErrorLocation;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
@@ -54,6 +55,21 @@ fn a_refused_host_is_left_the_connection_to_read_the_response() {
         "sent a command though its Connect was refused",
     ]);
     assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_connect_for_another_queue_than_the_connection_request_announced_is_refused() {
+    let target = TestTarget::ram("");
+    let (mut host, answer) = WireHost::connect_as_announced(target.addresses[0], 1, 1);
+    assert_eq!(answer.status(), Status::CONNECT_INVALID_PARAMETERS.dnr());
+    let location = ErrorLocation::from_connect_dw0(answer.dw0.get());
+    assert_eq!(location, ErrorLocation::sqe(42), "QID");
+    // The connection is there to take a command, which a refused host may not send.
+    host.send(Queue::Admin, Sqe::new_zeroed(), Data::None);
+    host.wait_for_the_end();
+    let (_host, answer) = WireHost::connect_as_announced(target.addresses[0], 1, 0);
+    assert!(answer.status().is_success(), "{:?}", answer.status());
+    target.stop();
 }
 
 #[test]

@@ -101,8 +101,8 @@ pub struct ConnectRequest<'a> {
     pub local: SocketAddr,
     /// The host's address.
     pub peer: SocketAddr,
-    /// [`QueueSizes::entries`] of this connection.
-    pub entries: u16,
+    /// What the connection request of this connection announced.
+    pub sizes: QueueSizes,
     /// The command.
     pub sqe: &'a Sqe,
     /// Its data, from where [`Target::connect_transfer`] says.
@@ -247,6 +247,7 @@ impl Target {
         };
         let parameters = ConnectData::from_data(request.data)?.parse()?;
         *hostnqn = Some(parameters.hostnqn.clone());
+        check_announced(&request.sizes, connect.qid, parameters.cntlid)?;
         let entries = self.check_entries(request, &connect)?;
         if connect.qid == 0 {
             self.connect_admin(request, &connect, parameters, entries, now_us)
@@ -261,7 +262,7 @@ impl Target {
         request: &ConnectRequest<'_>,
         connect: &Connect,
     ) -> Result<u16, RefuseReason> {
-        let max = self.entries_max(connect.qid).min(request.entries);
+        let max = self.entries_max(connect.qid).min(request.sizes.entries);
         u16::try_from(connect.sqsize)
             .ok()
             .filter(|entries| *entries <= max)
@@ -485,6 +486,25 @@ impl Target {
             association,
         })
     }
+}
+
+/// Receives, memory and the reactor were chosen by what the connection request announced: Connect must ask for the same
+/// queue (NVMe/RDMA Transport 1.1, section 3.1, QID and CNTLID of the RDMA_CM_REQUEST private data).
+fn check_announced(announced: &QueueSizes, qid: u16, cntlid: u16) -> Result<(), RefuseReason> {
+    if announced.qid != qid {
+        return Err(RefuseReason::QidChanged {
+            qid,
+            announced: announced.qid,
+        });
+    }
+    // Zero for Admin queues, and from hosts older than transport revision 1.1.
+    if qid != 0 && announced.cntlid != 0 && announced.cntlid != cntlid {
+        return Err(RefuseReason::CntlidChanged {
+            cntlid,
+            announced: announced.cntlid,
+        });
+    }
+    Ok(())
 }
 
 fn accounting(conn: ConnId, entries: u16, connect: &Connect) -> Accounting {

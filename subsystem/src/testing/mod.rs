@@ -30,7 +30,7 @@ use zerocopy::IntoBytes;
 use crate::{
     AbortId, Action, AdminOutcome, AdminStep, BackendId, ConnId, ConnectOutcome, ConnectRequest,
     DisconnectReason, FlushId, Geometry, HostPolicy, IoQueue, NamespaceConfig, NamespaceIdentity,
-    PortConfig, PortId, RefuseReason, SubsystemConfig, Target, TargetConfig,
+    PortConfig, PortId, QueueSizes, RefuseReason, SubsystemConfig, Target, TargetConfig,
 };
 
 pub use actions::{
@@ -116,6 +116,17 @@ pub fn nqn(text: &str) -> Nqn {
 #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
 pub fn address(text: &str) -> SocketAddr {
     text.parse().expect("an address")
+}
+
+/// What the connection request of a queue of `entries` announces.
+#[must_use]
+pub fn announced(qid: u16, entries: u16) -> QueueSizes {
+    QueueSizes {
+        qid,
+        entries,
+        host_receives: entries,
+        cntlid: 0,
+    }
 }
 
 /// The configuration of the subsystem of [`Bench::new`].
@@ -295,7 +306,10 @@ impl Bench {
             port: PORT,
             local: address("10.0.0.5:4420"),
             peer: address("10.0.0.9:50000"),
-            entries,
+            sizes: QueueSizes {
+                cntlid: parameters.cntlid,
+                ..announced(connect.qid, entries)
+            },
             sqe: &sqe,
             data: data.as_bytes(),
         };

@@ -395,12 +395,14 @@ fn connect_raw(bench: &mut Bench, model: &mut Model, sqe: &[u8; 64], data: &[u8]
         sqe.nsid = u32::from(FabricsCommandType::CONNECT.0).into();
     }
     let _transfer = crate::Target::connect_transfer(&sqe, data);
+    // QID of a Connect; what is compared with another one is refused at once.
+    let qid = (sqe.cdw10.get() >> 16) as u16;
     let request = crate::ConnectRequest {
         conn,
         port: super::PORT,
         local: super::address("[::1]:4420"),
         peer: super::address("[::1]:50000"),
-        entries: 16,
+        sizes: super::announced(qid, 16),
         sqe: &sqe,
         data,
     };

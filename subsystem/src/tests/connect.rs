@@ -12,10 +12,10 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes;
 
-use crate::testing::{Bench, PORT, address, buffer, host, nqn, subnqn};
+use crate::testing::{Bench, PORT, address, announced, buffer, host, nqn, subnqn};
 use crate::{
-    ConnId, ConnectOutcome, ConnectRequest, HostPolicy, InCapsule, PortId, RefuseReason, Target,
-    TargetConfig, Transfer,
+    ConnId, ConnectOutcome, ConnectRequest, HostPolicy, InCapsule, PortId, QueueSizes,
+    RefuseReason, Target, TargetConfig, Transfer,
 };
 
 const ADMIN: Connect = Connect {
@@ -239,7 +239,7 @@ fn the_first_command_must_be_connect_and_there_is_one() {
         port: PORT,
         local: address("10.0.0.5:4420"),
         peer: address("10.0.0.9:50000"),
-        entries: 32,
+        sizes: announced(0, 32),
         sqe: &identify,
         data: &[],
     };
@@ -259,6 +259,56 @@ fn the_first_command_must_be_connect_and_there_is_one() {
         ..request
     };
     assert_eq!(answer(&mut bench, &again), sequence);
+}
+
+#[test]
+fn a_connect_asks_for_the_queue_that_its_connection_request_announced() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let mut ask = |sizes, connect, parameters: &ConnectParameters| {
+        let conn = bench.new_conn();
+        let sqe =
+            capstan_nvme_proto::command::FabricsCommand::Connect(connect).encode(5, buffer(1024));
+        let data = parameters.encode();
+        let request = ConnectRequest {
+            conn,
+            port: PORT,
+            local: address("10.0.0.5:4420"),
+            peer: address("10.0.0.9:50000"),
+            sizes,
+            sqe: &sqe,
+            data: data.as_bytes(),
+        };
+        match bench.target.handle_connect(&request, 0) {
+            ConnectOutcome::Refused { cqe, why } => Err((
+                cqe.status(),
+                ErrorLocation::from_connect_dw0(cqe.dw0.get()),
+                why.to_string(),
+            )),
+            ConnectOutcome::AdminQueue { .. } | ConnectOutcome::IoQueue { .. } => Ok(()),
+        }
+    };
+    let invalid = Status::CONNECT_INVALID_PARAMETERS.dnr();
+    let of_controller = &association.parameters;
+    let (status, location, why) = ask(announced(1, 32), ADMIN, &parameters()).unwrap_err();
+    assert_eq!((status, location), (invalid, ErrorLocation::sqe(42)));
+    assert!(why.starts_with("QID is 0, expected 1"), "{why}");
+    let io_2 = Connect { qid: 2, ..IO };
+    for (sizes, connect) in [(announced(0, 32), io_2), (announced(3, 32), io_2)] {
+        let (status, location, _) = ask(sizes, connect, of_controller).unwrap_err();
+        assert_eq!((status, location), (invalid, ErrorLocation::sqe(42)));
+    }
+    let with_cntlid = |cntlid| QueueSizes {
+        cntlid,
+        ..announced(2, 32)
+    };
+    let other = with_cntlid(of_controller.cntlid + 1);
+    let (status, location, _) = ask(other, io_2, of_controller).unwrap_err();
+    assert_eq!((status, location), (invalid, ConnectData::CNTLID_LOCATION));
+    ask(with_cntlid(of_controller.cntlid), io_2, of_controller).unwrap();
+    // A host older than transport revision 1.1 announces none.
+    let io_3 = Connect { qid: 3, ..IO };
+    ask(announced(3, 32), io_3, of_controller).unwrap();
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn connect(
         port: connection.listener,
         local: connection.local,
         peer: connection.peer,
-        entries: connection.sizes.entries,
+        sizes: connection.sizes,
         sqe,
         data,
     };
