@@ -6,5 +6,6 @@ pub mod fio;
 pub mod host;
 pub mod process;
 pub mod program;
+pub mod proxy;
 pub mod target;
 pub mod wire_host;
