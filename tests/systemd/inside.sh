@@ -27,6 +27,12 @@ step "systemd-analyze verify is silent"
 complaints=$(systemd-analyze verify --man=no /usr/lib/systemd/system/$unit.service 2>&1) || true
 [ -z "$complaints" ] || fail "verify: $complaints"
 
+# What `capstan attach` keeps of root's volumes on the same machine.
+mkdir -m 700 /run/capstan-host /run/capstan-host/0
+echo '{}' >/run/capstan-host/0/volume.json
+records() { stat -c '%n %U %a' /run/capstan-host /run/capstan-host/0 /run/capstan-host/0/volume.json; }
+records_before=$(records)
+
 step "start returns when the target is ready, and it listens by then"
 systemctl start "$unit" || fail "did not start"
 systemctl is-active --quiet "$unit" || fail "not active"
@@ -37,6 +43,10 @@ pid=$(property MainPID)
 grep -q '^CapEff:.*0000000000000000$' "/proc/$pid/status" || fail "has capabilities"
 grep -q '^NoNewPrivs:.*1$' "/proc/$pid/status" || fail "may gain privileges"
 step "status: $(property StatusText)"
+
+step "its runtime directory is its own, and not where root's volumes are recorded"
+[ "$(stat -c %U /run/capstan-target)" = capstan ] || fail "/run/capstan-target is $(stat -c %U /run/capstan-target)'s"
+[ "$(records)" = "$records_before" ] || fail "root's records have changed: $(records)"
 
 step "an allowed host discovers the subsystem, a stranger does not"
 capstan discover "${remote[@]}" -q "$allowed" | grep -qF "$nqn" || fail "discover does not list $nqn"
@@ -102,6 +112,8 @@ systemctl stop "$unit"
 [ "$(property Result)" = success ] || fail "Result=$(property Result)"
 [ "$(property ExecMainStatus)" = 0 ] || fail "exit status $(property ExecMainStatus)"
 ! listening || fail "still listens"
+[ ! -e /run/capstan-target ] || fail "/run/capstan-target is left"
+[ "$(records)" = "$records_before" ] || fail "root's records have changed: $(records)"
 
 step "a wrong configuration does not start, and the log says what is wrong"
 cp /etc/capstan/target.toml /tmp/target.toml

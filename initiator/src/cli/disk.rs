@@ -11,8 +11,6 @@ use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serve::clear_loop;
 use clap::Args;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::args::OutputArgs;
@@ -59,7 +57,7 @@ impl Detach {
         require_root("detaching a volume needs root")?;
         let (dir, record) = find_device(&self.device)?;
         if self.force {
-            end_process(&record)?;
+            end_process(&dir, &record)?;
         }
         detach(&dir, &record)?;
         if self.output.is_json() {
@@ -267,13 +265,9 @@ pub(super) fn wait_for_exit(record: &Record) -> Result<()> {
 }
 
 /// Ends the serving process at once: I/O in progress fails.
-pub(super) fn end_process(record: &Record) -> Result<()> {
-    if record.process.is_alive() {
-        kill(Pid::from_raw(record.process.pid), Signal::SIGKILL)
-            .with_context(|| format!("ending process {}", record.process.pid))?;
-        wait_for_exit(record)?;
-    }
-    Ok(())
+pub(super) fn end_process(dir: &VolumeDir, record: &Record) -> Result<()> {
+    record.process.end(dir.path())?;
+    wait_for_exit(record)
 }
 
 /// Takes away what a process that has died left behind: loop device and folder. Its FUSE mount went

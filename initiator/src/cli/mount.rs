@@ -164,7 +164,7 @@ impl Umount {
         require_root("unmounting a volume needs root")?;
         let (dir, record, mounts) = self.find()?;
         if self.force {
-            end_process(&record)?;
+            end_process(&dir, &record)?;
         }
         for mount in &mounts {
             run(Command::new("umount").arg(&mount.mount_point))?;

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir};
+use capstan_initiator::front_ends::disk::serving::{COMMAND, FOLDER_OPTION};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +123,7 @@ impl VolumeArgs {
         let program = std::env::current_exe().context("finding the capstan program")?;
         Command::new(&program)
             .arg0(PROCESS_NAME)
-            .args(["--verbose", "serve-fuse", "--volume-dir"])
+            .args(["--verbose", COMMAND, FOLDER_OPTION])
             .arg(dir.path())
             .args(self.to_args())
             .current_dir("/")

@@ -6,3 +6,4 @@ pub mod mounts;
 mod process;
 pub mod record;
 pub mod serve;
+pub mod serving;

@@ -3,27 +3,29 @@
 //! Each volume has a folder of its own, named by a number: `volume.json` says what it is and who
 //! serves it, `control` is the socket of the serving process, `log` its log.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use nix::unistd::Pid;
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-/// The default folder.
-pub const RUN_DIR: &str = "/run/capstan";
+use super::serving::Process;
+
+/// The default folder. The target's service has one of its own (`RuntimeDirectory=` of its unit), which belongs to its user
+/// and goes when it stops.
+pub const RUN_DIR: &str = "/run/capstan-host";
 /// Names another folder.
 pub const RUN_DIR_VARIABLE: &str = "CAPSTAN_RUN_DIR";
 /// Volumes at once: an end to the search for a free number.
 const VOLUMES_MAX: u32 = 4096;
-/// Between two looks at a process that is to end.
-const EXIT_POLL: Duration = Duration::from_millis(5);
+/// Permissions that let others than the owner write.
+const OTHERS_WRITE: u32 = 0o022;
 
 /// The folder cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {source}; expected a folder this user can write (root's is {RUN_DIR}, another is given by {RUN_DIR_VARIABLE})", .path.display())]
+#[error("{}: {source}; expected a folder of this user's own that nobody else can write (root's is {RUN_DIR}, another is given by {RUN_DIR_VARIABLE})", .path.display())]
 pub struct RecordError {
     /// What was tried.
     pub path: PathBuf,
@@ -31,58 +33,28 @@ pub struct RecordError {
     pub source: io::Error,
 }
 
-/// A process, so that another one with its number is not taken for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    /// Its number.
-    pub pid: i32,
-    /// When it started, in clock ticks since the machine did (proc_pid_stat(5), field 22).
-    pub start_ticks: u64,
-}
-
-impl Process {
-    /// This process.
-    ///
-    /// # Errors
-    /// `/proc` is not there.
-    pub fn this() -> io::Result<Self> {
-        let pid = Pid::this().as_raw();
-        let start_ticks = start_ticks(pid)?;
-        Ok(Self { pid, start_ticks })
-    }
-
-    /// Whether it still runs.
-    #[must_use]
-    pub fn is_alive(&self) -> bool {
-        start_ticks(self.pid).is_ok_and(|ticks| ticks == self.start_ticks)
-    }
-
-    /// Waits for its end; `false` when it runs on after `patience`.
-    #[must_use]
-    pub fn wait(&self, patience: Duration) -> bool {
-        let start = std::time::Instant::now();
-        while self.is_alive() {
-            if start.elapsed() > patience {
-                return false;
-            }
-            std::thread::sleep(EXIT_POLL);
-        }
-        true
+fn error(path: &Path, source: io::Error) -> RecordError {
+    RecordError {
+        path: path.to_owned(),
+        source,
     }
 }
 
-fn start_ticks(pid: i32) -> io::Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    // The name, field 2, may have spaces and parentheses.
-    let (_, rest) = stat.rsplit_once(") ").ok_or_else(invalid)?;
-    let mut fields = rest.split(' ');
-    // A zombie has ended.
-    if fields.clone().next() == Some("Z") {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    let ticks = fields.nth(19).ok_or_else(invalid)?;
-    ticks.parse().map_err(|_| invalid())
+/// Makes sure that only root or this user says what is in a folder or a file: what a record names is ended, unmounted and
+/// removed by whoever reads it.
+fn check_owned(path: &Path) -> Result<(), RecordError> {
+    // Of a link itself, not of what it leads to.
+    let found = fs::symlink_metadata(path).map_err(|source| error(path, source))?;
+    let refused = if !(found.is_dir() || found.is_file()) {
+        Some("neither a folder nor a file".to_owned())
+    } else if found.uid() != 0 && found.uid() != geteuid().as_raw() {
+        Some(format!("owned by user {}", found.uid()))
+    } else if found.mode() & OTHERS_WRITE != 0 {
+        Some(format!("of mode {:o}", found.mode() & 0o7777))
+    } else {
+        None
+    };
+    refused.map_or(Ok(()), |why| Err(error(path, io::Error::other(why))))
 }
 
 /// What `volume.json` says.
@@ -129,16 +101,13 @@ impl VolumeDir {
     /// # Errors
     /// [`RecordError`].
     pub fn create(run_dir: &Path) -> Result<Self, RecordError> {
-        let error = |path: &Path, source| RecordError {
-            path: path.to_owned(),
-            source,
-        };
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700);
         builder
             .recursive(true)
             .create(run_dir)
             .map_err(|source| error(run_dir, source))?;
+        check_owned(run_dir)?;
         builder.recursive(false);
         for number in 0..VOLUMES_MAX {
             let path = run_dir.join(number.to_string());
@@ -199,18 +168,24 @@ impl VolumeDir {
         let path = self.path.join("volume.json");
         let partial = self.path.join("volume.json.new");
         let text = serde_json::to_vec_pretty(record).map_err(io::Error::from);
-        text.and_then(|text| fs::write(&partial, text))
+        let mut options = File::options();
+        // Whatever the umask is, nobody else may write it.
+        options.write(true).create(true).truncate(true).mode(0o600);
+        text.and_then(|text| options.open(&partial)?.write_all(&text))
             .and_then(|()| fs::rename(&partial, &path))
             .map_err(|source| RecordError { path, source })
     }
 
-    /// Reads the record.
-    ///
-    /// # Errors
-    /// There is none (yet), or it is none of this version's.
-    pub fn read(&self) -> io::Result<Record> {
-        let text = fs::read(self.path.join("volume.json"))?;
-        Ok(serde_json::from_slice(&text)?)
+    /// Reads the record; there is none (yet), or none of this version's, or a user's who has no business there.
+    fn owned_record(&self) -> Result<Option<Record>, RecordError> {
+        let path = self.path.join("volume.json");
+        match check_owned(&path) {
+            Ok(()) => {}
+            Err(none) if none.source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(refused) => return Err(refused),
+        }
+        let text = fs::read(path).ok();
+        Ok(text.and_then(|text| serde_json::from_slice(&text).ok()))
     }
 
     /// Removes the folder and what is known to be in it; what is not stays, and with it the folder.
@@ -234,41 +209,41 @@ impl VolumeDir {
 /// The volumes in `run_dir`, by number. A volume that is just being attached has no record yet.
 ///
 /// # Errors
-/// [`RecordError`]: the folder cannot be read; when there is none, there is no volume.
+/// [`RecordError`]: the folder cannot be read, or it or something in it is not root's or this user's alone; when there is none,
+/// there is no volume.
 pub fn volumes(run_dir: &Path) -> Result<Vec<(VolumeDir, Option<Record>)>, RecordError> {
     let entries = match fs::read_dir(run_dir) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => {
-            return Err(RecordError {
-                path: run_dir.to_owned(),
-                source,
-            });
-        }
+        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(error(run_dir, source)),
     };
+    check_owned(run_dir)?;
     let mut numbers: Vec<u32> = entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     numbers.sort_unstable();
-    Ok(numbers
-        .into_iter()
-        .map(|number| VolumeDir::at(run_dir.join(number.to_string())))
-        .map(|dir| {
-            let record = dir.read().ok();
-            (dir, record)
-        })
-        .collect())
+    let mut volumes = Vec::with_capacity(numbers.len());
+    for number in numbers {
+        let dir = VolumeDir::at(run_dir.join(number.to_string()));
+        match check_owned(dir.path()).and_then(|()| dir.owned_record()) {
+            Ok(record) => volumes.push((dir, record)),
+            // It has just been detached.
+            Err(gone) if gone.source.kind() == io::ErrorKind::NotFound => {}
+            Err(refused) => return Err(refused),
+        }
+    }
+    Ok(volumes)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-    use std::path::PathBuf;
-    use std::time::Duration;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::{Path, PathBuf};
 
-    use super::{Process, Record, VolumeDir, volumes};
+    use super::{Record, VolumeDir, volumes};
+    use crate::front_ends::disk::serving::Process;
 
     fn record() -> Record {
         Record {
@@ -288,7 +263,7 @@ mod tests {
     #[test]
     fn volumes_have_folders_of_their_own() {
         let dir = tempfile::tempdir().unwrap();
-        let run_dir = dir.path().join("run/capstan");
+        let run_dir = dir.path().join("run/capstan-host");
         assert!(volumes(&run_dir).unwrap().is_empty());
         let first = VolumeDir::create(&run_dir).unwrap();
         let second = VolumeDir::create(&run_dir).unwrap();
@@ -317,15 +292,45 @@ mod tests {
     }
 
     #[test]
-    fn another_process_with_the_number_is_not_the_process() {
-        let this = Process::this().unwrap();
-        assert!(this.is_alive());
-        let other = Process {
-            start_ticks: this.start_ticks + 1,
-            ..this
-        };
-        assert!(!other.is_alive());
-        assert!(other.wait(Duration::ZERO));
-        assert!(!this.wait(Duration::from_millis(20)));
+    fn what_others_could_have_written_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("run");
+        let volume = VolumeDir::create(&run_dir).unwrap();
+        volume.write(&record()).unwrap();
+        let file = volume.path().join("volume.json");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&file), 0o600);
+        assert_eq!(volumes(&run_dir).unwrap().len(), 1);
+        let said = || volumes(&run_dir).unwrap_err().to_string();
+        for path in [run_dir.as_path(), volume.path(), &file] {
+            let good = fs::metadata(path).unwrap().permissions();
+            for writable in [0o720, 0o702] {
+                fs::set_permissions(path, fs::Permissions::from_mode(writable)).unwrap();
+                let said = said();
+                let expected = format!("{}: of mode {writable:o}", path.display());
+                assert!(said.starts_with(&expected), "{said}");
+            }
+            fs::set_permissions(path, good).unwrap();
+            if nix::unistd::geteuid().is_root() {
+                std::os::unix::fs::chown(path, Some(65534), None).unwrap();
+                let said = said();
+                let expected = format!("{}: owned by user 65534;", path.display());
+                assert!(said.starts_with(&expected), "{said}");
+                std::os::unix::fs::chown(path, Some(0), None).unwrap();
+            }
+        }
+        // Somebody else's folder takes no volume.
+        fs::set_permissions(&run_dir, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(VolumeDir::create(&run_dir).is_err());
+        fs::set_permissions(&run_dir, fs::Permissions::from_mode(0o700)).unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        fs::rename(volume.path(), &elsewhere).unwrap();
+        symlink(&elsewhere, volume.path()).unwrap();
+        assert!(said().contains("neither a folder nor a file"), "{}", said());
+        fs::remove_file(volume.path()).unwrap();
+        let link = dir.path().join("link");
+        symlink(&run_dir, &link).unwrap();
+        assert!(volumes(&link).is_err());
+        assert!(VolumeDir::create(&link).is_err());
     }
 }
