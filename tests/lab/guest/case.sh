@@ -207,6 +207,9 @@ finish() { # finish NAME: fails when it failed
 # shellcheck source=/dev/null
 . "$LAB/host-$HOST.sh"
 
+# What a case has set up that is to go however it ends: a command.
+AT_THE_END=''
+
 trap 'because "line $LINENO of $(basename "${BASH_SOURCE[0]}"): $BASH_COMMAND"' ERR
 at_the_end() {
     local status=$? job
@@ -216,6 +219,7 @@ at_the_end() {
         [ -r "$job" ] && kill -KILL "$(cat "$job")" 2>/dev/null
     done
     [ -z "$MOUNTED" ] || umount -l "$MOUNTED"
+    $AT_THE_END
     host_clean_up
     cd / && rm -rf "$WORK"
     exit $status

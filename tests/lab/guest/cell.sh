@@ -86,7 +86,7 @@ warm_up_linux() {
 }
 
 warm_up_capstan() {
-    $IN_NETNS "$LAB/capstan" discover -a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" -q "$HOSTNQN" -I "$HOSTID" \
+    ${HOST_IN_NETNS-$IN_NETNS} "$LAB/capstan" discover -a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" -q "$HOSTNQN" -I "$HOSTID" \
         --provider "$HOST_PROVIDER" >/dev/null
 }
 

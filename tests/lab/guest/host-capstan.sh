@@ -8,7 +8,7 @@ PORTAL=(-a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" --provider "$HOST_PROVIDER")
 AS_HOST=(-q "$HOSTNQN" -I "$HOSTID")
 
 # shellcheck disable=SC2086 # $IN_NETNS is a command and its arguments, or nothing
-capstan() { $IN_NETNS "$LAB/capstan" "$@"; }
+capstan() { ${HOST_IN_NETNS-$IN_NETNS} "$LAB/capstan" "$@"; }
 
 capstan_to() { # capstan_to COMMAND OPTION…
     local command=$1
@@ -45,11 +45,17 @@ finish_load() {
 
 # Makes namespace 1 a disk of this machine: sets $DISK.
 attach() { # attach [OPTION…]
+    attach_nsid 1 -i 2 "$@"
+    equal "bytes of $DISK" "$(blockdev --getsize64 "$DISK")" $((LBAS_1 * 512))
+}
+
+attach_nsid() { # attach_nsid NSID [OPTION…]
+    local nsid=$1
+    shift
     modprobe -a fuse loop
-    DISK=$(capstan_to attach -N 1 -i 2 "$@")
+    DISK=$(capstan_to attach -N "$nsid" "$@")
     [ -b "$DISK" ] || fail "attach says '$DISK', which is no disk"
     ATTACHED=$DISK
-    equal "bytes of $DISK" "$(blockdev --getsize64 "$DISK")" $((LBAS_1 * 512))
 }
 
 detach() {

@@ -61,6 +61,15 @@ find_disk() {
     return 1
 }
 
+# How long the host waits for a command of $CONTROLLER before it gives up its association.
+wait_for_io() { # wait_for_io SECONDS
+    local file
+    # With multipath the queue of each path counts; that of the disk is there as well.
+    for file in "/sys/class/nvme/$CONTROLLER"/nvme*n*/queue/io_timeout "/sys/block/$(basename "$DISK")/queue/io_timeout"; do
+        [ ! -e "$file" ] || echo $(($1 * 1000)) >"$file"
+    done
+}
+
 no_disk() { ! find_disk "$1"; }
 
 # Writes with checksums, then reads everything back and compares.

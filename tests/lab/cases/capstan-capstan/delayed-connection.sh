@@ -1,0 +1,1 @@
+../replay/delayed-connection.sh

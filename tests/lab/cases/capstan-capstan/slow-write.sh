@@ -1,0 +1,1 @@
+../replay/slow-write.sh
