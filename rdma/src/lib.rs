@@ -18,8 +18,13 @@ mod ids;
 pub mod iwarp;
 pub mod loopback;
 mod splitmix;
+mod strangers;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
 pub use choice::{ChoiceError, Preference, ProviderKind, choose};
 pub use device_limits::{DeviceLimits, device_limits};
+pub use strangers::{Source, Strangers};
+
+/// The `tracing` target of lines of which a peer can cause any number. Whoever writes the log limits them.
+pub const PEER_CAUSED: &str = "capstan::peer";

@@ -6,10 +6,11 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
+use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::MigratedId;
 use capstan_reactor::{Clock, MailboxError, Sender};
 use capstan_storage::OpenError;
-use capstan_subsystem::{Action, BackendId, ConnId, FlushId, Target};
+use capstan_subsystem::{Action, BackendId, ConnId, Event, FlushId, Target};
 
 use crate::io_path::Request;
 use crate::limits::MAILBOX_BOUND;
@@ -189,7 +190,7 @@ impl ControlPlane {
     fn route(&self, action: Action) {
         let reactor = match &action {
             Action::Log(event) => {
-                tracing::info!("{event}");
+                log(event);
                 return;
             }
             Action::Complete { conn, .. }
@@ -233,6 +234,24 @@ impl ControlPlane {
     /// A flush that the controllers asked for has ended.
     pub(crate) fn flushed(&self, flush: FlushId, succeeded: bool) {
         self.with(|target| target.handle_flushed(flush, succeeded, Clock.now_us()));
+    }
+}
+
+/// Writes a line. Those that hosts can cause again and again are limited, each kind by itself: a kind is a place here.
+fn log(event: &Event) {
+    macro_rules! of_its_kind {
+        () => {
+            tracing::info!(target: PEER_CAUSED, "{event}")
+        };
+    }
+    match event {
+        Event::Connected { .. } => of_its_kind!(),
+        Event::Enabled { .. } => of_its_kind!(),
+        Event::QueueConnected { .. } => of_its_kind!(),
+        Event::Reset { .. } => of_its_kind!(),
+        Event::ShutDown { .. } => of_its_kind!(),
+        Event::Disconnected { why: None, .. } => of_its_kind!(),
+        Event::Disconnected { why: Some(_), .. } => of_its_kind!(),
     }
 }
 

@@ -55,6 +55,12 @@ pub(crate) const REFUSED_TIMEOUT_US: u64 = 10_000_000;
 /// How long SIGTERM waits for commands in flight, in microseconds.
 pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
 
+/// Lines of one kind that peers can cause in a [`LOG_WINDOW`]: a person reads no more, and a thousand kinds of 200 bytes would
+/// be 2 MB a second, of which there are some twenty.
+pub(crate) const LOG_LINES_OF_A_KIND: u32 = 10;
+/// For so long lines are counted; then one says how many were left out.
+pub(crate) const LOG_WINDOW: Duration = Duration::from_secs(1);
+
 /// How long a reload waits for the reactors to open new volumes.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -1,5 +1,7 @@
 //! What can be chosen for a provider.
 
+use nix::sys::resource::{Resource, getrlimit};
+
 /// How long the FPDUs are that this side sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FpduSize {
@@ -55,17 +57,22 @@ pub struct Config {
     /// Queue pairs at work from which on epoll keeps watching all of them and says which has received something: each would make
     /// a receive call that finds nothing for every one that finds something. They are no crowd any more below a third of it.
     pub crowd: u32,
-    /// Wait of a listening side for the peer's Request, and for its first message where that was
-    /// agreed, in milliseconds.
+    /// Wait of a listening side for the first byte of the peer's Request, from then for all of it, and for its first
+    /// message where that was agreed, each in milliseconds. Bytes do not prolong it. One that is lost takes TCP a second.
     pub setup_timeout_ms: u64,
-    /// Connections of all listeners that have not sent their Request yet; more wait in the backlog.
+    /// Connections of all listeners that have not sent their Request yet, and at most an eighth of the descriptors that the
+    /// process may have. For one more, the oldest of the source that has most is closed.
     pub half_open_max: usize,
+    /// Of these, so many from one address, or network of 64 bits.
+    pub half_open_per_source_max: usize,
     /// How long a Send may wait for a receive before the connection is terminated, in milliseconds
     /// (receiver not ready). The peer is held back by TCP meanwhile.
     pub receiver_not_ready_timeout_ms: u64,
     /// How long a closed connection's socket is kept so that the peer reads the last bytes, in
     /// milliseconds.
     pub linger_ms: u64,
+    /// Sockets that are kept so, and at most an eighth of the descriptors that the process may have.
+    pub lingering_max: usize,
     /// Idle time after which TCP asks whether the peer is still there, in seconds.
     pub keepalive_idle_s: u32,
     /// Time without an answer after which the peer counts as dead, in milliseconds
@@ -78,6 +85,14 @@ pub struct Config {
     pub initiator_depth_max: u8,
 }
 
+impl Config {
+    /// `wanted` descriptors, or an eighth of what the process may have when that is less.
+    pub(super) fn descriptors(wanted: usize) -> usize {
+        let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((u64::MAX, 0));
+        wanted.min(usize::try_from(soft / 8).unwrap_or(usize::MAX))
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -87,10 +102,12 @@ impl Default for Config {
             fpdu_size: FpduSize::Negotiated,
             same_host: true,
             crowd: 24,
-            setup_timeout_ms: 5_000,
+            setup_timeout_ms: 3_000,
             half_open_max: 256,
+            half_open_per_source_max: 128,
             receiver_not_ready_timeout_ms: 10_000,
             linger_ms: 1_000,
+            lingering_max: 1_024,
             keepalive_idle_s: 10,
             dead_peer_timeout_ms: 20_000,
             responder_resources_max: 128,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use capstan_memory::Slab;
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
-use super::cm::linger::Linger;
+use super::cm::linger::Lingering;
 use super::cm::notice::{Link2Cm, Notice};
 use super::cm::nudge::Unheard;
 use super::config::Config;
@@ -75,7 +75,7 @@ pub(super) struct Engine {
     pub attributes: DeviceAttributes,
     pub stags: RefCell<StagTable>,
     pub poller: Poller,
-    pub lingering: RefCell<Vec<Linger>>,
+    pub lingering: Lingering,
     /// Queue pairs with a Send that waits for a receive.
     pub not_ready: RefCell<Vec<Rc<RefCell<Qp>>>>,
     /// Queue pairs whose program has data that is still in a ring.
@@ -112,12 +112,13 @@ impl Engine {
         let poller = Poller::new().map_err(system("epoll of a provider"))?;
         let attributes = attributes(&config);
         let crowded = config.crowd == 0;
+        let lingering = Lingering::new(Config::descriptors(config.lingering_max));
         Ok(Rc::new_cyclic(|this| Self {
             config,
             attributes,
             stags: RefCell::new(StagTable::new()),
             poller,
-            lingering: RefCell::default(),
+            lingering,
             not_ready: RefCell::default(),
             lenders: RefCell::default(),
             resting: Resting::default(),
@@ -447,8 +448,7 @@ impl Engine {
                 }
             }
             if fatal.says_goodbye() {
-                let linger = Linger::start(stream, bytes, Some(qp.num));
-                self.lingering.borrow_mut().extend(linger);
+                self.lingering.add(stream, bytes, Some(qp.num));
             }
         }
         if let Some(cm) = qp.cm.take() {
@@ -459,8 +459,7 @@ impl Engine {
     /// Ends a connection without a word to the peer, or cuts short how it lingers.
     pub(super) fn abort(&self, qp: &mut Qp) {
         self.end(qp, &Fatal::Abort);
-        let mut lingering = self.lingering.borrow_mut();
-        lingering.retain(|linger| !linger.abort(qp.num));
+        self.lingering.abort(qp.num);
     }
 
     /// The program has dropped a queue pair.

@@ -306,38 +306,85 @@ fn a_lost_migrated_request_refuses_the_peer() {
     assert!(refused, "{:?}", host.events);
 }
 
+/// Whether the other side has closed a connection, within `patience`.
+fn is_closed(stream: &mut TcpStream, target: &mut Side, patience: Duration) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let start = Instant::now();
+    while start.elapsed() < patience {
+        target.turn();
+        match stream.read(&mut [0; 1]) {
+            Ok(0) => return true,
+            // What was sent and nobody has read makes an end of another kind.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return true,
+            _ => {}
+        }
+    }
+    false
+}
+
 #[test]
-fn half_open_connections_are_bounded_and_time_out() {
+fn connections_that_say_nothing_make_room_for_one_that_does() {
     let config = Config {
-        half_open_max: 2,
-        setup_timeout_ms: 100,
+        half_open_max: 3,
+        half_open_per_source_max: 2,
+        // Nobody is helped by the clock.
+        setup_timeout_ms: 60_000,
         ..Config::default()
     };
     let (mut host, mut target) = (Side::new(Config::default()), Side::new(config));
     let (_, at) = target.cm.listen(any(), 64).unwrap();
-    let mut silent: Vec<_> = (0..5).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let mut silent: Vec<_> = (0..40).map(|_| TcpStream::connect(at).unwrap()).collect();
     let now = host.now_us();
     let id = host.cm.resolve(at, None, 1_000_000, now).unwrap();
     let _qp = host.create_qp(id);
-    let start = Instant::now();
     host.cm
         .connect(id, &param(b"x", 1, 1), 5_000_000, now)
         .unwrap();
-    // The five before it go first, two at a time, and each pair takes its time-out.
     turn_until(&mut host, &mut target, "request", |_, t| {
         !t.events.is_empty()
     });
-    assert!(
-        start.elapsed() >= Duration::from_millis(190),
-        "{:?}",
-        start.elapsed()
-    );
-    for stream in &mut silent[..4] {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(2)))
-            .unwrap();
-        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    // One of their own went for each, but for the last: the oldest.
+    for stream in &mut silent[..38] {
+        assert!(is_closed(stream, &mut target, Duration::from_secs(5)));
     }
+    assert!(!is_closed(
+        &mut silent[39],
+        &mut target,
+        Duration::from_millis(20)
+    ));
+}
+
+#[test]
+fn bytes_that_come_one_by_one_are_no_reason_to_wait_longer() {
+    let config = Config {
+        setup_timeout_ms: 200,
+        ..Config::default()
+    };
+    let mut target = Side::new(config);
+    let (_, at) = target.cm.listen(any(), 64).unwrap();
+    let mut silent = TcpStream::connect(at).unwrap();
+    let mut slow = TcpStream::connect(at).unwrap();
+    slow.set_nodelay(true).unwrap();
+    let start = Instant::now();
+    let request = b"MPA ID Req Frame\x40\x01\x00\xff".iter().chain(&[7; 255]);
+    let mut ended = false;
+    for byte in request {
+        let sent = slow.write_all(&[*byte]);
+        ended = sent.is_err() || is_closed(&mut slow, &mut target, Duration::from_millis(10));
+        if ended {
+            break;
+        }
+    }
+    assert!(ended, "it took its time");
+    // The first byte and the rest have their time each, whatever came in it.
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(190), "{took:?}");
+    assert!(is_closed(
+        &mut silent,
+        &mut target,
+        Duration::from_millis(10)
+    ));
+    assert!(target.events.is_empty());
 }
 
 #[test]

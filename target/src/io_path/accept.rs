@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
+use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, MigratedId, PrivateData,
     QpConfig, QueuePair, RdmaError, Sge,
@@ -154,7 +155,12 @@ impl IoPath {
         match self.fabrics[request.fabric].cm.adopt(migrated) {
             Ok(id) => self.accept(id, request),
             Err(error) => {
-                tracing::warn!(peer = %request.peer, %error, "connection lost before accept");
+                tracing::warn!(
+                    target: PEER_CAUSED,
+                    peer = %request.peer,
+                    %error,
+                    "connection lost before accept"
+                );
             }
         }
     }
@@ -239,7 +245,7 @@ impl IoPath {
 
     fn refuse(&mut self, fabric: usize, id: CmId, peer: SocketAddr, refusal: &Refusal) {
         let status = refusal.status();
-        tracing::warn!(%peer, %status, "refused a connection: {refusal}");
+        tracing::warn!(target: PEER_CAUSED, %peer, %status, "refused a connection: {refusal}");
         let reject = CmReject { status }.encode();
         let private_data = PrivateData::new(reject.as_bytes()).unwrap_or(PrivateData::EMPTY);
         self.fabrics[fabric].cm.reject(id, &private_data);
@@ -284,9 +290,13 @@ impl IoPath {
                     ..
                 } = &**association;
                 let (hostnqn, subnqn) = (hostnqn.as_str(), subnqn.as_str());
-                tracing::info!(%peer, hostnqn, subnqn, cntlid, qid, "disconnected: {cause}");
+                tracing::info!(
+                    target: PEER_CAUSED,
+                    %peer, hostnqn, subnqn, cntlid, qid,
+                    "disconnected: {cause}"
+                );
             }
-            None => tracing::info!(%peer, qid, "disconnected: {cause}"),
+            None => tracing::info!(target: PEER_CAUSED, %peer, qid, "disconnected: {cause}"),
         }
         connection.phase = Phase::closing(self.resources.now_us);
         let (fabric, cm_id, id) = (connection.fabric, connection.cm_id, connection.id);

@@ -3,6 +3,7 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{
     AdminOutcome, AdminRequest, AdminStep, ConnectOutcome, ConnectRequest, Target, Transfer,
 };
@@ -147,7 +148,11 @@ fn connect(
             cqe
         }
         ConnectOutcome::Refused { cqe, why } => {
-            tracing::warn!(peer = %connection.peer, "refused a Connect: {why}");
+            tracing::warn!(
+                target: PEER_CAUSED,
+                peer = %connection.peer,
+                "refused a Connect: {why}"
+            );
             // A second Connect of a queue changes nothing.
             if connection.association.is_none() {
                 connection.phase = Phase::refused(now_us);

@@ -78,9 +78,8 @@ impl Manager {
                 asked: false,
                 timeout_us,
             });
-            entry.deadline_us = Some(deadline_us);
-            self.timed.insert(id);
         }
+        self.time(id, Some(deadline_us));
         Ok(())
     }
 

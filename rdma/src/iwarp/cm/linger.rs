@@ -4,6 +4,8 @@
 //! peer has not read yet: a Terminate would be lost. So the end is: send the rest, close our half,
 //! and read and drop what still comes until the peer closes too, or time is up.
 
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 
@@ -12,9 +14,76 @@ use crate::iwarp::socket::reset_when_closed;
 
 /// Most bytes that are read and dropped for one socket.
 const DRAIN_BYTES: usize = 4 << 20;
+/// How often they are looked at: each look is a system call for each.
+const LOOK_EVERY_US: u64 = 10_000;
+
+/// All of a provider.
+pub(in crate::iwarp) struct Lingering {
+    /// The oldest first.
+    all: RefCell<VecDeque<Linger>>,
+    max: usize,
+    /// Some do not know the time yet.
+    has_new: Cell<bool>,
+    look_us: Cell<u64>,
+}
+
+impl Lingering {
+    /// Room for `max`, at least one.
+    pub(in crate::iwarp) fn new(max: usize) -> Self {
+        Self {
+            all: RefCell::default(),
+            max: max.max(1),
+            has_new: Cell::new(false),
+            look_us: Cell::new(0),
+        }
+    }
+
+    /// Ends a socket in order, with `bytes` as its last; that of `qp`, once it was a connection's. Where there are too many, the oldest is closed as it is: anybody can
+    /// connect and leave as often as he likes.
+    pub(in crate::iwarp) fn add(&self, stream: TcpStream, bytes: Vec<u8>, qp: Option<QpNum>) {
+        let Some(linger) = Linger::start(stream, bytes, qp) else {
+            return;
+        };
+        let mut all = self.all.borrow_mut();
+        if all.len() >= self.max {
+            all.pop_front();
+        }
+        all.push_back(linger);
+        self.has_new.set(true);
+    }
+
+    /// Closes what is left of `qp`: what it has not sent is not sent any more.
+    pub(in crate::iwarp) fn abort(&self, qp: QpNum) {
+        self.all.borrow_mut().retain(|linger| !linger.abort(qp));
+    }
+
+    /// Goes on at `now_us`.
+    pub(super) fn run(&self, now_us: u64, linger_us: u64) {
+        if !self.has_new.replace(false) && now_us < self.look_us.get() {
+            return;
+        }
+        let mut all = self.all.borrow_mut();
+        all.retain_mut(|linger| !linger.run(now_us, linger_us));
+        self.look_us.set(now_us + LOOK_EVERY_US);
+    }
+
+    /// When the first is closed at the latest; 0 while that is not known.
+    pub(super) fn due_us(&self) -> Option<u64> {
+        if self.has_new.get() {
+            return Some(0);
+        }
+        // They all linger for as long.
+        self.all.borrow().front()?.deadline_us
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(in crate::iwarp) fn clear(&self) {
+        self.all.borrow_mut().clear();
+    }
+}
 
 /// A socket on its way out.
-pub(in crate::iwarp) struct Linger {
+struct Linger {
     stream: TcpStream,
     /// Whose connection it was, once it was one.
     qp: Option<QpNum>,
@@ -28,11 +97,7 @@ pub(in crate::iwarp) struct Linger {
 
 impl Linger {
     /// Sends what can be sent at once; `None` when nothing is left to wait for.
-    pub(in crate::iwarp) fn start(
-        stream: TcpStream,
-        bytes: Vec<u8>,
-        qp: Option<QpNum>,
-    ) -> Option<Self> {
+    fn start(stream: TcpStream, bytes: Vec<u8>, qp: Option<QpNum>) -> Option<Self> {
         let mut linger = Self {
             stream,
             qp,
@@ -73,22 +138,50 @@ impl Linger {
     }
 
     /// Goes on at `now_us`; `true` when the socket can be closed.
-    pub(super) fn run(&mut self, now_us: u64, linger_us: u64) -> bool {
+    fn run(&mut self, now_us: u64, linger_us: u64) -> bool {
         let deadline = *self.deadline_us.get_or_insert(now_us + linger_us);
         self.advance() || now_us >= deadline
     }
 
     /// Whether it is of `qp`, and then to be closed: what it has not sent is not sent any more.
-    pub(in crate::iwarp) fn abort(&self, qp: QpNum) -> bool {
+    fn abort(&self, qp: QpNum) -> bool {
         let own = self.qp == Some(qp);
         if own {
             reset_when_closed(&self.stream);
         }
         own
     }
+}
 
-    /// When it is closed at the latest, once that is known.
-    pub(super) fn deadline_us(&self) -> Option<u64> {
-        self.deadline_us
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn those_who_leave_without_end_keep_a_bounded_number_of_sockets() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let lingering = Lingering::new(4);
+        let mut peers = Vec::new();
+        for _ in 0..10 {
+            peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            let (stream, _) = listener.accept().unwrap();
+            stream.set_nonblocking(true).unwrap();
+            lingering.add(stream, b"last words".to_vec(), None);
+        }
+        assert_eq!(lingering.all.borrow().len(), 4);
+        assert_eq!(lingering.due_us(), Some(0), "the time is not known yet");
+        lingering.run(100, 1000);
+        assert_eq!(lingering.due_us(), Some(1100));
+        // All have read what was for them, the closed ones, too.
+        for peer in &mut peers {
+            let mut heard = [0; 10];
+            peer.read_exact(&mut heard).unwrap();
+            assert_eq!(&heard, b"last words");
+        }
+        drop(peers);
+        lingering.run(100 + LOOK_EVERY_US, 1000);
+        assert_eq!(lingering.due_us(), None);
     }
 }

@@ -8,12 +8,14 @@ use zerocopy::IntoBytes;
 
 use super::setup::{self, Agreed, FrameReader, Heard, Read1, peer_depths, write_frame};
 use super::{Entry, Manager, SetUpSocket, State, os_error};
+use crate::PEER_CAUSED;
 use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
 use crate::ids::{foreign, may_accept};
 use crate::iwarp::engine::SetUp;
 use crate::iwarp::same_host::is_same_host;
 use crate::iwarp::socket::{Link, listener, tune};
 use crate::iwarp::wire::mpa::FrameKind;
+use crate::strangers::Source;
 
 /// Pause of a listener when the system has no descriptors or memory for another connection.
 const PAUSE_US: u64 = 100_000;
@@ -23,13 +25,14 @@ const ACCEPTS: usize = 32;
 /// A listener.
 pub(super) struct Listening {
     socket: TcpListener,
-    paused: bool,
 }
 
 /// A connection whose Request has not come yet.
 pub(super) struct HalfOpen {
     socket: SetUpSocket,
     listener: CmId,
+    /// Something of its Request has come.
+    has_begun: bool,
 }
 
 /// A connection request.
@@ -83,10 +86,7 @@ impl Manager {
         let local = socket.local_addr().map_err(|e| os_error(&what(), &e))?;
         let id = self.ids.reserve();
         self.watch(id, &socket, EpollFlags::EPOLLIN)?;
-        let listening = Listening {
-            socket,
-            paused: false,
-        };
+        let listening = Listening { socket };
         self.ids.put(
             id,
             Entry {
@@ -103,11 +103,6 @@ impl Manager {
     /// Takes what waits at a listener.
     pub(super) fn accept_connections(&mut self, id: CmId) {
         for _ in 0..ACCEPTS {
-            if self.half_open >= self.engine.config.half_open_max {
-                // Goes on when one of them is through or has timed out.
-                self.pause(id, None);
-                return;
-            }
             let Some(State::Listening(listening)) = self.ids.get(id).map(|e| &e.state) else {
                 return;
             };
@@ -117,12 +112,16 @@ impl Manager {
                     match error.raw_os_error() {
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
                             tracing::warn!(
+                                target: PEER_CAUSED,
                                 %error,
                                 "cannot take a connection; trying again in {} ms (raise the limit \
                                  of open files?)",
                                 PAUSE_US / 1000
                             );
-                            self.pause(id, Some(self.now_us + PAUSE_US));
+                            if let Some(oldest) = self.half_open.oldest_of_most() {
+                                self.forget(oldest);
+                            }
+                            self.pause(id);
                         }
                         // EAGAIN: no more; anything else concerns the one connection that is gone.
                         _ => return,
@@ -150,25 +149,48 @@ impl Manager {
             stream,
             reader: FrameReader::new(),
         };
-        self.half_open += 1;
-        let timeout_us = self.engine.config.setup_timeout_ms * 1000;
+        let source = Source::of(peer.ip());
+        self.make_room(source);
+        self.half_open.add(source, id);
+        let half_open = HalfOpen {
+            socket,
+            listener,
+            has_begun: false,
+        };
         self.ids.put(
             id,
             Entry {
-                state: State::HalfOpen(HalfOpen { socket, listener }),
+                state: State::HalfOpen(half_open),
                 local: Some(local),
                 peer: Some(peer),
                 qp: Weak::new(),
-                deadline_us: Some(self.now_us + timeout_us),
+                deadline_us: None,
             },
         );
-        self.timed.insert(id);
+        self.time(id, Some(self.now_us + self.setup_us()));
         // The Request has often come already.
         self.read_request(id);
     }
 
-    /// Stops watching a listener until `until_us`, or until a half-open connection is through.
-    fn pause(&mut self, id: CmId, until_us: Option<u64>) {
+    /// Closes a half-open connection, when otherwise there were too many with another one of `source`. The listener goes on
+    /// taking connections: whoever waits in the backlog could be anybody.
+    fn make_room(&mut self, source: Source) {
+        let Some(id) = self.half_open.in_the_way_of(source) else {
+            return;
+        };
+        let peer = self.ids.get(id).and_then(|entry| entry.peer);
+        let peer = peer.map(|peer| peer.to_string()).unwrap_or_default();
+        tracing::warn!(
+            target: PEER_CAUSED,
+            peer,
+            half_open = self.half_open.count(),
+            "closed a connection that had not asked for anything yet: there are too many of them, and most from its address"
+        );
+        self.forget(id);
+    }
+
+    /// Stops watching a listener for a while.
+    fn pause(&mut self, id: CmId) {
         let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
@@ -176,9 +198,7 @@ impl Manager {
             let mut event = EpollEvent::new(EpollFlags::empty(), id.0);
             // Modifying a watch that exists does not fail.
             let _ = self.epoll.modify(&listening.socket, &mut event);
-            listening.paused = true;
-            entry.deadline_us = until_us;
-            self.timed.insert(id);
+            self.time(id, Some(self.now_us + PAUSE_US));
         }
     }
 
@@ -191,18 +211,6 @@ impl Manager {
             let mut event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
             // As in `pause`.
             let _ = self.epoll.modify(&listening.socket, &mut event);
-            listening.paused = false;
-        }
-    }
-
-    /// There is room for another half-open connection.
-    pub(super) fn resume_listeners(&mut self) {
-        let paused = |e: &Entry| {
-            let waits = e.deadline_us.is_some();
-            !waits && matches!(&e.state, State::Listening(l) if l.paused)
-        };
-        for id in self.ids.which(paused) {
-            self.resume_listener(id);
         }
     }
 
@@ -224,7 +232,14 @@ impl Manager {
         };
         let read = half_open.socket.reader.read(&half_open.socket.stream);
         let heard = match read {
-            Ok(Read1::Waiting) => return,
+            Ok(Read1::Waiting) => {
+                // Once: a peer that sends byte by byte has no more time for it.
+                if half_open.socket.reader.has_begun() && !half_open.has_begun {
+                    half_open.has_begun = true;
+                    self.time(id, Some(self.now_us + self.setup_us()));
+                }
+                return;
+            }
             Ok(Read1::Frame(heard)) => heard,
             Err(error) => {
                 let peer = entry.peer;
@@ -236,7 +251,7 @@ impl Manager {
         let State::HalfOpen(half_open) = std::mem::replace(&mut entry.state, State::Closed) else {
             return;
         };
-        self.half_open -= 1;
+        self.half_open.remove(id);
         entry.deadline_us = None;
         let peer = entry.peer;
         let stream = half_open.socket.stream;
@@ -267,7 +282,6 @@ impl Manager {
             let listener = half_open.listener;
             self.tell(id, CmEventKind::ConnectRequest { listener, param });
         }
-        self.resume_listeners();
     }
 
     pub(super) fn accept_request(&mut self, id: CmId, param: &ConnectParam) -> Result<(), CmError> {
@@ -317,8 +331,7 @@ impl Manager {
             // The wait starts at the next poll: this call does not know the time, and the last
             // poll may be long ago.
             entry.state = State::AwaitFirst { param };
-            entry.deadline_us = None;
-            self.timed.insert(id);
+            self.time(id, None);
         }
         self.engine.attach(&qp, set_up);
         if agreed.first.is_none() {

@@ -15,11 +15,11 @@ use std::rc::{Rc, Weak};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use self::linger::Linger;
 use self::listen::Request;
 use self::notice::{Link2Cm, Notice, Notices};
 use self::nudge::Unheard;
 use self::setup::FrameReader;
+use super::config::Config;
 use super::cq::{epoll_of, system};
 use super::engine::Engine;
 use super::fatal::Fatal;
@@ -29,6 +29,7 @@ use crate::contract::{
     PrivateData, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError,
 };
 use crate::ids::{Ids, UNKNOWN, local_address, may_make_qp, may_migrate};
+use crate::strangers::Strangers;
 
 /// Events of one look at the sockets.
 const EVENTS: usize = 64;
@@ -86,7 +87,9 @@ pub(super) struct Manager {
     ids: Ids<Entry>,
     /// The ids that have a deadline, or will when the time is known; none of those that are up.
     timed: BTreeSet<CmId>,
-    half_open: usize,
+    /// No deadline is before this; 0 when some do not know theirs.
+    due_us: u64,
+    half_open: Strangers<CmId>,
     now_us: u64,
     /// The last look at deadlines.
     looked_us: Option<u64>,
@@ -112,7 +115,11 @@ impl Manager {
             events: vec![EpollEvent::empty(); EVENTS],
             ids: Ids::new(),
             timed: BTreeSet::new(),
-            half_open: 0,
+            due_us: u64::MAX,
+            half_open: Strangers::new(
+                Config::descriptors(engine.config.half_open_max),
+                engine.config.half_open_per_source_max,
+            ),
             now_us: 0,
             looked_us: None,
             set_ups: engine.set_ups(),
@@ -131,7 +138,7 @@ impl Manager {
             let state = std::mem::replace(&mut entry.state, State::Closed);
             entry.deadline_us = None;
             if matches!(state, State::HalfOpen(_)) {
-                self.half_open -= 1;
+                self.half_open.remove(id);
             }
             if let Some(qp) = entry.qp.upgrade() {
                 let mut qp = qp.borrow_mut();
@@ -193,11 +200,37 @@ impl Manager {
         }
     }
 
+    /// The wait of an id ends at `at_us`, or a while after the next look when that is not known yet.
+    fn time(&mut self, id: CmId, at_us: Option<u64>) {
+        if let Some(entry) = self.ids.get_mut(id) {
+            entry.deadline_us = at_us;
+            self.timed.insert(id);
+            self.due_us = self.due_us.min(at_us.unwrap_or(0));
+        }
+    }
+
+    /// How long a peer has for each step of a set-up.
+    fn setup_us(&self) -> u64 {
+        self.engine.config.setup_timeout_ms * 1000
+    }
+
     /// Acts on everything whose time has come.
     fn run_deadlines(&mut self) {
         let now = self.now_us;
-        let setup_us = self.engine.config.setup_timeout_ms * 1000;
-        let mut due = Vec::new();
+        if self.due_us <= now {
+            self.run_timed();
+        }
+        let linger_us = self.engine.config.linger_ms * 1000;
+        self.engine.lingering.run(now, linger_us);
+        self.run_not_ready();
+        self.run_unheard();
+        self.engine.resting.run(&self.engine, now);
+    }
+
+    /// Ends the waits of ids that are due, and finds out which is next.
+    fn run_timed(&mut self) {
+        let (now, setup_us) = (self.now_us, self.setup_us());
+        let (mut due, mut next_us) = (Vec::new(), u64::MAX);
         let ids = &mut self.ids;
         self.timed.retain(|&id| {
             let Some(entry) = ids.get_mut(id) else {
@@ -206,21 +239,17 @@ impl Manager {
             if entry.is_unaware() {
                 entry.deadline_us = Some(now + setup_us);
             }
-            if entry.deadline_us.is_some_and(|at| at <= now) {
-                due.push(id);
+            match entry.deadline_us {
+                Some(at) if at <= now => due.push(id),
+                Some(at) => next_us = next_us.min(at),
+                None => return false,
             }
-            entry.deadline_us.is_some()
+            true
         });
+        self.due_us = next_us;
         for id in due {
             self.time_out(id);
         }
-        let linger_us = self.engine.config.linger_ms * 1000;
-        let mut lingering = self.engine.lingering.borrow_mut();
-        lingering.retain_mut(|linger| !linger.run(now, linger_us));
-        drop(lingering);
-        self.run_not_ready();
-        self.run_unheard();
-        self.engine.resting.run(&self.engine, now);
     }
 
     /// Reminds peers from which nothing has come.
@@ -258,6 +287,7 @@ impl Manager {
             return;
         };
         entry.deadline_us = None;
+        self.timed.remove(&id);
         match &mut entry.state {
             State::Listening(_) => self.resume_listener(id),
             State::HalfOpen(_) => self.forget(id),
@@ -279,22 +309,15 @@ impl Manager {
 
     /// Drops an id and its socket without a word to the program.
     fn forget(&mut self, id: CmId) {
-        if let Some(entry) = self.ids.remove(id)
-            && matches!(entry.state, State::HalfOpen(_))
-        {
-            self.half_open -= 1;
-            self.resume_listeners();
-        }
+        self.half_open.remove(id);
+        self.ids.remove(id);
     }
 
     /// Ends a set-up socket in order, with `bytes` as its last.
     fn linger(&self, stream: TcpStream, bytes: Vec<u8>) {
         // Closed when nothing is left to wait for; the set-up's watch ends with it.
         let _ = self.epoll.delete(&stream);
-        self.engine
-            .lingering
-            .borrow_mut()
-            .extend(Linger::start(stream, bytes, None));
+        self.engine.lingering.add(stream, bytes, None);
     }
 }
 
@@ -441,7 +464,9 @@ impl ConnectionManager for Manager {
                 self.linger(stream, bytes);
             }
             State::Listening(_) => self.forget_requests_of(id),
-            State::HalfOpen(_) => self.half_open -= 1,
+            State::HalfOpen(_) => {
+                self.half_open.remove(id);
+            }
             _ => {}
         }
     }
@@ -504,19 +529,8 @@ impl ConnectionManager for Manager {
     }
 
     fn next_deadline_us(&self) -> Option<u64> {
-        // What does not know its time yet learns it at the next poll.
-        let entries = self.timed.iter().filter_map(|&id| self.ids.get(id));
-        let entries = entries
-            .filter_map(|e| {
-                if e.is_unaware() {
-                    Some(0)
-                } else {
-                    e.deadline_us
-                }
-            })
-            .min();
-        let lingering = self.engine.lingering.borrow();
-        let lingering = lingering.iter().map(|l| l.deadline_us().unwrap_or(0)).min();
+        let entries = (!self.timed.is_empty()).then_some(self.due_us);
+        let lingering = self.engine.lingering.due_us();
         let wait_us = self.engine.config.receiver_not_ready_timeout_ms * 1000;
         let not_ready = self.engine.not_ready.borrow();
         let not_ready = not_ready

@@ -53,6 +53,11 @@ impl FrameReader {
         }
     }
 
+    /// Whether something has come.
+    pub(super) fn has_begun(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
     /// Reads what is there.
     pub(super) fn read(&mut self, stream: &TcpStream) -> Result<Read1, ReadError> {
         loop {

@@ -158,7 +158,7 @@ impl Stage {
             };
         }
         while self.notices.take().is_some() {}
-        self.engine.lingering.borrow_mut().clear();
+        self.engine.lingering.clear();
         let left = self.engine.not_ready.borrow().len();
         assert_eq!(left, 0, "queue pairs that wait for a receive and are gone");
     }

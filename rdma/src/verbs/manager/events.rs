@@ -8,6 +8,7 @@ use super::super::error::step;
 use super::super::raw::cm::{Event, EventParam, Id};
 use super::super::sys::rdma_cm_event_type as kind;
 use super::{Entry, Manager, RESOLVE_ATTEMPT_MS, State, milliseconds};
+use crate::PEER_CAUSED;
 use crate::contract::{
     CmError, CmEventKind, CmId, ConnectParam, PrivateData, RejectReason, Transport,
 };
@@ -49,7 +50,12 @@ impl Manager {
         };
         let device = match self.shared.device(&raw) {
             Ok(device) => device,
-            Err(error) => return tracing::warn!("a connection request was refused: {error}"),
+            Err(error) => {
+                return tracing::warn!(
+                    target: PEER_CAUSED,
+                    "a connection request was refused: {error}"
+                );
+            }
         };
         let mut entry = Entry::new(State::Requested, raw);
         entry.device = Some(device);

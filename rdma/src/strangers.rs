@@ -1,0 +1,195 @@
+//! Peers that nobody knows yet: how many of them wait at once, and who makes room when it is too many.
+//!
+//! Whoever can reach the port can begin to connect, any number of times. So what is kept of each until it is known is
+//! little, there is room for so many of them, and the room is never full: the oldest of the source that has most goes. A
+//! source that opens many connections pushes out its own, and a host that means it is through before its turn comes.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Where a peer comes from, as far as it costs something to come from somewhere else: an IPv4 address, or the 64 bits of an
+/// IPv6 address that a network assigns (RFC 4291, section 2.5.4); the rest is the peer's own choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// An IPv4 address.
+    V4(Ipv4Addr),
+    /// The network of an IPv6 address.
+    V6(u64),
+}
+
+impl Source {
+    /// Where `address` belongs.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address),
+            IpAddr::V6(address) => {
+                let network = address.to_bits() >> 64;
+                Self::V6(u64::try_from(network).unwrap_or(u64::MAX))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::V4(address) => address.fmt(f),
+            Self::V6(network) => {
+                let address = Ipv6Addr::from_bits(u128::from(*network) << 64);
+                write!(f, "{address}/64")
+            }
+        }
+    }
+}
+
+/// Those who wait, each with its name (`T`), in the order they came.
+#[derive(Debug)]
+pub struct Strangers<T> {
+    all: Vec<(Source, T)>,
+    counts: HashMap<Source, usize>,
+    max: usize,
+    per_source_max: usize,
+}
+
+impl<T: Copy + PartialEq> Strangers<T> {
+    /// Room for `max` of them, and for `per_source_max` of one source; at least one.
+    #[must_use]
+    pub fn new(max: usize, per_source_max: usize) -> Self {
+        let max = max.max(1);
+        Self {
+            all: Vec::new(),
+            counts: HashMap::new(),
+            max,
+            per_source_max: per_source_max.clamp(1, max),
+        }
+    }
+
+    /// Who has to go before another one of `source` can wait: its own oldest when it has as many as it may, else, when there
+    /// is no room at all, as [`Strangers::oldest_of_most`].
+    #[must_use]
+    pub fn in_the_way_of(&self, source: Source) -> Option<T> {
+        if self.count_of(source) >= self.per_source_max {
+            return self.oldest_of(source);
+        }
+        if self.all.len() < self.max {
+            return None;
+        }
+        self.oldest_of_most()
+    }
+
+    /// The oldest one of the source that has most of them; of several sources with as many, the one that came first.
+    #[must_use]
+    pub fn oldest_of_most(&self) -> Option<T> {
+        let mut most: Option<(usize, T)> = None;
+        for &(source, name) in &self.all {
+            let count = self.count_of(source);
+            if most.is_none_or(|(before, _)| count > before) {
+                most = Some((count, name));
+            }
+        }
+        most.map(|(_, name)| name)
+    }
+
+    fn oldest_of(&self, source: Source) -> Option<T> {
+        let mut all = self.all.iter();
+        all.find(|(other, _)| *other == source)
+            .map(|(_, name)| *name)
+    }
+
+    /// How many of `source` wait.
+    #[must_use]
+    pub fn count_of(&self, source: Source) -> usize {
+        self.counts.get(&source).copied().unwrap_or(0)
+    }
+
+    /// One more waits.
+    pub fn add(&mut self, source: Source, name: T) {
+        self.all.push((source, name));
+        *self.counts.entry(source).or_default() += 1;
+    }
+
+    /// One does not wait any more, whatever became of it. Whether it did.
+    pub fn remove(&mut self, name: T) -> bool {
+        let Some(at) = self.all.iter().position(|(_, other)| *other == name) else {
+            return false;
+        };
+        let (source, _) = self.all.remove(at);
+        let left = self.count_of(source) - 1;
+        if left == 0 {
+            self.counts.remove(&source);
+        } else {
+            self.counts.insert(source, left);
+        }
+        true
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Those who wait, oldest first.
+    pub fn names(&self) -> impl Iterator<Item = T> + '_ {
+        self.all.iter().map(|(_, name)| *name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(last: u8) -> Source {
+        Source::of(IpAddr::from([192, 0, 2, last]))
+    }
+
+    fn filled(with: &[(u8, u32)]) -> Strangers<u32> {
+        let mut strangers = Strangers::new(6, 4);
+        for &(last, name) in with {
+            strangers.add(source(last), name);
+        }
+        strangers
+    }
+
+    #[test]
+    fn addresses_that_one_network_may_choose_are_one_source() {
+        let of = |text: &str| Source::of(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2::3"), of("2001:db8:1:2:ffff::9"));
+        assert_ne!(of("2001:db8:1:2::3"), of("2001:db8:1:3::3"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_eq!(of("2001:db8:1:2::3").to_string(), "2001:db8:1:2::/64");
+        assert_eq!(of("192.0.2.1").to_string(), "192.0.2.1");
+    }
+
+    #[test]
+    fn whoever_has_most_makes_room_and_with_the_oldest() {
+        let mut strangers = filled(&[(1, 10), (2, 20), (2, 21), (1, 11), (2, 22)]);
+        assert_eq!(strangers.in_the_way_of(source(3)), None, "there is room");
+        strangers.add(source(3), 30);
+        assert_eq!(strangers.in_the_way_of(source(3)), Some(20));
+        assert!(strangers.remove(20) && !strangers.remove(20));
+        assert_eq!((strangers.count(), strangers.count_of(source(2))), (5, 2));
+        strangers.add(source(3), 31);
+        // Two each: the source that was there first.
+        assert_eq!(strangers.in_the_way_of(source(4)), Some(10));
+    }
+
+    #[test]
+    fn a_source_that_has_all_it_may_makes_room_for_itself() {
+        let strangers = filled(&[(1, 10), (1, 11), (1, 12), (1, 13)]);
+        assert_eq!(strangers.in_the_way_of(source(1)), Some(10));
+        assert_eq!(strangers.in_the_way_of(source(2)), None);
+    }
+
+    #[test]
+    fn there_is_always_room_for_one() {
+        let mut strangers = Strangers::new(0, 0);
+        assert_eq!(strangers.in_the_way_of(source(1)), None);
+        strangers.add(source(1), 1);
+        assert_eq!(strangers.in_the_way_of(source(2)), Some(1));
+        assert_eq!(strangers.names().collect::<Vec<_>>(), [1]);
+    }
+}
