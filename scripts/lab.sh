@@ -12,6 +12,7 @@
 #   --jobs N         so many machines at once (default: one per processor); each takes up to 2 GiB of memory
 #   --again          what failed runs once more, on a fresh boot; that it passed only then is said in its line and in the sum
 #   --within MINUTES what has not run by then has failed
+#   --rounds N       cases that repeat themselves do so N times, in place of two
 #
 # Prints a line per case (`PASS cell/case 12 s`, `FAIL cell/case: why`, `SKIPPED cell: why`) and the sum; exit status
 # 1 when one failed. Installs and builds what is missing; what is large stays in $CAPSTAN_LAB_CACHE (default
@@ -241,12 +242,13 @@ main() {
             ;;
     esac
 
-    jobs=$(nproc) again='' within_minutes='' tests=()
+    jobs=$(nproc) again='' within_minutes='' rounds='' tests=()
     while [ $# -gt 0 ]; do
         case $1 in
             --jobs) jobs=${2:?"--jobs is followed by a number"} && shift ;;
             --again) again=yes ;;
             --within) within_minutes=${2:?"--within is followed by minutes"} && shift ;;
+            --rounds) rounds=${2:?"--rounds is followed by a number"} && shift ;;
             -*) die "$1 is no option of this: scripts/lab.sh --help" ;;
             *) tests+=("$1") ;;
         esac
@@ -272,6 +274,10 @@ main() {
         strip -o "$stripped/$(basename "$program")" "$bin/$program"
         programs+=(-f "$stripped/$(basename "$program")")
     done
+    if [ -n "$rounds" ]; then
+        echo "$rounds" >"$stripped/rounds"
+        programs+=(-f "$stripped/rounds")
+    fi
     booting=()
     undo stop_boots
     results=$stripped/results

@@ -5,7 +5,7 @@
 #
 #   slow_disk            NSID 5 is a disk of which a write can be held      slow_disk_away
 #   delay_old SECONDS    what goes to the target on the connections there are now takes so long, what comes later does not
-#   rounds COMMAND…      twice, or as often as $ROUNDS says
+#   rounds COMMAND…      with a block for A and B, another one in each round: twice, or as often as `scripts/lab.sh --rounds` says
 
 # shellcheck disable=SC2034 # of case.sh
 AT_THE_END=undo_all
@@ -18,9 +18,9 @@ undo_all() {
 
 rounds() {
     local round
-    for round in $(seq "${ROUNDS:-2}"); do
+    for round in $(seq "$(cat "$LAB/rounds" 2>/dev/null || echo 2)"); do
         echo "round $round"
-        "$@"
+        "$@" $((8 * round))
     done
 }
 
@@ -40,9 +40,6 @@ slow_disk_away() {
 
 slow_disk_said() { grep -qx "$1" slow/log; }
 
-# The block that A and B are for, by round, so that no round finds what the one before has left.
-at_block() { echo $((8 * $1)); }
-
 # Writes a file to a block of $DISK, past the page cache.
 put() { dd if="$1" of="$DISK" bs=4k count=1 seek="$2" oflag=direct conv=notrunc status=none; } # put FILE BLOCK
 
@@ -61,7 +58,7 @@ newer_write() { # newer_write BLOCK: B, behind which A must not come
 
 # The medium takes six seconds for A, the host waits two.
 slow_write() {
-    local block=${1:-0}
+    local block=$1
     random a 4096
     : >slow/log
     echo 6 >slow/hold
@@ -76,7 +73,7 @@ slow_write() {
 
 # The network takes six seconds for A, the host waits two, and the target does not know until then that the host has given up.
 delayed_write() {
-    local block=${1:-0} until=$((SECONDS + 8))
+    local block=$1 until=$((SECONDS + 8))
     random a 4096
     delay_old 6
     begin first put a "$block"
@@ -92,7 +89,7 @@ delayed_write() {
 
 # The target is stopped with A in its sockets, the host gives up and connects again, and then the target goes on.
 stopped_target() {
-    local block=${1:-0} pid
+    local block=$1 pid
     pid=$(cat "$RUN/target.pid")
     random a 4096
     kill -STOP "$pid"

@@ -1,1 +1,1 @@
-../replay/delayed-connection.sh
+../replay-iwarp/delayed-connection.sh

@@ -6,11 +6,11 @@
 target_stop
 SUBSYSTEM_OPTIONS='end_older_association = true' target_configuration >"$RUN/target.toml"
 target_start
-delayed_once() {
+delayed_once() { # delayed_once BLOCK
     connect nr_io_queues=1,keep_alive_tmo=30,reconnect_delay=1,ctrl_loss_tmo=120
     disk 1
     wait_for_io 2
-    delayed_write
+    delayed_write "$1"
     disconnect
 }
 rounds delayed_once

@@ -1,12 +1,11 @@
 # shellcheck shell=bash
 # The network keeps what capstan has sent on its old connections, and delivers it after it has gone on over new ones: before it issues the
 # write again, capstan has the target reset its old controller.
-[ "$TARGET_ADDRESS" != "$HOST_ADDRESS" ] || [ "$LINK" = siw_shared ] || exit 0
 # shellcheck source=tests/lab/guest/replay.sh
 . "$LAB/replay.sh"
-delayed_once() {
+delayed_once() { # delayed_once BLOCK
     attach_nsid 1 --io-timeout 2 -k 30 -c 1 -l 120
-    delayed_write
+    delayed_write "$1"
     detach
 }
 rounds delayed_once
