@@ -12,8 +12,10 @@ pub const ADMIN_QUEUE_DEPTH: u16 = 32;
 const SQE_BYTES: u64 = 64;
 const CQE_BYTES: u64 = 16;
 /// Data buffers of the largest transfer that each reactor needs so that one command can be on the
-/// disk while another is on the wire.
+/// disk while another is on the wire: of two hosts, as one has its share with the first.
 const TRANSFERS_IN_FLIGHT_MIN: u64 = 2;
+/// A data buffer of each queue's own, for a small command while other hosts have the others.
+const SPARE_BYTES: u64 = IN_CAPSULE_DATA_BYTES;
 /// Share of the budget set aside for data buffers; the rest is receive and response slots.
 const DATA_SHARE: u64 = 4;
 
@@ -36,9 +38,9 @@ pub struct MemoryPlan {
 
 impl QueueBounds {
     /// Memory of one queue of `depth` entries: a command capsule with its in-capsule data to
-    /// receive into and a response capsule to send from, for every entry.
+    /// receive into and a response capsule to send from, for every entry, and a spare data buffer.
     pub fn queue_bytes(&self, depth: u16) -> u64 {
-        u64::from(depth) * (SQE_BYTES + IN_CAPSULE_DATA_BYTES + CQE_BYTES)
+        u64::from(depth) * (SQE_BYTES + IN_CAPSULE_DATA_BYTES + CQE_BYTES) + SPARE_BYTES
     }
 }
 
@@ -120,7 +122,7 @@ mod tests {
     fn the_default_budget_serves_a_hundred_hosts() {
         let plan = MemoryPlan::new(256 << 20, 2, &QUEUES).unwrap();
         assert_eq!(plan.data_bytes_per_reactor, 32 << 20);
-        assert_eq!(plan.io_queue_bytes, 128 * (64 + 8192 + 16));
+        assert_eq!(plan.io_queue_bytes, 128 * (64 + 8192 + 16) + 8192);
         assert!(plan.hosts(1) >= 100, "{plan}");
     }
 
@@ -129,7 +131,7 @@ mod tests {
         assert_eq!(
             MemoryPlan::new(4 << 20, 2, &QUEUES).unwrap_err(),
             "4 MiB is too small: 5.3 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
-             Admin Queue 258.5 KiB + I/O queue 1034 KiB)"
+             Admin Queue 266.5 KiB + I/O queue 1042 KiB)"
         );
     }
 

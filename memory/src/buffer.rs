@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::slice;
 use std::sync::Arc;
 
+use crate::account::{Account, Accounts};
 use crate::buddy::Buddy;
 use crate::raw::RawBytes;
 use crate::slab::{PAGE_BYTES, Pages, Slab, SlabError, SlabId};
@@ -24,7 +25,21 @@ pub struct Pool(Rc<PoolInner>);
 
 struct PoolInner {
     slab: Arc<Slab>,
-    buddy: RefCell<Buddy>,
+    leased: RefCell<Leased>,
+}
+
+struct Leased {
+    buddy: Buddy,
+    accounts: Accounts,
+}
+
+/// Why there is no buffer now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Short {
+    /// The account holds its share: what is left is for others.
+    Share,
+    /// No piece that large is free.
+    Memory,
 }
 
 impl Pool {
@@ -37,29 +52,89 @@ impl Pool {
         let units = u32::try_from(slab.len_bytes() / PAGE_BYTES).unwrap_or(u32::MAX - 1);
         Ok(Self(Rc::new(PoolInner {
             slab,
-            buddy: RefCell::new(Buddy::new(units, ORDER_MAX)),
+            leased: RefCell::new(Leased {
+                buddy: Buddy::new(units, ORDER_MAX),
+                accounts: Accounts::new(),
+            }),
         })))
+    }
+
+    /// An account for somebody new; [`Account::COMMON`] when there are as many as can be named (65,536).
+    #[must_use]
+    pub fn open_account(&self) -> Account {
+        let opened = self.0.leased.borrow_mut().accounts.open();
+        opened.map_or(Account::COMMON, Account)
+    }
+
+    /// Nobody leases on this account any more. What it holds may come back later.
+    pub fn close_account(&self, account: Account) {
+        self.0.leased.borrow_mut().accounts.close(account.0);
+    }
+
+    /// Bytes that the buffers of an account hold now, in whole pieces.
+    #[must_use]
+    pub fn held_bytes(&self, account: Account) -> usize {
+        self.0.leased.borrow().accounts.held(account.0) as usize * PAGE_BYTES
     }
 
     /// Leases at least `len_bytes` contiguous bytes, page aligned; `None` when no piece that large
     /// is free now. The buffer's [`Buffer::len_bytes`] is `len_bytes` exactly.
     #[must_use]
     pub fn take(&self, len_bytes: u32) -> Option<Buffer> {
+        self.lease(Account::COMMON, len_bytes, None).ok()
+    }
+
+    /// The same on an account, which afterwards holds at most `times_free` times what is left for others, or nothing but this.
+    /// So one account never has all, and each further one finds something.
+    ///
+    /// # Errors
+    /// Why there is none now.
+    pub fn take_share(
+        &self,
+        account: Account,
+        len_bytes: u32,
+        times_free: u32,
+    ) -> Result<Buffer, Short> {
+        self.lease(account, len_bytes, Some(times_free))
+    }
+
+    #[inline]
+    fn lease(
+        &self,
+        account: Account,
+        len_bytes: u32,
+        times_free: Option<u32>,
+    ) -> Result<Buffer, Short> {
         let pages = (len_bytes as usize)
             .div_ceil(PAGE_BYTES)
             .max(1)
             .next_power_of_two();
         let order = u8::try_from(pages.trailing_zeros())
             .ok()
-            .filter(|&o| o <= ORDER_MAX)?;
-        let unit = self.0.buddy.borrow_mut().take(order)?;
+            .filter(|&o| o <= ORDER_MAX)
+            .ok_or(Short::Memory)?;
+        let mut leased = self.0.leased.borrow_mut();
+        let Leased { buddy, accounts } = &mut *leased;
+        let held = accounts.held(account.0);
+        if let Some(times_free) = times_free
+            && held != 0
+        {
+            let left = buddy.free_units().saturating_sub(1 << order);
+            if held + (1 << order) > left.saturating_mul(times_free) {
+                return Err(Short::Share);
+            }
+        }
+        let unit = buddy.take(order).ok_or(Short::Memory)?;
+        accounts.add(account.0, 1 << order);
+        drop(leased);
         // SAFETY: the buddy hands out units inside the slab, so the offset stays in the mapping.
         let base = unsafe { self.0.slab.base().add(unit as usize * PAGE_BYTES) };
-        Some(Buffer {
+        Ok(Buffer {
             pool: Rc::clone(&self.0),
             base,
             len_bytes,
             unit,
+            account: account.0,
             order,
         })
     }
@@ -67,7 +142,7 @@ impl Pool {
     /// Bytes that no buffer holds now (not necessarily contiguous).
     #[must_use]
     pub fn free_bytes(&self) -> usize {
-        self.0.buddy.borrow().free_units() as usize * PAGE_BYTES
+        self.0.leased.borrow().buddy.free_units() as usize * PAGE_BYTES
     }
 
     /// The slab behind the leases, for registering it.
@@ -86,6 +161,7 @@ pub struct Buffer {
     base: NonNull<u8>,
     len_bytes: u32,
     unit: u32,
+    account: u16,
     order: u8,
 }
 
@@ -200,7 +276,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool.buddy.borrow_mut().give(self.unit, self.order);
+        let mut leased = self.pool.leased.borrow_mut();
+        leased.buddy.give(self.unit, self.order);
+        leased.accounts.sub(self.account, 1 << self.order);
     }
 }
 
@@ -212,7 +290,7 @@ impl fmt::Debug for Buffer {
 
 #[cfg(test)]
 mod tests {
-    use super::Pool;
+    use super::{Account, Pool, Short};
     use crate::slab::Pages;
 
     fn pool(bytes: usize) -> Pool {
@@ -239,6 +317,67 @@ mod tests {
         assert!(pool.take(8 << 20).is_none());
         let _held = pool.take(1 << 20).unwrap();
         assert!(pool.take(1).is_none());
+    }
+
+    const MIB: u32 = 1 << 20;
+
+    #[test]
+    fn one_account_leaves_a_part_to_the_others() {
+        let pool = pool(32 << 20);
+        let [one, two] = [(); 2].map(|()| pool.open_account());
+        let mut held = Vec::new();
+        let short = loop {
+            match pool.take_share(one, MIB, 3) {
+                Ok(buffer) => held.push(buffer),
+                Err(short) => break short,
+            }
+        };
+        assert_eq!((held.len(), short), (24, Short::Share));
+        assert_eq!(pool.held_bytes(one), 24 << 20);
+        let other = pool.take_share(two, MIB, 3).unwrap();
+        assert_eq!(pool.held_bytes(two), 1 << 20);
+        assert_eq!(pool.take_share(one, 4096, 3).err(), Some(Short::Share));
+        held.clear();
+        assert_eq!(pool.held_bytes(one), 0);
+        assert!(pool.take_share(one, MIB, 3).is_ok());
+        drop(other);
+        assert_eq!(pool.free_bytes(), 32 << 20);
+    }
+
+    #[test]
+    fn whoever_holds_nothing_has_what_is_free() {
+        let pool = pool(2 << 20);
+        let [one, two] = [(); 2].map(|()| pool.open_account());
+        let all = pool.take_share(one, 2 * MIB, 3).unwrap();
+        assert_eq!(pool.take_share(two, 1, 3).err(), Some(Short::Memory));
+        drop(all);
+        let _one = pool.take_share(one, MIB, 3).unwrap();
+        let _two = pool.take_share(two, MIB, 3).unwrap();
+        assert_eq!(pool.take_share(one, 1, 3).err(), Some(Short::Share));
+    }
+
+    #[test]
+    fn three_transfers_are_two_of_one_account_and_one_of_another() {
+        let pool = pool(3 << 20);
+        let [one, two] = [(); 2].map(|()| pool.open_account());
+        let _first = pool.take_share(one, MIB, 3).unwrap();
+        let _second = pool.take_share(one, MIB, 3).unwrap();
+        assert_eq!(pool.take_share(one, MIB, 3).err(), Some(Short::Share));
+        assert!(pool.take_share(two, MIB, 3).is_ok());
+    }
+
+    #[test]
+    fn an_account_is_used_again_when_it_holds_nothing() {
+        let pool = pool(1 << 20);
+        let one = pool.open_account();
+        let held = pool.take_share(one, 4096, 3).unwrap();
+        pool.close_account(one);
+        let two = pool.open_account();
+        assert_ne!(one, two, "it still holds something");
+        drop(held);
+        assert_eq!(pool.open_account(), one);
+        pool.close_account(Account::COMMON);
+        assert_ne!(pool.open_account(), Account::COMMON);
     }
 
     #[test]

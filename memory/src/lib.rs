@@ -10,13 +10,15 @@
 //! in and out ([`Buffer::copy_to`], [`Buffer::copy_from`], [`RawBytes`]). That also makes every parse of host
 //! bytes happen on a private copy.
 
+mod account;
 mod around;
 mod buddy;
 mod buffer;
 mod raw;
 mod slab;
 
+pub use account::Account;
 pub use around::{copy_around, fence_around};
-pub use buffer::{Buffer, Pool};
+pub use buffer::{Buffer, Pool, Short};
 pub use raw::RawBytes;
 pub use slab::{PAGE_BYTES, Pages, Slab, SlabError, SlabId};

@@ -52,6 +52,20 @@ pub(crate) const CLOSE_TIMEOUT_US: u64 = 5_000_000;
 pub(crate) const CONNECT_TIMEOUT_US: u64 = 60_000_000;
 /// How long a host may take to disconnect when its Connect was refused, in microseconds.
 pub(crate) const REFUSED_TIMEOUT_US: u64 = 10_000_000;
+/// What an association may have of a reactor's data buffers: so many times as much as it leaves for others. One alone has three
+/// quarters at most, and the next one finds a quarter. Whoever has nothing may have what is free, however large: of the least that
+/// a reactor has, two of the largest transfers, each of two has one.
+pub(crate) const SHARE_TIMES_FREE: u32 = 3;
+/// A buffer of each queue's own, in bytes, for a command that finds no other: a read of as much as a write brings in its capsule.
+pub(crate) const SPARE_BYTES: u32 = IN_CAPSULE_BYTES;
+/// Time between two looks at what hosts have yet to do, in microseconds: two a second, while anything is under way.
+pub(crate) const LOOK_PERIOD_US: u64 = 500_000;
+/// Looks in a row that find that nothing moves, after which the connection ends: 10 s. The slowest network that is served moves
+/// the largest transfer in that time: 1 MiB in 10 s are 0.9 Mbit/s. TCP gives up a peer that is gone after minutes only, and
+/// most who are there answer after one to three retransmissions: 0.2 + 0.4 + 0.8 s.
+pub(crate) const STALLED_LOOKS: u32 = 20;
+/// The same of a host that has buffers while a command of another finds none: 2 s, three retransmissions of TCP.
+pub(crate) const STALLED_LOOKS_WHILE_OTHERS_WAIT: u32 = 4;
 /// How long SIGTERM waits for commands in flight, in microseconds.
 pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
 

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,8 @@ struct Line {
 
 /// What hosts of one thread share.
 pub struct Wire {
+    /// Where its hosts come from, if that matters.
+    source: Option<IpAddr>,
     cm: RefCell<Box<dyn ConnectionManager>>,
     cq: Rc<dyn CompletionQueue>,
     pd: Rc<dyn ProtectionDomain>,
@@ -92,12 +94,27 @@ impl Wire {
     /// When that cannot be had.
     #[must_use]
     pub fn new(config: Config, entries: u32, memory_bytes: usize) -> Rc<Self> {
+        Self::from(None, config, entries, memory_bytes)
+    }
+
+    /// The same for hosts that come from an address.
+    ///
+    /// # Panics
+    /// As [`Wire::new`].
+    #[must_use]
+    pub fn from(
+        source: Option<IpAddr>,
+        config: Config,
+        entries: u32,
+        memory_bytes: usize,
+    ) -> Rc<Self> {
         let provider = Provider::new(config).expect("a provider");
         let device = provider.device();
         let pd = device.allocate_pd().expect("a protection domain");
         let pool = Pool::new(memory_bytes, Pages::Ordinary).expect("memory");
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         Rc::new(Self {
+            source,
             cm: RefCell::new(provider.connection_manager().expect("a connection manager")),
             cq: device.create_cq(entries).expect("a completion queue"),
             region: pd
@@ -291,7 +308,7 @@ impl WireHost {
             .wire
             .cm
             .borrow_mut()
-            .resolve(address, None, 5_000_000, Clock.now_us())
+            .resolve(address, self.wire.source, 5_000_000, Clock.now_us())
             .expect("resolving begins");
         self.wait_for(id, "resolving", |kind| {
             matches!(kind, CmEventKind::Resolved)

@@ -14,13 +14,14 @@ use capstan_rdma::contract::{
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use zerocopy::IntoBytes;
 
-use super::IoPath;
 use super::connection::{Connection, Identity, Keys};
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
+use super::{IoPath, Resources};
 use crate::control_plane::conn_id;
 use crate::limits::{
-    CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, TRANSFER_BYTES_MAX, send_wrs, slots as slots_of,
+    CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, SPARE_BYTES, TRANSFER_BYTES_MAX, send_wrs,
+    slots as slots_of,
 };
 
 /// A checked connection request, on its way to the reactor that will own it.
@@ -198,7 +199,8 @@ impl IoPath {
             .ok_or(RdmaError::Invalid("the RDMA device is gone"))?;
         let entries = request.sizes.entries;
         let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
-        let slots = port.reserve(entries, response_bytes, &memory.queues)?;
+        let own_bytes = response_bytes + SPARE_BYTES;
+        let slots = port.reserve(entries, own_bytes, &memory.queues)?;
         let established = establish(&mut *fabric.cm, port, memory, cm_id, request, &slots);
         let (qp, responses) = match established {
             Ok(established) => established,
@@ -227,7 +229,7 @@ impl IoPath {
         let keys = Keys {
             data: port.data.lkey(),
             sinks: port.sinks(memory),
-            responses: port.queues.lkey(),
+            queues: port.queues.lkey(),
             zeroes: port.zeroes.as_ref().map(|zeroes| Sge {
                 addr: zeroes.addr(),
                 len_bytes: TRANSFER_BYTES_MAX,
@@ -370,6 +372,8 @@ impl IoPath {
         }
         self.index_of.remove(&connection.id);
         self.cm_index.remove(&(connection.fabric, connection.cm_id));
+        let Resources { shares, memory, .. } = &mut self.resources;
+        connection.leave(shares, memory);
         let cm_id = connection.cm_id;
         // The queue pair must be gone before its id.
         drop(connection);

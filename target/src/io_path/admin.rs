@@ -134,7 +134,7 @@ fn connect(
     {
         ConnectOutcome::AdminQueue { cqe, association } => {
             connection.phase = Phase::Admin;
-            connection.association = Some(association);
+            connection.join(association, &mut resources.shares, &resources.memory);
             cqe
         }
         ConnectOutcome::IoQueue {
@@ -144,7 +144,7 @@ fn connect(
         } => {
             connection.phase = Phase::Io;
             connection.queue = Some(*queue);
-            connection.association = Some(association);
+            connection.join(association, &mut resources.shares, &resources.memory);
             cqe
         }
         ConnectOutcome::Refused { cqe, why } => {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::{Buffer, Slab};
+use capstan_memory::{Account, Buffer, Slab};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
@@ -24,6 +24,7 @@ use super::execute::Step;
 use super::phase::Phase;
 use super::ranges::Ranges;
 use super::responses::Responses;
+use super::stall::Progress;
 use super::transfer::Sinks;
 use super::wr_id::WrId;
 use crate::limits::{CQE_BYTES, slots};
@@ -48,7 +49,8 @@ pub(super) struct Identity {
 pub(super) struct Keys {
     pub(super) data: LKey,
     pub(super) sinks: Sinks,
-    pub(super) responses: LKey,
+    /// Receives, responses and spares.
+    pub(super) queues: LKey,
     /// All of the shared zeroes.
     pub(super) zeroes: Option<Sge>,
 }
@@ -82,15 +84,23 @@ pub(super) struct Connection {
     responses: Buffer,
     data_lkey: LKey,
     pub(super) sinks: Sinks,
-    responses_lkey: LKey,
+    queues_lkey: LKey,
     /// The shared zeroes, where a volume is known to have some.
     zeroes: Option<Sge>,
     /// Those that may be on their way.
     on_their_way: Responses,
     /// Commands that were under way together when a response was told of last.
     together: usize,
+    /// What its data buffers are counted on.
+    pub(super) account: Account,
+    /// A buffer of its own for a small command that finds no other, while none has it.
+    pub(super) spare: Option<Buffer>,
     /// Commands that wait for a data buffer, oldest first.
     pub(super) waiting: VecDeque<u16>,
+    /// Whether it is among those that wait.
+    pub(super) starved: bool,
+    /// Whether its host goes on.
+    pub(super) progress: Progress,
     /// Signaled work requests without a completion.
     pub(super) sends_outstanding: u32,
     /// Commands the storage engine has.
@@ -110,6 +120,8 @@ pub(super) struct Command {
     /// The data, and where it starts in the buffer.
     pub(super) data: Option<Buffer>,
     pub(super) data_offset_bytes: u32,
+    /// Whether the data is in the spare buffer of the queue.
+    pub(super) has_spare: bool,
     /// Whether the data is zeroes, without a buffer of its own.
     pub(super) zeroes: bool,
     /// A buffer beside in-capsule data, for commands that read as well.
@@ -193,11 +205,15 @@ impl Connection {
             responses,
             data_lkey: keys.data,
             sinks: keys.sinks,
-            responses_lkey: keys.responses,
+            queues_lkey: keys.queues,
             zeroes: keys.zeroes,
             on_their_way: Responses::default(),
             together: 0,
+            account: Account::COMMON,
+            spare: None,
             waiting: VecDeque::with_capacity(usize::from(sizes.entries)),
+            starved: false,
+            progress: Progress::default(),
             sends_outstanding: 0,
             disk_outstanding: 0,
             rung: true,
@@ -226,7 +242,10 @@ impl Connection {
         if matches!(command.work, Work::Answered) {
             command.work = Work::Free;
         } else {
-            *command = Command::default();
+            if command.has_spare {
+                self.spare = self.commands[usize::from(slot)].data.take();
+            }
+            self.commands[usize::from(slot)] = Command::default();
         }
         self.free.push(slot);
     }
@@ -331,7 +350,11 @@ impl Connection {
         command.data.as_ref().map(|buffer| Sge {
             addr: buffer.addr(),
             len_bytes: buffer.len_bytes(),
-            lkey: self.data_lkey,
+            lkey: if command.has_spare {
+                self.queues_lkey
+            } else {
+                self.data_lkey
+            },
         })
     }
 
@@ -414,7 +437,7 @@ impl Connection {
         Sge {
             addr: self.responses.addr() + u64::from(offset),
             len_bytes: CQE_BYTES,
-            lkey: self.responses_lkey,
+            lkey: self.queues_lkey,
         }
     }
 
@@ -434,6 +457,7 @@ impl Default for Command {
             segments: None,
             data: None,
             data_offset_bytes: 0,
+            has_spare: false,
             zeroes: false,
             second: None,
             pulls: false,
@@ -450,6 +474,12 @@ impl Default for Command {
 }
 
 impl Command {
+    /// Whether it holds a buffer that others could have.
+    pub(super) fn has_buffer(&self) -> bool {
+        let own = self.receive.is_some() || self.has_spare;
+        self.data.is_some() && !own || self.second.is_some()
+    }
+
     /// Whether its data is on its way from the host.
     pub(super) fn is_pulling(&self) -> bool {
         self.pulls && self.data.is_some() && self.step.is_none()
@@ -535,9 +565,11 @@ impl Command {
         bytes
     }
 
-    /// Frees data that nobody will read.
+    /// Frees data that nobody will read. The spare buffer goes back with the slot.
     pub(super) fn release_buffers(&mut self) {
-        self.data = None;
+        if !self.has_spare {
+            self.data = None;
+        }
         self.second = None;
     }
 }

@@ -11,7 +11,7 @@
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
 //! queue pair and its commands in flight), [`resources`] (what every command may need), [`responses`] (those that may be
 //! on their way), [`unanswered`] (what disks have ended), [`waiting`] (commands that wait for a buffer, for room or for
-//! their turn), [`share`] (how much a turn moves), [`wr_id`]. One turn handles what is ready, then rings one doorbell per
+//! their turn), [`lease`] (who may have how much of the buffers), [`share`] (how much a turn moves), [`stall`] (hosts that do not go on), [`wr_id`]. One turn handles what is ready, then rings one doorbell per
 //! connection, lets some that waited go on and rings for those, and enters the kernel once for storage, however many there were.
 
 mod accept;
@@ -22,6 +22,7 @@ mod control;
 mod drain;
 mod execute;
 mod fabric;
+mod lease;
 mod phase;
 mod ranges;
 mod receives;
@@ -31,6 +32,7 @@ mod respond;
 mod responses;
 mod share;
 mod shutdown;
+mod stall;
 mod status;
 mod transfer;
 mod unanswered;
@@ -54,8 +56,10 @@ pub(crate) use accept::Request;
 use connection::Connection;
 use connections::Connections;
 use fabric::{Fabric, Memory, ports};
+use phase::Phase;
 use resources::{Resources, ReturnedReceive};
 use shutdown::Shutdowns;
+use stall::Looks;
 use unanswered::{Answered, Unanswered};
 
 use crate::control_plane::{ControlPlane, Message};
@@ -78,6 +82,7 @@ pub(crate) struct IoPath {
     /// Connections that are ending.
     closing: Vec<usize>,
     drain_deadline_us: Option<u64>,
+    looks: Looks,
     shutdown: Shutdowns,
     resources: Resources,
     completions: Vec<Completion>,
@@ -148,6 +153,7 @@ impl IoPath {
             unconnected: Vec::new(),
             closing: Vec::new(),
             drain_deadline_us: None,
+            looks: Looks::default(),
             shutdown: Shutdowns::default(),
             resources: Resources::new(memory, engine, volumes, control),
             completions: Vec::new(),
@@ -245,6 +251,10 @@ impl IoPath {
             if let Some(connection) = self.connections.get_mut(index) {
                 connection.rung = true;
                 connection.ring_doorbell();
+                // Nobody waits for an Admin queue, which has keep-alives and little else.
+                if connection.phase == Phase::Io || connection.sends_outstanding > 0 {
+                    self.looks.wanted(self.resources.now_us);
+                }
             }
         }
     }
@@ -275,6 +285,7 @@ impl IoPath {
             && waiting::go_on(&mut self.resources, &mut self.connections);
         self.ring_doorbells();
         self.submit_storage();
+        self.end_stalled();
         if !self.resources.broken.is_empty() {
             // The provider may know more of the cause than a status tells.
             self.poll_connection_managers();
@@ -387,6 +398,7 @@ impl Turn for IoPath {
             .chain(volumes)
             .chain(timers)
             .chain(limited)
+            .chain(self.looks.at_us())
             .chain(drain)
             .min()
     }

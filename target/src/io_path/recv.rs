@@ -9,7 +9,7 @@ use super::connection::Connection;
 use super::phase::Phase;
 use super::receives::Receives;
 use super::wr_id::WrId;
-use super::{IoPath, Resources, admin, execute};
+use super::{IoPath, Resources, admin, execute, waiting};
 use crate::limits::{IN_CAPSULE_BYTES, SQE_BYTES};
 
 const _: () = assert!(LENT_HEAD_BYTES == SQE_BYTES as usize);
@@ -160,6 +160,7 @@ impl IoPath {
         }
         let Some(connection) = connection else { return };
         connection.sends_outstanding = connection.sends_outstanding.saturating_sub(1);
+        connection.progress.moved();
         if !success {
             if !connection.closing() {
                 let why = format!("a work request ended with: {}", completion.status);
@@ -176,6 +177,7 @@ impl IoPath {
                         .broken
                         .push((connection.index, why.to_owned()));
                 }
+                waiting::spare_came_back(&mut self.resources, connection);
             }
             Some(WrId::Recv(_)) | None => {}
         }

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::connection::Connection;
 use super::fabric::Memory;
+use super::lease::Shares;
 use super::phase::Phase;
 use super::recv::Received;
 use super::share::Share;
@@ -28,8 +29,16 @@ pub(super) struct Resources {
     pub(super) control: Arc<ControlPlane>,
     /// Connections with commands that wait for a buffer or for their turn, in the order it comes.
     pub(super) starved: VecDeque<usize>,
+    /// Those that were passed over in this round.
+    pub(super) passed: Vec<usize>,
+    /// Those of them whose spare buffer has come back.
+    pub(super) spared: Vec<usize>,
+    /// Who has queues here.
+    pub(super) shares: Shares,
     /// What this thread itself may still move of volumes in memory, before others have their turn.
     pub(super) share: Share,
+    /// Whether a command found no buffer since this was last asked.
+    shortage: bool,
     /// Connections with work requests posted since the last doorbell.
     pub(super) unrung: Vec<usize>,
     /// Connections to end, and why.
@@ -69,7 +78,11 @@ impl Resources {
             volumes,
             control,
             starved: VecDeque::new(),
+            passed: Vec::new(),
+            spared: Vec::new(),
+            shares: Shares::default(),
             share: Share::default(),
+            shortage: false,
             unrung: Vec::new(),
             broken: Vec::new(),
             in_flight: 0,
@@ -77,6 +90,16 @@ impl Resources {
             receives: Vec::new(),
             draining: false,
         }
+    }
+
+    /// A command waits because others have the buffers.
+    pub(super) fn note_shortage(&mut self) {
+        self.shortage = true;
+    }
+
+    /// Whether a command waited because others have the buffers, since this was last asked.
+    pub(super) fn take_shortage(&mut self) -> bool {
+        std::mem::take(&mut self.shortage)
     }
 
     /// A completion of the connection was handled. Nobody waits closely for an Admin queue, which has keep-alives and little

@@ -1,5 +1,6 @@
 //! Commands that wait: for a buffer, for room of their connection's device, or for their connection's turn.
 
+use capstan_memory::Short;
 use capstan_nvme_proto::status::Status;
 
 use super::connection::{Connection, Work};
@@ -19,7 +20,19 @@ pub(super) fn obtain_buffer(
     // Whoever waits already goes first, of this connection and of the others.
     if resources.starved.is_empty()
         && !resources.share.is_over()
-        && let Some(buffer) = resources.memory.data.take(len_bytes)
+        && let Ok(buffer) = connection.lease(&resources.memory, len_bytes)
+    {
+        return with_buffer(resources, connection, slot, buffer);
+    }
+    obtain_spare(resources, connection, slot, len_bytes);
+}
+
+/// Gives the command in `slot` the spare buffer of its queue, if nothing of that waits already; or lines it up.
+#[cold]
+fn obtain_spare(resources: &mut Resources, connection: &mut Connection, slot: u16, len_bytes: u32) {
+    if connection.waiting.is_empty()
+        && !resources.share.is_over()
+        && let Some(buffer) = connection.take_spare(slot, len_bytes)
     {
         return with_buffer(resources, connection, slot, buffer);
     }
@@ -35,70 +48,127 @@ pub(super) fn line_up(
 ) {
     connection.command(slot).wanted_bytes = len_bytes;
     connection.waiting.push_back(slot);
-    if connection.waiting.len() == 1 {
+    if !std::mem::replace(&mut connection.starved, true) {
         resources.starved.push_back(connection.index);
     }
     // The device may have become full by what it was given before: it watches for room from the next doorbell on.
     resources.unrung(connection);
 }
 
-/// Lets waiting commands go on, up to a turn's share, with room of their devices or the buffers that have come free. Connections
-/// take turns. One whose device is full is passed over; a command whose buffer is not there yet holds up the rest, so that large
-/// ones are served too. Whether any went on.
-pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
-    resources.share.begin();
-    let (mut fed, mut full) = (false, 0);
-    while full < resources.starved.len() && !resources.share.is_over() {
-        let Some(index) = resources.starved.pop_front() else {
-            break;
-        };
+/// A response has gone, and with it, perhaps, the spare buffer came back for which a command waits.
+#[inline]
+pub(super) fn spare_came_back(resources: &mut Resources, connection: &Connection) {
+    if !connection.waiting.is_empty() && connection.spare.is_some() {
+        resources.spared.push(connection.index);
+    }
+}
+
+/// Lets the oldest waiting commands of queues whose spare buffer is back go on with that, whoever waits for the others.
+fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
+    let mut fed = false;
+    while let Some(index) = resources.spared.pop() {
         let Some(connection) = connections.get_mut(index) else {
             continue;
         };
         let Some(&slot) = connection.waiting.front() else {
             continue;
         };
-        if let Err(status) = check_again(connection, slot) {
-            connection.waiting.pop_front();
-            respond::finish(resources, connection, slot, status);
-            fed = true;
-            if !connection.waiting.is_empty() {
-                resources.starved.push_back(index);
-            }
+        let len_bytes = connection.command(slot).wanted_bytes;
+        // What waits for room of the device is not helped by a buffer.
+        if connection.qp.is_full() || check_again(connection, slot).is_err() {
             continue;
         }
-        match read_waiting(resources, connection, slot) {
-            AtOnce::Done => {
-                connection.waiting.pop_front();
-            }
-            AtOnce::Zeroes => {
-                connection.waiting.pop_front();
-                let command = connection.command(slot);
-                command.zeroes = true;
-                resources.share.moved(command.wanted_bytes);
-                respond::finish(resources, connection, slot, Status::SUCCESS);
-            }
-            AtOnce::Later => {
-                resources.starved.push_back(index);
-                full += 1;
-                continue;
-            }
-            AtOnce::Not => {
-                let len_bytes = connection.command(slot).wanted_bytes;
-                let Some(buffer) = resources.memory.data.take(len_bytes) else {
-                    resources.starved.push_front(index);
-                    break;
-                };
-                connection.waiting.pop_front();
-                with_buffer(resources, connection, slot, buffer);
-            }
-        }
-        fed = true;
-        if !connection.waiting.is_empty() {
-            resources.starved.push_back(index);
+        if let Some(buffer) = connection.take_spare(slot, len_bytes) {
+            connection.waiting.pop_front();
+            with_buffer(resources, connection, slot, buffer);
+            fed = true;
         }
     }
     fed
+}
+
+/// What became of the command at the head of a connection's line.
+enum Next {
+    /// It went on.
+    Went,
+    /// Its connection can do nothing now, but others can.
+    Passed,
+    /// There is no buffer for it: the others wait as well, so that large ones are served too.
+    HeldUp,
+}
+
+/// Lets waiting commands go on, up to a turn's share, with room of their devices or the buffers that have come free. Connections
+/// take turns. One whose device is full, or whose association has its share of the buffers, is passed over; a command whose
+/// buffer is not there yet holds up the rest. Whether any went on.
+pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
+    resources.share.begin();
+    let mut fed = spare_go_on(resources, connections);
+    while !resources.share.is_over()
+        && let Some(index) = resources.starved.pop_front()
+    {
+        let Some(connection) = connections.get_mut(index) else {
+            continue;
+        };
+        let Some(&slot) = connection.waiting.front() else {
+            connection.starved = false;
+            continue;
+        };
+        match next(resources, connection, slot) {
+            Next::Went => {
+                fed = true;
+                connection.progress.moved();
+                if connection.waiting.is_empty() {
+                    connection.starved = false;
+                } else {
+                    resources.starved.push_back(index);
+                }
+            }
+            Next::Passed => resources.passed.push(index),
+            Next::HeldUp => {
+                resources.note_shortage();
+                resources.starved.push_front(index);
+                break;
+            }
+        }
+    }
+    resources.starved.extend(resources.passed.drain(..));
+    fed
+}
+
+/// Lets the command in `slot` go on, which is the oldest that waits on its connection.
+fn next(resources: &mut Resources, connection: &mut Connection, slot: u16) -> Next {
+    if let Err(status) = check_again(connection, slot) {
+        connection.waiting.pop_front();
+        respond::finish(resources, connection, slot, status);
+        return Next::Went;
+    }
+    match read_waiting(resources, connection, slot) {
+        AtOnce::Done => {
+            connection.waiting.pop_front();
+        }
+        AtOnce::Zeroes => {
+            connection.waiting.pop_front();
+            let command = connection.command(slot);
+            command.zeroes = true;
+            resources.share.moved(command.wanted_bytes);
+            respond::finish(resources, connection, slot, Status::SUCCESS);
+        }
+        AtOnce::Later => return Next::Passed,
+        AtOnce::Not => {
+            let len_bytes = connection.command(slot).wanted_bytes;
+            let buffer = match connection.lease(&resources.memory, len_bytes) {
+                Ok(buffer) => buffer,
+                Err(short) => match (connection.take_spare(slot, len_bytes), short) {
+                    (Some(spare), _) => spare,
+                    (None, Short::Share) => return Next::Passed,
+                    (None, Short::Memory) => return Next::HeldUp,
+                },
+            };
+            connection.waiting.pop_front();
+            with_buffer(resources, connection, slot, buffer);
+        }
+    }
+    Next::Went
 }
 
 /// Carries out the waiting command in `slot` where it is a read that takes no buffer now.

@@ -1,0 +1,74 @@
+//! Who holds how much of a pool.
+
+/// Names somebody who leases from a pool, of which the pool knows how much that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Account(pub(crate) u16);
+
+impl Account {
+    /// Whoever has no account of their own, all of them together.
+    pub const COMMON: Self = Self(0);
+}
+
+/// What every account holds, in units.
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    held: Vec<u32>,
+    /// Accounts that nobody has now.
+    free: Vec<u16>,
+    /// Accounts that were closed and still hold something.
+    closed: Vec<u16>,
+}
+
+impl Accounts {
+    pub(crate) fn new() -> Self {
+        Self {
+            held: vec![0],
+            free: Vec::new(),
+            closed: Vec::new(),
+        }
+    }
+
+    /// An account that holds nothing; `None` when there are as many as can be named.
+    pub(crate) fn open(&mut self) -> Option<u16> {
+        let held = &self.held;
+        let free = &mut self.free;
+        self.closed.retain(|&account| {
+            let empty = held[usize::from(account)] == 0;
+            if empty {
+                free.push(account);
+            }
+            !empty
+        });
+        self.free.pop().or_else(|| {
+            let account = u16::try_from(self.held.len()).ok()?;
+            self.held.push(0);
+            Some(account)
+        })
+    }
+
+    /// Somebody needs no account any more; what it holds comes back by and by.
+    pub(crate) fn close(&mut self, account: u16) {
+        if account != Account::COMMON.0 {
+            self.closed.push(account);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn held(&self, account: u16) -> u32 {
+        self.held.get(usize::from(account)).copied().unwrap_or(0)
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, account: u16, units: u32) {
+        if let Some(held) = self.held.get_mut(usize::from(account)) {
+            *held += units;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn sub(&mut self, account: u16, units: u32) {
+        if let Some(held) = self.held.get_mut(usize::from(account)) {
+            *held -= units;
+        }
+    }
+}

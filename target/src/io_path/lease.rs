@@ -1,0 +1,142 @@
+//! Who may have how much of the data buffers, so that a host that holds some and does not go on leaves others theirs.
+//!
+//! An association may have a part of what is free ([`SHARE_TIMES_FREE`]), whatever the others do. Each queue has a spare buffer
+//! beside, for a small command when there is no other: it waits for nobody but its own host.
+
+use std::sync::Arc;
+
+use capstan_memory::{Account, Buffer, Short};
+use capstan_subsystem::Association;
+
+use super::connection::Connection;
+use super::fabric::Memory;
+use crate::limits::{SHARE_TIMES_FREE, SPARE_BYTES};
+
+/// The associations that have queues on this reactor.
+#[derive(Default)]
+pub(super) struct Shares(Vec<Member>);
+
+struct Member {
+    association: Arc<Association>,
+    account: Account,
+    queues: usize,
+}
+
+impl Shares {
+    /// Another queue of an association: what its buffers are counted on.
+    fn join(&mut self, association: &Arc<Association>, memory: &Memory) -> Account {
+        let is_it = |member: &&mut Member| Arc::ptr_eq(&member.association, association);
+        if let Some(member) = self.0.iter_mut().find(is_it) {
+            member.queues += 1;
+            return member.account;
+        }
+        let account = memory.data.open_account();
+        self.0.push(Member {
+            association: Arc::clone(association),
+            account,
+            queues: 1,
+        });
+        account
+    }
+
+    /// A queue is gone.
+    fn leave(&mut self, association: &Arc<Association>, memory: &Memory) {
+        let is_it = |member: &Member| Arc::ptr_eq(&member.association, association);
+        let Some(at) = self.0.iter().position(is_it) else {
+            return;
+        };
+        let member = &mut self.0[at];
+        member.queues -= 1;
+        if member.queues == 0 {
+            memory.data.close_account(member.account);
+            self.0.swap_remove(at);
+        }
+    }
+}
+
+impl Connection {
+    /// It is a queue of `association` from now on, and has a share of the buffers as that.
+    pub(super) fn join(
+        &mut self,
+        association: Arc<Association>,
+        shares: &mut Shares,
+        memory: &Memory,
+    ) {
+        self.account = shares.join(&association, memory);
+        self.spare = memory.queues.take(SPARE_BYTES);
+        self.association = Some(association);
+    }
+
+    /// It is going to be freed.
+    pub(super) fn leave(&self, shares: &mut Shares, memory: &Memory) {
+        if let Some(association) = &self.association {
+            shares.leave(association, memory);
+        }
+    }
+
+    /// A buffer for a command, as far as its association may have it now.
+    #[inline]
+    pub(super) fn lease(&self, memory: &Memory, len_bytes: u32) -> Result<Buffer, Short> {
+        memory
+            .data
+            .take_share(self.account, len_bytes, SHARE_TIMES_FREE)
+    }
+
+    /// The queue's own buffer, for the command in `slot`, if it is free and large enough. Not for data that is pulled, whose sink
+    /// may have to be opened: what is as short as that comes in its capsule.
+    #[cold]
+    pub(super) fn take_spare(&mut self, slot: u16, len_bytes: u32) -> Option<Buffer> {
+        let command = self.command(slot);
+        if len_bytes > SPARE_BYTES || command.pulls || command.data.is_some() {
+            return None;
+        }
+        let spare = self.spare.take()?;
+        self.command(slot).has_spare = true;
+        Some(spare)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use capstan_memory::{Pages, Pool};
+    use capstan_nvme_proto::nqn::{HostId, Nqn};
+    use capstan_subsystem::PortId;
+
+    use super::*;
+
+    fn association(cntlid: u16) -> Arc<Association> {
+        Arc::new(Association {
+            hostnqn: Nqn::new("nqn.2026-11.org.example:host").unwrap(),
+            hostid: HostId([1; 16]),
+            subnqn: Nqn::new("nqn.2026-11.org.example:volume").unwrap(),
+            cntlid,
+            port: PortId(0),
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+        })
+    }
+
+    #[test]
+    fn queues_of_an_association_have_one_share_until_the_last_is_gone() {
+        let pool = || Pool::new(4 << 20, Pages::Ordinary).unwrap();
+        let memory = Memory {
+            data: pool(),
+            queues: pool(),
+            zeroes: None,
+        };
+        let mut shares = Shares::default();
+        let [one, two] = [1, 2].map(association);
+        let account = shares.join(&one, &memory);
+        assert_eq!(shares.join(&one, &memory), account);
+        assert_ne!(shares.join(&two, &memory), account);
+        shares.leave(&one, &memory);
+        assert_eq!(shares.join(&one, &memory), account, "a queue was left");
+        shares.leave(&one, &memory);
+        shares.leave(&one, &memory);
+        shares.leave(&one, &memory);
+        assert_eq!(shares.0.len(), 1, "the other association");
+        // It is free for the next one.
+        assert_eq!(shares.join(&association(3), &memory), account);
+    }
+}

@@ -1,0 +1,175 @@
+//! Hosts that do not go on: they leave an RDMA READ of their memory unanswered, or take no data and no responses. What their
+//! commands hold meanwhile others have not. So their connections end, whatever their Keep Alive Timeout.
+//!
+//! Connections are looked at from time to time while anything is under way, and what counts is how many looks in a row found
+//! that nothing had moved: commands pay for none of it, and a target that was stopped itself blames nobody.
+
+use capstan_config::Size;
+
+use super::IoPath;
+use super::connection::{Command, Connection};
+use crate::limits::{LOOK_PERIOD_US, STALLED_LOOKS, STALLED_LOOKS_WHILE_OTHERS_WAIT};
+
+/// What was seen of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Work requests that have ended and commands that went on, so far.
+    moved: u32,
+    /// The same at the last look.
+    seen: u32,
+    /// Looks in a row that found something under way, and nothing moved.
+    stalled_looks: u32,
+}
+
+impl Progress {
+    /// Something has moved.
+    #[inline]
+    pub(super) fn moved(&mut self) {
+        self.moved = self.moved.wrapping_add(1);
+    }
+
+    /// Looks again. How many looks in a row have found that nothing moves that is `under_way`.
+    fn look(&mut self, under_way: bool) -> u32 {
+        if under_way && self.moved == self.seen {
+            self.stalled_looks += 1;
+        } else {
+            self.stalled_looks = 0;
+        }
+        self.seen = self.moved;
+        self.stalled_looks
+    }
+}
+
+/// When to look.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// The next time, when anything may be under way.
+    at_us: Option<u64>,
+}
+
+impl Looks {
+    /// Something was posted.
+    #[inline]
+    pub(super) fn wanted(&mut self, now_us: u64) {
+        if self.at_us.is_none() {
+            self.at_us = Some(now_us + LOOK_PERIOD_US);
+        }
+    }
+
+    /// The next time.
+    pub(super) fn at_us(&self) -> Option<u64> {
+        self.at_us
+    }
+
+    /// Whether it is time; the next look is wanted anew.
+    fn is_due(&mut self, now_us: u64) -> bool {
+        self.at_us.take_if(|at_us| *at_us <= now_us).is_some()
+    }
+}
+
+impl Connection {
+    /// Whether the host has yet to do something: send or take data, or take responses.
+    fn awaits_host(&self) -> bool {
+        self.sends_outstanding > 0 || self.qp.is_full()
+    }
+
+    /// What the host has not done for so many microseconds.
+    fn complaint(&self, stalled_us: u64, others_wait: bool) -> String {
+        let pulls: Vec<_> = self
+            .commands
+            .iter()
+            .filter(|command| command.is_pulling())
+            .map(|command| u64::from(command.transfer.length_bytes()))
+            .collect();
+        let seconds = stalled_us / 1_000_000;
+        let most = if others_wait {
+            format!(
+                "at most {} s while other hosts wait for buffers",
+                looks_us(STALLED_LOOKS_WHILE_OTHERS_WAIT) / 1_000_000
+            )
+        } else {
+            format!("at most {} s", looks_us(STALLED_LOOKS) / 1_000_000)
+        };
+        let what = match pulls.first() {
+            Some(first) if pulls.len() == 1 => {
+                format!(
+                    "an RDMA READ of {} from the host was not answered",
+                    Size(*first)
+                )
+            }
+            Some(_) => format!(
+                "none of {} RDMA READs of {} from the host was answered",
+                pulls.len(),
+                Size(pulls.iter().sum())
+            ),
+            None => "the host took neither data nor responses".to_owned(),
+        };
+        format!(
+            "{what} for {seconds} s ({most}): it is stopped, or the network to it is gone; it may connect again"
+        )
+    }
+}
+
+/// How long so many looks take.
+fn looks_us(looks: u32) -> u64 {
+    u64::from(looks) * LOOK_PERIOD_US
+}
+
+impl IoPath {
+    /// Looks at every connection when it is time to, and marks those whose host does not go on.
+    pub(super) fn end_stalled(&mut self) {
+        let now_us = self.resources.now_us;
+        if !self.looks.is_due(now_us) {
+            return;
+        }
+        let others_wait = self.resources.take_shortage();
+        for connection in self.connections.all.iter_mut().flatten() {
+            if connection.closing() {
+                continue;
+            }
+            let under_way = connection.awaits_host();
+            if under_way {
+                self.looks.wanted(now_us);
+            }
+            let looks = connection.progress.look(under_way);
+            let pressed = others_wait && connection.commands.iter().any(Command::has_buffer);
+            if looks >= STALLED_LOOKS || pressed && looks >= STALLED_LOOKS_WHILE_OTHERS_WAIT {
+                let pressed = looks < STALLED_LOOKS;
+                let why = connection.complaint(looks_us(looks), pressed);
+                self.resources.broken.push((connection.index, why));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_count_while_nothing_moves_that_is_under_way() {
+        let mut progress = Progress::default();
+        progress.moved();
+        assert_eq!(progress.look(true), 0, "it moved");
+        assert_eq!((progress.look(true), progress.look(true)), (1, 2));
+        progress.moved();
+        assert_eq!((progress.look(true), progress.look(true)), (0, 1));
+        assert_eq!((progress.look(false), progress.look(true)), (0, 1));
+        progress.moved = u32::MAX;
+        progress.look(true);
+        progress.moved();
+        assert_eq!(progress.look(true), 0, "it moved, and the count began anew");
+    }
+
+    #[test]
+    fn looks_are_a_period_apart_and_stop_when_nobody_wants_one() {
+        let mut looks = Looks::default();
+        assert_eq!((looks.at_us(), looks.is_due(u64::MAX)), (None, false));
+        looks.wanted(1_000);
+        looks.wanted(2_000);
+        let at_us = 1_000 + LOOK_PERIOD_US;
+        assert_eq!(looks.at_us(), Some(at_us));
+        assert!(!looks.is_due(at_us - 1));
+        assert!(looks.is_due(at_us) && !looks.is_due(at_us));
+    }
+}

@@ -1,0 +1,448 @@
+//! Permitted hosts that hold what they have and do not go on: others have their buffers, and the connection ends.
+
+use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use capstan_nvme_proto::command::{Abort, AdminCommand, IoCommand, LbaRange, Read, Write};
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::iwarp::Config;
+use capstan_tests::attack::{Stranger, connect_capsule, endure, is_full, sources, tolerance};
+use capstan_tests::program::{Daemon, own_address, program, signal, utf8};
+use capstan_tests::target::SUBNQN;
+use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
+use nix::sys::signal::Signal;
+use zerocopy::IntoBytes;
+
+const LBA_BYTES: u32 = 4096;
+const MIB: u32 = 1 << 20;
+/// Nearly as many as a queue of [`WireHost`] takes.
+const LARGE: u8 = 30;
+/// How long a host may leave everything as it is, as the target's limits say, and some more on a busy machine.
+const STALLED: Duration = Duration::from_secs(10);
+const BUSY: Duration = Duration::from_secs(20);
+/// The bound while others wait for buffers is a fifth of that.
+const PRESSED: Duration = Duration::from_secs(2);
+
+/// A target whose one namespace is a file, so that reads take buffers: `data_mib` of them on its one reactor.
+struct FileTarget {
+    daemon: Daemon,
+    at: SocketAddr,
+    _dir: tempfile::TempDir,
+}
+
+impl FileTarget {
+    fn start(data_mib: u32) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let (volume, config) = (dir.path().join("volume"), dir.path().join("config.toml"));
+        let file = std::fs::File::create(&volume).expect("a file");
+        file.set_len(64 << 20).expect("a sparse file");
+        let at = own_address();
+        let text = format!(
+            "[target]\nreactors = 1\nmemory_budget = \"{}MiB\"\n\
+             [[listener]]\naddress = \"{}\"\nprovider = \"iwarp\"\n\
+             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\npath = \"{}\"\nlba = 4096\n",
+            4 * data_mib,
+            at.ip(),
+            utf8(&volume)
+        );
+        std::fs::write(&config, text).expect("a configuration");
+        let daemon = Daemon::serve(&["--config", utf8(&config)]);
+        Self {
+            daemon,
+            at,
+            _dir: dir,
+        }
+    }
+
+    /// Waits for a line of the log with all of `words`, for longer than the target waits for a host.
+    fn wait_for_log(&self, words: &[&str]) -> String {
+        let start = Instant::now();
+        loop {
+            let log = self.daemon.log();
+            let line = log
+                .iter()
+                .find(|line| words.iter().all(|word| line.contains(word)));
+            if let Some(line) = line {
+                return line.clone();
+            }
+            let waited = start.elapsed();
+            assert!(
+                waited < STALLED + BUSY,
+                "no line with {words:?} in {log:#?}"
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn mebibyte(n: u8) -> LbaRange {
+    let nlb = MIB / LBA_BYTES;
+    LbaRange {
+        slba: u64::from(n) * u64::from(nlb),
+        nlb,
+    }
+}
+
+fn read(range: LbaRange) -> Sqe {
+    IoCommand::Read(Read::new(1, range)).encode(0, Sgl::EMPTY)
+}
+
+fn write(range: LbaRange) -> Sqe {
+    IoCommand::Write(Write::new(1, range)).encode(0, Sgl::EMPTY)
+}
+
+/// How two ends on one machine reach each other.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Tcp,
+    SharedMemory,
+}
+
+fn connect_from(source: Option<IpAddr>, at: SocketAddr, number: u8, way: Way) -> WireHost {
+    let config = Config {
+        same_host: matches!(way, Way::SharedMemory),
+        ..Config::default()
+    };
+    let wire = Wire::from(source, config, 1024, 48 << 20);
+    WireHost::connect_through(wire, at, connect_data(number))
+}
+
+fn connect(at: SocketAddr, number: u8, way: Way) -> WireHost {
+    connect_from(None, at, number, way)
+}
+
+/// What a host asks for and then leaves as it is.
+#[derive(Clone, Copy, Debug)]
+enum Leaves {
+    /// Writes, whose data it does not give.
+    Writes,
+    /// Reads, whose data it does not take.
+    Reads,
+}
+
+/// Sends as many commands of 1 MiB as the queue takes, and works no more.
+fn leave(host: &mut WireHost, what: Leaves) {
+    for n in 0..LARGE {
+        let sqe = match what {
+            Leaves::Writes => write(mebibyte(n)),
+            Leaves::Reads => read(mebibyte(n)),
+        };
+        // A buffer is all that is needed: nobody will see what is in it.
+        host.send(Queue::Io, sqe, Data::Pushed(MIB));
+    }
+}
+
+/// Runs a command of `bytes` and says how long it took.
+fn timed(host: &mut WireHost, sqe: Sqe, data: Data<'_>) -> Duration {
+    let start = Instant::now();
+    let (cqe, _) = host.run(Queue::Io, sqe, data);
+    assert!(cqe.status().is_success(), "{:?}", cqe.status());
+    start.elapsed()
+}
+
+/// A host that holds buffers and does not go on leaves others theirs, large ones as well, and is ended with a reason though its
+/// Keep Alive Timeout is 0.
+fn one_host_leaves(what: Leaves, way: Way, complaint: &[&str]) {
+    let target = FileTarget::start(4);
+    let mut other = connect(target.at, 2, Way::Tcp);
+    let mut one = connect(target.at, 1, way);
+    leave(&mut one, what);
+    let data = vec![0x22; MIB as usize];
+    for n in 0..5 {
+        let small = LbaRange {
+            nlb: 1,
+            ..mebibyte(n)
+        };
+        let times = [
+            timed(&mut other, read(small), Data::Pushed(LBA_BYTES)),
+            timed(&mut other, read(mebibyte(n)), Data::Pushed(MIB)),
+            timed(&mut other, write(mebibyte(40 + n)), Data::Pulled(&data)),
+        ];
+        assert!(
+            times.iter().all(|took| *took < STALLED / 2),
+            "{times:?} beside a host that leaves its {what:?} over {way:?}"
+        );
+    }
+    let line = target.wait_for_log(complaint);
+    assert!(line.contains("host-1"), "{line}");
+    timed(&mut other, read(mebibyte(0)), Data::Pushed(MIB));
+    // It may come back.
+    drop(one);
+    let mut one = connect(target.at, 1, way);
+    timed(&mut one, read(mebibyte(0)), Data::Pushed(MIB));
+    drop((one, other));
+    assert!(target.daemon.stop().success());
+}
+
+#[test]
+fn a_host_that_answers_no_rdma_read_leaves_others_their_buffers() {
+    let complaint = ["RDMA READs of", "from the host was answered for 10 s"];
+    one_host_leaves(Leaves::Writes, Way::Tcp, &complaint);
+}
+
+#[test]
+fn a_host_that_answers_no_rdma_read_through_shared_memory_leaves_others_their_buffers() {
+    let complaint = ["RDMA READs of", "from the host was answered for 10 s"];
+    one_host_leaves(Leaves::Writes, Way::SharedMemory, &complaint);
+}
+
+#[test]
+fn a_host_that_takes_no_data_leaves_others_their_buffers() {
+    let complaint = ["the host took neither data nor responses for 10 s"];
+    one_host_leaves(Leaves::Reads, Way::Tcp, &complaint);
+}
+
+#[test]
+fn a_host_that_keeps_the_shared_memory_full_leaves_others_their_buffers() {
+    let complaint = ["the host took neither data nor responses for 10 s"];
+    one_host_leaves(Leaves::Reads, Way::SharedMemory, &complaint);
+}
+
+/// Several associations together have all buffers, and leave them as they are: what is small goes on, and for what is large they
+/// are ended sooner.
+#[test]
+fn when_others_wait_hosts_that_hold_everything_are_ended_sooner() {
+    let target = FileTarget::start(3);
+    let mut other = connect(target.at, 9, Way::Tcp);
+    let mut holders: Vec<_> = (1..=4)
+        .map(|number| connect(target.at, number, Way::Tcp))
+        .collect();
+    for holder in &mut holders {
+        leave(holder, Leaves::Writes);
+    }
+    let small = LbaRange {
+        nlb: 1,
+        ..mebibyte(0)
+    };
+    for _ in 0..20 {
+        let took = timed(&mut other, read(small), Data::Pushed(LBA_BYTES));
+        assert!(took < PRESSED / 2, "{took:?} for 4 KiB");
+    }
+    let took = timed(&mut other, read(mebibyte(0)), Data::Pushed(MIB));
+    assert!(took < 4 * PRESSED, "{took:?} for 1 MiB");
+    target.wait_for_log(&["at most 2 s while other hosts wait for buffers"]);
+    drop((holders, other));
+    assert!(target.daemon.stop().success());
+}
+
+/// Hosts of an attack, and numbers that no permitted host has.
+fn attackers() -> std::ops::Range<u8> {
+    100..if is_full() { 148 } else { 106 }
+}
+
+/// How long an attack is looked at.
+fn length() -> Duration {
+    Duration::from_secs(if is_full() { 40 } else { 3 })
+}
+
+/// Waits for the end of an attack, or of its round.
+fn pause(stop: &AtomicBool, round: Duration) {
+    let start = Instant::now();
+    while !stop.load(Ordering::Relaxed) && start.elapsed() < round {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs an attack from either address, and checks what permitted hosts see of it.
+fn withstand(name: &str, attack: impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send + 'static) {
+    for source in sources() {
+        let target = FileTarget::start(if is_full() { 64 } else { 8 });
+        let at = target.at;
+        let figures = endure(
+            (target.daemon.pid(), at),
+            length(),
+            move |stop| attack(at, source.into(), stop),
+            || thread::sleep(Duration::from_millis(500)),
+        );
+        eprintln!("{name} from {source}: {figures}");
+        figures.assert_kept(tolerance());
+        assert!(target.daemon.stop().success());
+    }
+}
+
+/// Hosts with large commands that they leave as they are, again and again.
+fn left(what: Leaves, way: Way) -> impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send {
+    move |at, source, stop| {
+        while !stop.load(Ordering::Relaxed) {
+            let mut hosts: Vec<_> = attackers()
+                .map(|number| connect_from(Some(source), at, number, way))
+                .collect();
+            for host in &mut hosts {
+                leave(host, what);
+            }
+            pause(stop, STALLED + PRESSED);
+        }
+    }
+}
+
+#[test]
+fn unanswered_rdma_reads_of_many_hosts_are_withstood() {
+    withstand("unanswered RDMA READs", left(Leaves::Writes, Way::Tcp));
+}
+
+#[test]
+fn unanswered_rdma_reads_through_shared_memory_are_withstood() {
+    let attack = left(Leaves::Writes, Way::SharedMemory);
+    withstand("unanswered RDMA READs, shared memory", attack);
+}
+
+#[test]
+fn data_that_many_hosts_do_not_take_is_withstood() {
+    withstand("data not taken", left(Leaves::Reads, Way::Tcp));
+}
+
+#[test]
+fn shared_memory_that_many_hosts_keep_full_is_withstood() {
+    withstand(
+        "shared memory kept full",
+        left(Leaves::Reads, Way::SharedMemory),
+    );
+}
+
+/// Sends a command and drops the answer, whatever it is.
+fn ask(host: &mut WireHost, sqe: Sqe) {
+    let _ = host.run(Queue::Admin, sqe, Data::None);
+}
+
+#[test]
+fn admin_queues_full_of_event_requests_and_aborts_are_withstood() {
+    withstand("event requests and aborts", |at, source, stop| {
+        let mut hosts: Vec<_> = attackers()
+            .map(|number| connect_from(Some(source), at, number, Way::Tcp))
+            .collect();
+        let event = AdminCommand::AsynchronousEventRequest.encode(0, Sgl::EMPTY);
+        let abort = AdminCommand::Abort(Abort { sqid: 1, cid: 7 }).encode(0, Sgl::EMPTY);
+        for host in &mut hosts {
+            // As many as a controller keeps; each further one is answered at once.
+            for _ in 0..4 {
+                host.send(Queue::Admin, event, Data::None);
+            }
+        }
+        while !stop.load(Ordering::Relaxed) {
+            for host in &mut hosts {
+                ask(host, event);
+                ask(host, abort);
+            }
+        }
+    });
+}
+
+/// Reads into memory that the host never named end the connection; the host comes back at once.
+#[test]
+fn keys_that_do_not_exist_are_withstood() {
+    withstand("keys that do not exist", |at, source, stop| {
+        let config = Config {
+            same_host: false,
+            ..Config::default()
+        };
+        let wire = Wire::from(Some(source), config, 1024, 4 << 20);
+        while !stop.load(Ordering::Relaxed) {
+            let mut host = WireHost::connect_through(wire.clone(), at, connect_data(100));
+            let capsules: Vec<_> = (0..8_u16)
+                .map(|cid| {
+                    let mut sqe = read(mebibyte(0));
+                    sqe.cid = cid.into();
+                    sqe.dptr = Sgl::Keyed {
+                        address: 0x1000,
+                        length_bytes: MIB,
+                        rkey: 0xDEAD_BE00 + u32::from(cid),
+                        invalidate: false,
+                    }
+                    .encode();
+                    let mut capsule = wire.take(64);
+                    capsule.copy_from(0, sqe.as_bytes());
+                    host.post(Queue::Io, wire.sge(&capsule, 0, 64), false);
+                    capsule
+                })
+                .collect();
+            host.ring_doorbell(Queue::Io);
+            // The rest is the target's to end, or this host's.
+            pause(stop, Duration::from_millis(20));
+            drop((host, capsules));
+        }
+    });
+}
+
+/// Hosts that have connected, send no more and do not go.
+#[test]
+fn half_closed_connections_are_withstood() {
+    withstand("half-closed connections", |at, source, stop| {
+        let IpAddr::V4(source) = source else { return };
+        while !stop.load(Ordering::Relaxed) {
+            let closed: Vec<_> = attackers()
+                .filter_map(|number| {
+                    let mut host = Stranger::connect(at, source, 0).ok()?;
+                    let connect = connect_capsule(1, 0, 0, &connect_data(number), false);
+                    host.send(&connect).ok()?;
+                    host.hears()
+                        .then(|| host.stream.shutdown(Shutdown::Write))?
+                        .ok()?;
+                    Some(host)
+                })
+                .collect();
+            pause(stop, Duration::from_millis(500));
+            drop(closed);
+        }
+    });
+}
+
+/// `capstan bench`, which is killed when it is dropped.
+struct Bench(Child);
+
+impl Bench {
+    /// Writes 1 MiB at depth 32, with one association per number.
+    fn start(at: SocketAddr) -> Self {
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(program("capstan"))
+            .args(["bench", "-t", "rdma", "-a", &at.ip().to_string()])
+            .args(["-s", &at.port().to_string(), "--provider", "iwarp"])
+            .args(["-n", SUBNQN, "--rw", "write", "--bs", "1m"])
+            .args(["--iodepth", "32", "--runtime", "120"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self(child.expect("the bench starts"))
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What an operator sees who stops a program: it is in the middle of its writes, and stays there.
+#[test]
+fn a_stopped_bench_is_withstood() {
+    let target = FileTarget::start(8);
+    let mut bench = Bench::start(target.at);
+    let line = target.wait_for_log(&["queue connected", "qid=1"]);
+    assert!(bench.0.try_wait().expect("a child").is_none(), "{line}");
+    let pid = bench.0.id();
+    let figures = endure(
+        (target.daemon.pid(), target.at),
+        length(),
+        move |stop| {
+            // Stopped in another place of its writes each time.
+            while !stop.load(Ordering::Relaxed) {
+                signal(pid, Signal::SIGSTOP);
+                pause(stop, Duration::from_secs(2));
+                signal(pid, Signal::SIGCONT);
+                pause(stop, Duration::from_millis(50));
+            }
+        },
+        || thread::sleep(Duration::from_millis(500)),
+    );
+    eprintln!("stopped bench: {figures}");
+    figures.assert_kept(tolerance());
+    drop(bench);
+    assert!(target.daemon.stop().success());
+}
