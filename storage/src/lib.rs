@@ -37,7 +37,7 @@
 //! device, which keeps mounts away, too).
 //!
 //! # For tests
-//! [`Delay`], [`Faulty`] and [`WriteBack`] stand in front of or in place of a volume. They decide
+//! [`Delay`], [`Faulty`], [`Gate`] and [`WriteBack`] stand in front of or in place of a volume. They decide
 //! before an operation reaches the volume behind, so they work in front of an engine as well.
 //!
 //! # What it does not do
@@ -48,6 +48,7 @@ mod delay;
 mod error;
 mod fault;
 mod file;
+mod gate;
 mod geometry;
 mod io;
 mod null;
@@ -64,6 +65,7 @@ mod write_back;
 pub use delay::{Delay, Delays};
 pub use error::{IoError, IoErrorKind, LockHolder, OpenError};
 pub use fault::{Effect, Fault, Faulty};
+pub use gate::Gate;
 pub use geometry::{Extent, Geometry};
 pub use io::{Completion, Data, Io, Op, OpKind, Submitted};
 pub use spec::{DirectIo, SpecError, Store, VolumeSpec};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::error::OpenError;
 use crate::file::FileStore;
+use crate::gate::{Gate, Gated};
 use crate::geometry::Geometry;
 use crate::null::NullVolume;
 use crate::ram::{RamStore, RamVolume};
@@ -144,7 +145,11 @@ impl VolumeSpec {
                 lbas: lbas(&name, bytes, lba_bytes)?,
             },
         };
-        Ok(Store { kind, name })
+        Ok(Store {
+            kind,
+            name,
+            gate: None,
+        })
     }
 
     /// [`VolumeSpec::prepare_alone`] and [`Store::open`] in one.
@@ -177,6 +182,7 @@ fn lbas(volume: &Arc<str>, bytes: u64, lba_bytes: u32) -> Result<u64, OpenError>
 pub struct Store {
     kind: StoreKind,
     name: Arc<str>,
+    gate: Option<Gate>,
 }
 
 #[derive(Clone, Debug)]
@@ -199,6 +205,19 @@ impl Store {
     /// # Errors
     /// [`OpenError::Taken`] for memory that was prepared for one volume and has it.
     pub fn open(&self, engine: &Rc<Engine>) -> Result<Box<dyn Volume>, OpenError> {
+        let volume = self.open_own(engine)?;
+        Ok(match &self.gate {
+            Some(gate) => Box::new(Gated::new(volume, gate.clone())),
+            None => volume,
+        })
+    }
+
+    /// Puts `gate` in front of every volume that is made from now on: for tests.
+    pub fn set_gate(&mut self, gate: Gate) {
+        self.gate = Some(gate);
+    }
+
+    fn open_own(&self, engine: &Rc<Engine>) -> Result<Box<dyn Volume>, OpenError> {
         let name = Arc::clone(&self.name);
         Ok(match &self.kind {
             StoreKind::File(store) => Box::new(UringVolume::new(engine, store)),

@@ -13,7 +13,7 @@ use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
 use capstan_memory::{Pages, Pool, Slab};
 use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::{Mailbox, SpinBudget, mailbox, pin_to_core, run};
-use capstan_storage::{Engine, EngineConfig, FixedBuffers, Volume};
+use capstan_storage::{Engine, EngineConfig, FixedBuffers, Gate, Volume};
 use rustc_hash::FxHashMap;
 
 use crate::control_plane::{ControlPlane, Message};
@@ -70,12 +70,25 @@ impl Running {
     /// # Errors
     /// As for [`serve`].
     pub fn start(config: &Config) -> anyhow::Result<Self> {
+        Self::start_behind(config, None)
+    }
+
+    /// The same with `gate` in front of every volume: for tests that need a slow medium.
+    ///
+    /// # Errors
+    /// As for [`serve`].
+    pub fn start_behind(config: &Config, gate: Option<&Gate>) -> anyhow::Result<Self> {
         let providers = Arc::new(choose_providers(config)?);
         let kinds: Vec<_> = providers.iter().map(|chosen| chosen.kind).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let count = config.target.reactors.count(cores);
         scheduling::check(&config.target.reactors);
-        let (target, exports) = build(config, &kinds, count)?;
+        let (target, mut exports) = build(config, &kinds, count)?;
+        if let Some(gate) = gate {
+            for export in &mut exports {
+                export.store.set_gate(gate.clone());
+            }
+        }
         let exports = Arc::new(exports);
         let control = Arc::new(ControlPlane::new(target));
         let plan = config.memory_plan(count)?;

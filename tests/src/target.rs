@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use capstan_config::Config;
+use capstan_storage::Gate;
 use capstan_target::serve::Running;
 
 /// The subsystem every test target offers.
@@ -22,8 +23,17 @@ impl TestTarget {
     /// When the configuration is refused or the target does not start.
     #[must_use]
     pub fn start(toml: &str) -> Self {
+        Self::start_behind(toml, None)
+    }
+
+    /// The same with `gate` in front of its volumes.
+    ///
+    /// # Panics
+    /// As [`TestTarget::start`].
+    #[must_use]
+    pub fn start_behind(toml: &str, gate: Option<&Gate>) -> Self {
         let config = Config::from_toml(toml).expect("the test's configuration is valid");
-        let running = Running::start(&config).expect("the target starts");
+        let running = Running::start_behind(&config, gate).expect("the target starts");
         let addresses = running.addresses.clone();
         Self {
             running: Some(running),
@@ -34,12 +44,22 @@ impl TestTarget {
     /// One RAM namespace of 64 MiB on a free port of 127.0.0.1, for any host.
     #[must_use]
     pub fn ram(target_table: &str) -> Self {
-        Self::start(&format!(
+        Self::ram_behind(target_table, None)
+    }
+
+    /// The same with `gate` in front of it.
+    ///
+    /// # Panics
+    /// As [`TestTarget::start`].
+    #[must_use]
+    pub fn ram_behind(target_table: &str, gate: Option<&Gate>) -> Self {
+        let toml = format!(
             "[target]\n{target_table}\n\
              [[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
              [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
              [[subsystem.namespace]]\nram = \"64MiB\"\nlba = 4096\n"
-        ))
+        );
+        Self::start_behind(&toml, gate)
     }
 
     /// Drains it.
