@@ -14,7 +14,7 @@ use super::fatal::Fatal;
 use super::read::Reads;
 use super::rx::{Received, Rx};
 use super::same_host::SharedLink;
-use super::socket::Link;
+use super::socket::{Link, waiting_bytes};
 use super::sq::SendQueue;
 use super::srq::{Receive, ReceiveRing, SharedQueue, check_sges};
 use super::stag::{Asker, StagTable};
@@ -170,6 +170,23 @@ impl Qp {
                 Ran::Idle
             }
         })
+    }
+
+    /// Bytes of the stream that have been received.
+    fn received_bytes(&self) -> u64 {
+        match &self.link {
+            Some(Link::Shared(link)) => link.received_bytes(),
+            _ => self.rx.received_bytes,
+        }
+    }
+
+    /// Bytes of the stream that have arrived and not been received.
+    fn waiting_bytes(&self) -> u64 {
+        match &self.link {
+            Some(Link::Shared(link)) => link.waiting_bytes(),
+            Some(link) => link.tcp().map_or(0, waiting_bytes),
+            None => 0,
+        }
     }
 
     /// The first FPDU has come: a listening side that waited for it is connected now.
@@ -368,6 +385,24 @@ impl QueuePair for QpHandle {
     fn land_lent(&mut self, message: u64) -> Option<u64> {
         let engine = Rc::clone(&self.engine);
         self.with_lent(|qp| qp.land_lent(&engine.stags.borrow(), message))
+    }
+
+    fn arrived(&mut self) -> u64 {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.state != QpState::ReadyToSend {
+            return 0;
+        }
+        // It is looked at in the next poll, whatever epoll knows of it.
+        qp.pending = true;
+        self.engine.heat(&self.cell, qp);
+        qp.received_bytes().saturating_add(qp.waiting_bytes())
+    }
+
+    fn has_passed(&self, mark: u64) -> bool {
+        let qp = self.cell.borrow();
+        // Of what has been received, all that is whole has been handled, unless a receive is missing.
+        qp.state != QpState::ReadyToSend || !qp.rx.stalled && qp.received_bytes() >= mark
     }
 
     fn doorbell_interval(&self) -> u32 {

@@ -228,6 +228,18 @@ impl Link {
     }
 }
 
+/// Bytes that have arrived at a socket and not been received.
+pub(super) fn waiting_bytes(stream: &TcpStream) -> u64 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: FIONREAD stores one int, which outlives the call.
+    let asked = unsafe { libc::ioctl(stream.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+    if asked == 0 {
+        u64::try_from(bytes).unwrap_or(0)
+    } else {
+        0
+    }
+}
+
 fn new_socket(addr: &SocketAddr) -> io::Result<OwnedFd> {
     let family = match addr {
         SocketAddr::V4(_) => AddressFamily::Inet,

@@ -84,7 +84,8 @@ cases! {
         a_lent_message_keeps_a_shared_receive
         shared_receive_queue_serves_several
         shared_receives_survive_a_connection
-        empty_shared_receive_queue;
+        empty_shared_receive_queue
+        what_has_arrived_is_told_of_before_its_mark_is_passed;
     protection:
         exact_bounds_are_inside
         wrong_key

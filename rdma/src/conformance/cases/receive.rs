@@ -10,7 +10,8 @@ use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{sink, source};
 use crate::contract::{
-    LENT_HEAD_BYTES, PostError, QpState, QueuePair, SendWr, SharedReceiveQueue, WcOpcode, WcStatus,
+    LENT_HEAD_BYTES, PostError, QpState, QueuePair, SendWr, SharedReceiveQueue, Transport,
+    WcOpcode, WcStatus,
 };
 
 /// Sends without a receive; a receive posted a little later takes the message.
@@ -486,6 +487,75 @@ pub(super) fn empty_shared_receive_queue(fabric: &mut dyn Fabric) -> Outcome {
             );
             ensure_eq!(world.qp(link, to)?.state(), QpState::ReadyToSend, "state");
         }
+    }
+    Ok(())
+}
+
+/// Messages that have come while nobody polled: beyond their mark a poll that leaves the completion queue empty has told of all of
+/// them, and nothing more has to come for that.
+pub(super) fn what_has_arrived_is_told_of_before_its_mark_is_passed(
+    fabric: &mut dyn Fabric,
+) -> Outcome {
+    let (mut world, link) = World::connected(fabric)?;
+    for from in Side::BOTH {
+        let to = from.peer();
+        let attributes = world.has(from)?.device.attributes();
+        // There a Send is complete when the kernel or the device has it, wherever its bytes are.
+        let may_be_on_its_way = attributes.transport == Transport::Iwarp && attributes.in_kernel;
+        ensure!(
+            world.qp(link, to)?.has_passed(0),
+            "a mark of nothing is not passed"
+        );
+        let here = source(&world, from, 2000, 3)?;
+        let mut inbox = sink(&world, to, 16 * 2000)?;
+        for wr_id in 0..16 {
+            let at = usize::try_from(wr_id).map_err(Stop::failed)? * 2000;
+            world.post_recv(link, to, wr_id, &[inbox.sge(at, 2000)])?;
+        }
+        world.end(to).asleep = true;
+        for wr_id in 100..116 {
+            world.post(link, from, &send(wr_id, &[here.sge(0, 2000)]))?;
+        }
+        world.ring(link, from)?;
+        for wr_id in 100..116 {
+            if !may_be_on_its_way {
+                world.success(link, from, wr_id, WcOpcode::Send)?;
+            }
+        }
+        let mark = world.qp(link, to)?.arrived();
+        world.end(to).asleep = false;
+        world.end(from).asleep = true;
+        world.drive_until("passing a mark", |world| {
+            let qp = world.qp(link, to).ok()?;
+            qp.has_passed(mark).then_some(())
+        })?;
+        while world.turn() {}
+        let mut told = 0;
+        while let Some(wc) = world.take_completion(link, to) {
+            ensure_eq!(
+                (wc.wr_id, wc.status),
+                (told, WcStatus::Success),
+                "a receive"
+            );
+            told += 1;
+        }
+        ensure!(
+            told == 16 || may_be_on_its_way,
+            "{told} of 16 messages were told of before their mark was passed"
+        );
+        world.end(from).asleep = false;
+        for wr_id in told..16 {
+            world.received(link, to, wr_id, 2000)?;
+        }
+        for wr_id in 100..116 {
+            if may_be_on_its_way {
+                world.success(link, from, wr_id, WcOpcode::Send)?;
+            }
+        }
+        for at in 0..16 {
+            inbox.expect(at * 2000, here.shadow(0, 2000));
+        }
+        inbox.check("messages that came while nobody polled")?;
     }
     Ok(())
 }

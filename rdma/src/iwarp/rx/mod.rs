@@ -107,6 +107,8 @@ pub(super) struct Rx {
     crc: bool,
     /// The first FPDU may be empty (RFC 6581 §4.3.1).
     empty_fpdu: bool,
+    /// Bytes that came from the socket.
+    pub received_bytes: u64,
     /// No FPDU has come yet.
     pub before_first: bool,
     /// Waiting for a receive.
@@ -139,6 +141,7 @@ impl Rx {
             pieces: Vec::with_capacity(SGES_MAX as usize + 1),
             crc: true,
             empty_fpdu: false,
+            received_bytes: 0,
             before_first: true,
             stalled: false,
             lent: Lent::default(),
@@ -328,6 +331,7 @@ impl Qp {
             }
             Transfer::Bytes(bytes) => bytes,
         };
+        self.rx.received_bytes += bytes as u64;
         let placed = u32::try_from(bytes).unwrap_or(u32::MAX).min(direct);
         self.rx.end += bytes - placed as usize;
         if placed != 0 {

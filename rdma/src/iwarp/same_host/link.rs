@@ -87,6 +87,17 @@ impl SharedLink {
         &self.stream
     }
 
+    /// Bytes received so far.
+    pub(in crate::iwarp) fn received_bytes(&self) -> u64 {
+        self.reader.position()
+    }
+
+    /// Bytes that have arrived and not been received. With a position that cannot be there is no telling, and the next call ends
+    /// the connection.
+    pub(in crate::iwarp) fn waiting_bytes(&self) -> u64 {
+        self.reader.available().map_or(0, |bytes| bytes as u64)
+    }
+
     /// Receives as a socket does.
     ///
     /// # Safety

@@ -284,7 +284,7 @@ impl Reader {
 
     /// Bytes that can be read.
     #[inline]
-    fn available(&self) -> io::Result<usize> {
+    pub(super) fn available(&self) -> io::Result<usize> {
         let position = &self.end.lines().written.0.position;
         let written = position.load(Ordering::Acquire);
         between(self.read, written)
