@@ -30,6 +30,10 @@ pub struct FlushId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DrainId(pub(crate) u64);
 
+/// Names the fence in front of one controller.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FenceId(pub(crate) u64);
+
 /// Something the driver must do. Taken from [`Target::poll_action`](crate::Target::poll_action)
 /// after every call that can produce one, and carried out in the order given.
 #[derive(Debug)]
@@ -74,7 +78,7 @@ pub enum Action {
         /// What to answer with.
         drain: DrainId,
     },
-    /// Begin a drain ([`IoQueue::begin_drain`](crate::IoQueue::begin_drain)), take out of it
+    /// Begin a drain ([`IoQueue::begin_drain_of_writes`](crate::IoQueue::begin_drain_of_writes)), take out of it
     /// ([`IoQueue::excuse`](crate::IoQueue::excuse)) the commands for `nsid` that change no block, and those
     /// that have not reached their backend and will be asked for again
     /// ([`IoQueue::check_again`](crate::IoQueue::check_again)) before they do; when it is over call
@@ -86,6 +90,24 @@ pub enum Action {
         nsid: u32,
         /// What to answer with.
         drain: DrainId,
+    },
+    /// Take in every command capsule that has arrived on this I/O queue by now, wherever it is on its
+    /// way from the network to [`IoQueue::handle_command`](crate::IoQueue::handle_command), then
+    /// begin to wait for all that was taken in ([`IoQueue::begin_fence`](crate::IoQueue::begin_fence)),
+    /// and when that is over call [`Target::handle_fenced`](crate::Target::handle_fenced). Of a queue
+    /// that ends before that, [`Target::handle_disconnected`](crate::Target::handle_disconnected) says
+    /// it.
+    FenceIo {
+        /// The I/O queue.
+        conn: ConnId,
+        /// What to answer with.
+        fence: FenceId,
+    },
+    /// Write to the log which commands of this I/O queue are outstanding: a fence has waited for them
+    /// for more than a moment.
+    TellOutstanding {
+        /// The I/O queue.
+        conn: ConnId,
     },
     /// Complete a [`ControlCommand`](crate::ControlCommand) that was held.
     CompleteIo {
@@ -136,6 +158,17 @@ pub enum DisconnectReason {
     /// The host cleared CC.EN, which deletes the I/O queues.
     #[error("controller reset by the host (CC.EN = 0)")]
     ControllerReset,
+    /// Commands of earlier associations of the host did not end in time.
+    #[error(
+        "not ready after {waited_ms} ms: commands of earlier associations of this host on {queues} \
+         I/O queues are not over; the host may connect again, and look at the storage if it stays so"
+    )]
+    Fenced {
+        /// I/O queues that were waited for.
+        queues: usize,
+        /// How long.
+        waited_ms: u64,
+    },
     /// The Admin queue's connection is gone, and with it the association.
     #[error("the connection of the admin queue is gone")]
     AdminQueueGone,
@@ -207,6 +240,20 @@ pub enum Event {
         /// Entries.
         entries: u16,
     },
+    /// A controller is not ready because commands of earlier associations of its host are not over.
+    FenceClosed {
+        /// Whose.
+        association: Arc<Association>,
+        /// CNTLID and QID of the I/O queues that are waited for.
+        queues: Vec<(u16, u16)>,
+    },
+    /// They are over.
+    FenceOpened {
+        /// Whose.
+        association: Arc<Association>,
+        /// How long they were waited for.
+        waited_ms: u64,
+    },
     /// A host reset its controller.
     Reset {
         /// Whose.
@@ -226,6 +273,9 @@ pub enum Event {
     },
 }
 
+/// Queues that a log line names.
+const QUEUES_TOLD: usize = 8;
+
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -241,6 +291,30 @@ impl fmt::Display for Event {
             } => write!(
                 f,
                 "queue connected {association} qid={qid} entries={entries}"
+            ),
+            Self::FenceClosed {
+                association,
+                queues,
+            } => {
+                write!(
+                    f,
+                    "controller waits {association}: commands of earlier associations of this host \
+                     are not over on"
+                )?;
+                for (cntlid, qid) in queues.iter().take(QUEUES_TOLD) {
+                    write!(f, " cntlid={cntlid} qid={qid}")?;
+                }
+                match queues.len().saturating_sub(QUEUES_TOLD) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} other queues"),
+                }
+            }
+            Self::FenceOpened {
+                association,
+                waited_ms,
+            } => write!(
+                f,
+                "commands of earlier associations are over {association} waited_ms={waited_ms}"
             ),
             Self::Reset { association } => write!(f, "controller reset {association}"),
             Self::ShutDown { association } => write!(f, "controller shut down {association}"),

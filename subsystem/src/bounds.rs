@@ -56,6 +56,19 @@ pub const DSM_RANGES_MAX: u16 = 256;
 /// Source ranges of one Copy command: MSRC + 1.
 pub const COPY_RANGES_MAX: u16 = 128;
 
+/// How long a controller may stay not ready because of commands of earlier associations of its host,
+/// in microseconds from its Connect: 60 s. A disk may retry for as long as the kernel lets it (30 s a
+/// SCSI command, and its error handling as long again). Then the association ends, and the host
+/// connects again when it likes.
+pub const FENCE_US_MAX: u64 = 60_000_000;
+/// How long such a wait is nothing to tell, in microseconds: 1 s.
+pub(crate) const FENCE_TOLD_US: u64 = 1_000_000;
+/// CAP.TO and CRTO: how long hosts wait for CSTS.RDY, in units of 500 ms. The fence and 5 s, so that the
+/// target is the one that ends a wait and can say why; disabling waits for the I/O queues' connections
+/// to close, for which that is plenty.
+pub(crate) const READY_TIMEOUT_500MS: u8 = 130;
+const _: () = assert!(READY_TIMEOUT_500MS as u64 * 500_000 >= FENCE_US_MAX + 5_000_000);
+
 /// Granularity of the Keep Alive timer, KAS, in units of 100 ms.
 pub(crate) const KAS: u16 = 10;
 /// Keep Alive Timeout of a discovery controller whose host asked for none, so that a controller

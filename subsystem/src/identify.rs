@@ -143,7 +143,7 @@ impl Target {
                 data.cntrltype = ControllerType::IO;
                 data.maxcmd = config.io_queue_entries.into();
                 io_controller(controller, &mut data);
-                let promises = CapstanCapabilities::empty();
+                let promises = CapstanCapabilities::FENCES_EARLIER_ASSOCIATIONS;
                 data.set_capstan(&CapstanBlock::new(promises, config.boot_id));
             }
         }

@@ -64,7 +64,7 @@ mod transitions;
 mod wire;
 
 pub use action::{
-    AbortId, Action, Association, ControllerId, DisconnectReason, DrainId, Event, FlushId,
+    AbortId, Action, Association, ControllerId, DisconnectReason, DrainId, Event, FenceId, FlushId,
 };
 pub use config::{
     ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
@@ -75,7 +75,7 @@ pub use control::{
 };
 pub use controller::{ControllerEvent, ControllerState};
 pub use io_queue::{
-    ControlCommand, IoCommand, IoOperation, IoQueue, IoQueueEvent, IoQueueState, IoStep,
+    ControlCommand, Drained, IoCommand, IoOperation, IoQueue, IoQueueEvent, IoQueueState, IoStep,
     NamespaceRef,
 };
 pub use namespace::{BackendId, Geometry, Namespace, NamespaceIdentity, NamespaceTable};

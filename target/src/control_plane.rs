@@ -198,6 +198,8 @@ impl ControlPlane {
             | Action::AbortIo { conn, .. }
             | Action::DrainIo { conn, .. }
             | Action::DrainWrites { conn, .. }
+            | Action::FenceIo { conn, .. }
+            | Action::TellOutstanding { conn }
             | Action::CompleteIo { conn, .. }
             | Action::SetNamespaces { conn, .. } => reactor_of(*conn),
             // Every reactor has every volume open, and a flush covers what all of them wrote.
@@ -248,6 +250,8 @@ fn log(event: &Event) {
         Event::Connected { .. } => of_its_kind!(),
         Event::Enabled { .. } => of_its_kind!(),
         Event::QueueConnected { .. } => of_its_kind!(),
+        Event::FenceClosed { .. } => of_its_kind!(),
+        Event::FenceOpened { .. } => of_its_kind!(),
         Event::Reset { .. } => of_its_kind!(),
         Event::ShutDown { .. } => of_its_kind!(),
         Event::Disconnected { why: None, .. } => of_its_kind!(),

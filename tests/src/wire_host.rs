@@ -11,10 +11,10 @@ use capstan_memory::{Buffer, Pages, Pool};
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
-    CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertySet,
+    CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertyGet, PropertySet,
 };
 use capstan_nvme_proto::nqn::{HostId, Nqn};
-use capstan_nvme_proto::property::{Cc, Property};
+use capstan_nvme_proto::property::{Cc, Csts, Property};
 use capstan_nvme_proto::rdma_cm::CmRequest;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
@@ -186,6 +186,8 @@ pub struct WireHost {
     outstanding: HashMap<(Queue, u16), (Buffer, Option<Buffer>)>,
     answers: HashMap<(Queue, u16), (Cqe, Vec<u8>)>,
     next_cid: u16,
+    /// Where its association is, and whose.
+    known: Option<(SocketAddr, ConnectParameters)>,
 }
 
 impl WireHost {
@@ -208,6 +210,23 @@ impl WireHost {
     pub fn connect_through(
         wire: Rc<Wire>,
         address: SocketAddr,
+        parameters: ConnectParameters,
+    ) -> Self {
+        let mut host = Self::associate(wire, address, parameters);
+        host.wait_until_ready();
+        let status = host.connect_io();
+        assert!(status.is_success(), "{status:?}");
+        host
+    }
+
+    /// Connects the Admin queue and asks for the controller to be enabled.
+    ///
+    /// # Panics
+    /// When that does not succeed.
+    #[must_use]
+    pub fn associate(
+        wire: Rc<Wire>,
+        address: SocketAddr,
         mut parameters: ConnectParameters,
     ) -> Self {
         let mut host = Self::new(wire);
@@ -222,9 +241,53 @@ impl WireHost {
         let sqe = FabricsCommand::PropertySet(enable).encode(0, Sgl::EMPTY);
         let (cqe, _) = host.run(Queue::Admin, sqe, Data::None);
         assert!(cqe.status().is_success(), "enabling: {:?}", cqe.status());
-        let answer = host.connect_queue(address, Queue::Io, &parameters);
-        assert!(answer.status().is_success(), "{:?}", answer.status());
+        host.known = Some((address, parameters));
         host
+    }
+
+    /// CSTS.RDY.
+    ///
+    /// # Panics
+    /// When the controller does not tell.
+    pub fn is_ready(&mut self) -> bool {
+        let get = PropertyGet {
+            property: Property::CSTS,
+            size: Property::CSTS.size().expect("CSTS has a size"),
+        };
+        let sqe = FabricsCommand::PropertyGet(get).encode(0, Sgl::EMPTY);
+        let (cqe, _) = self.run(Queue::Admin, sqe, Data::None);
+        assert!(cqe.status().is_success(), "CSTS: {:?}", cqe.status());
+        Csts::decode(cqe.dw0.get()).rdy
+    }
+
+    /// Waits for CSTS.RDY.
+    ///
+    /// # Panics
+    /// When it is not set within ten seconds.
+    pub fn wait_until_ready(&mut self) {
+        let start = Instant::now();
+        while !self.is_ready() {
+            assert!(start.elapsed() < PATIENCE, "the controller is not ready");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Connects I/O queue 1 of an association; the status of its Connect.
+    ///
+    /// # Panics
+    /// When there is no association, or no response.
+    pub fn connect_io(&mut self) -> Status {
+        let (address, parameters) = self.known.clone().expect("an association");
+        self.connect_queue(address, Queue::Io, &parameters).status()
+    }
+
+    /// CNTLID of the association.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn cntlid(&self) -> u16 {
+        self.known.as_ref().expect("an association").1.cntlid
     }
 
     /// Tries the same as a host that is not allowed to: its one connection, and the status of its
@@ -264,6 +327,7 @@ impl WireHost {
             outstanding: HashMap::new(),
             answers: HashMap::new(),
             next_cid: 0,
+            known: None,
         }
     }
 

@@ -13,7 +13,7 @@ use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, ControllerId, DisconnectReason};
 use crate::bounds::ADMIN_DATA_MAX_BYTES;
-use crate::controller::{Controller, ControllerKind, ControllerState};
+use crate::controller::{Controller, ControllerEvent, ControllerKind, ControllerState};
 use crate::features::FeatureValue;
 use crate::queue::transfer::Transfer;
 use crate::queue::{AcceptError, Permit};
@@ -192,7 +192,7 @@ impl Target {
             now_us,
         };
         let executed = match &request.command {
-            Command::Fabrics(command) => self.execute_fabrics(id, command),
+            Command::Fabrics(command) => self.execute_fabrics(id, command, now_us),
             Command::Admin(command) => self.execute(command, &mut execution),
         };
         let (Some(permit), Some(controller)) = (permit.take(), self.admin_controller(conn)) else {
@@ -240,10 +240,11 @@ impl Target {
         &mut self,
         id: ControllerId,
         command: &FabricsCommand,
+        now_us: u64,
     ) -> Result<Executed, CommandError> {
         match *command {
             FabricsCommand::PropertyGet(get) => self.property_get(id, get),
-            FabricsCommand::PropertySet(set) => self.property_set(id, set),
+            FabricsCommand::PropertySet(set) => self.property_set(id, set, now_us),
             // The Admin queue ends with its connection. NVMe Base 2.1, section 6.4.
             FabricsCommand::Disconnect => Err(CommandError {
                 status: Status::DISCONNECT_INVALID_QUEUE_TYPE.dnr(),
@@ -276,10 +277,14 @@ impl Target {
         &mut self,
         id: ControllerId,
         set: PropertySet,
+        now_us: u64,
     ) -> Result<Executed, CommandError> {
         let controller = self.controllers.get_mut(&id).ok_or_else(gone)?;
         let (cc, event) = controller.check_property_set(set)?;
         if let Some(event) = event {
+            if event == ControllerEvent::Enabled {
+                self.close_own_fence(id, now_us);
+            }
             self.apply(id, event).map_err(|illegal| CommandError {
                 status: Status::COMMAND_SEQUENCE_ERROR.dnr(),
                 location: ErrorLocation::sqe(48),
@@ -401,15 +406,16 @@ fn check_state(controller: &Controller, sqe: &Sqe) -> Result<(), CommandError> {
         ControllerState::Ready | ControllerState::ShuttingDown | ControllerState::Shutdown => {
             Ok(())
         }
-        ControllerState::Disabled | ControllerState::Resetting | ControllerState::Fatal => {
-            Err(CommandError {
-                status: Status::COMMAND_SEQUENCE_ERROR.dnr(),
-                location: ErrorLocation::Unspecified,
-                field: "Opcode",
-                value: sqe.opcode.into(),
-                expected: "a Fabrics command before the controller is ready (CSTS.RDY)",
-            })
-        }
+        ControllerState::Disabled
+        | ControllerState::Enabling
+        | ControllerState::Resetting
+        | ControllerState::Fatal => Err(CommandError {
+            status: Status::COMMAND_SEQUENCE_ERROR.dnr(),
+            location: ErrorLocation::Unspecified,
+            field: "Opcode",
+            value: sqe.opcode.into(),
+            expected: "a Fabrics command before the controller is ready (CSTS.RDY)",
+        }),
     }
 }
 

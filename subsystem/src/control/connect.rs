@@ -319,6 +319,8 @@ impl Target {
             conn: request.conn,
             admin: accounting(request.conn, entries, connect),
             state: ControllerState::Disabled,
+            was_ready: false,
+            fence: None,
             cc: Cc::decode(0),
             keep_alive: KeepAlive::new(kato_ms, now_us),
             shared: Arc::new(ControllerShared::default()),
@@ -345,6 +347,7 @@ impl Target {
             association: Arc::clone(&association),
             kato_ms,
         }));
+        self.close_fence(id, now_us);
         Ok(ConnectOutcome::AdminQueue { cqe, association })
     }
 

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use capstan_nvme_proto::status::Status;
 
 use super::flush::FlushFor;
+use super::reserve::Lingering;
 use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, ControllerId, DisconnectReason, Event};
@@ -29,6 +30,12 @@ impl Target {
         let association = Arc::clone(&controller.association);
         match event {
             ControllerEvent::Enabled => {
+                if controller.fence.is_none() {
+                    return self.apply(id, ControllerEvent::FenceOpened);
+                }
+            }
+            ControllerEvent::FenceOpened => {
+                controller.was_ready = true;
                 controller.shared.set_ready(true);
                 self.actions
                     .push_back(Action::Log(Event::Enabled { association }));
@@ -67,7 +74,7 @@ impl Target {
                     return self.apply(id, ControllerEvent::IoQueuesDeleted);
                 }
             }
-            ControllerEvent::IoQueuesDeleted => {}
+            ControllerEvent::IoQueuesDeleted => controller.was_ready = false,
             ControllerEvent::Failed => {
                 controller.shared.set_ready(false);
                 controller.keep_alive.stop();
@@ -87,11 +94,10 @@ impl Target {
             return;
         }
         controller.ending = Some(why);
+        let conn = controller.conn;
         disconnect_io_queues(controller, why, &mut self.actions);
-        self.actions.push_back(Action::Disconnect {
-            conn: controller.conn,
-            why,
-        });
+        self.actions.push_back(Action::Disconnect { conn, why });
+        self.drop_fence(id);
     }
 
     /// Whether `conn` is an Admin queue whose controller has I/O queues: they end with it, and so
@@ -131,6 +137,7 @@ impl Target {
         };
         self.drop_aborts(id);
         self.drop_flushes(id);
+        self.drop_fence(id);
         controller.shared.set_ready(false);
         if controller.ending.is_none() {
             disconnect_io_queues(
@@ -139,11 +146,11 @@ impl Target {
                 &mut self.actions,
             );
         }
-        while let Some((_, record)) = controller.io_queues.pop_first() {
+        while let Some((qid, record)) = controller.io_queues.pop_first() {
             if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
                 subsystem.retired.add(&record.shared.counters());
             }
-            self.linger(record.conn, &controller.association);
+            self.linger(record.conn, Lingering::new(&controller, qid));
         }
         self.actions.push_back(Action::Log(Event::Disconnected {
             association: controller.association,
@@ -159,7 +166,7 @@ impl Target {
         let Some(record) = controller.io_queues.remove(&qid) else {
             return;
         };
-        let association = Arc::clone(&controller.association);
+        let left = Lingering::new(controller, qid);
         if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
             subsystem.retired.add(&record.shared.counters());
         }
@@ -167,7 +174,7 @@ impl Target {
             // Legal from Resetting, which was just asked.
             let _illegal = self.apply(id, ControllerEvent::IoQueuesDeleted);
         }
-        self.linger(record.conn, &association);
+        self.linger(record.conn, left);
         self.forget_aborts(record.conn, now_us);
     }
 
@@ -187,6 +194,7 @@ impl Target {
         for (id, kato_ms) in expired {
             self.end_association(id, DisconnectReason::KeepAliveExpired { kato_ms });
         }
+        self.check_fences(now_us);
     }
 }
 

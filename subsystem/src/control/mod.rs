@@ -5,6 +5,7 @@ mod abort;
 mod admin;
 mod configure;
 mod connect;
+mod fence;
 mod flush;
 mod life;
 mod reserve;
@@ -16,7 +17,7 @@ use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::nqn::Nqn;
 
 use crate::ConnId;
-use crate::action::{AbortId, Action, ControllerId, DrainId, FlushId};
+use crate::action::{AbortId, Action, ControllerId, DrainId, FenceId, FlushId};
 use crate::bounds::REFUSALS_KEPT;
 use crate::config::{
     ConfigError, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
@@ -26,6 +27,7 @@ use crate::refuse::Refusal;
 use crate::reservation::Reservation;
 use crate::shared::QueueCounters;
 use abort::PendingAbort;
+use fence::Fence;
 use flush::FlushFor;
 use reserve::{Lingering, PendingDrain};
 
@@ -64,6 +66,9 @@ pub struct Target {
     next_flush: u64,
     drains: BTreeMap<DrainId, PendingDrain>,
     next_drain: u64,
+    /// Fences that are closed: of each controller one at most.
+    fences: BTreeMap<FenceId, Fence>,
+    next_fence: u64,
     /// I/O queues of hosts that left, until none of their commands is on a backend any more.
     lingering: BTreeMap<ConnId, Lingering>,
 }
@@ -133,6 +138,8 @@ impl Target {
             next_flush: 1,
             drains: BTreeMap::new(),
             next_drain: 1,
+            fences: BTreeMap::new(),
+            next_fence: 1,
             lingering: BTreeMap::new(),
         })
     }
@@ -148,6 +155,7 @@ impl Target {
         self.controllers
             .values()
             .filter_map(|controller| controller.keep_alive.deadline_us())
+            .chain(self.next_fence_deadline_us())
             .min()
     }
 
@@ -216,6 +224,7 @@ impl Target {
         assert!(self.controllers.len() <= self.config.controllers);
         assert_eq!(self.connections.len(), connections);
         assert!(self.refusals.len() <= REFUSALS_KEPT);
+        assert!(self.fences.len() <= self.controllers.len());
         for controller in self.controllers.values() {
             let aborts = self
                 .aborts
@@ -233,7 +242,7 @@ impl Target {
         self.assert_bounds(0);
         assert!(self.controllers.is_empty());
         assert!(self.aborts.is_empty() && self.drains.is_empty());
-        assert!(self.lingering.is_empty());
+        assert!(self.lingering.is_empty() && self.fences.is_empty());
         assert!(self.flushes.values().all(FlushFor::is_for_subsystem));
         assert_eq!(self.next_deadline_us(), None);
     }

@@ -2,6 +2,7 @@
 //! every host of a namespace at once.
 
 use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::async_event::AsyncEvent;
@@ -19,6 +20,7 @@ use super::flush::WriteProtect;
 use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, Association, ControllerId, DrainId};
+use crate::controller::Controller;
 use crate::io_queue::ControlCommand;
 use crate::log_page::Window;
 use crate::reservation::{Effects, Host, Reservation, host_of};
@@ -58,8 +60,25 @@ pub(super) enum DrainFor {
 /// Whose commands may still be on a backend, after the host has left.
 #[derive(Debug)]
 pub(super) struct Lingering {
-    subnqn: Nqn,
-    host: Host,
+    pub(super) controller: ControllerId,
+    pub(super) association: Arc<Association>,
+    qid: u16,
+}
+
+impl Lingering {
+    /// The I/O queue `qid` of a controller, which goes.
+    pub(super) fn new(controller: &Controller, qid: u16) -> Self {
+        Self {
+            controller: controller.id,
+            association: Arc::clone(&controller.association),
+            qid,
+        }
+    }
+
+    /// CNTLID and QID.
+    pub(super) fn name(&self) -> (u16, u16) {
+        (self.association.cntlid, self.qid)
+    }
 }
 
 impl Target {
@@ -186,7 +205,9 @@ impl Target {
         let left = self
             .lingering
             .iter()
-            .filter(|(_, left)| left.subnqn == *subnqn && preempted.contains(&left.host))
+            .filter(|(_, left)| {
+                left.association.subnqn == *subnqn && preempted.contains(&left.association.hostid.0)
+            })
             .map(|(conn, _)| *conn);
         let waiting: BTreeSet<ConnId> = connected.iter().copied().chain(left).collect();
         if waiting.is_empty() {
@@ -227,7 +248,7 @@ impl Target {
             .map(|queue| queue.conn)
             .collect();
         let left = self.lingering.iter();
-        let left = left.filter(|(_, left)| left.subnqn == *subnqn);
+        let left = left.filter(|(_, left)| left.association.subnqn == *subnqn);
         let left = left.map(|(conn, _)| *conn);
         let waiting: BTreeSet<ConnId> = connected.iter().copied().chain(left).collect();
         if waiting.is_empty() {
@@ -260,14 +281,10 @@ impl Target {
 
     /// The I/O queue `conn` is going: no command of its own waits any more, but others may wait for
     /// what it left on a backend.
-    pub(super) fn linger(&mut self, conn: ConnId, association: &Association) {
+    pub(super) fn linger(&mut self, conn: ConnId, left: Lingering) {
         self.drains.retain(
             |_, pending| !matches!(pending.then, DrainFor::Preempt { conn: of, .. } if of == conn),
         );
-        let left = Lingering {
-            subnqn: association.subnqn.clone(),
-            host: association.hostid.0,
-        };
         self.lingering.insert(conn, left);
     }
 
@@ -285,6 +302,7 @@ impl Target {
         for drain in drains {
             self.handle_drained(conn, drain, now_us);
         }
+        self.pass_fences(conn, now_us);
     }
 
     fn notify(&mut self, id: ControllerId, nsid: u32, effects: &Effects) {

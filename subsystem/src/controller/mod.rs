@@ -14,7 +14,7 @@ use capstan_nvme_proto::property::Cc;
 use capstan_nvme_proto::status::Status;
 
 use crate::ConnId;
-use crate::action::{Association, ControllerId, DisconnectReason};
+use crate::action::{Association, ControllerId, DisconnectReason, FenceId};
 use crate::aer::AsyncEvents;
 use crate::features::Features;
 use crate::log_page::error::ErrorLog;
@@ -55,6 +55,10 @@ pub(crate) struct Controller {
     pub(crate) conn: ConnId,
     pub(crate) admin: Accounting,
     pub(crate) state: ControllerState,
+    /// CSTS.RDY was set since the controller was disabled.
+    pub(crate) was_ready: bool,
+    /// What keeps it from becoming ready.
+    pub(crate) fence: Option<FenceId>,
     pub(crate) cc: Cc,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) shared: Arc<ControllerShared>,

@@ -8,13 +8,10 @@ use capstan_nvme_proto::property::{
 };
 
 use super::{Controller, ControllerEvent, ControllerKind, ControllerState};
+use crate::bounds::READY_TIMEOUT_500MS;
 
 /// The specification version this controller claims: VS and Identify Controller VER.
 pub(crate) const VERSION: Version = Version::V2_0;
-
-/// CAP.TO and CRTO: enabling is immediate, disabling waits for the I/O queues' connections to
-/// close, for which 15 s are plenty.
-const READY_TIMEOUT_500MS: u8 = 30;
 
 /// Byte of the submission queue entry where OFST starts.
 const OFST_BYTE: u8 = 44;
@@ -46,7 +43,7 @@ impl Controller {
             Property::CAP => self.cap(mqes).encode(),
             Property::VS => VERSION.encode().into(),
             Property::CC => self.cc.encode().into(),
-            Property::CSTS => self.state.csts(self.cc.en).encode().into(),
+            Property::CSTS => self.state.csts(self.was_ready).encode().into(),
             Property::CRTO => Crto {
                 crwmt_500ms: READY_TIMEOUT_500MS.into(),
                 crimt_500ms: 0,

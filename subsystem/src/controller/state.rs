@@ -10,6 +10,8 @@ transitions! {
     states ControllerState {
         /// CC.EN = 0, CSTS.RDY = 0: only the Admin queue and the properties work.
         Disabled,
+        /// CC.EN = 1, CSTS.RDY = 0: commands of earlier associations of the host are not over.
+        Enabling,
         /// CC.EN = 1, CSTS.RDY = 1.
         Ready,
         /// CC.SHN was set: I/O stopped, volatile caches are being written back.
@@ -25,6 +27,8 @@ transitions! {
     events ControllerEvent {
         /// The host set CC.EN.
         Enabled,
+        /// Commands of earlier associations of the host are over.
+        FenceOpened,
         /// The host set CC.SHN.
         ShutdownRequested,
         /// Everything written is on the medium.
@@ -37,16 +41,20 @@ transitions! {
         Failed,
     }
     table {
-        Disabled, Enabled => Ready;
+        Disabled, Enabled => Enabling;
         Disabled, ShutdownRequested => ShuttingDown;
         Disabled, Failed => Fatal;
+        Enabling, FenceOpened => Ready;
+        Enabling, ShutdownRequested => ShuttingDown;
+        Enabling, ResetRequested => Resetting;
+        Enabling, Failed => Fatal;
         Ready, ShutdownRequested => ShuttingDown;
         Ready, ResetRequested => Resetting;
         Ready, Failed => Fatal;
         ShuttingDown, ShutdownDone => Shutdown;
         ShuttingDown, ResetRequested => Resetting;
         ShuttingDown, Failed => Fatal;
-        Shutdown, Enabled => Ready;
+        Shutdown, Enabled => Enabling;
         Shutdown, ResetRequested => Resetting;
         Shutdown, Failed => Fatal;
         Resetting, IoQueuesDeleted => Disabled;
@@ -57,12 +65,12 @@ transitions! {
 }
 
 impl ControllerState {
-    /// CSTS in this state. RDY follows CC.EN: it stays set during and after a shutdown, until
-    /// the host disables the controller.
+    /// CSTS in this state. RDY stays set during and after a shutdown, until the host disables the
+    /// controller.
     #[must_use]
     pub(crate) fn csts(self, was_ready: bool) -> Csts {
         let (rdy, cfs, shst) = match self {
-            Self::Disabled => (false, false, ShutdownStatus::NORMAL),
+            Self::Disabled | Self::Enabling => (false, false, ShutdownStatus::NORMAL),
             Self::Ready | Self::Resetting => (true, false, ShutdownStatus::NORMAL),
             Self::ShuttingDown => (was_ready, false, ShutdownStatus::OCCURRING),
             Self::Shutdown => (was_ready, false, ShutdownStatus::COMPLETE),

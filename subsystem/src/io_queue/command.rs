@@ -310,6 +310,8 @@ impl IoQueue {
             nsid,
             lba: range.map_or(0, |range| range.slba),
             bytes: transfer.length_bytes(),
+            // Known when it enters.
+            writes_era: 0,
         };
         let namespace = NamespaceRef {
             nsid,

@@ -94,6 +94,8 @@ impl IoQueue {
             nsid: namespace.nsid,
             lba: 0,
             bytes: 0,
+            // Known when it enters.
+            writes_era: 0,
         };
         Ok((command, transfer, to_host, trace))
     }

@@ -20,13 +20,14 @@ use capstan_nvme_proto::status::Status;
 use crate::namespace::NamespaceTable;
 use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
 use crate::shared::{ControllerShared, ErrorRecord, QueueCounters, QueueShared};
-use crate::{ConnId, DisconnectReason, DrainId};
+use crate::{ConnId, DisconnectReason, DrainId, FenceId};
 use drain::Drains;
 
 pub(crate) use command::{CopyLimits, EXECUTED};
 pub use command::{IoCommand, IoOperation, NamespaceRef};
 pub use control::ControlCommand;
 pub(crate) use control::RESERVATION_COMMANDS;
+pub use drain::Drained;
 pub use state::{IoQueueEvent, IoQueueState};
 
 /// What to do with a command capsule.
@@ -178,7 +179,9 @@ impl IoQueue {
         if RESERVATION_COMMANDS.contains(&sqe.io_opcode()) {
             return match self.decode_control(sqe, capsule_data) {
                 Ok((command, transfer, to_host, trace)) => IoStep::Control(ControlCommand::new(
-                    permit.with_trace(trace),
+                    permit
+                        .with_trace(trace)
+                        .with_era(self.drains.enter(drain::RESERVATIONS)),
                     command,
                     transfer,
                     to_host,
@@ -207,7 +210,7 @@ impl IoQueue {
                     Ok(next) => {
                         self.state = next;
                         let trace = Trace {
-                            effect: Effect::Control,
+                            effect: Effect::Unwaited,
                             ..trace(sqe)
                         };
                         IoStep::DeleteQueue(permit.with_trace(trace))
@@ -253,7 +256,7 @@ impl IoQueue {
         match trace.effect {
             Effect::Read => self.shared.add_read(bytes),
             Effect::Write => self.shared.add_write(bytes),
-            Effect::Other | Effect::Control => {}
+            Effect::Other | Effect::Control | Effect::Unwaited => {}
         }
         self.drains.leave(&permit);
         let status = if status.is_success() {
@@ -269,24 +272,37 @@ impl IoQueue {
     /// when; ask it after this call and after each [`IoQueue::complete`] and
     /// [`IoQueue::withdraw`].
     pub fn begin_drain(&mut self, nsid: u32, drain: DrainId) {
-        self.drains.begin(nsid, drain);
+        self.drains.begin(nsid, drain, false);
+    }
+
+    /// Begins an [`Action::DrainWrites`](crate::Action::DrainWrites): as [`IoQueue::begin_drain`], but
+    /// for the commands that are then taken out of it ([`IoQueue::excuse`]).
+    pub fn begin_drain_of_writes(&mut self, nsid: u32, drain: DrainId) {
+        self.drains.begin(nsid, drain, true);
+    }
+
+    /// Begins the second half of an [`Action::FenceIo`](crate::Action::FenceIo), when everything that
+    /// had come was given to [`IoQueue::handle_command`]: it is over when every command that was
+    /// accepted before is completed or withdrawn. [`IoQueue::poll_drained`] says when.
+    pub fn begin_fence(&mut self, fence: FenceId) {
+        self.drains.begin_fence(fence);
     }
 
     /// The command will be completed without having reached its backend: no drain waits for it,
     /// however long its transfer may take to end.
     pub fn withdraw(&mut self, permit: &mut Permit) {
         self.drains.leave(permit);
-        permit.trace.effect = Effect::Control;
+        permit.trace.effect = Effect::Unwaited;
     }
 
-    /// The command goes on, and no drain that has begun waits for it: it changes nothing that the drain is
-    /// about, or is asked for again ([`IoQueue::check_again`]) before it can.
+    /// The command goes on, and no drain of writes that has begun waits for it: it changes no block, or is
+    /// asked for again ([`IoQueue::check_again`]) before it can.
     pub fn excuse(&mut self, permit: &mut Permit) {
         self.drains.excuse(permit);
     }
 
-    /// A drain that is over: tell [`Target::handle_drained`](crate::Target::handle_drained).
-    pub fn poll_drained(&mut self) -> Option<DrainId> {
+    /// A drain or a fence that is over.
+    pub fn poll_drained(&mut self) -> Option<Drained> {
         self.drains.poll()
     }
 

@@ -34,7 +34,9 @@ impl Permit {
     }
 
     pub(crate) fn with_era(self, era: u32) -> Self {
-        Self { era, ..self }
+        let mut permit = Self { era, ..self };
+        permit.trace.writes_era = era;
+        permit
     }
 
     /// Command Identifier of the command.
@@ -58,6 +60,8 @@ pub(crate) struct Trace {
     pub(crate) nsid: u32,
     pub(crate) lba: u64,
     pub(crate) bytes: u32,
+    /// As [`Permit::era`], of drains that wait for writes alone. Here, where there is room for it.
+    pub(crate) writes_era: u32,
 }
 
 /// Which counters a command belongs to.
@@ -67,8 +71,10 @@ pub(crate) enum Effect {
     Other,
     Read,
     Write,
-    /// No command on the medium: a drain does not wait for it.
+    /// A reservation command: not on the medium, so only a fence waits for it.
     Control,
+    /// Nothing waits for it: it is not on the medium, and will not be.
+    Unwaited,
 }
 
 /// Why a command capsule could not be accepted.

@@ -1,7 +1,9 @@
-//! What reservations promise about the medium, whatever hosts do: nothing is executed that a
-//! reservation forbids, and Preempt and Abort answers only when nothing that a preempted host sent
-//! before can touch the namespace any more, not even when the host has left.
+//! What reservations and fences promise about the medium, whatever hosts do: nothing is executed that
+//! a reservation forbids, and Preempt and Abort answers only when nothing that a preempted host sent
+//! before can touch the namespace any more, not even when the host has left. No I/O queue of a new
+//! association is connected before that is so of all that its host had sent on earlier ones.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::command::IoCommand as WireCommand;
@@ -36,6 +38,8 @@ struct Held {
 pub(super) struct Medium {
     executing: Vec<Executing>,
     held: Vec<Held>,
+    /// By CNTLID of an association, what its host had on the medium when it connected.
+    earlier: BTreeMap<u16, Vec<u64>>,
     next_serial: u64,
 }
 
@@ -56,6 +60,32 @@ impl Medium {
             permit: Some(permit),
             on_medium,
         });
+    }
+
+    /// A host makes an association.
+    pub(super) fn associated(&mut self, cntlid: u16, host: Host) {
+        let of_host = self
+            .executing
+            .iter()
+            .filter(|one| one.on_medium && one.host == Some(host));
+        let serials = of_host.map(|one| one.serial).collect();
+        self.earlier.insert(cntlid, serials);
+    }
+
+    /// An I/O queue of an association is connected.
+    pub(super) fn queue_connected(&self, cntlid: u16) {
+        let Some(earlier) = self.earlier.get(&cntlid) else {
+            return;
+        };
+        let early = self
+            .executing
+            .iter()
+            .find(|one| one.on_medium && earlier.contains(&one.serial));
+        assert!(
+            early.is_none(),
+            "ready before command {:?} is over",
+            early.map(|one| one.serial)
+        );
     }
 
     /// A command is given to its backend.

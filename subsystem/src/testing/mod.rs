@@ -29,8 +29,9 @@ use zerocopy::IntoBytes;
 
 use crate::{
     AbortId, Action, AdminOutcome, AdminStep, BackendId, ConnId, ConnectOutcome, ConnectRequest,
-    DisconnectReason, FlushId, Geometry, HostPolicy, IoQueue, NamespaceConfig, NamespaceIdentity,
-    PortConfig, PortId, QueueSizes, RefuseReason, SubsystemConfig, Target, TargetConfig,
+    DisconnectReason, Drained, FlushId, Geometry, HostPolicy, IoQueue, NamespaceConfig,
+    NamespaceIdentity, PortConfig, PortId, QueueSizes, RefuseReason, SubsystemConfig, Target,
+    TargetConfig,
 };
 
 pub use actions::{
@@ -67,6 +68,8 @@ pub struct Bench {
     pub aborts: Vec<(ConnId, u16, AbortId)>,
     /// Flushes the target wants done.
     pub flushes: Vec<(FlushId, Vec<BackendId>)>,
+    /// I/O queues whose outstanding commands the target wants in the log.
+    pub outstanding_told: Vec<ConnId>,
     /// Held commands of I/O queues that the target wants completed.
     pub controls: Vec<(ConnId, u16, Status)>,
     /// Lines of the log.
@@ -200,6 +203,7 @@ impl Bench {
             disconnects: Vec::new(),
             aborts: Vec::new(),
             flushes: Vec::new(),
+            outstanding_told: Vec::new(),
             controls: Vec::new(),
             log: Vec::new(),
             next_conn: 1,
@@ -236,10 +240,17 @@ impl Bench {
                 // What executes a command here has told the queue of it: none waits before its backend.
                 Action::DrainWrites { conn, nsid, drain } => {
                     if let Some(queue) = self.queues.get_mut(&conn) {
-                        queue.begin_drain(nsid, drain);
+                        queue.begin_drain_of_writes(nsid, drain);
                         self.poll_drained(conn);
                     }
                 }
+                Action::FenceIo { conn, fence } => {
+                    if let Some(queue) = self.queues.get_mut(&conn) {
+                        queue.begin_fence(fence);
+                        self.poll_drained(conn);
+                    }
+                }
+                Action::TellOutstanding { conn } => self.outstanding_told.push(conn),
                 Action::CompleteIo { conn, cid, status } => self.controls.push((conn, cid, status)),
                 Action::SetNamespaces { conn, namespaces } => {
                     if let Some(queue) = self.queues.get_mut(&conn) {
@@ -257,8 +268,11 @@ impl Bench {
         let Some(queue) = self.queues.get_mut(&conn) else {
             return;
         };
-        while let Some(drain) = queue.poll_drained() {
-            self.target.handle_drained(conn, drain, self.now_us);
+        while let Some(drained) = queue.poll_drained() {
+            match drained {
+                Drained::Namespace(drain) => self.target.handle_drained(conn, drain, self.now_us),
+                Drained::Queue(fence) => self.target.handle_fenced(conn, fence, self.now_us),
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //! they do. The body of the fuzz target `controller_ops` and of a property test.
 //!
 //! Checked: nothing panics; every command gets exactly one completion; what is executed lies
-//! inside its namespace and its capsule; reservations hold (`medium.rs`); nothing grows without
+//! inside its namespace and its capsule; reservations and fences hold (`medium.rs`); nothing grows without
 //! bound.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -427,6 +427,7 @@ fn connected(
         ConnectOutcome::AdminQueue { cqe, .. } => {
             let cntlid = ConnectResponse::decode(cqe.dw0.get()).cntlid;
             model.outstanding.insert(conn, BTreeSet::new());
+            model.medium.associated(cntlid, parameters.hostid.0);
             model.admin.push((
                 conn,
                 ConnectParameters {
@@ -435,7 +436,10 @@ fn connected(
                 },
             ));
         }
-        ConnectOutcome::IoQueue { queue, .. } => {
+        ConnectOutcome::IoQueue {
+            queue, association, ..
+        } => {
+            model.medium.queue_connected(association.cntlid);
             model.outstanding.insert(conn, BTreeSet::new());
             model.io.push(conn);
             bench.queues.insert(conn, queue);

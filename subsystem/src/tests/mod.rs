@@ -4,6 +4,7 @@ mod abort;
 mod connect;
 mod discovery;
 mod features;
+mod fence;
 mod identify;
 mod io;
 mod life;

@@ -173,7 +173,7 @@ fn stop(resources: &mut Resources, connection: &mut Connection, slot: u16, statu
 
 impl IoPath {
     /// The connection, unless it is ending.
-    fn live(&mut self, conn: ConnId) -> Option<(&mut Resources, &mut Connection)> {
+    pub(super) fn live(&mut self, conn: ConnId) -> Option<(&mut Resources, &mut Connection)> {
         let &index = self.index_of.get(&conn)?;
         let connection = self.connections.get_mut(index)?;
         (!connection.closing()).then_some((&mut self.resources, connection))
@@ -231,7 +231,7 @@ impl IoPath {
         else {
             return;
         };
-        queue.begin_drain(nsid, drain);
+        queue.begin_drain_of_writes(nsid, drain);
         for (slot, stage) in stages {
             if let Work::Io(io) = &mut commands[usize::from(slot)].work
                 && (stage != Stage::Storage || !io.operation.changes_blocks())

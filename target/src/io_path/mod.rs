@@ -9,9 +9,10 @@
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
-//! queue pair and its commands in flight), [`resources`] (what every command may need), [`responses`] (those that may be
-//! on their way), [`unanswered`] (what disks have ended), [`waiting`] (commands that wait for a buffer, for room or for
-//! their turn), [`lease`] (who may have how much of the buffers), [`share`] (how much a turn moves), [`stall`] (hosts that do not go on), [`wr_id`]. One turn handles what is ready, then rings one doorbell per
+//! queue pair and its commands in flight), [`fence`] (what a new association waits for), [`resources`] (what every command may
+//! need), [`responses`] (those that may be on their way), [`unanswered`] (what disks have ended), [`waiting`] (commands that wait for a
+//! buffer, for room or for their turn), [`lease`] (who may have how much of the buffers), [`share`] (how much a turn moves),
+//! [`stall`] (hosts that do not go on), [`wr_id`]. One turn handles what is ready, then rings one doorbell per
 //! connection, lets some that waited go on and rings for those, and enters the kernel once for storage, however many there were.
 
 mod accept;
@@ -22,6 +23,7 @@ mod control;
 mod drain;
 mod execute;
 mod fabric;
+mod fence;
 mod lease;
 mod phase;
 mod ranges;
@@ -56,6 +58,7 @@ pub(crate) use accept::Request;
 use connection::Connection;
 use connections::Connections;
 use fabric::{Fabric, Memory, ports};
+use fence::Fences;
 use phase::Phase;
 use resources::{Resources, ReturnedReceive};
 use shutdown::Shutdowns;
@@ -84,6 +87,7 @@ pub(crate) struct IoPath {
     drain_deadline_us: Option<u64>,
     looks: Looks,
     shutdown: Shutdowns,
+    fences: Fences,
     resources: Resources,
     completions: Vec<Completion>,
     unanswered: Unanswered,
@@ -155,6 +159,7 @@ impl IoPath {
             drain_deadline_us: None,
             looks: Looks::default(),
             shutdown: Shutdowns::default(),
+            fences: Fences::default(),
             resources: Resources::new(memory, engine, volumes, control),
             completions: Vec::new(),
             unanswered: Unanswered::default(),
@@ -274,6 +279,9 @@ impl IoPath {
                 port.receives.post_again(slot, data, qp);
             }
         }
+        if !self.fences.is_empty() {
+            self.follow_fences();
+        }
         // One doorbell per connection and one system call for storage, however many commands. A disk that has nothing to do
         // costs more than answers that leave later.
         if self.resources.engine.is_short_of_work() {
@@ -390,10 +398,9 @@ impl Turn for IoPath {
                 .as_ref()
                 .and_then(|c| c.phase.deadline_us())
         });
-        // While draining, look again soon: a quiet connection gives no sign of its own.
-        let drain = self
-            .drain_deadline_us
-            .map(|_| self.resources.now_us + 1_000);
+        // While draining, and while something is to be taken in, look again soon: a quiet connection gives no sign of its own.
+        let soon = self.drain_deadline_us.is_some() || !self.fences.is_empty();
+        let drain = soon.then(|| self.resources.now_us + 1_000);
         managers
             .chain(volumes)
             .chain(timers)

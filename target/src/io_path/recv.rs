@@ -103,12 +103,16 @@ impl IoPath {
                 };
                 let count = device.cq.poll(&mut completions);
                 all += u32::try_from(count).unwrap_or(u32::MAX);
+                let emptied = count < completions.len();
                 for completion in &completions[..count] {
                     self.on_completion(fabric, port, completion, &mut last);
                 }
                 // Before what was lent is taken back.
                 self.resources.trickle.finish();
                 last = None;
+                if emptied && !self.fences.is_empty() {
+                    self.fences.polled_empty(fabric, port);
+                }
             }
         }
         self.work_completions = completions;

@@ -3,7 +3,7 @@
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::RKey;
-use capstan_subsystem::Permit;
+use capstan_subsystem::{Drained, Permit};
 
 use super::connection::{Connection, Work};
 use super::{Resources, control, transfer};
@@ -93,10 +93,11 @@ pub(super) fn settle(resources: &mut Resources, connection: &mut Connection) {
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
-    while let Some(drain) = queue.poll_drained() {
-        resources
-            .control
-            .with(|target| target.handle_drained(conn, drain, now_us));
+    while let Some(drained) = queue.poll_drained() {
+        resources.control.with(|target| match drained {
+            Drained::Namespace(drain) => target.handle_drained(conn, drain, now_us),
+            Drained::Queue(fence) => target.handle_fenced(conn, fence, now_us),
+        });
     }
 }
 

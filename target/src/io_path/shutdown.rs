@@ -75,6 +75,8 @@ impl IoPath {
             }
             Action::DrainIo { conn, nsid, drain } => self.drain_io(conn, nsid, drain),
             Action::DrainWrites { conn, nsid, drain } => self.drain_writes(conn, nsid, drain),
+            Action::FenceIo { conn, fence } => self.fence_io(conn, fence),
+            Action::TellOutstanding { conn } => self.tell_outstanding(conn),
             Action::CompleteIo { conn, cid, status } => self.complete_io(conn, cid, status),
             Action::SetNamespaces { conn, namespaces } => {
                 let connection = self

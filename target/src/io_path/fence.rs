@@ -1,0 +1,168 @@
+//! What the controllers want to know before a new one of the same host is ready: that everything which had arrived on a connection
+//! by then is taken in and over.
+//!
+//! Three steps, for which no command pays: the provider passes the mark of what had arrived, a poll leaves the completion queue
+//! empty, and then the queue itself counts what it has taken in ([`capstan_subsystem::IoQueue::begin_fence`]). Of a connection that ends
+//! meanwhile the controllers hear when its last command is off the storage engine.
+
+use std::collections::BTreeMap;
+
+use capstan_rdma::PEER_CAUSED;
+use capstan_subsystem::{ConnId, FenceId};
+
+use super::connection::{Command, Connection, Work};
+use super::phase::Phase;
+use super::{IoPath, respond};
+
+/// Connections whose arrivals are followed.
+#[derive(Default)]
+pub(super) struct Fences {
+    all: Vec<Arriving>,
+}
+
+/// A connection on which not all is taken in that had arrived.
+struct Arriving {
+    conn: ConnId,
+    fence: FenceId,
+    fabric: usize,
+    port: usize,
+    /// Behind what had arrived.
+    mark: u64,
+    /// Every message before the mark has its completion.
+    passed: bool,
+    /// A poll has left the completion queue empty since.
+    taken_in: bool,
+}
+
+impl Fences {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// A poll has left the completion queue of a device empty.
+    pub(super) fn polled_empty(&mut self, fabric: usize, port: usize) {
+        for arriving in &mut self.all {
+            arriving.taken_in |=
+                arriving.passed && (arriving.fabric, arriving.port) == (fabric, port);
+        }
+    }
+}
+
+impl IoPath {
+    /// Begins to wait for what has arrived on a connection and is not over.
+    pub(super) fn fence_io(&mut self, conn: ConnId, fence: FenceId) {
+        // Of a connection that ends, the controllers hear when it has.
+        let Some((_, connection)) = self.live(conn) else {
+            return;
+        };
+        let arriving = Arriving {
+            conn,
+            fence,
+            fabric: connection.fabric,
+            port: connection.port,
+            mark: connection.qp().arrived(),
+            passed: false,
+            taken_in: false,
+        };
+        self.fences.all.push(arriving);
+    }
+
+    /// Takes the steps that can be taken, behind what a turn has taken in.
+    pub(super) fn follow_fences(&mut self) {
+        let mut at = 0;
+        while let Some(arriving) = self.fences.all.get(at) {
+            let Arriving {
+                conn,
+                fence,
+                mark,
+                taken_in,
+                ..
+            } = *arriving;
+            let Some((resources, connection)) = self.live(conn) else {
+                self.fences.all.swap_remove(at);
+                continue;
+            };
+            if !taken_in {
+                let passed = connection.qp().has_passed(mark);
+                self.fences.all[at].passed |= passed;
+                at += 1;
+                continue;
+            }
+            if let Some(queue) = connection.queue.as_mut() {
+                queue.begin_fence(fence);
+            }
+            respond::settle(resources, connection);
+            self.fences.all.swap_remove(at);
+        }
+    }
+
+    /// Says what of a connection a new controller has waited for long.
+    pub(super) fn tell_outstanding(&mut self, conn: ConnId) {
+        let arriving = self.fences.all.iter().any(|other| other.conn == conn);
+        let connection = self
+            .index_of
+            .get(&conn)
+            .and_then(|&index| self.connections.get_mut(index));
+        let Some(connection) = connection else { return };
+        let Outstanding {
+            commands,
+            pulling,
+            namespaces,
+        } = Outstanding::of(connection);
+        let host = connection.association.as_ref();
+        tracing::warn!(
+            target: PEER_CAUSED,
+            peer = %connection.peer,
+            host = host.map_or("", |host| host.hostnqn.as_str()),
+            cntlid = host.map_or(0, |host| host.cntlid),
+            qid = connection.sizes.qid,
+            commands,
+            pulling,
+            storage = connection.disk_outstanding,
+            ?namespaces,
+            arriving,
+            "a new association of this host waits for what this connection has not finished: look at the storage of these namespaces \
+             where commands are on it, and at the host or its network where their data is pulled"
+        );
+    }
+}
+
+/// What a connection has not finished.
+struct Outstanding {
+    commands: usize,
+    /// Of those, the ones whose data comes from the host.
+    pulling: usize,
+    /// How many of each NSID.
+    namespaces: BTreeMap<u32, usize>,
+}
+
+impl Outstanding {
+    fn of(connection: &Connection) -> Self {
+        let mut outstanding = Self {
+            commands: 0,
+            pulling: 0,
+            namespaces: BTreeMap::new(),
+        };
+        let ends = matches!(connection.phase, Phase::Closing { .. });
+        for command in &connection.commands {
+            let Some(nsid) = nsid(command) else { continue };
+            // A connection that ends pulls for nobody.
+            if ends && command.is_pulling() {
+                continue;
+            }
+            outstanding.commands += 1;
+            outstanding.pulling += usize::from(command.is_pulling());
+            *outstanding.namespaces.entry(nsid).or_default() += 1;
+        }
+        outstanding
+    }
+}
+
+/// The namespace of a command that is not answered; 0 for reservation commands.
+fn nsid(command: &Command) -> Option<u32> {
+    match &command.work {
+        Work::Io(io) => Some(io.namespace.nsid),
+        Work::Control(_) | Work::Held(_) => Some(0),
+        Work::Free | Work::Admin(_) | Work::Responded | Work::Answered => None,
+    }
+}

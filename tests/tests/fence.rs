@@ -1,0 +1,216 @@
+//! A host that comes back: what its earlier associations had brought ends before its new controller is ready, so that an old
+//! copy of a write never lands behind a newer one.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use capstan_nvme_proto::command::{IoCommand, LbaRange, Read, Write};
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
+use capstan_rdma::iwarp::Config;
+use capstan_storage::Gate;
+use capstan_tests::target::TestTarget;
+use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
+
+const LBA_BYTES: usize = 4096;
+const FIRST: LbaRange = LbaRange { slba: 0, nlb: 1 };
+const LARGE: LbaRange = LbaRange { slba: 0, nlb: 64 };
+/// Looks at CSTS.RDY of a controller that must not be ready.
+const LOOKS: u32 = 50;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What hosts and reactors have between them.
+#[derive(Clone, Copy, Debug)]
+struct Scene {
+    reactors: u8,
+    shared_memory: bool,
+}
+
+const SCENES: [Scene; 4] = [
+    Scene {
+        reactors: 1,
+        shared_memory: true,
+    },
+    Scene {
+        reactors: 1,
+        shared_memory: false,
+    },
+    Scene {
+        reactors: 2,
+        shared_memory: true,
+    },
+    Scene {
+        reactors: 2,
+        shared_memory: false,
+    },
+];
+
+impl Scene {
+    fn target(self, gate: &Gate) -> TestTarget {
+        TestTarget::ram_behind(&format!("reactors = {}", self.reactors), Some(gate))
+    }
+
+    fn wire(self) -> Rc<Wire> {
+        let config = Config {
+            same_host: self.shared_memory,
+            ..Config::default()
+        };
+        Wire::new(config, 1024, 4 << 20)
+    }
+
+    fn connect(self, target: &TestTarget) -> WireHost {
+        WireHost::connect_through(self.wire(), target.addresses[0], connect_data(1))
+    }
+
+    /// The same host once more, up to where its controller may become ready.
+    fn again(self, target: &TestTarget) -> WireHost {
+        WireHost::associate(self.wire(), target.addresses[0], connect_data(1))
+    }
+}
+
+fn write(range: LbaRange) -> Sqe {
+    IoCommand::Write(Write::new(1, range)).encode(0, Sgl::EMPTY)
+}
+
+fn read_first(host: &mut WireHost) -> u8 {
+    let read = IoCommand::Read(Read::new(1, FIRST)).encode(0, Sgl::EMPTY);
+    let (cqe, data) = host.run(Queue::Io, read, Data::Pushed(4096));
+    assert_eq!(cqe.status(), Status::SUCCESS);
+    assert!(data.iter().all(|byte| *byte == data[0]), "a torn block");
+    data[0]
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn assert_not_ready(host: &mut WireHost) {
+    for _ in 0..LOOKS {
+        assert!(!host.is_ready(), "ready before the old write is over");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Writes 2 over what the old association wrote, and reads it back once everything is over.
+fn write_newer(host: &mut WireHost) {
+    host.wait_until_ready();
+    assert_eq!(host.connect_io(), Status::SUCCESS);
+    let (cqe, _) = host.run(Queue::Io, write(FIRST), Data::InCapsule(&[2; LBA_BYTES]));
+    assert_eq!(cqe.status(), Status::SUCCESS);
+}
+
+/// The medium holds a write; its host goes away, or does not, and comes back.
+#[test]
+fn a_write_on_the_medium_ends_before_its_host_goes_on() {
+    for scene in SCENES {
+        for leaves in [true, false] {
+            let gate = Gate::default();
+            let target = scene.target(&gate);
+            let mut old = scene.connect(&target);
+            gate.hold(1);
+            old.send(Queue::Io, write(FIRST), Data::InCapsule(&[1; LBA_BYTES]));
+            wait_for("a write on the medium", || gate.held() == 1);
+            let old = (!leaves).then_some(old);
+            let mut new = scene.again(&target);
+            assert_not_ready(&mut new);
+            gate.release();
+            write_newer(&mut new);
+            assert_eq!((gate.held(), read_first(&mut new)), (0, 2), "{scene:?}");
+            drop((old, new));
+            target.stop();
+        }
+    }
+}
+
+/// The controller pulls the data of a write from a host that hangs, and goes on.
+#[test]
+fn a_write_whose_data_is_being_pulled_ends_before_its_host_goes_on() {
+    for scene in SCENES {
+        let gate = Gate::default();
+        let target = scene.target(&gate);
+        let mut old = scene.connect(&target);
+        let data = [1; 64 * LBA_BYTES];
+        // The READ of the controller waits for a host that works only when it is asked to.
+        let cid = old.send(Queue::Io, write(LARGE), Data::Pulled(&data));
+        let mut new = scene.again(&target);
+        assert_not_ready(&mut new);
+        let (cqe, _) = old.answer(Queue::Io, cid);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        write_newer(&mut new);
+        assert_eq!(read_first(&mut new), 2, "{scene:?}");
+        drop((old, new));
+        target.stop();
+    }
+}
+
+/// The same, of a host that is gone: its data never comes, and what did not come goes nowhere.
+#[test]
+fn a_write_of_a_host_that_is_gone_is_dropped() {
+    for scene in SCENES {
+        let gate = Gate::default();
+        let target = scene.target(&gate);
+        let mut old = scene.connect(&target);
+        let data = [1; 64 * LBA_BYTES];
+        old.send(Queue::Io, write(LARGE), Data::Pulled(&data));
+        drop(old);
+        let mut new = scene.again(&target);
+        write_newer(&mut new);
+        assert_eq!(read_first(&mut new), 2, "{scene:?}");
+        drop(new);
+        target.stop();
+    }
+}
+
+/// A path that lives goes on while its host makes another, which does not wait for what comes later.
+#[test]
+fn a_living_path_goes_on_and_is_waited_for_once() {
+    for scene in SCENES {
+        let gate = Gate::default();
+        let target = scene.target(&gate);
+        let mut old = scene.connect(&target);
+        let mut writes = 0;
+        for _ in 0..3 {
+            let mut new = scene.again(&target);
+            let start = Instant::now();
+            while !new.is_ready() {
+                assert!(start.elapsed() < PATIENCE, "{scene:?}: not ready");
+                let data = Data::InCapsule(&[1; LBA_BYTES]);
+                let (cqe, _) = old.run(Queue::Io, write(FIRST), data);
+                assert_eq!(cqe.status(), Status::SUCCESS);
+                writes += 1;
+            }
+            gate.hold(1);
+            let held = Data::InCapsule(&[3; LBA_BYTES]);
+            let held = old.send(Queue::Io, write(FIRST), held);
+            wait_for("a write on the medium", || gate.held() == 1);
+            write_newer(&mut new);
+            gate.release();
+            let (cqe, _) = old.answer(Queue::Io, held);
+            assert_eq!(cqe.status(), Status::SUCCESS);
+        }
+        assert!(writes < 100_000);
+        drop(old);
+        target.stop();
+    }
+}
+
+/// Another host does not wait.
+#[test]
+fn other_hosts_do_not_wait() {
+    let gate = Gate::default();
+    let target = SCENES[2].target(&gate);
+    let mut old = SCENES[2].connect(&target);
+    gate.hold(1);
+    let cid = old.send(Queue::Io, write(FIRST), Data::InCapsule(&[1; LBA_BYTES]));
+    wait_for("a write on the medium", || gate.held() == 1);
+    let other = WireHost::connect(target.addresses[0], 2);
+    gate.release();
+    assert_eq!(old.answer(Queue::Io, cid).0.status(), Status::SUCCESS);
+    drop((old, other));
+    target.stop();
+}
