@@ -19,7 +19,7 @@ use crate::driver_thread;
 use crate::error::{CommandError, ConnectError, IoError};
 use crate::front_end::FrontEnd;
 use crate::host::{
-    CommandData, CommandReply, ControllerInfo, Counters, Discovery, NamespaceInfo, Status,
+    CommandData, CommandReply, ControllerInfo, Counters, Discovery, Held, NamespaceInfo, Status,
 };
 use crate::oneshot::{Answer, Promise, block_on, oneshot};
 use crate::options::Options;
@@ -67,6 +67,8 @@ pub(crate) enum IoData {
 pub struct Snapshot {
     /// Where it is.
     pub status: Status,
+    /// Writes that wait until an old controller is known to be gone.
+    pub held: Option<Held>,
     /// The controller.
     pub controller: ControllerInfo,
     /// Its namespaces.
@@ -202,6 +204,7 @@ impl Controller {
         let answer = self.ask(Message::Status).await;
         answer.unwrap_or_else(|| Snapshot {
             status: Status::Closed,
+            held: None,
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
             counters: Counters::default(),
@@ -318,8 +321,8 @@ impl Controller {
         self.shared.insist(Message::Rescan);
     }
 
-    /// Resets the controller: disconnects, and connects again at once. I/O in progress waits and is issued
-    /// again. What [`Controller::snapshot`] tells afterwards is of after the reset.
+    /// Resets the controller: lets what is outstanding finish, shuts it down, and connects again at once. I/O submitted
+    /// meanwhile waits. What [`Controller::snapshot`] tells afterwards is of after the reset.
     pub fn reset(&self) {
         self.shared.insist(Message::Reset);
     }

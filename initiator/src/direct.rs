@@ -364,6 +364,7 @@ pub(crate) fn engine(
             admin_timeout_us: us(options.admin_timeout),
             reconnect_delay_ms: us(options.reconnect_delay) / 1000,
             ctrl_loss_tmo_us: options.ctrl_loss_tmo.map(us),
+            replay_writes: options.replay_writes,
             scan_namespaces: options.scan_namespaces,
         },
     };

@@ -194,6 +194,7 @@ impl Driver {
         let host = self.engine.host();
         Snapshot {
             status: self.engine.status(now_us),
+            held: self.engine.held(now_us),
             controller: host.controller().clone(),
             namespaces: host.namespaces().to_vec(),
             counters: host.counters(),
@@ -317,6 +318,8 @@ impl Driver {
                     None => tracing::error!("the association has failed: {cause}"),
                 }
             }
+            // The state machine has logged them.
+            Event::WritesReleased | Event::WritesUnknown { .. } => {}
             Event::Closed => self.over = true,
             Event::NamespacesChanged => tracing::info!("namespaces changed"),
             Event::DiscoveryLogChanged => tracing::info!("the discovery log changed"),

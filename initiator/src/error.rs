@@ -6,6 +6,8 @@ use capstan_nvme_proto::error::ErrorLocation;
 use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::CmError;
 
+use crate::host::Held;
+
 /// An option has a value it cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionsError {
@@ -195,6 +197,36 @@ pub enum IoError {
         /// How often it was sent again.
         replays: u8,
     },
+    /// It was sent and not answered, and nobody can tell whether the old controller is gone.
+    #[error(
+        "{opcode} of {nlb} LBAs at LBA {slba} of namespace {nsid} has an unknown outcome, now and later: {why}; \
+         it is not sent again, and writes of these LBAs are refused until the volume is attached anew, once the \
+         target has certainly ended the old connection"
+    )]
+    OutcomeUnknown {
+        /// The command.
+        opcode: capstan_nvme_proto::opcode::IoOpcode,
+        /// Namespace.
+        nsid: u32,
+        /// First LBA.
+        slba: u64,
+        /// Blocks.
+        nlb: u32,
+        /// Why nobody can tell.
+        why: &'static str,
+    },
+    /// The target's machine was started anew, and what was acknowledged and not flushed is gone with its caches.
+    #[error(
+        "acknowledged writes to namespace {nsid} may be lost: the target's machine was started anew before they \
+         were flushed, the oldest was acknowledged {acknowledged_s} s ago; check what is there, or write it again. \
+         This is told once: the next Flush is of what was written since"
+    )]
+    WritesLost {
+        /// Namespace.
+        nsid: u32,
+        /// How long ago the oldest was acknowledged, in seconds.
+        acknowledged_s: u64,
+    },
     /// The controller is gone for good.
     #[error("the controller is gone: {0}")]
     ControllerLost(Arc<ConnectError>),
@@ -214,9 +246,23 @@ pub enum CommandError {
         /// Status.
         status: Status,
     },
-    /// The association was lost while it was outstanding; it may or may not have been carried out.
+    /// The association is lost; the command was not sent, or changes nothing.
     #[error("the association was lost before the answer: {0}")]
     Lost(Arc<ConnectError>),
+    /// The association was lost while it was outstanding; it may or may not have been carried out.
+    #[error(
+        "{what} has an unknown outcome: it was sent, and the association was lost before the answer ({cause}); \
+         it is not sent again: look at what it changes first"
+    )]
+    OutcomeUnknown {
+        /// The command.
+        what: &'static str,
+        /// Why the association was lost.
+        cause: Arc<ConnectError>,
+    },
+    /// It may change something, and an old controller may not be gone yet.
+    #[error("{0}; send the command again then")]
+    Held(Held),
     /// As many commands wait already as this host keeps, or use the memory there is for data.
     #[error("too many commands are waiting; try again when one has finished")]
     Busy,

@@ -17,6 +17,17 @@ pub const NR_IO_QUEUES_MAX: u16 = 128;
 /// split.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
+/// When writes that a lost association left unanswered are issued again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ReplayWrites {
+    /// When the old controller is known to be gone: the target says so, or its time is over. Nothing that changes
+    /// media is issued before.
+    #[default]
+    Fenced,
+    /// At once, as Linux does. A write that was acknowledged may be undone by an old copy of an earlier one.
+    Immediate,
+}
+
 /// Options of one association, with the names of `nvme connect`.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -48,6 +59,8 @@ pub struct Options {
     pub admin_timeout: Duration,
     /// How long an I/O command may take before the connection counts as lost.
     pub io_timeout: Duration,
+    /// When writes that were not answered are issued again after a loss.
+    pub replay_writes: ReplayWrites,
     /// RDMA provider.
     pub provider: Preference,
     /// Registered memory for data, in bytes.
@@ -75,6 +88,7 @@ impl Options {
             connect_timeout: Duration::from_secs(5),
             admin_timeout: Duration::from_secs(30),
             io_timeout: Duration::from_secs(30),
+            replay_writes: ReplayWrites::default(),
             provider: Preference::Auto,
             data_memory_bytes: 32 << 20,
             scan_namespaces: true,

@@ -1,10 +1,15 @@
 //! A controller for tests: it answers as told, with a RAM disk behind its namespaces.
 
-use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
+use capstan_nvme_proto::command::{AdminCommand, CrossControllerReset, FabricsCommand};
 use capstan_nvme_proto::fabrics::ConnectData;
 use capstan_nvme_proto::features::{FeatureId, NumberOfQueues};
 use capstan_nvme_proto::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
+use capstan_nvme_proto::log::{
+    CrossControllerResetEntry, CrossControllerResetFlags, CrossControllerResetLogHeader,
+    CrossControllerResetStatus, LSP_REMOVE_COMPLETED, LogPageId,
+};
 use capstan_nvme_proto::nqn::HostId;
+use capstan_nvme_proto::opcode::AdminOpcode;
 use capstan_nvme_proto::property::{Cap, Csts, Property, ShutdownStatus};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
@@ -46,6 +51,19 @@ impl Answer {
     }
 }
 
+/// What becomes of Cross-Controller Reset.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ResetManner {
+    /// It is done when it is answered.
+    Immediate,
+    /// It goes on; the log page says this of it.
+    Goes(CrossControllerResetStatus),
+    /// It goes on, and the log page says nothing of it.
+    Forgotten,
+    /// It is refused.
+    Refused(Status),
+}
+
 /// What the controller says, and how.
 pub(crate) struct ScriptedController {
     /// CSTS polls before RDY.
@@ -62,6 +80,13 @@ pub(crate) struct ScriptedController {
     pub(crate) answer_logs: bool,
     /// CC.SHN was set.
     pub(crate) shutdown: bool,
+    /// How often.
+    pub(crate) shutdowns: u32,
+    pub(crate) reset_manner: ResetManner,
+    /// Cross-Controller Resets that came.
+    pub(crate) resets: Vec<CrossControllerReset>,
+    /// Format NVM commands that came; they are not answered.
+    pub(crate) formats: u32,
 }
 
 impl ScriptedController {
@@ -76,6 +101,10 @@ impl ScriptedController {
             answer_keep_alive: true,
             answer_logs: true,
             shutdown: false,
+            shutdowns: 0,
+            reset_manner: ResetManner::Immediate,
+            resets: Vec::new(),
+            formats: 0,
         }
     }
 
@@ -84,6 +113,10 @@ impl ScriptedController {
     pub(crate) fn answer(&mut self, qid: u16, sqe: &Sqe, data: &[u8]) -> Option<Answer> {
         if sqe.is_fabrics() {
             return Some(self.fabrics(qid, sqe, data));
+        }
+        if sqe.admin_opcode() == AdminOpcode::FORMAT_NVM {
+            self.formats += 1;
+            return None;
         }
         match AdminCommand::parse(sqe).unwrap() {
             AdminCommand::Identify(identify) => {
@@ -101,14 +134,47 @@ impl ScriptedController {
                 self.answer_keep_alive.then(|| Answer::result(0))
             }
             AdminCommand::GetLogPage(_) if !self.answer_logs => None,
+            AdminCommand::GetLogPage(log) if log.lid == LogPageId::CROSS_CONTROLLER_RESET => {
+                assert_eq!(log.lsp, LSP_REMOVE_COMPLETED);
+                Some(Answer::success(self.reset_log(log.length_bytes)))
+            }
             AdminCommand::GetLogPage(log) => {
                 let len = usize::try_from(log.length_bytes).unwrap();
                 Some(Answer::success(vec![0; len]))
             }
             AdminCommand::SetFeatures(_) | AdminCommand::GetFeatures(_) => Some(Answer::result(0)),
             AdminCommand::Abort(_) => panic!("unexpected Abort"),
-            AdminCommand::CrossControllerReset(_) => panic!("unexpected Cross-Controller Reset"),
+            AdminCommand::CrossControllerReset(command) => {
+                self.resets.push(command);
+                Some(match self.reset_manner {
+                    ResetManner::Immediate => Answer::result(1),
+                    ResetManner::Goes(_) | ResetManner::Forgotten => Answer::result(0),
+                    ResetManner::Refused(status) => Answer {
+                        status,
+                        ..Answer::result(0)
+                    },
+                })
+            }
         }
+    }
+
+    fn reset_log(&self, len_bytes: u64) -> Vec<u8> {
+        let mut page = vec![0; usize::try_from(len_bytes).unwrap()];
+        if let (ResetManner::Goes(status), Some(reset)) = (self.reset_manner, self.resets.last()) {
+            let flags = CrossControllerResetFlags::all();
+            let entry =
+                CrossControllerResetEntry::new(reset.icid, reset.ciu, CNTLID, status, flags);
+            let other = CrossControllerResetEntry::new(
+                reset.icid,
+                reset.ciu.wrapping_add(1),
+                CNTLID,
+                CrossControllerResetStatus::SUCCESSFUL,
+                flags,
+            );
+            page[..8].copy_from_slice(CrossControllerResetLogHeader::new(2).as_bytes());
+            page[8..24].copy_from_slice([other, entry].as_bytes());
+        }
+        page
     }
 
     fn fabrics(&mut self, qid: u16, sqe: &Sqe, data: &[u8]) -> Answer {
@@ -129,6 +195,7 @@ impl ScriptedController {
             FabricsCommand::PropertyGet(get) => Answer::result(self.property(get.property)),
             FabricsCommand::PropertySet(set) => {
                 self.shutdown = set.value >> 14 & 0b11 == 1;
+                self.shutdowns += u32::from(self.shutdown);
                 Answer::result(0)
             }
             other => panic!("unexpected {other:?}"),

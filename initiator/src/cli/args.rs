@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::identity::Identity;
 use capstan_initiator::options::TRANSFER_BYTES_MAX;
-use capstan_initiator::{DirectQueue, Options, Preference};
+use capstan_initiator::{DirectQueue, Options, Preference, ReplayWrites};
 use capstan_nvme_proto::log::{DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
 use clap::builder::RangedU64ValueParser;
@@ -36,6 +36,10 @@ pub(crate) struct ConnectArgs {
     /// Address to connect from.
     #[arg(short = 'w', long, value_name = "ADDR")]
     pub(crate) host_traddr: Option<IpAddr>,
+    /// When writes that a lost connection left unanswered are sent again: once the old controller is known to be gone
+    /// (`fenced`), or at once, when an old copy may yet undo a later write (`immediate`).
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Replay::Fenced)]
+    pub(crate) replay_writes: Replay,
     /// RDMA provider.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
@@ -73,6 +77,15 @@ pub(crate) struct ConnectArgs {
 pub(crate) enum Transport {
     /// RDMA.
     Rdma,
+}
+
+/// When writes are sent again.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Replay {
+    /// When the target says that the old controller is gone, or its time is over.
+    Fenced,
+    /// At once.
+    Immediate,
 }
 
 /// RDMA providers.
@@ -161,6 +174,10 @@ impl ConnectArgs {
                 .map(Duration::from_secs),
             connect_timeout: seconds(self.connect_timeout),
             io_timeout: seconds(self.io_timeout),
+            replay_writes: match self.replay_writes {
+                Replay::Fenced => ReplayWrites::Fenced,
+                Replay::Immediate => ReplayWrites::Immediate,
+            },
             provider: self.preference(),
             ..options
         }

@@ -167,6 +167,7 @@ impl Row {
             "state": self.state.state,
             "attempt": self.state.attempt,
             "detail": self.state.detail,
+            "held": self.state.held,
             "pid": self.record.process.pid,
         })
     }
@@ -183,9 +184,10 @@ impl Row {
                 mounts.join(" ")
             },
             format!("{}:{}", self.record.traddr, self.record.trsvcid),
-            match self.state.attempt {
-                Some(attempt) => format!("{}, attempt {attempt}", self.state.state),
-                None => self.state.state.clone(),
+            match (self.state.attempt, &self.state.held) {
+                (Some(attempt), _) => format!("{}, attempt {attempt}", self.state.state),
+                (None, Some(held)) => format!("{}, {held}", self.state.state),
+                (None, None) => self.state.state.clone(),
             },
             self.record.process.pid.to_string(),
         ]
@@ -197,6 +199,7 @@ fn plain(state: &str, detail: String) -> State {
         state: state.to_owned(),
         attempt: None,
         detail,
+        held: None,
     }
 }
 

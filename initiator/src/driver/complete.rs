@@ -174,6 +174,7 @@ impl Engine {
                 token,
                 data,
                 read_bytes,
+                ..
             } => {
                 self.host.release(qid, slot);
                 self.passthru_answered(token, cqe, data.as_ref(), read_bytes);
@@ -194,6 +195,9 @@ impl Engine {
             return;
         }
         let result = self.outcome(piece, cqe);
+        if self.caches_writes && result.is_ok() {
+            self.note_done(piece, now_us);
+        }
         self.requests.finish(piece.request, result);
     }
 

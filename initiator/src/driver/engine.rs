@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{ConnectionManager, DeviceAttributes, RKey, WorkCompletion};
 use capstan_reactor::Armed;
@@ -16,9 +17,12 @@ use super::connection::{Connection, RingSizes};
 use super::device::{DeviceContext, Memory};
 use super::io::{Completion, Direction, Io, Op, Refused, Source, SubmitError};
 use super::open::Opening;
+use super::replay::UnknownRange;
 use super::request::{Piece, Requests};
+use super::unflushed::Unflushed;
 use crate::error::{ConnectError, IoError};
-use crate::host::{Event, Host, HostConfig, NamespaceInfo, SlotIndex, Status};
+use crate::host::{Event, Held, Host, HostConfig, NamespaceInfo, SlotIndex, Status};
+use crate::limits::RESET_DRAIN_US;
 use crate::options::TRANSFER_BYTES_MAX;
 
 /// Completions taken in one poll: as many as a deep queue has, because the commands that follow them leave with one system call.
@@ -57,6 +61,7 @@ pub(super) enum Owner {
         token: u64,
         data: Option<Buffer>,
         read_bytes: u32,
+        opcode: IoOpcode,
     },
 }
 
@@ -128,6 +133,17 @@ pub(crate) struct Engine {
     /// Work requests were flushed; the cause is awaited until then.
     pub(super) flushed: Option<(u16, u64)>,
     pub(super) traffic: bool,
+    /// I/O needs a look before it is sent: writes are held, or a namespace has something to be told.
+    pub(super) careful: bool,
+    /// Blocks that are not written any more.
+    pub(super) unknown: Vec<UnknownRange>,
+    /// Acknowledged writes are noted until they are flushed.
+    pub(super) caches_writes: bool,
+    pub(super) unflushed: Unflushed,
+    /// Which boot of its machine the target was of.
+    pub(super) boot_id: Option<[u8; 16]>,
+    /// A reset waits for the I/O that is outstanding, until then.
+    reset_until_us: Option<u64>,
     pub(super) events: VecDeque<Event>,
     wcs: Box<[WorkCompletion; POLL_BATCH]>,
     unlooked_turns: u32,
@@ -167,6 +183,12 @@ impl Engine {
             passthru: 0,
             flushed: None,
             traffic: false,
+            careful: false,
+            unknown: Vec::new(),
+            caches_writes: false,
+            unflushed: Unflushed::default(),
+            boot_id: None,
+            reset_until_us: None,
             events: VecDeque::new(),
             wcs: Box::new([WorkCompletion::EMPTY; POLL_BATCH]),
             unlooked_turns: 0,
@@ -219,7 +241,15 @@ impl Engine {
 
     /// The association's state, for people and for `list`.
     pub(crate) fn status(&self, now_us: u64) -> Status {
-        self.host.status(now_us)
+        match self.reset_until_us {
+            Some(_) => Status::Resetting,
+            None => self.host.status(now_us),
+        }
+    }
+
+    /// Writes that wait; see [`Host::held`].
+    pub(crate) fn held(&self, now_us: u64) -> Option<Held> {
+        self.host.held(now_us)
     }
 
     /// Submits an admin command; see [`Host::submit_admin`].
@@ -238,15 +268,38 @@ impl Engine {
         self.host.rescan(now_us);
     }
 
-    /// Resets the controller; see [`Host::reset`].
+    /// Resets the controller once what is outstanding is answered, or a few seconds later; see [`Host::reset`].
     pub(crate) fn reset(&mut self, now_us: u64) {
-        self.host.reset(now_us);
+        if self.host.is_live() && !self.draining {
+            let until_us = now_us.saturating_add(RESET_DRAIN_US);
+            self.reset_until_us.get_or_insert(until_us);
+        } else {
+            self.host.reset(now_us);
+        }
+    }
+
+    /// A reset waits for what is outstanding: nothing more is sent.
+    pub(super) fn is_resetting(&self) -> bool {
+        self.reset_until_us.is_some()
+    }
+
+    fn continue_reset(&mut self, now_us: u64) {
+        let outstanding = self.lines.iter().flatten().any(|line| {
+            let is_io = |slot: &Slot| matches!(slot.owner, Owner::Io(_) | Owner::Passthru { .. });
+            line.slots.iter().any(is_io)
+        });
+        let over = self.reset_until_us.is_some_and(|at_us| now_us >= at_us);
+        if !outstanding || over || !self.host.is_live() {
+            self.reset_until_us = None;
+            self.host.reset(now_us);
+        }
     }
 
     /// Ends the association: I/O in progress is finished first, while the association is live.
     /// Leads to [`Event::Closed`].
     pub(crate) fn shutdown(&mut self) {
         self.draining = true;
+        self.reset_until_us = None;
     }
 
     /// Takes an I/O. Data goes to or comes from the start of `buffer`.
@@ -316,7 +369,10 @@ impl Engine {
         match self.status(0) {
             Status::Failed(cause) => Err(IoError::ControllerLost(cause)),
             Status::Closed | Status::ShuttingDown => Err(IoError::Closed),
-            Status::Connecting { .. } | Status::Live | Status::Waiting { .. } => Ok(()),
+            Status::Connecting { .. }
+            | Status::Live
+            | Status::Waiting { .. }
+            | Status::Resetting => Ok(()),
         }
     }
 
@@ -329,6 +385,9 @@ impl Engine {
             self.unlooked_turns = 0;
             busy |= self.poll_cm(now_us);
             self.check_times(now_us);
+        }
+        if self.reset_until_us.is_some() {
+            self.continue_reset(now_us);
         }
         if self.draining && (self.requests.unfinished() == 0 || !self.host.is_live()) {
             self.draining = false;
@@ -391,7 +450,7 @@ impl Engine {
                     self.fail_io(&error);
                 }
                 Event::Closed => self.fail_io(&IoError::Closed),
-                _ => {}
+                event => self.heard(event),
             }
             self.events.push_back(event);
         }
@@ -493,6 +552,7 @@ impl Engine {
             stale,
             delayed,
             flushed,
+            self.reset_until_us,
         ]
         .into_iter()
         .flatten()

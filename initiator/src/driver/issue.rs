@@ -21,12 +21,16 @@ const NLB_MAX: u32 = 1 << 16;
 impl Engine {
     /// Sends what waits, as far as queues, credit and rings allow, and rings the doorbells.
     pub(super) fn dispatch(&mut self, now_us: u64) -> bool {
-        if !self.host.is_live() {
+        if !self.host.is_live() || self.is_resetting() {
             return false;
         }
         let mut busy = false;
         while let Some(request) = self.requests.peek() {
             let io = request.io;
+            if self.careful && self.is_kept_back(&io, now_us) {
+                busy = true;
+                continue;
+            }
             let checked = self.blocks_max(&io);
             let nlb_max = match checked {
                 Ok(nlb_max) => nlb_max,

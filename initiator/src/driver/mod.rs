@@ -18,7 +18,9 @@ mod io;
 mod issue;
 mod open;
 mod passthru;
+mod replay;
 mod request;
+mod unflushed;
 mod wr_id;
 
 pub use engine::WindowsClosed;

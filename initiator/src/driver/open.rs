@@ -11,14 +11,15 @@ use zerocopy::IntoBytes;
 use super::connection::{Connection, ConnectionParts, RingSizes};
 use super::device::DeviceContext;
 use super::engine::{Engine, Line, Owner, Slot};
-use crate::error::{CommandError, ConnectError, IoError};
+use super::replay::may_change;
+use crate::error::{CommandError, ConnectError};
 use crate::host::{ADMIN_QUEUE_ENTRIES, Action};
 
 /// Receiver-not-ready retries: for ever. The controller posts its receives before it accepts, so a
 /// not-ready receiver is a short queue, not a dead one; the I/O timeout bounds the wait.
 const RNR_RETRY_COUNT: u8 = 7;
 /// Reconnects one I/O survives before it counts as their cause.
-const REPLAYS_MAX: u8 = 10;
+pub(super) const REPLAYS_MAX: u8 = 10;
 
 /// A connection being made.
 pub(super) struct Opening {
@@ -62,7 +63,8 @@ impl Engine {
                 Ok(())
             }
             Action::CloseAll { orderly } => {
-                self.close_all(orderly);
+                let unanswered = self.close_all(orderly);
+                self.given_up(unanswered, now_us);
                 Ok(())
             }
         }
@@ -321,10 +323,12 @@ impl Engine {
     ///
     /// Unless it is an `orderly` end, the connections are given up first: a kernel that went on to deliver an old
     /// copy of a write would do so behind the one that is sent again.
-    pub(super) fn close_all(&mut self, orderly: bool) {
+    /// `true` when commands were not answered that change something.
+    pub(super) fn close_all(&mut self, orderly: bool) -> bool {
         self.drop_opening();
         self.flushed = None;
         self.losses += 1;
+        let mut unanswered = false;
         for at in 0..self.lines.len() {
             let Some(line) = self.lines.get_mut(at).and_then(Option::take) else {
                 continue;
@@ -338,43 +342,40 @@ impl Engine {
             self.cm.destroy(id);
             for slot in slots {
                 match slot.owner {
-                    Owner::Io(piece) if slot.await_response => self.send_again(piece),
+                    Owner::Io(piece) if slot.await_response => {
+                        unanswered |= self.left_unanswered(piece);
+                    }
                     Owner::Io(piece) => {
                         let result = self.outcome(piece, &slot.cqe);
+                        if result.is_ok() && self.caches_writes {
+                            self.note_done(piece, slot.sent_us);
+                        }
                         self.requests.finish(piece.request, result);
                     }
-                    Owner::Passthru { token, .. } if slot.await_response => {
+                    Owner::Passthru { token, opcode, .. } if slot.await_response => {
                         let cause = self.host.lost_cause();
-                        self.passthru_done(token, Err(CommandError::Lost(cause)));
+                        let changes = may_change(opcode);
+                        unanswered |= changes;
+                        let error = if changes {
+                            let what = opcode.name().unwrap_or("the I/O command");
+                            CommandError::OutcomeUnknown { what, cause }
+                        } else {
+                            CommandError::Lost(cause)
+                        };
+                        self.passthru_done(token, Err(error));
                     }
                     Owner::Passthru {
                         token,
                         data,
                         read_bytes,
+                        ..
                     } => self.passthru_answered(token, slot.cqe, data.as_ref(), read_bytes),
                     Owner::Free | Owner::Host { .. } => {}
                 }
             }
         }
         self.forget_removed_device();
-    }
-
-    fn send_again(&mut self, piece: super::request::Piece) {
-        let losses = self.losses;
-        let Some(request) = self.requests.get_mut(piece.request) else {
-            return;
-        };
-        if request.last_loss != losses {
-            request.last_loss = losses;
-            request.replays += 1;
-        }
-        let replays = request.replays;
-        if replays > REPLAYS_MAX {
-            self.requests
-                .finish(piece.request, Err(IoError::Replays { replays }));
-        } else {
-            self.requests.put_back(piece);
-        }
+        unanswered
     }
 }
 

@@ -5,6 +5,7 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 
 use super::engine::{Engine, Owner};
+use super::replay::may_change;
 use crate::error::{CommandError, ConnectError};
 use crate::host::{CommandData, CommandReply, Event};
 use crate::options::TRANSFER_BYTES_MAX;
@@ -15,8 +16,9 @@ impl Engine {
     /// connection is lost it is not sent again: nobody here knows what it does twice.
     ///
     /// # Errors
-    /// [`CommandError::Busy`], [`CommandError::TooLong`], or [`CommandError::Lost`] when the
-    /// association is not live.
+    /// [`CommandError::Busy`], [`CommandError::TooLong`], [`CommandError::Lost`] when the
+    /// association is not live, or [`CommandError::Held`] when it may change something and an old
+    /// controller may not be gone.
     pub(crate) fn submit_passthru(
         &mut self,
         token: u64,
@@ -26,6 +28,14 @@ impl Engine {
     ) -> Result<(), CommandError> {
         if !self.host.is_live() {
             return Err(CommandError::Lost(self.host.lost_cause()));
+        }
+        if may_change(sqe.io_opcode())
+            && let Some(held) = self.host.held(now_us)
+        {
+            return Err(CommandError::Held(held));
+        }
+        if self.is_resetting() {
+            return Err(CommandError::Busy);
         }
         let len_bytes = data.len_bytes();
         if len_bytes > TRANSFER_BYTES_MAX {
@@ -47,6 +57,7 @@ impl Engine {
             token,
             data: buffer,
             read_bytes,
+            opcode: sqe.io_opcode(),
         };
         self.passthru += 1;
         if let Err(error) = self.post(qid, slot, &mut sqe, transfer, owner, now_us) {

@@ -39,6 +39,13 @@ pub(super) struct Request {
     error: Option<IoError>,
 }
 
+impl Request {
+    /// Its place in the order of submission.
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+}
+
 /// All I/Os in progress: a fixed number, allocated once.
 pub(super) struct Requests {
     entries: Vec<Option<Request>>,
@@ -47,6 +54,11 @@ pub(super) struct Requests {
     fresh: VecDeque<u32>,
     /// Pieces to send again, before anything fresh.
     again: VecDeque<Piece>,
+    /// Pieces that change media, and that a lost association left unanswered.
+    unanswered: VecDeque<Piece>,
+    /// What waits behind them: pieces to send again, and requests that are not entirely cut, in order of submission.
+    held: VecDeque<Piece>,
+    held_fresh: VecDeque<u32>,
     next_sequence: u64,
     done: VecDeque<Completion>,
 }
@@ -59,6 +71,9 @@ impl Requests {
             free: (0..capacity).rev().collect(),
             fresh: VecDeque::with_capacity(capacity as usize),
             again: VecDeque::with_capacity(pieces),
+            unanswered: VecDeque::new(),
+            held: VecDeque::new(),
+            held_fresh: VecDeque::new(),
             next_sequence: 0,
             done: VecDeque::with_capacity(capacity as usize),
         }
@@ -165,6 +180,45 @@ impl Requests {
         self.again.insert(at, piece);
     }
 
+    /// A piece that changes media was not answered by an association that is lost.
+    pub(super) fn leave_unanswered(&mut self, piece: Piece) {
+        self.unanswered.push_back(piece);
+    }
+
+    /// A piece that was left unanswered, to be finished.
+    pub(super) fn take_unanswered(&mut self) -> Option<Piece> {
+        self.unanswered.pop_front()
+    }
+
+    /// Puts what comes next aside until [`Requests::release`].
+    pub(super) fn hold_next(&mut self) {
+        if let Some(piece) = self.again.pop_front() {
+            self.held.push_back(piece);
+        } else if let Some(index) = self.fresh.pop_front() {
+            self.held_fresh.push_back(index);
+        }
+    }
+
+    /// Puts all that waited back in line.
+    pub(super) fn release(&mut self) {
+        while let Some(piece) = self
+            .unanswered
+            .pop_front()
+            .or_else(|| self.held.pop_front())
+        {
+            self.put_back(piece);
+        }
+        // What is in line was submitted later.
+        while let Some(index) = self.held_fresh.pop_back() {
+            self.fresh.push_front(index);
+        }
+    }
+
+    /// The number the next request gets.
+    pub(super) fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
     /// A piece is finished. The request is, too, when it was the last.
     pub(super) fn finish(&mut self, index: u32, result: Result<(), IoError>) {
         let Some(request) = self.get_mut(index) else {
@@ -186,6 +240,7 @@ impl Requests {
             request.all_cut = true;
             // Only a request that is being cut has an error, and that one is the first.
             self.fresh.retain(|&fresh| fresh != index);
+            self.held_fresh.retain(|&fresh| fresh != index);
         }
     }
 
@@ -213,6 +268,9 @@ impl Requests {
     pub(super) fn fail_all(&mut self, error: &IoError) {
         self.fresh.clear();
         self.again.clear();
+        self.unanswered.clear();
+        self.held.clear();
+        self.held_fresh.clear();
         for index in 0..u32::try_from(self.entries.len()).unwrap_or(u32::MAX) {
             if let Some(request) = self.get_mut(index) {
                 request.all_cut = true;

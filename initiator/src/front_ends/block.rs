@@ -119,7 +119,9 @@ impl Fault {
             // Another namespace in the place of the volume is as bad as a broken disk.
             IoError::NoNamespace(_)
             | IoError::NamespaceReplaced { .. }
-            | IoError::Replays { .. } => Self::Io,
+            | IoError::Replays { .. }
+            | IoError::OutcomeUnknown { .. }
+            | IoError::WritesLost { .. } => Self::Io,
         }
     }
 

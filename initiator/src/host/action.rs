@@ -75,10 +75,19 @@ pub enum Event {
         again: bool,
     },
     /// The connection is gone; I/O waits until [`Event::Live`] or [`Event::Failed`]. Every
-    /// outstanding I/O command is to be issued again.
+    /// outstanding I/O command is to be issued again, what changes media when
+    /// [`Host::holds_writes`](super::Host::holds_writes) allows it.
     Lost {
         /// Why.
         cause: Arc<ConnectError>,
+    },
+    /// The old controller is gone: what changes media may be sent.
+    WritesReleased,
+    /// Nobody can tell whether the old controller is gone: what was not answered has an unknown outcome. Other writes
+    /// may be sent.
+    WritesUnknown {
+        /// Why.
+        why: &'static str,
     },
     /// The association has failed for good.
     Failed {
@@ -183,6 +192,8 @@ pub enum Status {
         /// Why the last attempt failed, or the connection was lost.
         cause: Arc<ConnectError>,
     },
+    /// The controller is being ended in order, to connect to a new one.
+    Resetting,
     /// Being shut down.
     ShuttingDown,
     /// Shut down.
@@ -213,6 +224,7 @@ impl fmt::Display for Status {
                 }
                 write!(f, " ({cause})")
             }
+            Self::Resetting => f.write_str("resetting: the controller is shut down first"),
             Self::ShuttingDown => f.write_str("shutting down"),
             Self::Closed => f.write_str("closed"),
             Self::Failed(cause) => write!(f, "failed: {cause}"),

@@ -11,12 +11,14 @@ use capstan_rdma::contract::RejectReason;
 use super::action::{Action, Event, Status, Step};
 use super::backoff::Backoff;
 use super::command::{AdminCommands, Waiting};
+use super::fencing::Fence;
 use super::info::{ControllerInfo, NamespaceInfo};
 use super::live::KeepAlive;
 use super::queue::{ResponseError, SlotIndex, SubmissionQueue};
 use super::scan::Scan;
 use super::words;
 use crate::error::ConnectError;
+use crate::options::ReplayWrites;
 
 /// Entries of the Admin Queue: the least every controller has (NVMe Base 2.1, section 3.3.3.1:
 /// Admin Submission Queue of 32 entries over fabrics).
@@ -49,6 +51,8 @@ pub struct HostConfig {
     pub reconnect_delay_ms: u64,
     /// How long a lost controller is waited for, in microseconds; `None` is for ever.
     pub ctrl_loss_tmo_us: Option<u64>,
+    /// When writes that were not answered are issued again after a loss.
+    pub replay_writes: ReplayWrites,
     /// Look for namespaces.
     pub scan_namespaces: bool,
 }
@@ -71,6 +75,7 @@ pub(super) enum State {
     Connecting { step: Step, deadline_us: u64 },
     Live { since_us: u64 },
     Waiting { until_us: u64 },
+    Resetting { since_us: u64, deadline_us: u64 },
     ShuttingDown { deadline_us: u64 },
     Closed,
     Failed(Arc<ConnectError>),
@@ -106,6 +111,9 @@ pub struct Host {
     pub(super) ready_poll_us: Option<u64>,
     pub(super) ready_timeout_ms: u64,
     pub(super) loss: Option<Loss>,
+    pub(super) fence: Option<Fence>,
+    /// Admin commands that may change media were not answered when their connection was lost.
+    pub(super) unanswered: bool,
     pub(super) was_live: bool,
     /// The owner has asked for an orderly end.
     pub(super) shutdown_asked: bool,
@@ -137,6 +145,8 @@ impl Host {
             ready_poll_us: None,
             ready_timeout_ms: 0,
             loss: None,
+            fence: None,
+            unanswered: false,
             was_live: false,
             shutdown_asked: false,
             protocol_errors: 0,
@@ -166,9 +176,9 @@ impl Host {
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         let own = match &self.state {
-            State::Connecting { deadline_us, .. } | State::ShuttingDown { deadline_us } => {
-                Some(*deadline_us)
-            }
+            State::Connecting { deadline_us, .. }
+            | State::Resetting { deadline_us, .. }
+            | State::ShuttingDown { deadline_us } => Some(*deadline_us),
             State::Waiting { until_us } => Some(*until_us),
             State::Live { .. } | State::Closed | State::Failed(_) => None,
         };
@@ -179,6 +189,7 @@ impl Host {
             self.ready_poll_us,
             keep_alive,
             loss,
+            self.fence_deadline_us(),
             self.commands.next_deadline_us(),
         ]
         .into_iter()
@@ -206,6 +217,7 @@ impl Host {
                     .as_ref()
                     .map_or_else(|| Arc::new(ConnectError::Closed), |l| Arc::clone(&l.cause)),
             },
+            State::Resetting { .. } => Status::Resetting,
             State::ShuttingDown { .. } => Status::ShuttingDown,
             State::Closed => Status::Closed,
             State::Failed(cause) => Status::Failed(Arc::clone(cause)),
@@ -365,8 +377,12 @@ impl Host {
             State::Connecting { step, deadline_us } if now_us >= deadline_us => {
                 self.step_timed_out(step, now_us);
             }
+            State::Resetting { deadline_us, .. } if now_us >= deadline_us => {
+                self.lose(ConnectError::Reset, false, now_us);
+            }
             State::ShuttingDown { deadline_us } if now_us >= deadline_us => self.close(false),
             _ => {
+                self.tick_fence(now_us);
                 self.poll_ready(now_us);
                 self.tick_keep_alive(now_us);
                 self.expire_commands(now_us);
@@ -378,7 +394,10 @@ impl Host {
     pub(super) fn is_connected(&self) -> bool {
         matches!(
             self.state,
-            State::Connecting { .. } | State::Live { .. } | State::ShuttingDown { .. }
+            State::Connecting { .. }
+                | State::Live { .. }
+                | State::Resetting { .. }
+                | State::ShuttingDown { .. }
         )
     }
 
@@ -406,14 +425,19 @@ impl Host {
 
     /// The connection is useless: wait and try again, or fail for good.
     pub(super) fn fail(&mut self, cause: ConnectError, now_us: u64) {
+        self.lose(cause, false, now_us);
+    }
+
+    /// The association is over; `orderly` when the controller has been shut down.
+    pub(super) fn lose(&mut self, cause: ConnectError, orderly: bool, now_us: u64) {
         let cause = Arc::new(cause);
         let previous = std::mem::replace(&mut self.state, State::Closed);
-        self.drop_connections(&cause, false);
+        self.drop_connections(&cause, orderly);
         if matches!(previous, State::ShuttingDown { .. }) || self.shutdown_asked {
             self.events.push_back(Event::Closed);
             return;
         }
-        if let State::Live { since_us } = previous {
+        if let State::Live { since_us } | State::Resetting { since_us, .. } = previous {
             self.counters.losses += 1;
             if now_us.saturating_sub(since_us) >= STEADY_US {
                 self.backoff.reset();
@@ -432,7 +456,11 @@ impl Host {
             self.end(cause);
             return;
         }
-        let until_us = now_us.saturating_add(self.backoff.next_delay_us());
+        let until_us = match previous {
+            // It was asked for: nothing is waited for.
+            State::Resetting { .. } => now_us,
+            _ => now_us.saturating_add(self.backoff.next_delay_us()),
+        };
         self.state = State::Waiting { until_us };
         if self.loss_deadline_us().is_some_and(|end| now_us >= end) {
             self.give_up(now_us);
@@ -467,6 +495,7 @@ impl Host {
     }
 
     fn end(&mut self, cause: Arc<ConnectError>) {
+        self.fence = None;
         self.state = State::Failed(Arc::clone(&cause));
         self.fail_waiting(&cause);
         self.events.push_back(Event::Failed { cause });
@@ -475,6 +504,7 @@ impl Host {
     /// Shut down in order, if `orderly`, or as far as that went.
     pub(super) fn close(&mut self, orderly: bool) {
         self.drop_connections(&Arc::new(ConnectError::Closed), orderly);
+        self.fence = None;
         self.state = State::Closed;
         self.events.push_back(Event::Closed);
     }
@@ -486,6 +516,7 @@ impl Host {
         if self.shutdown_asked {
             self.fail_waiting(cause);
         }
+        self.fence_disconnected();
         for queue in &mut self.queues {
             queue.reset();
         }

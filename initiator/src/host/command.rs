@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::log::LogPageId;
+use capstan_nvme_proto::opcode::AdminOpcode;
 use capstan_nvme_proto::sqe::Sqe;
 
 use super::action::{Action, CommandData, CommandReply, Event, Step};
@@ -13,8 +14,9 @@ use crate::error::{CommandError, ConnectError};
 
 /// Admin commands of the owner that may wait for a slot.
 const WAITING_MAX: usize = 64;
-/// Admin Queue entries kept for this host's own commands: keep alive, scan, event log, shutdown.
-const OWN_ENTRIES: u16 = 4;
+/// Admin Queue entries kept for this host's own commands: keep alive, scan, event log, shutdown, Cross-Controller Reset
+/// and its log page.
+const OWN_ENTRIES: u16 = 6;
 /// Most bytes of one admin command's data.
 pub(super) const ADMIN_DATA_BYTES_MAX: u32 = 64 << 10;
 
@@ -32,6 +34,10 @@ pub(super) enum Purpose {
     Scan,
     /// Reads a log page, which re-enables the event about it.
     EventLog(LogPageId),
+    /// Cross-Controller Reset of the old controller.
+    Reset,
+    /// Reads how far that is.
+    ResetLog,
     /// CC.SHN.
     Shutdown,
     /// CSTS.SHST.
@@ -50,6 +56,8 @@ impl Purpose {
             Self::KeepAlive => "Keep Alive",
             Self::Scan => "Identify of a namespace",
             Self::EventLog(_) => "Get Log Page after an event",
+            Self::Reset => "Cross-Controller Reset",
+            Self::ResetLog => "Get Log Page Cross-Controller Reset",
             Self::Shutdown => "Property Set CC.SHN",
             Self::ShutdownStatus => "Property Get CSTS.SHST",
             Self::Owner { .. } => "admin command",
@@ -60,8 +68,22 @@ impl Purpose {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outstanding {
     pub(super) purpose: Purpose,
+    opcode: AdminOpcode,
     sent_us: u64,
     deadline_us: Option<u64>,
+}
+
+/// Whether an admin command of the owner may change what is on a medium, as far as its opcode tells.
+fn may_change(opcode: AdminOpcode) -> bool {
+    !matches!(
+        opcode,
+        AdminOpcode::IDENTIFY
+            | AdminOpcode::GET_LOG_PAGE
+            | AdminOpcode::GET_FEATURES
+            | AdminOpcode::ABORT
+            | AdminOpcode::KEEP_ALIVE
+            | AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST
+    )
 }
 
 /// An admin command of the owner that waits for a slot.
@@ -160,7 +182,10 @@ impl Host {
             State::Closed | State::ShuttingDown { .. } => {
                 return Err(CommandError::Lost(Arc::new(ConnectError::Closed)));
             }
-            State::Connecting { .. } | State::Live { .. } | State::Waiting { .. } => {}
+            State::Connecting { .. }
+            | State::Live { .. }
+            | State::Waiting { .. }
+            | State::Resetting { .. } => {}
         }
         if self.waiting.len() >= WAITING_MAX {
             return Err(CommandError::Busy);
@@ -178,6 +203,11 @@ impl Host {
                 .first()
                 .is_some_and(|q| q.credit() > OWN_ENTRIES)
         {
+            let first = self.waiting.front();
+            let held = first.is_some_and(|w| may_change(w.sqe.admin_opcode()));
+            if held && self.holds_writes() {
+                return;
+            }
             let Some(Waiting {
                 token,
                 mut sqe,
@@ -227,8 +257,10 @@ impl Host {
             self.fail(ConnectError::Protocol { qid, what }, now_us);
             return;
         };
+        let sqe = Box::new(encode(cid));
         let command = Outstanding {
             purpose,
+            opcode: sqe.admin_opcode(),
             sent_us: now_us,
             deadline_us: timeout_us.map(|timeout_us| now_us.saturating_add(timeout_us)),
         };
@@ -236,7 +268,7 @@ impl Host {
         self.actions.push_back(Action::Send {
             qid,
             slot,
-            sqe: Box::new(encode(cid)),
+            sqe,
             data,
         });
     }
@@ -271,6 +303,8 @@ impl Host {
             Purpose::KeepAlive => self.keep_alive_answered(cqe, now_us),
             Purpose::Scan => self.scan_answered(cqe, data, now_us),
             Purpose::EventLog(lid) => self.event_log_answered(lid, now_us),
+            Purpose::Reset => self.reset_answered(cqe, now_us),
+            Purpose::ResetLog => self.reset_log_answered(cqe, data, now_us),
             Purpose::Shutdown | Purpose::ShutdownStatus => {
                 self.shutdown_answered(command.purpose, cqe, now_us);
             }
@@ -303,9 +337,17 @@ impl Host {
     pub(super) fn fail_commands(&mut self, cause: &Arc<ConnectError>) {
         for command in self.commands.take_all() {
             if let Purpose::Owner { token } = command.purpose {
+                let cause = Arc::clone(cause);
+                let error = if may_change(command.opcode) {
+                    self.unanswered = true;
+                    let what = command.opcode.name().unwrap_or("the admin command");
+                    CommandError::OutcomeUnknown { what, cause }
+                } else {
+                    CommandError::Lost(cause)
+                };
                 self.events.push_back(Event::CommandDone {
                     token,
-                    result: Err(CommandError::Lost(Arc::clone(cause))),
+                    result: Err(error),
                 });
             }
         }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use capstan_nvme_proto::features::AsyncEventConfiguration;
 use capstan_nvme_proto::identify::{
-    ControllerAttributes, Csi, IdentifyController, IdentifyNamespace, NamespaceAttributes,
-    NamespaceId, NamespaceIdDescriptors, OptionalNvmCommands, SglSupport,
+    CapstanBlock, ControllerAttributes, Csi, IdentifyController, IdentifyNamespace,
+    NamespaceAttributes, NamespaceId, NamespaceIdDescriptors, OptionalNvmCommands, SglSupport,
     VolatileWriteCacheSupport,
 };
 use capstan_nvme_proto::property::{Cap, Version};
@@ -53,6 +53,18 @@ pub struct ControllerInfo {
     pub dataset_management: bool,
     /// Verify is supported.
     pub verify: bool,
+    /// Controller Instance Uniquifier; 0 is not told.
+    pub ciu: u8,
+    /// Controller Instance Random Number.
+    pub cirn: u64,
+    /// Command Quiesce Time in milliseconds; 0 is not told.
+    pub cqt_ms: u16,
+    /// Cross-Controller Resets at a time; 0 is none.
+    pub ccrl: u8,
+    /// Which boot of its machine the target is of, where it tells.
+    pub boot_id: Option<[u8; 16]>,
+    /// Granularity of KATO in milliseconds.
+    pub(super) kas_ms: u32,
     /// Any command counts as Keep Alive.
     pub(super) tbkas: bool,
     /// Events it can send.
@@ -78,6 +90,12 @@ impl Default for ControllerInfo {
             write_zeroes: false,
             dataset_management: false,
             verify: false,
+            ciu: 0,
+            cirn: 0,
+            cqt_ms: 0,
+            ccrl: 0,
+            boot_id: None,
+            kas_ms: 0,
             tbkas: false,
             events: AsyncEventConfiguration::empty(),
         }
@@ -125,6 +143,12 @@ impl ControllerInfo {
         self.write_zeroes = oncs.contains(OptionalNvmCommands::WRITE_ZEROES);
         self.dataset_management = oncs.contains(OptionalNvmCommands::DATASET_MANAGEMENT);
         self.verify = oncs.contains(OptionalNvmCommands::VERIFY);
+        self.ciu = identify.ciu;
+        self.cirn = identify.cirn.get();
+        self.cqt_ms = identify.cqt_ms.get();
+        self.ccrl = identify.ccrl;
+        self.boot_id = identify.capstan().and_then(CapstanBlock::boot_id);
+        self.kas_ms = u32::from(identify.kas_100ms.get()) * 100;
         self.tbkas = ControllerAttributes::from_bits_retain(identify.ctratt.get())
             .contains(ControllerAttributes::TRAFFIC_BASED_KEEP_ALIVE);
         self.events = AsyncEventConfiguration::from_bits_retain(identify.oaes.get());
@@ -135,7 +159,8 @@ impl ControllerInfo {
     pub(super) fn wanted_events(&self) -> AsyncEventConfiguration {
         self.events
             & (AsyncEventConfiguration::NAMESPACE_ATTRIBUTE
-                | AsyncEventConfiguration::DISCOVERY_LOG_CHANGE)
+                | AsyncEventConfiguration::DISCOVERY_LOG_CHANGE
+                | AsyncEventConfiguration::CROSS_CONTROLLER_RESET_COMPLETED)
     }
 }
 

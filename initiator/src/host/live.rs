@@ -122,6 +122,9 @@ impl Host {
             Some(NoticeEvent::NAMESPACE_ATTRIBUTE_CHANGED) => {
                 self.read_event_log(event.log_page, CHANGED_NAMESPACES_BYTES, now_us);
             }
+            Some(NoticeEvent::CROSS_CONTROLLER_RESET_COMPLETED) if self.holds_writes() => {
+                self.look_at_reset(now_us);
+            }
             Some(NoticeEvent::DISCOVERY_LOG_CHANGE) => {
                 // Reading the log re-enables the event; its reader does that.
                 self.events.push_back(Event::DiscoveryLogChanged);
@@ -165,22 +168,43 @@ impl Host {
         self.continue_scan(now_us);
     }
 
-    /// Resets the controller by ending the association: the connections end, which deletes the dynamic
-    /// controller, and the next attempt to connect begins at once, also when the controller was lost
-    /// already. Leads to [`Event::Lost`], after which outstanding I/O is to be issued again, and to
-    /// [`Event::Live`]. Nothing happens when the association is over, or has never been live.
+    /// Resets the controller by ending the association in order: CC.SHN, wait for CSTS.SHST, disconnect, which
+    /// deletes the dynamic controller; the next attempt to connect begins at once. The driver lets outstanding I/O
+    /// finish before; a controller that does not answer within five seconds is given up. A controller that was lost
+    /// already is not waited for any longer. Leads to [`Event::Lost`], after which outstanding I/O is to be issued
+    /// again, and to [`Event::Live`]. Nothing happens when the association is over, or has never been live.
     pub fn reset(&mut self, now_us: u64) {
         if !self.was_live || self.shutdown_asked {
             return;
         }
-        match self.state {
-            State::Live { .. } | State::Connecting { .. } => self.fail(ConnectError::Reset, now_us),
-            State::Waiting { .. } => {}
-            State::ShuttingDown { .. } | State::Closed | State::Failed(_) => return,
+        match &mut self.state {
+            State::Live { since_us } => {
+                self.state = State::Resetting {
+                    since_us: *since_us,
+                    deadline_us: now_us.saturating_add(SHUTDOWN_TIMEOUT_US),
+                };
+                self.notify_shutdown(now_us);
+            }
+            State::Connecting { .. } => {
+                self.fail(ConnectError::Reset, now_us);
+                if let State::Waiting { until_us } = &mut self.state {
+                    *until_us = now_us;
+                }
+            }
+            State::Waiting { until_us } => *until_us = now_us,
+            State::Resetting { .. }
+            | State::ShuttingDown { .. }
+            | State::Closed
+            | State::Failed(_) => {}
         }
-        if let State::Waiting { until_us } = &mut self.state {
-            *until_us = now_us;
-        }
+    }
+
+    fn notify_shutdown(&mut self, now_us: u64) {
+        self.scan = None;
+        let set = self.shutdown_cc();
+        self.send(Purpose::Shutdown, CommandData::None, now_us, |cid| {
+            set.encode(cid, Sgl::EMPTY)
+        });
     }
 
     /// Ends the association in order: CC.SHN, wait for CSTS.SHST, disconnect. Leads to
@@ -193,11 +217,13 @@ impl Host {
                 self.state = State::ShuttingDown {
                     deadline_us: now_us.saturating_add(SHUTDOWN_TIMEOUT_US),
                 };
-                self.scan = None;
-                let set = self.shutdown_cc();
-                self.send(Purpose::Shutdown, CommandData::None, now_us, |cid| {
-                    set.encode(cid, Sgl::EMPTY)
-                });
+                self.notify_shutdown(now_us);
+            }
+            // It has been notified already.
+            State::Resetting { .. } => {
+                self.state = State::ShuttingDown {
+                    deadline_us: now_us.saturating_add(SHUTDOWN_TIMEOUT_US),
+                };
             }
             State::Connecting { .. } | State::Waiting { .. } => self.close(false),
             State::ShuttingDown { .. } | State::Closed | State::Failed(_) => {}
@@ -205,16 +231,21 @@ impl Host {
     }
 
     pub(super) fn shutdown_answered(&mut self, purpose: Purpose, cqe: &Cqe, now_us: u64) {
-        if !matches!(self.state, State::ShuttingDown { .. }) {
-            return;
-        }
-        if !cqe.status().is_success() {
-            return self.close(false);
-        }
+        let resetting = match self.state {
+            State::Resetting { .. } => true,
+            State::ShuttingDown { .. } => false,
+            _ => return,
+        };
         let csts = Csts::decode(cqe.dw0.get());
-        let done = csts.shst == ShutdownStatus::COMPLETE || csts.cfs;
-        if purpose == Purpose::ShutdownStatus && done {
-            self.close(true);
+        let success = cqe.status().is_success();
+        let told = success && purpose == Purpose::ShutdownStatus;
+        let done = told && csts.shst == ShutdownStatus::COMPLETE;
+        if !success || done || (told && csts.cfs) {
+            if resetting {
+                self.lose(ConnectError::Reset, done, now_us);
+            } else {
+                self.close(done);
+            }
         } else {
             let wait_us = match purpose {
                 Purpose::Shutdown => 0,

@@ -12,7 +12,8 @@
 //!
 //! # What it does not do
 //! It does not know the I/O commands in flight: the driver keeps them, submits them by the CIDs of
-//! [`Host::queue`], and issues them again after [`Event::Lost`] and [`Event::Live`]. No
+//! [`Host::queue`], and issues them again after [`Event::Lost`] and [`Event::Live`]; those that change
+//! media only when [`Host::holds_writes`] says so no more. No
 //! authentication yet: a controller that asks for it is refused with words.
 
 mod action;
@@ -20,6 +21,7 @@ mod association;
 mod backoff;
 mod command;
 mod discovery;
+mod fencing;
 mod info;
 mod live;
 mod queue;
@@ -34,5 +36,6 @@ pub use action::{Action, CommandData, CommandReply, Event, Status, Step};
 pub(crate) use association::ADMIN_QUEUE_ENTRIES;
 pub use association::{Counters, Host, HostConfig};
 pub use discovery::{Discovery, DiscoveryError};
+pub use fencing::Held;
 pub use info::{ControllerInfo, NamespaceInfo, Unusable};
 pub use queue::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN, ResponseError, SlotIndex, SubmissionQueue};

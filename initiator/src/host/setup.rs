@@ -315,7 +315,7 @@ impl Host {
             State::Connecting {
                 step: Step::Ready, ..
             } => self.send_fabrics(Step::Ready, get, now_us),
-            State::ShuttingDown { .. } => {
+            State::Resetting { .. } | State::ShuttingDown { .. } => {
                 self.send(Purpose::ShutdownStatus, CommandData::None, now_us, |cid| {
                     get.encode(cid, Sgl::EMPTY)
                 });
@@ -371,6 +371,7 @@ impl Host {
     pub(super) fn set_up(&mut self, now_us: u64) {
         self.become_live(now_us);
         self.request_events(now_us);
+        self.fence_live(now_us);
         self.send_waiting(now_us);
     }
 

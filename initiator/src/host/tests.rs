@@ -1,5 +1,7 @@
 //! The host state machine against a scripted controller, in virtual time.
 
+mod fencing;
+
 use std::collections::VecDeque;
 
 use capstan_nvme_proto::cqe::Cqe;
@@ -16,6 +18,7 @@ use super::action::{Action, CommandData, Event, Status as HostStatus, Step};
 use super::association::{Host, HostConfig};
 use super::queue::SlotIndex;
 use crate::error::{CommandError, ConnectError};
+use crate::options::ReplayWrites;
 use crate::scripted::{HOSTID, ScriptedController};
 
 fn config() -> HostConfig {
@@ -30,6 +33,7 @@ fn config() -> HostConfig {
         admin_timeout_us: 10_000_000,
         reconnect_delay_ms: 10_000,
         ctrl_loss_tmo_us: Some(60_000_000),
+        replay_writes: ReplayWrites::Fenced,
         scan_namespaces: true,
     }
 }
@@ -41,9 +45,13 @@ struct Script {
     /// Connections are answered; otherwise silence.
     reachable: bool,
     controller: ScriptedController,
+    /// Writes are outstanding when connections are given up.
+    unanswered: bool,
     /// Asynchronous Event Requests that wait.
     events: VecDeque<(SlotIndex, Sqe)>,
     told: Vec<String>,
+    /// SQHD by QID.
+    heads: [u16; 3],
 }
 
 impl Script {
@@ -53,8 +61,10 @@ impl Script {
             now_us: 0,
             reachable: true,
             controller: ScriptedController::new(),
+            unanswered: false,
             events: VecDeque::new(),
             told: Vec::new(),
+            heads: [0; 3],
         }
     }
 
@@ -66,6 +76,8 @@ impl Script {
                     Event::Live { again } => format!("live {again}"),
                     Event::Lost { cause } => format!("lost: {cause}"),
                     Event::Failed { cause } => format!("failed: {cause}"),
+                    Event::WritesReleased => "writes released".to_owned(),
+                    Event::WritesUnknown { why } => format!("writes unknown: {why}"),
                     Event::Closed => "closed".to_owned(),
                     Event::NamespacesChanged => "namespaces changed".to_owned(),
                     Event::DiscoveryLogChanged => "discovery log changed".to_owned(),
@@ -91,7 +103,11 @@ impl Script {
                     data,
                 } => self.command(qid, slot, &sqe, &data),
                 Action::Open { .. } => {}
-                Action::CloseAll { .. } => self.events.clear(),
+                Action::CloseAll { .. } => {
+                    self.events.clear();
+                    self.heads = [0; 3];
+                    self.host.handle_given_up(self.unanswered, self.now_us);
+                }
             }
         }
     }
@@ -108,13 +124,17 @@ impl Script {
     }
 
     fn answer(&mut self, qid: u16, slot: SlotIndex, sqe: &Sqe, cqe: (Status, u64), data: &[u8]) {
-        let cqe = Cqe::new(sqe.cid.get(), 0, cqe.0, 0).with_result(cqe.1);
+        let head = self.heads[usize::from(qid)];
+        let cqe = Cqe::new(sqe.cid.get(), head, cqe.0, 0).with_result(cqe.1);
         assert_eq!(self.host.take_response(qid, &cqe, self.now_us), Ok(slot));
         self.host
             .handle_completion(qid, slot, &cqe, data, self.now_us);
     }
 
     fn command(&mut self, qid: u16, slot: SlotIndex, sqe: &Sqe, data: &CommandData) {
+        let entries = self.host.queue(qid).map_or(2, |queue| queue.size());
+        let head = &mut self.heads[usize::from(qid)];
+        *head = (*head + 1) % entries;
         let from_host: &[u8] = match data {
             CommandData::ToController(bytes) => bytes,
             CommandData::None | CommandData::FromController(_) => &[],
@@ -377,6 +397,8 @@ fn admin_commands_of_the_owner_are_answered_in_their_order() {
 fn a_reset_connects_again_at_once() {
     let mut script = live();
     script.host.reset(0);
+    script.settle();
+    assert!(script.controller.shutdowns == 1);
     script.pass(0);
     let again = ["lost: a reset of the controller was asked for", "live true"];
     assert_eq!(script.told[1..], again);
@@ -396,6 +418,38 @@ fn a_reset_connects_again_at_once() {
     script.pass(1_000_000);
     assert_eq!(script.told.last().unwrap(), "closed");
     assert_eq!(script.host.counters().losses, 2);
+}
+
+#[test]
+fn a_reset_of_a_controller_that_does_not_answer_gives_it_up() {
+    let mut script = live();
+    script.host.reset(0);
+    while script.host.poll_action().is_some() {}
+    assert_eq!(script.host.status(0), HostStatus::Resetting);
+    // What is asked meanwhile waits for the next controller.
+    let data = CommandData::FromController(4096);
+    script
+        .host
+        .submit_admin(1, Sqe::new(6, 0, 1), data, 0)
+        .unwrap();
+    script.pass(4_900_000);
+    assert_eq!(script.told.len(), 1, "{:?}", script.told);
+    script.pass(100_000);
+    assert_eq!(script.told.last().unwrap(), "admin 1: 4096");
+    assert_eq!(script.host.counters().losses, 1);
+
+    // A connection that breaks in the middle is connected again at once, and a shutdown goes on from there.
+    let mut script = live();
+    script.host.reset(0);
+    script
+        .host
+        .handle_disconnected(0, "by the peer".to_owned(), 0);
+    script.pass(0);
+    assert!(script.host.is_live());
+    script.host.reset(0);
+    script.host.shutdown(0);
+    script.settle();
+    assert_eq!(script.told.last().unwrap(), "closed");
 }
 
 #[test]

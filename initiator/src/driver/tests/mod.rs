@@ -5,6 +5,7 @@ mod commands;
 mod device;
 mod life;
 mod peer;
+mod replay;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -16,6 +17,7 @@ use capstan_rdma::loopback::{Network, attributes};
 use crate::driver::engine::{Engine, EngineConfig};
 use crate::driver::io::{Completion, Io, Op, Source};
 use crate::host::{Event, HostConfig};
+use crate::options::ReplayWrites;
 use crate::scripted::{HOSTID, LBA_BYTES};
 use peer::Peer;
 
@@ -46,6 +48,7 @@ fn config() -> EngineConfig {
             admin_timeout_us: 10_000_000,
             reconnect_delay_ms: 10_000,
             ctrl_loss_tmo_us: Some(60_000_000),
+            replay_writes: ReplayWrites::Fenced,
             scan_namespaces: true,
         },
         destination: SocketAddr::new(TARGET, 4420),

@@ -51,6 +51,9 @@ pub struct State {
     pub attempt: Option<u32>,
     /// In words.
     pub detail: String,
+    /// Writes wait until an old controller is known to be gone: how long, in words.
+    #[serde(default)]
+    pub held: Option<String>,
 }
 
 /// The serving side.
@@ -153,6 +156,7 @@ mod tests {
             state: "live".to_owned(),
             attempt: None,
             detail: "live".to_owned(),
+            held: None,
         });
         asker.answer(&answer);
         assert_eq!(asking.join().unwrap(), answer);

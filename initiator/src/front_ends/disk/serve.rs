@@ -21,7 +21,7 @@ use super::mounts::mounts_of;
 use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
-use crate::controller::Controller;
+use crate::controller::{Controller, Snapshot};
 use crate::error::{ConnectError, IoError};
 use crate::front_ends::block::Geometry;
 use crate::front_ends::fuse::file_system::{FILE_NAME, FileSystem, source_name};
@@ -294,8 +294,8 @@ fn wait(
         if let Some((request, asker)) = control.accept() {
             match request {
                 Request::Status => {
-                    let status = disk.controller.snapshot_blocking().status;
-                    asker.answer(&Answer::Status(state(&status)));
+                    let now = disk.controller.snapshot_blocking();
+                    asker.answer(&Answer::Status(state(&now)));
                 }
                 Request::Reset => {
                     disk.controller.reset();
@@ -393,19 +393,21 @@ fn openers(path: &Path) -> String {
     }
 }
 
-fn state(status: &Status) -> State {
-    let (state, attempt) = match status {
+fn state(now: &Snapshot) -> State {
+    let (state, attempt) = match &now.status {
         Status::Live => ("live", None),
         Status::Connecting { attempt, .. } | Status::Waiting { attempt, .. } => {
             ("reconnecting", Some(*attempt))
         }
+        Status::Resetting => ("reconnecting", None),
         Status::Failed(_) => ("lost", None),
         Status::ShuttingDown | Status::Closed => ("closing", None),
     };
     State {
         state: state.to_owned(),
         attempt,
-        detail: status.to_string(),
+        detail: now.status.to_string(),
+        held: now.held.map(|held| held.to_string()),
     }
 }
 
