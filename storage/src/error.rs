@@ -29,6 +29,9 @@ pub enum IoErrorKind {
     ReadOnly,
     /// The file system or device cannot do this operation.
     NotSupported,
+    /// Acknowledged writes did not reach the medium, now or earlier: nothing is promised any more until
+    /// the volume is opened anew. Only Flush and FUA operations end so.
+    Lost,
     /// Nothing is wrong with the volume; the same operation may succeed later.
     Retry,
     /// The device or file is gone.
@@ -82,6 +85,10 @@ impl IoErrorKind {
             Self::Unaligned => "the kernel refuses the size or alignment; try without O_DIRECT",
             Self::ReadOnly => "the volume may not be written",
             Self::NotSupported => "the file system or device cannot do this",
+            Self::Lost => {
+                "acknowledged writes could not be stored and may be lost; mend the file system or \
+                 device, check the data, then restart the target or reload without and with the volume"
+            }
             Self::Retry => "interrupted; the operation may be tried again",
             Self::Gone => "the device or file is gone",
             Self::Truncated => "the file ends inside the range; it shrank after it was opened",
@@ -235,6 +242,18 @@ pub enum OpenError {
         /// Who holds the lock.
         holder: LockHolder,
     },
+    /// The process that exported it was killed or has ended, and the kernel still has operations of it.
+    #[error(
+        "{volume}: operations of pid {pid}, which was killed or has ended, are still on their way to the \
+         medium; nothing is served before they are over. If they do not end, look for a hung device in the \
+         kernel log"
+    )]
+    Unfinished {
+        /// The volume's name.
+        volume: Arc<str>,
+        /// The process.
+        pid: u32,
+    },
     /// A block device that is mounted, part of something, or held exclusively.
     #[error(
         "{volume} is in use: mounted, part of a RAID, LVM or multipath device, or held \
@@ -266,6 +285,11 @@ pub enum LockHolder {
         /// Its name, when it could be read.
         name: Option<String>,
     },
+    /// A process that will write nothing new: it is gone, or was killed. Operations of it are not over.
+    Ended {
+        /// What its process id was.
+        pid: u32,
+    },
     /// The kernel did not say: another pid namespace, or another machine over NFS.
     Unknown,
 }
@@ -279,6 +303,7 @@ impl fmt::Display for LockHolder {
                 name: Some(name),
             } => write!(f, " by pid {pid} ({name})"),
             Self::Process { pid, name: None } => write!(f, " by pid {pid}"),
+            Self::Ended { pid } => write!(f, " by pid {pid}, which has ended"),
             Self::Unknown => Ok(()),
         }
     }

@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::process;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -14,13 +13,17 @@ use std::time::Duration;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::stat::{major, minor};
 
+use crate::claim;
 use crate::error::{LockHolder, OpenError};
 use crate::geometry::Geometry;
+use crate::lifetime::{self, Lifetime};
+use crate::loss::Loss;
 use crate::spec::DirectIo;
 use crate::sys::{self, DirectAlignment};
 
 /// A lock that is held now is tried again for 40 × 25 ms: udev locks a block device for a moment
-/// when it appears, and a process that was killed lets go a little after it is gone.
+/// when it appears, and a process that was killed lets go a little after it is gone. (What its operations
+/// keep for longer is [`OpenError::Unfinished`], for the caller to wait for.)
 const LOCK_TRIES: u32 = 40;
 const LOCK_WAIT: Duration = Duration::from_millis(25);
 /// What memory is aligned to when the kernel does not say what `O_DIRECT` needs.
@@ -35,7 +38,8 @@ pub(crate) struct FileStore {
     block_device: bool,
     /// What transfers must be aligned to; `None` when they go through the page cache.
     direct: Option<DirectAlignment>,
-    locked: bool,
+    loss: Loss,
+    lifetime: Lifetime,
 }
 
 impl FileStore {
@@ -61,13 +65,15 @@ impl FileStore {
             return Err(opening.error("open", io::Error::other("it was replaced meanwhile")));
         }
         let geometry = opening.geometry(&file, block_device, lba_bytes, &metadata)?;
+        let lifetime = lifetime::of(&file, &metadata);
         let mut store = Self {
             file,
             name: Arc::clone(name),
             geometry,
             block_device,
             direct: None,
-            locked: false,
+            loss: Loss::default(),
+            lifetime,
         };
         if !read_only {
             store.lock(&metadata)?;
@@ -96,8 +102,37 @@ impl FileStore {
         self.direct
     }
 
+    pub(crate) fn lifetime(&self) -> Lifetime {
+        self.lifetime
+    }
+
+    pub(crate) fn loss(&self) -> &Loss {
+        &self.loss
+    }
+
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.file.as_raw_fd()
+    }
+
+    /// The same file or device, opened once more: the kernel tells each open file description of a
+    /// failed write-back, so whoever syncs through one of its own misses none. It holds neither the
+    /// lock nor the claim.
+    pub(crate) fn open_to_sync(&self) -> Option<File> {
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY);
+        let path = format!("/proc/self/fd/{}", self.raw_fd());
+        let opened = options.open(path);
+        opened
+            .inspect_err(|error| {
+                tracing::warn!(
+                    volume = %self.name, %error,
+                    "cannot be opened once more for Flush: of several reactors only one may hear of a failed write-back \
+                     at first; is /proc mounted?"
+                );
+            })
+            .ok()
     }
 
     /// The same file with another idea of what `O_DIRECT` needs, for tests of what follows from it.
@@ -118,17 +153,14 @@ impl FileStore {
         }
     }
 
-    /// Keeps a second target from exporting the same bytes for writing. Advisory: it binds those
-    /// who ask, which every Capstan target does.
-    fn lock(&mut self, metadata: &Metadata) -> Result<(), OpenError> {
+    /// Keeps a second target from exporting the same bytes for writing, for as long as this one or
+    /// an operation of it can write them (see [`claim`]). Advisory: it binds those who ask, which every
+    /// Capstan target does.
+    fn lock(&self, metadata: &Metadata) -> Result<(), OpenError> {
         let mut tries = 1;
         loop {
-            let error = match sys::flock(&self.file, true) {
-                Ok(()) => {
-                    self.locked = true;
-                    return Ok(());
-                }
-                Err(error) => error,
+            let Err(error) = sys::flock(&self.file) else {
+                return Ok(());
             };
             match error.raw_os_error() {
                 Some(libc::EWOULDBLOCK) if tries < LOCK_TRIES => {
@@ -136,10 +168,10 @@ impl FileStore {
                     thread::sleep(LOCK_WAIT);
                 }
                 Some(libc::EWOULDBLOCK) => {
-                    let holder = lock_holder(metadata);
-                    return Err(OpenError::Locked {
-                        volume: Arc::clone(&self.name),
-                        holder,
+                    let volume = Arc::clone(&self.name);
+                    return Err(match claim::lock_holder(metadata) {
+                        LockHolder::Ended { pid } => OpenError::Unfinished { volume, pid },
+                        holder => OpenError::Locked { volume, holder },
                     });
                 }
                 // File systems without locks (some network and FUSE ones).
@@ -276,17 +308,6 @@ impl FileStore {
     }
 }
 
-impl Drop for FileStore {
-    fn drop(&mut self) {
-        // A ring may hold the file a little longer; the lock goes now.
-        if self.locked
-            && let Err(error) = sys::flock(&self.file, false)
-        {
-            tracing::warn!(volume = %self.name, %error, "cannot unlock");
-        }
-    }
-}
-
 /// What does not change while a path is being opened.
 struct Opening<'a> {
     path: &'a Path,
@@ -379,8 +400,15 @@ impl Opening<'_> {
 
     fn open_error(&self, block_device: bool, error: io::Error) -> OpenError {
         if block_device && error.raw_os_error() == Some(libc::EBUSY) {
-            return OpenError::Busy {
-                volume: Arc::clone(self.name),
+            let volume = Arc::clone(self.name);
+            // Whoever exports it has the lock as well.
+            return match self
+                .metadata()
+                .map(|metadata| claim::lock_holder(&metadata))
+            {
+                Ok(LockHolder::Ended { pid }) => OpenError::Unfinished { volume, pid },
+                Ok(LockHolder::Unknown) | Err(_) => OpenError::Busy { volume },
+                Ok(holder) => OpenError::Locked { volume, holder },
             };
         }
         self.error(
@@ -447,62 +475,4 @@ fn queue_attribute(metadata: &Metadata, attribute: &str) -> Option<String> {
     let value = read(format!("{base}/queue/{attribute}"))
         .or_else(|| read(format!("{base}/../queue/{attribute}")))?;
     Some(value.trim().to_owned())
-}
-
-/// Looks the lock's holder up in `/proc/locks`, whose lines are
-/// `N: FLOCK  ADVISORY  WRITE PID MAJOR:MINOR:INODE START END`, with the device in hexadecimal.
-fn lock_holder(metadata: &Metadata) -> LockHolder {
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    match lock_holder_in(&locks, metadata.dev(), metadata.ino()) {
-        Some(pid) if pid == process::id() => LockHolder::Own,
-        Some(pid) => {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok();
-            LockHolder::Process {
-                pid,
-                name: name.map(|n| n.trim().to_owned()),
-            }
-        }
-        None => LockHolder::Unknown,
-    }
-}
-
-fn lock_holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
-    let wanted = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
-    let mut holders = locks.lines().filter_map(|line| {
-        let mut fields = line.split_ascii_whitespace().skip(1);
-        let (kind, _advisory, _mode) = (fields.next()?, fields.next()?, fields.next()?);
-        let (pid, place) = (fields.next()?, fields.next()?);
-        (kind == "FLOCK" && place == wanted)
-            .then(|| pid.parse().ok())
-            .flatten()
-    });
-    holders.next()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::lock_holder_in;
-
-    #[test]
-    fn the_holder_is_found_by_device_and_inode_among_other_locks() {
-        // Lines as Linux 6.18 writes them; fe:00 is device 254:0, 0xfe00.
-        let locks = "1: POSIX  ADVISORY  WRITE 11 fe:00:131 0 EOF\n\
-                     2: FLOCK  ADVISORY  WRITE 22 fe:01:131 0 EOF\n\
-                     3: FLOCK  ADVISORY  WRITE 33 fe:00:131 0 EOF\n\
-                     3: -> FLOCK  ADVISORY  WRITE 44 fe:00:132 0 EOF\n\
-                     4: FLOCK  ADVISORY  WRITE -1 fe:00:133 0 EOF\n\
-                     gibberish\n";
-        assert_eq!(lock_holder_in(locks, 0xfe00, 131), Some(33));
-        assert_eq!(
-            lock_holder_in(locks, 0xfe00, 132),
-            None,
-            "44 waits, it does not hold"
-        );
-        assert_eq!(
-            lock_holder_in(locks, 0xfe00, 133),
-            None,
-            "in another pid namespace"
-        );
-        assert_eq!(lock_holder_in("", 0xfe00, 131), None);
-    }
 }

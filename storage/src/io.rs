@@ -74,6 +74,16 @@ impl Op {
         }
     }
 
+    /// Whether it promises that something is on the medium when it succeeds: a Flush, or FUA.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        match *self {
+            Self::Write { fua, .. } | Self::WriteZeroes { fua, .. } => fua,
+            Self::Flush => true,
+            Self::Read { .. } | Self::Discard { .. } => false,
+        }
+    }
+
     /// First LBA and number of LBAs; `(0, 0)` for Flush.
     #[must_use]
     pub fn range(&self) -> (u64, u64) {

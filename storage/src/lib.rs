@@ -25,16 +25,18 @@
 //! is `fdatasync`, FUA is `RWF_DSYNC` for a write and `fdatasync` behind the zeroes; all three reach
 //! the medium (`tests/power_cut.rs`).
 //!
-//! Through the page cache (without `O_DIRECT`) a write ends before anything is stored, and the kernel
-//! tells of a failed write-back once, to the first Flush or FUA write of the volume that follows.
-//! Where several hosts share a volume, use `O_DIRECT`: there the write itself fails.
+//! A sync that fails means that acknowledged writes may be lost. The kernel tells of it once; here every
+//! Flush and FUA operation of the store fails with [`IoErrorKind::Lost`] from then on, on every reactor,
+//! until the store is opened anew. Through the page cache (without `O_DIRECT`) a write ends before
+//! anything is stored, so a full file system shows there; with `O_DIRECT` the write itself fails.
 //!
 //! # Sharing
 //! Reactors share the bytes of a [`Store`], not volumes. As NVMe has it, operations in flight
 //! together have no order, on one reactor or on several. Of two that overlap, each LBA of a RAM
 //! volume ends up as one or the other wrote it; a file or device keeps what its kernel keeps.
 //! A path opened for writing is locked against a second export (`flock`, and `O_EXCL` on a block
-//! device, which keeps mounts away, too).
+//! device, which keeps mounts away, too) until the last operation on it is over, also when its process
+//! was killed before. A volume that is only read takes no lock and sees what others write.
 //!
 //! # For tests
 //! [`Delay`], [`Faulty`], [`Gate`] and [`WriteBack`] stand in front of or in place of a volume. They decide
@@ -44,6 +46,7 @@
 //! It knows no NVMe status, no namespace, no host. It orders nothing, and a Flush covers what had
 //! completed when it was submitted.
 
+mod claim;
 mod delay;
 mod error;
 mod fault;
@@ -51,6 +54,8 @@ mod file;
 mod gate;
 mod geometry;
 mod io;
+mod lifetime;
+mod loss;
 mod null;
 mod ram;
 mod spec;
@@ -68,6 +73,7 @@ pub use fault::{Effect, Fault, Faulty};
 pub use gate::Gate;
 pub use geometry::{Extent, Geometry};
 pub use io::{Completion, Data, Io, Op, OpKind, Submitted};
+pub use lifetime::Lifetime;
 pub use spec::{DirectIo, SpecError, Store, VolumeSpec};
 pub use trickle::Trickle;
 pub use uring::{Capabilities, Engine, EngineConfig, EngineError, FixedBuffers};

@@ -10,6 +10,7 @@ use crate::error::OpenError;
 use crate::file::FileStore;
 use crate::gate::{Gate, Gated};
 use crate::geometry::Geometry;
+use crate::lifetime::Lifetime;
 use crate::null::NullVolume;
 use crate::ram::{RamStore, RamVolume};
 use crate::uring::{Engine, UringVolume};
@@ -245,6 +246,15 @@ impl Store {
                 lba_bytes, lbas, ..
             } => RamVolume::geometry_of(lba_bytes, lbas),
             &StoreKind::Null { lba_bytes, lbas } => NullVolume::geometry_of(lba_bytes, lbas),
+        }
+    }
+
+    /// How long what is written to it is there.
+    #[must_use]
+    pub fn lifetime(&self) -> Lifetime {
+        match &self.kind {
+            StoreKind::File(store) => store.lifetime(),
+            StoreKind::Ram { .. } | StoreKind::Null { .. } => Lifetime::Store,
         }
     }
 

@@ -71,15 +71,11 @@ pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<DirectAlignment
     )
 }
 
-/// Takes or gives back an advisory lock on the open file description (`flock`), without waiting.
-pub(crate) fn flock(file: &File, exclusive: bool) -> io::Result<()> {
-    let operation = if exclusive {
-        libc::LOCK_EX | libc::LOCK_NB
-    } else {
-        libc::LOCK_UN
-    };
+/// Takes an advisory lock on the open file description (`flock`), without waiting. The last reference to
+/// it gives the lock back.
+pub(crate) fn flock(file: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open; the call touches no memory of ours.
-    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -9,6 +9,7 @@ mod probe;
 mod request;
 mod ring;
 mod setup;
+mod syncs;
 mod volume;
 
 pub use engine::{Engine, EngineConfig};

@@ -5,7 +5,7 @@ mod support;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 
-use capstan_storage::{DirectIo, IoError, IoErrorKind, Op};
+use capstan_storage::{DirectIo, EngineConfig, IoError, IoErrorKind, Op, Store};
 use support::{Driver, Folder, LoopDevice, own_mounts, run, spec};
 
 #[test]
@@ -224,15 +224,132 @@ fn root_what_the_medium_cannot_store_fails_the_write_or_the_flush_behind_it() {
     driver.result(all, None).unwrap();
     drop(driver);
 
-    // Through the page cache a write ends before anything is stored: Flush and FUA must tell.
+    // Through the page cache a write ends before anything is stored: FUA must tell, and what was lost stays lost.
     let mut driver = Driver::new(&spec(device.path(), 4096, DirectIo::Off));
-    for lba in (0..2048).step_by(128) {
-        driver.write(lba, &vec![5; 512 << 10]);
-    }
-    stored_nowhere(driver.result(Op::Flush, None).unwrap_err());
-    stored_nowhere(driver.try_write(0, &vec![6; 4 << 20], true).unwrap_err());
+    let error = driver.try_write(0, &vec![6; 4 << 20], true).unwrap_err();
+    assert_eq!(error.kind, IoErrorKind::Lost, "{error}");
+    driver.result(all, None).unwrap();
+    let error = driver.try_write(0, &[6; 4096], true).unwrap_err();
+    assert_eq!(error.kind, IoErrorKind::Lost, "{error}");
+    driver.write(0, &[6; 4096]);
     drop((driver, device));
     run("umount", &[at]).unwrap();
+}
+
+/// A file of 32 MiB through the page cache, on ext4 on a thin device of which some 8 MiB can be stored.
+struct Thin {
+    folder: Folder,
+    device: Option<LoopDevice>,
+    store: Store,
+}
+
+impl Thin {
+    fn new() -> Self {
+        own_mounts();
+        let folder = Folder::new();
+        let [below, at] = ["below", "at"].map(|name| folder.path().join(name));
+        for path in [&below, &at] {
+            fs::create_dir(path).unwrap();
+        }
+        let below = below.to_str().unwrap();
+        run("mount", &["-t", "tmpfs", "-o", "size=12m", "none", below]).unwrap();
+        let image = folder.file("below/image", 64 << 20);
+        // Nothing but the volume writes: no journal, no tables that are made later.
+        let options = [
+            "-q",
+            "-F",
+            "-O",
+            "^has_journal",
+            "-E",
+            "lazy_itable_init=0",
+            "-m",
+            "0",
+        ];
+        let options = [&options[..], &[image.to_str().unwrap()]].concat();
+        run("mkfs.ext4", &options).unwrap();
+        let device = LoopDevice::new(&image, 512);
+        let device_path = device.path().to_str().unwrap();
+        run("mount", &[device_path, at.to_str().unwrap()]).unwrap();
+        let path = folder.file("at/volume", 32 << 20);
+        let store = spec(&path, 4096, DirectIo::Off).prepare().unwrap();
+        let device = Some(device);
+        Self {
+            folder,
+            device,
+            store,
+        }
+    }
+
+    fn driver(&self) -> Driver {
+        Driver::of(&self.store, &EngineConfig::default(), true)
+    }
+
+    fn end(mut self) {
+        drop(self.store);
+        let path = |name| self.folder.path().join(name);
+        // It may fail to write back once more.
+        let _ = run("umount", &[path("at").to_str().unwrap()]);
+        self.device = None;
+        run("umount", &["--lazy", path("below").to_str().unwrap()]).unwrap();
+    }
+}
+
+/// Writes 30 MiB, all of which are told to be done.
+fn write_too_much(driver: &mut Driver) {
+    for lba in (0..30 * 256).step_by(256) {
+        driver.write(lba, &vec![1; 1 << 20]);
+    }
+}
+
+#[test]
+fn root_what_was_lost_fails_every_flush_of_every_reactor_until_it_is_opened_anew() {
+    let thin = Thin::new();
+    let [mut writer, other] = [thin.driver(), thin.driver()];
+    write_too_much(&mut writer);
+    // The kernel tells of it once, and the first to ask has written nothing.
+    let mut drivers = [other, writer];
+    for turn in 0..4 {
+        let driver = &mut drivers[turn % 2];
+        let error = driver.result(Op::Flush, None).unwrap_err();
+        assert_eq!(error.kind, IoErrorKind::Lost, "{error}");
+        assert!(error.to_string().contains("may be lost"), "{error}");
+        let error = driver.try_write(0, &[2; 4096], true).unwrap_err();
+        assert_eq!(error.kind, IoErrorKind::Lost, "{error}");
+    }
+    // A reactor that comes later.
+    let mut late = thin.driver();
+    let error = late.result(Op::Flush, None).unwrap_err();
+    assert_eq!(error.kind, IoErrorKind::Lost, "{error}");
+    drop((drivers, late));
+    thin.end();
+}
+
+#[test]
+fn root_flushes_that_run_together_fail_together() {
+    let thin = Thin::new();
+    let [mut writer, mut other] = [thin.driver(), thin.driver()];
+    write_too_much(&mut writer);
+    for token in 0..8 {
+        writer.submit(token, Op::Flush, None);
+        other.submit(token, Op::Flush, None);
+    }
+    // Of both before either is looked at.
+    for driver in [&writer, &other] {
+        driver.engine.submit_batch().unwrap();
+    }
+    for driver in [&mut writer, &mut other] {
+        for ended in driver.wait(8) {
+            let error = ended.result.unwrap_err();
+            assert_eq!(
+                error.kind,
+                IoErrorKind::Lost,
+                "flush {}: {error}",
+                ended.token
+            );
+        }
+    }
+    drop((writer, other));
+    thin.end();
 }
 
 /// tmpfs punches holes and has no zero range: zeroes are written there.

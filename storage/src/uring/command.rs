@@ -16,20 +16,24 @@ pub(crate) enum Command {
         offset_bytes: u64,
         dsync: bool,
     },
-    Fdatasync,
+    /// Zero bytes are the whole file.
+    Fdatasync { offset_bytes: u64, len_bytes: u32 },
     Fallocate {
         mode: i32,
         offset_bytes: u64,
         len_bytes: u64,
     },
     /// `BLOCK_URING_CMD_DISCARD`, Linux 6.12.
-    BlockDiscard {
-        offset_bytes: u64,
-        len_bytes: u64,
-    },
+    BlockDiscard { offset_bytes: u64, len_bytes: u64 },
 }
 
 impl Command {
+    /// The sync of everything.
+    pub(crate) const WHOLE_FILE: Self = Self::Fdatasync {
+        offset_bytes: 0,
+        len_bytes: 0,
+    };
+
     /// Address and bytes of the memory it names.
     pub(crate) fn memory(&self) -> Option<(usize, u32)> {
         match *self {
@@ -39,7 +43,7 @@ impl Command {
             Self::Write {
                 memory, len_bytes, ..
             } => Some((memory.addr(), len_bytes)),
-            Self::Fdatasync | Self::Fallocate { .. } | Self::BlockDiscard { .. } => None,
+            Self::Fdatasync { .. } | Self::Fallocate { .. } | Self::BlockDiscard { .. } => None,
         }
     }
 }

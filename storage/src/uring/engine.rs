@@ -20,6 +20,7 @@ use super::open_file::{OpenFile, Refused};
 use super::request::Request;
 use super::ring::Ring;
 use super::setup::Mode;
+use super::syncs::Syncs;
 use crate::file::FileStore;
 use crate::io::Completion;
 use crate::trickle::Trickle;
@@ -161,6 +162,8 @@ impl Engine {
         Rc::new(OpenFile {
             store: Arc::clone(store),
             fixed,
+            to_sync: store.open_to_sync(),
+            syncs: Syncs::default(),
             refused: Refused::default(),
             retired: Rc::clone(&self.retired),
         })

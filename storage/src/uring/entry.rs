@@ -65,9 +65,13 @@ pub(crate) fn entry(command: &Command, file: &OpenFile, place: Option<u16>) -> s
                 }),
             }
         }
-        Command::Fdatasync => {
-            let flags = FsyncFlags::DATASYNC;
-            on_file!(file, |fd| opcode::Fsync::new(fd).flags(flags))
+        Command::Fdatasync {
+            offset_bytes,
+            len_bytes,
+        } => {
+            let sync = |fd| opcode::Fsync::new(Fd(fd)).flags(FsyncFlags::DATASYNC);
+            let sync = sync(file.sync_fd());
+            sync.offset(offset_bytes).len(len_bytes).build()
         }
         Command::Fallocate {
             mode,
@@ -109,6 +113,7 @@ mod tests {
     use crate::uring::fixed::{FixedBuffers, FixedTable};
     use crate::uring::open_file::{OpenFile, Refused};
     use crate::uring::setup::{self, Mode};
+    use crate::uring::syncs::Syncs;
 
     /// `IOSQE_FIXED_FILE` (`io_uring_enter(2)`).
     const FIXED_FILE: u8 = 1;
@@ -124,8 +129,14 @@ mod tests {
         let file = |fixed| OpenFile {
             store: Arc::clone(&store),
             fixed,
+            to_sync: store.open_to_sync(),
+            syncs: Syncs::default(),
             refused: Refused::default(),
             retired: Rc::default(),
+        };
+        let sync = Command::Fdatasync {
+            offset_bytes: 0,
+            len_bytes: 0,
         };
 
         let (ring, _) = setup::ring(8, 8, Mode::Plain).unwrap();
@@ -148,7 +159,6 @@ mod tests {
             (read(&other), opcode::Read::CODE),
             (write(&known), opcode::WriteFixed::CODE),
             (write(&other), opcode::Write::CODE),
-            (Command::Fdatasync, opcode::Fsync::CODE),
         ];
         for (command, code) in expected {
             for (fixed, flags) in [(Some(3), FIXED_FILE), (None, 0)] {
@@ -160,6 +170,12 @@ mod tests {
                 assert!(text.contains(&format!("flags: {flags},")), "{text}");
             }
         }
+        // Through a description of its own, never the one with the lock.
+        let file = file(Some(3));
+        let entry = entry(&sync, &file, None);
+        assert_eq!(entry.get_opcode(), u32::from(opcode::Fsync::CODE));
+        assert!(format!("{entry:?}").contains("flags: 0,"));
+        assert_ne!(file.sync_fd(), store.raw_fd());
         table.clear(&ring);
     }
 }

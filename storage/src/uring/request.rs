@@ -46,6 +46,8 @@ pub(crate) struct Request {
     done_bytes: u64,
     retries: u8,
     bounce: Option<Buffer>,
+    /// Why a FUA write failed (positive errno), while a sync finds out whether more is lost.
+    failed: Option<i32>,
 }
 
 impl Request {
@@ -69,13 +71,19 @@ impl Request {
             done_bytes: 0,
             retries: 0,
             bounce: None,
+            failed: None,
         };
         request.skip_refused();
         request
     }
 
-    pub(crate) fn file(&self) -> &OpenFile {
+    pub(crate) fn file(&self) -> &Rc<OpenFile> {
         &self.file
+    }
+
+    /// Whether it asks for a sync now.
+    pub(crate) fn syncs(&self) -> bool {
+        self.phase == Phase::Sync
     }
 
     /// Whether there is nothing to ask the kernel for (a discard that nothing can do).
@@ -112,7 +120,16 @@ impl Request {
                 offset_bytes,
                 dsync: false,
             },
-            Phase::Sync => Command::Fdatasync,
+            Phase::Sync => {
+                let Extent { offset_bytes, .. } = self.extent;
+                // More bytes than fit are the whole file.
+                let range = u32::try_from(self.extent.len_bytes).map(|len| (offset_bytes, len));
+                let (offset_bytes, len_bytes) = range.unwrap_or((0, 0));
+                Command::Fdatasync {
+                    offset_bytes,
+                    len_bytes,
+                }
+            }
         })
     }
 
@@ -129,7 +146,23 @@ impl Request {
         match self.phase {
             Phase::Transfer | Phase::Fill => self.transferred(count),
             Phase::BlockDiscard | Phase::Punch | Phase::ZeroRange => self.emptied(),
-            Phase::Sync => Progress::Done(Ok(())),
+            Phase::Sync => self.synced(),
+        }
+    }
+
+    fn synced(&self) -> Progress {
+        match self.failed {
+            Some(errno) => self.failed_with(errno),
+            None => self.succeeded(),
+        }
+    }
+
+    /// All of it is done. What promises to be on the medium succeeds only where no promise was broken.
+    fn succeeded(&self) -> Progress {
+        let loss = self.file.store.loss().errno();
+        match loss.filter(|_| self.io.op.is_durable()) {
+            Some(errno) => self.lost(errno),
+            None => Progress::Done(Ok(())),
         }
     }
 
@@ -138,9 +171,43 @@ impl Request {
             self.retries += 1;
             return Progress::Again;
         }
-        self.fall_back(errno).unwrap_or_else(|| {
-            Progress::Done(Err(IoError::from_errno(errno, &self.io.op, self.name())))
-        })
+        if self.phase == Phase::Sync {
+            let lost = self.file.store.loss().sync_failed(errno, self.name());
+            return match self.failed {
+                _ if lost => self.lost(errno),
+                Some(failed) => self.failed_with(failed),
+                None => self.failed_with(errno),
+            };
+        }
+        if self.may_be_lost(errno) {
+            self.failed = Some(errno);
+            self.phase = Phase::Sync;
+            self.retries = 0;
+            return Progress::Again;
+        }
+        self.fall_back(errno)
+            .unwrap_or_else(|| self.failed_with(errno))
+    }
+
+    /// Whether `errno` can be that of the sync which the kernel made of a FUA write, and so tell of other
+    /// writes: a sync of its own finds out. (With `O_DIRECT` space is found, or not, by the write itself.)
+    fn may_be_lost(&self, errno: i32) -> bool {
+        let kind = IoErrorKind::from_errno(errno);
+        let of_the_medium = matches!(
+            kind,
+            IoErrorKind::Medium | IoErrorKind::Device | IoErrorKind::Gone | IoErrorKind::Other
+        );
+        self.phase == Phase::Transfer && self.is_fua() && of_the_medium
+    }
+
+    fn failed_with(&self, errno: i32) -> Progress {
+        Progress::Done(Err(IoError::from_errno(errno, &self.io.op, self.name())))
+    }
+
+    fn lost(&self, errno: i32) -> Progress {
+        let error = IoError::from_errno(errno, &self.io.op, self.name());
+        let kind = IoErrorKind::Lost;
+        Progress::Done(Err(IoError { kind, ..error }))
     }
 
     fn failed(&self, kind: IoErrorKind) -> Progress {
@@ -173,6 +240,7 @@ mod tests {
     use super::{Command, Progress, RETRIES_MAX};
     use crate::error::IoErrorKind;
     use crate::io::Op;
+    use crate::testing::data;
 
     #[test]
     fn interruptions_are_tried_again_a_bounded_number_of_times() {
@@ -181,13 +249,103 @@ mod tests {
             let mut request = rig.request(Op::Flush, None);
             for _ in 0..RETRIES_MAX {
                 assert!(matches!(request.advance(-errno), Progress::Again));
-                assert_eq!(rig.command(&mut request), Command::Fdatasync);
+                assert_eq!(rig.command(&mut request), Command::WHOLE_FILE);
             }
             assert_eq!(kind(request.advance(-errno)), Err(IoErrorKind::Retry));
         }
         let mut request = rig.request(Op::Flush, None);
-        assert_eq!(kind(request.advance(-libc::EIO)), Err(IoErrorKind::Medium));
+        assert_eq!(kind(request.advance(0)), Ok(()), "nothing is lost by that");
         let mut request = rig.request(Op::Flush, None);
-        assert_eq!(kind(request.advance(i32::MIN)), Err(IoErrorKind::Other));
+        assert_eq!(kind(request.advance(i32::MIN)), Err(IoErrorKind::Lost));
+    }
+
+    fn write(fua: bool) -> Op {
+        let (lba, lbas) = (8, 2);
+        Op::Write { lba, lbas, fua }
+    }
+
+    /// Whatever promises that something is on the medium, on a volume that has broken a promise.
+    #[test]
+    fn after_a_failed_sync_nothing_durable_succeeds() {
+        let rig = Rig::new(None);
+        let zeroes = Op::WriteZeroes {
+            lba: 0,
+            lbas: 1,
+            deallocate: false,
+            fua: true,
+        };
+        // Under way already when the sync fails.
+        let mut late = rig.request(Op::Flush, None);
+        let mut failed = rig.request(Op::Flush, None);
+        assert_eq!(kind(failed.advance(-libc::EIO)), Err(IoErrorKind::Lost));
+        assert_eq!(kind(late.advance(0)), Err(IoErrorKind::Lost));
+        let mut request = rig.request(zeroes, None);
+        assert!(matches!(request.advance(0), Progress::Again));
+        assert_eq!(kind(request.advance(0)), Err(IoErrorKind::Lost));
+        // What promises nothing goes on.
+        let mut request = rig.request(write(false), Some(data(&rig.pool, &[1; 1024])));
+        rig.command(&mut request);
+        assert_eq!(kind(request.advance(1024)), Ok(()));
+        let mut request = rig.request(Op::Discard { lba: 0, lbas: 1 }, None);
+        assert_eq!(kind(request.advance(0)), Ok(()));
+    }
+
+    #[test]
+    fn through_the_page_cache_a_fua_write_is_a_write_and_then_a_sync_of_its_range() {
+        let rig = Rig::new(None);
+        let mut request = rig.request(write(true), Some(data(&rig.pool, &[1; 1024])));
+        let first = rig.command(&mut request);
+        assert!(matches!(first, Command::Write { dsync: false, .. }));
+        assert!(matches!(request.advance(1024), Progress::Again));
+        let sync = Command::Fdatasync {
+            offset_bytes: 8 * 512,
+            len_bytes: 1024,
+        };
+        assert_eq!(rig.command(&mut request), sync);
+        assert_eq!(kind(request.advance(0)), Ok(()));
+        // A disk that is full when the write asks for space has lost nothing.
+        let mut request = rig.request(write(true), Some(data(&rig.pool, &[1; 1024])));
+        rig.command(&mut request);
+        let full = request.advance(-libc::ENOSPC);
+        assert_eq!(kind(full), Err(IoErrorKind::NoSpace));
+        let mut request = rig.request(Op::Flush, None);
+        assert_eq!(kind(request.advance(0)), Ok(()));
+        // One that is full when it writes back has.
+        let mut request = rig.request(write(true), Some(data(&rig.pool, &[1; 1024])));
+        rig.command(&mut request);
+        assert!(matches!(request.advance(1024), Progress::Again));
+        let lost = request.advance(-libc::ENOSPC);
+        assert_eq!(kind(lost), Err(IoErrorKind::Lost));
+        let mut request = rig.request(Op::Flush, None);
+        assert_eq!(kind(request.advance(0)), Err(IoErrorKind::Lost));
+    }
+
+    /// The kernel syncs as part of a direct FUA write and does not say which of the two failed.
+    #[test]
+    fn a_direct_fua_write_that_fails_asks_whether_more_is_lost() {
+        let rig = Rig::new(Some((512, 512)));
+        let fails = |errno: i32| {
+            let mut request = rig.request(write(true), Some(data(&rig.pool, &[1; 1024])));
+            let command = rig.command(&mut request);
+            assert!(matches!(command, Command::Write { dsync: true, .. }));
+            let progress = request.advance(-errno);
+            (request, progress)
+        };
+        // Only its own blocks cannot be written: its own error, and nobody else's.
+        let (mut request, progress) = fails(libc::EIO);
+        assert!(matches!(progress, Progress::Again));
+        let asks = rig.command(&mut request);
+        assert!(matches!(asks, Command::Fdatasync { .. }), "{asks:?}");
+        assert_eq!(kind(request.advance(0)), Err(IoErrorKind::Medium));
+        let (_, progress) = fails(libc::ENOSPC);
+        assert_eq!(kind(progress), Err(IoErrorKind::NoSpace));
+        let mut request = rig.request(Op::Flush, None);
+        assert_eq!(kind(request.advance(0)), Ok(()));
+        // The sync fails as well.
+        let (mut request, _) = fails(libc::EIO);
+        rig.command(&mut request);
+        assert_eq!(kind(request.advance(-libc::EIO)), Err(IoErrorKind::Lost));
+        let mut request = rig.request(Op::Flush, None);
+        assert_eq!(kind(request.advance(0)), Err(IoErrorKind::Lost));
     }
 }

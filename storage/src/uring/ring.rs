@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -16,12 +17,13 @@ use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::EngineError;
-use super::command::{Next, Progress};
+use super::command::{Command, Next, Progress};
 use super::engine::EngineConfig;
 use super::entry::entry;
 use super::fixed::{FixedBuffers, FixedTable};
 use super::request::{BOUNCE_MAX_BYTES, Request};
 use super::setup::{self, Mode};
+use super::syncs::Syncs;
 use crate::io::Completion;
 
 /// Zeroes that are written where nothing better empties a range: large enough to spare system
@@ -171,7 +173,7 @@ impl Ring {
             return;
         }
         match self.send(slot) {
-            Sent::Queued => {}
+            Sent::Queued | Sent::Waits => {}
             Sent::QueueFull => self.unsent.push_back(slot),
             Sent::NoBounce => self.unbounced.push_back(slot),
         }
@@ -194,6 +196,20 @@ impl Ring {
                     None => return Sent::NoBounce,
                 },
             }
+        };
+        let command = match command {
+            Command::Fdatasync { .. } => {
+                let syncs = &request.file().syncs;
+                if !syncs.begin(slot) {
+                    return Sent::Waits;
+                }
+                if syncs.is_shared() {
+                    Command::WHOLE_FILE
+                } else {
+                    command
+                }
+            }
+            other => other,
         };
         *generation = generation.wrapping_add(1);
         let user_data = u64::from(slot) | u64::from(*generation) << 32;
@@ -240,7 +256,7 @@ impl Ring {
     fn resend(&mut self) {
         while let Some(slot) = self.unsent.pop_front() {
             match self.send(slot) {
-                Sent::Queued => {}
+                Sent::Queued | Sent::Waits => {}
                 Sent::QueueFull => return self.unsent.push_front(slot),
                 Sent::NoBounce => self.unbounced.push_back(slot),
             }
@@ -311,17 +327,27 @@ impl Ring {
         let (index, generation) = (user_data as u32, (user_data >> 32) as u32);
         let slot = self
             .slots
-            .get_mut(index as usize)
+            .get(index as usize)
             .filter(|s| s.generation == generation);
-        let Some((slot, progress)) = slot.and_then(|slot| {
-            let progress = slot.request.as_mut()?.advance(answer);
-            Some((slot, progress))
-        }) else {
+        let Some(request) = slot.and_then(|slot| slot.request.as_ref()) else {
             self.stale += 1;
             tracing::warn!(user_data, answer, "a completion of nothing in flight");
             return;
         };
-        match progress {
+        let synced = request.syncs().then(|| Rc::clone(request.file()));
+        self.answered(index, answer, out);
+        if let Some(file) = synced {
+            self.synced(&file.syncs, index, answer, out);
+        }
+    }
+
+    /// The kernel's answer to what the request in the slot has asked.
+    fn answered(&mut self, index: u32, answer: i32, out: &mut Vec<Completion>) {
+        let slot = &mut self.slots[index as usize];
+        let Some(request) = slot.request.as_mut() else {
+            return;
+        };
+        match request.advance(answer) {
             Progress::Again if !self.draining => self.queue(index),
             Progress::Again => self.release(index),
             Progress::Done(result) => {
@@ -329,6 +355,26 @@ impl Ring {
                 self.release(index);
                 self.wake_unbounced();
             }
+        }
+    }
+
+    /// The sync of a slot was answered: so are those that it covers, and the next may begin.
+    fn synced(&mut self, syncs: &Syncs, index: u32, answer: i32, out: &mut Vec<Completion>) {
+        let goes_on = |request: &Request| request.syncs();
+        if self.slots[index as usize]
+            .request
+            .as_ref()
+            .is_some_and(goes_on)
+        {
+            // It was interrupted, and is asked for again.
+            return;
+        }
+        let (covered, next) = syncs.ended(index);
+        for slot in covered {
+            self.answered(slot, answer, out);
+        }
+        if let Some(slot) = next {
+            self.queue(slot);
         }
     }
 
@@ -343,7 +389,7 @@ impl Ring {
             return;
         };
         match self.send(slot) {
-            Sent::Queued => {}
+            Sent::Queued | Sent::Waits => {}
             Sent::QueueFull => self.unsent.push_back(slot),
             Sent::NoBounce => self.unbounced.push_front(slot),
         }
@@ -384,6 +430,14 @@ impl Ring {
         let _ = self.uring.submitter().unregister_files();
     }
 
+    /// Slots whose sync waits for another one.
+    fn waiting_syncs(&self) -> Vec<u32> {
+        let requests = self.slots.iter().filter_map(|slot| slot.request.as_ref());
+        requests
+            .flat_map(|request| request.file().syncs.forget())
+            .collect()
+    }
+
     /// Cancels what can be cancelled and waits for the rest. `false`: the kernel still has some.
     pub(crate) fn drain(&mut self, limit: Duration) -> bool {
         self.draining = true;
@@ -394,6 +448,9 @@ impl Ring {
             .pop_front()
             .or_else(|| self.unbounced.pop_front())
         {
+            self.release(slot);
+        }
+        for slot in self.waiting_syncs() {
             self.release(slot);
         }
         let deadline = Instant::now() + limit;
@@ -426,6 +483,8 @@ impl Ring {
 /// What became of a slot's next entry.
 enum Sent {
     Queued,
+    /// For the end of another sync of its file.
+    Waits,
     QueueFull,
     NoBounce,
 }

@@ -56,6 +56,13 @@ impl Volume for UringVolume {
                 return done(io, Err(error));
             }
         };
+        if let Some(file) = self.file.as_ref().filter(|_| io.op.is_durable())
+            && let Some(errno) = file.store.loss().errno()
+        {
+            let error = IoError::from_errno(errno, &io.op, &self.name);
+            let kind = IoErrorKind::Lost;
+            return done(io, Err(IoError { kind, ..error }));
+        }
         let nothing = matches!(io.op, Op::Discard { .. }) && !self.geometry.discard;
         let Some(file) = self.file.as_ref().filter(|_| !nothing) else {
             return done(io, Ok(()));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use capstan_memory::{Pages, Pool};
 use capstan_storage::{
-    Completion, Data, DirectIo, Engine, EngineConfig, Io, IoError, Op, Submitted, Volume,
+    Completion, Data, DirectIo, Engine, EngineConfig, Io, IoError, Op, Store, Submitted, Volume,
     VolumeSpec,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -74,12 +74,18 @@ impl Driver {
     }
 
     pub(crate) fn with(spec: &VolumeSpec, config: &EngineConfig, registered: bool) -> Self {
+        let store = spec.prepare_alone().unwrap_or_else(|e| panic!("{e}"));
+        Self::of(&store, config, registered)
+    }
+
+    /// One of several that have the store.
+    pub(crate) fn of(store: &Store, config: &EngineConfig, registered: bool) -> Self {
         let engine = Engine::new(config).unwrap();
         let pool = Pool::new(16 << 20, Pages::Ordinary).unwrap();
         if registered {
             engine.register_slab(pool.slab());
         }
-        let volume = spec.open(&engine).unwrap_or_else(|e| panic!("{e}"));
+        let volume = store.open(&engine).unwrap_or_else(|e| panic!("{e}"));
         Self {
             volume,
             engine,

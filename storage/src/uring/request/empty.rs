@@ -13,7 +13,7 @@ impl Request {
             self.phase = Phase::Sync;
             return Progress::Again;
         }
-        Progress::Done(Ok(()))
+        self.succeeded()
     }
 
     /// After a refusal of the way in use: goes on in the next way, which the file remembers. `None`
@@ -104,7 +104,11 @@ mod tests {
             assert_eq!(range(rig.command(&mut request)), piece);
             assert!(matches!(request.advance(answer), Progress::Again));
         }
-        assert_eq!(rig.command(&mut request), Command::Fdatasync);
+        let sync = Command::Fdatasync {
+            offset_bytes: 8 * 512,
+            len_bytes: 24 * 512,
+        };
+        assert_eq!(rig.command(&mut request), sync);
         assert_eq!(kind(request.advance(0)), Ok(()));
         // Not asked again.
         for deallocate in [true, false] {

@@ -18,6 +18,7 @@ use crate::spec::DirectIo;
 use crate::testing::pool;
 use crate::uring::command::{Command, Next, Progress};
 use crate::uring::open_file::{OpenFile, Refused};
+use crate::uring::syncs::Syncs;
 
 /// Runs requests against answers that the test makes up.
 pub(super) struct Rig {
@@ -43,6 +44,8 @@ impl Rig {
         let file = Rc::new(OpenFile {
             store,
             fixed: None,
+            to_sync: None,
+            syncs: Syncs::default(),
             refused,
             retired,
         });
@@ -89,7 +92,10 @@ pub(super) fn range(command: Command) -> (u64, u64) {
             offset_bytes,
             len_bytes,
         } => (offset_bytes, len_bytes),
-        Command::Fdatasync => (0, 0),
+        Command::Fdatasync {
+            offset_bytes,
+            len_bytes,
+        } => (offset_bytes, u64::from(len_bytes)),
     }
 }
 

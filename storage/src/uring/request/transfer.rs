@@ -43,7 +43,9 @@ impl Request {
             }
             memory = bounce.base().as_ptr();
         }
-        let dsync = matches!(self.io.op, Op::Write { fua: true, .. });
+        // RWF_DSYNC is a sync behind the write. Through the page cache the two are asked for one by one: when that
+        // sync fails, writes of others are lost, and when the write does, only this one is.
+        let dsync = self.is_fua() && self.file.store.direct().is_some();
         Next::Command(if write {
             Command::Write {
                 memory,
@@ -95,10 +97,17 @@ impl Request {
             return Progress::Again;
         }
         if self.phase == Phase::Fill {
-            self.emptied()
-        } else {
-            Progress::Done(Ok(()))
+            return self.emptied();
         }
+        if self.is_fua() && self.file.store.direct().is_none() {
+            self.phase = Phase::Sync;
+            return Progress::Again;
+        }
+        self.succeeded()
+    }
+
+    pub(super) fn is_fua(&self) -> bool {
+        matches!(self.io.op, Op::Write { fua: true, .. })
     }
 }
 

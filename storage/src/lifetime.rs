@@ -1,0 +1,95 @@
+//! How long what is written to a file or device is there.
+
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use nix::sys::stat::{major, minor};
+use nix::sys::statfs::{self, FsType, HUGETLBFS_MAGIC, TMPFS_MAGIC};
+
+/// `linux/magic.h`.
+const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
+
+/// How long what is written to a [`Store`](crate::Store) is there, flushed or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lifetime {
+    /// As long as the store.
+    Store,
+    /// Until the machine starts anew: on tmpfs, on a RAM disk, on a loop device on one of these.
+    Boot,
+    /// As far as is known here, for good.
+    Lasting,
+}
+
+/// That of an open file or device.
+pub(crate) fn of(file: &File, metadata: &Metadata) -> Lifetime {
+    if metadata.file_type().is_block_device() {
+        return of_device(Path::new("/sys/dev/block"), metadata.rdev());
+    }
+    of_file_system(statfs::fstatfs(file).ok().map(|of| of.filesystem_type()))
+}
+
+fn of_file_system(kind: Option<FsType>) -> Lifetime {
+    match kind {
+        Some(TMPFS_MAGIC | RAMFS_MAGIC | HUGETLBFS_MAGIC) => Lifetime::Boot,
+        Some(_) | None => Lifetime::Lasting,
+    }
+}
+
+fn of_device(devices: &Path, device: u64) -> Lifetime {
+    let place = devices.join(format!("{}:{}", major(device), minor(device)));
+    if let Ok(backing) = fs::read_to_string(place.join("loop/backing_file")) {
+        let below = statfs::statfs(backing.trim_end_matches('\n'));
+        return of_file_system(below.ok().map(|of| of.filesystem_type()));
+    }
+    let Ok(link) = fs::read_link(place) else {
+        return Lifetime::Lasting;
+    };
+    let name = link.file_name().and_then(|name| name.to_str());
+    let is_memory = ["ram", "zram", "nullb"].iter().any(|kind| {
+        let number = name.and_then(|name| name.strip_prefix(kind));
+        number.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_digit()))
+    });
+    if is_memory {
+        Lifetime::Boot
+    } else {
+        Lifetime::Lasting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::{fs, process};
+
+    use nix::sys::stat::makedev;
+    use nix::sys::statfs::{EXT4_SUPER_MAGIC, TMPFS_MAGIC};
+
+    use super::{Lifetime, of_device, of_file_system};
+
+    #[test]
+    fn memory_under_another_name_ends_with_the_boot() {
+        assert_eq!(of_file_system(Some(TMPFS_MAGIC)), Lifetime::Boot);
+        assert_eq!(of_file_system(Some(EXT4_SUPER_MAGIC)), Lifetime::Lasting);
+        let devices = std::env::temp_dir().join(format!("capstan-lifetime-{}", process::id()));
+        fs::create_dir_all(&devices).unwrap();
+        for (at, (name, lifetime)) in [
+            ("ram0", Lifetime::Boot),
+            ("zram12", Lifetime::Boot),
+            ("nullb0", Lifetime::Boot),
+            ("nvme0n1", Lifetime::Lasting),
+            ("rampart", Lifetime::Lasting),
+            ("sda", Lifetime::Lasting),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let link = devices.join(format!("252:{at}"));
+            symlink(format!("../../devices/virtual/block/{name}"), link).unwrap();
+            let device = makedev(252, at as u64);
+            assert_eq!(of_device(&devices, device), lifetime, "{name}");
+        }
+        assert_eq!(of_device(&devices, makedev(8, 0)), Lifetime::Lasting);
+        fs::remove_dir_all(&devices).unwrap();
+    }
+}

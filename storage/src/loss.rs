@@ -1,0 +1,69 @@
+//! Acknowledged writes that did not reach the medium.
+//!
+//! A write without FUA is answered before it is on the medium; when it cannot be put there later, the kernel says so
+//! once per open file description and calls the pages clean. The next sync would succeed, over data that is gone. So
+//! it is remembered, for every reactor and host, as long as the volume is open in this process.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::error::IoErrorKind;
+
+/// Whether a volume has lost acknowledged writes. One for all reactors that have it.
+#[derive(Debug, Default)]
+pub(crate) struct Loss {
+    /// The kernel's reason (positive errno); 0 while nothing is lost.
+    errno: AtomicI32,
+}
+
+impl Loss {
+    /// Why writes were lost (positive errno), if any were.
+    pub(crate) fn errno(&self) -> Option<i32> {
+        Some(self.errno.load(Ordering::Acquire)).filter(|&errno| errno != 0)
+    }
+
+    /// A sync of `volume` ended with `errno`. Whether that means that writes are lost.
+    pub(crate) fn sync_failed(&self, errno: i32, volume: &Arc<str>) -> bool {
+        // Not carried out, or nothing there to carry it out: the kernel keeps what it has to tell.
+        if matches!(
+            IoErrorKind::from_errno(errno),
+            IoErrorKind::Retry | IoErrorKind::NotSupported
+        ) {
+            return false;
+        }
+        let first = self
+            .errno
+            .compare_exchange(0, errno, Ordering::AcqRel, Ordering::Relaxed);
+        if first.is_ok() {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::error!(
+                %volume, %error,
+                "writes that hosts were told of as done could not be stored and may be lost; every Flush and FUA write \
+                 of this volume fails from now on. See the kernel log and the free space of the file system or device, \
+                 mend it, and check or restore what is on the volume. Then restart the target, or take the namespace \
+                 out of the configuration, reload, put it back in, and reload again"
+            );
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::Loss;
+
+    #[test]
+    fn the_first_reason_stays_and_what_was_not_carried_out_is_none() {
+        let (loss, volume) = (Loss::default(), Arc::from("/srv/a.img"));
+        for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED, libc::EOPNOTSUPP] {
+            assert!(!loss.sync_failed(errno, &volume), "errno {errno}");
+        }
+        assert_eq!(loss.errno(), None);
+        assert!(loss.sync_failed(libc::ENOSPC, &volume));
+        assert!(loss.sync_failed(libc::EIO, &volume));
+        assert_eq!(loss.errno(), Some(libc::ENOSPC));
+    }
+}
