@@ -91,6 +91,14 @@ impl AsyncEvent {
         log_page: LogPageId::RESERVATION_NOTIFICATION,
     };
 
+    /// The reliability of the NVM subsystem is compromised: the critical warning of its SMART / Health log page says
+    /// how. NVMe Base 2.1, section 5.1.2.1.
+    pub const NVM_SUBSYSTEM_RELIABILITY: Self = Self {
+        event_type: AsyncEventType::SMART,
+        information: SmartEvent::NVM_SUBSYSTEM_RELIABILITY.0,
+        log_page: LogPageId::HEALTH,
+    };
+
     /// A Notice.
     #[must_use]
     pub const fn notice(information: NoticeEvent, log_page: LogPageId) -> Self {
@@ -220,6 +228,7 @@ mod tests {
             0x001E_F402
         );
         assert_eq!(AsyncEvent::RESERVATION_LOG_AVAILABLE.encode(), 0x0080_0006);
+        assert_eq!(AsyncEvent::NVM_SUBSYSTEM_RELIABILITY.encode(), 0x0002_0001);
         let event = AsyncEvent::decode(0xFF70_F0FA);
         assert_eq!(event, AsyncEvent::DISCOVERY_LOG_CHANGE);
         assert_eq!(AsyncEvent::decode(event.encode()), event);

@@ -11,7 +11,7 @@ use crate::bounds::AER_MAX;
 use crate::queue::Permit;
 
 /// The events this controller sends, in the order they are sent when several wait.
-const EVENTS: [(AsyncEvent, Option<AsyncEventConfiguration>); 4] = [
+const EVENTS: [(AsyncEvent, Option<AsyncEventConfiguration>); 5] = [
     (
         AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED,
         Some(AsyncEventConfiguration::NAMESPACE_ATTRIBUTE),
@@ -23,6 +23,10 @@ const EVENTS: [(AsyncEvent, Option<AsyncEventConfiguration>); 4] = [
     (
         AsyncEvent::DISCOVERY_LOG_CHANGE,
         Some(AsyncEventConfiguration::DISCOVERY_LOG_CHANGE),
+    ),
+    (
+        AsyncEvent::NVM_SUBSYSTEM_RELIABILITY,
+        Some(AsyncEventConfiguration::RELIABILITY),
     ),
     // Masked per namespace, by Reservation Notification Mask.
     (AsyncEvent::RESERVATION_LOG_AVAILABLE, None),

@@ -39,7 +39,7 @@ pub(crate) fn supported_events(kind: ControllerKind) -> AsyncEventConfiguration 
 /// The events a controller of this kind sends until the host says otherwise.
 pub(crate) fn default_events(kind: ControllerKind) -> AsyncEventConfiguration {
     match kind {
-        ControllerKind::Io => DEFAULT_EVENTS,
+        ControllerKind::Io => DEFAULT_EVENTS.union(AsyncEventConfiguration::RELIABILITY),
         ControllerKind::Discovery => AsyncEventConfiguration::empty(),
     }
 }

@@ -33,7 +33,7 @@ pub struct Geometry {
     pub read_only: bool,
 }
 
-/// Identity of a namespace, the same for every host and over every restart.
+/// Identity of a namespace, the same for every host and for as long as its blocks are the same.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct NamespaceIdentity {
     /// Namespace UUID.

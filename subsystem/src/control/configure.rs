@@ -101,6 +101,7 @@ impl Target {
             association.subnqn == *subnqn
         });
         self.discovery_changed(|host| subsystem.config.hosts.allows(host));
+        self.forget_degraded();
         Ok(())
     }
 
@@ -175,6 +176,7 @@ impl Target {
                 controller.notifications.forget(nsid);
             }
         }
+        self.forget_degraded();
         self.namespaces_changed(subnqn);
         Ok(())
     }

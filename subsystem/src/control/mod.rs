@@ -5,6 +5,7 @@ mod abort;
 mod admin;
 mod configure;
 mod connect;
+mod degraded;
 mod fence;
 mod flush;
 mod life;
@@ -23,6 +24,7 @@ use crate::config::{
     ConfigError, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
 };
 use crate::controller::Controller;
+use crate::namespace::BackendId;
 use crate::refuse::Refusal;
 use crate::reservation::Reservation;
 use crate::shared::QueueCounters;
@@ -63,6 +65,8 @@ pub struct Target {
     aborts: BTreeMap<AbortId, PendingAbort>,
     next_abort: u64,
     flushes: BTreeMap<FlushId, FlushFor>,
+    /// Backends that have lost data.
+    degraded: BTreeSet<BackendId>,
     next_flush: u64,
     drains: BTreeMap<DrainId, PendingDrain>,
     next_drain: u64,
@@ -135,6 +139,7 @@ impl Target {
             aborts: BTreeMap::new(),
             next_abort: 1,
             flushes: BTreeMap::new(),
+            degraded: BTreeSet::new(),
             next_flush: 1,
             drains: BTreeMap::new(),
             next_drain: 1,

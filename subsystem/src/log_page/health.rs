@@ -21,6 +21,7 @@ impl Target {
             .checked_div(MICROSECONDS_PER_HOUR)
             .unwrap_or(0);
         wire!(HealthLog {
+            critical_warning: self.critical_warning(id).bits(),
             available_spare_percent: 100,
             data_units_read: HealthLog::data_units(totals.read_bytes.into()).into(),
             data_units_written: HealthLog::data_units(totals.written_bytes.into()).into(),

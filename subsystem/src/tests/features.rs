@@ -59,7 +59,7 @@ fn values_are_kept_until_a_reset() {
         (FeatureId::TEMPERATURE_THRESHOLD, 0x0000_0155, 0xFFFF),
         (FeatureId::VOLATILE_WRITE_CACHE, 0, 1),
         (FeatureId::WRITE_ATOMICITY_NORMAL, 1, 0),
-        (FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x100, 0x900),
+        (FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x100, 0x904),
         (FeatureId::IO_COMMAND_SET_PROFILE, 0, 0),
         (FeatureId::POWER_MANAGEMENT, 0x20, 0),
     ];

@@ -2,6 +2,7 @@
 
 mod abort;
 mod connect;
+mod degraded;
 mod discovery;
 mod features;
 mod fence;

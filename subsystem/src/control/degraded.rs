@@ -1,0 +1,65 @@
+//! Backends that have lost data which hosts were told of as stored. Flush and FUA fail there already, by the driver; hosts
+//! that did not ask are told here: in the SMART / Health log page, and by an event.
+
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::async_event::AsyncEvent;
+use capstan_nvme_proto::log::CriticalWarning;
+
+use super::Target;
+use crate::action::ControllerId;
+use crate::namespace::BackendId;
+
+impl Target {
+    /// Says that writes which had succeeded did not reach the medium of `backend`. It stays so until no
+    /// namespace is on it any more.
+    pub fn handle_data_lost(&mut self, backend: BackendId, _now_us: u64) {
+        // The driver may have carried out a flush for a namespace that is gone.
+        if !self.is_in_use(backend) || !self.degraded.insert(backend) {
+            return;
+        }
+        let shows = |id: &ControllerId| {
+            self.critical_warning(*id)
+                .contains(CriticalWarning::RELIABILITY)
+        };
+        let concerned: Vec<ControllerId> = self.controllers.keys().copied().filter(shows).collect();
+        for id in concerned {
+            self.raise(id, AsyncEvent::NVM_SUBSYSTEM_RELIABILITY);
+        }
+    }
+
+    /// What the SMART / Health log page warns this controller's host of.
+    pub(crate) fn critical_warning(&self, id: ControllerId) -> CriticalWarning {
+        let namespaces = self
+            .controllers
+            .get(&id)
+            .map(|controller| &controller.namespaces);
+        let mut backends = namespaces.into_iter().flat_map(|table| table.iter());
+        if backends.any(|namespace| self.degraded.contains(&namespace.backend)) {
+            CriticalWarning::RELIABILITY
+        } else {
+            CriticalWarning::empty()
+        }
+    }
+
+    /// Forgets backends that no namespace is on any more.
+    pub(super) fn forget_degraded(&mut self) {
+        let gone: Vec<BackendId> = self
+            .degraded
+            .iter()
+            .copied()
+            .filter(|&backend| !self.is_in_use(backend))
+            .collect();
+        for backend in gone {
+            self.degraded.remove(&backend);
+        }
+    }
+
+    fn is_in_use(&self, backend: BackendId) -> bool {
+        let mut subsystems = self.subsystems.values();
+        subsystems.any(|subsystem| {
+            let mut namespaces = subsystem.namespaces.values();
+            namespaces.any(|namespace| namespace.backend == backend)
+        })
+    }
+}

@@ -1,0 +1,99 @@
+//! Backends that have lost data: what hosts are told that did not ask.
+
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::async_event::AsyncEvent;
+use capstan_nvme_proto::command::{AdminCommand, GetLogPage, SetFeatures};
+use capstan_nvme_proto::features::FeatureId;
+use capstan_nvme_proto::log::{CriticalWarning, HealthLog, LogPageId};
+use capstan_nvme_proto::sgl::Sgl;
+
+use crate::testing::{Association, Bench, host, namespace_config, subnqn};
+use crate::{BackendId, HostPolicy, NamespaceConfig};
+
+fn warning(bench: &mut Bench, association: &Association) -> CriticalWarning {
+    let get = AdminCommand::GetLogPage(GetLogPage::new(LogPageId::HEALTH, 512));
+    let (cqe, data) = bench.admin(association, &get);
+    assert!(cqe.status().is_success(), "{cqe:?}");
+    CriticalWarning::from_bits_retain(HealthLog::from_data(&data).unwrap().critical_warning)
+}
+
+fn await_event(bench: &mut Bench, association: &Association) {
+    let cid = bench.new_cid();
+    let request = AdminCommand::AsynchronousEventRequest.encode(cid, Sgl::EMPTY);
+    assert!(bench.send_admin(association.conn, &request).is_none());
+}
+
+fn events(bench: &mut Bench) -> Vec<AsyncEvent> {
+    bench.poll();
+    let completions = bench.completions.drain(..);
+    completions
+        .map(|(_, cqe)| AsyncEvent::decode(cqe.dw0.get()))
+        .collect()
+}
+
+/// A namespace with a backend of its own, for the host alone.
+fn add(bench: &mut Bench, nsid: u32, number: u8) -> BackendId {
+    let backend = BackendId(nsid + 70);
+    let config = NamespaceConfig {
+        backend,
+        visible_to: HostPolicy::Only([host(number)].into()),
+        ..namespace_config(nsid)
+    };
+    bench.target.add_namespace(&subnqn(), config).unwrap();
+    backend
+}
+
+#[test]
+fn lost_data_is_a_warning_and_an_event_for_those_who_see_the_namespace() {
+    let mut bench = Bench::new();
+    let backend = add(&mut bench, 2, 1);
+    let sees = bench.ready();
+    let other = bench.associate(host(2), subnqn(), 0).unwrap();
+    bench.enable(&other);
+    for association in [&sees, &other] {
+        assert_eq!(warning(&mut bench, association), CriticalWarning::empty());
+        await_event(&mut bench, association);
+    }
+    bench.target.handle_data_lost(backend, bench.now_us);
+    assert_eq!(events(&mut bench), [AsyncEvent::NVM_SUBSYSTEM_RELIABILITY]);
+    assert_eq!(warning(&mut bench, &sees), CriticalWarning::RELIABILITY);
+    assert_eq!(warning(&mut bench, &other), CriticalWarning::empty());
+    // Every reactor may say so; hosts hear of it once.
+    await_event(&mut bench, &sees);
+    bench.target.handle_data_lost(backend, bench.now_us);
+    assert!(events(&mut bench).is_empty());
+    // A host that comes back changes nothing; taking the namespace out does.
+    let again = bench.associate(host(1), subnqn(), 0).unwrap();
+    bench.enable(&again);
+    assert_eq!(warning(&mut bench, &again), CriticalWarning::RELIABILITY);
+    bench.target.remove_namespace(&subnqn(), 2).unwrap();
+    bench.poll();
+    assert_eq!(warning(&mut bench, &again), CriticalWarning::empty());
+    add(&mut bench, 2, 1);
+    bench.poll();
+    assert_eq!(warning(&mut bench, &again), CriticalWarning::empty());
+    // Of a backend that is gone nothing is kept.
+    bench.target.remove_namespace(&subnqn(), 2).unwrap();
+    bench.target.handle_data_lost(backend, bench.now_us);
+    add(&mut bench, 2, 1);
+    bench.poll();
+    assert_eq!(warning(&mut bench, &again), CriticalWarning::empty());
+}
+
+#[test]
+fn a_host_that_wants_no_such_event_gets_none() {
+    let mut bench = Bench::new();
+    let backend = add(&mut bench, 2, 1);
+    let association = bench.ready();
+    let none = SetFeatures::new(FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x100);
+    let (cqe, _) = bench.admin(&association, &AdminCommand::SetFeatures(none));
+    assert!(cqe.status().is_success(), "{cqe:?}");
+    await_event(&mut bench, &association);
+    bench.target.handle_data_lost(backend, bench.now_us);
+    assert!(events(&mut bench).is_empty());
+    assert_eq!(
+        warning(&mut bench, &association),
+        CriticalWarning::RELIABILITY
+    );
+}
