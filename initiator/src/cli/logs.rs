@@ -20,7 +20,7 @@ use super::output::{self, Fields};
 /// 0 °C in kelvins, as temperatures are rounded in the log page.
 const ZERO_CELSIUS_KELVINS: i32 = 273;
 /// Bytes of the SMART / Health Information log page.
-const HEALTH_BYTES: u32 = 512;
+pub(super) const HEALTH_BYTES: u32 = 512;
 
 /// Arguments of `smart-log`.
 #[derive(Args, Debug)]
@@ -61,7 +61,12 @@ pub(crate) struct EffectsLog {
     output: OutputArgs,
 }
 
-fn log_page(queue: &mut DirectQueue, lid: LogPageId, nsid: u32, len_bytes: u32) -> Result<Vec<u8>> {
+pub(super) fn log_page(
+    queue: &mut DirectQueue,
+    lid: LogPageId,
+    nsid: u32,
+    len_bytes: u32,
+) -> Result<Vec<u8>> {
     let command = AdminCommand::GetLogPage(GetLogPage {
         nsid,
         rae: true,

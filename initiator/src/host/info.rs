@@ -301,7 +301,8 @@ impl NamespaceInfo {
             let name =
                 |uuid: Option<Uuid>| uuid.map_or_else(|| "none".to_owned(), |u| u.to_string());
             Some(format!(
-                "its UUID is {}, was {}",
+                "its UUID is {}, was {} (another volume has its place, or it was memory of a target \
+                 that was started anew, which is empty then)",
                 name(self.uuid),
                 name(first.uuid)
             ))

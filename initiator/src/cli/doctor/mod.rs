@@ -2,6 +2,7 @@
 
 mod connection;
 mod exercise;
+mod health;
 mod measure;
 mod reach;
 
@@ -59,8 +60,9 @@ impl Doctor {
         let reached = reach::reach(connect, &mut checks);
         if let Some(reached) = reached
             && connection::discover(connect, &reached, &mut checks)
-            && let Some(queue) = connection::connect(connect, &reached, &mut checks)
+            && let Some(mut queue) = connection::connect(connect, &reached, &mut checks)
         {
+            checks.push(health::health(&mut queue));
             let nsid = self.namespace_id;
             if let Some(namespace) = exercise::exercise(queue, nsid, &mut checks) {
                 measure::measure(connect, &namespace, &mut checks);

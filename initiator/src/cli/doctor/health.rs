@@ -1,0 +1,78 @@
+//! What the controller says of its media.
+
+use capstan_doctor::Check;
+use capstan_initiator::DirectQueue;
+use capstan_nvme_proto::log::{CriticalWarning, HealthLog, LogPageId};
+use capstan_nvme_proto::sqe::NSID_BROADCAST;
+
+use super::super::{logs, output};
+
+const NAME: &str = "health";
+const EXPECTED: &str = "no critical warning";
+
+/// Reads the SMART / Health Information log page.
+pub(super) fn health(queue: &mut DirectQueue) -> Check {
+    let page = logs::log_page(queue, LogPageId::HEALTH, NSID_BROADCAST, logs::HEALTH_BYTES);
+    match page.as_deref().map(HealthLog::from_data) {
+        Ok(Some(log)) => warned(log),
+        Ok(None) => Check::warning(
+            NAME,
+            "a page that is too short",
+            "512 bytes",
+            "capstan smart-log",
+        ),
+        Err(error) => Check::warning(
+            NAME,
+            output::chain(error),
+            "the log page",
+            "capstan smart-log",
+        ),
+    }
+}
+
+fn warned(log: &HealthLog) -> Check {
+    let warning = CriticalWarning::from_bits_retain(log.critical_warning);
+    if warning.is_empty() {
+        let errors = log.media_errors.get();
+        return Check::ok(NAME, format!("{EXPECTED}, {errors} media error(s)"));
+    }
+    if warning.contains(CriticalWarning::RELIABILITY) {
+        return Check::error(
+            NAME,
+            "reliability is degraded: of a capstan-target, writes that it had answered could not be stored and may be \
+             lost, and every Flush of that namespace fails",
+            EXPECTED,
+            "on the target: journalctl -u capstan-target says which volume, why, and how to go on; check or restore \
+             what is on it",
+        );
+    }
+    Check::warning(
+        NAME,
+        format!("critical warning {:#04x}", log.critical_warning),
+        EXPECTED,
+        "capstan smart-log; see the target's log",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_doctor::Verdict;
+    use capstan_nvme_proto::log::{CriticalWarning, HealthLog};
+    use zerocopy::FromZeros;
+
+    use super::warned;
+
+    #[test]
+    fn lost_writes_are_an_error_and_other_warnings_are_warnings() {
+        for (warning, verdict) in [
+            (CriticalWarning::empty(), Verdict::Ok),
+            (CriticalWarning::TEMPERATURE, Verdict::Warning),
+            (CriticalWarning::RELIABILITY, Verdict::Error),
+            (CriticalWarning::all(), Verdict::Error),
+        ] {
+            let mut log = HealthLog::new_zeroed();
+            log.critical_warning = warning.bits();
+            assert_eq!(warned(&log).verdict, verdict, "{warning:?}");
+        }
+    }
+}
