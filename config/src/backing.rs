@@ -46,6 +46,15 @@ impl Backing {
         }
     }
 
+    /// Whether what was written is there again when the target is started anew, so that a host may go on
+    /// with it. (What null forgets is gone at once; a host that is cut off would find out as late.)
+    pub fn lasts(&self) -> bool {
+        match self {
+            Self::Path(_) => true,
+            Self::Ram { .. } | Self::Null { .. } => false,
+        }
+    }
+
     /// The key in the file: `path`, `ram` or `null`.
     pub fn kind(&self) -> &'static str {
         match self {

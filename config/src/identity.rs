@@ -20,8 +20,9 @@ fn derive(parts: &[&str]) -> Uuid {
     Uuid::new_v5(&NAME_SPACE, parts.join("\0").as_bytes())
 }
 
-/// UUID of a namespace that was given none.
-pub(crate) fn namespace_uuid(nqn: &Nqn, nsid: u32) -> Uuid {
+/// UUID of a namespace that was given none, of those that last.
+#[must_use]
+pub fn namespace_uuid(nqn: &Nqn, nsid: u32) -> Uuid {
     derive(&["namespace", nqn.as_str(), &nsid.to_string()])
 }
 

@@ -201,9 +201,10 @@ pub struct Namespace {
     /// LBA size; `None` lets the backing decide: a block device has its logical block size, a file
     /// 4096 where that divides its size and else 512, RAM and null have 4096.
     pub lba: Option<LbaSize>,
-    /// Namespace UUID, unique in the configuration.
+    /// Namespace UUID, unique in the configuration. Only for what [lasts](Backing::lasts); everything else
+    /// gets one when it is made.
     pub uuid: Uuid,
-    /// Namespace Globally Unique Identifier, unique in the configuration.
+    /// Namespace Globally Unique Identifier, unique in the configuration. As for `uuid`.
     pub nguid: [u8; 16],
     /// Writes are refused.
     pub read_only: bool,

@@ -204,6 +204,15 @@ pub enum ProblemKind {
         /// The kind of backing.
         backing: &'static str,
     },
+    /// An identity for what does not last.
+    #[error(
+        "a {backing} namespace has a new one each time it is made: what was written to the last one is gone, and \
+         hosts must not take it for the same; remove it"
+    )]
+    NotLasting {
+        /// The kind of backing.
+        backing: &'static str,
+    },
     /// The memory budget cannot serve one host.
     #[error("{}; raise target.memory_budget, or lower queues.depth_max or target.reactors", .0)]
     Budget(String),

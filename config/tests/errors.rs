@@ -272,12 +272,24 @@ fn namespaces_that_cannot_be() {
             "line 8: subsystem[0].namespace[0].direct: has no meaning for a ram namespace; remove it",
         ),
         (
-            "ram = \"1MiB\"\nuuid = \"1\"",
+            "path = \"/a\"\nuuid = \"1\"",
             "line 8: subsystem[0].namespace[0].uuid: \"1\" is not allowed; allowed: a UUID that is not \
              all zeroes (`uuidgen` makes one); without this key one is derived from the NQN and NSID",
         ),
         (
-            "ram = \"1MiB\"\nnguid = \"00000000000000000000000000000000\"",
+            "ram = \"1MiB\"\nuuid = \"2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55\"",
+            "line 8: subsystem[0].namespace[0].uuid: a ram namespace has a new one each time it is \
+             made: what was written to the last one is gone, and hosts must not take it for the same; \
+             remove it",
+        ),
+        (
+            "null = \"1MiB\"\nnguid = \"2d9a6f349a434d0b8a648f9b1d0c7e55\"",
+            "line 8: subsystem[0].namespace[0].nguid: a null namespace has a new one each time it is \
+             made: what was written to the last one is gone, and hosts must not take it for the same; \
+             remove it",
+        ),
+        (
+            "path = \"/a\"\nnguid = \"00000000000000000000000000000000\"",
             "line 8: subsystem[0].namespace[0].nguid: \"00000000000000000000000000000000\" is not \
              allowed; allowed: 32 hexadecimal digits, not all zeroes; without this key it is the UUID",
         ),
@@ -297,8 +309,8 @@ fn what_must_be_unique_names_the_first_use() {
              subsystem[0].namespace[0].nsid",
         ),
         (
-            &*format!("ram = 4096\n{uuid}"),
-            &*format!("null = 4096\n{uuid}"),
+            &*format!("path = \"/a\"\n{uuid}"),
+            &*format!("path = \"/b\"\n{uuid}"),
             "line 11: subsystem[0].namespace[1].uuid: 2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55 is \
              already used at line 8: subsystem[0].namespace[0].uuid",
         ),
@@ -315,7 +327,7 @@ fn what_must_be_unique_names_the_first_use() {
     // A written UUID against a derived one, in either order.
     let derived = Config::from_toml(&format!("{LISTENER}{SUBSYSTEM}{NAMESPACE}nsid = 2"));
     let derived = derived.unwrap().subsystems[0].namespaces[0].uuid;
-    let written = format!("ram = 4096\nnsid = 1\nuuid = \"{derived}\"");
+    let written = format!("path = \"/a\"\nnsid = 1\nuuid = \"{derived}\"");
     for keys in [
         format!("{written}\n[[subsystem.namespace]]\nram = 4096\nnsid = 2"),
         format!("ram = 4096\nnsid = 2\n[[subsystem.namespace]]\n{written}"),

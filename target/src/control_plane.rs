@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::MigratedId;
 use capstan_reactor::{Clock, MailboxError, Sender};
-use capstan_storage::OpenError;
+use capstan_storage::{IoError, OpenError};
 use capstan_subsystem::{Action, BackendId, ConnId, Event, FlushId, Target};
 
 use crate::io_path::Request;
 use crate::limits::MAILBOX_BOUND;
+use crate::lost::Lost;
 use crate::plan::Export;
 
 /// What one reactor asks of another.
@@ -75,6 +76,7 @@ pub(crate) struct ControlPlane {
     target: Mutex<Target>,
     reactors: OnceLock<Vec<Sender<Message>>>,
     turns: Turns,
+    lost: Lost,
     /// The controllers' next timer, in microseconds; `u64::MAX` for none.
     deadline_us: AtomicU64,
 }
@@ -85,6 +87,7 @@ impl ControlPlane {
             target: Mutex::new(target),
             reactors: OnceLock::new(),
             turns: Turns::default(),
+            lost: Lost::new(),
             deadline_us: AtomicU64::new(u64::MAX),
         }
     }
@@ -231,6 +234,18 @@ impl ControlPlane {
     /// A connection is gone, and no command of it is on the storage engine.
     pub(crate) fn disconnected(&self, conn: ConnId, now_us: u64) {
         self.with(|target| target.handle_disconnected(conn, now_us));
+    }
+
+    /// Writes that had succeeded did not reach the medium of a backend.
+    pub(crate) fn data_lost(&self, backend: BackendId, error: &IoError) {
+        self.lost.add(backend, error);
+        self.with(|target| target.handle_data_lost(backend, Clock.now_us()));
+    }
+
+    /// No namespace is on a backend any more.
+    pub(crate) fn backend_closed(&self, backend: BackendId) {
+        self.lost.remove(backend);
+        self.broadcast(|| Message::CloseVolume(backend));
     }
 
     /// A flush that the controllers asked for has ended.

@@ -3,12 +3,14 @@
 use std::io::ErrorKind;
 use std::net::TcpListener;
 
-use capstan_config::{Config, Listener, MemoryPlan, Target};
+use capstan_config::{Backing, Config, Listener, MemoryPlan, Target};
 use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
 use capstan_rdma::choose;
 
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
+use crate::lost;
 use crate::serve::preference;
+use crate::space;
 
 /// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
 const REACTOR_FDS: u64 = 16;
@@ -23,7 +25,11 @@ const HOST_QUEUES: u64 = 2;
 pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Vec<Check> {
     let budget = Target::default().memory_budget_bytes;
     match config {
-        None => machine_checks(machine, &Role::target(budget)),
+        None => {
+            let mut checks = machine_checks(machine, &Role::target(budget));
+            checks.extend(lost::checks(machine));
+            checks
+        }
         Some(Err(error)) => {
             let mut checks = machine_checks(machine, &Role::target(budget));
             checks.push(Check::error(
@@ -50,10 +56,12 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
         needs: plan.as_ref().ok().map(needs),
     };
     let mut checks = machine_checks(machine, &role);
+    checks.extend(lost::checks(machine));
     checks.extend(configuration(config));
+    checks.extend(space::checks(config));
     if let Ok(plan) = &plan {
         checks.push(Check::ok("memory budget", plan.to_string()));
-        checks.push(open_files(machine, plan));
+        checks.push(open_files(machine, plan, config));
     }
     checks.extend(listeners.iter().map(|listen| listen.check(machine)));
     checks
@@ -101,10 +109,13 @@ fn needs(plan: &MemoryPlan) -> Needs {
     }
 }
 
-/// Over iWARP each queue is a socket.
-fn open_files(machine: &Machine, plan: &MemoryPlan) -> Check {
+/// Over iWARP each queue is a socket. A file or device is open once, and once more for the syncs of each reactor.
+fn open_files(machine: &Machine, plan: &MemoryPlan, config: &Config) -> Check {
     const NAME: &str = "open files";
-    let needed = HOST_QUEUES * plan.hosts(1) + REACTOR_FDS * plan.reactors;
+    let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    let paths = namespaces.filter(|n| matches!(n.backing, Backing::Path(_)));
+    let path_fds = paths.count() as u64 * (1 + plan.reactors);
+    let needed = HOST_QUEUES * plan.hosts(1) + REACTOR_FDS * plan.reactors + path_fds;
     let limit = machine.limit("Max open files").unwrap_or(u64::MAX);
     let seen = if limit == u64::MAX {
         "unlimited".to_owned()

@@ -7,11 +7,15 @@
 pub mod cli;
 mod control_plane;
 pub mod doctor;
+mod instance;
 mod io_path;
 mod limits;
 pub mod log;
+mod lost;
 mod plan;
 mod reload;
 mod scheduling;
 pub mod serve;
 pub mod signals;
+mod space;
+mod unfinished;

@@ -75,6 +75,11 @@ pub(crate) const LOG_LINES_OF_A_KIND: u32 = 10;
 /// For so long lines are counted; then one says how many were left out.
 pub(crate) const LOG_WINDOW: Duration = Duration::from_secs(1);
 
+/// How long a start waits for operations that a killed target has left on their way to a medium: SCSI and NVMe disks
+/// give one 30 s, and once more. Below TimeoutStartSec= of capstan-target.service, which starts the target again after
+/// that, and again it waits.
+pub(crate) const UNFINISHED_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long a reload waits for the reactors to open new volumes.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 

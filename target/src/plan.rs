@@ -1,16 +1,23 @@
 //! From a checked configuration to what the parts need: opened volumes, and the subsystems.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
-use capstan_config::{Access, Backing, Config, DirectIo, Namespace, Subsystem};
+use capstan_config::{Access, Backing, Config, DirectIo, Namespace, Subsystem, namespace_uuid};
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::Clock;
-use capstan_storage::{Geometry, Store, VolumeSpec};
+use capstan_storage::{Geometry, Lifetime, Store, VolumeSpec};
 use capstan_subsystem::{
     BackendId, HostPolicy, NamespaceConfig, NamespaceIdentity, PortConfig, PortId, SubsystemConfig,
     Target, TargetConfig,
 };
+use uuid::Uuid;
+
+use crate::instance;
+use crate::limits::UNFINISHED_TIMEOUT;
+use crate::unfinished;
 
 /// LBA size of RAM and null volumes that say nothing else, in bytes.
 const LBA_BYTES_DEFAULT: u32 = 4096;
@@ -36,6 +43,7 @@ pub(crate) fn build(
         io_queues: config.queues.io_queues_max,
         io_queue_entries: config.queues.depth_max,
         controllers: config.target.hosts_max as usize,
+        boot_id: instance::boot()?.into_bytes(),
         ..TargetConfig::default()
     };
     let mut target = Target::new(bounds, Clock.now_us())?;
@@ -55,7 +63,13 @@ pub(crate) fn build(
         target.add_subsystem(subsystem_config(subsystem, config))?;
         for namespace in &subsystem.namespaces {
             let backend = BackendId(u32::try_from(exports.len())?);
-            let (export, shown) = export(&subsystem.nqn, namespace, backend, reactors)?;
+            let (export, shown) = export(
+                &subsystem.nqn,
+                namespace,
+                backend,
+                reactors,
+                UNFINISHED_TIMEOUT,
+            )?;
             target.add_namespace(&subsystem.nqn, shown)?;
             exports.push(export);
         }
@@ -63,7 +77,8 @@ pub(crate) fn build(
     Ok((target, exports))
 }
 
-/// Prepares the volume of a namespace for so many reactors.
+/// Prepares the volume of a namespace for so many reactors. `waits` is how long operations that a killed
+/// target has left on it are waited for.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -72,16 +87,18 @@ pub(crate) fn export(
     namespace: &Namespace,
     backend: BackendId,
     reactors: usize,
+    waits: Duration,
 ) -> anyhow::Result<(Export, NamespaceConfig)> {
     let nsid = namespace.nsid;
     let cannot = || format!("namespace {nsid} of {subnqn} cannot be exported");
     let spec = spec(namespace);
-    let store = match reactors {
+    let prepare = || match reactors {
         1 => spec.prepare_alone(),
         _ => spec.prepare(),
     };
-    let store = store.with_context(cannot)?;
-    let shown = namespace_config(namespace, backend, store.geometry());
+    let store = unfinished::wait(waits, prepare).with_context(cannot)?;
+    let identity = identity(subnqn, namespace, store.lifetime())?;
+    let shown = namespace_config(namespace, backend, store.geometry(), identity);
     Ok((Export { backend, store }, shown))
 }
 
@@ -135,10 +152,38 @@ fn spec(namespace: &Namespace) -> VolumeSpec {
     }
 }
 
+/// What a host knows the namespace by. Where the blocks do not last, the identity does not: under the old one a
+/// host would go on, over zeroes. What the operator has chosen for a path stands.
+fn identity(
+    subnqn: &Nqn,
+    namespace: &Namespace,
+    lifetime: Lifetime,
+) -> anyhow::Result<NamespaceIdentity> {
+    let configured = (namespace.uuid, namespace.nguid);
+    let (uuid, nguid) = match lifetime {
+        Lifetime::Store => same(instance::random()?),
+        Lifetime::Boot if configured == same(namespace_uuid(subnqn, namespace.nsid)) => {
+            same(Uuid::new_v5(&instance::boot()?, namespace.uuid.as_bytes()))
+        }
+        Lifetime::Boot | Lifetime::Lasting => configured,
+    };
+    Ok(NamespaceIdentity {
+        uuid: Some(uuid),
+        nguid: Some(nguid),
+        eui64: None,
+    })
+}
+
+/// The NGUID that goes with a UUID.
+fn same(uuid: Uuid) -> (Uuid, [u8; 16]) {
+    (uuid, uuid.into_bytes())
+}
+
 fn namespace_config(
     namespace: &Namespace,
     backend: BackendId,
     geometry: Geometry,
+    identity: NamespaceIdentity,
 ) -> NamespaceConfig {
     NamespaceConfig {
         nsid: namespace.nsid,
@@ -152,12 +197,51 @@ fn namespace_config(
             write_zeroes: geometry.discard_zeroes,
             read_only: geometry.read_only || namespace.read_only,
         },
-        identity: NamespaceIdentity {
-            uuid: Some(namespace.uuid),
-            nguid: Some(namespace.nguid),
-            eui64: None,
-        },
+        identity,
         anagrpid: 1,
         visible_to: HostPolicy::Any,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_config::{Config, Subsystem};
+    use capstan_storage::Lifetime;
+
+    use super::identity;
+
+    fn subsystem(keys: &str) -> Subsystem {
+        let toml = format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
+             nqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\npath = \"/srv/a\"\n{keys}"
+        );
+        Config::from_toml(&toml).unwrap().subsystems.remove(0)
+    }
+
+    #[test]
+    fn an_identity_lasts_as_long_as_the_blocks_do() {
+        let derived = subsystem("");
+        let chosen = subsystem("uuid = \"2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55\"");
+        let of = |subsystem: &Subsystem, lifetime| {
+            let identity = identity(&subsystem.nqn, &subsystem.namespaces[0], lifetime).unwrap();
+            let uuid = identity.uuid.unwrap();
+            assert_eq!(identity.nguid, Some(uuid.into_bytes()));
+            uuid
+        };
+        let lasting = of(&derived, Lifetime::Lasting);
+        assert_eq!(lasting, derived.namespaces[0].uuid);
+        let boot = of(&derived, Lifetime::Boot);
+        assert_eq!(
+            of(&derived, Lifetime::Boot),
+            boot,
+            "the same in every process"
+        );
+        let stores = [(), ()].map(|()| of(&derived, Lifetime::Store));
+        assert!(lasting != boot && boot != stores[0] && stores[0] != stores[1]);
+        // The operator's word.
+        for lifetime in [Lifetime::Lasting, Lifetime::Boot] {
+            assert_eq!(of(&chosen, lifetime), chosen.namespaces[0].uuid);
+        }
     }
 }

@@ -109,7 +109,8 @@ impl Served {
                     .next_backend
                     .checked_add(1)
                     .context("too many reloads: restart the target")?;
-                let (export, shown) = export(subnqn, namespace, backend, reactors)?;
+                // Signals are answered by this thread: it does not wait long.
+                let (export, shown) = export(subnqn, namespace, backend, reactors, Duration::ZERO)?;
                 Ok(Prepared {
                     subnqn: subnqn.clone(),
                     export: Arc::new(export),
@@ -262,7 +263,7 @@ fn open(exports: &[Arc<Export>], control: &ControlPlane, reactors: usize) -> any
 
 fn close(backends: impl Iterator<Item = BackendId>, control: &ControlPlane) {
     for backend in backends {
-        control.broadcast(|| Message::CloseVolume(backend));
+        control.backend_closed(backend);
     }
 }
 

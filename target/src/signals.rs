@@ -80,6 +80,11 @@ pub(crate) fn notify_stopping() {
     notify(&[NotifyState::Stopping]);
 }
 
+/// Tells systemd what the service does.
+pub(crate) fn notify_status(status: &str) {
+    notify(&[NotifyState::Status(status)]);
+}
+
 fn notify(states: &[NotifyState<'_>]) {
     // Without systemd there is nobody to tell; with it, a failure shows as a start timeout there.
     if let Err(error) = sd_notify::notify(states) {

@@ -1,10 +1,10 @@
 //! The two programs, as processes.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -102,6 +102,31 @@ impl Daemon {
     /// When it does not listen.
     #[must_use]
     pub fn serve_under(tool: &[&str], args: &[&str]) -> Self {
+        let (daemon, mut lines) = Self::spawn(tool, args);
+        let log = Arc::clone(&daemon.log);
+        let listens = lines.by_ref().any(|line| {
+            let line = line.expect("the log is text");
+            let listens = line.contains("listening at");
+            log.lock().expect("no panic").push(line);
+            listens
+        });
+        assert!(listens, "it ended before it listened: {:#?}", daemon.log());
+        daemon.read_on(lines);
+        daemon
+    }
+
+    /// Runs `capstan-target serve ARGS` and waits for nothing.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn begin(args: &[&str]) -> Self {
+        let (daemon, lines) = Self::spawn(&[], args);
+        daemon.read_on(lines);
+        daemon
+    }
+
+    fn spawn(tool: &[&str], args: &[&str]) -> (Self, Lines<BufReader<ChildStderr>>) {
         // It must not outlive a test that is killed.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
@@ -114,26 +139,19 @@ impl Daemon {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the target starts");
-        let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let daemon = Self {
-            child,
-            log: Arc::clone(&log),
-        };
-        let listens = lines.by_ref().any(|line| {
-            let line = line.expect("the log is text");
-            let listens = line.contains("listening at");
-            log.lock().expect("no panic").push(line);
-            listens
-        });
-        assert!(listens, "it ended before it listened: {:#?}", daemon.log());
-        // Somebody must read on, or the target would block on a full pipe.
+        let lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let log = Arc::default();
+        (Self { child, log }, lines)
+    }
+
+    /// Somebody must read on, or the target would block on a full pipe.
+    fn read_on(&self, lines: Lines<BufReader<ChildStderr>>) {
+        let log = Arc::clone(&self.log);
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 log.lock().expect("no panic").push(line);
             }
         });
-        daemon
     }
 
     /// Its process.

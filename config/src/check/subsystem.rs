@@ -211,6 +211,16 @@ impl Checker<'_> {
             (Some(direct), _) if *direct.get_ref() => DirectIo::Required,
             (Some(_), _) => DirectIo::Off,
         };
+        if let Some(backing) = backing.as_ref().filter(|backing| !backing.lasts()) {
+            for (key, value) in [("uuid", &raw.uuid), ("nguid", &raw.nguid)] {
+                if let Some(value) = value {
+                    let kind = ProblemKind::NotLasting {
+                        backing: backing.kind(),
+                    };
+                    self.report(format!("{field}.{key}"), Some(value.span()), kind);
+                }
+            }
+        }
         let uuid_field = format!("{field}.uuid");
         let uuid = match &raw.uuid {
             Some(text) => self.uuid(&uuid_field, text),

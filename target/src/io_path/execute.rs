@@ -8,7 +8,7 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Io, Op, Submitted};
-use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
+use capstan_subsystem::{BackendId, IoCommand, IoOperation, IoStep, Transfer};
 
 use super::connection::{Command, Connection, Work};
 use super::receives::Receives;
@@ -458,6 +458,10 @@ pub(super) fn on_disk(
     let command = connection.command(slot);
     command.put_back(completion.data);
     if connection.closing() {
+        if let Err(error) = &completion.result {
+            let backend = connection.command(slot).backend();
+            resources.storage_failed(backend, error);
+        }
         return;
     }
     // A command of several operations waits between them.
@@ -468,7 +472,7 @@ pub(super) fn on_disk(
     let command = connection.command(slot);
     let next = match (completion.result, command.step) {
         (Err(error), _) => {
-            tracing::debug!(%error, "a storage operation failed");
+            resources.storage_failed(command.backend(), &error);
             Step::Done(status::of(&error))
         }
         (Ok(()), Some(step)) => match (command.after(step), command.aborted.or(stopped)) {
@@ -482,6 +486,14 @@ pub(super) fn on_disk(
 }
 
 impl Command {
+    /// Where its blocks are.
+    fn backend(&self) -> Option<BackendId> {
+        match &self.work {
+            Work::Io(io) => Some(io.namespace.backend),
+            _ => None,
+        }
+    }
+
     /// The step after one that succeeded.
     fn after(&mut self, step: Step) -> Step {
         let Work::Io(io) = &self.work else {

@@ -193,6 +193,7 @@ impl IoPath {
                 Message::CloseVolume(backend) => {
                     // Operations in flight keep their file; a command between two of them finds none.
                     self.resources.volumes.remove(&backend);
+                    self.resources.lost.retain(|&lost| lost != backend);
                 }
                 Message::TimerMoved => {}
                 Message::Drain => self.drain(),
@@ -231,8 +232,8 @@ impl IoPath {
     }
 
     fn on_storage(&mut self, completion: Completion) {
-        if let Some((flush, succeeded)) = self.shutdown.completed(&completion) {
-            return self.control.flushed(flush, succeeded);
+        if self.flush_ended(&completion) {
+            return;
         }
         let (index, _) = execute::split_token(completion.token);
         if let Some(connection) = self.connections.get_mut(index) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::Buffer;
-use capstan_storage::{Engine, Trickle, Volume};
+use capstan_storage::{Engine, IoError, IoErrorKind, Trickle, Volume};
 use capstan_subsystem::BackendId;
 use rustc_hash::FxHashMap;
 
@@ -27,6 +27,8 @@ pub(super) struct Resources {
     // Numbers of this program: nobody chooses them so that they collide.
     pub(super) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
     pub(super) control: Arc<ControlPlane>,
+    /// Volumes that are known to have lost data, which the controllers have been told.
+    pub(super) lost: Vec<BackendId>,
     /// Connections with commands that wait for a buffer or for their turn, in the order it comes.
     pub(super) starved: VecDeque<usize>,
     /// Those that were passed over in this round.
@@ -77,6 +79,7 @@ impl Resources {
             engine,
             volumes,
             control,
+            lost: Vec::new(),
             starved: VecDeque::new(),
             passed: Vec::new(),
             spared: Vec::new(),
@@ -121,6 +124,25 @@ impl Resources {
         if std::mem::take(&mut connection.rung) {
             self.unrung.push(connection.index);
         }
+    }
+
+    /// A storage operation failed: the controllers hear, once, of a volume that has lost data.
+    pub(super) fn storage_failed(&mut self, backend: Option<BackendId>, error: &IoError) {
+        tracing::debug!(%error, "a storage operation failed");
+        if error.kind == IoErrorKind::Lost
+            && let Some(backend) = backend
+            && !self.lost.contains(&backend)
+        {
+            self.lost.push(backend);
+            self.control.data_lost(backend, error);
+        }
+    }
+
+    /// The backend of the volume that an error names.
+    pub(super) fn backend_of(&self, error: &IoError) -> Option<BackendId> {
+        let mut volumes = self.volumes.iter();
+        let named = volumes.find(|(_, volume)| *volume.name() == error.volume);
+        named.map(|(&backend, _)| backend)
     }
 
     /// Ends a connection that the device has ended already, and with it data that it lent.

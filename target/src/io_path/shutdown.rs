@@ -29,13 +29,7 @@ struct Pending {
 
 impl Shutdowns {
     /// Counts a flush down; its name, and whether it succeeded, when it was the last backend.
-    pub(super) fn completed(&mut self, completion: &Completion) -> Option<(FlushId, bool)> {
-        if completion.token & FLUSH == 0 {
-            return None;
-        }
-        if let Err(error) = &completion.result {
-            tracing::error!("a flush for a controller failed: {error}");
-        }
+    fn completed(&mut self, completion: &Completion) -> Option<(FlushId, bool)> {
         let pending = self.pending.get_mut(&completion.token)?;
         pending.left = pending.left.saturating_sub(1);
         pending.succeeded &= completion.result.is_ok();
@@ -92,6 +86,22 @@ impl IoPath {
         }
     }
 
+    /// Takes the end of a flush for a controller; `false` when it belongs to something else.
+    pub(super) fn flush_ended(&mut self, completion: &Completion) -> bool {
+        if completion.token & FLUSH == 0 {
+            return false;
+        }
+        if let Err(error) = &completion.result {
+            tracing::error!("a flush for a controller failed: {error}");
+            let backend = self.resources.backend_of(error);
+            self.resources.storage_failed(backend, error);
+        }
+        if let Some((flush, succeeded)) = self.shutdown.completed(completion) {
+            self.control.flushed(flush, succeeded);
+        }
+        true
+    }
+
     fn flush_backends(&mut self, flush: FlushId, backends: &[BackendId]) {
         self.shutdown.serial += 1;
         let token = FLUSH | self.shutdown.serial;
@@ -122,10 +132,8 @@ impl IoPath {
         };
         self.shutdown.pending.insert(token, pending);
         for outcome in outcomes {
-            if let Submitted::Done(completion) = outcome
-                && let Some((flush, succeeded)) = self.shutdown.completed(&completion)
-            {
-                self.control.flushed(flush, succeeded);
+            if let Submitted::Done(completion) = outcome {
+                self.flush_ended(&completion);
             }
         }
     }

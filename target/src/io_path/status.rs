@@ -15,6 +15,8 @@ pub(super) fn of(error: &IoError) -> Status {
                 Status::WRITE_FAULT.dnr()
             }
         },
+        // Nothing that the host does again brings back what is lost.
+        IoErrorKind::Lost => Status::WRITE_FAULT.dnr(),
         IoErrorKind::ReadOnly => Status::NAMESPACE_IS_WRITE_PROTECTED.dnr(),
         IoErrorKind::NotSupported => Status::INVALID_OPCODE.dnr(),
         IoErrorKind::Retry | IoErrorKind::NoMemory => Status::COMMAND_INTERRUPTED,

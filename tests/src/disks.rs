@@ -1,0 +1,170 @@
+//! File systems and loop devices for tests that need a medium with a mind of its own. All of it needs root.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use tempfile::TempDir;
+
+use crate::program::utf8;
+
+/// Runs a program to its end: what it prints, or why it failed.
+///
+/// # Errors
+/// It cannot be started, or fails.
+pub fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let error = String::from_utf8_lossy(&output.stderr);
+    let arguments = arguments.join(" ");
+    Err(format!("{program} {arguments}: {}", error.trim()))
+}
+
+/// Gives this test, and the programs that it starts, mounts of their own, which go with them.
+///
+/// # Panics
+/// Without root.
+pub fn own_mounts() {
+    let none = None::<&str>;
+    unshare(CloneFlags::CLONE_NEWNS)
+        .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none))
+        .unwrap_or_else(|reason| {
+            panic!(
+                "no mounts of its own: {reason}; this test needs root, leave it out with: \
+                 cargo nextest run -E 'not test(/^root_/)'"
+            )
+        });
+}
+
+/// A loop device, detached at the end.
+pub struct Loop(String);
+
+impl Loop {
+    /// On `file`.
+    ///
+    /// # Panics
+    /// Where none can be made.
+    #[must_use]
+    pub fn new(file: &Path) -> Self {
+        let made = run("losetup", &["--find", "--show", utf8(file)]);
+        Self(made.unwrap_or_else(|reason| {
+            panic!(
+                "no loop device: {reason}; this test needs root and loop devices, leave it out \
+                 with: cargo nextest run -E 'not test(/^root_/)'"
+            )
+        }))
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        Path::new(&self.0)
+    }
+
+    /// Writes that it was given and has not ended (Documentation/ABI/stable/sysfs-block, `inflight`).
+    ///
+    /// # Panics
+    /// When the kernel does not say.
+    #[must_use]
+    pub fn writes_in_flight(&self) -> u64 {
+        let name = self.path().file_name().and_then(|name| name.to_str());
+        let path = format!("/sys/block/{}/inflight", name.expect("a loop device"));
+        let text = fs::read_to_string(path).expect("the kernel counts");
+        let writes = text.split_ascii_whitespace().nth(1);
+        writes.expect("two numbers").parse().expect("a number")
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        if let Err(reason) = run("losetup", &["--detach", &self.0]) {
+            eprintln!("{reason}");
+        }
+    }
+}
+
+/// An ext4 file system on a thin device, with room for some of what it promises.
+pub struct Thin {
+    folder: TempDir,
+    device: Option<Loop>,
+}
+
+impl Thin {
+    /// A file system of 64 MiB of which `room_mib` can be stored, on memory. Needs [`own_mounts`].
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn new(room_mib: u32) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [below, at] = ["below", "at"].map(|name| folder.path().join(name));
+        for path in [&below, &at] {
+            fs::create_dir(path).expect("an empty folder");
+        }
+        let size = format!("size={room_mib}m");
+        let mount = |arguments: &[&str]| run("mount", arguments).expect("it is mounted");
+        mount(&["-t", "tmpfs", "-o", &size, "none", utf8(&below)]);
+        let image = below.join("image");
+        let file = File::create(&image).expect("an image");
+        file.set_len(64 << 20).expect("a sparse file");
+        // Nothing writes but who uses it: no journal, no tables that are made later.
+        let options = "-q -F -m 0 -O ^has_journal -E lazy_itable_init=0";
+        let arguments: Vec<_> = options.split(' ').chain([utf8(&image)]).collect();
+        run("mkfs.ext4", &arguments).expect("a file system");
+        let device = Loop::new(&image);
+        mount(&[utf8(device.path()), utf8(&at)]);
+        Self {
+            folder,
+            device: Some(device),
+        }
+    }
+
+    /// A sparse file there.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn file(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.folder.path().join("at").join(name);
+        let file = File::create(&path).expect("a file");
+        file.set_len(bytes).expect("a sparse file");
+        path
+    }
+
+    /// Lets no write of the file system end, until it is dropped.
+    ///
+    /// # Panics
+    /// When it cannot be frozen.
+    #[must_use]
+    pub fn freeze(&self) -> Frozen {
+        let at = self.folder.path().join("at");
+        run("fsfreeze", &["--freeze", utf8(&at)]).expect("it is frozen");
+        Frozen(at)
+    }
+}
+
+impl Drop for Thin {
+    fn drop(&mut self) {
+        let path = |name| self.folder.path().join(name);
+        // What it cannot write back it says here once more.
+        let _ = run("umount", &[utf8(&path("at"))]);
+        self.device = None;
+        let _ = run("umount", &["--lazy", utf8(&path("below"))]);
+    }
+}
+
+/// A file system that stands still.
+pub struct Frozen(PathBuf);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        if let Err(reason) = run("fsfreeze", &["--unfreeze", utf8(&self.0)]) {
+            eprintln!("{reason}");
+        }
+    }
+}

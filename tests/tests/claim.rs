@@ -1,0 +1,125 @@
+//! A target that is killed while its writes are on their way to a slow medium: nobody is served before they are over, or an
+//! old write would land after newer ones.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use capstan_initiator::Controller;
+use capstan_tests::disks::{Loop, Thin, own_mounts};
+use capstan_tests::host::options;
+use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use capstan_tests::target::SUBNQN;
+use nix::sys::signal::Signal;
+
+/// How long the medium stands still behind the death of its target.
+const SLOW: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(30);
+const LBA: usize = 4096;
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn arguments<'a>(export: &'a str, listen: &'a str) -> [&'a str; 10] {
+    let [provider, lba] = [["--provider", "iwarp"], ["--lba", "4096"]];
+    let [export, listen] = [["--export", export], ["--listen", listen]];
+    let nqn = ["--nqn", SUBNQN];
+    let all = [provider, lba, export, listen, nqn];
+    std::array::from_fn(|at| all[at / 2][at % 2])
+}
+
+fn connect(at: SocketAddr) -> Controller {
+    let mut options = options(at, 1);
+    // Gives up at once: what it had under way is not to be issued again.
+    options.ctrl_loss_tmo = Some(Duration::ZERO);
+    Controller::connect(options).expect("connects")
+}
+
+/// Kills a target whose write to `export` is held by `thin`, as `is_held` shows, and starts another.
+fn killed_while_it_writes(export: &Path, thin: &Thin, is_held: impl Fn(u32) -> bool) {
+    let at = own_address();
+    let listen = at.to_string();
+    let arguments = arguments(utf8(export), &listen);
+    let first = Daemon::serve(&arguments);
+    let controller = connect(at);
+    let volume = controller
+        .volume_blocking(1)
+        .expect("namespace 1")
+        .blocking();
+    volume.write(0, &[1; LBA]).expect("writes");
+    volume.flush().expect("flushes");
+
+    let frozen = thin.freeze();
+    let (second, old) = thread::scope(|scope| {
+        let old = scope.spawn(|| volume.write(0, &[2; LBA]));
+        wait_until("the write is on its way", || is_held(first.pid()));
+        signal(first.pid(), Signal::SIGKILL);
+        let second = Daemon::begin(&arguments);
+        second.wait_for_log(&["WARN", "on their way to the medium", "waiting for at most"]);
+        let start = Instant::now();
+        while start.elapsed() < SLOW {
+            // The socket of the killed one may still take connections, and nobody answers there.
+            let log = second.log();
+            let serves = log.iter().any(|line| line.contains("listening"));
+            assert!(!serves, "it serves while the old write is held: {log:#?}");
+            thread::sleep(Duration::from_millis(20));
+        }
+        drop(frozen);
+        second.wait_for_log(&["its last operation was over after"]);
+        second.wait_for_log(&["listening at"]);
+        (second, old.join().expect("no panic"))
+    });
+    old.expect_err("nobody has answered it");
+    drop((volume, controller, first));
+
+    let controller = connect(at);
+    let volume = controller
+        .volume_blocking(1)
+        .expect("namespace 1")
+        .blocking();
+    let read = || {
+        let mut found = vec![0; LBA];
+        volume.read(0, &mut found).expect("reads");
+        found
+    };
+    assert_eq!(read(), [2; LBA], "it landed before anybody was served");
+    volume.write(0, &[3; LBA]).expect("writes");
+    volume.flush().expect("flushes");
+    assert_eq!(read(), [3; LBA]);
+    controller.close();
+    drop((volume, controller));
+    assert!(second.stop().success());
+}
+
+#[test]
+fn root_a_device_is_served_again_when_the_writes_of_a_killed_target_are_over() {
+    own_mounts();
+    let thin = Thin::new(32);
+    let device = Loop::new(&thin.file("slow", 8 << 20));
+    killed_while_it_writes(device.path(), &thin, |_| device.writes_in_flight() > 0);
+}
+
+/// Whether a thread of the process waits where no signal reaches it: for the file system.
+fn waits_for_disk(pid: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten();
+    let mut stats =
+        tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    stats.any(|stat| stat.contains("(iou-wrk") && stat.contains(") D "))
+}
+
+#[test]
+fn root_a_file_is_served_again_when_the_writes_of_a_killed_target_are_over() {
+    own_mounts();
+    let thin = Thin::new(32);
+    let file = thin.file("slow", 8 << 20);
+    killed_while_it_writes(&file, &thin, waits_for_disk);
+}

@@ -1,0 +1,215 @@
+//! What a host was told of as stored and is lost stays lost, whoever asks and however often; and what does not survive its
+//! target is another namespace afterwards.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use capstan_initiator::{BlockingVolume, Controller, IoError};
+use capstan_nvme_proto::status::Status;
+use capstan_tests::disks::{Thin, own_mounts};
+use capstan_tests::host::options;
+use capstan_tests::program::{Daemon, own_address, program, signal, utf8};
+use capstan_tests::target::SUBNQN;
+use nix::sys::signal::Signal;
+
+const MIB: usize = 1 << 20;
+
+/// A configuration with `path` as namespace 1, through the page cache, and another file as namespace 2; without
+/// namespace 1 where there is no path.
+fn configure(folder: &Path, at: SocketAddr, path: Option<&Path>) -> PathBuf {
+    let other = folder.join("other.img");
+    std::fs::write(&other, vec![0; MIB]).unwrap();
+    let mut toml = format!(
+        "[target]\nreactors = 2\n[[listener]]\naddress = \"{}\"\nprovider = \"iwarp\"\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+         [[subsystem.namespace]]\nnsid = 2\npath = \"{}\"\n",
+        at.ip(),
+        other.display()
+    );
+    if let Some(path) = path {
+        let path = path.display();
+        toml += &format!("[[subsystem.namespace]]\nnsid = 1\npath = \"{path}\"\ndirect = false\n");
+    }
+    let file = folder.join("target.toml");
+    std::fs::write(&file, toml).unwrap();
+    file
+}
+
+fn connect(at: SocketAddr, number: u8) -> (Controller, BlockingVolume) {
+    let controller = Controller::connect(options(at, number)).expect("connects");
+    let volume = controller.volume_blocking(1).expect("namespace 1");
+    (controller, volume.blocking())
+}
+
+fn capstan(command: &str, at: SocketAddr, args: &[&str]) -> String {
+    let (address, port) = (at.ip().to_string(), at.port().to_string());
+    let output = std::process::Command::new(program("capstan"))
+        .args([
+            command, "-t", "rdma", "-a", &address, "-s", &port, "-n", SUBNQN,
+        ])
+        .args(args)
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn critical_warning(at: SocketAddr) -> String {
+    let log = capstan("smart-log", at, &[]);
+    let line = log
+        .lines()
+        .find(|line| line.starts_with("critical_warning"));
+    let value = line.and_then(|line| line.rsplit(' ').next());
+    value.expect("a critical warning").to_owned()
+}
+
+/// The one status that says so, and that hosts do not retry.
+fn is_write_fault(result: &Result<(), IoError>) {
+    let Err(IoError::Status { status, .. }) = result else {
+        panic!("{result:?}");
+    };
+    assert_eq!(*status, Status::WRITE_FAULT.dnr().more());
+}
+
+fn reload(daemon: &Daemon, words: &str) {
+    let known = daemon.log().len();
+    signal(daemon.pid(), Signal::SIGHUP);
+    daemon.wait_for_log_after(known, &[words]);
+}
+
+#[test]
+fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it() {
+    own_mounts();
+    let thin = Thin::new(12);
+    let path = thin.file("volume", 32 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let at = own_address();
+    let file = configure(folder.path(), at, Some(&path));
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let (writer, written) = connect(at, 1);
+    let (reader, other) = connect(at, 2);
+    for offset in (0..30 * MIB).step_by(MIB) {
+        written
+            .write(offset as u64, &vec![1; MIB])
+            .expect("answered well");
+    }
+    // The kernel tells of it once: whoever asks first has written nothing.
+    for volume in [&other, &written, &other, &written] {
+        is_write_fault(&volume.flush());
+        is_write_fault(&volume.write_fua(0, &[2; 4096]));
+        volume.read(0, &mut [0; 4096]).expect("reads go on");
+    }
+    let healthy = writer.volume_blocking(2).expect("namespace 2").blocking();
+    healthy
+        .write(0, &[7; 4096])
+        .expect("another volume goes on");
+    healthy.flush().expect("another volume goes on");
+    let told = |daemon: &Daemon| {
+        let log = daemon.log();
+        let lines = log.iter().filter(|line| line.contains("may be lost"));
+        lines.filter(|line| line.contains("ERROR")).count()
+    };
+    daemon.wait_for_log(&["ERROR", utf8(&path), "may be lost", "restart the target"]);
+    // A host that comes back changes nothing.
+    drop((written, other));
+    writer.close();
+    reader.close();
+    let (again, volume) = connect(at, 1);
+    is_write_fault(&volume.flush());
+    assert_eq!(critical_warning(at), "0x4");
+    let report = capstan("doctor", at, &[]);
+    assert!(report.contains("reliability is degraded"), "{report}");
+
+    // Taken out and put back in: the operator has looked at it.
+    configure(folder.path(), at, None);
+    reload(&daemon, "namespaces removed: 1");
+    drop(volume);
+    again.close();
+    let path = thin.file("fresh", 4 << 20);
+    configure(folder.path(), at, Some(&path));
+    reload(&daemon, "namespaces added: 1");
+    let (last, volume) = connect(at, 1);
+    volume.write(0, &[3; 4096]).expect("writes");
+    volume.flush().expect("a volume that has lost nothing");
+    assert_eq!(critical_warning(at), "0x0");
+    assert_eq!(told(&daemon), 1, "said once: {:#?}", daemon.log());
+    drop(volume);
+    last.close();
+    assert!(daemon.stop().success());
+}
+
+/// A host that goes on over zeroes would take them for its data.
+#[test]
+fn memory_that_did_not_survive_is_another_namespace() {
+    let at = own_address();
+    let daemon = Daemon::start("ram:16MiB", 4096, at);
+    let mut options = options(at, 1);
+    options.reconnect_delay = Duration::from_millis(200);
+    let controller = Controller::connect(options).expect("connects");
+    let volume = controller
+        .volume_blocking(1)
+        .expect("namespace 1")
+        .blocking();
+    volume.write(0, &[1; 4096]).expect("writes");
+    daemon.kill();
+    let _daemon = Daemon::start("ram:16MiB", 4096, at);
+    let read = volume.read(0, &mut [0; 4096]);
+    let write = volume.write(4096, &[2; 4096]);
+    for result in [read, write] {
+        let Err(error @ IoError::NamespaceReplaced { .. }) = result else {
+            panic!("{result:?}");
+        };
+        let words = error.to_string();
+        assert!(
+            words.contains("namespace 1 is not the one it was"),
+            "{words}"
+        );
+        assert!(words.contains("was memory of a target"), "{words}");
+    }
+    // Whoever connects anew sees what there is.
+    controller.close();
+    let (fresh, volume) = connect(at, 1);
+    let mut found = [9; 4096];
+    volume.read(0, &mut found).expect("reads");
+    assert_eq!(found, [0; 4096]);
+    drop(volume);
+    fresh.close();
+}
+
+/// Two RAM namespaces are not the same because they have the same place in the configuration.
+#[test]
+fn memory_that_is_made_anew_by_a_reload_is_another_namespace() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("target.toml");
+    let at = own_address();
+    let configure = |size: &str| {
+        let toml = format!(
+            "[target]\nreactors = 1\n[[listener]]\naddress = \"{}\"\nprovider = \"iwarp\"\n\
+             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\nnsid = 1\nram = \"{size}\"\n\
+             [[subsystem.namespace]]\nnsid = 2\nram = \"1MiB\"\n",
+            at.ip()
+        );
+        std::fs::write(&file, toml).unwrap();
+    };
+    configure("1MiB");
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let uuids = || {
+        let (controller, _) = connect(at, 1);
+        let namespaces = controller.snapshot_blocking().namespaces;
+        controller.close();
+        namespaces
+            .iter()
+            .map(|n| n.uuid.unwrap())
+            .collect::<Vec<_>>()
+    };
+    let before = uuids();
+    assert_ne!(before[0], before[1]);
+    assert_eq!(uuids(), before, "the same for every host");
+    configure("2MiB");
+    reload(&daemon, "namespaces added: 1, namespaces removed: 1");
+    let after = uuids();
+    assert_ne!(after[0], before[0], "made anew");
+    assert_eq!(after[1], before[1], "still there");
+    assert!(daemon.stop().success());
+}
