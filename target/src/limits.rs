@@ -89,7 +89,7 @@ pub(crate) const fn slots(entries: u16) -> u16 {
 }
 
 /// Work requests of the send queue for a queue of `entries`: data and response of every slot, and
-/// one list of descriptors beyond that.
+/// one list of descriptors beyond that. Commands with lists wait until there is room for theirs.
 pub(crate) const fn send_wrs(entries: u16) -> u32 {
     2 * slots(entries) as u32 + SGL_DESCRIPTORS_MAX
 }

@@ -16,7 +16,7 @@ use capstan_nvme_proto::fabrics::{
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::property::{Cc, Csts, Property};
 use capstan_nvme_proto::rdma_cm::CmRequest;
-use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sgl::{Sgl, SglBase};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
@@ -67,6 +67,10 @@ pub enum Data<'a> {
     Pulled(&'a [u8]),
     /// So many bytes to the host, which the controller writes here by RDMA.
     Pushed(u32),
+    /// As [`Data::Pulled`], from so many pieces, of which the capsule has a list.
+    PulledInPieces(&'a [u8], u32),
+    /// As [`Data::Pushed`], into so many pieces.
+    PushedInPieces(u32, u32),
 }
 
 struct Line {
@@ -164,6 +168,20 @@ impl Wire {
             rkey: self.region.rkey().0,
             invalidate: false,
         }
+    }
+
+    /// The descriptors of a buffer that is cut into pieces of one length.
+    fn pieces(&self, buffer: &Buffer, pieces: u32) -> Vec<u8> {
+        let length_bytes = buffer.len_bytes() / pieces;
+        let descriptor = |piece| Sgl::Keyed {
+            address: buffer.addr() + u64::from(piece * length_bytes),
+            length_bytes,
+            rkey: self.region.rkey().0,
+            invalidate: false,
+        };
+        let list = (0..pieces).map(descriptor);
+        list.flat_map(|sgl| sgl.encode().as_bytes().to_vec())
+            .collect()
     }
 
     /// Some bytes of a buffer.
@@ -562,6 +580,7 @@ impl WireHost {
         let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("small");
         let mut beside = None;
         let mut behind: &[u8] = &[];
+        let list: Vec<u8>;
         let sgl = match data {
             Data::None => Sgl::EMPTY,
             Data::InCapsule(bytes) => {
@@ -579,6 +598,19 @@ impl WireHost {
             Data::Pushed(bytes) => {
                 let buffer = beside.insert(self.wire.take(bytes));
                 self.wire.keyed(buffer)
+            }
+            Data::PulledInPieces(bytes, pieces) => {
+                let buffer = beside.insert(self.wire.take(len(bytes)));
+                buffer.copy_from(0, bytes);
+                list = self.wire.pieces(buffer, pieces);
+                behind = &list;
+                list_of(behind)
+            }
+            Data::PushedInPieces(bytes, pieces) => {
+                let buffer = beside.insert(self.wire.take(bytes));
+                list = self.wire.pieces(buffer, pieces);
+                behind = &list;
+                list_of(behind)
             }
         };
         sqe.cid = cid.into();
@@ -653,6 +685,15 @@ impl WireHost {
     pub fn run(&mut self, queue: Queue, sqe: Sqe, data: Data<'_>) -> (Cqe, Vec<u8>) {
         let cid = self.send(queue, sqe, data);
         self.answer(queue, cid)
+    }
+}
+
+/// The SGL of a list of descriptors at the start of the in-capsule data.
+fn list_of(descriptors: &[u8]) -> Sgl {
+    Sgl::Segment {
+        base: SglBase::CapsuleOffset(0),
+        length_bytes: u32::try_from(descriptors.len()).expect("small"),
+        last: true,
     }
 }
 

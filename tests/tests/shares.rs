@@ -237,7 +237,7 @@ fn attackers() -> std::ops::Range<u8> {
 
 /// How long an attack is looked at.
 fn length() -> Duration {
-    Duration::from_secs(if is_full() { 40 } else { 3 })
+    Duration::from_secs(if is_full() { 20 } else { 3 })
 }
 
 /// Waits for the end of an attack, or of its round.
@@ -252,12 +252,18 @@ fn pause(stop: &AtomicBool, round: Duration) {
 fn withstand(name: &str, attack: impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send + 'static) {
     for source in sources() {
         let target = FileTarget::start(if is_full() { 64 } else { 8 });
+        // What hosts have used once stays resident: at full strength, until each has had its turn.
+        let warm_up = if is_full() {
+            STALLED + PRESSED * 2
+        } else {
+            PRESSED / 4
+        };
         let at = target.at;
         let figures = endure(
             (target.daemon.pid(), at),
             length(),
             move |stop| attack(at, source.into(), stop),
-            || thread::sleep(Duration::from_millis(500)),
+            move || thread::sleep(warm_up),
         );
         eprintln!("{name} from {source}: {figures}");
         figures.assert_kept(tolerance());

@@ -202,7 +202,7 @@ impl IoPath {
         let own_bytes = response_bytes + SPARE_BYTES;
         let slots = port.reserve(entries, own_bytes, &memory.queues)?;
         let established = establish(&mut *fabric.cm, port, memory, cm_id, request, &slots);
-        let (qp, responses) = match established {
+        let (qp, [responses, spare]) = match established {
             Ok(established) => established,
             Err(refusal) => {
                 port.release(entries, slots);
@@ -238,7 +238,12 @@ impl IoPath {
         };
         let now_us = self.resources.now_us;
         self.connections.put(Connection::new(
-            &identity, qp, slots, responses, keys, now_us,
+            &identity,
+            qp,
+            slots,
+            [responses, spare],
+            keys,
+            now_us,
         ));
         self.unconnected.push(identity.id);
         tracing::debug!(peer = %request.peer, provider, qid = request.sizes.qid, entries, "accepted");
@@ -382,7 +387,7 @@ impl IoPath {
 }
 
 /// Makes the queue pair of a request, posts its own receives (`slots`) and accepts. The memory for
-/// its responses comes with it.
+/// its responses and its spare buffer come with it.
 fn establish(
     cm: &mut dyn ConnectionManager,
     port: &mut DevicePort,
@@ -390,14 +395,16 @@ fn establish(
     cm_id: CmId,
     request: &Request,
     slots: &[u32],
-) -> Result<(Box<dyn QueuePair>, Buffer), Refusal> {
+) -> Result<(Box<dyn QueuePair>, [Buffer; 2]), Refusal> {
     let entries = request.sizes.entries;
     let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
-    let responses = memory.queues.take(response_bytes).ok_or_else(|| {
-        Refusal::Budget(format!(
-            "no {response_bytes} contiguous bytes are free for responses"
-        ))
-    })?;
+    let take = |bytes, what| {
+        memory.queues.take(bytes).ok_or_else(|| {
+            Refusal::Budget(format!("no {bytes} contiguous bytes are free for {what}"))
+        })
+    };
+    let responses = take(response_bytes, "responses")?;
+    let spare = take(SPARE_BYTES, "a spare buffer")?;
     let attributes = port.device.attributes();
     let config = QpConfig {
         send_cq: Rc::clone(&port.cq),
@@ -424,5 +431,5 @@ fn establish(
     };
     cm.accept(cm_id, &accept)?;
     qp.lend_messages();
-    Ok((qp, responses))
+    Ok((qp, [responses, spare]))
 }

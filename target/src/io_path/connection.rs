@@ -27,7 +27,7 @@ use super::responses::Responses;
 use super::stall::Progress;
 use super::transfer::Sinks;
 use super::wr_id::WrId;
-use crate::limits::{CQE_BYTES, slots};
+use crate::limits::{CQE_BYTES, SGL_DESCRIPTORS_MAX, slots};
 
 /// Who a connection is.
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +109,8 @@ pub(super) struct Connection {
     pub(super) rung: bool,
     /// Work requests posted since the doorbell was rung.
     unrung: u32,
+    /// Work requests that commands with several host buffers may have beyond their two.
+    extra_wrs: u32,
 }
 
 /// One command in flight.
@@ -117,6 +119,8 @@ pub(super) struct Command {
     pub(super) transfer: Transfer,
     /// The host's buffers, when there are several.
     pub(super) segments: Option<Box<[KeyedBuffer]>>,
+    /// Work requests that are kept for them beyond two.
+    pub(super) extra_wrs: u32,
     /// The data, and where it starts in the buffer.
     pub(super) data: Option<Buffer>,
     pub(super) data_offset_bytes: u32,
@@ -169,7 +173,7 @@ impl Connection {
         identity: &Identity,
         qp: Box<dyn QueuePair>,
         receive_slots: Vec<u32>,
-        responses: Buffer,
+        [responses, spare]: [Buffer; 2],
         keys: Keys,
         now_us: u64,
     ) -> Self {
@@ -210,7 +214,7 @@ impl Connection {
             on_their_way: Responses::default(),
             together: 0,
             account: Account::COMMON,
-            spare: None,
+            spare: Some(spare),
             waiting: VecDeque::with_capacity(usize::from(sizes.entries)),
             starved: false,
             progress: Progress::default(),
@@ -218,6 +222,7 @@ impl Connection {
             disk_outstanding: 0,
             rung: true,
             unrung: 0,
+            extra_wrs: 0,
         }
     }
 
@@ -242,12 +247,34 @@ impl Connection {
         if matches!(command.work, Work::Answered) {
             command.work = Work::Free;
         } else {
+            let command = &self.commands[usize::from(slot)];
+            self.extra_wrs -= command.extra_wrs;
             if command.has_spare {
                 self.spare = self.commands[usize::from(slot)].data.take();
             }
             self.commands[usize::from(slot)] = Command::default();
         }
         self.free.push(slot);
+    }
+
+    /// Makes sure that the send queue has room for the command in `slot`: for one buffer of the host it always has
+    /// (`limits::send_wrs`), for a list of them when those before it have gone. To be asked only for who is next: it has that room
+    /// from then on.
+    pub(super) fn has_room_for(&mut self, slot: u16) -> bool {
+        let command = &mut self.commands[usize::from(slot)];
+        let Some(segments) = &command.segments else {
+            return true;
+        };
+        let extra = u32::try_from(segments.len()).unwrap_or(u32::MAX);
+        let extra = extra.saturating_sub(1);
+        if command.extra_wrs != extra {
+            if self.extra_wrs.saturating_add(extra) > SGL_DESCRIPTORS_MAX {
+                return false;
+            }
+            command.extra_wrs = extra;
+            self.extra_wrs += extra;
+        }
+        true
     }
 
     /// The command in a slot that `take_slot` gave.
@@ -455,6 +482,7 @@ impl Default for Command {
             work: Work::Free,
             transfer: Transfer::None,
             segments: None,
+            extra_wrs: 0,
             data: None,
             data_offset_bytes: 0,
             has_spare: false,
@@ -494,10 +522,11 @@ impl Command {
         })
     }
 
-    /// Whether something is done, or memory of the pool comes free, when the response has gone.
+    /// Whether something is done, or memory of the pool or room in the send queue comes free, when the response has gone.
     pub(super) fn waits_for_response(&self) -> bool {
         let buffers = [&self.data, &self.second, &self.parked];
-        buffers.iter().any(|buffer| buffer.is_some()) || self.close_after.is_some()
+        let waited_for = self.close_after.is_some() || self.extra_wrs > 0;
+        buffers.iter().any(|buffer| buffer.is_some()) || waited_for
     }
 
     /// Goes on with the second buffer when the in-capsule data has been read.

@@ -66,11 +66,11 @@ pub(super) fn start(
             let command = connection.command(slot);
             command.work = Work::Io(io);
             place_capsule_data(resources, connection, slot, capsule.data.take());
-            if at_once == AtOnce::Zeroes {
+            if at_once == AtOnce::Zeroes && connection.has_room_for(slot) {
                 connection.command(slot).zeroes = true;
                 return respond::finish(resources, connection, slot, Status::SUCCESS);
             }
-            if at_once == AtOnce::Later {
+            if at_once == AtOnce::Later || at_once == AtOnce::Zeroes {
                 waiting::line_up(resources, connection, slot, len_bytes);
             } else {
                 waiting::obtain_buffer(resources, connection, slot, len_bytes);

@@ -133,9 +133,10 @@ impl DevicePort {
     /// How its connections pull data.
     pub(super) fn sinks(&self, memory: &Memory) -> Sinks {
         if self.device.attributes().read_sink_needs_remote_write {
-            Sinks::Open(Rc::clone(&self.pd), Arc::clone(memory.data.slab()))
+            let slabs = [&memory.data, &memory.queues].map(|pool| Arc::clone(pool.slab()));
+            Sinks::Open(Rc::clone(&self.pd), slabs)
         } else {
-            Sinks::Closed(self.data.lkey())
+            Sinks::Closed
         }
     }
 

@@ -63,7 +63,6 @@ impl Connection {
         memory: &Memory,
     ) {
         self.account = shares.join(&association, memory);
-        self.spare = memory.queues.take(SPARE_BYTES);
         self.association = Some(association);
     }
 
@@ -82,12 +81,12 @@ impl Connection {
             .take_share(self.account, len_bytes, SHARE_TIMES_FREE)
     }
 
-    /// The queue's own buffer, for the command in `slot`, if it is free and large enough. Not for data that is pulled, whose sink
-    /// may have to be opened: what is as short as that comes in its capsule.
+    /// The queue's own buffer, for the command in `slot`, if it is free and large enough. The first that may need it is a Connect
+    /// whose data is pulled.
     #[cold]
     pub(super) fn take_spare(&mut self, slot: u16, len_bytes: u32) -> Option<Buffer> {
         let command = self.command(slot);
-        if len_bytes > SPARE_BYTES || command.pulls || command.data.is_some() {
+        if len_bytes > SPARE_BYTES || command.data.is_some() {
             return None;
         }
         let spare = self.spare.take()?;

@@ -19,11 +19,11 @@ use super::wr_id::WrId;
 #[derive(Clone)]
 pub(super) enum Sinks {
     /// Through the registration of the whole slab, which no host can reach.
-    Closed(LKey),
+    Closed,
     /// The device needs remote write access to the sink of an RDMA READ (iWARP), and tells the host
     /// its key. So the sink of each is registered for the time of the READ alone: whatever the host
     /// writes there meanwhile, it writes to the data of its own command.
-    Open(Rc<dyn ProtectionDomain>, Arc<Slab>),
+    Open(Rc<dyn ProtectionDomain>, [Arc<Slab>; 2]),
 }
 
 /// Pulling could not be started.
@@ -39,10 +39,19 @@ impl Sinks {
     /// The key of `sge` as a sink, and the registration that ends with the READ.
     fn open(&self, sge: Sge) -> Result<(LKey, Option<Rc<dyn MemoryRegion>>), RdmaError> {
         match self {
-            Self::Closed(lkey) => Ok((*lkey, None)),
-            Self::Open(pd, slab) => {
-                let offset =
-                    usize::try_from(sge.addr.wrapping_sub(slab.addr())).unwrap_or(usize::MAX);
+            Self::Closed => Ok((sge.lkey, None)),
+            Self::Open(pd, slabs) => {
+                let offset_in = |slab: &Arc<Slab>| {
+                    let offset = sge.addr.checked_sub(slab.addr())?;
+                    let offset = usize::try_from(offset).ok()?;
+                    (offset < slab.len_bytes()).then_some(offset)
+                };
+                let (slab, offset) = slabs
+                    .iter()
+                    .find_map(|slab| Some((slab, offset_in(slab)?)))
+                    .ok_or(RdmaError::Invalid(
+                        "a sink outside the memory of this reactor",
+                    ))?;
                 let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
                 let region = pd.register(slab, offset, sge.len_bytes as usize, access)?;
                 Ok((region.lkey(), Some(region)))

@@ -1,4 +1,4 @@
-//! Commands that wait: for a buffer, for room of their connection's device, or for their connection's turn.
+//! Commands that wait: for a buffer, for room of their connection's device or send queue, or for their connection's turn.
 
 use capstan_memory::Short;
 use capstan_nvme_proto::status::Status;
@@ -20,6 +20,7 @@ pub(super) fn obtain_buffer(
     // Whoever waits already goes first, of this connection and of the others.
     if resources.starved.is_empty()
         && !resources.share.is_over()
+        && connection.has_room_for(slot)
         && let Ok(buffer) = connection.lease(&resources.memory, len_bytes)
     {
         return with_buffer(resources, connection, slot, buffer);
@@ -32,6 +33,7 @@ pub(super) fn obtain_buffer(
 fn obtain_spare(resources: &mut Resources, connection: &mut Connection, slot: u16, len_bytes: u32) {
     if connection.waiting.is_empty()
         && !resources.share.is_over()
+        && connection.has_room_for(slot)
         && let Some(buffer) = connection.take_spare(slot, len_bytes)
     {
         return with_buffer(resources, connection, slot, buffer);
@@ -75,7 +77,10 @@ fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool
         };
         let len_bytes = connection.command(slot).wanted_bytes;
         // What waits for room of the device is not helped by a buffer.
-        if connection.qp.is_full() || check_again(connection, slot).is_err() {
+        if connection.qp.is_full()
+            || !connection.has_room_for(slot)
+            || check_again(connection, slot).is_err()
+        {
             continue;
         }
         if let Some(buffer) = connection.take_spare(slot, len_bytes) {
@@ -98,8 +103,8 @@ enum Next {
 }
 
 /// Lets waiting commands go on, up to a turn's share, with room of their devices or the buffers that have come free. Connections
-/// take turns. One whose device is full, or whose association has its share of the buffers, is passed over; a command whose
-/// buffer is not there yet holds up the rest. Whether any went on.
+/// take turns. One whose device or send queue is full, or whose association has its share of the buffers, is passed over; a
+/// command whose buffer is not there yet holds up the rest. Whether any went on.
 pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     resources.share.begin();
     let mut fed = spare_go_on(resources, connections);
@@ -141,6 +146,9 @@ fn next(resources: &mut Resources, connection: &mut Connection, slot: u16) -> Ne
         connection.waiting.pop_front();
         respond::finish(resources, connection, slot, status);
         return Next::Went;
+    }
+    if !connection.has_room_for(slot) {
+        return Next::Passed;
     }
     match read_waiting(resources, connection, slot) {
         AtOnce::Done => {
