@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use capstan_initiator::ReplayWrites;
 use capstan_initiator::host::{
     Action, CommandData, Discovery, Host, HostConfig, SlotIndex, Status as HostStatus,
 };
@@ -90,6 +91,10 @@ pub fn host(data: &[u8]) {
         admin_timeout_us: 1_000_000,
         reconnect_delay_ms: 10_000,
         ctrl_loss_tmo_us: (flags & 1 == 0).then_some(30_000_000),
+        replay_writes: match flags & 4 {
+            0 => ReplayWrites::Fenced,
+            _ => ReplayWrites::Immediate,
+        },
         scan_namespaces: flags & 2 == 0,
     };
     let mut world = World {
@@ -138,10 +143,12 @@ impl World<'_> {
                         },
                     });
                 }
-                Action::CloseAll => {
+                Action::CloseAll { .. } => {
                     self.opening = None;
                     self.outstanding.clear();
+                    let unanswered = !self.io.is_empty();
                     self.io.clear();
+                    self.host.handle_given_up(unanswered, self.now_us);
                 }
             }
             assert!(self.outstanding.len() <= 64, "unbounded commands");
@@ -154,6 +161,9 @@ impl World<'_> {
         assert!(self.host.namespaces().len() <= 1024);
         // Never panics, whatever the state.
         let _ = self.host.status(self.now_us).to_string();
+        let held = self.host.held(self.now_us);
+        assert_eq!(held.is_some(), self.host.holds_writes());
+        let _ = held.map(|held| held.to_string());
     }
 
     fn operation(&mut self) {
@@ -178,11 +188,11 @@ impl World<'_> {
                 let _ = self.host.submit_admin(len.into(), sqe, data, self.now_us);
             }
             12 => self.host.rescan(self.now_us),
-            13 => {
-                if self.input.byte() == 0xFF {
-                    self.host.shutdown(self.now_us);
-                }
-            }
+            13 => match self.input.byte() {
+                0xFF => self.host.shutdown(self.now_us),
+                0xFE => self.host.reset(self.now_us),
+                _ => {}
+            },
             14 => self.submit_io(),
             _ => self.answer_io(),
         }
@@ -368,7 +378,9 @@ fn identify_data(cns: Cns, above: u32) -> Vec<u8> {
             identify.sgls = 0x0010_0005.into();
             identify.ioccsz_16bytes = 516.into();
             identify.aerl_z = 3;
-            identify.oaes = (1 << 8).into();
+            identify.oaes = (1 << 8 | 1 << 20).into();
+            identify.ciu = 1;
+            identify.ccrl = 4;
             identify.as_bytes().to_vec()
         }
         Cns::ACTIVE_NAMESPACES => {

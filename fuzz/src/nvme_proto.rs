@@ -20,8 +20,9 @@ use capstan_nvme_proto::identify::{
     write_namespace_ids,
 };
 use capstan_nvme_proto::log::{
-    AnaLogHeader, CommandEffectsLog, CrossControllerResetLogHeader, DiscoveryLog, ErrorInformationEntry, FirmwareSlotLog,
-    HealthLog, LogPageId, ReservationNotificationLog, SupportedLogPages,
+    AnaLogHeader, CommandEffectsLog, CrossControllerResetLogHeader, DiscoveryLog,
+    ErrorInformationEntry, FirmwareSlotLog, HealthLog, LogPageId, ReservationNotificationLog,
+    SupportedLogPages,
 };
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::opcode::{AdminOpcode, IoOpcode};
@@ -331,7 +332,11 @@ pub fn identify(bytes: &[u8]) {
             check_nqn(&nqn);
         }
         if let Some(capstan) = controller.capstan() {
-            printable(&format!("{:?} {:?}", capstan.capabilities(), capstan.boot_id()));
+            printable(&format!(
+                "{:?} {:?}",
+                capstan.capabilities(),
+                capstan.boot_id()
+            ));
             let mut again = controller.clone();
             again.set_capstan(capstan);
             assert!(again == *controller);

@@ -37,6 +37,11 @@ load() { # load NAME SECONDS [OPTION…]
     within 15 "capstan bench writes" moves /dev/lab1
 }
 
+# Seconds until I/O goes on after a loss, amply. Writes that were not answered wait until the target says that the old controller
+# is gone; a Linux target says nothing, so for 30 s and twice a Keep Alive Timeout of at most 15 s (docs/replay.md).
+# shellcheck disable=SC2034 # of cases
+case $TARGET in nvmet) GOES_ON_WITHIN=100 ;; *) GOES_ON_WITHIN=30 ;; esac
+
 # finish NAME, and everything it wrote was read back
 finish_load() {
     finish "$1"

@@ -8,5 +8,5 @@ sleep 1
 equal "I/Os completed while the link was down" $(($(completed /dev/lab1) - before)) 0
 running load || fail "the load ended before the link was down"
 link_up
-within 30 "I/O goes on" goes_on load /dev/lab1
+within "$GOES_ON_WITHIN" "I/O goes on" goes_on load /dev/lab1
 finish_load load

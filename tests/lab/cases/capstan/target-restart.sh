@@ -9,5 +9,5 @@ target_kill
 sleep 2
 running load || fail "the load ended while its target was gone: $(tail -1 load.out)"
 target_start
-within 30 "I/O goes on" goes_on load /dev/lab1
+within "$GOES_ON_WITHIN" "I/O goes on" goes_on load /dev/lab1
 finish_load load
