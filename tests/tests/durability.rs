@@ -125,7 +125,8 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
     reload(&daemon, "namespaces removed: 1");
     drop(volume);
     again.close();
-    let path = thin.file("fresh", 4 << 20);
+    let path = folder.path().join("mended.img");
+    std::fs::write(&path, vec![0; 4 * MIB]).unwrap();
     configure(folder.path(), at, Some(&path));
     reload(&daemon, "namespaces added: 1");
     let (last, volume) = connect(at, 1);

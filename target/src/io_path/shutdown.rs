@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use capstan_storage::{Completion, Io, Op, Submitted};
+use capstan_storage::{Completion, Io, IoErrorKind, Op, Submitted};
 use capstan_subsystem::{Action, BackendId, FlushId};
 
 use super::{IoPath, Resources, admin};
@@ -92,7 +92,10 @@ impl IoPath {
             return false;
         }
         if let Err(error) = &completion.result {
-            tracing::error!("a flush for a controller failed: {error}");
+            // What is lost has been said, once; hosts come and go as often as they like.
+            if error.kind != IoErrorKind::Lost {
+                tracing::error!("a flush for a controller failed: {error}");
+            }
             let backend = self.resources.backend_of(error);
             self.resources.storage_failed(backend, error);
         }
