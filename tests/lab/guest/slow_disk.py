@@ -77,7 +77,8 @@ class Disk:
                 sys.exit(f"a request begins with {magic:#x}")
             kind &= 0xFFFF
             if kind == END:
-                return
+                # The kernel waits for the end of the connection.
+                return self.stream.shutdown(socket.SHUT_RDWR)
             if kind == READ:
                 self.answer(handle, data=bytes(self.bytes[offset:offset + length]))
             elif kind == WRITE:
