@@ -18,6 +18,15 @@ const TRANSFERS_IN_FLIGHT_MIN: u64 = 2;
 const SPARE_BYTES: u64 = IN_CAPSULE_DATA_BYTES;
 /// Share of the budget set aside for data buffers; the rest is receive and response slots.
 const DATA_SHARE: u64 = 4;
+/// Share of these set aside for connections that are no queue of a permitted host, or not yet.
+const STRANGERS_SHARE: u64 = 8;
+/// Memory of a connection until its host is known, in bytes: two receives with in-capsule data, of which the second one finds
+/// out who sends more than a Connect, a page for the data of its Connect, and a page for the response.
+pub const STRANGER_BYTES: u64 = 2 * (IN_CAPSULE_DATA_BYTES + 4096);
+/// Most connections of one reactor that are no queue of a permitted host: 128 whose host is not known, 128 more queues of hosts that
+/// are (the Linux host makes the connections of all its queues before it connects the first), 64 discovery controllers, and
+/// 32 that are ending.
+pub const STRANGERS_MAX: u64 = 352;
 
 /// How a memory budget is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +43,8 @@ pub struct MemoryPlan {
     pub io_queue_bytes: u64,
     /// What is left for queues.
     pub queue_bytes: u64,
+    /// Connections of each reactor, of [`STRANGER_BYTES`] each, that are no queue of a permitted host.
+    pub strangers_per_reactor: u64,
 }
 
 impl QueueBounds {
@@ -59,30 +70,38 @@ impl MemoryPlan {
         let admin_queue_bytes = queues.queue_bytes(ADMIN_QUEUE_DEPTH);
         let io_queue_bytes = queues.queue_bytes(queues.depth_max);
 
+        let strangers_bytes_min = (admin_queue_bytes + io_queue_bytes) / (STRANGERS_SHARE - 1) + 1;
         let needed_bytes = reactors
             .saturating_mul(data_bytes_min)
             .saturating_add(admin_queue_bytes)
-            .saturating_add(io_queue_bytes);
+            .saturating_add(io_queue_bytes)
+            .saturating_add(strangers_bytes_min);
         if budget_bytes < needed_bytes {
             return Err(format!(
                 "{} is too small: {} needed for one host ({reactors} reactor(s) × \
-                 {TRANSFERS_IN_FLIGHT_MIN} transfers × {} + Admin Queue {} + I/O queue {})",
+                 {TRANSFERS_IN_FLIGHT_MIN} transfers × {} + Admin Queue {} + I/O queue {} + hosts not \
+                 known yet {})",
                 Size(budget_bytes),
                 Size(needed_bytes),
                 Size(TRANSFER_BYTES_MAX),
                 Size(admin_queue_bytes),
                 Size(io_queue_bytes),
+                Size(strangers_bytes_min),
             ));
         }
         let share = budget_bytes / DATA_SHARE / reactors;
         let data_bytes_per_reactor = (share - share % TRANSFER_BYTES_MAX).max(data_bytes_min);
+        let rest_bytes = budget_bytes - reactors * data_bytes_per_reactor;
+        let strangers_per_reactor =
+            (rest_bytes / STRANGERS_SHARE / reactors / STRANGER_BYTES).min(STRANGERS_MAX);
         Ok(Self {
             budget_bytes,
             reactors,
             data_bytes_per_reactor,
             admin_queue_bytes,
             io_queue_bytes,
-            queue_bytes: budget_bytes - reactors * data_bytes_per_reactor,
+            queue_bytes: rest_bytes - reactors * strangers_per_reactor * STRANGER_BYTES,
+            strangers_per_reactor,
         })
     }
 
@@ -96,12 +115,13 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} budget: {} data buffers on each of {} reactor(s), {} for queues; room for {} \
-             host(s) with 1 I/O queue of full depth, {} with 4",
+            "{} budget: {} data buffers on each of {} reactor(s), {} for queues, {} for hosts that \
+             are not known yet; room for {} host(s) with 1 I/O queue of full depth, {} with 4",
             Size(self.budget_bytes),
             Size(self.data_bytes_per_reactor),
             self.reactors,
             Size(self.queue_bytes),
+            Size(self.reactors * self.strangers_per_reactor * STRANGER_BYTES),
             self.hosts(1),
             self.hosts(4),
         )
@@ -130,8 +150,8 @@ mod tests {
     fn a_budget_too_small_for_one_host_shows_the_sum() {
         assert_eq!(
             MemoryPlan::new(4 << 20, 2, &QUEUES).unwrap_err(),
-            "4 MiB is too small: 5.3 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
-             Admin Queue 266.5 KiB + I/O queue 1042 KiB)"
+            "4 MiB is too small: 5.4 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
+             Admin Queue 266.5 KiB + I/O queue 1042 KiB + hosts not known yet 186.9 KiB)"
         );
     }
 
@@ -146,7 +166,10 @@ mod tests {
             if let Ok(plan) = MemoryPlan::new(budget_bytes, reactors, &queues) {
                 prop_assert!(plan.hosts(1) >= 1, "{}", plan);
                 prop_assert_eq!(
-                    plan.queue_bytes + plan.reactors * plan.data_bytes_per_reactor,
+                    plan.queue_bytes
+                        + plan.reactors
+                            * (plan.data_bytes_per_reactor
+                                + plan.strangers_per_reactor * STRANGER_BYTES),
                     budget_bytes
                 );
                 prop_assert_eq!(plan.data_bytes_per_reactor % TRANSFER_BYTES_MAX, 0);

@@ -172,6 +172,20 @@ pub enum DisconnectReason {
     /// The Admin queue's connection is gone, and with it the association.
     #[error("the connection of the admin queue is gone")]
     AdminQueueGone,
+    /// Another discovery controller needs the place.
+    #[error(
+        "it made room for another discovery controller: there are {controllers}, and most from its address"
+    )]
+    MadeRoom {
+        /// How many there may be.
+        controllers: usize,
+    },
+    /// The controller was not enabled in time.
+    #[error("the host did not enable its controller within {timeout_s} s")]
+    NotEnabled {
+        /// How long it had, in seconds.
+        timeout_s: u64,
+    },
     /// The operator took the host off the list.
     #[error("the host is no longer allowed to use this subsystem")]
     HostNotAllowed,

@@ -71,9 +71,14 @@ const _: () = assert!(READY_TIMEOUT_500MS as u64 * 500_000 >= FENCE_US_MAX + 5_0
 
 /// Granularity of the Keep Alive timer, KAS, in units of 100 ms.
 pub(crate) const KAS: u16 = 10;
-/// Keep Alive Timeout of a discovery controller whose host asked for none, so that a controller
-/// nobody uses goes away: 2 minutes.
+/// Longest Keep Alive Timeout of a discovery controller, and that of one whose host asked for none, so that a controller
+/// nobody uses goes away: 2 minutes, as the Linux target has it.
 pub(crate) const DISCOVERY_KATO_MS: u32 = 120_000;
+/// Discovery controllers of the whole target: anybody may have one, so they are few, and apart from the others.
+pub const DISCOVERY_CONTROLLERS_MAX: usize = 64;
+/// How long an I/O controller may exist before its host enables it for the first time, in microseconds: a minute, and hosts do
+/// that with the next commands.
+pub(crate) const ENABLE_TIMEOUT_US: u64 = 60_000_000;
 
 /// Largest number of bytes of `out` an admin command fills: no more than one transfer.
 pub const ADMIN_DATA_MAX_BYTES: u32 = TRANSFER_MAX_BYTES;

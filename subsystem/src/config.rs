@@ -25,7 +25,11 @@ pub struct TargetConfig {
     /// Entries of an Admin queue, 32 to [`bounds::ADMIN_QUEUE_ENTRIES_MAX`].
     pub admin_queue_entries: u16,
     /// Controllers at the same time, 1 to [`bounds::CONTROLLERS_MAX`].
+    /// They serve I/O; discovery controllers have a number of their own.
     pub controllers: usize,
+    /// Discovery controllers at the same time, 1 to [`bounds::DISCOVERY_CONTROLLERS_MAX`]. For one more, the oldest of the
+    /// address that has most ends.
+    pub discovery_controllers: usize,
     /// Serial Number of discovery controllers: 1 to 20 printable ASCII characters.
     pub serial: String,
     /// Model Number of discovery controllers: 1 to 40 printable ASCII characters.
@@ -44,6 +48,7 @@ impl Default for TargetConfig {
             io_queue_entries: 128,
             admin_queue_entries: 32,
             controllers: bounds::CONTROLLERS_MAX,
+            discovery_controllers: bounds::DISCOVERY_CONTROLLERS_MAX,
             serial: "discovery".into(),
             model: "Capstan discovery".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
@@ -236,6 +241,9 @@ impl TargetConfig {
         let controllers = u64::try_from(self.controllers).unwrap_or(u64::MAX);
         let most = u64::try_from(bounds::CONTROLLERS_MAX).unwrap_or(u64::MAX);
         within("controllers", controllers, 1, most)?;
+        let controllers = u64::try_from(self.discovery_controllers).unwrap_or(u64::MAX);
+        let most = u64::try_from(bounds::DISCOVERY_CONTROLLERS_MAX).unwrap_or(u64::MAX);
+        within("discovery_controllers", controllers, 1, most)?;
         check_texts(&self.serial, &self.model, &self.firmware)
     }
 }

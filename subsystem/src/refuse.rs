@@ -69,6 +69,12 @@ pub enum RefuseReason {
         /// How many there may be.
         controllers: usize,
     },
+    /// There is no memory for the queue, or the device has no room for it.
+    #[error("{why}")]
+    NoRoom {
+        /// What is missing, and the next step.
+        why: Box<str>,
+    },
     /// An I/O queue for a controller that does not exist.
     #[error("controller {cntlid:04X}h does not exist, expected the one the admin queue got")]
     UnknownController {
@@ -168,7 +174,9 @@ impl RefuseReason {
                 Status::CONNECT_INVALID_HOST.dnr()
             }
             // A host may try again: the controller can become ready, or a place become free.
-            Self::TooManyControllers { .. } => Status::CONNECT_CONTROLLER_BUSY,
+            Self::TooManyControllers { .. } | Self::NoRoom { .. } => {
+                Status::CONNECT_CONTROLLER_BUSY
+            }
             Self::NotReady { .. } | Self::QidInUse { .. } => Status::COMMAND_SEQUENCE_ERROR,
         }
     }
@@ -189,9 +197,10 @@ impl RefuseReason {
                 ErrorLocation::sqe(42)
             }
             Self::QueueTooLarge { .. } => ErrorLocation::sqe(44),
-            Self::AlreadyConnected | Self::TooManyControllers { .. } | Self::NotReady { .. } => {
-                ErrorLocation::Unspecified
-            }
+            Self::AlreadyConnected
+            | Self::TooManyControllers { .. }
+            | Self::NoRoom { .. }
+            | Self::NotReady { .. } => ErrorLocation::Unspecified,
         }
     }
 }

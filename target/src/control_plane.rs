@@ -314,6 +314,7 @@ mod tests {
             },
             local: address,
             peer: address,
+            known: false,
         };
         control.offer(0, MigratedId(Box::new(())), Box::new(request))
     }

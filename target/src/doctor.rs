@@ -9,13 +9,14 @@ use capstan_rdma::choose;
 
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
 use crate::lost;
+use crate::plan::queue_pool_bytes;
 use crate::serve::preference;
 use crate::space;
 
 /// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
 const REACTOR_FDS: u64 = 16;
-/// Memory regions of one reactor and device: data, queues, zeroes.
-const REACTOR_MRS: u64 = 3;
+/// Memory regions of one reactor and device: data, queues, connections that are none yet, zeroes.
+const REACTOR_MRS: u64 = 4;
 /// Queues of a host that connects with one I/O queue.
 const HOST_QUEUES: u64 = 2;
 
@@ -96,12 +97,12 @@ fn configuration(config: &Config) -> Vec<Check> {
 
 /// What a device must have for everything that the memory budget has room for.
 fn needs(plan: &MemoryPlan) -> Needs {
-    let queue_bytes = plan.queue_bytes / plan.reactors.max(1);
+    let queue_bytes = queue_pool_bytes(plan);
     let receives = queue_bytes / u64::from(SQE_BYTES + IN_CAPSULE_BYTES);
     let receives =
         u32::try_from(receives).map_or(RECEIVES_MAX, |receives| receives.min(RECEIVES_MAX));
     Needs {
-        qps: HOST_QUEUES * plan.hosts(1),
+        qps: HOST_QUEUES * plan.hosts(1) + plan.strangers_per_reactor * plan.reactors,
         mrs: REACTOR_MRS * plan.reactors,
         mr_bytes: queue_bytes.max(plan.data_bytes_per_reactor),
         cqes: cq_depth(receives).into(),
@@ -115,7 +116,8 @@ fn open_files(machine: &Machine, plan: &MemoryPlan, config: &Config) -> Check {
     let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
     let paths = namespaces.filter(|n| matches!(n.backing, Backing::Path(_)));
     let path_fds = paths.count() as u64 * (1 + plan.reactors);
-    let needed = HOST_QUEUES * plan.hosts(1) + REACTOR_FDS * plan.reactors + path_fds;
+    let reactor = REACTOR_FDS + plan.strangers_per_reactor;
+    let needed = HOST_QUEUES * plan.hosts(1) + reactor * plan.reactors + path_fds;
     let limit = machine.limit("Max open files").unwrap_or(u64::MAX);
     let seen = if limit == u64::MAX {
         "unlimited".to_owned()
@@ -330,10 +332,12 @@ mod tests {
         let config = config("", "address = \"127.0.0.1\"");
         let plan = config.memory_plan(2).unwrap();
         let needs = needs(&plan);
-        assert_eq!(needs.mr_bytes, plan.queue_bytes / 2);
-        assert_eq!(needs.srq_wrs, plan.queue_bytes / 2 / 8256);
+        // Two receives of each of 352 connections that are no queue yet are in the same memory.
+        let queue_bytes = plan.queue_bytes / 2 + 352 * 2 * 8192;
+        assert_eq!(needs.mr_bytes, queue_bytes);
+        assert_eq!(needs.srq_wrs, queue_bytes / 8256);
         // 32 receives and 158 work requests of each queue of 32 entries.
         assert_eq!(needs.cqes, needs.srq_wrs.div_ceil(32) * 190);
-        assert_eq!((needs.mrs, needs.qps), (6, 2 * plan.hosts(1)));
+        assert_eq!((needs.mrs, needs.qps), (8, 2 * plan.hosts(1) + 2 * 352));
     }
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use capstan_config::{Access, Backing, Config, DirectIo, Namespace, Subsystem, namespace_uuid};
+use capstan_config::{
+    Access, Backing, Config, DirectIo, MemoryPlan, Namespace, Subsystem, namespace_uuid,
+};
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::ProviderKind;
@@ -16,7 +18,8 @@ use capstan_subsystem::{
 use uuid::Uuid;
 
 use crate::instance;
-use crate::limits::UNFINISHED_TIMEOUT;
+use crate::io_path::discovery_controllers;
+use crate::limits::{IN_CAPSULE_BYTES, STRANGER_RECEIVES, UNFINISHED_TIMEOUT};
 use crate::unfinished;
 
 /// LBA size of RAM and null volumes that say nothing else, in bytes.
@@ -44,6 +47,9 @@ pub(crate) fn build(
         io_queue_entries: config.queues.depth_max,
         controllers: config.target.hosts_max as usize,
         boot_id: instance::boot()?.into_bytes(),
+        discovery_controllers: discovery_controllers(
+            config.memory_plan(reactors)?.strangers_per_reactor,
+        ),
         ..TargetConfig::default()
     };
     let mut target = Target::new(bounds, Clock.now_us())?;
@@ -100,6 +106,12 @@ pub(crate) fn export(
     let identity = identity(subnqn, namespace, store.lifetime())?;
     let shown = namespace_config(namespace, backend, store.geometry(), identity);
     Ok((Export { backend, store }, shown))
+}
+
+/// Memory of one reactor for receives and responses: those of queues, and the receives of connections that are none yet.
+pub(crate) fn queue_pool_bytes(plan: &MemoryPlan) -> u64 {
+    let stranger_receives = u64::from(STRANGER_RECEIVES * IN_CAPSULE_BYTES);
+    plan.queue_bytes / plan.reactors.max(1) + plan.strangers_per_reactor * stranger_receives
 }
 
 /// The port of the `at`th listener. PORTID 0 is avoided: some hosts take it for "none".

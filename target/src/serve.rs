@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
-use capstan_memory::{Pages, Pool, Slab};
+use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::{Mailbox, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, EngineConfig, FixedBuffers, Gate, Volume};
@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::{IoPath, Parts};
 use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
-use crate::plan::{Export, build, port_id};
+use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::reload::Served;
 use crate::scheduling;
 use crate::signals::{self, Held};
@@ -225,10 +225,13 @@ impl Starting {
                 )
             })?;
         }
-        let queue_bytes = usize::try_from(self.plan.queue_bytes / self.plan.reactors.max(1))?;
+        let places = self.plan.strangers_per_reactor;
+        let queue_bytes = usize::try_from(queue_pool_bytes(&self.plan))?;
+        let stranger_bytes = usize::try_from(places)? * 2 * PAGE_BYTES;
         let data_bytes = usize::try_from(self.plan.data_bytes_per_reactor)?;
         let data = Pool::new(data_bytes, Pages::TryHuge)?;
         let queues = Pool::new(queue_bytes, Pages::TryHuge)?;
+        let strangers = Pool::new(stranger_bytes.max(2 * PAGE_BYTES), Pages::Ordinary)?;
         let engine = Engine::new(&EngineConfig::default())?;
         for pool in [&data, &queues] {
             self.register(&engine, pool.slab());
@@ -260,6 +263,8 @@ impl Starting {
             volumes,
             data,
             queues,
+            strangers,
+            places,
             zeroes: zeroes.transpose()?,
         });
         let mut addresses = Vec::new();

@@ -70,7 +70,8 @@ pub fn mpa_request(qid: u16) -> Vec<u8> {
     let request = CmRequest {
         qid,
         hrqsize: ENTRIES,
-        hsqsize: ENTRIES.into(),
+        // As large as it may be by default: the target keeps a receive for every entry.
+        hsqsize: if qid == 0 { ENTRIES.into() } else { 128 },
         cntlid: 0,
     };
     let frame = Frame {
@@ -199,7 +200,7 @@ pub struct Figures {
     pub reads_us: Vec<u64>,
     /// New connects of permitted hosts, each up to the end of its first read.
     pub connects: Vec<Duration>,
-    /// Resident memory of the target when the attack had begun, and at its end.
+    /// Resident memory of the target when the connects were over, and at the end of the attack.
     pub resident_bytes: (usize, usize),
 }
 
@@ -242,7 +243,8 @@ impl fmt::Display for Figures {
         let slowest = self.connects.iter().max().copied().unwrap_or_default();
         write!(
             f,
-            "{} reads, p50 {} us, p99.9 {} us, max {} us; {} connects, slowest {} ms; resident {} KiB, then {} KiB",
+            "{} reads, p50 {} us, p99.9 {} us, max {} us; {} connects, slowest {} ms; resident {} KiB, \
+             then {} KiB",
             self.reads_us.len(),
             self.percentile_us(0.5),
             self.percentile_us(0.999),
@@ -286,8 +288,6 @@ pub fn endure(
         thread::spawn(move || attack(&stop))
     };
     warmed_up();
-    let before = resident_bytes_of(pid);
-    let start = Instant::now();
     let mut connects = Vec::new();
     for number in 0..CONNECTS {
         let start = Instant::now();
@@ -298,8 +298,10 @@ pub fn endure(
         connects.push(start.elapsed());
         host.close();
     }
+    // What these hosts have used for the first time stays resident.
+    let before = resident_bytes_of(pid);
     // Not a wait for something: the attack goes on for so long.
-    thread::sleep(length.saturating_sub(start.elapsed()));
+    thread::sleep(length);
     let after = resident_bytes_of(pid);
     stop.store(true, Ordering::Relaxed);
     let reads_us = reader.finish();

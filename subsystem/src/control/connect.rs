@@ -2,8 +2,9 @@
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
 use alloc::sync::Arc;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
@@ -18,9 +19,9 @@ use capstan_nvme_proto::status::Status;
 
 use super::{Queue, Target};
 use crate::ConnId;
-use crate::action::{Action, Association, ControllerId, Event};
+use crate::action::{Action, Association, ControllerId, DisconnectReason, Event};
 use crate::aer::AsyncEvents;
-use crate::bounds::DISCOVERY_KATO_MS;
+use crate::bounds::{DISCOVERY_KATO_MS, ENABLE_TIMEOUT_US};
 use crate::config::PortId;
 use crate::controller::{Controller, ControllerKind, ControllerState, IoQueueRecord, KeepAlive};
 use crate::features::{Features, default_events};
@@ -205,10 +206,16 @@ impl Target {
         located.map_err(|error| refusal_cqe(sqe, &RefuseReason::Malformed(error)))
     }
 
-    /// Takes in the first command of a connection.
-    pub fn handle_connect(&mut self, request: &ConnectRequest<'_>, now_us: u64) -> ConnectOutcome {
+    /// Takes in the first command of a connection. `settle` is called when everything else allows it to be a queue of an I/O
+    /// controller: it takes the resources of that queue, or says why there are none.
+    pub fn handle_connect(
+        &mut self,
+        request: &ConnectRequest<'_>,
+        settle: &mut dyn FnMut() -> Result<(), String>,
+        now_us: u64,
+    ) -> ConnectOutcome {
         let mut hostnqn = None;
-        let connected = self.try_connect(request, &mut hostnqn, now_us);
+        let connected = self.try_connect(request, &mut hostnqn, settle, now_us);
         match connected {
             Ok(outcome) => outcome,
             Err(why) => {
@@ -230,6 +237,7 @@ impl Target {
         &mut self,
         request: &ConnectRequest<'_>,
         hostnqn: &mut Option<Nqn>,
+        settle: Settle<'_>,
         now_us: u64,
     ) -> Result<ConnectOutcome, RefuseReason> {
         if self.connections.contains_key(&request.conn) {
@@ -250,9 +258,9 @@ impl Target {
         check_announced(&request.sizes, connect.qid, parameters.cntlid)?;
         let entries = self.check_entries(request, &connect)?;
         if connect.qid == 0 {
-            self.connect_admin(request, &connect, parameters, entries, now_us)
+            self.connect_admin(request, &connect, parameters, (entries, settle), now_us)
         } else {
-            self.connect_io(request, &connect, &parameters, entries, now_us)
+            self.connect_io(request, &connect, &parameters, (entries, settle), now_us)
         }
     }
 
@@ -277,7 +285,7 @@ impl Target {
         request: &ConnectRequest<'_>,
         connect: &Connect,
         parameters: ConnectParameters,
-        entries: u16,
+        (entries, settle): (u16, Settle<'_>),
         now_us: u64,
     ) -> Result<ConnectOutcome, RefuseReason> {
         let ConnectParameters {
@@ -293,13 +301,25 @@ impl Target {
         let full = RefuseReason::TooManyControllers {
             controllers: self.config.controllers,
         };
-        if self.controllers.len() >= self.config.controllers {
+        if kind == ControllerKind::Io && self.count_of(kind) >= self.config.controllers {
             return Err(full);
         }
         let cntlid = self.allocate_cntlid(&subnqn).ok_or(full)?;
-        let kato_ms = match (kind, connect.kato_ms) {
-            (ControllerKind::Discovery, 0) => DISCOVERY_KATO_MS,
-            (ControllerKind::Discovery | ControllerKind::Io, kato_ms) => kato_ms,
+        let (kato_ms, enable_by_us) = match kind {
+            ControllerKind::Discovery => {
+                self.make_room_for_discovery();
+                let kato_ms = Some(connect.kato_ms).filter(|&kato_ms| kato_ms != 0);
+                let kato_ms = kato_ms.map_or(DISCOVERY_KATO_MS, |ms| ms.min(DISCOVERY_KATO_MS));
+                // Its Keep Alive Timeout is a bound as good.
+                (kato_ms, None)
+            }
+            ControllerKind::Io => {
+                settle_in(settle)?;
+                (
+                    connect.kato_ms,
+                    Some(now_us.saturating_add(ENABLE_TIMEOUT_US)),
+                )
+            }
         };
         let id = ControllerId(self.next_controller);
         self.next_controller = self.next_controller.wrapping_add(1);
@@ -323,6 +343,7 @@ impl Target {
             fence: None,
             cc: Cc::decode(0),
             keep_alive: KeepAlive::new(kato_ms, now_us),
+            enable_by_us,
             shared: Arc::new(ControllerShared::default()),
             namespaces: Arc::default(),
             changed: ChangedNamespaces::default(),
@@ -349,6 +370,32 @@ impl Target {
         }));
         self.close_fence(id, now_us);
         Ok(ConnectOutcome::AdminQueue { cqe, association })
+    }
+
+    /// Ends the oldest discovery controller of the address that has most, when there are as many as there may be. Anybody may
+    /// have one, so nobody is refused one: those of an address that takes them all go first.
+    fn make_room_for_discovery(&mut self) {
+        let living = || {
+            self.controllers.values().filter(|controller| {
+                controller.kind == ControllerKind::Discovery && controller.ending.is_none()
+            })
+        };
+        let controllers = self.config.discovery_controllers;
+        if living().count() < controllers {
+            return;
+        }
+        let mut counts: BTreeMap<u128, usize> = BTreeMap::new();
+        for controller in living() {
+            let count = counts.entry(source(&controller.association)).or_default();
+            *count = count.saturating_add(1);
+        }
+        let count = |controller: &&Controller| counts.get(&source(&controller.association));
+        // By age; of several with as many, the first.
+        let most = living().map(|controller| count(&controller)).max();
+        let oldest = living().find(|controller| Some(count(controller)) == most);
+        if let Some(id) = oldest.map(|controller| controller.id) {
+            self.end_association(id, DisconnectReason::MadeRoom { controllers });
+        }
     }
 
     /// Whether `hostnqn` may use `subnqn` through `port`, and what it gets.
@@ -413,7 +460,7 @@ impl Target {
         request: &ConnectRequest<'_>,
         connect: &Connect,
         parameters: &ConnectParameters,
-        entries: u16,
+        (entries, settle): (u16, Settle<'_>),
         now_us: u64,
     ) -> Result<ConnectOutcome, RefuseReason> {
         let ConnectParameters {
@@ -457,6 +504,7 @@ impl Target {
         if controller.io_queues.contains_key(&qid) {
             return Err(RefuseReason::QidInUse { qid });
         }
+        settle_in(settle)?;
         controller.keep_alive.restart(now_us);
         let mut accounting = accounting(request.conn, entries, connect);
         let cqe = connected(&mut accounting, request.sqe, cntlid);
@@ -508,6 +556,22 @@ fn check_announced(announced: &QueueSizes, qid: u16, cntlid: u16) -> Result<(), 
         });
     }
     Ok(())
+}
+
+/// Takes the resources of a queue, or says why there are none.
+type Settle<'a> = &'a mut dyn FnMut() -> Result<(), String>;
+
+fn settle_in(settle: Settle<'_>) -> Result<(), RefuseReason> {
+    settle().map_err(|why| RefuseReason::NoRoom { why: why.into() })
+}
+
+/// Where a host comes from, as far as it costs something to come from somewhere else: an IPv4 address, or the network of an
+/// IPv6 address, its first 64 bits (RFC 4291, section 2.5.4).
+fn source(association: &Association) -> u128 {
+    match association.peer.ip().to_canonical() {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits() >> 64 << 64,
+    }
 }
 
 fn accounting(conn: ConnId, entries: u16, connect: &Connect) -> Accounting {

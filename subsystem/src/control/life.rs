@@ -11,6 +11,7 @@ use super::reserve::Lingering;
 use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, ControllerId, DisconnectReason, Event};
+use crate::bounds::ENABLE_TIMEOUT_US;
 use crate::controller::{Controller, ControllerEvent, ControllerState, Expiry};
 use crate::features::default_events;
 use crate::namespace::BackendId;
@@ -30,6 +31,7 @@ impl Target {
         let association = Arc::clone(&controller.association);
         match event {
             ControllerEvent::Enabled => {
+                controller.enable_by_us = None;
                 if controller.fence.is_none() {
                     return self.apply(id, ControllerEvent::FenceOpened);
                 }
@@ -78,6 +80,7 @@ impl Target {
             ControllerEvent::Failed => {
                 controller.shared.set_ready(false);
                 controller.keep_alive.stop();
+                controller.enable_by_us = None;
             }
         }
         Ok(())
@@ -182,17 +185,30 @@ impl Target {
     pub fn handle_timeout(&mut self, now_us: u64) {
         let mut expired = Vec::new();
         for controller in self.controllers.values_mut() {
+            if controller.enable_by_us.is_some_and(|at_us| at_us <= now_us) {
+                controller.enable_by_us = None;
+                if controller.state == ControllerState::Disabled {
+                    let timeout_s = ENABLE_TIMEOUT_US / 1_000_000;
+                    expired.push((controller.id, DisconnectReason::NotEnabled { timeout_s }));
+                    continue;
+                }
+            }
             let shared = &controller.shared;
             let expiry = controller
                 .keep_alive
                 .check(now_us, || shared.take_activity());
             match expiry {
                 Expiry::Alive => {}
-                Expiry::Expired { kato_ms } => expired.push((controller.id, kato_ms)),
+                Expiry::Expired { kato_ms } => {
+                    expired.push((
+                        controller.id,
+                        DisconnectReason::KeepAliveExpired { kato_ms },
+                    ));
+                }
             }
         }
-        for (id, kato_ms) in expired {
-            self.end_association(id, DisconnectReason::KeepAliveExpired { kato_ms });
+        for (id, why) in expired {
+            self.end_association(id, why);
         }
         self.check_fences(now_us);
     }

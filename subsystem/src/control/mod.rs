@@ -13,6 +13,7 @@ mod reserve;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use capstan_nvme_proto::log::AnaState;
 use capstan_nvme_proto::nqn::Nqn;
@@ -23,7 +24,7 @@ use crate::bounds::REFUSALS_KEPT;
 use crate::config::{
     ConfigError, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
 };
-use crate::controller::Controller;
+use crate::controller::{Controller, ControllerKind};
 use crate::namespace::BackendId;
 use crate::refuse::Refusal;
 use crate::reservation::Reservation;
@@ -159,7 +160,8 @@ impl Target {
     pub fn next_deadline_us(&self) -> Option<u64> {
         self.controllers
             .values()
-            .filter_map(|controller| controller.keep_alive.deadline_us())
+            .flat_map(|controller| [controller.keep_alive.deadline_us(), controller.enable_by_us])
+            .flatten()
             .chain(self.next_fence_deadline_us())
             .min()
     }
@@ -226,7 +228,9 @@ impl Target {
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn assert_bounds(&self, connections: usize) {
         assert!(self.actions.is_empty());
-        assert!(self.controllers.len() <= self.config.controllers);
+        assert!(self.count_of(ControllerKind::Io) <= self.config.controllers);
+        // Those that make room are gone when their connections are.
+        assert!(self.count_of(ControllerKind::Discovery) <= self.config.discovery_controllers);
         assert_eq!(self.connections.len(), connections);
         assert!(self.refusals.len() <= REFUSALS_KEPT);
         assert!(self.fences.len() <= self.controllers.len());
@@ -250,6 +254,23 @@ impl Target {
         assert!(self.lingering.is_empty() && self.fences.is_empty());
         assert!(self.flushes.values().all(FlushFor::is_for_subsystem));
         assert_eq!(self.next_deadline_us(), None);
+    }
+
+    /// Whether a host has an I/O controller whose Admin queue comes from `address`. Another queue from there is probably one
+    /// more of it.
+    #[must_use]
+    pub fn has_host_at(&self, address: IpAddr) -> bool {
+        self.controllers.values().any(|controller| {
+            controller.kind == ControllerKind::Io && controller.association.peer.ip() == address
+        })
+    }
+
+    /// Controllers of a kind that are not ending.
+    fn count_of(&self, kind: ControllerKind) -> usize {
+        let controllers = self.controllers.values();
+        controllers
+            .filter(|controller| controller.kind == kind && controller.ending.is_none())
+            .count()
     }
 
     /// Controllers of a subsystem.

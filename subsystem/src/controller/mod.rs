@@ -61,6 +61,8 @@ pub(crate) struct Controller {
     pub(crate) fence: Option<FenceId>,
     pub(crate) cc: Cc,
     pub(crate) keep_alive: KeepAlive,
+    /// When it ends unless its host has enabled it; `None` once that has happened.
+    pub(crate) enable_by_us: Option<u64>,
     pub(crate) shared: Arc<ControllerShared>,
     pub(crate) namespaces: Arc<NamespaceTable>,
     /// NSIDs that changed since the host last asked.

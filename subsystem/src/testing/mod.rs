@@ -58,6 +58,8 @@ pub struct Bench {
     pub target: Target,
     /// The clock.
     pub now_us: u64,
+    /// Where connections come from.
+    pub peer: SocketAddr,
     /// I/O queues by connection.
     pub queues: BTreeMap<ConnId, Box<IoQueue>>,
     /// Responses that came as actions, by connection.
@@ -198,6 +200,7 @@ impl Bench {
         Self {
             target,
             now_us: 0,
+            peer: address("10.0.0.9:50000"),
             queues: BTreeMap::new(),
             completions: Vec::new(),
             disconnects: Vec::new(),
@@ -319,7 +322,7 @@ impl Bench {
             conn,
             port: PORT,
             local: address("10.0.0.5:4420"),
-            peer: address("10.0.0.9:50000"),
+            peer: self.peer,
             sizes: QueueSizes {
                 cntlid: parameters.cntlid,
                 ..announced(connect.qid, entries)
@@ -327,7 +330,9 @@ impl Bench {
             sqe: &sqe,
             data: data.as_bytes(),
         };
-        let outcome = self.target.handle_connect(&request, self.now_us);
+        let outcome = self
+            .target
+            .handle_connect(&request, &mut || Ok(()), self.now_us);
         self.poll();
         (conn, outcome)
     }

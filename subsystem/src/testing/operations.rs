@@ -406,7 +406,9 @@ fn connect_raw(bench: &mut Bench, model: &mut Model, sqe: &[u8; 64], data: &[u8]
         sqe: &sqe,
         data,
     };
-    let outcome = bench.target.handle_connect(&request, bench.now_us);
+    let outcome = bench
+        .target
+        .handle_connect(&request, &mut || Ok(()), bench.now_us);
     let parameters = ConnectParameters {
         hostid: HostId([1; 16]),
         cntlid: 0,

@@ -244,7 +244,7 @@ fn the_first_command_must_be_connect_and_there_is_one() {
         data: &[],
     };
     let answer = |bench: &mut Bench, request: &ConnectRequest<'_>| {
-        let outcome = bench.target.handle_connect(request, 0);
+        let outcome = bench.target.handle_connect(request, &mut || Ok(()), 0);
         let ConnectOutcome::Refused { cqe, .. } = outcome else {
             panic!("{outcome:?}");
         };
@@ -279,7 +279,7 @@ fn a_connect_asks_for_the_queue_that_its_connection_request_announced() {
             sqe: &sqe,
             data: data.as_bytes(),
         };
-        match bench.target.handle_connect(&request, 0) {
+        match bench.target.handle_connect(&request, &mut || Ok(()), 0) {
             ConnectOutcome::Refused { cqe, why } => Err((
                 cqe.status(),
                 ErrorLocation::from_connect_dw0(cqe.dw0.get()),
@@ -386,4 +386,48 @@ fn connection_requests_are_checked_before_a_queue_is_built() {
     for (port, request, length, status) in cases {
         assert_eq!(ask(port, request, length), Err(status), "{request:?}");
     }
+}
+
+#[test]
+fn resources_are_taken_for_hosts_that_are_permitted_and_a_lack_of_them_is_told() {
+    let mut bench = Bench::new();
+    let sqe = capstan_nvme_proto::command::FabricsCommand::Connect(ADMIN).encode(5, buffer(1024));
+    let mut connect = |parameters: &ConnectParameters, settle: &mut dyn FnMut() -> _| {
+        let data = parameters.encode();
+        let request = ConnectRequest {
+            conn: bench.new_conn(),
+            port: PORT,
+            local: address("10.0.0.5:4420"),
+            peer: address("10.0.0.9:50000"),
+            sizes: announced(0, 32),
+            sqe: &sqe,
+            data: data.as_bytes(),
+        };
+        bench.target.handle_connect(&request, settle, 0)
+    };
+    let stranger = ConnectParameters {
+        hostnqn: host(9),
+        ..parameters()
+    };
+    let outcome = connect(&stranger, &mut || panic!("it is not permitted"));
+    assert!(matches!(outcome, ConnectOutcome::Refused { .. }));
+    let discovery = ConnectParameters {
+        subnqn: Nqn::discovery(),
+        ..stranger
+    };
+    let outcome = connect(&discovery, &mut || panic!("it serves no I/O"));
+    assert!(matches!(outcome, ConnectOutcome::AdminQueue { .. }));
+    let outcome = connect(&parameters(), &mut || Err("no memory".into()));
+    let ConnectOutcome::Refused { cqe, why } = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
+    assert_eq!(alloc::format!("{why}"), "no memory");
+    let mut taken = 0;
+    let outcome = connect(&parameters(), &mut || {
+        taken += 1;
+        Ok(())
+    });
+    assert!(matches!(outcome, ConnectOutcome::AdminQueue { .. }));
+    assert_eq!(taken, 1);
 }

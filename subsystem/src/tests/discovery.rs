@@ -14,8 +14,9 @@ use capstan_nvme_proto::nqn::{DISCOVERY_NQN, Nqn};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
 
+use crate::bounds::{DISCOVERY_CONTROLLERS_MAX, DISCOVERY_KATO_MS};
 use crate::testing::{Association, Bench, PORT, address, host, nqn, subnqn, subsystem_config};
-use crate::{HostPolicy, PortConfig, PortId, SubsystemConfig};
+use crate::{DisconnectReason, HostPolicy, PortConfig, PortId, SubsystemConfig};
 
 fn discover(bench: &mut Bench, number: u8) -> Association {
     let association = bench.associate(host(number), Nqn::discovery(), 0).unwrap();
@@ -184,4 +185,47 @@ fn a_discovery_controller_is_no_io_controller() {
     let (_, data) = bench.admin(&association, &get(LogPageId::SUPPORTED_LOG_PAGES));
     let pages = SupportedLogPages::from_data(&data).unwrap();
     assert!(pages.supports(LogPageId::DISCOVERY) && !pages.supports(LogPageId::HEALTH));
+}
+
+#[test]
+fn discovery_controllers_are_few_and_take_no_place_of_others() {
+    let mut bench = Bench::new();
+    bench.peer = address("10.0.0.1:1000");
+    let alone = discover(&mut bench, 1);
+    bench.peer = address("10.0.0.2:1000");
+    let of_one_address: Vec<_> = (1..DISCOVERY_CONTROLLERS_MAX)
+        .map(|_| discover(&mut bench, 9))
+        .collect();
+    assert!(bench.disconnects.is_empty());
+    // Whoever comes is let in, and those of the address that has most make room, the oldest first.
+    for last in 3..13 {
+        bench.peer = address(&alloc::format!("10.0.0.{last}:1000"));
+        discover(&mut bench, 2);
+    }
+    let controllers = DISCOVERY_CONTROLLERS_MAX;
+    let expected: Vec<_> = of_one_address[..10]
+        .iter()
+        .map(|association| (association.conn, DisconnectReason::MadeRoom { controllers }))
+        .collect();
+    assert_eq!(bench.disconnects, expected);
+    bench.close();
+    // It is still there, and a host with an I/O controller comes in as before.
+    assert!(!records(&mut bench, &alone).is_empty());
+    bench.ready();
+}
+
+#[test]
+fn a_discovery_controller_of_which_nothing_is_heard_goes_after_two_minutes() {
+    for asked_ms in [0, DISCOVERY_KATO_MS, u32::MAX] {
+        let mut bench = Bench::new();
+        let association = bench
+            .associate(host(1), Nqn::discovery(), asked_ms)
+            .unwrap();
+        bench.wait_us(u64::from(DISCOVERY_KATO_MS) * 1000 - 1);
+        assert!(bench.disconnects.is_empty(), "{asked_ms}");
+        bench.wait_us(1);
+        let kato_ms = DISCOVERY_KATO_MS;
+        let expired = DisconnectReason::KeepAliveExpired { kato_ms };
+        assert_eq!(bench.disconnects, [(association.conn, expired)]);
+    }
 }

@@ -419,3 +419,18 @@ fn duplicate_identifiers_and_unknown_commands_are_told() {
     let (cqe, _) = bench.send_admin(association.conn, &short).unwrap();
     assert_eq!(cqe.status(), Status::DATA_SGL_LENGTH_INVALID.dnr().more());
 }
+
+#[test]
+fn a_controller_that_its_host_does_not_enable_goes_after_a_minute() {
+    let mut bench = Bench::new();
+    let idle = bench.associate(host(1), subnqn(), 0).unwrap();
+    let busy = bench.associate(host(2), subnqn(), 0).unwrap();
+    bench.enable(&busy);
+    bench.wait_us(60 * SECOND_US - 1);
+    assert!(bench.disconnects.is_empty());
+    bench.wait_us(1);
+    let why = DisconnectReason::NotEnabled { timeout_s: 60 };
+    assert_eq!(bench.disconnects, [(idle.conn, why)]);
+    bench.close();
+    assert_eq!(bench.target.next_deadline_us(), None);
+}

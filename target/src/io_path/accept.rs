@@ -4,23 +4,24 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use capstan_config::ADMIN_QUEUE_DEPTH;
 use capstan_memory::Buffer;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
 use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, MigratedId, PrivateData,
-    QpConfig, QueuePair, RdmaError, Sge,
+    QpConfig, QueuePair, RdmaError,
 };
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use zerocopy::IntoBytes;
 
-use super::connection::{Connection, Identity, Keys};
+use super::connection::{Connection, Identity};
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use super::{IoPath, Resources};
 use crate::control_plane::conn_id;
 use crate::limits::{
-    CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, SPARE_BYTES, TRANSFER_BYTES_MAX, send_wrs,
+    CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, REQUESTS_PER_TURN, SPARE_BYTES, send_wrs,
     slots as slots_of,
 };
 
@@ -33,6 +34,8 @@ pub(crate) struct Request {
     pub(crate) param: ConnectParam,
     pub(crate) local: SocketAddr,
     pub(crate) peer: SocketAddr,
+    /// Its host has a controller, and connects another queue of it.
+    pub(crate) known: bool,
 }
 
 /// Why a request is refused: what the host is told, and what the log says.
@@ -47,6 +50,8 @@ pub(super) enum Refusal {
     Budget(String),
     #[error("no resources: {0}; connect fewer or smaller queues, or use another device")]
     Device(String),
+    #[error("no resources: too many connections are no queue yet; try again")]
+    Strangers,
     #[error("no resources: {0}")]
     Rdma(#[from] RdmaError),
     #[error("the connection manager refused: {0}")]
@@ -66,6 +71,7 @@ impl Refusal {
             Self::Request(refusal) => refusal.reject_status(),
             Self::Budget(_)
             | Self::Device(_)
+            | Self::Strangers
             | Self::Rdma(_)
             | Self::Cm(_)
             | Self::Draining
@@ -75,12 +81,15 @@ impl Refusal {
 }
 
 impl IoPath {
-    /// Handles every connection-manager event there is. Whether there was one.
+    /// Handles every connection-manager event there is, up to so many requests. Whether there was one.
     pub(super) fn poll_connection_managers(&mut self) -> bool {
-        let mut progress = false;
+        let (mut progress, mut requests) = (false, 0);
         for fabric in 0..self.fabrics.len() {
-            while let Some(event) = self.fabrics[fabric].cm.poll(self.resources.now_us) {
+            while requests < REQUESTS_PER_TURN
+                && let Some(event) = self.fabrics[fabric].cm.poll(self.resources.now_us)
+            {
                 progress = true;
+                requests += usize::from(matches!(event.kind, CmEventKind::ConnectRequest { .. }));
                 self.on_cm_event(fabric, event);
             }
         }
@@ -92,11 +101,23 @@ impl IoPath {
             CmEventKind::ConnectRequest { listener, param } => {
                 self.on_connect_request(fabric, listener, id, &param);
             }
-            CmEventKind::Established { .. } | CmEventKind::Resolved => {}
+            CmEventKind::Established { .. } => self.on_established(fabric, id),
+            CmEventKind::Resolved => {}
             CmEventKind::Failed(error) => self.on_ended(fabric, id, &error.to_string()),
             CmEventKind::Rejected { .. } => self.on_ended(fabric, id, "the peer rejected"),
             CmEventKind::Disconnected { cause } => self.on_ended(fabric, id, &cause),
             CmEventKind::DeviceRemoved => self.on_removed(fabric, id),
+        }
+    }
+
+    /// The time for its Connect begins.
+    fn on_established(&mut self, fabric: usize, id: CmId) {
+        let index = self.cm_index.get(&(fabric, id)).copied();
+        let connection = index.and_then(|index| self.connections.get_mut(index));
+        if let Some(connection) = connection
+            && matches!(connection.phase, Phase::AwaitingConnect { .. })
+        {
+            connection.phase = Phase::accepted(self.resources.now_us, connection.known);
         }
     }
 
@@ -113,8 +134,8 @@ impl IoPath {
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
         let addresses = self.fabrics[fabric].cm.addresses(id);
         let (local, peer) = addresses.unwrap_or((unknown, unknown));
-        let sizes = match self.check_request(port, param) {
-            Ok(sizes) => sizes,
+        let (sizes, known) = match self.check_request(port, param, peer) {
+            Ok(checked) => checked,
             Err(refusal) => return self.refuse(fabric, id, peer, &refusal),
         };
         let request = Request {
@@ -124,6 +145,7 @@ impl IoPath {
             param: *param,
             local,
             peer,
+            known,
         };
         let reactor = self.control.next_reactor(request.sizes.qid);
         if reactor == self.reactor {
@@ -141,14 +163,22 @@ impl IoPath {
         }
     }
 
-    fn check_request(&self, port: PortId, param: &ConnectParam) -> Result<QueueSizes, Refusal> {
+    /// What is asked for, and whether the host has a controller already.
+    fn check_request(
+        &self,
+        port: PortId,
+        param: &ConnectParam,
+        peer: SocketAddr,
+    ) -> Result<(QueueSizes, bool), Refusal> {
         if self.drain_deadline_us.is_some() {
             return Err(Refusal::Draining);
         }
         let private_data = param.private_data.as_bytes();
-        Ok(self
-            .control
-            .with(|target| target.handle_cm_request(port, private_data))?)
+        self.control.with(|target| {
+            let sizes = target.handle_cm_request(port, private_data)?;
+            let known = sizes.qid != 0 && target.has_host_at(peer.ip());
+            Ok((sizes, known))
+        })
     }
 
     /// Takes over a connection request that arrived at another reactor's listener.
@@ -186,7 +216,22 @@ impl IoPath {
         }
     }
 
+    /// The oldest of those that are no queue yet, and have the most, makes room for another one.
+    fn make_room(&mut self, request: &Request) {
+        let Request { peer, known, .. } = *request;
+        let Some(conn) = self.unconnected.in_the_way_of(peer, known) else {
+            return;
+        };
+        self.unconnected.remove(conn);
+        if let Some(&index) = self.index_of.get(&conn) {
+            let why = "it made room for another one: too many connections are no queue yet, and most of them from its \
+                       address";
+            self.begin_close(index, why);
+        }
+    }
+
     fn try_accept(&mut self, cm_id: CmId, request: &Request) -> Result<(), Refusal> {
+        self.make_room(request);
         let memory = &self.resources.memory;
         let fabric = &mut self.fabrics[request.fabric];
         let device = fabric
@@ -199,13 +244,13 @@ impl IoPath {
             .ok_or(RdmaError::Invalid("the RDMA device is gone"))?;
         let entries = request.sizes.entries;
         let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
-        let own_bytes = response_bytes + SPARE_BYTES;
-        let slots = port.reserve(entries, own_bytes, &memory.queues)?;
+        port.check_room(entries, response_bytes + SPARE_BYTES, &memory.queues)?;
+        let slots = port.receives.take_place().ok_or(Refusal::Strangers)?;
         let established = establish(&mut *fabric.cm, port, memory, cm_id, request, &slots);
-        let (qp, [responses, spare]) = match established {
+        let (qp, response) = match established {
             Ok(established) => established,
             Err(refusal) => {
-                port.release(entries, slots);
+                port.receives.give_back_place(slots);
                 return Err(refusal);
             }
         };
@@ -220,32 +265,20 @@ impl IoPath {
             local: request.local,
             peer: request.peer,
             sizes: request.sizes,
+            known: request.known,
         };
         let provider = fabric.name;
         port.connection_of.insert(qp.num(), identity.index);
         self.index_of.insert(identity.id, identity.index);
         self.cm_index
             .insert((request.fabric, cm_id), identity.index);
-        let keys = Keys {
-            data: port.data.lkey(),
-            sinks: port.sinks(memory),
-            queues: port.queues.lkey(),
-            zeroes: port.zeroes.as_ref().map(|zeroes| Sge {
-                addr: zeroes.addr(),
-                len_bytes: TRANSFER_BYTES_MAX,
-                lkey: zeroes.lkey(),
-            }),
-        };
+        let keys = port.place_keys(memory);
         let now_us = self.resources.now_us;
-        self.connections.put(Connection::new(
-            &identity,
-            qp,
-            slots,
-            [responses, spare],
-            keys,
-            now_us,
-        ));
-        self.unconnected.push(identity.id);
+        let connection = Connection::new(&identity, qp, slots, response, keys, now_us);
+        let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
+        self.connections.put(connection);
+        let Request { peer, known, .. } = *request;
+        self.unconnected.add(identity.id, peer, known, deadline_us);
         tracing::debug!(peer = %request.peer, provider, qid = request.sizes.qid, entries, "accepted");
         Ok(())
     }
@@ -287,6 +320,10 @@ impl IoPath {
         if connection.closing() {
             return;
         }
+        if connection.phase.is_unconnected() {
+            self.unconnected.remove(connection.id);
+        }
+        let is_queue = connection.association.is_some();
         let (peer, qid) = (connection.peer, connection.sizes.qid);
         match &connection.association {
             Some(association) => {
@@ -315,7 +352,7 @@ impl IoPath {
         let now_us = self.resources.now_us;
         if lingers {
             self.control.disconnecting(id, now_us);
-        } else {
+        } else if is_queue {
             self.control.disconnected(id, now_us);
         }
     }
@@ -323,23 +360,28 @@ impl IoPath {
     /// Ends connections that are no queue yet and whose host has had its time.
     pub(super) fn end_overdue(&mut self) {
         let now_us = self.resources.now_us;
-        let mut at = 0;
-        while let Some(&id) = self.unconnected.get(at) {
-            let index = self.index_of.get(&id).copied();
-            let phase = index
-                .and_then(|index| self.connections.get_mut(index))
-                .map(|connection| connection.phase)
-                .filter(|phase| phase.is_unconnected());
-            let overdue = phase.map(|phase| phase.overdue(now_us));
-            if let Some(None) = overdue {
-                at += 1;
+        let due = self.unconnected.due(now_us);
+        if due.is_empty() {
+            return;
+        }
+        let mut earliest_us = None;
+        for conn in due {
+            let index = self.index_of.get(&conn).copied();
+            let connection = index.and_then(|index| self.connections.get_mut(index));
+            let Some(connection) = connection else {
+                self.unconnected.remove(conn);
                 continue;
-            }
-            self.unconnected.swap_remove(at);
-            if let (Some(index), Some(Some(why))) = (index, overdue) {
-                self.begin_close(index, why);
+            };
+            let (index, phase) = (connection.index, connection.phase);
+            match phase.overdue(now_us) {
+                Some(why) => self.begin_close(index, why),
+                None => {
+                    let deadline_us = phase.deadline_us();
+                    earliest_us = earliest_us.into_iter().chain(deadline_us).min();
+                }
             }
         }
+        self.unconnected.looked(earliest_us);
     }
 
     /// Frees closing connections that have nothing outstanding any more.
@@ -373,7 +415,11 @@ impl IoPath {
                 port.receives.post_again(slot, buffer, None);
             }
             let slots = std::mem::take(&mut connection.receive_slots);
-            port.release(connection.sizes.entries, slots);
+            if connection.has_place {
+                port.receives.give_back_place(slots);
+            } else {
+                port.release(connection.sizes.entries, slots);
+            }
         }
         self.index_of.remove(&connection.id);
         self.cm_index.remove(&(connection.fabric, connection.cm_id));
@@ -386,8 +432,8 @@ impl IoPath {
     }
 }
 
-/// Makes the queue pair of a request, posts its own receives (`slots`) and accepts. The memory for
-/// its responses and its spare buffer come with it.
+/// Makes the queue pair of a request, posts the receives of its place (`slots`) and accepts. The memory for
+/// its response comes with it.
 fn establish(
     cm: &mut dyn ConnectionManager,
     port: &mut DevicePort,
@@ -395,16 +441,11 @@ fn establish(
     cm_id: CmId,
     request: &Request,
     slots: &[u32],
-) -> Result<(Box<dyn QueuePair>, [Buffer; 2]), Refusal> {
+) -> Result<(Box<dyn QueuePair>, Buffer), Refusal> {
     let entries = request.sizes.entries;
-    let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
-    let take = |bytes, what| {
-        memory.queues.take(bytes).ok_or_else(|| {
-            Refusal::Budget(format!("no {bytes} contiguous bytes are free for {what}"))
-        })
-    };
-    let responses = take(response_bytes, "responses")?;
-    let spare = take(SPARE_BYTES, "a spare buffer")?;
+    let response_bytes = u32::from(slots_of(ADMIN_QUEUE_DEPTH)) * CQE_BYTES;
+    let response = memory.strangers.take(response_bytes);
+    let response = response.ok_or(Refusal::Strangers)?;
     let attributes = port.device.attributes();
     let config = QpConfig {
         send_cq: Rc::clone(&port.cq),
@@ -431,5 +472,5 @@ fn establish(
     };
     cm.accept(cm_id, &accept)?;
     qp.lend_messages();
-    Ok((qp, [responses, spare]))
+    Ok((qp, response))
 }

@@ -3,15 +3,13 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::PEER_CAUSED;
-use capstan_subsystem::{
-    AdminOutcome, AdminRequest, AdminStep, ConnectOutcome, ConnectRequest, Target, Transfer,
-};
+use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, Target, Transfer};
 
 use super::connection::{Connection, Work};
 use super::phase::Phase;
 use super::recv::Capsule;
 use super::{Resources, execute, respond, transfer, waiting};
+use crate::limits::CONNECT_DATA_BYTES;
 
 /// An admin command in flight.
 pub(super) enum AdminWork {
@@ -23,6 +21,11 @@ pub(super) enum AdminWork {
 
 /// Takes in a capsule of a connection that is no I/O queue (yet).
 pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
+    if connection.phase.is_unconnected() && connection.has_commands() {
+        resources.give_back_receive(connection, capsule.data.take());
+        let why = "the host sent a second command before its Connect was answered".to_owned();
+        return resources.broken.push((connection.index, why));
+    }
     let Some(slot) = connection.take_slot() else {
         resources.give_back_receive(connection, capsule.data.take());
         let why = "the host sent more commands than its admin queue has entries".to_owned();
@@ -62,7 +65,34 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     command.work = Work::Admin(Box::new(work));
     command.pulls = brings && !in_capsule;
     execute::place_capsule_data(resources, connection, slot, capsule.data.take());
+    if brings {
+        return fetch_connect_data(resources, connection, slot, buffer_bytes);
+    }
     waiting::obtain_buffer(resources, connection, slot, buffer_bytes);
+}
+
+/// Pulls the data of a Connect, when it has not come in the capsule. It waits for no buffer of permitted hosts.
+fn fetch_connect_data(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    buffer_bytes: u32,
+) {
+    if buffer_bytes == 0 {
+        return execute::on_data(resources, connection, slot);
+    }
+    let place = (buffer_bytes <= CONNECT_DATA_BYTES).then(|| {
+        let strangers = &resources.memory.strangers;
+        strangers.take(buffer_bytes)
+    });
+    let Some(buffer) = place.flatten() else {
+        let why = format!(
+            "no buffer for {buffer_bytes} bytes of a Connect's data, which is {CONNECT_DATA_BYTES}"
+        );
+        return resources.broken.push((connection.index, why));
+    };
+    connection.phase = Phase::connecting(resources.now_us);
+    execute::with_buffer(resources, connection, slot, buffer);
 }
 
 /// What a capsule is before its data is there.
@@ -103,66 +133,13 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
         return;
     };
     match *work {
-        AdminWork::Connect(sqe) => {
-            let data = command.data_bytes(command.transfer.length_bytes() as usize);
-            connect(resources, connection, slot, &sqe, &data);
+        connect @ AdminWork::Connect(_) => {
+            // What its queue needs is not at hand here.
+            command.work = Work::Admin(Box::new(connect));
+            resources.connects.push((connection.index, slot));
         }
         AdminWork::Request(request) => admin(resources, connection, slot, request),
     }
-}
-
-fn connect(
-    resources: &mut Resources,
-    connection: &mut Connection,
-    slot: u16,
-    sqe: &Sqe,
-    data: &[u8],
-) {
-    let request = ConnectRequest {
-        conn: connection.id,
-        port: connection.listener,
-        local: connection.local,
-        peer: connection.peer,
-        sizes: connection.sizes,
-        sqe,
-        data,
-    };
-    let now_us = resources.now_us;
-    let cqe = match resources
-        .control
-        .with(|target| target.handle_connect(&request, now_us))
-    {
-        ConnectOutcome::AdminQueue { cqe, association } => {
-            connection.phase = Phase::Admin;
-            connection.join(association, &mut resources.shares, &resources.memory);
-            cqe
-        }
-        ConnectOutcome::IoQueue {
-            cqe,
-            queue,
-            association,
-        } => {
-            connection.phase = Phase::Io;
-            connection.queue = Some(*queue);
-            connection.join(association, &mut resources.shares, &resources.memory);
-            cqe
-        }
-        ConnectOutcome::Refused { cqe, why } => {
-            tracing::warn!(
-                target: PEER_CAUSED,
-                peer = %connection.peer,
-                "refused a Connect: {why}"
-            );
-            // A second Connect of a queue changes nothing.
-            if connection.association.is_none() {
-                connection.phase = Phase::refused(now_us);
-            }
-            cqe
-        }
-    };
-    resources.release_receive(connection, slot);
-    connection.command(slot).release_buffers();
-    respond::send(resources, connection, slot, cqe, None);
 }
 
 fn admin(resources: &mut Resources, connection: &mut Connection, slot: u16, request: AdminRequest) {

@@ -43,6 +43,8 @@ pub(super) struct Identity {
     pub(super) peer: SocketAddr,
     /// What the host asked for when it connected.
     pub(super) sizes: QueueSizes,
+    /// Its host has a controller, and connects another queue of it.
+    pub(super) known: bool,
 }
 
 /// Names for the device of what a connection's work requests use.
@@ -66,11 +68,15 @@ pub(super) struct Connection {
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
     pub(super) sizes: QueueSizes,
+    /// Its host had a controller when it connected.
+    pub(super) known: bool,
+    /// It is no queue of a permitted host: it has a place among strangers.
+    pub(super) has_place: bool,
     /// Whose queue it is, once connected.
     pub(super) association: Option<Arc<Association>>,
     pub(super) phase: Phase,
     pub(super) qp: Box<dyn QueuePair>,
-    /// Receives that are this queue's own; none where they are shared.
+    /// Receives that are this connection's own; none where they are shared.
     pub(super) receive_slots: Vec<u32>,
     /// The data half of an I/O queue.
     pub(super) queue: Option<IoQueue>,
@@ -173,7 +179,7 @@ impl Connection {
         identity: &Identity,
         qp: Box<dyn QueuePair>,
         receive_slots: Vec<u32>,
-        [responses, spare]: [Buffer; 2],
+        responses: Buffer,
         keys: Keys,
         now_us: u64,
     ) -> Self {
@@ -187,6 +193,7 @@ impl Connection {
             local,
             peer,
             sizes,
+            known,
         } = *identity;
         Self {
             id,
@@ -198,8 +205,10 @@ impl Connection {
             local,
             peer,
             sizes,
+            known,
+            has_place: true,
             association: None,
-            phase: Phase::accepted(now_us),
+            phase: Phase::accepted(now_us, known),
             qp,
             receive_slots,
             queue: None,
@@ -214,8 +223,8 @@ impl Connection {
             on_their_way: Responses::default(),
             together: 0,
             account: Account::COMMON,
-            spare: Some(spare),
-            waiting: VecDeque::with_capacity(usize::from(sizes.entries)),
+            spare: None,
+            waiting: VecDeque::new(),
             starved: false,
             progress: Progress::default(),
             sends_outstanding: 0,
@@ -224,6 +233,29 @@ impl Connection {
             unrung: 0,
             extra_wrs: 0,
         }
+    }
+
+    /// Its host is permitted: it has memory of its own instead of a place.
+    pub(super) fn settle(&mut self, keys: Keys, [responses, spare]: [Buffer; 2]) {
+        self.has_place = false;
+        self.queues_lkey = keys.queues;
+        self.responses = responses;
+        self.spare = Some(spare);
+        self.zeroes = keys.zeroes;
+        self.waiting.reserve(usize::from(self.sizes.entries));
+        self.data_lkey = keys.data;
+        self.sinks = keys.sinks;
+    }
+
+    /// Its commands have data among that of the other queues from now on.
+    pub(super) fn move_data(&mut self, keys: Keys) {
+        self.data_lkey = keys.data;
+        self.sinks = keys.sinks;
+    }
+
+    /// Whether a command of it is not answered, or its answer on the way.
+    pub(super) fn has_commands(&self) -> bool {
+        self.commands.len() > self.free.len()
     }
 
     pub(super) fn qp(&mut self) -> &mut dyn QueuePair {

@@ -4,17 +4,21 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::{Pool, Slab};
+use capstan_memory::{PAGE_BYTES, Pool, Slab};
 use capstan_rdma::contract::{
     Access, CompletionQueue, ConnectionManager, Device, DeviceAttributes, MemoryRegion,
-    ProtectionDomain, QpNum, RdmaError,
+    ProtectionDomain, QpNum, Sge,
 };
 use rustc_hash::FxHashMap;
 
 use super::accept::Refusal;
+use super::connection::Keys;
 use super::receives::Receives;
 use super::transfer::Sinks;
-use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, completions, cq_depth, send_wrs};
+use crate::limits::{
+    IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, STRANGER_COMPLETIONS, STRANGER_RECEIVES,
+    TRANSFER_BYTES_MAX, completions, cq_depth, send_wrs,
+};
 
 /// One RDMA provider on this reactor.
 pub(super) struct Fabric {
@@ -35,11 +39,13 @@ pub(super) struct DevicePort {
     pub(super) receives: Receives,
     /// Entries of the completion queue that connections may need.
     completions: Room,
-    /// The slab of data buffers and the slab of receives and responses, each registered once.
-    pub(super) data: Rc<dyn MemoryRegion>,
-    pub(super) queues: Rc<dyn MemoryRegion>,
+    /// The slab of data buffers, the slab of receives and responses, and that of connections that are no queue yet, each
+    /// registered once.
+    data: Rc<dyn MemoryRegion>,
+    queues: Rc<dyn MemoryRegion>,
+    strangers: Rc<dyn MemoryRegion>,
     /// The zeroes, which nobody may write.
-    pub(super) zeroes: Option<Rc<dyn MemoryRegion>>,
+    zeroes: Option<Rc<dyn MemoryRegion>>,
     /// Which connection a queue pair belongs to.
     pub(super) connection_of: FxHashMap<QpNum, usize>,
 }
@@ -55,7 +61,7 @@ impl Fabric {
         &mut self,
         device: &Rc<dyn Device>,
         memory: &Memory,
-    ) -> Result<usize, RdmaError> {
+    ) -> Result<usize, Refusal> {
         let is_it = |port: &DevicePort| Rc::ptr_eq(&port.device, device);
         let mut ports = self.ports.iter();
         if let Some(at) = ports.position(|port| port.as_ref().is_some_and(is_it)) {
@@ -90,7 +96,7 @@ impl Fabric {
 }
 
 impl DevicePort {
-    fn open(device: &Rc<dyn Device>, memory: &Memory, shared: bool) -> Result<Self, RdmaError> {
+    fn open(device: &Rc<dyn Device>, memory: &Memory, shared: bool) -> Result<Self, Refusal> {
         let attributes = device.attributes();
         let pd = device.allocate_pd()?;
         if attributes.read_sink_needs_remote_write {
@@ -104,6 +110,7 @@ impl DevicePort {
         let register = |slab, access| pd.register(slab, 0, slab.len_bytes(), access);
         let data = register(memory.data.slab(), Access::LOCAL_WRITE)?;
         let queues = register(memory.queues.slab(), Access::LOCAL_WRITE)?;
+        let strangers = register(memory.strangers.slab(), Access::LOCAL_WRITE)?;
         let zeroes = memory.zeroes.as_ref();
         let zeroes = zeroes.map(|slab| pd.register_zeroes(slab));
         let zeroes = zeroes.transpose()?;
@@ -116,28 +123,77 @@ impl DevicePort {
         let srq = shared
             .then(|| pd.create_srq(depths.receives, 2))
             .transpose()?;
-        let receives = Receives::new(srq, depths.receives, queues.lkey(), &memory.queues)?;
+        let places = depths.places(memory.places());
+        let lkey = queues.lkey();
+        let receives = Receives::new(srq, depths.receives, lkey, &memory.queues, places)?;
+        let mut room = Room::new("completions", depths.completions);
+        room.take(places * STRANGER_COMPLETIONS)?;
         Ok(Self {
             device: Rc::clone(device),
             pd,
             cq,
             receives,
-            completions: Room::new("completions", depths.completions),
+            completions: room,
             data,
             queues,
+            strangers,
             zeroes,
             connection_of: FxHashMap::default(),
         })
     }
 
-    /// How its connections pull data.
-    pub(super) fn sinks(&self, memory: &Memory) -> Sinks {
+    /// Names for the memory of its queues.
+    pub(super) fn keys(&self, memory: &Memory) -> Keys {
+        Keys {
+            data: self.data.lkey(),
+            sinks: self.sinks([&memory.data, &memory.queues]),
+            queues: self.queues.lkey(),
+            zeroes: self.zeroes.as_ref().map(|zeroes| Sge {
+                addr: zeroes.addr(),
+                len_bytes: TRANSFER_BYTES_MAX,
+                lkey: zeroes.lkey(),
+            }),
+        }
+    }
+
+    /// Names for the memory of its connections that are no queue yet.
+    pub(super) fn place_keys(&self, memory: &Memory) -> Keys {
+        Keys {
+            data: self.strangers.lkey(),
+            sinks: self.sinks([&memory.strangers; 2]),
+            queues: self.strangers.lkey(),
+            zeroes: None,
+        }
+    }
+
+    /// How its connections pull data into buffers of these pools.
+    fn sinks(&self, pools: [&Pool; 2]) -> Sinks {
         if self.device.attributes().read_sink_needs_remote_write {
-            let slabs = [&memory.data, &memory.queues].map(|pool| Arc::clone(pool.slab()));
+            let slabs = pools.map(|pool| Arc::clone(pool.slab()));
             Sinks::Open(Rc::clone(&self.pd), slabs)
         } else {
             Sinks::Closed
         }
+    }
+
+    /// Whether [`DevicePort::reserve`] would succeed now. Nothing is taken: whoever asks for a connection learns at once that a
+    /// queue of it would not fit, and a host that is not known yet holds nothing.
+    pub(super) fn check_room(
+        &self,
+        entries: u16,
+        extra_bytes: u32,
+        pool: &Pool,
+    ) -> Result<(), Refusal> {
+        let (wanted, most) = (send_wrs(entries), self.device.attributes().qp_wr_max);
+        if wanted > most {
+            return Err(Refusal::Device(format!(
+                "a queue of {entries} entries needs {wanted} work requests, a queue pair of the \
+                 device takes {most}"
+            )));
+        }
+        // Memory first: that is what an operator can give more of.
+        self.receives.missing(entries.into(), extra_bytes, pool)?;
+        self.completions.check(completions(entries))
     }
 
     /// Makes sure that everything a queue of `entries` can have outstanding fits the device and the
@@ -150,15 +206,8 @@ impl DevicePort {
         extra_bytes: u32,
         pool: &Pool,
     ) -> Result<Vec<u32>, Refusal> {
-        let (wanted, most) = (send_wrs(entries), self.device.attributes().qp_wr_max);
-        if wanted > most {
-            return Err(Refusal::Device(format!(
-                "a queue of {entries} entries needs {wanted} work requests, a queue pair of the \
-                 device takes {most}"
-            )));
-        }
-        // Memory first: that is what an operator can give more of.
-        let slots = self.receives.reserve(entries, extra_bytes, pool)?;
+        self.check_room(entries, extra_bytes, pool)?;
+        let slots = self.receives.reserve(entries.into(), extra_bytes, pool)?;
         match self.completions.take(completions(entries)) {
             Ok(()) => Ok(slots),
             Err(refusal) => {
@@ -197,6 +246,14 @@ struct Depths {
 }
 
 impl Depths {
+    /// How many of `wanted` connections that are no queue yet there may be: what they may have waiting is a quarter of what the
+    /// device has, or less.
+    fn places(self, wanted: u32) -> u32 {
+        let receives = self.receives / (4 * STRANGER_RECEIVES);
+        let completions = self.completions / (4 * STRANGER_COMPLETIONS);
+        wanted.min(receives).min(completions).max(1)
+    }
+
     /// For memory of `affordable` receives. What the device has less of is logged.
     fn new(attributes: &DeviceAttributes, affordable: u32, shared: bool) -> Self {
         let wanted = affordable.clamp(1, RECEIVES_MAX);
@@ -247,6 +304,12 @@ impl Room {
     }
 
     fn take(&mut self, count: u32) -> Result<(), Refusal> {
+        self.check(count)?;
+        self.promised += count;
+        Ok(())
+    }
+
+    fn check(&self, count: u32) -> Result<(), Refusal> {
         let left = self.has.saturating_sub(self.promised);
         if count > left {
             let Self { what, has, .. } = self;
@@ -254,7 +317,6 @@ impl Room {
                 "a queue can have {count} {what} waiting, {left} of the device's {has} are left"
             )));
         }
-        self.promised += count;
         Ok(())
     }
 
@@ -268,11 +330,22 @@ impl Room {
 pub(super) struct Memory {
     /// Data of commands in flight.
     pub(super) data: Pool,
-    /// Receives and responses of all queues.
+    /// Receives and responses of all queues, and the receives of connections that are none yet.
     pub(super) queues: Pool,
+    /// Two pages for each connection that is no queue yet: for the data of its Connect, and for its response. A discovery
+    /// controller's Admin queue keeps the second one.
+    pub(super) strangers: Pool,
     /// [`TRANSFER_BYTES_MAX`](crate::limits::TRANSFER_BYTES_MAX) of zeroes to push for reads of
     /// what is known to be zero, where a volume has such LBAs. Nothing ever writes here.
     pub(super) zeroes: Option<Arc<Slab>>,
+}
+
+impl Memory {
+    /// Connections that are no queue yet that there is room for.
+    fn places(&self) -> u32 {
+        let places = self.strangers.slab().len_bytes() / (2 * PAGE_BYTES);
+        u32::try_from(places).unwrap_or(u32::MAX)
+    }
 }
 
 #[cfg(test)]
@@ -295,10 +368,12 @@ mod tests {
         while cm.poll(network.now_us()).is_none() {
             network.advance_to(network.next_deadline_us().unwrap());
         }
-        let pool = || Pool::new(4 << 20, Pages::Ordinary).unwrap();
+        let pool = |bytes| Pool::new(bytes, Pages::Ordinary).unwrap();
         let memory = Memory {
-            data: pool(),
-            queues: pool(),
+            data: pool(4 << 20),
+            queues: pool(4 << 20),
+            // Two places, of two receives each.
+            strangers: pool(4 * PAGE_BYTES),
             zeroes: None,
         };
         let device = cm.device(id).unwrap();
@@ -330,15 +405,15 @@ mod tests {
 
     #[test]
     fn what_the_completion_queue_does_not_hold_is_refused_until_there_is_room() {
-        // 32 receives and 158 work requests of one queue.
+        // 32 receives and 158 work requests of one queue, and 19 for each of two places.
         let (mut port, memory) = port(DeviceAttributes {
-            cqe_max: 200,
+            cqe_max: 238,
             ..attributes()
         });
         port.reserve(32, 0, &memory.queues).unwrap();
         let refused = refusal(&mut port, 32, &memory);
         assert!(
-            refused.contains("190 completions waiting, 10 of the device's 200"),
+            refused.contains("190 completions waiting, 10 of the device's 238"),
             "{refused}"
         );
         port.release(32, Vec::new());
@@ -348,7 +423,7 @@ mod tests {
     #[test]
     fn a_queue_refused_for_memory_leaves_its_completions_to_others() {
         let (mut port, memory) = port(DeviceAttributes {
-            cqe_max: 200,
+            cqe_max: 238,
             ..attributes()
         });
         let refused = port.reserve(32, 5 << 20, &memory.queues);
@@ -368,5 +443,38 @@ mod tests {
             "{refused}"
         );
         port.reserve(32, 0, &memory.queues).unwrap();
+    }
+
+    #[test]
+    fn a_connection_that_is_no_queue_yet_takes_nothing_of_those_who_are() {
+        let (mut port, memory) = port(attributes());
+        let before = memory.queues.free_bytes();
+        for _ in 0..2 {
+            let slots = port.receives.take_place().expect("two places");
+            assert!(slots.is_empty(), "they are shared");
+        }
+        assert_eq!(port.receives.take_place(), None);
+        assert_eq!(memory.queues.free_bytes(), before);
+        // It becomes a queue: it has what it needs, and another one its place.
+        let slots = port.reserve(32, 0, &memory.queues).unwrap();
+        port.receives.leave_place(slots);
+        assert!(memory.queues.free_bytes() < before);
+        assert!(port.receives.take_place().is_some());
+        port.receives.give_back_place(Vec::new());
+    }
+
+    #[test]
+    fn what_strangers_may_have_waiting_is_a_part_of_what_the_device_has() {
+        let depths = Depths {
+            receives: 1000,
+            completions: 40_000,
+        };
+        assert_eq!(depths.places(352), 125);
+        assert_eq!(depths.places(100), 100);
+        let small = Depths {
+            receives: 4,
+            completions: 4,
+        };
+        assert_eq!(small.places(352), 1);
     }
 }

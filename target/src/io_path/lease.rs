@@ -122,6 +122,7 @@ mod tests {
         let memory = Memory {
             data: pool(),
             queues: pool(),
+            strangers: Pool::new(4096, Pages::Ordinary).unwrap(),
             zeroes: None,
         };
         let mut shares = Shares::default();

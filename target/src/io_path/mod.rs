@@ -1,6 +1,7 @@
 //! The I/O path of one reactor, one file per step, in the order the data walks:
 //!
-//! 1. [`accept`]: connection-manager events; a request becomes a connection.
+//! 1. [`accept`]: connection-manager events; a request becomes a connection, of which there are few ([`unconnected`]) until its
+//!    Connect makes it a queue ([`connect`]).
 //! 2. [`recv`]: completions; a received capsule becomes a command ([`admin`] has its own road, and
 //!    so have reservations, in [`control`]).
 //! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
@@ -17,6 +18,7 @@
 
 mod accept;
 mod admin;
+mod connect;
 mod connection;
 mod connections;
 mod control;
@@ -38,6 +40,7 @@ mod stall;
 mod status;
 mod transfer;
 mod unanswered;
+mod unconnected;
 mod waiting;
 mod wr_id;
 
@@ -64,6 +67,8 @@ use resources::{Resources, ReturnedReceive};
 use shutdown::Shutdowns;
 use stall::Looks;
 use unanswered::{Answered, Unanswered};
+pub(crate) use unconnected::discovery_controllers;
+use unconnected::{Places, Unconnected};
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::limits::{COMPLETIONS_PER_TURN, LISTEN_BACKLOG};
@@ -81,7 +86,7 @@ pub(crate) struct IoPath {
     cm_index: HashMap<(usize, CmId), usize>,
     conn_serial: u64,
     /// Connections that are no queue yet.
-    unconnected: Vec<ConnId>,
+    unconnected: Unconnected,
     /// Connections that are ending.
     closing: Vec<usize>,
     drain_deadline_us: Option<u64>,
@@ -115,6 +120,10 @@ pub(crate) struct Parts {
     pub(crate) data: Pool,
     /// Memory for receives and responses: what it has room for is who may connect.
     pub(crate) queues: Pool,
+    /// Memory for so many connections that are no queue of a permitted host.
+    pub(crate) strangers: Pool,
+    /// How many they are.
+    pub(crate) places: u64,
     /// Zeroes to push, where a volume has LBAs that are known to be zero.
     pub(crate) zeroes: Option<Arc<Slab>>,
 }
@@ -131,6 +140,8 @@ impl IoPath {
             volumes,
             data,
             queues,
+            strangers,
+            places,
             zeroes,
         } = parts;
         let fabric = |(name, cm)| Fabric {
@@ -142,6 +153,7 @@ impl IoPath {
         let memory = Memory {
             data,
             queues,
+            strangers,
             zeroes,
         };
         Self {
@@ -154,7 +166,7 @@ impl IoPath {
             index_of: HashMap::new(),
             cm_index: HashMap::new(),
             conn_serial: 0,
-            unconnected: Vec::new(),
+            unconnected: Unconnected::new(Places::of(places)),
             closing: Vec::new(),
             drain_deadline_us: None,
             looks: Looks::default(),
@@ -267,6 +279,7 @@ impl IoPath {
 
     /// The end of a turn: what the commands asked for, all at once. Whether some that waited went on.
     fn flush_turn(&mut self) -> bool {
+        self.carry_out_connects();
         for ReturnedReceive {
             fabric,
             port,
@@ -390,11 +403,8 @@ impl Turn for IoPath {
         let timers = (self.reactor == 0)
             .then(|| self.control.next_deadline_us())
             .flatten();
-        let unconnected = self
-            .unconnected
-            .iter()
-            .filter_map(|id| self.index_of.get(id));
-        let limited = unconnected.chain(&self.closing).filter_map(|&index| {
+        let unconnected = self.unconnected.due_us();
+        let closing = self.closing.iter().filter_map(|&index| {
             self.connections.all[index]
                 .as_ref()
                 .and_then(|c| c.phase.deadline_us())
@@ -405,7 +415,8 @@ impl Turn for IoPath {
         managers
             .chain(volumes)
             .chain(timers)
-            .chain(limited)
+            .chain(unconnected)
+            .chain(closing)
             .chain(self.looks.at_us())
             .chain(drain)
             .min()

@@ -12,7 +12,7 @@ use capstan_rdma::contract::{
 
 use super::accept::Refusal;
 use super::wr_id::WrId;
-use crate::limits::{IN_CAPSULE_BYTES, SQE_BYTES};
+use crate::limits::{IN_CAPSULE_BYTES, SQE_BYTES, STRANGER_RECEIVES};
 
 /// The receives of a reactor's queues on one device.
 pub(super) struct Receives {
@@ -28,16 +28,22 @@ pub(super) struct Receives {
     data: Vec<Option<Buffer>>,
     /// Slots of queues that are gone, where there is no shared queue.
     free: Vec<u32>,
+    /// Places for connections that are no queue yet, and that nobody has. Their receives are promised from the start: on the
+    /// shared queue, which such a connection can then not empty, as it ends with what it sends beyond its Connect.
+    places: u32,
+    /// Slots of these places, where there is no shared queue.
+    place_slots: Vec<u32>,
 }
 
 impl Receives {
-    /// `depth` receives, on `srq` where it is given.
+    /// `depth` receives, on `srq` where it is given, with those of `places` for connections that are no queue yet.
     pub(super) fn new(
         srq: Option<Rc<dyn SharedReceiveQueue>>,
         depth: u32,
         lkey: LKey,
         pool: &Pool,
-    ) -> Result<Self, RdmaError> {
+        places: u32,
+    ) -> Result<Self, Refusal> {
         let sqes = pool
             .take(depth * SQE_BYTES)
             .ok_or_else(|| RdmaError::Limit {
@@ -45,7 +51,7 @@ impl Receives {
                 value: u64::from(depth * SQE_BYTES),
                 max: pool.free_bytes() as u64,
             })?;
-        Ok(Self {
+        let mut receives = Self {
             srq,
             depth,
             lkey,
@@ -53,7 +59,36 @@ impl Receives {
             promised: 0,
             data: Vec::new(),
             free: Vec::new(),
-        })
+            places,
+            place_slots: Vec::new(),
+        };
+        receives.place_slots = receives.reserve(places * STRANGER_RECEIVES, 0, pool)?;
+        Ok(receives)
+    }
+
+    /// Takes a place for a connection that is no queue yet: the slots that it posts itself, none with a shared queue. `None`
+    /// when there is none.
+    pub(super) fn take_place(&mut self) -> Option<Vec<u32>> {
+        self.places = self.places.checked_sub(1)?;
+        let left = self
+            .place_slots
+            .len()
+            .saturating_sub(STRANGER_RECEIVES as usize);
+        Some(self.place_slots.split_off(left))
+    }
+
+    /// A connection that was no queue is gone.
+    pub(super) fn give_back_place(&mut self, slots: Vec<u32>) {
+        self.places += 1;
+        self.place_slots.extend(slots);
+    }
+
+    /// A connection is a queue now, which has reserved `slots`. It keeps the receives of its place, one of which has its Connect,
+    /// and as many of the others go to the place. The answer is those that are to be posted.
+    pub(super) fn leave_place(&mut self, mut slots: Vec<u32>) -> Vec<u32> {
+        let kept = slots.len().saturating_sub(STRANGER_RECEIVES as usize);
+        self.give_back_place(slots.split_off(kept));
+        slots
     }
 
     /// Where a queue of `entries` takes its receives from.
@@ -69,27 +104,12 @@ impl Receives {
     /// posts itself; none with a shared queue.
     pub(super) fn reserve(
         &mut self,
-        entries: u16,
+        entries: u32,
         extra_bytes: u32,
         pool: &Pool,
     ) -> Result<Vec<u32>, Refusal> {
-        let wanted = self.promised + u32::from(entries);
+        let missing = self.missing(entries, extra_bytes, pool)?;
         let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
-        let missing = wanted.saturating_sub(slots);
-        let needed_bytes = (missing * IN_CAPSULE_BYTES + extra_bytes) as usize;
-        let free_bytes = pool.free_bytes();
-        if needed_bytes > free_bytes {
-            return Err(Refusal::Budget(format!(
-                "a queue of {entries} entries needs {needed_bytes} bytes for receives and \
-                 responses, {free_bytes} are left"
-            )));
-        }
-        if wanted > self.depth {
-            return Err(Refusal::Device(format!(
-                "{wanted} receives needed, there are {} on this device and reactor",
-                self.depth
-            )));
-        }
         for slot in slots..slots + missing {
             let buffer = pool.take(IN_CAPSULE_BYTES).ok_or_else(|| {
                 Refusal::Budget("no contiguous bytes are free for a receive".to_owned())
@@ -107,12 +127,39 @@ impl Receives {
                 }
             }
         }
-        self.promised = wanted;
+        self.promised += entries;
         if self.srq.is_some() {
             return Ok(Vec::new());
         }
-        let kept = self.free.len().saturating_sub(usize::from(entries));
+        let kept = self.free.len().saturating_sub(entries as usize);
         Ok(self.free.split_off(kept))
+    }
+
+    /// How many receives one more queue of `entries` is short of, when there is room for them and `extra_bytes`.
+    pub(super) fn missing(
+        &self,
+        entries: u32,
+        extra_bytes: u32,
+        pool: &Pool,
+    ) -> Result<u32, Refusal> {
+        let wanted = self.promised + entries;
+        let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
+        let missing = wanted.saturating_sub(slots);
+        let needed_bytes = (missing * IN_CAPSULE_BYTES + extra_bytes) as usize;
+        let free_bytes = pool.free_bytes();
+        if needed_bytes > free_bytes {
+            return Err(Refusal::Budget(format!(
+                "a queue of {entries} entries needs {needed_bytes} bytes for receives and \
+                 responses, {free_bytes} are left"
+            )));
+        }
+        if wanted > self.depth {
+            return Err(Refusal::Device(format!(
+                "{wanted} receives needed, there are {} on this device and reactor",
+                self.depth
+            )));
+        }
+        Ok(missing)
     }
 
     /// A queue of `entries` is gone or was never made; its receives serve the next one.

@@ -251,7 +251,7 @@ fn on_capsule(
     }
     match connection.phase {
         Phase::Io => execute::start(resources, connection, receives, capsule),
-        Phase::AwaitingConnect { .. } | Phase::Admin => {
+        Phase::AwaitingConnect { .. } | Phase::AwaitingData { .. } | Phase::Admin => {
             admin::start(resources, connection, capsule);
         }
         Phase::Refused { .. } => {

@@ -43,6 +43,8 @@ pub(super) struct Resources {
     shortage: bool,
     /// Connections with work requests posted since the last doorbell.
     pub(super) unrung: Vec<usize>,
+    /// Connects whose data is there: the connections, and the slots.
+    pub(super) connects: Vec<(usize, u16)>,
     /// Connections to end, and why.
     pub(super) broken: Vec<(usize, String)>,
     /// Most commands that an I/O queue with completions in this turn had under way together, at least 1; 0 without one.
@@ -87,6 +89,7 @@ impl Resources {
             share: Share::default(),
             shortage: false,
             unrung: Vec::new(),
+            connects: Vec::new(),
             broken: Vec::new(),
             in_flight: 0,
             told: 0,

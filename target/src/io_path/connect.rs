@@ -1,0 +1,135 @@
+//! From a connection to a queue: a Connect whose data is there. Until then a connection has a place among strangers; what a
+//! queue needs is taken once its host is known to be permitted, before it is told so.
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::PEER_CAUSED;
+use capstan_subsystem::{ConnectOutcome, ConnectRequest};
+
+use super::accept::Refusal;
+use super::admin::AdminWork;
+use super::connection::{Connection, Work};
+use super::fabric::{DevicePort, Memory};
+use super::phase::Phase;
+use super::{IoPath, Resources, respond};
+use crate::limits::{CQE_BYTES, SPARE_BYTES, slots as slots_of};
+
+impl IoPath {
+    /// Carries out the Connects whose data has come in this turn.
+    pub(super) fn carry_out_connects(&mut self) {
+        while let Some((index, slot)) = self.resources.connects.pop() {
+            self.carry_out_connect(index, slot);
+        }
+    }
+
+    fn carry_out_connect(&mut self, index: usize, slot: u16) {
+        let Some(connection) = self.connections.get_mut(index) else {
+            return;
+        };
+        if !connection.phase.is_unconnected() {
+            return;
+        }
+        let Some(port) = self.fabrics[connection.fabric].port(connection.port) else {
+            return;
+        };
+        let command = connection.command(slot);
+        let work = match std::mem::replace(&mut command.work, Work::Responded) {
+            Work::Admin(work) => *work,
+            other => {
+                command.work = other;
+                return;
+            }
+        };
+        let AdminWork::Connect(sqe) = work else {
+            return;
+        };
+        let data = command.data_bytes(command.transfer.length_bytes() as usize);
+        let resources = &mut self.resources;
+        let now_us = resources.now_us;
+        let request = request(connection, &sqe, &data);
+        let memory = &resources.memory;
+        let mut settle = || settle(port, memory, connection).map_err(|why| why.to_string());
+        let outcome = resources
+            .control
+            .with(|target| target.handle_connect(&request, &mut settle, now_us));
+        let cqe = became(resources, connection, outcome);
+        if !connection.phase.is_unconnected() {
+            self.unconnected.remove(connection.id);
+            if connection.has_place {
+                // A discovery controller keeps its place, and what it tells is as large as a host likes.
+                connection.move_data(port.keys(&resources.memory));
+            }
+        }
+        resources.release_receive(connection, slot);
+        connection.command(slot).release_buffers();
+        respond::send(resources, connection, slot, cqe, None);
+    }
+}
+
+fn request<'a>(connection: &Connection, sqe: &'a Sqe, data: &'a [u8]) -> ConnectRequest<'a> {
+    ConnectRequest {
+        conn: connection.id,
+        port: connection.listener,
+        local: connection.local,
+        peer: connection.peer,
+        sizes: connection.sizes,
+        sqe,
+        data,
+    }
+}
+
+/// What a Connect has made of the connection; its response.
+fn became(resources: &mut Resources, connection: &mut Connection, outcome: ConnectOutcome) -> Cqe {
+    match outcome {
+        ConnectOutcome::AdminQueue { cqe, association } => {
+            connection.phase = Phase::Admin;
+            connection.join(association, &mut resources.shares, &resources.memory);
+            cqe
+        }
+        ConnectOutcome::IoQueue {
+            cqe,
+            queue,
+            association,
+        } => {
+            connection.phase = Phase::Io;
+            connection.queue = Some(*queue);
+            connection.join(association, &mut resources.shares, &resources.memory);
+            cqe
+        }
+        ConnectOutcome::Refused { cqe, why } => {
+            tracing::warn!(
+                target: PEER_CAUSED,
+                peer = %connection.peer,
+                "refused a Connect: {why}"
+            );
+            connection.phase = Phase::refused(resources.now_us);
+            cqe
+        }
+    }
+}
+
+/// Gives a connection what its queue needs: a receive for each entry, and memory for responses.
+fn settle(
+    port: &mut DevicePort,
+    memory: &Memory,
+    connection: &mut Connection,
+) -> Result<(), Refusal> {
+    let entries = connection.sizes.entries;
+    let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
+    let own_bytes = response_bytes + SPARE_BYTES;
+    let slots = port.reserve(entries, own_bytes, &memory.queues)?;
+    let take = |bytes| memory.queues.take(bytes);
+    let Some(buffers) = take(response_bytes).zip(take(SPARE_BYTES)) else {
+        port.release(entries, slots);
+        return Err(Refusal::Budget(format!(
+            "no {response_bytes} and {SPARE_BYTES} contiguous bytes are free for responses and a \
+             spare buffer"
+        )));
+    };
+    // The receives of the place are as good as those of the queue, and one of them has the Connect.
+    let slots = port.receives.leave_place(slots);
+    let posted = port.receives.post_own(&slots, connection.qp());
+    connection.receive_slots.extend(slots);
+    connection.settle(port.keys(memory), buffers.into());
+    posted.map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))
+}
