@@ -17,7 +17,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Identifier of the host that tests connect as.
 pub(crate) const HOSTID: HostId = HostId([7; 16]);
-/// CNTLID of the controller.
+/// CNTLID of the first controller.
 pub(crate) const CNTLID: u16 = 0x11;
 /// Blocks of each namespace, of 4096 bytes.
 pub(crate) const NSZE_LBAS: u64 = 1000;
@@ -70,6 +70,9 @@ pub(crate) struct ScriptedController {
     pub(crate) polls_before_ready: u32,
     /// Status of the Connect of a queue, with dword 0.
     pub(crate) connect: fn(u16) -> (Status, u32),
+    /// CNTLID of the next association, and whether the one behind it has another.
+    pub(crate) cntlid: u16,
+    pub(crate) keeps_cntlid: bool,
     pub(crate) namespaces: Vec<u32>,
     pub(crate) nguid: [u8; 16],
     pub(crate) identify: fn(&mut IdentifyController),
@@ -93,7 +96,9 @@ impl ScriptedController {
     pub(crate) fn new() -> Self {
         Self {
             polls_before_ready: 0,
-            connect: |_| (Status::SUCCESS, CNTLID.into()),
+            connect: |_| (Status::SUCCESS, 0),
+            cntlid: CNTLID - 1,
+            keeps_cntlid: false,
             namespaces: vec![1, 7],
             nguid: [9; 16],
             identify: |_| {},
@@ -182,11 +187,16 @@ impl ScriptedController {
             FabricsCommand::Connect(connect) => {
                 let parsed = ConnectData::from_data(data).unwrap().parse().unwrap();
                 assert_eq!((connect.qid, parsed.hostid), (qid, HOSTID));
-                assert_eq!(parsed.cntlid, if qid == 0 { 0xFFFF } else { CNTLID });
+                assert_eq!(parsed.cntlid, if qid == 0 { 0xFFFF } else { self.cntlid });
                 if qid == 0 {
                     self.shutdown = false;
+                    let first = self.cntlid < CNTLID;
+                    self.cntlid += u16::from(first || !self.keeps_cntlid);
                 }
-                let (status, dw0) = (self.connect)(qid);
+                let (status, dw0) = match (self.connect)(qid) {
+                    (status, 0) => (status, self.cntlid.into()),
+                    other => other,
+                };
                 Answer {
                     status,
                     ..Answer::result(dw0.into())

@@ -219,8 +219,14 @@ impl Host {
             self.release_writes("its time is over", now_us);
         } else if self.info.ccrl == 0 || fence.old.ciu == 0 {
             self.wait_for_time("the target has no Cross-Controller Reset", now_us);
-        } else {
+        } else if fence.old.icid != self.info.cntlid {
             self.ask_for_reset(now_us);
+        } else if self.info.fences {
+            // A controller resets no other of its own identifier. A Capstan target gives one out again when nothing of its last
+            // controller is left, also when it was started anew.
+            self.release_writes("its identifier is another one's", now_us);
+        } else {
+            self.wait_for_time("the controller has the old one's identifier", now_us);
         }
     }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use capstan_nvme_proto::features::AsyncEventConfiguration;
 use capstan_nvme_proto::identify::{
-    CapstanBlock, ControllerAttributes, Csi, IdentifyController, IdentifyNamespace,
-    NamespaceAttributes, NamespaceId, NamespaceIdDescriptors, OptionalNvmCommands, SglSupport,
-    VolatileWriteCacheSupport,
+    CapstanBlock, CapstanCapabilities, ControllerAttributes, Csi, IdentifyController,
+    IdentifyNamespace, NamespaceAttributes, NamespaceId, NamespaceIdDescriptors,
+    OptionalNvmCommands, SglSupport, VolatileWriteCacheSupport,
 };
 use capstan_nvme_proto::property::{Cap, Version};
 use uuid::Uuid;
@@ -63,6 +63,8 @@ pub struct ControllerInfo {
     pub ccrl: u8,
     /// Which boot of its machine the target is of, where it tells.
     pub boot_id: Option<[u8; 16]>,
+    /// A Capstan target: a controller is ready, and its identifier given out again, only when nothing is left of earlier ones.
+    pub(super) fences: bool,
     /// Granularity of KATO in milliseconds.
     pub(super) kas_ms: u32,
     /// Any command counts as Keep Alive.
@@ -95,6 +97,7 @@ impl Default for ControllerInfo {
             cqt_ms: 0,
             ccrl: 0,
             boot_id: None,
+            fences: false,
             kas_ms: 0,
             tbkas: false,
             events: AsyncEventConfiguration::empty(),
@@ -147,7 +150,12 @@ impl ControllerInfo {
         self.cirn = identify.cirn.get();
         self.cqt_ms = identify.cqt_ms.get();
         self.ccrl = identify.ccrl;
-        self.boot_id = identify.capstan().and_then(CapstanBlock::boot_id);
+        let capstan = identify.capstan();
+        self.boot_id = capstan.and_then(CapstanBlock::boot_id);
+        self.fences = capstan.is_some_and(|block| {
+            let promises = block.capabilities();
+            promises.contains(CapstanCapabilities::FENCES_EARLIER_ASSOCIATIONS)
+        });
         self.kas_ms = u32::from(identify.kas_100ms.get()) * 100;
         self.tbkas = ControllerAttributes::from_bits_retain(identify.ctratt.get())
             .contains(ControllerAttributes::TRAFFIC_BASED_KEEP_ALIVE);

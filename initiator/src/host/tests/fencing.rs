@@ -2,7 +2,7 @@
 
 use capstan_nvme_proto::async_event::AsyncEvent;
 use capstan_nvme_proto::command::CrossControllerReset;
-use capstan_nvme_proto::identify::IdentifyController;
+use capstan_nvme_proto::identify::{CapstanBlock, CapstanCapabilities, IdentifyController};
 use capstan_nvme_proto::log::CrossControllerResetStatus;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
@@ -164,6 +164,35 @@ fn time_passes_while_there_is_no_connection() {
     script.reachable = true;
     script.pass(20_000_000);
     assert!(script.released(), "{:?}", script.told);
+}
+
+#[test]
+fn a_controller_with_the_old_ones_identifier_cannot_be_asked() {
+    let capstan = |identify: &mut IdentifyController| {
+        resets(identify);
+        let fences = CapstanCapabilities::FENCES_EARLIER_ASSOCIATIONS;
+        identify.set_capstan(&CapstanBlock::new(fences, [0; 16]));
+    };
+    // A target that was started anew begins with the same identifier again.
+    for (identify, told) in [
+        (capstan as fn(&mut IdentifyController), true),
+        (resets, false),
+    ] {
+        let mut config = config();
+        config.kato_ms = 4000;
+        let mut script = Script::new(config);
+        script.controller.identify = identify;
+        script.controller.keeps_cntlid = true;
+        script.settle();
+        script.unanswered = true;
+        script.lose();
+        script.reconnect();
+        assert!(script.controller.resets.is_empty());
+        assert_eq!(script.released(), told);
+        if !told {
+            script.released_at(38_000_000);
+        }
+    }
 }
 
 #[test]
