@@ -232,7 +232,7 @@ fn when_others_wait_hosts_that_hold_everything_are_ended_sooner() {
 
 /// Hosts of an attack, and numbers that no permitted host has.
 fn attackers() -> std::ops::Range<u8> {
-    100..if is_full() { 148 } else { 106 }
+    100..if is_full() { 124 } else { 106 }
 }
 
 /// How long an attack is looked at.
@@ -251,13 +251,9 @@ fn pause(stop: &AtomicBool, round: Duration) {
 /// Runs an attack from either address, and checks what permitted hosts see of it.
 fn withstand(name: &str, attack: impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send + 'static) {
     for source in sources() {
-        let target = FileTarget::start(if is_full() { 64 } else { 8 });
-        // What hosts have used once stays resident: at full strength, until each has had its turn.
-        let warm_up = if is_full() {
-            STALLED + PRESSED * 2
-        } else {
-            PRESSED / 4
-        };
+        let target = FileTarget::start(if is_full() { 16 } else { 8 });
+        // Buffers of receives become resident as Connects come into them, round by round, until all have been used.
+        let warm_up = if is_full() { 6 * STALLED } else { PRESSED / 4 };
         let at = target.at;
         let figures = endure(
             (target.daemon.pid(), at),
@@ -281,7 +277,8 @@ fn left(what: Leaves, way: Way) -> impl Fn(SocketAddr, IpAddr, &AtomicBool) + Co
             for host in &mut hosts {
                 leave(host, what);
             }
-            pause(stop, STALLED + PRESSED);
+            // Long enough that the target ends those that hold what others wait for.
+            pause(stop, PRESSED * 2);
         }
     }
 }
