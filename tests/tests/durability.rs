@@ -214,3 +214,28 @@ fn memory_that_is_made_anew_by_a_reload_is_another_namespace() {
     assert_eq!(after[1], before[1], "still there");
     assert!(daemon.stop().success());
 }
+
+/// A restart of the target loses no cache of the machine: its hosts must not fear for what they have not flushed.
+#[test]
+fn the_instance_of_the_machine_is_told_and_survives_the_target() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("volume.img");
+    std::fs::write(&image, vec![0; MIB]).unwrap();
+    let at = own_address();
+    let boot_ids = [(), ()].map(|()| {
+        let daemon = Daemon::start(utf8(&image), 4096, at);
+        let (controller, _) = connect(at, 1);
+        let boot_id = controller.snapshot_blocking().controller.boot_id;
+        controller.close();
+        assert!(daemon.stop().success());
+        boot_id.expect("told")
+    });
+    assert_eq!(boot_ids[0], boot_ids[1]);
+    let of_the_kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let digits = of_the_kernel.trim().replace('-', "");
+    let told: String = boot_ids[0]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_ne!(told, digits, "the kernel's own is for this machine alone");
+}
