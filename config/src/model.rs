@@ -167,6 +167,9 @@ pub struct Subsystem {
     pub model: String,
     /// Who may connect.
     pub access: Access,
+    /// Whether a new association of a host ends the older ones with the same host NQN, host identifier and
+    /// pair of addresses.
+    pub end_older_association: bool,
     /// Namespaces by ascending NSID; at least one.
     pub namespaces: Vec<Namespace>,
 }

@@ -103,6 +103,7 @@ impl Config {
                 model: limits::DEFAULT_MODEL.to_owned(),
                 nqn,
                 access: Access::AnyHost,
+                end_older_association: false,
                 namespaces: vec![Namespace {
                     nsid: 1,
                     backing,

@@ -61,6 +61,7 @@ pub(crate) struct RawSubsystem {
     pub(crate) model: Field<String>,
     pub(crate) allowed_hosts: Field<Vec<Spanned<String>>>,
     pub(crate) allow_any_host: Field<bool>,
+    pub(crate) end_older_association: Option<bool>,
     #[serde(default)]
     pub(crate) namespace: Vec<Spanned<RawNamespace>>,
 }

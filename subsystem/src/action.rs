@@ -169,6 +169,21 @@ pub enum DisconnectReason {
         /// How long.
         waited_ms: u64,
     },
+    /// The host had the controller reset through another one.
+    #[error("reset by its host through controller {cntlid} (Cross-Controller Reset)")]
+    CrossControllerReset {
+        /// The other one.
+        cntlid: u16,
+    },
+    /// The host has connected again, and its subsystem keeps one association per host and address.
+    #[error(
+        "the host has connected again as controller {cntlid} from the same address \
+         (end_older_association)"
+    )]
+    Replaced {
+        /// The new one.
+        cntlid: u16,
+    },
     /// The Admin queue's connection is gone, and with it the association.
     #[error("the connection of the admin queue is gone")]
     AdminQueueGone,
@@ -198,6 +213,20 @@ pub enum DisconnectReason {
     /// A connection this target knows nothing of.
     #[error("no queue was connected on this connection")]
     NotConnected,
+}
+
+impl DisconnectReason {
+    /// Whether what this side has posted is to be given up with the connection: the host is not there,
+    /// or goes on elsewhere and must not be answered by two.
+    #[must_use]
+    pub fn gives_up(self) -> bool {
+        matches!(
+            self,
+            Self::KeepAliveExpired { .. }
+                | Self::CrossControllerReset { .. }
+                | Self::Replaced { .. }
+        )
+    }
 }
 
 /// Who a log line is about.

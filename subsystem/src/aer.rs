@@ -11,7 +11,7 @@ use crate::bounds::AER_MAX;
 use crate::queue::Permit;
 
 /// The events this controller sends, in the order they are sent when several wait.
-const EVENTS: [(AsyncEvent, Option<AsyncEventConfiguration>); 5] = [
+const EVENTS: [(AsyncEvent, Option<AsyncEventConfiguration>); 6] = [
     (
         AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED,
         Some(AsyncEventConfiguration::NAMESPACE_ATTRIBUTE),
@@ -23,6 +23,10 @@ const EVENTS: [(AsyncEvent, Option<AsyncEventConfiguration>); 5] = [
     (
         AsyncEvent::DISCOVERY_LOG_CHANGE,
         Some(AsyncEventConfiguration::DISCOVERY_LOG_CHANGE),
+    ),
+    (
+        AsyncEvent::CROSS_CONTROLLER_RESET_COMPLETED,
+        Some(AsyncEventConfiguration::CROSS_CONTROLLER_RESET_COMPLETED),
     ),
     (
         AsyncEvent::NVM_SUBSYSTEM_RELIABILITY,

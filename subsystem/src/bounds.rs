@@ -69,6 +69,19 @@ pub(crate) const FENCE_TOLD_US: u64 = 1_000_000;
 pub(crate) const READY_TIMEOUT_500MS: u8 = 130;
 const _: () = assert!(READY_TIMEOUT_500MS as u64 * 500_000 >= FENCE_US_MAX + 5_000_000);
 
+/// Cross-Controller Resets that one controller has in progress: CCRL. As many as the specification
+/// recommends.
+pub(crate) const CROSS_RESETS_MAX: u8 = 4;
+/// Entries of a controller's Cross-Controller Reset log page. Hosts remove what they have read (RMC); one
+/// that does not has this many lost controllers to tell of.
+pub(crate) const CROSS_RESETS_KEPT: usize = 64;
+const _: () = assert!(CROSS_RESETS_KEPT <= capstan_nvme_proto::log::CROSS_CONTROLLER_RESETS_MAX);
+/// CQT: how long the commands of a controller may go on after its Keep Alive Timeout, in milliseconds.
+/// 1 s until a busy reactor has seen the timer and closed the connections, behind which nothing new
+/// reaches a medium; and 9 s for what a disk is doing, which bounds its own retries to less (7 s is usual).
+/// A medium that hangs for longer is covered by no number: by the fence and Cross-Controller Reset.
+pub(crate) const QUIESCE_MS: u16 = 10_000;
+
 /// Granularity of the Keep Alive timer, KAS, in units of 100 ms.
 pub(crate) const KAS: u16 = 10;
 /// Longest Keep Alive Timeout of a discovery controller, and that of one whose host asked for none, so that a controller

@@ -39,6 +39,9 @@ pub struct TargetConfig {
     /// Instance of the machine, for Identify Controller: another one after every boot. Zeroes tell
     /// the hosts nothing.
     pub boot_id: [u8; 16],
+    /// What Controller Instance Random Numbers are made of: random, so that no instance of this process is
+    /// taken for one of another. Hosts do not learn it.
+    pub seed: [u64; 2],
 }
 
 impl Default for TargetConfig {
@@ -53,6 +56,7 @@ impl Default for TargetConfig {
             model: "Capstan discovery".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
             boot_id: [0; 16],
+            seed: [0; 2],
         }
     }
 }
@@ -106,6 +110,9 @@ pub struct SubsystemConfig {
     pub hosts: HostPolicy,
     /// Ports it is reached through.
     pub ports: BTreeSet<PortId>,
+    /// Whether a new association of a host ends the older ones with the same Host NQN, Host Identifier and
+    /// pair of addresses.
+    pub end_older_association: bool,
 }
 
 /// A namespace.

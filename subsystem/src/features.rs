@@ -31,7 +31,10 @@ const VALUE_BYTE: u8 = 44;
 /// The events a controller of this kind can send: Identify Controller OAES.
 pub(crate) fn supported_events(kind: ControllerKind) -> AsyncEventConfiguration {
     match kind {
-        ControllerKind::Io => DEFAULT_EVENTS,
+        // What only a host that asks for resets wants to hear.
+        ControllerKind::Io => {
+            DEFAULT_EVENTS.union(AsyncEventConfiguration::CROSS_CONTROLLER_RESET_COMPLETED)
+        }
         ControllerKind::Discovery => AsyncEventConfiguration::DISCOVERY_LOG_CHANGE,
     }
 }

@@ -18,11 +18,11 @@ use capstan_nvme_proto::text::space_padded;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::bounds::{
-    ABORT_MAX, AER_MAX, ANA_GROUPS_MAX, COPY_RANGES_MAX, ERROR_LOG_ENTRIES, IOCCSZ, IORCSZ, KAS,
-    MDTS, NAMESPACES_MAX, SGL_DESCRIPTORS_MAX,
+    ABORT_MAX, AER_MAX, ANA_GROUPS_MAX, COPY_RANGES_MAX, CROSS_RESETS_MAX, ERROR_LOG_ENTRIES,
+    IOCCSZ, IORCSZ, KAS, MDTS, NAMESPACES_MAX, QUIESCE_MS, SGL_DESCRIPTORS_MAX,
 };
 use crate::control::{Executed, Execution, Target, gone};
-use crate::controller::{Controller, ControllerKind, VERSION};
+use crate::controller::{Controller, ControllerKind, Instance, VERSION};
 use crate::features::supported_events;
 use crate::io_queue::CopyLimits;
 use crate::namespace::Namespace;
@@ -158,6 +158,12 @@ fn io_controller(controller: &Controller, data: &mut IdentifyController) {
         .iter()
         .map(capacity_bytes)
         .fold(0_u128, u128::saturating_add);
+    if let Some(Instance { ciu, cirn }) = controller.instance {
+        data.ciu = ciu;
+        data.cirn = cirn.into();
+    }
+    data.ccrl = CROSS_RESETS_MAX;
+    data.cqt_ms = QUIESCE_MS.into();
     data.cmic = (MultiPath::PORTS | MultiPath::CONTROLLERS | MultiPath::ANA).bits();
     data.lpa |= LogPageAttributes::COMMAND_EFFECTS.bits();
     data.tnvmcap_bytes = capacity_bytes.into();

@@ -47,6 +47,7 @@ pub(crate) fn build(
         io_queue_entries: config.queues.depth_max,
         controllers: config.target.hosts_max as usize,
         boot_id: instance::boot()?.into_bytes(),
+        seed: instance::random()?.as_u64_pair().into(),
         discovery_controllers: discovery_controllers(
             config.memory_plan(reactors)?.strangers_per_reactor,
         ),
@@ -137,6 +138,7 @@ pub(crate) fn subsystem_config(subsystem: &Subsystem, config: &Config) -> Subsys
         ieee_oui: [0; 3],
         hosts: host_policy(&subsystem.access),
         ports: (0..config.listeners.len()).map(port_id).collect(),
+        end_older_association: subsystem.end_older_association,
     }
 }
 

@@ -144,6 +144,11 @@ fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
         if (&subsystem.serial, &subsystem.model) != (&now.serial, &now.model) {
             bail!("a change of serial or model of {nqn} needs a restart; nothing was changed");
         }
+        if subsystem.end_older_association != now.end_older_association {
+            bail!(
+                "a change of end_older_association of {nqn} needs a restart; nothing was changed"
+            );
+        }
         if subsystem.access != now.access {
             let changed = (nqn.clone(), now.access.clone());
             difference.hosts_changed.push(changed);

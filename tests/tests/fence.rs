@@ -4,13 +4,19 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use capstan_nvme_proto::command::{IoCommand, LbaRange, Read, Write};
+use capstan_nvme_proto::command::{
+    AdminCommand, CrossControllerReset, GetLogPage, Identify, IoCommand, LbaRange, Read, Write,
+};
+use capstan_nvme_proto::identify::{Cns, IdentifyController};
+use capstan_nvme_proto::log::{
+    CrossControllerResetLogHeader, CrossControllerResetStatus, LogPageId,
+};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::iwarp::Config;
 use capstan_storage::Gate;
-use capstan_tests::target::TestTarget;
+use capstan_tests::target::{SUBNQN, TestTarget};
 use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
 
 const LBA_BYTES: usize = 4096;
@@ -213,4 +219,99 @@ fn other_hosts_do_not_wait() {
     assert_eq!(old.answer(Queue::Io, cid).0.status(), Status::SUCCESS);
     drop((old, other));
     target.stop();
+}
+
+/// What resets a controller, as it tells its host.
+fn reset_of(host: &mut WireHost) -> CrossControllerReset {
+    let identify = AdminCommand::Identify(Identify::new(Cns::CONTROLLER, 0));
+    let (cqe, data) = host.run(
+        Queue::Admin,
+        identify.encode(0, Sgl::EMPTY),
+        Data::Pushed(4096),
+    );
+    assert_eq!(cqe.status(), Status::SUCCESS);
+    let identify = IdentifyController::from_data(&data).expect("4096 bytes");
+    CrossControllerReset {
+        icid: identify.cntlid.get(),
+        ciu: identify.ciu,
+        cirn: identify.cirn.get(),
+    }
+}
+
+/// Asks for a reset; whether it was over at once.
+fn reset(through: &mut WireHost, reset: CrossControllerReset) -> bool {
+    let reset = AdminCommand::CrossControllerReset(reset).encode(0, Sgl::EMPTY);
+    let (cqe, _) = through.run(Queue::Admin, reset, Data::None);
+    assert_eq!(cqe.status(), Status::SUCCESS);
+    CrossControllerReset::was_immediate(cqe.dw0.get())
+}
+
+/// How far the resets are that a controller was asked for.
+fn resets(through: &mut WireHost) -> Vec<CrossControllerResetStatus> {
+    let get = GetLogPage::new(LogPageId::CROSS_CONTROLLER_RESET, 4096);
+    let get = AdminCommand::GetLogPage(get).encode(0, Sgl::EMPTY);
+    let (cqe, data) = through.run(Queue::Admin, get, Data::Pushed(4096));
+    assert_eq!(cqe.status(), Status::SUCCESS);
+    let (_, entries) = CrossControllerResetLogHeader::parse(&data).expect("a head");
+    entries.iter().map(|entry| entry.status).collect()
+}
+
+/// A host loses one of its two paths, with a write on the medium, and resets it through the other.
+#[test]
+fn a_controller_is_reset_through_another_when_its_writes_are_over() {
+    for scene in SCENES {
+        let gate = Gate::default();
+        let target = scene.target(&gate);
+        let mut old = scene.connect(&target);
+        let mut other = scene.connect(&target);
+        let instance = reset_of(&mut old);
+        gate.hold(1);
+        old.send(Queue::Io, write(FIRST), Data::InCapsule(&[1; LBA_BYTES]));
+        wait_for("a write on the medium", || gate.held() == 1);
+
+        assert!(!reset(&mut other, instance), "{scene:?}: over too early");
+        assert_eq!(old.next_response(Queue::Io), None, "its queue has ended");
+        for _ in 0..LOOKS {
+            let resets = resets(&mut other);
+            assert_eq!(resets, [CrossControllerResetStatus::IN_PROGRESS]);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        gate.release();
+        wait_for("the end of the reset", || {
+            resets(&mut other) == [CrossControllerResetStatus::SUCCESSFUL]
+        });
+        let data = Data::InCapsule(&[2; LBA_BYTES]);
+        let (cqe, _) = other.run(Queue::Io, write(FIRST), data);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        assert_eq!((gate.held(), read_first(&mut other)), (0, 2), "{scene:?}");
+        assert!(reset(&mut other, instance), "it is known to be no more");
+        drop((old, other));
+        target.stop();
+    }
+}
+
+/// A host comes back from the same address while its old connections still look alive.
+#[test]
+fn an_older_association_ends_where_the_operator_wants_it() {
+    for wanted in [false, true] {
+        let toml = format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
+             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+             end_older_association = {wanted}\n\
+             [[subsystem.namespace]]\nram = \"64MiB\"\nlba = 4096\n"
+        );
+        let target = TestTarget::start(&toml);
+        let [mut old, mut new] = [(), ()].map(|()| SCENES[1].connect(&target));
+        let other = WireHost::connect(target.addresses[0], 2);
+        if wanted {
+            assert_eq!(old.next_response(Queue::Io), None, "its queue has ended");
+        } else {
+            let data = Data::InCapsule(&[1; LBA_BYTES]);
+            let (cqe, _) = old.run(Queue::Io, write(FIRST), data);
+            assert_eq!(cqe.status(), Status::SUCCESS);
+        }
+        read_first(&mut new);
+        drop((old, new, other));
+        target.stop();
+    }
 }

@@ -80,6 +80,7 @@ impl Checker<'_> {
             serial: serial?,
             model: model?,
             access: access?,
+            end_older_association: raw.end_older_association.unwrap_or(false),
             namespaces,
         })
     }

@@ -311,8 +311,8 @@ impl Target {
             AdminCommand::GetFeatures(get) => self.get_features(&get, execution),
             AdminCommand::Abort(abort) => self.abort(abort, execution),
             AdminCommand::AsynchronousEventRequest => self.request_event(execution),
-            AdminCommand::CrossControllerReset(_) => {
-                Err(CommandError::invalid_opcode("Opcode", 0, 0x38))
+            AdminCommand::CrossControllerReset(reset) => {
+                self.cross_controller_reset(reset, execution)
             }
             AdminCommand::KeepAlive => {
                 if let Some(controller) = self.controllers.get_mut(&execution.id) {

@@ -17,7 +17,7 @@ use capstan_nvme_proto::rdma_cm::{CmRequest, PrivateDataError, RejectStatus};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
-use super::{Queue, Target};
+use super::{CrossResets, Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, Association, ControllerId, DisconnectReason, Event};
 use crate::aer::AsyncEvents;
@@ -340,6 +340,8 @@ impl Target {
             admin: accounting(request.conn, entries, connect),
             state: ControllerState::Disabled,
             was_ready: false,
+            instance: None,
+            resets: CrossResets::default(),
             fence: None,
             cc: Cc::decode(0),
             keep_alive: KeepAlive::new(kato_ms, now_us),
@@ -368,6 +370,7 @@ impl Target {
             association: Arc::clone(&association),
             kato_ms,
         }));
+        self.end_older(id, request.peer.ip());
         self.close_fence(id, now_us);
         Ok(ConnectOutcome::AdminQueue { cqe, association })
     }
@@ -439,6 +442,13 @@ impl Target {
             .values()
             .filter(|controller| controller.association.subnqn == *subnqn)
             .map(|controller| controller.association.cntlid)
+            // Those that have left commands behind are still addressed by theirs.
+            .chain(
+                self.lingering
+                    .values()
+                    .filter(|left| left.association.subnqn == *subnqn)
+                    .map(|left| left.association.cntlid),
+            )
             .collect();
         let cntlid = (next..=CNTLID_MAX)
             .chain(1..next)

@@ -3,6 +3,7 @@
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use capstan_nvme_proto::status::Status;
 
@@ -24,6 +25,12 @@ impl Target {
         id: ControllerId,
         event: ControllerEvent,
     ) -> Result<(), IllegalTransition> {
+        let before = self
+            .controllers
+            .get(&id)
+            .and_then(|controller| controller.instance);
+        let fresh = (event == ControllerEvent::FenceOpened)
+            .then(|| self.next_instance(before.map(|instance| instance.ciu)));
         let Some(controller) = self.controllers.get_mut(&id) else {
             return Ok(());
         };
@@ -38,6 +45,8 @@ impl Target {
             }
             ControllerEvent::FenceOpened => {
                 controller.was_ready = true;
+                controller.instance = fresh;
+                controller.resets.remove_completed(|_| true);
                 controller.shared.set_ready(true);
                 self.actions
                     .push_back(Action::Log(Event::Enabled { association }));
@@ -125,6 +134,7 @@ impl Target {
             Some(Queue::Io(id, qid)) => self.remove_io_queue(id, qid, now_us),
             None => {}
         }
+        self.settle_resets();
     }
 
     /// A connection is gone, whoever closed it, and no command of it is on a backend. Every permit
@@ -132,6 +142,38 @@ impl Target {
     pub fn handle_disconnected(&mut self, conn: ConnId, now_us: u64) {
         self.handle_disconnecting(conn, now_us);
         self.end_lingering(conn, now_us);
+        self.settle_resets();
+    }
+
+    /// Where the operator wants it, ends what the host of a new association left on the same pair of addresses.
+    pub(super) fn end_older(&mut self, id: ControllerId, peer: IpAddr) {
+        let Some(new) = self.controllers.get(&id) else {
+            return;
+        };
+        let (association, local) = (Arc::clone(&new.association), new.local.ip());
+        let subsystem = self.subsystems.get(&association.subnqn);
+        if !subsystem.is_some_and(|subsystem| subsystem.config.end_older_association) {
+            return;
+        }
+        let why = DisconnectReason::Replaced {
+            cntlid: association.cntlid,
+        };
+        let is_older = |controller: &&Controller| {
+            let other = &controller.association;
+            controller.id != id
+                && (&other.subnqn, &other.hostnqn, other.hostid)
+                    == (
+                        &association.subnqn,
+                        &association.hostnqn,
+                        association.hostid,
+                    )
+                && (controller.local.ip(), other.peer.ip()) == (local, peer)
+        };
+        let controllers = self.controllers.values();
+        let older: Vec<ControllerId> = controllers.filter(is_older).map(|c| c.id).collect();
+        for id in older {
+            self.end_association(id, why);
+        }
     }
 
     fn remove_controller(&mut self, id: ControllerId) {

@@ -5,6 +5,7 @@ mod abort;
 mod admin;
 mod configure;
 mod connect;
+mod cross_reset;
 mod degraded;
 mod fence;
 mod flush;
@@ -37,6 +38,7 @@ use reserve::{Lingering, PendingDrain};
 pub use admin::{AdminOutcome, AdminRequest, AdminStep};
 pub(crate) use admin::{Executed, Execution, gone};
 pub use connect::{CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes};
+pub(crate) use cross_reset::CrossResets;
 pub use reserve::ControlOutcome;
 
 /// All subsystems, ports and controllers of a target.
@@ -74,6 +76,8 @@ pub struct Target {
     /// Fences that are closed: of each controller one at most.
     fences: BTreeMap<FenceId, Fence>,
     next_fence: u64,
+    /// Instances of controllers so far.
+    instances: u64,
     /// I/O queues of hosts that left, until none of their commands is on a backend any more.
     lingering: BTreeMap<ConnId, Lingering>,
 }
@@ -146,6 +150,7 @@ impl Target {
             next_drain: 1,
             fences: BTreeMap::new(),
             next_fence: 1,
+            instances: 0,
             lingering: BTreeMap::new(),
         })
     }

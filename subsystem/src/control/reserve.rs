@@ -20,7 +20,7 @@ use super::flush::WriteProtect;
 use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, Association, ControllerId, DrainId};
-use crate::controller::Controller;
+use crate::controller::{Controller, Instance};
 use crate::io_queue::ControlCommand;
 use crate::log_page::Window;
 use crate::reservation::{Effects, Host, Reservation, host_of};
@@ -62,6 +62,7 @@ pub(super) enum DrainFor {
 pub(super) struct Lingering {
     pub(super) controller: ControllerId,
     pub(super) association: Arc<Association>,
+    pub(super) instance: Option<Instance>,
     qid: u16,
 }
 
@@ -71,6 +72,7 @@ impl Lingering {
         Self {
             controller: controller.id,
             association: Arc::clone(&controller.association),
+            instance: controller.instance,
             qid,
         }
     }

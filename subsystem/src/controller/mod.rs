@@ -16,6 +16,7 @@ use capstan_nvme_proto::status::Status;
 use crate::ConnId;
 use crate::action::{Association, ControllerId, DisconnectReason, FenceId};
 use crate::aer::AsyncEvents;
+use crate::control::CrossResets;
 use crate::features::Features;
 use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
@@ -32,6 +33,14 @@ pub use state::{ControllerEvent, ControllerState};
 pub(crate) enum ControllerKind {
     Io,
     Discovery,
+}
+
+/// What tells a controller from those that had its CNTLID before: CIU and CIRN. NVMe Base 2.3,
+/// section 5.2.13 (Identify Controller data structure).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Instance {
+    pub(crate) ciu: u8,
+    pub(crate) cirn: u64,
 }
 
 /// The control half of one I/O queue.
@@ -57,6 +66,10 @@ pub(crate) struct Controller {
     pub(crate) state: ControllerState,
     /// CSTS.RDY was set since the controller was disabled.
     pub(crate) was_ready: bool,
+    /// Since it was ready last.
+    pub(crate) instance: Option<Instance>,
+    /// What it was asked to reset.
+    pub(crate) resets: CrossResets,
     /// What keeps it from becoming ready.
     pub(crate) fence: Option<FenceId>,
     pub(crate) cc: Cc,

@@ -28,6 +28,8 @@ pub(super) struct Drains {
     namespaces: Vec<Outstanding>,
     /// Fences that waited for nothing.
     over: Vec<FenceId>,
+    /// How many wait, over all namespaces, or are over: nearly always none.
+    pending: u32,
 }
 
 /// Commands on the medium of one namespace.
@@ -143,6 +145,7 @@ impl Drains {
 
     /// Waits for the commands of a namespace, or for those that change it.
     pub(super) fn begin(&mut self, nsid: u32, drain: DrainId, of_writes: bool) {
+        self.pending = self.pending.saturating_add(1);
         let what = Drained::Namespace(drain);
         if let Some(namespace) = self.of(nsid) {
             return namespace.begin(what, of_writes);
@@ -158,16 +161,28 @@ impl Drains {
     /// Waits for the commands of all namespaces, and for reservation commands.
     pub(super) fn begin_fence(&mut self, fence: FenceId) {
         if self.namespaces.is_empty() {
+            self.pending = self.pending.saturating_add(1);
             return self.over.push(fence);
         }
         for namespace in &mut self.namespaces {
+            self.pending = self.pending.saturating_add(1);
             namespace.begin(Drained::Queue(fence), false);
         }
     }
 
     /// What is over.
+    #[inline]
     pub(super) fn poll(&mut self) -> Option<Drained> {
+        if self.pending == 0 {
+            return None;
+        }
+        self.poll_pending()
+    }
+
+    #[cold]
+    fn poll_pending(&mut self) -> Option<Drained> {
         if let Some(fence) = self.over.pop() {
+            self.pending = self.pending.saturating_sub(1);
             return Some(Drained::Queue(fence));
         }
         for at in 0..self.namespaces.len() {
@@ -176,6 +191,7 @@ impl Drains {
                 continue;
             };
             let what = namespace.waiting.swap_remove(over).what;
+            self.pending = self.pending.saturating_sub(1);
             // A fence is over with its last namespace.
             let elsewhere = matches!(what, Drained::Queue(_))
                 && self

@@ -17,6 +17,7 @@ pub(super) fn page() -> CommandEffectsLog {
             AdminOpcode::GET_FEATURES,
             AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST,
             AdminOpcode::KEEP_ALIVE,
+            AdminOpcode::CROSS_CONTROLLER_RESET,
         ]
         .map(|opcode| (opcode, supported)),
         RESERVATION_COMMANDS

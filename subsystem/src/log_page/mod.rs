@@ -1,6 +1,7 @@
 //! Get Log Page. NVMe Base 2.1, section 5.1.12.
 
 mod ana;
+mod cross_reset;
 mod discovery;
 mod effects;
 pub(crate) mod error;
@@ -18,7 +19,7 @@ use zerocopy::IntoBytes;
 use crate::control::{Executed, Execution, Target, gone};
 use crate::controller::ControllerKind;
 
-const IO_PAGES: [LogPageId; 8] = [
+const IO_PAGES: [LogPageId; 9] = [
     LogPageId::SUPPORTED_LOG_PAGES,
     LogPageId::ERROR_INFORMATION,
     LogPageId::HEALTH,
@@ -26,6 +27,7 @@ const IO_PAGES: [LogPageId; 8] = [
     LogPageId::CHANGED_NAMESPACES,
     LogPageId::COMMAND_EFFECTS,
     LogPageId::ANA,
+    LogPageId::CROSS_CONTROLLER_RESET,
     LogPageId::RESERVATION_NOTIFICATION,
 ];
 const DISCOVERY_PAGES: [LogPageId; 2] = [LogPageId::SUPPORTED_LOG_PAGES, LogPageId::DISCOVERY];
@@ -153,11 +155,20 @@ impl Target {
                 let controller = self.controller(id).ok_or_else(gone)?;
                 window.put(controller.notifications.page().as_bytes());
             }
+            LogPageId::CROSS_CONTROLLER_RESET => {
+                require_no_namespace(get)?;
+                cross_reset::page(self.controller(id).ok_or_else(gone)?, &mut window);
+            }
             LogPageId::ANA => self.ana_page(id, get.lsp, &mut window),
             LogPageId::DISCOVERY => self.discovery_page(id, &mut window),
             _ => {}
         }
         let executed = window.finish(get.offset)?;
+        if get.lid == LogPageId::CROSS_CONTROLLER_RESET {
+            let out_bytes = execution.out.len();
+            let controller = self.controller_mut(id).ok_or_else(gone)?;
+            cross_reset::remove_completed(controller, get, out_bytes);
+        }
         if !get.rae {
             self.log_page_read(id, get.lid);
         }

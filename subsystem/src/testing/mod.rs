@@ -145,6 +145,7 @@ pub fn subsystem_config() -> SubsystemConfig {
         ieee_oui: [0xAA, 0xBB, 0xCC],
         hosts: HostPolicy::Only(BTreeSet::from([host(1), host(2)])),
         ports: BTreeSet::from([PORT]),
+        end_older_association: false,
     }
 }
 
@@ -182,9 +183,18 @@ impl Bench {
     /// # Panics
     /// Never: the configuration is good.
     #[must_use]
-    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
     pub fn new() -> Self {
-        let mut target = Target::new(TargetConfig::default(), 0).expect("a good configuration");
+        Self::with(TargetConfig::default())
+    }
+
+    /// The same with another configuration.
+    ///
+    /// # Panics
+    /// When it is not accepted.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+    pub fn with(config: TargetConfig) -> Self {
+        let mut target = Target::new(config, 0).expect("a good configuration");
         let port = PortConfig {
             id: PORT,
             address: address("0.0.0.0:4420"),

@@ -9,7 +9,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use arbitrary::{Arbitrary, Unstructured};
-use capstan_nvme_proto::command::FabricsCommand;
+use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
     CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertySet,
@@ -236,7 +236,8 @@ fn step(bench: &mut Bench, model: &mut Model, action: &HostAction) {
         }
         HostAction::Admin(command) => {
             if let Some((conn, _)) = pick(&model.admin, command.queue).cloned() {
-                let sqe = command.sqe(&ADMIN_OPCODES);
+                let mut sqe = command.sqe(&ADMIN_OPCODES);
+                aim(bench, model, &mut sqe);
                 send_admin(bench, model, conn, &sqe, &command.capsule.bytes());
             }
         }
@@ -292,6 +293,20 @@ fn step(bench: &mut Bench, model: &mut Model, action: &HostAction) {
         }
         HostAction::Wait { ms } => bench.wait_us(u64::from(*ms).saturating_mul(1000)),
         HostAction::Configure(action) => configure(bench, action),
+    }
+}
+
+/// Of a Cross-Controller Reset: most name a controller that there is.
+fn aim(bench: &Bench, model: &Model, sqe: &mut Sqe) {
+    let [which, ..] = sqe.cdw10.to_bytes();
+    if sqe.admin_opcode() != AdminOpcode::CROSS_CONTROLLER_RESET || which < RARE {
+        return;
+    }
+    if let Some((conn, _)) = pick(&model.admin, which)
+        && let Some(reset) = bench.target.reset_of(*conn)
+    {
+        let aimed = AdminCommand::CrossControllerReset(reset).encode(sqe.cid.get(), Sgl::EMPTY);
+        *sqe = aimed;
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod abort;
 mod connect;
+mod cross_reset;
 mod degraded;
 mod discovery;
 mod features;

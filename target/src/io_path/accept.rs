@@ -314,6 +314,11 @@ impl IoPath {
 
     /// Starts to wind a connection down.
     pub(super) fn begin_close(&mut self, index: usize, cause: &str) {
+        self.close(index, cause, false);
+    }
+
+    /// The same; one that `gives_up` aborts it: nothing lingers, and nothing more of it is sent.
+    pub(super) fn close(&mut self, index: usize, cause: &str, gives_up: bool) {
         let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
@@ -347,7 +352,12 @@ impl IoPath {
         let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
-        self.fabrics[fabric].cm.disconnect(cm_id);
+        let cm = &mut self.fabrics[fabric].cm;
+        if gives_up {
+            cm.abort(cm_id);
+        } else {
+            cm.disconnect(cm_id);
+        }
         self.closing.push(index);
         let now_us = self.resources.now_us;
         if lingers {

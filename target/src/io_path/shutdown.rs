@@ -58,7 +58,7 @@ impl IoPath {
             }
             Action::Disconnect { conn, why } => {
                 if let Some(&index) = self.index_of.get(&conn) {
-                    self.begin_close(index, &why.to_string());
+                    self.close(index, &why.to_string(), why.gives_up());
                 }
             }
             Action::AbortIo { conn, cid, abort } => {
