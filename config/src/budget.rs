@@ -150,7 +150,7 @@ mod tests {
     fn a_budget_too_small_for_one_host_shows_the_sum() {
         assert_eq!(
             MemoryPlan::new(4 << 20, 2, &QUEUES).unwrap_err(),
-            "4 MiB is too small: 5.4 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
+            "4 MiB is too small: 5.5 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
              Admin Queue 266.5 KiB + I/O queue 1042 KiB + hosts not known yet 186.9 KiB)"
         );
     }

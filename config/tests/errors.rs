@@ -132,7 +132,7 @@ fn numbers_out_of_bounds_name_the_bounds() {
 fn a_budget_too_small_shows_the_arithmetic() {
     assert_eq!(
         error_with("[target]\nmemory_budget = \"4MiB\"\nreactors = 2"),
-        "line 2: target.memory_budget: 4 MiB is too small: 5.4 MiB needed for one host (2 \
+        "line 2: target.memory_budget: 4 MiB is too small: 5.5 MiB needed for one host (2 \
          reactor(s) × 2 transfers × 1 MiB + Admin Queue 266.5 KiB + I/O queue 1042 KiB + hosts not \
          known yet 186.9 KiB); raise target.memory_budget, or lower queues.depth_max or \
          target.reactors"
