@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use capstan_initiator::{BlockingVolume, Controller};
 use capstan_tests::host::options;
@@ -12,6 +12,8 @@ use capstan_tests::program::{Daemon, own_address, utf8};
 
 const LBA: usize = 4096;
 const WRITERS: usize = 3;
+/// A reconnect takes a second or less on a machine that does nothing else.
+const BACK_WITHIN: Duration = Duration::from_secs(12);
 /// LBAs of one writer.
 const AREA: usize = 512;
 
@@ -102,6 +104,50 @@ fn a_killed_target_comes_back_and_nothing_acknowledged_is_lost() {
         }
     }
     assert!(written > AREA, "the workload wrote ({written} LBAs)");
+    controller.close();
+}
+
+/// The old controller went with the process; nobody waits for its Keep Alive (5 s) and the rest of its time.
+#[test]
+fn writes_go_on_at_once_when_a_killed_target_is_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("volume.img");
+    std::fs::write(&image, vec![0; AREA * LBA]).expect("an image");
+    let at = own_address();
+    let mut daemon = Some(Daemon::start(utf8(&image), 4096, at));
+    let controller = connect(at);
+    let volume = controller
+        .volume_blocking(1)
+        .expect("namespace 1")
+        .blocking();
+    let stop = Arc::new(AtomicBool::new(false));
+    let versions: Vec<AtomicU32> = (0..AREA).map(|_| AtomicU32::new(0)).collect();
+    let written = |versions: &[AtomicU32]| {
+        let newest = versions.iter().map(|v| v.load(Ordering::Relaxed)).max();
+        newest.unwrap_or(0)
+    };
+    thread::scope(|scope| {
+        let writer = (&volume, &versions, &stop);
+        scope.spawn(move || write(writer.0, 0, writer.1, writer.2));
+        for round in 0..3 {
+            let before = written(&versions);
+            while written(&versions) == before {
+                thread::yield_now();
+            }
+            // In the middle of a write, most likely: the writer does nothing else.
+            daemon.take().expect("running").kill();
+            daemon = Some(Daemon::start(utf8(&image), 4096, at));
+            let (before, start) = (written(&versions), Instant::now());
+            let back = |versions: &[AtomicU32]| written(versions) >= before + 2;
+            while !back(&versions) && start.elapsed() < BACK_WITHIN {
+                thread::yield_now();
+            }
+            // Before a panic: the writer is waited for.
+            stop.store(!back(&versions), Ordering::Relaxed);
+            assert!(back(&versions), "round {round}");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
     controller.close();
 }
 
