@@ -46,8 +46,9 @@ impl Backing {
         }
     }
 
-    /// Whether what was written is there again when the target is started anew, so that a host may go on
-    /// with it. (What null forgets is gone at once; a host that is cut off would find out as late.)
+    /// Whether what was written is there again when the target is started anew, so that a host may
+    /// go on with it. (What null forgets is gone at once; a host that is cut off would find out as
+    /// late.)
     pub fn lasts(&self) -> bool {
         match self {
             Self::Path(_) => true,

@@ -20,12 +20,13 @@ const SPARE_BYTES: u64 = IN_CAPSULE_DATA_BYTES;
 const DATA_SHARE: u64 = 4;
 /// Share of these set aside for connections that are no queue of a permitted host, or not yet.
 const STRANGERS_SHARE: u64 = 8;
-/// Memory of a connection until its host is known, in bytes: two receives with in-capsule data, of which the second one finds
-/// out who sends more than a Connect, a page for the data of its Connect, and a page for the response.
+/// Memory of a connection until its host is known, in bytes: two receives with in-capsule data, of
+/// which the second one finds out who sends more than a Connect, a page for the data of its
+/// Connect, and a page for the response.
 pub const STRANGER_BYTES: u64 = 2 * (IN_CAPSULE_DATA_BYTES + 4096);
-/// Most connections of one reactor that are no queue of a permitted host: 128 whose host is not known, 128 more queues of hosts that
-/// are (the Linux host makes the connections of all its queues before it connects the first), 64 discovery controllers, and
-/// 32 that are ending.
+/// Most connections of one reactor that are no queue of a permitted host: 128 whose host is not
+/// known, 128 more queues of hosts that are (the Linux host makes the connections of all its queues
+/// before it connects the first), 64 discovery controllers, and 32 that are ending.
 pub const STRANGERS_MAX: u64 = 352;
 
 /// How a memory budget is divided.
@@ -43,7 +44,8 @@ pub struct MemoryPlan {
     pub io_queue_bytes: u64,
     /// What is left for queues.
     pub queue_bytes: u64,
-    /// Connections of each reactor, of [`STRANGER_BYTES`] each, that are no queue of a permitted host.
+    /// Connections of each reactor, of [`STRANGER_BYTES`] each, that are no queue of a permitted
+    /// host.
     pub strangers_per_reactor: u64,
 }
 

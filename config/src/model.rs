@@ -167,8 +167,8 @@ pub struct Subsystem {
     pub model: String,
     /// Who may connect.
     pub access: Access,
-    /// Whether a new association of a host ends the older ones with the same host NQN, host identifier and
-    /// pair of addresses.
+    /// Whether a new association of a host ends the older ones with the same host NQN, host
+    /// identifier and pair of addresses.
     pub end_older_association: bool,
     /// Namespaces by ascending NSID; at least one.
     pub namespaces: Vec<Namespace>,
@@ -204,8 +204,8 @@ pub struct Namespace {
     /// LBA size; `None` lets the backing decide: a block device has its logical block size, a file
     /// 4096 where that divides its size and else 512, RAM and null have 4096.
     pub lba: Option<LbaSize>,
-    /// Namespace UUID, unique in the configuration. Only for what [lasts](Backing::lasts); everything else
-    /// gets one when it is made.
+    /// Namespace UUID, unique in the configuration. Only for what [lasts](Backing::lasts);
+    /// everything else gets one when it is made.
     pub uuid: Uuid,
     /// Namespace Globally Unique Identifier, unique in the configuration. As for `uuid`.
     pub nguid: [u8; 16],

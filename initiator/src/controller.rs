@@ -321,8 +321,9 @@ impl Controller {
         self.shared.insist(Message::Rescan);
     }
 
-    /// Resets the controller: lets what is outstanding finish, shuts it down, and connects again at once. I/O submitted
-    /// meanwhile waits. What [`Controller::snapshot`] tells afterwards is of after the reset.
+    /// Resets the controller: lets what is outstanding finish, shuts it down, and connects again at
+    /// once. I/O submitted meanwhile waits. What [`Controller::snapshot`] tells afterwards is of
+    /// after the reset.
     pub fn reset(&self) {
         self.shared.insist(Message::Reset);
     }

@@ -215,7 +215,8 @@ pub enum IoError {
         /// Why nobody can tell.
         why: &'static str,
     },
-    /// The target's machine was started anew, and what was acknowledged and not flushed is gone with its caches.
+    /// The target's machine was started anew, and what was acknowledged and not flushed is gone
+    /// with its caches.
     #[error(
         "acknowledged writes to namespace {nsid} may be lost: the target's machine was started anew before they \
          were flushed, the oldest was acknowledged {acknowledged_s} s ago; check what is there, or write it again. \

@@ -1,18 +1,21 @@
 //! Bounds of this crate that come from more than one place, with the arithmetic behind them.
 
-/// What is assumed of a controller that does not tell its Command Quiesce Time, in milliseconds: the time after which
-/// Linux gives up a request to an NVMe or SCSI disk (`nvme_core.io_timeout`, `SD_TIMEOUT`: 30 s), which is what such
-/// targets have for a medium. A medium that may hang for longer needs a target that tells.
+/// What is assumed of a controller that does not tell its Command Quiesce Time, in milliseconds:
+/// the time after which Linux gives up a request to an NVMe or SCSI disk (`nvme_core.io_timeout`,
+/// `SD_TIMEOUT`: 30 s), which is what such targets have for a medium. A medium that may hang for
+/// longer needs a target that tells.
 pub(crate) const CQT_ASSUMED_MS: u64 = 30_000;
-/// Between two requests for a Cross-Controller Reset that could not begin yet, in microseconds: ten a second are nothing
-/// to a target, and nobody feels the tenth.
+/// Between two requests for a Cross-Controller Reset that could not begin yet, in microseconds: ten
+/// a second are nothing to a target, and nobody feels the tenth.
 pub(crate) const RESET_AGAIN_US: u64 = 100_000;
-/// Between two looks at how a Cross-Controller Reset is going, in microseconds, where no event tells: as above.
+/// Between two looks at how a Cross-Controller Reset is going, in microseconds, where no event
+/// tells: as above.
 pub(crate) const RESET_LOOK_US: u64 = 100_000;
-/// How long a reset waits for I/O that is outstanding, in microseconds, before it shuts the controller down: the time
-/// that [`Host::shutdown`](crate::host::Host::shutdown) has for the rest would otherwise be gone with it, and a command that takes longer
-/// is waited for as after a loss.
+/// How long a reset waits for I/O that is outstanding, in microseconds, before it shuts the
+/// controller down: the time that [`Host::shutdown`](crate::host::Host::shutdown) has for the rest
+/// would otherwise be gone with it, and a command that takes longer is waited for as after a loss.
 pub(crate) const RESET_DRAIN_US: u64 = 5_000_000;
-/// Ranges of blocks kept apart whose last write has an unknown outcome. More than 128 queues with 1023 commands each
-/// would not fit, but those are lost at once only; beyond it the ranges of a namespace become one.
+/// Ranges of blocks kept apart whose last write has an unknown outcome. More than 128 queues with
+/// 1023 commands each would not fit, but those are lost at once only; beyond it the ranges of a
+/// namespace become one.
 pub(crate) const UNKNOWN_RANGES_MAX: usize = 4096;

@@ -20,11 +20,12 @@ pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// When writes that a lost association left unanswered are issued again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReplayWrites {
-    /// When the old controller is known to be gone: the target says so, or its time is over. Nothing that changes
-    /// media is issued before.
+    /// When the old controller is known to be gone: the target says so, or its time is over.
+    /// Nothing that changes media is issued before.
     #[default]
     Fenced,
-    /// At once, as Linux does. A write that was acknowledged may be undone by an old copy of an earlier one.
+    /// At once, as Linux does. A write that was acknowledged may be undone by an old copy of an
+    /// earlier one.
     Immediate,
 }
 

@@ -59,7 +59,8 @@ impl Pool {
         })))
     }
 
-    /// An account for somebody new; [`Account::COMMON`] when there are as many as can be named (65,536).
+    /// An account for somebody new; [`Account::COMMON`] when there are as many as can be named
+    /// (65,536).
     #[must_use]
     pub fn open_account(&self) -> Account {
         let opened = self.0.leased.borrow_mut().accounts.open();
@@ -84,8 +85,9 @@ impl Pool {
         self.lease(Account::COMMON, len_bytes, None).ok()
     }
 
-    /// The same on an account, which afterwards holds at most `times_free` times what is left for others, or nothing but this.
-    /// So one account never has all, and each further one finds something.
+    /// The same on an account, which afterwards holds at most `times_free` times what is left for
+    /// others, or nothing but this. So one account never has all, and each further one finds
+    /// something.
     ///
     /// # Errors
     /// Why there is none now.

@@ -91,8 +91,8 @@ impl AsyncEvent {
         log_page: LogPageId::RESERVATION_NOTIFICATION,
     };
 
-    /// The reliability of the NVM subsystem is compromised: the critical warning of its SMART / Health log page says
-    /// how. NVMe Base 2.1, section 5.1.2.1.
+    /// The reliability of the NVM subsystem is compromised: the critical warning of its SMART /
+    /// Health log page says how. NVMe Base 2.1, section 5.1.2.1.
     pub const NVM_SUBSYSTEM_RELIABILITY: Self = Self {
         event_type: AsyncEventType::SMART,
         information: SmartEvent::NVM_SUBSYSTEM_RELIABILITY.0,

@@ -1,7 +1,7 @@
 //! Identify: what the command asks for (CNS) and the data structures it returns, each 4096 bytes.
 //!
-//! Source: NVMe Base 2.1, section 5.1.13; NVM Command Set 1.1, section 4.1.5. What Base 2.3 added is
-//! named where it is.
+//! Source: NVMe Base 2.1, section 5.1.13; NVM Command Set 1.1, section 4.1.5. What Base 2.3 added
+//! is named where it is.
 
 mod capabilities;
 mod controller;

@@ -26,5 +26,6 @@ pub use choice::{ChoiceError, Preference, ProviderKind, choose};
 pub use device_limits::{DeviceLimits, device_limits};
 pub use strangers::{Source, Strangers};
 
-/// The `tracing` target of lines of which a peer can cause any number. Whoever writes the log limits them.
+/// The `tracing` target of lines of which a peer can cause any number. Whoever writes the log
+/// limits them.
 pub const PEER_CAUSED: &str = "capstan::peer";

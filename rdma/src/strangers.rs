@@ -1,15 +1,18 @@
-//! Peers that nobody knows yet: how many of them wait at once, and who makes room when it is too many.
+//! Peers that nobody knows yet: how many of them wait at once, and who makes room when it is too
+//! many.
 //!
-//! Whoever can reach the port can begin to connect, any number of times. So what is kept of each until it is known is
-//! little, there is room for so many of them, and the room is never full: the oldest of the source that has most goes. A
-//! source that opens many connections pushes out its own, and a host that means it is through before its turn comes.
+//! Whoever can reach the port can begin to connect, any number of times. So what is kept of each
+//! until it is known is little, there is room for so many of them, and the room is never full: the
+//! oldest of the source that has most goes. A source that opens many connections pushes out its
+//! own, and a host that means it is through before its turn comes.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Where a peer comes from, as far as it costs something to come from somewhere else: an IPv4 address, or the 64 bits of an
-/// IPv6 address that a network assigns (RFC 4291, section 2.5.4); the rest is the peer's own choice.
+/// Where a peer comes from, as far as it costs something to come from somewhere else: an IPv4
+/// address, or the 64 bits of an IPv6 address that a network assigns (RFC 4291, section 2.5.4); the
+/// rest is the peer's own choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// An IPv4 address.
@@ -66,8 +69,8 @@ impl<T: Copy + PartialEq> Strangers<T> {
         }
     }
 
-    /// Who has to go before another one of `source` can wait: its own oldest when it has as many as it may, else, when there
-    /// is no room at all, as [`Strangers::oldest_of_most`].
+    /// Who has to go before another one of `source` can wait: its own oldest when it has as many as
+    /// it may, else, when there is no room at all, as [`Strangers::oldest_of_most`].
     #[must_use]
     pub fn in_the_way_of(&self, source: Source) -> Option<T> {
         if self.count_of(source) >= self.per_source_max {
@@ -79,7 +82,8 @@ impl<T: Copy + PartialEq> Strangers<T> {
         self.oldest_of_most()
     }
 
-    /// The oldest one of the source that has most of them; of several sources with as many, the one that came first.
+    /// The oldest one of the source that has most of them; of several sources with as many, the one
+    /// that came first.
     #[must_use]
     pub fn oldest_of_most(&self) -> Option<T> {
         let mut most: Option<(usize, T)> = None;

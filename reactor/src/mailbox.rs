@@ -125,8 +125,9 @@ impl<T> Sender<T> {
         Ok(())
     }
 
-    /// The same for a message that must arrive: where the bound is reached it waits beyond it, behind all that this thread
-    /// has sent before. The caller sees to it that there are not many of them. Says how many wait there now.
+    /// The same for a message that must arrive: where the bound is reached it waits beyond it,
+    /// behind all that this thread has sent before. The caller sees to it that there are not many
+    /// of them. Says how many wait there now.
     ///
     /// # Errors
     /// The reactor has ended; the message comes back.
@@ -161,7 +162,8 @@ impl<T> Mailbox<T> {
     #[cold]
     fn poll_overflow(&mut self) -> Option<T> {
         let mut overflow = self.shared.overflow();
-        // Who put a message here has put its earlier ones into the queue before: they are seen under the lock.
+        // Who put a message here has put its earlier ones into the queue before: they are seen
+        // under the lock.
         if let Ok(message) = self.queue.try_recv() {
             return Some(message);
         }

@@ -1,9 +1,10 @@
 //! Who keeps a file or device from being opened for writing.
 //!
-//! The lock (`flock`) and the claim of a block device (`O_EXCL`) belong to the open file description. Each operation
-//! that the kernel has of a ring holds the description, so both last until the last operation is over: also when the
-//! process is killed and gone while its writes are still on their way to a slow medium. Nobody may be served before
-//! that, or an old write would land after newer ones. So nothing here unlocks; closing does, when it is time.
+//! The lock (`flock`) and the claim of a block device (`O_EXCL`) belong to the open file
+//! description. Each operation that the kernel has of a ring holds the description, so both last
+//! until the last operation is over: also when the process is killed and gone while its writes are
+//! still on their way to a slow medium. Nobody may be served before that, or an old write would
+//! land after newer ones. So nothing here unlocks; closing does, when it is time.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -36,8 +37,8 @@ pub(crate) fn lock_holder(metadata: &Metadata) -> LockHolder {
     }
 }
 
-/// The lines are `N: FLOCK  ADVISORY  WRITE PID MAJOR:MINOR:INODE START END`, with the device in hexadecimal. The process
-/// id stays when the process is gone.
+/// The lines are `N: FLOCK  ADVISORY  WRITE PID MAJOR:MINOR:INODE START END`, with the device in
+/// hexadecimal. The process id stays when the process is gone.
 fn lock_holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
     let wanted = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     let mut holders = locks.lines().filter_map(|line| {
@@ -51,8 +52,8 @@ fn lock_holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
     holders.next()
 }
 
-/// Whether the process that took the lock is gone or will do nothing any more, or its number is another one's by now. What
-/// cannot be seen of a process that is there counts as alive.
+/// Whether the process that took the lock is gone or will do nothing any more, or its number is
+/// another one's by now. What cannot be seen of a process that is there counts as alive.
 fn has_ended(pid: u32, metadata: &Metadata) -> bool {
     let exists = i32::try_from(pid).map(|pid| kill(Pid::from_raw(pid), None));
     if exists == Ok(Err(Errno::ESRCH)) {
@@ -69,8 +70,8 @@ fn has_ended(pid: u32, metadata: &Metadata) -> bool {
     !open.any(|file| (file.dev(), file.ino()) == (metadata.dev(), metadata.ino()))
 }
 
-/// Whether `/proc/PID/status` is that of a zombie, or of a process that SIGKILL has reached: it may have to wait for its own
-/// operations.
+/// Whether `/proc/PID/status` is that of a zombie, or of a process that SIGKILL has reached: it may
+/// have to wait for its own operations.
 fn is_ending(status: &str) -> bool {
     status.lines().any(|line| match line.split_once(':') {
         Some(("State", state)) => state.trim_start().starts_with(['Z', 'X']),

@@ -29,8 +29,8 @@ pub enum IoErrorKind {
     ReadOnly,
     /// The file system or device cannot do this operation.
     NotSupported,
-    /// Acknowledged writes did not reach the medium, now or earlier: nothing is promised any more until
-    /// the volume is opened anew. Only Flush and FUA operations end so.
+    /// Acknowledged writes did not reach the medium, now or earlier: nothing is promised any more
+    /// until the volume is opened anew. Only Flush and FUA operations end so.
     Lost,
     /// Nothing is wrong with the volume; the same operation may succeed later.
     Retry,
@@ -242,7 +242,8 @@ pub enum OpenError {
         /// Who holds the lock.
         holder: LockHolder,
     },
-    /// The process that exported it was killed or has ended, and the kernel still has operations of it.
+    /// The process that exported it was killed or has ended, and the kernel still has operations of
+    /// it.
     #[error(
         "{volume}: operations of pid {pid}, which was killed or has ended, are still on their way to the \
          medium; nothing is served before they are over. If they do not end, look for a hung device in the \
@@ -285,7 +286,8 @@ pub enum LockHolder {
         /// Its name, when it could be read.
         name: Option<String>,
     },
-    /// A process that will write nothing new: it is gone, or was killed. Operations of it are not over.
+    /// A process that will write nothing new: it is gone, or was killed. Operations of it are not
+    /// over.
     Ended {
         /// What its process id was.
         pid: u32,

@@ -22,8 +22,8 @@ use crate::spec::DirectIo;
 use crate::sys::{self, DirectAlignment};
 
 /// A lock that is held now is tried again for 40 × 25 ms: udev locks a block device for a moment
-/// when it appears, and a process that was killed lets go a little after it is gone. (What its operations
-/// keep for longer is [`OpenError::Unfinished`], for the caller to wait for.)
+/// when it appears, and a process that was killed lets go a little after it is gone. (What its
+/// operations keep for longer is [`OpenError::Unfinished`], for the caller to wait for.)
 const LOCK_TRIES: u32 = 40;
 const LOCK_WAIT: Duration = Duration::from_millis(25);
 /// What memory is aligned to when the kernel does not say what `O_DIRECT` needs.
@@ -154,8 +154,8 @@ impl FileStore {
     }
 
     /// Keeps a second target from exporting the same bytes for writing, for as long as this one or
-    /// an operation of it can write them (see [`claim`]). Advisory: it binds those who ask, which every
-    /// Capstan target does.
+    /// an operation of it can write them (see [`claim`]). Advisory: it binds those who ask, which
+    /// every Capstan target does.
     fn lock(&self, metadata: &Metadata) -> Result<(), OpenError> {
         let mut tries = 1;
         loop {

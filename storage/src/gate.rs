@@ -10,8 +10,8 @@ use crate::volume::Volume;
 /// How long a held operation waits between two looks at the gate, in microseconds.
 const LOOK_EVERY_US: u64 = 1_000;
 
-/// In front of every volume of a [`Store`](crate::Store), in the hands of a test: the next writes can be held, for as long as the
-/// test likes, while those behind them pass.
+/// In front of every volume of a [`Store`](crate::Store), in the hands of a test: the next writes
+/// can be held, for as long as the test likes, while those behind them pass.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<State>);
 

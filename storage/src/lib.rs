@@ -25,22 +25,24 @@
 //! is `fdatasync`, FUA is `RWF_DSYNC` for a write and `fdatasync` behind the zeroes; all three reach
 //! the medium (`tests/power_cut.rs`).
 //!
-//! A sync that fails means that acknowledged writes may be lost. The kernel tells of it once; here every
-//! Flush and FUA operation of the store fails with [`IoErrorKind::Lost`] from then on, on every reactor,
-//! until the store is opened anew. Through the page cache (without `O_DIRECT`) a write ends before
-//! anything is stored, so a full file system shows there; with `O_DIRECT` the write itself fails.
+//! A sync that fails means that acknowledged writes may be lost. The kernel tells of it once; here
+//! every Flush and FUA operation of the store fails with [`IoErrorKind::Lost`] from then on, on
+//! every reactor, until the store is opened anew. Through the page cache (without `O_DIRECT`) a
+//! write ends before anything is stored, so a full file system shows there; with `O_DIRECT` the
+//! write itself fails.
 //!
 //! # Sharing
 //! Reactors share the bytes of a [`Store`], not volumes. As NVMe has it, operations in flight
 //! together have no order, on one reactor or on several. Of two that overlap, each LBA of a RAM
-//! volume ends up as one or the other wrote it; a file or device keeps what its kernel keeps.
-//! A path opened for writing is locked against a second export (`flock`, and `O_EXCL` on a block
-//! device, which keeps mounts away, too) until the last operation on it is over, also when its process
-//! was killed before. A volume that is only read takes no lock and sees what others write.
+//! volume ends up as one or the other wrote it; a file or device keeps what its kernel keeps. A
+//! path opened for writing is locked against a second export (`flock`, and `O_EXCL` on a block
+//! device, which keeps mounts away, too) until the last operation on it is over, also when its
+//! process was killed before. A volume that is only read takes no lock and sees what others write.
 //!
 //! # For tests
-//! [`Delay`], [`Faulty`], [`Gate`] and [`WriteBack`] stand in front of or in place of a volume. They decide
-//! before an operation reaches the volume behind, so they work in front of an engine as well.
+//! [`Delay`], [`Faulty`], [`Gate`] and [`WriteBack`] stand in front of or in place of a volume.
+//! They decide before an operation reaches the volume behind, so they work in front of an engine as
+//! well.
 //!
 //! # What it does not do
 //! It knows no NVMe status, no namespace, no host. It orders nothing, and a Flush covers what had

@@ -1,8 +1,9 @@
 //! Acknowledged writes that did not reach the medium.
 //!
-//! A write without FUA is answered before it is on the medium; when it cannot be put there later, the kernel says so
-//! once per open file description and calls the pages clean. The next sync would succeed, over data that is gone. So
-//! it is remembered, for every reactor and host, as long as the volume is open in this process.
+//! A write without FUA is answered before it is on the medium; when it cannot be put there later,
+//! the kernel says so once per open file description and calls the pages clean. The next sync would
+//! succeed, over data that is gone. So it is remembered, for every reactor and host, as long as the
+//! volume is open in this process.
 
 use std::io;
 use std::sync::Arc;

@@ -71,8 +71,8 @@ pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<DirectAlignment
     )
 }
 
-/// Takes an advisory lock on the open file description (`flock`), without waiting. The last reference to
-/// it gives the lock back.
+/// Takes an advisory lock on the open file description (`flock`), without waiting. The last
+/// reference to it gives the lock back.
 pub(crate) fn flock(file: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open; the call touches no memory of ours.
     match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {

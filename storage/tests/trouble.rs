@@ -224,7 +224,8 @@ fn root_what_the_medium_cannot_store_fails_the_write_or_the_flush_behind_it() {
     driver.result(all, None).unwrap();
     drop(driver);
 
-    // Through the page cache a write ends before anything is stored: FUA must tell, and what was lost stays lost.
+    // Through the page cache a write ends before anything is stored: FUA must tell, and what was
+    // lost stays lost.
     let mut driver = Driver::new(&spec(device.path(), 4096, DirectIo::Off));
     let error = driver.try_write(0, &vec![6; 4 << 20], true).unwrap_err();
     assert_eq!(error.kind, IoErrorKind::Lost, "{error}");
@@ -236,7 +237,8 @@ fn root_what_the_medium_cannot_store_fails_the_write_or_the_flush_behind_it() {
     run("umount", &[at]).unwrap();
 }
 
-/// A file of 32 MiB through the page cache, on ext4 on a thin device of which some 8 MiB can be stored.
+/// A file of 32 MiB through the page cache, on ext4 on a thin device of which some 8 MiB can be
+/// stored.
 struct Thin {
     folder: Folder,
     device: Option<LoopDevice>,

@@ -25,8 +25,8 @@ pub struct AbortId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FlushId(pub(crate) u64);
 
-/// Names one command that waits for commands of other queues: a Preempt and Abort, or a Set Features that
-/// write protects a namespace.
+/// Names one command that waits for commands of other queues: a Preempt and Abort, or a Set
+/// Features that write protects a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DrainId(pub(crate) u64);
 
@@ -78,11 +78,12 @@ pub enum Action {
         /// What to answer with.
         drain: DrainId,
     },
-    /// Begin a drain ([`IoQueue::begin_drain_of_writes`](crate::IoQueue::begin_drain_of_writes)), take out of it
-    /// ([`IoQueue::excuse`](crate::IoQueue::excuse)) the commands for `nsid` that change no block, and those
-    /// that have not reached their backend and will be asked for again
+    /// Begin a drain ([`IoQueue::begin_drain_of_writes`](crate::IoQueue::begin_drain_of_writes)),
+    /// take out of it ([`IoQueue::excuse`](crate::IoQueue::excuse)) the commands for `nsid` that
+    /// change no block, and those that have not reached their backend and will be asked for again
     /// ([`IoQueue::check_again`](crate::IoQueue::check_again)) before they do; when it is over call
-    /// [`Target::handle_drained`](crate::Target::handle_drained). The namespace becomes write protected.
+    /// [`Target::handle_drained`](crate::Target::handle_drained). The namespace becomes write
+    /// protected.
     DrainWrites {
         /// The I/O queue.
         conn: ConnId,
@@ -91,20 +92,20 @@ pub enum Action {
         /// What to answer with.
         drain: DrainId,
     },
-    /// Take in every command capsule that has arrived on this I/O queue by now, wherever it is on its
-    /// way from the network to [`IoQueue::handle_command`](crate::IoQueue::handle_command), then
-    /// begin to wait for all that was taken in ([`IoQueue::begin_fence`](crate::IoQueue::begin_fence)),
-    /// and when that is over call [`Target::handle_fenced`](crate::Target::handle_fenced). Of a queue
-    /// that ends before that, [`Target::handle_disconnected`](crate::Target::handle_disconnected) says
-    /// it.
+    /// Take in every command capsule that has arrived on this I/O queue by now, wherever it is on
+    /// its way from the network to [`IoQueue::handle_command`](crate::IoQueue::handle_command),
+    /// then begin to wait for all that was taken in
+    /// ([`IoQueue::begin_fence`](crate::IoQueue::begin_fence)), and when that is over call
+    /// [`Target::handle_fenced`](crate::Target::handle_fenced). Of a queue that ends before that,
+    /// [`Target::handle_disconnected`](crate::Target::handle_disconnected) says it.
     FenceIo {
         /// The I/O queue.
         conn: ConnId,
         /// What to answer with.
         fence: FenceId,
     },
-    /// Write to the log which commands of this I/O queue are outstanding: a fence has waited for them
-    /// for more than a moment.
+    /// Write to the log which commands of this I/O queue are outstanding: a fence has waited for
+    /// them for more than a moment.
     TellOutstanding {
         /// The I/O queue.
         conn: ConnId,
@@ -216,8 +217,8 @@ pub enum DisconnectReason {
 }
 
 impl DisconnectReason {
-    /// Whether what this side has posted is to be given up with the connection: the host is not there,
-    /// or goes on elsewhere and must not be answered by two.
+    /// Whether what this side has posted is to be given up with the connection: the host is not
+    /// there, or goes on elsewhere and must not be answered by two.
     #[must_use]
     pub fn gives_up(self) -> bool {
         matches!(

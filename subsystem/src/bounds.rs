@@ -56,41 +56,43 @@ pub const DSM_RANGES_MAX: u16 = 256;
 /// Source ranges of one Copy command: MSRC + 1.
 pub const COPY_RANGES_MAX: u16 = 128;
 
-/// How long a controller may stay not ready because of commands of earlier associations of its host,
-/// in microseconds from its Connect: 60 s. A disk may retry for as long as the kernel lets it (30 s a
-/// SCSI command, and its error handling as long again). Then the association ends, and the host
-/// connects again when it likes.
+/// How long a controller may stay not ready because of commands of earlier associations of its
+/// host, in microseconds from its Connect: 60 s. A disk may retry for as long as the kernel lets it
+/// (30 s a SCSI command, and its error handling as long again). Then the association ends, and the
+/// host connects again when it likes.
 pub const FENCE_US_MAX: u64 = 60_000_000;
 /// How long such a wait is nothing to tell, in microseconds: 1 s.
 pub(crate) const FENCE_TOLD_US: u64 = 1_000_000;
-/// CAP.TO and CRTO: how long hosts wait for CSTS.RDY, in units of 500 ms. The fence and 5 s, so that the
-/// target is the one that ends a wait and can say why; disabling waits for the I/O queues' connections
-/// to close, for which that is plenty.
+/// CAP.TO and CRTO: how long hosts wait for CSTS.RDY, in units of 500 ms. The fence and 5 s, so
+/// that the target is the one that ends a wait and can say why; disabling waits for the I/O queues'
+/// connections to close, for which that is plenty.
 pub(crate) const READY_TIMEOUT_500MS: u8 = 130;
 const _: () = assert!(READY_TIMEOUT_500MS as u64 * 500_000 >= FENCE_US_MAX + 5_000_000);
 
 /// Cross-Controller Resets that one controller has in progress: CCRL. As many as the specification
 /// recommends.
 pub(crate) const CROSS_RESETS_MAX: u8 = 4;
-/// Entries of a controller's Cross-Controller Reset log page. Hosts remove what they have read (RMC); one
-/// that does not has this many lost controllers to tell of.
+/// Entries of a controller's Cross-Controller Reset log page. Hosts remove what they have read
+/// (RMC); one that does not has this many lost controllers to tell of.
 pub(crate) const CROSS_RESETS_KEPT: usize = 64;
 const _: () = assert!(CROSS_RESETS_KEPT <= capstan_nvme_proto::log::CROSS_CONTROLLER_RESETS_MAX);
-/// CQT: how long the commands of a controller may go on after its Keep Alive Timeout, in milliseconds.
-/// 1 s until a busy reactor has seen the timer and closed the connections, behind which nothing new
-/// reaches a medium; and 9 s for what a disk is doing, which bounds its own retries to less (7 s is usual).
-/// A medium that hangs for longer is covered by no number: by the fence and Cross-Controller Reset.
+/// CQT: how long the commands of a controller may go on after its Keep Alive Timeout, in
+/// milliseconds. 1 s until a busy reactor has seen the timer and closed the connections, behind
+/// which nothing new reaches a medium; and 9 s for what a disk is doing, which bounds its own
+/// retries to less (7 s is usual). A medium that hangs for longer is covered by no number: by the
+/// fence and Cross-Controller Reset.
 pub(crate) const QUIESCE_MS: u16 = 10_000;
 
 /// Granularity of the Keep Alive timer, KAS, in units of 100 ms.
 pub(crate) const KAS: u16 = 10;
-/// Longest Keep Alive Timeout of a discovery controller, and that of one whose host asked for none, so that a controller
-/// nobody uses goes away: 2 minutes, as the Linux target has it.
+/// Longest Keep Alive Timeout of a discovery controller, and that of one whose host asked for none,
+/// so that a controller nobody uses goes away: 2 minutes, as the Linux target has it.
 pub(crate) const DISCOVERY_KATO_MS: u32 = 120_000;
-/// Discovery controllers of the whole target: anybody may have one, so they are few, and apart from the others.
+/// Discovery controllers of the whole target: anybody may have one, so they are few, and apart from
+/// the others.
 pub const DISCOVERY_CONTROLLERS_MAX: usize = 64;
-/// How long an I/O controller may exist before its host enables it for the first time, in microseconds: a minute, and hosts do
-/// that with the next commands.
+/// How long an I/O controller may exist before its host enables it for the first time, in
+/// microseconds: a minute, and hosts do that with the next commands.
 pub(crate) const ENABLE_TIMEOUT_US: u64 = 60_000_000;
 
 /// Largest number of bytes of `out` an admin command fills: no more than one transfer.

@@ -27,8 +27,8 @@ pub struct TargetConfig {
     /// Controllers at the same time, 1 to [`bounds::CONTROLLERS_MAX`].
     /// They serve I/O; discovery controllers have a number of their own.
     pub controllers: usize,
-    /// Discovery controllers at the same time, 1 to [`bounds::DISCOVERY_CONTROLLERS_MAX`]. For one more, the oldest of the
-    /// address that has most ends.
+    /// Discovery controllers at the same time, 1 to [`bounds::DISCOVERY_CONTROLLERS_MAX`]. For one
+    /// more, the oldest of the address that has most ends.
     pub discovery_controllers: usize,
     /// Serial Number of discovery controllers: 1 to 20 printable ASCII characters.
     pub serial: String,
@@ -39,8 +39,8 @@ pub struct TargetConfig {
     /// Instance of the machine, for Identify Controller: another one after every boot. Zeroes tell
     /// the hosts nothing.
     pub boot_id: [u8; 16],
-    /// What Controller Instance Random Numbers are made of: random, so that no instance of this process is
-    /// taken for one of another. Hosts do not learn it.
+    /// What Controller Instance Random Numbers are made of: random, so that no instance of this
+    /// process is taken for one of another. Hosts do not learn it.
     pub seed: [u64; 2],
 }
 
@@ -110,8 +110,8 @@ pub struct SubsystemConfig {
     pub hosts: HostPolicy,
     /// Ports it is reached through.
     pub ports: BTreeSet<PortId>,
-    /// Whether a new association of a host ends the older ones with the same Host NQN, Host Identifier and
-    /// pair of addresses.
+    /// Whether a new association of a host ends the older ones with the same Host NQN, Host
+    /// Identifier and pair of addresses.
     pub end_older_association: bool,
 }
 

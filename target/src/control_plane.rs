@@ -104,8 +104,8 @@ impl ControlPlane {
             .next(qid, self.reactors.get().map_or(1, Vec::len))
     }
 
-    /// Sends a message to a reactor, which gets it however many wait already ([`MAILBOX_BOUND`] says how many
-    /// there can be).
+    /// Sends a message to a reactor, which gets it however many wait already ([`MAILBOX_BOUND`]
+    /// says how many there can be).
     pub(crate) fn send(&self, reactor: usize, message: Message) {
         let Some(sender) = self.sender(reactor) else {
             return;
@@ -254,7 +254,8 @@ impl ControlPlane {
     }
 }
 
-/// Writes a line. Those that hosts can cause again and again are limited, each kind by itself: a kind is a place here.
+/// Writes a line. Those that hosts can cause again and again are limited, each kind by itself: a
+/// kind is a place here.
 fn log(event: &Event) {
     macro_rules! of_its_kind {
         () => {

@@ -110,7 +110,8 @@ fn needs(plan: &MemoryPlan) -> Needs {
     }
 }
 
-/// Over iWARP each queue is a socket. A file or device is open once, and once more for the syncs of each reactor.
+/// Over iWARP each queue is a socket. A file or device is open once, and once more for the syncs of
+/// each reactor.
 fn open_files(machine: &Machine, plan: &MemoryPlan, config: &Config) -> Check {
     const NAME: &str = "open files";
     let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);

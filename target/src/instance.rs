@@ -11,9 +11,9 @@ const BOOT_ID_PATH: &str = "proc/sys/kernel/random/boot_id";
 /// Under the kernel's identifier, which is for this machine alone.
 const NAME: &[u8] = b"capstan-target";
 
-/// The instance of the machine: the same in every process until the next boot, as are the caches that
-/// acknowledged writes may be in. Where the kernel does not tell (a container without it), one for this
-/// process: hosts then hear of a loss that need not be one, rather than of none.
+/// The instance of the machine: the same in every process until the next boot, as are the caches
+/// that acknowledged writes may be in. Where the kernel does not tell (a container without it), one
+/// for this process: hosts then hear of a loss that need not be one, rather than of none.
 ///
 /// # Errors
 /// There are no random numbers either.

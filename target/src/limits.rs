@@ -36,63 +36,74 @@ pub(crate) const DISK_ANSWER_BYTES_PER_TURN: u32 = 64 << 10;
 pub(crate) const MOVED_BYTES_PER_TURN: u32 = 1 << 20;
 /// Bytes of a read that a volume in memory answers before the answers to other commands of the turn have left: some 12 us.
 pub(crate) const READ_AT_ONCE_BYTES_MAX: u32 = 128 << 10;
-/// Connection requests waiting in the kernel's listener: what comes while a reactor does something else for 50 ms, from someone
-/// who connects 20,000 times a second. One that finds no place comes again after a second.
+/// Connection requests waiting in the kernel's listener: what comes while a reactor does something
+/// else for 50 ms, from someone who connects 20,000 times a second. One that finds no place comes
+/// again after a second.
 pub(crate) const LISTEN_BACKLOG: u32 = 1024;
-/// Connection requests that are looked at in one turn of a reactor, some 100 us each: the connections that they replace have
-/// ended when the next turn begins.
+/// Connection requests that are looked at in one turn of a reactor, some 100 us each: the
+/// connections that they replace have ended when the next turn begins.
 pub(crate) const REQUESTS_PER_TURN: usize = 32;
-/// Messages waiting for a reactor: connection requests beyond that are refused. What controllers want of connections is not:
-/// that waits however many there are, and its number is bounded by who is connected. Per connection it is a Disconnect,
-/// and a table each time the operator reloads; per command that waits for its answer (entries of Admin queues, Aborts up to ACL,
-/// reservation commands in I/O queues) it is one.
+/// Messages waiting for a reactor: connection requests beyond that are refused. What controllers
+/// want of connections is not: that waits however many there are, and its number is bounded by who
+/// is connected. Per connection it is a Disconnect, and a table each time the operator reloads; per
+/// command that waits for its answer (entries of Admin queues, Aborts up to ACL, reservation
+/// commands in I/O queues) it is one.
 pub(crate) const MAILBOX_BOUND: usize = 4096;
 /// RDMA READs outstanding per queue pair, when the device and the host allow as many.
 pub(crate) const INITIATOR_DEPTH_MAX: u8 = 64;
 /// How long a closing connection waits for its outstanding work before it is dropped, in
 /// microseconds.
 pub(crate) const CLOSE_TIMEOUT_US: u64 = 5_000_000;
-/// How long a connection may take for its Connect, and then for the data of it when the target pulls that, in microseconds
-/// each: a packet that is lost costs TCP a second, and another one two more.
+/// How long a connection may take for its Connect, and then for the data of it when the target
+/// pulls that, in microseconds each: a packet that is lost costs TCP a second, and another one two
+/// more.
 pub(crate) const CONNECT_TIMEOUT_US: u64 = 3_000_000;
-/// The same for another queue of a host that has a controller already, in microseconds. The Linux host connects up to 128 of
-/// them, which takes a slow network up to half a second each, before it sends the first Connect.
+/// The same for another queue of a host that has a controller already, in microseconds. The Linux
+/// host connects up to 128 of them, which takes a slow network up to half a second each, before it
+/// sends the first Connect.
 pub(crate) const KNOWN_CONNECT_TIMEOUT_US: u64 = 60_000_000;
-/// How long a host may take to disconnect when its Connect was refused, in microseconds: time to read the response, which may
-/// have been lost twice.
+/// How long a host may take to disconnect when its Connect was refused, in microseconds: time to
+/// read the response, which may have been lost twice.
 pub(crate) const REFUSED_TIMEOUT_US: u64 = 3_000_000;
 /// The data of a Connect, in bytes (NVMe Base 2.1, section 6.3).
 pub(crate) const CONNECT_DATA_BYTES: u32 = 1024;
-/// Receives of a connection that is no queue yet: one for its Connect, and one that finds out who sends more.
+/// Receives of a connection that is no queue yet: one for its Connect, and one that finds out who
+/// sends more.
 pub(crate) const STRANGER_RECEIVES: u32 = 2;
-/// Completions that it can have waiting when it breaks: its receives, the RDMA READs of its Connect's data, and its response.
+/// Completions that it can have waiting when it breaks: its receives, the RDMA READs of its
+/// Connect's data, and its response.
 pub(crate) const STRANGER_COMPLETIONS: u32 = STRANGER_RECEIVES + SGL_DESCRIPTORS_MAX + 1;
-/// What an association may have of a reactor's data buffers: so many times as much as it leaves for others. One alone has three
-/// quarters at most, and the next one finds a quarter. Whoever has nothing may have what is free, however large: of the least that
-/// a reactor has, two of the largest transfers, each of two has one.
+/// What an association may have of a reactor's data buffers: so many times as much as it leaves for
+/// others. One alone has three quarters at most, and the next one finds a quarter. Whoever has
+/// nothing may have what is free, however large: of the least that a reactor has, two of the
+/// largest transfers, each of two has one.
 pub(crate) const SHARE_TIMES_FREE: u32 = 3;
-/// A buffer of each queue's own, in bytes, for a command that finds no other: a read of as much as a write brings in its capsule.
+/// A buffer of each queue's own, in bytes, for a command that finds no other: a read of as much as
+/// a write brings in its capsule.
 pub(crate) const SPARE_BYTES: u32 = IN_CAPSULE_BYTES;
-/// Time between two looks at what hosts have yet to do, in microseconds: two a second, while anything is under way.
+/// Time between two looks at what hosts have yet to do, in microseconds: two a second, while
+/// anything is under way.
 pub(crate) const LOOK_PERIOD_US: u64 = 500_000;
-/// Looks in a row that find that nothing moves, after which the connection ends: 10 s. The slowest network that is served moves
-/// the largest transfer in that time: 1 MiB in 10 s are 0.9 Mbit/s. TCP gives up a peer that is gone after minutes only, and
-/// most who are there answer after one to three retransmissions: 0.2 + 0.4 + 0.8 s.
+/// Looks in a row that find that nothing moves, after which the connection ends: 10 s. The slowest
+/// network that is served moves the largest transfer in that time: 1 MiB in 10 s are 0.9 Mbit/s.
+/// TCP gives up a peer that is gone after minutes only, and most who are there answer after one to
+/// three retransmissions: 0.2 + 0.4 + 0.8 s.
 pub(crate) const STALLED_LOOKS: u32 = 20;
-/// The same of a host that has buffers while a command of another finds none: 2 s, three retransmissions of TCP.
+/// The same of a host that has buffers while a command of another finds none: 2 s, three
+/// retransmissions of TCP.
 pub(crate) const STALLED_LOOKS_WHILE_OTHERS_WAIT: u32 = 4;
 /// How long SIGTERM waits for commands in flight, in microseconds.
 pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
 
-/// Lines of one kind that peers can cause in a [`LOG_WINDOW`]: a person reads no more, and a thousand kinds of 200 bytes would
-/// be 2 MB a second, of which there are some twenty.
+/// Lines of one kind that peers can cause in a [`LOG_WINDOW`]: a person reads no more, and a
+/// thousand kinds of 200 bytes would be 2 MB a second, of which there are some twenty.
 pub(crate) const LOG_LINES_OF_A_KIND: u32 = 10;
 /// For so long lines are counted; then one says how many were left out.
 pub(crate) const LOG_WINDOW: Duration = Duration::from_secs(1);
 
-/// How long a start waits for operations that a killed target has left on their way to a medium: SCSI and NVMe disks
-/// give one 30 s, and once more. Below TimeoutStartSec= of capstan-target.service, which starts the target again after
-/// that, and again it waits.
+/// How long a start waits for operations that a killed target has left on their way to a medium:
+/// SCSI and NVMe disks give one 30 s, and once more. Below TimeoutStartSec= of
+/// capstan-target.service, which starts the target again after that, and again it waits.
 pub(crate) const UNFINISHED_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a reload waits for the reactors to open new volumes.
@@ -131,6 +142,7 @@ const _: () = {
     // What the budget sets aside is what is taken: receives, and two pages.
     let stranger_bytes = STRANGER_RECEIVES as u64 * IN_CAPSULE_BYTES as u64 + 2 * 4096;
     assert!(stranger_bytes == capstan_config::STRANGER_BYTES);
-    // A discovery controller's Admin queue keeps the page of its responses, and its Connect's data one page.
+    // A discovery controller's Admin queue keeps the page of its responses, and its Connect's data
+    // one page.
     assert!(slots(ADMIN_QUEUE_DEPTH) as u32 * CQE_BYTES <= 4096);
 };

@@ -84,8 +84,8 @@ pub(crate) fn build(
     Ok((target, exports))
 }
 
-/// Prepares the volume of a namespace for so many reactors. `waits` is how long operations that a killed
-/// target has left on it are waited for.
+/// Prepares the volume of a namespace for so many reactors. `waits` is how long operations that a
+/// killed target has left on it are waited for.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -109,7 +109,8 @@ pub(crate) fn export(
     Ok((Export { backend, store }, shown))
 }
 
-/// Memory of one reactor for receives and responses: those of queues, and the receives of connections that are none yet.
+/// Memory of one reactor for receives and responses: those of queues, and the receives of
+/// connections that are none yet.
 pub(crate) fn queue_pool_bytes(plan: &MemoryPlan) -> u64 {
     let stranger_receives = u64::from(STRANGER_RECEIVES * IN_CAPSULE_BYTES);
     plan.queue_bytes / plan.reactors.max(1) + plan.strangers_per_reactor * stranger_receives
@@ -166,8 +167,8 @@ fn spec(namespace: &Namespace) -> VolumeSpec {
     }
 }
 
-/// What a host knows the namespace by. Where the blocks do not last, the identity does not: under the old one a
-/// host would go on, over zeroes. What the operator has chosen for a path stands.
+/// What a host knows the namespace by. Where the blocks do not last, the identity does not: under
+/// the old one a host would go on, over zeroes. What the operator has chosen for a path stands.
 fn identity(
     subnqn: &Nqn,
     namespace: &Namespace,

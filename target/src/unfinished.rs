@@ -1,5 +1,5 @@
-//! A start that finds operations of a killed target still on their way to a medium: it waits for their end, since an old
-//! write would land after newer ones.
+//! A start that finds operations of a killed target still on their way to a medium: it waits for
+//! their end, since an old write would land after newer ones.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,8 +13,9 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::signals;
 
-/// Prepares a volume with `prepare`, again and again for as long as `limit` while a killed process has operations under way
-/// there. `prepare` itself takes a second to find that out. SIGTERM and SIGINT end the wait.
+/// Prepares a volume with `prepare`, again and again for as long as `limit` while a killed process
+/// has operations under way there. `prepare` itself takes a second to find that out. SIGTERM and
+/// SIGINT end the wait.
 ///
 /// # Errors
 /// As `prepare`; also when the wait is over, or was ended.

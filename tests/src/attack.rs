@@ -1,5 +1,5 @@
-//! What attacks over the raw wire have in common: the attacker's side of a connection, byte by byte, and the permitted
-//! host that must not notice.
+//! What attacks over the raw wire have in common: the attacker's side of a connection, byte by
+//! byte, and the permitted host that must not notice.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -27,7 +27,8 @@ use zerocopy::network_endian::{U16, U32};
 use crate::host::{options, run};
 use crate::process::resident_bytes_of;
 
-/// Where an attack comes from when it does not share the address of the permitted host, which is 127.0.0.1.
+/// Where an attack comes from when it does not share the address of the permitted host, which is
+/// 127.0.0.1.
 pub const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 9, 9, 9);
 /// Entries of the attackers' queues.
 const ENTRIES: u16 = 32;
@@ -90,8 +91,8 @@ pub fn mpa_request(qid: u16) -> Vec<u8> {
     bytes.expect("32 bytes of private data")
 }
 
-/// A Connect capsule of a host with these names. Its data is behind the SQE, or, when it is `pulled`, at an address that the
-/// target is to read by RDMA.
+/// A Connect capsule of a host with these names. Its data is behind the SQE, or, when it is
+/// `pulled`, at an address that the target is to read by RDMA.
 #[must_use]
 pub fn connect_capsule(
     cid: u16,
@@ -219,8 +220,9 @@ impl Figures {
         self.reads_us[place.min(reads - 1)]
     }
 
-    /// Checks what is promised while an attack is running: reads with p99.9 below 100 ms and none above 1 s, connects below
-    /// 2 s, memory flat. `tolerance` times as much is let pass: 1 by hand, 10 in CI, whose machines are busy.
+    /// Checks what is promised while an attack is running: reads with p99.9 below 100 ms and none
+    /// above 1 s, connects below 2 s, memory flat. `tolerance` times as much is let pass: 1 by
+    /// hand, 10 in CI, whose machines are busy.
     ///
     /// # Panics
     /// When it was worse.
@@ -257,7 +259,8 @@ impl fmt::Display for Figures {
     }
 }
 
-/// How much worse than promised figures may be here: ten times, or not at all where `CAPSTAN_ATTACKS=full` is set.
+/// How much worse than promised figures may be here: ten times, or not at all where
+/// `CAPSTAN_ATTACKS=full` is set.
 #[must_use]
 pub fn tolerance() -> u32 {
     if is_full() { 1 } else { 10 }
@@ -269,9 +272,10 @@ pub fn is_full() -> bool {
     std::env::var_os("CAPSTAN_ATTACKS").is_some_and(|value| value == "full")
 }
 
-/// Runs `attack` on a thread of its own, which ends soon after the flag is set, and meanwhile looks at what it does to
-/// permitted hosts of the target in process `pid` at `at`: one reads for `length`, others connect. `warmed_up` is called on
-/// this thread between the start of the attack and the first look, and returns when the attack is at work.
+/// Runs `attack` on a thread of its own, which ends soon after the flag is set, and meanwhile looks
+/// at what it does to permitted hosts of the target in process `pid` at `at`: one reads for
+/// `length`, others connect. `warmed_up` is called on this thread between the start of the attack
+/// and the first look, and returns when the attack is at work.
 ///
 /// # Panics
 /// When a permitted host fails, or the attack does.

@@ -1,4 +1,5 @@
-//! File systems and loop devices for tests that need a medium with a mind of its own. All of it needs root.
+//! File systems and loop devices for tests that need a medium with a mind of its own. All of it
+//! needs root.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -66,7 +67,8 @@ impl Loop {
         Path::new(&self.0)
     }
 
-    /// Writes that it was given and has not ended (Documentation/ABI/stable/sysfs-block, `inflight`).
+    /// Writes that it was given and has not ended (Documentation/ABI/stable/sysfs-block,
+    /// `inflight`).
     ///
     /// # Panics
     /// When the kernel does not say.

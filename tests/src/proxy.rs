@@ -1,8 +1,10 @@
-//! The network between a host and a target, in this process: a TCP proxy that delays, holds, crumbles and cuts.
+//! The network between a host and a target, in this process: a TCP proxy that delays, holds,
+//! crumbles and cuts.
 //!
-//! What it has read stays on its way, whatever becomes of the end that sent it, as bytes in a network do: a connection that is
-//! held and then healed delivers everything, and only then tells how the other end went. To the user-space iWARP provider its ends
-//! are on two machines: shared memory would go past it.
+//! What it has read stays on its way, whatever becomes of the end that sent it, as bytes in a
+//! network do: a connection that is held and then healed delivers everything, and only then tells
+//! how the other end went. To the user-space iWARP provider its ends are on two machines: shared
+//! memory would go past it.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -365,8 +367,8 @@ impl Proxy {
         });
     }
 
-    /// Tells the end that takes a direction's bytes that no more come (FIN), with what is on its way left out. The
-    /// other direction goes on.
+    /// Tells the end that takes a direction's bytes that no more come (FIN), with what is on its
+    /// way left out. The other direction goes on.
     ///
     /// # Panics
     /// When there is no such connection.
@@ -411,7 +413,8 @@ impl Proxy {
         });
     }
 
-    /// Waits until everything that has come of a direction, and its end if there was one, is passed on or has nobody to go to.
+    /// Waits until everything that has come of a direction, and its end if there was one, is passed
+    /// on or has nobody to go to.
     ///
     /// # Panics
     /// When it is not within a minute, or there is no such connection.

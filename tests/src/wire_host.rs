@@ -321,8 +321,8 @@ impl WireHost {
         (host, answer.status())
     }
 
-    /// Tries the same with a connection request for another queue than Connect's: its one connection, and the response to
-    /// its Connect.
+    /// Tries the same with a connection request for another queue than Connect's: its one
+    /// connection, and the response to its Connect.
     ///
     /// # Panics
     /// When there is no response.

@@ -1,5 +1,5 @@
-//! A target that is killed while its writes are on their way to a slow medium: nobody is served before they are over, or an
-//! old write would land after newer ones.
+//! A target that is killed while its writes are on their way to a slow medium: nobody is served
+//! before they are over, or an old write would land after newer ones.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -42,7 +42,8 @@ fn connect(at: SocketAddr) -> Controller {
     Controller::connect(options).expect("connects")
 }
 
-/// Kills a target whose write to `export` is held by `thin`, as `is_held` shows, and starts another.
+/// Kills a target whose write to `export` is held by `thin`, as `is_held` shows, and starts
+/// another.
 fn killed_while_it_writes(export: &Path, thin: &Thin, is_held: impl Fn(u32) -> bool) {
     let at = own_address();
     let listen = at.to_string();

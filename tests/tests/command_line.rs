@@ -137,7 +137,8 @@ fn discovery_tells_addresses_that_lead_to_the_target() {
     assert!(daemon.stop().success());
 }
 
-/// As long as the data does: what a host finds anew under an old identity it takes for the same volume.
+/// As long as the data does: what a host finds anew under an old identity it takes for the same
+/// volume.
 #[test]
 fn identity_survives_a_restart_where_the_data_does() {
     let dir = tempfile::tempdir().unwrap();

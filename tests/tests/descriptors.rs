@@ -32,7 +32,8 @@ fn all(host: &mut WireHost, queue: Queue, send: impl Fn(&mut WireHost, u8) -> u1
     answers.collect()
 }
 
-/// A send queue that has no room for the pieces of all commands makes them wait, and does not end their connection.
+/// A send queue that has no room for the pieces of all commands makes them wait, and does not end
+/// their connection.
 #[test]
 fn a_queue_full_of_commands_with_many_descriptors_is_carried_out() {
     let disk = tempfile::NamedTempFile::new().unwrap();

@@ -1,5 +1,5 @@
-//! What a host was told of as stored and is lost stays lost, whoever asks and however often; and what does not survive its
-//! target is another namespace afterwards.
+//! What a host was told of as stored and is lost stays lost, whoever asks and however often; and
+//! what does not survive its target is another namespace afterwards.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use nix::sys::signal::Signal;
 
 const MIB: usize = 1 << 20;
 
-/// A configuration with `path` as namespace 1, through the page cache, and another file as namespace 2; without
-/// namespace 1 where there is no path.
+/// A configuration with `path` as namespace 1, through the page cache, and another file as
+/// namespace 2; without namespace 1 where there is no path.
 fn configure(folder: &Path, at: SocketAddr, path: Option<&Path>) -> PathBuf {
     let other = folder.join("other.img");
     std::fs::write(&other, vec![0; MIB]).unwrap();
@@ -215,7 +215,8 @@ fn memory_that_is_made_anew_by_a_reload_is_another_namespace() {
     assert!(daemon.stop().success());
 }
 
-/// A restart of the target loses no cache of the machine: its hosts must not fear for what they have not flushed.
+/// A restart of the target loses no cache of the machine: its hosts must not fear for what they
+/// have not flushed.
 #[test]
 fn the_instance_of_the_machine_is_told_and_survives_the_target() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A host that comes back: what its earlier associations had brought ends before its new controller is ready, so that an old
-//! copy of a write never lands behind a newer one.
+//! A host that comes back: what its earlier associations had brought ends before its new controller
+//! is ready, so that an old copy of a write never lands behind a newer one.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -172,7 +172,8 @@ fn a_write_of_a_host_that_is_gone_is_dropped() {
     }
 }
 
-/// A path that lives goes on while its host makes another, which does not wait for what comes later.
+/// A path that lives goes on while its host makes another, which does not wait for what comes
+/// later.
 #[test]
 fn a_living_path_goes_on_and_is_waited_for_once() {
     for scene in SCENES {

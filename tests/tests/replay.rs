@@ -1,4 +1,5 @@
-//! What is still on its way when a host gives a connection up: it must not land behind what the host writes next.
+//! What is still on its way when a host gives a connection up: it must not land behind what the
+//! host writes next.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,8 @@ const LBA: usize = 4096;
 const CONNECTIONS: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A host behind a proxy, which gives an I/O up after half a second. Its Keep Alive is so long that the target notices nothing by
-/// itself.
+/// A host behind a proxy, which gives an I/O up after half a second. Its Keep Alive is so long that
+/// the target notices nothing by itself.
 fn connect(proxy: &Proxy, replay_writes: ReplayWrites) -> (Controller, BlockingVolume) {
     let options = Options {
         provider: Preference::Iwarp,
@@ -35,8 +36,8 @@ fn read(volume: &BlockingVolume) -> u8 {
     block[0]
 }
 
-/// The network keeps a write, nothing is lost; the host gives the connection up, issues it again on another, and writes the
-/// block once more.
+/// The network keeps a write, nothing is lost; the host gives the connection up, issues it again on
+/// another, and writes the block once more.
 fn write_twice(proxy: &Proxy, volume: &BlockingVolume) {
     proxy.set_all(Direction::ToTarget, Flow::Hold);
     volume
@@ -60,7 +61,8 @@ fn a_write_that_the_network_kept_does_not_undo_a_later_one() {
         let (controller, volume) = connect(&proxy, ReplayWrites::Fenced);
         let start = Instant::now();
         write_twice(&proxy, &volume);
-        // The target was asked to end the old controller; its Keep Alive would have taken four minutes.
+        // The target was asked to end the old controller; its Keep Alive would have taken four
+        // minutes.
         assert!(start.elapsed() < PATIENCE, "round {round}");
         for old in 0..CONNECTIONS {
             proxy.wait_for_end(old, Direction::ToHost);
@@ -75,7 +77,8 @@ fn a_write_that_the_network_kept_does_not_undo_a_later_one() {
     }
 }
 
-/// What `--replay-writes=immediate` is a choice of; without this the test above could pass for another reason.
+/// What `--replay-writes=immediate` is a choice of; without this the test above could pass for
+/// another reason.
 #[test]
 fn immediate_replay_lets_an_old_copy_land_last() {
     let target = TestTarget::ram("");

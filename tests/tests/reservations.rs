@@ -140,7 +140,8 @@ fn what_one_host_reserves_is_refused_to_the_other() {
     target.stop();
 }
 
-/// A write of one host is still being pulled when another host reserves the namespace: it is refused, and never happens.
+/// A write of one host is still being pulled when another host reserves the namespace: it is
+/// refused, and never happens.
 #[test]
 fn a_write_in_the_middle_of_its_pull_is_refused_once_another_host_has_the_reservation() {
     let target = TestTarget::ram("reactors = 2");

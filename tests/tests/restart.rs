@@ -107,7 +107,8 @@ fn a_killed_target_comes_back_and_nothing_acknowledged_is_lost() {
     controller.close();
 }
 
-/// The old controller went with the process; nobody waits for its Keep Alive (5 s) and the rest of its time.
+/// The old controller went with the process; nobody waits for its Keep Alive (5 s) and the rest of
+/// its time.
 #[test]
 fn writes_go_on_at_once_when_a_killed_target_is_back() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,5 @@
-//! Permitted hosts that hold what they have and do not go on: others have their buffers, and the connection ends.
+//! Permitted hosts that hold what they have and do not go on: others have their buffers, and the
+//! connection ends.
 
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::process::{Child, Command, Stdio};
@@ -21,13 +22,15 @@ const LBA_BYTES: u32 = 4096;
 const MIB: u32 = 1 << 20;
 /// Nearly as many as a queue of [`WireHost`] takes.
 const LARGE: u8 = 30;
-/// How long a host may leave everything as it is, as the target's limits say, and some more on a busy machine.
+/// How long a host may leave everything as it is, as the target's limits say, and some more on a
+/// busy machine.
 const STALLED: Duration = Duration::from_secs(10);
 const BUSY: Duration = Duration::from_secs(20);
 /// The bound while others wait for buffers is a fifth of that.
 const PRESSED: Duration = Duration::from_secs(2);
 
-/// A target whose one namespace is a file, so that reads take buffers: `data_mib` of them on its one reactor.
+/// A target whose one namespace is a file, so that reads take buffers: `data_mib` of them on its
+/// one reactor.
 struct FileTarget {
     daemon: Daemon,
     at: SocketAddr,
@@ -59,7 +62,8 @@ impl FileTarget {
         }
     }
 
-    /// Waits for a line of the log with all of `words`, for longer than the target waits for a host.
+    /// Waits for a line of the log with all of `words`, for longer than the target waits for a
+    /// host.
     fn wait_for_log(&self, words: &[&str]) -> String {
         let start = Instant::now();
         loop {
@@ -145,8 +149,8 @@ fn timed(host: &mut WireHost, sqe: Sqe, data: Data<'_>) -> Duration {
     start.elapsed()
 }
 
-/// A host that holds buffers and does not go on leaves others theirs, large ones as well, and is ended with a reason though its
-/// Keep Alive Timeout is 0.
+/// A host that holds buffers and does not go on leaves others theirs, large ones as well, and is
+/// ended with a reason though its Keep Alive Timeout is 0.
 fn one_host_leaves(what: Leaves, way: Way, complaint: &[&str]) {
     let target = FileTarget::start(4);
     let mut other = connect(target.at, 2, Way::Tcp);
@@ -203,8 +207,8 @@ fn a_host_that_keeps_the_shared_memory_full_leaves_others_their_buffers() {
     one_host_leaves(Leaves::Reads, Way::SharedMemory, &complaint);
 }
 
-/// Several associations together have all buffers, and leave them as they are: what is small goes on, and for what is large they
-/// are ended sooner.
+/// Several associations together have all buffers, and leave them as they are: what is small goes
+/// on, and for what is large they are ended sooner.
 #[test]
 fn when_others_wait_hosts_that_hold_everything_are_ended_sooner() {
     let target = FileTarget::start(3);
@@ -252,7 +256,8 @@ fn pause(stop: &AtomicBool, round: Duration) {
 fn withstand(name: &str, attack: impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send + 'static) {
     for source in sources() {
         let target = FileTarget::start(if is_full() { 16 } else { 8 });
-        // Buffers of receives become resident as Connects come into them, round by round, until all have been used.
+        // Buffers of receives become resident as Connects come into them, round by round, until all
+        // have been used.
         let warm_up = if is_full() { 6 * STALLED } else { PRESSED / 4 };
         let at = target.at;
         let figures = endure(

@@ -1,5 +1,6 @@
-//! Hosts that may not connect, or do no more than that, beside one that may: it reads, and others like it connect, as if
-//! nothing were. `CAPSTAN_ATTACKS=full` makes the bounds those of `docs/resources.md`.
+//! Hosts that may not connect, or do no more than that, beside one that may: it reads, and others
+//! like it connect, as if nothing were. `CAPSTAN_ATTACKS=full` makes the bounds those of
+//! `docs/resources.md`.
 #![expect(clippy::print_stdout, reason = "the figures are what it is for")]
 
 use std::collections::VecDeque;
@@ -42,7 +43,8 @@ fn target(at: SocketAddr) -> (Daemon, tempfile::TempDir) {
     (Daemon::serve(&["--config", utf8(&path)]), folder)
 }
 
-/// An attack of so many connections: each is opened as `open` says, and again when the target has ended it.
+/// An attack of so many connections: each is opened as `open` says, and again when the target has
+/// ended it.
 fn hold<T: AsStream>(
     count: usize,
     opened: &AtomicUsize,
@@ -99,7 +101,8 @@ fn has_ended(stream: &TcpStream) -> bool {
     ended
 }
 
-/// Runs an attack from each address. It counts what it has opened, and is at work when it has opened `count`.
+/// Runs an attack from each address. It counts what it has opened, and is at work when it has
+/// opened `count`.
 fn suffer<A>(name: &str, count: usize, attack: A) -> Vec<String>
 where
     A: Fn(SocketAddr, Ipv4Addr, &AtomicUsize, &AtomicBool) + Clone + Send + 'static,
@@ -317,7 +320,8 @@ fn queues_of_controllers_that_are_never_enabled() {
     });
 }
 
-/// A second Connect after a refusal, and a second one before the answer, end the connection at once.
+/// A second Connect after a refusal, and a second one before the answer, end the connection at
+/// once.
 #[test]
 fn a_connection_has_one_connect() {
     let at = own_address();

@@ -31,8 +31,8 @@ fn first_block(host: &mut WireHost) -> Vec<u8> {
     found
 }
 
-/// The data of a write is still being pulled when another host protects the namespace. That host does not wait for one that
-/// hangs, and the write never happens.
+/// The data of a write is still being pulled when another host protects the namespace. That host
+/// does not wait for one that hangs, and the write never happens.
 #[test]
 fn a_write_in_the_middle_of_its_pull_is_refused_once_the_namespace_is_protected() {
     for reactors in [1, 2] {

@@ -36,8 +36,9 @@ pub(crate) struct ConnectArgs {
     /// Address to connect from.
     #[arg(short = 'w', long, value_name = "ADDR")]
     pub(crate) host_traddr: Option<IpAddr>,
-    /// When writes that a lost connection left unanswered are sent again: once the old controller is known to be gone
-    /// (`fenced`), or at once, when an old copy may yet undo a later write (`immediate`).
+    /// When writes that a lost connection left unanswered are sent again: once the old controller
+    /// is known to be gone (`fenced`), or at once, when an old copy may yet undo a later write
+    /// (`immediate`).
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Replay::Fenced)]
     pub(crate) replay_writes: Replay,
     /// RDMA provider.

@@ -133,7 +133,8 @@ pub(crate) struct Engine {
     /// Work requests were flushed; the cause is awaited until then.
     pub(super) flushed: Option<(u16, u64)>,
     pub(super) traffic: bool,
-    /// I/O needs a look before it is sent: writes are held, or a namespace has something to be told.
+    /// I/O needs a look before it is sent: writes are held, or a namespace has something to be
+    /// told.
     pub(super) careful: bool,
     /// Blocks that are not written any more.
     pub(super) unknown: Vec<UnknownRange>,
@@ -268,7 +269,8 @@ impl Engine {
         self.host.rescan(now_us);
     }
 
-    /// Resets the controller once what is outstanding is answered, or a few seconds later; see [`Host::reset`].
+    /// Resets the controller once what is outstanding is answered, or a few seconds later; see
+    /// [`Host::reset`].
     pub(crate) fn reset(&mut self, now_us: u64) {
         if self.host.is_live() && !self.draining {
             let until_us = now_us.saturating_add(RESET_DRAIN_US);

@@ -321,9 +321,9 @@ impl Engine {
     /// Drops every connection. Commands of I/O that were not answered wait to be sent again;
     /// those that were answered are finished: dropping the queue pair closed their windows.
     ///
-    /// Unless it is an `orderly` end, the connections are given up first: a kernel that went on to deliver an old
-    /// copy of a write would do so behind the one that is sent again.
-    /// `true` when commands were not answered that change something.
+    /// Unless it is an `orderly` end, the connections are given up first: a kernel that went on to
+    /// deliver an old copy of a write would do so behind the one that is sent again. `true` when
+    /// commands were not answered that change something.
     pub(super) fn close_all(&mut self, orderly: bool) -> bool {
         self.drop_opening();
         self.flushed = None;

@@ -1,8 +1,8 @@
 //! What is issued again after a loss, when, and what is not.
 //!
-//! The host state machine says how long nothing that changes media may be sent; this holds it. Reads go on
-//! meanwhile: they change nothing, and a write that is held has not been acknowledged, so they may find
-//! what was there before. So does Flush: what it covers has been answered.
+//! The host state machine says how long nothing that changes media may be sent; this holds it.
+//! Reads go on meanwhile: they change nothing, and a write that is held has not been acknowledged,
+//! so they may find what was there before. So does Flush: what it covers has been answered.
 
 use capstan_nvme_proto::opcode::IoOpcode;
 
@@ -45,8 +45,8 @@ pub(super) fn may_change(opcode: IoOpcode) -> bool {
 }
 
 impl Engine {
-    /// A piece was sent and not answered when its connection was given up. `true` when it may have changed
-    /// something, or may still.
+    /// A piece was sent and not answered when its connection was given up. `true` when it may have
+    /// changed something, or may still.
     pub(super) fn left_unanswered(&mut self, piece: Piece) -> bool {
         let losses = self.losses;
         let Some(request) = self.requests.get_mut(piece.request) else {
@@ -69,7 +69,8 @@ impl Engine {
         changes
     }
 
-    /// Every connection has been given up. `unanswered`: commands were sent that change media, and not answered.
+    /// Every connection has been given up. `unanswered`: commands were sent that change media, and
+    /// not answered.
     pub(super) fn given_up(&mut self, unanswered: bool, now_us: u64) {
         self.host.handle_given_up(unanswered, now_us);
         if !self.host.holds_writes() {
@@ -84,7 +85,8 @@ impl Engine {
             self.host.holds_writes() || !self.unknown.is_empty() || self.unflushed.has_lost();
     }
 
-    /// Looks at an I/O before it is sent, in the times that need it: `true` when it is not to be sent now.
+    /// Looks at an I/O before it is sent, in the times that need it: `true` when it is not to be
+    /// sent now.
     #[cold]
     pub(super) fn is_kept_back(&mut self, io: &Io, now_us: u64) -> bool {
         if io.op == Op::Flush {
@@ -144,7 +146,8 @@ impl Engine {
         }
     }
 
-    /// Looks whether the target's machine is the one it was: what was acknowledged and not flushed is gone with it.
+    /// Looks whether the target's machine is the one it was: what was acknowledged and not flushed
+    /// is gone with it.
     fn went_live(&mut self) {
         let controller = self.host.controller();
         let boot_id = controller.boot_id;

@@ -56,7 +56,8 @@ pub(super) struct Requests {
     again: VecDeque<Piece>,
     /// Pieces that change media, and that a lost association left unanswered.
     unanswered: VecDeque<Piece>,
-    /// What waits behind them: pieces to send again, and requests that are not entirely cut, in order of submission.
+    /// What waits behind them: pieces to send again, and requests that are not entirely cut, in
+    /// order of submission.
     held: VecDeque<Piece>,
     held_fresh: VecDeque<u32>,
     next_sequence: u64,

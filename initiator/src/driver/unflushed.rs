@@ -40,7 +40,8 @@ impl Unflushed {
         }
     }
 
-    /// A Flush with the number `sequence` has succeeded: it covers what had been acknowledged when it was submitted.
+    /// A Flush with the number `sequence` has succeeded: it covers what had been acknowledged when
+    /// it was submitted.
     pub(super) fn flushed(&mut self, nsid: u32, sequence: u64) {
         if let Some(entry) = self.entry(nsid) {
             entry.dirty.take_if(|dirty| dirty.next_sequence <= sequence);

@@ -58,10 +58,11 @@ pub enum Action {
         /// Its data.
         data: CommandData,
     },
-    /// Drop every connection; nothing of them is to be handled any more. Comes before anything that waits to be done.
+    /// Drop every connection; nothing of them is to be handled any more. Comes before anything that
+    /// waits to be done.
     CloseAll {
-        /// The controller has been shut down: nothing is outstanding. Otherwise the connections are given up, and
-        /// nothing that has not left may leave any more.
+        /// The controller has been shut down: nothing is outstanding. Otherwise the connections are
+        /// given up, and nothing that has not left may leave any more.
         orderly: bool,
     },
 }
@@ -83,8 +84,8 @@ pub enum Event {
     },
     /// The old controller is gone: what changes media may be sent.
     WritesReleased,
-    /// Nobody can tell whether the old controller is gone: what was not answered has an unknown outcome. Other writes
-    /// may be sent.
+    /// Nobody can tell whether the old controller is gone: what was not answered has an unknown
+    /// outcome. Other writes may be sent.
     WritesUnknown {
         /// Why.
         why: &'static str,

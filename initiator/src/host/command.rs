@@ -14,8 +14,8 @@ use crate::error::{CommandError, ConnectError};
 
 /// Admin commands of the owner that may wait for a slot.
 const WAITING_MAX: usize = 64;
-/// Admin Queue entries kept for this host's own commands: keep alive, scan, event log, shutdown, Cross-Controller Reset
-/// and its log page.
+/// Admin Queue entries kept for this host's own commands: keep alive, scan, event log, shutdown,
+/// Cross-Controller Reset and its log page.
 const OWN_ENTRIES: u16 = 6;
 /// Most bytes of one admin command's data.
 pub(super) const ADMIN_DATA_BYTES_MAX: u32 = 64 << 10;
@@ -73,7 +73,8 @@ pub(super) struct Outstanding {
     deadline_us: Option<u64>,
 }
 
-/// Whether an admin command of the owner may change what is on a medium, as far as its opcode tells.
+/// Whether an admin command of the owner may change what is on a medium, as far as its opcode
+/// tells.
 fn may_change(opcode: AdminOpcode) -> bool {
     !matches!(
         opcode,

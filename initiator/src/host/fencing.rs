@@ -1,9 +1,9 @@
 //! When what a lost association left unanswered may be issued again.
 //!
 //! A write that was sent and not answered may still be in the network, at the target, or on its way
-//! to the medium. Issued again at once and followed by another write of the same blocks, its old copy
-//! could land last: a write that was acknowledged would be undone. So nothing that changes media is
-//! issued until the old controller is known to be gone, which is known
+//! to the medium. Issued again at once and followed by another write of the same blocks, its old
+//! copy could land last: a write that was acknowledged would be undone. So nothing that changes
+//! media is issued until the old controller is known to be gone, which is known
 //! * from the target: Cross-Controller Reset (NVMe Base 2.3, section 5.4.3) of the old controller,
 //!   asked of the one that took its place, or
 //! * by time (TP4129): the old controller has noticed that its Keep Alive stopped, and has had its
@@ -11,7 +11,8 @@
 //!   controller has heard nothing of this host since, so its timer started before.
 //!
 //! As long as the target says that a reset is in progress, commands of the old controller are under
-//! way, and time proves nothing. Where neither can be had, and at `ctrl_loss_tmo`, the outcome is unknown.
+//! way, and time proves nothing. Where neither can be had, and at `ctrl_loss_tmo`, the outcome is
+//! unknown.
 
 use std::fmt;
 
@@ -141,8 +142,8 @@ impl ControllerInfo {
 }
 
 impl Host {
-    /// The connections of the association were given up. `unanswered`: commands that change media had been
-    /// sent and not answered. Those, and all that change media, are to wait until
+    /// The connections of the association were given up. `unanswered`: commands that change media
+    /// had been sent and not answered. Those, and all that change media, are to wait until
     /// [`Event::WritesReleased`] then, if [`Host::holds_writes`] says so.
     pub fn handle_given_up(&mut self, unanswered: bool, now_us: u64) {
         let unanswered = std::mem::take(&mut self.unanswered) || unanswered;
@@ -222,8 +223,8 @@ impl Host {
         } else if fence.old.icid != self.info.cntlid {
             self.ask_for_reset(now_us);
         } else if self.info.fences {
-            // A controller resets no other of its own identifier. A Capstan target gives one out again when nothing of its last
-            // controller is left, also when it was started anew.
+            // A controller resets no other of its own identifier. A Capstan target gives one out
+            // again when nothing of its last controller is left, also when it was started anew.
             self.release_writes("its identifier is another one's", now_us);
         } else {
             self.wait_for_time("the controller has the old one's identifier", now_us);

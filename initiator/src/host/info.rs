@@ -63,7 +63,8 @@ pub struct ControllerInfo {
     pub ccrl: u8,
     /// Which boot of its machine the target is of, where it tells.
     pub boot_id: Option<[u8; 16]>,
-    /// A Capstan target: a controller is ready, and its identifier given out again, only when nothing is left of earlier ones.
+    /// A Capstan target: a controller is ready, and its identifier given out again, only when
+    /// nothing is left of earlier ones.
     pub(super) fences: bool,
     /// Granularity of KATO in milliseconds.
     pub(super) kas_ms: u32,

@@ -168,11 +168,12 @@ impl Host {
         self.continue_scan(now_us);
     }
 
-    /// Resets the controller by ending the association in order: CC.SHN, wait for CSTS.SHST, disconnect, which
-    /// deletes the dynamic controller; the next attempt to connect begins at once. The driver lets outstanding I/O
-    /// finish before; a controller that does not answer within five seconds is given up. A controller that was lost
-    /// already is not waited for any longer. Leads to [`Event::Lost`], after which outstanding I/O is to be issued
-    /// again, and to [`Event::Live`]. Nothing happens when the association is over, or has never been live.
+    /// Resets the controller by ending the association in order: CC.SHN, wait for CSTS.SHST,
+    /// disconnect, which deletes the dynamic controller; the next attempt to connect begins at
+    /// once. The driver lets outstanding I/O finish before; a controller that does not answer
+    /// within five seconds is given up. A controller that was lost already is not waited for any
+    /// longer. Leads to [`Event::Lost`], after which outstanding I/O is to be issued again, and to
+    /// [`Event::Live`]. Nothing happens when the association is over, or has never been live.
     pub fn reset(&mut self, now_us: u64) {
         if !self.was_live || self.shutdown_asked {
             return;

@@ -12,9 +12,9 @@
 //!
 //! # What it does not do
 //! It does not know the I/O commands in flight: the driver keeps them, submits them by the CIDs of
-//! [`Host::queue`], and issues them again after [`Event::Lost`] and [`Event::Live`]; those that change
-//! media only when [`Host::holds_writes`] says so no more. No
-//! authentication yet: a controller that asks for it is refused with words.
+//! [`Host::queue`], and issues them again after [`Event::Lost`] and [`Event::Live`]; those that
+//! change media only when [`Host::holds_writes`] says so no more. No authentication yet: a
+//! controller that asks for it is refused with words.
 
 mod action;
 mod association;

@@ -438,7 +438,8 @@ fn a_reset_of_a_controller_that_does_not_answer_gives_it_up() {
     assert_eq!(script.told.last().unwrap(), "admin 1: 4096");
     assert_eq!(script.host.counters().losses, 1);
 
-    // A connection that breaks in the middle is connected again at once, and a shutdown goes on from there.
+    // A connection that breaks in the middle is connected again at once, and a shutdown goes on
+    // from there.
     let mut script = live();
     script.host.reset(0);
     script

@@ -75,8 +75,8 @@ pub struct IdentifyController {
     /// CIU, Controller Instance Uniquifier: not zero, and one more whenever CSTS.RDY is set. NVMe
     /// Base 2.3, section 5.2.13; 0 from a controller without Cross-Controller Reset.
     pub ciu: u8,
-    /// CIRN, Controller Instance Random Number: another one whenever CSTS.RDY is set. NVMe Base 2.3,
-    /// section 5.2.13.
+    /// CIRN, Controller Instance Random Number: another one whenever CSTS.RDY is set. NVMe Base
+    /// 2.3, section 5.2.13.
     pub cirn: U64,
     reserved144: [u8; 109],
     /// NVMSR, NVM Subsystem Report.
@@ -166,8 +166,9 @@ pub struct IdentifyController {
     /// TMPTHHA, Temperature Threshold Hysteresis Attributes.
     pub tmpthha: u8,
     reserved385: u8,
-    /// CQT, Command Quiesce Time in milliseconds: how long the controller may take, after a Keep Alive
-    /// Timeout or another loss of communication, to end every outstanding command. 0 for not told.
+    /// CQT, Command Quiesce Time in milliseconds: how long the controller may take, after a Keep
+    /// Alive Timeout or another loss of communication, to end every outstanding command. 0 for not
+    /// told.
     pub cqt_ms: U16,
     reserved388: [u8; 124],
     /// SQES: log2 of the submission queue entry size, required in bits 3:0, maximum in bits 7:4.
@@ -252,8 +253,8 @@ pub struct IdentifyController {
     pub ofcs: U16,
     /// DCTYPE, Discovery Controller Type.
     pub dctype: u8,
-    /// CCRL, Cross-Controller Reset Limit: most resets in progress at a time; 0 for no support. NVMe
-    /// Base 2.3, section 5.2.13.
+    /// CCRL, Cross-Controller Reset Limit: most resets in progress at a time; 0 for no support.
+    /// NVMe Base 2.3, section 5.2.13.
     pub ccrl: u8,
     reserved1808: [u8; 240],
     /// PSD0 to PSD31, Power State Descriptors.

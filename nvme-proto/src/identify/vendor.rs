@@ -1,8 +1,8 @@
 //! What a Capstan target says of itself in the vendor specific bytes of Identify Controller.
 //!
 //! NVMe Base 2.1, section 5.1.13, leaves bytes 3072 to 4095 to the vendor. Other hosts ignore them,
-//! and a host finds nothing there that it must know to be correct: without this block it assumes the
-//! least.
+//! and a host finds nothing there that it must know to be correct: without this block it assumes
+//! the least.
 
 use core::mem::offset_of;
 

@@ -211,12 +211,14 @@ pub trait ConnectionManager {
     /// flushed, and `Disconnected` follows on both sides.
     fn disconnect(&mut self, id: CmId);
 
-    /// Gives a connection up: as [`ConnectionManager::disconnect`], but without an orderly end. What was
-    /// posted and has not left this side, whole or in part, never does: no kernel goes on sending it, and
-    /// nothing lingers. What has left may still arrive. Before the queue pair is dropped, which is an orderly end.
+    /// Gives a connection up: as [`ConnectionManager::disconnect`], but without an orderly end.
+    /// What was posted and has not left this side, whole or in part, never does: no kernel goes on
+    /// sending it, and nothing lingers. What has left may still arrive. Before the queue pair is
+    /// dropped, which is an orderly end.
     ///
-    /// A connection that has ended and still lingers ends at once. A device in hardware or in the kernel
-    /// is told to stop (the queue pair goes to the error state); siw then leaves what TCP has to TCP.
+    /// A connection that has ended and still lingers ends at once. A device in hardware or in the
+    /// kernel is told to stop (the queue pair goes to the error state); siw then leaves what TCP
+    /// has to TCP.
     fn abort(&mut self, id: CmId);
 
     /// Forgets an id (listener or connection). The queue pair must have been dropped before.

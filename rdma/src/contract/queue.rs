@@ -256,15 +256,17 @@ pub trait QueuePair {
         None
     }
 
-    /// A mark behind everything of the peer that has arrived here by now, whether a completion has told of it or not: in a socket,
-    /// in shared memory, in the device. [`QueuePair::has_passed`] says when the provider is beyond it.
+    /// A mark behind everything of the peer that has arrived here by now, whether a completion has
+    /// told of it or not: in a socket, in shared memory, in the device. [`QueuePair::has_passed`]
+    /// says when the provider is beyond it.
     fn arrived(&mut self) -> u64 {
         0
     }
 
-    /// Whether every message that was here as a whole when [`QueuePair::arrived`] gave `mark` has its completion in a completion
-    /// queue, or had one, or never will: a poll that leaves that queue empty has then told of all of them. A message of which a part was
-    /// still on its way is not waited for. Polling brings the provider there, provided that there are receives.
+    /// Whether every message that was here as a whole when [`QueuePair::arrived`] gave `mark` has
+    /// its completion in a completion queue, or had one, or never will: a poll that leaves that
+    /// queue empty has then told of all of them. A message of which a part was still on its way is
+    /// not waited for. Polling brings the provider there, provided that there are receives.
     fn has_passed(&self, mark: u64) -> bool {
         let _ = mark;
         // What a device has taken in has its completion.

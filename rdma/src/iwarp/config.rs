@@ -57,11 +57,13 @@ pub struct Config {
     /// Queue pairs at work from which on epoll keeps watching all of them and says which has received something: each would make
     /// a receive call that finds nothing for every one that finds something. They are no crowd any more below a third of it.
     pub crowd: u32,
-    /// Wait of a listening side for the first byte of the peer's Request, from then for all of it, and for its first
-    /// message where that was agreed, each in milliseconds. Bytes do not prolong it. One that is lost takes TCP a second.
+    /// Wait of a listening side for the first byte of the peer's Request, from then for all of it,
+    /// and for its first message where that was agreed, each in milliseconds. Bytes do not prolong
+    /// it. One that is lost takes TCP a second.
     pub setup_timeout_ms: u64,
-    /// Connections of all listeners that have not sent their Request yet, and at most an eighth of the descriptors that the
-    /// process may have. For one more, the oldest of the source that has most is closed.
+    /// Connections of all listeners that have not sent their Request yet, and at most an eighth of
+    /// the descriptors that the process may have. For one more, the oldest of the source that has
+    /// most is closed.
     pub half_open_max: usize,
     /// Of these, so many from one address, or network of 64 bits.
     pub half_open_per_source_max: usize,
@@ -71,7 +73,8 @@ pub struct Config {
     /// How long a closed connection's socket is kept so that the peer reads the last bytes, in
     /// milliseconds.
     pub linger_ms: u64,
-    /// Sockets that are kept so, and at most an eighth of the descriptors that the process may have.
+    /// Sockets that are kept so, and at most an eighth of the descriptors that the process may
+    /// have.
     pub lingering_max: usize,
     /// Idle time after which TCP asks whether the peer is still there, in seconds.
     pub keepalive_idle_s: u32,

@@ -401,7 +401,8 @@ impl QueuePair for QpHandle {
 
     fn has_passed(&self, mark: u64) -> bool {
         let qp = self.cell.borrow();
-        // Of what has been received, all that is whole has been handled, unless a receive is missing.
+        // Of what has been received, all that is whole has been handled, unless a receive is
+        // missing.
         qp.state != QpState::ReadyToSend || !qp.rx.stalled && qp.received_bytes() >= mark
     }
 

@@ -201,8 +201,8 @@ impl Link {
         }
     }
 
-    /// Gives up: nothing that has not left is sent. The socket, which resets the connection when it is closed, and the
-    /// memory of what was lent.
+    /// Gives up: nothing that has not left is sent. The socket, which resets the connection when it
+    /// is closed, and the memory of what was lent.
     pub(super) fn abort(self) -> Option<(TcpStream, Option<Memory>)> {
         let (stream, memory) = match self {
             Self::Tcp(stream) => (stream, None),
@@ -302,8 +302,8 @@ pub(super) fn connecting(destination: SocketAddr, source: Option<IpAddr>) -> io:
     }
 }
 
-/// Lets the end of a socket be a reset: the kernel drops what it has not sent, and retransmits nothing (`socket(7)`,
-/// SO_LINGER with a time of 0).
+/// Lets the end of a socket be a reset: the kernel drops what it has not sent, and retransmits
+/// nothing (`socket(7)`, SO_LINGER with a time of 0).
 pub(super) fn reset_when_closed(stream: &TcpStream) {
     let at_once = libc::linger {
         l_onoff: 1,

@@ -512,8 +512,8 @@ fn connected_to_socket() -> (Side, CmId, Box<dyn QueuePair>, TcpStream) {
     (side, id, qp, peer)
 }
 
-/// More than TCP takes is posted to a peer that does not read; then the connection is given up, after an orderly end if
-/// `disconnect`.
+/// More than TCP takes is posted to a peer that does not read; then the connection is given up,
+/// after an orderly end if `disconnect`.
 fn abort_with_full_socket(disconnect: bool) {
     const MESSAGE: u32 = 1 << 20;
     let (mut side, id, mut qp, mut peer) = connected_to_socket();

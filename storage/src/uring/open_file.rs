@@ -15,7 +15,8 @@ pub(crate) struct OpenFile {
     pub(crate) store: Arc<FileStore>,
     /// Its place in the ring's table of fixed files, when it has one.
     pub(crate) fixed: Option<u32>,
-    /// This engine's own description of the file, to sync through; `None` where there is none to be had.
+    /// This engine's own description of the file, to sync through; `None` where there is none to be
+    /// had.
     pub(crate) to_sync: Option<File>,
     /// Syncs that run and wait.
     pub(crate) syncs: Syncs,

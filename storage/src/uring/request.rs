@@ -157,7 +157,8 @@ impl Request {
         }
     }
 
-    /// All of it is done. What promises to be on the medium succeeds only where no promise was broken.
+    /// All of it is done. What promises to be on the medium succeeds only where no promise was
+    /// broken.
     fn succeeded(&self) -> Progress {
         let loss = self.file.store.loss().errno();
         match loss.filter(|_| self.io.op.is_durable()) {
@@ -189,8 +190,9 @@ impl Request {
             .unwrap_or_else(|| self.failed_with(errno))
     }
 
-    /// Whether `errno` can be that of the sync which the kernel made of a FUA write, and so tell of other
-    /// writes: a sync of its own finds out. (With `O_DIRECT` space is found, or not, by the write itself.)
+    /// Whether `errno` can be that of the sync which the kernel made of a FUA write, and so tell of
+    /// other writes: a sync of its own finds out. (With `O_DIRECT` space is found, or not, by the
+    /// write itself.)
     fn may_be_lost(&self, errno: i32) -> bool {
         let kind = IoErrorKind::from_errno(errno);
         let of_the_medium = matches!(

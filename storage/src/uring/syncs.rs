@@ -1,8 +1,9 @@
 //! The syncs of one file in one ring: one at a time.
 //!
-//! The kernel tells of a failed write-back once per open file description: of two syncs that run together one would
-//! fail and the other succeed, and which of them is answered first is chance. Those that come while one runs wait and
-//! share the next, which covers what all of them have to cover.
+//! The kernel tells of a failed write-back once per open file description: of two syncs that run
+//! together one would fail and the other succeed, and which of them is answered first is chance.
+//! Those that come while one runs wait and share the next, which covers what all of them have to
+//! cover.
 
 use std::cell::{Cell, RefCell};
 
@@ -17,7 +18,8 @@ pub(crate) struct Syncs {
 }
 
 impl Syncs {
-    /// Whether the sync of `slot` may be handed to the kernel now. Otherwise it waits for [`Syncs::ended`].
+    /// Whether the sync of `slot` may be handed to the kernel now. Otherwise it waits for
+    /// [`Syncs::ended`].
     pub(crate) fn begin(&self, slot: u32) -> bool {
         match self.running.get() {
             None => self.running.set(Some(slot)),

@@ -206,8 +206,9 @@ impl Target {
         located.map_err(|error| refusal_cqe(sqe, &RefuseReason::Malformed(error)))
     }
 
-    /// Takes in the first command of a connection. `settle` is called when everything else allows it to be a queue of an I/O
-    /// controller: it takes the resources of that queue, or says why there are none.
+    /// Takes in the first command of a connection. `settle` is called when everything else allows
+    /// it to be a queue of an I/O controller: it takes the resources of that queue, or says why
+    /// there are none.
     pub fn handle_connect(
         &mut self,
         request: &ConnectRequest<'_>,
@@ -375,8 +376,9 @@ impl Target {
         Ok(ConnectOutcome::AdminQueue { cqe, association })
     }
 
-    /// Ends the oldest discovery controller of the address that has most, when there are as many as there may be. Anybody may
-    /// have one, so nobody is refused one: those of an address that takes them all go first.
+    /// Ends the oldest discovery controller of the address that has most, when there are as many as
+    /// there may be. Anybody may have one, so nobody is refused one: those of an address that takes
+    /// them all go first.
     fn make_room_for_discovery(&mut self) {
         let living = || {
             self.controllers.values().filter(|controller| {
@@ -549,8 +551,9 @@ impl Target {
     }
 }
 
-/// Receives, memory and the reactor were chosen by what the connection request announced: Connect must ask for the same
-/// queue (NVMe/RDMA Transport 1.1, section 3.1, QID and CNTLID of the RDMA_CM_REQUEST private data).
+/// Receives, memory and the reactor were chosen by what the connection request announced: Connect
+/// must ask for the same queue (NVMe/RDMA Transport 1.1, section 3.1, QID and CNTLID of the
+/// RDMA_CM_REQUEST private data).
 fn check_announced(announced: &QueueSizes, qid: u16, cntlid: u16) -> Result<(), RefuseReason> {
     if announced.qid != qid {
         return Err(RefuseReason::QidChanged {
@@ -575,8 +578,8 @@ fn settle_in(settle: Settle<'_>) -> Result<(), RefuseReason> {
     settle().map_err(|why| RefuseReason::NoRoom { why: why.into() })
 }
 
-/// Where a host comes from, as far as it costs something to come from somewhere else: an IPv4 address, or the network of an
-/// IPv6 address, its first 64 bits (RFC 4291, section 2.5.4).
+/// Where a host comes from, as far as it costs something to come from somewhere else: an IPv4
+/// address, or the network of an IPv6 address, its first 64 bits (RFC 4291, section 2.5.4).
 fn source(association: &Association) -> u128 {
     match association.peer.ip().to_canonical() {
         IpAddr::V4(address) => address.to_bits().into(),

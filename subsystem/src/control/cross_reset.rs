@@ -1,8 +1,9 @@
-//! Cross-Controller Reset: a host that has lost a controller has it reset through another one, and is
-//! told when that is over. NVMe Base 2.3, section 5.4.3.
+//! Cross-Controller Reset: a host that has lost a controller has it reset through another one, and
+//! is told when that is over. NVMe Base 2.3, section 5.4.3.
 //!
-//! It is over when every connection of the impacted controller is gone and none of its commands is on
-//! a backend any more. Until then a controller that has ended stays addressable by what it left there.
+//! It is over when every connection of the impacted controller is gone and none of its commands is
+//! on a backend any more. Until then a controller that has ended stays addressable by what it left
+//! there.
 
 use alloc::vec::Vec;
 
@@ -143,7 +144,8 @@ impl Target {
         self.controllers.get(&id)?.instance
     }
 
-    /// Tells of resets that are over: a connection has gone, or its last command is off its backend.
+    /// Tells of resets that are over: a connection has gone, or its last command is off its
+    /// backend.
     pub(super) fn settle_resets(&mut self) {
         let waits = |controller: &Controller| controller.resets.in_progress() != 0;
         if !self.controllers.values().any(waits) {
@@ -170,8 +172,8 @@ impl Target {
         }
     }
 
-    /// What tells an instance of a controller from every other: never the same again, in this process
-    /// or the next one.
+    /// What tells an instance of a controller from every other: never the same again, in this
+    /// process or the next one.
     pub(super) fn next_instance(&mut self, before: Option<u8>) -> Instance {
         let [one, two] = self.config.seed;
         self.instances = self.instances.wrapping_add(1);

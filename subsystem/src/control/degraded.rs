@@ -1,5 +1,6 @@
-//! Backends that have lost data which hosts were told of as stored. Flush and FUA fail there already, by the driver; hosts
-//! that did not ask are told here: in the SMART / Health log page, and by an event.
+//! Backends that have lost data which hosts were told of as stored. Flush and FUA fail there
+//! already, by the driver; hosts that did not ask are told here: in the SMART / Health log page,
+//! and by an event.
 
 use alloc::vec::Vec;
 
@@ -11,8 +12,8 @@ use crate::action::ControllerId;
 use crate::namespace::BackendId;
 
 impl Target {
-    /// Says that writes which had succeeded did not reach the medium of `backend`. It stays so until no
-    /// namespace is on it any more.
+    /// Says that writes which had succeeded did not reach the medium of `backend`. It stays so
+    /// until no namespace is on it any more.
     pub fn handle_data_lost(&mut self, backend: BackendId, _now_us: u64) {
         // The driver may have carried out a flush for a namespace that is gone.
         if !self.is_in_use(backend) || !self.degraded.insert(backend) {

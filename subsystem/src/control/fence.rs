@@ -1,11 +1,11 @@
 //! The fence in front of a new I/O controller: commands of earlier associations of its host end
 //! before it becomes ready.
 //!
-//! A host that lost an association issues its commands again on a new one, and then newer ones. What
-//! the old connections had brought by then must not reach a medium behind those, however long it has
-//! been on the way through this target: in a socket, waiting for a buffer, being pulled, on a disk.
-//! So CSTS.RDY stays 0, and no I/O queue can be connected, until all of it is over. Commands that
-//! arrive later on an earlier association that lives are not waited for.
+//! A host that lost an association issues its commands again on a new one, and then newer ones.
+//! What the old connections had brought by then must not reach a medium behind those, however long
+//! it has been on the way through this target: in a socket, waiting for a buffer, being pulled, on
+//! a disk. So CSTS.RDY stays 0, and no I/O queue can be connected, until all of it is over.
+//! Commands that arrive later on an earlier association that lives are not waited for.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -89,7 +89,8 @@ impl Target {
             .extend(conns.map(|conn| Action::FenceIo { conn, fence }));
     }
 
-    /// The host enables a controller that it had reset: its own I/O queues of before are waited for.
+    /// The host enables a controller that it had reset: its own I/O queues of before are waited
+    /// for.
     pub(super) fn close_own_fence(&mut self, id: ControllerId, now_us: u64) {
         let own: BTreeMap<_, _> = self
             .lingering
@@ -186,8 +187,8 @@ impl Target {
         self.fences.values().map(Fence::deadline_us).min()
     }
 
-    /// Says what fences wait for that have been closed for more than a moment, and ends associations
-    /// whose fence does not open in time: a fence never opens by time.
+    /// Says what fences wait for that have been closed for more than a moment, and ends
+    /// associations whose fence does not open in time: a fence never opens by time.
     pub(super) fn check_fences(&mut self, now_us: u64) {
         let mut late = Vec::new();
         for fence in self.fences.values_mut() {

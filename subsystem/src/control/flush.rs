@@ -136,8 +136,9 @@ impl Target {
     }
 
     /// Set Features, Namespace Write Protection Config. NVMe Base 2.1, section 8.1.16: what was
-    /// written before is on the medium before the command completes, and nothing changes after that. So
-    /// the gates are closed first; then what had passed them is waited for, and then flushed.
+    /// written before is on the medium before the command completes, and nothing changes after
+    /// that. So the gates are closed first; then what had passed them is waited for, and then
+    /// flushed.
     pub(super) fn set_write_protection(
         &mut self,
         set: &SetFeatures,

@@ -145,7 +145,8 @@ impl Target {
         self.settle_resets();
     }
 
-    /// Where the operator wants it, ends what the host of a new association left on the same pair of addresses.
+    /// Where the operator wants it, ends what the host of a new association left on the same pair
+    /// of addresses.
     pub(super) fn end_older(&mut self, id: ControllerId, peer: IpAddr) {
         let Some(new) = self.controllers.get(&id) else {
             return;

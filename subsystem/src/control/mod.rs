@@ -261,8 +261,8 @@ impl Target {
         assert_eq!(self.next_deadline_us(), None);
     }
 
-    /// Whether a host has an I/O controller whose Admin queue comes from `address`. Another queue from there is probably one
-    /// more of it.
+    /// Whether a host has an I/O controller whose Admin queue comes from `address`. Another queue
+    /// from there is probably one more of it.
     #[must_use]
     pub fn has_host_at(&self, address: IpAddr) -> bool {
         self.controllers.values().any(|controller| {

@@ -324,9 +324,10 @@ impl IoQueue {
 }
 
 impl IoQueue {
-    /// Whether a command that was accepted may still go to the medium: between the two it waited, for its data
-    /// or a buffer, and meanwhile the namespace may have been reserved, write protected, made inaccessible or
-    /// taken away. To be asked right before it does, by all that waited.
+    /// Whether a command that was accepted may still go to the medium: between the two it waited,
+    /// for its data or a buffer, and meanwhile the namespace may have been reserved, write
+    /// protected, made inaccessible or taken away. To be asked right before it does, by all that
+    /// waited.
     ///
     /// # Errors
     /// The status to complete it with.

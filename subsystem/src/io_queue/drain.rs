@@ -1,6 +1,6 @@
 //! Waiting for what a queue has been executing: Preempt and Abort is complete when no command that
-//! was accepted before it can touch the namespace any more, write protection when none can change it,
-//! and a fence when no command at all is left of those that were accepted before it.
+//! was accepted before it can touch the namespace any more, write protection when none can change
+//! it, and a fence when no command at all is left of those that were accepted before it.
 
 use alloc::vec::Vec;
 
@@ -77,8 +77,8 @@ impl Outstanding {
 }
 
 impl Waiting {
-    /// Whether it began after a command was accepted, or excused from it. Eras wrap around; those of
-    /// commands that are outstanding at the same time are near each other.
+    /// Whether it began after a command was accepted, or excused from it. Eras wrap around; those
+    /// of commands that are outstanding at the same time are near each other.
     fn is_behind(&self, permit: &Permit) -> bool {
         let era = if self.of_writes {
             permit.trace.writes_era

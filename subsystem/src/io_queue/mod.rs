@@ -275,15 +275,15 @@ impl IoQueue {
         self.drains.begin(nsid, drain, false);
     }
 
-    /// Begins an [`Action::DrainWrites`](crate::Action::DrainWrites): as [`IoQueue::begin_drain`], but
-    /// for the commands that are then taken out of it ([`IoQueue::excuse`]).
+    /// Begins an [`Action::DrainWrites`](crate::Action::DrainWrites): as [`IoQueue::begin_drain`],
+    /// but for the commands that are then taken out of it ([`IoQueue::excuse`]).
     pub fn begin_drain_of_writes(&mut self, nsid: u32, drain: DrainId) {
         self.drains.begin(nsid, drain, true);
     }
 
-    /// Begins the second half of an [`Action::FenceIo`](crate::Action::FenceIo), when everything that
-    /// had come was given to [`IoQueue::handle_command`]: it is over when every command that was
-    /// accepted before is completed or withdrawn. [`IoQueue::poll_drained`] says when.
+    /// Begins the second half of an [`Action::FenceIo`](crate::Action::FenceIo), when everything
+    /// that had come was given to [`IoQueue::handle_command`]: it is over when every command that
+    /// was accepted before is completed or withdrawn. [`IoQueue::poll_drained`] says when.
     pub fn begin_fence(&mut self, fence: FenceId) {
         self.drains.begin_fence(fence);
     }
@@ -295,8 +295,8 @@ impl IoQueue {
         permit.trace.effect = Effect::Unwaited;
     }
 
-    /// The command goes on, and no drain of writes that has begun waits for it: it changes no block, or is
-    /// asked for again ([`IoQueue::check_again`]) before it can.
+    /// The command goes on, and no drain of writes that has begun waits for it: it changes no
+    /// block, or is asked for again ([`IoQueue::check_again`]) before it can.
     pub fn excuse(&mut self, permit: &mut Permit) {
         self.drains.excuse(permit);
     }

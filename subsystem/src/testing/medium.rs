@@ -1,7 +1,8 @@
-//! What reservations and fences promise about the medium, whatever hosts do: nothing is executed that
-//! a reservation forbids, and Preempt and Abort answers only when nothing that a preempted host sent
-//! before can touch the namespace any more, not even when the host has left. No I/O queue of a new
-//! association is connected before that is so of all that its host had sent on earlier ones.
+//! What reservations and fences promise about the medium, whatever hosts do: nothing is executed
+//! that a reservation forbids, and Preempt and Abort answers only when nothing that a preempted
+//! host sent before can touch the namespace any more, not even when the host has left. No I/O queue
+//! of a new association is connected before that is so of all that its host had sent on earlier
+//! ones.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

@@ -250,7 +250,8 @@ impl Bench {
                         self.poll_drained(conn);
                     }
                 }
-                // What executes a command here has told the queue of it: none waits before its backend.
+                // What executes a command here has told the queue of it: none waits before its
+                // backend.
                 Action::DrainWrites { conn, nsid, drain } => {
                     if let Some(queue) = self.queues.get_mut(&conn) {
                         queue.begin_drain_of_writes(nsid, drain);

@@ -1,8 +1,8 @@
 //! A host, an operator and a driver that do anything in any order, and what must hold whatever
 //! they do. The body of the fuzz target `controller_ops` and of a property test.
 //!
-//! Checked: nothing panics; every command gets exactly one completion; what is executed lies
-//! inside its namespace and its capsule; reservations and fences hold (`medium.rs`); nothing grows without
+//! Checked: nothing panics; every command gets exactly one completion; what is executed lies inside
+//! its namespace and its capsule; reservations and fences hold (`medium.rs`); nothing grows without
 //! bound.
 
 use alloc::collections::{BTreeMap, BTreeSet};

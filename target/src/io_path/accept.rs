@@ -81,7 +81,8 @@ impl Refusal {
 }
 
 impl IoPath {
-    /// Handles every connection-manager event there is, up to so many requests. Whether there was one.
+    /// Handles every connection-manager event there is, up to so many requests. Whether there was
+    /// one.
     pub(super) fn poll_connection_managers(&mut self) -> bool {
         let (mut progress, mut requests) = (false, 0);
         for fabric in 0..self.fabrics.len() {
@@ -442,8 +443,8 @@ impl IoPath {
     }
 }
 
-/// Makes the queue pair of a request, posts the receives of its place (`slots`) and accepts. The memory for
-/// its response comes with it.
+/// Makes the queue pair of a request, posts the receives of its place (`slots`) and accepts. The
+/// memory for its response comes with it.
 fn establish(
     cm: &mut dyn ConnectionManager,
     port: &mut DevicePort,

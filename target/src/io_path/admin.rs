@@ -71,7 +71,8 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     waiting::obtain_buffer(resources, connection, slot, buffer_bytes);
 }
 
-/// Pulls the data of a Connect, when it has not come in the capsule. It waits for no buffer of permitted hosts.
+/// Pulls the data of a Connect, when it has not come in the capsule. It waits for no buffer of
+/// permitted hosts.
 fn fetch_connect_data(
     resources: &mut Resources,
     connection: &mut Connection,

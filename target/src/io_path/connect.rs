@@ -1,5 +1,6 @@
-//! From a connection to a queue: a Connect whose data is there. Until then a connection has a place among strangers; what a
-//! queue needs is taken once its host is known to be permitted, before it is told so.
+//! From a connection to a queue: a Connect whose data is there. Until then a connection has a place
+//! among strangers; what a queue needs is taken once its host is known to be permitted, before it
+//! is told so.
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
@@ -56,7 +57,8 @@ impl IoPath {
         if !connection.phase.is_unconnected() {
             self.unconnected.remove(connection.id);
             if connection.has_place {
-                // A discovery controller keeps its place, and what it tells is as large as a host likes.
+                // A discovery controller keeps its place, and what it tells is as large as a host
+                // likes.
                 connection.move_data(port.keys(&resources.memory));
             }
         }

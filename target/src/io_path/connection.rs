@@ -289,9 +289,9 @@ impl Connection {
         self.free.push(slot);
     }
 
-    /// Makes sure that the send queue has room for the command in `slot`: for one buffer of the host it always has
-    /// (`limits::send_wrs`), for a list of them when those before it have gone. To be asked only for who is next: it has that room
-    /// from then on.
+    /// Makes sure that the send queue has room for the command in `slot`: for one buffer of the
+    /// host it always has (`limits::send_wrs`), for a list of them when those before it have gone.
+    /// To be asked only for who is next: it has that room from then on.
     pub(super) fn has_room_for(&mut self, slot: u16) -> bool {
         let command = &mut self.commands[usize::from(slot)];
         let Some(segments) = &command.segments else {
@@ -554,7 +554,8 @@ impl Command {
         })
     }
 
-    /// Whether something is done, or memory of the pool or room in the send queue comes free, when the response has gone.
+    /// Whether something is done, or memory of the pool or room in the send queue comes free, when
+    /// the response has gone.
     pub(super) fn waits_for_response(&self) -> bool {
         let buffers = [&self.data, &self.second, &self.parked];
         let waited_for = self.close_after.is_some() || self.extra_wrs > 0;

@@ -211,8 +211,9 @@ impl IoPath {
         respond::settle(resources, connection);
     }
 
-    /// Answers when no command for `nsid` that was accepted before can change the namespace any more. What has not reached the
-    /// storage engine is asked for again before it does ([`execute::check_again`]).
+    /// Answers when no command for `nsid` that was accepted before can change the namespace any
+    /// more. What has not reached the storage engine is asked for again before it does
+    /// ([`execute::check_again`]).
     pub(super) fn drain_writes(&mut self, conn: ConnId, nsid: u32, drain: DrainId) {
         // Of a connection that ends, the controllers hear when it has.
         let Some((resources, connection)) = self.live(conn) else {

@@ -319,8 +319,8 @@ pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, 
     }
 }
 
-/// Whether the command in `slot`, which has waited, may still go to the medium: the namespace may have been reserved or write
-/// protected meanwhile. What it is answered with otherwise.
+/// Whether the command in `slot`, which has waited, may still go to the medium: the namespace may
+/// have been reserved or write protected meanwhile. What it is answered with otherwise.
 pub(super) fn check_again(connection: &Connection, slot: u16) -> Result<(), Status> {
     let command = &connection.commands[usize::from(slot)];
     match (&connection.queue, &command.work, command.aborted) {

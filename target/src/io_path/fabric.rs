@@ -39,8 +39,8 @@ pub(super) struct DevicePort {
     pub(super) receives: Receives,
     /// Entries of the completion queue that connections may need.
     completions: Room,
-    /// The slab of data buffers, the slab of receives and responses, and that of connections that are no queue yet, each
-    /// registered once.
+    /// The slab of data buffers, the slab of receives and responses, and that of connections that
+    /// are no queue yet, each registered once.
     data: Rc<dyn MemoryRegion>,
     queues: Rc<dyn MemoryRegion>,
     strangers: Rc<dyn MemoryRegion>,
@@ -176,8 +176,9 @@ impl DevicePort {
         }
     }
 
-    /// Whether [`DevicePort::reserve`] would succeed now. Nothing is taken: whoever asks for a connection learns at once that a
-    /// queue of it would not fit, and a host that is not known yet holds nothing.
+    /// Whether [`DevicePort::reserve`] would succeed now. Nothing is taken: whoever asks for a
+    /// connection learns at once that a queue of it would not fit, and a host that is not known yet
+    /// holds nothing.
     pub(super) fn check_room(
         &self,
         entries: u16,
@@ -246,8 +247,8 @@ struct Depths {
 }
 
 impl Depths {
-    /// How many of `wanted` connections that are no queue yet there may be: what they may have waiting is a quarter of what the
-    /// device has, or less.
+    /// How many of `wanted` connections that are no queue yet there may be: what they may have
+    /// waiting is a quarter of what the device has, or less.
     fn places(self, wanted: u32) -> u32 {
         let receives = self.receives / (4 * STRANGER_RECEIVES);
         let completions = self.completions / (4 * STRANGER_COMPLETIONS);
@@ -332,8 +333,8 @@ pub(super) struct Memory {
     pub(super) data: Pool,
     /// Receives and responses of all queues, and the receives of connections that are none yet.
     pub(super) queues: Pool,
-    /// Two pages for each connection that is no queue yet: for the data of its Connect, and for its response. A discovery
-    /// controller's Admin queue keeps the second one.
+    /// Two pages for each connection that is no queue yet: for the data of its Connect, and for its
+    /// response. A discovery controller's Admin queue keeps the second one.
     pub(super) strangers: Pool,
     /// [`TRANSFER_BYTES_MAX`](crate::limits::TRANSFER_BYTES_MAX) of zeroes to push for reads of
     /// what is known to be zero, where a volume has such LBAs. Nothing ever writes here.

@@ -1,9 +1,10 @@
-//! What the controllers want to know before a new one of the same host is ready: that everything which had arrived on a connection
-//! by then is taken in and over.
+//! What the controllers want to know before a new one of the same host is ready: that everything
+//! which had arrived on a connection by then is taken in and over.
 //!
-//! Three steps, for which no command pays: the provider passes the mark of what had arrived, a poll leaves the completion queue
-//! empty, and then the queue itself counts what it has taken in ([`capstan_subsystem::IoQueue::begin_fence`]). Of a connection that ends
-//! meanwhile the controllers hear when its last command is off the storage engine.
+//! Three steps, for which no command pays: the provider passes the mark of what had arrived, a poll
+//! leaves the completion queue empty, and then the queue itself counts what it has taken in
+//! ([`capstan_subsystem::IoQueue::begin_fence`]). Of a connection that ends meanwhile the
+//! controllers hear when its last command is off the storage engine.
 
 use std::collections::BTreeMap;
 

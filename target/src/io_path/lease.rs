@@ -1,7 +1,9 @@
-//! Who may have how much of the data buffers, so that a host that holds some and does not go on leaves others theirs.
+//! Who may have how much of the data buffers, so that a host that holds some and does not go on
+//! leaves others theirs.
 //!
-//! An association may have a part of what is free ([`SHARE_TIMES_FREE`]), whatever the others do. Each queue has a spare buffer
-//! beside, for a small command when there is no other: it waits for nobody but its own host.
+//! An association may have a part of what is free ([`SHARE_TIMES_FREE`]), whatever the others do.
+//! Each queue has a spare buffer beside, for a small command when there is no other: it waits for
+//! nobody but its own host.
 
 use std::sync::Arc;
 
@@ -81,8 +83,8 @@ impl Connection {
             .take_share(self.account, len_bytes, SHARE_TIMES_FREE)
     }
 
-    /// The queue's own buffer, for the command in `slot`, if it is free and large enough. The first that may need it is a Connect
-    /// whose data is pulled.
+    /// The queue's own buffer, for the command in `slot`, if it is free and large enough. The first
+    /// that may need it is a Connect whose data is pulled.
     #[cold]
     pub(super) fn take_spare(&mut self, slot: u16, len_bytes: u32) -> Option<Buffer> {
         let command = self.command(slot);

@@ -1,7 +1,7 @@
 //! The I/O path of one reactor, one file per step, in the order the data walks:
 //!
-//! 1. [`accept`]: connection-manager events; a request becomes a connection, of which there are few ([`unconnected`]) until its
-//!    Connect makes it a queue ([`connect`]).
+//! 1. [`accept`]: connection-manager events; a request becomes a connection, of which there are few
+//!    ([`unconnected`]) until its Connect makes it a queue ([`connect`]).
 //! 2. [`recv`]: completions; a received capsule becomes a command ([`admin`] has its own road, and
 //!    so have reservations, in [`control`]).
 //! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
@@ -10,11 +10,14 @@
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
-//! queue pair and its commands in flight), [`fence`] (what a new association waits for), [`resources`] (what every command may
-//! need), [`responses`] (those that may be on their way), [`unanswered`] (what disks have ended), [`waiting`] (commands that wait for a
-//! buffer, for room or for their turn), [`lease`] (who may have how much of the buffers), [`share`] (how much a turn moves),
-//! [`stall`] (hosts that do not go on), [`wr_id`]. One turn handles what is ready, then rings one doorbell per
-//! connection, lets some that waited go on and rings for those, and enters the kernel once for storage, however many there were.
+//! queue pair and its commands in flight), [`fence`] (what a new association waits for),
+//! [`resources`] (what every command may need), [`responses`] (those that may be on their way),
+//! [`unanswered`] (what disks have ended), [`waiting`] (commands that wait for a buffer, for room
+//! or for their turn), [`lease`] (who may have how much of the buffers), [`share`] (how much a turn
+//! moves),
+//! [`stall`] (hosts that do not go on), [`wr_id`]. One turn handles what is ready, then rings one
+//! doorbell per connection, lets some that waited go on and rings for those, and enters the kernel
+//! once for storage, however many there were.
 
 mod accept;
 mod admin;
@@ -409,7 +412,8 @@ impl Turn for IoPath {
                 .as_ref()
                 .and_then(|c| c.phase.deadline_us())
         });
-        // While draining, and while something is to be taken in, look again soon: a quiet connection gives no sign of its own.
+        // While draining, and while something is to be taken in, look again soon: a quiet
+        // connection gives no sign of its own.
         let soon = self.drain_deadline_us.is_some() || !self.fences.is_empty();
         let drain = soon.then(|| self.resources.now_us + 1_000);
         managers

@@ -28,15 +28,17 @@ pub(super) struct Receives {
     data: Vec<Option<Buffer>>,
     /// Slots of queues that are gone, where there is no shared queue.
     free: Vec<u32>,
-    /// Places for connections that are no queue yet, and that nobody has. Their receives are promised from the start: on the
-    /// shared queue, which such a connection can then not empty, as it ends with what it sends beyond its Connect.
+    /// Places for connections that are no queue yet, and that nobody has. Their receives are
+    /// promised from the start: on the shared queue, which such a connection can then not empty, as
+    /// it ends with what it sends beyond its Connect.
     places: u32,
     /// Slots of these places, where there is no shared queue.
     place_slots: Vec<u32>,
 }
 
 impl Receives {
-    /// `depth` receives, on `srq` where it is given, with those of `places` for connections that are no queue yet.
+    /// `depth` receives, on `srq` where it is given, with those of `places` for connections that
+    /// are no queue yet.
     pub(super) fn new(
         srq: Option<Rc<dyn SharedReceiveQueue>>,
         depth: u32,
@@ -66,8 +68,8 @@ impl Receives {
         Ok(receives)
     }
 
-    /// Takes a place for a connection that is no queue yet: the slots that it posts itself, none with a shared queue. `None`
-    /// when there is none.
+    /// Takes a place for a connection that is no queue yet: the slots that it posts itself, none
+    /// with a shared queue. `None` when there is none.
     pub(super) fn take_place(&mut self) -> Option<Vec<u32>> {
         self.places = self.places.checked_sub(1)?;
         let left = self
@@ -83,8 +85,9 @@ impl Receives {
         self.place_slots.extend(slots);
     }
 
-    /// A connection is a queue now, which has reserved `slots`. It keeps the receives of its place, one of which has its Connect,
-    /// and as many of the others go to the place. The answer is those that are to be posted.
+    /// A connection is a queue now, which has reserved `slots`. It keeps the receives of its place,
+    /// one of which has its Connect, and as many of the others go to the place. The answer is those
+    /// that are to be posted.
     pub(super) fn leave_place(&mut self, mut slots: Vec<u32>) -> Vec<u32> {
         let kept = slots.len().saturating_sub(STRANGER_RECEIVES as usize);
         self.give_back_place(slots.split_off(kept));
@@ -135,7 +138,8 @@ impl Receives {
         Ok(self.free.split_off(kept))
     }
 
-    /// How many receives one more queue of `entries` is short of, when there is room for them and `extra_bytes`.
+    /// How many receives one more queue of `entries` is short of, when there is room for them and
+    /// `extra_bytes`.
     pub(super) fn missing(
         &self,
         entries: u32,

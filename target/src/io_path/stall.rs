@@ -1,8 +1,10 @@
-//! Hosts that do not go on: they leave an RDMA READ of their memory unanswered, or take no data and no responses. What their
-//! commands hold meanwhile others have not. So their connections end, whatever their Keep Alive Timeout.
+//! Hosts that do not go on: they leave an RDMA READ of their memory unanswered, or take no data and
+//! no responses. What their commands hold meanwhile others have not. So their connections end,
+//! whatever their Keep Alive Timeout.
 //!
-//! Connections are looked at from time to time while anything is under way, and what counts is how many looks in a row found
-//! that nothing had moved: commands pay for none of it, and a target that was stopped itself blames nobody.
+//! Connections are looked at from time to time while anything is under way, and what counts is how
+//! many looks in a row found that nothing had moved: commands pay for none of it, and a target that
+//! was stopped itself blames nobody.
 
 use capstan_config::Size;
 

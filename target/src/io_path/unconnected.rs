@@ -1,4 +1,5 @@
-//! Connections that are no queue yet: how many there may be, who makes room, and when they are looked at.
+//! Connections that are no queue yet: how many there may be, who makes room, and when they are
+//! looked at.
 
 use std::net::SocketAddr;
 
@@ -15,8 +16,9 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Of `places` in all, in the proportions of [`STRANGERS_MAX`](capstan_config::STRANGERS_MAX). The others are for
-    /// discovery controllers ([`discovery_controllers`]) and for connections that are ending.
+    /// Of `places` in all, in the proportions of [`STRANGERS_MAX`](capstan_config::STRANGERS_MAX).
+    /// The others are for discovery controllers ([`discovery_controllers`]) and for connections
+    /// that are ending.
     pub(super) fn of(places: u64) -> Self {
         Self {
             unknown: part(places, 128),
@@ -25,7 +27,8 @@ impl Places {
     }
 }
 
-/// Discovery controllers of a target whose reactors have so many places each: all may come to be on one of them.
+/// Discovery controllers of a target whose reactors have so many places each: all may come to be on
+/// one of them.
 pub(crate) fn discovery_controllers(places: u64) -> usize {
     part(places, 64)
 }
@@ -35,7 +38,8 @@ fn part(places: u64, of: u64) -> usize {
     usize::try_from(part).unwrap_or(usize::MAX).max(1)
 }
 
-/// Connections of a reactor that are no queue yet. In two groups: who fills one of them keeps nobody out of the other.
+/// Connections of a reactor that are no queue yet. In two groups: who fills one of them keeps
+/// nobody out of the other.
 pub(super) struct Unconnected {
     unknown: Strangers<ConnId>,
     known: Strangers<ConnId>,

@@ -1,4 +1,5 @@
-//! Commands that wait: for a buffer, for room of their connection's device or send queue, or for their connection's turn.
+//! Commands that wait: for a buffer, for room of their connection's device or send queue, or for
+//! their connection's turn.
 
 use capstan_memory::Short;
 use capstan_nvme_proto::status::Status;
@@ -28,7 +29,8 @@ pub(super) fn obtain_buffer(
     obtain_spare(resources, connection, slot, len_bytes);
 }
 
-/// Gives the command in `slot` the spare buffer of its queue, if nothing of that waits already; or lines it up.
+/// Gives the command in `slot` the spare buffer of its queue, if nothing of that waits already; or
+/// lines it up.
 #[cold]
 fn obtain_spare(resources: &mut Resources, connection: &mut Connection, slot: u16, len_bytes: u32) {
     if connection.waiting.is_empty()
@@ -65,7 +67,8 @@ pub(super) fn spare_came_back(resources: &mut Resources, connection: &Connection
     }
 }
 
-/// Lets the oldest waiting commands of queues whose spare buffer is back go on with that, whoever waits for the others.
+/// Lets the oldest waiting commands of queues whose spare buffer is back go on with that, whoever
+/// waits for the others.
 fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     let mut fed = false;
     while let Some(index) = resources.spared.pop() {
@@ -102,9 +105,10 @@ enum Next {
     HeldUp,
 }
 
-/// Lets waiting commands go on, up to a turn's share, with room of their devices or the buffers that have come free. Connections
-/// take turns. One whose device or send queue is full, or whose association has its share of the buffers, is passed over; a
-/// command whose buffer is not there yet holds up the rest. Whether any went on.
+/// Lets waiting commands go on, up to a turn's share, with room of their devices or the buffers
+/// that have come free. Connections take turns. One whose device or send queue is full, or whose
+/// association has its share of the buffers, is passed over; a command whose buffer is not there
+/// yet holds up the rest. Whether any went on.
 pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     resources.share.begin();
     let mut fed = spare_go_on(resources, connections);

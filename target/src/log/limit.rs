@@ -1,5 +1,5 @@
-//! Lines that peers cause ([`PEER_CAUSED`]) are as many as peers like. So many of each kind are written in a second; then
-//! one line says how many more there were.
+//! Lines that peers cause ([`PEER_CAUSED`]) are as many as peers like. So many of each kind are
+//! written in a second; then one line says how many more there were.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -140,7 +140,8 @@ impl<K> Default for Kinds<K> {
 }
 
 impl<K: Clone + Eq + Hash> Kinds<K> {
-    /// Whether a line of this kind is written at `now`; it is counted when it is not, and the first is kept.
+    /// Whether a line of this kind is written at `now`; it is counted when it is not, and the first
+    /// is kept.
     fn admit(&mut self, kind: &K, now: Instant, line: impl FnOnce() -> LeftOut) -> bool {
         if !self.windows.contains_key(kind) {
             // As many as the program has places that write such lines.

@@ -67,7 +67,8 @@ fn admin_commands_that_wait_for_memory_do_not_keep_queue_pairs_open() {
 
 #[test]
 fn a_late_write_of_an_old_connection_does_not_reach_a_buffer_that_has_come_back() {
-    // The controller answers and then writes once more: the window is closed by then, which breaks the connection.
+    // The controller answers and then writes once more: the window is closed by then, which breaks
+    // the connection.
     let mut world = World::live();
     world.peer.disk.fill(0x55);
     world.peer.manner = Manner::LateWrite;

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::serving::Process;
 
-/// The default folder. The target's service has one of its own (`RuntimeDirectory=` of its unit), which belongs to its user
-/// and goes when it stops.
+/// The default folder. The target's service has one of its own (`RuntimeDirectory=` of its unit),
+/// which belongs to its user and goes when it stops.
 pub const RUN_DIR: &str = "/run/capstan-host";
 /// Names another folder.
 pub const RUN_DIR_VARIABLE: &str = "CAPSTAN_RUN_DIR";
@@ -40,8 +40,8 @@ fn error(path: &Path, source: io::Error) -> RecordError {
     }
 }
 
-/// Makes sure that only root or this user says what is in a folder or a file: what a record names is ended, unmounted and
-/// removed by whoever reads it.
+/// Makes sure that only root or this user says what is in a folder or a file: what a record names
+/// is ended, unmounted and removed by whoever reads it.
 fn check_owned(path: &Path) -> Result<(), RecordError> {
     // Of a link itself, not of what it leads to.
     let found = fs::symlink_metadata(path).map_err(|source| error(path, source))?;
@@ -176,7 +176,8 @@ impl VolumeDir {
             .map_err(|source| RecordError { path, source })
     }
 
-    /// Reads the record; there is none (yet), or none of this version's, or a user's who has no business there.
+    /// Reads the record; there is none (yet), or none of this version's, or a user's who has no
+    /// business there.
     fn owned_record(&self) -> Result<Option<Record>, RecordError> {
         let path = self.path.join("volume.json");
         match check_owned(&path) {
@@ -209,8 +210,8 @@ impl VolumeDir {
 /// The volumes in `run_dir`, by number. A volume that is just being attached has no record yet.
 ///
 /// # Errors
-/// [`RecordError`]: the folder cannot be read, or it or something in it is not root's or this user's alone; when there is none,
-/// there is no volume.
+/// [`RecordError`]: the folder cannot be read, or it or something in it is not root's or this
+/// user's alone; when there is none, there is no volume.
 pub fn volumes(run_dir: &Path) -> Result<Vec<(VolumeDir, Option<Record>)>, RecordError> {
     let entries = match fs::read_dir(run_dir) {
         Ok(entries) => entries,

@@ -87,7 +87,8 @@ impl Process {
         }
     }
 
-    /// Ends it at once, if it is the process of this user that serves the volume of `folder`. It may take a moment to go:
+    /// Ends it at once, if it is the process of this user that serves the volume of `folder`. It
+    /// may take a moment to go:
     /// [`Process::wait`].
     ///
     /// # Errors
@@ -120,7 +121,8 @@ impl Process {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // Whoever has the number now is who the handle is for: it keeps the number as long as it lives.
+        // Whoever has the number now is who the handle is for: it keeps the number as long as it
+        // lives.
         Ok(self.is_alive().then_some(handle))
     }
 }
@@ -134,7 +136,8 @@ impl Handle {
         // SAFETY: the system call takes two numbers and touches no memory of the process.
         let result = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let fd = RawFd::try_from(Errno::result(result)?).map_err(io::Error::other)?;
-        // SAFETY: the kernel has just made this descriptor, close-on-exec, and nobody else knows it.
+        // SAFETY: the kernel has just made this descriptor, close-on-exec, and nobody else knows
+        // it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 

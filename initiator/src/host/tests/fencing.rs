@@ -57,7 +57,8 @@ impl Script {
         self.told.iter().any(|told| told == RELEASED)
     }
 
-    /// Passes time until just before `at_us`, when writes must wait, and then beyond, when they must not.
+    /// Passes time until just before `at_us`, when writes must wait, and then beyond, when they
+    /// must not.
     fn released_at(&mut self, at_us: u64) {
         self.pass(at_us - self.now_us - 1);
         assert!(
@@ -315,7 +316,8 @@ fn admin_commands_that_may_change_media_wait_as_well() {
     script.pass(200_000);
     assert!(script.controller.formats == 1 && script.released());
 
-    // It is in the controller's hands when the connection breaks: its own outcome is unknown, and writes wait for it.
+    // It is in the controller's hands when the connection breaks: its own outcome is unknown, and
+    // writes wait for it.
     script.lose();
     assert!(script.host.holds_writes());
     let unknown = |told: &String| told.starts_with("admin 2: Format NVM has an unknown outcome");

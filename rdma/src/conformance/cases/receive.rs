@@ -491,8 +491,8 @@ pub(super) fn empty_shared_receive_queue(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// Messages that have come while nobody polled: beyond their mark a poll that leaves the completion queue empty has told of all of
-/// them, and nothing more has to come for that.
+/// Messages that have come while nobody polled: beyond their mark a poll that leaves the completion
+/// queue empty has told of all of them, and nothing more has to come for that.
 pub(super) fn what_has_arrived_is_told_of_before_its_mark_is_passed(
     fabric: &mut dyn Fabric,
 ) -> Outcome {

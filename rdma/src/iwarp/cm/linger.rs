@@ -38,8 +38,9 @@ impl Lingering {
         }
     }
 
-    /// Ends a socket in order, with `bytes` as its last; that of `qp`, once it was a connection's. Where there are too many, the oldest is closed as it is: anybody can
-    /// connect and leave as often as he likes.
+    /// Ends a socket in order, with `bytes` as its last; that of `qp`, once it was a connection's.
+    /// Where there are too many, the oldest is closed as it is: anybody can connect and leave as
+    /// often as he likes.
     pub(in crate::iwarp) fn add(&self, stream: TcpStream, bytes: Vec<u8>, qp: Option<QpNum>) {
         let Some(linger) = Linger::start(stream, bytes, qp) else {
             return;

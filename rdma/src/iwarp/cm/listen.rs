@@ -172,8 +172,9 @@ impl Manager {
         self.read_request(id);
     }
 
-    /// Closes a half-open connection, when otherwise there were too many with another one of `source`. The listener goes on
-    /// taking connections: whoever waits in the backlog could be anybody.
+    /// Closes a half-open connection, when otherwise there were too many with another one of
+    /// `source`. The listener goes on taking connections: whoever waits in the backlog could be
+    /// anybody.
     fn make_room(&mut self, source: Source) {
         let Some(id) = self.half_open.in_the_way_of(source) else {
             return;

@@ -200,7 +200,8 @@ impl Manager {
         }
     }
 
-    /// The wait of an id ends at `at_us`, or a while after the next look when that is not known yet.
+    /// The wait of an id ends at `at_us`, or a while after the next look when that is not known
+    /// yet.
     fn time(&mut self, id: CmId, at_us: Option<u64>) {
         if let Some(entry) = self.ids.get_mut(id) {
             entry.deadline_us = at_us;

@@ -92,8 +92,8 @@ impl SharedLink {
         self.reader.position()
     }
 
-    /// Bytes that have arrived and not been received. With a position that cannot be there is no telling, and the next call ends
-    /// the connection.
+    /// Bytes that have arrived and not been received. With a position that cannot be there is no
+    /// telling, and the next call ends the connection.
     pub(in crate::iwarp) fn waiting_bytes(&self) -> u64 {
         self.reader.available().map_or(0, |bytes| bytes as u64)
     }
@@ -244,8 +244,8 @@ impl SharedLink {
         (self.stream, self.memory)
     }
 
-    /// Gives up: the peer takes nothing more of what is in the ring, but for what it is copying. The socket is what is left, and
-    /// the memory for whoever still reads what was lent.
+    /// Gives up: the peer takes nothing more of what is in the ring, but for what it is copying.
+    /// The socket is what is left, and the memory for whoever still reads what was lent.
     pub(in crate::iwarp) fn abort(self) -> (TcpStream, Memory) {
         self.writer.abort();
         (self.stream, self.memory)

@@ -24,7 +24,8 @@ pub(super) const RING_ORDER: u8 = 20;
 pub(super) const RING_BYTES: usize = 1 << RING_ORDER;
 /// Bytes written since the memory was given back last, from which on it is worth giving back.
 const KEPT_BYTES: u64 = 64 << 10;
-/// The position of a writer that has given up: none that can be, as 2 to the power of 63 bytes take decades.
+/// The position of a writer that has given up: none that can be, as 2 to the power of 63 bytes take
+/// decades.
 const ABORTED: u64 = 1 << 63;
 /// Size and alignment of the positions of one ring.
 pub(super) const LINES_BYTES: usize = 512;

@@ -431,8 +431,9 @@ impl ConnectionManager for Manager {
         }
     }
 
-    /// The queue pair goes to the error state at once, and the device sends nothing more of it (InfiniBand
-    /// specification, volume 1, section 10.3.1.7): the end of a connection is never more orderly here.
+    /// The queue pair goes to the error state at once, and the device sends nothing more of it
+    /// (InfiniBand specification, volume 1, section 10.3.1.7): the end of a connection is never
+    /// more orderly here.
     fn abort(&mut self, id: CmId) {
         self.disconnect(id);
     }

@@ -43,8 +43,9 @@ impl Request {
             }
             memory = bounce.base().as_ptr();
         }
-        // RWF_DSYNC is a sync behind the write. Through the page cache the two are asked for one by one: when that
-        // sync fails, writes of others are lost, and when the write does, only this one is.
+        // RWF_DSYNC is a sync behind the write. Through the page cache the two are asked for one by
+        // one: when that sync fails, writes of others are lost, and when the write does, only this
+        // one is.
         let dsync = self.is_fua() && self.file.store.direct().is_some();
         Next::Command(if write {
             Command::Write {
