@@ -36,11 +36,6 @@ pub(crate) struct ConnectArgs {
     /// Address to connect from.
     #[arg(short = 'w', long, value_name = "ADDR")]
     pub(crate) host_traddr: Option<IpAddr>,
-    /// When writes that a lost connection left unanswered are sent again: once the old controller
-    /// is known to be gone (`fenced`), or at once, when an old copy may yet undo a later write
-    /// (`immediate`).
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Replay::Fenced)]
-    pub(crate) replay_writes: Replay,
     /// RDMA provider.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
@@ -71,6 +66,28 @@ pub(crate) struct ConnectArgs {
     /// How long an I/O may take before the connection counts as lost, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) io_timeout: u32,
+}
+
+/// What commands that write have besides.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ReplayArgs {
+    /// When writes that a lost connection left unanswered are sent again: once the old controller
+    /// is known to be gone (`fenced`), or at once, when an old copy may yet undo a later write
+    /// (`immediate`).
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Replay::Fenced)]
+    pub(crate) replay_writes: Replay,
+}
+
+impl ReplayArgs {
+    pub(crate) fn apply(&self, options: Options) -> Options {
+        Options {
+            replay_writes: match self.replay_writes {
+                Replay::Fenced => ReplayWrites::Fenced,
+                Replay::Immediate => ReplayWrites::Immediate,
+            },
+            ..options
+        }
+    }
 }
 
 /// Transports.
@@ -175,10 +192,6 @@ impl ConnectArgs {
                 .map(Duration::from_secs),
             connect_timeout: seconds(self.connect_timeout),
             io_timeout: seconds(self.io_timeout),
-            replay_writes: match self.replay_writes {
-                Replay::Fenced => ReplayWrites::Fenced,
-                Replay::Immediate => ReplayWrites::Immediate,
-            },
             provider: self.preference(),
             ..options
         }
@@ -218,7 +231,8 @@ impl ConnectArgs {
     }
 }
 
-fn connect(options: &Options) -> Result<DirectQueue> {
+/// Connects.
+pub(crate) fn connect(options: &Options) -> Result<DirectQueue> {
     DirectQueue::connect(options).with_context(|| {
         format!(
             "connecting to {} at {} port {}",

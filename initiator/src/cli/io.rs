@@ -12,7 +12,7 @@ use capstan_memory::Buffer;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{ConnectArgs, OutputArgs, parse_bytes};
+use super::args::{self, ConnectArgs, OutputArgs, ReplayArgs, parse_bytes};
 use super::output;
 
 /// Bytes of one I/O.
@@ -53,6 +53,8 @@ pub(crate) struct Read {
 pub(crate) struct Write {
     #[command(flatten)]
     connect: ConnectArgs,
+    #[command(flatten)]
+    replay: ReplayArgs,
     #[command(flatten)]
     range: RangeArgs,
     /// Bytes to write, a multiple of the LBA size [default: all there are; the last LBA is filled
@@ -197,7 +199,9 @@ impl Read {
 
 impl Write {
     pub(crate) fn run(&self) -> Result<()> {
-        let (mut queue, namespace) = connect(&self.connect, self.range.namespace_id)?;
+        let options = self.replay.apply(self.connect.options()?);
+        let mut queue = args::connect(&options)?;
+        let namespace = namespace(&queue, self.range.namespace_id)?;
         let lba_bytes = namespace.lba_bytes;
         if let Some(bytes) = self.data_size {
             blocks(&namespace, self.range.start_block, bytes)?;

@@ -45,7 +45,7 @@ impl ServeNbd {
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         signals.thread_block().context("blocking signals")?;
         let socket = NbdSocket::bind(&self.socket)?;
-        let options = self.volume.connect.options()?;
+        let options = self.volume.options()?;
         let nsid = self.volume.namespace_id;
         let description = format!(
             "{} namespace {nsid} at {} port {}",
@@ -134,7 +134,7 @@ impl ServeFuse {
         };
         let dir = VolumeDir::at(self.volume_dir.clone());
         let mut told = false;
-        let result = self.volume.connect.options().and_then(|options| {
+        let result = self.volume.options().and_then(|options| {
             serve::serve(options, &disk, &dir, |record| {
                 told = true;
                 report(&Report::Ready(Box::new(record.clone())))

@@ -6,12 +6,14 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use capstan_initiator::Options;
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir};
 use capstan_initiator::front_ends::disk::serving::{COMMAND, FOLDER_OPTION};
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::args::ConnectArgs;
+use super::args::{ConnectArgs, ReplayArgs};
 
 /// What the serving process is called. systemd leaves processes alone at shutdown whose name begins
 /// with `@`, so that file systems on the disk are unmounted before it ends.
@@ -24,6 +26,8 @@ const LOG_LINES: usize = 10;
 pub(super) struct VolumeArgs {
     #[command(flatten)]
     pub(super) connect: ConnectArgs,
+    #[command(flatten)]
+    replay: ReplayArgs,
     /// Namespace.
     #[arg(
         short = 'N',
@@ -49,48 +53,70 @@ pub(super) enum Report {
 }
 
 impl VolumeArgs {
+    /// Options to connect to the subsystem.
+    pub(super) fn options(&self) -> Result<Options> {
+        Ok(self.replay.apply(self.connect.options()?))
+    }
+
     /// The same as arguments, for another process.
     fn to_args(&self) -> Vec<String> {
-        let connect = &self.connect;
         let value = |value: &dyn std::fmt::Display| value.to_string();
-        let name = |value: Option<clap::builder::PossibleValue>| {
+        let name = |value: Option<PossibleValue>| {
             value.map_or_else(String::new, |value| value.get_name().to_owned())
         };
-        let mut args = vec![
-            ("--transport", name(connect.transport.to_possible_value())),
-            ("--traddr", connect.traddr.clone()),
-            ("--trsvcid", value(&connect.trsvcid)),
-            ("--provider", name(connect.provider.to_possible_value())),
-            ("--nr-io-queues", value(&connect.nr_io_queues)),
-            ("--queue-size", value(&connect.queue_size)),
-            ("--keep-alive-tmo", value(&connect.keep_alive_tmo)),
-            ("--reconnect-delay", value(&connect.reconnect_delay)),
-            ("--ctrl-loss-tmo", value(&connect.ctrl_loss_tmo)),
-            ("--connect-timeout", value(&connect.connect_timeout)),
-            ("--io-timeout", value(&connect.io_timeout)),
-            ("--namespace-id", value(&self.namespace_id)),
-        ];
-        let optional = [
-            ("--nqn", connect.nqn.clone()),
-            ("--hostnqn", connect.hostnqn.clone()),
-            ("--hostid", connect.hostid.clone()),
+        // Taken apart without a rest: what is not passed on here does not compile.
+        let Self {
+            connect,
+            replay: ReplayArgs { replay_writes },
+            namespace_id,
+            read_only,
+        } = self;
+        let ConnectArgs {
+            transport,
+            traddr,
+            trsvcid,
+            nqn,
+            hostnqn,
+            hostid,
+            host_traddr,
+            provider,
+            nr_io_queues,
+            queue_size,
+            keep_alive_tmo,
+            reconnect_delay,
+            ctrl_loss_tmo,
+            connect_timeout,
+            io_timeout,
+        } = connect;
+        let args = [
+            ("--transport", Some(name(transport.to_possible_value()))),
+            ("--traddr", Some(traddr.clone())),
+            ("--trsvcid", Some(value(trsvcid))),
+            ("--nqn", nqn.clone()),
+            ("--hostnqn", hostnqn.clone()),
+            ("--hostid", hostid.clone()),
+            ("--host-traddr", host_traddr.as_ref().map(|v| value(v))),
+            ("--provider", Some(name(provider.to_possible_value()))),
+            ("--nr-io-queues", Some(value(nr_io_queues))),
+            ("--queue-size", Some(value(queue_size))),
+            ("--keep-alive-tmo", Some(value(keep_alive_tmo))),
+            ("--reconnect-delay", Some(value(reconnect_delay))),
+            ("--ctrl-loss-tmo", Some(value(ctrl_loss_tmo))),
+            ("--connect-timeout", Some(value(connect_timeout))),
+            ("--io-timeout", Some(value(io_timeout))),
             (
-                "--host-traddr",
-                connect.host_traddr.map(|addr| addr.to_string()),
+                "--replay-writes",
+                Some(name(replay_writes.to_possible_value())),
             ),
+            ("--namespace-id", Some(value(namespace_id))),
         ];
-        args.extend(
-            optional
-                .into_iter()
-                .filter_map(|(name, v)| Some((name, v?))),
-        );
         // One word each, so that no value is taken for an option.
-        let mut args: Vec<String> = args
+        let given = args
             .into_iter()
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect();
-        args.extend(self.read_only.then(|| "--read-only".to_owned()));
-        args
+            .filter_map(|(option, value)| Some(format!("{option}={}", value?)));
+        given
+            .chain(read_only.then(|| "--read-only".to_owned()))
+            .collect()
     }
 
     /// Starts a process that serves the volume, and waits until the disk can be used.
@@ -171,7 +197,7 @@ fn wait_until_ready(mut child: Child, dir: &VolumeDir) -> Result<Record> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::VolumeArgs;
 
@@ -181,18 +207,39 @@ mod tests {
         volume: VolumeArgs,
     }
 
+    /// Every option with a value that is not its default.
+    const ALL: &str = "x -t rdma -a 10.0.0.1 -s 4421 -n nqn.x -q nqn.h \
+        -I 00112233-4455-6677-8899-aabbccddeeff -w 10.0.0.2 --provider iwarp -i 4 -Q 64 -k 0 -c 3 \
+        -l -1 --connect-timeout 7 --io-timeout 9 --replay-writes immediate --nsid 5 --read-only";
+
     #[test]
     fn arguments_survive_the_way_to_the_serving_process() {
-        for line in [
-            "x -t rdma -a ::1 -s 4421 -n nqn.x",
-            "x -a 10.0.0.1 -q nqn.h -I 00112233-4455-6677-8899-aabbccddeeff -w 10.0.0.2 \
-             --provider iwarp -i 4 -Q 64 -k 0 -c 3 -l -1 --connect-timeout 7 --io-timeout 9 \
-             --nsid 5 --read-only",
-        ] {
+        for line in ["x -a ::1", ALL] {
             let parsed = Only::parse_from(line.split_whitespace());
             let again = std::iter::once("x".to_owned()).chain(parsed.volume.to_args());
             let again = Only::parse_from(again);
             assert_eq!(format!("{again:?}"), format!("{parsed:?}"));
         }
+    }
+
+    #[test]
+    fn every_option_is_passed_on() {
+        let given = Only::parse_from(ALL.split_whitespace()).volume.to_args();
+        let command = Only::command();
+        let mut options = 0;
+        for option in command.get_arguments().filter_map(|arg| arg.get_long()) {
+            options += 1;
+            let passed_on = given.iter().any(|word| {
+                let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
+                name.strip_prefix("--") == Some(option)
+            });
+            assert!(passed_on, "--{option} is not in {given:?}");
+        }
+        // One of each, so none is there that another test has to know.
+        assert_eq!(options, given.len());
+        // The only transport is the default as well.
+        let plain = Only::parse_from(["x", "-a", "::1"]).volume.to_args();
+        let same: Vec<_> = plain.iter().filter(|word| given.contains(word)).collect();
+        assert_eq!(same, ["--transport=rdma"]);
     }
 }

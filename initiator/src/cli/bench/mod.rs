@@ -22,7 +22,7 @@ use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{ConnectArgs, OutputArgs, parse_bytes, parse_duration};
+use super::args::{ConnectArgs, OutputArgs, ReplayArgs, parse_bytes, parse_duration};
 use super::output;
 use job::{Job, JobResult, Plan};
 
@@ -34,6 +34,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(crate) struct Bench {
     #[command(flatten)]
     connect: ConnectArgs,
+    #[command(flatten)]
+    replay: ReplayArgs,
     /// Namespace.
     #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1)]
     namespace_id: u32,
@@ -210,7 +212,7 @@ impl Bench {
     }
 
     fn plan(&self) -> Result<Plan> {
-        let mut options = self.connect.options()?;
+        let mut options = self.replay.apply(self.connect.options()?);
         // The queue must hold what is asked, and the memory too.
         options.queue_size = options.queue_size.max(self.iodepth + 1);
         let bs = u32::try_from(self.bs)
