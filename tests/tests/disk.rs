@@ -9,6 +9,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use capstan_initiator::front_ends::disk::loop_device::LoopDevice;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
@@ -145,6 +146,90 @@ fn a_disk_in_use_is_not_detached() {
     signal(machine.serving_pid(), Signal::SIGTERM);
     wait_until("the process has ended", || machine.list().is_empty());
     machine.assert_clean(&device);
+}
+
+#[test]
+fn force_leaves_a_mounted_disk_as_it_is() {
+    if !has_disks("force_leaves_a_mounted_disk_as_it_is", &TOOLS) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = ext4_image(dir.path(), 4096);
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    machine.mount(&[]);
+    let mount_point = machine.mount_point();
+    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+    let serving = machine.serving_pid();
+    fs::write(mount_point.join("file"), "not synced yet").unwrap();
+    let error = complaint(&machine.run("detach", &["--force", utf8(&device)]));
+    assert!(error.contains(utf8(&mount_point)), "{error}");
+    assert!(error.contains("nothing was changed"), "{error}");
+    assert_eq!(machine.serving_pid(), serving);
+    assert_eq!(machine.list()[0]["state"], "live");
+    // Nobody uses it: it is unmounted in order, and nothing is lost.
+    told(&machine.run("umount", &["--force", utf8(&mount_point)]));
+    machine.assert_clean(&device);
+    machine.mount(&[]);
+    let text = fs::read_to_string(mount_point.join("file")).unwrap();
+    assert_eq!(text, "not synced yet");
+    machine.umount();
+    machine.assert_clean(&device);
+}
+
+#[test]
+fn a_busy_file_system_is_unmounted_by_force_entirely() {
+    let test = "a_busy_file_system_is_unmounted_by_force_entirely";
+    if !has_disks(test, &TOOLS) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = ext4_image(dir.path(), 4096);
+    let at = own_address();
+    let daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    // By hand, and by `mount`: the disk would stay, or go with its file system.
+    for by_hand in [true, false] {
+        let mount_point = machine.mount_point();
+        if by_hand {
+            let device = machine.attach(&[]);
+            tool("mount", &[utf8(&device), utf8(&mount_point)]);
+        } else {
+            machine.mount(&[]);
+        }
+        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+        let path = mount_point.join(format!("by hand {by_hand}"));
+        fs::write(&path, "written").unwrap();
+        let user = File::open(&path).unwrap();
+        let error = complaint(&machine.run("umount", &[utf8(&mount_point)]));
+        assert!(error.contains("busy"), "{error}");
+        assert_eq!(machine.list()[0]["state"], "live");
+        let output = machine.run("umount", &["--force", utf8(&mount_point)]);
+        told(&output);
+        let warning = String::from_utf8(output.stderr).unwrap();
+        let named = format!("(pid {})", std::process::id());
+        assert!(warning.contains(&named), "{warning}");
+        assert!(warning.contains("is lost"), "{warning}");
+        assert_eq!(machine.list().len(), 0);
+        drop(user);
+        let name = || LoopDevice::open(&device).and_then(|device| device.name());
+        wait_until("the disk goes with its last user", || {
+            !matches!(name(), Ok(Some(_)))
+        });
+        machine.assert_clean(&device);
+    }
+    drop(daemon);
+    let fixed = Command::new("e2fsck").args(["-fy", utf8(&image)]).output();
+    assert!(matches!(fixed.unwrap().status.code(), Some(0 | 1)));
+    // What could be written was.
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    machine.mount(&[]);
+    for by_hand in [true, false] {
+        let path = machine.mount_point().join(format!("by hand {by_hand}"));
+        assert_eq!(fs::read_to_string(path).unwrap(), "written");
+    }
+    machine.umount();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
 use capstan_initiator::front_ends::disk::loop_device::device_numbers;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::front_ends::disk::serve::clear_loop;
+use capstan_initiator::front_ends::disk::serve::{claimed, clear_loop, clear_loop_later};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -45,7 +45,8 @@ impl Attach {
 pub(crate) struct Detach {
     /// The disk, as `attach` printed it.
     device: PathBuf,
-    /// End the serving process first: I/O in progress fails.
+    /// End the serving process first, as when it does not answer: I/O in progress fails, and what
+    /// was not written is lost. A disk that is mounted or otherwise in use is left as it is.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -56,7 +57,11 @@ impl Detach {
     pub(crate) fn run(&self) -> Result<()> {
         require_root("detaching a volume needs root")?;
         let (dir, record) = find_device(&self.device)?;
-        if self.force {
+        if self.force && record.process.is_alive() {
+            // Looked at before anything is touched: a file system would lose its disk.
+            if let Some(reason) = claimed(&record) {
+                bail!("{reason}; nothing was changed");
+            }
             end_process(&dir, &record)?;
         }
         detach(&dir, &record)?;
@@ -284,6 +289,13 @@ pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
         "cleaned up after a serving process that had died"
     );
     Ok(())
+}
+
+/// Gives a volume up whose process has ended while its disk is in use: the disk goes with its last
+/// user.
+pub(super) fn abandon(dir: &VolumeDir, record: &Record) -> Result<()> {
+    clear_loop_later(record).map_err(|reason| anyhow!("{reason}"))?;
+    remove(dir)
 }
 
 /// A folder without record: of a volume that is being attached, unless nobody holds its log.

@@ -7,6 +7,7 @@ mod discover;
 mod disk;
 mod doctor;
 mod feature;
+mod force;
 mod identify;
 mod io;
 mod logs;

@@ -12,9 +12,9 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{OutputArgs, OutputFormat};
-use super::disk::{self, clean_up, end_process, find, find_device, wait_for_exit};
-use super::output;
+use super::disk::{self, clean_up, find, find_device, wait_for_exit};
 use super::volume::{VolumeArgs, require_root};
+use super::{force, output};
 
 /// Arguments of `mount`.
 #[derive(Args, Debug)]
@@ -152,7 +152,9 @@ fn check(mount_point: &Path, device: &Path, fs_type: &str) -> Result<()> {
 pub(crate) struct Umount {
     /// Mount point, or the disk that is mounted.
     target: PathBuf,
-    /// End the serving process first: I/O in progress fails, and what was not written is lost.
+    /// Unmount though it is busy or the target does not answer, and end the disk: when that cannot
+    /// be done in order within 30 s, the serving process is ended, I/O in progress fails, and what
+    /// was not written is lost.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -164,10 +166,13 @@ impl Umount {
         require_root("unmounting a volume needs root")?;
         let (dir, record, mounts) = self.find()?;
         if self.force {
-            end_process(&dir, &record)?;
-        }
-        for mount in &mounts {
-            run(Command::new("umount").arg(&mount.mount_point))?;
+            if !force::unmount(&dir, &record, &mounts)? {
+                return self.tell(&record, &[], false);
+            }
+        } else {
+            for mount in &mounts {
+                run(Command::new("umount").arg(&mount.mount_point))?;
+            }
         }
         if !record.process.is_alive() {
             clean_up(&dir, &record)?;
@@ -180,13 +185,20 @@ impl Umount {
         // Mounted by `capstan mount`, the disk goes with its file system.
         let name = LoopDevice::open(&record.device)
             .and_then(|device| Ok((device.name()?, device.is_autoclear()?)));
-        match name {
-            Ok((Some(name), false)) if name == record.loop_name => self.tell(&record, &[], true),
-            _ => {
-                wait_for_exit(&record)?;
-                self.tell(&record, &[], false)
-            }
+        let stays = matches!(name, Ok((Some(name), false)) if name == record.loop_name);
+        if stays && !self.force {
+            return self.tell(&record, &[], true);
         }
+        let ended = if stays {
+            disk::detach(&dir, &record)
+        } else {
+            wait_for_exit(&record)
+        };
+        match ended {
+            Err(_) if self.force => force::end(&dir, &record)?,
+            ended => ended?,
+        }
+        self.tell(&record, &[], false)
     }
 
     /// Says what is left; to people, nothing when that is nothing.
@@ -241,7 +253,7 @@ impl Umount {
 }
 
 /// Runs a tool; fails with what it says.
-fn run(command: &mut Command) -> Result<()> {
+pub(super) fn run(command: &mut Command) -> Result<()> {
     let output = command
         .output()
         .with_context(|| format!("running {}", command.get_program().display()))?;

@@ -7,3 +7,4 @@ mod process;
 pub mod record;
 pub mod serve;
 pub mod serving;
+pub mod users;

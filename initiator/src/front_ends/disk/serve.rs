@@ -21,6 +21,7 @@ use super::mounts::mounts_of;
 use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
+use super::users::users_of;
 use crate::controller::{Controller, Snapshot};
 use crate::error::{ConnectError, IoError};
 use crate::front_ends::block::Geometry;
@@ -328,7 +329,7 @@ fn detach(disk: &Disk) -> Result<(), String> {
         _ => Err(format!(
             "{} is still open in {}; it is detached when that ends",
             disk.record.device.display(),
-            openers(&disk.record.device),
+            users_of(&disk.record.device),
         )),
     }
 }
@@ -350,6 +351,29 @@ pub fn clear_loop(record: &Record) -> Result<(), String> {
     device.clear().map_err(text)
 }
 
+/// Who has claimed the disk of a volume, and what to do about it; `None` when nobody has, as far as
+/// can be told.
+#[must_use]
+pub fn claimed(record: &Record) -> Option<String> {
+    let path = &record.device;
+    let claimed = matches!(LoopDevice::claim(path), Ok(None));
+    claimed.then(|| format!("{} is {}", path.display(), use_of(path)))
+}
+
+/// Takes the file away from a volume's disk though it is in use: with its last user at the latest.
+///
+/// # Errors
+/// Why not, in words.
+pub fn clear_loop_later(record: &Record) -> Result<(), String> {
+    let text = |error: LoopError| error.to_string();
+    let device = LoopDevice::open(&record.device).map_err(text)?;
+    if device.name().map_err(text)?.as_deref() != Some(&record.loop_name) {
+        // It has been cleared, and may be somebody else's by now.
+        return Ok(());
+    }
+    device.clear().map_err(text)
+}
+
 /// How a claimed device is used, and what to do about it.
 fn use_of(path: &Path) -> String {
     let numbers = loop_device::device_numbers(path);
@@ -362,34 +386,10 @@ fn use_of(path: &Path) -> String {
     if holders.is_empty() {
         format!(
             "claimed by another user ({}); end that first",
-            openers(path)
+            users_of(path)
         )
     } else {
         format!("used by {}; take that down first", holders.join(", "))
-    }
-}
-
-/// The processes that have `path` open, as far as this one may look.
-fn openers(path: &Path) -> String {
-    let this = std::process::id().to_string();
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let names: Vec<String> = processes
-        .filter(|entry| entry.file_name().to_str() != Some(&this))
-        .filter(|entry| {
-            let fds = fs::read_dir(entry.path().join("fd"));
-            let mut fds = fds.into_iter().flatten().flatten();
-            fds.any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target == path))
-        })
-        .map(|entry| {
-            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            let pid = entry.file_name();
-            format!("{} (pid {})", name.trim(), pid.to_string_lossy())
-        })
-        .collect();
-    if names.is_empty() {
-        "a process that cannot be seen from here".to_owned()
-    } else {
-        names.join(", ")
     }
 }
 
