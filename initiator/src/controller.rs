@@ -69,6 +69,8 @@ pub struct Snapshot {
     pub status: Status,
     /// Writes that wait until an old controller is known to be gone.
     pub held: Option<Held>,
+    /// What a person has to know of each namespace that a front end serves, with what to do.
+    pub attention: Vec<(u32, String)>,
     /// The controller.
     pub controller: ControllerInfo,
     /// Its namespaces.
@@ -205,6 +207,7 @@ impl Controller {
         answer.unwrap_or_else(|| Snapshot {
             status: Status::Closed,
             held: None,
+            attention: Vec::new(),
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
             counters: Counters::default(),

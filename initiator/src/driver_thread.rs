@@ -49,6 +49,8 @@ struct Driver {
     /// I/O of other threads in progress, by token.
     outside: HashMap<u64, (IoData, IoDone)>,
     admin: HashMap<u64, AdminDone>,
+    /// What was said of namespaces whose I/O is refused.
+    refused: Vec<(u32, String)>,
     next_token: u64,
     live: Option<Promise<Result<(), ConnectError>>>,
     over: bool,
@@ -77,6 +79,7 @@ pub(crate) fn run(
         waiting: VecDeque::new(),
         outside: HashMap::with_capacity(capacity),
         admin: HashMap::new(),
+        refused: Vec::new(),
         next_token: 0,
         live: Some(live),
         over: false,
@@ -195,10 +198,30 @@ impl Driver {
         Snapshot {
             status: self.engine.status(now_us),
             held: self.engine.held(now_us),
+            attention: self.of_front_ends(Engine::attention),
             controller: host.controller().clone(),
             namespaces: host.namespaces().to_vec(),
             counters: host.counters(),
         }
+    }
+
+    /// What there is to say of the namespaces that front ends serve.
+    fn of_front_ends(&self, ask: fn(&Engine, u32) -> Option<String>) -> Vec<(u32, String)> {
+        let mut nsids: Vec<u32> = self.front_ends.iter().map(|a| a.front_end.nsid()).collect();
+        nsids.sort_unstable();
+        nsids.dedup();
+        let told = nsids.into_iter();
+        told.filter_map(|nsid| Some((nsid, ask(&self.engine, nsid)?)))
+            .collect()
+    }
+
+    fn namespaces_changed(&mut self) {
+        tracing::info!("namespaces changed");
+        let refused = self.of_front_ends(Engine::refusal);
+        for (nsid, text) in refused.iter().filter(|now| !self.refused.contains(now)) {
+            tracing::error!(nsid, "all I/O is {text}");
+        }
+        self.refused = refused;
     }
 
     /// Starts an I/O of another thread; gives it back when there is no room for it now.
@@ -321,7 +344,7 @@ impl Driver {
             // The state machine has logged them.
             Event::WritesReleased | Event::WritesUnknown { .. } => {}
             Event::Closed => self.over = true,
-            Event::NamespacesChanged => tracing::info!("namespaces changed"),
+            Event::NamespacesChanged => self.namespaces_changed(),
             Event::DiscoveryLogChanged => tracing::info!("the discovery log changed"),
             Event::CommandDone { token, result } => {
                 if let Some(done) = self.admin.remove(&token) {

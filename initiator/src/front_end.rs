@@ -14,6 +14,9 @@ use crate::host::{NamespaceInfo, Status};
 /// The driver calls [`FrontEnd::poll`] in every turn, [`FrontEnd::completed`] for every finished
 /// I/O it submitted, and [`FrontEnd::arm`] before it sleeps. None of them may block.
 pub trait FrontEnd {
+    /// The namespace it serves.
+    fn nsid(&self) -> u32;
+
     /// Takes what has arrived and submits it, within a budget of its own; sends what is ready.
     /// `true` when something was done.
     fn poll(&mut self, queue: &mut QueueHandle<'_>, now_us: u64) -> bool;

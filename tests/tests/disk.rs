@@ -358,6 +358,44 @@ fn a_lost_target_is_told_and_io_fails_in_the_end() {
 }
 
 #[test]
+fn a_disk_whose_namespace_is_another_one_says_so() {
+    if !has_disks("a_disk_whose_namespace_is_another_one_says_so", &[]) {
+        return;
+    }
+    let at = own_address();
+    let daemon = Daemon::start("ram:16MiB", 4096, at);
+    let machine = Machine::new(at);
+    let device = machine.attach(&[]);
+    assert_eq!(machine.list()[0]["attention"], serde_json::Value::Null);
+    daemon.kill();
+    // Another memory, and empty.
+    let _daemon = Daemon::start("ram:16MiB", 4096, at);
+    wait_until("the disk says that it is refused", || {
+        machine.list()[0]["attention"].is_string()
+    });
+    let volume = &machine.list()[0];
+    let detail = volume["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("refused: namespace 1 is not the one it was"),
+        "{detail}"
+    );
+    let text = told(&machine.run("list", &[]));
+    assert!(text.contains("live, but see below"), "{text}");
+    assert!(
+        text.contains(&format!("{}: refused", utf8(&device))),
+        "{text}"
+    );
+    let log = fs::read_to_string(machine.path("run/0/log")).unwrap();
+    let errors: Vec<_> = log.lines().filter(|line| line.contains("ERROR")).collect();
+    let told_once = errors
+        .iter()
+        .filter(|line| line.contains("refused: namespace 1"));
+    assert_eq!(told_once.count(), 1, "{log}");
+    told(&machine.run("detach", &[utf8(&device)]));
+    machine.assert_clean(&device);
+}
+
+#[test]
 fn a_reset_and_a_rescan_under_load_lose_nothing() {
     if !has_disks("a_reset_and_a_rescan_under_load_lose_nothing", &[]) {
         return;

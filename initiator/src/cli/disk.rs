@@ -115,7 +115,13 @@ impl List {
                 "PID",
             ],
             rows.iter().map(Row::cells),
-        )
+        )?;
+        for row in &rows {
+            if let Some(text) = &row.state.attention {
+                output::line(&format!("{}: {text}", row.record.device.display()))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -173,8 +179,25 @@ impl Row {
             "attempt": self.state.attempt,
             "detail": self.state.detail,
             "held": self.state.held,
+            "attention": self.state.attention,
             "pid": self.record.process.pid,
         })
+    }
+
+    fn state_in_words(&self) -> String {
+        let State {
+            state,
+            attempt,
+            held,
+            attention,
+            ..
+        } = &self.state;
+        match (attempt, held, attention) {
+            (Some(attempt), _, _) => format!("{state}, attempt {attempt}"),
+            (None, Some(held), _) => format!("{state}, {held}"),
+            (None, None, Some(_)) => format!("{state}, but see below"),
+            (None, None, None) => state.clone(),
+        }
     }
 
     fn cells(&self) -> Vec<String> {
@@ -189,11 +212,7 @@ impl Row {
                 mounts.join(" ")
             },
             format!("{}:{}", self.record.traddr, self.record.trsvcid),
-            match (self.state.attempt, &self.state.held) {
-                (Some(attempt), _) => format!("{}, attempt {attempt}", self.state.state),
-                (None, Some(held)) => format!("{}, {held}", self.state.state),
-                (None, None) => self.state.state.clone(),
-            },
+            self.state_in_words(),
             self.record.process.pid.to_string(),
         ]
     }
@@ -205,6 +224,7 @@ fn plain(state: &str, detail: String) -> State {
         attempt: None,
         detail,
         held: None,
+        attention: None,
     }
 }
 

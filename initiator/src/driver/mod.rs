@@ -10,6 +10,7 @@
 //! receive says which key it closed) → the buffer goes back. A WRITE that fits the capsule travels
 //! behind the SQE; a larger one is pulled through a window by RDMA READ.
 
+mod attention;
 mod complete;
 mod connection;
 mod device;

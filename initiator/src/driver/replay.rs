@@ -191,6 +191,12 @@ impl Engine {
         self.look_again();
     }
 
+    /// Ranges of a namespace that are not written any more.
+    pub(super) fn unknown_ranges(&self, nsid: u32) -> usize {
+        let ranges = self.unknown.iter();
+        ranges.filter(|range| range.nsid == nsid).count()
+    }
+
     fn note_unknown(&mut self, range: UnknownRange) {
         if self.unknown.len() >= UNKNOWN_RANGES_MAX {
             // One range over all of the namespace's: more is refused than needs be.

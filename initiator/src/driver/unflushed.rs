@@ -10,6 +10,7 @@ struct Entry {
     dirty: Option<Dirty>,
     /// Since when, in microseconds, there had been such writes when they were lost.
     lost_since_us: Option<u64>,
+    ever_lost: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,7 @@ impl Unflushed {
                 nsid,
                 dirty: Some(fresh),
                 lost_since_us: None,
+                ever_lost: false,
             }),
         }
     }
@@ -54,6 +56,7 @@ impl Unflushed {
         for entry in &mut self.0 {
             if let Some(dirty) = entry.dirty.take() {
                 entry.lost_since_us.get_or_insert(dirty.since_us);
+                entry.ever_lost = true;
                 nsids.push(entry.nsid);
             }
         }
@@ -63,6 +66,13 @@ impl Unflushed {
     /// Whether a namespace has lost writes, and nobody who flushes was told.
     pub(super) fn has_lost(&self) -> bool {
         self.0.iter().any(|entry| entry.lost_since_us.is_some())
+    }
+
+    /// Whether the namespace has lost writes, told or not: they stay lost.
+    pub(super) fn has_ever_lost(&self, nsid: u32) -> bool {
+        self.0
+            .iter()
+            .any(|entry| entry.nsid == nsid && entry.ever_lost)
     }
 
     /// Since when there were writes that may be lost; told once.

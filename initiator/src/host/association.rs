@@ -242,6 +242,12 @@ impl Host {
         &self.namespaces
     }
 
+    /// Whether the namespace was there, now or before.
+    #[must_use]
+    pub fn has_seen(&self, nsid: u32) -> bool {
+        self.first_seen.iter().any(|n| n.nsid == nsid)
+    }
+
     /// What the controller did wrong so far.
     #[must_use]
     pub fn counters(&self) -> Counters {

@@ -54,6 +54,9 @@ pub struct State {
     /// Writes wait until an old controller is known to be gone: how long, in words.
     #[serde(default)]
     pub held: Option<String>,
+    /// What is wrong with the volume though its controller may be live, and what to do.
+    #[serde(default)]
+    pub attention: Option<String>,
 }
 
 /// The serving side.
@@ -157,6 +160,7 @@ mod tests {
             attempt: None,
             detail: "live".to_owned(),
             held: None,
+            attention: None,
         });
         asker.answer(&answer);
         assert_eq!(asking.join().unwrap(), answer);

@@ -296,7 +296,7 @@ fn wait(
             match request {
                 Request::Status => {
                     let now = disk.controller.snapshot_blocking();
-                    asker.answer(&Answer::Status(state(&now)));
+                    asker.answer(&Answer::Status(state(&now, disk.record.nsid)));
                 }
                 Request::Reset => {
                     disk.controller.reset();
@@ -393,7 +393,7 @@ fn use_of(path: &Path) -> String {
     }
 }
 
-fn state(now: &Snapshot) -> State {
+fn state(now: &Snapshot, nsid: u32) -> State {
     let (state, attempt) = match &now.status {
         Status::Live => ("live", None),
         Status::Connecting { attempt, .. } | Status::Waiting { attempt, .. } => {
@@ -403,11 +403,18 @@ fn state(now: &Snapshot) -> State {
         Status::Failed(_) => ("lost", None),
         Status::ShuttingDown | Status::Closed => ("closing", None),
     };
+    let attention = now.attention.iter().find(|(of, _)| *of == nsid);
+    let attention = attention.map(|(_, text)| text.clone());
+    let detail = match &attention {
+        Some(text) => format!("{}; {text}", now.status),
+        None => now.status.to_string(),
+    };
     State {
         state: state.to_owned(),
         attempt,
-        detail: now.status.to_string(),
+        detail,
         held: now.held.map(|held| held.to_string()),
+        attention,
     }
 }
 

@@ -388,6 +388,10 @@ impl FuseFrontEnd {
 }
 
 impl FrontEnd for FuseFrontEnd {
+    fn nsid(&self) -> u32 {
+        self.geometry.nsid
+    }
+
     fn poll(&mut self, queue: &mut QueueHandle<'_>, now_us: u64) -> bool {
         let nsid = self.geometry.nsid;
         let busy = self.take_requests(&mut NamespaceQueue { queue, nsid });

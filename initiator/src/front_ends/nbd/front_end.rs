@@ -186,6 +186,10 @@ impl NbdFrontEnd {
 }
 
 impl FrontEnd for NbdFrontEnd {
+    fn nsid(&self) -> u32 {
+        self.geometry.nsid
+    }
+
     fn poll(&mut self, queue: &mut QueueHandle<'_>, now_us: u64) -> bool {
         let mut busy = self.take_events();
         for at in 0..CONNECTIONS_MAX {
