@@ -9,7 +9,8 @@ use std::net::UdpSocket;
 use std::path::Path;
 
 use crate::{
-    Access, At, Backing, Config, MemoryPlan, Problem, ProblemKind, Problems, Reactors, Warning,
+    Access, At, Backing, Config, MemoryPlan, Namespace, Nqn, Problem, ProblemKind, Problems,
+    Reactors, Warning,
 };
 
 mod volume;
@@ -21,30 +22,52 @@ impl Config {
     /// Everything that would keep the target from serving what is configured. The warnings are
     /// things that work, but an operator should know of.
     pub fn check_machine(&self) -> Result<Vec<Warning>, Problems> {
+        self.check_machine_opening(|_, _| true)
+    }
+
+    /// The same where only some of the namespaces are about to be opened (`is_opened`, by subsystem):
+    /// the others are in use by the process that asks.
+    ///
+    /// # Errors
+    /// As for [`check_machine`](Self::check_machine).
+    pub fn check_machine_opening(
+        &self,
+        is_opened: impl Fn(&Nqn, &Namespace) -> bool,
+    ) -> Result<Vec<Warning>, Problems> {
+        let mut opened = self.clone();
+        for subsystem in &mut opened.subsystems {
+            let nqn = &subsystem.nqn;
+            subsystem.namespaces.retain(|n| is_opened(nqn, n));
+        }
         let mut findings = Findings::default();
+        self.check_namespaces(&mut findings);
+        opened.check_opened(&mut findings);
+        Problems::none_or(findings.problems)?;
+        Ok(findings.warnings)
+    }
+
+    fn check_opened(&self, findings: &mut Findings) {
         let cores = allowed_cores();
-        self.check_cores(&cores, &mut findings);
+        self.check_cores(&cores, findings);
         if let Err(problems) = self.memory_plan(self.target.reactors.count(cores.len())) {
             findings.problems.extend(problems);
         }
         self.check_memory(
             &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
-            &mut findings,
+            findings,
         );
-        self.check_listeners(&mut findings);
-        self.check_host_nqns(&mut findings);
+        self.check_listeners(findings);
+        self.check_host_nqns(findings);
         let mut first_use = HashMap::new();
         for (s, subsystem) in self.subsystems.iter().enumerate() {
             for namespace in &subsystem.namespaces {
                 if let Backing::Path(path) = &namespace.backing {
                     // By NSID: sorting has lost the index in the file.
                     let field = format!("subsystem[{s}] nsid {} path", namespace.nsid);
-                    volume::check(&field, path, namespace, &mut first_use, &mut findings);
+                    volume::check(&field, path, namespace, &mut first_use, findings);
                 }
             }
         }
-        Problems::none_or(findings.problems)?;
-        Ok(findings.warnings)
     }
 
     /// How the memory budget is divided among `reactors` reactors.
@@ -55,6 +78,22 @@ impl Config {
         MemoryPlan::new(self.target.memory_budget_bytes, reactors, &self.queues).map_err(
             |arithmetic| problem("target.memory_budget", ProblemKind::Budget(arithmetic)).into(),
         )
+    }
+
+    /// A subsystem is empty while its only volume is taken out, and hardly ever for good.
+    fn check_namespaces(&self, findings: &mut Findings) {
+        for (index, subsystem) in self.subsystems.iter().enumerate() {
+            if subsystem.namespaces.is_empty() {
+                findings.warning(
+                    format!("subsystem[{index}].namespace"),
+                    format!(
+                        "there is none: hosts connect to {} and find nothing; a \
+                         [[subsystem.namespace]] with path, ram or null is one",
+                        subsystem.nqn
+                    ),
+                );
+            }
+        }
     }
 
     fn check_cores(&self, allowed: &[usize], findings: &mut Findings) {
@@ -278,13 +317,31 @@ mod tests {
     #[test]
     fn a_host_nqn_of_no_known_form_is_a_warning() {
         let mut config = config("", "ram = 4096");
-        config.subsystems[0].access = Access::Hosts(vec![crate::Nqn::new("*").unwrap()]);
+        config.subsystems[0].access = Access::Hosts(vec![Nqn::new("*").unwrap()]);
         let warnings = config.check_machine().unwrap();
         assert_eq!(
             warnings[0].to_string(),
             "subsystem[0].allowed_hosts: `*`: the NQN is not of the form \
              nqn.yyyy-mm.reverse.domain:string or nqn.2014-08.org.nvmexpress:uuid:UUID; it allows \
              the host of exactly this name"
+        );
+    }
+
+    #[test]
+    fn a_subsystem_without_namespaces_is_a_warning_and_one_that_has_them_open_is_not() {
+        let mut config = config("", "ram = 4096");
+        assert!(
+            config
+                .check_machine_opening(|_, _| false)
+                .unwrap()
+                .is_empty()
+        );
+        config.subsystems[0].namespaces.clear();
+        let warnings = config.check_machine().unwrap();
+        assert_eq!(
+            warnings[0].to_string(),
+            "subsystem[0].namespace: there is none: hosts connect to nqn.2026-11.com.example:a and \
+             find nothing; a [[subsystem.namespace]] with path, ram or null is one"
         );
     }
 

@@ -64,7 +64,8 @@ impl Machine {
     }
 
     /// The place of an absolute path.
-    fn path(&self, path: &str) -> PathBuf {
+    #[must_use]
+    pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 

@@ -71,7 +71,11 @@ impl Served {
     ) -> anyhow::Result<String> {
         let wanted = Config::from_file(file)?;
         let difference = difference(&self.config, &wanted)?;
-        for warning in only_added(&wanted, &difference).check_machine()? {
+        let is_added = |subnqn: &Nqn, namespace: &Namespace| {
+            let mut added = difference.namespaces_added.iter();
+            added.any(|(nqn, new)| nqn == subnqn && new.nsid == namespace.nsid)
+        };
+        for warning in wanted.check_machine_opening(is_added)? {
             tracing::warn!("{warning}");
         }
         let prepared = self.prepare(&difference, reactors)?;
@@ -232,21 +236,6 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The configuration with nothing but the namespaces that are added: the check would find the other
-/// volumes in use, by this process.
-fn only_added(wanted: &Config, difference: &Difference) -> Config {
-    let mut config = wanted.clone();
-    for subsystem in &mut config.subsystems {
-        let nqn = &subsystem.nqn;
-        let is_new = |namespace: &Namespace| {
-            let mut added = difference.namespaces_added.iter();
-            added.any(|(subnqn, new)| subnqn == nqn && new.nsid == namespace.nsid)
-        };
-        subsystem.namespaces.retain(is_new);
-    }
-    config
-}
-
 /// Lets every reactor open the volumes.
 fn open(exports: &[Arc<Export>], control: &ControlPlane, reactors: usize) -> anyhow::Result<()> {
     let (opened, answers) = mpsc::channel();
@@ -352,6 +341,19 @@ mod tests {
             "subsystems added: 1, subsystems with other hosts: 1, namespaces added: 3, \
              namespaces removed: 2"
         );
+    }
+
+    #[test]
+    fn the_only_namespace_goes_and_comes_back() {
+        let full = config(&[subsystem("a", ANY), ram(1, "1MiB")].concat());
+        let empty = config(&subsystem("a", ANY));
+        for (before, after, words) in [
+            (&full, &empty, "namespaces removed: 1"),
+            (&empty, &full, "namespaces added: 1"),
+        ] {
+            let found = difference(before, after).unwrap();
+            assert_eq!(found.to_string(), words);
+        }
     }
 
     #[test]

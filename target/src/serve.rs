@@ -19,6 +19,7 @@ use rustc_hash::FxHashMap;
 use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::{IoPath, Parts};
 use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
+use crate::lost;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::reload::Served;
 use crate::scheduling;
@@ -40,6 +41,7 @@ pub struct Running {
 /// # Errors
 /// What cannot be opened, listened at or set up, with the next step.
 pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result<()> {
+    lost::prepare();
     let mut running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
     let status = format!("listening at {}", listening.join(", "));

@@ -60,12 +60,12 @@ impl Promised {
     fn check(&self) -> Check {
         let [missing, free] = [self.missing_bytes, self.free_bytes].map(Size);
         let files = self.files.join(", ");
-        let seen = format!("{files}: {missing} not stored yet, {free} free");
+        let seen = format!("{files}: {missing} not stored yet, {free} free in its file system");
         if self.missing_bytes <= self.free_bytes {
-            return Check::ok(NAME, seen);
+            return Check::ok(NAME, seen + " (what is below that is not looked at)");
         }
         let consequence = if self.cached {
-            "; through the page cache (direct = false) writes are lost behind an answer, and every later Flush fails"
+            "; through the page cache (direct = false) writes may be lost behind an answer, and then every later Flush fails"
         } else {
             "; a write that finds no space fails"
         };
@@ -112,6 +112,9 @@ mod tests {
         assert_eq!(found.len(), 1, "one file system");
         assert_eq!(found[0].verdict, Verdict::Ok, "{found:?}");
         assert!(found[0].seen.contains("2 MiB not stored yet"), "{found:?}");
+        // The file system may be an image on another one that is full: nobody tells.
+        let limit = "in its file system (what is below that is not looked at)";
+        assert!(found[0].seen.ends_with(limit), "{found:?}");
         // More than any disk has, in a file that takes nothing.
         let found = check(&(small + &file("huge", 8 << 40)));
         assert_eq!(found[0].verdict, Verdict::Warning, "{found:?}");
@@ -120,7 +123,10 @@ mod tests {
         assert!(check(&read_only).is_empty());
         let cached = file("huge", 8 << 40) + "direct = false\n";
         let found = check(&cached);
-        assert!(found[0].seen.contains("lost behind an answer"), "{found:?}");
+        assert!(
+            found[0].seen.contains("may be lost behind an answer"),
+            "{found:?}"
+        );
         assert!(check("[[subsystem.namespace]]\nram = \"1MiB\"\n").is_empty());
     }
 

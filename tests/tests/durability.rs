@@ -20,17 +20,24 @@ const MIB: usize = 1 << 20;
 fn configure(folder: &Path, at: SocketAddr, path: Option<&Path>) -> PathBuf {
     let other = folder.join("other.img");
     std::fs::write(&other, vec![0; MIB]).unwrap();
-    let mut toml = format!(
-        "[target]\nreactors = 2\n[[listener]]\naddress = \"{}\"\nprovider = \"iwarp\"\n\
-         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
-         [[subsystem.namespace]]\nnsid = 2\npath = \"{}\"\n",
-        at.ip(),
-        other.display()
-    );
+    let mut toml = namespace(2, &other);
     if let Some(path) = path {
-        let path = path.display();
-        toml += &format!("[[subsystem.namespace]]\nnsid = 1\npath = \"{path}\"\ndirect = false\n");
+        toml += &(namespace(1, path) + "direct = false\n");
     }
+    write_configuration(folder, at, &toml)
+}
+
+fn namespace(nsid: u32, path: &Path) -> String {
+    let path = path.display();
+    format!("[[subsystem.namespace]]\nnsid = {nsid}\npath = \"{path}\"\n")
+}
+
+fn write_configuration(folder: &Path, at: SocketAddr, namespaces: &str) -> PathBuf {
+    let ip = at.ip();
+    let toml = format!(
+        "[target]\nreactors = 2\n[[listener]]\naddress = \"{ip}\"\nprovider = \"iwarp\"\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n{namespaces}"
+    );
     let file = folder.join("target.toml");
     std::fs::write(&file, toml).unwrap();
     file
@@ -85,7 +92,8 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
     let folder = tempfile::tempdir().unwrap();
     let at = own_address();
     let file = configure(folder.path(), at, Some(&path));
-    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let runs_in = format!("RUNTIME_DIRECTORY={}", folder.path().join("run").display());
+    let daemon = Daemon::serve_under(&["env", &runs_in], &["--config", utf8(&file)]);
     let (writer, written) = connect(at, 1);
     let (reader, other) = connect(at, 2);
     for offset in (0..30 * MIB).step_by(MIB) {
@@ -119,12 +127,23 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
     assert_eq!(critical_warning(at), "0x4");
     let report = capstan("doctor", at, &[]);
     assert!(report.contains("reliability is degraded"), "{report}");
+    // Not as a service: whoever has the same environment finds it.
+    let target_doctor = || {
+        let mut command = std::process::Command::new("env");
+        command.arg(&runs_in).arg(program("capstan-target"));
+        String::from_utf8(command.arg("doctor").output().unwrap().stdout).unwrap()
+    };
+    let report = target_doctor();
+    assert!(report.contains("lost writes"), "{report}");
+    assert!(report.contains(utf8(&path)), "{report}");
 
     // Taken out and put back in: the operator has looked at it.
     configure(folder.path(), at, None);
     reload(&daemon, "namespaces removed: 1");
     drop(volume);
     again.close();
+    let report = target_doctor();
+    assert!(!report.contains("lost writes"), "{report}");
     let path = folder.path().join("mended.img");
     std::fs::write(&path, vec![0; 4 * MIB]).unwrap();
     configure(folder.path(), at, Some(&path));
@@ -136,6 +155,51 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
     assert_eq!(told(&daemon), 1, "said once: {:#?}", daemon.log());
     drop(volume);
     last.close();
+    assert!(daemon.stop().success());
+}
+
+/// The documented way where there is nothing else to serve meanwhile.
+#[test]
+fn root_the_only_namespace_is_taken_out_and_put_back_to_clear_what_it_has_lost() {
+    own_mounts();
+    let thin = Thin::new(12);
+    let path = thin.file("volume", 32 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let at = own_address();
+    let only = namespace(1, &path) + "direct = false\n";
+    let file = write_configuration(folder.path(), at, &only);
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let (controller, volume) = connect(at, 1);
+    for offset in (0..30 * MIB).step_by(MIB) {
+        volume
+            .write(offset as u64, &vec![1; MIB])
+            .expect("answered well");
+    }
+    is_write_fault(&volume.flush());
+    write_configuration(folder.path(), at, "");
+    reload(&daemon, "namespaces removed: 1");
+    daemon.wait_for_log(&["WARN", "hosts connect to", "find nothing"]);
+    drop(volume);
+    controller.close();
+    let empty = Controller::connect(options(at, 1)).expect("connects");
+    assert!(empty.snapshot_blocking().namespaces.is_empty());
+    empty.close();
+    // The thin device stays full: what is put back is a copy on another one.
+    let path = folder.path().join("mended.img");
+    std::fs::write(&path, vec![0; 4 * MIB]).unwrap();
+    let only = namespace(1, &path) + "direct = false\n";
+    write_configuration(folder.path(), at, &only);
+    reload(&daemon, "namespaces added: 1");
+    let (again, volume) = connect(at, 1);
+    volume.flush().expect("cleared");
+    volume.read(0, &mut [0; 4096]).expect("reads");
+    drop(volume);
+    again.close();
+    assert!(daemon.stop().success());
+    // A start that finds none serves, and says so.
+    write_configuration(folder.path(), at, "");
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    daemon.wait_for_log(&["WARN", "hosts connect to", "find nothing"]);
     assert!(daemon.stop().success());
 }
 

@@ -158,10 +158,6 @@ impl Checker<'_> {
     ) -> Vec<Namespace> {
         let raw = &entry.get_ref().namespace;
         let list = format!("{field}.namespace");
-        if raw.is_empty() {
-            let kind = ProblemKind::Missing("a [[subsystem.namespace]] with path, ram or null");
-            self.report(&list, Some(entry.span()), kind);
-        }
         self.count(&list, raw.len(), limits::NAMESPACES_MAX as usize);
 
         // Written NSIDs first: the others take the lowest that are left, in order.
