@@ -168,9 +168,9 @@ pub struct Subsystem {
     /// Who may connect.
     pub access: Access,
     /// Whether a new association of a host ends the older ones with the same host NQN, host
-    /// identifier and pair of addresses.
+    /// identifier and pair of addresses. Other programs of that host do so, too.
     pub end_older_association: bool,
-    /// Namespaces by ascending NSID; at least one.
+    /// Namespaces by ascending NSID; none while the only one is taken out.
     pub namespaces: Vec<Namespace>,
 }
 

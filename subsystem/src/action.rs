@@ -176,10 +176,11 @@ pub enum DisconnectReason {
         /// The other one.
         cntlid: u16,
     },
-    /// The host has connected again, and its subsystem keeps one association per host and address.
+    /// The host, or another program of it, has connected, and its subsystem keeps one association
+    /// per host and address.
     #[error(
-        "the host has connected again as controller {cntlid} from the same address \
-         (end_older_association)"
+        "the host, or another program of it, has connected as controller {cntlid} from the same \
+         address, and end_older_association is set"
     )]
     Replaced {
         /// The new one.

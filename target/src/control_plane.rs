@@ -10,7 +10,7 @@ use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::MigratedId;
 use capstan_reactor::{Clock, MailboxError, Sender};
 use capstan_storage::{IoError, OpenError};
-use capstan_subsystem::{Action, BackendId, ConnId, Event, FlushId, Target};
+use capstan_subsystem::{Action, BackendId, ConnId, DisconnectReason, Event, FlushId, Target};
 
 use crate::io_path::Request;
 use crate::limits::MAILBOX_BOUND;
@@ -271,6 +271,11 @@ fn log(event: &Event) {
         Event::Reset { .. } => of_its_kind!(),
         Event::ShutDown { .. } => of_its_kind!(),
         Event::Disconnected { why: None, .. } => of_its_kind!(),
+        // The host may have meant to keep it: another program of it has connected.
+        Event::Disconnected {
+            why: Some(DisconnectReason::Replaced { .. }),
+            ..
+        } => tracing::warn!(target: PEER_CAUSED, "{event}"),
         Event::Disconnected { why: Some(_), .. } => of_its_kind!(),
     }
 }

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use capstan_initiator::Controller;
 use capstan_nvme_proto::command::{
     AdminCommand, CrossControllerReset, GetLogPage, Identify, IoCommand, LbaRange, Read, Write,
 };
@@ -16,6 +17,8 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::iwarp::Config;
 use capstan_storage::Gate;
+use capstan_tests::host::options;
+use capstan_tests::program::{Daemon, own_address, utf8};
 use capstan_tests::target::{SUBNQN, TestTarget};
 use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
 
@@ -315,4 +318,26 @@ fn an_older_association_ends_where_the_operator_wants_it() {
         drop((old, new, other));
         target.stop();
     }
+}
+
+/// A volume that is thrown off for no visible reason is a riddle; the log has the answer.
+#[test]
+fn the_log_warns_of_the_setting_that_ended_an_association() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("target.toml");
+    let at = own_address();
+    let toml = format!(
+        "[target]\nreactors = 1\n[[listener]]\naddress = \"{}\"\nprovider = \"iwarp\"\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+         end_older_association = true\n[[subsystem.namespace]]\nram = \"1MiB\"\n",
+        at.ip()
+    );
+    std::fs::write(&file, toml).unwrap();
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let mounted = Controller::connect(options(at, 1)).expect("connects");
+    let asks = Controller::connect(options(at, 1)).expect("connects");
+    daemon.wait_for_log(&["WARN", "association ended", "end_older_association is set"]);
+    asks.close();
+    mounted.close();
+    assert!(daemon.stop().success());
 }
