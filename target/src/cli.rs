@@ -20,7 +20,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve namespaces until SIGTERM or SIGINT.
     Serve(Serve),
-    /// Check a configuration: exit 0 when `serve` would take it.
+    /// Check a configuration: exit 0 when `serve` would take it. What is in use now is a warning:
+    /// a target that runs has it, or `serve` cannot open it.
     Check {
         /// The TOML file.
         #[arg(long, value_name = "FILE")]

@@ -1,7 +1,7 @@
 //! The file or device behind a namespace.
 
 use std::collections::HashMap;
-use std::fs::{self, File, FileType, Metadata, OpenOptions};
+use std::fs::{self, File, FileType, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -88,6 +88,7 @@ pub(super) fn check(
         check_direct(field, path, findings);
     }
     if !is_device && !namespace.read_only {
+        check_lock(field, path, &file, findings);
         check_loop_devices(field, path, Path::new("/sys/block"), findings);
     }
 }
@@ -193,6 +194,21 @@ fn report_busy(field: &str, path: &Path, device: u64, findings: &mut Findings) {
             format!(
                 "{} is in use by another program or the kernel (a mounted partition, swap, RAID, \
                  LVM, or a target that is already serving it); `lsblk` shows more",
+                path.display()
+            ),
+        );
+    }
+}
+
+/// The lock that a target takes (flock(2)), given back with `file` at once: a target that starts
+/// meanwhile tries for longer.
+fn check_lock(field: &str, path: &Path, file: &File, findings: &mut Findings) {
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        findings.warning(
+            field,
+            format!(
+                "{} is locked by another program, such as a target that is already serving it: \
+                 `serve` cannot open it while it is; `lslocks` shows more",
                 path.display()
             ),
         );
@@ -320,6 +336,26 @@ mod tests {
         let path = folder.join(name);
         File::create(&path).unwrap().set_len(size_bytes).unwrap();
         format!("path = {:?}", path.display().to_string())
+    }
+
+    #[test]
+    fn a_file_that_another_target_has_is_a_warning_and_the_check_leaves_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = [file(folder.path(), "disk.img", 1 << 20)];
+        let other = File::open(folder.path().join("disk.img")).unwrap();
+        other.try_lock().unwrap();
+        let found = findings(&keys);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].contains("is locked by another program"),
+            "{found:?}"
+        );
+        // A read-only export takes no lock.
+        let read_only = format!("{}\nread_only = true", keys[0]);
+        assert_eq!(findings(&[read_only]), [] as [&str; 0]);
+        other.unlock().unwrap();
+        assert_eq!(findings(&keys), [] as [&str; 0]);
+        other.try_lock().unwrap();
     }
 
     #[test]
