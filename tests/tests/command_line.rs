@@ -283,6 +283,14 @@ fn every_command_that_talks_to_a_target_speaks_json() {
     let report = capstan_json("bench", at, &verify);
     assert_eq!(report["verify"]["blocks"], 256);
     assert_eq!(report["verify"]["wrong"], 0);
+    let absent = ["-n", "nqn.2026-11.org.example:absent"];
+    let known = daemon.log().len();
+    assert!(!capstan("id-ctrl", at, &absent).status.success());
+    daemon.wait_for_log_after(known, &["disconnected: closed by the peer"]);
+    // Every one of these has ended in order, also where its Connect was refused.
+    let log = daemon.log();
+    let resets = log.iter().filter(|line| line.contains("reset by the peer"));
+    assert_eq!(resets.count(), 0, "{log:#?}");
     assert!(daemon.stop().success());
 }
 

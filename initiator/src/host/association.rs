@@ -434,7 +434,7 @@ impl Host {
         self.lose(cause, false, now_us);
     }
 
-    /// The association is over; `orderly` when the controller has been shut down.
+    /// The association is over; `orderly` when the controller has been shut down, or there is none.
     pub(super) fn lose(&mut self, cause: ConnectError, orderly: bool, now_us: u64) {
         let cause = Arc::new(cause);
         let previous = std::mem::replace(&mut self.state, State::Closed);

@@ -227,7 +227,8 @@ impl Host {
             location,
             reason,
         };
-        self.fail(error, now_us);
+        // Without an Admin Queue there is nothing to give up.
+        self.lose(error, qid == 0, now_us);
     }
 
     fn admin_connected(&mut self, cqe: &Cqe, now_us: u64) {

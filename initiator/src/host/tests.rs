@@ -50,6 +50,8 @@ struct Script {
     /// Asynchronous Event Requests that wait.
     events: VecDeque<(SlotIndex, Sqe)>,
     told: Vec<String>,
+    /// Of the last connections that were closed.
+    ended_in_order: Option<bool>,
     /// SQHD by QID.
     heads: [u16; 3],
 }
@@ -64,6 +66,7 @@ impl Script {
             unanswered: false,
             events: VecDeque::new(),
             told: Vec::new(),
+            ended_in_order: None,
             heads: [0; 3],
         }
     }
@@ -103,7 +106,8 @@ impl Script {
                     data,
                 } => self.command(qid, slot, &sqe, &data),
                 Action::Open { .. } => {}
-                Action::CloseAll { .. } => {
+                Action::CloseAll { orderly } => {
+                    self.ended_in_order = Some(orderly);
                     self.events.clear();
                     self.heads = [0; 3];
                     self.host.handle_given_up(self.unanswered, self.now_us);
@@ -211,6 +215,8 @@ fn a_refused_connect_fails_at_once_with_words() {
     script.settle();
     assert!(script.told[0].starts_with("failed: "), "{:?}", script.told);
     assert!(script.told[0].contains("there is no subsystem nqn.2026-11.io.capstan:s"));
+    // Nothing is outstanding: the target's log need not speak of a reset.
+    assert_eq!(script.ended_in_order, Some(true));
     assert_eq!(script.host.next_deadline_us(), None);
 }
 

@@ -237,6 +237,13 @@ impl Job {
         Ok(())
     }
 
+    /// Ends the association in order: the target's log does not take it for a loss.
+    pub(super) fn close(self) {
+        let Self { queue, places, .. } = self;
+        drop(places);
+        queue.close();
+    }
+
     /// Runs the workload from `start` on.
     pub(super) fn run(&mut self, start: Instant) -> Result<JobResult> {
         let usage_before = getrusage(UsageWho::RUSAGE_THREAD)?;

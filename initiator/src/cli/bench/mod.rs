@@ -118,7 +118,10 @@ pub(super) fn random_reads(
         options,
     };
     plan.fit_memory();
-    let result = Job::connect(&plan, 0, Arc::default())?.run(Instant::now())?;
+    let mut job = Job::connect(&plan, 0, Arc::default())?;
+    let result = job.run(Instant::now());
+    job.close();
+    let result = result?;
     let seconds = result.elapsed.as_secs_f64().max(1e-9);
     Ok(Measured {
         ios_per_s: result.read.ios as f64 / seconds,
@@ -262,9 +265,12 @@ impl Bench {
                         let _ = ready.send(connected);
                         let mut job = job?;
                         let Ok(start) = started.recv() else {
+                            job.close();
                             bail!("another job could not connect");
                         };
-                        job.run(start)
+                        let result = job.run(start);
+                        job.close();
+                        result
                     })?,
             );
         }
