@@ -330,6 +330,9 @@ impl Driver {
                     live.fulfil(Ok(()));
                 }
             }
+            Event::Lost { cause } if *cause == ConnectError::Reset => {
+                tracing::info!("{cause}: it was disconnected, and is connected again");
+            }
             Event::Lost { cause } => {
                 let status = self.engine.status(capstan_reactor::Clock.now_us());
                 tracing::warn!(%status, "the controller is lost: {cause}");

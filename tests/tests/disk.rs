@@ -419,6 +419,7 @@ fn a_reset_and_a_rescan_under_load_lose_nothing() {
             .matches("a reset of the controller was asked for")
             .count();
         assert_eq!(count, resets);
+        assert!(!log().contains("is lost"), "{}", log());
         assert_eq!(machine.list()[0]["state"], "live");
         told(&machine.run("ns-rescan", &[utf8(&device)]));
         thread::sleep(Duration::from_millis(200));

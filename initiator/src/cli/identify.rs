@@ -5,8 +5,8 @@ use capstan_initiator::DirectQueue;
 use capstan_initiator::host::CommandData;
 use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::identify::{
-    Cns, IdentifyController, IdentifyNamespace, NAMESPACE_LIST_MAX, NamespaceId,
-    NamespaceIdDescriptors, NamespaceList,
+    CapstanBlock, CapstanCapabilities, Cns, IdentifyController, IdentifyNamespace,
+    NAMESPACE_LIST_MAX, NamespaceId, NamespaceIdDescriptors, NamespaceList,
 };
 use capstan_nvme_proto::sgl::Sgl;
 use clap::Args;
@@ -99,6 +99,8 @@ fn controller_fields(id: &IdentifyController) -> Fields {
     f.number("crdt1", id.crdt1_100ms.get());
     f.number("crdt2", id.crdt2_100ms.get());
     f.number("crdt3", id.crdt3_100ms.get());
+    f.number("ciu", id.ciu);
+    f.number("cirn", id.cirn.get());
     f.flags("oacs", id.oacs.get());
     f.number("acl", id.acl_z);
     f.number("aerl", id.aerl_z);
@@ -142,7 +144,31 @@ fn controller_fields(id: &IdentifyController) -> Fields {
     f.flags("fcatt", id.fcatt);
     f.number("msdbd", id.msdbd);
     f.flags("ofcs", id.ofcs.get());
+    f.number("ccrl", id.ccrl);
+    if let Some(block) = id.capstan() {
+        capstan_field(&mut f, block);
+    }
     f
+}
+
+/// What a Capstan target says of itself in the vendor specific bytes.
+fn capstan_field(f: &mut Fields, block: &CapstanBlock) {
+    let fences = block
+        .capabilities()
+        .contains(CapstanCapabilities::FENCES_EARLIER_ASSOCIATIONS);
+    let boot_id = block.boot_id().map(|id| hex(&id));
+    let json = json!({
+        "version": block.version.get(),
+        "fences_earlier_associations": fences,
+        "boot_id": boot_id,
+    });
+    let text = format!(
+        "version {}, {} earlier associations, boot id {}",
+        block.version,
+        if fences { "fences" } else { "does not fence" },
+        boot_id.as_deref().unwrap_or("not told"),
+    );
+    f.value("capstan", json, text);
 }
 
 impl IdNs {
@@ -273,5 +299,35 @@ impl ListNs {
             output::line(&format!("[{at:>4}]:{nsid:#x}"))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_nvme_proto::identify::{CapstanBlock, CapstanCapabilities, IdentifyController};
+    use serde_json::Value;
+    use zerocopy::FromZeros;
+
+    use super::controller_fields;
+
+    #[test]
+    fn rapid_path_failure_recovery_and_a_capstan_target_are_shown() {
+        let mut id = IdentifyController::new_zeroed();
+        let json = controller_fields(&id).into_json();
+        assert_eq!(
+            (&json["ciu"], &json["cirn"], &json["ccrl"], &json["capstan"]),
+            (&0.into(), &0.into(), &0.into(), &Value::Null)
+        );
+        (id.ciu, id.ccrl) = (7, 4);
+        id.cirn = 99.into();
+        let fences = CapstanCapabilities::FENCES_EARLIER_ASSOCIATIONS;
+        id.set_capstan(&CapstanBlock::new(fences, [0xAB; 16]));
+        let json = controller_fields(&id).into_json();
+        assert_eq!(
+            (&json["ciu"], &json["cirn"], &json["ccrl"]),
+            (&7.into(), &99.into(), &4.into())
+        );
+        assert_eq!(json["capstan"]["fences_earlier_associations"], true);
+        assert_eq!(json["capstan"]["boot_id"], "ab".repeat(16));
     }
 }

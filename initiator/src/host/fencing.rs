@@ -48,6 +48,8 @@ pub(super) struct Fence {
     since_us: u64,
     /// When time alone is enough; `None` without Keep Alive.
     quiet_us: Option<u64>,
+    /// What that time is made of.
+    quiet: Option<QuietTime>,
     /// When it is given up.
     gives_up_us: Option<u64>,
     stage: Stage,
@@ -113,10 +115,42 @@ impl fmt::Display for Held {
     }
 }
 
+/// How long after its last sign of life a controller may still carry out commands (TP4129);
+/// `Display` says what it is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct QuietTime {
+    timeouts: u64,
+    kato_ms: u64,
+    cqt_ms: u64,
+    /// The controller tells it.
+    cqt_told: bool,
+}
+
+impl QuietTime {
+    fn ms(self) -> u64 {
+        self.timeouts * self.kato_ms + self.cqt_ms
+    }
+}
+
+impl fmt::Display for QuietTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            timeouts,
+            kato_ms,
+            cqt_ms,
+            cqt_told,
+        } = self;
+        let source = if *cqt_told { "told" } else { "assumed" };
+        write!(
+            f,
+            "{timeouts} x KATO ({kato_ms} ms) + CQT ({cqt_ms} ms, {source}) from the loss on"
+        )
+    }
+}
+
 impl ControllerInfo {
-    /// How long after its last sign of life the controller may still carry out commands, in
-    /// milliseconds (TP4129); `None` when Keep Alive is off, which tells it nothing.
-    fn quiet_after_ms(&self, kato_ms: u32) -> Option<u64> {
+    /// How long the controller's time is; `None` when Keep Alive is off, which tells it nothing.
+    fn quiet_time(&self, kato_ms: u32) -> Option<QuietTime> {
         if kato_ms == 0 {
             return None;
         }
@@ -125,11 +159,18 @@ impl ControllerInfo {
         let kato_ms = u64::from(kato_ms).next_multiple_of(unit_ms);
         // One interval more where any command starts the timer: traffic is looked at once in each.
         let timeouts = if self.tbkas { 3 } else { 2 };
-        let cqt_ms = match self.cqt_ms {
-            0 => CQT_ASSUMED_MS,
-            told_ms => told_ms.into(),
+        let cqt_told = self.cqt_ms != 0;
+        let cqt_ms = if cqt_told {
+            self.cqt_ms.into()
+        } else {
+            CQT_ASSUMED_MS
         };
-        Some(timeouts * kato_ms + cqt_ms)
+        Some(QuietTime {
+            timeouts,
+            kato_ms,
+            cqt_ms,
+            cqt_told,
+        })
     }
 
     fn instance(&self) -> CrossControllerReset {
@@ -154,11 +195,12 @@ impl Host {
             return;
         }
         let old = self.info.instance();
-        let quiet_ms = self.info.quiet_after_ms(self.config.kato_ms);
+        let quiet = self.info.quiet_time(self.config.kato_ms);
         self.fence = Some(Fence {
             old,
             since_us: now_us,
-            quiet_us: quiet_ms.map(|ms| now_us.saturating_add(ms.saturating_mul(1000))),
+            quiet_us: quiet.map(|time| now_us.saturating_add(time.ms().saturating_mul(1000))),
+            quiet,
             gives_up_us: self
                 .config
                 .ctrl_loss_tmo_us
@@ -353,13 +395,14 @@ impl Host {
             return;
         };
         fence.stage = Stage::Time;
-        match fence.quiet_us {
-            Some(at_us) => {
+        match fence.quiet_us.zip(fence.quiet) {
+            Some((at_us, time)) => {
                 let wait_ms = at_us.saturating_sub(now_us) / 1000;
                 tracing::warn!(
                     old = fence.old.icid,
                     wait_ms,
-                    "writes wait for the old controller's time: {why}"
+                    "writes wait for the old controller's time, as {why}: {time}; a shorter \
+                     --keep-alive-tmo (-k) makes it shorter"
                 );
             }
             None => self.give_writes_up(
@@ -391,5 +434,33 @@ impl Host {
             self.events.push_back(Event::WritesUnknown { why });
             self.send_waiting(now_us);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ControllerInfo;
+
+    #[test]
+    fn the_time_says_what_it_is_made_of() {
+        let linux = ControllerInfo {
+            kas_ms: 1000,
+            tbkas: true,
+            ..ControllerInfo::default()
+        };
+        let time = linux.quiet_time(4500).unwrap();
+        assert_eq!(time.ms(), 45_000);
+        assert_eq!(
+            time.to_string(),
+            "3 x KATO (5000 ms) + CQT (30000 ms, assumed) from the loss on"
+        );
+        let told = ControllerInfo {
+            cqt_ms: 10_000,
+            ..ControllerInfo::default()
+        };
+        let time = told.quiet_time(5000).unwrap();
+        assert_eq!(time.ms(), 20_000);
+        assert!(time.to_string().contains("CQT (10000 ms, told)"), "{time}");
+        assert_eq!(told.quiet_time(0), None);
     }
 }

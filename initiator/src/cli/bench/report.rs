@@ -82,9 +82,17 @@ pub(super) fn print(bench: &Bench, plan: &Plan, results: &[JobResult]) -> Result
         ))?;
     }
     if total.losses > 0 {
-        output::line(&format!("  lost  : {} reconnects", total.losses))?;
+        output::line(&format!("  lost  : {}", times(total.losses)))?;
     }
     Ok(())
+}
+
+/// How often the controller was lost.
+fn times(losses: u64) -> String {
+    match losses {
+        1 => "once, and connected to again".to_owned(),
+        losses => format!("{losses} times, and connected to again"),
+    }
 }
 
 fn print_side(name: &str, side: &Side, seconds: f64) -> Result<()> {

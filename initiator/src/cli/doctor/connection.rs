@@ -77,7 +77,7 @@ fn offers(
     };
     let allow = format!(
         "check the name; if it is right, on the target: add \"{hostnqn}\" to the subsystem's \
-         allowed_hosts, and systemctl restart capstan-target"
+         allowed_hosts, and systemctl reload capstan-target"
     );
     match wanted {
         Some(wanted) if !list.contains(&wanted) => Check::warning(NAME, seen, wanted, allow),
