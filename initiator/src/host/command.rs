@@ -204,16 +204,15 @@ impl Host {
                 .first()
                 .is_some_and(|q| q.credit() > OWN_ENTRIES)
         {
-            let first = self.waiting.front();
-            let held = first.is_some_and(|w| may_change(w.sqe.admin_opcode()));
-            if held && self.holds_writes() {
-                return;
-            }
+            // What changes nothing does not wait behind what is held.
+            let holds = self.holds_writes();
+            let goes = |w: &Waiting| !(holds && may_change(w.sqe.admin_opcode()));
+            let next = self.waiting.iter().position(goes);
             let Some(Waiting {
                 token,
                 mut sqe,
                 data,
-            }) = self.waiting.pop_front()
+            }) = next.and_then(|at| self.waiting.remove(at))
             else {
                 return;
             };

@@ -55,6 +55,20 @@ pub(super) struct Fence {
     stage: Stage,
 }
 
+impl Fence {
+    /// When time alone proves that the old controller is gone; `None` when it never does, or does
+    /// not as long as the target says that a reset is in progress.
+    fn time_tells_us(&self) -> Option<u64> {
+        self.quiet_us.filter(|_| !self.stage.is_in_progress())
+    }
+
+    /// When the wait is given up. What time is going to tell is waited for: the association lives,
+    /// and `ctrl_loss_tmo` is about one that does not.
+    fn gives_up_us(&self) -> Option<u64> {
+        self.gives_up_us.filter(|_| self.time_tells_us().is_none())
+    }
+}
+
 /// How far the wait is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -223,7 +237,7 @@ impl Host {
     #[must_use]
     pub fn held(&self, now_us: u64) -> Option<Held> {
         let fence = self.fence.as_ref()?;
-        let at_us = fence.quiet_us.filter(|_| !fence.stage.is_in_progress());
+        let at_us = fence.time_tells_us();
         Some(Held {
             cntlid: fence.old.icid,
             waited_ms: now_us.saturating_sub(fence.since_us) / 1000,
@@ -239,8 +253,7 @@ impl Host {
             Stage::InProgress { look_us } => Some(look_us),
             Stage::Unasked | Stage::Asked | Stage::Time => None,
         };
-        let quiet_us = fence.quiet_us.filter(|_| !fence.stage.is_in_progress());
-        [look_us, quiet_us, fence.gives_up_us]
+        [look_us, fence.time_tells_us(), fence.gives_up_us()]
             .into_iter()
             .flatten()
             .min()
@@ -375,11 +388,10 @@ impl Host {
         let Some(fence) = self.fence.as_ref().filter(|_| self.is_live()) else {
             return;
         };
-        let quiet = fence.quiet_us.is_some_and(|at_us| now_us >= at_us);
-        if quiet && !fence.stage.is_in_progress() {
+        if fence.time_tells_us().is_some_and(|at_us| now_us >= at_us) {
             return self.release_writes("its time is over", now_us);
         }
-        if fence.gives_up_us.is_some_and(|at_us| now_us >= at_us) {
+        if fence.gives_up_us().is_some_and(|at_us| now_us >= at_us) {
             return self.give_writes_up("ctrl-loss-tmo has passed", now_us);
         }
         match fence.stage {

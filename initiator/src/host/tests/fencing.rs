@@ -8,7 +8,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
 use super::{Script, config};
-use crate::host::CommandData;
+use crate::host::{CommandData, HostConfig};
 use crate::options::ReplayWrites;
 use crate::scripted::{CNTLID, ResetManner};
 
@@ -31,6 +31,10 @@ fn resets(identify: &mut IdentifyController) {
 fn lost(identify: fn(&mut IdentifyController), kato_ms: u32) -> Script {
     let mut config = config();
     config.kato_ms = kato_ms;
+    lost_with(config, identify)
+}
+
+fn lost_with(config: HostConfig, identify: fn(&mut IdentifyController)) -> Script {
     let mut script = Script::new(config);
     script.controller.identify = identify;
     script.settle();
@@ -264,6 +268,16 @@ fn ctrl_loss_tmo_ends_the_wait_for_a_target_that_never_tells() {
 }
 
 #[test]
+fn ctrl_loss_tmo_does_not_end_a_wait_that_time_ends() {
+    let mut config = config();
+    config.kato_ms = 4000;
+    config.ctrl_loss_tmo_us = Some(10_000_000);
+    let mut script = lost_with(config, |_| {});
+    script.reconnect();
+    script.released_at(2 * 4_000_000 + 30_000_000);
+}
+
+#[test]
 fn another_loss_meanwhile_starts_the_question_anew_and_not_the_time() {
     let mut script = lost(resets, 4000);
     script.controller.reset_manner = ResetManner::Goes(CrossControllerResetStatus::IN_PROGRESS);
@@ -312,6 +326,9 @@ fn admin_commands_that_may_change_media_wait_as_well() {
     assert_eq!(script.told.last().unwrap(), "admin 1: 0");
     submit(&mut script, 2, FORMAT);
     assert_eq!(script.told.last().unwrap(), "admin 1: 0");
+    submit(&mut script, 3, 0x0A);
+    let last = script.told.last().unwrap();
+    assert_eq!(last, "admin 3: 0", "behind one that is held");
     script.controller.reset_manner = ResetManner::Goes(CrossControllerResetStatus::SUCCESSFUL);
     script.pass(200_000);
     assert!(script.controller.formats == 1 && script.released());
