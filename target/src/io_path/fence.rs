@@ -1,8 +1,8 @@
 //! What the controllers want to know before a new one of the same host is ready: that everything
 //! which had arrived on a connection by then is taken in and over.
 //!
-//! Three steps, for which no command pays: the provider passes the mark of what had arrived, a poll
-//! leaves the completion queue empty, and then the queue itself counts what it has taken in
+//! Three steps, for which no command pays: the provider passes the mark of what had arrived, the
+//! completions of that are polled, and then the queue itself counts what it has taken in
 //! ([`capstan_subsystem::IoQueue::begin_fence`]). Of a connection that ends meanwhile the
 //! controllers hear when its last command is off the storage engine.
 
@@ -14,6 +14,7 @@ use capstan_subsystem::{ConnId, FenceId};
 use super::connection::{Command, Connection, Work};
 use super::phase::Phase;
 use super::{IoPath, respond};
+use crate::limits::{RECEIVES_MAX, cq_depth};
 
 /// Connections whose arrivals are followed.
 #[derive(Default)]
@@ -31,8 +32,23 @@ struct Arriving {
     mark: u64,
     /// Every message before the mark has its completion.
     passed: bool,
-    /// A poll has left the completion queue empty since.
-    taken_in: bool,
+    unpolled: Unpolled,
+}
+
+/// Completions to poll, at most, until all are that were there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Unpolled(u32);
+
+impl Unpolled {
+    /// So many were polled; `emptied`: there were no more.
+    fn polled(&mut self, count: u32, emptied: bool) {
+        // A queue that is never empty is polled through by number.
+        self.0 = if emptied {
+            0
+        } else {
+            self.0.saturating_sub(count)
+        };
+    }
 }
 
 impl Fences {
@@ -40,11 +56,12 @@ impl Fences {
         self.all.is_empty()
     }
 
-    /// A poll has left the completion queue of a device empty.
-    pub(super) fn polled_empty(&mut self, fabric: usize, port: usize) {
+    /// So many completions of a device were polled; `emptied`: there were no more.
+    pub(super) fn polled(&mut self, fabric: usize, port: usize, count: u32, emptied: bool) {
         for arriving in &mut self.all {
-            arriving.taken_in |=
-                arriving.passed && (arriving.fabric, arriving.port) == (fabric, port);
+            if arriving.passed && (arriving.fabric, arriving.port) == (fabric, port) {
+                arriving.unpolled.polled(count, emptied);
+            }
         }
     }
 }
@@ -63,7 +80,7 @@ impl IoPath {
             port: connection.port,
             mark: connection.qp().arrived(),
             passed: false,
-            taken_in: false,
+            unpolled: Unpolled(cq_depth(RECEIVES_MAX)),
         };
         self.fences.all.push(arriving);
     }
@@ -76,14 +93,14 @@ impl IoPath {
                 conn,
                 fence,
                 mark,
-                taken_in,
+                unpolled,
                 ..
             } = *arriving;
             let Some((resources, connection)) = self.live(conn) else {
                 self.fences.all.swap_remove(at);
                 continue;
             };
-            if !taken_in {
+            if unpolled != Unpolled(0) {
                 let passed = connection.qp().has_passed(mark);
                 self.fences.all[at].passed |= passed;
                 at += 1;
@@ -165,5 +182,22 @@ fn nsid(command: &Command) -> Option<u32> {
         Work::Io(io) => Some(io.namespace.nsid),
         Work::Control(_) | Work::Held(_) => Some(0),
         Work::Free | Work::Admin(_) | Work::Responded | Work::Answered => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_queue_that_is_never_empty_is_polled_through_all_the_same() {
+        let mut unpolled = Unpolled(300);
+        for left in [172, 44, 0] {
+            unpolled.polled(128, false);
+            assert_eq!(unpolled, Unpolled(left));
+        }
+        let mut unpolled = Unpolled(300);
+        unpolled.polled(5, true);
+        assert_eq!(unpolled, Unpolled(0));
     }
 }

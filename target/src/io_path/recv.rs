@@ -102,7 +102,8 @@ impl IoPath {
                     continue;
                 };
                 let count = device.cq.poll(&mut completions);
-                all += u32::try_from(count).unwrap_or(u32::MAX);
+                let polled = u32::try_from(count).unwrap_or(u32::MAX);
+                all += polled;
                 let emptied = count < completions.len();
                 for completion in &completions[..count] {
                     self.on_completion(fabric, port, completion, &mut last);
@@ -110,8 +111,8 @@ impl IoPath {
                 // Before what was lent is taken back.
                 self.resources.trickle.finish();
                 last = None;
-                if emptied && !self.fences.is_empty() {
-                    self.fences.polled_empty(fabric, port);
+                if !self.fences.is_empty() {
+                    self.fences.polled(fabric, port, polled, emptied);
                 }
             }
         }
