@@ -175,6 +175,27 @@ fn a_write_of_a_host_that_is_gone_is_dropped() {
     }
 }
 
+/// The same, of a host that stands still and has another association made: it has 2 s to go on then,
+/// not the 10 s it has while nobody waits.
+#[test]
+fn a_host_that_stands_still_is_not_waited_for_long() {
+    for scene in &SCENES[..2] {
+        let gate = Gate::default();
+        let target = scene.target(&gate);
+        let mut old = scene.connect(&target);
+        let data = [1; 64 * LBA_BYTES];
+        old.send(Queue::Io, write(LARGE), Data::Pulled(&data));
+        let mut new = scene.again(&target);
+        let began = Instant::now();
+        write_newer(&mut new);
+        let waited = began.elapsed();
+        assert!(waited < Duration::from_secs(8), "{scene:?}: {waited:?}");
+        assert_eq!(read_first(&mut new), 2, "{scene:?}");
+        drop((old, new));
+        target.stop();
+    }
+}
+
 /// A path that lives goes on while its host makes another, which does not wait for what comes
 /// later.
 #[test]

@@ -170,6 +170,17 @@ impl Drains {
         }
     }
 
+    /// Whether a fence waits.
+    pub(super) fn has_fence(&self) -> bool {
+        let is_fence = |waiting: &Waiting| matches!(waiting.what, Drained::Queue(_));
+        self.pending != 0
+            && self
+                .namespaces
+                .iter()
+                .flat_map(|namespace| &namespace.waiting)
+                .any(is_fence)
+    }
+
     /// What is over.
     #[inline]
     pub(super) fn poll(&mut self) -> Option<Drained> {
@@ -304,7 +315,11 @@ mod tests {
         let second = enter(&mut drains, &mut queue, 2, 2);
         let era = drains.enter(RESERVATIONS);
         let control = permit(&mut queue, 3, 1, Effect::Control).with_era(era);
+        drains.begin(7, DrainId(9), false);
+        assert!(!drains.has_fence(), "a drain is none");
+        assert_eq!(drains.poll(), Some(Drained::Namespace(DrainId(9))));
         drains.begin_fence(FenceId(1));
+        assert!(drains.has_fence());
         let later = enter(&mut drains, &mut queue, 4, 2);
         for permit in [&later, &first, &control] {
             drains.leave(permit);
@@ -312,6 +327,7 @@ mod tests {
         }
         drains.leave(&second);
         assert_eq!(drains.poll(), Some(Drained::Queue(FenceId(1))));
+        assert!(!drains.has_fence());
         assert_eq!(drains.poll(), None);
         drains.begin_fence(FenceId(2));
         assert_eq!(drains.poll(), Some(Drained::Queue(FenceId(2))));

@@ -288,6 +288,12 @@ impl IoQueue {
         self.drains.begin_fence(fence);
     }
 
+    /// Whether a new association of the host waits for commands of this queue.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.drains.has_fence()
+    }
+
     /// The command will be completed without having reached its backend: no drain waits for it,
     /// however long its transfer may take to end.
     pub fn withdraw(&mut self, permit: &mut Permit) {

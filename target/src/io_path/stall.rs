@@ -6,7 +6,10 @@
 //! many looks in a row found that nothing had moved: commands pay for none of it, and a target that
 //! was stopped itself blames nobody.
 
+use std::time::Duration;
+
 use capstan_config::Size;
+use capstan_subsystem::IoQueue;
 
 use super::IoPath;
 use super::connection::{Command, Connection};
@@ -21,6 +24,8 @@ pub(super) struct Progress {
     seen: u32,
     /// Looks in a row that found something under way, and nothing moved.
     stalled_looks: u32,
+    /// Looks in a row that found a new association of the host waiting for the connection.
+    fenced_looks: u32,
 }
 
 impl Progress {
@@ -39,6 +44,27 @@ impl Progress {
         }
         self.seen = self.moved;
         self.stalled_looks
+    }
+
+    /// In how many looks something has to move, and while what. `fenced`: a new association of the
+    /// host waits for the connection. `short`: it has buffers that a command of another host wants.
+    fn patience(&mut self, fenced: bool, short: bool) -> (u32, &'static str) {
+        if !fenced {
+            self.fenced_looks = 0;
+            return if short {
+                let while_others = " while other hosts wait for buffers";
+                (STALLED_LOOKS_WHILE_OTHERS_WAIT, while_others)
+            } else {
+                (STALLED_LOOKS, "")
+            };
+        }
+        self.fenced_looks = self.fenced_looks.saturating_add(1);
+        let most = if self.fenced_looks > STALLED_LOOKS {
+            1
+        } else {
+            STALLED_LOOKS_WHILE_OTHERS_WAIT
+        };
+        (most, " while a new association of the host waits for it")
     }
 }
 
@@ -76,22 +102,15 @@ impl Connection {
     }
 
     /// What the host has not done for so many microseconds.
-    fn complaint(&self, stalled_us: u64, others_wait: bool) -> String {
+    fn complaint(&self, looks: u32, most_looks: u32, waits: &str) -> String {
         let pulls: Vec<_> = self
             .commands
             .iter()
             .filter(|command| command.is_pulling())
             .map(|command| u64::from(command.transfer.length_bytes()))
             .collect();
-        let seconds = stalled_us / 1_000_000;
-        let most = if others_wait {
-            format!(
-                "at most {} s while other hosts wait for buffers",
-                looks_us(STALLED_LOOKS_WHILE_OTHERS_WAIT) / 1_000_000
-            )
-        } else {
-            format!("at most {} s", looks_us(STALLED_LOOKS) / 1_000_000)
-        };
+        let seconds = seconds(looks);
+        let most = format!("at most {} s{waits}", self::seconds(most_looks));
         let what = match pulls.first() {
             Some(first) if pulls.len() == 1 => {
                 format!(
@@ -113,8 +132,8 @@ impl Connection {
 }
 
 /// How long so many looks take.
-fn looks_us(looks: u32) -> u64 {
-    u64::from(looks) * LOOK_PERIOD_US
+fn seconds(looks: u32) -> f64 {
+    f64::from(looks) * Duration::from_micros(LOOK_PERIOD_US).as_secs_f64()
 }
 
 impl IoPath {
@@ -134,10 +153,11 @@ impl IoPath {
                 self.looks.wanted(now_us);
             }
             let looks = connection.progress.look(under_way);
-            let pressed = others_wait && connection.commands.iter().any(Command::has_buffer);
-            if looks >= STALLED_LOOKS || pressed && looks >= STALLED_LOOKS_WHILE_OTHERS_WAIT {
-                let pressed = looks < STALLED_LOOKS;
-                let why = connection.complaint(looks_us(looks), pressed);
+            let fenced = connection.queue.as_ref().is_some_and(IoQueue::is_fenced);
+            let short = others_wait && connection.commands.iter().any(Command::has_buffer);
+            let (most, waits) = connection.progress.patience(fenced, short);
+            if looks >= most {
+                let why = connection.complaint(looks, most, waits);
                 self.resources.broken.push((connection.index, why));
             }
         }
@@ -161,6 +181,23 @@ mod tests {
         progress.look(true);
         progress.moved();
         assert_eq!(progress.look(true), 0, "it moved, and the count began anew");
+    }
+
+    #[test]
+    fn a_connection_that_a_new_association_waits_for_has_less_and_less_patience() {
+        let mut progress = Progress::default();
+        assert_eq!(progress.patience(false, false).0, STALLED_LOOKS);
+        let (looks, why) = progress.patience(false, true);
+        assert_eq!(looks, STALLED_LOOKS_WHILE_OTHERS_WAIT);
+        assert!(why.contains("other hosts"), "{why}");
+        for _ in 0..STALLED_LOOKS {
+            let (looks, why) = progress.patience(true, false);
+            assert_eq!(looks, STALLED_LOOKS_WHILE_OTHERS_WAIT);
+            assert!(why.contains("new association"), "{why}");
+        }
+        assert_eq!(progress.patience(true, true).0, 1);
+        assert_eq!(progress.patience(false, false).0, STALLED_LOOKS);
+        assert_ne!(progress.patience(true, false).0, 1, "the wait is a new one");
     }
 
     #[test]
