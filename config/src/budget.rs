@@ -21,7 +21,7 @@ const DATA_SHARE: u64 = 4;
 /// Share of these set aside for connections that are no queue of a permitted host, or not yet.
 const STRANGERS_SHARE: u64 = 8;
 /// Memory of a connection until its host is known, in bytes: two receives with in-capsule data, of
-/// which the second one finds out who sends more than a Connect, a page for the data of its
+/// which the second one shows that more than a Connect was sent, a page for the data of its
 /// Connect, and a page for the response.
 pub const STRANGER_BYTES: u64 = 2 * (IN_CAPSULE_DATA_BYTES + 4096);
 /// Most connections of one reactor that are no queue of a permitted host: 128 whose host is not

@@ -25,8 +25,8 @@ impl Config {
         self.check_machine_opening(|_, _| true)
     }
 
-    /// The same where only some of the namespaces are about to be opened (`is_opened`, by subsystem):
-    /// the others are in use by the process that asks.
+    /// The same where only some of the namespaces are about to be opened (`is_opened`, by
+    /// subsystem): the others are in use by the process that asks.
     ///
     /// # Errors
     /// As for [`check_machine`](Self::check_machine).

@@ -1,11 +1,11 @@
-//! Who holds how much of a pool.
+//! How much of a pool each account holds.
 
 /// Names somebody who leases from a pool, of which the pool knows how much that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Account(pub(crate) u16);
 
 impl Account {
-    /// Whoever has no account of their own, all of them together.
+    /// All leases without an account of their own, together.
     pub const COMMON: Self = Self(0);
 }
 

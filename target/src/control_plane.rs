@@ -346,7 +346,7 @@ mod tests {
             conn,
             why: DisconnectReason::ControllerReset,
         });
-        // It may be missed: whoever has messages looks at the timers behind them.
+        // It may be missed: a reactor that has messages looks at the timers behind them.
         control.timer_moved();
         control.drain();
         let mut got = std::iter::from_fn(|| mailbox.poll());

@@ -210,7 +210,7 @@ impl Line {
         match (pipe.end, to) {
             (Some(End::Reset), _) => self.reset(direction),
             (Some(End::Closed), Some(to)) => {
-                // Whoever has gone already needs no telling.
+                // An end that has gone already needs no telling.
                 let _ = to.shutdown(Shutdown::Write);
             }
             _ => {}

@@ -101,7 +101,7 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
             .write(offset as u64, &vec![1; MIB])
             .expect("answered well");
     }
-    // The kernel tells of it once: whoever asks first has written nothing.
+    // The kernel tells of it once: the first host to ask has written nothing.
     for volume in [&other, &written, &other, &written] {
         is_write_fault(&volume.flush());
         is_write_fault(&volume.write_fua(0, &[2; 4096]));
@@ -127,7 +127,7 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
     assert_eq!(critical_warning(at), "0x4");
     let report = capstan("doctor", at, &[]);
     assert!(report.contains("reliability is degraded"), "{report}");
-    // Not as a service: whoever has the same environment finds it.
+    // Not as a service: a doctor with the same environment finds it.
     let target_doctor = || {
         let mut command = std::process::Command::new("env");
         command.arg(&runs_in).arg(program("capstan-target"));

@@ -175,8 +175,8 @@ fn a_write_of_a_host_that_is_gone_is_dropped() {
     }
 }
 
-/// The same, of a host that stands still and has another association made: it has 2 s to go on then,
-/// not the 10 s it has while nobody waits.
+/// The same, of a host that stands still and has another association made: it has 2 s to go on
+/// then, not the 10 s it has while nobody waits.
 #[test]
 fn a_host_that_stands_still_is_not_waited_for_long() {
     for scene in &SCENES[..2] {

@@ -61,8 +61,8 @@ pub enum Action {
     /// Drop every connection; nothing of them is to be handled any more. Comes before anything that
     /// waits to be done.
     CloseAll {
-        /// The controller has been shut down, or there is none: nothing is outstanding. Otherwise the connections are
-        /// given up, and nothing that has not left may leave any more.
+        /// The controller has been shut down, or there is none: nothing is outstanding. Otherwise
+        /// the connections are given up, and nothing that has not left may leave any more.
         orderly: bool,
     },
 }

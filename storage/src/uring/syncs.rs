@@ -7,7 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 
-/// Who runs, by slot, and who waits. See the module.
+/// The syncs that run, by slot, and those that wait. See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Syncs {
     running: Cell<Option<u32>>,

@@ -43,7 +43,7 @@ struct Outstanding {
     waiting: Vec<Waiting>,
 }
 
-/// Who waits for the commands of one namespace.
+/// What waits for the commands of one namespace.
 #[derive(Debug)]
 struct Waiting {
     what: Drained,

@@ -197,7 +197,7 @@ fn discovery_controllers_are_few_and_take_no_place_of_others() {
         .map(|_| discover(&mut bench, 9))
         .collect();
     assert!(bench.disconnects.is_empty());
-    // Whoever comes is let in, and those of the address that has most make room, the oldest first.
+    // A new one is let in, and those of the address that has most make room, the oldest first.
     for last in 3..13 {
         bench.peer = address(&alloc::format!("10.0.0.{last}:1000"));
         discover(&mut bench, 2);

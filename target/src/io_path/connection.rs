@@ -291,7 +291,7 @@ impl Connection {
 
     /// Makes sure that the send queue has room for the command in `slot`: for one buffer of the
     /// host it always has (`limits::send_wrs`), for a list of them when those before it have gone.
-    /// To be asked only for who is next: it has that room from then on.
+    /// To be asked only for the next one: it has that room from then on.
     pub(super) fn has_room_for(&mut self, slot: u16) -> bool {
         let command = &mut self.commands[usize::from(slot)];
         let Some(segments) = &command.segments else {

@@ -35,7 +35,7 @@ pub(super) struct Resources {
     pub(super) passed: Vec<usize>,
     /// Those of them whose spare buffer has come back.
     pub(super) spared: Vec<usize>,
-    /// Who has queues here.
+    /// The associations that have queues here.
     pub(super) shares: Shares,
     /// What this thread itself may still move of volumes in memory, before others have their turn.
     pub(super) share: Share,

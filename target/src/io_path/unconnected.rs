@@ -67,7 +67,7 @@ impl Unconnected {
         }
     }
 
-    /// Who has to end before another connection of `peer` is accepted.
+    /// The connection that has to end before another one of `peer` is accepted.
     pub(super) fn in_the_way_of(&mut self, peer: SocketAddr, known: bool) -> Option<ConnId> {
         self.group(known).in_the_way_of(Source::of(peer.ip()))
     }

@@ -41,7 +41,7 @@ fn error(path: &Path, source: io::Error) -> RecordError {
 }
 
 /// Makes sure that only root or this user says what is in a folder or a file: what a record names
-/// is ended, unmounted and removed by whoever reads it.
+/// is ended, unmounted and removed by the commands that read it.
 fn check_owned(path: &Path) -> Result<(), RecordError> {
     // Of a link itself, not of what it leads to.
     let found = fs::symlink_metadata(path).map_err(|source| error(path, source))?;
