@@ -26,6 +26,5 @@ pub use choice::{ChoiceError, Preference, ProviderKind, choose};
 pub use device_limits::{DeviceLimits, device_limits};
 pub use strangers::{Source, Strangers};
 
-/// The `tracing` target of lines of which a peer can cause any number. Whoever writes the log
-/// limits them.
+/// The `tracing` target of lines of which a peer can cause any number. The subscriber limits them.
 pub const PEER_CAUSED: &str = "capstan::peer";

@@ -69,8 +69,8 @@ impl<T: Copy + PartialEq> Strangers<T> {
         }
     }
 
-    /// Who has to go before another one of `source` can wait: its own oldest when it has as many as
-    /// it may, else, when there is no room at all, as [`Strangers::oldest_of_most`].
+    /// The one to remove before another one of `source` can wait: its own oldest when it has as
+    /// many as it may, else, when there is no room at all, as [`Strangers::oldest_of_most`].
     #[must_use]
     pub fn in_the_way_of(&self, source: Source) -> Option<T> {
         if self.count_of(source) >= self.per_source_max {

@@ -74,7 +74,7 @@ pub(crate) const STRANGER_RECEIVES: u32 = 2;
 /// Connect's data, and its response.
 pub(crate) const STRANGER_COMPLETIONS: u32 = STRANGER_RECEIVES + SGL_DESCRIPTORS_MAX + 1;
 /// What an association may have of a reactor's data buffers: so many times as much as it leaves for
-/// others. One alone has three quarters at most, and the next one finds a quarter. Whoever has
+/// others. One alone has three quarters at most, and the next one finds a quarter. One with
 /// nothing may have what is free, however large: of the least that a reactor has, two of the
 /// largest transfers, each of two has one.
 pub(crate) const SHARE_TIMES_FREE: u32 = 3;

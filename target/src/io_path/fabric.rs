@@ -176,8 +176,8 @@ impl DevicePort {
         }
     }
 
-    /// Whether [`DevicePort::reserve`] would succeed now. Nothing is taken: whoever asks for a
-    /// connection learns at once that a queue of it would not fit, and a host that is not known yet
+    /// Whether [`DevicePort::reserve`] would succeed now. Nothing is taken: a
+    /// request for a queue that would not fit is refused at once, and a host that is not known yet
     /// holds nothing.
     pub(super) fn check_room(
         &self,

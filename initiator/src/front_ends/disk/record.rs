@@ -176,8 +176,10 @@ impl VolumeDir {
             .map_err(|source| RecordError { path, source })
     }
 
-    /// Reads the record; there is none (yet), or none of this version's, or a user's who has no
-    /// business there.
+    /// Reads the record. `None` when there is none (yet), or none that this version can read.
+    ///
+    /// # Errors
+    /// Another user owns it or could have written it.
     fn owned_record(&self) -> Result<Option<Record>, RecordError> {
         let path = self.path.join("volume.json");
         match check_owned(&path) {

@@ -351,8 +351,8 @@ pub fn clear_loop(record: &Record) -> Result<(), String> {
     device.clear().map_err(text)
 }
 
-/// Who has claimed the disk of a volume, and what to do about it; `None` when nobody has, as far as
-/// can be told.
+/// What uses the disk of a volume (a mount, another device), and what to do about it; `None` when
+/// no use of it is known.
 #[must_use]
 pub fn claimed(record: &Record) -> Option<String> {
     let path = &record.device;

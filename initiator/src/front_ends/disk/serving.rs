@@ -121,8 +121,8 @@ impl Process {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // Whoever has the number now is who the handle is for: it keeps the number as long as it
-        // lives.
+        // The handle is for the process that has this pid now, and a pid is not given out again
+        // while its process lives.
         Ok(self.is_alive().then_some(handle))
     }
 }

@@ -173,8 +173,7 @@ impl Manager {
     }
 
     /// Closes a half-open connection, when otherwise there were too many with another one of
-    /// `source`. The listener goes on taking connections: whoever waits in the backlog could be
-    /// anybody.
+    /// `source`. The listener goes on taking connections: a permitted host may be in the backlog.
     fn make_room(&mut self, source: Source) {
         let Some(id) = self.half_open.in_the_way_of(source) else {
             return;
