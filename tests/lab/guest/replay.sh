@@ -88,6 +88,17 @@ delayed_write() {
     delay_none
 }
 
+# The same of capstan, attached anew each time, which has the target reset its old controller (Cross-Controller Reset) before it issues A again.
+delayed_write_behind_a_reset() { # delayed_write_behind_a_reset BLOCK
+    attach_nsid 1 --io-timeout 2 -k 10 -c 1 -l 120
+    delayed_write "$1"
+    resets=$((resets + 1))
+    target_said "reset by its host through controller" "$resets" ||
+        fail "the target tells of fewer than $resets controllers that were reset by Cross-Controller Reset"
+    detach
+}
+resets=0
+
 # The target is stopped with A in its sockets, the host gives up and connects again, and then the target goes on.
 stopped_target() {
     local block=$1 pid
