@@ -92,7 +92,8 @@ delayed_write() {
 delayed_write_behind_a_reset() { # delayed_write_behind_a_reset BLOCK
     attach_nsid 1 --io-timeout 2 -k 10 -c 1 -l 120
     delayed_write "$1"
-    resets=$((resets + 1))
+    # Over Soft-RoCE the target has heard of the end by then, and answers that there is nothing to reset.
+    [ "$LINK" = rxe ] || resets=$((resets + 1))
     target_said "reset by its host through controller" "$resets" ||
         fail "the target tells of fewer than $resets controllers that were reset by Cross-Controller Reset"
     detach
