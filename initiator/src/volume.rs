@@ -50,7 +50,7 @@ impl Volume {
         &self.namespace
     }
 
-    /// Size in bytes when it was opened.
+    /// Size in bytes when it was opened; a namespace that has grown since is opened anew.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.namespace.size_bytes()
@@ -73,9 +73,9 @@ impl Volume {
     /// # Errors
     /// [`IoError`]: not a whole number of LBAs, outside the namespace, or what the controller says.
     pub async fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>, IoError> {
+        let mut chunks = self.chunks(offset, len as u64)?;
         let mut bytes = Vec::with_capacity(len);
         let mut ahead = VecDeque::with_capacity(CHUNKS_AHEAD);
-        let mut chunks = self.chunks(offset, len as u64)?;
         loop {
             while ahead.len() < CHUNKS_AHEAD
                 && let Some((slba, nlb)) = chunks.next()
@@ -99,7 +99,8 @@ impl Volume {
     /// Writes `data` at `offset`.
     ///
     /// # Errors
-    /// As [`Volume::read`]. Part of the data may have been written.
+    /// As [`Volume::read`]. Part of the data may have been written when the controller refuses the
+    /// rest; nothing, when the range leaves the namespace.
     pub async fn write(&self, offset: u64, data: impl Into<Bytes>) -> Result<(), IoError> {
         self.write_with(offset, data.into(), |slba, nlb| Op::Write {
             slba,
@@ -227,7 +228,16 @@ impl Volume {
                 })
             }
         };
-        Ok((check("offset", offset)?, check("length", len)?))
+        let (slba, blocks) = (check("offset", offset)?, check("length", len)?);
+        // All of it, before the first of its chunks is carried out.
+        if slba.saturating_add(blocks) > self.namespace.nsze_lbas {
+            return Err(IoError::Invalid {
+                what: "offset and length together",
+                value: offset.saturating_add(len),
+                expected: "at most the bytes of the namespace",
+            });
+        }
+        Ok((slba, blocks))
     }
 
     /// A range of bytes in chunks: first LBA and blocks of each.

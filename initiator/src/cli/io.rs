@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -61,7 +63,8 @@ pub(crate) struct Write {
     /// up with zeros].
     #[arg(short = 'z', long, value_name = "BYTES", value_parser = parse_bytes)]
     data_size: Option<u64>,
-    /// File to read the data from; `-` is stdin.
+    /// File to read the data from; `-` is stdin. The length of a pipe is known only at its end:
+    /// give --data-size to have it checked before anything is written.
     #[arg(short = 'd', long, value_name = "FILE", default_value = "-")]
     data: PathBuf,
     /// Force Unit Access: each write completes only when it is on stable media.
@@ -110,22 +113,35 @@ pub(super) fn namespace(queue: &DirectQueue, nsid: u32) -> Result<NamespaceInfo>
     }
 }
 
-/// Checks a range of bytes that starts at an LBA: the blocks.
-fn blocks(namespace: &NamespaceInfo, start_block: u64, bytes: u64) -> Result<u64> {
-    let lba_bytes = u64::from(namespace.lba_bytes);
-    if !bytes.is_multiple_of(lba_bytes) {
+/// Bytes that `namespace` has from `--start-block` on.
+fn room(namespace: &NamespaceInfo, start_block: u64) -> Result<u64> {
+    let lbas = namespace.nsze_lbas;
+    let Some(rest) = lbas.checked_sub(start_block).filter(|rest| *rest > 0) else {
+        bail!(
+            "--start-block is {start_block}, expected 0 to {}: namespace {} has {lbas} LBAs",
+            lbas.saturating_sub(1),
+            namespace.nsid
+        );
+    };
+    Ok(rest.saturating_mul(namespace.lba_bytes.into()))
+}
+
+/// Checks `--data-size` against the namespace.
+fn check_data_size(namespace: &NamespaceInfo, range: &RangeArgs, bytes: u64) -> Result<()> {
+    let room = room(namespace, range.start_block)?;
+    let lba_bytes = namespace.lba_bytes;
+    if !bytes.is_multiple_of(lba_bytes.into()) {
         bail!("--data-size is {bytes}, expected a multiple of the LBA size ({lba_bytes})");
     }
-    let blocks = bytes / lba_bytes;
-    let end = start_block.checked_add(blocks);
-    if end.is_none_or(|end| end > namespace.nsze_lbas) {
+    if bytes > room {
         bail!(
-            "{blocks} LBAs from LBA {start_block} leave namespace {}, which has {} LBAs",
+            "--data-size is {bytes}, expected at most {room}: the bytes of namespace {} from \
+             --start-block {} on",
             namespace.nsid,
-            namespace.nsze_lbas
+            range.start_block
         );
     }
-    Ok(blocks)
+    Ok(())
 }
 
 /// The next finished I/O, or its error.
@@ -144,11 +160,14 @@ impl Read {
         }
         let (mut queue, namespace) = connect(&self.connect, self.range.namespace_id)?;
         let lba_bytes = namespace.lba_bytes;
-        let rest = namespace.nsze_lbas.saturating_sub(self.range.start_block);
-        let bytes = self
-            .data_size
-            .unwrap_or_else(|| rest.saturating_mul(lba_bytes.into()));
-        let blocks = blocks(&namespace, self.range.start_block, bytes)?;
+        let bytes = match self.data_size {
+            Some(bytes) => {
+                check_data_size(&namespace, &self.range, bytes)?;
+                bytes
+            }
+            None => room(&namespace, self.range.start_block)?,
+        };
+        let blocks = bytes / u64::from(lba_bytes);
         let mut out = open_output(&self.data)?;
         let told = || format!("writing to {}", self.data.display());
         let per_chunk = u64::from(CHUNK_BYTES / lba_bytes).max(1);
@@ -199,20 +218,87 @@ impl Read {
 
 impl Write {
     pub(crate) fn run(&self) -> Result<()> {
+        let input = Input::open(&self.data)?;
+        if let (Some(asked), Some(there)) = (self.data_size, input.len_bytes)
+            && asked > there
+        {
+            bail!(
+                "--data-size is {asked}, expected at most {there}: the bytes that {} has; nothing \
+                 was written",
+                input.name
+            );
+        }
         let options = self.replay.apply(self.connect.options()?);
         let mut queue = args::connect(&options)?;
         let namespace = namespace(&queue, self.range.namespace_id)?;
-        let lba_bytes = namespace.lba_bytes;
-        if let Some(bytes) = self.data_size {
-            blocks(&namespace, self.range.start_block, bytes)?;
+        let most = self.most(&namespace, &input)?;
+        let (total, blocks) = self.copy(&mut queue, &namespace, &input, most)?;
+        let is_limited = self.data_size.is_some() || input.len_bytes.is_some();
+        let has_more = !is_limited && total == most && input.has_more()?;
+        queue.close();
+        if let Some(asked) = self
+            .data_size
+            .or(input.len_bytes)
+            .filter(|asked| *asked != total)
+        {
+            bail!(
+                "{} ended after {total} bytes, expected {asked}; what there was is written",
+                input.name
+            );
         }
-        let mut input = open_input(&self.data)?.take(self.data_size.unwrap_or(u64::MAX));
+        if has_more {
+            bail!(
+                "{} has more than the {total} bytes of namespace {} from --start-block {} on; those \
+                 are written, and the rest is not; with --data-size this is found out beforehand",
+                input.name,
+                namespace.nsid,
+                self.range.start_block
+            );
+        }
+        done(&self.output, &namespace, self.range.start_block, blocks)
+    }
+
+    /// Most bytes to write. All of them have room, or nothing is written.
+    fn most(&self, namespace: &NamespaceInfo, input: &Input) -> Result<u64> {
+        if namespace.read_only {
+            bail!(
+                "namespace {} is write protected; nothing was written",
+                namespace.nsid
+            );
+        }
+        let room = room(namespace, self.range.start_block)?;
+        if let Some(bytes) = self.data_size {
+            check_data_size(namespace, &self.range, bytes)?;
+            return Ok(bytes);
+        }
+        match input.len_bytes {
+            Some(bytes) if bytes > room => bail!(
+                "{} has {bytes} bytes, and namespace {} has {room} from --start-block {} on; nothing \
+                 was written; --data-size {room} writes the first of them",
+                input.name,
+                namespace.nsid,
+                self.range.start_block
+            ),
+            Some(bytes) => Ok(bytes),
+            None => Ok(room),
+        }
+    }
+
+    /// Writes at most `most` bytes of the input: how many there were, and blocks.
+    fn copy(
+        &self,
+        queue: &mut DirectQueue,
+        namespace: &NamespaceInfo,
+        input: &Input,
+        most: u64,
+    ) -> Result<(u64, u64)> {
+        let lba_bytes = namespace.lba_bytes;
+        let mut source = (&input.file).take(most);
         let mut chunk = vec![0; CHUNK_BYTES.max(lba_bytes) as usize];
-        let mut at_lba = self.range.start_block;
-        let mut total = 0_u64;
+        let (mut total, mut blocks) = (0_u64, 0_u64);
         loop {
-            let len = fill(&mut input, &mut chunk)
-                .with_context(|| format!("reading {}", self.data.display()))?;
+            let len =
+                fill(&mut source, &mut chunk).with_context(|| format!("reading {}", input.name))?;
             if len == 0 {
                 break;
             }
@@ -221,10 +307,9 @@ impl Write {
             if let Some(tail) = chunk.get_mut(len..bytes) {
                 tail.fill(0);
             }
-            let nlb = blocks(&namespace, at_lba, bytes as u64)?;
-            let nlb = u32::try_from(nlb)?;
+            let nlb = u32::try_from(bytes / lba_bytes as usize)?;
             while queue.in_progress() >= CHUNKS_AHEAD {
-                finished(&mut queue)?;
+                finished(queue)?;
             }
             let mut buffer = queue
                 .take(nlb * lba_bytes)
@@ -233,28 +318,20 @@ impl Write {
             let io = Io {
                 nsid: namespace.nsid,
                 op: Op::Write {
-                    slba: at_lba,
+                    slba: self.range.start_block + blocks,
                     nlb,
                     fua: self.force_unit_access,
                 },
             };
             queue
-                .submit(at_lba, io, Some(buffer))
+                .submit(blocks, io, Some(buffer))
                 .map_err(|refused| refused.reason)?;
-            at_lba += u64::from(nlb);
+            blocks += u64::from(nlb);
         }
         while queue.in_progress() > 0 {
-            finished(&mut queue)?;
+            finished(queue)?;
         }
-        queue.close();
-        if let Some(asked) = self.data_size.filter(|asked| *asked != total) {
-            bail!(
-                "{} has {total} bytes, --data-size is {asked}; what there was is written",
-                self.data.display()
-            );
-        }
-        let start_block = self.range.start_block;
-        done(&self.output, &namespace, start_block, at_lba - start_block)
+        Ok((total, blocks))
     }
 }
 
@@ -303,12 +380,51 @@ fn open_output(path: &Path) -> Result<Box<dyn io::Write>> {
     Ok(Box::new(file))
 }
 
-fn open_input(path: &Path) -> Result<Box<dyn io::Read>> {
-    if path.as_os_str() == "-" {
-        return Ok(Box::new(io::stdin().lock()));
+/// Where the data of a write comes from.
+struct Input {
+    file: File,
+    /// In words.
+    name: String,
+    /// Bytes it has from here on; `None` when only reading them tells: a pipe, a terminal.
+    len_bytes: Option<u64>,
+}
+
+impl Input {
+    /// Opens a file; `-` is stdin.
+    fn open(path: &Path) -> Result<Self> {
+        let (file, name) = if path.as_os_str() == "-" {
+            let stdin = io::stdin().as_fd().try_clone_to_owned();
+            (stdin.map(File::from), "stdin".to_owned())
+        } else {
+            (File::open(path), path.display().to_string())
+        };
+        let file = file.with_context(|| format!("opening {name}"))?;
+        let len_bytes = len_ahead(&file).with_context(|| format!("looking at {name}"))?;
+        Ok(Self {
+            file,
+            name,
+            len_bytes,
+        })
     }
-    let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-    Ok(Box::new(file))
+
+    /// Whether there is more to read.
+    fn has_more(&self) -> Result<bool> {
+        let count = fill(&mut &self.file, &mut [0]);
+        Ok(count.with_context(|| format!("reading {}", self.name))? > 0)
+    }
+}
+
+/// Bytes from the position of `file` to its end, where that is known.
+fn len_ahead(mut file: &File) -> io::Result<Option<u64>> {
+    let kind = file.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Ok(None);
+    }
+    let at = file.stream_position()?;
+    let end = file.seek(io::SeekFrom::End(0))?;
+    file.seek(io::SeekFrom::Start(at))?;
+    // Files that the kernel makes up (/proc) have a length of zero, whatever they hold.
+    Ok(Some(end.saturating_sub(at)).filter(|len| *len > 0))
 }
 
 /// Reads until `chunk` is full or the input ends.

@@ -76,6 +76,7 @@ impl Passthru {
         }
         let data = self.data()?;
         let mut queue = self.connect.admin_queue()?;
+        self.check_len(&data, &queue)?;
         self.answer(queue.admin(self.sqe(0), data), queue)
     }
 
@@ -83,7 +84,25 @@ impl Passthru {
     pub(crate) fn run_io(&self) -> Result<()> {
         let data = self.data()?;
         let mut queue = self.connect.queues()?;
+        self.check_len(&data, &queue)?;
         self.answer(queue.io_passthru(self.sqe(1), &data), queue)
+    }
+
+    /// Refuses data that no command of this controller carries. All else about the command is the
+    /// controller's to refuse: that is what it is sent for.
+    fn check_len(&self, data: &CommandData, queue: &DirectQueue) -> Result<()> {
+        let (len_bytes, max) = (data.len_bytes(), queue.transfer_bytes_max());
+        if len_bytes <= max {
+            return Ok(());
+        }
+        let what = match &self.input_file {
+            Some(path) => format!("--input-file {}", path.display()),
+            None => "--data-len".to_owned(),
+        };
+        bail!(
+            "{what} is {len_bytes} bytes, expected at most {max}: what one command of this controller \
+             carries (MDTS)"
+        )
     }
 
     fn answer(&self, reply: Result<CommandReply, CommandError>, queue: DirectQueue) -> Result<()> {

@@ -164,11 +164,26 @@ impl Job {
                 namespace.lba_bytes
             );
         }
-        let available = namespace.size_bytes().saturating_sub(plan.offset);
+        if plan.reads_percent < 100 && namespace.read_only {
+            bail!(
+                "namespace {} is write protected; --rw read reads it",
+                plan.nsid
+            );
+        }
+        let namespace_bytes = namespace.size_bytes();
+        let available = namespace_bytes.saturating_sub(plan.offset);
+        if available < bs {
+            bail!(
+                "--offset is {} and --bs is {bs}, expected at most {namespace_bytes} together: the \
+                 bytes of namespace {}",
+                plan.offset,
+                plan.nsid
+            );
+        }
         let size = plan.size.unwrap_or(available);
         if size > available || size < bs {
             bail!(
-                "--size is {size}, expected {bs} to {available} (what the namespace has from \
+                "--size is {size}, expected {bs} (--bs) to {available} (what the namespace has from \
                  --offset on)"
             );
         }
