@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::args::OutputArgs;
 use super::output;
+use super::signatures::{self, Partition};
 use super::volume::{VolumeArgs, require_root};
 
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
@@ -33,11 +34,32 @@ pub(crate) struct Attach {
 impl Attach {
     pub(crate) fn run(&self) -> Result<()> {
         let (_, record) = self.volume.attach()?;
+        // The disk is there; what is on it is told as far as that can be found out.
+        let partitions = signatures::partitions(&record.device).unwrap_or_else(|error| {
+            tracing::warn!("partitions were not looked for: {error:#}");
+            Vec::new()
+        });
         if self.output.is_json() {
-            return output::json(&serde_json::to_value(&record)?);
+            let mut told = serde_json::to_value(&record)?;
+            told["partitions"] = partitions.iter().map(partition_json).collect();
+            return output::json(&told);
+        }
+        // Not on stdout, which has the device for whatever reads it.
+        for partition in &partitions {
+            let device = partition.device.display();
+            output::note(&format!("{device} is partition {}", partition.in_words()));
         }
         output::line(&record.device.display().to_string())
     }
+}
+
+fn partition_json(partition: &Partition) -> Value {
+    json!({
+        "number": partition.number,
+        "device": partition.device,
+        "size_bytes": partition.size_bytes,
+        "type": partition.kind,
+    })
 }
 
 /// Arguments of `detach`.
@@ -231,6 +253,7 @@ fn plain(state: &str, detail: String) -> State {
 /// The volume whose disk is `device`.
 pub(super) fn find_device(device: &Path) -> Result<(VolumeDir, Record)> {
     let path = std::fs::canonicalize(device).with_context(|| device.display().to_string())?;
+    let path = signatures::disk_of(path);
     find(|record| record.device == path)?.ok_or_else(|| {
         anyhow!(
             "{} is no volume of capstan; `capstan list` shows those that are attached",

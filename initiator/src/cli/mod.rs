@@ -15,6 +15,7 @@ mod mount;
 mod output;
 mod passthru;
 mod serve;
+mod signatures;
 mod volume;
 
 use std::io::IsTerminal;

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::args::{OutputArgs, OutputFormat};
 use super::disk::{self, clean_up, find, find_device, wait_for_exit};
 use super::volume::{VolumeArgs, require_root};
-use super::{force, output};
+use super::{force, output, signatures};
 
 /// Arguments of `mount`.
 #[derive(Args, Debug)]
@@ -27,6 +27,9 @@ pub(crate) struct Mount {
     /// Kind of file system [default: what is found on the volume].
     #[arg(long = "type", value_name = "TYPE")]
     fs_type: Option<String>,
+    /// Mount this partition of the volume.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    part: Option<u32>,
     /// Folder to mount at.
     mount_point: PathBuf,
     /// Output for people or for programs.
@@ -75,10 +78,13 @@ impl Mount {
     /// Mounts an attached volume; the disk goes when the file system is unmounted, however that is
     /// done.
     fn mount(&self, record: &Record) -> Result<String> {
-        let device = record.device.as_path();
+        let device = match self.part {
+            Some(number) => signatures::partition(&record.device, number)?,
+            None => record.device.clone(),
+        };
         let fs_type = match &self.fs_type {
             Some(fs_type) => fs_type.clone(),
-            None => probe(record)?,
+            None => probe(&self.named(record), &device)?,
         };
         let read_only = (record.read_only || self.volume.read_only).then_some("ro");
         let options: Vec<&str> = read_only
@@ -90,37 +96,40 @@ impl Mount {
         if !options.is_empty() {
             command.args(["-o", &options.join(",")]);
         }
-        run(command.arg(device).arg(&self.mount_point))?;
-        if let Err(error) = check(&self.mount_point, device, &fs_type) {
+        if let Err(error) = run(command.arg(&device).arg(&self.mount_point)) {
+            if signatures::is_unknown_to_kernel(&fs_type) {
+                bail!(
+                    "{} holds {fs_type}, which cannot be mounted here: this kernel does not have \
+                     it (`modprobe {fs_type}`), and there is no mount.{fs_type}; where the kernel \
+                     has it by another name, say that with --type",
+                    self.named(record)
+                );
+            }
+            return Err(error);
+        }
+        if let Err(error) = check(&self.mount_point, &record.device, &fs_type) {
             // Whatever is there is not what was asked for.
             let _ = run(Command::new("umount").arg(&self.mount_point));
             return Err(error);
         }
-        LoopDevice::open(device)?.set_autoclear()?;
+        LoopDevice::open(&record.device)?.set_autoclear()?;
         Ok(fs_type)
+    }
+
+    /// What is to be mounted, in words.
+    fn named(&self, record: &Record) -> String {
+        let volume = format!("namespace {} of {}", record.nsid, record.subnqn);
+        match self.part {
+            Some(number) => format!("partition {number} of {volume}"),
+            None => volume,
+        }
     }
 }
 
-/// The kind of file system on a volume.
-fn probe(record: &Record) -> Result<String> {
-    let device = record.device.as_path();
-    let output = Command::new("blkid")
-        .args(["-p", "-s", "TYPE", "-o", "value"])
-        .arg(device)
-        .output()
-        .context("running blkid (package util-linux)")?;
-    let found = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    if !found.is_empty() {
-        return Ok(found);
-    }
-    let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    bail!(
-        "namespace {} of {} holds no file system that blkid knows{}{told}; make one (`capstan \
-         attach …`, then `mkfs.ext4 DEVICE`), or say which with --type",
-        record.nsid,
-        record.subnqn,
-        if told.is_empty() { "" } else { ": " },
-    )
+/// The kind of file system on `device`, which is called `what`.
+fn probe(what: &str, device: &Path) -> Result<String> {
+    let found = signatures::file_system(device)?;
+    found.map_err(|content| signatures::nothing_to_mount(what, device, &content))
 }
 
 /// Makes sure that the file system at `mount_point` is the one on `device`: a mount that failed

@@ -25,6 +25,12 @@ pub(crate) fn error(error: &anyhow::Error) {
     let _ = writeln!(io::stderr(), "capstan: {}", chain(error));
 }
 
+/// Tells something besides the output, on stderr.
+pub(crate) fn note(text: &str) {
+    // There is nowhere left to tell that stderr is gone.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// An error and its causes in one line.
 pub(crate) fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();

@@ -1,0 +1,527 @@
+//! What is on a disk, as libblkid knows it: file systems, and all else that has a signature.
+//!
+//! The tools of util-linux are asked: `blkid` for what counts, `wipefs` for everything that is
+//! there, `partx` for partitions.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Error, Result, anyhow, bail};
+use serde::Deserialize;
+
+use super::output;
+
+/// Where signatures live at the start of a disk, in bytes: the last that libblkid looks for are
+/// VMFS's at 1 and 2 MiB.
+const HEAD_BYTES: u64 = 4 << 20;
+/// The same at the end: RAID, ZFS, the second GPT.
+const TAIL_BYTES: u64 = 1 << 20;
+/// `blkid -p`: nothing was found.
+const BLKID_NOTHING: i32 = 2;
+/// `blkid -p`: several signatures contradict each other.
+const BLKID_AMBIVALENT: i32 = 8;
+
+/// What is on a disk that has not just a file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NoFileSystem {
+    /// Something else, or several things.
+    Signatures {
+        /// What counts, where that can be told.
+        main: Option<String>,
+        all: Vec<Signature>,
+    },
+    /// Nothing that is known, but this byte is not zero.
+    Unknown { first_byte: u64 },
+    /// Zeroes wherever signatures live.
+    Blank,
+}
+
+/// A signature, as `wipefs` shows it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub(super) struct Signature {
+    #[serde(rename = "type")]
+    kind: String,
+    /// Where it is, like `0x438`.
+    offset: String,
+}
+
+/// A partition of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Partition {
+    pub(super) number: u32,
+    pub(super) device: PathBuf,
+    pub(super) size_bytes: u64,
+    /// What is on it, in libblkid's words.
+    pub(super) kind: Option<String>,
+}
+
+impl Partition {
+    pub(super) fn in_words(&self) -> String {
+        let kind = self.kind.as_deref().unwrap_or("no signature");
+        let size = output::size(self.size_bytes);
+        format!("{}: {kind}, {size}", self.number)
+    }
+}
+
+/// The answer of `blkid -p`.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Verdict {
+    kind: Option<String>,
+    is_file_system: bool,
+    table: Option<String>,
+    ambivalent: bool,
+}
+
+impl Verdict {
+    fn parse(text: &str) -> Self {
+        let mut verdict = Self::default();
+        for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
+            match name {
+                "TYPE" => verdict.kind = Some(value.to_owned()),
+                "USAGE" => verdict.is_file_system = value == "filesystem",
+                "PTTYPE" => verdict.table = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+        verdict
+    }
+
+    /// The file system, if nothing contradicts it. Hybrid images of optical disks have a partition
+    /// table on purpose.
+    fn file_system(&self) -> Option<&str> {
+        let kind = self.kind.as_deref().filter(|_| self.is_file_system)?;
+        (self.table.is_none() || kind == "iso9660").then_some(kind)
+    }
+
+    /// What counts, if it is one thing.
+    fn main(&self) -> Option<&str> {
+        match (&self.kind, &self.table) {
+            (Some(one), None) | (None, Some(one)) => Some(one),
+            _ => None,
+        }
+    }
+}
+
+/// The type of the file system on `device`, or what is there instead.
+///
+/// # Errors
+/// A tool is missing, or the device cannot be read.
+pub(super) fn file_system(device: &Path) -> Result<Result<String, NoFileSystem>> {
+    let verdict = blkid(device)?;
+    if let Some(kind) = verdict.file_system() {
+        return Ok(Ok(kind.to_owned()));
+    }
+    let all = signatures(device)?;
+    if !all.is_empty() || verdict.main().is_some() {
+        let main = verdict.main().map(str::to_owned);
+        return Ok(Err(NoFileSystem::Signatures { main, all }));
+    }
+    if verdict.ambivalent {
+        bail!(
+            "blkid finds several signatures on {} and wipefs none; expected both to agree",
+            device.display()
+        );
+    }
+    let first_byte =
+        first_byte_not_zero(device).with_context(|| format!("reading {}", device.display()))?;
+    Ok(Err(match first_byte {
+        Some(first_byte) => NoFileSystem::Unknown { first_byte },
+        None => NoFileSystem::Blank,
+    }))
+}
+
+/// Why there is nothing to mount on `device`, which is called `what`, and what to do about it.
+pub(super) fn nothing_to_mount(what: &str, device: &Path, content: &NoFileSystem) -> Error {
+    match content {
+        NoFileSystem::Blank => anyhow!(
+            "{what} holds no file system, and is blank: its first {} and its last {}, where \
+             signatures live, are zeroes; make a file system (`capstan attach …`, then \
+             `mkfs.ext4 DEVICE`)",
+            output::size(HEAD_BYTES),
+            output::size(TAIL_BYTES)
+        ),
+        NoFileSystem::Unknown { first_byte } => anyhow!(
+            "{what} holds no file system that blkid knows, and is not blank: byte {first_byte} \
+             is not zero; find out what it is before anything is written to it, or say which \
+             file system with --type"
+        ),
+        NoFileSystem::Signatures { main, all } => {
+            let kinds = kinds(all);
+            let main = main.as_deref().or(match kinds.as_slice() {
+                [one] => Some(one),
+                _ => None,
+            });
+            let Some(main) = main else {
+                return anyhow!(
+                    "{what} has several signatures: {}; which of them counts cannot be told: \
+                     mount a partition with --part, or say which file system with --type",
+                    at_offsets(all)
+                );
+            };
+            let others: Vec<_> = kinds.into_iter().filter(|kind| *kind != main).collect();
+            let besides = if others.is_empty() {
+                String::new()
+            } else {
+                format!(", with signatures of {} besides", others.join(" and "))
+            };
+            let (name, advice) = known(main, device);
+            anyhow!("{what} holds {name} ({main}){besides}, and no file system; {advice}")
+        }
+    }
+}
+
+/// What a signature stands for, and what to do with a disk that has it.
+fn known(kind: &str, device: &Path) -> (&'static str, String) {
+    let attach = "attach it (`capstan attach …`), then ";
+    match kind {
+        "crypto_LUKS" | "BitLocker" => (
+            "an encrypted volume",
+            format!("{attach}open it: `cryptsetup open DEVICE NAME`"),
+        ),
+        "LVM2_member" | "LVM1_member" => (
+            "an LVM physical volume",
+            format!("{attach}`vgchange --activate y`, and mount the logical volume"),
+        ),
+        "zfs_member" => (
+            "a member of a ZFS pool",
+            format!("{attach}`zpool import -d DEVICE`"),
+        ),
+        "swap" | "swsuspend" => ("swap space", format!("{attach}`swapon DEVICE`")),
+        "dos" | "gpt" | "PMBR" | "mac" | "bsd" | "sun" | "sgi" | "atari" => {
+            ("a partition table", advice_on_partitions(device))
+        }
+        _ if kind.ends_with("_raid_member") => (
+            "a member of a RAID",
+            "attach all of them (`capstan attach …`), then `mdadm --assemble --scan`".to_owned(),
+        ),
+        _ => (
+            "something with a signature",
+            format!("{attach}use what it was made with"),
+        ),
+    }
+}
+
+fn advice_on_partitions(device: &Path) -> String {
+    match partitions(device) {
+        Ok(found) if found.is_empty() => {
+            "it names no partition; `partx --show DEVICE` and `fdisk --list DEVICE` show it"
+                .to_owned()
+        }
+        Ok(found) => {
+            let found: Vec<_> = found.iter().map(Partition::in_words).collect();
+            format!(
+                "mount one of its partitions with --part N: {}",
+                found.join("; ")
+            )
+        }
+        Err(error) => format!("its partitions cannot be listed: {error:#}"),
+    }
+}
+
+/// The different kinds, once each. The protective MBR belongs to its GPT.
+fn kinds(all: &[Signature]) -> Vec<&str> {
+    let has_gpt = all.iter().any(|one| one.kind == "gpt");
+    let mut kinds: Vec<&str> = Vec::new();
+    for Signature { kind, .. } in all {
+        let is_known = kinds.contains(&kind.as_str());
+        let is_of_gpt = has_gpt && kind == "PMBR";
+        if !is_known && !is_of_gpt {
+            kinds.push(kind);
+        }
+    }
+    kinds
+}
+
+fn at_offsets(all: &[Signature]) -> String {
+    let all: Vec<_> = all
+        .iter()
+        .map(|one| format!("{} at {}", one.kind, one.offset))
+        .collect();
+    all.join(", ")
+}
+
+/// The partitions of `device`, each with a device: those that the kernel does not know are shown
+/// to it.
+///
+/// # Errors
+/// A tool is missing or fails.
+pub(super) fn partitions(device: &Path) -> Result<Vec<Partition>> {
+    if blkid(device)?.table.is_none() {
+        return Ok(Vec::new());
+    }
+    let show = ["--noheadings", "--raw", "--bytes", "--output", "NR,SIZE"];
+    let output = run(Command::new("partx").args(show).arg(device))?;
+    if !output.status.success() {
+        return Err(failed("partx --raw", device, &output));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().filter_map(|line| {
+        let (number, size_bytes) = line.trim().split_once(' ')?;
+        Some((number.parse().ok()?, size_bytes.trim().parse().ok()?))
+    });
+    lines
+        .map(|(number, size_bytes)| {
+            let path = partition_path(device, number);
+            show_to_kernel(device, number, &path)?;
+            let kind = if path.exists() {
+                let found = blkid(&path)?;
+                found.kind.or(found.table)
+            } else {
+                None
+            };
+            Ok(Partition {
+                number,
+                device: path,
+                size_bytes,
+                kind,
+            })
+        })
+        .collect()
+}
+
+/// The device of partition `number`.
+///
+/// # Errors
+/// There is none: which there are.
+pub(super) fn partition(device: &Path, number: u32) -> Result<PathBuf> {
+    let found = partitions(device)?;
+    let Some(one) = found.iter().find(|one| one.number == number) else {
+        let words: Vec<_> = found.iter().map(Partition::in_words).collect();
+        if words.is_empty() {
+            bail!(
+                "--part is {number}, but the volume has no partitions; leave it out to mount the \
+                 volume itself"
+            );
+        }
+        bail!("--part is {number}, expected one of: {}", words.join("; "));
+    };
+    if !one.device.exists() {
+        bail!(
+            "{} does not exist; expected devtmpfs or udev to make it",
+            one.device.display()
+        );
+    }
+    Ok(one.device.clone())
+}
+
+/// `/dev/loop0p1` of `/dev/loop0`.
+fn partition_path(device: &Path, number: u32) -> PathBuf {
+    let mut path = device.as_os_str().to_owned();
+    path.push(format!("p{number}"));
+    PathBuf::from(path)
+}
+
+/// The disk of a partition's device; other devices are their own.
+pub(super) fn disk_of(device: PathBuf) -> PathBuf {
+    let name = device.file_name().unwrap_or_default();
+    // Links to a folder of the partition inside that of its disk (Documentation/ABI, sysfs-block).
+    let folder = Path::new("/sys/class/block").join(name);
+    let folder = folder.join("partition").exists().then_some(folder);
+    let folder = folder.and_then(|folder| folder.canonicalize().ok());
+    let disk = folder.as_deref().and_then(Path::parent);
+    match disk.and_then(Path::file_name) {
+        Some(disk) => Path::new("/dev").join(disk),
+        None => device,
+    }
+}
+
+/// Some kernels are built without a parser of partition tables.
+fn show_to_kernel(device: &Path, number: u32, path: &Path) -> Result<()> {
+    let known = || {
+        let disk = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
+        disk.join(path.file_name().unwrap_or_default()).exists()
+    };
+    if known() {
+        return Ok(());
+    }
+    let mut partx = Command::new("partx");
+    let range = format!("{number}:{number}");
+    let output = run(partx.args(["--add", "--nr", &range]).arg(device))?;
+    // The kernel, or udev, may have been faster.
+    if output.status.success() || known() {
+        return Ok(());
+    }
+    Err(failed("partx --add", device, &output))
+}
+
+/// Whether this kernel has no file system of this type, nor a program that mounts it. To be asked
+/// after an attempt to mount: that loads modules.
+pub(super) fn is_unknown_to_kernel(fs_type: &str) -> bool {
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let known = known.lines().any(|line| {
+        let name = line.rsplit('\t').next();
+        name == Some(fs_type)
+    });
+    let helper = format!("mount.{fs_type}");
+    let helpers = ["/sbin", "/usr/sbin"].map(|folder| Path::new(folder).join(&helper));
+    !known && !helpers.iter().any(|helper| helper.exists())
+}
+
+fn blkid(device: &Path) -> Result<Verdict> {
+    let mut blkid = Command::new("blkid");
+    let output = run(blkid.args(["--probe", "--output", "export"]).arg(device))?;
+    match output.status.code() {
+        Some(0) => Ok(Verdict::parse(&String::from_utf8_lossy(&output.stdout))),
+        Some(BLKID_NOTHING) if output.stderr.is_empty() => Ok(Verdict::default()),
+        Some(BLKID_AMBIVALENT) => Ok(Verdict {
+            ambivalent: true,
+            ..Verdict::default()
+        }),
+        _ => Err(failed("blkid --probe", device, &output)),
+    }
+}
+
+/// Everything on `device` that has a signature.
+fn signatures(device: &Path) -> Result<Vec<Signature>> {
+    #[derive(Deserialize)]
+    struct All {
+        signatures: Vec<Signature>,
+    }
+    let arguments = ["--no-act", "--json", "--output", "TYPE,OFFSET"];
+    let output = run(Command::new("wipefs").args(arguments).arg(device))?;
+    if !output.status.success() {
+        return Err(failed("wipefs --no-act", device, &output));
+    }
+    // Of a disk without any, some versions print nothing at all.
+    if output.stdout.trim_ascii().is_empty() {
+        return Ok(Vec::new());
+    }
+    let all: All = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("what wipefs --json tells of {}", device.display()))?;
+    Ok(all.signatures)
+}
+
+fn run(command: &mut Command) -> Result<Output> {
+    command.output().with_context(|| {
+        let program = command.get_program().display();
+        format!("running {program}, expected it to be installed (package util-linux)")
+    })
+}
+
+fn failed(what: &str, device: &Path, output: &Output) -> Error {
+    let told = String::from_utf8_lossy(&output.stderr);
+    let (device, status) = (device.display(), output.status);
+    anyhow!("{what} {device}: {} ({status})", told.trim())
+}
+
+/// The first byte that is not zero where signatures live.
+fn first_byte_not_zero(device: &Path) -> io::Result<Option<u64>> {
+    let file = File::open(device)?;
+    let size_bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))?;
+    let head_end = HEAD_BYTES.min(size_bytes);
+    let tail_start = size_bytes.saturating_sub(TAIL_BYTES).max(head_end);
+    let mut bytes = vec![0; usize::try_from(TAIL_BYTES).unwrap_or(1 << 20)];
+    for (mut at, end) in [(0, head_end), (tail_start, size_bytes)] {
+        while at < end {
+            let count = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let count = count.min(bytes.len());
+            let piece = bytes.get_mut(..count).unwrap_or_default();
+            file.read_exact_at(piece, at)?;
+            if let Some(found) = piece.iter().position(|&byte| byte != 0) {
+                return Ok(Some(at + found as u64));
+            }
+            at += count as u64;
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::path::{Path, PathBuf};
+
+    use super::{NoFileSystem, Signature, Verdict, file_system, nothing_to_mount};
+
+    /// An image of 16 MiB with these bytes in it.
+    fn image(dir: &tempfile::TempDir, bytes: &[(u64, &[u8])]) -> PathBuf {
+        let path = dir.path().join("image");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(16 << 20).unwrap();
+        for (at, bytes) in bytes {
+            file.write_all_at(bytes, *at).unwrap();
+        }
+        path
+    }
+
+    fn told(path: &Path) -> String {
+        let found = file_system(path).unwrap().unwrap_err();
+        nothing_to_mount("the volume", path, &found).to_string()
+    }
+
+    #[test]
+    fn mkfs_is_named_for_a_blank_volume_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let blank = told(&image(&dir, &[]));
+        assert!(blank.contains("mkfs.ext4"), "{blank}");
+        assert!(blank.contains("first 4.0 MiB"), "{blank}");
+        // Data without a signature: at the start, at the end, and where the head ends.
+        for at in [0, (4 << 20) - 1, (16 << 20) - 1, 15 << 20] {
+            let text = told(&image(&dir, &[(at, b"x")]));
+            assert!(!text.contains("mkfs"), "{text}");
+            assert!(text.contains(&format!("byte {at} ")), "{text}");
+        }
+        // Between them no signature lives.
+        assert!(told(&image(&dir, &[(8 << 20, b"x")])).contains("mkfs"));
+    }
+
+    #[test]
+    fn what_is_there_is_named_with_what_fits() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut suspended = [0; 4096];
+        suspended[4086..].copy_from_slice(b"S1SUSPEND\0");
+        let luks: &[u8] = b"LUKS\xba\xbe\0\x01";
+        for (bytes, expected) in [
+            ((0, luks), ["(crypto_LUKS)", "cryptsetup open"]),
+            ((0, &suspended), ["(swsuspend)", "swapon"]),
+            ((510, &[0x55, 0xaa]), ["(dos)", "it names no partition"]),
+        ] {
+            let text = told(&image(&dir, &[bytes]));
+            for word in expected {
+                assert!(text.contains(word), "{text}");
+            }
+            assert!(!text.contains("mkfs"), "{text}");
+        }
+    }
+
+    #[test]
+    fn several_signatures_are_all_named() {
+        let one = |kind: &str, offset: &str| Signature {
+            kind: kind.to_owned(),
+            offset: offset.to_owned(),
+        };
+        let all = vec![one("ext4", "0x438"), one("dos", "0x1fe")];
+        let both = NoFileSystem::Signatures { main: None, all };
+        let text = nothing_to_mount("it", Path::new("/dev/null"), &both).to_string();
+        assert!(text.contains("ext4 at 0x438, dos at 0x1fe"), "{text}");
+        let all = vec![one("ext4", "0x438"), one("crypto_LUKS", "0x0")];
+        let main = Some("crypto_LUKS".to_owned());
+        let old = NoFileSystem::Signatures { main, all };
+        let text = nothing_to_mount("it", Path::new("/dev/null"), &old).to_string();
+        assert!(text.contains("signatures of ext4 besides"), "{text}");
+        assert!(text.contains("cryptsetup"), "{text}");
+        // The three places of a GPT are one thing.
+        let all = vec![
+            one("gpt", "0x200"),
+            one("gpt", "0xfe00"),
+            one("PMBR", "0x1fe"),
+        ];
+        assert_eq!(super::kinds(&all), ["gpt"]);
+    }
+
+    #[test]
+    fn a_file_system_counts_when_nothing_contradicts_it() {
+        let verdict = |text| Verdict::parse(text);
+        let ext4 = verdict("DEVNAME=/dev/loop0\nTYPE=ext4\nUSAGE=filesystem\n");
+        assert_eq!(ext4.file_system(), Some("ext4"));
+        let old = verdict("TYPE=ext4\nUSAGE=filesystem\nPTTYPE=dos\n");
+        assert_eq!((old.file_system(), old.main()), (None, None));
+        let hybrid = verdict("TYPE=iso9660\nUSAGE=filesystem\nPTTYPE=dos\n");
+        assert_eq!(hybrid.file_system(), Some("iso9660"));
+        let swap = verdict("TYPE=swap\nUSAGE=other\n");
+        assert_eq!((swap.file_system(), swap.main()), (None, Some("swap")));
+    }
+}

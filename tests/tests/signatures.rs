@@ -1,0 +1,200 @@
+//! What `capstan mount` and `attach` say of disks that hold something else than one file system, and
+//! that no advice destroys it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use capstan_tests::program::{
+    Daemon, Machine, complaint, has_disks, own_address, told, tool, utf8,
+};
+use serde_json::Value;
+
+/// Partition tables count in blocks of this.
+const LBA: u64 = 512;
+const MIB: u64 = 1 << 20;
+
+/// An image of 64 MiB with these bytes in it.
+fn image(dir: &Path, bytes: &[(u64, &[u8])]) -> PathBuf {
+    let path = dir.join("disk.img");
+    let file = File::create(&path).unwrap();
+    file.set_len(64 * MIB).unwrap();
+    for (at, bytes) in bytes {
+        file.write_all_at(bytes, *at).unwrap();
+    }
+    path
+}
+
+/// A DOS partition table with these partitions: first byte and bytes of each.
+fn dos_table(partitions: &[(u64, u64)]) -> Vec<u8> {
+    let mut table = vec![0; 512];
+    for (entry, (start, size)) in table[446..].chunks_mut(16).zip(partitions) {
+        // Type 83h, Linux.
+        entry[4] = 0x83;
+        let [start, size] = [start, size].map(|bytes| u32::try_from(bytes / LBA).unwrap());
+        entry[8..12].copy_from_slice(&start.to_le_bytes());
+        entry[12..].copy_from_slice(&size.to_le_bytes());
+    }
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    table
+}
+
+/// The first page of swap space of `size` bytes.
+fn swap_header(size: u64) -> Vec<u8> {
+    let mut page = vec![0; 4096];
+    let pages = u32::try_from(size / 4096).unwrap();
+    page[1024..1028].copy_from_slice(&1_u32.to_le_bytes());
+    page[1028..1032].copy_from_slice(&(pages - 1).to_le_bytes());
+    page[4086..].copy_from_slice(b"SWAPSPACE2");
+    page
+}
+
+/// Serves `image`, and gives a machine that can attach it.
+fn serve(image: &Path) -> (Daemon, Machine) {
+    let at = own_address();
+    let daemon = Daemon::start(utf8(image), 512, at);
+    (daemon, Machine::new(at))
+}
+
+/// What `mount ARGS` complains of; nothing stays attached.
+fn refused(machine: &Machine, args: &[&str]) -> String {
+    let mount_point = machine.mount_point();
+    let error = complaint(&machine.run_on_target("mount", &[args, &[utf8(&mount_point)]].concat()));
+    machine.assert_clean(Path::new("/dev/loop-none"));
+    error
+}
+
+#[test]
+fn partitions_are_named_and_mounted_by_number() {
+    let test = "partitions_are_named_and_mounted_by_number";
+    if !has_disks(test, &["mkfs.ext4", "partx"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let table = dos_table(&[(MIB, 32 * MIB), (40 * MIB, 8 * MIB)]);
+    let swap = swap_header(8 * MIB);
+    let image = image(dir.path(), &[(0, &table), (40 * MIB, &swap)]);
+    let options = ["-q", "-E", "offset=1048576", utf8(&image), "32M"];
+    tool("mkfs.ext4", &options);
+    let (_daemon, machine) = serve(&image);
+    let error = refused(&machine, &[]);
+    assert!(error.contains("a partition table (dos)"), "{error}");
+    assert!(
+        error.contains("--part N: 1: ext4, 32.0 MiB; 2: swap, 8.0 MiB"),
+        "{error}"
+    );
+    assert!(!error.contains("mkfs"), "{error}");
+    let error = refused(&machine, &["--part", "2"]);
+    assert!(error.contains("partition 2 of namespace 1"), "{error}");
+    assert!(
+        error.contains("swapon") && !error.contains("mkfs"),
+        "{error}"
+    );
+    let error = refused(&machine, &["--part", "3"]);
+    assert!(error.contains("expected one of: 1: ext4"), "{error}");
+    machine.mount(&["--part", "1"]);
+    let list = machine.list();
+    assert_eq!(list[0]["mount_points"][0], utf8(&machine.mount_point()));
+    fs::write(machine.mount_point().join("file"), "in the partition").unwrap();
+    machine.umount();
+    machine.assert_clean(Path::new(list[0]["device"].as_str().unwrap()));
+    machine.mount(&["--part", "1", "--read-only"]);
+    let text = fs::read_to_string(machine.mount_point().join("file")).unwrap();
+    assert_eq!(text, "in the partition");
+    machine.umount();
+}
+
+#[test]
+fn attach_shows_partitions_whatever_the_kernel_can_read() {
+    let test = "attach_shows_partitions_whatever_the_kernel_can_read";
+    if !has_disks(test, &["partx"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let table = dos_table(&[(MIB, 32 * MIB)]);
+    let (_daemon, machine) = serve(&image(dir.path(), &[(0, &table)]));
+    let attached = machine.run_on_target("attach", &[]);
+    let device = PathBuf::from(told(&attached).trim());
+    let part = format!("{}p1", utf8(&device));
+    assert!(Path::new(&part).exists());
+    let note = String::from_utf8(attached.stderr).unwrap();
+    let expected = format!("{part} is partition 1: no signature, 32.0 MiB");
+    assert!(note.contains(&expected), "{note}");
+    // The disk is meant, whichever of its devices is named.
+    told(&machine.run("detach", &[&part]));
+    machine.assert_clean(&device);
+    let json = told(&machine.run_on_target("attach", &["--output", "json"]));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let part = &json["partitions"][0];
+    assert_eq!(
+        (&part["number"], &part["size_bytes"]),
+        (&1.into(), &(32 * MIB).into())
+    );
+    told(&machine.run("detach", &[json["device"].as_str().unwrap()]));
+    machine.assert_clean(&device);
+}
+
+#[test]
+fn what_a_disk_holds_is_named_and_mkfs_is_not() {
+    if !has_disks("what_a_disk_holds_is_named_and_mkfs_is_not", &["mkfs.ext4"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let swap = swap_header(64 * MIB);
+    let luks: &[u8] = b"LUKS\xba\xbe\0\x01";
+    for (at, bytes, expected) in [
+        (0, &swap[..], "swap space (swap)"),
+        (0, luks, "an encrypted volume (crypto_LUKS)"),
+        (
+            MIB,
+            b"a data base that has no signature",
+            "byte 1048576 is not zero",
+        ),
+        (64 * MIB - 1, b"x", "byte 67108863 is not zero"),
+    ] {
+        let (_daemon, machine) = serve(&image(dir.path(), &[(at, bytes)]));
+        let error = refused(&machine, &[]);
+        assert!(error.contains(expected), "{error}");
+        assert!(!error.contains("mkfs"), "{error}");
+        let error = refused(&machine, &["--part", "1"]);
+        assert!(error.contains("has no partitions"), "{error}");
+    }
+    // A file system of the whole disk that was partitioned later: both may be the right one.
+    let image = image(dir.path(), &[]);
+    tool("mkfs.ext4", &["-q", utf8(&image)]);
+    let file = File::options().write(true).open(&image).unwrap();
+    file.write_all_at(&dos_table(&[(MIB, 32 * MIB)]), 0)
+        .unwrap();
+    let (_daemon, machine) = serve(&image);
+    let error = refused(&machine, &[]);
+    for word in ["ext4 at 0x438", "dos at 0x1fe", "--part", "--type"] {
+        assert!(error.contains(word), "{error}");
+    }
+    // It was asked for by name.
+    machine.mount(&["--type", "ext4"]);
+    machine.umount();
+}
+
+#[test]
+fn a_file_system_this_kernel_does_not_have_is_named() {
+    let test = "a_file_system_this_kernel_does_not_have_is_named";
+    if !has_disks(test, &["mkfs.minix"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), &[]);
+    tool("mkfs.minix", &[utf8(&image)]);
+    let (_daemon, machine) = serve(&image);
+    let mount_point = machine.mount_point();
+    let output = machine.run_on_target("mount", &[utf8(&mount_point)]);
+    if output.status.success() {
+        eprintln!("SKIPPED {test}: this kernel has minix");
+        return machine.umount();
+    }
+    let error = complaint(&output);
+    assert!(
+        error.contains("holds minix, which cannot be mounted here"),
+        "{error}"
+    );
+    machine.assert_clean(Path::new("/dev/loop-none"));
+}
