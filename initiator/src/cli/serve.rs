@@ -10,7 +10,8 @@ use capstan_initiator::Controller;
 use capstan_initiator::front_ends::Geometry;
 use capstan_initiator::front_ends::disk::record::VolumeDir;
 use capstan_initiator::front_ends::disk::serve::{self, DiskOptions};
-use capstan_initiator::front_ends::nbd::{NbdFrontEnd, NbdSocket};
+use capstan_initiator::front_ends::nbd::wire::STRING_BYTES_MAX;
+use capstan_initiator::front_ends::nbd::{self, NbdFrontEnd, NbdSocket};
 use capstan_initiator::host::Status;
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
@@ -33,10 +34,21 @@ pub(crate) struct ServeNbd {
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     /// Name of the export; clients that ask for none get it, too.
-    #[arg(long, value_name = "NAME", default_value = "vol")]
+    #[arg(long, value_name = "NAME", default_value = "vol", value_parser = parse_export_name)]
     export_name: String,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// A name that the protocol can carry.
+fn parse_export_name(name: &str) -> Result<String, String> {
+    if name.len() > STRING_BYTES_MAX as usize {
+        return Err(format!(
+            "it has {} bytes, expected at most {STRING_BYTES_MAX}",
+            name.len()
+        ));
+    }
+    Ok(name.to_owned())
 }
 
 impl ServeNbd {
@@ -44,7 +56,8 @@ impl ServeNbd {
         // Blocked before the driver's thread starts, which inherits the mask.
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         signals.thread_block().context("blocking signals")?;
-        let socket = NbdSocket::bind(&self.socket)?;
+        let socket_path = std::path::absolute(&self.socket).context("--socket")?;
+        let socket = NbdSocket::bind(&socket_path)?;
         let options = self.volume.options()?;
         let nsid = self.volume.namespace_id;
         let description = format!(
@@ -67,11 +80,7 @@ impl ServeNbd {
                 Ok(Box::new(front_end))
             })
             .context("starting the NBD front end")?;
-        let uri = format!(
-            "nbd+unix:///{}?socket={}",
-            self.export_name,
-            self.socket.display()
-        );
+        let uri = nbd::uri(&self.export_name, &socket_path);
         if self.output.is_json() {
             output::json(&json!({
                 "uri": uri,

@@ -216,8 +216,8 @@ impl Connection {
                     match step {
                         Step::More => return busy,
                         Step::Close(reason) => *end = Some(reason),
-                        Step::Start { structured } => {
-                            let mut transmission = Transmission::new(*geometry, structured);
+                        Step::Start(negotiated) => {
+                            let mut transmission = Transmission::new(*geometry, negotiated);
                             transmission.send_first(std::mem::take(reply));
                             self.phase = Phase::Transmission(transmission);
                         }

@@ -1,20 +1,23 @@
 //! The fixed newstyle handshake of one connection, without I/O.
 //!
-//! Structured replies are the only extension. TLS is refused: the socket is a unix socket that only
+//! Structured replies are the only extension, with the metadata context `base:allocation`. TLS is
+//! refused: the socket is a unix socket that only
 //! its owner can open.
 
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::wire::{
-    ClientFlags, EXPORT_NAME_ZEROES_BYTES, ExportNameReply, Greeting, HandshakeFlags, INIT_MAGIC,
-    InfoBlockSize, InfoExport, InfoType, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionCode,
-    OptionHeader, OptionReplyHeader, OptionReplyType, STRING_BYTES_MAX, TransmissionFlags,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, ClientFlags, EXPORT_NAME_ZEROES_BYTES, ExportNameReply,
+    Greeting, HandshakeFlags, INIT_MAGIC, InfoBlockSize, InfoExport, InfoType, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, OptionCode, OptionHeader, OptionReplyHeader, OptionReplyType,
+    STRING_BYTES_MAX, TransmissionFlags,
 };
 
-/// Most data of one option that is looked at, in bytes: the longest export name, its length, and
-/// requests for more kinds of information than there are. Longer ones are refused.
-pub const OPTION_BYTES_MAX: u32 = STRING_BYTES_MAX + 4 + 2 + 64 * 2;
+/// Most data of one option that is looked at, in bytes: the longest export name with its length, and
+/// as much again for what is asked of it: kinds of information, metadata contexts. Longer ones are
+/// refused.
+pub const OPTION_BYTES_MAX: u32 = 2 * (STRING_BYTES_MAX + 4);
 /// Options one connection may send: far more than any client needs, and an end to one that loops.
 pub const OPTIONS_MAX: u32 = 128;
 
@@ -37,16 +40,22 @@ pub struct Export {
     pub maximum_bytes: u32,
 }
 
+/// What client and server have agreed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Reads are answered by structured replies.
+    pub structured: bool,
+    /// Block status tells of `base:allocation`.
+    pub allocation: bool,
+}
+
 /// What comes after a call of [`Handshake::input`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// More bytes are needed.
     More,
     /// The transmission phase begins with the next byte.
-    Start {
-        /// Reads are answered by structured replies.
-        structured: bool,
-    },
+    Start(Negotiated),
     /// Close when the output is sent, for this reason.
     Close(&'static str),
 }
@@ -67,7 +76,7 @@ enum State {
 pub struct Handshake {
     state: State,
     client: ClientFlags,
-    structured: bool,
+    negotiated: Negotiated,
     options: u32,
 }
 
@@ -84,7 +93,7 @@ impl Handshake {
         Self {
             state: State::ClientFlags,
             client: ClientFlags::empty(),
-            structured: false,
+            negotiated: Negotiated::default(),
             options: 0,
         }
     }
@@ -194,7 +203,7 @@ impl Handshake {
                 Step::More
             }
             OptionCode::STRUCTURED_REPLY if data.is_empty() => {
-                self.structured = true;
+                self.negotiated.structured = true;
                 reply(output, option, OptionReplyType::ACK, &[]);
                 Step::More
             }
@@ -208,6 +217,10 @@ impl Handshake {
                 Step::More
             }
             OptionCode::INFO | OptionCode::GO => self.info(export, option, data, output),
+            OptionCode::LIST_META_CONTEXT | OptionCode::SET_META_CONTEXT => {
+                self.meta_context(export, option, data, output);
+                Step::More
+            }
             _ => {
                 reply(output, option, OptionReplyType::ERR_UNSUP, &[]);
                 Step::More
@@ -228,9 +241,7 @@ impl Handshake {
         if !self.client.contains(ClientFlags::NO_ZEROES) {
             output.resize(output.len() + EXPORT_NAME_ZEROES_BYTES, 0);
         }
-        Step::Start {
-            structured: self.structured,
-        }
+        Step::Start(self.negotiated)
     }
 
     /// `NBD_OPT_INFO` and `NBD_OPT_GO`.
@@ -240,6 +251,10 @@ impl Handshake {
             reply(output, option, OptionReplyType::ERR_INVALID, message);
             return Step::More;
         };
+        if name.len() > STRING_BYTES_MAX as usize {
+            reply(output, option, OptionReplyType::ERR_TOO_BIG, &[]);
+            return Step::More;
+        }
         if !export.is_named(name) {
             let message = format!("this socket exports {:?}", export.name);
             reply(
@@ -277,9 +292,7 @@ impl Handshake {
         }
         reply(output, option, OptionReplyType::ACK, &[]);
         if option == OptionCode::GO {
-            Step::Start {
-                structured: self.structured,
-            }
+            Step::Start(self.negotiated)
         } else {
             Step::More
         }
@@ -288,8 +301,51 @@ impl Handshake {
     fn flags(&self, export: &Export) -> TransmissionFlags {
         let mut flags = export.flags | TransmissionFlags::HAS_FLAGS;
         // "MUST NOT set this flag unless structured replies have been negotiated".
-        flags.set(TransmissionFlags::SEND_DF, self.structured);
+        flags.set(TransmissionFlags::SEND_DF, self.negotiated.structured);
         flags
+    }
+
+    /// `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
+    fn meta_context(
+        &mut self,
+        export: &Export,
+        option: OptionCode,
+        data: &[u8],
+        output: &mut Vec<u8>,
+    ) {
+        let sets = option == OptionCode::SET_META_CONTEXT;
+        if sets {
+            // "Issuing this command replaces all previously-set metadata contexts (including when
+            // this command fails)".
+            self.negotiated.allocation = false;
+        }
+        let mut refuse = |reply_type, message: &str| {
+            reply(output, option, reply_type, message.as_bytes());
+        };
+        if !self.negotiated.structured {
+            return refuse(
+                OptionReplyType::ERR_INVALID,
+                "structured replies come first",
+            );
+        }
+        let Some((name, queries)) = parse_meta_context(data) else {
+            let message = "expected a name and a list of queries";
+            return refuse(OptionReplyType::ERR_INVALID, message);
+        };
+        if !export.is_named(name) {
+            let message = format!("this socket exports {:?}", export.name);
+            return refuse(OptionReplyType::ERR_UNKNOWN, &message);
+        }
+        // The empty leaf names all of a namespace where they are listed, and no query all there are.
+        let lists = |query: &&[u8]| !sets && *query == b"base:";
+        let is_wanted = |query: &&[u8]| *query == BASE_ALLOCATION.as_bytes() || lists(query);
+        if queries.iter().any(is_wanted) || (!sets && queries.is_empty()) {
+            let id = U32::new(if sets { BASE_ALLOCATION_ID } else { 0 });
+            let context = [id.as_bytes(), BASE_ALLOCATION.as_bytes()].concat();
+            reply(output, option, OptionReplyType::META_CONTEXT, &context);
+            self.negotiated.allocation |= sets;
+        }
+        reply(output, option, OptionReplyType::ACK, &[]);
     }
 }
 
@@ -301,11 +357,29 @@ impl Export {
 
 /// The name and the wanted information types of `NBD_OPT_INFO` and `NBD_OPT_GO`.
 fn parse_info(data: &[u8]) -> Option<(&[u8], &[U16])> {
-    let (name_len, rest) = U32::read_from_prefix(data).ok()?;
-    let (name, rest) = rest.split_at_checked(name_len.get() as usize)?;
+    let (name, rest) = parse_string(data)?;
     let (count, rest) = U16::read_from_prefix(rest).ok()?;
     let wanted = <[U16]>::ref_from_bytes(rest).ok()?;
     (wanted.len() == usize::from(count.get())).then_some((name, wanted))
+}
+
+/// The name and the queries of the options about metadata contexts.
+fn parse_meta_context(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
+    let (name, rest) = parse_string(data)?;
+    let (count, mut rest) = U32::read_from_prefix(rest).ok()?;
+    let mut queries = Vec::new();
+    for _ in 0..count.get() {
+        let (query, behind) = parse_string(rest)?;
+        queries.push(query);
+        rest = behind;
+    }
+    rest.is_empty().then_some((name, queries))
+}
+
+/// A string behind its length, and what follows it.
+fn parse_string(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = U32::read_from_prefix(data).ok()?;
+    rest.split_at_checked(len.get() as usize)
 }
 
 fn reply(output: &mut Vec<u8>, option: OptionCode, reply_type: OptionReplyType, data: &[u8]) {
@@ -320,195 +394,4 @@ fn reply(output: &mut Vec<u8>, option: OptionCode, reply_type: OptionReplyType, 
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn export() -> Export {
-        Export {
-            name: "vol".to_owned(),
-            description: "a volume".to_owned(),
-            size_bytes: 1 << 30,
-            flags: TransmissionFlags::SEND_FLUSH | TransmissionFlags::CAN_MULTI_CONN,
-            minimum_bytes: 512,
-            preferred_bytes: 4096,
-            maximum_bytes: 32 << 20,
-        }
-    }
-
-    fn option(option: OptionCode, data: &[u8]) -> Vec<u8> {
-        let header = OptionHeader {
-            magic: OPTION_MAGIC.into(),
-            option: option.0.into(),
-            len_bytes: u32::try_from(data.len()).unwrap().into(),
-        };
-        [header.as_bytes(), data].concat()
-    }
-
-    fn info_data(name: &[u8], wanted: &[InfoType]) -> Vec<u8> {
-        let mut data = U32::new(u32::try_from(name.len()).unwrap())
-            .as_bytes()
-            .to_vec();
-        data.extend_from_slice(name);
-        data.extend_from_slice(U16::new(u16::try_from(wanted.len()).unwrap()).as_bytes());
-        for info_type in wanted {
-            data.extend_from_slice(U16::new(info_type.0).as_bytes());
-        }
-        data
-    }
-
-    /// Option, type and data of each reply.
-    fn replies(mut output: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
-        let mut replies = Vec::new();
-        while let Ok((header, rest)) = OptionReplyHeader::read_from_prefix(output) {
-            assert_eq!(header.magic.get(), OPTION_REPLY_MAGIC);
-            let (data, rest) = rest.split_at(header.len_bytes.get() as usize);
-            replies.push((header.option.get(), header.reply_type.get(), data.to_vec()));
-            output = rest;
-        }
-        assert!(output.is_empty());
-        replies
-    }
-
-    /// The output after the greeting, and the step.
-    fn run(input: &[u8]) -> (Vec<u8>, Step) {
-        let mut output = Vec::new();
-        let mut handshake = Handshake::new(&mut output);
-        assert_eq!(output.len(), 18);
-        output.clear();
-        let (taken, step) = handshake.input(&export(), input, &mut output);
-        assert_eq!(taken, input.len());
-        (output, step)
-    }
-
-    const FLAGS: [u8; 4] = [0, 0, 0, 3];
-
-    #[test]
-    fn go_tells_size_flags_and_block_sizes() {
-        let go = option(OptionCode::GO, &info_data(b"vol", &[InfoType::NAME]));
-        let structured = option(OptionCode::STRUCTURED_REPLY, &[]);
-        let (output, step) = run(&[&FLAGS[..], &structured, &go].concat());
-        assert_eq!(step, Step::Start { structured: true });
-        let replies = replies(&output);
-        let kinds: Vec<_> = replies.iter().map(|r| (r.0, r.1)).collect();
-        assert_eq!(kinds, [(8, 1), (7, 3), (7, 3), (7, 3), (7, 1)]);
-        let info = InfoExport::read_from_bytes(&replies[1].2).unwrap();
-        assert_eq!(info.size_bytes.get(), 1 << 30);
-        assert_eq!(
-            TransmissionFlags::from_bits(info.flags.get()).unwrap(),
-            TransmissionFlags::HAS_FLAGS
-                | TransmissionFlags::SEND_FLUSH
-                | TransmissionFlags::CAN_MULTI_CONN
-                | TransmissionFlags::SEND_DF
-        );
-        let sizes = InfoBlockSize::read_from_bytes(&replies[2].2).unwrap();
-        assert_eq!(
-            (sizes.minimum_bytes.get(), sizes.maximum_bytes.get()),
-            (512, 32 << 20)
-        );
-        assert_eq!(replies[3].2, b"\x00\x01vol");
-    }
-
-    #[test]
-    fn an_unknown_name_is_refused_and_the_next_is_taken() {
-        let wrong = option(OptionCode::GO, &info_data(b"other", &[]));
-        let right = option(OptionCode::GO, &info_data(b"", &[]));
-        let (output, step) = run(&[&FLAGS[..], &wrong, &right].concat());
-        assert_eq!(step, Step::Start { structured: false });
-        let replies = replies(&output);
-        assert_eq!(replies[0].1, OptionReplyType::ERR_UNKNOWN.0);
-        assert_eq!(replies.last().unwrap().1, OptionReplyType::ACK.0);
-        let (_, step) = run(&[&FLAGS[..], &option(OptionCode::EXPORT_NAME, b"other")].concat());
-        assert_eq!(step, Step::Close("no such export"));
-    }
-
-    #[test]
-    fn export_name_has_zeroes_unless_they_were_waived() {
-        let name = option(OptionCode::EXPORT_NAME, b"vol");
-        let (output, step) = run(&[&[0, 0, 0, 1][..], &name].concat());
-        assert_eq!(
-            (output.len(), step),
-            (134, Step::Start { structured: false })
-        );
-        let (output, _) = run(&[&FLAGS[..], &name].concat());
-        assert_eq!(output.len(), 10);
-    }
-
-    #[test]
-    fn what_is_not_supported_or_wrong_is_answered() {
-        let too_long = vec![0; OPTION_BYTES_MAX as usize + 1];
-        let wrong_count = [&info_data(b"vol", &[InfoType::NAME])[..], &[0, 1]].concat();
-        let input = [
-            &FLAGS[..],
-            &option(OptionCode(5), &[]),
-            &option(OptionCode::LIST, b"x"),
-            &option(OptionCode(99), &too_long),
-            &option(OptionCode::INFO, &wrong_count),
-            &option(OptionCode::INFO, &[0, 0, 0, 200]),
-            &option(OptionCode::LIST, &[]),
-            &option(OptionCode::ABORT, &[]),
-        ]
-        .concat();
-        let (output, step) = run(&input);
-        assert_eq!(step, Step::Close("the client ended the handshake"));
-        let types: Vec<_> = replies(&output).iter().map(|r| r.1).collect();
-        let expected = [
-            OptionReplyType::ERR_UNSUP,
-            OptionReplyType::ERR_INVALID,
-            OptionReplyType::ERR_TOO_BIG,
-            OptionReplyType::ERR_INVALID,
-            OptionReplyType::ERR_INVALID,
-            OptionReplyType::SERVER,
-            OptionReplyType::ACK,
-            OptionReplyType::ACK,
-        ];
-        assert_eq!(types, expected.map(|t| t.0));
-    }
-
-    #[test]
-    fn bad_magic_and_unknown_flags_close() {
-        assert!(matches!(run(&[0, 0, 0, 4]).1, Step::Close(_)));
-        assert!(matches!(
-            run(&[&FLAGS[..], &[7; 16]].concat()).1,
-            Step::Close(_)
-        ));
-        let many = option(OptionCode(99), &[]).repeat(OPTIONS_MAX as usize + 1);
-        assert!(matches!(
-            run(&[&FLAGS[..], &many].concat()).1,
-            Step::Close(_)
-        ));
-    }
-
-    proptest! {
-        /// However the bytes are cut, the answers are the same.
-        #[test]
-        fn cuts_do_not_matter(
-            options in prop::collection::vec((0_u32..12, prop::collection::vec(any::<u8>(), 0..40)), 0..6),
-            cut in 1_usize..64,
-        ) {
-            let mut input = FLAGS.to_vec();
-            for (code, data) in &options {
-                input.extend(option(OptionCode(*code), data));
-            }
-            let mut whole = Vec::new();
-            let mut handshake = Handshake::new(&mut whole);
-            let (_, step) = handshake.input(&export(), &input, &mut whole);
-            let mut parts = Vec::new();
-            let mut handshake = Handshake::new(&mut parts);
-            let mut buffer = Vec::new();
-            let mut last = Step::More;
-            for part in input.chunks(cut) {
-                buffer.extend_from_slice(part);
-                let (taken, step) = handshake.input(&export(), &buffer, &mut parts);
-                buffer.drain(..taken);
-                last = step;
-                if step != Step::More {
-                    break;
-                }
-            }
-            prop_assert_eq!(last, step);
-            prop_assert_eq!(parts, whole);
-        }
-    }
-}
+mod tests;

@@ -9,11 +9,14 @@ pub mod handshake;
 mod open;
 mod reply;
 pub mod request;
+mod scan;
 mod socket;
 #[cfg(test)]
 mod tests;
 pub mod transmission;
+mod uri;
 pub mod wire;
 
 pub use front_end::NbdFrontEnd;
 pub use socket::{NbdSocket, SocketError};
+pub use uri::uri;

@@ -2,10 +2,11 @@
 
 use capstan_memory::Buffer;
 use zerocopy::IntoBytes;
+use zerocopy::byteorder::big_endian::U32;
 
 use super::wire::{
-    CHUNK_DONE, ChunkType, ErrorChunk, NbdError, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
-    SimpleReply, StructuredReply,
+    BASE_ALLOCATION_ID, CHUNK_DONE, ChunkType, ErrorChunk, Extent, NbdError, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, StructuredReply,
 };
 use crate::front_ends::lease::Part;
 
@@ -19,18 +20,36 @@ pub(super) enum Reply {
     Error(NbdError),
 }
 
-/// A reply, or a part of one: a head, and data from a lease.
+/// What follows a head.
+#[derive(Debug)]
+enum Body {
+    Nothing,
+    Lease(Buffer),
+    Bytes(Vec<u8>),
+}
+
+impl Body {
+    fn len(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::Lease(lease) => lease.len_bytes() as usize,
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// A reply, or a part of one: a head, and what follows it.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     head: [u8; HEAD_BYTES_MAX],
     head_len: usize,
-    lease: Option<Buffer>,
+    body: Body,
     /// Bytes of both that were sent.
     sent: usize,
 }
 
 impl Outgoing {
-    fn new(parts: [&[u8]; 2], lease: Option<Buffer>) -> Self {
+    fn new(parts: [&[u8]; 2], body: Body) -> Self {
         let mut head = [0; HEAD_BYTES_MAX];
         let mut head_len = 0;
         for byte in parts.into_iter().flatten() {
@@ -42,7 +61,7 @@ impl Outgoing {
         Self {
             head,
             head_len,
-            lease,
+            body,
             sent: 0,
         }
     }
@@ -54,7 +73,7 @@ impl Outgoing {
             Reply::Error(error) => error.code(),
         };
         if !structured {
-            return Self::new([simple(cookie, error).as_bytes(), &[]], None);
+            return Self::new([simple(cookie, error).as_bytes(), &[]], Body::Nothing);
         }
         let body = ErrorChunk {
             error: error.into(),
@@ -65,41 +84,57 @@ impl Outgoing {
             Reply::Error(_) => (ChunkType::ERROR, body.as_bytes()),
         };
         let head = structured_head(cookie, chunk_type, body.len(), true);
-        Self::new([head.as_bytes(), body], None)
+        Self::new([head.as_bytes(), body], Body::Nothing)
     }
 
     /// The simple reply to a read, and its data.
     pub(super) fn simple_data(cookie: u64, lease: Buffer) -> Self {
-        Self::new([simple(cookie, 0).as_bytes(), &[]], Some(lease))
+        Self::new([simple(cookie, 0).as_bytes(), &[]], Body::Lease(lease))
     }
 
     /// More data of a simple reply to a read.
     pub(super) fn more_data(lease: Buffer) -> Self {
-        Self::new([&[], &[]], Some(lease))
+        Self::new([&[], &[]], Body::Lease(lease))
     }
 
     /// A chunk of the structured reply to a read.
     pub(super) fn data_chunk(cookie: u64, offset_bytes: u64, lease: Buffer, done: bool) -> Self {
         let len_bytes = 8 + lease.len_bytes() as usize;
         let head = structured_head(cookie, ChunkType::OFFSET_DATA, len_bytes, done);
-        Self::new([head.as_bytes(), &offset_bytes.to_be_bytes()], Some(lease))
+        let parts = [head.as_bytes(), &offset_bytes.to_be_bytes()];
+        Self::new(parts, Body::Lease(lease))
+    }
+
+    /// The reply to a block status.
+    pub(super) fn extents(cookie: u64, extents: &[Extent]) -> Self {
+        let bytes = extents.as_bytes().to_vec();
+        let context = U32::new(BASE_ALLOCATION_ID);
+        let len_bytes = size_of_val(&context) + bytes.len();
+        let head = structured_head(cookie, ChunkType::BLOCK_STATUS, len_bytes, true);
+        let parts = [head.as_bytes(), context.as_bytes()];
+        Self::new(parts, Body::Bytes(bytes))
     }
 
     fn len(&self) -> usize {
-        self.head_len + self.lease.as_ref().map_or(0, |l| l.len_bytes() as usize)
+        self.head_len + self.body.len()
     }
 
     /// What is left to send: of the head, and of the data.
     pub(super) fn parts(&self) -> [Part<'_>; 2] {
         let head = self.head.get(self.sent..self.head_len).unwrap_or_default();
-        let data = self.lease.as_ref().map_or(Part::EMPTY, |lease| {
-            let start = u32::try_from(self.sent.saturating_sub(self.head_len)).unwrap_or(u32::MAX);
-            Part::Lease {
-                lease,
-                start,
-                len_bytes: lease.len_bytes().saturating_sub(start),
+        let start = self.sent.saturating_sub(self.head_len);
+        let data = match &self.body {
+            Body::Nothing => Part::EMPTY,
+            Body::Bytes(bytes) => Part::Bytes(bytes.get(start..).unwrap_or_default()),
+            Body::Lease(lease) => {
+                let start = u32::try_from(start).unwrap_or(u32::MAX);
+                Part::Lease {
+                    lease,
+                    start,
+                    len_bytes: lease.len_bytes().saturating_sub(start),
+                }
             }
-        });
+        };
         [Part::Bytes(head), data]
     }
 
@@ -115,7 +150,10 @@ impl Outgoing {
     }
 
     pub(super) fn into_lease(self) -> Option<Buffer> {
-        self.lease
+        match self.body {
+            Body::Lease(lease) => Some(lease),
+            Body::Nothing | Body::Bytes(_) => None,
+        }
     }
 }
 

@@ -37,6 +37,11 @@ pub enum Command {
         /// The zeroes may become a hole.
         may_deallocate: bool,
     },
+    /// Tell where zeroes are.
+    BlockStatus {
+        /// One extent is wanted.
+        one: bool,
+    },
     /// The client leaves.
     Disconnect,
 }
@@ -102,6 +107,9 @@ impl Request {
                 fua,
                 may_deallocate: !no_hole,
             }),
+            CommandType::BLOCK_STATUS => Some(Command::BlockStatus {
+                one: flags.is_some_and(|flags| flags.contains(CommandFlags::REQ_ONE)),
+            }),
             _ => None,
         };
         let mut request = Self {
@@ -130,6 +138,7 @@ impl Request {
             Command::Read => (CommandFlags::DF, false),
             Command::Write { .. } | Command::Trim { .. } => (CommandFlags::empty(), true),
             Command::WriteZeroes { .. } => (CommandFlags::NO_HOLE, true),
+            Command::BlockStatus { .. } => (CommandFlags::REQ_ONE, false),
             Command::Flush | Command::Disconnect => return Ok((0, 0)),
         };
         // FUA is valid on every command ("a client MAY set this flag on all commands").
@@ -293,7 +302,7 @@ mod tests {
         /// What is not refused is inside the volume, whatever the bytes.
         #[test]
         fn what_is_accepted_is_inside(
-            command in 0_u16..8, flags in 0_u16..8, offset in any::<u64>(), len in any::<u32>(),
+            command in 0_u16..9, flags in 0_u16..16, offset in any::<u64>(), len in any::<u32>(),
             aligned in any::<bool>(),
         ) {
             let (offset, len) = if aligned {

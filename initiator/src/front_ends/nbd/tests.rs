@@ -1,5 +1,7 @@
 //! The transmission phase against a volume in memory, and a whole connection over a socket pair.
 
+mod extents;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -7,12 +9,13 @@ use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::connection::Connection;
-use super::handshake::Export;
+use super::handshake::{Export, Negotiated};
 use super::request::{CHUNK_BYTES, HEADER_BYTES};
 use super::transmission::Transmission;
 use super::wire::{
-    CHUNK_DONE, ChunkType, CommandType, NbdError, REQUEST_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC,
-    STRUCTURED_REPLY_MAGIC, SimpleReply, StructuredReply, TransmissionFlags,
+    BASE_ALLOCATION_ID, CHUNK_DONE, ChunkType, CommandType, Extent, NbdError, REQUEST_MAGIC,
+    RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, StructuredReply,
+    TransmissionFlags,
 };
 use crate::front_ends::block::Geometry;
 use crate::front_ends::fake::FakeQueue;
@@ -68,6 +71,14 @@ struct Got {
     cookie: u64,
     error: u32,
     data: Vec<(u64, Vec<u8>)>,
+    extents: Vec<(u32, u32)>,
+}
+
+/// Bytes and state of each.
+fn extents(bytes: &[u8]) -> Vec<(u32, u32)> {
+    let extents = <[Extent]>::ref_from_bytes(bytes).unwrap();
+    let pairs = extents.iter().map(|e| (e.len_bytes.get(), e.state.get()));
+    pairs.collect()
 }
 
 /// A client that has sent `input` to a transmission and takes everything it answers.
@@ -85,7 +96,13 @@ impl Run {
 
     fn on(queue: FakeQueue, structured: bool, input: Vec<u8>) -> Self {
         Self {
-            transmission: Transmission::new(queue.geometry, structured),
+            transmission: Transmission::new(
+                queue.geometry,
+                Negotiated {
+                    structured,
+                    allocation: structured,
+                },
+            ),
             queue,
             input,
             output: Vec::new(),
@@ -155,6 +172,7 @@ impl Run {
                     cookie,
                     error,
                     data,
+                    extents: Vec::new(),
                 });
                 continue;
             }
@@ -170,6 +188,10 @@ impl Run {
                 ChunkType::OFFSET_DATA => {
                     let offset = u64::from_be_bytes(body[..8].try_into().unwrap());
                     part.data.push((offset, body[8..].to_vec()));
+                }
+                ChunkType::BLOCK_STATUS => {
+                    assert_eq!(body[..4], BASE_ALLOCATION_ID.to_be_bytes());
+                    part.extents = extents(&body[4..]);
                 }
                 ChunkType::ERROR => part.error = u32::from_be_bytes(body[..4].try_into().unwrap()),
                 other => panic!("chunk type {other:?}"),
@@ -322,6 +344,24 @@ fn refused_writes_are_skipped_over() {
     assert_eq!(errors, [(1, 22), (2, 28), (3, 22), (4, 0)]);
     assert_eq!(run.transmission.end(), Some("the client disconnected"));
     assert_eq!(run.queue.data[..512], [4; 512]);
+    run.assert_nothing_is_held();
+}
+
+#[test]
+fn a_large_write_that_leaves_the_volume_changes_nothing() {
+    let len = 3 * CHUNK_BYTES;
+    let offset = SIZE_BYTES - u64::from(2 * CHUNK_BYTES);
+    let input = [
+        write(1, offset, &vec![9; len as usize]),
+        request(CommandType::WRITE_ZEROES, 0, 2, offset, len),
+        request(CommandType::TRIM, 0, 3, offset, len),
+    ]
+    .concat();
+    let mut run = Run::new(true, input);
+    run.finish(|_| 0);
+    let errors: Vec<_> = run.replies(|_| 0).iter().map(|r| r.error).collect();
+    assert_eq!(errors, [NbdError::Enospc.code(); 3]);
+    assert!(run.queue.data == queue().data);
     run.assert_nothing_is_held();
 }
 

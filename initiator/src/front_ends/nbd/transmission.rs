@@ -3,18 +3,21 @@
 //! Requests are taken in order and answered as they complete. What a connection may keep busy is
 //! bounded ([`REQUESTS_MAX`], [`HELD_BYTES_MAX`]); beyond that its bytes are left in the socket.
 
+mod replies;
+
 use std::collections::VecDeque;
 
 use capstan_memory::Buffer;
 
-use super::open::{Open, op, token, untoken};
+use super::handshake::Negotiated;
+use super::open::{Open, token, untoken};
 use super::reply::{Outgoing, Reply};
 use super::request::{CHUNK_BYTES, Command, HEADER_BYTES, Request};
 use super::wire::NbdError;
 use crate::driver::{Op, SubmitError};
 use crate::error::IoError;
 use crate::front_ends::block::{BlockQueue, Fault, Geometry};
-use crate::front_ends::lease::{Part, Place};
+use crate::front_ends::lease::Place;
 
 /// Requests of one connection in progress or waiting to be sent.
 pub const REQUESTS_MAX: usize = 256;
@@ -47,12 +50,14 @@ enum Current {
 #[derive(Debug)]
 pub struct Transmission {
     geometry: Geometry,
-    structured: bool,
+    negotiated: Negotiated,
     open: Vec<Option<Open>>,
     free: Vec<u16>,
     current: Option<Current>,
     /// Slots of requests that end with a flush.
     flushes: VecDeque<u16>,
+    /// Slots of block statuses with reads to be submitted.
+    scans: VecDeque<u16>,
     /// What the handshake left to send.
     first: Vec<u8>,
     output: VecDeque<Outgoing>,
@@ -65,15 +70,16 @@ pub struct Transmission {
 impl Transmission {
     /// A transmission phase that begins.
     #[must_use]
-    pub fn new(geometry: Geometry, structured: bool) -> Self {
+    pub fn new(geometry: Geometry, negotiated: Negotiated) -> Self {
         let slots = u16::try_from(REQUESTS_MAX).unwrap_or(u16::MAX);
         Self {
             geometry,
-            structured,
+            negotiated,
             open: (0..slots).map(|_| None).collect(),
             free: (0..slots).rev().collect(),
             current: None,
             flushes: VecDeque::with_capacity(REQUESTS_MAX),
+            scans: VecDeque::new(),
             first: Vec::new(),
             output: VecDeque::with_capacity(REPLIES_MAX),
             held_bytes: 0,
@@ -97,6 +103,9 @@ impl Transmission {
     /// Takes no more requests.
     pub fn stop(&mut self, reason: &'static str) {
         self.end.get_or_insert(reason);
+        while let Some(slot) = self.scans.pop_front() {
+            self.give_up(slot);
+        }
         // What is being received will not come; I/Os not submitted yet will not be.
         let slot = match self.current.take() {
             Some(Current::Submit { slot }) => slot,
@@ -106,6 +115,11 @@ impl Transmission {
             }
             Some(Current::Skip { .. }) | None => return,
         };
+        self.give_up(slot);
+    }
+
+    /// Submits nothing more of a request.
+    fn give_up(&mut self, slot: u16) {
         if let Some(open) = self.open_mut(slot) {
             open.started = open.ios();
             open.error.get_or_insert(NbdError::Eio);
@@ -135,7 +149,7 @@ impl Transmission {
         match &self.current {
             Some(Current::Submit { .. }) => true,
             Some(Current::Receive { .. }) => !self.wants_input(),
-            Some(Current::Skip { .. }) | None => !self.flushes.is_empty(),
+            Some(Current::Skip { .. }) | None => !self.flushes.is_empty() || !self.scans.is_empty(),
         }
     }
 
@@ -233,10 +247,14 @@ impl Transmission {
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
             return 0;
         };
-        let Some(request) = Request::parse(header, &self.geometry) else {
+        let Some(mut request) = Request::parse(header, &self.geometry) else {
             self.stop("a request without its magic");
             return HEADER_BYTES;
         };
+        let is_scan = matches!(request.command, Some(Command::BlockStatus { .. }));
+        if is_scan && !self.negotiated.allocation {
+            request.refused = Some(NbdError::Einval);
+        }
         if let Some(error) = request.refused {
             self.reply(request.cookie, Reply::Error(error), request.command);
             let left_bytes = request.payload_bytes();
@@ -250,15 +268,19 @@ impl Transmission {
         if let Some(slot) = self.free.pop()
             && let Some(entry) = self.open.get_mut(usize::from(slot))
         {
-            *entry = Some(Open::new(request));
-            self.current = Some(match request.command {
-                Some(Command::Write { .. }) => Current::Receive {
+            *entry = Some(Open::new(request, self.geometry.lba_bytes));
+            self.current = match request.command {
+                Some(Command::Write { .. }) => Some(Current::Receive {
                     slot,
                     lease: None,
                     filled: 0,
-                },
-                _ => Current::Submit { slot },
-            });
+                }),
+                Some(Command::BlockStatus { .. }) => {
+                    self.scans.push_back(slot);
+                    None
+                }
+                _ => Some(Current::Submit { slot }),
+            };
         }
         self.advance(queue);
         HEADER_BYTES
@@ -271,6 +293,20 @@ impl Transmission {
                 return;
             }
             self.flushes.pop_front();
+        }
+        // Bounded by the reads of each, which are submitted or wait.
+        while let Some(&slot) = self.scans.front() {
+            if self.submit_next(slot, queue) {
+                continue;
+            }
+            let waits = |open: &mut Open| open.started < open.ios();
+            if self.open_mut(slot).is_some_and(waits) {
+                break;
+            }
+            // One that has failed is gone already.
+            if self.scans.front() == Some(&slot) {
+                self.scans.pop_front();
+            }
         }
         // Bounded by the I/Os of one request: `step` ends or submits one.
         while self.step(queue) {}
@@ -288,27 +324,16 @@ impl Transmission {
         let Some(open) = self.open.get(usize::from(slot)).and_then(Option::as_ref) else {
             return false;
         };
-        let (request, chunk) = (open.request, open.started);
+        let chunk = open.started;
         if chunk == open.ios() {
             return false;
         }
-        let (_, len_bytes) = request.chunk(chunk);
-        let data = matches!(request.command, Some(Command::Read | Command::Write { .. }));
-        let op = op(&request, chunk, self.geometry.lba_bytes);
+        let len_bytes = open.data(chunk).map_or(0, |(_, len_bytes)| len_bytes);
+        let op = open.op(chunk, self.geometry.lba_bytes);
         match current {
             Current::Submit { .. } => {
-                let lease = if data {
-                    let Some(lease) = self.take_lease(len_bytes, queue) else {
-                        self.current = Some(current);
-                        return false;
-                    };
-                    Some(lease)
-                } else {
-                    None
-                };
-                let started = self.start(slot, op, chunk, lease, queue);
-                self.current = Some(Current::Submit { slot });
-                started
+                self.current = Some(current);
+                self.submit_next(slot, queue)
             }
             Current::Receive { lease: None, .. } => {
                 let lease = self.take_lease(len_bytes, queue);
@@ -337,6 +362,27 @@ impl Transmission {
             } => self.submit_write(slot, op, chunk, lease, queue),
             Current::Skip { .. } => false,
         }
+    }
+
+    /// Submits the next I/O of a request that sends no data; `false` when it cannot be now, or there
+    /// is none.
+    fn submit_next(&mut self, slot: u16, queue: &mut dyn BlockQueue) -> bool {
+        let Some(open) = self.open.get(usize::from(slot)).and_then(Option::as_ref) else {
+            return false;
+        };
+        let io = open.started;
+        if io == open.ios() {
+            return false;
+        }
+        let op = open.op(io, self.geometry.lba_bytes);
+        let lease = match open.data(io) {
+            None => None,
+            Some((_, len_bytes)) => match self.take_lease(len_bytes, queue) {
+                None => return false,
+                lease => lease,
+            },
+        };
+        self.start(slot, op, io, lease, queue)
     }
 
     /// Submits a chunk of a write that has been received.
@@ -445,12 +491,27 @@ impl Transmission {
                 self.flushes.push_back(slot);
                 return self.drop_lease(lease);
             }
+            (Ok(()), Some(Command::BlockStatus { .. })) => {
+                if let (Some(scan), Some(lease)) = (&mut open.scan, &lease) {
+                    scan.was_read(chunk, lease);
+                }
+                let is_pass_done = open.is_finished() && open.error.is_none();
+                let goes_on = is_pass_done
+                    && open
+                        .scan
+                        .as_mut()
+                        .is_some_and(|scan| scan.begin_second_pass());
+                if goes_on {
+                    self.scans.push_back(slot);
+                }
+                self.drop_lease(lease);
+            }
             (Ok(()), _) => self.drop_lease(lease),
             (Err(error), _) => {
                 tracing::debug!("an I/O of an NBD client failed: {error}");
                 let error = NbdError::from(Fault::of(&error));
                 open.error.get_or_insert(error);
-                if command == Some(Command::Read) {
+                if let Some(Command::Read | Command::BlockStatus { .. }) = command {
                     // What is not submitted yet is not worth the trouble.
                     open.started = open.ios();
                 }
@@ -458,115 +519,5 @@ impl Transmission {
             }
         }
         self.close_if_finished(slot);
-    }
-
-    /// Queues a chunk of a read for sending, in order where the reply has no offsets.
-    fn chunk_read(&mut self, slot: u16, chunk: u32, lease: Buffer) {
-        let structured = self.structured;
-        let Some(open) = self.open_mut(slot) else {
-            return self.drop_lease(Some(lease));
-        };
-        let (cookie, request) = (open.request.cookie, open.request);
-        if structured {
-            let offset_bytes = request.offset_bytes + u64::from(request.chunk(chunk).0);
-            let done = open.is_finished();
-            open.sent += 1;
-            return self.send(Outgoing::data_chunk(cookie, offset_bytes, lease, done));
-        }
-        if chunk != open.sent {
-            return open.early.push((chunk, lease));
-        }
-        let mut next = Some(lease);
-        while let Some(lease) = next {
-            let first = self.open_mut(slot).is_some_and(|open| open.sent == 0);
-            self.send(if first {
-                Outgoing::simple_data(cookie, lease)
-            } else {
-                Outgoing::more_data(lease)
-            });
-            next = self.open_mut(slot).and_then(|open| {
-                open.sent += 1;
-                let at = open.early.iter().position(|(chunk, _)| *chunk == open.sent);
-                at.map(|at| open.early.swap_remove(at).1)
-            });
-        }
-    }
-
-    fn close_if_finished(&mut self, slot: u16) {
-        let Some(entry) = self.open.get_mut(usize::from(slot)) else {
-            return;
-        };
-        if !entry.as_ref().is_some_and(Open::is_finished) {
-            return;
-        }
-        let Some(open) = entry.take() else {
-            return;
-        };
-        self.free.push(slot);
-        for (_, lease) in open.early {
-            self.drop_lease(Some(lease));
-        }
-        let is_read = open.request.command == Some(Command::Read);
-        match open.error {
-            Some(_) if is_read && !self.structured && open.sent > 0 => {
-                // "the server MUST initiate a hard disconnect" when an error comes after the
-                // head of a simple reply to a read.
-                self.break_off("a read failed after its reply had begun");
-            }
-            Some(error) => {
-                self.reply(
-                    open.request.cookie,
-                    Reply::Error(error),
-                    open.request.command,
-                );
-            }
-            // Its chunks are its reply.
-            None if is_read => {}
-            None => self.reply(open.request.cookie, Reply::Done, open.request.command),
-        }
-    }
-
-    fn reply(&mut self, cookie: u64, reply: Reply, command: Option<Command>) {
-        let structured = self.structured && command == Some(Command::Read);
-        self.send(Outgoing::status(cookie, reply, structured));
-    }
-
-    fn send(&mut self, outgoing: Outgoing) {
-        if self.broken {
-            self.drop_lease(outgoing.into_lease());
-        } else {
-            self.output.push_back(outgoing);
-        }
-    }
-
-    /// Fills `parts` with what is to be sent, and returns how many it filled.
-    #[must_use]
-    pub fn output<'a>(&'a self, parts: &mut [Part<'a>]) -> usize {
-        let first = std::iter::once(Part::Bytes(&self.first));
-        let all = first.chain(self.output.iter().flat_map(Outgoing::parts));
-        let mut count = 0;
-        for (place, part) in parts.iter_mut().zip(all.filter(|part| part.len() > 0)) {
-            *place = part;
-            count += 1;
-        }
-        count
-    }
-
-    /// `count` bytes of the output were sent.
-    pub fn sent(&mut self, mut count: usize) {
-        let of_first = count.min(self.first.len());
-        self.first.drain(..of_first);
-        count -= of_first;
-        while count > 0 {
-            let Some(first) = self.output.front_mut() else {
-                return;
-            };
-            count -= first.advance(count);
-            if first.is_sent()
-                && let Some(sent) = self.output.pop_front()
-            {
-                self.drop_lease(sent.into_lease());
-            }
-        }
     }
 }

@@ -24,6 +24,13 @@ pub const STRING_BYTES_MAX: u32 = 4096;
 /// ("Block size constraints").
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
+/// The metadata context that says where zeroes are ("The `base:allocation` metadata context").
+pub const BASE_ALLOCATION: &str = "base:allocation";
+/// Its number, on every connection.
+pub const BASE_ALLOCATION_ID: u32 = 1;
+/// State of an extent in it: everything there reads as zero.
+pub const STATE_ZERO: u32 = 1 << 1;
+
 /// Bytes of the zeroes behind the reply to `NBD_OPT_EXPORT_NAME`.
 pub const EXPORT_NAME_ZEROES_BYTES: usize = 124;
 
@@ -82,6 +89,8 @@ bitflags! {
         const NO_HOLE = 1 << 1;
         /// Do not fragment a structured reply.
         const DF = 1 << 2;
+        /// Only the first extent of a block status is wanted.
+        const REQ_ONE = 1 << 3;
     }
 }
 
@@ -112,6 +121,10 @@ numbers! {
     GO = 7,
     /// Use structured replies.
     STRUCTURED_REPLY = 8,
+    /// List metadata contexts.
+    LIST_META_CONTEXT = 9,
+    /// Choose the metadata contexts that block status tells of.
+    SET_META_CONTEXT = 10,
 }
 
 numbers! {
@@ -123,6 +136,8 @@ numbers! {
     SERVER = 2,
     /// One piece of information about an export.
     INFO = 3,
+    /// One metadata context.
+    META_CONTEXT = 4,
     /// The option is not supported.
     ERR_UNSUP = (1 << 31) + 1,
     /// The option's data makes no sense.
@@ -161,6 +176,8 @@ numbers! {
     TRIM = 4,
     /// Set to zero.
     WRITE_ZEROES = 6,
+    /// Tell what is known of a range.
+    BLOCK_STATUS = 7,
 }
 
 numbers! {
@@ -170,6 +187,8 @@ numbers! {
     NONE = 0,
     /// Data, and where it belongs.
     OFFSET_DATA = 1,
+    /// Extents and their state in one metadata context.
+    BLOCK_STATUS = 5,
     /// An error of the whole request.
     ERROR = (1 << 15) + 1,
     /// An error, and where.
@@ -337,6 +356,19 @@ pub struct StructuredReply {
     pub len_bytes: U32,
 }
 const _: () = assert!(size_of::<StructuredReply>() == 20);
+
+/// An extent in a [`ChunkType::BLOCK_STATUS`] chunk, behind the number of the context.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct Extent {
+    /// Bytes.
+    pub len_bytes: U32,
+    /// State.
+    pub state: U32,
+}
+const _: () = assert!(size_of::<Extent>() == 8);
 
 /// The start of an [`ChunkType::ERROR`] chunk; no message is sent.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
