@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
-use capstan_initiator::front_ends::disk::loop_device::device_numbers;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serve::{claimed, clear_loop, clear_loop_later};
@@ -112,19 +111,30 @@ pub(crate) struct List {
 
 impl List {
     pub(crate) fn run(&self) -> Result<()> {
-        let mut rows = Vec::new();
+        let (mut rows, mut unreadable) = (Vec::new(), Vec::new());
         for (dir, record) in volumes(&run_dir())? {
             match record {
-                Some(record) => rows.extend(Row::new(&dir, record)?),
-                None => clean_up_unborn(&dir),
+                Ok(Some(record)) => rows.extend(Row::new(&dir, record)?),
+                Ok(None) => clean_up_unborn(&dir),
+                Err(error) => unreadable.push((dir, error.to_string())),
             }
         }
         if self.output.is_json() {
             let volumes: Vec<Value> = rows.iter().map(Row::json).collect();
-            return output::json(&json!({ "volumes": volumes }));
+            let unreadable: Vec<Value> = unreadable
+                .iter()
+                .map(|(dir, error)| json!({ "folder": dir.path(), "error": error }))
+                .collect();
+            return output::json(&json!({ "volumes": volumes, "unreadable": unreadable }));
+        }
+        for (_, error) in &unreadable {
+            tracing::warn!("{error}");
+        }
+        if rows.is_empty() && unreadable.is_empty() {
+            return output::line("no volume is attached");
         }
         if rows.is_empty() {
-            return output::line("no volume is attached");
+            return Ok(());
         }
         output::table(
             &[
@@ -157,7 +167,7 @@ struct Row {
 impl Row {
     /// `None` when the volume's process had died and what it left could be cleaned up.
     fn new(dir: &VolumeDir, record: Record) -> Result<Option<Self>> {
-        let mounts = mounts_of(&device_numbers(&record.device)).context("/proc/self/mountinfo")?;
+        let mounts = mounts_of(&record.device).context("/proc/self/mountinfo")?;
         let state = if record.process.is_alive() {
             match ask(&dir.control(), Request::Status) {
                 Ok(Answer::Status(state)) => state,
@@ -250,9 +260,11 @@ fn plain(state: &str, detail: String) -> State {
     }
 }
 
-/// The volume whose disk is `device`.
+/// The volume whose disk is `device`, or a partition of it.
 pub(super) fn find_device(device: &Path) -> Result<(VolumeDir, Record)> {
-    let path = std::fs::canonicalize(device).with_context(|| device.display().to_string())?;
+    // A device that has died may have lost its node.
+    let path = std::fs::canonicalize(device).or_else(|_| std::path::absolute(device));
+    let path = path.with_context(|| device.display().to_string())?;
     let path = signatures::disk_of(path);
     find(|record| record.device == path)?.ok_or_else(|| {
         anyhow!(
@@ -262,14 +274,21 @@ pub(super) fn find_device(device: &Path) -> Result<(VolumeDir, Record)> {
     })
 }
 
-/// The volume that is `wanted`.
+/// The volume that is `wanted`. Says which records cannot be read when none of the others is.
 pub(super) fn find(wanted: impl Fn(&Record) -> bool) -> Result<Option<(VolumeDir, Record)>> {
-    let volumes = volumes(&run_dir())?;
-    let mut found: Vec<_> = volumes
-        .into_iter()
-        .filter_map(|(dir, record)| Some((dir, record?)))
-        .filter(|(_, record)| wanted(record))
-        .collect();
+    let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+    for (dir, record) in volumes(&run_dir())? {
+        match record {
+            Ok(Some(record)) if wanted(&record) => found.push((dir, record)),
+            Ok(_) => {}
+            Err(error) => unreadable.push(error),
+        }
+    }
+    if found.is_empty() {
+        for error in unreadable {
+            tracing::warn!("{error}");
+        }
+    }
     // A dead volume may have left a record of a device that is another's by now.
     found.sort_by_key(|(_, record)| !record.process.is_alive());
     Ok(found.into_iter().next())
@@ -332,6 +351,19 @@ pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
         "cleaned up after a serving process that had died"
     );
     Ok(())
+}
+
+/// Takes away what processes that have died left behind, where nobody uses it.
+pub(super) fn clean_up_dead() {
+    for (dir, record) in volumes(&run_dir()).unwrap_or_default() {
+        if let Ok(Some(record)) = record
+            && !record.process.is_alive()
+            && mounts_of(&record.device).is_ok_and(|mounts| mounts.is_empty())
+            && let Err(error) = clean_up(&dir, &record)
+        {
+            tracing::debug!("{} stays: {error:#}", dir.path().display());
+        }
+    }
 }
 
 /// Gives a volume up whose process has ended while its disk is in use: the disk goes with its last

@@ -7,7 +7,6 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::front_ends::disk::loop_device::device_numbers;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
@@ -49,7 +48,7 @@ pub(super) fn unmount(dir: &VolumeDir, record: &Record, mounts: &[Mount]) -> Res
         );
     }
     // All of them: each has lost its disk.
-    for mount in mounts_of(&device_numbers(&record.device)).context("/proc/self/mountinfo")? {
+    for mount in mounts_of(&record.device).context("/proc/self/mountinfo")? {
         // Out of sight at once; it ends with the last process that uses it.
         umount2(&mount.mount_point, MntFlags::MNT_DETACH)
             .with_context(|| format!("umount2 of {}", mount.mount_point.display()))?;

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::front_ends::disk::loop_device::{LoopDevice, device_numbers};
 use capstan_initiator::front_ends::disk::mounts::{Mount as Mounted, mount_at, mounts_of};
-use capstan_initiator::front_ends::disk::record::Record;
+use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use clap::Args;
 use serde_json::json;
 
@@ -138,14 +138,15 @@ fn check(mount_point: &Path, device: &Path, fs_type: &str) -> Result<()> {
     let numbers = device_numbers(device);
     let mounted = mount_at(mount_point).context("/proc/self/mountinfo")?;
     match mounted {
-        Some(m) if numbers.contains(&m.device) && m.fs_type == fs_type => Ok(()),
+        Some(m) if m.is_on(&numbers) && m.fs_type == fs_type => Ok(()),
         Some(Mounted {
-            device: (major, minor),
+            source,
             fs_type: other,
             ..
         }) => bail!(
-            "at {} there is {other} on device {major}:{minor}, expected {fs_type} on {}",
+            "at {} there is {other} of {}, expected {fs_type} on {}",
             mount_point.display(),
+            source.display(),
             device.display()
         ),
         None => bail!(
@@ -187,7 +188,7 @@ impl Umount {
             clean_up(&dir, &record)?;
             return self.tell(&record, &[], false);
         }
-        let left = mounts_of(&device_numbers(&record.device)).context("/proc/self/mountinfo")?;
+        let left = mounts_of(&record.device).context("/proc/self/mountinfo")?;
         if !left.is_empty() {
             return self.tell(&record, &left, true);
         }
@@ -229,20 +230,14 @@ impl Umount {
     }
 
     /// The volume, and the mounts to undo.
-    fn find(
-        &self,
-    ) -> Result<(
-        capstan_initiator::front_ends::disk::record::VolumeDir,
-        Record,
-        Vec<Mounted>,
-    )> {
+    fn find(&self) -> Result<(VolumeDir, Record, Vec<Mounted>)> {
         let target = self.target.display();
         let meta = std::fs::metadata(&self.target);
         let is_device = meta
             .is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_block_device(&meta.file_type()));
         if is_device {
             let (dir, record) = find_device(&self.target)?;
-            let mounts = mounts_of(&device_numbers(&record.device));
+            let mounts = mounts_of(&record.device);
             return Ok((dir, record, mounts.context("/proc/self/mountinfo")?));
         }
         let mount = mount_at(&self.target)
@@ -250,14 +245,27 @@ impl Umount {
             .ok_or_else(|| {
                 anyhow!("nothing is mounted at {target}; `capstan list` shows what is")
             })?;
-        let found = find(|record| device_numbers(&record.device).contains(&mount.device))?;
+        let of = |record: &Record| mounts_of(&record.device).unwrap_or_default();
+        let found = find(|record| of(record).contains(&mount))?;
         let (dir, record) = found.ok_or_else(|| {
             anyhow!(
                 "what is mounted at {target} is no volume of capstan; use umount, or see \
                  `capstan list`"
             )
         })?;
-        Ok((dir, record, vec![mount]))
+        let mut mounts = of(&record);
+        mounts.retain(|other| other.lies_on(&mount));
+        if let Some(overlay) = mounts.first().filter(|_| !self.force) {
+            // The kernel would unmount it, and the overlay would keep the disk without a name.
+            bail!(
+                "{target} is under the overlay at {over}; unmount that first: capstan umount {over}, \
+                 or everything of the volume: capstan umount {}",
+                record.device.display(),
+                over = overlay.mount_point.display(),
+            );
+        }
+        mounts.push(mount);
+        Ok((dir, record, mounts))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Loop devices: `/dev/loop-control` and the ioctls of `include/uapi/linux/loop.h`.
 #![expect(unsafe_code, reason = "ioctls of the loop driver")]
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -278,20 +279,49 @@ pub fn holders(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Device numbers (as `st_rdev`) of a block device and of its partitions.
+/// Devices stacked on each other at most, as far as they are followed.
+const STACKED_MAX: u32 = 8;
+
+/// Device numbers (as `st_rdev`) of a block device, of its partitions, of what is stacked on those
+/// (LVM, dm-crypt, md), and of the devices that a btrfs has besides them.
 #[must_use]
 pub fn device_numbers(path: &Path) -> Vec<(u32, u32)> {
     let name = path.file_name().unwrap_or_default();
-    let folder = Path::new("/sys/block").join(name);
-    let parts = fs::read_dir(&folder).into_iter().flatten().flatten();
-    std::iter::once(folder.clone())
-        .chain(parts.map(|entry| entry.path()))
-        .filter_map(|folder| fs::read_to_string(folder.join("dev")).ok())
-        .filter_map(|text| {
-            let (major, minor) = text.trim().split_once(':')?;
-            Some((major.parse().ok()?, minor.parse().ok()?))
-        })
-        .collect()
+    let mut found = BTreeSet::new();
+    follow(&Path::new("/sys/block").join(name), STACKED_MAX, &mut found);
+    found.into_iter().collect()
+}
+
+/// Adds the numbers of the device of a folder of sysfs, and of what lies on it.
+fn follow(device: &Path, depth: u32, found: &mut BTreeSet<(u32, u32)>) {
+    let Some(number) = number(device) else {
+        return;
+    };
+    if !found.insert(number) || depth == 0 {
+        return;
+    }
+    for entry in entries(device).chain(entries(&device.join("holders"))) {
+        // A partition, or a link to the device that holds this one.
+        follow(&entry, depth - 1, found);
+    }
+    let name = device.file_name().unwrap_or_default();
+    for file_system in entries(Path::new("/sys/fs/btrfs")) {
+        let devices = file_system.join("devices");
+        if devices.join(name).exists() {
+            found.extend(entries(&devices).filter_map(|device| self::number(&device)));
+        }
+    }
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path())
+}
+
+fn number(device: &Path) -> Option<(u32, u32)> {
+    let text = fs::read_to_string(device.join("dev")).ok()?;
+    let (major, minor) = text.trim().split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn open(path: &Path, write: bool, flags: i32) -> Result<LoopDevice, LoopError> {

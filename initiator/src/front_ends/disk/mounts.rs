@@ -1,21 +1,36 @@
-//! What is mounted where (proc_pid_mountinfo(5)).
+//! What is mounted where (proc_pid_mountinfo(5)), and which of it is on a disk.
 
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
+use std::os::linux::fs::MetadataExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+
+use nix::libc;
+
+use super::loop_device::device_numbers;
+
+/// Major and minor number.
+type Device = (u32, u32);
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Major and minor number of the file system's device.
-    pub device: (u32, u32),
+    /// Major and minor number of the file system's device. Some file systems (btrfs, overlay) have
+    /// a number of their own, of major 0, which is no disk's.
+    pub device: Device,
+    /// What was mounted, in the words of the file system: a device, a folder, or nothing of either.
+    pub source: OsString,
     /// Where.
     pub mount_point: PathBuf,
     /// Kind of file system.
     pub fs_type: String,
     /// Mounted read-only.
     pub read_only: bool,
+    /// Folders that an overlay lies on.
+    layers: Vec<PathBuf>,
 }
 
 /// Every mount this process sees, in the order they were made.
@@ -23,8 +38,7 @@ pub struct Mount {
 /// # Errors
 /// `/proc` is not there.
 pub fn mounts() -> io::Result<Vec<Mount>> {
-    let text = fs::read("/proc/self/mountinfo")?;
-    Ok(text.split(|&b| b == b'\n').filter_map(parse).collect())
+    Ok(parse_all(&fs::read("/proc/self/mountinfo")?))
 }
 
 /// The mount that is seen at `path`: the last one made there.
@@ -32,23 +46,137 @@ pub fn mounts() -> io::Result<Vec<Mount>> {
 /// # Errors
 /// `path` is empty, or `/proc` is not there.
 pub fn mount_at(path: &Path) -> io::Result<Option<Mount>> {
-    // A file system whose disk has died may not even be looked at.
-    let path = fs::canonicalize(path).or_else(|_| std::path::absolute(path))?;
+    let path = resolved(path)?;
     let mounts = mounts()?;
     Ok(mounts.into_iter().rev().find(|m| m.mount_point == path))
 }
 
-/// Where file systems of these devices are mounted, the last one first.
+/// The path without links, as mountinfo has it. A file system whose disk has died may not even be
+/// looked at: of a mount point's path only what leads to it is.
+///
+/// # Errors
+/// `path` is empty.
+pub fn resolved(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    if mounts()?.iter().any(|m| m.mount_point == path) {
+        return Ok(path);
+    }
+    fs::canonicalize(&path).or(Ok(path))
+}
+
+/// Mounts on the disk `disk`, the last one first: of file systems on it, on its partitions and on
+/// what is stacked on those, however they were mounted, and of overlays on them.
 ///
 /// # Errors
 /// `/proc` is not there.
-pub fn mounts_of(devices: &[(u32, u32)]) -> io::Result<Vec<Mount>> {
-    let mounts = mounts()?;
-    Ok(mounts
-        .into_iter()
-        .rev()
-        .filter(|m| devices.contains(&m.device))
-        .collect())
+pub fn mounts_of(disk: &Path) -> io::Result<Vec<Mount>> {
+    Ok(on_disk(mounts()?, &device_numbers(disk), device_at))
+}
+
+/// A mount that another mount namespace has, and a process there.
+#[derive(Clone, Debug)]
+pub struct Elsewhere {
+    /// The mount.
+    pub mount: Mount,
+    /// The process.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+}
+
+/// A mount on `disk` that this process does not see: one of a container, or of a service with mounts
+/// of its own.
+#[must_use]
+pub fn mount_elsewhere(disk: &Path) -> Option<Elsewhere> {
+    let numbers = device_numbers(disk);
+    let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
+    let mut seen: HashSet<PathBuf> = namespace(Path::new("/proc/self")).into_iter().collect();
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    processes
+        .filter_map(|entry| Some((entry.path(), entry.file_name().to_str()?.parse().ok()?)))
+        .filter(|(process, _)| namespace(process).is_some_and(|of| seen.insert(of)))
+        .find_map(|(process, pid)| {
+            let text = fs::read(process.join("mountinfo")).ok()?;
+            let found = on_disk(parse_all(&text), &numbers, device_at);
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            Some(Elsewhere {
+                mount: found.into_iter().next()?,
+                pid,
+                name: name.trim().to_owned(),
+            })
+        })
+}
+
+/// The number of a device, by its path.
+fn device_at(path: &Path) -> Option<Device> {
+    // Anything else could be on a file system that does not answer.
+    let meta = path.starts_with("/dev").then(|| fs::metadata(path).ok());
+    let number = meta??.st_rdev();
+    Some((libc::major(number), libc::minor(number)))
+}
+
+/// Those of `mounts` that are on a disk with `numbers`, the last one first.
+fn on_disk(
+    mounts: Vec<Mount>,
+    numbers: &[Device],
+    device_at: impl Fn(&Path) -> Option<Device>,
+) -> Vec<Mount> {
+    let mut found: Vec<bool> = mounts
+        .iter()
+        .map(|m| {
+            let sources = m.devices().filter_map(&device_at);
+            std::iter::once(m.device)
+                .chain(sources)
+                .any(|device| numbers.contains(&device))
+        })
+        .collect();
+    // An overlay may lie on an overlay, which was mounted before it.
+    for at in 0..mounts.len() {
+        let layers = mounts.get(at).map_or(&[][..], |m| &m.layers);
+        let on_disk = layers.iter().any(|layer| {
+            let below = mounts.iter().enumerate().take(at);
+            let below = below.filter(|(_, m)| layer.starts_with(&m.mount_point));
+            let below = below.max_by_key(|(at, m)| (m.mount_point.as_os_str().len(), *at));
+            below.is_some_and(|(at, _)| found.get(at) == Some(&true))
+        });
+        if on_disk && let Some(found) = found.get_mut(at) {
+            *found = true;
+        }
+    }
+    let pairs = mounts.into_iter().zip(found);
+    let on_disk = pairs.filter_map(|(mount, found)| found.then_some(mount));
+    on_disk.rev().collect()
+}
+
+impl Mount {
+    /// The devices that the source names, where the file system's own number is none: btrfs one of
+    /// its devices, bcachefs all of them.
+    fn devices(&self) -> impl Iterator<Item = &Path> {
+        let parts = || self.source.as_bytes().split(|&b| b == b':');
+        // A network file system has a host name before its colon.
+        let named = self.device.0 == 0 && parts().all(|part| part.starts_with(b"/dev/"));
+        parts()
+            .filter(move |_| named)
+            .map(|part| Path::new(OsStr::from_bytes(part)))
+    }
+
+    /// Whether it is on the disk with these numbers.
+    #[must_use]
+    pub fn is_on(&self, numbers: &[Device]) -> bool {
+        !on_disk(vec![self.clone()], numbers, device_at).is_empty()
+    }
+
+    /// A folder of `of` that this overlay lies on.
+    #[must_use]
+    pub fn lies_on(&self, of: &Self) -> bool {
+        self.layers
+            .iter()
+            .any(|layer| layer.starts_with(&of.mount_point))
+    }
+}
+
+fn parse_all(text: &[u8]) -> Vec<Mount> {
+    text.split(|&b| b == b'\n').filter_map(parse).collect()
 }
 
 /// `36 35 98:0 /root /mnt rw,noatime shared:1 - ext4 /dev/sda rw,errors=continue`.
@@ -58,13 +186,67 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let (major, minor) = device.split_once(':')?;
     let mount_point = unescape(fields.nth(1)?);
     let options = fields.next()?;
-    let fs_type = fields.skip_while(|&field| field != b"-").nth(1)?;
+    let mut fields = fields.skip_while(|&field| field != b"-").skip(1);
+    let fs_type = fields.next()?;
+    let source = unescape(fields.next().unwrap_or_default());
+    let own_options = fields.next().unwrap_or_default();
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
-        mount_point: PathBuf::from(std::ffi::OsString::from_vec(mount_point)),
+        source: OsString::from_vec(source),
+        mount_point: PathBuf::from(OsString::from_vec(mount_point)),
         fs_type: String::from_utf8_lossy(fs_type).into_owned(),
         read_only: options.split(|&b| b == b',').any(|option| option == b"ro"),
+        layers: if fs_type == b"overlay" {
+            layers(own_options)
+        } else {
+            Vec::new()
+        },
     })
+}
+
+/// The folders in an overlay's options (Documentation/filesystems/overlayfs.rst). A comma or a colon
+/// in a name has a backslash before it.
+fn layers(options: &[u8]) -> Vec<PathBuf> {
+    let mut layers = Vec::new();
+    // The escapes of mountinfo lie around those of overlayfs.
+    for option in split(&unescape(options), b',') {
+        let Some(at) = option.iter().position(|&b| b == b'=') else {
+            continue;
+        };
+        let (key, value) = option.split_at(at);
+        let value = value.get(1..).unwrap_or_default();
+        let folders = match key {
+            b"lowerdir" | b"lowerdir+" | b"datadir+" => split(value, b':'),
+            b"upperdir" | b"workdir" => vec![value.to_vec()],
+            _ => continue,
+        };
+        let plain = folders.into_iter().map(|folder| {
+            let mut escaped = false;
+            let kept = folder.into_iter().filter(|&byte| {
+                escaped = byte == b'\\' && !escaped;
+                !escaped
+            });
+            PathBuf::from(OsString::from_vec(kept.collect()))
+        });
+        // What is not absolute nobody but the one that mounted it could find.
+        layers.extend(plain.filter(|folder| folder.is_absolute()));
+    }
+    layers
+}
+
+/// Parts between separators, but for those with a backslash before them.
+fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
+    let mut parts = vec![Vec::new()];
+    let mut escaped = false;
+    for &byte in text {
+        if byte == separator && !escaped {
+            parts.push(Vec::new());
+        } else if let Some(part) = parts.last_mut() {
+            part.push(byte);
+        }
+        escaped = byte == b'\\' && !escaped;
+    }
+    parts
 }
 
 /// Space, tab, newline and backslash are `\` and three octal digits.
@@ -92,7 +274,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mount, mount_at, parse, unescape};
+    use super::{Mount, layers, mount_at, on_disk, parse, parse_all, unescape};
     use std::path::{Path, PathBuf};
 
     #[test]
@@ -100,9 +282,11 @@ mod tests {
         let line = b"36 35 7:3 / /mnt/a\\040b ro,noatime shared:1 master:2 - ext4 /dev/loop3 rw";
         let mount = Mount {
             device: (7, 3),
+            source: "/dev/loop3".into(),
             mount_point: PathBuf::from("/mnt/a b"),
             fs_type: "ext4".to_owned(),
             read_only: true,
+            layers: Vec::new(),
         };
         assert_eq!(parse(line), Some(mount));
         assert_eq!(parse(b""), None);
@@ -119,5 +303,75 @@ mod tests {
         let mount = mount_at(Path::new("/proc")).unwrap().unwrap();
         assert_eq!(mount.fs_type, "proc");
         assert_eq!(mount_at(Path::new("/proc/self")).unwrap(), None);
+    }
+
+    /// Lines of real machines: btrfs with subvolumes and a bind mount, an overlay of a container and
+    /// one on it, ext4 on a partition, LVM, a link of udev as source, and what only looks like it.
+    const MOUNTINFO: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+23 22 0:21 / /proc rw - proc proc rw
+40 22 0:45 / /srv/data rw,relatime shared:20 - btrfs /dev/loop3 rw,space_cache=v2,subvolid=5,subvol=/
+41 22 0:45 /@home /srv/home rw,relatime shared:21 - btrfs /dev/loop3 rw,subvolid=256,subvol=/@home
+42 22 0:45 /@home/a /mnt/bind\\040mount rw - btrfs /dev/loop3 rw,subvolid=256,subvol=/@home
+43 22 0:46 / /srv/other rw - btrfs /dev/loop4 rw,subvolid=5,subvol=/
+44 22 0:50 / /merged rw - overlay overlay rw,lowerdir=/usr/share:/srv/data/lower,upperdir=/srv/up,workdir=/srv/w
+45 22 0:51 / /merged/twice rw - overlay overlay rw,lowerdir=/merged/x:/etc
+46 22 0:52 / /unrelated rw - overlay overlay rw,lowerdir=/srv/database,upperdir=/srv/other/u,workdir=/srv/other/w
+47 22 259:1 /sub /srv/part ro - ext4 /dev/loop3p1 rw
+48 22 0:53 / /tmp/decoy rw - tmpfs /srv/data rw
+49 22 0:54 / /net rw - nfs4 host:/dev/loop3 rw
+50 22 0:55 / /srv/by-label rw - btrfs /dev/disk/by-label/data rw,subvolid=5,subvol=/
+51 22 0:56 / /srv/many rw - bcachefs /dev/loop4:/dev/loop3 rw
+";
+
+    fn found(numbers: &[(u32, u32)]) -> Vec<String> {
+        let device_at = |path: &Path| match path.to_str() {
+            Some("/dev/loop3" | "/dev/disk/by-label/data") => Some((7, 3)),
+            Some("/dev/loop4") => Some((7, 4)),
+            _ => None,
+        };
+        let mounts = on_disk(parse_all(MOUNTINFO.as_bytes()), numbers, device_at);
+        let points = mounts.iter().map(|m| m.mount_point.display().to_string());
+        points.collect()
+    }
+
+    #[test]
+    fn a_mount_is_known_by_its_source_where_its_number_is_no_disk_s() {
+        let on_loop3 = [
+            "/srv/many",
+            "/srv/by-label",
+            "/srv/part",
+            "/merged/twice",
+            "/merged",
+            "/mnt/bind mount",
+            "/srv/home",
+            "/srv/data",
+        ];
+        assert_eq!(found(&[(7, 3), (259, 1)]), on_loop3);
+        assert_eq!(
+            found(&[(7, 4)]),
+            ["/srv/many", "/unrelated", "/srv/other"],
+            "a folder is not below one whose name it begins with"
+        );
+        assert_eq!(found(&[(7, 5)]), [""; 0]);
+    }
+
+    #[test]
+    fn the_layers_of_an_overlay_are_found_however_they_are_given() {
+        let paths = |options: &[u8]| {
+            let layers = layers(options);
+            let texts = layers.iter().map(|path| path.display().to_string());
+            texts.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            paths(b"rw,lowerdir+=/a,lowerdir+=/b\\040c,datadir+=/d,metacopy=on"),
+            ["/a", "/b c", "/d"]
+        );
+        assert_eq!(
+            paths(b"rw,lowerdir=/a\\134:b:/c\\134,d::/e,upperdir=/f"),
+            ["/a:b", "/c,d", "/e", "/f"]
+        );
+        assert_eq!(paths(b"rw,lowerdir=relative,upperdir=../u"), [""; 0]);
+        assert_eq!(paths(b"rw"), [""; 0]);
     }
 }

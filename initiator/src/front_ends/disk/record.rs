@@ -4,7 +4,7 @@
 //! serves it, `control` is the socket of the serving process, `log` its log.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -20,21 +20,40 @@ pub const RUN_DIR: &str = "/run/capstan-host";
 pub const RUN_DIR_VARIABLE: &str = "CAPSTAN_RUN_DIR";
 /// Volumes at once: an end to the search for a free number.
 const VOLUMES_MAX: u32 = 4096;
+/// Longest record, in bytes.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
 /// Permissions that let others than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The folder cannot be used.
+/// The folder, or the record of one volume, cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {source}; expected a folder of this user's own that nobody else can write (root's is {RUN_DIR}, another is given by {RUN_DIR_VARIABLE})", .path.display())]
-pub struct RecordError {
-    /// What was tried.
-    pub path: PathBuf,
-    /// Why it failed.
-    pub source: io::Error,
+pub enum RecordError {
+    /// A folder or a file is not this user's, or cannot be used.
+    #[error("{}: {source}; expected a folder of this user's own that nobody else can write (root's is {RUN_DIR}, another is given by {RUN_DIR_VARIABLE})", .path.display())]
+    System {
+        /// What was tried.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A record does not say what one says.
+    #[error("{}: {source}; expected a record of this version of capstan. The version that wrote it can detach the disk; remove the folder when that has gone", .path.display())]
+    Unreadable {
+        /// The record.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+}
+
+impl RecordError {
+    fn is_not_found(&self) -> bool {
+        matches!(self, Self::System { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
 }
 
 fn error(path: &Path, source: io::Error) -> RecordError {
-    RecordError {
+    RecordError::System {
         path: path.to_owned(),
         source,
     }
@@ -173,22 +192,29 @@ impl VolumeDir {
         options.write(true).create(true).truncate(true).mode(0o600);
         text.and_then(|text| options.open(&partial)?.write_all(&text))
             .and_then(|()| fs::rename(&partial, &path))
-            .map_err(|source| RecordError { path, source })
+            .map_err(|source| RecordError::System { path, source })
     }
 
-    /// Reads the record. `None` when there is none (yet), or none that this version can read.
+    /// Reads the record. `None` when there is none (yet).
     ///
     /// # Errors
-    /// Another user owns it or could have written it.
+    /// Another user owns it or could have written it, or it is no record.
     fn owned_record(&self) -> Result<Option<Record>, RecordError> {
+        check_owned(&self.path)?;
         let path = self.path.join("volume.json");
         match check_owned(&path) {
             Ok(()) => {}
-            Err(none) if none.source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(none) if none.is_not_found() => return Ok(None),
             Err(refused) => return Err(refused),
         }
-        let text = fs::read(path).ok();
-        Ok(text.and_then(|text| serde_json::from_slice(&text).ok()))
+        let mut text = Vec::new();
+        File::open(&path)
+            .and_then(|file| file.take(RECORD_BYTES_MAX).read_to_end(&mut text))
+            .map_err(|source| error(&path, source))?;
+        let record = serde_json::from_slice(&text);
+        record
+            .map(Some)
+            .map_err(|source| RecordError::Unreadable { path, source })
     }
 
     /// Removes the folder and what is known to be in it; what is not stays, and with it the folder.
@@ -209,12 +235,16 @@ impl VolumeDir {
     }
 }
 
-/// The volumes in `run_dir`, by number. A volume that is just being attached has no record yet.
+/// A volume's folder, and what its record says: nothing yet while it is just being attached, or why
+/// it is not believed.
+pub type Found = (VolumeDir, Result<Option<Record>, RecordError>);
+
+/// The volumes in `run_dir`, by number, each by itself.
 ///
 /// # Errors
-/// [`RecordError`]: the folder cannot be read, or it or something in it is not root's or this
-/// user's alone; when there is none, there is no volume.
-pub fn volumes(run_dir: &Path) -> Result<Vec<(VolumeDir, Option<Record>)>, RecordError> {
+/// [`RecordError`]: the folder cannot be read, or it is not root's or this user's alone; when there
+/// is none, there is no volume.
+pub fn volumes(run_dir: &Path) -> Result<Vec<Found>, RecordError> {
     let entries = match fs::read_dir(run_dir) {
         Ok(entries) => entries,
         Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -226,17 +256,19 @@ pub fn volumes(run_dir: &Path) -> Result<Vec<(VolumeDir, Option<Record>)>, Recor
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     numbers.sort_unstable();
-    let mut volumes = Vec::with_capacity(numbers.len());
-    for number in numbers {
-        let dir = VolumeDir::at(run_dir.join(number.to_string()));
-        match check_owned(dir.path()).and_then(|()| dir.owned_record()) {
-            Ok(record) => volumes.push((dir, record)),
-            // It has just been detached.
-            Err(gone) if gone.source.kind() == io::ErrorKind::NotFound => {}
-            Err(refused) => return Err(refused),
-        }
-    }
-    Ok(volumes)
+    let dirs = numbers
+        .into_iter()
+        .map(|number| VolumeDir::at(run_dir.join(number.to_string())));
+    let found = dirs.map(|dir| {
+        let record = dir.owned_record();
+        (dir, record)
+    });
+    // Those that are not found have just been detached.
+    let there = found.filter(|(_, record)| {
+        let gone = record.as_ref().is_err_and(RecordError::is_not_found);
+        !gone
+    });
+    Ok(there.collect())
 }
 
 #[cfg(test)]
@@ -275,6 +307,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o700);
         second.write(&record()).unwrap();
         let found = volumes(&run_dir).unwrap();
+        let found: Vec<_> = found.into_iter().map(|(d, r)| (d, r.unwrap())).collect();
         assert_eq!(
             found,
             [(first.clone(), None), (second.clone(), Some(record()))]
@@ -283,6 +316,38 @@ mod tests {
         second.remove().unwrap();
         assert!(volumes(&run_dir).unwrap().is_empty());
         assert_eq!(VolumeDir::create(&run_dir).unwrap().name(), "0");
+    }
+
+    #[test]
+    fn a_bad_record_hides_no_other_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let [cut, foreign, link, good] = [(); 4].map(|()| VolumeDir::create(dir.path()).unwrap());
+        let file = |dir: &VolumeDir| dir.path().join("volume.json");
+        good.write(&record()).unwrap();
+        let text = fs::read(file(&good)).unwrap();
+        fs::write(file(&cut), &text[..text.len() / 2]).unwrap();
+        fs::write(file(&foreign), "{}").unwrap();
+        fs::set_permissions(file(&foreign), fs::Permissions::from_mode(0o666)).unwrap();
+        symlink(file(&good), file(&link)).unwrap();
+        let found = volumes(dir.path()).unwrap();
+        let said: Vec<_> = found
+            .iter()
+            .map(|(dir, record)| match record {
+                Ok(record) => format!("{:?}", record.as_ref().map(|r| r.nsid)),
+                Err(error) => error
+                    .to_string()
+                    .replace(&format!("{}/", dir.path().display()), ""),
+            })
+            .collect();
+        assert!(
+            said[0].starts_with("volume.json: EOF while parsing"),
+            "{said:?}"
+        );
+        assert!(said[0].contains("this version of capstan"), "{said:?}");
+        assert!(said[1].starts_with("volume.json: of mode 666"), "{said:?}");
+        assert!(said[2].starts_with("volume.json: neither"), "{said:?}");
+        assert_eq!(said[3], "Some(1)");
+        assert_eq!(said.len(), 4);
     }
 
     #[test]
@@ -304,7 +369,11 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&file), 0o600);
         assert_eq!(volumes(&run_dir).unwrap().len(), 1);
-        let said = || volumes(&run_dir).unwrap_err().to_string();
+        // The folder of all speaks for all, what is in it for one.
+        let said = || match volumes(&run_dir) {
+            Ok(mut found) => found.remove(0).1.unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        };
         for path in [run_dir.as_path(), volume.path(), &file] {
             let good = fs::metadata(path).unwrap().permissions();
             for writable in [0o720, 0o702] {

@@ -17,7 +17,7 @@ use nix::unistd::{getgid, getuid, pipe2};
 
 use super::control::{Answer, ControlSocket, Request, State};
 use super::loop_device::{self, LoopDevice, LoopError, LoopOptions};
-use super::mounts::mounts_of;
+use super::mounts::{Elsewhere, mount_elsewhere, mounts_of};
 use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
@@ -376,11 +376,17 @@ pub fn clear_loop_later(record: &Record) -> Result<(), String> {
 
 /// How a claimed device is used, and what to do about it.
 fn use_of(path: &Path) -> String {
-    let numbers = loop_device::device_numbers(path);
-    let mounts = mounts_of(&numbers).unwrap_or_default();
+    let mounts = mounts_of(path).unwrap_or_default();
     if let Some(mount) = mounts.first() {
         let at = mount.mount_point.display();
         return format!("mounted at {at}; unmount it first: capstan umount {at}");
+    }
+    if let Some(Elsewhere { mount, pid, name }) = mount_elsewhere(path) {
+        let at = mount.mount_point.display();
+        return format!(
+            "mounted at {at} in the mount namespace of {name} (pid {pid}); unmount it there first: \
+             nsenter --target {pid} --mount umount {at}"
+        );
     }
     let holders = loop_device::holders(path);
     if holders.is_empty() {

@@ -1,0 +1,248 @@
+//! How volumes are mounted, as `capstan list` and `umount` must know it: file systems with device
+//! numbers of their own, mounts made by hand, several of them, and what lies on others.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use capstan_tests::program::{
+    Daemon, Machine, complaint, has_disks, own_address, told, tool, utf8,
+};
+
+/// A file with an empty file system of `kind`.
+fn image(dir: &Path, kind: &str) -> PathBuf {
+    let path = dir.join("disk.img");
+    File::create(&path).unwrap().set_len(320 << 20).unwrap();
+    let options: &[&str] = match kind {
+        "btrfs" => &["-q", "-s", "4096"],
+        "xfs" => &["-q", "-s", "size=4096"],
+        _ => &["-q", "-b", "4096"],
+    };
+    tool(&format!("mkfs.{kind}"), &[options, &[utf8(&path)]].concat());
+    path
+}
+
+/// The mount points that `list` shows, the last one first.
+fn listed(machine: &Machine) -> Vec<PathBuf> {
+    let list = machine.list();
+    assert_eq!(list.len(), 1, "{list:?}");
+    let points = list[0]["mount_points"].as_array().expect("a list").iter();
+    points.map(|p| PathBuf::from(p.as_str().unwrap())).collect()
+}
+
+fn folder(machine: &Machine, name: &str) -> PathBuf {
+    let path = machine.path(name);
+    fs::create_dir(&path).unwrap();
+    path
+}
+
+/// Whether this kernel has the file system. Says so when not.
+fn has_file_system(test: &str, kind: &str) -> bool {
+    let has = fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains(kind));
+    if !has {
+        eprintln!("SKIPPED {test}: this kernel has no {kind}");
+    }
+    has
+}
+
+#[test]
+fn btrfs_is_mounted_listed_and_unmounted() {
+    let test = "btrfs_is_mounted_listed_and_unmounted";
+    if !has_disks(test, &["mkfs.btrfs", "btrfs"]) || !has_file_system(test, "btrfs") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "btrfs");
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    let mount_point = machine.mount_point();
+    machine.mount(&[]);
+    assert_eq!(listed(&machine), [mount_point.clone()]);
+    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+    fs::write(mount_point.join("file"), "x").unwrap();
+    let error = complaint(&machine.run("detach", &[utf8(&device)]));
+    assert!(
+        error.contains(&format!("mounted at {}", utf8(&mount_point))),
+        "{error}"
+    );
+
+    // A subvolume and a bind mount, both made by hand.
+    tool(
+        "btrfs",
+        &["-q", "subvolume", "create", utf8(&mount_point.join("sub"))],
+    );
+    let [sub, bound] = ["sub", "bound"].map(|name| folder(&machine, name));
+    tool("mount", &["-o", "subvol=sub", utf8(&device), utf8(&sub)]);
+    tool("mount", &["--bind", utf8(&mount_point), utf8(&bound)]);
+    assert_eq!(
+        listed(&machine),
+        [bound.clone(), sub.clone(), mount_point.clone()]
+    );
+    let text = told(&machine.run("umount", &[utf8(&mount_point)]));
+    assert!(
+        text.contains(&format!("still mounted at {}", utf8(&bound))),
+        "{text}"
+    );
+    told(&machine.run("umount", &[utf8(&sub)]));
+    assert_eq!(listed(&machine), [bound.clone()]);
+    told(&machine.run("umount", &[utf8(&bound)]));
+    machine.assert_clean(&device);
+
+    machine.mount(&["-o", "subvol=sub"]);
+    assert!(!mount_point.join("file").exists());
+    machine.umount();
+    machine.assert_clean(&device);
+}
+
+#[test]
+fn what_lies_on_a_volume_is_unmounted_before_it() {
+    let test = "what_lies_on_a_volume_is_unmounted_before_it";
+    if !has_disks(test, &["mkfs.ext4"]) || !has_file_system(test, "overlay") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "ext4");
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    let mount_point = machine.mount_point();
+    let [merged, bound] = ["merged", "bound"].map(|name| folder(&machine, name));
+    let overlay = || {
+        let layer = |name: &str| {
+            let path = mount_point.join(name);
+            fs::create_dir_all(&path).unwrap();
+            utf8(&path).to_owned()
+        };
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            layer("l"),
+            layer("u"),
+            layer("w")
+        );
+        tool(
+            "mount",
+            &["-t", "overlay", "overlay", "-o", &options, utf8(&merged)],
+        );
+    };
+    machine.mount(&[]);
+    overlay();
+    fs::write(merged.join("file"), "kept").unwrap();
+    assert_eq!(listed(&machine), [merged.clone(), mount_point.clone()]);
+    // Not before it, and what the message names works.
+    let error = complaint(&machine.run("umount", &[utf8(&mount_point)]));
+    let advice = format!("capstan umount {}", utf8(&merged));
+    assert!(error.contains(&advice), "{error}");
+    let text = told(&machine.run("umount", &[utf8(&merged)]));
+    assert!(text.contains("still mounted at"), "{text}");
+    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+    machine.umount();
+    machine.assert_clean(&device);
+
+    // By its device everything goes: here mounted by hand, with a bind mount of a folder on it.
+    let device = machine.attach(&[]);
+    tool("mount", &[utf8(&device), utf8(&mount_point)]);
+    overlay();
+    assert_eq!(fs::read_to_string(merged.join("file")).unwrap(), "kept");
+    tool(
+        "mount",
+        &["--bind", utf8(&mount_point.join("u")), utf8(&bound)],
+    );
+    assert_eq!(
+        listed(&machine),
+        [bound, merged.clone(), mount_point.clone()]
+    );
+    let text = told(&machine.run("umount", &[utf8(&device)]));
+    assert!(text.contains("stays attached"), "{text}");
+    assert!(listed(&machine).is_empty());
+    told(&machine.run("detach", &[utf8(&device)]));
+    machine.assert_clean(&device);
+
+    // By force the folder takes with it what lies on it.
+    machine.mount(&[]);
+    overlay();
+    told(&machine.run("umount", &["--force", utf8(&mount_point)]));
+    machine.assert_clean(&device);
+}
+
+#[test]
+fn a_mount_that_only_another_namespace_sees_is_named() {
+    let test = "a_mount_that_only_another_namespace_sees_is_named";
+    if !has_disks(test, &["mkfs.ext4", "unshare", "nsenter"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "ext4");
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    let device = machine.attach(&[]);
+    let script = "mount \"$0\" \"$1\" && echo && read -r _";
+    let mut container = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, utf8(&device)])
+        .arg(machine.mount_point())
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0];
+    std::io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut line).unwrap();
+    assert!(listed(&machine).is_empty());
+    let error = complaint(&machine.run("detach", &[utf8(&device)]));
+    let advice = format!(
+        "nsenter --target {} --mount umount {}",
+        container.id(),
+        utf8(&machine.mount_point())
+    );
+    assert!(error.contains(&advice), "{error}");
+    let words: Vec<&str> = advice.split(' ').collect();
+    tool(words[0], &words[1..]);
+    told(&machine.run("detach", &[utf8(&device)]));
+    drop(container.stdin.take());
+    assert!(container.wait().is_ok());
+    machine.assert_clean(&device);
+}
+
+#[test]
+fn a_bad_record_hides_no_other_volume() {
+    if !has_disks("a_bad_record_hides_no_other_volume", &[]) {
+        return;
+    }
+    let at = own_address();
+    let _daemon = Daemon::start("ram:16MiB", 4096, at);
+    let machine = Machine::new(at);
+    let device = machine.attach(&[]);
+    let folders = ["7", "8"].map(|number| machine.path("run").join(number));
+    for folder in &folders {
+        fs::create_dir(folder).unwrap();
+    }
+    let bad = folders[0].join("volume.json");
+    fs::write(&bad, "{ \"process\": ").unwrap();
+    std::os::unix::fs::chown(&folders[1], Some(65534), None).unwrap();
+    assert_eq!(machine.list().len(), 1);
+    let output = machine.run("list", &[]);
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(told(&output).contains(utf8(&device)));
+    assert!(
+        said.contains(&format!("{}: EOF while parsing", utf8(&bad))),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("{}: owned by user 65534", utf8(&folders[1]))),
+        "{said}"
+    );
+    told(&machine.run("detach", &[utf8(&device)]));
+    let json = told(&machine.run("list", &["-o", "json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["unreadable"][0]["folder"], utf8(&folders[0]));
+    // What is looked for might be in them.
+    let error = complaint(&machine.run("detach", &[utf8(&device)]));
+    assert!(
+        error.contains(utf8(&bad)) && error.contains("no volume of capstan"),
+        "{error}"
+    );
+    fs::remove_file(&bad).unwrap();
+    for folder in &folders {
+        fs::remove_dir(folder).unwrap();
+    }
+    machine.assert_clean(&device);
+}
