@@ -12,6 +12,7 @@
 //! Authentication and multipath. One association has one path; when it is lost, I/O waits for its
 //! return.
 
+pub mod claim;
 mod controller;
 mod direct;
 pub mod driver;

@@ -241,6 +241,10 @@ done
 rm -rf --one-file-system "$1"
 "#;
 
+/// Names the folder of the claims on namespaces. The machines of different tests have different
+/// ones: their targets give the same names to different volumes.
+pub const CLAIMS: &str = "CAPSTAN_CLAIM_DIR";
+
 /// A machine that runs `capstan`, with a state folder of its own.
 pub struct Machine {
     dir: PathBuf,
@@ -256,7 +260,9 @@ impl Machine {
     #[must_use]
     pub fn new(target: SocketAddr) -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder").keep();
-        fs::create_dir(dir.join("mnt")).expect("a mount point");
+        for folder in ["mnt", "claims"] {
+            fs::create_dir(dir.join(folder)).expect("a folder");
+        }
         let take_down = Command::new("setpriv")
             .args(["--pdeathsig", "TERM", "setsid", "sh", "-c", TAKE_DOWN])
             .arg(program("capstan"))
@@ -294,6 +300,7 @@ impl Machine {
             .arg(command)
             .args(args)
             .env("CAPSTAN_RUN_DIR", self.path("run"))
+            .env(CLAIMS, self.path("claims"))
             .stdin(Stdio::null());
         capstan
     }

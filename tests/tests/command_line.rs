@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use capstan_tests::program::{Daemon, complaint, own_address, program, told, utf8};
+use capstan_tests::program::{CLAIMS, Daemon, complaint, own_address, program, told, utf8};
 use serde_json::Value;
 
 const SUBNQN: &str = "nqn.2026-11.org.example:volume";
@@ -21,8 +21,10 @@ fn target(args: &[&str]) -> Output {
 
 /// `capstan COMMAND ARGS` on the target at `at`.
 fn capstan(command: &str, at: SocketAddr, args: &[&str]) -> Output {
+    let claims = tempfile::tempdir().unwrap();
     let mut capstan = Command::new(program("capstan"));
     capstan
+        .env(CLAIMS, claims.path())
         .args([command, "-t", "rdma", "-a", &at.ip().to_string()])
         .args(["-s", &at.port().to_string(), "--provider", "iwarp"])
         .args(args)

@@ -9,7 +9,7 @@ use capstan_initiator::{BlockingVolume, Controller, IoError};
 use capstan_nvme_proto::status::Status;
 use capstan_tests::disks::{Thin, own_mounts};
 use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, own_address, program, signal, utf8};
+use capstan_tests::program::{CLAIMS, Daemon, own_address, program, signal, utf8};
 use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
 
@@ -51,7 +51,9 @@ fn connect(at: SocketAddr, number: u8) -> (Controller, BlockingVolume) {
 
 fn capstan(command: &str, at: SocketAddr, args: &[&str]) -> String {
     let (address, port) = (at.ip().to_string(), at.port().to_string());
+    let claims = tempfile::tempdir().unwrap();
     let output = std::process::Command::new(program("capstan"))
+        .env(CLAIMS, claims.path())
         .args([
             command, "-t", "rdma", "-a", &address, "-s", &port, "-n", SUBNQN,
         ])

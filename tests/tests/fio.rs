@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use capstan_tests::fio::{Fio, assert_verified};
 use capstan_tests::program::{
-    Daemon, Machine, has_disks, has_tools, own_address, signal, told, tool, utf8,
+    CLAIMS, Daemon, Machine, has_disks, has_tools, own_address, signal, told, tool, utf8,
 };
 use nix::sys::signal::Signal;
 
@@ -90,6 +90,7 @@ fn serve_nbd(fio: &Fio, machine: &Machine, args: &[&str]) -> (Child, String) {
         .args(machine.target())
         .args(args)
         .env_remove("HOME")
+        .env(CLAIMS, fio.path(""))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
@@ -148,7 +149,7 @@ fn the_verify_job_finds_one_wrong_byte() {
     bytes[1000] ^= 1;
     let wrong = fio.path("wrong");
     std::fs::write(&wrong, bytes).unwrap();
-    let data = [&lba[..], &["--data", utf8(&wrong)]].concat();
+    let data = [&lba[..], &["--shared", "--data", utf8(&wrong)]].concat();
     told(&machine.run_on_target("write", &data));
     let error = fio.run_to_fail(job(&["--verify_only"]));
     assert!(error.contains("verify failed"), "{error}");

@@ -57,7 +57,7 @@ fn btrfs_is_mounted_listed_and_unmounted() {
     let machine = Machine::new(at);
     let mount_point = machine.mount_point();
     machine.mount(&[]);
-    assert_eq!(listed(&machine), [mount_point.clone()]);
+    assert_eq!(listed(&machine), std::slice::from_ref(&mount_point));
     let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
     fs::write(mount_point.join("file"), "x").unwrap();
     let error = complaint(&machine.run("detach", &[utf8(&device)]));
@@ -84,7 +84,7 @@ fn btrfs_is_mounted_listed_and_unmounted() {
         "{text}"
     );
     told(&machine.run("umount", &[utf8(&sub)]));
-    assert_eq!(listed(&machine), [bound.clone()]);
+    assert_eq!(listed(&machine), std::slice::from_ref(&bound));
     told(&machine.run("umount", &[utf8(&bound)]));
     machine.assert_clean(&device);
 

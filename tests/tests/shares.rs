@@ -12,7 +12,7 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::iwarp::Config;
 use capstan_tests::attack::{Stranger, connect_capsule, endure, is_full, sources, tolerance};
-use capstan_tests::program::{Daemon, own_address, program, signal, utf8};
+use capstan_tests::program::{CLAIMS, Daemon, own_address, program, signal, utf8};
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
 use nix::sys::signal::Signal;
@@ -400,14 +400,19 @@ fn half_closed_connections_are_withstood() {
 }
 
 /// `capstan bench`, which is killed when it is dropped.
-struct Bench(Child);
+struct Bench {
+    child: Child,
+    _claims: tempfile::TempDir,
+}
 
 impl Bench {
     /// Writes 1 MiB at depth 32, with one association per number.
     fn start(at: SocketAddr) -> Self {
+        let claims = tempfile::tempdir().expect("a folder");
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program("capstan"))
+            .env(CLAIMS, claims.path())
             .args(["bench", "-t", "rdma", "-a", &at.ip().to_string()])
             .args(["-s", &at.port().to_string(), "--provider", "iwarp"])
             .args(["-n", SUBNQN, "--rw", "write", "--bs", "1m"])
@@ -416,14 +421,17 @@ impl Bench {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        Self(child.expect("the bench starts"))
+        Self {
+            child: child.expect("the bench starts"),
+            _claims: claims,
+        }
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -433,8 +441,8 @@ fn a_stopped_bench_is_withstood() {
     let target = FileTarget::start(8);
     let mut bench = Bench::start(target.at);
     let line = target.wait_for_log(&["queue connected", "qid=1"]);
-    assert!(bench.0.try_wait().expect("a child").is_none(), "{line}");
-    let pid = bench.0.id();
+    assert!(bench.child.try_wait().expect("a child").is_none(), "{line}");
+    let pid = bench.child.id();
     let figures = endure(
         (target.daemon.pid(), target.at),
         length(),

@@ -15,6 +15,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{self, ConnectArgs, OutputArgs, ReplayArgs, parse_bytes};
+use super::claim::ShareArgs;
 use super::output;
 
 /// Bytes of one I/O.
@@ -57,6 +58,8 @@ pub(crate) struct Write {
     connect: ConnectArgs,
     #[command(flatten)]
     replay: ReplayArgs,
+    #[command(flatten)]
+    share: ShareArgs,
     #[command(flatten)]
     range: RangeArgs,
     /// Bytes to write, a multiple of the LBA size [default: all there are; the last LBA is filled
@@ -232,6 +235,8 @@ impl Write {
         let mut queue = args::connect(&options)?;
         let namespace = namespace(&queue, self.range.namespace_id)?;
         let most = self.most(&namespace, &input)?;
+        let what = "written to by `capstan write`";
+        let _claim = self.share.claim(&options, &namespace, what)?;
         let (total, blocks) = self.copy(&mut queue, &namespace, &input, most)?;
         let is_limited = self.data_size.is_some() || input.len_bytes.is_some();
         let has_more = !is_limited && total == most && input.has_more()?;

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod claim;
 mod control;
 mod discover;
 mod disk;

@@ -8,12 +8,13 @@ use anyhow::{Context, Result, bail};
 use capstan_initiator::host::{CommandData, CommandReply};
 use capstan_initiator::options::TRANSFER_BYTES_MAX;
 use capstan_initiator::{CommandError, DirectQueue};
-use capstan_nvme_proto::opcode::{AdminOpcode, DataDirection};
+use capstan_nvme_proto::opcode::{AdminOpcode, DataDirection, IoOpcode};
 use capstan_nvme_proto::sqe::Sqe;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{ConnectArgs, OutputArgs, parse_data_len, parse_number};
+use super::args::{ConnectArgs, OutputArgs, connect, parse_data_len, parse_number};
+use super::claim::ShareArgs;
 use super::output::{self, dump};
 
 /// Arguments of `admin-passthru` and `io-passthru`.
@@ -21,6 +22,8 @@ use super::output::{self, dump};
 pub(crate) struct Passthru {
     #[command(flatten)]
     connect: ConnectArgs,
+    #[command(flatten)]
+    share: ShareArgs,
     /// Opcode, like 0x06. Its lowest two bits say which way data goes.
     #[arg(long, value_name = "OPCODE", value_parser = parse_number::<u8>)]
     opcode: u8,
@@ -83,9 +86,21 @@ impl Passthru {
     /// `io-passthru`.
     pub(crate) fn run_io(&self) -> Result<()> {
         let data = self.data()?;
-        let mut queue = self.connect.queues()?;
+        let options = self.connect.options()?;
+        let mut queue = connect(&options)?;
         self.check_len(&data, &queue)?;
-        self.answer(queue.io_passthru(self.sqe(1), &data), queue)
+        let sqe = self.sqe(1);
+        let mut namespaces = queue.namespaces().iter();
+        // One that is not there is the controller's to refuse.
+        let namespace = namespaces.find(|n| n.nsid == sqe.nsid.get());
+        let _claim = match namespace.filter(|_| may_write(IoOpcode(self.opcode))) {
+            Some(namespace) => {
+                let what = "written to by `capstan io-passthru`";
+                Some(self.share.claim(&options, namespace, what)?)
+            }
+            None => None,
+        };
+        self.answer(queue.io_passthru(sqe, &data), queue)
     }
 
     /// Refuses data that no command of this controller carries. All else about the command is the
@@ -173,4 +188,21 @@ impl Passthru {
             ),
         }
     }
+}
+
+/// Whether a command may change the namespace: everything but what is known to leave it as it is.
+fn may_write(opcode: IoOpcode) -> bool {
+    !matches!(
+        opcode,
+        IoOpcode::FLUSH
+            | IoOpcode::READ
+            | IoOpcode::COMPARE
+            | IoOpcode::VERIFY
+            | IoOpcode::RESERVATION_REGISTER
+            | IoOpcode::RESERVATION_REPORT
+            | IoOpcode::RESERVATION_ACQUIRE
+            | IoOpcode::RESERVATION_RELEASE
+            | IoOpcode::IO_MANAGEMENT_RECEIVE
+            | IoOpcode::CANCEL
+    )
 }

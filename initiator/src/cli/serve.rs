@@ -65,14 +65,21 @@ impl ServeNbd {
             options.subnqn, options.traddr, options.trsvcid
         );
         let serving = format!("serving {description}");
-        let controller =
-            Controller::connect(options).with_context(|| format!("connecting to {description}"))?;
+        let controller = Controller::connect(options.clone())
+            .with_context(|| format!("connecting to {description}"))?;
         controller.volume_blocking(nsid)?;
         let snapshot = controller.snapshot_blocking();
         let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
             bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
         };
         let geometry = Geometry::new(&snapshot.controller, namespace, self.volume.read_only);
+        let _claim = if geometry.read_only {
+            None
+        } else {
+            let at = self.socket.display();
+            let what = format!("served by `capstan serve-nbd` at {at}");
+            Some(self.volume.share.claim(&options, namespace, &what)?)
+        };
         let name = self.export_name.clone();
         controller
             .add_front_end(move |_| {
@@ -140,6 +147,7 @@ impl ServeFuse {
         let disk = DiskOptions {
             nsid: self.volume.namespace_id,
             read_only: self.volume.read_only,
+            sharing: self.volume.share.sharing(),
         };
         let dir = VolumeDir::at(self.volume_dir.clone());
         let mut told = false;

@@ -14,6 +14,8 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::args::{ConnectArgs, ReplayArgs};
+use super::claim::ShareArgs;
+use super::disk::clean_up_dead;
 
 /// What the serving process is called. systemd leaves processes alone at shutdown whose name begins
 /// with `@`, so that file systems on the disk are unmounted before it ends.
@@ -28,6 +30,8 @@ pub(super) struct VolumeArgs {
     pub(super) connect: ConnectArgs,
     #[command(flatten)]
     replay: ReplayArgs,
+    #[command(flatten)]
+    pub(super) share: ShareArgs,
     /// Namespace.
     #[arg(
         short = 'N',
@@ -68,6 +72,7 @@ impl VolumeArgs {
         let Self {
             connect,
             replay: ReplayArgs { replay_writes },
+            share: ShareArgs { shared },
             namespace_id,
             read_only,
         } = self;
@@ -115,6 +120,7 @@ impl VolumeArgs {
             .into_iter()
             .filter_map(|(option, value)| Some(format!("{option}={}", value?)));
         given
+            .chain(shared.then(|| "--shared".to_owned()))
             .chain(read_only.then(|| "--read-only".to_owned()))
             .collect()
     }
@@ -122,6 +128,10 @@ impl VolumeArgs {
     /// Starts a process that serves the volume, and waits until the disk can be used.
     pub(super) fn attach(&self) -> Result<(VolumeDir, Record)> {
         require_root("attaching a volume needs root (mount(2), loop devices)")?;
+        if self.share.shared && self.read_only {
+            bail!("--shared is for what writes, and --read-only is not; leave one of them out");
+        }
+        clean_up_dead();
         let dir = VolumeDir::create(&run_dir())?;
         let attached = self
             .spawn(&dir)
@@ -210,7 +220,7 @@ mod tests {
     /// Every option with a value that is not its default.
     const ALL: &str = "x -t rdma -a 10.0.0.1 -s 4421 -n nqn.x -q nqn.h \
         -I 00112233-4455-6677-8899-aabbccddeeff -w 10.0.0.2 --provider iwarp -i 4 -Q 64 -k 0 -c 3 \
-        -l -1 --connect-timeout 7 --io-timeout 9 --replay-writes immediate --nsid 5 --read-only";
+        -l -1 --connect-timeout 7 --io-timeout 9 --replay-writes immediate --nsid 5 --shared --read-only";
 
     #[test]
     fn arguments_survive_the_way_to_the_serving_process() {

@@ -1,15 +1,18 @@
 //! One job: a thread with an association of its own.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use capstan_initiator::claim::Claim;
+use capstan_initiator::host::NamespaceInfo;
 use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
 use capstan_memory::Buffer;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 
+use super::super::claim::ShareArgs;
 use super::super::io::namespace;
 use super::Progress;
 use super::pattern::{Pattern, Random};
@@ -41,6 +44,31 @@ pub(super) struct Plan {
     pub(super) verify: bool,
     pub(super) cores: Vec<usize>,
     pub(super) seed: u64,
+    /// Of a workload that writes.
+    pub(super) claim: Option<BenchClaim>,
+}
+
+/// The namespace is claimed by the first job that has connected, for all of them.
+#[derive(Clone, Debug)]
+pub(super) struct BenchClaim {
+    share: ShareArgs,
+    held: Arc<Mutex<Option<Claim>>>,
+}
+
+impl BenchClaim {
+    pub(super) fn new(share: ShareArgs) -> Self {
+        let held = Arc::default();
+        Self { share, held }
+    }
+
+    fn hold(&self, options: &Options, namespace: &NamespaceInfo) -> Result<()> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_none() {
+            let what = "written to by `capstan bench`";
+            *held = Some(self.share.claim(options, namespace, what)?);
+        }
+        Ok(())
+    }
 }
 
 impl Plan {
@@ -149,6 +177,9 @@ impl Job {
             )
         })?;
         let namespace = namespace(&queue, plan.nsid)?;
+        if let Some(claim) = &plan.claim {
+            claim.hold(&plan.options, &namespace)?;
+        }
         let bs = u64::from(plan.bs);
         if !plan.bs.is_multiple_of(namespace.lba_bytes) {
             bail!(

@@ -23,8 +23,9 @@ use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{ConnectArgs, OutputArgs, ReplayArgs, parse_bytes, parse_duration};
+use super::claim::ShareArgs;
 use super::output;
-use job::{Job, JobResult, Plan};
+use job::{BenchClaim, Job, JobResult, Plan};
 
 /// Between two looks at the jobs.
 const LOOK: Duration = Duration::from_millis(100);
@@ -36,6 +37,8 @@ pub(crate) struct Bench {
     connect: ConnectArgs,
     #[command(flatten)]
     replay: ReplayArgs,
+    #[command(flatten)]
+    share: ShareArgs,
     /// Namespace.
     #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1)]
     namespace_id: u32,
@@ -116,6 +119,7 @@ pub(super) fn random_reads(
         cores: Vec::new(),
         seed: 1,
         options,
+        claim: None,
     };
     plan.fit_memory();
     let mut job = Job::connect(&plan, 0, Arc::default())?;
@@ -237,7 +241,16 @@ impl Bench {
             verify: self.verify.is_some(),
             cores: self.cpus_allowed.clone(),
             seed: self.randseed,
+            claim: None,
         };
+        if plan.reads_percent < 100 {
+            plan.claim = Some(BenchClaim::new(self.share));
+        } else if self.share.shared {
+            bail!(
+                "--shared is for workloads that write, and --rw {} only reads; leave it out",
+                self.rw.name()
+            );
+        }
         plan.fit_memory();
         Ok(plan)
     }

@@ -22,6 +22,7 @@ use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
 use super::users::users_of;
+use crate::claim::{Claim, ClaimError, Holder, HolderDisk, Sharing};
 use crate::controller::{Controller, Snapshot};
 use crate::error::{ConnectError, IoError};
 use crate::front_ends::block::Geometry;
@@ -48,6 +49,8 @@ pub struct DiskOptions {
     pub nsid: u32,
     /// Refuse writes whatever the controller allows.
     pub read_only: bool,
+    /// Whether others of this machine may write as well.
+    pub sharing: Sharing,
 }
 
 /// A volume could not be attached.
@@ -68,6 +71,9 @@ pub enum ServeError {
     /// The namespace cannot be used.
     #[error(transparent)]
     Namespace(#[from] IoError),
+    /// Something else of this machine has it.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
     /// FUSE cannot be had.
     #[error(transparent)]
     Fuse(#[from] FuseError),
@@ -100,6 +106,9 @@ struct Disk {
     record: Record,
     /// Closed at the other end when the FUSE file is gone.
     life: OwnedFd,
+    /// Until the association has ended, and with it the last write; none of a disk that is
+    /// read-only.
+    _claim: Option<Claim>,
 }
 
 /// Attaches a namespace as a disk and serves it until it is detached. `ready` is called when the
@@ -183,6 +192,13 @@ fn attach(mut options: Options, disk: &DiskOptions, dir: &VolumeDir) -> Result<D
     let namespace = namespace.ok_or(IoError::NoNamespace(disk.nsid))?;
     let geometry = Geometry::new(&snapshot.controller, namespace, disk.read_only);
     let process = Process::this().map_err(system("/proc/self/stat"))?;
+    let mut claim = if geometry.read_only {
+        None
+    } else {
+        let holder = Holder::this("attached", &traddr, trsvcid).map_err(system("/proc/self"))?;
+        let subnqn = subnqn.as_str();
+        Some(Claim::new(subnqn, namespace, disk.sharing, holder)?)
+    };
     let loop_name = format!("capstan-{}-{}", process.pid, process.start_ticks);
     let made = make_disk(
         &controller,
@@ -198,6 +214,14 @@ fn attach(mut options: Options, disk: &DiskOptions, dir: &VolumeDir) -> Result<D
             return Err(error);
         }
     };
+    if let Some(claim) = &mut claim {
+        let disk = HolderDisk {
+            device: device.path().to_owned(),
+            loop_name: loop_name.clone(),
+            folder: dir.path().to_owned(),
+        };
+        claim.set_disk(disk).map_err(system("the claim's file"))?;
+    }
     let record = Record {
         process,
         device: device.path().to_owned(),
@@ -214,6 +238,7 @@ fn attach(mut options: Options, disk: &DiskOptions, dir: &VolumeDir) -> Result<D
         controller,
         record,
         life,
+        _claim: claim,
     })
 }
 

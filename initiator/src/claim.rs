@@ -1,0 +1,582 @@
+//! A namespace is written by one attachment of a machine at a time.
+//!
+//! Two file systems' caches over one volume destroy it, and each mount of it is one. So what may
+//! write (a disk, an NBD export, a command) holds a locked file while it has the namespace, in a
+//! folder where every user of the machine meets; the kernel lets go of the lock when the process
+//! ends, however it does. The file says what holds it. A claim is not a reservation: other machines
+//! do not see it.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nix::unistd::getuid;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::front_ends::disk::loop_device::LoopDevice;
+use crate::front_ends::disk::mounts::{mount_elsewhere, mounts_of};
+use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, run_dir};
+use crate::front_ends::disk::serving::Process;
+use crate::host::NamespaceInfo;
+
+/// Names the folder of the claims.
+pub const FOLDER_VARIABLE: &str = "CAPSTAN_CLAIM_DIR";
+/// Folders where every user may make files and nobody may remove another's. The first is the usual
+/// one; some systems leave it to root.
+const FOLDERS: [&str; 2] = ["/run/lock", "/dev/shm"];
+/// Everybody may write; only owners may remove.
+const MEETING_PLACE: u32 = 0o1777;
+/// Whoever comes next must be able to say that it has the claim.
+const FILE_MODE: u32 = 0o666;
+/// Longest description of a holder, in bytes.
+const HOLDER_BYTES_MAX: u64 = 16 << 10;
+/// How long a process may take to end after its disk is gone: an orderly shutdown of the association
+/// has five seconds.
+const END_PATIENCE: Duration = Duration::from_secs(6);
+/// Between two looks at one that ends.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Times the file may be removed by one that lets go between opening and locking it.
+const ATTEMPTS_MAX: u32 = 64;
+
+/// What has a namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// In words, as in "namespace 1 is …": "written to by `capstan write`".
+    pub what: String,
+    /// The process.
+    pub process: Process,
+    /// Its user.
+    pub user: u32,
+    /// Address and port of the target.
+    pub target: String,
+    /// The disk, of one.
+    pub disk: Option<HolderDisk>,
+}
+
+/// A disk that has a namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderDisk {
+    /// Its device.
+    pub device: PathBuf,
+    /// The name the loop device was configured with.
+    pub loop_name: String,
+    /// The folder of the volume.
+    pub folder: PathBuf,
+}
+
+/// How a namespace is claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nothing else of this machine may write.
+    Exclusive,
+    /// What uses it is made for that. Nothing is refused but an exclusive claim that comes later.
+    Shared,
+}
+
+/// A namespace is not claimed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// Something else has it.
+    #[error("namespace {nsid} of {subnqn} is in use on this machine: {held}")]
+    Held {
+        /// The namespace.
+        nsid: u32,
+        /// Its subsystem.
+        subnqn: String,
+        /// What has it, and how to end that, in words.
+        held: String,
+    },
+    /// The file cannot be used.
+    #[error("{}: {source}; expected a folder where every user of this machine can make files, like /run/lock or /dev/shm: give one with {FOLDER_VARIABLE}", .path.display())]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A namespace that is claimed, until it is dropped or the process ends.
+#[derive(Debug)]
+pub struct Claim {
+    file: File,
+    path: PathBuf,
+    holder: Holder,
+}
+
+impl Holder {
+    /// This process, which is `what`, as in "namespace 1 is …".
+    ///
+    /// # Errors
+    /// `/proc` is not there.
+    pub fn this(what: impl Into<String>, traddr: &str, trsvcid: u16) -> io::Result<Self> {
+        Ok(Self {
+            what: what.into(),
+            process: Process::this()?,
+            user: getuid().as_raw(),
+            target: format!("{traddr} port {trsvcid}"),
+            disk: None,
+        })
+    }
+
+    /// What has a claim that is held, and how to end it; `None` when the file does not say it yet.
+    fn held(&self) -> Option<String> {
+        let disk = self.disk.as_ref();
+        let words = disk.map_or_else(
+            || (String::new(), format!("kill {}", self.process.pid)),
+            HolderDisk::in_words,
+        );
+        self.process.is_alive().then(|| self.in_words(words, ""))
+    }
+
+    /// What is left of one whose claim is not held any more: its disk, if that is there.
+    fn left(&self) -> Option<String> {
+        let disk = self.disk.as_ref().filter(|disk| disk.is_there())?;
+        Some(self.in_words(
+            disk.in_words(),
+            ", which has ended and left its disk behind",
+        ))
+    }
+
+    /// It has had a disk, which is gone: it ends.
+    fn is_ending(&self) -> bool {
+        self.disk.as_ref().is_some_and(|disk| !disk.is_there())
+    }
+
+    fn in_words(&self, (state, end): (String, String), left: &str) -> String {
+        let Self {
+            what,
+            process,
+            user,
+            target,
+            ..
+        } = self;
+        let pid = process.pid;
+        let by = if *user == getuid().as_raw() {
+            format!("process {pid}, through {target}")
+        } else {
+            format!("process {pid} of user {user}, through {target}")
+        };
+        let words = format!(
+            "{what}{state} ({by}{left}). A file system that two attachments write is destroyed: end \
+             that first ({end}), attach with --read-only, or, if what uses the volume is made for it \
+             (a clustered file system), say --shared",
+        );
+        // It may be the text of another user.
+        words.chars().filter(|char| !char.is_control()).collect()
+    }
+}
+
+impl HolderDisk {
+    /// Whether the device still is this disk.
+    fn is_there(&self) -> bool {
+        let name = LoopDevice::open(&self.device).and_then(|device| device.name());
+        matches!(name, Ok(Some(name)) if name == self.loop_name)
+    }
+
+    /// Where it is mounted, and what ends it.
+    fn in_words(&self) -> (String, String) {
+        // The folder of the volume is in the one that its user's commands must look into.
+        let of = self.folder.parent().filter(|of| *of != run_dir());
+        let with = of.map_or_else(String::new, |of| {
+            format!("{RUN_DIR_VARIABLE}={} ", of.display())
+        });
+        let device = self.device.display();
+        let mounts = mounts_of(&self.device).unwrap_or_default();
+        if let Some(mount) = mounts.first() {
+            let at = mount.mount_point.display();
+            let end = format!("{with}capstan umount {at}");
+            return (format!(" as {device}, mounted at {at}"), end);
+        }
+        let end = format!("{with}capstan detach {device}");
+        let elsewhere = mount_elsewhere(&self.device).map_or_else(String::new, |found| {
+            format!(
+                ", mounted at {} in the mount namespace of {} (pid {})",
+                found.mount.mount_point.display(),
+                found.name,
+                found.pid
+            )
+        });
+        (format!(" as {device}{elsewhere}"), end)
+    }
+}
+
+impl Claim {
+    /// Claims a namespace of `subnqn` for this process.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub fn new(
+        subnqn: &str,
+        namespace: &NamespaceInfo,
+        sharing: Sharing,
+        holder: Holder,
+    ) -> Result<Self, ClaimError> {
+        Self::new_in(&folder(), subnqn, namespace, sharing, holder)
+    }
+
+    fn new_in(
+        folder: &Path,
+        subnqn: &str,
+        namespace: &NamespaceInfo,
+        sharing: Sharing,
+        holder: Holder,
+    ) -> Result<Self, ClaimError> {
+        let name = format!("{subnqn}\n{}", identity(namespace));
+        let name = Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes());
+        let file = |kind| folder.join(format!("capstan-{name}.{kind}"));
+        let held = |held| ClaimError::Held {
+            nsid: namespace.nsid,
+            subnqn: subnqn.to_owned(),
+            held,
+        };
+        let (path, shared) = (file("lock"), file("shared"));
+        let path = match sharing {
+            Sharing::Exclusive => path,
+            Sharing::Shared => shared.clone(),
+        };
+        let start = Instant::now();
+        let file = loop {
+            match lock(&path, sharing)? {
+                Locked::Yes(file) => break file,
+                Locked::No(file) => match read(&file) {
+                    Some(holder) if holder.is_ending() && start.elapsed() < END_PATIENCE => {
+                        std::thread::sleep(LOOK_EVERY);
+                    }
+                    holder => return Err(held(words(holder, &path))),
+                },
+            }
+        };
+        // What has ended may have left a disk, with a file system that still is mounted.
+        if sharing == Sharing::Exclusive
+            && let Some(left) = read(&file).and_then(|holder| holder.left())
+        {
+            return Err(held(left));
+        }
+        let claim = Self { file, path, holder };
+        if sharing == Sharing::Exclusive && shared.exists() {
+            match lock(&shared, Sharing::Exclusive)? {
+                // Left by one that has ended.
+                Locked::Yes(_) => {
+                    let _ = fs::remove_file(&shared);
+                }
+                Locked::No(file) => return Err(held(words(read(&file), &shared))),
+            }
+        }
+        claim.write().map_err(|source| ClaimError::System {
+            path: claim.path.clone(),
+            source,
+        })?;
+        Ok(claim)
+    }
+
+    /// Says which disk has the namespace.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn set_disk(&mut self, disk: HolderDisk) -> io::Result<()> {
+        self.holder.disk = Some(disk);
+        self.write()
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(&self.holder)?;
+        self.file.set_len(0)?;
+        self.file.write_all_at(&text, 0)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Others may share it; the last one removes the file. What stays says nothing wrong: its
+        // process has ended.
+        if self.file.try_lock().is_ok() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+enum Locked {
+    Yes(File),
+    /// By another one, which the file describes.
+    No(File),
+}
+
+/// The file, locked; made if need be.
+fn lock(path: &Path, sharing: Sharing) -> Result<Locked, ClaimError> {
+    let error = |source| ClaimError::System {
+        path: path.to_owned(),
+        source,
+    };
+    for _ in 0..ATTEMPTS_MAX {
+        let file = match open(path) {
+            Ok(file) => file,
+            // Another one was quicker to make or to remove it.
+            Err(source)
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound
+                ) && path.parent().is_some_and(Path::is_dir) =>
+            {
+                continue;
+            }
+            Err(source) => return Err(error(source)),
+        };
+        let locked = match sharing {
+            Sharing::Exclusive => file.try_lock(),
+            Sharing::Shared => file.try_lock_shared(),
+        };
+        match locked {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(Locked::No(file)),
+            Err(TryLockError::Error(source)) => return Err(error(source)),
+        }
+        let same = |found: &fs::Metadata, of: &fs::Metadata| {
+            (found.dev(), found.ino()) == (of.dev(), of.ino())
+        };
+        let of = file.metadata().map_err(error)?;
+        if fs::symlink_metadata(path).is_ok_and(|found| same(&found, &of)) {
+            return Ok(Locked::Yes(file));
+        }
+    }
+    Err(error(io::Error::other(
+        "it is made and removed over and over",
+    )))
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOFOLLOW);
+    // Not made by the same call: with fs.protected_regular the kernel refuses that for the file of
+    // another user in such a folder.
+    let file = match options.open(path) {
+        Err(none) if none.kind() == io::ErrorKind::NotFound => {
+            let file = options.create_new(true).mode(FILE_MODE).open(path)?;
+            // Whatever the umask is.
+            file.set_permissions(fs::Permissions::from_mode(FILE_MODE))?;
+            file
+        }
+        opened => opened?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    Ok(file)
+}
+
+/// What the file says. Any user may have written it: it is shown, and never acted upon.
+fn read(file: &File) -> Option<Holder> {
+    let mut text = Vec::new();
+    let mut reader = file.take(HOLDER_BYTES_MAX);
+    reader.read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// What has a claim, which it may not have said yet.
+fn words(holder: Option<Holder>, path: &Path) -> String {
+    holder.and_then(|holder| holder.held()).unwrap_or_else(|| {
+        let path = path.display();
+        format!("claimed by the process that has {path} locked (see lslocks, or fuser {path})")
+    })
+}
+
+/// What the namespace is known by, from any subsystem port and under any NSID.
+fn identity(namespace: &NamespaceInfo) -> String {
+    match namespace {
+        NamespaceInfo {
+            uuid: Some(uuid), ..
+        } if !uuid.is_nil() => uuid.to_string(),
+        NamespaceInfo { nguid, .. } if *nguid != [0; 16] => format!("nguid {nguid:02x?}"),
+        NamespaceInfo { eui64, .. } if *eui64 != [0; 8] => format!("eui64 {eui64:02x?}"),
+        NamespaceInfo { nsid, .. } => format!("nsid {nsid}"),
+    }
+}
+
+/// Where the users of this machine meet.
+fn folder() -> PathBuf {
+    if let Some(folder) = std::env::var_os(FOLDER_VARIABLE) {
+        return PathBuf::from(folder);
+    }
+    let found = FOLDERS.iter().find(|folder| {
+        let meta = fs::metadata(folder);
+        meta.is_ok_and(|meta| meta.is_dir() && meta.mode() & 0o7777 == MEETING_PLACE)
+    });
+    PathBuf::from(found.unwrap_or(&FOLDERS[0]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+
+    use capstan_nvme_proto::identify::Csi;
+    use uuid::Uuid;
+
+    use super::{Claim, ClaimError, Holder, HolderDisk, Sharing};
+    use crate::host::NamespaceInfo;
+
+    const NQN: &str = "nqn.2026-11.io.capstan:vol";
+
+    fn namespace(nsid: u32, uuid: u128) -> NamespaceInfo {
+        NamespaceInfo {
+            nsid,
+            nsze_lbas: 8,
+            lba_bytes: 4096,
+            metadata_bytes: 0,
+            read_only: false,
+            eui64: [0; 8],
+            nguid: [0; 16],
+            uuid: (uuid != 0).then(|| Uuid::from_u128(uuid)),
+            csi: Csi::NVM,
+            unusable: None,
+        }
+    }
+
+    fn holder(what: &str) -> Holder {
+        Holder::this(what, "10.0.0.1", 4420).unwrap()
+    }
+
+    fn claim(folder: &Path, namespace: &NamespaceInfo, sharing: Sharing) -> Result<Claim, String> {
+        let holder = holder("written to by a test");
+        Claim::new_in(folder, NQN, namespace, sharing, holder).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_namespace_is_claimed_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = |namespace: &NamespaceInfo| claim(dir.path(), namespace, Sharing::Exclusive);
+        let first = claim(&namespace(1, 7)).unwrap();
+        let said = claim(&namespace(1, 7)).unwrap_err();
+        let pid = std::process::id();
+        let expected = format!("written to by a test (process {pid}, through 10.0.0.1 port 4420)");
+        assert!(said.contains(&expected), "{said}");
+        assert!(said.contains(&format!("(kill {pid})")), "{said}");
+        // Under another NSID it is the same one.
+        assert!(claim(&namespace(3, 7)).is_err());
+        let others = [namespace(1, 8), namespace(1, 0), namespace(2, 0)];
+        let others: Vec<Claim> = others.iter().map(|other| claim(other).unwrap()).collect();
+        assert!(claim(&namespace(2, 0)).is_err());
+        drop(first);
+        drop(claim(&namespace(1, 7)).unwrap());
+        drop(others);
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            0,
+            "files are left"
+        );
+    }
+
+    #[test]
+    fn what_no_uuid_names_is_known_by_the_other_identifiers() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = |namespace: &NamespaceInfo| claim(dir.path(), namespace, Sharing::Exclusive);
+        let mut nguid = namespace(1, 0);
+        nguid.nguid = [7; 16];
+        let mut eui64 = namespace(1, 0);
+        eui64.eui64 = [7; 8];
+        let _held = [nguid, eui64].map(|mut namespace| {
+            let held = claim(&namespace).unwrap();
+            namespace.nsid = 9;
+            assert!(claim(&namespace).is_err());
+            held
+        });
+    }
+
+    #[test]
+    fn those_who_share_refuse_only_those_who_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = |sharing| claim(dir.path(), &namespace(1, 7), sharing);
+        let first = claim(Sharing::Shared).unwrap();
+        let second = claim(Sharing::Shared).unwrap();
+        assert!(claim(Sharing::Exclusive).unwrap_err().contains("by a test"));
+        drop(first);
+        assert!(claim(Sharing::Exclusive).is_err());
+        drop(second);
+        let alone = claim(Sharing::Exclusive).unwrap();
+        // What the refusal proposes is taken.
+        let beside = claim(Sharing::Shared).unwrap();
+        drop(alone);
+        assert!(claim(Sharing::Exclusive).is_err());
+        drop(beside);
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            0,
+            "files are left"
+        );
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_no_claim_but_for_its_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap();
+        let path = first.path.clone();
+        // Of one that has not ended yet.
+        let alive = serde_json::to_vec(&first.holder).unwrap();
+        let mut dead = holder("attached");
+        dead.process.start_ticks += 1;
+        dead.disk = Some(HolderDisk {
+            device: "/dev/null".into(),
+            loop_name: "capstan-1-2".to_owned(),
+            folder: "/run/capstan-host/0".into(),
+        });
+        for left in [&b"{"[..], b""] {
+            fs::write(&path, left).unwrap();
+            // It is locked, by what has not said yet what it is.
+            let said = claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap_err();
+            assert!(said.contains("lslocks"), "{said}");
+        }
+        drop(first);
+        for left in [serde_json::to_vec(&dead).unwrap(), b"{".to_vec(), alive] {
+            fs::write(&path, left).unwrap();
+            claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_none_or_cannot_be_made_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = claim(dir.path(), &namespace(1, 7), Sharing::Exclusive)
+            .unwrap()
+            .path
+            .clone();
+        symlink(dir.path().join("elsewhere"), &path).unwrap();
+        let said = claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap_err();
+        assert!(said.starts_with(path.to_str().unwrap()), "{said}");
+        assert!(!dir.path().join("elsewhere").exists());
+        let none = dir.path().join("none");
+        let error = Claim::new_in(
+            &none,
+            NQN,
+            &namespace(1, 7),
+            Sharing::Exclusive,
+            holder("x"),
+        );
+        assert!(matches!(error, Err(ClaimError::System { .. })), "{error:?}");
+    }
+
+    #[test]
+    fn everybody_may_take_over_a_file_and_nobody_s_words_move_the_terminal() {
+        let dir = tempfile::tempdir().unwrap();
+        let holder = holder("written \u{1b}[2J to");
+        let first = Claim::new_in(
+            dir.path(),
+            NQN,
+            &namespace(1, 7),
+            Sharing::Exclusive,
+            holder,
+        );
+        let first = first.unwrap();
+        let mode = fs::metadata(&first.path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o666);
+        let said = claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap_err();
+        assert!(!said.contains('\u{1b}'), "{said:?}");
+    }
+}
