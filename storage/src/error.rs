@@ -36,7 +36,7 @@ pub enum IoErrorKind {
     Retry,
     /// The device or file is gone.
     Gone,
-    /// The file ends before the range does: it shrank after it was opened.
+    /// The file or device ends before the range does: it shrank after it was opened.
     Truncated,
     /// The kernel has no memory for the operation.
     NoMemory,
@@ -83,7 +83,10 @@ impl IoErrorKind {
             Self::Medium => "medium error; see the kernel log of this machine",
             Self::Device => "the device failed the operation; see the kernel log of this machine",
             Self::Unaligned => "the kernel refuses the size or alignment; try without O_DIRECT",
-            Self::ReadOnly => "the volume may not be written",
+            Self::ReadOnly => {
+                "the volume may not be written; where its file system became read-only, see the kernel log of this \
+                 machine, mend it and mount it for writing again"
+            }
             Self::NotSupported => "the file system or device cannot do this",
             Self::Lost => {
                 "acknowledged writes could not be stored and may be lost; mend the file system or \
@@ -91,7 +94,7 @@ impl IoErrorKind {
             }
             Self::Retry => "interrupted; the operation may be tried again",
             Self::Gone => "the device or file is gone",
-            Self::Truncated => "the file ends inside the range; it shrank after it was opened",
+            Self::Truncated => "it ends before the end of the range; it shrank after it was opened",
             Self::NoMemory => "the kernel has no memory for it",
             Self::Injected => "injected fault",
             Self::Other => "failed",
@@ -189,10 +192,10 @@ pub enum OpenError {
         /// The device's logical block size.
         block_bytes: u32,
     },
-    /// The size is zero, not whole LBAs, or too large for this machine.
+    /// There is not one LBA, or memory is no whole number of LBAs or too large for this machine.
     #[error(
-        "{volume}: a size of {bytes} bytes is not a positive multiple of its LBA size \
-         {lba_bytes}, or is too large"
+        "{volume}: a size of {bytes} bytes is not at least one LBA of {lba_bytes}, or, of memory, no whole number \
+         of LBAs or too large; make it larger or choose another LBA size"
     )]
     Size {
         /// The volume's name.
@@ -265,7 +268,9 @@ pub enum OpenError {
         volume: Arc<str>,
     },
     /// `O_DIRECT` was demanded and cannot be had.
-    #[error("{volume}: O_DIRECT is not possible: {reason}; use direct = auto or off")]
+    #[error(
+        "{volume}: O_DIRECT is not possible: {reason}; use direct = auto or off"
+    )]
     NotDirect {
         /// The volume's name.
         volume: Arc<str>,

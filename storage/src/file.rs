@@ -5,7 +5,7 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -18,6 +18,7 @@ use crate::error::{LockHolder, OpenError};
 use crate::geometry::Geometry;
 use crate::lifetime::{self, Lifetime};
 use crate::loss::Loss;
+use crate::medium::{self, Look, Size};
 use crate::spec::DirectIo;
 use crate::sys::{self, DirectAlignment};
 
@@ -33,8 +34,11 @@ const PAGE_BYTES: u32 = 4096;
 #[derive(Debug)]
 pub(crate) struct FileStore {
     file: File,
+    path: PathBuf,
     name: Arc<str>,
+    /// But for the number of LBAs, which `size` has.
     geometry: Geometry,
+    size: Size,
     block_device: bool,
     /// What transfers must be aligned to; `None` when they go through the page cache.
     direct: Option<DirectAlignment>,
@@ -68,7 +72,9 @@ impl FileStore {
         let lifetime = lifetime::of(&file, &metadata);
         let mut store = Self {
             file,
+            path: path.to_owned(),
             name: Arc::clone(name),
+            size: Size::new(0, geometry.lba_bytes),
             geometry,
             block_device,
             direct: None,
@@ -78,7 +84,7 @@ impl FileStore {
         if !read_only {
             store.lock(&metadata)?;
         }
-        store.size(lba_bytes, &metadata)?;
+        store.find_size()?;
         if has_direct {
             store.settle_direct(direct)?;
         }
@@ -91,7 +97,44 @@ impl FileStore {
     }
 
     pub(crate) fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry {
+            lbas: self.lbas(),
+            ..self.geometry
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.size.bytes()
+    }
+
+    /// The LBAs it had at the last look.
+    pub(crate) fn lbas(&self) -> u64 {
+        self.size.lbas()
+    }
+
+    /// The most LBAs it has had since it was opened.
+    pub(crate) fn most_lbas(&self) -> u64 {
+        self.size.most_lbas()
+    }
+
+    /// Looks at the size, for every reactor. What cannot be looked at keeps the one it had: whoever
+    /// reads or writes there is told why.
+    pub(crate) fn look_at_size(&self) {
+        if let Ok(bytes) = medium::bytes_of(&self.file, self.block_device) {
+            self.size.set(bytes);
+        }
+    }
+
+    /// Looks at the size and the path.
+    pub(crate) fn look(&self) -> Look {
+        let (bytes, place) = medium::look(&self.file, &self.path);
+        self.size.set(bytes);
+        let geometry = self.geometry();
+        Look {
+            bytes,
+            geometry,
+            place,
+        }
     }
 
     pub(crate) fn is_block_device(&self) -> bool {
@@ -187,33 +230,20 @@ impl FileStore {
         }
     }
 
-    /// Discovers the number of LBAs, and the LBA size of a file that nobody chose.
-    fn size(&mut self, lba_bytes: Option<u32>, metadata: &Metadata) -> Result<(), OpenError> {
-        let bytes = if self.block_device {
-            sys::block_bytes(&self.file).map_err(|e| self.error("read the size of it", e))?
-        } else {
-            metadata.len()
-        };
+    /// Discovers the number of LBAs.
+    fn find_size(&mut self) -> Result<(), OpenError> {
+        let bytes = medium::bytes_of(&self.file, self.block_device)
+            .map_err(|e| self.error("read the size of it", e))?;
+        self.size.set(bytes);
         let geometry = &mut self.geometry;
-        if !self.block_device && lba_bytes.is_none() && !bytes.is_multiple_of(4096) {
-            geometry.lba_bytes = 512;
-        }
         let lba_bytes = geometry.lba_bytes;
-        geometry.lbas = bytes / u64::from(lba_bytes);
         geometry.optimal_io_bytes = geometry.optimal_io_bytes.max(lba_bytes);
-        if geometry.lbas == 0 {
+        if self.size.lbas() == 0 {
             return Err(OpenError::Size {
                 volume: Arc::clone(&self.name),
                 bytes,
                 lba_bytes,
             });
-        }
-        let tail = bytes % u64::from(lba_bytes);
-        if tail != 0 {
-            tracing::warn!(
-                volume = %self.name, bytes, lba_bytes,
-                "the last {tail} bytes are not a whole LBA and are not exported"
-            );
         }
         Ok(())
     }
@@ -275,7 +305,7 @@ impl FileStore {
         let mut memory = vec![0; 2 * PAGE_BYTES as usize + lba_bytes];
         let start = memory.as_ptr().align_offset(PAGE_BYTES as usize);
         // The last LBA is the least aligned one in every way that can matter.
-        let offset = self.geometry.bytes() - u64::from(self.geometry.lba_bytes);
+        let offset = self.geometry().bytes() - u64::from(self.geometry.lba_bytes);
         match self
             .file
             .read_at(&mut memory[start..start + lba_bytes], offset)

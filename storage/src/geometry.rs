@@ -5,7 +5,8 @@ use capstan_memory::Buffer;
 use crate::IoErrorKind;
 use crate::io::{Io, Op};
 
-/// What a volume is and can do. It does not change while the volume is open.
+/// What a volume is and can do. Of a volume that is open only the number of LBAs changes, and only
+/// on a file or device that others make longer or shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes in one LBA: 512 or 4096.

@@ -11,6 +11,7 @@ use crate::file::FileStore;
 use crate::gate::{Gate, Gated};
 use crate::geometry::Geometry;
 use crate::lifetime::Lifetime;
+use crate::medium::Look;
 use crate::null::NullVolume;
 use crate::ram::{RamStore, RamVolume};
 use crate::uring::{Engine, UringVolume};
@@ -39,8 +40,7 @@ pub enum VolumeSpec {
     Path {
         /// Where it is.
         path: PathBuf,
-        /// 512 or 4096; `None` takes what the device has, for a file 4096 when its size is a
-        /// multiple of that and 512 otherwise.
+        /// 512 or 4096; `None` takes what the device has, and 4096 for a file, whatever its size.
         lba_bytes: Option<u32>,
         /// Whether it is opened for reading only. Otherwise it is locked against a second export.
         read_only: bool,
@@ -246,6 +246,28 @@ impl Store {
                 lba_bytes, lbas, ..
             } => RamVolume::geometry_of(lba_bytes, lbas),
             &StoreKind::Null { lba_bytes, lbas } => NullVolume::geometry_of(lba_bytes, lbas),
+        }
+    }
+
+    /// The size of the file, device or memory: what is behind the last whole LBA counts.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match &self.kind {
+            StoreKind::File(store) => store.bytes(),
+            &(StoreKind::Ram {
+                lba_bytes, lbas, ..
+            }
+            | StoreKind::Null { lba_bytes, lbas }) => lbas * u64::from(lba_bytes),
+        }
+    }
+
+    /// The file or device as it is now, whose size every volume of the store has from here on;
+    /// `None` for memory, which nobody else changes. It may wait for the file system.
+    #[must_use]
+    pub fn look(&self) -> Option<Look> {
+        match &self.kind {
+            StoreKind::File(store) => Some(store.look()),
+            StoreKind::Ram { .. } | StoreKind::Null { .. } => None,
         }
     }
 

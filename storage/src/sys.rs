@@ -46,6 +46,22 @@ pub(crate) struct DirectAlignment {
 /// `statx` with `STATX_DIOALIGN` (Linux 6.1): `Ok(None)` when the kernel or the file system does
 /// not say; zeroes in the answer mean that the file cannot be opened with `O_DIRECT`.
 pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<DirectAlignment>> {
+    let stat = statx(file, 0, libc::STATX_DIOALIGN)?;
+    Ok(
+        (stat.stx_mask & libc::STATX_DIOALIGN != 0).then_some(DirectAlignment {
+            memory_bytes: stat.stx_dio_mem_align,
+            offset_bytes: stat.stx_dio_offset_align,
+        }),
+    )
+}
+
+/// A file's size as this machine knows it: a network file system is not asked
+/// (`AT_STATX_DONT_SYNC`), so that the caller does not wait for one that does not answer.
+pub(crate) fn known_file_bytes(file: &File) -> io::Result<u64> {
+    Ok(statx(file, libc::AT_STATX_DONT_SYNC, libc::STATX_SIZE)?.stx_size)
+}
+
+fn statx(file: &File, flags: libc::c_int, mask: libc::c_uint) -> io::Result<libc::statx> {
     let mut stat = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the descriptor is open, the path is an empty C string that AT_EMPTY_PATH allows, and
     // the kernel writes one statx structure into `stat`.
@@ -53,8 +69,8 @@ pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<DirectAlignment
         libc::statx(
             file.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
+            libc::AT_EMPTY_PATH | flags,
+            mask,
             stat.as_mut_ptr(),
         )
     };
@@ -62,13 +78,7 @@ pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<DirectAlignment
         return Err(io::Error::last_os_error());
     }
     // SAFETY: all-zero bytes are a valid statx, and the kernel filled in what it knows.
-    let stat = unsafe { stat.assume_init() };
-    Ok(
-        (stat.stx_mask & libc::STATX_DIOALIGN != 0).then_some(DirectAlignment {
-            memory_bytes: stat.stx_dio_mem_align,
-            offset_bytes: stat.stx_dio_offset_align,
-        }),
-    )
+    Ok(unsafe { stat.assume_init() })
 }
 
 /// Takes an advisory lock on the open file description (`flock`), without waiting. The last

@@ -28,14 +28,15 @@ fn geometry(path: &Path, lba_bytes: Option<u32>) -> Geometry {
 }
 
 #[test]
-fn a_file_is_4096_byte_lbas_unless_its_size_or_the_caller_says_otherwise() {
+fn a_file_is_4096_byte_lbas_unless_the_caller_says_otherwise() {
     let folder = Folder::new();
     let even = folder.file("even", 1 << 20);
     let odd = folder.file("odd", (1 << 20) + 512 + 100);
     let shape = |geometry: Geometry| (geometry.lba_bytes, geometry.lbas);
     assert_eq!(shape(geometry(&even, None)), (4096, 256));
     assert_eq!(shape(geometry(&even, Some(512))), (512, 2048));
-    assert_eq!(shape(geometry(&odd, None)), (512, 2049));
+    assert_eq!(shape(geometry(&odd, None)), (4096, 256));
+    assert_eq!(shape(geometry(&odd, Some(512))), (512, 2049));
     assert_eq!(shape(geometry(&odd, Some(4096))), (4096, 256));
     let file = geometry(&even, None);
     assert!(

@@ -43,6 +43,79 @@ fn a_file_that_shrinks_is_an_error_of_the_commands_behind_its_end() {
     }
 }
 
+/// A write there would bring the lost part back, as zeroes.
+#[test]
+fn a_file_that_was_cut_short_is_not_made_long_again_by_what_changes_data() {
+    let folder = Folder::new();
+    for direct in [DirectIo::Auto, DirectIo::Off] {
+        let path = folder.file("cut", 1 << 20);
+        let store = spec(&path, 4096, direct).prepare().unwrap();
+        let config = EngineConfig::default();
+        let mut drivers = [(), ()].map(|()| Driver::of(&store, &config, true));
+        for driver in &mut drivers {
+            driver.write(0, &vec![1; 64 << 10]);
+        }
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(512 << 10).unwrap();
+        let zeroes = |deallocate| Op::WriteZeroes {
+            lba: 127,
+            lbas: 2,
+            deallocate,
+            fua: false,
+        };
+        for driver in &mut drivers {
+            let truncated = |result: Result<(), IoError>| {
+                let error = result.unwrap_err();
+                assert_eq!(error.kind, IoErrorKind::Truncated, "{error}");
+                assert!(error.to_string().contains("it shrank"), "{error}");
+            };
+            truncated(driver.try_write(255, &[2; 4096], false));
+            truncated(driver.try_write(127, &[2; 8192], true));
+            truncated(driver.result(zeroes(true), None));
+            truncated(driver.result(zeroes(false), None));
+            driver.write(127, &[3; 4096]);
+            assert_eq!(fs::metadata(&path).unwrap().len(), 512 << 10);
+            assert_eq!(driver.volume.geometry().lbas, 128);
+            // Beyond what it ever had is the host's mistake.
+            let error = driver.try_write(256, &[2; 4096], false).unwrap_err();
+            assert_eq!(error.kind, IoErrorKind::OutOfRange, "{error}");
+        }
+        // Longer again, and longer than it was: after a look.
+        file.set_len(2 << 20).unwrap();
+        assert_eq!(store.look().unwrap().geometry.lbas, 512);
+        for driver in &mut drivers {
+            driver.write(511, &[4; 4096]);
+            assert_eq!(driver.read(255, 1), [0; 4096]);
+        }
+        drop((drivers, store));
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn root_a_device_that_became_smaller_says_so_and_not_that_it_is_full() {
+    let folder = Folder::new();
+    let image = folder.file("device", 1 << 20);
+    let device = LoopDevice::new(&image, 512);
+    let spec = spec(device.path(), 512, DirectIo::Auto);
+    let store = spec.prepare().unwrap();
+    let mut driver = Driver::of(&store, &EngineConfig::default(), true);
+    driver.write(2047, &[1; 512]);
+    let resize = |bytes| {
+        let file = OpenOptions::new().write(true).open(&image).unwrap();
+        file.set_len(bytes).unwrap();
+        run("losetup", &["-c", device.path().to_str().unwrap()]).unwrap();
+    };
+    resize(512 << 10);
+    let error = driver.try_write(2047, &[2; 512], false).unwrap_err();
+    assert_eq!(error.kind, IoErrorKind::Truncated, "{error}");
+    let error = driver.try_read(2047, 1, 0).unwrap_err();
+    assert_eq!(error.kind, IoErrorKind::Truncated, "{error}");
+    resize(2 << 20);
+    assert_eq!(store.look().unwrap().geometry.lbas, 4096);
+    driver.write(4095, &[3; 512]);
+}
+
 #[test]
 fn a_discard_gives_space_back_and_reads_as_zeroes() {
     let folder = Folder::new();

@@ -203,7 +203,21 @@ impl Request {
     }
 
     fn failed_with(&self, errno: i32) -> Progress {
+        if errno == libc::ENOSPC && self.is_beyond_the_device() {
+            return self.failed(IoErrorKind::Truncated);
+        }
         Progress::Done(Err(IoError::from_errno(errno, &self.io.op, self.name())))
+    }
+
+    /// Whether the device has become smaller than the range: Linux says `ENOSPC` of a write there,
+    /// as of a thin device that is full.
+    fn is_beyond_the_device(&self) -> bool {
+        let store = &self.file.store;
+        if !store.is_block_device() {
+            return false;
+        }
+        store.look_at_size();
+        self.extent.offset_bytes + self.extent.len_bytes > store.bytes()
     }
 
     fn lost(&self, errno: i32) -> Progress {

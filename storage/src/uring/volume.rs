@@ -10,6 +10,7 @@ use crate::error::{IoError, IoErrorKind};
 use crate::file::FileStore;
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Op, Submitted};
+use crate::medium::SIZE_LOOK_US;
 use crate::volume::Volume;
 
 /// Operations go to the engine; completions come out of [`Engine::poll`].
@@ -18,6 +19,8 @@ pub(crate) struct UringVolume {
     /// `None` only while it is dropped.
     file: Option<Rc<OpenFile>>,
     geometry: Geometry,
+    /// When to look at the file's size again before a write.
+    look_at_us: u64,
     name: Arc<str>,
 }
 
@@ -26,22 +29,48 @@ impl UringVolume {
         Self {
             engine: Rc::clone(engine),
             geometry: store.geometry(),
+            look_at_us: 0,
             name: Arc::clone(store.name()),
             file: Some(engine.open_file(store)),
         }
     }
 }
 
+impl UringVolume {
+    /// The host is not to blame for a range that was there.
+    fn kind_of(&self, kind: IoErrorKind, io: &Io) -> IoErrorKind {
+        let Some(file) = self
+            .file
+            .as_ref()
+            .filter(|_| kind == IoErrorKind::OutOfRange)
+        else {
+            return kind;
+        };
+        let as_it_was = Geometry {
+            lbas: file.store.most_lbas(),
+            ..self.geometry
+        };
+        match as_it_was.check(io) {
+            Ok(_) => IoErrorKind::Truncated,
+            Err(kind) => kind,
+        }
+    }
+}
+
 impl Volume for UringVolume {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        let lbas = self.file.as_ref().map(|file| file.store.lbas());
+        Geometry {
+            lbas: lbas.unwrap_or_default(),
+            ..self.geometry
+        }
     }
 
     fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    fn submit(&mut self, io: Io, _now_us: u64) -> Submitted {
+    fn submit(&mut self, io: Io, now_us: u64) -> Submitted {
         let done = |io: Io, result| {
             Submitted::Done(Completion {
                 token: io.token,
@@ -49,9 +78,18 @@ impl Volume for UringVolume {
                 data: io.data,
             })
         };
+        if let Some(file) = &self.file {
+            let writes = io.op.kind().changes_data();
+            if writes && now_us >= self.look_at_us && !file.store.is_block_device() {
+                self.look_at_us = now_us.saturating_add(SIZE_LOOK_US);
+                file.store.look_at_size();
+            }
+            self.geometry.lbas = file.store.lbas();
+        }
         let extent = match self.geometry.check(&io) {
             Ok(extent) => extent,
             Err(kind) => {
+                let kind = self.kind_of(kind, &io);
                 let error = IoError::new(kind, &io.op, &self.name);
                 return done(io, Err(error));
             }

@@ -66,6 +66,8 @@ pub(crate) struct Driver {
     pub(crate) engine: Rc<Engine>,
     pub(crate) pool: Pool,
     ended: Vec<Completion>,
+    /// A clock that has gone on by a millisecond at each operation.
+    now_us: u64,
 }
 
 impl Driver {
@@ -91,6 +93,7 @@ impl Driver {
             engine,
             pool,
             ended: Vec::new(),
+            now_us: 0,
         }
     }
 
@@ -111,7 +114,9 @@ impl Driver {
 
     /// Submits without waiting; what ends at once is kept for [`Driver::wait`].
     pub(crate) fn submit(&mut self, token: u64, op: Op, data: Option<Data>) {
-        if let Submitted::Done(completion) = self.volume.submit(Io { token, op, data }, 0) {
+        self.now_us += 1000;
+        let submitted = self.volume.submit(Io { token, op, data }, self.now_us);
+        if let Submitted::Done(completion) = submitted {
             self.ended.push(completion);
         }
     }
