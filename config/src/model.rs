@@ -202,7 +202,7 @@ pub struct Namespace {
     /// Where its blocks are.
     pub backing: Backing,
     /// LBA size; `None` lets the backing decide: a block device has its logical block size, a file
-    /// 4096 where that divides its size and else 512, RAM and null have 4096.
+    /// what it was used with before and 4096 at first, RAM and null have 4096.
     pub lba: Option<LbaSize>,
     /// Namespace UUID, unique in the configuration. Only for what [lasts](Backing::lasts);
     /// everything else gets one when it is made.

@@ -76,7 +76,8 @@ pub struct Source {
     /// Export one thing: a block device, a file, `ram:SIZE` or `null:SIZE`.
     #[arg(long, value_name = "PATH|ram:SIZE|null:SIZE", requires = "listen")]
     pub export: Option<String>,
-    /// Bytes per LBA: 512 or 4096 [default: what the device has, 4096 otherwise].
+    /// Bytes per LBA: 512 or 4096 [default: what the device has; what the file was used with, 4096 at
+    /// first].
     #[arg(long, value_name = "BYTES", requires = "export")]
     pub lba: Option<u32>,
     /// Address to listen at; the port is 4420 when none is given.

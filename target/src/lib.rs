@@ -9,6 +9,7 @@ mod control_plane;
 pub mod doctor;
 mod instance;
 mod io_path;
+pub mod lba_size;
 mod limits;
 pub mod log;
 mod lost;

@@ -100,7 +100,6 @@ pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
 pub(crate) const LOG_LINES_OF_A_KIND: u32 = 10;
 /// For so long lines are counted; then one says how many were left out.
 pub(crate) const LOG_WINDOW: Duration = Duration::from_secs(1);
-
 /// How long a start waits for operations that a killed target has left on their way to a medium:
 /// SCSI and NVMe disks give one 30 s, and once more. Below TimeoutStartSec= of
 /// capstan-target.service, which starts the target again after that, and again it waits.
@@ -108,6 +107,11 @@ pub(crate) const UNFINISHED_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a reload waits for the reactors to open new volumes.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Files whose LBA size is remembered, those that were opened last: 16 subsystems full of namespaces.
+pub(crate) const LBA_SIZES_KEPT: usize = 16_384;
+/// Bytes of that: 4 KiB are the longest path, and 100 bytes go with it.
+pub(crate) const LBA_SIZES_TEXT_BYTES_MAX: u64 = LBA_SIZES_KEPT as u64 * 4200;
 
 /// Command slots of a queue of `entries`.
 pub(crate) const fn slots(entries: u16) -> u16 {

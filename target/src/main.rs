@@ -8,7 +8,7 @@ use capstan_config::{Config, LbaSize, ProviderChoice, QuickExport};
 use capstan_doctor::{Machine, Summary};
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
 use capstan_target::signals::Held;
-use capstan_target::{doctor, log, serve};
+use capstan_target::{doctor, lba_size, log, serve};
 use clap::Parser as _;
 
 fn main() -> ExitCode {
@@ -84,6 +84,8 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
 fn check(file: &Path) -> anyhow::Result<()> {
     let config = Config::from_file(file)?;
     let warnings = config.check_machine()?;
+    let mut warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    warnings.extend(lba_size::warnings(&config));
     for warning in &warnings {
         println!("warning: {warning}");
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use capstan_config::{
-    Access, Backing, Config, DirectIo, MemoryPlan, Namespace, Subsystem, namespace_uuid,
+    Access, Backing, Config, DirectIo, LbaSize, MemoryPlan, Namespace, Subsystem, namespace_uuid,
 };
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::Nqn;
@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use crate::instance;
 use crate::io_path::discovery_controllers;
+use crate::lba_size::{LbaSizes, out_of_reach};
 use crate::limits::{IN_CAPSULE_BYTES, STRANGER_RECEIVES, UNFINISHED_TIMEOUT};
 use crate::unfinished;
 
@@ -41,6 +42,7 @@ pub(crate) fn build(
     config: &Config,
     providers: &[ProviderKind],
     reactors: usize,
+    lba_sizes: &mut LbaSizes,
 ) -> anyhow::Result<(Target, Vec<Export>)> {
     let bounds = TargetConfig {
         io_queues: config.queues.io_queues_max,
@@ -70,13 +72,12 @@ pub(crate) fn build(
         target.add_subsystem(subsystem_config(subsystem, config))?;
         for namespace in &subsystem.namespaces {
             let backend = BackendId(u32::try_from(exports.len())?);
-            let (export, shown) = export(
-                &subsystem.nqn,
-                namespace,
-                backend,
+            let opening = Opening {
                 reactors,
-                UNFINISHED_TIMEOUT,
-            )?;
+                waits: UNFINISHED_TIMEOUT,
+                lba_sizes,
+            };
+            let (export, shown) = opening.export(&subsystem.nqn, namespace, backend)?;
             target.add_namespace(&subsystem.nqn, shown)?;
             exports.push(export);
         }
@@ -84,29 +85,47 @@ pub(crate) fn build(
     Ok((target, exports))
 }
 
-/// Prepares the volume of a namespace for so many reactors. `waits` is how long operations that a
-/// killed target has left on it are waited for.
-///
-/// # Errors
-/// It cannot be opened.
-pub(crate) fn export(
-    subnqn: &Nqn,
-    namespace: &Namespace,
-    backend: BackendId,
-    reactors: usize,
-    waits: Duration,
-) -> anyhow::Result<(Export, NamespaceConfig)> {
-    let nsid = namespace.nsid;
-    let cannot = || format!("namespace {nsid} of {subnqn} cannot be exported");
-    let spec = spec(namespace);
-    let prepare = || match reactors {
-        1 => spec.prepare_alone(),
-        _ => spec.prepare(),
-    };
-    let store = unfinished::wait(waits, prepare).with_context(cannot)?;
-    let identity = identity(subnqn, namespace, store.lifetime())?;
-    let shown = namespace_config(namespace, backend, store.geometry(), identity);
-    Ok((Export { backend, store }, shown))
+/// How volumes are opened.
+pub(crate) struct Opening<'a> {
+    /// So many will have the volume.
+    pub(crate) reactors: usize,
+    /// How long operations that a killed target has left on it are waited for.
+    pub(crate) waits: Duration,
+    /// What files were used with.
+    pub(crate) lba_sizes: &'a mut LbaSizes,
+}
+
+impl Opening<'_> {
+    /// Prepares the volume of a namespace.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(crate) fn export(
+        self,
+        subnqn: &Nqn,
+        namespace: &Namespace,
+        backend: BackendId,
+    ) -> anyhow::Result<(Export, NamespaceConfig)> {
+        let nsid = namespace.nsid;
+        let cannot = || format!("namespace {nsid} of {subnqn} cannot be exported");
+        let spec = spec(namespace, self.lba_sizes.of(namespace));
+        let prepare = || match self.reactors {
+            1 => spec.prepare_alone(),
+            _ => spec.prepare(),
+        };
+        let store = unfinished::wait(self.waits, prepare).with_context(cannot)?;
+        let identity = identity(subnqn, namespace, store.lifetime())?;
+        let shown = namespace_config(namespace, backend, store.geometry(), identity);
+        let lba_bytes = shown.geometry.lba_bytes;
+        self.lba_sizes.remember(namespace, lba_bytes);
+        // Where the configuration says the LBA size, its check has said this already.
+        if namespace.lba.is_none()
+            && let Some(warning) = out_of_reach(store.name(), store.bytes(), lba_bytes)
+        {
+            tracing::warn!("{warning}");
+        }
+        Ok((Export { backend, store }, shown))
+    }
 }
 
 /// Memory of one reactor for receives and responses: those of queues, and the receives of
@@ -143,8 +162,8 @@ pub(crate) fn subsystem_config(subsystem: &Subsystem, config: &Config) -> Subsys
     }
 }
 
-fn spec(namespace: &Namespace) -> VolumeSpec {
-    let lba_bytes = namespace.lba.map(capstan_config::LbaSize::bytes);
+fn spec(namespace: &Namespace, lba: Option<LbaSize>) -> VolumeSpec {
+    let lba_bytes = lba.map(LbaSize::bytes);
     match &namespace.backing {
         Backing::Path(path) => VolumeSpec::Path {
             path: path.clone(),

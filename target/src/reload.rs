@@ -12,8 +12,9 @@ use capstan_config::{Access, Config, Namespace, Nqn, Subsystem};
 use capstan_subsystem::{BackendId, NamespaceConfig};
 
 use crate::control_plane::{ControlPlane, Message};
+use crate::lba_size::LbaSizes;
 use crate::limits::OPEN_TIMEOUT;
-use crate::plan::{Export, export, host_policy, subsystem_config};
+use crate::plan::{Export, Opening, host_policy, subsystem_config};
 
 /// What is being served.
 pub(crate) struct Served {
@@ -22,6 +23,7 @@ pub(crate) struct Served {
     backends: HashMap<(Nqn, u32), BackendId>,
     /// Never used before: a volume that is being closed keeps its name to itself.
     next_backend: u32,
+    lba_sizes: LbaSizes,
 }
 
 /// What differs between two configurations, and can be carried out while hosts are connected.
@@ -44,8 +46,8 @@ struct Prepared {
 }
 
 impl Served {
-    /// What [`build`](crate::plan::build) has made of `config`.
-    pub(crate) fn new(config: &Config) -> Self {
+    /// What [`build`](crate::plan::build) has made of `config`, with these LBA sizes.
+    pub(crate) fn new(config: &Config, lba_sizes: LbaSizes) -> Self {
         let namespaces = config.subsystems.iter().flat_map(|subsystem| {
             let nqn = &subsystem.nqn;
             subsystem.namespaces.iter().map(|n| (nqn.clone(), n.nsid))
@@ -55,6 +57,7 @@ impl Served {
             config: config.clone(),
             next_backend: u32::try_from(backends.len()).unwrap_or(u32::MAX),
             backends,
+            lba_sizes,
         }
     }
 
@@ -114,7 +117,12 @@ impl Served {
                     .checked_add(1)
                     .context("too many reloads: restart the target")?;
                 // Signals are answered by this thread: it does not wait long.
-                let (export, shown) = export(subnqn, namespace, backend, reactors, Duration::ZERO)?;
+                let opening = Opening {
+                    reactors,
+                    waits: Duration::ZERO,
+                    lba_sizes: &mut self.lba_sizes,
+                };
+                let (export, shown) = opening.export(subnqn, namespace, backend)?;
                 Ok(Prepared {
                     subnqn: subnqn.clone(),
                     export: Arc::new(export),

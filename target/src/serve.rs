@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::{IoPath, Parts};
+use crate::lba_size::LbaSizes;
 use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
 use crate::lost;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
@@ -85,7 +86,8 @@ impl Running {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let count = config.target.reactors.count(cores);
         scheduling::check(&config.target.reactors);
-        let (target, mut exports) = build(config, &kinds, count)?;
+        let mut lba_sizes = LbaSizes::here();
+        let (target, mut exports) = build(config, &kinds, count, &mut lba_sizes)?;
         if let Some(gate) = gate {
             for export in &mut exports {
                 export.store.set_gate(gate.clone());
@@ -106,7 +108,7 @@ impl Running {
         let mut running = Self {
             control,
             reactors: Vec::new(),
-            served: Served::new(config),
+            served: Served::new(config, lba_sizes),
             addresses: Vec::new(),
         };
         let started = mailboxes

@@ -151,14 +151,14 @@ fn check_size(
         return;
     }
     let rest_bytes = size_bytes % lba_bytes;
-    if rest_bytes != 0 {
+    // Where the LBA size is left open it is known when the file is opened.
+    if rest_bytes != 0 && lba.is_some() {
         findings.warning(
             field,
             format!(
-                "{} is {}; its last {} make no whole LBA of {lba_bytes} bytes and are not exported",
+                "{} is {}; its last {rest_bytes} bytes make no whole LBA of {lba_bytes} bytes and are out of reach of hosts",
                 path.display(),
                 Size(size_bytes),
-                Size(rest_bytes),
             ),
         );
     }
@@ -407,7 +407,7 @@ mod tests {
         let odd = findings(&[file(folder.path(), "odd", 5000) + "\nlba = 4096"]);
         assert!(
             odd[0].contains(
-                "its last 904 bytes make no whole LBA of 4096 bytes and are not exported"
+                "its last 904 bytes make no whole LBA of 4096 bytes and are out of reach of hosts"
             ),
             "{odd:?}"
         );
