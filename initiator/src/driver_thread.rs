@@ -51,6 +51,8 @@ struct Driver {
     admin: HashMap<u64, AdminDone>,
     /// What was said of namespaces whose I/O is refused.
     refused: Vec<(u32, String)>,
+    /// What was said of namespaces that have become smaller.
+    shrunk: Vec<(u32, String)>,
     next_token: u64,
     live: Option<Promise<Result<(), ConnectError>>>,
     over: bool,
@@ -80,6 +82,7 @@ pub(crate) fn run(
         outside: HashMap::with_capacity(capacity),
         admin: HashMap::new(),
         refused: Vec::new(),
+        shrunk: Vec::new(),
         next_token: 0,
         live: Some(live),
         over: false,
@@ -222,6 +225,14 @@ impl Driver {
             tracing::error!(nsid, "all I/O is {text}");
         }
         self.refused = refused;
+        let shrunk = self.of_front_ends(Engine::shrunk);
+        for (_, text) in shrunk.iter().filter(|now| !self.shrunk.contains(now)) {
+            tracing::error!("{text}");
+        }
+        self.shrunk = shrunk;
+        for attached in &mut self.front_ends {
+            attached.tell(&self.engine);
+        }
     }
 
     /// Starts an I/O of another thread; gives it back when there is no room for it now.
@@ -280,11 +291,14 @@ impl Driver {
     fn attach(&mut self, front_end: Box<dyn FrontEnd>) {
         let source = Source(self.next_source);
         self.next_source += 1;
-        self.front_ends.push(Attached {
+        let mut attached = Attached {
             source,
             front_end,
             in_progress: 0,
-        });
+        };
+        // It may have changed since the front end was made.
+        attached.tell(&self.engine);
+        self.front_ends.push(attached);
     }
 
     fn poll_front_ends(&mut self, now_us: u64) -> bool {
@@ -361,6 +375,15 @@ impl Driver {
 }
 
 impl Attached {
+    /// Shows the front end its namespace as it is now.
+    fn tell(&mut self, engine: &Engine) {
+        let nsid = self.front_end.nsid();
+        let mut namespaces = engine.host().namespaces().iter();
+        if let Some(namespace) = namespaces.find(|n| n.nsid == nsid) {
+            self.front_end.namespace_changed(namespace);
+        }
+    }
+
     /// Calls the front end, counting what it submits.
     fn with<T>(
         &mut self,

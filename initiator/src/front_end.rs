@@ -29,6 +29,11 @@ pub trait FrontEnd {
     /// do (descriptors of an `epoll` where writability counts).
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed;
 
+    /// Its namespace is not as it was, or was found for the first time since this was attached.
+    fn namespace_changed(&mut self, namespace: &NamespaceInfo) {
+        let _ = namespace;
+    }
+
     /// When to poll even if every descriptor stays silent.
     fn next_deadline_us(&self) -> Option<u64> {
         None

@@ -16,6 +16,18 @@ impl Engine {
         Some(format!("refused: {text}"))
     }
 
+    /// What was cut off a namespace, and what to do about it; `None` when nothing was.
+    pub(crate) fn shrunk(&self, nsid: u32) -> Option<String> {
+        let namespace = self.namespace(nsid).filter(|n| n.unusable.is_none())?;
+        let (bytes, had_bytes) = (namespace.size_bytes(), self.host.largest_seen(nsid)?);
+        (bytes < had_bytes).then(|| {
+            format!(
+                "namespace {nsid} was cut from {had_bytes} to {bytes} bytes on the target: I/O behind that fails. Have it made \
+                 as long as it was there, then check or restore what is on it, or unmount, detach and attach it anew"
+            )
+        })
+    }
+
     /// What is wrong with a namespace though its controller is live, with what to do; `None` when
     /// nothing is.
     pub(crate) fn attention(&self, nsid: u32) -> Option<String> {
@@ -32,7 +44,7 @@ impl Engine {
                  they were flushed: check what is there, then attach it anew"
             )
         });
-        let texts: Vec<_> = [self.refusal(nsid), unknown, lost]
+        let texts: Vec<_> = [self.refusal(nsid), self.shrunk(nsid), unknown, lost]
             .into_iter()
             .flatten()
             .collect();

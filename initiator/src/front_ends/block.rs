@@ -8,8 +8,7 @@ use crate::error::IoError;
 use crate::front_end::QueueHandle;
 use crate::host::{ControllerInfo, NamespaceInfo};
 
-/// A namespace as a front end shows it. It is what it was when the front end was made: a namespace
-/// that grows is seen in its new size by the next attach.
+/// A namespace as a front end shows it: as it was when the front end was made, but for its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Namespace.
@@ -38,6 +37,14 @@ impl Geometry {
             write_zeroes: controller.write_zeroes,
             discard: controller.dataset_management,
         }
+    }
+
+    /// The size of `namespace`, when that is the same one and has another size now.
+    #[must_use]
+    pub fn new_size(&self, namespace: &NamespaceInfo) -> Option<u64> {
+        let is_same = namespace.unusable.is_none() && namespace.lba_bytes == self.lba_bytes;
+        let size_bytes = namespace.size_bytes();
+        (is_same && size_bytes != self.size_bytes).then_some(size_bytes)
     }
 
     /// The LBAs of a range of bytes: first and count.

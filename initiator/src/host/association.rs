@@ -102,7 +102,8 @@ pub struct Host {
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) info: ControllerInfo,
     pub(super) namespaces: Vec<NamespaceInfo>,
-    /// Each namespace as it was first seen: one that is another now must not get its I/O.
+    /// Each namespace as it was first seen, with the most LBAs it ever had: one that is another now
+    /// must not get its I/O.
     pub(super) first_seen: Vec<NamespaceInfo>,
     pub(super) scan: Option<Scan>,
     /// A change was told while a scan was going on.
@@ -246,6 +247,13 @@ impl Host {
     #[must_use]
     pub fn has_seen(&self, nsid: u32) -> bool {
         self.first_seen.iter().any(|n| n.nsid == nsid)
+    }
+
+    /// The most bytes that a namespace had in any scan.
+    #[must_use]
+    pub fn largest_seen(&self, nsid: u32) -> Option<u64> {
+        let seen = self.first_seen.iter().find(|n| n.nsid == nsid);
+        seen.map(NamespaceInfo::size_bytes)
     }
 
     /// What the controller did wrong so far.

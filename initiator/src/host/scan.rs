@@ -146,9 +146,16 @@ impl Host {
         };
         let mut found = scan.found;
         for namespace in &mut found {
-            match self.first_seen.iter().find(|n| n.nsid == namespace.nsid) {
-                Some(first) => namespace.compare_with(first),
-                None if self.first_seen.len() < NAMESPACES_MAX => {
+            let count = self.first_seen.len();
+            let mut seen = self.first_seen.iter_mut();
+            match seen.find(|n| n.nsid == namespace.nsid) {
+                Some(first) => {
+                    namespace.compare_with(first);
+                    if namespace.unusable.is_none() {
+                        first.nsze_lbas = first.nsze_lbas.max(namespace.nsze_lbas);
+                    }
+                }
+                None if count < NAMESPACES_MAX => {
                     self.first_seen.push(namespace.clone());
                 }
                 None => {}

@@ -60,6 +60,7 @@ mod ioctl {
     nix::ioctl_none_bad!(ctl_get_free, 0x4c82);
     nix::ioctl_none_bad!(clr_fd, 0x4c01);
     nix::ioctl_write_ptr_bad!(set_status64, 0x4c04, LoopInfo64);
+    nix::ioctl_none_bad!(set_capacity, 0x4c07);
     nix::ioctl_read_bad!(get_status64, 0x4c05, LoopInfo64);
     nix::ioctl_write_ptr_bad!(configure, 0x4c0a, LoopConfig);
 }
@@ -232,6 +233,17 @@ impl LoopDevice {
         // SAFETY: `info` is the structure the ioctl reads; it lives through the call.
         unsafe { ioctl::set_status64(self.file.as_raw_fd(), &raw const info) }
             .map_err(|errno| self.error("LOOP_SET_STATUS64", errno))?;
+        Ok(())
+    }
+
+    /// Makes the device as long as its file is now.
+    ///
+    /// # Errors
+    /// [`LoopError::Ioctl`].
+    pub fn take_size(&self) -> Result<(), LoopError> {
+        // SAFETY: the ioctl takes no argument; the descriptor is open.
+        unsafe { ioctl::set_capacity(self.file.as_raw_fd()) }
+            .map_err(|errno| self.error("LOOP_SET_CAPACITY", errno))?;
         Ok(())
     }
 
@@ -415,6 +427,9 @@ mod tests {
         backing.read_exact_at(&mut back, 8192).unwrap();
         assert_eq!(back, [7; 4096]);
         assert_eq!(device_numbers(&path)[0].0, 7);
+        backing.set_len(2 << 20).unwrap();
+        device.take_size().unwrap();
+        disk.write_all_at(&[8; 4096], (2 << 20) - 4096).unwrap();
         let claimed = LoopDevice::claim(&path).unwrap().expect("nobody claims it");
         assert!(LoopDevice::claim(&path).unwrap().is_none());
         drop((disk, device));

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
@@ -104,7 +105,7 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
 struct Disk {
     controller: Controller,
     record: Record,
-    /// Closed at the other end when the FUSE file is gone.
+    /// Closed at the other end when the FUSE file is gone; a byte says that the volume has grown.
     life: OwnedFd,
     /// Until the association has ended, and with it the last write; none of a disk that is
     /// read-only.
@@ -165,7 +166,7 @@ fn serve_until_detached(
         nsid = disk.record.nsid,
         "attached"
     );
-    let result = wait(&disk, &signals, &control, dir);
+    let result = wait(disk, &signals, &control, dir);
     controller.close();
     tracing::info!("detached");
     result
@@ -254,7 +255,8 @@ fn make_disk(
     let mount_point = dir.mount_point();
     fs::create_dir(&mount_point).map_err(system("folder to mount FUSE at"))?;
     let (mount, fuse) = FuseMount::new(&mount_point, source, geometry.read_only)?;
-    let (life, life_of_front_end) = pipe2(OFlag::O_CLOEXEC).map_err(system("pipe"))?;
+    let (life, life_of_front_end) =
+        pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(system("pipe"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let time_s = now.map_or(0, |now| now.as_secs());
     let owner = (getuid().as_raw(), getgid().as_raw());
@@ -285,7 +287,7 @@ fn make_disk(
 
 /// Serves until the disk is gone, or somebody asks for that and nobody uses it.
 fn wait(
-    disk: &Disk,
+    mut disk: Disk,
     signals: &SignalFd,
     control: &ControlSocket,
     dir: &VolumeDir,
@@ -303,8 +305,11 @@ fn wait(
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(system("poll")(errno)),
         }
-        // Only hang-up ever happens on the pipe.
-        if fds.first().and_then(PollFd::any) == Some(true) {
+        let life = fds.first().and_then(PollFd::revents);
+        let life = life.unwrap_or(PollFlags::empty());
+        if life.contains(PollFlags::POLLIN) {
+            grow(&mut disk, dir);
+        } else if !life.is_empty() {
             tracing::info!("the last user of the disk is gone");
             return Ok(());
         }
@@ -312,7 +317,7 @@ fn wait(
             if i32::try_from(signal.ssi_signo) == Ok(Signal::SIGHUP as i32) {
                 continue;
             }
-            match detach(disk) {
+            match detach(&disk) {
                 Ok(()) => return Ok(()),
                 Err(reason) => tracing::warn!("asked to end by a signal, but {reason}"),
             }
@@ -331,7 +336,7 @@ fn wait(
                     disk.controller.rescan();
                     asker.answer(&Answer::Begun);
                 }
-                Request::Detach => match detach(disk) {
+                Request::Detach => match detach(&disk) {
                     Ok(()) => {
                         asker.answer(&Answer::Detached);
                         return Ok(());
@@ -343,11 +348,40 @@ fn wait(
     }
 }
 
+/// The FUSE file is longer than it was: so becomes the disk. By a thread of its own: the kernel has
+/// the device to itself while others open it, and they may wait for the target.
+fn grow(disk: &mut Disk, dir: &VolumeDir) {
+    let mut told = [0; 64];
+    let _ = nix::unistd::read(&disk.life, &mut told);
+    let now = disk.controller.snapshot_blocking();
+    let mut namespaces = now.namespaces.iter();
+    if let Some(namespace) = namespaces.find(|n| n.nsid == disk.record.nsid) {
+        disk.record.size_bytes = namespace.size_bytes();
+    }
+    if let Err(error) = dir.write(&disk.record) {
+        tracing::warn!("`capstan list` shows the size that the disk had: {error}");
+    }
+    let (path, size_bytes) = (disk.record.device.clone(), disk.record.size_bytes);
+    thread::spawn(move || {
+        let grown = LoopDevice::open(&path).and_then(|device| device.take_size());
+        let path = path.display();
+        match grown {
+            Ok(()) => tracing::info!(
+                "{path} has {size_bytes} bytes now; what is on it is made larger by its own tool (resize2fs, xfs_growfs, pvresize)"
+            ),
+            Err(error) => tracing::error!(
+                "{error}: the disk keeps its old size; `losetup --set-capacity {path}` tries again"
+            ),
+        }
+    });
+}
+
 /// Takes the loop device down unless it is in use; why not, in words, otherwise.
 fn detach(disk: &Disk) -> Result<(), String> {
     clear_loop(&disk.record)?;
     // The device lets the file go when its last I/O is done; the kernel then ends the mount.
-    let mut fds = [PollFd::new(disk.life.as_fd(), PollFlags::POLLIN)];
+    // Asked for nothing, it tells of the hang-up.
+    let mut fds = [PollFd::new(disk.life.as_fd(), PollFlags::empty())];
     let timeout = PollTimeout::try_from(RELEASE_PATIENCE).unwrap_or(PollTimeout::NONE);
     match poll(&mut fds, timeout) {
         Ok(1) => Ok(()),

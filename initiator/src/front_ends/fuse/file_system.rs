@@ -24,7 +24,7 @@ const _: () = assert!(PAGES_MAX as u32 * 4096 == TRANSFER_BYTES_MAX);
 const BACKGROUND_MAX: u16 = 512;
 /// Beyond this the file system counts as congested; three quarters, as the kernel's own default.
 const CONGESTION_THRESHOLD: u16 = BACKGROUND_MAX / 4 * 3;
-/// Names and attributes hold for ever: nobody else changes them.
+/// Names and attributes hold for ever: what changes is told ([`super::wire::StoreOut`]).
 const VALID_S: u64 = u64::MAX >> 1;
 /// Block size of STATFS, in bytes: the granularity of the loop device's discards.
 const STATFS_BLOCK_BYTES: u32 = 4096;
@@ -68,6 +68,11 @@ impl FileSystem {
             gid: owner.1,
             time_s,
         }
+    }
+
+    /// The volume has another size.
+    pub fn set_size(&mut self, size_bytes: u64) {
+        self.geometry.size_bytes = size_bytes;
     }
 
     /// The answer to a request about node `nodeid`.
@@ -347,10 +352,15 @@ mod tests {
     }
 
     #[test]
-    fn the_size_cannot_be_changed() {
-        let fs = file_system(false);
-        let set = |size| fs.answer(FILE_ID, &Request::Setattr(Some(size)));
-        assert!(matches!(set(1 << 30), Answer::Reply(_)));
-        assert_eq!(set(0), Answer::Error(Errno::EPERM));
+    fn the_size_is_the_volumes_and_cannot_be_set() {
+        let mut fs = file_system(false);
+        let set = |fs: &FileSystem, size| fs.answer(FILE_ID, &Request::Setattr(Some(size)));
+        assert!(matches!(set(&fs, 1 << 30), Answer::Reply(_)));
+        assert_eq!(set(&fs, 0), Answer::Error(Errno::EPERM));
+        fs.set_size(2 << 30);
+        let attr = reply(fs.answer(FILE_ID, &Request::Getattr));
+        let attr = AttrOut::read_from_bytes(&attr).unwrap().attr;
+        assert_eq!((attr.size_bytes, attr.blocks), (2 << 30, 4 << 20));
+        assert_eq!(set(&fs, 1 << 30), Answer::Error(Errno::EPERM));
     }
 }

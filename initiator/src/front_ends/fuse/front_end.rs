@@ -10,14 +10,15 @@ use nix::errno::Errno;
 use nix::libc;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::file_system::{Answer, FileSystem, TRANSFER_BYTES_MAX};
+use super::file_system::{Answer, FILE_ID, FileSystem, TRANSFER_BYTES_MAX};
 use super::request::{BODY_BYTES_MAX, Request};
-use super::wire::{InHeader, OutHeader, WRITE_HEAD_BYTES, WriteOut};
+use super::wire::{InHeader, NOTIFY_STORE, OutHeader, StoreOut, WRITE_HEAD_BYTES, WriteOut};
 use crate::driver::{Completion, Op, SubmitError};
 use crate::error::IoError;
 use crate::front_end::{FrontEnd, QueueHandle};
 use crate::front_ends::block::{BlockQueue, Fault, Geometry, NamespaceQueue};
 use crate::front_ends::lease::{self, Part, Place};
+use crate::host::NamespaceInfo;
 
 /// Requests taken in one turn.
 const REQUESTS_PER_TURN: u32 = 64;
@@ -86,13 +87,15 @@ pub struct FuseFrontEnd {
     merging: bool,
     retry_us: Option<u64>,
     finished: bool,
-    /// Closed with this front end, so that the other end of the pipe knows.
-    _life: OwnedFd,
+    /// Closed with this front end, so that the other end of the pipe knows. A byte says that the
+    /// volume has grown.
+    life: OwnedFd,
 }
 
 impl FuseFrontEnd {
     /// Serves `geometry`'s namespace through `device`, the descriptor of a FUSE mount. `life` is
-    /// closed when the front end is gone: when the mount is, or the association.
+    /// closed when the front end is gone: when the mount is, or the association; a byte comes out of
+    /// its other end when the volume has grown. It does not block.
     ///
     /// # Errors
     /// `pool` has less than a mebibyte.
@@ -119,7 +122,7 @@ impl FuseFrontEnd {
             merging: false,
             retry_us: None,
             finished: false,
-            _life: life,
+            life,
         })
     }
 
@@ -413,6 +416,23 @@ impl FrontEnd for FuseFrontEnd {
         Armed::Quiet
     }
 
+    fn namespace_changed(&mut self, namespace: &NamespaceInfo) {
+        // A disk in use cannot be made smaller: what is not there any more fails at the controller.
+        let larger = self.geometry.new_size(namespace);
+        let Some(size_bytes) = larger.filter(|&size| size > self.geometry.size_bytes) else {
+            return;
+        };
+        tracing::info!(
+            "the volume has grown from {} to {size_bytes} bytes",
+            self.geometry.size_bytes
+        );
+        self.geometry.size_bytes = size_bytes;
+        self.file_system.set_size(size_bytes);
+        self.device.tell_size(size_bytes);
+        // A full pipe has told it already.
+        let _ = nix::unistd::write(&self.life, &[0]);
+    }
+
     fn next_deadline_us(&self) -> Option<u64> {
         self.retry_us
     }
@@ -432,6 +452,17 @@ impl Device {
 
     fn error(&mut self, unique: u64, errno: Errno) {
         self.send(unique, -(errno as i32), Part::EMPTY);
+    }
+
+    /// Tells the kernel that the file is longer.
+    fn tell_size(&mut self, size_bytes: u64) {
+        let out = StoreOut {
+            nodeid: FILE_ID,
+            offset_bytes: size_bytes,
+            size_bytes: 0,
+            padding: 0,
+        };
+        self.send(0, NOTIFY_STORE, Part::Bytes(out.as_bytes()));
     }
 
     fn send(&mut self, unique: u64, error: i32, data: Part<'_>) {

@@ -124,6 +124,25 @@ pub struct OutHeader {
 }
 const _: () = assert!(size_of::<OutHeader>() == 16);
 
+/// `error` of an [`OutHeader`] without a request: the kernel is to keep data that follows a
+/// [`StoreOut`]. Of no bytes, this makes the file as long as `offset_bytes`, if it is shorter.
+pub const NOTIFY_STORE: i32 = 4;
+
+/// Behind the header of [`NOTIFY_STORE`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct StoreOut {
+    /// The node.
+    pub nodeid: u64,
+    /// First byte.
+    pub offset_bytes: u64,
+    /// Bytes.
+    pub size_bytes: u32,
+    /// Zero.
+    pub padding: u32,
+}
+const _: () = assert!(size_of::<StoreOut>() == 24);
+
 /// INIT. Newer kernels send more.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -13,6 +13,7 @@ use super::wire::{PAYLOAD_BYTES_MAX, TransmissionFlags};
 use crate::driver::Completion;
 use crate::front_end::{FrontEnd, QueueHandle};
 use crate::front_ends::block::{Geometry, NamespaceQueue};
+use crate::host::NamespaceInfo;
 
 /// Connections at once. All are of one user; a few are what any tool opens.
 const CONNECTIONS_MAX: usize = 16;
@@ -218,6 +219,18 @@ impl FrontEnd for NbdFrontEnd {
         // Level-triggered: what is there already makes it readable.
         fds.push(self.epoll.0.as_fd().as_raw_fd());
         Armed::Quiet
+    }
+
+    /// Those who connect from now on see it: a connection has one size for life.
+    fn namespace_changed(&mut self, namespace: &NamespaceInfo) {
+        if let Some(size_bytes) = self.geometry.new_size(namespace) {
+            tracing::info!(
+                "the export has {size_bytes} bytes now, had {}: connect again to see it",
+                self.geometry.size_bytes
+            );
+            self.geometry.size_bytes = size_bytes;
+            self.export.size_bytes = size_bytes;
+        }
     }
 
     fn next_deadline_us(&self) -> Option<u64> {
