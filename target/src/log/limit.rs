@@ -1,13 +1,15 @@
 //! Lines that peers cause ([`PEER_CAUSED`]) are as many as peers like. So many of each kind are
-//! written in a second; then one line says how many more there were.
+//! written in a second; then one line says how many more there were. A line that is equal to one
+//! before says nothing new: it is counted, and the count is written a second later, then after two,
+//! four and more seconds, once a minute at last.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::{self, Write as _};
 use std::hash::Hash;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use capstan_rdma::PEER_CAUSED;
 use tracing::callsite::Identifier;
@@ -16,7 +18,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use crate::limits::{LOG_LINES_OF_A_KIND, LOG_WINDOW};
+use crate::limits::{LOG_LINES_OF_A_KIND, LOG_REPEATS_EVERY, LOG_REPEATS_KEPT, LOG_WINDOW};
 
 /// Leaves out lines beyond the limit. A kind is a place in the program.
 pub(super) struct Limit {
@@ -56,8 +58,13 @@ impl Shared {
         let waited = self.left_out.wait_while(kinds, nothing);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         thread::sleep(LOG_WINDOW);
-        for LeftOut { level, count, like } in self.kinds().take_left_out() {
-            let seconds = LOG_WINDOW.as_secs();
+        let left_out = self.kinds().take_left_out(Instant::now());
+        for LeftOut {
+            line: Line { level, words: like },
+            count,
+            seconds,
+        } in left_out
+        {
             let more = format_args!("{count} more in {seconds} s were like this: {like}");
             match level {
                 Level::ERROR => tracing::error!("{more}"),
@@ -82,11 +89,11 @@ impl<S: Subscriber> Layer<S> for Limit {
         };
         let kind = metadata.callsite();
         let mut kinds = self.shared.kinds();
-        let admitted = kinds.admit(&kind, Instant::now(), || LeftOut {
+        let line = Line {
             level: *metadata.level(),
-            count: 0,
-            like: words().0,
-        });
+            words: words().0,
+        };
+        let admitted = kinds.admit(&kind, Instant::now(), line);
         drop(kinds);
         if !admitted {
             self.shared.left_out.notify_one();
@@ -110,12 +117,21 @@ impl Visit for Words {
     }
 }
 
-/// Lines of a kind that were left out.
-struct LeftOut {
+/// A line that somebody wants to write.
+#[derive(Clone, Debug)]
+struct Line {
     level: Level,
-    count: u64,
+    words: String,
+}
+
+/// Lines that were left out.
+#[derive(Debug)]
+struct LeftOut {
     /// The first of them.
-    like: String,
+    line: Line,
+    count: u64,
+    /// In so long.
+    seconds: u64,
 }
 
 /// How many lines of each kind there were.
@@ -127,7 +143,41 @@ struct Kinds<K> {
 struct Window {
     began: Instant,
     written: u32,
+    /// Beyond the limit; they are not equal.
     left_out: Option<LeftOut>,
+    /// Those written last, oldest first.
+    repeats: VecDeque<Repeats>,
+}
+
+/// A line that was written, and how often it came again.
+struct Repeats {
+    line: Line,
+    count: u64,
+    /// When it was written, or its count was.
+    told: Instant,
+    /// For so long it is counted.
+    wait: Duration,
+}
+
+impl Repeats {
+    fn is_over(&self, now: Instant) -> bool {
+        now.duration_since(self.told) >= self.wait
+    }
+
+    /// How often it came again, once the time is over; then it is counted for twice as long.
+    fn take(&mut self, now: Instant) -> Option<LeftOut> {
+        if self.count == 0 || !self.is_over(now) {
+            return None;
+        }
+        let left_out = LeftOut {
+            line: self.line.clone(),
+            count: std::mem::take(&mut self.count),
+            seconds: self.wait.as_secs(),
+        };
+        self.told = now;
+        self.wait = (self.wait * 2).min(LOG_REPEATS_EVERY);
+        Some(left_out)
+    }
 }
 
 impl<K> Default for Kinds<K> {
@@ -140,56 +190,99 @@ impl<K> Default for Kinds<K> {
 }
 
 impl<K: Clone + Eq + Hash> Kinds<K> {
-    /// Whether a line of this kind is written at `now`; it is counted when it is not, and the first
-    /// is kept.
-    fn admit(&mut self, kind: &K, now: Instant, line: impl FnOnce() -> LeftOut) -> bool {
+    /// Whether a line of this kind is written at `now`; it is counted when it is not.
+    fn admit(&mut self, kind: &K, now: Instant, line: Line) -> bool {
         if !self.windows.contains_key(kind) {
             // As many as the program has places that write such lines.
             let window = Window {
                 began: now,
                 written: 0,
                 left_out: None,
+                repeats: VecDeque::new(),
             };
             self.windows.insert(kind.clone(), window);
         }
         let Some(window) = self.windows.get_mut(kind) else {
             return true;
         };
-        if now.duration_since(window.began) >= LOG_WINDOW {
-            window.began = now;
-            window.written = 0;
-        }
-        if window.written < LOG_LINES_OF_A_KIND {
-            window.written += 1;
-            return true;
-        }
-        window.left_out.get_or_insert_with(line).count += 1;
-        self.some_left_out = true;
-        false
+        let admitted = window.admit(now, line);
+        self.some_left_out |= !admitted;
+        admitted
     }
 
-    fn take_left_out(&mut self) -> Vec<LeftOut> {
+    /// What is due to be told. What is not stays, and is asked for again.
+    fn take_left_out(&mut self, now: Instant) -> Vec<LeftOut> {
+        let mut due = Vec::new();
         self.some_left_out = false;
-        let windows = self.windows.values_mut();
-        windows
-            .filter_map(|window| window.left_out.take())
-            .collect()
+        for window in self.windows.values_mut() {
+            due.extend(window.left_out.take());
+            due.extend(
+                window
+                    .repeats
+                    .iter_mut()
+                    .filter_map(|again| again.take(now)),
+            );
+            self.some_left_out |= window.repeats.iter().any(|again| again.count > 0);
+        }
+        due
+    }
+}
+
+impl Window {
+    fn admit(&mut self, now: Instant, line: Line) -> bool {
+        let mut repeats = self.repeats.iter_mut();
+        if let Some(again) = repeats.find(|before| before.line.words == line.words) {
+            if again.count == 0 && again.is_over(now) {
+                // It had stopped: this is news.
+                again.told = now;
+                again.wait = LOG_WINDOW;
+                return true;
+            }
+            again.count += 1;
+            return false;
+        }
+        if now.duration_since(self.began) >= LOG_WINDOW {
+            self.began = now;
+            self.written = 0;
+        }
+        if self.written >= LOG_LINES_OF_A_KIND {
+            let left_out = self.left_out.get_or_insert(LeftOut {
+                line,
+                count: 0,
+                seconds: LOG_WINDOW.as_secs(),
+            });
+            left_out.count += 1;
+            return false;
+        }
+        self.written += 1;
+        if self.repeats.len() >= LOG_REPEATS_KEPT {
+            // One that is counted is kept: others come once each.
+            let idle = self.repeats.iter().position(|before| before.count == 0);
+            match idle {
+                Some(idle) => drop(self.repeats.remove(idle)),
+                None => return true,
+            }
+        }
+        self.repeats.push_back(Repeats {
+            line,
+            count: 0,
+            told: now,
+            wait: LOG_WINDOW,
+        });
+        true
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const SECOND: Duration = LOG_WINDOW;
 
-    fn line(like: &str) -> LeftOut {
-        LeftOut {
+    fn line(words: &str) -> Line {
+        Line {
             level: Level::WARN,
-            count: 0,
-            like: like.to_owned(),
+            words: words.to_owned(),
         }
     }
 
@@ -201,28 +294,82 @@ mod tests {
         // What 6,900 refused connects in three seconds wrote.
         for at in 0..6900_u32 {
             let now = start + SECOND * at / 2300;
-            written += u64::from(kinds.admit(&"refused", now, || line("refused host-2")));
+            let line = line(&format!("refused host-{at}"));
+            written += u64::from(kinds.admit(&"refused", now, line));
             if at % 2300 == 2299 {
-                for left_out in kinds.take_left_out() {
-                    assert_eq!((left_out.count, &*left_out.like), (2290, "refused host-2"));
+                for left_out in kinds.take_left_out(now) {
+                    assert_eq!(left_out.count, 2290);
+                    assert!(left_out.line.words.starts_with("refused host-"));
                     counted += left_out.count;
                 }
             }
         }
         assert_eq!((written, counted), (30, 6870));
-        assert!(kinds.take_left_out().is_empty());
+        assert!(kinds.take_left_out(start + 4 * SECOND).is_empty());
     }
 
     #[test]
     fn a_flood_of_one_kind_hides_no_other() {
         let mut kinds = Kinds::default();
         let now = Instant::now();
-        for _ in 0..100 {
-            kinds.admit(&1, now, || line("a"));
+        for at in 0..100 {
+            kinds.admit(&1, now, line(&format!("a{at}")));
         }
         assert!(kinds.some_left_out);
-        assert!(kinds.admit(&2, now, || line("b")));
-        assert!(!kinds.admit(&1, now, || line("a")));
-        assert!(kinds.admit(&1, now + SECOND, || line("a")));
+        assert!(kinds.admit(&2, now, line("b")));
+        assert!(!kinds.admit(&1, now, line("c")));
+        assert!(kinds.admit(&1, now + SECOND, line("c")));
+    }
+
+    /// Out of descriptors a listener tries ten times in a second, and has two lines to say so.
+    #[test]
+    fn equal_lines_are_written_once_and_counted_ever_more_rarely() {
+        let mut kinds = Kinds::default();
+        let start = Instant::now();
+        let mut lines = Vec::new();
+        for tenth in 0..6000_u32 {
+            let now = start + SECOND * tenth / 10;
+            for words in ["cannot take a connection", "of another listener"] {
+                if kinds.admit(&1, now, line(words)) {
+                    lines.push((tenth, words.to_owned(), 1));
+                }
+            }
+            for LeftOut { line, count, .. } in kinds.take_left_out(now) {
+                lines.push((tenth, line.words, count));
+            }
+        }
+        let of_one: Vec<_> = lines
+            .iter()
+            .filter(|(_, words, _)| words.starts_with("cannot"))
+            .collect();
+        // Ten minutes: at once, after 1, 3, 7, 15, 31 and 63 s, and then each minute.
+        assert_eq!(of_one.len(), 15, "{of_one:?}");
+        assert_eq!(lines.len(), 2 * of_one.len());
+        let told: u64 = of_one.iter().map(|(_, _, count)| count).sum();
+        assert!((5400..=6000).contains(&told), "{told} of 6000");
+        assert_eq!((of_one[0].0, of_one[1].0, of_one[2].0), (0, 10, 30));
+    }
+
+    #[test]
+    fn a_line_that_comes_again_after_a_while_is_news() {
+        let mut kinds = Kinds::default();
+        let start = Instant::now();
+        assert!(kinds.admit(&1, start, line("a")));
+        assert!(!kinds.admit(&1, start, line("a")));
+        assert_eq!(kinds.take_left_out(start + SECOND).len(), 1);
+        assert!(
+            !kinds.admit(&1, start + 2 * SECOND, line("a")),
+            "it goes on"
+        );
+        assert_eq!(kinds.take_left_out(start + 3 * SECOND).len(), 1);
+        assert!(kinds.take_left_out(start + 10 * SECOND).is_empty());
+        assert!(!kinds.some_left_out);
+        assert!(kinds.admit(&1, start + 10 * SECOND, line("a")));
+        // However many different ones there were meanwhile: they are forgotten first.
+        for at in 0..1000 {
+            kinds.admit(&1, start + (11 + at) * SECOND, line(&format!("b{at}")));
+        }
+        let window = kinds.windows.get(&1).expect("of this kind");
+        assert_eq!(window.repeats.len(), LOG_REPEATS_KEPT);
     }
 }
