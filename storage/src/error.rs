@@ -269,7 +269,7 @@ pub enum OpenError {
     },
     /// `O_DIRECT` was demanded and cannot be had.
     #[error(
-        "{volume}: O_DIRECT is not possible: {reason}; use direct = auto or off"
+        "{volume}: O_DIRECT is not possible: {reason}; write `direct = false`, or leave `direct` out"
     )]
     NotDirect {
         /// The volume's name.
