@@ -15,6 +15,7 @@ use capstan_subsystem::{Action, BackendId, ConnId, DisconnectReason, Event, Flus
 use crate::io_path::Request;
 use crate::limits::MAILBOX_BOUND;
 use crate::lost::Lost;
+use crate::media::{Change, Media};
 use crate::plan::Export;
 
 /// What one reactor asks of another.
@@ -77,6 +78,7 @@ pub(crate) struct ControlPlane {
     reactors: OnceLock<Vec<Sender<Message>>>,
     turns: Turns,
     lost: Lost,
+    media: Media,
     /// The controllers' next timer, in microseconds; `u64::MAX` for none.
     deadline_us: AtomicU64,
 }
@@ -88,6 +90,7 @@ impl ControlPlane {
             reactors: OnceLock::new(),
             turns: Turns::default(),
             lost: Lost::new(),
+            media: Media::default(),
             deadline_us: AtomicU64::new(u64::MAX),
         }
     }
@@ -238,12 +241,56 @@ impl ControlPlane {
 
     /// Writes that had succeeded did not reach the medium of a backend.
     pub(crate) fn data_lost(&self, backend: BackendId, error: &IoError) {
-        self.lost.add(backend, error);
+        self.lost.add(backend, &error.to_string());
         self.with(|target| target.handle_data_lost(backend, Clock.now_us()));
+    }
+
+    /// A storage operation failed.
+    pub(crate) fn storage_failed(&self, backend: BackendId, error: &IoError) {
+        self.media.failed(backend, error);
+    }
+
+    /// A namespace is on a new backend.
+    pub(crate) fn backend_opened(&self, export: &Export) {
+        self.media.add(export);
+    }
+
+    /// Looks at what the backends are on, and tells hosts and the log of changes. So many have
+    /// another size.
+    pub(crate) fn look_at_media(&self) -> usize {
+        self.media.look(self)
+    }
+
+    /// What a backend is on has changed.
+    pub(crate) fn medium_changed(&self, backend: BackendId, change: Change) {
+        let Change {
+            subnqn,
+            nsid,
+            geometry,
+            lost,
+            is_sound,
+        } = change;
+        if let Some(lost) = &lost {
+            self.lost.add(backend, lost);
+        }
+        let now_us = Clock.now_us();
+        self.with(|target| {
+            if let Some(geometry) = geometry
+                && let Err(error) = target.set_geometry(&subnqn, nsid, geometry)
+            {
+                // A reload has taken it out meanwhile.
+                tracing::debug!(%error, %subnqn, nsid, "its new size is nobody's");
+            }
+            if lost.is_some() {
+                target.handle_data_lost(backend, now_us);
+            }
+            target.handle_medium(backend, is_sound, now_us);
+        });
     }
 
     /// No namespace is on a backend any more.
     pub(crate) fn backend_closed(&self, backend: BackendId) {
+        self.media.remove(backend);
         self.lost.remove(backend);
         self.broadcast(|| Message::CloseVolume(backend));
     }

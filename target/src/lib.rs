@@ -13,6 +13,7 @@ pub mod lba_size;
 mod limits;
 pub mod log;
 mod lost;
+mod media;
 mod plan;
 mod reload;
 mod scheduling;

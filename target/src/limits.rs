@@ -113,6 +113,11 @@ pub(crate) const UNFINISHED_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a reload waits for the reactors to open new volumes.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often sizes and paths of files and devices are looked at: a few system calls for each.
+pub(crate) const MEDIA_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often a medium that goes on failing is said to, with a count.
+pub(crate) const MEDIA_SAID_AGAIN: Duration = Duration::from_secs(60);
+
 /// Files whose LBA size is remembered, those that were opened last: 16 subsystems full of namespaces.
 pub(crate) const LBA_SIZES_KEPT: usize = 16_384;
 /// Bytes of that: 4 KiB are the longest path, and 100 bytes go with it.

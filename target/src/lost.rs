@@ -13,7 +13,6 @@ use std::time::SystemTime;
 use std::{env, process};
 
 use capstan_doctor::{Check, Machine};
-use capstan_storage::IoError;
 use capstan_subsystem::BackendId;
 use nix::errno::Errno;
 use nix::sys::signal::kill;
@@ -43,11 +42,11 @@ impl Lost {
         }
     }
 
-    /// A volume has lost writes.
-    pub(crate) fn add(&self, backend: BackendId, error: &IoError) {
+    /// A volume has lost writes: what happened, in one line.
+    pub(crate) fn add(&self, backend: BackendId, what: &str) {
         self.change(|volumes| {
             let is_new = !volumes.contains_key(&backend);
-            let line = || format!("{}: {error}", humantime::format_rfc3339_seconds(now()));
+            let line = || format!("{}: {what}", humantime::format_rfc3339_seconds(now()));
             volumes.entry(backend).or_insert_with(line);
             is_new
         });
@@ -237,7 +236,7 @@ mod tests {
 
     fn add(lost: &Lost, backend: u32, volume: &str) {
         let error = IoError::new(IoErrorKind::Lost, &Op::Flush, &Arc::from(volume));
-        lost.add(BackendId(backend), &error);
+        lost.add(BackendId(backend), &error.to_string());
     }
 
     #[test]

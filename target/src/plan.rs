@@ -31,6 +31,11 @@ const LBA_BYTES_DEFAULT: u32 = 4096;
 pub(crate) struct Export {
     pub(crate) backend: BackendId,
     pub(crate) store: Store,
+    /// The namespace that is on it.
+    pub(crate) subnqn: Nqn,
+    pub(crate) nsid: u32,
+    /// What hosts see of it at first.
+    pub(crate) shown: capstan_subsystem::Geometry,
 }
 
 /// Opens every volume of the configuration and fills the subsystems. `providers` are the listeners',
@@ -124,7 +129,14 @@ impl Opening<'_> {
         {
             tracing::warn!("{warning}");
         }
-        Ok((Export { backend, store }, shown))
+        let export = Export {
+            backend,
+            store,
+            subnqn: subnqn.clone(),
+            nsid,
+            shown: shown.geometry,
+        };
+        Ok((export, shown))
     }
 }
 
@@ -222,18 +234,23 @@ fn namespace_config(
     NamespaceConfig {
         nsid: namespace.nsid,
         backend,
-        geometry: capstan_subsystem::Geometry {
-            lba_bytes: geometry.lba_bytes,
-            lbas: geometry.lbas,
-            volatile_write_cache: geometry.volatile_write_cache,
-            discard: geometry.discard,
-            // Write Zeroes works everywhere; this says that deallocated blocks read as zeroes.
-            write_zeroes: geometry.discard_zeroes,
-            read_only: geometry.read_only || namespace.read_only,
-        },
+        geometry: shown_geometry(geometry, namespace.read_only),
         identity,
         anagrpid: 1,
         visible_to: HostPolicy::Any,
+    }
+}
+
+/// What hosts see of a volume's shape.
+pub(crate) fn shown_geometry(geometry: Geometry, read_only: bool) -> capstan_subsystem::Geometry {
+    capstan_subsystem::Geometry {
+        lba_bytes: geometry.lba_bytes,
+        lbas: geometry.lbas,
+        volatile_write_cache: geometry.volatile_write_cache,
+        discard: geometry.discard,
+        // Write Zeroes works everywhere; this says that deallocated blocks read as zeroes.
+        write_zeroes: geometry.discard_zeroes,
+        read_only: geometry.read_only || read_only,
     }
 }
 

@@ -92,15 +92,27 @@ impl Served {
             .iter()
             .filter_map(|name| self.backends.remove(name))
             .collect();
-        for Prepared { subnqn, shown, .. } in &prepared {
+        for Prepared {
+            subnqn,
+            shown,
+            export,
+        } in &prepared
+        {
             let name = (subnqn.clone(), shown.nsid);
             self.backends.insert(name, shown.backend);
+            control.backend_opened(export);
         }
         show(&wanted, &difference, prepared, control)?;
         // The queues have their new tables in the mailbox before this.
         close(removed.into_iter(), control);
         self.config = wanted;
-        Ok(difference.to_string())
+        Ok(match control.look_at_media() {
+            0 => difference.to_string(),
+            resized if difference == Difference::default() => {
+                format!("namespaces resized: {resized}")
+            }
+            resized => format!("{difference}, namespaces resized: {resized}"),
+        })
     }
 
     fn prepare(

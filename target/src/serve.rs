@@ -21,6 +21,7 @@ use crate::io_path::{IoPath, Parts};
 use crate::lba_size::LbaSizes;
 use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
 use crate::lost;
+use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::reload::Served;
 use crate::scheduling;
@@ -31,6 +32,7 @@ pub struct Running {
     control: Arc<ControlPlane>,
     reactors: Vec<JoinHandle<()>>,
     served: Served,
+    watch: Option<Watch>,
     /// Where it listens, with the ports that the kernel chose.
     pub addresses: Vec<SocketAddr>,
 }
@@ -109,6 +111,7 @@ impl Running {
             control,
             reactors: Vec::new(),
             served: Served::new(config, lba_sizes),
+            watch: None,
             addresses: Vec::new(),
         };
         let started = mailboxes
@@ -129,7 +132,15 @@ impl Running {
                 running.addresses.extend(addresses);
                 Ok(())
             });
-        match started {
+        let watched = started.and_then(|()| {
+            for export in exports.iter() {
+                running.control.backend_opened(export);
+            }
+            let watch = Watch::start(&running.control).context("no thread to watch media")?;
+            running.watch = Some(watch);
+            Ok(())
+        });
+        match watched {
             Ok(()) => Ok(running),
             Err(error) => {
                 // The reactors that did start must not outlive the failure.
@@ -158,6 +169,9 @@ impl Running {
     /// A reactor panicked or does not end.
     pub fn stop(self) -> anyhow::Result<()> {
         self.control.drain();
+        if let Some(watch) = self.watch {
+            watch.stop();
+        }
         // A storage operation that hangs must not keep the process for ever: twice the drain time,
         // one for the commands and one for the connections.
         let deadline = Instant::now() + Duration::from_micros(4 * DRAIN_TIMEOUT_US);

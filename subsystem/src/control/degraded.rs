@@ -1,6 +1,6 @@
-//! Backends that have lost data which hosts were told of as stored. Flush and FUA fail there
-//! already, by the driver; hosts that did not ask are told here: in the SMART / Health log page,
-//! and by an event.
+//! Backends that have lost data which hosts were told of as stored, and those whose medium is not
+//! where it belongs. What fails there fails by the driver; hosts that did not ask are told here: in
+//! the SMART / Health log page, and by an event.
 
 use alloc::vec::Vec;
 
@@ -19,6 +19,24 @@ impl Target {
         if !self.is_in_use(backend) || !self.degraded.insert(backend) {
             return;
         }
+        self.warn_of_reliability();
+    }
+
+    /// Says whether the medium of `backend` is where it belongs: one that was deleted or taken away is
+    /// not, until it is back.
+    pub fn handle_medium(&mut self, backend: BackendId, is_sound: bool, _now_us: u64) {
+        let changed = if is_sound {
+            self.unsound.remove(&backend);
+            false
+        } else {
+            self.is_in_use(backend) && self.unsound.insert(backend)
+        };
+        if changed {
+            self.warn_of_reliability();
+        }
+    }
+
+    fn warn_of_reliability(&mut self) {
         let shows = |id: &ControllerId| {
             self.critical_warning(*id)
                 .contains(CriticalWarning::RELIABILITY)
@@ -36,7 +54,8 @@ impl Target {
             .get(&id)
             .map(|controller| &controller.namespaces);
         let mut backends = namespaces.into_iter().flat_map(|table| table.iter());
-        if backends.any(|namespace| self.degraded.contains(&namespace.backend)) {
+        let is_bad = |of: &BackendId| self.degraded.contains(of) || self.unsound.contains(of);
+        if backends.any(|namespace| is_bad(&namespace.backend)) {
             CriticalWarning::RELIABILITY
         } else {
             CriticalWarning::empty()
@@ -45,14 +64,14 @@ impl Target {
 
     /// Forgets backends that no namespace is on any more.
     pub(super) fn forget_degraded(&mut self) {
-        let gone: Vec<BackendId> = self
-            .degraded
-            .iter()
+        let known = self.degraded.union(&self.unsound);
+        let gone: Vec<BackendId> = known
             .copied()
             .filter(|&backend| !self.is_in_use(backend))
             .collect();
         for backend in gone {
             self.degraded.remove(&backend);
+            self.unsound.remove(&backend);
         }
     }
 

@@ -70,6 +70,8 @@ pub struct Target {
     flushes: BTreeMap<FlushId, FlushFor>,
     /// Backends that have lost data.
     degraded: BTreeSet<BackendId>,
+    /// Backends whose medium is not where it belongs.
+    unsound: BTreeSet<BackendId>,
     next_flush: u64,
     drains: BTreeMap<DrainId, PendingDrain>,
     next_drain: u64,
@@ -145,6 +147,7 @@ impl Target {
             next_abort: 1,
             flushes: BTreeMap::new(),
             degraded: BTreeSet::new(),
+            unsound: BTreeSet::new(),
             next_flush: 1,
             drains: BTreeMap::new(),
             next_drain: 1,

@@ -97,3 +97,32 @@ fn a_host_that_wants_no_such_event_gets_none() {
         CriticalWarning::RELIABILITY
     );
 }
+
+#[test]
+fn a_medium_that_is_not_where_it_belongs_is_a_warning_until_it_is_back() {
+    let mut bench = Bench::new();
+    let backend = add(&mut bench, 2, 1);
+    let sees = bench.ready();
+    await_event(&mut bench, &sees);
+    bench.target.handle_medium(backend, true, bench.now_us);
+    assert!(events(&mut bench).is_empty(), "it always was there");
+    bench.target.handle_medium(backend, false, bench.now_us);
+    assert_eq!(events(&mut bench), [AsyncEvent::NVM_SUBSYSTEM_RELIABILITY]);
+    assert_eq!(warning(&mut bench, &sees), CriticalWarning::RELIABILITY);
+    await_event(&mut bench, &sees);
+    bench.target.handle_medium(backend, false, bench.now_us);
+    assert!(events(&mut bench).is_empty(), "told already");
+    bench.target.handle_medium(backend, true, bench.now_us);
+    assert_eq!(warning(&mut bench, &sees), CriticalWarning::empty());
+    // What was lost stays lost when the medium is back.
+    bench.target.handle_data_lost(backend, bench.now_us);
+    bench.target.handle_medium(backend, false, bench.now_us);
+    bench.target.handle_medium(backend, true, bench.now_us);
+    assert_eq!(warning(&mut bench, &sees), CriticalWarning::RELIABILITY);
+    // Of a backend that nobody has any more nothing is kept.
+    bench.target.remove_namespace(&subnqn(), 2).unwrap();
+    bench.target.handle_medium(backend, false, bench.now_us);
+    add(&mut bench, 2, 1);
+    bench.poll();
+    assert_eq!(warning(&mut bench, &sees), CriticalWarning::empty());
+}

@@ -129,13 +129,14 @@ impl Resources {
         }
     }
 
-    /// A storage operation failed: the controllers hear, once, of a volume that has lost data.
+    /// A storage operation failed: the log hears of the medium's state, and the controllers, once, of
+    /// a volume that has lost data.
     pub(super) fn storage_failed(&mut self, backend: Option<BackendId>, error: &IoError) {
         tracing::debug!(%error, "a storage operation failed");
-        if error.kind == IoErrorKind::Lost
-            && let Some(backend) = backend
-            && !self.lost.contains(&backend)
-        {
+        let Some(backend) = backend else { return };
+        if error.kind != IoErrorKind::Lost {
+            self.control.storage_failed(backend, error);
+        } else if !self.lost.contains(&backend) {
             self.lost.push(backend);
             self.control.data_lost(backend, error);
         }

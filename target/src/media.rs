@@ -1,0 +1,437 @@
+//! The media under the namespaces, watched: files and devices that others make longer or shorter,
+//! move, delete or take away, and those that fail. A state is said once, in the log with what to do
+//! and to the hosts; what goes on is said again with a count.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use capstan_nvme_proto::nqn::Nqn;
+use capstan_storage::{IoError, IoErrorKind, Look, Place, Store};
+use capstan_subsystem::{BackendId, Geometry};
+
+use crate::control_plane::ControlPlane;
+use crate::limits::{MEDIA_LOOK_EVERY, MEDIA_SAID_AGAIN};
+use crate::plan::Export;
+
+/// What is watched.
+#[derive(Debug, Default)]
+pub(crate) struct Media {
+    volumes: Mutex<BTreeMap<BackendId, Watched>>,
+    failures: Mutex<HashMap<(BackendId, IoErrorKind), Failures>>,
+}
+
+/// A volume on a file or device.
+#[derive(Debug)]
+struct Watched {
+    store: Store,
+    subnqn: Nqn,
+    nsid: u32,
+    /// What hosts see.
+    shown: Geometry,
+    bytes: u64,
+    place: Place,
+}
+
+/// What hosts are told of a volume that has changed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) subnqn: Nqn,
+    pub(crate) nsid: u32,
+    /// Its new shape; `None` when that is the old one, or there is no LBA left to show.
+    pub(crate) geometry: Option<Geometry>,
+    /// What hosts were told of as stored is gone, in words.
+    pub(crate) lost: Option<String>,
+    /// Whether it is where it belongs.
+    pub(crate) is_sound: bool,
+}
+
+impl Media {
+    fn volumes(&self) -> MutexGuard<'_, BTreeMap<BackendId, Watched>> {
+        // Every call leaves it whole; a panic elsewhere does not spoil it.
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failures(&self) -> MutexGuard<'_, HashMap<(BackendId, IoErrorKind), Failures>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches the volume of a namespace, unless it is memory.
+    pub(crate) fn add(&self, export: &Export) {
+        // As hosts are shown it: what has changed since is found by the next look.
+        let bytes = export.store.bytes();
+        if export.store.look().is_none() {
+            return;
+        }
+        let watched = Watched {
+            store: export.store.clone(),
+            subnqn: export.subnqn.clone(),
+            nsid: export.nsid,
+            shown: export.shown,
+            bytes,
+            place: Place::AtPath,
+        };
+        self.volumes().insert(export.backend, watched);
+    }
+
+    /// A volume is closed.
+    pub(crate) fn remove(&self, backend: BackendId) {
+        self.volumes().remove(&backend);
+        self.failures().retain(|(of, _), _| *of != backend);
+    }
+
+    /// Looks at every volume and tells hosts and the log what has changed. So many have another
+    /// size.
+    pub(crate) fn look(&self, control: &ControlPlane) -> usize {
+        // Not under the lock: a look at a network file system may take long.
+        let volumes: Vec<_> = self
+            .volumes()
+            .iter()
+            .map(|(&backend, watched)| (backend, watched.store.clone()))
+            .collect();
+        let mut resized = 0;
+        for (backend, store) in volumes {
+            let Some(look) = store.look() else { continue };
+            let change = match self.volumes().get_mut(&backend) {
+                Some(watched) => watched.becomes(look),
+                None => None,
+            };
+            if let Some(change) = change {
+                resized += usize::from(change.geometry.is_some());
+                control.medium_changed(backend, change);
+            }
+        }
+        self.say_failures_again(Instant::now());
+        resized
+    }
+
+    /// An operation failed by what its volume is on.
+    pub(crate) fn failed(&self, backend: BackendId, error: &IoError) {
+        if !is_of_the_medium(error) {
+            return;
+        }
+        let mut failures = self.failures();
+        let of = failures.entry((backend, error.kind)).or_default();
+        if of.add(error, Instant::now()) {
+            let seconds = MEDIA_SAID_AGAIN.as_secs();
+            tracing::error!(
+                "{error}; while it goes on this is said again every {seconds} s, with a count"
+            );
+        }
+    }
+
+    fn say_failures_again(&self, now: Instant) {
+        let mut failures = self.failures();
+        failures.retain(|_, of| {
+            let Some((count, last)) = of.take_if_due(now) else {
+                return true;
+            };
+            if count > 0 {
+                let seconds = MEDIA_SAID_AGAIN.as_secs();
+                tracing::error!("{count} more in {seconds} s were like this: {last}");
+            }
+            // Quiet for that long: the next one is news.
+            count > 0
+        });
+    }
+}
+
+/// Whether it is the medium that keeps an operation from being done: not the host's mistake, and
+/// not told elsewhere ([`crate::lost`], and a changed size by [`Media::look`]).
+fn is_of_the_medium(error: &IoError) -> bool {
+    match error.kind {
+        IoErrorKind::NoSpace
+        | IoErrorKind::Medium
+        | IoErrorKind::Device
+        | IoErrorKind::Gone
+        | IoErrorKind::NoMemory
+        | IoErrorKind::Other => true,
+        // The kernel's word, not that of the configuration.
+        IoErrorKind::ReadOnly => error.errno.is_some(),
+        _ => false,
+    }
+}
+
+/// Failures of one kind on one volume, since the first was told.
+#[derive(Debug, Default)]
+struct Failures {
+    since: Option<Instant>,
+    more: u64,
+    last: String,
+}
+
+impl Failures {
+    /// Counts one; whether it is the first, and to be told at once.
+    fn add(&mut self, error: &IoError, now: Instant) -> bool {
+        if self.since.is_none() {
+            self.since = Some(now);
+            return true;
+        }
+        self.more += 1;
+        if self.more == 1 {
+            self.last = error.to_string();
+        }
+        false
+    }
+
+    /// How many more there were and what the first of them was like, once the time is over.
+    fn take_if_due(&mut self, now: Instant) -> Option<(u64, String)> {
+        let since = self.since?;
+        if now.duration_since(since) < MEDIA_SAID_AGAIN {
+            return None;
+        }
+        self.since = Some(now);
+        Some((
+            std::mem::take(&mut self.more),
+            std::mem::take(&mut self.last),
+        ))
+    }
+}
+
+impl Watched {
+    /// Compares with how it was, and says what is new.
+    fn becomes(&mut self, look: Look) -> Option<Change> {
+        let Look {
+            bytes,
+            geometry: capstan_storage::Geometry { lbas, .. },
+            place,
+        } = look;
+        let before_bytes = std::mem::replace(&mut self.bytes, bytes);
+        let moved = self.place != place;
+        self.place = place;
+        if before_bytes == bytes && !moved {
+            return None;
+        }
+        if moved {
+            self.say_place();
+        }
+        let is_gone = matches!(self.place, Place::Gone(_));
+        let was_cut = bytes < before_bytes && !is_gone;
+        if before_bytes != bytes && !is_gone {
+            self.say_size(before_bytes);
+        }
+        let resized = lbas != self.shown.lbas && lbas > 0;
+        if resized {
+            self.shown.lbas = lbas;
+        }
+        Some(Change {
+            subnqn: self.subnqn.clone(),
+            nsid: self.nsid,
+            geometry: resized.then_some(self.shown),
+            lost: was_cut.then(|| {
+                let name = self.store.name();
+                format!("{name} was cut from {before_bytes} to {bytes} bytes while hosts had it")
+            }),
+            is_sound: self.place == Place::AtPath,
+        })
+    }
+
+    fn say_place(&self) {
+        let (volume, place) = (self.store.name(), &self.place);
+        let after = Again(&self.subnqn, self.nsid);
+        match place {
+            Place::AtPath => tracing::info!("{volume} is at its path again"),
+            Place::Deleted(kept) | Place::Elsewhere(kept) => tracing::error!(
+                "{volume} is {place}: hosts go on with what was opened there, which nobody finds any more when this process \
+                 ends. To keep it, copy it while no host writes (cp --sparse=always {} FILE); {after}",
+                kept.display()
+            ),
+            Place::Gone(_) => tracing::error!(
+                "{volume} is {place}: every command of hosts fails. See the kernel log of this machine, and bring it back; {after}"
+            ),
+        }
+    }
+
+    fn say_size(&self, before_bytes: u64) {
+        let (volume, bytes) = (self.store.name(), self.bytes);
+        let shown = "hosts are told of its new size";
+        if bytes > before_bytes {
+            tracing::info!("{volume} has grown from {before_bytes} to {bytes} bytes; {shown}");
+            return;
+        }
+        let after = Again(&self.subnqn, self.nsid);
+        tracing::error!(
+            "{volume} was cut from {before_bytes} to {bytes} bytes: what hosts had stored behind that is lost, and commands \
+             there fail; {shown}. Look for who did it, check or restore what is on it, and make it as long as it was \
+             (`truncate --size={before_bytes} FILE`, a device by what made it); {after}"
+        );
+    }
+}
+
+/// How a volume is opened anew.
+struct Again<'a>(&'a Nqn, u32);
+
+impl fmt::Display for Again<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(subnqn, nsid) = self;
+        write!(
+            f,
+            "then restart the target, or take namespace {nsid} of {subnqn} out of the configuration, reload, put it back \
+             in, and reload again"
+        )
+    }
+}
+
+/// The thread that looks. It ends with this, unless a file system keeps it.
+pub(crate) struct Watch {
+    end: Option<mpsc::Sender<()>>,
+    thread: JoinHandle<()>,
+}
+
+impl Watch {
+    /// Looks at the media of `control` every [`MEDIA_LOOK_EVERY`].
+    pub(crate) fn start(control: &Arc<ControlPlane>) -> std::io::Result<Self> {
+        let (end, ended) = mpsc::channel();
+        let control = Arc::clone(control);
+        let thread = thread::Builder::new().name("media".into()).spawn(move || {
+            while ended.recv_timeout(MEDIA_LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                control.look_at_media();
+            }
+        })?;
+        Ok(Self {
+            end: Some(end),
+            thread,
+        })
+    }
+
+    /// Ends it. A look that a file system keeps is left alone.
+    pub(crate) fn stop(mut self) {
+        self.end = None;
+        let deadline = Instant::now() + MEDIA_LOOK_EVERY;
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if self.thread.is_finished() {
+            let _ = self.thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File, OpenOptions};
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use capstan_nvme_proto::nqn::Nqn;
+    use capstan_storage::{DirectIo, IoError, IoErrorKind, Op, Place, VolumeSpec};
+    use capstan_subsystem::BackendId;
+
+    use super::{Failures, MEDIA_SAID_AGAIN, Media, Watched, is_of_the_medium};
+    use crate::plan::Export;
+
+    const MIB: u64 = 1 << 20;
+
+    fn watched(path: &Path) -> Watched {
+        let spec = VolumeSpec::Path {
+            path: path.to_owned(),
+            lba_bytes: Some(4096),
+            read_only: false,
+            direct: DirectIo::Auto,
+        };
+        let store = spec.prepare().unwrap();
+        let media = Media::default();
+        media.add(&Export {
+            backend: BackendId(0),
+            subnqn: Nqn::new("nqn.2026-11.org.example:a").unwrap(),
+            nsid: 7,
+            shown: crate::plan::shown_geometry(store.geometry(), false),
+            store,
+        });
+        let mut volumes = media.volumes();
+        volumes.remove(&BackendId(0)).unwrap()
+    }
+
+    fn look(watched: &mut Watched) -> Option<super::Change> {
+        let look = watched.store.look().unwrap();
+        watched.becomes(look)
+    }
+
+    #[test]
+    fn each_change_is_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        file.set_len(MIB).unwrap();
+        let mut watched = watched(&path);
+        assert_eq!(look(&mut watched), None);
+        file.set_len(2 * MIB).unwrap();
+        let grown = look(&mut watched).unwrap();
+        assert_eq!((grown.nsid, grown.lost, grown.is_sound), (7, None, true));
+        assert_eq!(grown.geometry.unwrap().lbas, 512);
+        assert_eq!(look(&mut watched), None);
+        // Less than an LBA more is nothing for hosts.
+        file.set_len(2 * MIB + 512).unwrap();
+        assert_eq!(look(&mut watched).unwrap().geometry, None);
+        file.set_len(MIB).unwrap();
+        let cut = look(&mut watched).unwrap();
+        assert_eq!(cut.geometry.unwrap().lbas, 256);
+        assert!(
+            cut.lost
+                .unwrap()
+                .contains("was cut from 2097664 to 1048576 bytes")
+        );
+        // Of nothing there is no namespace: what hosts see stays, and fails.
+        file.set_len(0).unwrap();
+        let emptied = look(&mut watched).unwrap();
+        assert!(emptied.geometry.is_none() && emptied.lost.is_some());
+        file.set_len(MIB).unwrap();
+        assert_eq!(
+            look(&mut watched).unwrap().geometry,
+            None,
+            "as hosts see it"
+        );
+        assert_eq!(look(&mut watched), None);
+        let aside = folder.path().join("b");
+        fs::rename(&path, &aside).unwrap();
+        assert!(!look(&mut watched).unwrap().is_sound);
+        File::create(&path).unwrap();
+        assert_eq!(look(&mut watched), None, "replaced is as bad as moved");
+        fs::rename(&aside, &path).unwrap();
+        assert!(look(&mut watched).unwrap().is_sound);
+        fs::remove_file(&path).unwrap();
+        assert!(!look(&mut watched).unwrap().is_sound);
+        assert!(matches!(watched.place, Place::Deleted(_)));
+        assert_eq!(look(&mut watched), None);
+    }
+
+    #[test]
+    fn failures_are_told_at_once_and_then_counted() {
+        let error = |errno| {
+            let volume: Arc<str> = Arc::from("/srv/a.img");
+            IoError::from_errno(errno, &Op::Flush, &volume)
+        };
+        let start = Instant::now();
+        let mut failures = Failures::default();
+        assert!(failures.add(&error(libc_enospc()), start));
+        for _ in 0..1000 {
+            assert!(!failures.add(&error(libc_enospc()), start));
+        }
+        assert_eq!(failures.take_if_due(start), None);
+        let (count, last) = failures.take_if_due(start + MEDIA_SAID_AGAIN).unwrap();
+        assert_eq!(count, 1000);
+        assert!(last.contains("/srv/a.img: no space left"), "{last}");
+        let quiet = failures.take_if_due(start + 2 * MEDIA_SAID_AGAIN).unwrap();
+        assert_eq!(quiet, (0, String::new()));
+        // What is a host's own mistake, or passes, is no state of the medium.
+        let volume: Arc<str> = Arc::from("/srv/a.img");
+        for kind in [
+            IoErrorKind::OutOfRange,
+            IoErrorKind::ReadOnly,
+            IoErrorKind::Retry,
+        ] {
+            assert!(!is_of_the_medium(&IoError::new(kind, &Op::Flush, &volume)));
+        }
+    }
+
+    fn libc_enospc() -> i32 {
+        nix::errno::Errno::ENOSPC as i32
+    }
+}

@@ -1,0 +1,356 @@
+//! What others do to the files under a running target, and what its hosts and its operator hear of
+//! it: files that grow, are cut, deleted or moved, and file systems that are full.
+
+use std::fs::{self, File, OpenOptions};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use capstan_initiator::{Controller, IoError};
+use capstan_nvme_proto::status::Status;
+use capstan_tests::host::options;
+use capstan_tests::program::{
+    Daemon, Machine, has_disks, has_tools, own_address, program, signal, told, tool, utf8,
+};
+use capstan_tests::target::SUBNQN;
+use nix::sys::signal::Signal;
+
+const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A target's configuration, its only image, and the state folder that it remembers in.
+struct Bench {
+    folder: tempfile::TempDir,
+    at: SocketAddr,
+    image: PathBuf,
+}
+
+impl Bench {
+    fn new(bytes: u64) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let image = folder.path().join("volume.img");
+        File::create(&image).unwrap().set_len(bytes).unwrap();
+        fs::create_dir(folder.path().join("state")).unwrap();
+        let bench = Self {
+            at: own_address(),
+            image,
+            folder,
+        };
+        let toml = format!(
+            "[target]\nreactors = 2\nmemory_budget = \"64MiB\"\n[[listener]]\naddress = \"{}\"\nport = {}\n\
+             provider = \"iwarp\"\n[[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\npath = \"{}\"\n",
+            bench.at.ip(),
+            bench.at.port(),
+            bench.image.display(),
+        );
+        fs::write(bench.config(), toml).unwrap();
+        bench
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.path().join("target.toml")
+    }
+
+    fn state(&self) -> String {
+        format!(
+            "STATE_DIRECTORY={}",
+            self.folder.path().join("state").display()
+        )
+    }
+
+    fn serve(&self) -> Daemon {
+        Daemon::serve_under(&["env", &self.state()], &["--config", utf8(&self.config())])
+    }
+
+    fn check(&self) -> String {
+        let mut check = Command::new("env");
+        check.arg(self.state()).arg(program("capstan-target"));
+        told(
+            &check
+                .args(["check", "--config", utf8(&self.config())])
+                .output()
+                .unwrap(),
+        )
+    }
+
+    fn connect(&self) -> Controller {
+        let mut options = options(self.at, 1);
+        options.reconnect_delay = Duration::from_millis(200);
+        Controller::connect(options).expect("connects")
+    }
+
+    fn resize(&self, bytes: u64) {
+        let file = OpenOptions::new().write(true).open(&self.image).unwrap();
+        file.set_len(bytes).unwrap();
+    }
+
+    fn len(&self) -> u64 {
+        fs::metadata(&self.image).unwrap().len()
+    }
+}
+
+/// LBA size and LBAs of the only namespace.
+fn shape(controller: &Controller) -> (u32, u64) {
+    let namespaces = controller.snapshot_blocking().namespaces;
+    assert_eq!(namespaces.len(), 1, "{namespaces:?}");
+    (namespaces[0].lba_bytes, namespaces[0].nsze_lbas)
+}
+
+fn sees(controller: &Controller, lbas: u64) {
+    wait_until(&format!("the host sees {lbas} LBAs"), || {
+        shape(controller) == (4096, lbas)
+    });
+}
+
+fn count(daemon: &Daemon, words: &str) -> usize {
+    let log = daemon.log();
+    log.iter().filter(|line| line.contains(words)).count()
+}
+
+#[test]
+fn the_lba_size_of_an_image_does_not_follow_its_size() {
+    let bench = Bench::new(MIB);
+    let daemon = bench.serve();
+    let controller = bench.connect();
+    assert_eq!(shape(&controller), (4096, 256));
+    let volume = controller.volume_blocking(1).unwrap().blocking();
+    volume.write(0, &[1; 4096]).unwrap();
+    controller.close();
+    assert!(daemon.stop().success());
+    bench.resize(MIB + 1536);
+    let checked = bench.check();
+    assert!(
+        checked.contains("its last 1536 bytes are out of reach"),
+        "{checked}"
+    );
+    let daemon = bench.serve();
+    let controller = bench.connect();
+    assert_eq!(shape(&controller), (4096, 256));
+    assert_eq!(count(&daemon, "its last 1536 bytes are out of reach"), 1);
+    controller.close();
+    assert!(daemon.stop().success());
+    // The next step that it names.
+    tool("truncate", &["--size=%4096", utf8(&bench.image)]);
+    assert!(!bench.check().contains("out of reach"));
+    // Of an image that an earlier version has used nothing is remembered.
+    let bench = Bench::new(MIB + 512);
+    fs::write(&bench.image, vec![1; 1024 * 1024 + 512]).unwrap();
+    for start in ["first", "second"] {
+        let daemon = bench.serve();
+        let controller = bench.connect();
+        assert_eq!(shape(&controller), (512, 2049), "{start}");
+        let told = count(&daemon, "has LBAs of 512 bytes, because it has data on it");
+        assert_eq!(told, usize::from(start == "first"), "{:#?}", daemon.log());
+        controller.close();
+        assert!(daemon.stop().success());
+    }
+}
+
+#[test]
+fn an_image_that_grows_or_is_cut_is_told_to_hosts_and_the_log_without_a_reload() {
+    let bench = Bench::new(MIB);
+    let daemon = bench.serve();
+    let controller = bench.connect();
+    bench.resize(2 * MIB);
+    sees(&controller, 512);
+    daemon.wait_for_log(&[
+        "has grown from 1048576 to 2097152 bytes",
+        utf8(&bench.image),
+    ]);
+    let whole = controller.volume_blocking(1).unwrap().blocking();
+    whole.write(2 * MIB - 4096, &[2; 4096]).unwrap();
+    // Less than an LBA is nothing to hosts.
+    bench.resize(2 * MIB + 100);
+    daemon.wait_for_log(&["has grown from 2097152 to 2097252 bytes"]);
+    assert_eq!(shape(&controller), (4096, 512));
+
+    bench.resize(MIB);
+    daemon.wait_for_log(&[
+        "ERROR",
+        utf8(&bench.image),
+        "was cut from 2097252 to 1048576 bytes",
+        "truncate --size=2097252 FILE",
+    ]);
+    sees(&controller, 256);
+    let error = whole.write(2 * MIB - 4096, &[3; 4096]).unwrap_err();
+    assert!(
+        matches!(error, IoError::Status { .. } | IoError::Invalid { .. }),
+        "{error}"
+    );
+    assert_eq!(bench.len(), MIB, "the write did not make it long again");
+    whole.write(MIB - 4096, &[4; 4096]).unwrap();
+    // Everybody who comes later, too.
+    let later = Controller::connect(options(bench.at, 2)).unwrap();
+    assert_eq!(shape(&later), (4096, 256));
+    later.close();
+    // What is lost is lost, also when the file is as long as it was.
+    let smart = Machine::new(bench.at).run_on_target("smart-log", &["-o", "json"]);
+    let smart: serde_json::Value = serde_json::from_str(&told(&smart)).unwrap();
+    assert_eq!(smart["critical_warning"], 4, "{smart}");
+    bench.resize(2 * MIB + 100);
+    sees(&controller, 512);
+    let mut read = [9; 4096];
+    whole.read(2 * MIB - 4096, &mut read).unwrap();
+    assert_eq!(read, [0; 4096]);
+    assert_eq!(count(&daemon, "was cut"), 1);
+    controller.close();
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_reload_looks_at_sizes_whatever_else_has_changed() {
+    let bench = Bench::new(MIB);
+    let daemon = bench.serve();
+    for mib in 2..5 {
+        bench.resize(mib * MIB);
+        let known = daemon.log().len();
+        signal(daemon.pid(), Signal::SIGHUP);
+        daemon.wait_for_log_after(known, &["configuration reloaded"]);
+        let controller = bench.connect();
+        assert_eq!(shape(&controller), (4096, mib * 256));
+        controller.close();
+    }
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn an_image_without_its_name_is_said_once_and_can_be_saved_as_the_log_says() {
+    if !has_tools("an_image_without_its_name_…", &["cp"]) {
+        return;
+    }
+    let bench = Bench::new(MIB);
+    let daemon = bench.serve();
+    let controller = bench.connect();
+    let volume = controller.volume_blocking(1).unwrap().blocking();
+    volume.write(8192, &[7; 4096]).unwrap();
+    volume.flush().unwrap();
+    let aside = bench.folder.path().join("aside");
+    fs::rename(&bench.image, &aside).unwrap();
+    daemon.wait_for_log(&["ERROR", utf8(&bench.image), "not at its path any more"]);
+    fs::rename(&aside, &bench.image).unwrap();
+    daemon.wait_for_log(&["is at its path again"]);
+    // Deleted, and another one made in its place.
+    fs::remove_file(&bench.image).unwrap();
+    let line = daemon.wait_for_log_after(0, &["ERROR", utf8(&bench.image), "is deleted"]);
+    File::create(&bench.image).unwrap().set_len(MIB).unwrap();
+    volume.write(4096, &[8; 4096]).unwrap();
+    volume.flush().unwrap();
+    let (_, command) = line.split_once('(').unwrap();
+    let (command, _) = command.split_once(')').unwrap();
+    let saved = bench.folder.path().join("saved");
+    tool("sh", &["-c", &command.replace("FILE", utf8(&saved))]);
+    let saved = fs::read(&saved).unwrap();
+    assert_eq!(saved.len() as u64, MIB);
+    assert!(saved[4096..8192] == [8; 4096] && saved[8192..12288] == [7; 4096]);
+    assert_eq!(count(&daemon, "is deleted"), 1);
+    controller.close();
+    assert!(daemon.stop().success());
+}
+
+/// tmpfs, in a mount namespace of the target's own.
+#[test]
+fn root_a_full_file_system_is_said_once_however_many_writes_find_it_full() {
+    let test = "root_a_full_file_system_is_said_once_however_many_writes_find_it_full";
+    if !has_disks(test, &["unshare", "mount"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("full.img");
+    let script =
+        "mount -t tmpfs -o size=2m none \"$0\" && truncate -s 16M \"$0/full.img\" && exec \"$@\"";
+    let at = own_address();
+    let (listen, folder) = (at.to_string(), utf8(folder.path()));
+    let daemon = Daemon::serve_under(
+        &["unshare", "--mount", "sh", "-c", script, folder],
+        &[
+            "--provider",
+            "iwarp",
+            "--nqn",
+            SUBNQN,
+            "--export",
+            utf8(&image),
+            "--listen",
+            &listen,
+        ],
+    );
+    let controller = Controller::connect(options(at, 1)).unwrap();
+    let volume = controller.volume_blocking(1).unwrap().blocking();
+    let mut full = 0;
+    for block in 0..128 {
+        match volume.write(block * (64 << 10), &vec![1; 64 << 10]) {
+            Ok(()) => {}
+            Err(IoError::Status { status, .. }) => {
+                assert_eq!(status.code(), Status::CAPACITY_EXCEEDED, "{status:?}");
+                full += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(full > 90, "{full} of 128 found no space");
+    daemon.wait_for_log(&["ERROR", utf8(&image), "no space left; free space"]);
+    assert_eq!(count(&daemon, "no space left"), 1);
+    controller.close();
+    assert!(daemon.stop().success());
+}
+
+/// The size of a disk, in bytes.
+fn disk_bytes(device: &Path) -> u64 {
+    let size = tool("blockdev", &["--getsize64", utf8(device)]);
+    size.trim().parse().unwrap()
+}
+
+#[test]
+fn root_a_disk_grows_with_its_volume_and_list_says_when_it_was_cut() {
+    let test = "root_a_disk_grows_with_its_volume_and_list_says_when_it_was_cut";
+    if !has_disks(test, &["blockdev", "mkfs.ext4", "resize2fs"]) {
+        return;
+    }
+    let bench = Bench::new(32 * MIB);
+    let daemon = bench.serve();
+    let machine = Machine::new(bench.at);
+    let device = machine.attach(&[]);
+    tool("mkfs.ext4", &["-q", utf8(&device)]);
+    bench.resize(64 * MIB);
+    wait_until("the disk has 64 MiB", || disk_bytes(&device) == 64 * MIB);
+    assert_eq!(machine.list()[0]["size_bytes"], 64 * MIB);
+    assert_eq!(machine.list()[0]["attention"], serde_json::Value::Null);
+    // While the target is away.
+    assert!(daemon.stop().success());
+    bench.resize(128 * MIB);
+    let daemon = bench.serve();
+    wait_until("the disk has 128 MiB", || disk_bytes(&device) == 128 * MIB);
+    tool("e2fsck", &["-f", "-p", utf8(&device)]);
+    tool("resize2fs", &[utf8(&device)]);
+    tool("e2fsck", &["-f", "-n", utf8(&device)]);
+    assert_eq!(fs::metadata(&bench.image).unwrap().len(), 128 * MIB);
+
+    bench.resize(64 * MIB);
+    let attention = || machine.list()[0]["attention"].as_str().map(str::to_owned);
+    wait_until("list says that it was cut", || attention().is_some());
+    let words = attention().unwrap();
+    assert!(
+        words.contains("was cut from 134217728 to 67108864 bytes"),
+        "{words}"
+    );
+    let list = told(&machine.run("list", &[]));
+    assert!(
+        list.contains("live, but see below") && list.contains("was cut from"),
+        "{list}"
+    );
+    bench.resize(128 * MIB);
+    wait_until("it is as long as it was", || attention().is_none());
+    told(&machine.run("detach", &[utf8(&device)]));
+    machine.assert_clean(&device);
+    assert!(daemon.stop().success());
+}
