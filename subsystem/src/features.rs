@@ -368,7 +368,9 @@ impl Controller {
                 let wanted = AsyncEventConfiguration::from_bits_retain(value);
                 self.events.configure(wanted);
             }
-            FeatureId::KEEP_ALIVE_TIMER => self.keep_alive = KeepAlive::new(value, now_us),
+            FeatureId::KEEP_ALIVE_TIMER => {
+                self.keep_alive = KeepAlive::new(self.kind.kato_ms(value), now_us);
+            }
             FeatureId::IO_COMMAND_SET_PROFILE => {
                 if value & 0x1FF != 0 {
                     return Err(CommandError {

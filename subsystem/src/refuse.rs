@@ -142,6 +142,17 @@ pub enum RefuseReason {
         /// The queue.
         qid: u16,
     },
+    /// An earlier I/O queue of the controller has ended and left commands on a medium.
+    #[error(
+        "queue {qid} of a controller whose queue {left} has ended with commands that are not over, \
+         expected none; connect it again when they are, and look at the storage if it stays so"
+    )]
+    QueueNotOver {
+        /// The queue that was asked for.
+        qid: u16,
+        /// The queue that has ended.
+        left: u16,
+    },
     /// A queue that is larger than it may be.
     #[error("SQSIZE asks for {entries} entries, expected at most {max}")]
     QueueTooLarge {
@@ -174,7 +185,7 @@ impl RefuseReason {
                 Status::CONNECT_INVALID_HOST.dnr()
             }
             // A host may try again: the controller can become ready, or a place become free.
-            Self::TooManyControllers { .. } | Self::NoRoom { .. } => {
+            Self::TooManyControllers { .. } | Self::NoRoom { .. } | Self::QueueNotOver { .. } => {
                 Status::CONNECT_CONTROLLER_BUSY
             }
             Self::NotReady { .. } | Self::QidInUse { .. } => Status::COMMAND_SEQUENCE_ERROR,
@@ -200,7 +211,8 @@ impl RefuseReason {
             Self::AlreadyConnected
             | Self::TooManyControllers { .. }
             | Self::NoRoom { .. }
-            | Self::NotReady { .. } => ErrorLocation::Unspecified,
+            | Self::NotReady { .. }
+            | Self::QueueNotOver { .. } => ErrorLocation::Unspecified,
         }
     }
 }

@@ -21,7 +21,7 @@ use super::{CrossResets, Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, Association, ControllerId, DisconnectReason, Event};
 use crate::aer::AsyncEvents;
-use crate::bounds::{DISCOVERY_KATO_MS, ENABLE_TIMEOUT_US};
+use crate::bounds::ENABLE_TIMEOUT_US;
 use crate::config::PortId;
 use crate::controller::{Controller, ControllerKind, ControllerState, IoQueueRecord, KeepAlive};
 use crate::features::{Features, default_events};
@@ -306,20 +306,16 @@ impl Target {
             return Err(full);
         }
         let cntlid = self.allocate_cntlid(&subnqn).ok_or(full)?;
-        let (kato_ms, enable_by_us) = match kind {
+        let kato_ms = kind.kato_ms(connect.kato_ms);
+        let enable_by_us = match kind {
             ControllerKind::Discovery => {
                 self.make_room_for_discovery();
-                let kato_ms = Some(connect.kato_ms).filter(|&kato_ms| kato_ms != 0);
-                let kato_ms = kato_ms.map_or(DISCOVERY_KATO_MS, |ms| ms.min(DISCOVERY_KATO_MS));
                 // Its Keep Alive Timeout is a bound as good.
-                (kato_ms, None)
+                None
             }
             ControllerKind::Io => {
                 settle_in(settle)?;
-                (
-                    connect.kato_ms,
-                    Some(now_us.saturating_add(ENABLE_TIMEOUT_US)),
-                )
+                Some(now_us.saturating_add(ENABLE_TIMEOUT_US))
             }
         };
         let id = ControllerId(self.next_controller);
@@ -515,6 +511,12 @@ impl Target {
         }
         if controller.io_queues.contains_key(&qid) {
             return Err(RefuseReason::QidInUse { qid });
+        }
+        // What a queue of before has left on a medium must not land behind what comes here.
+        let mut left = self.lingering.values();
+        if let Some(left) = left.find(|left| left.controller == controller.id) {
+            let (_, left) = left.name();
+            return Err(RefuseReason::QueueNotOver { qid, left });
         }
         settle_in(settle)?;
         controller.keep_alive.restart(now_us);

@@ -16,6 +16,7 @@ use capstan_nvme_proto::status::Status;
 use crate::ConnId;
 use crate::action::{Association, ControllerId, DisconnectReason, FenceId};
 use crate::aer::AsyncEvents;
+use crate::bounds::DISCOVERY_KATO_MS;
 use crate::control::CrossResets;
 use crate::features::Features;
 use crate::log_page::error::ErrorLog;
@@ -33,6 +34,18 @@ pub use state::{ControllerEvent, ControllerState};
 pub(crate) enum ControllerKind {
     Io,
     Discovery,
+}
+
+impl ControllerKind {
+    /// The Keep Alive Timeout of a controller whose host asks for `asked_ms` milliseconds. 0 is
+    /// none, which a discovery controller cannot have: anybody may make one.
+    pub(crate) fn kato_ms(self, asked_ms: u32) -> u32 {
+        match (self, asked_ms) {
+            (Self::Io, asked_ms) => asked_ms,
+            (Self::Discovery, 0) => DISCOVERY_KATO_MS,
+            (Self::Discovery, asked_ms) => asked_ms.min(DISCOVERY_KATO_MS),
+        }
+    }
 }
 
 /// What tells a controller from those that had its CNTLID before: CIU and CIRN. NVMe Base 2.3,

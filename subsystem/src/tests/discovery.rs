@@ -229,3 +229,21 @@ fn a_discovery_controller_of_which_nothing_is_heard_goes_after_two_minutes() {
         assert_eq!(bench.disconnects, [(association.conn, expired)]);
     }
 }
+
+#[test]
+fn a_discovery_controller_gets_no_longer_time_by_set_features() {
+    for asked_ms in [0, DISCOVERY_KATO_MS + 1, u32::MAX] {
+        let mut bench = Bench::new();
+        let association = bench.associate(host(1), Nqn::discovery(), 10_000).unwrap();
+        bench.enable(&association);
+        let set = SetFeatures::new(FeatureId::KEEP_ALIVE_TIMER, asked_ms);
+        let set = AdminCommand::SetFeatures(set);
+        assert!(bench.admin(&association, &set).0.status().is_success());
+        // The first of these times had traffic.
+        bench.wait_us(u64::from(DISCOVERY_KATO_MS) * 1000);
+        bench.wait_us(u64::from(DISCOVERY_KATO_MS) * 1000);
+        let kato_ms = DISCOVERY_KATO_MS;
+        let expired = DisconnectReason::KeepAliveExpired { kato_ms };
+        assert_eq!(bench.disconnects, [(association.conn, expired)]);
+    }
+}

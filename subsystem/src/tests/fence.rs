@@ -174,6 +174,34 @@ fn a_controller_that_is_reset_waits_for_its_own_queues() {
 }
 
 #[test]
+fn a_queue_is_not_made_again_before_the_last_one_is_over() {
+    let mut bench = Bench::new();
+    let (association, conn) = with_queue(&mut bench);
+    let _permit = begin_write(&mut bench, conn, 1);
+    bench.disconnecting(conn);
+    for qid in [1, 2] {
+        let not_over = RefuseReason::QueueNotOver { qid, left: 1 };
+        assert_eq!(not_over.status(), Status::CONNECT_CONTROLLER_BUSY);
+        assert_eq!(bench.io_queue(&association, qid).unwrap_err(), not_over);
+    }
+    bench.disconnect(conn);
+    bench.io_queue(&association, 1).unwrap();
+    bench.io_queue(&association, 2).unwrap();
+}
+
+#[test]
+fn what_another_controller_has_left_keeps_no_queue_out() {
+    let mut bench = Bench::new();
+    let (_old, conn) = with_queue(&mut bench);
+    // A host of its own: nothing of the first one concerns it.
+    let other = bench.associate(host(2), subnqn(), 0).unwrap();
+    bench.enable(&other);
+    let _permit = begin_write(&mut bench, conn, 1);
+    bench.disconnecting(conn);
+    bench.io_queue(&other, 1).unwrap();
+}
+
+#[test]
 fn a_host_may_change_its_mind_while_it_waits() {
     let mut bench = Bench::new();
     let (_old, conn) = with_queue(&mut bench);
