@@ -215,7 +215,9 @@ pub fn connect_data(bytes: &[u8]) {
     match data.parse() {
         Ok(parameters) => {
             check_nqn(&parameters.subnqn);
-            check_nqn(&parameters.hostnqn);
+            if parameters.hostnqn != Nqn::NONE {
+                check_nqn(&parameters.hostnqn);
+            }
             let again = parameters.encode();
             assert_eq!(again.parse().as_ref(), Ok(&parameters));
             printable(&parameters.hostid.to_string());

@@ -49,7 +49,8 @@ pub enum NqnError {
     Form,
 }
 
-/// An NVMe Qualified Name: 1 to 223 bytes of UTF-8 without control characters.
+/// An NVMe Qualified Name: 1 to 223 bytes of UTF-8 without control characters; or, in the Connect
+/// of a host that gives no name, [`Nqn::NONE`].
 ///
 /// Peers in the field use names that are not of the form the specification gives (`Nqn::new`
 /// takes them); [`Nqn::check_form`] says whether this one is.
@@ -64,6 +65,13 @@ pub struct Nqn {
 const _: () = assert!(NQN_MAX_BYTES <= 255);
 
 impl Nqn {
+    /// No name: what a host is called whose Host NQN is empty, as `spdk_nvme_perf` leaves it by
+    /// default. No list of names holds it, because [`Nqn::new`] makes none.
+    pub const NONE: Self = Self {
+        bytes: [0; NQN_MAX_BYTES],
+        length_bytes: 0,
+    };
+
     /// An NQN from a string.
     ///
     /// # Errors
@@ -153,7 +161,7 @@ impl Nqn {
         }
     }
 
-    /// The name.
+    /// The name; empty for [`Nqn::NONE`].
     #[must_use]
     pub fn as_str(&self) -> &str {
         let name = self
@@ -242,7 +250,10 @@ impl AsRef<str> for Nqn {
 
 impl fmt::Display for Nqn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+        match self.as_str() {
+            "" => f.pad("(no name)"),
+            name => f.pad(name),
+        }
     }
 }
 

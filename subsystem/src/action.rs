@@ -253,7 +253,7 @@ impl fmt::Display for Association {
         write!(
             f,
             "hostnqn={} peer={} subnqn={} cntlid={}",
-            self.hostnqn.as_str(),
+            self.hostnqn,
             self.peer,
             self.subnqn.as_str(),
             self.cntlid

@@ -57,6 +57,17 @@ pub enum RefuseReason {
         /// The subsystem.
         subnqn: Box<Nqn>,
     },
+    /// The host gave no name, and the subsystem is for hosts with certain names.
+    #[error(
+        "the host gives no name (HOSTNQN is empty), and subsystem {} is for the hosts in \
+         allowed_hosts; give the host its NQN (spdk_nvme_perf: `hostnqn:NQN` in -r), or write \
+         allow_any_host = true",
+        subnqn.as_str()
+    )]
+    NamelessHost {
+        /// The subsystem.
+        subnqn: Box<Nqn>,
+    },
     /// The host asked for a particular controller, and there is only the dynamic model.
     #[error("CNTLID is {cntlid:04X}h, expected FFFFh: controllers are allocated dynamically")]
     StaticController {
@@ -83,9 +94,8 @@ pub enum RefuseReason {
     },
     /// An I/O queue from another host than the Admin queue's.
     #[error(
-        "controller {cntlid:04X}h belongs to another host than {}, expected the hostnqn and \
-         hostid of its admin queue",
-        hostnqn.as_str()
+        "controller {cntlid:04X}h belongs to another host than {hostnqn}, expected the hostnqn \
+         and hostid of its admin queue"
     )]
     OtherHost {
         /// The controller.
@@ -181,7 +191,7 @@ impl RefuseReason {
             | Self::QidChanged { .. }
             | Self::CntlidChanged { .. }
             | Self::QueueTooLarge { .. } => Status::CONNECT_INVALID_PARAMETERS.dnr(),
-            Self::HostNotAllowed { .. } | Self::OtherHost { .. } => {
+            Self::HostNotAllowed { .. } | Self::NamelessHost { .. } | Self::OtherHost { .. } => {
                 Status::CONNECT_INVALID_HOST.dnr()
             }
             // A host may try again: the controller can become ready, or a place become free.
@@ -199,7 +209,9 @@ impl RefuseReason {
             Self::Malformed(error) => error.location,
             Self::NotConnect { .. } => ErrorLocation::sqe(0),
             Self::UnknownSubsystem { .. } | Self::NotOnPort { .. } => ConnectData::SUBNQN_LOCATION,
-            Self::HostNotAllowed { .. } | Self::OtherHost { .. } => ConnectData::HOSTNQN_LOCATION,
+            Self::HostNotAllowed { .. } | Self::NamelessHost { .. } | Self::OtherHost { .. } => {
+                ConnectData::HOSTNQN_LOCATION
+            }
             Self::StaticController { .. }
             | Self::UnknownController { .. }
             | Self::OtherPort { .. }

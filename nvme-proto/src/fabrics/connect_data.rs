@@ -51,7 +51,7 @@ pub struct ConnectParameters {
     pub cntlid: u16,
     /// NVM Subsystem NQN.
     pub subnqn: Nqn,
-    /// Host NQN.
+    /// Host NQN; [`Nqn::NONE`] where the field is empty.
     pub hostnqn: Nqn,
 }
 
@@ -91,7 +91,8 @@ impl ConnectData {
         }
     }
 
-    /// Parses the names.
+    /// Parses the names. A host may leave its own out: whether that will do is for the subsystem
+    /// to say.
     ///
     /// # Errors
     /// Connect Invalid Parameters, located at the name that is no NQN.
@@ -103,7 +104,10 @@ impl ConnectData {
             hostid: self.hostid,
             cntlid: self.cntlid.get(),
             subnqn: name(&self.subnqn, Self::SUBNQN_LOCATION, "SUBNQN")?,
-            hostnqn: name(&self.hostnqn, Self::HOSTNQN_LOCATION, "HOSTNQN")?,
+            hostnqn: match Nqn::from_field(&self.hostnqn) {
+                Err(NqnError::Empty) => Nqn::NONE,
+                _ => name(&self.hostnqn, Self::HOSTNQN_LOCATION, "HOSTNQN")?,
+            },
         })
     }
 }
@@ -175,6 +179,7 @@ mod tests {
     extern crate std;
     use super::*;
     use crate::fabrics::CNTLID_DYNAMIC;
+    use std::string::ToString;
 
     #[test]
     fn connect_data_is_refused_at_the_name_that_is_wrong() {
@@ -197,8 +202,16 @@ mod tests {
         let hostnqn = (ConnectData::HOSTNQN_LOCATION, "HOSTNQN");
         assert_eq!(refused(|data| data.subnqn = [b'x'; 256]), subnqn);
         assert_eq!(refused(|data| data.subnqn[5] = 0xFF), subnqn);
-        assert_eq!(refused(|data| data.hostnqn[0] = 0), hostnqn);
+        assert_eq!(refused(|data| data.subnqn[0] = 0), subnqn);
         assert_eq!(refused(|data| data.hostnqn[1] = b'\n'), hostnqn);
+        let mut nameless = good.clone();
+        nameless.hostnqn[0] = 0;
+        let host = nameless.parse().unwrap().hostnqn;
+        assert_eq!(
+            (host.as_str(), host.to_string().as_str()),
+            ("", "(no name)")
+        );
+        assert_eq!(nameless.parse().unwrap().encode().hostnqn, [0; 256]);
         let short = ConnectData::from_data(&good.as_bytes()[..1023]).unwrap_err();
         assert_eq!(short.status, Status::DATA_SGL_LENGTH_INVALID.dnr());
         let longer = [good.as_bytes(), &[0xEE; 9]].concat();

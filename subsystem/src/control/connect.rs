@@ -415,9 +415,14 @@ impl Target {
             });
         };
         if !subsystem.config.hosts.allows(hostnqn) {
-            return Err(RefuseReason::HostNotAllowed {
-                hostnqn: Box::new(hostnqn.clone()),
-                subnqn: Box::new(subnqn.clone()),
+            let subnqn = Box::new(subnqn.clone());
+            return Err(if *hostnqn == Nqn::NONE {
+                RefuseReason::NamelessHost { subnqn }
+            } else {
+                RefuseReason::HostNotAllowed {
+                    hostnqn: Box::new(hostnqn.clone()),
+                    subnqn,
+                }
             });
         }
         if !subsystem.config.ports.contains(&port) {

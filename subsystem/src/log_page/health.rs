@@ -9,6 +9,8 @@ use crate::control::Target;
 use crate::wire::wire;
 
 const MICROSECONDS_PER_HOUR: u64 = 3_600_000_000;
+/// 25 °C. There is no one medium with a sensor to ask, and monitors take 0 K for a reading.
+const COMPOSITE_TEMPERATURE_KELVINS: u16 = 298;
 
 impl Target {
     pub(super) fn health_page(&self, id: ControllerId, now_us: u64) -> HealthLog {
@@ -22,6 +24,7 @@ impl Target {
             .unwrap_or(0);
         wire!(HealthLog {
             critical_warning: self.critical_warning(id).bits(),
+            composite_temperature_kelvins: COMPOSITE_TEMPERATURE_KELVINS.into(),
             available_spare_percent: 100,
             data_units_read: HealthLog::data_units(totals.read_bytes.into()).into(),
             data_units_written: HealthLog::data_units(totals.written_bytes.into()).into(),

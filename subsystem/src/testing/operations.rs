@@ -471,6 +471,7 @@ fn send_admin(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, cap
         .target
         .begin_admin(conn, sqe, capsule_data, bench.now_us)
     {
+        AdminStep::Complete(_) if !was_free && is_property_command(sqe) => {}
         AdminStep::Complete(cqe) => model.answered(conn, was_free, &cqe),
         AdminStep::Disconnect(_) => forget(bench, model, conn),
         AdminStep::Execute(request) => {
@@ -488,6 +489,14 @@ fn send_admin(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, cap
             }
         }
     }
+}
+
+/// These are answered whatever else has their identifier.
+fn is_property_command(sqe: &Sqe) -> bool {
+    matches!(
+        FabricsCommand::parse(sqe),
+        Ok(FabricsCommand::PropertyGet(_) | FabricsCommand::PropertySet(_))
+    )
 }
 
 fn send_io(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, capsule_data: &[u8]) {

@@ -141,6 +141,44 @@ fn refusals_of_an_admin_queue_point_at_the_parameter() {
     );
 }
 
+/// SPDK's tools leave the Host NQN empty unless they are told one.
+#[test]
+fn a_host_without_a_name_is_taken_where_any_host_is() {
+    let mut bench = Bench::new();
+    let nameless = ConnectParameters {
+        hostnqn: Nqn::NONE,
+        ..parameters()
+    };
+    // Discovery is for everybody, and shows nothing that this host could not use.
+    let discovery = bench.associate(Nqn::NONE, Nqn::discovery(), 0).unwrap();
+    assert_eq!(discovery.parameters.hostnqn, Nqn::NONE);
+    let (status, _) = refused(&mut bench, ADMIN, &nameless);
+    assert_eq!(status, Status::CONNECT_INVALID_HOST.dnr());
+    let why = bench.target.refusals().last().unwrap().why.to_string();
+    assert!(
+        why.starts_with("the host gives no name (HOSTNQN is empty), and subsystem nqn.2024-01."),
+        "{why}"
+    );
+    bench.target.set_hosts(&subnqn(), HostPolicy::Any).unwrap();
+    let association = bench.associate(Nqn::NONE, subnqn(), 0).unwrap();
+    assert!(
+        bench.log.last().unwrap().contains("hostnqn=(no name)"),
+        "{:?}",
+        bench.log
+    );
+    bench.enable(&association);
+    bench.io_queue(&association, 1).unwrap();
+    // The name belongs to the controller all the same.
+    let named = ConnectParameters {
+        hostnqn: host(1),
+        ..association.parameters.clone()
+    };
+    assert_eq!(
+        refused(&mut bench, Connect { qid: 2, ..IO }, &named).0,
+        Status::CONNECT_INVALID_HOST.dnr()
+    );
+}
+
 #[test]
 fn an_io_queue_needs_a_ready_controller_of_the_same_host() {
     let mut bench = Bench::new();

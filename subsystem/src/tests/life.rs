@@ -420,6 +420,61 @@ fn duplicate_identifiers_and_unknown_commands_are_told() {
     assert_eq!(cqe.status(), Status::DATA_SGL_LENGTH_INVALID.dnr().more());
 }
 
+/// SPDK's host shuts the controller down so: its Asynchronous Event Requests are still outstanding.
+#[test]
+fn property_commands_are_answered_whoever_has_their_identifier() {
+    let mut bench = Bench::new();
+    let geometry = Geometry {
+        volatile_write_cache: false,
+        ..GEOMETRY
+    };
+    bench.target.set_geometry(&subnqn(), 1, geometry).unwrap();
+    for discovery in [false, true] {
+        let association = if discovery {
+            let association = bench.associate(host(1), Nqn::discovery(), 0).unwrap();
+            bench.enable(&association);
+            association
+        } else {
+            bench.ready()
+        };
+        let event = AdminCommand::AsynchronousEventRequest.encode(7, Sgl::EMPTY);
+        assert!(bench.send_admin(association.conn, &event).is_none());
+        let mut send = |command: FabricsCommand| {
+            let sqe = command.encode(7, Sgl::EMPTY);
+            let (cqe, _) = bench.send_admin(association.conn, &sqe).unwrap();
+            assert_eq!(cqe.cid.get(), 7);
+            cqe
+        };
+        let csts = FabricsCommand::PropertyGet(PropertyGet {
+            property: Property::CSTS,
+            size: PropertySize::Four,
+        });
+        assert_eq!(send(csts).result() & 1, 1, "RDY");
+        let unknown = FabricsCommand::PropertyGet(PropertyGet {
+            property: Property(0x1300),
+            size: PropertySize::Four,
+        });
+        assert_eq!(send(unknown).status(), Status::INVALID_FIELD.dnr().more());
+        let shut_down = Cc {
+            shn: ShutdownNotification::ABRUPT,
+            ..Cc::ENABLE_NVM
+        };
+        let set = FabricsCommand::PropertySet(PropertySet {
+            property: Property::CC,
+            size: PropertySize::Four,
+            value: shut_down.encode().into(),
+        });
+        assert_eq!(send(set).status(), Status::SUCCESS);
+        assert_eq!(bench.csts(&association).shst, ShutdownStatus::COMPLETE);
+        // What has the identifier is any other command's obstacle still.
+        let keep_alive = AdminCommand::KeepAlive.encode(7, Sgl::EMPTY);
+        if let Some((cqe, _)) = bench.send_admin(association.conn, &keep_alive) {
+            assert_eq!(cqe.status(), Status::COMMAND_ID_CONFLICT.dnr().more());
+        }
+        bench.disconnect(association.conn);
+    }
+}
+
 #[test]
 fn a_controller_that_its_host_does_not_enable_goes_after_a_minute() {
     let mut bench = Bench::new();

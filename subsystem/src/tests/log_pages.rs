@@ -202,6 +202,8 @@ fn health_counts_what_was_really_moved() {
     assert_eq!(health.media_errors.get(), 2);
     assert_eq!(health.error_log_entries.get(), 4);
     assert_eq!(health.power_on_hours.get(), 2);
+    // Room temperature; 0 K sets off monitors.
+    assert_eq!(health.composite_temperature_kelvins.get(), 273 + 25);
     let one_namespace = GetLogPage {
         nsid: 1,
         ..GetLogPage::new(LogPageId::HEALTH, 512)

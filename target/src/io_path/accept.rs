@@ -339,7 +339,7 @@ impl IoPath {
                     cntlid,
                     ..
                 } = &**association;
-                let (hostnqn, subnqn) = (hostnqn.as_str(), subnqn.as_str());
+                let (hostnqn, subnqn) = (hostnqn.to_string(), subnqn.as_str());
                 tracing::info!(
                     target: PEER_CAUSED,
                     %peer, hostnqn, subnqn, cntlid, qid,

@@ -131,7 +131,7 @@ impl IoPath {
         tracing::warn!(
             target: PEER_CAUSED,
             peer = %connection.peer,
-            host = host.map_or("", |host| host.hostnqn.as_str()),
+            host = host.map(|host| host.hostnqn.to_string()),
             cntlid = host.map_or(0, |host| host.cntlid),
             qid = connection.sizes.qid,
             commands,
