@@ -57,7 +57,7 @@ impl Config {
             findings,
         );
         self.check_listeners(findings);
-        self.check_host_nqns(findings);
+        self.check_names(findings);
         let mut first_use = HashMap::new();
         for (s, subsystem) in self.subsystems.iter().enumerate() {
             for namespace in &subsystem.namespaces {
@@ -140,19 +140,32 @@ impl Config {
         }
     }
 
-    /// A host's NQN is what the host says it is, whatever its form; a wildcard is none.
-    fn check_host_nqns(&self, findings: &mut Findings) {
+    /// A host's NQN is what the host says it is, whatever its form; a wildcard is none. One of ours
+    /// is not unique by construction when it is not of the form.
+    fn check_names(&self, findings: &mut Findings) {
         for (index, subsystem) in self.subsystems.iter().enumerate() {
+            let mut warn = |field: &str, name: &Nqn, consequence: &str| {
+                if let Err(form) = name.check_form() {
+                    findings.warning(
+                        format!("subsystem[{index}].{field}"),
+                        format!("`{name}`: {form}; {consequence}"),
+                    );
+                }
+            };
+            warn(
+                "nqn",
+                &subsystem.nqn,
+                "it is taken as it is, and nothing keeps another target from having the same",
+            );
             let Access::Hosts(hosts) = &subsystem.access else {
                 continue;
             };
             for host in hosts {
-                if let Err(form) = host.check_form() {
-                    findings.warning(
-                        format!("subsystem[{index}].allowed_hosts"),
-                        format!("`{host}`: {form}; it allows the host of exactly this name"),
-                    );
-                }
+                warn(
+                    "allowed_hosts",
+                    host,
+                    "it allows the host of exactly this name",
+                );
             }
         }
     }
@@ -312,6 +325,29 @@ mod tests {
         );
         let findings = check("512MiB");
         assert!(findings.problems.is_empty() && findings.warnings.is_empty());
+    }
+
+    #[test]
+    fn a_subsystem_of_any_name_is_taken_with_a_warning_that_says_the_form() {
+        for name in [
+            "testnqn",
+            "blktests-subsystem-1",
+            "nqn.2024-13.org.example:a",
+        ] {
+            let config = Config::from_toml(&format!(
+                "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"{name}\"\n\
+                 allow_any_host = true\n[[subsystem.namespace]]\nram = 4096\n"
+            ));
+            let warnings = config.unwrap().check_machine().unwrap();
+            assert_eq!(
+                warnings[0].to_string(),
+                format!(
+                    "subsystem[0].nqn: `{name}`: the NQN is not of the form \
+                     nqn.yyyy-mm.reverse.domain:string or nqn.2014-08.org.nvmexpress:uuid:UUID; it \
+                     is taken as it is, and nothing keeps another target from having the same"
+                )
+            );
+        }
     }
 
     #[test]

@@ -151,7 +151,7 @@ pub enum ProblemKind {
         first: At,
     },
     /// A malformed NQN.
-    #[error("`{value}`: {source}")]
+    #[error("`{}`: {source}", value.escape_debug())]
     Nqn {
         /// What was written.
         value: String,

@@ -190,8 +190,8 @@ fn listeners_that_cannot_be() {
 fn subsystems_that_cannot_be() {
     for (keys, words) in [
         (
-            "nqn = \"disk\"\nallow_any_host = true",
-            "line 4: subsystem[0].nqn: `disk`: the NQN is not of the form nqn.yyyy-mm.reverse.domain:string or nqn.2014-08.org.nvmexpress:uuid:UUID",
+            "nqn = \"a\\tdisk\"\nallow_any_host = true",
+            "line 4: subsystem[0].nqn: `a\\tdisk`: byte 1 of the NQN is a control character",
         ),
         (
             "nqn = \"nqn.2014-08.org.nvmexpress.discovery\"\nallow_any_host = true",
@@ -226,6 +226,20 @@ fn subsystems_that_cannot_be() {
         ),
     ] {
         assert_eq!(subsystem_error(keys), words);
+    }
+    for (length_bytes, is_taken) in [(223, true), (224, false)] {
+        let name = "n".repeat(length_bytes);
+        let problem = format!("`{name}`: the NQN has 224 bytes, expected 1 to 223");
+        for keys in [
+            format!("nqn = \"{name}\"\nallow_any_host = true"),
+            format!("nqn = \"disk\"\nallowed_hosts = [\"{name}\"]"),
+        ] {
+            let text = format!("{LISTENER}[[subsystem]]\n{keys}\n{NAMESPACE}");
+            match Config::from_toml(&text) {
+                Ok(_) => assert!(is_taken, "{keys}"),
+                Err(error) => assert!(!is_taken && error.to_string().contains(&problem), "{error}"),
+            }
+        }
     }
     // allow_any_host must be true, not only there.
     assert!(
@@ -350,7 +364,7 @@ fn what_must_be_unique_names_the_first_use() {
 #[test]
 fn every_problem_is_reported_in_one_go() {
     let text =
-        "[target]\nspin = \"1h\"\n[[listener]]\naddress = \"x\"\n[[subsystem]]\nnqn = \"x\"\n";
+        "[target]\nspin = \"1h\"\n[[listener]]\naddress = \"x\"\n[[subsystem]]\nnqn = \"\"\n";
     let Err(ConfigError::Invalid(problems)) = Config::from_toml(text) else {
         panic!("not a list of problems")
     };

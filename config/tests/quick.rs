@@ -91,7 +91,7 @@ fn an_export_that_strangers_reach_must_be_meant() {
 #[test]
 fn every_wrong_option_is_named() {
     let wrong = QuickExport {
-        nqn: Some("disk".into()),
+        nqn: Some("two\nlines".into()),
         lba: Some(LbaSize::B4096),
         ..export("ram:512", "10.0.0.1:4420")
     };

@@ -29,7 +29,7 @@ pub fn config_toml(data: &[u8]) {
     assert!(plan.hosts(1) >= 1, "{plan}");
     let mut uuids = Vec::new();
     for subsystem in &config.subsystems {
-        subsystem.nqn.check_form().expect("a subsystem's NQN");
+        assert!((1..=223).contains(&subsystem.nqn.as_str().len()));
         assert!((1..=20).contains(&subsystem.serial.len()) && subsystem.serial.is_ascii());
         assert!((1..=40).contains(&subsystem.model.len()) && subsystem.model.is_ascii());
         assert!(!subsystem.namespaces.is_empty());
