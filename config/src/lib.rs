@@ -40,7 +40,7 @@ pub use limits::{
     ALLOWED_HOSTS_MAX, CONFIG_BYTES_MAX, DEFAULT_PORT, IN_CAPSULE_DATA_BYTES, LISTENERS_MAX,
     NAMESPACES_MAX, SUBSYSTEMS_MAX, TRANSFER_BYTES_MAX,
 };
-pub use listen::{ListenError, parse_listen};
+pub use listen::{ListenAddresses, ListenError, parse_listen};
 pub use model::{
     Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, ProviderChoice, QueueBounds,
     Reactors, Subsystem, Target, WordError,

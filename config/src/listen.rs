@@ -1,6 +1,7 @@
 //! Addresses to listen on.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::str::FromStr;
 
 use crate::DEFAULT_PORT;
 
@@ -30,6 +31,55 @@ pub enum ListenError {
     /// An address where a port is expected too.
     #[error("`{0}` is not ADDRESS or ADDRESS:PORT; examples: 127.0.0.1:4420, [::1]:4420, 0.0.0.0")]
     NotAnAddressAndPort(String),
+    /// A name without addresses.
+    #[error(
+        "`{name}` has no address: {message}; check it with `getent ahosts {name}`, or give an address"
+    )]
+    Lookup {
+        /// The name.
+        name: String,
+        /// The resolver's words.
+        message: String,
+    },
+    /// A name of another machine.
+    #[error(
+        "`{name}` is {addresses}: none is an address of this machine, which `ip address` lists"
+    )]
+    Elsewhere {
+        /// The name.
+        name: String,
+        /// Its addresses, each with why it will not do.
+        addresses: String,
+    },
+}
+
+/// Where to listen, by one address or a name that has several: at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenAddresses {
+    first: SocketAddr,
+    others: Vec<SocketAddr>,
+}
+
+impl ListenAddresses {
+    /// The addresses.
+    pub fn iter(&self) -> impl Iterator<Item = SocketAddr> {
+        [self.first].into_iter().chain(self.others.iter().copied())
+    }
+
+    /// One of them, the same in whatever order a name is resolved.
+    pub(crate) fn least(&self) -> SocketAddr {
+        self.others
+            .iter()
+            .copied()
+            .fold(self.first, SocketAddr::min)
+    }
+}
+
+impl From<SocketAddr> for ListenAddresses {
+    fn from(first: SocketAddr) -> Self {
+        let others = Vec::new();
+        Self { first, others }
+    }
 }
 
 /// An address without a port, `0.0.0.0` and `::` included.
@@ -67,6 +117,72 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, ListenError> {
     }
 }
 
+impl FromStr for ListenAddresses {
+    type Err = ListenError;
+
+    /// As [`parse_listen`], or `NAME:PORT` or `NAME`: then it is every address of that name that this
+    /// machine has. Looks the name up, which may block.
+    fn from_str(text: &str) -> Result<Self, ListenError> {
+        match parse_listen(text) {
+            Ok(address) => Ok(address.into()),
+            Err(error @ ListenError::NotAnAddressAndPort(_)) => {
+                let (name, port) = name_and_port(text).ok_or(error)?;
+                let found = (name, port).to_socket_addrs();
+                let found = found.map_err(|error| ListenError::Lookup {
+                    name: name.to_owned(),
+                    message: error.to_string(),
+                })?;
+                of_this_machine(name, found)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A host name has a letter, and no colon but before its port.
+fn name_and_port(text: &str) -> Option<(&str, u16)> {
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, port.parse().ok()?),
+        None => (text, DEFAULT_PORT),
+    };
+    let is_name = name.bytes().any(|byte| byte.is_ascii_alphabetic())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    is_name.then_some((name, port))
+}
+
+fn of_this_machine(
+    name: &str,
+    found: impl Iterator<Item = SocketAddr>,
+) -> Result<ListenAddresses, ListenError> {
+    let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
+    for address in found {
+        let ip = address.ip();
+        let usable = check_unicast(ip, &ip.to_string())
+            .map_err(|error| error.to_string())
+            .and_then(|()| {
+                let bound = UdpSocket::bind((ip, 0));
+                bound.map_err(|error| format!("{ip} ({error})"))
+            });
+        match usable {
+            Ok(_) if here.contains(&address) => {}
+            Ok(_) => here.push(address),
+            Err(why) if elsewhere.contains(&why) => {}
+            Err(why) => elsewhere.push(why),
+        }
+    }
+    let mut here = here.into_iter();
+    let Some(first) = here.next() else {
+        return Err(ListenError::Elsewhere {
+            name: name.to_owned(),
+            addresses: elsewhere.join(", "),
+        });
+    };
+    let others = here.collect();
+    Ok(ListenAddresses { first, others })
+}
+
 fn check_unicast(address: IpAddr, text: &str) -> Result<(), ListenError> {
     let not_unicast = match address {
         IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast(),
@@ -99,6 +215,66 @@ mod tests {
         ] {
             assert_eq!(parse_listen(text), Ok(listen.parse().unwrap()), "{text}");
         }
+    }
+
+    #[test]
+    fn a_name_is_all_its_addresses_that_are_of_this_machine() {
+        let at = |list: &[&str]| {
+            list.iter()
+                .map(|text| text.parse().unwrap())
+                .collect::<Vec<_>>()
+        };
+        let listed = |listen: ListenAddresses| listen.iter().collect::<Vec<_>>();
+        assert_eq!(listed("127.0.0.1:1".parse().unwrap()), at(&["127.0.0.1:1"]));
+        let local = listed("localhost:5001".parse().unwrap());
+        assert!(local.contains(&at(&["127.0.0.1:5001"])[0]), "{local:?}");
+        assert_eq!(
+            name_and_port("host-1.example"),
+            Some(("host-1.example", 4420))
+        );
+        for text in [
+            "10.0.0.1:99999",
+            "localhost:99999",
+            "::1:x",
+            "a b:1",
+            "",
+            "a/b:1",
+        ] {
+            assert_eq!(
+                text.parse::<ListenAddresses>(),
+                Err(ListenError::NotAnAddressAndPort(text.to_owned()))
+            );
+        }
+        // Two of documentation (RFC 5737, RFC 3849), one twice, and one that is here.
+        let found = at(&[
+            "192.0.2.7:1",
+            "127.0.0.1:1",
+            "[2001:db8::7]:1",
+            "127.0.0.1:1",
+        ]);
+        let kept = of_this_machine("disks", found.iter().copied()).unwrap();
+        assert_eq!(listed(kept), at(&["127.0.0.1:1"]));
+        let both = |list: &[&str]| of_this_machine("disks", at(list).into_iter()).unwrap();
+        let [one, other] = ["127.0.0.1:1", "127.0.0.2:1"];
+        assert_eq!(both(&[one, other]).least(), both(&[other, one]).least());
+        let none = at(&["192.0.2.7:1", "[fe80::1]:1", "192.0.2.7:1"]);
+        let error = of_this_machine("disks", none.into_iter()).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.starts_with("`disks` is 192.0.2.7 (Cannot assign"),
+            "{error}"
+        );
+        assert_eq!(error.matches("192.0.2.7").count(), 1, "{error}");
+        assert!(error.contains("`fe80::1` is link-local"), "{error}");
+        let error = "no-such-host.invalid"
+            .parse::<ListenAddresses>()
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("`getent ahosts no-such-host.invalid`"),
+            "{error}"
+        );
     }
 
     #[test]

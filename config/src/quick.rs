@@ -1,13 +1,12 @@
 //! `serve --export … --listen …`: a whole configuration from a few options.
 
-use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::check::subsystem_nqn;
 use crate::{
-    Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, Listener, LogLevel, Namespace,
-    Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors, Subsystem, Target,
-    identity, limits,
+    Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, ListenAddresses, Listener,
+    LogLevel, Namespace, Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors,
+    Subsystem, Target, identity, limits,
 };
 
 /// The options of a quick export: one namespace, one subsystem, one listener.
@@ -17,8 +16,8 @@ pub struct QuickExport {
     pub backing: Backing,
     /// `--lba 512|4096`.
     pub lba: Option<LbaSize>,
-    /// `--listen ADDRESS[:PORT]`, see [`parse_listen`](crate::parse_listen).
-    pub listen: SocketAddr,
+    /// `--listen ADDRESS[:PORT]`, or a name.
+    pub listen: ListenAddresses,
     /// `--nqn`; derived from the export when not given.
     pub nqn: Option<String>,
     /// `--provider`.
@@ -73,19 +72,19 @@ impl Config {
                 );
             }
         }
-        if !export.allow_any_host && !export.listen.ip().is_loopback() {
-            report(
-                "--listen",
-                ProblemKind::OpenExport {
-                    address: export.listen,
-                },
-            );
+        let mut listen = export.listen.iter();
+        let open = listen.find(|address| !address.ip().is_loopback());
+        if let Some(address) = open
+            && !export.allow_any_host
+        {
+            report("--listen", ProblemKind::OpenExport { address });
         }
+        let derived = || identity::export_nqn(&backing, export.listen.least(), machine_id);
         let nqn = match &export.nqn {
-            None => identity::export_nqn(&backing, export.listen, machine_id),
+            None => derived(),
             Some(text) => subsystem_nqn(text).unwrap_or_else(|kind| {
                 report("--nqn", kind);
-                identity::export_nqn(&backing, export.listen, machine_id)
+                derived()
             }),
         };
         Problems::none_or(problems)?;
@@ -94,10 +93,14 @@ impl Config {
         Ok(Self {
             target: Target::default(),
             queues: QueueBounds::default(),
-            listeners: vec![Listener {
-                address: export.listen,
-                provider: export.provider,
-            }],
+            listeners: export
+                .listen
+                .iter()
+                .map(|address| Listener {
+                    address,
+                    provider: export.provider,
+                })
+                .collect(),
             subsystems: vec![Subsystem {
                 serial: identity::serial(limits::DEFAULT_SERIAL_PREFIX, &nqn),
                 model: limits::DEFAULT_MODEL.to_owned(),

@@ -14,7 +14,8 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::ConnectionManager;
 use capstan_reactor::{MailboxError, Sender};
 
-use crate::driver::Io;
+use crate::direct;
+use crate::driver::{Engine, Io};
 use crate::driver_thread;
 use crate::error::{CommandError, ConnectError, IoError};
 use crate::front_end::FrontEnd;
@@ -23,7 +24,7 @@ use crate::host::{
 };
 use crate::oneshot::{Answer, Promise, block_on, oneshot};
 use crate::options::Options;
-use crate::provider;
+use crate::race;
 use crate::volume::Volume;
 
 /// Messages that wait for the driver at once.
@@ -168,9 +169,9 @@ impl Controller {
     /// # Errors
     /// As [`Controller::connect`].
     pub async fn connect_async(options: Options) -> Result<Self, ConnectError> {
-        let destination = options.socket_addr()?;
-        let preference = options.provider;
-        Self::connect_through(options, move || provider::open(preference, destination)).await
+        options.check()?;
+        let addresses = options.socket_addrs()?;
+        Self::start(move || race::start(&options, &addresses)).await
     }
 
     /// Connects through a connection manager of the caller's choice, made on the driver's thread.
@@ -181,6 +182,13 @@ impl Controller {
         options: Options,
         open: impl FnOnce() -> Result<Box<dyn ConnectionManager>, ConnectError> + Send + 'static,
     ) -> Result<Self, ConnectError> {
+        let address = direct::first_address(&options)?;
+        Self::start(move || direct::engine(&options, address, open()?)).await
+    }
+
+    async fn start(
+        start: impl FnOnce() -> Result<Engine, ConnectError> + Send + 'static,
+    ) -> Result<Self, ConnectError> {
         let resources = |what, message: String| ConnectError::Resources { what, message };
         let (sender, mailbox) = capstan_reactor::mailbox(MAILBOX_MESSAGES)
             .map_err(|error| resources("eventfd", error.to_string()))?;
@@ -189,7 +197,7 @@ impl Controller {
         let room = Arc::clone(&crowd);
         let thread = std::thread::Builder::new()
             .name("capstan-driver".to_owned())
-            .spawn(move || driver_thread::run(&options, open, mailbox, promise, room))
+            .spawn(move || driver_thread::run(start, mailbox, promise, room))
             .map_err(|error| resources("thread", error.to_string()))?;
         let shared = Arc::new(Shared {
             sender,

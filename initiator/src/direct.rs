@@ -1,5 +1,6 @@
 //! An association driven by its caller's own thread: no hop, no lock, no allocation per I/O.
 
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +19,7 @@ use crate::host::{
     NamespaceInfo, Status,
 };
 use crate::options::Options;
-use crate::provider;
+use crate::race;
 
 /// One association on the calling thread. It works only while it is called: between calls
 /// nothing is sent, received or kept alive.
@@ -34,9 +35,8 @@ impl DirectQueue {
     /// # Errors
     /// Wrong options, or why the association could not be made.
     pub fn connect(options: &Options) -> Result<Self, ConnectError> {
-        let destination = options.socket_addr()?;
-        let cm = provider::open(options.provider, destination)?;
-        Self::connect_through(options, cm)
+        options.check()?;
+        Self::go_live(race::start(options, &options.socket_addrs()?)?)
     }
 
     /// Connects through a connection manager of the caller's choice.
@@ -47,7 +47,10 @@ impl DirectQueue {
         options: &Options,
         cm: Box<dyn ConnectionManager>,
     ) -> Result<Self, ConnectError> {
-        let engine = engine(options, cm)?;
+        Self::go_live(engine(options, first_address(options)?, cm)?)
+    }
+
+    fn go_live(engine: Engine) -> Result<Self, ConnectError> {
         let mut queue = Self {
             engine,
             spin: SpinBudget::default(),
@@ -339,16 +342,25 @@ impl<T, F: FnMut(&mut Engine) -> Option<T>> Turn for Until<'_, T, F> {
     }
 }
 
-/// An engine for `options`, connecting.
+/// Where a connection manager that the caller has chosen connects to.
+pub(crate) fn first_address(options: &Options) -> Result<SocketAddr, ConnectError> {
+    let [first, ..] = options.socket_addrs()?[..] else {
+        return Err(ConnectError::Closed);
+    };
+    Ok(first)
+}
+
+/// An engine for `options`, connecting to `destination`.
 pub(crate) fn engine(
     options: &Options,
+    destination: SocketAddr,
     cm: Box<dyn ConnectionManager>,
 ) -> Result<Engine, ConnectError> {
     options.check()?;
     let us =
         |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
     let config = EngineConfig {
-        destination: options.socket_addr()?,
+        destination,
         source: options.host_traddr,
         io_timeout_us: us(options.io_timeout),
         data_bytes: options.data_memory_bytes,

@@ -5,17 +5,14 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use capstan_memory::Buffer;
-use capstan_rdma::contract::ConnectionManager;
 use capstan_reactor::{Armed, Flow, Mailbox, SpinBudget, Turn};
 
 use crate::controller::{Crowd, IoData, Message, Snapshot};
-use crate::direct;
 use crate::driver::{Completion, Engine, Io, Refused, Source, SubmitError};
 use crate::error::{CommandError, ConnectError, IoError};
 use crate::front_end::{FrontEnd, QueueHandle};
 use crate::host::{CommandReply, Event, Status};
 use crate::oneshot::Promise;
-use crate::options::Options;
 
 /// Messages taken in one turn.
 const MESSAGES_PER_TURN: usize = 64;
@@ -61,13 +58,12 @@ struct Driver {
 
 /// Runs until the association has ended and nothing is left to tell.
 pub(crate) fn run(
-    options: &Options,
-    open: impl FnOnce() -> Result<Box<dyn ConnectionManager>, ConnectError>,
+    start: impl FnOnce() -> Result<Engine, ConnectError>,
     mailbox: Mailbox<Message>,
     live: Promise<Result<(), ConnectError>>,
     crowd: Arc<Crowd>,
 ) {
-    let engine = match open().and_then(|cm| direct::engine(options, cm)) {
+    let engine = match start() {
         Ok(engine) => engine,
         Err(error) => return live.fulfil(Err(error)),
     };

@@ -1,5 +1,7 @@
 //! Errors, one enum per operation.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use capstan_nvme_proto::error::ErrorLocation;
@@ -37,6 +39,14 @@ pub enum ConnectError {
     /// An option is wrong.
     #[error(transparent)]
     Options(#[from] OptionsError),
+    /// A name has several addresses, and none will do.
+    #[error("{name} has {} addresses, and none leads to a controller: {failures}", failures.0.len())]
+    Addresses {
+        /// The name.
+        name: String,
+        /// Why, of each.
+        failures: Failures,
+    },
     /// The RDMA connection could not be made.
     #[error("queue {qid}: {source}")]
     Transport {
@@ -146,6 +156,20 @@ pub enum ConnectError {
         /// The last reason.
         cause: Arc<Self>,
     },
+}
+
+/// What is wrong with each of several addresses.
+#[derive(Clone, Debug)]
+pub struct Failures(pub Arc<[(SocketAddr, Arc<ConnectError>)]>);
+
+impl fmt::Display for Failures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (address, error)) in self.0.iter().enumerate() {
+            let separator = if at == 0 { "" } else { "; " };
+            write!(f, "{separator}{address}: {error}")?;
+        }
+        Ok(())
+    }
 }
 
 /// Why an I/O failed.

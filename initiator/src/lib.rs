@@ -26,6 +26,7 @@ mod limits;
 mod oneshot;
 pub mod options;
 pub mod provider;
+mod race;
 #[cfg(test)]
 mod scripted;
 mod volume;

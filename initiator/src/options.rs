@@ -8,6 +8,7 @@ use capstan_rdma::Preference;
 
 use crate::error::OptionsError;
 use crate::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
+use crate::race::in_turn;
 
 /// Port of NVMe over RDMA assigned by IANA; also the usual port of discovery services.
 pub const DEFAULT_TRSVCID: u16 = 4420;
@@ -32,7 +33,7 @@ pub enum ReplayWrites {
 /// Options of one association, with the names of `nvme connect`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Address of the target: IPv4, IPv6 or a host name.
+    /// Address of the target: IPv4, IPv6 or a host name, all of whose addresses are tried.
     pub traddr: String,
     /// Port of the target.
     pub trsvcid: u16,
@@ -148,22 +149,32 @@ impl Options {
         Ok(())
     }
 
-    /// The target's address; looks a host name up, which may block.
+    /// The target's addresses, in the order in which they are tried; looks a host name up, which may
+    /// block. Those of the other family than `host_traddr` are left out where there are others.
     ///
     /// # Errors
     /// The name cannot be resolved.
-    pub fn socket_addr(&self) -> Result<SocketAddr, OptionsError> {
+    pub fn socket_addrs(&self) -> Result<Vec<SocketAddr>, OptionsError> {
         let lookup = |message: String| OptionsError::Lookup {
             traddr: self.traddr.clone(),
             message,
         };
         // An address in brackets, as URLs write IPv6, is taken too.
         let bare = self.traddr.trim_start_matches('[').trim_end_matches(']');
-        (bare, self.trsvcid)
+        let found = (bare, self.trsvcid)
             .to_socket_addrs()
-            .map_err(|error| lookup(error.to_string()))?
-            .next()
-            .ok_or_else(|| lookup("no address".to_owned()))
+            .map_err(|error| lookup(error.to_string()))?;
+        let mut addresses = in_turn(found);
+        if let Some(own) = self.host_traddr {
+            let reaches = |address: &SocketAddr| address.is_ipv4() == own.is_ipv4();
+            if addresses.iter().any(reaches) {
+                addresses.retain(reaches);
+            }
+        }
+        if addresses.is_empty() {
+            return Err(lookup("no address".to_owned()));
+        }
+        Ok(addresses)
     }
 }
 
@@ -182,8 +193,8 @@ mod tests {
     fn defaults_are_valid() {
         assert_eq!(options().check(), Ok(()));
         assert_eq!(
-            options().socket_addr().unwrap(),
-            ([127, 0, 0, 1], 4420).into()
+            options().socket_addrs().unwrap(),
+            [([127, 0, 0, 1], 4420).into()]
         );
     }
 
@@ -204,6 +215,9 @@ mod tests {
     fn ipv6_addresses_may_have_brackets() {
         let mut six = options();
         six.traddr = "[::1]".to_owned();
-        assert!(six.socket_addr().unwrap().is_ipv6());
+        assert!(six.socket_addrs().unwrap()[0].is_ipv6());
+        // That it does not fit is for the connect to say.
+        six.host_traddr = Some([127, 0, 0, 1].into());
+        assert!(six.socket_addrs().unwrap()[0].is_ipv6());
     }
 }

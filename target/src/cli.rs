@@ -1,9 +1,8 @@
 //! The command line of `capstan-target`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use capstan_config::parse_listen;
+use capstan_config::ListenAddresses;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Exports block devices, files and RAM as NVMe namespaces over RDMA.
@@ -80,9 +79,10 @@ pub struct Source {
     /// first].
     #[arg(long, value_name = "BYTES", requires = "export")]
     pub lba: Option<u32>,
-    /// Address to listen at; the port is 4420 when none is given.
-    #[arg(long, value_name = "ADDR:PORT", requires = "export", value_parser = parse_listen)]
-    pub listen: Option<SocketAddr>,
+    /// Address to listen at, or a name: then all its addresses that this machine has. The port is
+    /// 4420 when none is given.
+    #[arg(long, value_name = "ADDR:PORT", requires = "export")]
+    pub listen: Option<ListenAddresses>,
     /// NQN of the subsystem [default: derived from the export].
     #[arg(long, value_name = "NQN", requires = "export")]
     pub nqn: Option<String>,

@@ -65,7 +65,10 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
     let export = QuickExport {
         backing: export.parse()?,
         lba: lba.transpose()?,
-        listen: options.listen.context("--listen is needed with --export")?,
+        listen: options
+            .listen
+            .clone()
+            .context("--listen is needed with --export")?,
         nqn: options.nqn.clone(),
         provider: match options.provider {
             Provider::Auto => ProviderChoice::Auto,

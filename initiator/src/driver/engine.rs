@@ -118,6 +118,8 @@ pub(crate) struct Engine {
     pub(super) device: Option<DeviceContext>,
     pub(super) memory: Memory,
     pub(super) cm: Box<dyn ConnectionManager>,
+    /// Of the same target, which `cm` reaches as well: those that have failed longest first.
+    pub(super) other_addresses: VecDeque<SocketAddr>,
     pub(super) host: Host,
     pub(super) config: EngineConfig,
     pub(super) epoch: u16,
@@ -174,6 +176,7 @@ impl Engine {
             device: None,
             memory,
             cm,
+            other_addresses: VecDeque::new(),
             host: Host::new(config.host.clone(), config.seed, now_us),
             epoch: 0,
             stalled: VecDeque::new(),
@@ -203,6 +206,16 @@ impl Engine {
     /// The state machine, to ask it things.
     pub(crate) fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// After a loss these are tried, too.
+    pub(crate) fn set_other_addresses(&mut self, others: impl Iterator<Item = SocketAddr>) {
+        self.other_addresses = others.collect();
+    }
+
+    /// Whether the target has accepted a connection.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.lines.iter().any(Option::is_some)
     }
 
     /// What the RDMA device of the association can do; `None` while there is no connection.

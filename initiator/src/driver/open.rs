@@ -91,8 +91,24 @@ impl Engine {
             }
             Err(source) => {
                 let cause = ConnectError::Transport { qid, source };
-                self.host.handle_open_failed(qid, cause, now_us);
+                self.open_failed(qid, cause, now_us);
             }
+        }
+    }
+
+    fn open_failed(&mut self, qid: u16, cause: ConnectError, now_us: u64) {
+        self.turn_to_next_address(qid);
+        self.host.handle_open_failed(qid, cause, now_us);
+    }
+
+    /// Where a name has several addresses, the next attempt is made at the next one: the Admin queue
+    /// decides, and the I/O queues follow it.
+    fn turn_to_next_address(&mut self, qid: u16) {
+        if qid == 0
+            && let Some(next) = self.other_addresses.pop_front()
+        {
+            let last = std::mem::replace(&mut self.config.destination, next);
+            self.other_addresses.push_back(last);
         }
     }
 
@@ -121,6 +137,7 @@ impl Engine {
                 } if opening => {
                     self.drop_opening();
                     let words = private_data.as_bytes();
+                    self.turn_to_next_address(qid);
                     self.host.handle_rejected(qid, reason, words, now_us);
                 }
                 CmEventKind::Failed(source) => {
@@ -162,7 +179,7 @@ impl Engine {
         self.flushed = None;
         if opening {
             self.drop_opening();
-            self.host.handle_open_failed(qid, cause, now_us);
+            self.open_failed(qid, cause, now_us);
         } else {
             self.host.handle_broken(cause, now_us);
         }
@@ -187,7 +204,7 @@ impl Engine {
                 let qid = opening.qid;
                 drop(opening.connection);
                 self.cm.destroy(opening.id);
-                self.host.handle_open_failed(qid, cause, now_us);
+                self.open_failed(qid, cause, now_us);
             }
         }
     }

@@ -183,6 +183,11 @@ fn refused(step: &'static str, address: SocketAddr, error: ConnectError) -> Vec<
                 reason,
             ),
         ],
+        ConnectError::Addresses { failures, .. } => {
+            let each = failures.0.iter();
+            each.flat_map(|(address, error)| refused(step, *address, ConnectError::clone(error)))
+                .collect()
+        }
         other => vec![Check::error(step, other.to_string(), "an association", LOG)],
     }
 }

@@ -30,8 +30,8 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
         }
     };
     checks.push(Check::ok("host NQN", identity.hostnqn.as_str()));
-    let address = match connect.discovery_options(&identity).socket_addr() {
-        Ok(address) => address,
+    let addresses = match connect.discovery_options(&identity).socket_addrs() {
+        Ok(addresses) => addresses,
         Err(error) => {
             checks.push(Check::error(
                 "address",
@@ -42,10 +42,12 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
             return None;
         }
     };
+    let list: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     checks.push(Check::ok(
         "address",
-        format!("{} is {address}", connect.traddr),
+        format!("{} is {}", connect.traddr, list.join(", ")),
     ));
+    let address = *addresses.first()?;
     let (kind, why) = match choose(connect.preference(), address.ip()) {
         Ok(chosen) => chosen,
         Err(error) => {
