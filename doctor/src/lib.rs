@@ -20,6 +20,7 @@ mod memory;
 mod modules;
 mod ports;
 mod role;
+mod sockets;
 mod tcp;
 #[cfg(test)]
 mod testing;
@@ -33,6 +34,7 @@ pub use limits::Needs;
 pub use machine::{Capability, DeviceFile, Machine};
 pub use ports::address;
 pub use role::Role;
+pub use sockets::{Listener, listener};
 
 use capstan_storage::{Capabilities, EngineError};
 

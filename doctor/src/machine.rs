@@ -83,6 +83,13 @@ impl Machine {
         self.read(path)?.trim().parse().ok()
     }
 
+    /// Where a symbolic link leads.
+    #[must_use]
+    pub fn link(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.path(path)).ok()?;
+        target.into_os_string().into_string().ok()
+    }
+
     /// Names in a folder, sorted; numbers by their value. Empty when there is no such folder.
     #[must_use]
     pub fn names(&self, folder: &str) -> Vec<String> {

@@ -1,13 +1,14 @@
 //! `capstan-target doctor`: the machine, and what a configuration asks of it.
 
-use std::io::ErrorKind;
 use std::net::TcpListener;
 
 use capstan_config::{Backing, Config, Listener, MemoryPlan, Target};
 use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
 use capstan_rdma::choose;
+use nix::errno::Errno;
 
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
+use crate::listen_error::obstacle;
 use crate::lost;
 use crate::plan::queue_pool_bytes;
 use crate::serve::preference;
@@ -185,27 +186,14 @@ impl<'a> Listen<'a> {
         let Err(error) = TcpListener::bind(address) else {
             return Check::ok(name, seen);
         };
-        let port = address.port();
-        match error.kind() {
-            ErrorKind::AddrInUse => Check::warning(
-                name,
-                format!("{seen}; the port is in use"),
-                "a free port, unless this target runs already",
-                format!("ss -ltnp 'sport = :{port}'"),
-            ),
-            ErrorKind::PermissionDenied => Check::error(
-                name,
-                format!("{seen}; {error}"),
-                "a port that this user may listen at",
-                format!("sysctl -w net.ipv4.ip_unprivileged_port_start={port}"),
-            ),
-            _ => Check::error(
-                name,
-                format!("{seen}; {error}"),
-                "an address to listen at",
-                "ip address",
-            ),
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        let obstacle = obstacle(machine, address, errno, &error.to_string());
+        let seen = format!("{seen}; {}", obstacle.seen);
+        if errno == Some(Errno::EADDRINUSE) {
+            let expected = format!("{}, unless this target runs already", obstacle.expected);
+            return Check::warning(name, seen, expected, obstacle.remedy);
         }
+        Check::error(name, seen, obstacle.expected, obstacle.remedy)
     }
 }
 
@@ -302,7 +290,11 @@ mod tests {
         let config = config("", &format!("address = \"127.0.0.1\"\nport = {port}"));
         let check = find(&examined(&config, LIMITS), "listen").clone();
         assert_eq!(check.verdict, Verdict::Warning);
-        assert_eq!(check.remedy.unwrap(), format!("ss -ltnp 'sport = :{port}'"));
+        let remedy = check.remedy.unwrap();
+        assert!(
+            remedy.contains(&format!("`ss -ltnp 'sport = :{port}'`")),
+            "{remedy}"
+        );
         let elsewhere = super::tests::config("", "address = \"192.0.2.7\"");
         let check = find(&examined(&elsewhere, LIMITS), "listen").clone();
         assert_eq!(check.verdict, Verdict::Warning);

@@ -11,6 +11,7 @@ mod instance;
 mod io_path;
 pub mod lba_size;
 mod limits;
+mod listen_error;
 pub mod log;
 mod lost;
 mod media;

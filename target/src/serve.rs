@@ -20,6 +20,7 @@ use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::{IoPath, Parts};
 use crate::lba_size::LbaSizes;
 use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
+use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
@@ -292,7 +293,7 @@ impl Starting {
                 let fabric = kinds.iter().take_while(|other| *other != kind).count();
                 let bound = path
                     .listen(fabric, listener.address, port_id(at))
-                    .with_context(|| format!("cannot listen at {}", listener.address))?;
+                    .map_err(|error| cannot_listen(listener.address, error))?;
                 tracing::info!(address = %bound, provider = kind.name(), "listening: {why}");
                 control.with(|target| target.set_port_address(port_id(at), bound))?;
                 addresses.push(bound);

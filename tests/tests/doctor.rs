@@ -289,7 +289,11 @@ fn a_target_is_told_what_it_will_do_and_what_it_lacks() {
     assert_eq!(output.status.code(), Some(0), "{report:#}");
     let listen = check(&report, &name);
     assert_eq!(listen["verdict"], "warning", "{listen:#}");
-    assert_eq!(listen["remedy"], "ss -ltnp 'sport = :4420'");
+    let seen = listen["seen"].as_str().unwrap();
+    assert!(seen.contains("port 4420 is in use by process "), "{seen}");
+    assert!(seen.contains("(capstan-target)"), "{seen}");
+    let remedy = listen["remedy"].as_str().unwrap();
+    assert!(remedy.contains("`ss -ltnp 'sport = :4420'`"), "{remedy}");
 }
 
 #[test]

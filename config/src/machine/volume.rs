@@ -270,6 +270,12 @@ fn with_next_step(error: &io::Error, path: &Path, metadata: Option<&Metadata>) -
             Some(nearest) => format!("{error}; did you mean {}?", nearest.display()),
             None => error.to_string(),
         },
+        // Not the file's mode: `ErrorKind` does not tell the two apart.
+        (ErrorKind::PermissionDenied, _) if error.raw_os_error() == Some(libc::EPERM) => format!(
+            "{error}; it is immutable or append-only (`lsattr {path}` shows i or a): `chattr -i -a \
+             {path}`, or export it with `read_only = true`",
+            path = path.display(),
+        ),
         (ErrorKind::PermissionDenied, Some(metadata)) => format!(
             "{error}; it belongs to UID {} and GID {} with mode {:04o}: run the target as that \
              user, put its user into that group, or export it with `read_only = true`",
@@ -277,8 +283,19 @@ fn with_next_step(error: &io::Error, path: &Path, metadata: Option<&Metadata>) -
             metadata.gid(),
             metadata.mode() & 0o7777,
         ),
-        (ErrorKind::ReadOnlyFilesystem, _) => {
-            format!("{error}; export it with `read_only = true`")
+        (ErrorKind::ReadOnlyFilesystem, _) => format!(
+            "{error}; its file system is mounted read-only here (`findmnt -T {path}`; in the unit: \
+             ReadWritePaths=): mount it for writing, or export it with `read_only = true`",
+            path = path.display(),
+        ),
+        _ if matches!(
+            error.raw_os_error(),
+            Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM)
+        ) =>
+        {
+            format!(
+                "{error}; there is no device or medium behind it now: `lsblk` lists those that are"
+            )
         }
         _ => error.to_string(),
     }
@@ -336,6 +353,35 @@ mod tests {
         let path = folder.join(name);
         File::create(&path).unwrap().set_len(size_bytes).unwrap();
         format!("path = {:?}", path.display().to_string())
+    }
+
+    #[test]
+    fn what_the_system_refuses_comes_with_what_is_behind_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let metadata = fs::metadata(file.path()).unwrap();
+        let path = file.path().display();
+        let told = |errno| {
+            let error = io::Error::from_raw_os_error(errno);
+            with_next_step(&error, file.path(), Some(&metadata))
+        };
+        assert_eq!(
+            told(libc::EPERM),
+            format!(
+                "Operation not permitted (os error 1); it is immutable or append-only (`lsattr \
+                 {path}` shows i or a): `chattr -i -a {path}`, or export it with `read_only = true`"
+            )
+        );
+        // That one is the mode's.
+        assert!(told(libc::EACCES).contains("it belongs to UID"));
+        let read_only = told(libc::EROFS);
+        assert!(
+            read_only.contains(&format!("`findmnt -T {path}`")),
+            "{read_only}"
+        );
+        assert!(read_only.contains("ReadWritePaths="), "{read_only}");
+        for errno in [libc::ENXIO, libc::ENODEV, libc::ENOMEDIUM] {
+            assert!(told(errno).contains("`lsblk`"), "{}", told(errno));
+        }
     }
 
     #[test]
