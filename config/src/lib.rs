@@ -2,7 +2,7 @@
 //!
 //! [`Config::from_toml`] parses and checks everything that can be checked without looking at the
 //! machine; [`Config::quick`] builds the same value from `serve --export … --listen …`;
-//! [`Config::check_machine`] looks at the files, devices, cores and memory that it names.
+//! [`Config::check_machine`] looks at the files, devices, cores and addresses that it names.
 //! A [`Config`] that exists is consistent: every NSID, UUID and default is filled in, and whoever
 //! holds one never checks again.
 //!

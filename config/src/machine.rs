@@ -1,4 +1,4 @@
-//! Checks that look at the machine: files, devices, cores, memory, addresses.
+//! Checks that look at the machine: files, devices, cores, addresses.
 //!
 //! Nothing is changed and nothing stays open. What passes here can still fail later (a device may
 //! vanish); the point is to say early and well what would fail anyway.
@@ -52,10 +52,6 @@ impl Config {
         if let Err(problems) = self.memory_plan(self.target.reactors.count(cores.len())) {
             findings.problems.extend(problems);
         }
-        self.check_memory(
-            &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
-            findings,
-        );
         self.check_listeners(findings);
         self.check_names(findings);
         let mut first_use = HashMap::new();
@@ -106,37 +102,6 @@ impl Config {
                 allowed: format!("{allowed:?}"),
             };
             findings.problem("target.reactors", kind);
-        }
-    }
-
-    fn check_memory(&self, meminfo: &str, findings: &mut Findings) {
-        let ram_bytes: u64 = self
-            .subsystems
-            .iter()
-            .flat_map(|subsystem| &subsystem.namespaces)
-            .filter(|namespace| matches!(namespace.backing, Backing::Ram { .. }))
-            .filter_map(|namespace| namespace.backing.size_bytes())
-            .fold(0, u64::saturating_add);
-        let needed_bytes = ram_bytes.saturating_add(self.target.memory_budget_bytes);
-        let Some(total_bytes) = meminfo_bytes(meminfo, "MemTotal:") else {
-            return;
-        };
-        let available_bytes = meminfo_bytes(meminfo, "MemAvailable:").unwrap_or(total_bytes);
-        if needed_bytes > total_bytes {
-            let kind = ProblemKind::Memory {
-                needed_bytes,
-                available_bytes: total_bytes,
-            };
-            findings.problem("target.memory_budget", kind);
-        } else if needed_bytes > available_bytes {
-            findings.warning(
-                "target.memory_budget",
-                format!(
-                    "with the namespaces in RAM it is {}, and only {} of memory is free now",
-                    crate::Size(needed_bytes),
-                    crate::Size(available_bytes)
-                ),
-            );
         }
     }
 
@@ -262,13 +227,6 @@ fn parse_core_list(list: &str) -> Vec<usize> {
         .collect()
 }
 
-/// A line of `/proc/meminfo`, which counts in KiB and calls them kB.
-fn meminfo_bytes(meminfo: &str, key: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,30 +259,6 @@ mod tests {
             problem.to_string(),
             "target.reactors: core 9 is not one this process may run on; allowed: [0, 1]"
         );
-    }
-
-    #[test]
-    fn more_ram_than_the_machine_has_is_a_problem_and_more_than_is_free_a_warning() {
-        let meminfo = "MemTotal:        2097152 kB\nMemAvailable:    1048576 kB\n";
-        let check = |ram: &str| {
-            let mut findings = Findings::default();
-            config("", &format!("ram = \"{ram}\"")).check_memory(meminfo, &mut findings);
-            findings
-        };
-        assert_eq!(
-            check("2GiB").problems[0].to_string(),
-            "target.memory_budget: the namespaces in RAM and the memory budget need 2304 MiB, the \
-             machine has 2 GiB"
-        );
-        let findings = check("1GiB");
-        assert!(findings.problems.is_empty());
-        assert_eq!(
-            findings.warnings[0].to_string(),
-            "target.memory_budget: with the namespaces in RAM it is 1280 MiB, and only 1 GiB of \
-             memory is free now"
-        );
-        let findings = check("512MiB");
-        assert!(findings.problems.is_empty() && findings.warnings.is_empty());
     }
 
     #[test]

@@ -256,14 +256,6 @@ pub enum ProblemKind {
         /// The cores.
         allowed: String,
     },
-    /// RAM namespaces larger than the machine's memory.
-    #[error("the namespaces in RAM and the memory budget need {}, the machine has {}", Size(*needed_bytes), Size(*available_bytes))]
-    Memory {
-        /// Sum of all.
-        needed_bytes: u64,
-        /// Memory available.
-        available_bytes: u64,
-    },
 }
 
 /// Something that works but an operator should know.

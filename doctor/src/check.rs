@@ -95,6 +95,19 @@ impl Check {
         self
     }
 
+    /// In one line: what is, what was expected, what mends it.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let mut line = format!("{}: {}", self.name, self.seen);
+        if let Some(expected) = &self.expected {
+            let _ = write!(line, "; expected {expected}");
+        }
+        if let Some(remedy) = &self.remedy {
+            let _ = write!(line, ": {remedy}");
+        }
+        line
+    }
+
     fn json(&self) -> Value {
         let mut check = Map::new();
         check.insert("name".to_owned(), self.name.clone().into());
@@ -203,6 +216,16 @@ mod tests {
              \x20                  expected: 0\n\
              \x20                  mend: sysctl -w kernel.io_uring_disabled=0\n\
              1 ok, 1 warning(s), 1 error(s)"
+        );
+    }
+
+    #[test]
+    fn a_log_has_it_in_one_line() {
+        let [well, slow, _] = checks();
+        assert_eq!(well.line(), "fuse: /dev/fuse");
+        assert_eq!(
+            slow.line(),
+            "memlock: 8 MiB; expected 256 MiB: ulimit -l unlimited"
         );
     }
 

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cgroup;
 mod check;
 mod devices;
 mod front_ends;
@@ -20,6 +21,7 @@ mod memory;
 mod modules;
 mod ports;
 mod role;
+pub mod room;
 mod sockets;
 mod tcp;
 #[cfg(test)]
@@ -46,6 +48,12 @@ pub fn machine_checks(machine: &Machine, role: &Role) -> Vec<Check> {
     })
 }
 
+/// The memory that a process of `role` may lock, against what it would.
+#[must_use]
+pub fn locked_memory(machine: &Machine, role: &Role) -> Check {
+    memory::locked(machine, &Device::all(machine), role)
+}
+
 /// As [`machine_checks`], with what only the kernel of this machine and libibverbs can answer.
 fn checks(
     machine: &Machine,
@@ -66,6 +74,7 @@ fn checks(
     checks.push(uring::check(machine, role, uring));
     checks.push(tcp::congestion_control(machine));
     if *role == Role::Host {
+        checks.extend(room::of_host(machine));
         checks.extend(front_ends::checks(machine));
     }
     checks

@@ -15,8 +15,10 @@ pub enum Capability {
     NetAdmin = 12,
     /// CAP_IPC_LOCK: RLIMIT_MEMLOCK does not hold.
     IpcLock = 14,
-    /// CAP_SYS_ADMIN.
+    /// CAP_SYS_ADMIN: RLIMIT_NPROC does not hold.
     SysAdmin = 21,
+    /// CAP_SYS_RESOURCE: the same.
+    SysResource = 24,
 }
 
 /// What a device file lets this process do.
@@ -147,6 +149,14 @@ impl Machine {
     }
 }
 
+/// Bytes for people, rounded down to whole MiB where there are any.
+pub(crate) fn rounded(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => size(bytes),
+        mib => size(mib << 20),
+    }
+}
+
 /// Bytes for people, in the largest unit that keeps them whole.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
@@ -161,7 +171,7 @@ pub(crate) fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Capability, DeviceFile, Machine, size};
+    use super::{Capability, DeviceFile, Machine, rounded, size};
     use crate::testing::Tree;
 
     #[test]
@@ -209,5 +219,7 @@ mod tests {
         assert_eq!(size((1 << 30) + 4096), "1048580 KiB");
         assert_eq!(size(65_537), "65537 bytes");
         assert_eq!(size(0), "0 bytes");
+        assert_eq!(rounded((3 << 30) + 4097), "3 GiB");
+        assert_eq!(rounded(4097), "4097 bytes");
     }
 }

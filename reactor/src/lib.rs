@@ -5,11 +5,13 @@
 //! and no I/O.
 
 mod clock;
+mod descriptors;
 mod mailbox;
 mod run;
 mod spin;
 
 pub use clock::Clock;
+pub use descriptors::raise_descriptor_limit;
 pub use mailbox::{Mailbox, MailboxError, Sender, mailbox};
 pub use run::{Armed, Flow, RunError, Turn, pause, pin_to_core, run};
 pub use spin::SpinBudget;

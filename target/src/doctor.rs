@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use capstan_config::{Backing, Config, Listener, MemoryPlan, Target};
+use capstan_config::{Config, Listener, MemoryPlan, Target};
 use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
 use capstan_rdma::choose;
 use nix::errno::Errno;
@@ -11,15 +11,12 @@ use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
 use crate::listen_error::obstacle;
 use crate::lost;
 use crate::plan::queue_pool_bytes;
+use crate::room::{self, HOST_QUEUES};
 use crate::serve::preference;
 use crate::space;
 
-/// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
-const REACTOR_FDS: u64 = 16;
 /// Memory regions of one reactor and device: data, queues, connections that are none yet, zeroes.
 const REACTOR_MRS: u64 = 4;
-/// Queues of a host that connects with one I/O queue.
-const HOST_QUEUES: u64 = 2;
 
 /// Looks at the machine, and at the configuration when there is one; an `Err` is why it cannot be
 /// used, in words.
@@ -29,6 +26,7 @@ pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Ve
     match config {
         None => {
             let mut checks = machine_checks(machine, &Role::target(budget));
+            checks.extend(room::checks_of_any(machine));
             checks.extend(lost::checks(machine));
             checks
         }
@@ -63,8 +61,8 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
     checks.extend(space::checks(config));
     if let Ok(plan) = &plan {
         checks.push(Check::ok("memory budget", plan.to_string()));
-        checks.push(open_files(machine, plan, config));
     }
+    checks.extend(room::checks(machine, config));
     checks.extend(listeners.iter().map(|listen| listen.check(machine)));
     checks
 }
@@ -109,32 +107,6 @@ fn needs(plan: &MemoryPlan) -> Needs {
         cqes: cq_depth(receives).into(),
         srq_wrs: receives.into(),
     }
-}
-
-/// Over iWARP each queue is a socket. A file or device is open once, and once more for the syncs of
-/// each reactor.
-fn open_files(machine: &Machine, plan: &MemoryPlan, config: &Config) -> Check {
-    const NAME: &str = "open files";
-    let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
-    let paths = namespaces.filter(|n| matches!(n.backing, Backing::Path(_)));
-    let path_fds = paths.count() as u64 * (1 + plan.reactors);
-    let reactor = REACTOR_FDS + plan.strangers_per_reactor;
-    let needed = HOST_QUEUES * plan.hosts(1) + reactor * plan.reactors + path_fds;
-    let limit = machine.limit("Max open files").unwrap_or(u64::MAX);
-    let seen = if limit == u64::MAX {
-        "unlimited".to_owned()
-    } else {
-        limit.to_string()
-    };
-    if limit >= needed {
-        return Check::ok(NAME, seen);
-    }
-    Check::warning(
-        NAME,
-        seen,
-        format!("{needed}, for as many hosts as the memory budget has room for"),
-        format!("ulimit -n {needed}; capstan-target.service has LimitNOFILE=65536 already"),
-    )
 }
 
 /// A listener with its provider.

@@ -17,6 +17,7 @@ mod lost;
 mod media;
 mod plan;
 mod reload;
+pub mod room;
 mod scheduling;
 pub mod serve;
 pub mod signals;

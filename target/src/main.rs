@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use capstan_config::{Config, LbaSize, ProviderChoice, QuickExport};
 use capstan_doctor::{Machine, Summary};
+use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
 use capstan_target::signals::Held;
-use capstan_target::{doctor, lba_size, log, serve};
+use capstan_target::{doctor, lba_size, log, room, serve};
 use clap::Parser as _;
 
 fn main() -> ExitCode {
@@ -40,10 +41,18 @@ fn command() -> anyhow::Result<()> {
 fn run(source: &Source, held: Held) -> anyhow::Result<()> {
     let config = config(source)?;
     log::start(config.target.log.as_str());
-    for warning in config.check_machine()? {
+    raise_limits();
+    for warning in room::check(&config)? {
         tracing::warn!("{warning}");
     }
     serve::serve(&config, source.config.as_deref(), held)
+}
+
+/// Before anything is compared with a limit. Where that fails, the comparison says what is missing.
+fn raise_limits() {
+    if let Err(error) = raise_descriptor_limit() {
+        tracing::warn!(%error, "the limit of open files stays as it is (`ulimit -n`)");
+    }
 }
 
 fn config(source: &Source) -> anyhow::Result<Config> {
@@ -86,8 +95,9 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
 #[expect(clippy::print_stdout, reason = "the answer of `check` is its output")]
 fn check(file: &Path) -> anyhow::Result<()> {
     let config = Config::from_file(file)?;
-    let warnings = config.check_machine()?;
-    let mut warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    raise_limits();
+    let mut warnings = room::check(&config)?;
+    warnings.extend(room::locked_memory(&config));
     warnings.extend(lba_size::warnings(&config));
     for warning in &warnings {
         println!("warning: {warning}");
@@ -100,6 +110,7 @@ fn check(file: &Path) -> anyhow::Result<()> {
 fn examine(options: &Doctor) -> anyhow::Result<()> {
     let source = &options.source;
     let is_given = source.config.is_some() || source.export.is_some();
+    raise_limits();
     let config = is_given.then(|| config(source).map_err(|error| format!("{error:#}")));
     let checks = doctor::checks(&Machine::here(), config.as_ref().map(Result::as_ref));
     match options.output {

@@ -15,6 +15,7 @@ use crate::control_plane::{ControlPlane, Message};
 use crate::lba_size::LbaSizes;
 use crate::limits::OPEN_TIMEOUT;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
+use crate::room;
 
 /// What is being served.
 pub(crate) struct Served {
@@ -81,6 +82,7 @@ impl Served {
         for warning in wanted.check_machine_opening(is_added)? {
             tracing::warn!("{warning}");
         }
+        room::check_added(&wanted, is_added, reactors)?;
         let prepared = self.prepare(&difference, reactors)?;
         let exports: Vec<_> = prepared.iter().map(|p| Arc::clone(&p.export)).collect();
         if let Err(error) = open(&exports, control, reactors) {

@@ -137,3 +137,19 @@ grep -q SCHED_FIFO <<<"$policies" || fail "scheduled otherwise: $policies"
 journalctl --no-pager -u "$unit" | grep -qF "scheduled as real-time, and reactors have" || fail "the log does not warn"
 capstan discover "${remote[@]}" -q "$allowed" | grep -qF "$nqn" || fail "no answer from a real-time target"
 systemctl stop "$unit"
+
+step "memory that a unit may not have is refused at the start, by the name of its limit"
+printf '[Service]\nMemoryMax=128M\n' >/run/systemd/system/$unit.service.d/memory.conf
+systemctl daemon-reload
+if grep -qs memory /sys/fs/cgroup/cgroup.controllers; then
+    ! systemctl start "$unit" 2>/dev/null || fail "started with a budget of 256 MiB in MemoryMax=128M"
+    systemctl stop "$unit"
+    journalctl --no-pager -u "$unit" | grep -F "expected at most 128 MiB (" | grep -qF "MemoryMax=" ||
+        fail "the log does not name the limit"
+else
+    step "SKIPPED: this container has no memory controller"
+fi
+rm /run/systemd/system/$unit.service.d/memory.conf
+systemctl daemon-reload
+systemctl start "$unit" || fail "did not start without the limit"
+systemctl stop "$unit"

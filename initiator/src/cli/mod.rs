@@ -95,6 +95,9 @@ enum Command {
 pub(crate) fn run() -> ExitCode {
     let cli = Cli::parse();
     start_log(cli.verbose);
+    if let Err(error) = capstan_reactor::raise_descriptor_limit() {
+        tracing::warn!(%error, "the limit of open files stays as it is (`ulimit -n`)");
+    }
     let done = match &cli.command {
         Command::Discover(command) => command.run(),
         Command::IdCtrl(command) => command.run(),

@@ -324,10 +324,16 @@ impl Manager {
 
 /// A system error as the program is told of it.
 fn os_error(what: &str, error: &std::io::Error) -> CmError {
+    let errno = error.raw_os_error();
+    let message = match errno {
+        Some(libc::EMFILE) => format!("{error}; raise it (`ulimit -Hn`, LimitNOFILE= of the unit)"),
+        Some(libc::ENFILE) => format!("{error}; raise it (`sysctl fs.file-max`)"),
+        _ => error.to_string(),
+    };
     CmError::System {
         what: what.into(),
-        message: error.to_string(),
-        errno: error.raw_os_error(),
+        message,
+        errno,
     }
 }
 

@@ -1,0 +1,204 @@
+//! Whether this process may use what a configuration needs of its machine: memory, descriptors,
+//! threads and processors, by the limits of the machine, of control groups and of the process.
+
+use anyhow::bail;
+use capstan_config::{Backing, Config, MemoryPlan, Namespace, Nqn, Target};
+use capstan_doctor::room::{MemoryNeed, memory, open_files, processors, threads};
+use capstan_doctor::{Check, Machine, Role, Verdict};
+
+/// Descriptors of the process besides its reactors': log, signals, timers, the sockets of systemd.
+const PROCESS_FDS: u64 = 16;
+/// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
+const REACTOR_FDS: u64 = 16;
+/// Threads of the process besides its reactors': the one that waits for signals, and one to spare.
+const PROCESS_THREADS: u64 = 2;
+/// Threads of a reactor: its own, and two of the kernel for what a ring cannot do without waiting
+/// (`io_uring_register(2)`, `IORING_REGISTER_IOWQ_MAX_WORKERS`), which count as the process's.
+const REACTOR_THREADS: u64 = 3;
+/// Queues of a host that connects with one I/O queue.
+pub(crate) const HOST_QUEUES: u64 = 2;
+
+/// Compares the configuration with this machine: what it names, and what it needs. Returns the
+/// warnings.
+///
+/// # Errors
+/// Everything that would keep the target from serving it, a line each.
+pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
+    let (mut errors, mut warnings) = match config.check_machine() {
+        Ok(warnings) => (
+            Vec::new(),
+            warnings.iter().map(ToString::to_string).collect(),
+        ),
+        Err(problems) => (vec![problems.to_string()], Vec::new()),
+    };
+    // A budget that is too small is one of the problems.
+    for check in checks(&Machine::here(), config) {
+        match check.verdict {
+            Verdict::Ok => {}
+            Verdict::Warning => warnings.push(check.line()),
+            Verdict::Error => errors.push(check.line()),
+        }
+    }
+    if errors.is_empty() {
+        return Ok(warnings);
+    }
+    bail!("{}", errors.join("\n"))
+}
+
+/// The memory that may be locked, which a target that starts finds out for itself: what is wrong
+/// with it, in a line.
+#[must_use]
+pub fn locked_memory(config: &Config) -> Option<String> {
+    let machine = Machine::here();
+    let role = Role::target(config.target.memory_budget_bytes);
+    let check = capstan_doctor::locked_memory(&machine, &role);
+    (check.verdict != Verdict::Ok).then(|| check.line())
+}
+
+/// The same when a target that runs is about to take up some of the namespaces of `wanted`.
+///
+/// # Errors
+/// What they need is more than there is.
+pub(crate) fn check_added(
+    wanted: &Config,
+    is_added: impl Fn(&Nqn, &Namespace) -> bool,
+    reactors: usize,
+) -> anyhow::Result<()> {
+    let added = ram_bytes(wanted, is_added);
+    let machine = Machine::here();
+    let plan = wanted.memory_plan(reactors)?;
+    let files = files(&machine, wanted, &plan);
+    let checks = [memory(&machine, &memory_need(wanted, added)), files];
+    match checks.iter().find(|check| check.verdict == Verdict::Error) {
+        Some(error) => bail!("{}; nothing was changed", error.line()),
+        None => Ok(()),
+    }
+}
+
+/// What the configuration needs, against every limit.
+pub(crate) fn checks(machine: &Machine, config: &Config) -> Vec<Check> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let reactors = config.target.reactors.count(cores);
+    let all = ram_bytes(config, |_, _| true) + config.target.memory_budget_bytes;
+    let mut checks = vec![memory(machine, &memory_need(config, all))];
+    if let Ok(plan) = config.memory_plan(reactors) {
+        checks.push(files(machine, config, &plan));
+        let needed = PROCESS_THREADS + REACTOR_THREADS * plan.reactors;
+        checks.push(threads(machine, needed));
+    }
+    checks.push(processors(machine, reactors, cores));
+    checks
+}
+
+/// What every configuration needs that does not say otherwise.
+pub(crate) fn checks_of_any(machine: &Machine) -> Vec<Check> {
+    let bytes = Target::default().memory_budget_bytes;
+    let need = MemoryNeed {
+        what: "the default memory budget".to_owned(),
+        bytes,
+        new_bytes: bytes,
+        lower: LOWER.to_owned(),
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let reactors = u64::try_from(cores).unwrap_or(u64::MAX);
+    vec![
+        memory(machine, &need),
+        threads(machine, PROCESS_THREADS + REACTOR_THREADS * reactors),
+        processors(machine, cores, cores),
+    ]
+}
+
+const LOWER: &str = "lower target.memory_budget";
+
+fn memory_need(config: &Config, new_bytes: u64) -> MemoryNeed {
+    let ram_bytes = ram_bytes(config, |_, _| true);
+    let budget_bytes = config.target.memory_budget_bytes;
+    let (what, lower) = match ram_bytes {
+        0 => ("the memory budget", LOWER),
+        _ => (
+            "the namespaces in RAM and the memory budget",
+            "make these namespaces smaller, or lower target.memory_budget",
+        ),
+    };
+    MemoryNeed {
+        what: what.to_owned(),
+        bytes: ram_bytes.saturating_add(budget_bytes),
+        new_bytes,
+        lower: lower.to_owned(),
+    }
+}
+
+fn ram_bytes(config: &Config, counts: impl Fn(&Nqn, &Namespace) -> bool) -> u64 {
+    let subsystems = config.subsystems.iter();
+    subsystems
+        .flat_map(|s| s.namespaces.iter().filter(|n| counts(&s.nqn, n)))
+        .filter(|namespace| matches!(namespace.backing, Backing::Ram { .. }))
+        .filter_map(|namespace| namespace.backing.size_bytes())
+        .fold(0, u64::saturating_add)
+}
+
+/// Over iWARP each queue is a socket. A file or device is open once, and once more for the syncs of
+/// each reactor.
+fn files(machine: &Machine, config: &Config, plan: &MemoryPlan) -> Check {
+    let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    let paths = namespaces.filter(|n| matches!(n.backing, Backing::Path(_)));
+    let path_fds = paths.count() as u64 * (1 + plan.reactors);
+    let least = PROCESS_FDS + REACTOR_FDS * plan.reactors + path_fds;
+    let hosts = HOST_QUEUES * plan.hosts(1) + plan.strangers_per_reactor * plan.reactors;
+    let what = "the files and devices of all namespaces, and the reactors";
+    open_files(machine, least, least + hosts, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use capstan_config::Config;
+    use capstan_doctor::{Machine, Verdict};
+
+    use super::{checks, ram_bytes};
+
+    fn config(reactors: u32, namespaces: &str) -> Config {
+        Config::from_toml(&format!(
+            "[target]\nreactors = {reactors}\n[[listener]]\naddress = \"127.0.0.1\"\n\
+             [[subsystem]]\nnqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n{namespaces}"
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_a_configuration_needs_is_the_sum_of_its_parts() {
+        let paths: String = (0..10)
+            .map(|at| format!("[[subsystem.namespace]]\npath = \"/srv/{at}\"\n"))
+            .collect();
+        let ram = "[[subsystem.namespace]]\nram = \"1GiB\"\n".repeat(2);
+        let config = config(3, &(paths + &ram));
+        assert_eq!(ram_bytes(&config, |_, _| true), 2 << 30);
+        assert_eq!(ram_bytes(&config, |_, n| n.nsid == 12), 1 << 30);
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        // 16 of the process, 16 of each reactor, and 10 files opened by it and by each reactor.
+        for (limit, verdict) in [(104, Verdict::Warning), (103, Verdict::Error)] {
+            fs::write(
+                root.path().join("proc/self/limits"),
+                format!("Max open files            {limit}   {limit}   files\n"),
+            )
+            .unwrap();
+            let checks = checks(&Machine::at(root.path(), Vec::new()), &config);
+            let files = checks.iter().find(|check| check.name == "open files");
+            assert_eq!(files.unwrap().verdict, verdict, "{files:?}");
+        }
+        fs::write(
+            root.path().join("proc/meminfo"),
+            "MemTotal:        2097152 kB\nMemAvailable:    1048576 kB\n",
+        )
+        .unwrap();
+        let checks = checks(&Machine::at(root.path(), Vec::new()), &config);
+        assert_eq!(
+            checks[0].line(),
+            "memory: the namespaces in RAM and the memory budget need 2304 MiB; expected at most 2 \
+             GiB (what the machine has): make these namespaces smaller, or lower \
+             target.memory_budget"
+        );
+    }
+}
