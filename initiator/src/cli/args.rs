@@ -18,7 +18,7 @@ pub(crate) struct ConnectArgs {
     /// Transport. Only RDMA.
     #[arg(short = 't', long, value_enum, default_value_t = Transport::Rdma)]
     pub(crate) transport: Transport,
-    /// Address of the target: IPv4, IPv6 or a host name.
+    /// Address of the target: IPv4, IPv6 or a host name, all of whose addresses are tried.
     #[arg(short = 'a', long, value_name = "ADDR")]
     pub(crate) traddr: String,
     /// Port of the target.
