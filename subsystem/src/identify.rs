@@ -7,14 +7,15 @@ use capstan_nvme_proto::identify::{
     AnaCapabilities, CapstanBlock, CapstanCapabilities, Cns, CommandSetList, CommandSetVector,
     ControllerAttributes, ControllerType, Csi, DeallocateFeatures, IDENTIFY_BYTES,
     IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace, LbaFormat,
-    LogPageAttributes, MultiPath, NamespaceAttributes, NamespaceId, NamespaceList,
-    NamespaceSharing, NamespaceStatus, NvmIdentifyController, NvmIdentifyNamespace,
+    LogPageAttributes, MultiPath, NamespaceAttributes, NamespaceFeatures, NamespaceId,
+    NamespaceList, NamespaceSharing, NamespaceStatus, NvmIdentifyController, NvmIdentifyNamespace,
     OptionalFabricsCommands, OptionalNvmCommands, ReservationCapabilities, SglSupport,
     VolatileWriteCacheSupport, write_namespace_ids,
 };
 use capstan_nvme_proto::property::Version;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::text::space_padded;
+use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::bounds::{
@@ -271,6 +272,18 @@ fn identify_io(
     Ok(())
 }
 
+/// Pages of memory, blocks of file systems and of disks: what is written in units of it, and in
+/// whole ones, is not read first.
+const WRITE_GRANULARITY_BYTES: u32 = 4096;
+
+/// So many blocks as there are in `bytes`, 0's based: 0 where there is not a whole one.
+fn blocks_z(bytes: u32, lba_bytes: u32) -> U16 {
+    let blocks = bytes.checked_div(lba_bytes).unwrap_or(0);
+    u16::try_from(blocks.saturating_sub(1))
+        .unwrap_or(u16::MAX)
+        .into()
+}
+
 /// CNS 00h.
 fn identify_namespace(namespace: &Namespace) -> IdentifyNamespace {
     let geometry = &namespace.geometry;
@@ -279,7 +292,22 @@ fn identify_namespace(namespace: &Namespace) -> IdentifyNamespace {
     if geometry.write_zeroes {
         dlfeat |= DeallocateFeatures::READS_ZEROES | DeallocateFeatures::WRITE_ZEROES_DEALLOCATE;
     }
+    let lba_bytes = geometry.lba_bytes;
+    let granularity_z = blocks_z(
+        geometry.optimal_io_bytes.min(WRITE_GRANULARITY_BYTES),
+        lba_bytes,
+    );
+    // NAWUN, NAWUPF and NACWU stay 0: a write of one block is atomic, and of more it is not, whatever
+    // is behind it. The sizes are preferences, as those of Linux nvmet.
+    let features =
+        NamespaceFeatures::ATOMIC_BOUNDARY_PARAMETERS | NamespaceFeatures::OPTIMAL_PERFORMANCE;
     let mut data = wire!(IdentifyNamespace {
+        nsfeat: features.bits(),
+        npwg_z: granularity_z,
+        npwa_z: granularity_z,
+        npdg_z: granularity_z,
+        npda_z: granularity_z,
+        nows_z: blocks_z(geometry.optimal_io_bytes, lba_bytes),
         nsze_lbas: geometry.lbas.into(),
         ncap_lbas: geometry.lbas.into(),
         nuse_lbas: geometry.lbas.into(),

@@ -31,6 +31,8 @@ pub struct Geometry {
     pub write_zeroes: bool,
     /// Writes are refused.
     pub read_only: bool,
+    /// Transfer size and alignment the medium likes best, in bytes; less than a block says nothing.
+    pub optimal_io_bytes: u32,
 }
 
 /// Identity of a namespace, the same for every host and for as long as its blocks are the same.
@@ -184,6 +186,7 @@ pub(crate) mod tests {
         discard: true,
         write_zeroes: true,
         read_only: false,
+        optimal_io_bytes: 4096,
     };
 
     pub(crate) fn namespace(nsid: u32) -> Namespace {

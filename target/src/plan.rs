@@ -251,6 +251,7 @@ pub(crate) fn shown_geometry(geometry: Geometry, read_only: bool) -> capstan_sub
         // Write Zeroes works everywhere; this says that deallocated blocks read as zeroes.
         write_zeroes: geometry.discard_zeroes,
         read_only: geometry.read_only || read_only,
+        optimal_io_bytes: geometry.optimal_io_bytes,
     }
 }
 

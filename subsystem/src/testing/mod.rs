@@ -49,6 +49,7 @@ pub const GEOMETRY: Geometry = Geometry {
     discard: true,
     write_zeroes: true,
     read_only: false,
+    optimal_io_bytes: 4096,
 };
 
 /// A target with one port and one subsystem that `host(1)` and `host(2)` may use, and the hosts.

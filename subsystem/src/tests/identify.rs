@@ -135,6 +135,42 @@ fn a_namespace_tells_its_size_and_identity() {
 }
 
 #[test]
+fn a_namespace_tells_what_is_atomic_and_what_it_likes() {
+    let mut bench = Bench::new();
+    for (nsid, lba_bytes, optimal_io_bytes, granularity_z, nows_z) in [
+        (2, 512, 4096, 7, 7),
+        (3, 4096, 4096, 0, 0),
+        // A RAID with stripes of 1 MiB, and a medium that says nothing.
+        (4, 512, 1 << 20, 7, 2047),
+        (5, 512, 0, 0, 0),
+    ] {
+        let config = NamespaceConfig {
+            geometry: Geometry {
+                lba_bytes,
+                optimal_io_bytes,
+                ..GEOMETRY
+            },
+            ..namespace_config(nsid)
+        };
+        bench.target.add_namespace(&subnqn(), config).unwrap();
+        let association = bench.ready();
+        let data = read(
+            &mut bench,
+            &association,
+            Identify::new(Cns::NAMESPACE, nsid),
+        );
+        let data = IdentifyNamespace::from_data(&data).unwrap();
+        assert_eq!(data.nsfeat, 1 << 1 | 1 << 4, "NSABP and OPTPERF");
+        let atomic = [data.nawun_z, data.nawupf_z, data.nacwu_z];
+        assert_eq!(atomic.map(|field| field.get()), [0; 3]);
+        let preferred = [data.npwg_z, data.npwa_z, data.npdg_z, data.npda_z];
+        assert_eq!(preferred.map(|field| field.get()), [granularity_z; 4]);
+        assert_eq!(data.nows_z.get(), nows_z);
+        bench.disconnect(association.conn);
+    }
+}
+
+#[test]
 fn lists_start_after_the_namespace_that_is_given() {
     let mut bench = Bench::new();
     for nsid in [5, 3, 1024] {
