@@ -146,7 +146,9 @@ fn groups(machine: &Machine, controller: &str) -> Option<Groups> {
 /// sees no more than its own group, that is the root of the mount.
 fn folders(mount: &Mount<'_>, own: &str) -> Vec<String> {
     let root = Path::new(mount.root);
-    let inside = Path::new(own).strip_prefix(root).unwrap_or(Path::new(""));
+    let inside = Path::new(own)
+        .strip_prefix(root)
+        .unwrap_or_else(|_| Path::new(""));
     let inside = if inside.starts_with("..") {
         Path::new("")
     } else {

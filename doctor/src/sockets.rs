@@ -41,7 +41,7 @@ pub fn listener(machine: &Machine, address: SocketAddr) -> Option<Listener> {
 }
 
 /// The inode of a line of `/proc/net/tcp` (proc_net(5)) that is in the way of `address`.
-fn listening<'a>(line: &'a str, address: SocketAddr) -> Option<&'a str> {
+fn listening(line: &str, address: SocketAddr) -> Option<&str> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, state) = (fields.next()?, fields.nth(1)?);
     let inode = fields.nth(5)?;
