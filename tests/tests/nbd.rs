@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use capstan_tests::program::{
-    Daemon, complaint, has_tools, own_address, program, signal, told, tool, utf8,
+    CLAIMS, Daemon, complaint, has_tools, own_address, program, signal, told, tool, utf8,
 };
 use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
@@ -41,6 +41,7 @@ impl Served {
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "TERM"])
             .arg(program("capstan"))
+            .env(CLAIMS, dir.path())
             .args(["serve-nbd", "-a", &at.ip().to_string(), "-n", SUBNQN])
             .args(["--provider", "iwarp", "--export-name", NAME])
             // From its working folder, and told so that others find it from theirs.
