@@ -17,7 +17,8 @@ use nix::unistd::getuid;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::front_ends::disk::loop_device::LoopDevice;
+use crate::front_ends::disk::loop_device::is_configured;
+use crate::front_ends::disk::loop_process::{LoopProcessError, look};
 use crate::front_ends::disk::mounts::{mount_elsewhere, mounts_of};
 use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, run_dir};
 use crate::front_ends::disk::serving::Process;
@@ -174,8 +175,12 @@ impl Holder {
 impl HolderDisk {
     /// Whether the device still is this disk.
     fn is_there(&self) -> bool {
-        let name = LoopDevice::open(&self.device).and_then(|device| device.name());
-        matches!(name, Ok(Some(name)) if name == self.loop_name)
+        let look = || match look(&self.device) {
+            Ok(state) => state.name.as_ref() == Some(&self.loop_name),
+            // Its target does not answer, so it is one.
+            Err(error) => matches!(error, LoopProcessError::Late { .. }),
+        };
+        is_configured(&self.device) && look()
     }
 
     /// Where it is mounted, and what ends it.

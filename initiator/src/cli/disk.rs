@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
-use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
+use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, mounts_of, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serve::{claimed, clear_loop, clear_loop_later};
 use clap::Args;
+use nix::mount::{MntFlags, umount2};
 use serde_json::{Value, json};
 
 use super::args::OutputArgs;
@@ -20,6 +21,10 @@ use super::volume::{VolumeArgs, require_root};
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the kernel may take to end a process that is killed, before what keeps it is looked for
+/// in its own requests.
+const KILL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Arguments of `attach`.
 #[derive(Args, Debug)]
@@ -64,7 +69,7 @@ fn partition_json(partition: &Partition) -> Value {
 /// Arguments of `detach`.
 #[derive(Args, Debug)]
 pub(crate) struct Detach {
-    /// The disk, as `attach` printed it.
+    /// The disk, as `attach` printed it, or a folder that it is or was being mounted at.
     device: PathBuf,
     /// End the serving process first, as when it does not answer: I/O in progress fails, and what
     /// was not written is lost. A disk that is mounted or otherwise in use is left as it is.
@@ -180,6 +185,17 @@ impl Row {
             let text = "the serving process has died; I/O fails".to_owned();
             plain("dead", text)
         };
+        let mut state = state;
+        if let Some(point) = record.mount_points.first()
+            && mounts.is_empty()
+            && state.attention.is_none()
+        {
+            let point = point.display();
+            state.attention = Some(format!(
+                "being mounted at {point}, or unmounted from there; if that does not end: capstan \
+                 umount --force {point}"
+            ));
+        }
         Ok(Some(Self {
             record,
             mounts,
@@ -260,26 +276,40 @@ fn plain(state: &str, detail: String) -> State {
     }
 }
 
-/// The volume whose disk is `device`, or a partition of it.
-pub(super) fn find_device(device: &Path) -> Result<(VolumeDir, Record)> {
-    // A device that has died may have lost its node.
-    let path = std::fs::canonicalize(device).or_else(|_| std::path::absolute(device));
-    let path = path.with_context(|| device.display().to_string())?;
-    let path = signatures::disk_of(path);
-    find(|record| record.device == path)?.ok_or_else(|| {
+/// The volume that `name` names: by its disk, a partition of it, a folder that it is or was being
+/// mounted at, or its own folder below the state folder.
+pub(super) fn find_device(name: &Path) -> Result<(VolumeDir, Record)> {
+    let path = resolved(name).with_context(|| name.display().to_string())?;
+    let whole = if path.starts_with("/dev") {
+        signatures::disk_of(path.clone())
+    } else {
+        path.clone()
+    };
+    let mounted = mount_at(&path).context("/proc/self/mountinfo")?;
+    let has = |record: &Record| {
+        record.device == whole
+            || record.mount_points.contains(&path)
+            || mounted.as_ref().is_some_and(|mount| {
+                mounts_of(&record.device).is_ok_and(|mounts| mounts.contains(mount))
+            })
+    };
+    let found = find(|dir, record| dir.path() == path || has(record))?;
+    found.ok_or_else(|| {
         anyhow!(
             "{} is no volume of capstan; `capstan list` shows those that are attached",
-            device.display()
+            name.display()
         )
     })
 }
 
 /// The volume that is `wanted`. Says which records cannot be read when none of the others is.
-pub(super) fn find(wanted: impl Fn(&Record) -> bool) -> Result<Option<(VolumeDir, Record)>> {
+pub(super) fn find(
+    wanted: impl Fn(&VolumeDir, &Record) -> bool,
+) -> Result<Option<(VolumeDir, Record)>> {
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
     for (dir, record) in volumes(&run_dir())? {
         match record {
-            Ok(Some(record)) if wanted(&record) => found.push((dir, record)),
+            Ok(Some(record)) if wanted(&dir, &record) => found.push((dir, record)),
             Ok(_) => {}
             Err(error) => unreadable.push(error),
         }
@@ -337,6 +367,11 @@ pub(super) fn wait_for_exit(record: &Record) -> Result<()> {
 /// Ends the serving process at once: I/O in progress fails.
 pub(super) fn end_process(dir: &VolumeDir, record: &Record) -> Result<()> {
     record.process.end(dir.path())?;
+    if !record.process.wait(KILL_PATIENCE)
+        && let Some(Err(error)) = record.fuse.map(|fuse| fuse.abort(dir.path()))
+    {
+        tracing::warn!("aborting its FUSE connection: {error}");
+    }
     wait_for_exit(record)
 }
 
@@ -387,11 +422,9 @@ fn clean_up_unborn(dir: &VolumeDir) {
 }
 
 /// Removes a folder, and a FUSE mount in it that its process did not live to detach.
-fn remove(dir: &VolumeDir) -> Result<()> {
-    let mount_point = dir.mount_point();
-    if mount_point.exists() || dir.remove().is_err() {
-        let _ = nix::mount::umount2(&mount_point, nix::mount::MntFlags::MNT_DETACH);
-    }
+pub(super) fn remove(dir: &VolumeDir) -> Result<()> {
+    // Not looked into: it may be one that nobody answers for. Mostly there is none.
+    let _ = umount2(&dir.mount_point(), MntFlags::MNT_DETACH);
     dir.remove()
         .with_context(|| format!("removing {}", dir.path().display()))
 }

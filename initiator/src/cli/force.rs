@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
@@ -18,6 +18,9 @@ use super::mount::run;
 /// How long a file system may take to be unmounted in order, and again once its disk is dead: as
 /// long as one I/O may take by default (`--io-timeout`).
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Between two looks at a disk that goes.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Unmounts `mounts`: `true` when that was done in order, and the disk is left. Otherwise it was
 /// done without what was not written, and everything of the volume is gone.
@@ -73,5 +76,14 @@ fn unmount_in_order(points: &[PathBuf]) -> Result<()> {
 /// Ends a volume that is not in use and whose process does not end it.
 pub(super) fn end(dir: &VolumeDir, record: &Record) -> Result<()> {
     end_process(dir, record)?;
-    clean_up(dir, record)
+    let start = Instant::now();
+    // Its I/O fails now, so that an unmount that has waited for it comes to its end.
+    while let Err(error) = clean_up(dir, record) {
+        if start.elapsed() >= PATIENCE {
+            tracing::warn!("{error:#}; the disk goes with its last user");
+            return abandon(dir, record);
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
 }

@@ -89,6 +89,9 @@ enum Command {
     /// The process behind `attach` and `mount`.
     #[command(hide = true)]
     ServeFuse(serve::ServeFuse),
+    /// What a loop device is asked, by a process that may have to wait for it.
+    #[command(hide = true)]
+    LoopDevice(serve::LoopDevice),
 }
 
 /// Runs what the command line asks. Failure is told on stderr and in the exit status.
@@ -123,6 +126,7 @@ pub(crate) fn run() -> ExitCode {
         Command::ServeNbd(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::ServeFuse(command) => command.run(),
+        Command::LoopDevice(command) => command.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
-use capstan_initiator::front_ends::disk::loop_device::{LoopDevice, device_numbers};
-use capstan_initiator::front_ends::disk::mounts::{Mount as Mounted, mount_at, mounts_of};
+use capstan_initiator::front_ends::disk::loop_device::{device_numbers, is_configured};
+use capstan_initiator::front_ends::disk::loop_process::{look, set_autoclear};
+use capstan_initiator::front_ends::disk::mounts::{
+    Mount as Mounted, mount_at, mounts_of, resolved,
+};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use clap::Args;
 use serde_json::json;
@@ -50,8 +53,8 @@ impl Mount {
             let point = self.mount_point.display();
             bail!("mount point {point} is no folder; make it first: mkdir -p {point}");
         }
-        let (dir, record) = self.volume.attach()?;
-        match self.mount(&record) {
+        let (dir, mut record) = self.volume.attach()?;
+        match self.mount(&dir, &mut record) {
             Ok(fs_type) if self.output == OutputFormat::Json => {
                 let mut told = serde_json::to_value(&record)?;
                 told["mount_point"] = json!(self.mount_point);
@@ -77,7 +80,11 @@ impl Mount {
 
     /// Mounts an attached volume; the disk goes when the file system is unmounted, however that is
     /// done.
-    fn mount(&self, record: &Record) -> Result<String> {
+    fn mount(&self, dir: &VolumeDir, record: &mut Record) -> Result<String> {
+        // Before it is: whatever comes between, each finds the other.
+        let point = resolved(&self.mount_point).context("the mount point")?;
+        record.mount_points.push(point);
+        dir.write(record)?;
         let device = match self.part {
             Some(number) => signatures::partition(&record.device, number)?,
             None => record.device.clone(),
@@ -112,7 +119,7 @@ impl Mount {
             let _ = run(Command::new("umount").arg(&self.mount_point));
             return Err(error);
         }
-        LoopDevice::open(&record.device)?.set_autoclear()?;
+        set_autoclear(&record.device)?;
         Ok(fs_type)
     }
 
@@ -174,7 +181,21 @@ pub(crate) struct Umount {
 impl Umount {
     pub(crate) fn run(&self) -> Result<()> {
         require_root("unmounting a volume needs root")?;
-        let (dir, record, mounts) = self.find()?;
+        let (dir, mut record, mounts) = self.find()?;
+        let unfinished = mounts.is_empty() && !record.mount_points.is_empty();
+        if unfinished && !self.force && record.process.is_alive() {
+            let (target, device) = (self.target.display(), record.device.display());
+            bail!(
+                "the kernel has unmounted {target} and has not finished with {device}, or has not begun \
+                 to mount it: it waits for I/O; see `capstan list`. What ends it without what is not \
+                 written: capstan umount --force {target}"
+            );
+        }
+        let points = || mounts.iter().map(|mount| mount.mount_point.clone());
+        if record.process.is_alive() && !points().all(|p| record.mount_points.contains(&p)) {
+            record.mount_points.extend(points());
+            dir.write(&record)?;
+        }
         if self.force {
             if !force::unmount(&dir, &record, &mounts)? {
                 return self.tell(&record, &[], false);
@@ -189,15 +210,15 @@ impl Umount {
             return self.tell(&record, &[], false);
         }
         let left = mounts_of(&record.device).context("/proc/self/mountinfo")?;
-        if !left.is_empty() {
-            return self.tell(&record, &left, true);
-        }
         // Mounted by `capstan mount`, the disk goes with its file system.
-        let name = LoopDevice::open(&record.device)
-            .and_then(|device| Ok((device.name()?, device.is_autoclear()?)));
-        let stays = matches!(name, Ok((Some(name), false)) if name == record.loop_name);
-        if stays && !self.force {
-            return self.tell(&record, &[], true);
+        let stays = is_configured(&record.device)
+            && look(&record.device)
+                .is_ok_and(|now| now.name.as_ref() == Some(&record.loop_name) && !now.autoclear);
+        if !left.is_empty() || stays && !self.force {
+            let points = left.iter().map(|mount| mount.mount_point.clone());
+            record.mount_points = points.collect();
+            dir.write(&record)?;
+            return self.tell(&record, &left, true);
         }
         let ended = if stays {
             disk::detach(&dir, &record)
@@ -240,13 +261,17 @@ impl Umount {
             let mounts = mounts_of(&record.device);
             return Ok((dir, record, mounts.context("/proc/self/mountinfo")?));
         }
-        let mount = mount_at(&self.target)
-            .with_context(|| target.to_string())?
-            .ok_or_else(|| {
+        let path = resolved(&self.target).with_context(|| target.to_string())?;
+        let of = |record: &Record| mounts_of(&record.device).unwrap_or_default();
+        let Some(mount) = mount_at(&path).context("/proc/self/mountinfo")? else {
+            // The kernel forgets it before its unmount is over.
+            let found = find(|_, record| record.mount_points.contains(&path))?;
+            let (dir, record) = found.ok_or_else(|| {
                 anyhow!("nothing is mounted at {target}; `capstan list` shows what is")
             })?;
-        let of = |record: &Record| mounts_of(&record.device).unwrap_or_default();
-        let found = find(|record| of(record).contains(&mount))?;
+            return Ok((dir, record, Vec::new()));
+        };
+        let found = find(|_, record| of(record).contains(&mount))?;
         let (dir, record) = found.ok_or_else(|| {
             anyhow!(
                 "what is mounted at {target} is no volume of capstan; use umount, or see \

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use capstan_initiator::Controller;
 use capstan_initiator::front_ends::Geometry;
+use capstan_initiator::front_ends::disk::loop_process::{self, LoopRequest};
 use capstan_initiator::front_ends::disk::record::VolumeDir;
 use capstan_initiator::front_ends::disk::serve::{self, DiskOptions};
 use capstan_initiator::front_ends::nbd::wire::STRING_BYTES_MAX;
@@ -165,6 +166,22 @@ impl ServeFuse {
             let _ = report(&Report::Failed(output::chain(error)));
         }
         result
+    }
+}
+
+/// Arguments of `loop-device`.
+#[derive(Args, Debug)]
+pub(crate) struct LoopDevice {
+    /// What to do, in JSON.
+    request: String,
+}
+
+impl LoopDevice {
+    pub(crate) fn run(&self) -> Result<()> {
+        let request: LoopRequest = serde_json::from_str(&self.request)
+            .context("this is for capstan itself, as `attach` and `list` do it")?;
+        loop_process::run(&request, io::stdin().lock(), io::stdout().lock())?;
+        Ok(())
     }
 }
 

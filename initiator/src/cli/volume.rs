@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::args::{ConnectArgs, ReplayArgs};
 use super::claim::ShareArgs;
-use super::disk::clean_up_dead;
+use super::disk::{clean_up_dead, remove};
 
 /// What the serving process is called. systemd leaves processes alone at shutdown whose name begins
 /// with `@`, so that file systems on the disk are unmounted before it ends.
@@ -140,7 +140,7 @@ impl VolumeArgs {
             Ok(record) => Ok((dir, record)),
             Err(error) => {
                 // Whatever the process left of it when it died.
-                let _ = dir.remove();
+                let _ = remove(&dir);
                 Err(error)
             }
         }

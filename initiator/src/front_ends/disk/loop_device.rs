@@ -122,17 +122,23 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Makes a free loop device a disk of `backing`, with direct I/O and a scan for partitions.
+    /// Makes a free loop device a disk of `backing`, with direct I/O and a scan for partitions. It
+    /// ends with its last user: [`LoopDevice::set_autoclear`]. `choose` is told which device it is
+    /// going to be; `None` when it does not want it.
     ///
     /// # Errors
     /// [`LoopError`].
-    pub fn configure(backing: &File, options: &LoopOptions<'_>) -> Result<Self, LoopError> {
+    pub fn configure(
+        backing: &File,
+        options: &LoopOptions<'_>,
+        mut choose: impl FnMut(&Path) -> bool,
+    ) -> Result<Option<Self>, LoopError> {
         let control = File::options()
             .read(true)
             .write(true)
             .open(LOOP_CONTROL)
             .map_err(LoopError::Control)?;
-        let mut flags = LO_FLAGS_DIRECT_IO | LO_FLAGS_PARTSCAN;
+        let mut flags = LO_FLAGS_DIRECT_IO | LO_FLAGS_PARTSCAN | LO_FLAGS_AUTOCLEAR;
         if options.read_only {
             flags |= LO_FLAGS_READ_ONLY;
         }
@@ -152,9 +158,12 @@ impl LoopDevice {
             let number = unsafe { ioctl::ctl_get_free(control.as_raw_fd()) }
                 .map_err(|errno| LoopError::Control(errno.into()))?;
             let device = Self::open_for(&PathBuf::from(format!("/dev/loop{number}")), options)?;
+            if !choose(&device.path) {
+                return Ok(None);
+            }
             // SAFETY: `config` is the structure the ioctl reads; it lives through the call.
             match unsafe { ioctl::configure(device.file.as_raw_fd(), &raw const config) } {
-                Ok(_) => return Ok(device),
+                Ok(_) => return Ok(Some(device)),
                 Err(Errno::EBUSY) if attempts < ATTEMPTS_MAX => attempts += 1,
                 Err(errno) => {
                     return Err(LoopError::Configure {
@@ -221,15 +230,17 @@ impl LoopDevice {
         Ok(info.is_some_and(|info| info.flags & LO_FLAGS_AUTOCLEAR != 0))
     }
 
-    /// Makes the device end with its last user: with the file system on it, when that is unmounted.
+    /// Whether the device is to end with its last user: with the file system on it, when that is
+    /// unmounted.
     ///
     /// # Errors
     /// [`LoopError::Ioctl`].
-    pub fn set_autoclear(&self) -> Result<(), LoopError> {
+    pub fn set_autoclear(&self, autoclear: bool) -> Result<(), LoopError> {
         let Some(mut info) = self.info()? else {
             return Err(self.error("LOOP_GET_STATUS64", Errno::ENXIO));
         };
-        info.flags |= LO_FLAGS_AUTOCLEAR;
+        info.flags &= !LO_FLAGS_AUTOCLEAR;
+        info.flags |= if autoclear { LO_FLAGS_AUTOCLEAR } else { 0 };
         // SAFETY: `info` is the structure the ioctl reads; it lives through the call.
         unsafe { ioctl::set_status64(self.file.as_raw_fd(), &raw const info) }
             .map_err(|errno| self.error("LOOP_SET_STATUS64", errno))?;
@@ -280,15 +291,36 @@ impl LoopDevice {
     }
 }
 
-/// Who uses a loop device, as far as the kernel tells: devices stacked on it.
+/// Who uses a loop device or its partitions, as far as the kernel tells: devices stacked on them,
+/// and swap.
 #[must_use]
 pub fn holders(path: &Path) -> Vec<String> {
     let name = path.file_name().unwrap_or_default();
-    let folder = Path::new("/sys/block").join(name).join("holders");
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect()
+    let folder = Path::new("/sys/block").join(name);
+    let parts = entries(&folder).filter(|entry| entry.join("partition").exists());
+    let parts: Vec<PathBuf> = std::iter::once(folder).chain(parts).collect();
+    let stacked = parts.iter().flat_map(|part| entries(&part.join("holders")));
+    let stacked =
+        stacked.filter_map(|entry| Some(entry.file_name()?.to_string_lossy().into_owned()));
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let nodes = parts
+        .iter()
+        .filter_map(|part| Some(Path::new("/dev").join(part.file_name()?)));
+    let swap = nodes.filter(|node| {
+        let mut used = swaps
+            .lines()
+            .filter_map(|line| line.split_whitespace().next());
+        used.any(|used| Path::new(used) == node)
+    });
+    let swap = swap.map(|node| format!("swap (swapoff {})", node.display()));
+    stacked.chain(swap).collect()
+}
+
+/// Whether it is configured, as far as that can be told without opening it.
+#[must_use]
+pub fn is_configured(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    Path::new("/sys/block").join(name).join("loop").exists()
 }
 
 /// Devices stacked on each other at most, as far as they are followed.
@@ -325,7 +357,7 @@ fn follow(device: &Path, depth: u32, found: &mut BTreeSet<(u32, u32)>) {
     }
 }
 
-fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path())
 }
@@ -417,8 +449,19 @@ mod tests {
             read_only: false,
             name: "capstan-test",
         };
-        let device = LoopDevice::configure(&backing, &options).unwrap();
+        let unwanted = LoopDevice::configure(&backing, &options, |_| false);
+        assert!(unwanted.unwrap().is_none());
+        let mut chosen = Vec::new();
+        let device = LoopDevice::configure(&backing, &options, |path| {
+            chosen.push(path.to_owned());
+            true
+        });
+        let device = device.unwrap().unwrap();
         let path = device.path().to_owned();
+        assert_eq!(chosen.last(), Some(&path));
+        assert!(device.is_autoclear().unwrap());
+        device.set_autoclear(false).unwrap();
+        assert!(!device.is_autoclear().unwrap());
         assert_eq!(device.name().unwrap().as_deref(), Some("capstan-test"));
         let disk = File::options().write(true).open(&path).unwrap();
         disk.write_all_at(&[7; 4096], 8192).unwrap();

@@ -2,9 +2,11 @@
 
 pub mod control;
 pub mod loop_device;
+pub mod loop_process;
 pub mod mounts;
 mod process;
 pub mod record;
 pub mod serve;
 pub mod serving;
+mod set_up;
 pub mod users;

@@ -12,6 +12,7 @@ use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use super::serving::Process;
+use crate::front_ends::fuse::FuseConnection;
 
 /// The default folder. The target's service has one of its own (`RuntimeDirectory=` of its unit),
 /// which belongs to its user and goes when it stops.
@@ -99,6 +100,13 @@ pub struct Record {
     pub lba_bytes: u32,
     /// Writes are refused.
     pub read_only: bool,
+    /// Where it is being mounted, is mounted or is being unmounted by `capstan`: the kernel forgets
+    /// a mount point long before an unmount is over.
+    #[serde(default)]
+    pub mount_points: Vec<PathBuf>,
+    /// The connection of its FUSE file.
+    #[serde(default)]
+    pub fuse: Option<FuseConnection>,
 }
 
 /// A volume's folder.
@@ -199,7 +207,7 @@ impl VolumeDir {
     ///
     /// # Errors
     /// Another user owns it or could have written it, or it is no record.
-    fn owned_record(&self) -> Result<Option<Record>, RecordError> {
+    pub(super) fn record(&self) -> Result<Option<Record>, RecordError> {
         check_owned(&self.path)?;
         let path = self.path.join("volume.json");
         match check_owned(&path) {
@@ -260,7 +268,7 @@ pub fn volumes(run_dir: &Path) -> Result<Vec<Found>, RecordError> {
         .into_iter()
         .map(|number| VolumeDir::at(run_dir.join(number.to_string())));
     let found = dirs.map(|dir| {
-        let record = dir.owned_record();
+        let record = dir.record();
         (dir, record)
     });
     // Those that are not found have just been detached.
@@ -292,6 +300,8 @@ mod tests {
             size_bytes: 1 << 30,
             lba_bytes: 512,
             read_only: false,
+            mount_points: Vec::new(),
+            fuse: None,
         }
     }
 

@@ -3,32 +3,30 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{getgid, getuid, pipe2};
 
 use super::control::{Answer, ControlSocket, Request, State};
-use super::loop_device::{self, LoopDevice, LoopError, LoopOptions};
+use super::loop_device::{holders, is_configured};
+use super::loop_process::{self, LoopAnswer, LoopProcessError, LoopRequest};
 use super::mounts::{Elsewhere, mount_elsewhere, mounts_of};
 use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
+use super::set_up::SetUp;
 use super::users::users_of;
-use crate::claim::{Claim, ClaimError, Holder, HolderDisk, Sharing};
+use crate::claim::{Claim, ClaimError, Holder, Sharing};
 use crate::controller::{Controller, Snapshot};
 use crate::error::{ConnectError, IoError};
 use crate::front_ends::block::Geometry;
-use crate::front_ends::fuse::file_system::{FILE_NAME, FileSystem, source_name};
-use crate::front_ends::fuse::{FuseError, FuseFrontEnd, FuseMount};
+use crate::front_ends::fuse::FuseError;
+use crate::front_ends::fuse::file_system::source_name;
 use crate::host::Status;
 use crate::options::Options;
 
@@ -80,7 +78,19 @@ pub enum ServeError {
     Fuse(#[from] FuseError),
     /// No loop device.
     #[error(transparent)]
-    Loop(#[from] LoopError),
+    Loop(#[from] LoopProcessError),
+    /// The kernel does not finish with the loop device.
+    #[error("the disk is not set up after {} s: the kernel waits for its first reads, and the controller is {status}; \
+             nothing is attached, try again when the target answers", .patience.as_secs())]
+    Late {
+        /// How long that was waited for.
+        patience: Duration,
+        /// Where the association is.
+        status: String,
+    },
+    /// It was to end before the disk was ready.
+    #[error("the disk was given up before it was ready: a signal, or `capstan detach`")]
+    Interrupted,
     /// The folder of the volume.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -94,7 +104,7 @@ pub enum ServeError {
     },
 }
 
-fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeError {
+pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeError {
     move |source| ServeError::System {
         what,
         source: source.into(),
@@ -147,7 +157,7 @@ fn serve_until_detached(
     let signals = SignalFd::with_flags(&signals, flags).map_err(system("signalfd"))?;
     process::prepare();
     let control = ControlSocket::bind(&dir.control()).map_err(system("control socket"))?;
-    let disk = attach(options, disk, dir)?;
+    let disk = attach(options, disk, dir, &signals, &control)?;
     let controller = disk.controller.clone();
     let result = dir
         .write(&disk.record)
@@ -173,7 +183,14 @@ fn serve_until_detached(
 }
 
 /// Connects and makes the disk.
-fn attach(mut options: Options, disk: &DiskOptions, dir: &VolumeDir) -> Result<Disk, ServeError> {
+fn attach(
+    mut options: Options,
+    disk: &DiskOptions,
+    dir: &VolumeDir,
+    signals: &SignalFd,
+    control: &ControlSocket,
+) -> Result<Disk, ServeError> {
+    let io_timeout = options.io_timeout;
     options.data_memory_bytes = options.data_memory_bytes.max(DATA_MEMORY_BYTES);
     let (subnqn, traddr, trsvcid) = (
         options.subnqn.clone(),
@@ -200,33 +217,10 @@ fn attach(mut options: Options, disk: &DiskOptions, dir: &VolumeDir) -> Result<D
         let subnqn = subnqn.as_str();
         Some(Claim::new(subnqn, namespace, disk.sharing, holder)?)
     };
-    let loop_name = format!("capstan-{}-{}", process.pid, process.start_ticks);
-    let made = make_disk(
-        &controller,
-        geometry,
-        dir,
-        &source_name(&subnqn, disk.nsid),
-        &loop_name,
-    );
-    let (device, life) = match made {
-        Ok(made) => made,
-        Err(error) => {
-            controller.close();
-            return Err(error);
-        }
-    };
-    if let Some(claim) = &mut claim {
-        let disk = HolderDisk {
-            device: device.path().to_owned(),
-            loop_name: loop_name.clone(),
-            folder: dir.path().to_owned(),
-        };
-        claim.set_disk(disk).map_err(system("the claim's file"))?;
-    }
-    let record = Record {
+    let mut record = Record {
         process,
-        device: device.path().to_owned(),
-        loop_name,
+        device: PathBuf::new(),
+        loop_name: format!("capstan-{}-{}", process.pid, process.start_ticks),
         subnqn: subnqn.to_string(),
         nsid: disk.nsid,
         traddr,
@@ -234,55 +228,31 @@ fn attach(mut options: Options, disk: &DiskOptions, dir: &VolumeDir) -> Result<D
         size_bytes: geometry.size_bytes,
         lba_bytes: geometry.lba_bytes,
         read_only: geometry.read_only,
+        mount_points: Vec::new(),
+        fuse: None,
     };
-    Ok(Disk {
-        controller,
-        record,
-        life,
-        _claim: claim,
-    })
-}
-
-/// FUSE file and loop device. The FUSE mount is seen for a moment only: the loop device keeps its
-/// file system alive, so that nobody else gets at the file, and nothing is left to unmount.
-fn make_disk(
-    controller: &Controller,
-    geometry: Geometry,
-    dir: &VolumeDir,
-    source: &str,
-    loop_name: &str,
-) -> Result<(LoopDevice, OwnedFd), ServeError> {
-    let mount_point = dir.mount_point();
-    fs::create_dir(&mount_point).map_err(system("folder to mount FUSE at"))?;
-    let (mount, fuse) = FuseMount::new(&mount_point, source, geometry.read_only)?;
-    let (life, life_of_front_end) =
-        pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(system("pipe"))?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let time_s = now.map_or(0, |now| now.as_secs());
-    let owner = (getuid().as_raw(), getgid().as_raw());
-    let file_system = FileSystem::new(geometry, owner, time_s);
-    controller
-        .add_front_end(move |pool| {
-            let front_end =
-                FuseFrontEnd::new(fuse, file_system, geometry, pool, life_of_front_end)?;
-            Ok(Box::new(front_end))
-        })
-        .map_err(system("starting the FUSE front end"))?;
-    let file = File::options()
-        .read(true)
-        .write(!geometry.read_only)
-        .custom_flags(libc::O_DIRECT)
-        .open(mount_point.join(FILE_NAME))
-        .map_err(system("opening the FUSE file"))?;
-    let options = LoopOptions {
-        lba_bytes: geometry.lba_bytes,
-        read_only: geometry.read_only,
-        name: loop_name,
+    let set_up = SetUp {
+        controller: &controller,
+        geometry,
+        dir,
+        signals,
+        control,
+        source: &source_name(&subnqn, disk.nsid),
+        io_timeout,
     };
-    let device = LoopDevice::configure(&file, &options)?;
-    mount.detach().map_err(system("detaching the FUSE mount"))?;
-    fs::remove_dir(&mount_point).map_err(system("folder FUSE was mounted at"))?;
-    Ok((device, life))
+    let made = set_up.make_disk(&mut record, &mut claim);
+    match made {
+        Ok(life) => Ok(Disk {
+            controller,
+            record,
+            life,
+            _claim: claim,
+        }),
+        Err(error) => {
+            controller.close();
+            Err(error)
+        }
+    }
 }
 
 /// Serves until the disk is gone, or somebody asks for that and nobody uses it.
@@ -348,8 +318,8 @@ fn wait(
     }
 }
 
-/// The FUSE file is longer than it was: so becomes the disk. By a thread of its own: the kernel has
-/// the device to itself while others open it, and they may wait for the target.
+/// The FUSE file is longer than it was: so becomes the disk. Waited for by a thread of its own: others
+/// may have the device to themselves while they wait for the target.
 fn grow(disk: &mut Disk, dir: &VolumeDir) {
     let mut told = [0; 64];
     let _ = nix::unistd::read(&disk.life, &mut told);
@@ -358,15 +328,25 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
     if let Some(namespace) = namespaces.find(|n| n.nsid == disk.record.nsid) {
         disk.record.size_bytes = namespace.size_bytes();
     }
-    if let Err(error) = dir.write(&disk.record) {
+    // Others have written it, too: where it is mounted.
+    let record = dir.record().ok().flatten();
+    let record = record.map_or_else(
+        || disk.record.clone(),
+        |record| Record {
+            size_bytes: disk.record.size_bytes,
+            ..record
+        },
+    );
+    if let Err(error) = dir.write(&record) {
         tracing::warn!("`capstan list` shows the size that the disk had: {error}");
     }
     let (path, size_bytes) = (disk.record.device.clone(), disk.record.size_bytes);
     thread::spawn(move || {
-        let grown = LoopDevice::open(&path).and_then(|device| device.take_size());
+        let device = path.clone();
+        let grown = loop_process::ask(&LoopRequest::TakeSize { device });
         let path = path.display();
         match grown {
-            Ok(()) => tracing::info!(
+            Ok(_) => tracing::info!(
                 "{path} has {size_bytes} bytes now; what is on it is made larger by its own tool (resize2fs, xfs_growfs, pvresize)"
             ),
             Err(error) => tracing::error!(
@@ -398,25 +378,7 @@ fn detach(disk: &Disk) -> Result<(), String> {
 /// # Errors
 /// Why it cannot be cleared, in words.
 pub fn clear_loop(record: &Record) -> Result<(), String> {
-    let path = &record.device;
-    let text = |error: LoopError| error.to_string();
-    let Some(device) = LoopDevice::claim(path).map_err(text)? else {
-        return Err(format!("{} is {}", path.display(), use_of(path)));
-    };
-    if device.name().map_err(text)?.as_deref() != Some(&record.loop_name) {
-        // It has been cleared, and may be somebody else's by now.
-        return Ok(());
-    }
-    device.clear().map_err(text)
-}
-
-/// What uses the disk of a volume (a mount, another device), and what to do about it; `None` when
-/// no use of it is known.
-#[must_use]
-pub fn claimed(record: &Record) -> Option<String> {
-    let path = &record.device;
-    let claimed = matches!(LoopDevice::claim(path), Ok(None));
-    claimed.then(|| format!("{} is {}", path.display(), use_of(path)))
+    clear(record, false)
 }
 
 /// Takes the file away from a volume's disk though it is in use: with its last user at the latest.
@@ -424,13 +386,35 @@ pub fn claimed(record: &Record) -> Option<String> {
 /// # Errors
 /// Why not, in words.
 pub fn clear_loop_later(record: &Record) -> Result<(), String> {
-    let text = |error: LoopError| error.to_string();
-    let device = LoopDevice::open(&record.device).map_err(text)?;
-    if device.name().map_err(text)?.as_deref() != Some(&record.loop_name) {
-        // It has been cleared, and may be somebody else's by now.
+    clear(record, true)
+}
+
+fn clear(record: &Record, in_use_too: bool) -> Result<(), String> {
+    let path = &record.device;
+    if !is_configured(path) {
         return Ok(());
     }
-    device.clear().map_err(text)
+    let request = LoopRequest::Clear {
+        device: path.clone(),
+        name: record.loop_name.clone(),
+        in_use_too,
+    };
+    match loop_process::ask(&request) {
+        Ok(LoopAnswer::InUse) => Err(format!("{} is {}", path.display(), use_of(path))),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What uses the disk of a volume (a mount, another device), and what to do about it; `None` when
+/// no use of it is known.
+#[must_use]
+pub fn claimed(record: &Record) -> Option<String> {
+    let path = &record.device;
+    let in_use = mounts_of(path).is_ok_and(|mounts| !mounts.is_empty())
+        || !holders(path).is_empty()
+        || is_configured(path) && loop_process::look(path).is_ok_and(|state| state.in_use);
+    in_use.then(|| format!("{} is {}", path.display(), use_of(path)))
 }
 
 /// How a claimed device is used, and what to do about it.
@@ -447,18 +431,20 @@ fn use_of(path: &Path) -> String {
              nsenter --target {pid} --mount umount {at}"
         );
     }
-    let holders = loop_device::holders(path);
+    let holders = holders(path);
     if holders.is_empty() {
         format!(
-            "claimed by another user ({}); end that first",
-            users_of(path)
+            "claimed by another user ({}); end that first, or, if it is an unmount that does not end: \
+             capstan umount --force {}",
+            users_of(path),
+            path.display()
         )
     } else {
         format!("used by {}; take that down first", holders.join(", "))
     }
 }
 
-fn state(now: &Snapshot, nsid: u32) -> State {
+pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
     let (state, attempt) = match &now.status {
         Status::Live => ("live", None),
         Status::Connecting { attempt, .. } | Status::Waiting { attempt, .. } => {

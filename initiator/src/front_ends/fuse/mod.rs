@@ -4,6 +4,7 @@
 //! requests itself, data of writes lands in registered memory and replies to reads are sent from
 //! it. [`request`] and [`file_system`] are without I/O.
 
+mod connection;
 mod device;
 pub mod file_system;
 mod front_end;
@@ -12,5 +13,6 @@ pub mod request;
 mod tests;
 pub mod wire;
 
+pub use connection::FuseConnection;
 pub use device::{FuseError, FuseMount};
 pub use front_end::FuseFrontEnd;
