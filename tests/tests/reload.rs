@@ -106,3 +106,68 @@ fn namespaces_come_and_go_under_a_connected_host() {
     reload(&daemon, "subsystems with other hosts: 1");
     daemon.wait_for_log(&["refused a Connect", &hostnqn]);
 }
+
+/// Advice that is refused when it is taken is worse than none.
+#[test]
+fn what_a_refused_reload_says_is_accepted_when_it_is_done() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("1.img");
+    std::fs::write(&image, vec![0; 1 << 20]).expect("an image");
+    let file = folder.path().join("target.toml");
+    let at = own_address();
+    let write = |target: &str, subsystem: &str, namespace: Option<&str>| {
+        let namespace = namespace.map(|keys| {
+            format!(
+                "[[subsystem.namespace]]\nnsid = 1\npath = \"{}\"\n{keys}",
+                image.display()
+            )
+        });
+        let toml = format!(
+            "[target]\nmemory_budget = \"64MiB\"\n{target}\n[[listener]]\naddress = \"{}\"\nport = {}\n\
+             provider = \"iwarp\"\n[[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n{subsystem}\n{}",
+            at.ip(),
+            at.port(),
+            namespace.unwrap_or_default(),
+        );
+        std::fs::write(&file, toml).expect("a configuration");
+    };
+    let lba_bytes = || {
+        let controller = Controller::connect(options(at, 1)).expect("connects");
+        let namespaces = controller.snapshot_blocking().namespaces;
+        controller.close();
+        namespaces.first().map(|n| (n.lba_bytes, n.read_only))
+    };
+    write("reactors = 1", "", Some("lba = 4096\n"));
+    let mut daemon = Daemon::serve(&["--config", utf8(&file)]);
+    // The only namespace of its only subsystem: another LBA size, then protection, then the page cache.
+    for (keys, seen) in [
+        ("lba = 512\n", (512, false)),
+        ("lba = 512\nread_only = true\n", (512, true)),
+        ("lba = 512\ndirect = false\n", (512, false)),
+    ] {
+        write("reactors = 1", "", Some(keys));
+        let why = reload(&daemon, "the configuration was not reloaded");
+        let step = "take it out of the file, reload, put it back in, and reload again";
+        assert!(why.contains(step), "{why}");
+        write("reactors = 1", "", None);
+        reload(&daemon, "configuration reloaded");
+        assert_eq!(lba_bytes(), None);
+        write("reactors = 1", "", Some(keys));
+        reload(&daemon, "configuration reloaded");
+        assert_eq!(lba_bytes(), Some(seen));
+    }
+    for (target, subsystem) in [
+        ("reactors = 2", ""),
+        ("reactors = 2\n[queues]\ndepth_max = 64", ""),
+        ("reactors = 2", "serial = \"OTHER\""),
+        ("reactors = 2", "end_older_association = true"),
+    ] {
+        write(target, subsystem, Some("lba = 512\n"));
+        let why = reload(&daemon, "the configuration was not reloaded");
+        assert!(why.contains("needs a restart"), "{why}");
+        assert!(daemon.stop().success());
+        daemon = Daemon::serve(&["--config", utf8(&file)]);
+        assert_eq!(lba_bytes(), Some((512, false)));
+    }
+    assert!(daemon.stop().success());
+}
