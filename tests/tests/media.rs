@@ -46,16 +46,32 @@ impl Bench {
             image,
             folder,
         };
+        bench.configure(Some(""));
+        bench
+    }
+
+    /// Writes the configuration, with these keys of the namespace, or without the namespace.
+    fn configure(&self, keys: Option<&str>) {
+        let namespace = keys.map(|keys| {
+            let path = self.image.display();
+            format!("[[subsystem.namespace]]\nnsid = 1\npath = \"{path}\"\n{keys}\n")
+        });
         let toml = format!(
             "[target]\nreactors = 2\nmemory_budget = \"64MiB\"\n[[listener]]\naddress = \"{}\"\nport = {}\n\
-             provider = \"iwarp\"\n[[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
-             [[subsystem.namespace]]\npath = \"{}\"\n",
-            bench.at.ip(),
-            bench.at.port(),
-            bench.image.display(),
+             provider = \"iwarp\"\n[[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n{}",
+            self.at.ip(),
+            self.at.port(),
+            namespace.unwrap_or_default(),
         );
-        fs::write(bench.config(), toml).unwrap();
-        bench
+        fs::write(self.config(), toml).unwrap();
+    }
+
+    /// The same, for a target that is running.
+    fn reload(&self, daemon: &Daemon, keys: Option<&str>) {
+        self.configure(keys);
+        let known = daemon.log().len();
+        signal(daemon.pid(), Signal::SIGHUP);
+        daemon.wait_for_log_after(known, &["configuration reloaded"]);
     }
 
     fn config(&self) -> PathBuf {
@@ -214,9 +230,7 @@ fn a_reload_looks_at_sizes_whatever_else_has_changed() {
     let daemon = bench.serve();
     for mib in 2..5 {
         bench.resize(mib * MIB);
-        let known = daemon.log().len();
-        signal(daemon.pid(), Signal::SIGHUP);
-        daemon.wait_for_log_after(known, &["configuration reloaded"]);
+        bench.reload(&daemon, Some(""));
         let controller = bench.connect();
         assert_eq!(shape(&controller), (4096, mib * 256));
         controller.close();
@@ -350,6 +364,39 @@ fn root_a_disk_grows_with_its_volume_and_list_says_when_it_was_cut() {
     );
     bench.resize(128 * MIB);
     wait_until("it is as long as it was", || attention().is_none());
+    told(&machine.run("detach", &[utf8(&device)]));
+    machine.assert_clean(&device);
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn root_list_says_what_has_become_of_a_namespace_and_what_it_says_to_do_helps() {
+    let test = "root_list_says_what_has_become_of_a_namespace_and_what_it_says_to_do_helps";
+    if !has_disks(test, &[]) {
+        return;
+    }
+    let bench = Bench::new(32 * MIB);
+    let daemon = bench.serve();
+    let machine = Machine::new(bench.at);
+    let device = machine.attach(&[]);
+    let attention = || machine.list()[0]["attention"].as_str().map(str::to_owned);
+    let says = |words: &str| {
+        wait_until(words, || {
+            attention().is_some_and(|text| text.contains(words))
+        });
+        let list = told(&machine.run("list", &[]));
+        assert!(
+            list.contains("live, but see below") && list.contains(words),
+            "{list}"
+        );
+    };
+    bench.reload(&daemon, None);
+    says("namespace 1 is gone from the controller; put it back on the target");
+    bench.reload(&daemon, Some("lba = 512"));
+    says("its LBAs have 512 bytes, had 4096");
+    bench.reload(&daemon, None);
+    bench.reload(&daemon, Some("lba = 4096"));
+    wait_until("it is as it was", || attention().is_none());
     told(&machine.run("detach", &[utf8(&device)]));
     machine.assert_clean(&device);
     assert!(daemon.stop().success());
