@@ -206,12 +206,12 @@ pub enum OpenError {
         lba_bytes: u32,
     },
     /// No memory for a RAM volume.
-    #[error("{volume}: {source}")]
+    #[error("{volume}: {reason}")]
     Memory {
         /// The volume's name.
         volume: Arc<str>,
         /// Why.
-        source: SlabError,
+        reason: SlabError,
     },
     /// Memory for one volume at a time, which has it.
     #[error("{volume} was prepared for one reactor, which has it; prepare it for several")]
@@ -227,15 +227,16 @@ pub enum OpenError {
         /// What it is.
         what: &'static str,
     },
-    /// A system call on the file or device failed.
-    #[error("{volume}: cannot {action}: {source}")]
+    /// A system call on the file or device failed. Its reason is in these words, and so no source:
+    /// a chain of errors that is printed would say it twice.
+    #[error("{volume}: cannot {action}: {reason}")]
     System {
         /// The volume's name.
         volume: Arc<str>,
         /// What was tried.
         action: &'static str,
-        /// The system's reason.
-        source: io::Error,
+        /// The system's.
+        reason: io::Error,
     },
     /// Another process, or another export of this one, holds it.
     #[error("{volume} is exported already{holder}; stop that export, or open it read-only")]

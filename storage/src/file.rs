@@ -188,11 +188,11 @@ impl FileStore {
         self
     }
 
-    fn error(&self, action: &'static str, source: io::Error) -> OpenError {
+    fn error(&self, action: &'static str, reason: io::Error) -> OpenError {
         OpenError::System {
             volume: Arc::clone(&self.name),
             action,
-            source,
+            reason,
         }
     }
 
@@ -346,11 +346,11 @@ struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    fn error(&self, action: &'static str, source: io::Error) -> OpenError {
+    fn error(&self, action: &'static str, reason: io::Error) -> OpenError {
         OpenError::System {
             volume: Arc::clone(self.name),
             action,
-            source,
+            reason,
         }
     }
 

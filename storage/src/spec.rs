@@ -131,9 +131,9 @@ impl VolumeSpec {
                     lba_bytes,
                 };
                 let store = RamStore::new(usize::try_from(bytes).map_err(size)?, alone);
-                let memory = |source| OpenError::Memory {
+                let memory = |reason| OpenError::Memory {
                     volume: Arc::clone(&name),
-                    source,
+                    reason,
                 };
                 StoreKind::Ram {
                     store: Arc::new(store.map_err(memory)?),
@@ -433,6 +433,8 @@ mod tests {
         ));
         assert!(matches!(ram(0, 512), Err(OpenError::Size { .. })));
         assert!(matches!(ram(4096 + 512, 4096), Err(OpenError::Size { .. })));
-        assert!(matches!(ram(1 << 62, 4096), Err(OpenError::Memory { .. })));
+        let memory = ram(1 << 62, 4096).unwrap_err();
+        assert!(matches!(memory, OpenError::Memory { .. }));
+        assert!(std::error::Error::source(&memory).is_none(), "said already");
     }
 }

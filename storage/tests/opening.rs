@@ -59,6 +59,12 @@ fn what_is_no_volume_is_refused_with_its_name() {
     assert!(text(folder.path()).contains("is a directory"));
     assert!(text(Path::new("/dev/zero")).contains("is a character device"));
     let missing = text(&folder.path().join("missing"));
+    let error = prepare(&folder.path().join("missing"), None, DirectIo::Auto).unwrap_err();
+    let source = std::error::Error::source(&error);
+    assert!(
+        source.is_none(),
+        "its reason is said twice: {error}: {source:?}"
+    );
     assert!(
         missing.contains("missing: cannot open: No such file"),
         "{missing}"
