@@ -433,6 +433,7 @@ fn first_byte_not_zero(device: &Path) -> io::Result<Option<u64>> {
 mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::{Path, PathBuf};
+    use std::process::Command;
 
     use super::{NoFileSystem, Signature, Verdict, file_system, nothing_to_mount};
 
@@ -485,6 +486,62 @@ mod tests {
             }
             assert!(!text.contains("mkfs"), "{text}");
         }
+    }
+
+    /// The label of an LVM physical volume, whose checksum is a CRC-32 with a start of its own.
+    fn lvm_label() -> Vec<u8> {
+        let mut label = vec![0; 512];
+        label[..8].copy_from_slice(b"LABELONE");
+        label[8] = 1;
+        label[20] = 32;
+        label[24..32].copy_from_slice(b"LVM2 001");
+        let crc = label[20..].iter().fold(0xf597_a6cf_u32, |crc, &byte| {
+            (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+                crc >> 1 ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
+            })
+        });
+        label[16..20].copy_from_slice(&crc.to_le_bytes());
+        label
+    }
+
+    #[test]
+    fn members_of_something_larger_are_not_blank() {
+        let dir = tempfile::tempdir().unwrap();
+        // Version 1.2 of Linux's RAID: magic number, version, and where it is itself.
+        let mut raid = [0; 256];
+        raid[..4].copy_from_slice(&0xa92b_4efc_u32.to_le_bytes());
+        raid[4] = 1;
+        raid[144] = 8;
+        for (at, bytes, expected) in [
+            (512, &lvm_label()[..], ["(LVM2_member)", "vgchange"]),
+            (4096, &raid, ["(linux_raid_member)", "mdadm --assemble"]),
+        ] {
+            let text = told(&image(&dir, &[(at, bytes)]));
+            for word in expected {
+                assert!(text.contains(word), "{text}");
+            }
+            assert!(!text.contains("mkfs"), "{text}");
+        }
+    }
+
+    /// What blkid calls ambivalent, and exits with 8: two file systems, of which the older one was not
+    /// wiped.
+    #[test]
+    fn two_file_systems_are_not_guessed_between() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = image(&dir, &[]);
+        let made = Command::new("mkfs.ext4").arg("-q").arg(&path).status();
+        if !made.is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED two_file_systems_are_not_guessed_between: there is no mkfs.ext4");
+            return;
+        }
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.write_all_at(b"-rom1fs-", 0).unwrap();
+        let text = told(&path);
+        for word in ["ext4 at 0x438", "romfs at 0x0", "--type"] {
+            assert!(text.contains(word), "{text}");
+        }
+        assert!(!text.contains("mkfs"), "{text}");
     }
 
     #[test]
