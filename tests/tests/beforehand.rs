@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use capstan_initiator::{Controller, IoError};
 use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, complaint, own_address, program, told, utf8};
+use capstan_tests::program::{CLAIMS, Daemon, complaint, own_address, program, told, utf8};
 use capstan_tests::target::{SUBNQN, TestTarget};
 
 const SIZE: usize = 16 << 20;
@@ -48,6 +48,7 @@ impl Setting {
             .args([command, "-a", &self.at.ip().to_string(), "-n", SUBNQN])
             .args(["--provider", "iwarp"])
             .args(args)
+            .env(CLAIMS, self.dir.path())
             .stdin(stdin);
         capstan.output().unwrap()
     }

@@ -47,6 +47,7 @@ impl Served {
             // From its working folder, and told so that others find it from theirs.
             .args(["--socket", "s?"])
             .current_dir(&folder)
+            .env(CLAIMS, dir.path())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -217,6 +218,7 @@ fn a_name_that_the_protocol_cannot_carry_is_refused_at_once() {
         .args(["serve-nbd", "-a", &at.ip().to_string(), "-n", SUBNQN])
         .args(["--provider", "iwarp", "--socket", utf8(&socket)])
         .args(["--export-name", &name[1..], "--output", "json"])
+        .env(CLAIMS, dir.path())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
