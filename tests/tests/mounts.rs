@@ -12,10 +12,10 @@ use capstan_tests::program::{
 fn image(dir: &Path, kind: &str) -> PathBuf {
     let path = dir.join("disk.img");
     File::create(&path).unwrap().set_len(320 << 20).unwrap();
-    let options: &[&str] = match kind {
-        "btrfs" => &["-q", "-s", "4096"],
-        "xfs" => &["-q", "-s", "size=4096"],
-        _ => &["-q", "-b", "4096"],
+    let options: &[&str] = if kind == "btrfs" {
+        &["-q", "-s", "4096"]
+    } else {
+        &["-q", "-b", "4096"]
     };
     tool(&format!("mkfs.{kind}"), &[options, &[utf8(&path)]].concat());
     path
