@@ -126,6 +126,12 @@ impl FuseFrontEnd {
         })
     }
 
+    /// Another pipe for a test to hold the end of.
+    #[cfg(test)]
+    pub(super) fn set_life(&mut self, life: OwnedFd) {
+        self.life = life;
+    }
+
     fn wants_requests(&self) -> bool {
         self.stalled.is_none() && !self.free.is_empty() && !self.merging && !self.finished
     }

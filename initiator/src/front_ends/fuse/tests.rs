@@ -9,18 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use capstan_nvme_proto::identify::Csi;
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::front_end::FuseFrontEnd;
 use super::wire::{
-    FallocateIn, InHeader, Opcode, OutHeader, ReadIn, WRITE_HEAD_BYTES, WriteIn, WriteOut,
+    FallocateIn, InHeader, NOTIFY_STORE, Opcode, OutHeader, ReadIn, StoreOut, WRITE_HEAD_BYTES,
+    WriteIn, WriteOut,
 };
 use super::{FuseMount, file_system};
 use crate::front_end::FrontEnd;
 use crate::front_ends::block::Geometry;
 use crate::front_ends::fake::FakeQueue;
+use crate::host::NamespaceInfo;
 
 const MEMORY_BYTES: usize = 8 << 20;
 const GEOMETRY: Geometry = Geometry {
@@ -525,4 +528,47 @@ fn the_pipe_closes_with_the_front_end() {
     let front_end = FuseFrontEnd::new(device, fs, GEOMETRY, bench.queue.pool(), life).unwrap();
     drop(front_end);
     assert_eq!(watch.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_volume_that_grows_is_told_to_the_kernel_once_and_nothing_else_is() {
+    let mut bench = Bench::new(GEOMETRY);
+    let (told, life) = nix::unistd::pipe().unwrap();
+    bench.front_end.set_life(life);
+    let namespace = |nsze_lbas, lba_bytes| NamespaceInfo {
+        nsid: 1,
+        nsze_lbas,
+        lba_bytes,
+        metadata_bytes: 0,
+        read_only: false,
+        eui64: [0; 8],
+        nguid: [0; 16],
+        uuid: None,
+        csi: Csi::NVM,
+        unusable: None,
+    };
+    // As it is, cut short, longer with other LBAs, longer, and that again.
+    for (lbas, lba_bytes) in [
+        (8192, 512),
+        (100, 512),
+        (8192, 4096),
+        (16384, 512),
+        (16384, 512),
+    ] {
+        bench
+            .front_end
+            .namespace_changed(&namespace(lbas, lba_bytes));
+    }
+    let mut message = [0; 64];
+    let len = bench.kernel.read(&mut message).unwrap();
+    let (header, rest) = OutHeader::read_from_prefix(&message[..len]).unwrap();
+    assert_eq!((header.unique, header.error), (0, NOTIFY_STORE));
+    let store = StoreOut::read_from_bytes(rest).unwrap();
+    assert_eq!(
+        (store.nodeid, store.offset_bytes, store.size_bytes),
+        (2, 8 << 20, 0)
+    );
+    let more = bench.kernel.read(&mut message).unwrap_err();
+    assert_eq!(more.kind(), std::io::ErrorKind::WouldBlock);
+    assert_eq!(nix::unistd::read(&told, &mut message).unwrap(), 1);
 }
