@@ -511,7 +511,8 @@ impl Target {
         if qid > queues {
             return Err(RefuseReason::QidOutOfRange { qid, queues });
         }
-        if controller.state != ControllerState::Ready {
+        // One that is ending may be reset and enabled again by its host, past its fence.
+        if controller.state != ControllerState::Ready || controller.ending.is_some() {
             return Err(RefuseReason::NotReady { cntlid });
         }
         if controller.io_queues.contains_key(&qid) {

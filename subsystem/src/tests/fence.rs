@@ -259,3 +259,27 @@ fn a_fence_never_opens_by_time_and_the_log_says_what_it_waits_for() {
         bench.log
     );
 }
+
+/// An association whose fence did not open is over, whatever its host makes of the controller until
+/// its connection is closed.
+#[test]
+fn a_controller_that_is_ending_gets_no_queue_past_its_fence() {
+    let mut bench = Bench::new();
+    let (_old, conn) = with_queue(&mut bench);
+    let permit = begin_write(&mut bench, conn, 1);
+    let new = again(&mut bench);
+    for _ in 0..2 {
+        bench.wait_us(FENCE_US_MAX);
+    }
+    assert!(bench.disconnects.iter().any(|(conn, _)| *conn == new.conn));
+    for en in [false, true] {
+        let cc = Cc {
+            en,
+            ..Cc::ENABLE_NVM
+        };
+        bench.set_cc(&new, cc);
+    }
+    let not_ready = RefuseReason::NotReady { cntlid: new.cntlid };
+    assert_eq!(bench.io_queue(&new, 1).unwrap_err(), not_ready);
+    end_write(&mut bench, permit);
+}
