@@ -75,18 +75,26 @@ impl Medium {
 
     /// An I/O queue of an association is connected.
     pub(super) fn queue_connected(&self, cntlid: u16) {
-        let Some(earlier) = self.earlier.get(&cntlid) else {
-            return;
-        };
-        let early = self
-            .executing
-            .iter()
-            .find(|one| one.on_medium && earlier.contains(&one.serial));
-        assert!(
-            early.is_none(),
-            "ready before command {:?} is over",
-            early.map(|one| one.serial)
-        );
+        let early = self.early(cntlid);
+        assert!(early.is_none(), "ready before command {early:?} is over");
+    }
+
+    /// Whether the host of an association had commands on the medium when it connected.
+    pub(super) fn waited_for_earlier(&self, cntlid: u16) -> bool {
+        let earlier = self.earlier.get(&cntlid);
+        earlier.is_some_and(|earlier| !earlier.is_empty())
+    }
+
+    /// Whether one of them is there still.
+    pub(super) fn waits_for_earlier(&self, cntlid: u16) -> bool {
+        self.early(cntlid).is_some()
+    }
+
+    fn early(&self, cntlid: u16) -> Option<u64> {
+        let earlier = self.earlier.get(&cntlid)?;
+        let executing = self.executing.iter().filter(|one| one.on_medium);
+        let mut serials = executing.map(|one| one.serial);
+        serials.find(|serial| earlier.contains(serial))
     }
 
     /// A command is given to its backend.

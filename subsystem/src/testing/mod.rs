@@ -37,7 +37,7 @@ use crate::{
 pub use actions::{
     Capsule, Command, ConnectAction, HostAction, OperatorAction, RawCommand, SglKind,
 };
-pub use operations::{host_actions, run_host_actions};
+pub use operations::{Reached, host_actions, run_host_actions};
 
 /// The port of [`Bench::new`].
 pub const PORT: PortId = PortId(1);

@@ -9,7 +9,9 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use arbitrary::{Arbitrary, Unstructured};
-use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
+use capstan_nvme_proto::command::{
+    AdminCommand, FabricsCommand, IoCommand as WireCommand, LbaRange, Write,
+};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
     CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertySet,
@@ -29,7 +31,7 @@ use super::{Bench, GEOMETRY, host, namespace_config, subnqn};
 use crate::bounds::TRANSFER_MAX_BYTES;
 use crate::{
     AdminOutcome, AdminStep, ConnId, ConnectOutcome, ControlOutcome, Geometry, HostPolicy,
-    IoCommand, IoOperation, IoStep, Permit, Transfer,
+    IoCommand, IoOperation, IoStep, Permit, RefuseReason, Transfer,
 };
 
 /// Numbers below this make happen what would else happen so often that nothing lives long.
@@ -42,7 +44,19 @@ struct Model {
     outstanding: BTreeMap<ConnId, BTreeSet<u16>>,
     admin: Vec<(ConnId, ConnectParameters)>,
     io: Vec<ConnId>,
+    /// Associations whose hosts connect an I/O queue as soon as they may.
+    hurry: Vec<ConnectParameters>,
     medium: Medium,
+    reached: Reached,
+}
+
+/// What a run has come to that few runs come to: who counts it sees that something was checked.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// I/O queues that a fence kept out while commands of earlier associations were on the medium.
+    pub kept_out: u64,
+    /// I/O queues of hosts that had such commands, connected when these were over.
+    pub let_in: u64,
 }
 
 fn pick<T>(items: &[T], which: u8) -> Option<&T> {
@@ -67,10 +81,11 @@ pub fn host_actions(bytes: &[u8]) -> Vec<HostAction> {
 }
 
 /// Does `actions` one after the other on a fresh [`Bench`] and checks after each what must hold.
+/// Says what of it was checked at all.
 ///
 /// # Panics
 /// When something does not hold.
-pub fn run_host_actions(actions: &[HostAction]) {
+pub fn run_host_actions(actions: &[HostAction]) -> Reached {
     let mut bench = Bench::new();
     let mut model = Model::default();
     // Two hosts with one queue of each kind are there from the beginning, so that every action
@@ -90,6 +105,7 @@ pub fn run_host_actions(actions: &[HostAction]) {
     for action in actions {
         step(&mut bench, &mut model, action);
         settle(&mut bench, &mut model);
+        connect_in_a_hurry(&mut bench, &mut model);
     }
     // Everybody leaves: nothing may be left behind.
     while !model.medium.is_quiet() {
@@ -114,6 +130,7 @@ pub fn run_host_actions(actions: &[HostAction]) {
         forget(&mut bench, &mut model, conn);
     }
     bench.target.assert_empty();
+    model.reached
 }
 
 /// Takes in what came out of the target.
@@ -329,12 +346,14 @@ fn connect(bench: &mut Bench, model: &mut Model, action: &ConnectAction) {
             cntlid,
             enable: _,
         } => {
+            // Most have left something behind.
+            let left = (*number >= RARE).then(|| leave_a_write(bench, model, *number));
+            let number = left.flatten().unwrap_or(number & 0b11);
             let subnqn = if *discovery {
                 Nqn::discovery()
             } else {
                 subnqn()
             };
-            let number = number & 0b11;
             let parameters = ConnectParameters {
                 hostid: HostId([number; 16]),
                 cntlid: match *cntlid >> 6 {
@@ -397,6 +416,55 @@ fn connect(bench: &mut Bench, model: &mut Model, action: &ConnectAction) {
         };
         let sqe = FabricsCommand::PropertySet(set).encode(0, Sgl::EMPTY);
         send_admin(bench, model, conn, &sqe, &[]);
+        let enabled = model.admin.iter().find(|(other, _)| *other == conn);
+        model
+            .hurry
+            .extend(enabled.map(|(_, parameters)| parameters.clone()));
+    }
+}
+
+/// A host gives its disk something to do: which host.
+fn leave_a_write(bench: &mut Bench, model: &mut Model, which: u8) -> Option<u8> {
+    let conn = *pick(&model.io, which)?;
+    let [number, ..] = bench.target.host_of_queue(conn)?;
+    let write = Write::new(1, LbaRange { slba: 0, nlb: 1 });
+    let write = WireCommand::Write(write).encode(bench.new_cid(), super::buffer(512));
+    send_io(bench, model, conn, &write, &[]);
+    settle(bench, model);
+    Some(number)
+}
+
+/// Connects an I/O queue of each association that waits to be ready, if that may be now.
+fn connect_in_a_hurry(bench: &mut Bench, model: &mut Model) {
+    for parameters in core::mem::take(&mut model.hurry) {
+        if !model.admin.iter().any(|(_, live)| *live == parameters) {
+            continue;
+        }
+        let io = Connect {
+            qid: 1,
+            sqsize: 8,
+            cattr: Cattr(0),
+            kato_ms: 0,
+        };
+        let waits = model.medium.waits_for_earlier(parameters.cntlid);
+        let (conn, outcome) = bench.connect(io, &parameters, 16);
+        match &outcome {
+            ConnectOutcome::Refused {
+                why: RefuseReason::NotReady { .. },
+                ..
+            } if waits => {
+                model.reached.kept_out = model.reached.kept_out.saturating_add(1);
+                model.hurry.push(parameters.clone());
+            }
+            ConnectOutcome::IoQueue { .. }
+                if model.medium.waited_for_earlier(parameters.cntlid) =>
+            {
+                model.reached.let_in = model.reached.let_in.saturating_add(1);
+            }
+            _ => {}
+        }
+        connected(bench, model, conn, outcome, parameters);
+        settle(bench, model);
     }
 }
 
@@ -441,10 +509,13 @@ fn connected(
     parameters: ConnectParameters,
 ) {
     match outcome {
-        ConnectOutcome::AdminQueue { cqe, .. } => {
+        ConnectOutcome::AdminQueue { cqe, association } => {
             let cntlid = ConnectResponse::decode(cqe.dw0.get()).cntlid;
             model.outstanding.insert(conn, BTreeSet::new());
-            model.medium.associated(cntlid, parameters.hostid.0);
+            // Discovery controllers have identifiers of their own, which may be the same.
+            if !association.subnqn.is_discovery() {
+                model.medium.associated(cntlid, parameters.hostid.0);
+            }
             model.admin.push((
                 conn,
                 ConnectParameters {
