@@ -91,6 +91,12 @@ pub(crate) const DISCOVERY_KATO_MS: u32 = 120_000;
 /// Discovery controllers of the whole target: anybody may have one, so they are few, and apart from
 /// the others.
 pub const DISCOVERY_CONTROLLERS_MAX: usize = 64;
+/// How many times as many controllers as are left an address may have where any host may connect:
+/// alone three quarters of them, the next one three quarters of the rest. Up to four in all, one
+/// may have them all.
+pub(crate) const SHARE_TIMES_FREE: usize = 3;
+/// One part in so many of the controllers stays for hosts that are listed, where there are such.
+pub(crate) const LISTED_PART: usize = 8;
 /// How long an I/O controller may exist before its host enables it for the first time, in
 /// microseconds: a minute, and hosts do that with the next commands.
 pub(crate) const ENABLE_TIMEOUT_US: u64 = 60_000_000;

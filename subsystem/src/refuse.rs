@@ -80,6 +80,28 @@ pub enum RefuseReason {
         /// How many there may be.
         controllers: usize,
     },
+    /// Its address has its share of the controllers.
+    #[error(
+        "any host may connect, and those of its address have {has} controllers and leave {left}; an address may have \
+         three times as many as it leaves: list the host in allowed_hosts, raise hosts_max, or disconnect hosts there"
+    )]
+    ShareOfControllers {
+        /// What the hosts of its address have.
+        has: usize,
+        /// How many are left.
+        left: usize,
+    },
+    /// The controllers that are left are for hosts that are listed.
+    #[error(
+        "{reserve} of {controllers} controllers are kept for listed hosts, and the others are in use; list the host in \
+         allowed_hosts, raise hosts_max, or disconnect hosts"
+    )]
+    ControllersReserved {
+        /// How many there are.
+        controllers: usize,
+        /// How many of them are kept.
+        reserve: usize,
+    },
     /// There is no memory for the queue, or the device has no room for it.
     #[error("{why}")]
     NoRoom {
@@ -195,9 +217,11 @@ impl RefuseReason {
                 Status::CONNECT_INVALID_HOST.dnr()
             }
             // A host may try again: the controller can become ready, or a place become free.
-            Self::TooManyControllers { .. } | Self::NoRoom { .. } | Self::QueueNotOver { .. } => {
-                Status::CONNECT_CONTROLLER_BUSY
-            }
+            Self::TooManyControllers { .. }
+            | Self::ShareOfControllers { .. }
+            | Self::ControllersReserved { .. }
+            | Self::NoRoom { .. }
+            | Self::QueueNotOver { .. } => Status::CONNECT_CONTROLLER_BUSY,
             Self::NotReady { .. } | Self::QidInUse { .. } => Status::COMMAND_SEQUENCE_ERROR,
         }
     }
@@ -222,6 +246,8 @@ impl RefuseReason {
             Self::QueueTooLarge { .. } => ErrorLocation::sqe(44),
             Self::AlreadyConnected
             | Self::TooManyControllers { .. }
+            | Self::ShareOfControllers { .. }
+            | Self::ControllersReserved { .. }
             | Self::NoRoom { .. }
             | Self::NotReady { .. }
             | Self::QueueNotOver { .. } => ErrorLocation::Unspecified,

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::net::{IpAddr, SocketAddr};
+use core::net::SocketAddr;
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
@@ -19,7 +19,7 @@ use capstan_nvme_proto::status::Status;
 
 use super::{CrossResets, Queue, Target};
 use crate::ConnId;
-use crate::action::{Action, Association, ControllerId, DisconnectReason, Event};
+use crate::action::{Action, Association, ControllerId, Event};
 use crate::aer::AsyncEvents;
 use crate::bounds::ENABLE_TIMEOUT_US;
 use crate::config::PortId;
@@ -299,13 +299,11 @@ impl Target {
         if cntlid != CNTLID_DYNAMIC {
             return Err(RefuseReason::StaticController { cntlid });
         }
-        let full = RefuseReason::TooManyControllers {
-            controllers: self.config.controllers,
-        };
-        if kind == ControllerKind::Io && self.count_of(kind) >= self.config.controllers {
-            return Err(full);
+        if kind == ControllerKind::Io {
+            self.check_shares(&subnqn, request.peer.ip())?;
         }
-        let cntlid = self.allocate_cntlid(&subnqn).ok_or(full)?;
+        let cntlid = self.allocate_cntlid(&subnqn);
+        let cntlid = cntlid.ok_or_else(|| self.no_controllers_left())?;
         let kato_ms = kind.kato_ms(connect.kato_ms);
         let enable_by_us = match kind {
             ControllerKind::Discovery => {
@@ -370,33 +368,6 @@ impl Target {
         self.end_older(id, request.peer.ip());
         self.close_fence(id, now_us);
         Ok(ConnectOutcome::AdminQueue { cqe, association })
-    }
-
-    /// Ends the oldest discovery controller of the address that has most, when there are as many as
-    /// there may be. Anybody may have one, so nobody is refused one: those of an address that takes
-    /// them all go first.
-    fn make_room_for_discovery(&mut self) {
-        let living = || {
-            self.controllers.values().filter(|controller| {
-                controller.kind == ControllerKind::Discovery && controller.ending.is_none()
-            })
-        };
-        let controllers = self.config.discovery_controllers;
-        if living().count() < controllers {
-            return;
-        }
-        let mut counts: BTreeMap<u128, usize> = BTreeMap::new();
-        for controller in living() {
-            let count = counts.entry(source(&controller.association)).or_default();
-            *count = count.saturating_add(1);
-        }
-        let count = |controller: &&Controller| counts.get(&source(&controller.association));
-        // By age; of several with as many, the first.
-        let most = living().map(|controller| count(&controller)).max();
-        let oldest = living().find(|controller| Some(count(controller)) == most);
-        if let Some(id) = oldest.map(|controller| controller.id) {
-            self.end_association(id, DisconnectReason::MadeRoom { controllers });
-        }
     }
 
     /// Whether `hostnqn` may use `subnqn` through `port`, and what it gets.
@@ -584,15 +555,6 @@ type Settle<'a> = &'a mut dyn FnMut() -> Result<(), String>;
 
 fn settle_in(settle: Settle<'_>) -> Result<(), RefuseReason> {
     settle().map_err(|why| RefuseReason::NoRoom { why: why.into() })
-}
-
-/// Where a host comes from, as far as it costs something to come from somewhere else: an IPv4
-/// address, or the network of an IPv6 address, its first 64 bits (RFC 4291, section 2.5.4).
-fn source(association: &Association) -> u128 {
-    match association.peer.ip().to_canonical() {
-        IpAddr::V4(address) => address.to_bits().into(),
-        IpAddr::V6(address) => address.to_bits() >> 64 << 64,
-    }
 }
 
 fn accounting(conn: ConnId, entries: u16, connect: &Connect) -> Accounting {

@@ -11,6 +11,7 @@ mod fence;
 mod flush;
 mod life;
 mod reserve;
+mod shares;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -271,14 +272,6 @@ impl Target {
         self.controllers.values().any(|controller| {
             controller.kind == ControllerKind::Io && controller.association.peer.ip() == address
         })
-    }
-
-    /// Controllers of a kind that are not ending.
-    fn count_of(&self, kind: ControllerKind) -> usize {
-        let controllers = self.controllers.values();
-        controllers
-            .filter(|controller| controller.kind == kind && controller.ending.is_none())
-            .count()
     }
 
     /// Controllers of a subsystem.

@@ -14,3 +14,4 @@ mod log_pages;
 mod namespaces;
 mod operations;
 mod reservations;
+mod shares;
