@@ -5,7 +5,8 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, Target, Transfer};
 
-use super::connection::{Connection, Work};
+use super::command::Work;
+use super::connection::Connection;
 use super::phase::Phase;
 use super::recv::Capsule;
 use super::{Resources, execute, respond, transfer, waiting};

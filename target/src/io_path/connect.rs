@@ -9,7 +9,8 @@ use capstan_subsystem::{ConnectOutcome, ConnectRequest};
 
 use super::accept::Refusal;
 use super::admin::AdminWork;
-use super::connection::{Connection, Work};
+use super::command::Work;
+use super::connection::Connection;
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use super::{IoPath, Resources, respond};

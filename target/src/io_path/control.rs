@@ -4,7 +4,8 @@
 use capstan_nvme_proto::status::Status;
 use capstan_subsystem::{ConnId, ControlCommand, ControlOutcome, DrainId, Transfer};
 
-use super::connection::{Command, Connection, Work};
+use super::command::{Command, Work};
+use super::connection::Connection;
 use super::recv::Capsule;
 use super::{IoPath, Resources, execute, respond, transfer, waiting};
 

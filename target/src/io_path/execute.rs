@@ -10,7 +10,8 @@ use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Io, Op, Submitted};
 use capstan_subsystem::{BackendId, IoCommand, IoOperation, IoStep, Transfer};
 
-use super::connection::{Command, Connection, Work};
+use super::command::{Command, Work};
+use super::connection::Connection;
 use super::receives::Receives;
 use super::recv::{Capsule, Received};
 use super::{Resources, admin, control, respond, status, transfer, waiting};

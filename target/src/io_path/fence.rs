@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnId, FenceId};
 
-use super::connection::{Command, Connection, Work};
+use super::command::{Command, Work};
+use super::connection::Connection;
 use super::phase::Phase;
 use super::{IoPath, respond};
 use crate::limits::{RECEIVES_MAX, cq_depth};

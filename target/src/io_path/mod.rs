@@ -21,6 +21,7 @@
 
 mod accept;
 mod admin;
+mod command;
 mod connect;
 mod connection;
 mod connections;

@@ -4,7 +4,7 @@ use capstan_nvme_proto::command::LbaRange;
 use capstan_nvme_proto::status::Status;
 use capstan_subsystem::IoOperation;
 
-use super::connection::{Command, Work};
+use super::command::{Command, Work};
 use super::execute::Step;
 use crate::limits::TRANSFER_BYTES_MAX;
 

@@ -5,7 +5,8 @@ use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::RKey;
 use capstan_subsystem::{Drained, Permit};
 
-use super::connection::{Connection, Work};
+use super::command::Work;
+use super::connection::Connection;
 use super::{Resources, control, transfer};
 
 /// Ends the I/O command in `slot`: pushes its data when it read successfully, then responds.

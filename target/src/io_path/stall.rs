@@ -12,7 +12,8 @@ use capstan_config::Size;
 use capstan_subsystem::IoQueue;
 
 use super::IoPath;
-use super::connection::{Command, Connection};
+use super::command::Command;
+use super::connection::Connection;
 use crate::limits::{LOOK_PERIOD_US, STALLED_LOOKS, STALLED_LOOKS_WHILE_OTHERS_WAIT};
 
 /// What was seen of a connection.

@@ -4,7 +4,8 @@
 use capstan_memory::Short;
 use capstan_nvme_proto::status::Status;
 
-use super::connection::{Connection, Work};
+use super::command::Work;
+use super::connection::Connection;
 use super::execute::{AtOnce, check_again, on_data, read_at_once, with_buffer};
 use super::{Connections, Resources, respond};
 
