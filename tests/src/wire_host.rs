@@ -1,13 +1,14 @@
 //! A host that speaks capsules: it sends any command on any queue, and works only while it is
 //! asked to, so that a test can let it hang.
 
-use std::cell::RefCell;
+mod wire;
+
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use capstan_memory::{Buffer, Pages, Pool};
+use capstan_memory::Buffer;
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
@@ -16,27 +17,27 @@ use capstan_nvme_proto::fabrics::{
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::property::{Cc, Csts, Property};
 use capstan_nvme_proto::rdma_cm::CmRequest;
-use capstan_nvme_proto::sgl::{Sgl, SglBase};
+use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
-    Access, CmEvent, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager,
-    MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QpNum, QueuePair, ReceiveSource, SendOp,
-    SendWr, Sge, WcStatus, WorkCompletion,
+    CmEventKind, CmId, ConnectParam, PrivateData, QpConfig, QpNum, QueuePair, ReceiveSource,
+    SendOp, SendWr, Sge, WcStatus, WorkCompletion,
 };
-use capstan_rdma::iwarp::{Config, Provider};
+use capstan_rdma::iwarp::Config;
 use capstan_reactor::Clock;
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use wire::Wire;
+
 use crate::target::SUBNQN;
+use wire::{RECV, list_of};
 
 const MEMORY_BYTES: usize = 1 << 20;
 const ENTRIES: u16 = 32;
 const CQE_BYTES: u32 = 16;
 const SQE_BYTES: u32 = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Marks the work request of a receive; the low bits are its buffer.
-const RECV: u64 = 1 << 32;
 
 /// A queue of a [`WireHost`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -78,121 +79,6 @@ struct Line {
     /// A place for a CQE for each receive.
     receives: Buffer,
     id: CmId,
-}
-
-/// What hosts of one thread share.
-pub struct Wire {
-    /// Where its hosts come from, if that matters.
-    source: Option<IpAddr>,
-    cm: RefCell<Box<dyn ConnectionManager>>,
-    cq: Rc<dyn CompletionQueue>,
-    pd: Rc<dyn ProtectionDomain>,
-    region: Rc<dyn MemoryRegion>,
-    pool: Pool,
-}
-
-impl Wire {
-    /// A provider, with a completion queue of `entries` and so many bytes of memory for all of its hosts.
-    ///
-    /// # Panics
-    /// When that cannot be had.
-    #[must_use]
-    pub fn new(config: Config, entries: u32, memory_bytes: usize) -> Rc<Self> {
-        Self::from(None, config, entries, memory_bytes)
-    }
-
-    /// The same for hosts that come from an address.
-    ///
-    /// # Panics
-    /// As [`Wire::new`].
-    #[must_use]
-    pub fn from(
-        source: Option<IpAddr>,
-        config: Config,
-        entries: u32,
-        memory_bytes: usize,
-    ) -> Rc<Self> {
-        let provider = Provider::new(config).expect("a provider");
-        let device = provider.device();
-        let pd = device.allocate_pd().expect("a protection domain");
-        let pool = Pool::new(memory_bytes, Pages::Ordinary).expect("memory");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        Rc::new(Self {
-            source,
-            cm: RefCell::new(provider.connection_manager().expect("a connection manager")),
-            cq: device.create_cq(entries).expect("a completion queue"),
-            region: pd
-                .register(pool.slab(), 0, pool.slab().len_bytes(), access)
-                .expect("a memory region"),
-            pd,
-            pool,
-        })
-    }
-
-    fn event(&self) -> Option<CmEvent> {
-        self.cm.borrow_mut().poll(Clock.now_us())
-    }
-
-    /// What has come of all hosts: for those who [`post`](WireHost::post) capsules themselves. Sends that were signaled are
-    /// left out.
-    ///
-    /// # Panics
-    /// When a work request failed.
-    pub fn poll<'a>(
-        &self,
-        completions: &'a mut [WorkCompletion],
-    ) -> impl Iterator<Item = &'a WorkCompletion> + use<'a> {
-        let count = self.cq.poll(completions);
-        let responses = completions[..count].iter();
-        responses.filter(|completion| {
-            assert_eq!(completion.status, WcStatus::Success);
-            completion.wr_id & RECV != 0
-        })
-    }
-
-    /// Memory that a controller may write.
-    ///
-    /// # Panics
-    /// When there is none left.
-    #[must_use]
-    pub fn take(&self, len_bytes: u32) -> Buffer {
-        self.pool.take(len_bytes).expect("memory")
-    }
-
-    /// A buffer, as the SGL of a command that moves all of it.
-    #[must_use]
-    pub fn keyed(&self, buffer: &Buffer) -> Sgl {
-        Sgl::Keyed {
-            address: buffer.addr(),
-            length_bytes: buffer.len_bytes(),
-            rkey: self.region.rkey().0,
-            invalidate: false,
-        }
-    }
-
-    /// The descriptors of a buffer that is cut into pieces of one length.
-    fn pieces(&self, buffer: &Buffer, pieces: u32) -> Vec<u8> {
-        let length_bytes = buffer.len_bytes() / pieces;
-        let descriptor = |piece| Sgl::Keyed {
-            address: buffer.addr() + u64::from(piece * length_bytes),
-            length_bytes,
-            rkey: self.region.rkey().0,
-            invalidate: false,
-        };
-        let list = (0..pieces).map(descriptor);
-        list.flat_map(|sgl| sgl.encode().as_bytes().to_vec())
-            .collect()
-    }
-
-    /// Some bytes of a buffer.
-    #[must_use]
-    pub fn sge(&self, buffer: &Buffer, offset_bytes: u32, len_bytes: u32) -> Sge {
-        Sge {
-            addr: buffer.addr() + u64::from(offset_bytes),
-            len_bytes,
-            lkey: self.region.lkey(),
-        }
-    }
 }
 
 /// A host with an Admin queue and one I/O queue.
@@ -685,15 +571,6 @@ impl WireHost {
     pub fn run(&mut self, queue: Queue, sqe: Sqe, data: Data<'_>) -> (Cqe, Vec<u8>) {
         let cid = self.send(queue, sqe, data);
         self.answer(queue, cid)
-    }
-}
-
-/// The SGL of a list of descriptors at the start of the in-capsule data.
-fn list_of(descriptors: &[u8]) -> Sgl {
-    Sgl::Segment {
-        base: SglBase::CapsuleOffset(0),
-        length_bytes: u32::try_from(descriptors.len()).expect("small"),
-        last: true,
     }
 }
 
