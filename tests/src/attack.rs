@@ -1,6 +1,8 @@
 //! What attacks over the raw wire have in common: the attacker's side of a connection, byte by
 //! byte, and the permitted host that must not notice.
 
+mod sharing;
+
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
@@ -23,6 +25,8 @@ use nix::sys::socket::{
 };
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::{U16, U32};
+
+pub use sharing::connect_sharing;
 
 use crate::host::{options, run};
 use crate::process::resident_bytes_of;

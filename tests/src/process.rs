@@ -1,4 +1,6 @@
-//! What this process uses.
+//! What processes use and do.
+
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 
@@ -37,6 +39,45 @@ pub fn resident_bytes_of(pid: u32) -> usize {
         .parse()
         .expect("a number");
     pages * 4096
+}
+
+/// Resident memory of a process that it has mapped with others, in bytes (proc(5), RssShmem).
+///
+/// # Panics
+/// Without /proc, or when it has ended.
+#[must_use]
+pub fn resident_shared_bytes_of(pid: u32) -> usize {
+    let path = format!("/proc/{pid}/status");
+    let status = std::fs::read_to_string(path).expect("the process runs");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssShmem:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    let kib: usize = kib.expect("RssShmem").parse().expect("a number");
+    kib << 10
+}
+
+/// What the kernel says of each thread of a process (proc(5), `/proc/pid/stat`); nothing of one that
+/// has ended.
+#[must_use]
+pub fn thread_stats(pid: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).ok();
+    let tasks = tasks.into_iter().flatten();
+    tasks.filter_map(|task| stat(task.ok()?)).collect()
+}
+
+/// Waits until no thread of a process runs, which was sent SIGSTOP.
+///
+/// # Panics
+/// When one still does after ten seconds.
+pub fn wait_until_stopped(pid: u32) {
+    let start = Instant::now();
+    let stands = |stat: &String| stat.contains(") T ");
+    while !thread_stats(pid).iter().all(stands) {
+        assert!(start.elapsed() < Duration::from_secs(10), "{pid} goes on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// CPU time used so far, in microseconds.

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use capstan_nvme_proto::fabrics::ConnectParameters;
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_tests::attack::{
-    Figures, Stranger, connect_capsule, endure, is_full, mpa_request, sources, tcp, tolerance,
+    ELSEWHERE, Figures, Stranger, connect_capsule, connect_sharing, endure, is_full, mpa_request,
+    sources, tcp, tolerance,
 };
-use capstan_tests::process::allow_many_descriptors;
+use capstan_tests::process::{allow_many_descriptors, resident_shared_bytes_of};
 use capstan_tests::program::{Daemon, own_address, utf8};
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wire_host::connect_data;
@@ -318,6 +319,53 @@ fn queues_of_controllers_that_are_never_enabled() {
             Ok(admin)
         });
     });
+}
+
+/// Each brings 2 MiB, and says nothing.
+#[test]
+fn connections_that_bring_memory() {
+    suffer("memory", 200, |at, source, opened, stop| {
+        hold(200, opened, stop, || connect_sharing(at, source));
+    });
+}
+
+/// What strangers bring is memory of theirs: the target looks at a page of it, and the kernel shows
+/// it those beside at once.
+#[test]
+fn of_memory_that_strangers_bring_the_target_has_little() {
+    /// As many as the target keeps of two addresses.
+    const STRANGERS: usize = 128;
+    allow_many_descriptors();
+    let at = own_address();
+    let (daemon, _folder) = target(at);
+    let none = resident_shared_bytes_of(daemon.pid());
+    let strangers: Vec<Stranger> = (0..STRANGERS)
+        .map(|number| [ELSEWHERE, Ipv4Addr::LOCALHOST][number % 2])
+        .map(|source| connect_sharing(at, source).expect("it is taken"))
+        .collect();
+    let memory = || resident_shared_bytes_of(daemon.pid()).saturating_sub(none);
+    // It has none of the last one's before it has looked at it.
+    let start = Instant::now();
+    while memory() < STRANGERS * 4096 && start.elapsed() < Duration::from_secs(2) {
+        thread::sleep(REST);
+    }
+    println!("{} KiB of {STRANGERS} strangers", memory() >> 10);
+    assert!(
+        (STRANGERS * 4096..STRANGERS * (128 << 10)).contains(&memory()),
+        "{}",
+        memory()
+    );
+    drop(strangers);
+    let start = Instant::now();
+    while memory() > 0 {
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "{} are left",
+            memory()
+        );
+        thread::sleep(REST);
+    }
+    assert!(daemon.stop().success());
 }
 
 /// A second Connect after a refusal, and a second one before the answer, end the connection at
