@@ -9,6 +9,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use tempfile::TempDir;
 
+use crate::process::thread_stats;
 use crate::program::utf8;
 
 /// Runs a program to its end: what it prints, or why it failed.
@@ -158,6 +159,14 @@ impl Drop for Thin {
         self.device = None;
         let _ = run("umount", &["--lazy", utf8(&path("below"))]);
     }
+}
+
+/// Whether a thread of a process waits where no signal reaches it, as the threads of io_uring do in
+/// a file system that stands still.
+#[must_use]
+pub fn waits_for_disk(pid: u32) -> bool {
+    let mut stats = thread_stats(pid).into_iter();
+    stats.any(|stat| stat.contains("(iou-wrk") && stat.contains(") D "))
 }
 
 /// A file system that stands still.

@@ -54,6 +54,8 @@ impl Direction {
 pub enum Flow {
     /// They pass at once.
     Pass,
+    /// The same, but their end stays here: what has passed looks alive.
+    PassBytes,
     /// They pass this long after they have come.
     Delay(Duration),
     /// They are read and stay here.
@@ -101,6 +103,7 @@ impl Pipe {
         let come = self.kept.front().map(|(come, _)| *come);
         match self.flow {
             Flow::Hold => None,
+            Flow::PassBytes => come,
             Flow::Pass | Flow::Crumble => Some(come.unwrap_or_else(Instant::now)),
             Flow::Delay(delay) => Some(come.map_or_else(Instant::now, |come| come + delay)),
         }
@@ -143,7 +146,7 @@ impl Pipe {
             };
             let piece = match self.flow {
                 Flow::Crumble => &bytes[..1],
-                Flow::Pass | Flow::Delay(_) | Flow::Hold => bytes.as_slice(),
+                Flow::Pass | Flow::PassBytes | Flow::Delay(_) | Flow::Hold => bytes.as_slice(),
             };
             match to.write(piece) {
                 Ok(count) => {
@@ -411,6 +414,16 @@ impl Proxy {
         self.wait("the end of a connection", |state| {
             state.lines[connection].pipe(direction).end.is_some()
         });
+    }
+
+    /// Whether the end that sends a direction's bytes has cut the connection (RST), not closed it.
+    ///
+    /// # Panics
+    /// When there is no such connection.
+    #[must_use]
+    pub fn was_reset(&self, connection: usize, direction: Direction) -> bool {
+        let mut state = self.shared.state();
+        state.lines[connection].pipe(direction).end == Some(End::Reset)
     }
 
     /// Waits until everything that has come of a direction, and its end if there was one, is passed

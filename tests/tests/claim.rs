@@ -1,14 +1,13 @@
 //! A target that is killed while its writes are on their way to a slow medium: nobody is served
 //! before they are over, or an old write would land after newer ones.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::Controller;
-use capstan_tests::disks::{Loop, Thin, own_mounts};
+use capstan_tests::disks::{Loop, Thin, own_mounts, waits_for_disk};
 use capstan_tests::host::options;
 use capstan_tests::program::{Daemon, own_address, signal, utf8};
 use capstan_tests::target::SUBNQN;
@@ -105,16 +104,6 @@ fn root_a_device_is_served_again_when_the_writes_of_a_killed_target_are_over() {
     let thin = Thin::new(32);
     let device = Loop::new(&thin.file("slow", 8 << 20));
     killed_while_it_writes(device.path(), &thin, |_| device.writes_in_flight() > 0);
-}
-
-/// Whether a thread of the process waits where no signal reaches it: for the file system.
-fn waits_for_disk(pid: u32) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten();
-    let mut stats =
-        tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok());
-    stats.any(|stat| stat.contains("(iou-wrk") && stat.contains(") D "))
 }
 
 #[test]

@@ -18,9 +18,12 @@ use capstan_nvme_proto::status::Status;
 use capstan_rdma::iwarp::Config;
 use capstan_storage::Gate;
 use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, own_address, utf8};
+use capstan_tests::process::wait_until_stopped;
+use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use capstan_tests::proxy::{Direction, Flow, Proxy};
 use capstan_tests::target::{SUBNQN, TestTarget};
 use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
+use nix::sys::signal::Signal;
 
 const LBA_BYTES: usize = 4096;
 const FIRST: LbaRange = LbaRange { slba: 0, nlb: 1 };
@@ -196,6 +199,53 @@ fn a_host_that_stands_still_is_not_waited_for_long() {
     }
 }
 
+/// The target is stopped, as in a virtual machine that is moved, and has not read a write when it goes
+/// on: the data of it is pulled then.
+#[test]
+fn a_write_that_a_stopped_target_had_not_read_ends_before_its_host_goes_on() {
+    for scene in &SCENES[..2] {
+        let at = own_address();
+        let daemon = Daemon::start("ram:64MiB", 4096, at);
+        let mut old = WireHost::connect_through(scene.wire(), at, connect_data(1));
+        signal(daemon.pid(), Signal::SIGSTOP);
+        wait_until_stopped(daemon.pid());
+        let data = [1; 64 * LBA_BYTES];
+        let cid = old.send(Queue::Io, write(LARGE), Data::Pulled(&data));
+        signal(daemon.pid(), Signal::SIGCONT);
+        let mut new = WireHost::associate(scene.wire(), at, connect_data(1));
+        assert_not_ready(&mut new);
+        let (cqe, _) = old.answer(Queue::Io, cid);
+        assert_eq!(cqe.status(), Status::SUCCESS);
+        write_newer(&mut new);
+        assert_eq!(read_first(&mut new), 2, "{scene:?}");
+        drop((old, new));
+        assert!(daemon.stop().success());
+    }
+}
+
+/// The network gives a write back when the target has ended its connection.
+#[test]
+fn a_write_that_comes_behind_the_end_of_its_connection_is_dropped() {
+    const IO: usize = 1;
+    let target = TestTarget::start(&ending_older(true));
+    let proxy = Proxy::start(target.addresses[0]);
+    let wire = SCENES[1].wire();
+    let mut old = WireHost::connect_through(wire, proxy.address, connect_data(1));
+    proxy.set(IO, Direction::ToTarget, Flow::Hold);
+    old.send(Queue::Io, write(FIRST), Data::InCapsule(&[1; LBA_BYTES]));
+    proxy.wait_for_kept_bytes(IO, Direction::ToTarget, LBA_BYTES);
+    let mut new = SCENES[1].connect(&target);
+    proxy.wait_for_end(IO, Direction::ToHost);
+    proxy.set(IO, Direction::ToTarget, Flow::PassBytes);
+    proxy.wait_until_passed(IO, Direction::ToTarget);
+    for _ in 0..LOOKS {
+        assert_eq!(read_first(&mut new), 0);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop((old, new));
+    target.stop();
+}
+
 /// A path that lives goes on while its host makes another, which does not wait for what comes
 /// later.
 #[test]
@@ -315,17 +365,21 @@ fn a_controller_is_reset_through_another_when_its_writes_are_over() {
     }
 }
 
+/// Whether an association ends the older ones of its host.
+fn ending_older(wanted: bool) -> String {
+    format!(
+        "[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+         end_older_association = {wanted}\n\
+         [[subsystem.namespace]]\nram = \"64MiB\"\nlba = 4096\n"
+    )
+}
+
 /// A host comes back from the same address while its old connections still look alive.
 #[test]
 fn an_older_association_ends_where_the_operator_wants_it() {
     for wanted in [false, true] {
-        let toml = format!(
-            "[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n\
-             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
-             end_older_association = {wanted}\n\
-             [[subsystem.namespace]]\nram = \"64MiB\"\nlba = 4096\n"
-        );
-        let target = TestTarget::start(&toml);
+        let target = TestTarget::start(&ending_older(wanted));
         let [mut old, mut new] = [(), ()].map(|()| SCENES[1].connect(&target));
         let other = WireHost::connect(target.addresses[0], 2);
         if wanted {

@@ -1,28 +1,38 @@
 //! What is still on its way when a host gives a connection up: it must not land behind what the
 //! host writes next.
 
+use std::net::SocketAddr;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use capstan_initiator::host::Status;
 use capstan_initiator::options::ReplayWrites;
 use capstan_initiator::{BlockingVolume, Controller, Options, Preference};
+use capstan_storage::Gate;
+use capstan_tests::disks::{Thin, own_mounts, waits_for_disk};
 use capstan_tests::host::options;
+use capstan_tests::process::wait_until_stopped;
+use capstan_tests::program::{Daemon, own_address, signal, utf8};
 use capstan_tests::proxy::{Direction, Flow, Proxy};
-use capstan_tests::target::TestTarget;
+use capstan_tests::target::{SUBNQN, TestTarget};
+use nix::sys::signal::Signal;
 
 const LBA: usize = 4096;
 /// Connections of an association: the Admin queue's and that of one I/O queue.
 const CONNECTIONS: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(30);
+/// For so long a host that must wait is looked at.
+const LOOKS: Duration = Duration::from_millis(500);
 
-/// A host behind a proxy, which gives an I/O up after half a second. Its Keep Alive is so long that
-/// the target notices nothing by itself.
-fn connect(proxy: &Proxy, replay_writes: ReplayWrites) -> (Controller, BlockingVolume) {
+/// A host which gives an I/O up after half a second. Its Keep Alive is so long that the target
+/// notices nothing by itself.
+fn connect(at: SocketAddr, replay_writes: ReplayWrites) -> (Controller, BlockingVolume) {
     let options = Options {
         provider: Preference::Iwarp,
         keep_alive_tmo: Duration::from_secs(120),
         io_timeout: Duration::from_millis(500),
         replay_writes,
-        ..options(proxy.address, 1)
+        ..options(at, 1)
     };
     let controller = Controller::connect(options).expect("connects");
     let volume = controller.volume_blocking(1).expect("namespace 1");
@@ -49,6 +59,8 @@ fn write_twice(proxy: &Proxy, volume: &BlockingVolume) {
     volume.flush().expect("the flush ends well");
     for old in 0..CONNECTIONS {
         proxy.wait_for_end(old, Direction::ToTarget);
+        // An orderly end would have let the kernel go on with what it had to send.
+        assert!(proxy.was_reset(old, Direction::ToTarget), "{old}");
     }
     assert_eq!(read(volume), 2);
 }
@@ -58,7 +70,7 @@ fn a_write_that_the_network_kept_does_not_undo_a_later_one() {
     for round in 0..2 {
         let target = TestTarget::ram("");
         let proxy = Proxy::start(target.addresses[0]);
-        let (controller, volume) = connect(&proxy, ReplayWrites::Fenced);
+        let (controller, volume) = connect(proxy.address, ReplayWrites::Fenced);
         let start = Instant::now();
         write_twice(&proxy, &volume);
         // The target was asked to end the old controller; its Keep Alive would have taken four
@@ -83,13 +95,119 @@ fn a_write_that_the_network_kept_does_not_undo_a_later_one() {
 fn immediate_replay_lets_an_old_copy_land_last() {
     let target = TestTarget::ram("");
     let proxy = Proxy::start(target.addresses[0]);
-    let (controller, volume) = connect(&proxy, ReplayWrites::Immediate);
+    let (controller, volume) = connect(proxy.address, ReplayWrites::Immediate);
     write_twice(&proxy, &volume);
-    proxy.set_all(Direction::ToTarget, Flow::Pass);
+    // Not the ends of the connections: that of the Admin queue would end the I/O queue, whose write
+    // is dropped when it is read behind that.
+    proxy.set_all(Direction::ToTarget, Flow::PassBytes);
     let start = Instant::now();
     while read(&volume) != 1 {
         assert!(start.elapsed() < PATIENCE, "the old copy did not land");
     }
     controller.close();
     target.stop();
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn connects_again(controller: &Controller) -> bool {
+    let status = controller.snapshot_blocking().status;
+    matches!(status, Status::Connecting { attempt: 1.., .. })
+}
+
+/// The disk keeps a write for longer than its host waits for an answer. The host issues it again,
+/// with what it takes to be sure of the old one or without.
+#[test]
+fn a_write_that_the_disk_kept_does_not_undo_a_later_one() {
+    for replay_writes in [ReplayWrites::Fenced, ReplayWrites::Immediate] {
+        for through_tcp in [false, true] {
+            let gate = Gate::default();
+            let target = TestTarget::ram_behind("", Some(&gate));
+            let proxy = through_tcp.then(|| Proxy::start(target.addresses[0]));
+            let at = proxy
+                .as_ref()
+                .map_or(target.addresses[0], |proxy| proxy.address);
+            let (controller, volume) = connect(at, replay_writes);
+            gate.hold(1);
+            thread::scope(|scope| {
+                let writes = scope.spawn(|| {
+                    for data in [1, 2] {
+                        volume.write(0, &[data; LBA]).expect("the write ends well");
+                    }
+                    volume.flush().expect("the flush ends well");
+                });
+                wait_until("the disk has the write", || gate.held() == 1);
+                wait_until("the host is back", || {
+                    connects_again(&controller) || writes.is_finished()
+                });
+                let start = Instant::now();
+                while start.elapsed() < LOOKS {
+                    assert!(!writes.is_finished(), "before the old copy has landed");
+                    thread::sleep(Duration::from_millis(1));
+                }
+                gate.release();
+            });
+            wait_until("the disk has nothing left", || gate.held() == 0);
+            assert_eq!(read(&volume), 2, "{replay_writes:?}, TCP: {through_tcp}");
+            controller.close();
+            target.stop();
+        }
+    }
+}
+
+/// A target that stands still, as in a virtual machine that is moved, for longer than its host
+/// waits, has a write in its socket when it goes on, and then a disk that is slow. Replayed at
+/// once: it is the target that keeps the host waiting.
+#[test]
+fn root_a_write_that_a_stopped_target_had_not_read_does_not_undo_a_later_one() {
+    own_mounts();
+    let thin = Thin::new(32);
+    let file = thin.file("slow", 8 << 20);
+    let at = own_address();
+    let listen = at.to_string();
+    let [export, nqn] = [["--export", utf8(&file)], ["--nqn", SUBNQN]];
+    let [lba, provider] = [["--lba", "4096"], ["--provider", "iwarp"]];
+    let arguments = [export, nqn, lba, provider, ["--listen", &listen]].concat();
+    let daemon = Daemon::serve(&arguments);
+    // What has left stays on its way, and the old connections look alive.
+    let proxy = Proxy::start(at);
+    proxy.set_new(Direction::ToTarget, Flow::PassBytes);
+    let (controller, volume) = connect(proxy.address, ReplayWrites::Immediate);
+    proxy.set_new(Direction::ToTarget, Flow::Pass);
+    volume.write(0, &[0; LBA]).expect("writes");
+    volume.flush().expect("flushes");
+
+    signal(daemon.pid(), Signal::SIGSTOP);
+    wait_until_stopped(daemon.pid());
+    let frozen = thin.freeze();
+    thread::scope(|scope| {
+        let writes = scope.spawn(|| {
+            for data in [1, 2] {
+                volume.write(0, &[data; LBA]).expect("the write ends well");
+            }
+            volume.flush().expect("the flush ends well");
+        });
+        wait_until("the host has given up", || {
+            controller.snapshot_blocking().status != Status::Live
+        });
+        signal(daemon.pid(), Signal::SIGCONT);
+        wait_until("the disk has the write", || waits_for_disk(daemon.pid()));
+        let start = Instant::now();
+        while start.elapsed() < LOOKS {
+            let status = controller.snapshot_blocking().status;
+            assert_ne!(status, Status::Live, "before the old copy has landed");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!writes.is_finished());
+        drop(frozen);
+    });
+    assert_eq!(read(&volume), 2);
+    controller.close();
+    assert!(daemon.stop().success());
 }
