@@ -29,6 +29,9 @@ pub enum BackingError {
     /// Nothing before or after the colon.
     #[error("the export is empty; write PATH, ram:SIZE or null:SIZE")]
     Empty,
+    /// `-`, which other programs take for stdin.
+    #[error("`-` would be stdin, which cannot be exported; write ./- for a file of that name")]
+    Stdin,
     /// `ram:` or `null:` with something else than a size.
     #[error(transparent)]
     Size(#[from] SizeError),
@@ -87,6 +90,8 @@ impl FromStr for Backing {
             })
         } else if text.is_empty() {
             Err(BackingError::Empty)
+        } else if text == "-" {
+            Err(BackingError::Stdin)
         } else {
             Ok(Self::Path(PathBuf::from(text)))
         }
@@ -135,7 +140,9 @@ mod tests {
             text("null:0"),
             "`null:0` has no bytes; write a size such as 1GiB"
         );
-        assert!(text("ram:").contains("is not a size"));
+        assert!(text("ram:").contains("there is no size"));
+        assert!(text("-").contains("write ./- for a file of that name"));
+        assert_eq!("./-".parse(), Ok(Backing::Path("./-".into())));
     }
 
     #[test]

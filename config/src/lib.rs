@@ -63,27 +63,41 @@ impl Config {
         check::check(&raw, text)
     }
 
-    /// Reads, parses and checks a configuration file, without a look at what it names.
+    /// Reads, parses and checks a configuration file, without a look at what it names. The path `-`
+    /// is stdin.
     ///
     /// # Errors
-    /// Those of [`Config::from_toml`], and of reading the file.
+    /// Those of [`Config::from_toml`], in [`ConfigError::In`], and of reading the file.
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let read = |source| ConfigError::Read {
+        let text = read_text(path)?;
+        Self::from_toml(&text).map_err(|error| ConfigError::In {
             path: path.to_owned(),
-            source,
-        };
-        let mut bytes = Vec::new();
-        let file = std::fs::File::open(path).map_err(read)?;
-        file.take(CONFIG_BYTES_MAX + 1)
-            .read_to_end(&mut bytes)
-            .map_err(read)?;
-        if bytes.len() as u64 > CONFIG_BYTES_MAX {
-            return Err(ConfigError::TooLarge {
-                path: path.to_owned(),
-            });
-        }
-        let text = String::from_utf8(bytes)
-            .map_err(|error| read(std::io::Error::new(std::io::ErrorKind::InvalidData, error)))?;
-        Self::from_toml(&text)
+            error: Box::new(error),
+        })
     }
+}
+
+fn read_text(path: &Path) -> Result<String, ConfigError> {
+    let read = |source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let file: Box<dyn Read> = if path.as_os_str() == "-" {
+        Box::new(std::io::stdin())
+    } else {
+        Box::new(std::fs::File::open(path).map_err(read)?)
+    };
+    let mut bytes = Vec::new();
+    file.take(CONFIG_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(read)?;
+    if bytes.len() as u64 > CONFIG_BYTES_MAX {
+        return Err(ConfigError::TooLarge {
+            path: path.to_owned(),
+        });
+    }
+    String::from_utf8(bytes).map_err(|error| ConfigError::NotUtf8 {
+        path: path.to_owned(),
+        at: error.utf8_error().valid_up_to(),
+    })
 }

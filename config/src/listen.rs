@@ -1,6 +1,6 @@
 //! Addresses to listen on.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::str::FromStr;
 
 use crate::DEFAULT_PORT;
@@ -23,6 +23,36 @@ pub enum ListenError {
         "`{0}` is not the address of one machine; use an address of this machine, 0.0.0.0 or ::"
     )]
     NotUnicast(String),
+    /// A port above 65535.
+    #[error("`{text}` has port {port}, expected 0 to 65535; 0 lets the system choose")]
+    Port {
+        /// What was written.
+        text: String,
+        /// The digits of the port.
+        port: String,
+    },
+    /// An IPv6 address whose end may be meant for a port.
+    #[error(
+        "`{text}` is an IPv6 address, and may be meant for port {port} of {address}; write [{text}] or [{address}]:{port}"
+    )]
+    Ambiguous {
+        /// What was written.
+        text: String,
+        /// All before the last colon.
+        address: String,
+        /// What is behind it.
+        port: String,
+    },
+    /// An IPv6 address with a port, and without brackets.
+    #[error("`{text}` lacks the brackets of an IPv6 address with a port; write [{address}]:{port}")]
+    NoBrackets {
+        /// What was written.
+        text: String,
+        /// All before the last colon.
+        address: String,
+        /// What is behind it.
+        port: String,
+    },
     /// Anything else.
     #[error(
         "`{0}` is not an address; write an IPv4 or IPv6 address of this machine, 0.0.0.0 or :: for all of them (names are not resolved)"
@@ -109,6 +139,32 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, ListenError> {
     if let Ok(listen) = text.parse::<SocketAddr>() {
         check_unicast(listen.ip(), text)?;
         return Ok(listen);
+    }
+    if let Some((address, port)) = text.rsplit_once(':') {
+        let bare = address.trim_start_matches('[').trim_end_matches(']');
+        let text = text.to_owned();
+        let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let is_ipv6 = text.parse::<Ipv6Addr>().is_ok();
+        if is_number && !is_ipv6 && port.parse::<u16>().is_err() && bare.parse::<IpAddr>().is_ok() {
+            let port = port.to_owned();
+            return Err(ListenError::Port { text, port });
+        }
+        if is_number && address.parse::<Ipv6Addr>().is_ok() {
+            let (address, port) = (address.to_owned(), port.to_owned());
+            return Err(if is_ipv6 {
+                ListenError::Ambiguous {
+                    text,
+                    address,
+                    port,
+                }
+            } else {
+                ListenError::NoBrackets {
+                    text,
+                    address,
+                    port,
+                }
+            });
+        }
     }
     match parse_address(text) {
         Ok(address) => Ok(SocketAddr::new(address, DEFAULT_PORT)),
@@ -212,6 +268,8 @@ mod tests {
             ("[::1]:4420", "[::1]:4420"),
             ("::", "[::]:4420"),
             ("[fd00::7]", "[fd00::7]:4420"),
+            ("fd00::7", "[fd00::7]:4420"),
+            ("[::1:5003]", "[::1:5003]:4420"),
         ] {
             assert_eq!(parse_listen(text), Ok(listen.parse().unwrap()), "{text}");
         }
@@ -281,7 +339,11 @@ mod tests {
     fn what_is_no_address_says_so() {
         for (text, words) in [
             ("localhost:4420", "is not ADDRESS or ADDRESS:PORT"),
-            ("10.0.0.1:99999", "is not ADDRESS or ADDRESS:PORT"),
+            ("10.0.0.1:99999", "has port 99999, expected 0 to 65535"),
+            ("[::1]:65536", "has port 65536, expected 0 to 65535"),
+            ("::1:5003", "write [::1:5003] or [::1]:5003"),
+            ("::1:99999", "has port 99999, expected 0 to 65535"),
+            ("fd00::2:44200", "write [fd00::2]:44200"),
             ("", "is not ADDRESS or ADDRESS:PORT"),
             ("224.0.0.1:4420", "is not the address of one machine"),
             ("255.255.255.255", "is not the address of one machine"),

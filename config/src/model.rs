@@ -135,8 +135,7 @@ impl FromStr for ProviderChoice {
         let all = [Self::Auto, Self::Verbs, Self::Iwarp];
         all.into_iter()
             .find(|choice| choice.as_str() == text)
-            .ok_or_else(|| WordError {
-                text: text.to_owned(),
+            .ok_or(WordError {
                 allowed: "auto, verbs or iwarp",
             })
     }
@@ -185,12 +184,11 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether a host with this NQN may connect. Compared byte by byte, as the NVMe specification
-    /// does ("Unique Identifier": NQNs are case sensitive).
-    pub fn allows(&self, host_nqn: &str) -> bool {
+    /// Whether a host with this NQN may connect ([`Nqn::is_same`]).
+    pub fn allows(&self, host_nqn: &Nqn) -> bool {
         match self {
             Self::AnyHost => true,
-            Self::Hosts(hosts) => hosts.iter().any(|host| host.as_str() == host_nqn),
+            Self::Hosts(hosts) => hosts.iter().any(|host| host.is_same(host_nqn)),
         }
     }
 }
@@ -238,6 +236,11 @@ impl LbaSize {
         }
     }
 
+    /// Whether `size_bytes`, no whole number of these LBAs, is one of smaller ones.
+    pub(crate) fn smaller_for(self, size_bytes: u64) -> bool {
+        self == Self::B4096 && size_bytes.is_multiple_of(Self::B512.bytes().into())
+    }
+
     /// Bytes of one LBA.
     pub fn bytes(self) -> u32 {
         match self {
@@ -254,8 +257,7 @@ impl FromStr for LbaSize {
         text.parse()
             .ok()
             .and_then(Self::from_bytes)
-            .ok_or_else(|| WordError {
-                text: text.to_owned(),
+            .ok_or(WordError {
                 allowed: "512 or 4096",
             })
     }
@@ -263,9 +265,8 @@ impl FromStr for LbaSize {
 
 /// An option value that is none of the few that are allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not {allowed}")]
+#[error("expected {allowed}")]
 pub struct WordError {
-    text: String,
     allowed: &'static str,
 }
 
@@ -295,10 +296,10 @@ mod tests {
         }
         assert_eq!("4096".parse(), Ok(LbaSize::B4096));
         let error = "tcp".parse::<ProviderChoice>().unwrap_err();
-        assert_eq!(error.to_string(), "`tcp` is not auto, verbs or iwarp");
+        assert_eq!(error.to_string(), "expected auto, verbs or iwarp");
         assert_eq!(
             "520".parse::<LbaSize>().unwrap_err().to_string(),
-            "`520` is not 512 or 4096"
+            "expected 512 or 4096"
         );
     }
 }

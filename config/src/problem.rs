@@ -1,15 +1,23 @@
 //! What can be wrong with a configuration, and how it is said.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{BackingError, ListenError, NqnError, Size};
 
 /// Why there is no [`Config`](crate::Config).
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// What is in a file is wrong.
+    #[error("{}{error}", in_file(path, error))]
+    In {
+        /// The file, or `-` for stdin.
+        path: PathBuf,
+        /// What is wrong.
+        error: Box<Self>,
+    },
     /// The file cannot be read.
-    #[error("cannot read the configuration {path}", path = path.display())]
+    #[error("cannot read the configuration {}", name(path))]
     Read {
         /// The file.
         path: PathBuf,
@@ -17,10 +25,24 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is larger than [`CONFIG_BYTES_MAX`](crate::CONFIG_BYTES_MAX).
-    #[error("the configuration {path} is larger than 1 MiB; is it the right file?", path = path.display())]
+    #[error(
+        "the configuration {} is larger than 1 MiB; is it the right file?",
+        name(path)
+    )]
     TooLarge {
         /// The file.
         path: PathBuf,
+    },
+    /// The file is not text.
+    #[error(
+        "the configuration {} is not UTF-8 text: byte {at} is invalid; is it the right file?",
+        name(path)
+    )]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// The first byte that is wrong.
+        at: usize,
     },
     /// Not TOML, an unknown key, or a value of the wrong type.
     #[error("{message}{}", hint.as_ref().map(|h| format!("did you mean `{h}`?\n")).unwrap_or_default())]
@@ -35,6 +57,31 @@ pub enum ConfigError {
     Invalid(#[from] Problems),
 }
 
+/// The next whole number of LBAs, in bytes; the one before where that is more than there can be.
+fn whole_lbas(size_bytes: u64, lba_bytes: u32) -> u64 {
+    let lba_bytes = u64::from(lba_bytes);
+    let next = size_bytes.checked_next_multiple_of(lba_bytes);
+    next.unwrap_or_else(|| size_bytes - size_bytes % lba_bytes)
+}
+
+/// A file as messages name it.
+fn name(path: &Path) -> String {
+    match path.to_str() {
+        Some("-") => "on stdin".to_owned(),
+        _ => path.display().to_string(),
+    }
+}
+
+/// Before what is wrong in a file: on the same line where that is one line.
+fn in_file(path: &Path, error: &ConfigError) -> String {
+    let ends = if error.to_string().contains('\n') {
+        '\n'
+    } else {
+        ' '
+    };
+    format!("{}:{ends}", name(path))
+}
+
 /// One or more problems, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Problems(Vec<Problem>);
@@ -47,6 +94,20 @@ impl Problems {
         } else {
             Err(Self(problems))
         }
+    }
+
+    /// The same, where what a configuration file would say was said in options: of a
+    /// [`QuickExport`](crate::QuickExport).
+    #[must_use]
+    pub fn in_options(mut self) -> Self {
+        for Problem { at, .. } in &mut self.0 {
+            if at.field.starts_with("subsystem") {
+                "--export".clone_into(&mut at.field);
+            } else if at.field.starts_with("listener") {
+                "--listen".clone_into(&mut at.field);
+            }
+        }
+        self
     }
 
     /// The problems.
@@ -191,12 +252,16 @@ pub enum ProblemKind {
         found: &'static str,
     },
     /// A size that is no whole number of LBAs.
-    #[error("{size} is not a multiple of the LBA size, {lba_bytes} bytes", size = Size(*size_bytes))]
+    #[error("{size_bytes} bytes are not a multiple of the LBA size, {lba_bytes} bytes; write {} bytes{}",
+        whole_lbas(*size_bytes, *lba_bytes),
+        smaller_lba.map(|write| format!(", or {write} for LBAs of 512 bytes")).unwrap_or_default())]
     PartialLba {
         /// The size.
         size_bytes: u64,
         /// The LBA size.
         lba_bytes: u32,
+        /// What to write for LBAs of 512 bytes, where these would do.
+        smaller_lba: Option<&'static str>,
     },
     /// A key that means nothing for this backing.
     #[error("has no meaning for a {backing} namespace; remove it")]

@@ -61,13 +61,15 @@ impl Config {
                 ),
             }
         } else if let Some(size_bytes) = backing.size_bytes() {
-            let lba_bytes = export.lba.unwrap_or(LbaSize::DEFAULT).bytes();
+            let lba = export.lba.unwrap_or(LbaSize::DEFAULT);
+            let lba_bytes = lba.bytes();
             if !size_bytes.is_multiple_of(lba_bytes.into()) {
                 report(
                     "--export",
                     ProblemKind::PartialLba {
                         size_bytes,
                         lba_bytes,
+                        smaller_lba: lba.smaller_for(size_bytes).then_some("--lba 512"),
                     },
                 );
             }

@@ -13,6 +13,9 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
+/// Numbers with more digits are told with a larger unit and one decimal.
+const EXACT_BELOW: u64 = 10_000;
+
 /// A text that is no [`Size`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
@@ -24,6 +27,9 @@ pub enum SizeError {
         /// The same number with the binary unit.
         binary: String,
     },
+    /// Nothing at all.
+    #[error("there is no size; write bytes or a number with KiB, MiB, GiB or TiB")]
+    Empty,
     /// Not a number with a unit.
     #[error("`{0}` is not a size; write bytes or a number with KiB, MiB, GiB or TiB")]
     NotASize(String),
@@ -35,6 +41,9 @@ impl FromStr for Size {
     fn from_str(text: &str) -> Result<Self, SizeError> {
         let not_a_size = || SizeError::NotASize(text.to_owned());
         let trimmed = text.trim();
+        if trimmed.is_empty() {
+            return Err(SizeError::Empty);
+        }
         let unit_at = trimmed
             .find(|c: char| c.is_ascii_alphabetic())
             .unwrap_or(trimmed.len());
@@ -63,12 +72,19 @@ impl FromStr for Size {
 }
 
 impl fmt::Display for Size {
-    /// Exact where a binary unit divides it (`8 MiB`), else with one decimal (`1.3 MiB`).
+    /// Exact where a binary unit divides it into a number that can be read (`8 MiB`), else with one
+    /// decimal (`1.3 MiB`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
-            let unit_bytes = 1_u64 << shift;
-            if self.0 >= unit_bytes && self.0.is_multiple_of(unit_bytes) {
-                return write!(f, "{} {unit}", self.0 / unit_bytes);
+        for (shift, unit) in [
+            (50, "PiB"),
+            (40, "TiB"),
+            (30, "GiB"),
+            (20, "MiB"),
+            (10, "KiB"),
+        ] {
+            let number = self.0 >> shift;
+            if (1..EXACT_BELOW).contains(&number) && number << shift == self.0 {
+                return write!(f, "{number} {unit}");
             }
         }
         if self.0 < 1024 {
@@ -142,8 +158,8 @@ mod tests {
 
     #[test]
     fn nonsense_is_not_a_size() {
+        assert_eq!("".parse::<Size>(), Err(SizeError::Empty));
         for text in [
-            "",
             "MiB",
             "-1",
             "-1MiB",
@@ -167,9 +183,14 @@ mod tests {
             (512, "512 bytes"),
             (8 << 20, "8 MiB"),
             (3 << 29, "1536 MiB"),
+            (999 << 40, "999 TiB"),
+            (3 << 50, "3 PiB"),
         ] {
             assert_eq!(Size(bytes).to_string(), text);
         }
         assert_eq!(Size(1_363_149).to_string(), "1.3 MiB");
+        // Nobody reads 1047527936 MiB or 24684084 KiB.
+        assert_eq!(Size((999 << 40) + (256 << 20)).to_string(), "999.0 TiB");
+        assert_eq!(Size(24_684_084 << 10).to_string(), "23.5 GiB");
     }
 }

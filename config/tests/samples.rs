@@ -3,7 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use capstan_config::{Access, Backing, Config, DirectIo, LbaSize, ProviderChoice, Reactors};
+use capstan_config::{Access, Backing, Config, DirectIo, LbaSize, Nqn, ProviderChoice, Reactors};
+
+fn nqn(name: &str) -> Nqn {
+    Nqn::new(name).unwrap()
+}
 
 fn sample(name: &str) -> Config {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -41,12 +45,14 @@ fn block_device() {
     assert_eq!(config.target.reactors, Reactors::Count(1));
     assert_eq!(config.target.memory_budget_bytes, 128 << 20);
     let subsystem = &config.subsystems[0];
+    assert!(subsystem.access.allows(&nqn(
+        "nqn.2014-08.org.nvmexpress:uuid:0A6D2C9E-55F1-4A37-8A5C-52B6C4A5F7A1"
+    )));
     assert!(
-        subsystem
+        !subsystem
             .access
-            .allows("nqn.2014-08.org.nvmexpress:uuid:0a6d2c9e-55f1-4a37-8a5c-52b6c4a5f7a1")
+            .allows(&nqn("nqn.2026-11.com.example:stranger"))
     );
-    assert!(!subsystem.access.allows("nqn.2026-11.com.example:stranger"));
     assert_eq!(subsystem.namespaces[0].lba, None);
     assert_eq!(subsystem.namespaces[0].direct, DirectIo::WherePossible);
 }
@@ -102,11 +108,15 @@ fn several_hosts() {
     let [databases, cache] = config.subsystems.as_slice() else {
         panic!("two subsystems")
     };
-    assert!(cache.access.allows("nqn.2026-11.com.example:host:builder"));
+    assert!(
+        cache
+            .access
+            .allows(&nqn("nqn.2026-11.com.example:host:builder"))
+    );
     assert!(
         !databases
             .access
-            .allows("nqn.2026-11.com.example:host:builder")
+            .allows(&nqn("nqn.2026-11.com.example:host:builder"))
     );
     assert!(databases.serial.starts_with("RACK7-") && databases.serial != cache.serial);
     assert_eq!(databases.model, "Rack 7 storage");

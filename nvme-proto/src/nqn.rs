@@ -189,6 +189,13 @@ impl Nqn {
         }
     }
 
+    /// Whether both name the same: byte by byte, but for the digits of a UUID, which RFC 9562 reads
+    /// alike in upper and in lower case, and tools write either way.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self == other || self.uuid().is_some_and(|uuid| other.uuid() == Some(uuid))
+    }
+
     /// Checks the form: `nqn.`, year and month, a reverse domain name with at least two labels
     /// of 1 to 63 letters, digits and inner hyphens, and after a colon a string; under
     /// `nqn.2014-08.org.nvmexpress:uuid:` a UUID.
@@ -377,6 +384,18 @@ mod tests {
         assert_eq!(Nqn::discovery().uuid(), None);
         assert!(Nqn::discovery().is_discovery());
         assert_eq!(Nqn::new(DISCOVERY_NQN), Ok(Nqn::discovery()));
+    }
+
+    #[test]
+    fn only_the_digits_of_a_uuid_are_the_same_in_either_case() {
+        let nqn = |name: &str| Nqn::new(name).unwrap();
+        let lower = nqn("nqn.2014-08.org.nvmexpress:uuid:00112233-4455-6677-8899-aabbccddeeff");
+        let upper = nqn("nqn.2014-08.org.nvmexpress:uuid:00112233-4455-6677-8899-AABBCCDDEEFF");
+        assert!(upper.is_same(&lower) && lower.is_same(&upper) && upper != lower);
+        let other = nqn("nqn.2014-08.org.nvmexpress:uuid:00112233-4455-6677-8899-AABBCCDDEEFE");
+        assert!(!other.is_same(&lower));
+        assert!(!nqn("nqn.2024-01.io.capstan:A").is_same(&nqn("nqn.2024-01.io.capstan:a")));
+        assert!(nqn("testnqn").is_same(&nqn("testnqn")));
     }
 
     #[test]

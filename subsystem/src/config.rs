@@ -83,12 +83,12 @@ pub enum HostPolicy {
 }
 
 impl HostPolicy {
-    /// Whether `host` may connect.
+    /// Whether `host` may connect ([`Nqn::is_same`]).
     #[must_use]
     pub fn allows(&self, host: &Nqn) -> bool {
         match self {
             Self::Any => true,
-            Self::Only(hosts) => hosts.contains(host),
+            Self::Only(hosts) => hosts.iter().any(|other| other.is_same(host)),
         }
     }
 }

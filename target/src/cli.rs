@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use capstan_config::ListenAddresses;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use capstan_config::{Backing, LbaSize, ListenAddresses};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 /// Exports block devices, files and RAM as NVMe namespaces over RDMA.
 #[derive(Debug, Parser)]
@@ -22,7 +22,7 @@ pub enum Command {
     /// Check a configuration: exit 0 when `serve` would take it. What is in use now is a warning:
     /// a target that runs has it, or `serve` cannot open it.
     Check {
-        /// The TOML file.
+        /// The TOML file; `-` is stdin.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
@@ -33,7 +33,7 @@ pub enum Command {
 
 /// `serve`: from a configuration file, or one export given here.
 #[derive(Args, Debug)]
-#[command(mut_arg("config", |arg| arg.required_unless_present("export")))]
+#[command(group = ArgGroup::new("served").args(["config", "export"]).required(true))]
 pub struct Serve {
     /// What to serve.
     #[command(flatten)]
@@ -69,16 +69,16 @@ pub enum Output {
 /// A configuration file, or one export.
 #[derive(Args, Debug)]
 pub struct Source {
-    /// The TOML configuration file.
+    /// The TOML configuration file; `-` is stdin.
     #[arg(long, value_name = "FILE", conflicts_with = "export")]
     pub config: Option<PathBuf>,
     /// Export one thing: a block device, a file, `ram:SIZE` or `null:SIZE`.
     #[arg(long, value_name = "PATH|ram:SIZE|null:SIZE", requires = "listen")]
-    pub export: Option<String>,
+    pub export: Option<Backing>,
     /// Bytes per LBA: 512 or 4096 [default: what the device has; what the file was used with, 4096 at
     /// first].
     #[arg(long, value_name = "BYTES", requires = "export")]
-    pub lba: Option<u32>,
+    pub lba: Option<LbaSize>,
     /// Address to listen at, or a name: then all its addresses that this machine has. The port is
     /// 4420 when none is given.
     #[arg(long, value_name = "ADDR:PORT", requires = "export")]

@@ -4,16 +4,28 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use capstan_config::{Config, LbaSize, ProviderChoice, QuickExport};
+use capstan_config::{Config, Problems, ProviderChoice, QuickExport};
 use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
 use capstan_target::signals::Held;
 use capstan_target::{doctor, lba_size, log, room, serve};
 use clap::Parser as _;
+use clap::error::ErrorKind;
 
 fn main() -> ExitCode {
-    match command() {
+    let held = match Held::hold() {
+        Ok(held) => held,
+        Err(error) => {
+            eprintln!("capstan-target: signals cannot be held while the target starts: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
+    match run_command(cli.command, held) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("capstan-target: {error:#}");
@@ -22,9 +34,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn command() -> anyhow::Result<()> {
-    let held = Held::hold().context("signals cannot be held while the target starts")?;
-    match Cli::parse().command {
+/// Says why a command line is not taken (or shows the help that was asked for). A wrong value ends
+/// with the same exit status wherever it is found out.
+fn refused(error: &clap::Error) -> ExitCode {
+    // There is nowhere left to tell that stderr is gone.
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => ExitCode::FAILURE,
+        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX)),
+    }
+}
+
+fn run_command(command: Command, held: Held) -> anyhow::Result<()> {
+    match command {
         Command::Serve(options) => run(&options.source, held),
         // These serve nobody: a signal may end them where they are.
         Command::Check { config } => {
@@ -42,10 +64,24 @@ fn run(source: &Source, held: Held) -> anyhow::Result<()> {
     let config = config(source)?;
     log::start(config.target.log.as_str());
     raise_limits();
-    for warning in room::check(&config)? {
+    for warning in room::check(&config, in_words_of(source))? {
         tracing::warn!("{warning}");
     }
-    serve::serve(&config, source.config.as_deref(), held)
+    // What came from stdin is gone.
+    let file = source.config.as_deref();
+    serve::serve(&config, file.filter(|file| file.as_os_str() != "-"), held)
+}
+
+/// Names the options of a quick export where a configuration file would have fields.
+fn in_words_of(source: &Source) -> impl FnOnce(Problems) -> Problems {
+    let is_quick = source.export.is_some();
+    move |problems| {
+        if is_quick {
+            problems.in_options()
+        } else {
+            problems
+        }
+    }
 }
 
 /// Before anything is compared with a limit. Where that fails, the comparison says what is missing.
@@ -65,15 +101,11 @@ fn config(source: &Source) -> anyhow::Result<Config> {
 fn quick(options: &Source) -> anyhow::Result<Config> {
     let export = options
         .export
-        .as_deref()
+        .as_ref()
         .context("--export or --config is needed")?;
-    let lba = options.lba.map(|bytes| {
-        LbaSize::from_bytes(u64::from(bytes))
-            .with_context(|| format!("--lba {bytes}: expected 512 or 4096"))
-    });
     let export = QuickExport {
-        backing: export.parse()?,
-        lba: lba.transpose()?,
+        backing: export.clone(),
+        lba: options.lba,
         listen: options
             .listen
             .clone()
@@ -96,13 +128,17 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
 fn check(file: &Path) -> anyhow::Result<()> {
     let config = Config::from_file(file)?;
     raise_limits();
-    let mut warnings = room::check(&config)?;
+    let mut warnings = room::check(&config, std::convert::identity)?;
     warnings.extend(room::locked_memory(&config));
     warnings.extend(lba_size::warnings(&config));
     for warning in &warnings {
         println!("warning: {warning}");
     }
-    println!("{}: ok, {} warning(s)", file.display(), warnings.len());
+    let name = match file.to_str() {
+        Some("-") => "stdin".into(),
+        _ => file.display().to_string(),
+    };
+    println!("{name}: ok, {} warning(s)", warnings.len());
     Ok(())
 }
 

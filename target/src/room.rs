@@ -2,7 +2,7 @@
 //! threads and processors, by the limits of the machine, of control groups and of the process.
 
 use anyhow::bail;
-use capstan_config::{Backing, Config, MemoryPlan, Namespace, Nqn, Target};
+use capstan_config::{Backing, Config, MemoryPlan, Namespace, Nqn, Problems, Target};
 use capstan_doctor::room::{MemoryNeed, memory, open_files, processors, threads};
 use capstan_doctor::{Check, Machine, Role, Verdict};
 
@@ -23,13 +23,16 @@ pub(crate) const HOST_QUEUES: u64 = 2;
 ///
 /// # Errors
 /// Everything that would keep the target from serving it, a line each.
-pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
+pub fn check(
+    config: &Config,
+    in_words: impl FnOnce(Problems) -> Problems,
+) -> anyhow::Result<Vec<String>> {
     let (mut errors, mut warnings) = match config.check_machine() {
         Ok(warnings) => (
             Vec::new(),
             warnings.iter().map(ToString::to_string).collect(),
         ),
-        Err(problems) => (vec![problems.to_string()], Vec::new()),
+        Err(problems) => (vec![in_words(problems).to_string()], Vec::new()),
     };
     // A budget that is too small is one of the problems.
     for check in checks(&Machine::here(), config) {

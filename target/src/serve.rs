@@ -63,8 +63,11 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
     };
     let why = signals::wait_for_end(held, &status, || shared.borrow().alive(), reload)
         .context("the control thread cannot wait for signals")?;
-    tracing::info!("{why}: draining");
+    tracing::info!("{why}: draining; a second one ends the target at once");
     signals::notify_stopping();
+    if let Err(error) = signals::end_at_the_next() {
+        tracing::warn!(%error, "a second signal does not end the target before it is drained");
+    }
     running.stop()?;
     tracing::info!("stopped");
     Ok(())
@@ -159,7 +162,9 @@ impl Running {
 
     /// Reads the configuration again and carries out what has changed.
     fn reload(&mut self, file: Option<&Path>) -> anyhow::Result<String> {
-        let file = file.context("there is no file: the target was started with --export")?;
+        let file = file.context(
+            "there is no file to read again: the target was started with --export or --config -",
+        )?;
         let reactors = self.reactors.len();
         self.served.reload(file, &self.control, reactors)
     }

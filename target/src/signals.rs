@@ -2,17 +2,30 @@
 //! never on a data core.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::pipe2;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// How long after SIGTERM or SIGINT the start of a target may go on, and be drained in order.
+const START_PATIENCE_MS: u16 = 1500;
+
 /// SIGTERM, SIGINT and SIGHUP, kept from ending the process until there is somebody who answers
-/// them: one that comes while the target starts is answered once it has. Threads that are made in
-/// the meantime never see them. Dropped, they do what the kernel has them do.
+/// them: one that comes while the target starts is answered once it has, and ends the process where
+/// it does not start. Threads that are made in the meantime never see them. Dropped, they do what the
+/// kernel has them do.
 pub struct Held {
     signals: SigSet,
+    /// Closed when the start is over.
+    _starting: OwnedFd,
 }
 
 impl Held {
@@ -23,8 +36,79 @@ impl Held {
     pub fn hold() -> io::Result<Self> {
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
         signals.thread_block()?;
-        Ok(Self { signals })
+        let (over, starting) = pipe2(OFlag::O_CLOEXEC)?;
+        let ends = Self::ends()?;
+        let watch = move || {
+            let patience = PollTimeout::from(START_PATIENCE_MS);
+            // Looked at and not taken: a start that goes on has it answered in order.
+            if came_first(ends.as_fd(), over.as_fd()) && !is_readable(over.as_fd(), patience) {
+                end("asked to end while the target starts, which did not go on within 1500 ms");
+            }
+        };
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(watch)?;
+        Ok(Self {
+            signals,
+            _starting: starting,
+        })
     }
+
+    /// Readable while SIGTERM or SIGINT wait to be answered.
+    fn ends() -> io::Result<SignalFd> {
+        let ends = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        Ok(SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC)?)
+    }
+}
+
+/// Has a second SIGTERM or SIGINT end the process at once, whatever it waits for.
+///
+/// # Errors
+/// The system has no thread or descriptor left.
+pub(crate) fn end_at_the_next() -> io::Result<()> {
+    let ends = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    ends.thread_block()?;
+    let ends = Held::ends()?;
+    let watch = move || {
+        if is_readable(ends.as_fd(), PollTimeout::NONE) {
+            end("asked to end a second time: what is in flight is given up");
+        }
+    };
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(watch)?;
+    Ok(())
+}
+
+/// Whether `first` is readable before `second` is.
+fn came_first(first: BorrowedFd<'_>, second: BorrowedFd<'_>) -> bool {
+    let mut fds = [first, second].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    loop {
+        match poll(&mut fds, PollTimeout::NONE) {
+            Err(Errno::EINTR) => {}
+            _ => return fds.get(1).and_then(PollFd::any) != Some(true),
+        }
+    }
+}
+
+/// Whether `fd` is readable, or closed at its other end, within `patience`.
+fn is_readable(fd: BorrowedFd<'_>, patience: PollTimeout) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    loop {
+        match poll(&mut fds, patience) {
+            Err(Errno::EINTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
+        }
+    }
+}
+
+#[expect(
+    clippy::exit,
+    reason = "what the other threads wait for may never come"
+)]
+fn end(why: &str) {
+    eprintln!("capstan-target: {why}");
+    std::process::exit(1);
 }
 
 impl Drop for Held {

@@ -352,6 +352,7 @@ impl Checker<'_> {
             let kind = ProblemKind::PartialLba {
                 size_bytes,
                 lba_bytes,
+                smaller_lba: lba.smaller_for(size_bytes).then_some("`lba = 512`"),
             };
             self.report(field, Some(size.span()), kind);
             return None;
