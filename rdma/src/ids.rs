@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
+use crate::address_words::source_address;
 use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, DeviceAttributes, QpConfig, RdmaError, ReceiveSource,
 };
@@ -173,7 +174,7 @@ pub(crate) fn local_address(
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let socket = UdpSocket::bind(SocketAddr::new(source.unwrap_or(any), 0))?;
+    let socket = UdpSocket::bind(source_address(source.unwrap_or(any), destination))?;
     socket.connect(destination)?;
     let mut local = socket.local_addr()?;
     local.set_port(0);

@@ -14,6 +14,7 @@ use nix::sys::socket::{
 use super::config::Config;
 use super::same_host::{Memory, SharedLink};
 use super::stag::Span;
+use crate::address_words::source_address;
 
 /// One piece of a scatter/gather call.
 #[repr(transparent)]
@@ -292,9 +293,8 @@ pub(super) fn listener(addr: SocketAddr, backlog: u32) -> io::Result<TcpListener
 pub(super) fn connecting(destination: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
     let fd = new_socket(&destination)?;
     if let Some(source) = source {
-        with_addr(&SocketAddr::new(source, 0), |addr| {
-            bind(fd.as_raw_fd(), addr)
-        })?;
+        let source = source_address(source, destination);
+        with_addr(&source, |addr| bind(fd.as_raw_fd(), addr))?;
     }
     match with_addr(&destination, |addr| connect(fd.as_raw_fd(), addr)) {
         Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(TcpStream::from(fd)),

@@ -8,6 +8,7 @@ use super::setup::{
     self, Agreed, FrameReader, Heard, Read1, ReplyError, read_failed, settle, write_frame,
 };
 use super::{Manager, SetUpSocket, State, os_error};
+use crate::address_words::refused;
 use crate::contract::{
     CmError, CmEventKind, CmId, ConnectParam, LKey, PrivateData, RKey, RejectReason, Remote, Sge,
 };
@@ -59,10 +60,13 @@ impl Manager {
             return may_connect(false, has_qp);
         };
         may_connect(true, has_qp)?;
-        let what = || format!("connecting to {destination}");
+        let failed = |error| {
+            let what = format!("connecting to {destination}");
+            refused(what, destination, source, &error)
+        };
         let config = &self.engine.config;
-        let stream = connecting(destination, source).map_err(|e| os_error(&what(), &e))?;
-        tune(&stream, config).map_err(|e| os_error(&what(), &e))?;
+        let stream = connecting(destination, source).map_err(failed)?;
+        tune(&stream, config).map_err(failed)?;
         let request = setup::request(config, param);
         self.watch(id, &stream, EpollFlags::EPOLLOUT)?;
         let socket = SetUpSocket {
@@ -88,6 +92,7 @@ impl Manager {
         let Some(entry) = self.ids.get_mut(id) else {
             return;
         };
+        let peer = entry.peer;
         let State::Connecting(connecting) = &mut entry.state else {
             return;
         };
@@ -99,7 +104,10 @@ impl Manager {
                         private_data: PrivateData::EMPTY,
                     }
                 } else {
-                    CmEventKind::Failed(os_error("connecting", &error))
+                    CmEventKind::Failed(match peer {
+                        Some(peer) => refused(format!("connecting to {peer}"), peer, None, &error),
+                        None => os_error("connecting", &error),
+                    })
                 };
                 self.close(id, kind);
             }

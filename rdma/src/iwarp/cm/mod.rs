@@ -24,6 +24,7 @@ use super::cq::{epoll_of, system};
 use super::engine::Engine;
 use super::fatal::Fatal;
 use super::qp::Qp;
+use crate::address_words::{check_families, refused};
 use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
     PrivateData, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError,
@@ -350,8 +351,10 @@ impl ConnectionManager for Manager {
         now_us: u64,
     ) -> Result<CmId, CmError> {
         self.now_us = self.now_us.max(now_us);
+        let what = || format!("route to {destination}");
+        check_families(what, destination, source)?;
         let local = local_address(destination, source)
-            .map_err(|error| os_error(&format!("route to {destination}"), &error))?;
+            .map_err(|error| refused(what(), destination, source, &error))?;
         let id = self.ids.reserve();
         self.ids.put(
             id,

@@ -17,6 +17,7 @@ use super::notice::Notices;
 use super::pair::{Core, Handle};
 use super::provider::Shared;
 use super::raw::cm::{Channel, Id, ParkedId};
+use crate::address_words::{check_families, refused, source_address};
 use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
     PrivateData, ProtectionDomain, QpConfig, QueuePair, RdmaError, Transport,
@@ -308,12 +309,18 @@ impl ConnectionManager for Manager {
         now_us: u64,
     ) -> Result<CmId, CmError> {
         self.now_us = self.now_us.max(now_us);
-        let failed = |error| step(format!("resolving {destination}"), &error);
-        let raw = Id::new(&self.channel).map_err(failed)?;
-        let source = source.map(|ip| SocketAddr::new(ip, 0));
+        let what = || format!("resolving {destination}");
+        check_families(what, destination, source)?;
+        let raw = Id::new(&self.channel).map_err(|error| step(what(), &error))?;
+        let from = source.map(|source| source_address(source, destination));
         let attempt_ms = milliseconds(timeout_us).min(RESOLVE_ATTEMPT_MS);
-        raw.resolve_addr(source, destination, attempt_ms)
-            .map_err(failed)?;
+        raw.resolve_addr(from, destination, attempt_ms)
+            .map_err(|error| match (error.raw_os_error(), source) {
+                (Some(libc::EADDRNOTAVAIL | libc::EINVAL), Some(_)) => {
+                    refused(what(), destination, source, &error)
+                }
+                _ => step(what(), &error),
+            })?;
         let mut entry = Entry::new(State::Resolving, raw);
         entry.wait(timeout_us, self.now_us);
         Ok(self.insert(entry))
