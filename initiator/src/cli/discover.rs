@@ -2,13 +2,16 @@
 
 use anyhow::{Context, Result};
 use capstan_initiator::DirectQueue;
-use capstan_nvme_proto::log::{DiscoveryEntryFlags, DiscoveryLogEntry};
+use capstan_nvme_proto::log::{
+    AddressFamily, DiscoveryEntryFlags, DiscoveryLogEntry, DiscoverySubsystemType, RdmaCms,
+    RdmaProviderType, RdmaQpType, TransportRequirements, TransportType,
+};
 use capstan_nvme_proto::nqn::Nqn;
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::args::{ConnectArgs, OutputArgs};
-use super::output;
+use super::output::{self, Fields};
 
 /// Arguments of `discover`.
 #[derive(Args, Debug)]
@@ -36,7 +39,7 @@ impl Discover {
         let (genctr, entries) = queue.discover()?;
         queue.close();
         if self.output.is_json() {
-            let records: Vec<Value> = entries.iter().map(record).collect();
+            let records: Vec<Value> = entries.iter().map(|e| fields(e).into_json()).collect();
             return output::json(&json!({ "genctr": genctr, "records": records }));
         }
         output::line(&format!(
@@ -45,52 +48,108 @@ impl Discover {
         ))?;
         for (at, entry) in entries.iter().enumerate() {
             output::line(&format!("=====Discovery Log Entry {at}======"))?;
-            for (name, value) in fields(entry) {
-                output::line(&format!("{name:<9} {value}"))?;
+            for (name, value) in fields(entry).texts() {
+                output::line(&format!("{:<8} {value}", format!("{name}:")))?;
             }
         }
         Ok(())
     }
 }
 
-/// The fields nvme-cli shows, with its names and words.
-fn fields(entry: &DiscoveryLogEntry) -> Vec<(&'static str, String)> {
-    let nqn = |entry: &DiscoveryLogEntry| {
-        entry
-            .subsystem_nqn()
-            .map_or_else(|error| format!("invalid ({error})"), |nqn| nqn.to_string())
-    };
-    let mut fields = vec![
-        ("trtype:", entry.trtype.to_string().to_lowercase()),
-        ("adrfam:", entry.adrfam.to_string().to_lowercase()),
-        ("subtype:", entry.subtype.to_string().to_lowercase()),
-        ("treq:", secure_channel(entry).to_owned()),
-        ("portid:", entry.portid.to_string()),
-        ("trsvcid:", entry.transport_service_id().to_string()),
-        ("subnqn:", nqn(entry)),
-        ("traddr:", entry.transport_address().to_string()),
-        ("eflags:", eflags(entry)),
-    ];
+/// The fields that `nvme discover` shows, with its names and words.
+fn fields(entry: &DiscoveryLogEntry) -> Fields {
+    let nqn = entry
+        .subsystem_nqn()
+        .map_or_else(|error| format!("invalid ({error})"), |nqn| nqn.to_string());
+    let mut f = Fields::default();
+    f.text("trtype", transport_type(entry.trtype));
+    f.text("adrfam", address_family(entry.adrfam));
+    f.text("subtype", subtype(entry.subtype));
+    f.text("treq", requirements(entry.treq));
+    f.number("portid", entry.portid.get());
+    f.text("trsvcid", entry.transport_service_id().to_string());
+    f.text("subnqn", nqn);
+    f.text("traddr", entry.transport_address().to_string());
+    f.text("eflags", eflags(entry));
     if let Some(tsas) = entry.rdma_tsas() {
-        fields.push(("prtype:", tsas.prtype.to_string().to_lowercase()));
-        fields.push(("qptype:", tsas.qptype.to_string().to_lowercase()));
-        fields.push(("cms:", tsas.cms.to_string().to_lowercase()));
+        f.text("rdma_prtype", provider_type(tsas.prtype));
+        f.text("rdma_qptype", qp_type(tsas.qptype));
+        f.text("rdma_cms", connection_manager(tsas.cms));
+        let pkey = tsas.pkey.get();
+        f.value("rdma_pkey", pkey.into(), format!("{pkey:#06x}"));
     }
-    fields
+    f
 }
 
-fn record(entry: &DiscoveryLogEntry) -> Value {
-    fields(entry)
-        .into_iter()
-        .map(|(name, value)| (name.trim_end_matches(':').to_owned(), Value::from(value)))
-        .collect()
+/// What libnvme says where it has no word.
+const UNRECOGNIZED: &str = "unrecognized";
+
+fn transport_type(trtype: TransportType) -> &'static str {
+    match trtype {
+        TransportType::RDMA => "rdma",
+        TransportType::FIBRE_CHANNEL => "fc",
+        TransportType::TCP => "tcp",
+        TransportType::INTRA_HOST => "loop",
+        _ => UNRECOGNIZED,
+    }
 }
 
-fn secure_channel(entry: &DiscoveryLogEntry) -> &'static str {
-    match entry.treq.secure_channel() {
+fn address_family(adrfam: AddressFamily) -> &'static str {
+    match adrfam {
+        AddressFamily::IPV4 => "ipv4",
+        AddressFamily::IPV6 => "ipv6",
+        AddressFamily::INFINIBAND => "infiniband",
+        AddressFamily::FIBRE_CHANNEL => "fibre-channel",
+        AddressFamily::INTRA_HOST => "loop",
+        _ => UNRECOGNIZED,
+    }
+}
+
+fn subtype(subtype: DiscoverySubsystemType) -> &'static str {
+    match subtype {
+        DiscoverySubsystemType::REFERRAL => "discovery subsystem referral",
+        DiscoverySubsystemType::NVM => "nvme subsystem",
+        DiscoverySubsystemType::CURRENT => "current discovery subsystem",
+        _ => UNRECOGNIZED,
+    }
+}
+
+fn requirements(treq: TransportRequirements) -> String {
+    let channel = match treq.secure_channel() {
+        0 => "not specified",
         1 => "required",
         2 => "not required",
-        _ => "not specified",
+        _ => UNRECOGNIZED,
+    };
+    match treq.disable_sq_flow_control_supported() {
+        true => format!("{channel}, sq flow control disable supported"),
+        false => channel.to_owned(),
+    }
+}
+
+fn provider_type(prtype: RdmaProviderType) -> &'static str {
+    match prtype {
+        RdmaProviderType::NOT_SPECIFIED => "not specified",
+        RdmaProviderType::INFINIBAND => "infiniband",
+        RdmaProviderType::ROCE => "roce",
+        RdmaProviderType::ROCE_V2 => "roce-v2",
+        RdmaProviderType::IWARP => "iwarp",
+        _ => UNRECOGNIZED,
+    }
+}
+
+fn qp_type(qptype: RdmaQpType) -> &'static str {
+    match qptype {
+        RdmaQpType::CONNECTED => "connected",
+        RdmaQpType::DATAGRAM => "datagram",
+        _ => UNRECOGNIZED,
+    }
+}
+
+fn connection_manager(cms: RdmaCms) -> &'static str {
+    match cms {
+        RdmaCms::RDMA_CM => "rdma-cm",
+        _ => UNRECOGNIZED,
     }
 }
 

@@ -102,6 +102,11 @@ impl Fields {
         self.0.push((name, json, text));
     }
 
+    /// Names and values for people.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.0.iter().map(|(name, _, text)| (*name, text.as_str()))
+    }
+
     pub(crate) fn into_json(self) -> Value {
         let map: Map<String, Value> = self
             .0

@@ -7,7 +7,7 @@ awk -v nqn="$SUBSYSTEM" 'BEGIN { RS = "=====" } $0 ~ "subnqn: +" nqn "\n"' any >
 values entry <<EXPECTED
 trtype:  rdma
 adrfam:  ipv4
-subtype: nvm subsystem
+subtype: nvme subsystem
 trsvcid: 4420
 subnqn:  $SUBSYSTEM
 traddr:  $TARGET_ADDRESS
