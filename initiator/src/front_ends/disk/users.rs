@@ -27,11 +27,44 @@ pub fn users_of(path: &Path) -> String {
             format!("{} (pid {})", name.trim(), pid.to_string_lossy())
         })
         .collect();
-    if names.is_empty() {
-        "a process that cannot be seen from here".to_owned()
-    } else {
-        names.join(", ")
+    match names.is_empty() {
+        false => names.join(", "),
+        true => by_the_kernel(path).unwrap_or_else(|| {
+            "what no process has open: the kernel itself (swap, a file system of several devices, RAID, LVM; \
+             `lsblk` and `swapon` list those), or a process of another container"
+                .to_owned()
+        }),
     }
+}
+
+/// What the kernel uses a device for without any process that has it open, as far as it says so: swap
+/// (proc_swaps(5)), and file systems of several devices, which are mounted by one of these.
+fn by_the_kernel(path: &Path) -> Option<String> {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let btrfs = fs::read_dir("/sys/fs/btrfs")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let members = btrfs.map(|entry| entry.path().join("devices"));
+    let (path, name) = (path.to_str()?, path.file_name()?);
+    if is_swap(&swaps, path) {
+        return Some(format!(
+            "the kernel, as swap; end that with: swapoff {path}"
+        ));
+    }
+    let mut members = members.filter(|devices| devices.join(name).exists());
+    let of = members.next()?.parent()?.file_name()?.to_str()?.to_owned();
+    Some(format!(
+        "btrfs, as a device of the file system {of}; `findmnt -t btrfs` shows where that is mounted"
+    ))
+}
+
+/// Whether `path` is in the text of `/proc/swaps`: a line of heads, then a device a line, with
+/// spaces in octal.
+fn is_swap(swaps: &str, path: &str) -> bool {
+    let wanted = path.replace(' ', "\\040");
+    let mut devices = swaps.lines().skip(1);
+    devices.any(|line| line.split_whitespace().next() == Some(&wanted))
 }
 
 #[cfg(test)]
@@ -39,12 +72,25 @@ mod tests {
     use std::io::Read;
     use std::process::{Command, Stdio};
 
-    use super::users_of;
+    use super::{is_swap, users_of};
+
+    #[test]
+    fn swap_is_told_from_other_devices() {
+        let swaps = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+                     /dev/loop7                              partition\t8188\t\t0\t\t-2\n\
+                     /swap\\040file                          file\t8188\t\t0\t\t-3\n";
+        assert!(is_swap(swaps, "/dev/loop7"));
+        assert!(is_swap(swaps, "/swap file"));
+        assert!(!is_swap(swaps, "/dev/loop77"));
+        assert!(!is_swap(swaps, "Filename"));
+        assert!(!is_swap("", "/dev/loop7"));
+    }
 
     #[test]
     fn who_is_in_a_folder_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(users_of(dir.path()).contains("cannot be seen"));
+        let unseen = users_of(dir.path());
+        assert!(unseen.contains("the kernel itself (swap"), "{unseen}");
         let mut child = Command::new("sh")
             .args(["-c", "echo; read -r _"])
             .current_dir(dir.path())
