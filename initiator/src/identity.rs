@@ -1,6 +1,7 @@
 //! Who this host is: host NQN and host identifier.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use capstan_nvme_proto::nqn::{HostId, Nqn};
@@ -40,12 +41,32 @@ pub enum IdentityError {
         problem: String,
     },
     /// An identifier is no UUID.
-    #[error("{from} is {value:?}, expected a UUID")]
+    #[error(
+        "{from} is {value:?}, expected a UUID other than zero, as `uuidgen` makes one and {HOSTID_PATH} has it"
+    )]
     HostId {
         /// Where the value came from.
         from: String,
         /// The value.
         value: String,
+    },
+    /// The host NQN has one UUID, and the host identifier is another one.
+    #[error(
+        "--hostid is {hostid}, and the UUID in --hostnqn is {uuid}; expected the same: give one of the two options"
+    )]
+    Contradiction {
+        /// The host identifier.
+        hostid: Uuid,
+        /// What the host NQN says.
+        uuid: Uuid,
+    },
+    /// A file is there and cannot be read as text.
+    #[error("{path}: {problem}; expected a line of text that this user may read")]
+    File {
+        /// The file.
+        path: &'static str,
+        /// The system's words.
+        problem: String,
     },
     /// There is nothing to make an identity from.
     #[error(
@@ -71,20 +92,21 @@ impl Identity {
         hostnqn: Option<&str>,
         hostid: Option<&str>,
     ) -> Result<Self, IdentityError> {
+        let hostid_is_given = hostid.is_some();
         let (name_from, name) = match hostnqn {
-            Some(name) => ("--hostnqn".to_owned(), Some(name.to_owned())),
-            None => (HOSTNQN_PATH.to_owned(), read(root, HOSTNQN_PATH)),
+            Some(name) => ("--hostnqn", Some(name.to_owned())),
+            None => (HOSTNQN_PATH, first_line(root, HOSTNQN_PATH)?),
         };
         let (id_from, id) = match hostid {
-            Some(id) => ("--hostid".to_owned(), Some(id.to_owned())),
+            Some(id) => ("--hostid", Some(id.to_owned())),
             // The file's identifier belongs to the file's name.
-            None if hostnqn.is_none() => (HOSTID_PATH.to_owned(), read(root, HOSTID_PATH)),
-            None => (String::new(), None),
+            None if hostnqn.is_none() => (HOSTID_PATH, first_line(root, HOSTID_PATH)?),
+            None => ("", None),
         };
         let name = name
             .map(|value| {
                 Nqn::new(&value).map_err(|error| IdentityError::HostNqn {
-                    from: name_from,
+                    from: name_from.to_owned(),
                     value,
                     problem: error.to_string(),
                 })
@@ -93,12 +115,36 @@ impl Identity {
         let id = id
             .map(|value| {
                 let uuid = Uuid::parse_str(&value).ok().filter(|uuid| !uuid.is_nil());
-                uuid.ok_or(IdentityError::HostId {
-                    from: id_from,
+                uuid.ok_or_else(|| IdentityError::HostId {
+                    from: id_from.to_owned(),
                     value,
                 })
             })
             .transpose()?;
+        if let Some(name) = &name
+            && let Err(form) = name.check_form()
+        {
+            tracing::warn!(
+                "{name_from} is {:?}: {form}; it is used as it is, and `nvme gen-hostnqn` makes one that is",
+                name.as_str()
+            );
+        }
+        if let (Some(hostid), Some(uuid)) = (id, name.as_ref().and_then(Nqn::uuid))
+            && hostid != uuid
+        {
+            if hostnqn.is_some() {
+                return Err(IdentityError::Contradiction { hostid, uuid });
+            }
+            let text = format!(
+                "{id_from} is {hostid}, and the UUID in {name_from} is {uuid}; expected the same: targets take \
+                 this host for another one than with either alone; make them agree"
+            );
+            // Some distributions install two files that disagree: `capstan doctor` warns of them.
+            match hostid_is_given {
+                true => tracing::warn!("{text}"),
+                false => tracing::info!("{text}"),
+            }
+        }
         let made = || machine_uuid(root).ok_or(IdentityError::NoMachineId);
         let (hostnqn, uuid) = match (name, id) {
             (Some(name), Some(id)) => (name, id),
@@ -124,6 +170,23 @@ fn read(root: &Path, path: &str) -> Option<String> {
     let text = fs::read_to_string(root.join(path.trim_start_matches('/'))).ok()?;
     let line = text.lines().next()?.trim();
     (!line.is_empty()).then(|| line.to_owned())
+}
+
+/// The first line of a file that a person or nvme-cli has written; `None` when there is no file, or
+/// nothing in it.
+fn first_line(root: &Path, path: &'static str) -> Result<Option<String>, IdentityError> {
+    let text = match fs::read_to_string(root.join(path.trim_start_matches('/'))) {
+        Ok(text) => text,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        Err(error) => {
+            let problem = error.to_string();
+            return Err(IdentityError::File { path, problem });
+        }
+    };
+    let line = text.lines().next().unwrap_or_default().trim();
+    Ok((!line.is_empty()).then(|| line.to_owned()))
 }
 
 /// A UUID of this machine that does not disclose its machine-id, as `machine-id(5)` asks: a name
@@ -246,7 +309,60 @@ mod tests {
             Err(IdentityError::NoMachineId)
         );
         let error = Identity::find_in(&root.0, None, Some("7")).unwrap_err();
-        assert_eq!(error.to_string(), "--hostid is \"7\", expected a UUID");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("--hostid is \"7\", expected a UUID other than zero"),
+            "{text}"
+        );
+        let zero = Identity::find_in(&root.0, None, Some(&UUID.replace(|c| c != '-', "0")));
+        assert!(
+            matches!(zero, Err(IdentityError::HostId { .. })),
+            "{zero:?}"
+        );
         assert!(Identity::find_in(&root.0, Some(""), Some(UUID)).is_err());
+    }
+
+    #[test]
+    fn files_that_are_no_text_are_errors_and_those_that_are_not_there_are_none() {
+        for path in ["etc/nvme/hostnqn", "etc/nvme/hostid"] {
+            let root = Root::new("garbage", &[("etc/machine-id", UUID), (path, "")]);
+            assert!(
+                Identity::find_in(&root.0, None, None).is_ok(),
+                "{path} is empty"
+            );
+            fs::write(root.0.join(path), [0xFF, 0xFE, b'x']).unwrap();
+            let error = Identity::find_in(&root.0, None, None)
+                .unwrap_err()
+                .to_string();
+            assert!(error.starts_with(&format!("/{path}: ")), "{error}");
+            fs::remove_file(root.0.join(path)).unwrap();
+            fs::create_dir(root.0.join(path)).unwrap();
+            assert!(
+                Identity::find_in(&root.0, None, None).is_err(),
+                "{path} is a folder"
+            );
+        }
+        let root = Root::new("control", &[("etc/nvme/hostnqn", "nqn.2026-11.io\u{7}x\n")]);
+        let error = Identity::find_in(&root.0, None, None)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("control character"), "{error}");
+    }
+
+    #[test]
+    fn a_name_and_an_identifier_of_different_uuids_are_a_contradiction() {
+        let root = Root::new("contradiction", &[]);
+        let name = format!("nqn.2014-08.org.nvmexpress:uuid:{UUID}");
+        let other = UUID.replace("00", "77");
+        let error = Identity::find_in(&root.0, Some(&name), Some(&other)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(UUID) && text.contains(&other), "{text}");
+        assert!(Identity::find_in(&root.0, Some(&name), Some(&UUID.to_uppercase())).is_ok());
+        assert!(Identity::find_in(&root.0, Some("nqn.2026-11.io.capstan:x"), Some(&other)).is_ok());
+        // Files that disagree, as nvme-cli leaves them on some machines, are told and used.
+        let files = [("etc/nvme/hostnqn", &*name), ("etc/nvme/hostid", &*other)];
+        let root = Root::new("files-disagree", &files);
+        let identity = Identity::find_in(&root.0, None, None).unwrap();
+        assert_eq!(identity.hostid.to_string(), other);
     }
 }

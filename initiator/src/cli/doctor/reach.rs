@@ -15,6 +15,21 @@ pub(super) struct Reached {
     pub(super) address: SocketAddr,
 }
 
+/// The host NQN, which has the host identifier in it where it has a UUID.
+fn host_nqn(identity: &Identity) -> Check {
+    const NAME: &str = "host NQN";
+    let name = identity.hostnqn.as_str();
+    match identity.hostnqn.uuid() {
+        Some(uuid) if uuid != identity.hostid.uuid() => Check::warning(
+            NAME,
+            format!("{name}, with host identifier {}", identity.hostid),
+            "a host identifier that is the UUID in the host NQN",
+            format!("echo {uuid} > /etc/nvme/hostid, or give --hostid {uuid}"),
+        ),
+        _ => Check::ok(NAME, name),
+    }
+}
+
 /// Who this host is, where the target is, and over what. `None` when it is of no use to go on.
 pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Reached> {
     let identity = match connect.identity() {
@@ -29,7 +44,7 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
             return None;
         }
     };
-    checks.push(Check::ok("host NQN", identity.hostnqn.as_str()));
+    checks.push(host_nqn(&identity));
     let addresses = match connect.discovery_options(&identity).socket_addrs() {
         Ok(addresses) => addresses,
         Err(error) => {
