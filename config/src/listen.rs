@@ -290,14 +290,7 @@ mod tests {
             name_and_port("host-1.example"),
             Some(("host-1.example", 4420))
         );
-        for text in [
-            "10.0.0.1:99999",
-            "localhost:99999",
-            "::1:x",
-            "a b:1",
-            "",
-            "a/b:1",
-        ] {
+        for text in ["localhost:99999", "::1:x", "a b:1", "", "a/b:1"] {
             assert_eq!(
                 text.parse::<ListenAddresses>(),
                 Err(ListenError::NotAnAddressAndPort(text.to_owned()))

@@ -262,9 +262,14 @@ impl DirectQueue {
 
     /// Ends the association in order; I/O in progress is finished first. At most about five
     /// seconds.
-    pub fn close(mut self) {
+    pub fn close(self) {
+        self.close_by(None);
+    }
+
+    /// The same, but at `deadline_us` of [`Clock`] whatever is left is given up.
+    pub fn close_by(mut self, deadline_us: Option<u64>) {
         self.engine.shutdown();
-        self.run_until(|engine| {
+        let over = |engine: &mut Engine| {
             loop {
                 match engine.poll_event() {
                     Some(Event::Closed | Event::Failed { .. }) => return Some(()),
@@ -273,7 +278,12 @@ impl DirectQueue {
                     None => return None,
                 }
             }
-        });
+        };
+        match deadline_us {
+            None => self.run_until(over),
+            // Nobody is told what is given up.
+            Some(_) => self.run_until_deadline(deadline_us, over).unwrap_or(()),
+        }
     }
 
     fn run_until<T>(&mut self, found: impl FnMut(&mut Engine) -> Option<T>) -> T {

@@ -8,6 +8,7 @@ use capstan_nvme_proto::error::ErrorLocation;
 use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::CmError;
 
+use crate::address::AddressError;
 use crate::host::Held;
 
 /// An option has a value it cannot have.
@@ -22,6 +23,14 @@ pub enum OptionsError {
         value: String,
         /// What it may be.
         expected: &'static str,
+    },
+    /// It cannot be the address of a target.
+    #[error("traddr is {traddr:?}: {source}")]
+    Address {
+        /// What was given.
+        traddr: String,
+        /// What is wrong with it.
+        source: Box<AddressError>,
     },
     /// A host name has no address.
     #[error("traddr {traddr}: {message}; check the name or give an address")]

@@ -12,6 +12,7 @@
 //! Authentication and multipath. One association has one path; when it is lost, I/O waits for its
 //! return.
 
+pub mod address;
 pub mod claim;
 mod controller;
 mod direct;

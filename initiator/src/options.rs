@@ -6,6 +6,7 @@ use std::time::Duration;
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_rdma::Preference;
 
+use crate::address::check_traddr;
 use crate::error::OptionsError;
 use crate::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
 use crate::race::in_turn;
@@ -120,13 +121,10 @@ impl Options {
             value: value.to_string(),
             expected,
         };
-        if self.traddr.is_empty() {
-            return Err(OptionsError::Value {
-                name: "traddr",
-                value: String::new(),
-                expected: "an address or host name",
-            });
-        }
+        check_traddr(&self.traddr).map_err(|source| OptionsError::Address {
+            traddr: self.traddr.clone(),
+            source: Box::new(source),
+        })?;
         if self.nr_io_queues > NR_IO_QUEUES_MAX {
             let value = u64::from(self.nr_io_queues);
             return Err(number("nr-io-queues", value, "0 to 128"));

@@ -178,7 +178,10 @@ fn reads_and_benches_that_leave_the_namespace_do_not_begin() {
             "--offset is 16777216 and --bs is 4096, expected at most 16777216 together",
         ),
         ("--offset 17m --size 4k", "--offset is 17825792"),
-        ("--bs 32m", "--bs is 33554432"),
+        (
+            "--bs 32m",
+            "'32m' for '--bs <BYTES>': expected 512 to 4 MiB",
+        ),
         (
             "--offset 8m --size 9m",
             "--size is 9437184, expected 4096 (--bs) to 8388608",

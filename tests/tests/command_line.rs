@@ -348,7 +348,7 @@ fn io_passthru(at: SocketAddr, out: &Path) {
         ),
         (
             "--opcode 2 --data-len 1048577",
-            "1048577 is not in 0..=1048576",
+            "'1048577' for '--data-len <BYTES>': expected 0 to 1048576",
         ),
     ] {
         let error = fail(args);

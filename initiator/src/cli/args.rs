@@ -4,13 +4,20 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use capstan_initiator::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
 use capstan_initiator::identity::Identity;
-use capstan_initiator::options::TRANSFER_BYTES_MAX;
+use capstan_initiator::options::NR_IO_QUEUES_MAX;
 use capstan_initiator::{DirectQueue, Options, Preference, ReplayWrites};
 use capstan_nvme_proto::log::{DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
-use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
+
+use super::values::{
+    DAY_S, parse_ctrl_loss_tmo, parse_host_traddr, parse_hostid, parse_nqn, parse_traddr, within,
+};
+
+/// The largest Keep Alive Timeout, which Connect carries as 32 bits of milliseconds.
+const KEEP_ALIVE_S_MAX: u32 = u32::MAX / 1000;
 
 /// Which controller to connect to, and how.
 #[derive(Args, Clone, Debug)]
@@ -19,37 +26,37 @@ pub(crate) struct ConnectArgs {
     #[arg(short = 't', long, value_enum, default_value_t = Transport::Rdma)]
     pub(crate) transport: Transport,
     /// Address of the target: IPv4, IPv6 or a host name, all of whose addresses are tried.
-    #[arg(short = 'a', long, value_name = "ADDR")]
+    #[arg(short = 'a', long, value_name = "ADDR", value_parser = parse_traddr)]
     pub(crate) traddr: String,
     /// Port of the target.
-    #[arg(short = 's', long, value_name = "PORT", default_value_t = 4420)]
+    #[arg(short = 's', long, value_name = "PORT", default_value_t = 4420, value_parser = within::<u16>(1..=65535))]
     pub(crate) trsvcid: u16,
     /// Subsystem [default: the only one the target offers].
-    #[arg(short = 'n', long, visible_alias = "subsysnqn", value_name = "NQN")]
+    #[arg(short = 'n', long, visible_alias = "subsysnqn", value_name = "NQN", value_parser = parse_nqn)]
     pub(crate) nqn: Option<String>,
     /// Name of this host [default: /etc/nvme/hostnqn, else made from the machine-id].
-    #[arg(short = 'q', long, value_name = "NQN")]
+    #[arg(short = 'q', long, value_name = "NQN", value_parser = parse_nqn)]
     pub(crate) hostnqn: Option<String>,
     /// Identifier of this host [default: /etc/nvme/hostid, else what belongs to the host NQN].
-    #[arg(short = 'I', long, value_name = "UUID")]
+    #[arg(short = 'I', long, value_name = "UUID", value_parser = parse_hostid)]
     pub(crate) hostid: Option<String>,
     /// Address to connect from.
-    #[arg(short = 'w', long, value_name = "ADDR")]
+    #[arg(short = 'w', long, value_name = "ADDR", value_parser = parse_host_traddr)]
     pub(crate) host_traddr: Option<IpAddr>,
     /// RDMA provider.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
-    /// I/O queues.
-    #[arg(short = 'i', long, value_name = "N", default_value_t = 1)]
+    /// I/O queues, 1 to 128.
+    #[arg(short = 'i', long, value_name = "N", default_value_t = 1, value_parser = within::<u16>(1..=NR_IO_QUEUES_MAX))]
     pub(crate) nr_io_queues: u16,
-    /// Entries of each I/O queue.
-    #[arg(short = 'Q', long, value_name = "N", default_value_t = 128)]
-    pub(crate) queue_size: u16,
+    /// Entries of each I/O queue, 2 to 1024 [default: 128].
+    #[arg(short = 'Q', long, value_name = "N", value_parser = within::<u16>(QUEUE_ENTRIES_MIN..=QUEUE_ENTRIES_MAX))]
+    pub(crate) queue_size: Option<u16>,
     /// Keep Alive Timeout in seconds; 0 turns it off.
-    #[arg(short = 'k', long, value_name = "SECONDS", default_value_t = 5)]
+    #[arg(short = 'k', long, value_name = "SECONDS", default_value_t = 5, value_parser = within::<u32>(0..=KEEP_ALIVE_S_MAX))]
     pub(crate) keep_alive_tmo: u32,
     /// Longest wait between attempts to reconnect, in seconds.
-    #[arg(short = 'c', long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(short = 'c', long, value_name = "SECONDS", default_value_t = 10, value_parser = within::<u32>(1..=DAY_S))]
     pub(crate) reconnect_delay: u32,
     /// How long a lost controller is waited for before I/O fails, in seconds; -1 is for ever.
     #[arg(
@@ -57,14 +64,15 @@ pub(crate) struct ConnectArgs {
         long,
         value_name = "SECONDS",
         default_value_t = 600,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = parse_ctrl_loss_tmo
     )]
     pub(crate) ctrl_loss_tmo: i64,
     /// How long each RDMA connection may take to set up, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = within::<u32>(1..=DAY_S))]
     pub(crate) connect_timeout: u32,
     /// How long an I/O may take before the connection counts as lost, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = within::<u32>(1..=DAY_S))]
     pub(crate) io_timeout: u32,
 }
 
@@ -73,17 +81,21 @@ pub(crate) struct ConnectArgs {
 pub(crate) struct ReplayArgs {
     /// When writes that a lost connection left unanswered are sent again: once the old controller
     /// is known to be gone (`fenced`), or at once, when an old copy may yet undo a later write
-    /// (`immediate`).
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Replay::Fenced)]
-    pub(crate) replay_writes: Replay,
+    /// (`immediate`) [default: fenced].
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub(crate) replay_writes: Option<Replay>,
 }
 
 impl ReplayArgs {
+    pub(crate) fn is_given(&self) -> bool {
+        self.replay_writes.is_some()
+    }
+
     pub(crate) fn apply(&self, options: Options) -> Options {
         Options {
             replay_writes: match self.replay_writes {
-                Replay::Fenced => ReplayWrites::Fenced,
-                Replay::Immediate => ReplayWrites::Immediate,
+                None | Some(Replay::Fenced) => ReplayWrites::Fenced,
+                Some(Replay::Immediate) => ReplayWrites::Immediate,
             },
             ..options
         }
@@ -184,7 +196,7 @@ impl ConnectArgs {
             trsvcid: self.trsvcid,
             host_traddr: self.host_traddr,
             nr_io_queues: self.nr_io_queues,
-            queue_size: self.queue_size,
+            queue_size: self.queue_size.unwrap_or(options.queue_size),
             keep_alive_tmo: seconds(self.keep_alive_tmo),
             reconnect_delay: seconds(self.reconnect_delay),
             ctrl_loss_tmo: u64::try_from(self.ctrl_loss_tmo)
@@ -271,80 +283,5 @@ pub(crate) enum OutputFormat {
 impl OutputArgs {
     pub(crate) fn is_json(&self) -> bool {
         self.output_format == OutputFormat::Json
-    }
-}
-
-/// A number of bytes as fio and nvme-cli write it: `4096`, `4k`, `1M`, `16MiB`, `2g`. Powers of
-/// 1024.
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        _ => return Err("expected a number of bytes, like 4096, 4k, 16MiB or 1g".to_owned()),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "expected a number of bytes, like 4096, 4k, 16MiB or 1g".to_owned())?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "expected less than 2^64 bytes".to_owned())
-}
-
-/// A number, decimal or like `0x0f`.
-pub(crate) fn parse_number<T: TryFrom<u32>>(text: &str) -> Result<T, String> {
-    let number = match text.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    let number = number.ok().and_then(|number| T::try_from(number).ok());
-    number.ok_or_else(|| {
-        let bits = 8 * size_of::<T>();
-        format!("expected a number of {bits} bits, like 15 or 0x0f")
-    })
-}
-
-/// Bytes of data of a command whose data is not known: at most 1 MiB.
-pub(crate) fn parse_data_len() -> RangedU64ValueParser<u32> {
-    RangedU64ValueParser::new().range(0..=u64::from(TRANSFER_BYTES_MAX))
-}
-
-/// A time as fio writes it (`30` is seconds), or with a unit (`1m30s`).
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    if let Ok(seconds) = text.parse::<u64>() {
-        return Ok(Duration::from_secs(seconds));
-    }
-    humantime::parse_duration(text)
-        .map_err(|error| format!("{error}; expected seconds, or a time like 500ms or 1m30s"))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::{parse_bytes, parse_duration};
-
-    #[test]
-    fn bytes_have_fio_units() {
-        assert_eq!(parse_bytes("4096"), Ok(4096));
-        assert_eq!(parse_bytes("4k"), Ok(4096));
-        assert_eq!(parse_bytes("16MiB"), Ok(16 << 20));
-        assert_eq!(parse_bytes("2G"), Ok(2 << 30));
-        for bad in ["", "k", "4x", "-1", "1.5k", "18446744073709551615k"] {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_plain_number_is_seconds() {
-        assert_eq!(parse_duration("30"), Ok(Duration::from_secs(30)));
-        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
-        assert!(parse_duration("soon").is_err());
     }
 }

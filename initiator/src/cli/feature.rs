@@ -10,8 +10,9 @@ use capstan_nvme_proto::sgl::Sgl;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{ConnectArgs, OutputArgs, parse_data_len, parse_number};
+use super::args::{ConnectArgs, OutputArgs};
 use super::output::{Fields, dump};
+use super::values::{parse_data_len, parse_number, within};
 
 /// Arguments of `get-feature`.
 #[derive(Args, Debug)]
@@ -22,7 +23,7 @@ pub(crate) struct GetFeature {
     #[arg(short = 'f', long, value_name = "FID", value_parser = parse_number::<u8>)]
     feature_id: u8,
     /// Which value: 0 current, 1 default, 2 saved, 3 what can be done with it.
-    #[arg(short = 'S', long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=3))]
+    #[arg(short = 'S', long, value_name = "N", default_value_t = 0, value_parser = within::<u8>(0..=3))]
     sel: u8,
     /// Namespace, for a feature of a namespace.
     #[arg(short = 'N', long, value_name = "NSID", default_value_t = 0)]

@@ -9,11 +9,13 @@ use capstan_nvme_proto::identify::{
     NAMESPACE_LIST_MAX, NamespaceId, NamespaceIdDescriptors, NamespaceList,
 };
 use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::args::{ConnectArgs, OutputArgs};
 use super::output::{self, Fields};
+use super::values::within;
 
 /// Bytes of every Identify data structure.
 const IDENTIFY_DATA_BYTES: u32 = 4096;
@@ -33,7 +35,7 @@ pub(crate) struct IdNs {
     #[command(flatten)]
     connect: ConnectArgs,
     /// Namespace.
-    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1)]
+    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1, value_parser = within(1..=NSID_BROADCAST))]
     namespace_id: u32,
     #[command(flatten)]
     output: OutputArgs,
@@ -45,7 +47,7 @@ pub(crate) struct ListNs {
     #[command(flatten)]
     connect: ConnectArgs,
     /// List the namespaces above this one.
-    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 0)]
+    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 0, value_parser = within(0..=NSID_BROADCAST - 2))]
     namespace_id: u32,
     #[command(flatten)]
     output: OutputArgs,

@@ -14,9 +14,10 @@ use capstan_memory::Buffer;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{self, ConnectArgs, OutputArgs, ReplayArgs, parse_bytes};
+use super::args::{self, ConnectArgs, OutputArgs, ReplayArgs};
 use super::claim::ShareArgs;
 use super::output;
+use super::values::{parse_nsid, parse_some_bytes};
 
 /// Bytes of one I/O.
 const CHUNK_BYTES: u32 = 1 << 20;
@@ -27,7 +28,7 @@ const CHUNKS_AHEAD: usize = 8;
 #[derive(Args, Debug)]
 struct RangeArgs {
     /// Namespace.
-    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1)]
+    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1, value_parser = parse_nsid())]
     namespace_id: u32,
     /// First LBA.
     #[arg(long, value_name = "LBA", default_value_t = 0)]
@@ -42,7 +43,7 @@ pub(crate) struct Read {
     #[command(flatten)]
     range: RangeArgs,
     /// Bytes to read, a multiple of the LBA size [default: to the end of the namespace].
-    #[arg(short = 'z', long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(short = 'z', long, value_name = "BYTES", value_parser = parse_some_bytes)]
     data_size: Option<u64>,
     /// File to write the data to; `-` is stdout.
     #[arg(short = 'd', long, value_name = "FILE", default_value = "-")]
@@ -64,7 +65,7 @@ pub(crate) struct Write {
     range: RangeArgs,
     /// Bytes to write, a multiple of the LBA size [default: all there are; the last LBA is filled
     /// up with zeros].
-    #[arg(short = 'z', long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(short = 'z', long, value_name = "BYTES", value_parser = parse_some_bytes)]
     data_size: Option<u64>,
     /// File to read the data from; `-` is stdin. The length of a pipe is known only at its end:
     /// give --data-size to have it checked before anything is written.
@@ -83,7 +84,7 @@ pub(crate) struct Flush {
     #[command(flatten)]
     connect: ConnectArgs,
     /// Namespace.
-    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1)]
+    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1, value_parser = parse_nsid())]
     namespace_id: u32,
     #[command(flatten)]
     output: OutputArgs,
@@ -386,17 +387,17 @@ fn open_output(path: &Path) -> Result<Box<dyn io::Write>> {
 }
 
 /// Where the data of a write comes from.
-struct Input {
-    file: File,
+pub(super) struct Input {
+    pub(super) file: File,
     /// In words.
-    name: String,
+    pub(super) name: String,
     /// Bytes it has from here on; `None` when only reading them tells: a pipe, a terminal.
     len_bytes: Option<u64>,
 }
 
 impl Input {
     /// Opens a file; `-` is stdin.
-    fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let (file, name) = if path.as_os_str() == "-" {
             let stdin = io::stdin().as_fd().try_clone_to_owned();
             (stdin.map(File::from), "stdin".to_owned())

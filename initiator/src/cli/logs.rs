@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::args::{ConnectArgs, OutputArgs};
 use super::output::{self, Fields};
+use super::values::within;
 
 /// 0 °C in kelvins, as temperatures are rounded in the log page.
 const ZERO_CELSIUS_KELVINS: i32 = 273;
@@ -45,7 +46,7 @@ pub(crate) struct ErrorLog {
         long,
         value_name = "N",
         default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..=1024)
+        value_parser = within::<u32>(1..=1024)
     )]
     log_entries: u32,
     #[command(flatten)]

@@ -10,6 +10,8 @@ mod doctor;
 mod feature;
 mod force;
 mod identify;
+mod idle;
+mod interrupt;
 mod io;
 mod logs;
 mod mount;
@@ -17,12 +19,16 @@ mod output;
 mod passthru;
 mod serve;
 mod signatures;
+mod values;
 mod volume;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use interrupt::Interrupted;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Discovers, inspects, reads, writes and measures NVMe namespaces over RDMA, without a kernel
@@ -96,7 +102,10 @@ enum Command {
 
 /// Runs what the command line asks. Failure is told on stderr and in the exit status.
 pub(crate) fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
     start_log(cli.verbose);
     if let Err(error) = capstan_reactor::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit of open files stays as it is (`ulimit -n`)");
@@ -133,9 +142,46 @@ pub(crate) fn run() -> ExitCode {
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
-            ExitCode::FAILURE
+            match error.downcast_ref::<Interrupted>() {
+                Some(interrupted) => ExitCode::from(interrupted.exit_status()),
+                None => ExitCode::FAILURE,
+            }
         }
     }
+}
+
+/// Says why a command line is not taken (or shows the help that was asked for). A wrong value ends
+/// with the same exit status wherever it is found out.
+fn refused(error: &clap::Error) -> ExitCode {
+    // There is nowhere left to tell that stderr is gone.
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => ExitCode::FAILURE,
+        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX)),
+    }
+}
+
+/// The command line as it is parsed and shown.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommands(|command| {
+        let name = command.get_name().to_owned();
+        command.mut_args(|arg| {
+            let is_idle = idle::is_idle(&name, arg.get_id().as_str());
+            // A negative number is a value, which its option refuses in words of its own.
+            let is_value = arg.get_long().is_some() && arg.get_action().takes_values();
+            let arg = if is_idle { arg.hide(true) } else { arg };
+            arg.allow_negative_numbers(is_value)
+        })
+    })
+}
+
+fn parse(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let mut command = command();
+    let matches = command
+        .try_get_matches_from_mut(words)
+        .map_err(|error| idle::with_owners(error, &command))?;
+    idle::check(&mut command, &matches)?;
+    Cli::from_arg_matches(&matches)
 }
 
 fn start_log(verbose: u8) {
@@ -154,10 +200,8 @@ fn start_log(verbose: u8) {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        super::command().debug_assert();
     }
 }

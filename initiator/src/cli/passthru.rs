@@ -1,6 +1,5 @@
 //! `capstan admin-passthru` and `io-passthru`.
 
-use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 
@@ -13,9 +12,11 @@ use capstan_nvme_proto::sqe::Sqe;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{ConnectArgs, OutputArgs, connect, parse_data_len, parse_number};
+use super::args::{ConnectArgs, OutputArgs, connect};
 use super::claim::ShareArgs;
+use super::io::Input;
 use super::output::{self, dump};
+use super::values::{parse_data_len, parse_number};
 
 /// Arguments of `admin-passthru` and `io-passthru`.
 #[derive(Args, Debug)]
@@ -57,11 +58,11 @@ pub(crate) struct Passthru {
     /// Bytes of data that the controller sends.
     #[arg(long, value_name = "BYTES", default_value_t = 0, value_parser = parse_data_len())]
     data_len: u32,
-    /// File whose bytes the controller gets.
+    /// File whose bytes the controller gets; `-` is stdin.
     #[arg(long, value_name = "FILE")]
     input_file: Option<PathBuf>,
     /// Write the data to stdout as it is, and nothing else.
-    #[arg(short = 'b', long)]
+    #[arg(short = 'b', long, conflicts_with = "output_format")]
     raw_binary: bool,
     #[command(flatten)]
     output: OutputArgs,
@@ -160,18 +161,15 @@ impl Passthru {
                 Ok(CommandData::FromController(len_bytes))
             }
             (Some(path), 0) if way == DataDirection::HostToController => {
-                let name = || path.display().to_string();
+                let Input { file, name, .. } = Input::open(path)?;
                 let mut bytes = Vec::new();
                 let max = u64::from(TRANSFER_BYTES_MAX);
                 // One more than there may be tells a file that is longer, without reading all of it.
-                File::open(path)
-                    .and_then(|file| file.take(max + 1).read_to_end(&mut bytes))
-                    .with_context(name)?;
+                file.take(max + 1)
+                    .read_to_end(&mut bytes)
+                    .with_context(|| format!("reading {name}"))?;
                 if bytes.is_empty() || bytes.len() as u64 > max {
-                    bail!(
-                        "{} is empty or longer than {max} bytes, which a command can have at most",
-                        name()
-                    );
+                    bail!("{name} is empty or longer, expected 1 to {max} bytes for a command");
                 }
                 Ok(CommandData::ToController(bytes.into()))
             }

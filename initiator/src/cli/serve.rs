@@ -15,11 +15,11 @@ use capstan_initiator::front_ends::nbd::wire::STRING_BYTES_MAX;
 use capstan_initiator::front_ends::nbd::{self, NbdFrontEnd, NbdSocket};
 use capstan_initiator::host::Status;
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{dup2_stdout, setsid};
 use serde_json::json;
 
 use super::args::OutputArgs;
+use super::interrupt::{Interrupts, PATIENCE, within};
 use super::output;
 use super::volume::{Report, VolumeArgs};
 
@@ -54,21 +54,24 @@ fn parse_export_name(name: &str) -> Result<String, String> {
 
 impl ServeNbd {
     pub(crate) fn run(&self) -> Result<()> {
-        // Blocked before the driver's thread starts, which inherits the mask.
-        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
-        signals.thread_block().context("blocking signals")?;
+        // Taken before the driver's thread starts, which must not get them.
+        let interrupts = Interrupts::take()?;
         let socket_path = std::path::absolute(&self.socket).context("--socket")?;
         let socket = NbdSocket::bind(&socket_path)?;
-        let options = self.volume.options()?;
         let nsid = self.volume.namespace_id;
-        let description = format!(
-            "{} namespace {nsid} at {} port {}",
-            options.subnqn, options.traddr, options.trsvcid
-        );
+        let volume = self.volume.clone();
+        let (controller, options, description) = interrupts.unless_one_comes(move || {
+            let options = volume.options()?;
+            let description = format!(
+                "{} namespace {nsid} at {} port {}",
+                options.subnqn, options.traddr, options.trsvcid
+            );
+            let controller = Controller::connect(options.clone())
+                .with_context(|| format!("connecting to {description}"))?;
+            controller.volume_blocking(nsid)?;
+            Ok((controller, options, description))
+        })?;
         let serving = format!("serving {description}");
-        let controller = Controller::connect(options.clone())
-            .with_context(|| format!("connecting to {description}"))?;
-        controller.volume_blocking(nsid)?;
         let snapshot = controller.snapshot_blocking();
         let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
             bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
@@ -99,34 +102,35 @@ impl ServeNbd {
         } else {
             output::line(&uri)?;
         }
-        let result = wait_for_the_end(&controller, &signals).context(serving);
-        controller.close();
+        let result = wait_for_the_end(&controller, &interrupts).context(serving.clone());
+        let closed = within(PATIENCE, move || {
+            controller.close();
+            Ok(())
+        })?;
+        if closed.is_none() {
+            // Its owner does not come to it any more.
+            let _ = std::fs::remove_file(&socket_path);
+            result?;
+            bail!(
+                "{serving}: I/O that was in progress did not end within {} ms and was given up: the target does not \
+                 answer; see its log",
+                PATIENCE.as_millis()
+            );
+        }
         result
     }
 }
 
 /// Waits for a signal, or for the association to fail for good.
-fn wait_for_the_end(controller: &Controller, signals: &SigSet) -> Result<()> {
-    use nix::sys::signalfd::{SfdFlags, SignalFd};
-    use std::os::fd::AsFd;
-
-    let signals = SignalFd::with_flags(signals, SfdFlags::SFD_CLOEXEC)?;
-    loop {
-        let mut fds = [nix::poll::PollFd::new(
-            signals.as_fd(),
-            nix::poll::PollFlags::POLLIN,
-        )];
-        let timeout =
-            nix::poll::PollTimeout::try_from(STATUS_CHECK).unwrap_or(nix::poll::PollTimeout::NONE);
-        if nix::poll::poll(&mut fds, timeout)? > 0 {
-            return Ok(());
-        }
+fn wait_for_the_end(controller: &Controller, interrupts: &Interrupts) -> Result<()> {
+    while interrupts.wait(STATUS_CHECK)?.is_none() {
         match controller.snapshot_blocking().status {
             Status::Failed(cause) => return Err((*cause).clone().into()),
             Status::Closed => bail!("the association was closed"),
             _ => {}
         }
     }
+    Ok(())
 }
 
 /// Arguments of `serve-fuse`.

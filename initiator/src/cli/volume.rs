@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::args::{ConnectArgs, ReplayArgs};
 use super::claim::ShareArgs;
 use super::disk::{clean_up_dead, remove};
+use super::values::parse_nsid;
 
 /// What the serving process is called. systemd leaves processes alone at shutdown whose name begins
 /// with `@`, so that file systems on the disk are unmounted before it ends.
@@ -38,7 +39,8 @@ pub(super) struct VolumeArgs {
         long,
         visible_alias = "nsid",
         value_name = "NSID",
-        default_value_t = 1
+        default_value_t = 1,
+        value_parser = parse_nsid()
     )]
     pub(super) namespace_id: u32,
     /// Refuse writes.
@@ -59,6 +61,9 @@ pub(super) enum Report {
 impl VolumeArgs {
     /// Options to connect to the subsystem.
     pub(super) fn options(&self) -> Result<Options> {
+        if self.read_only && self.replay.is_given() {
+            bail!("--replay-writes has no effect with --read-only; leave one of them out");
+        }
         Ok(self.replay.apply(self.connect.options()?))
     }
 
@@ -103,7 +108,7 @@ impl VolumeArgs {
             ("--host-traddr", host_traddr.as_ref().map(|v| value(v))),
             ("--provider", Some(name(provider.to_possible_value()))),
             ("--nr-io-queues", Some(value(nr_io_queues))),
-            ("--queue-size", Some(value(queue_size))),
+            ("--queue-size", queue_size.as_ref().map(|v| value(v))),
             ("--keep-alive-tmo", Some(value(keep_alive_tmo))),
             ("--reconnect-delay", Some(value(reconnect_delay))),
             ("--ctrl-loss-tmo", Some(value(ctrl_loss_tmo))),
@@ -111,7 +116,7 @@ impl VolumeArgs {
             ("--io-timeout", Some(value(io_timeout))),
             (
                 "--replay-writes",
-                Some(name(replay_writes.to_possible_value())),
+                replay_writes.map(|when| name(when.to_possible_value())),
             ),
             ("--namespace-id", Some(value(namespace_id))),
         ];

@@ -9,14 +9,15 @@ use capstan_initiator::claim::Claim;
 use capstan_initiator::host::NamespaceInfo;
 use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
 use capstan_memory::Buffer;
+use capstan_reactor::Clock;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 
 use super::super::claim::ShareArgs;
 use super::super::io::namespace;
-use super::Progress;
 use super::pattern::{Pattern, Random};
 use super::verify;
+use super::{LAST_IO, LOOK, Progress};
 
 /// Longest latency a histogram holds: an hour. Longer ones are counted as that.
 const LATENCY_MAX_NS: u64 = 3_600_000_000_000;
@@ -158,6 +159,24 @@ pub(super) struct Job {
     read: Side,
     write: Side,
     measuring: bool,
+    /// When to look next whether a signal has come.
+    look_us: u64,
+}
+
+/// What a wait for I/O ends with.
+enum Next {
+    /// The next one that is done.
+    Done(Completion),
+    /// None is in progress.
+    Idle,
+    /// A signal came at that time, and what was in progress then does not end.
+    GivenUp(Instant),
+}
+
+/// A time from now on, of the clock that I/O is waited for by.
+fn deadline_us(from_now: Duration) -> u64 {
+    let from_now_us = u64::try_from(from_now.as_micros()).unwrap_or(u64::MAX);
+    Clock.now_us().saturating_add(from_now_us)
 }
 
 impl Job {
@@ -225,11 +244,18 @@ impl Job {
             blocks /= u64::from(plan.jobs);
             base += u64::from(number) * blocks * bs;
             if blocks == 0 {
-                bail!("--size is {size}, expected at least one block for each job");
+                bail!(
+                    "--size is {size}, expected at least {} with --verify: one I/O of --bs {bs} for each of {} jobs",
+                    bs * u64::from(plan.jobs),
+                    plan.jobs
+                );
             }
         }
         if plan.verify && blocks > VERIFY_BLOCKS_MAX {
-            bail!("{blocks} blocks to verify, expected at most {VERIFY_BLOCKS_MAX}; give --size");
+            bail!(
+                "{blocks} blocks of --bs {bs} to --verify, expected at most {VERIFY_BLOCKS_MAX}; give --size {} or less",
+                VERIFY_BLOCKS_MAX * bs
+            );
         }
         let seed = plan.seed ^ u64::from(number) << 48;
         let pattern = match (plan.random, plan.verify || plan.runtime.is_none()) {
@@ -254,6 +280,7 @@ impl Job {
             read: Side::new()?,
             write: Side::new()?,
             measuring: false,
+            look_us: 0,
         };
         job.prepare()?;
         Ok(job)
@@ -283,11 +310,19 @@ impl Job {
         Ok(())
     }
 
-    /// Ends the association in order: the target's log does not take it for a loss.
+    /// Ends the association in order: the target's log does not take it for a loss. After a signal
+    /// only as long as there is time.
     pub(super) fn close(self) {
-        let Self { queue, places, .. } = self;
+        let Self {
+            queue,
+            places,
+            progress,
+            ..
+        } = self;
         drop(places);
-        queue.close();
+        let at = progress.interrupted_at.get();
+        let left = at.map(|at| (LAST_IO + LOOK * 4).saturating_sub(at.elapsed()));
+        queue.close_by(left.map(deadline_us));
     }
 
     /// Runs the workload from `start` on.
@@ -340,8 +375,10 @@ impl Job {
                 left -= 1;
                 self.submit(at, now)?;
             }
-            let Some(completion) = self.queue.wait(None) else {
-                break;
+            let completion = match self.next_completion() {
+                Next::Done(completion) => completion,
+                Next::Idle => break,
+                Next::GivenUp(at) => return Ok(at),
             };
             now = Instant::now();
             self.measuring = self.measuring || now >= measure_from;
@@ -356,6 +393,22 @@ impl Job {
             }
         }
         Ok(now)
+    }
+
+    /// Waits for the next I/O to end, with a look now and then at whether it is still waited for.
+    fn next_completion(&mut self) -> Next {
+        loop {
+            if let Some(completion) = self.queue.wait(Some(self.look_us)) {
+                return Next::Done(completion);
+            }
+            if self.queue.in_progress() == 0 {
+                return Next::Idle;
+            }
+            if let Some(at) = self.progress.given_up() {
+                return Next::GivenUp(at);
+            }
+            self.look_us = deadline_us(LOOK);
+        }
     }
 
     fn submit(&mut self, at: usize, now: Instant) -> Result<()> {
@@ -472,7 +525,7 @@ impl Job {
                 self.send(at, next, true, state, Instant::now())?;
                 next += 1;
             }
-            let Some(completion) = self.queue.wait(None) else {
+            let Next::Done(completion) = self.next_completion() else {
                 return Ok(());
             };
             self.completed(completion, Instant::now())?;

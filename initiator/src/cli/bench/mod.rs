@@ -10,25 +10,36 @@ pub(super) mod report;
 mod verify;
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::Options;
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 
-use super::args::{ConnectArgs, OutputArgs, ReplayArgs, parse_bytes, parse_duration};
+use super::args::{ConnectArgs, OutputArgs, ReplayArgs};
 use super::claim::ShareArgs;
+use super::interrupt::{Interrupted, Interrupts, PATIENCE};
 use super::output;
+use super::values::{
+    parse_bs, parse_bytes, parse_duration, parse_nsid, parse_some_bytes, parse_time, within,
+};
 use job::{BenchClaim, Job, JobResult, Plan};
 
-/// Between two looks at the jobs.
+/// Between two looks at the jobs, and of a job at the signals while no I/O ends.
 const LOOK: Duration = Duration::from_millis(100);
+/// After a signal, how long I/O in progress may take to end: then there is time left for an orderly
+/// end of the association.
+const LAST_IO: Duration = Duration::from_millis(600);
+/// Reads of a mixed workload, in percent.
+const RWMIXREAD_PERCENT: u8 = 50;
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -40,35 +51,35 @@ pub(crate) struct Bench {
     #[command(flatten)]
     share: ShareArgs,
     /// Namespace.
-    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1)]
+    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1, value_parser = parse_nsid())]
     namespace_id: u32,
     /// What to do.
     #[arg(long, value_enum, default_value_t = Workload::Read)]
     rw: Workload,
-    /// Bytes of one I/O.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4k")]
-    bs: u64,
+    /// Bytes of one I/O, 512 to 4 MiB.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bs, default_value = "4k")]
+    bs: u32,
     /// I/Os in progress at once, of each job.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1023))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within::<u16>(1..=1023))]
     iodepth: u16,
     /// Jobs; each is a thread with an association of its own.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within::<u16>(1..=256))]
     numjobs: u16,
     /// How long to run [default: until the size is done]. A plain number is seconds.
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     runtime: Option<Duration>,
     /// Time before the measurement starts. A plain number is seconds.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0")]
     ramp_time: Duration,
     /// Bytes each job works on [default: the namespace].
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_some_bytes)]
     size: Option<u64>,
     /// Where in the namespace to start, in bytes.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
     offset: u64,
-    /// Reads of a mixed workload, in percent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
-    rwmixread: u8,
+    /// Reads of a mixed workload, in percent [default: 50].
+    #[arg(long, value_name = "PERCENT", value_parser = within::<u8>(0..=100))]
+    rwmixread: Option<u8>,
     /// Check contents: writes carry a checksum and are read back; reads must find one.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "crc32c")]
     verify: Option<Verify>,
@@ -191,22 +202,40 @@ impl Workload {
 struct Progress {
     ios: AtomicU64,
     bytes: AtomicU64,
-    /// Somebody failed: stop.
+    /// A job has failed, or a signal has come: stop.
     stop: AtomicBool,
+    /// When a signal came.
+    interrupted_at: OnceLock<Instant>,
+}
+
+impl Progress {
+    fn interrupt(&self) {
+        self.interrupted_at.get_or_init(Instant::now);
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// When a signal came, once I/O in progress has had its time to end.
+    fn given_up(&self) -> Option<Instant> {
+        let at = self.interrupted_at.get().copied();
+        at.filter(|at| at.elapsed() >= LAST_IO)
+    }
 }
 
 impl Bench {
     pub(crate) fn run(&self) -> Result<()> {
-        let plan = self.plan()?;
+        self.check()?;
+        let interrupts = Interrupts::take()?;
+        let (connect, replay) = (self.connect.clone(), self.replay.clone());
+        let options = interrupts.unless_one_comes(move || Ok(replay.apply(connect.options()?)))?;
+        let plan = self.plan(options);
         let progress = Arc::new(Progress::default());
-        let jobs = self.start_jobs(&plan, &progress)?;
+        let jobs = self.start_jobs(&plan, &progress, &interrupts)?;
         let bar = self.progress_bar();
-        let results = self.watch(jobs, &progress, bar.as_ref());
+        let (results, interrupted) = self.watch(jobs, &progress, &interrupts, bar.as_ref())?;
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
-        let results = results?;
-        report::print(self, &plan, &results)?;
+        report::print(self, &plan, &results, interrupted)?;
         let wrong: u64 = results.iter().map(|r| r.verify.wrong).sum();
         if wrong > 0 {
             let first = results.iter().find_map(|r| r.verify.first.clone());
@@ -215,23 +244,60 @@ impl Bench {
                 first.unwrap_or_default()
             );
         }
+        interrupted.map_or(Ok(()), |interrupted| Err(interrupted.into()))
+    }
+
+    /// What can be told to be wrong before a target is asked.
+    fn check(&self) -> Result<()> {
+        let entries_min = self.iodepth + 1;
+        if let Some(entries) = self
+            .connect
+            .queue_size
+            .filter(|entries| *entries < entries_min)
+        {
+            bail!(
+                "--queue-size is {entries}, expected at least {entries_min} for --iodepth {}: a queue holds one \
+                 command less than it has entries",
+                self.iodepth
+            );
+        }
+        let rw = self.rw.name();
+        if self.rwmixread.is_some() && !matches!(self.rw, Workload::Mixed | Workload::Randrw) {
+            bail!(
+                "--rwmixread has no effect on --rw {rw}, expected --rw rw or randrw; leave it out"
+            );
+        }
+        if self.replay.is_given() && self.rw.reads(RWMIXREAD_PERCENT) == 100 {
+            bail!("--replay-writes has no effect on --rw {rw}, which writes nothing; leave it out");
+        }
+        let reads = self.rw.reads(self.rwmixread.unwrap_or(RWMIXREAD_PERCENT));
+        if self.share.shared && reads == 100 {
+            bail!("--shared is for workloads that write, and --rw {rw} only reads; leave it out");
+        }
+        let allowed = sched_getaffinity(Pid::from_raw(0)).context("sched_getaffinity")?;
+        let is_allowed = |core: usize| allowed.is_set(core) == Ok(true);
+        if let Some(core) = self.cpus_allowed.iter().find(|core| !is_allowed(**core)) {
+            let cores: Vec<_> = (0..CpuSet::count())
+                .filter(|core| is_allowed(*core))
+                .map(|core| core.to_string())
+                .collect();
+            bail!(
+                "--cpus-allowed has core {core}, expected cores this process may run on: {}",
+                cores.join(",")
+            );
+        }
         Ok(())
     }
 
-    fn plan(&self) -> Result<Plan> {
-        let mut options = self.replay.apply(self.connect.options()?);
+    fn plan(&self, mut options: Options) -> Plan {
         // The queue must hold what is asked, and the memory too.
         options.queue_size = options.queue_size.max(self.iodepth + 1);
-        let bs = u32::try_from(self.bs)
-            .ok()
-            .filter(|bs| (512..=4 << 20).contains(bs))
-            .ok_or_else(|| anyhow!("--bs is {}, expected 512 to 4 MiB", self.bs))?;
         let mut plan = Plan {
             options,
             nsid: self.namespace_id,
             random: self.rw.is_random(),
-            reads_percent: self.rw.reads(self.rwmixread),
-            bs,
+            reads_percent: self.rw.reads(self.rwmixread.unwrap_or(RWMIXREAD_PERCENT)),
+            bs: self.bs,
             iodepth: self.iodepth,
             jobs: self.numjobs,
             runtime: self.runtime,
@@ -245,14 +311,9 @@ impl Bench {
         };
         if plan.reads_percent < 100 {
             plan.claim = Some(BenchClaim::new(self.share));
-        } else if self.share.shared {
-            bail!(
-                "--shared is for workloads that write, and --rw {} only reads; leave it out",
-                self.rw.name()
-            );
         }
         plan.fit_memory();
-        Ok(plan)
+        plan
     }
 
     /// Connects every job, then lets them start together.
@@ -260,11 +321,13 @@ impl Bench {
         &self,
         plan: &Plan,
         progress: &Arc<Progress>,
+        interrupts: &Interrupts,
     ) -> Result<Vec<thread::JoinHandle<Result<JobResult>>>> {
         let (ready, readies) = mpsc::channel();
         let mut threads = Vec::new();
         let mut starts = Vec::new();
-        for number in 0..self.numjobs {
+        let jobs = self.numjobs;
+        for number in 0..jobs {
             let (start, started) = mpsc::channel::<Instant>();
             let (plan, progress, ready) = (plan.clone(), Arc::clone(progress), ready.clone());
             starts.push(start);
@@ -288,12 +351,13 @@ impl Bench {
             );
         }
         drop(ready);
-        for connected in readies.iter().take(usize::from(self.numjobs)) {
-            if let Err(error) = connected {
-                // Dropping the starts ends the other jobs.
-                bail!("{error}");
-            }
-        }
+        interrupts.unless_one_comes(move || {
+            let mut connected = readies.iter().take(usize::from(jobs));
+            // Dropping the starts ends the other jobs.
+            connected
+                .find_map(Result::err)
+                .map_or(Ok(()), |error| bail!("{error}"))
+        })?;
         let now = Instant::now();
         for start in starts {
             // A job that has died meanwhile says so when it is joined.
@@ -313,16 +377,27 @@ impl Bench {
         Some(bar)
     }
 
-    /// Shows progress until every job has ended.
+    /// Shows progress until every job has ended, or a signal has come and the jobs had their time to
+    /// end: one whose I/O does not end then is left out.
     fn watch(
         &self,
-        jobs: Vec<thread::JoinHandle<Result<JobResult>>>,
+        mut jobs: Vec<thread::JoinHandle<Result<JobResult>>>,
         progress: &Progress,
+        interrupts: &Interrupts,
         bar: Option<&ProgressBar>,
-    ) -> Result<Vec<JobResult>> {
+    ) -> Result<(Vec<JobResult>, Option<Interrupted>)> {
         let (mut ios_before, mut bytes_before, mut before) = (0, 0, Instant::now());
+        let mut interrupted = None;
         while jobs.iter().any(|job| !job.is_finished()) {
-            thread::sleep(LOOK);
+            if let Some(signal) = interrupts.wait(LOOK)? {
+                interrupted.get_or_insert(signal);
+                progress.interrupt();
+            }
+            let at = progress.interrupted_at.get();
+            if at.is_some_and(|at| at.elapsed() >= PATIENCE) {
+                jobs.retain(thread::JoinHandle::is_finished);
+                break;
+            }
             let Some(bar) = bar else {
                 continue;
             };
@@ -339,11 +414,13 @@ impl Bench {
             bar.tick();
             (ios_before, bytes_before) = (ios, bytes);
         }
-        jobs.into_iter()
+        let results: Result<Vec<_>> = jobs
+            .into_iter()
             .map(|job| {
                 job.join()
                     .unwrap_or_else(|_| Err(anyhow!("a job has panicked")))
             })
-            .collect()
+            .collect();
+        Ok((results?, interrupted))
     }
 }

@@ -4,6 +4,7 @@ use anyhow::Result;
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
+use super::super::interrupt::Interrupted;
 use super::super::output;
 use super::Bench;
 use super::job::{Checked, JobResult, Plan, Side};
@@ -51,10 +52,15 @@ impl Total {
 }
 
 /// Prints what the jobs have measured.
-pub(super) fn print(bench: &Bench, plan: &Plan, results: &[JobResult]) -> Result<()> {
+pub(super) fn print(
+    bench: &Bench,
+    plan: &Plan,
+    results: &[JobResult],
+    interrupted: Option<Interrupted>,
+) -> Result<()> {
     let total = Total::of(results)?;
     if bench.output.is_json() {
-        return output::json(&as_json(bench, plan, &total));
+        return output::json(&as_json(bench, plan, &total, interrupted.is_some()));
     }
     output::line(&format!(
         "{}: bs {}, iodepth {}, numjobs {}, {:.1} s, {} namespace {}",
@@ -81,10 +87,32 @@ pub(super) fn print(bench: &Bench, plan: &Plan, results: &[JobResult]) -> Result
             total.verify.blocks, total.verify.wrong
         ))?;
     }
+    if let Some(interrupted) = interrupted {
+        output::line(&format!(
+            "  {}",
+            early(plan, &total, results.len(), interrupted)
+        ))?;
+    }
     if total.losses > 0 {
         output::line(&format!("  lost  : {}", times(total.losses)))?;
     }
     Ok(())
+}
+
+/// That a measurement was ended early, and what it lacks.
+fn early(plan: &Plan, total: &Total, jobs: usize, interrupted: Interrupted) -> String {
+    let mut text = format!("{interrupted} after {:.1} s", total.seconds);
+    if let Some(runtime) = plan.runtime {
+        text += &format!(" of {:.1} s", runtime.as_secs_f64());
+    }
+    if total.read.ios + total.write.ios == 0 {
+        text += "; nothing was measured until then";
+    }
+    match usize::from(plan.jobs).saturating_sub(jobs) {
+        0 => {}
+        left_out => text += &format!("; without {left_out} job(s), whose I/O did not end"),
+    }
+    text
 }
 
 /// How often the controller was lost.
@@ -125,7 +153,7 @@ fn at(latency: &Histogram<u64>, percentile: f64) -> f64 {
     latency.value_at_percentile(percentile) as f64
 }
 
-fn as_json(bench: &Bench, plan: &Plan, total: &Total) -> Value {
+fn as_json(bench: &Bench, plan: &Plan, total: &Total, is_interrupted: bool) -> Value {
     json!({
         "capstan version": env!("CARGO_PKG_VERSION"),
         "options": {
@@ -139,6 +167,7 @@ fn as_json(bench: &Bench, plan: &Plan, total: &Total) -> Value {
             "nsid": plan.nsid,
         },
         "runtime_s": total.seconds,
+        "interrupted": is_interrupted,
         "read": side_json(&total.read, total.seconds),
         "write": side_json(&total.write, total.seconds),
         "usr_cpu": total.user_percent,

@@ -12,6 +12,7 @@ use clap::Args;
 
 use super::args::{ConnectArgs, OutputArgs};
 use super::output;
+use super::values::parse_nsid;
 
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
@@ -29,6 +30,7 @@ pub(crate) struct Doctor {
         long,
         value_name = "NSID",
         default_value_t = 1,
+        value_parser = parse_nsid(),
         requires = "nqn"
     )]
     namespace_id: u32,

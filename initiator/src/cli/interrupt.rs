@@ -1,0 +1,138 @@
+//! SIGINT and SIGTERM for commands that have something to put in order before they end. All others
+//! leave both to the kernel, which ends them where they are.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::pipe2;
+
+/// How long a command that was asked to end may take for that, and what it waits for then: together
+/// with the rest it does, less than two seconds.
+pub(super) const PATIENCE: Duration = Duration::from_millis(1200);
+
+/// A command was ended by a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Interrupted(pub(super) Signal);
+
+impl Interrupted {
+    /// The exit status that shells give to a command which the signal ended.
+    pub(super) fn exit_status(self) -> u8 {
+        u8::try_from(self.0 as i32).map_or(u8::MAX, |number| number.saturating_add(128))
+    }
+}
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ended by {}", self.0)
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// SIGINT and SIGTERM, which this process takes itself from now on.
+pub(super) struct Interrupts(SignalFd);
+
+impl Interrupts {
+    /// Blocks them for this thread and those that it starts afterwards: to be called before any is.
+    pub(super) fn take() -> Result<Self> {
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        signals.thread_block().context("blocking signals")?;
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let signals = SignalFd::with_flags(&signals, flags).context("signalfd")?;
+        Ok(Self(signals))
+    }
+
+    /// The one that has come, if any.
+    pub(super) fn next(&self) -> Option<Interrupted> {
+        let signal = self.0.read_signal().ok()??;
+        let number = i32::try_from(signal.ssi_signo).ok()?;
+        Signal::try_from(number).ok().map(Interrupted)
+    }
+
+    /// The next one, waited for as long as `patience`.
+    pub(super) fn wait(&self, patience: Duration) -> Result<Option<Interrupted>> {
+        wait_for(&[self.0.as_fd()], Some(patience))?;
+        Ok(self.next())
+    }
+
+    /// Does `work` on a thread, unless a signal comes first: then it is left where it is, and ends
+    /// with the process.
+    ///
+    /// # Errors
+    /// [`Interrupted`], or what `work` says.
+    pub(super) fn unless_one_comes<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let work = Work::start(work)?;
+        wait_for(&[self.0.as_fd(), work.end.as_fd()], None)?;
+        match self.next() {
+            Some(interrupted) => Err(interrupted.into()),
+            None => work.result(),
+        }
+    }
+}
+
+/// Does `work` on a thread: `None` when that is not over after `patience`.
+pub(super) fn within<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Option<T>> {
+    let work = Work::start(work)?;
+    if wait_for(&[work.end.as_fd()], Some(patience))? {
+        return work.result().map(Some);
+    }
+    Ok(None)
+}
+
+/// Something that is done on a thread.
+struct Work<T> {
+    thread: JoinHandle<Result<T>>,
+    /// A pipe whose other end is closed when it is done.
+    end: OwnedFd,
+}
+
+impl<T: Send + 'static> Work<T> {
+    fn start(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Self> {
+        let (end, open) = pipe2(OFlag::O_CLOEXEC).context("pipe")?;
+        let thread = thread::Builder::new()
+            .name("capstan-work".to_owned())
+            .spawn(move || {
+                let _open = open;
+                work()
+            })
+            .context("starting a thread")?;
+        Ok(Self { thread, end })
+    }
+
+    fn result(self) -> Result<T> {
+        let result = self.thread.join();
+        result.unwrap_or_else(|_| Err(anyhow!("a thread has panicked; what it said is above")))
+    }
+}
+
+/// Waits until one of `fds` is readable or closed at its other end: `false` when none is after
+/// `patience`.
+fn wait_for(fds: &[BorrowedFd<'_>], patience: Option<Duration>) -> Result<bool> {
+    let mut fds: Vec<_> = fds
+        .iter()
+        .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
+        .collect();
+    let timeout = patience.map_or(PollTimeout::NONE, |patience| {
+        PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX)
+    });
+    loop {
+        match poll(&mut fds, timeout) {
+            Err(Errno::EINTR) => {}
+            ready => return Ok(ready.context("poll")? > 0),
+        }
+    }
+}
