@@ -210,6 +210,11 @@ impl Host {
         }
         let old = self.info.instance();
         let quiet = self.info.quiet_time(self.config.kato_ms);
+        let how_long = match quiet {
+            Some(time) => format!("because the target says so, or {} ms: {time}", time.ms()),
+            None => "because the target says so; as Keep Alive is off (--keep-alive-tmo 0) no time is long enough"
+                .to_owned(),
+        };
         self.fence = Some(Fence {
             old,
             since_us: now_us,
@@ -223,7 +228,7 @@ impl Host {
         });
         tracing::warn!(
             old = old.icid,
-            "writes were sent and not answered: they wait until the old controller is known to be gone"
+            "writes were sent and not answered: they wait until the old controller is known to be gone, {how_long}"
         );
     }
 
