@@ -17,7 +17,7 @@ use capstan_reactor::{MailboxError, Sender};
 use crate::direct;
 use crate::driver::{Engine, Io};
 use crate::driver_thread;
-use crate::error::{CommandError, ConnectError, IoError};
+use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::front_end::FrontEnd;
 use crate::host::{
     CommandData, CommandReply, ControllerInfo, Counters, Discovery, Held, NamespaceInfo, Status,
@@ -51,7 +51,10 @@ pub(crate) enum Message {
     AddFrontEnd(MakeFrontEnd, Promise<std::io::Result<()>>),
     Rescan,
     Reset,
-    Shutdown,
+    Shutdown {
+        /// The sender takes what the thread returns.
+        is_awaited: bool,
+    },
 }
 
 /// Data of an I/O from another thread.
@@ -72,6 +75,10 @@ pub struct Snapshot {
     pub held: Option<Held>,
     /// What a person has to know of each namespace that a front end serves, with what to do.
     pub attention: Vec<(u32, String)>,
+    /// Why all I/O to such a namespace is refused.
+    pub refused: Vec<(u32, String)>,
+    /// Namespaces are being looked for.
+    pub scanning: bool,
     /// The controller.
     pub controller: ControllerInfo,
     /// Its namespaces.
@@ -82,7 +89,7 @@ pub struct Snapshot {
 
 pub(crate) struct Shared {
     sender: Sender<Message>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<Losses>>>,
     /// Tasks that found the mailbox full.
     crowd: Arc<Crowd>,
 }
@@ -112,7 +119,7 @@ impl Crowd {
 impl Drop for Shared {
     fn drop(&mut self) {
         // The thread ends the association in order and then ends itself; nobody waits for it here.
-        self.insist(Message::Shutdown);
+        self.insist(Message::Shutdown { is_awaited: false });
     }
 }
 
@@ -216,6 +223,8 @@ impl Controller {
             status: Status::Closed,
             held: None,
             attention: Vec::new(),
+            refused: Vec::new(),
+            scanning: false,
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
             counters: Counters::default(),
@@ -340,19 +349,23 @@ impl Controller {
     }
 
     /// Ends the association in order and waits for that: I/O in progress is finished first, then
-    /// the controller is told. At most about five seconds after the last I/O.
-    pub fn close(&self) {
-        self.shared.insist(Message::Shutdown);
+    /// the controller is told. At most about five seconds after the last I/O. What was written and
+    /// may not be on the medium is returned, to the first who calls.
+    #[expect(
+        clippy::must_use_candidate,
+        reason = "a caller that has written nothing has lost nothing"
+    )]
+    pub fn close(&self) -> Losses {
+        self.shared.insist(Message::Shutdown { is_awaited: true });
         let thread = {
             let mut guard = self.shared.thread.lock();
             guard
                 .as_mut()
                 .map_or_else(|poisoned| poisoned.get_mut().take(), |guard| guard.take())
         };
-        if let Some(thread) = thread {
-            // A panic of the thread has been told on stderr already.
-            let _ = thread.join();
-        }
+        // A panic of the thread has been told on stderr already.
+        let ended = thread.map(|thread| thread.join().unwrap_or_default());
+        ended.unwrap_or_default()
     }
 
     fn ask<T>(&self, message: impl FnOnce(Promise<T>) -> Message) -> Answer<T> {

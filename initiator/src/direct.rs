@@ -13,7 +13,7 @@ use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 
 use crate::driver::{Completion, Engine, EngineConfig, Io, Refused, Source, WindowsClosed};
-use crate::error::{CommandError, ConnectError};
+use crate::error::{CommandError, ConnectError, Losses};
 use crate::host::{
     CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event, HostConfig,
     NamespaceInfo, Status,
@@ -261,13 +261,21 @@ impl DirectQueue {
     }
 
     /// Ends the association in order; I/O in progress is finished first. At most about five
-    /// seconds.
-    pub fn close(self) {
-        self.close_by(None);
+    /// seconds. What was written and may not be on the medium is returned.
+    #[expect(
+        clippy::must_use_candidate,
+        reason = "a caller that has written nothing has lost nothing"
+    )]
+    pub fn close(self) -> Losses {
+        self.close_by(None)
     }
 
     /// The same, but at `deadline_us` of [`Clock`] whatever is left is given up.
-    pub fn close_by(mut self, deadline_us: Option<u64>) {
+    #[expect(
+        clippy::must_use_candidate,
+        reason = "a caller that has written nothing has lost nothing"
+    )]
+    pub fn close_by(mut self, deadline_us: Option<u64>) -> Losses {
         self.engine.shutdown();
         let over = |engine: &mut Engine| {
             loop {
@@ -284,6 +292,7 @@ impl DirectQueue {
             // Nobody is told what is given up.
             Some(_) => self.run_until_deadline(deadline_us, over).unwrap_or(()),
         }
+        self.engine.losses()
     }
 
     fn run_until<T>(&mut self, found: impl FnMut(&mut Engine) -> Option<T>) -> T {

@@ -9,7 +9,7 @@ use capstan_reactor::{Armed, Flow, Mailbox, SpinBudget, Turn};
 
 use crate::controller::{Crowd, IoData, Message, Snapshot};
 use crate::driver::{Completion, Engine, Io, Refused, Source, SubmitError};
-use crate::error::{CommandError, ConnectError, IoError};
+use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::front_end::{FrontEnd, QueueHandle};
 use crate::host::{CommandReply, Event, Status};
 use crate::oneshot::Promise;
@@ -54,18 +54,23 @@ struct Driver {
     live: Option<Promise<Result<(), ConnectError>>>,
     over: bool,
     close_asked: bool,
+    /// Somebody waits for the end, and is told what was lost.
+    is_awaited: bool,
 }
 
-/// Runs until the association has ended and nothing is left to tell.
+/// Runs until the association has ended and nothing is left to tell but what it has lost.
 pub(crate) fn run(
     start: impl FnOnce() -> Result<Engine, ConnectError>,
     mailbox: Mailbox<Message>,
     live: Promise<Result<(), ConnectError>>,
     crowd: Arc<Crowd>,
-) {
+) -> Losses {
     let engine = match start() {
         Ok(engine) => engine,
-        Err(error) => return live.fulfil(Err(error)),
+        Err(error) => {
+            live.fulfil(Err(error));
+            return Losses::default();
+        }
     };
     let capacity = engine.capacity();
     let mut driver = Driver {
@@ -83,10 +88,18 @@ pub(crate) fn run(
         live: Some(live),
         over: false,
         close_asked: false,
+        is_awaited: false,
     };
     if let Err(error) = capstan_reactor::run(&mut driver, SpinBudget::default()) {
         tracing::error!("{error}");
     }
+    let losses = driver.engine.losses();
+    if !driver.is_awaited {
+        for text in &losses.0 {
+            tracing::error!("{text}");
+        }
+    }
+    losses
 }
 
 impl Turn for Driver {
@@ -175,8 +188,9 @@ impl Driver {
                 }
                 Message::Rescan => self.engine.rescan(now_us),
                 Message::Reset => self.engine.reset(now_us),
-                Message::Shutdown => {
+                Message::Shutdown { is_awaited } => {
                     self.close_asked = true;
+                    self.is_awaited |= is_awaited;
                     self.engine.shutdown();
                 }
             }
@@ -197,7 +211,9 @@ impl Driver {
         Snapshot {
             status: self.engine.status(now_us),
             held: self.engine.held(now_us),
-            attention: self.of_front_ends(Engine::attention),
+            attention: self.of_front_ends(|engine, nsid| engine.attention(nsid, now_us)),
+            refused: self.of_front_ends(Engine::refusal),
+            scanning: host.is_scanning(),
             controller: host.controller().clone(),
             namespaces: host.namespaces().to_vec(),
             counters: host.counters(),
@@ -205,7 +221,7 @@ impl Driver {
     }
 
     /// What there is to say of the namespaces that front ends serve.
-    fn of_front_ends(&self, ask: fn(&Engine, u32) -> Option<String>) -> Vec<(u32, String)> {
+    fn of_front_ends(&self, ask: impl Fn(&Engine, u32) -> Option<String>) -> Vec<(u32, String)> {
         let mut nsids: Vec<u32> = self.front_ends.iter().map(|a| a.front_end.nsid()).collect();
         nsids.sort_unstable();
         nsids.dedup();
@@ -354,8 +370,8 @@ impl Driver {
                     None => tracing::error!("the association has failed: {cause}"),
                 }
             }
-            // The state machine has logged them.
-            Event::WritesReleased | Event::WritesUnknown { .. } => {}
+            // They are in the log already.
+            Event::WritesReleased | Event::WritesUnknown { .. } | Event::NotSaved => {}
             Event::Closed => self.over = true,
             Event::NamespacesChanged => self.namespaces_changed(),
             Event::DiscoveryLogChanged => tracing::info!("the discovery log changed"),

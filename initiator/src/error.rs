@@ -185,7 +185,7 @@ impl fmt::Display for Failures {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum IoError {
     /// The controller completed it with an error.
-    #[error("{opcode} of {nlb} LBAs at LBA {slba} of namespace {nsid}: {status}")]
+    #[error("{}: {status}{}", Range { opcode: *opcode, nsid: *nsid, slba: *slba, nlb: *nlb }, NextStep(*status))]
     Status {
         /// The command.
         opcode: capstan_nvme_proto::opcode::IoOpcode,
@@ -214,7 +214,9 @@ pub enum IoError {
     )]
     NoNamespace(u32),
     /// After a reconnect the namespace is another one.
-    #[error("namespace {nsid} is not the one it was: {change}; connect anew to use it")]
+    #[error(
+        "namespace {nsid} is not the one it was: {change}; connect anew to use it: `capstan detach`, then `capstan attach`"
+    )]
     NamespaceReplaced {
         /// Namespace.
         nsid: u32,
@@ -267,6 +269,81 @@ pub enum IoError {
     /// The driver of the association has ended.
     #[error("the association was closed")]
     Closed,
+}
+
+/// What an I/O command was about, for people.
+struct Range {
+    opcode: capstan_nvme_proto::opcode::IoOpcode,
+    nsid: u32,
+    slba: u64,
+    nlb: u32,
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            opcode,
+            nsid,
+            slba,
+            nlb,
+        } = self;
+        match nlb {
+            0 => write!(f, "{opcode} of namespace {nsid}"),
+            _ => write!(
+                f,
+                "{opcode} of {nlb} LBAs at LBA {slba} of namespace {nsid}"
+            ),
+        }
+    }
+}
+
+/// What to do about a status, where that is known.
+struct NextStep(Status);
+
+impl fmt::Display for NextStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match next_step(self.0) {
+            Some(step) => write!(f, "; {step}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a person does about a command that failed with `status`, where its name alone is no help.
+pub(crate) fn next_step(status: Status) -> Option<&'static str> {
+    Some(match status.code() {
+        Status::WRITE_FAULT => {
+            "its storage failed, or has lost what it had taken: see the target's log and `capstan-target doctor` there"
+        }
+        Status::CAPACITY_EXCEEDED => {
+            "make room where the target keeps the volume; its log and `capstan-target doctor` there say where"
+        }
+        Status::NAMESPACE_IS_WRITE_PROTECTED => {
+            "end the protection (Set Features 84h, Namespace Write Protection Config; or what the target is \
+             configured for), or attach it with --read-only"
+        }
+        Status::RESERVATION_CONFLICT => {
+            "another host has reserved it: Reservation Report tells which (`nvme resv-report`)"
+        }
+        Status::UNRECOVERED_READ_ERROR | Status::INTERNAL_ERROR => "see the target's log",
+        _ => return None,
+    })
+}
+
+/// What was written and may not be on the medium, as the end of an association tells it: a text for
+/// each namespace and reason, with what to do. `Display` is for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("; "))]
+pub struct Losses(pub Vec<String>);
+
+impl Losses {
+    /// Success when there are none.
+    ///
+    /// # Errors
+    /// There are some.
+    pub fn into_result(self) -> Result<(), Self> {
+        if self.0.is_empty() { Ok(()) } else { Err(self) }
+    }
 }
 
 /// Why an admin command, or an I/O command sent as it is, failed.

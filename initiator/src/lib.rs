@@ -37,7 +37,7 @@ pub use capstan_reactor::Armed;
 pub use controller::{Controller, Snapshot};
 pub use direct::DirectQueue;
 pub use driver::{Completion, Io, Op, Refused, SubmitError, WindowsClosed};
-pub use error::{CommandError, ConnectError, IoError, OptionsError};
+pub use error::{CommandError, ConnectError, IoError, Losses, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
 pub use options::{Options, ReplayWrites};
 pub use volume::{BlockingVolume, Volume};

@@ -19,3 +19,9 @@ pub(crate) const RESET_DRAIN_US: u64 = 5_000_000;
 /// 1023 commands each would not fit, but those are lost at once only; beyond it the ranges of a
 /// namespace become one.
 pub(crate) const UNKNOWN_RANGES_MAX: usize = 4096;
+/// How long commands that failed and succeed again are told of in `capstan list`, and least time
+/// between two lines of the log that they fail, in microseconds: a volume without room fails some
+/// writes and carries out others.
+pub(crate) const TROUBLE_QUIET_US: u64 = 60_000_000;
+/// Statuses of failed commands kept apart: a person reads no more, and a target can make up 2048.
+pub(crate) const TROUBLES_MAX: usize = 32;

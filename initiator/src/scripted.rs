@@ -83,6 +83,10 @@ pub(crate) struct ScriptedController {
     pub(crate) answer_logs: bool,
     /// CC.SHN was set.
     pub(crate) shutdown: bool,
+    /// It leads to CSTS.CFS.
+    pub(crate) shutdown_fails: bool,
+    /// It leads to nothing.
+    pub(crate) shutdown_hangs: bool,
     /// How often.
     pub(crate) shutdowns: u32,
     pub(crate) reset_manner: ResetManner,
@@ -106,6 +110,8 @@ impl ScriptedController {
             answer_keep_alive: true,
             answer_logs: true,
             shutdown: false,
+            shutdown_fails: false,
+            shutdown_hangs: false,
             shutdowns: 0,
             reset_manner: ResetManner::Immediate,
             resets: Vec::new(),
@@ -226,7 +232,8 @@ impl ScriptedController {
                 let mut csts = Csts::decode(0);
                 csts.rdy = self.polls_before_ready == 0;
                 self.polls_before_ready = self.polls_before_ready.saturating_sub(1);
-                if self.shutdown {
+                csts.cfs = self.shutdown && self.shutdown_fails;
+                if self.shutdown && !self.shutdown_fails && !self.shutdown_hangs {
                     csts.shst = ShutdownStatus::COMPLETE;
                 }
                 csts.encode().into()

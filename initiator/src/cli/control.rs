@@ -14,6 +14,8 @@ use super::volume::require_root;
 
 /// Between two looks at a controller that connects again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long namespaces are looked for.
+const SCAN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Arguments of `reset`.
 #[derive(Args, Debug)]
@@ -53,7 +55,7 @@ impl Reset {
                 now.detail
             );
         }
-        Ok(())
+        check(&record, &now)
     }
 }
 
@@ -68,8 +70,44 @@ impl NsRescan {
     pub(crate) fn run(&self) -> Result<()> {
         require_root("looking for namespaces again needs root")?;
         let (dir, record) = find_device(&self.device)?;
-        begin(&dir, &record, Request::Rescan)
+        begin(&dir, &record, Request::Rescan)?;
+        let start = Instant::now();
+        let mut now = state(&dir, &record)?;
+        while now.scanning {
+            if start.elapsed() > SCAN_PATIENCE {
+                bail!(
+                    "namespaces of {} are still looked for after {} s: {}; it goes on, and `capstan list` shows what \
+                     becomes of the volume",
+                    record.device.display(),
+                    SCAN_PATIENCE.as_secs(),
+                    now.detail
+                );
+            }
+            thread::sleep(LOOK_EVERY);
+            now = state(&dir, &record)?;
+        }
+        if now.state == "reconnecting" {
+            tracing::warn!(
+                "{} has no controller now ({}): namespaces are looked for when it is live again",
+                record.device.display(),
+                now.detail
+            );
+        }
+        check(&record, &now)
     }
+}
+
+/// Says what is wrong with a volume though its controller has done what was asked. Fails when all
+/// I/O is refused.
+fn check(record: &Record, now: &State) -> Result<()> {
+    let device = record.device.display();
+    if let Some(reason) = &now.refused {
+        bail!("I/O to {device} is still {reason}");
+    }
+    if let Some(attention) = &now.attention {
+        tracing::warn!("{device}: {attention}");
+    }
+    Ok(())
 }
 
 /// Has the serving process begin something.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
+use capstan_initiator::front_ends::disk::kept;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, mounts_of, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serve::{claimed, clear_loop, clear_loop_later};
@@ -89,8 +90,11 @@ impl Detach {
                 bail!("{reason}; nothing was changed");
             }
             end_process(&dir, &record)?;
+            clean_up_ended(&dir, &record)?;
+        } else {
+            detach(&dir, &record)?;
         }
-        detach(&dir, &record)?;
+        check_losses(&dir, &record)?;
         if self.output.is_json() {
             return output::json(&left(&record, &[], false));
         }
@@ -240,12 +244,11 @@ impl Row {
             attention,
             ..
         } = &self.state;
-        match (attempt, held, attention) {
-            (Some(attempt), _, _) => format!("{state}, attempt {attempt}"),
-            (None, Some(held), _) => format!("{state}, {held}"),
-            (None, None, Some(_)) => format!("{state}, but see below"),
-            (None, None, None) => state.clone(),
-        }
+        let attempt = attempt.map(|attempt| format!("attempt {attempt}"));
+        let see = attention.as_ref().map(|_| "but see below".to_owned());
+        let texts = [Some(state.clone()), attempt, held.clone(), see];
+        let texts: Vec<_> = texts.into_iter().flatten().collect();
+        texts.join(", ")
     }
 
     fn cells(&self) -> Vec<String> {
@@ -269,10 +272,8 @@ impl Row {
 fn plain(state: &str, detail: String) -> State {
     State {
         state: state.to_owned(),
-        attempt: None,
         detail,
-        held: None,
-        attention: None,
+        ..State::default()
     }
 }
 
@@ -375,16 +376,26 @@ pub(super) fn end_process(dir: &VolumeDir, record: &Record) -> Result<()> {
     wait_for_exit(record)
 }
 
-/// Takes away what a process that has died left behind: loop device and folder. Its FUSE mount went
-/// with it.
+/// Fails when a volume whose process has ended has lost writes.
+pub(super) fn check_losses(dir: &VolumeDir, record: &Record) -> Result<()> {
+    match kept::losses(dir, record) {
+        None => Ok(()),
+        Some(losses) => bail!(
+            "{} is detached, but {losses}; the volume's log is {}",
+            record.device.display(),
+            kept::path(dir, record).display()
+        ),
+    }
+}
+
+/// Takes away what a process that has died left behind.
 pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
-    clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
-    remove(dir)?;
-    tracing::warn!(
-        device = %record.device.display(),
-        pid = record.process.pid,
-        "cleaned up after a serving process that had died"
-    );
+    // In order: it has removed its folder itself.
+    let has_died = dir.path().exists();
+    take_away(dir, record)?;
+    if has_died {
+        tracing::warn!("{}", unflushed(record, "had died"));
+    }
     Ok(())
 }
 
@@ -399,6 +410,27 @@ pub(super) fn clean_up_dead() {
             tracing::debug!("{} stays: {error:#}", dir.path().display());
         }
     }
+}
+
+/// Takes away what a process that was ended here left behind.
+pub(super) fn clean_up_ended(dir: &VolumeDir, record: &Record) -> Result<()> {
+    take_away(dir, record)?;
+    tracing::warn!("{}", unflushed(record, "was ended"));
+    Ok(())
+}
+
+fn unflushed(record: &Record, what: &str) -> String {
+    format!(
+        "process {}, which served {}, {what}, and the disk was taken down: what was written and not flushed may be lost",
+        record.process.pid,
+        record.device.display()
+    )
+}
+
+/// Loop device and folder; the FUSE mount went with the process.
+fn take_away(dir: &VolumeDir, record: &Record) -> Result<()> {
+    clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
+    remove(dir)
 }
 
 /// Gives a volume up whose process has ended while its disk is in use: the disk goes with its last

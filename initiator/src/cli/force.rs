@@ -12,7 +12,7 @@ use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
 use nix::mount::{MntFlags, umount2};
 
-use super::disk::{abandon, clean_up, end_process};
+use super::disk::{abandon, clean_up_ended, end_process};
 use super::mount::run;
 
 /// How long a file system may take to be unmounted in order, and again once its disk is dead: as
@@ -78,7 +78,7 @@ pub(super) fn end(dir: &VolumeDir, record: &Record) -> Result<()> {
     end_process(dir, record)?;
     let start = Instant::now();
     // Its I/O fails now, so that an unmount that has waited for it comes to its end.
-    while let Err(error) = clean_up(dir, record) {
+    while let Err(error) = clean_up_ended(dir, record) {
         if start.elapsed() >= PATIENCE {
             tracing::warn!("{error:#}; the disk goes with its last user");
             return abandon(dir, record);

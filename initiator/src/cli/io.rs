@@ -241,7 +241,7 @@ impl Write {
         let (total, blocks) = self.copy(&mut queue, &namespace, &input, most)?;
         let is_limited = self.data_size.is_some() || input.len_bytes.is_some();
         let has_more = !is_limited && total == most && input.has_more()?;
-        queue.close();
+        queue.close().into_result()?;
         if let Some(asked) = self
             .data_size
             .or(input.len_bytes)

@@ -207,6 +207,7 @@ impl Umount {
         }
         if !record.process.is_alive() {
             clean_up(&dir, &record)?;
+            disk::check_losses(&dir, &record)?;
             return self.tell(&record, &[], false);
         }
         let left = mounts_of(&record.device).context("/proc/self/mountinfo")?;
@@ -229,6 +230,7 @@ impl Umount {
             Err(_) if self.force => force::end(&dir, &record)?,
             ended => ended?,
         }
+        disk::check_losses(&dir, &record)?;
         self.tell(&record, &[], false)
     }
 

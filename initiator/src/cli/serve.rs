@@ -103,11 +103,7 @@ impl ServeNbd {
             output::line(&uri)?;
         }
         let result = wait_for_the_end(&controller, &interrupts).context(serving.clone());
-        let closed = within(PATIENCE, move || {
-            controller.close();
-            Ok(())
-        })?;
-        if closed.is_none() {
+        let Some(losses) = within(PATIENCE, move || Ok(controller.close()))? else {
             // Its owner does not come to it any more.
             let _ = std::fs::remove_file(&socket_path);
             result?;
@@ -116,8 +112,14 @@ impl ServeNbd {
                  answer; see its log",
                 PATIENCE.as_millis()
             );
+        };
+        match losses.into_result() {
+            Ok(()) => result,
+            Err(losses) => Err(match result {
+                Ok(()) => losses.into(),
+                Err(error) => error.context(losses),
+            }),
         }
-        result
     }
 }
 

@@ -195,7 +195,9 @@ impl Engine {
             return;
         }
         let result = self.outcome(piece, cqe);
-        if self.caches_writes && result.is_ok() {
+        if result.is_err() {
+            self.note_outcome(piece, Some(status), now_us);
+        } else if self.note_all {
             self.note_done(piece, now_us);
         }
         self.requests.finish(piece.request, result);

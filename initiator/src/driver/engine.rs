@@ -19,6 +19,7 @@ use super::io::{Completion, Direction, Io, Op, Refused, Source, SubmitError};
 use super::open::Opening;
 use super::replay::UnknownRange;
 use super::request::{Piece, Requests};
+use super::troubles::Troubles;
 use super::unflushed::Unflushed;
 use crate::error::{ConnectError, IoError};
 use crate::host::{Event, Held, Host, HostConfig, NamespaceInfo, SlotIndex, Status};
@@ -140,9 +141,14 @@ pub(crate) struct Engine {
     pub(super) careful: bool,
     /// Blocks that are not written any more.
     pub(super) unknown: Vec<UnknownRange>,
+    /// What succeeds is noted, for one of the two reasons below.
+    pub(super) note_all: bool,
     /// Acknowledged writes are noted until they are flushed.
     pub(super) caches_writes: bool,
     pub(super) unflushed: Unflushed,
+    pub(super) troubles: Troubles,
+    /// How many writes to which namespaces were not answered when the association ended.
+    pub(super) unanswered: Vec<(u32, usize)>,
     /// Which boot of its machine the target was of.
     pub(super) boot_id: Option<[u8; 16]>,
     /// A reset waits for the I/O that is outstanding, until then.
@@ -189,8 +195,11 @@ impl Engine {
             traffic: false,
             careful: false,
             unknown: Vec::new(),
+            note_all: false,
             caches_writes: false,
             unflushed: Unflushed::default(),
+            troubles: Troubles::default(),
+            unanswered: Vec::new(),
             boot_id: None,
             reset_until_us: None,
             events: VecDeque::new(),
@@ -462,9 +471,14 @@ impl Engine {
             match &event {
                 Event::Failed { cause } => {
                     let error = IoError::ControllerLost(Arc::clone(cause));
+                    self.note_the_end();
+                    self.log_losses_of_the_end();
                     self.fail_io(&error);
                 }
-                Event::Closed => self.fail_io(&IoError::Closed),
+                Event::Closed => {
+                    self.note_the_end();
+                    self.fail_io(&IoError::Closed);
+                }
                 event => self.heard(event),
             }
             self.events.push_back(event);

@@ -21,6 +21,7 @@ mod open;
 mod passthru;
 mod replay;
 mod request;
+mod troubles;
 mod unflushed;
 mod wr_id;
 

@@ -60,6 +60,7 @@ impl Engine {
         let replays = request.replays;
         if replays > super::open::REPLAYS_MAX {
             let error = IoError::Replays { replays };
+            tracing::error!("an I/O: {error}");
             self.requests.finish(piece.request, Err(error));
         } else if changes && self.config.host.replay_writes == ReplayWrites::Fenced {
             self.requests.leave_unanswered(piece);
@@ -142,6 +143,7 @@ impl Engine {
                 self.look_again();
             }
             Event::WritesUnknown { why } => self.outcome_unknown(why),
+            Event::NotSaved => self.note_not_saved(),
             _ => {}
         }
     }
@@ -151,7 +153,8 @@ impl Engine {
     fn went_live(&mut self) {
         let controller = self.host.controller();
         let boot_id = controller.boot_id;
-        self.caches_writes = controller.volatile_write_cache && boot_id.is_some();
+        self.caches_writes = controller.volatile_write_cache;
+        self.note_all = self.caches_writes || self.troubles.go_on();
         if boot_id.is_some() && self.boot_id.is_some() && boot_id != self.boot_id {
             for nsid in self.unflushed.lose() {
                 tracing::error!(
@@ -162,6 +165,13 @@ impl Engine {
         }
         self.boot_id = boot_id.or(self.boot_id);
         self.look_again();
+        let again = self.requests.writes_sent_again();
+        if again > 0 && self.config.host.replay_writes == ReplayWrites::Immediate {
+            tracing::warn!(
+                "{again} commands that change media were sent and not answered: they are sent again at once, as \
+                 --replay-writes=immediate asks; an old copy may undo what is written there later"
+            );
+        }
     }
 
     /// Nobody tells what became of what was not answered.
@@ -197,6 +207,11 @@ impl Engine {
         ranges.filter(|range| range.nsid == nsid).count()
     }
 
+    /// Their namespaces.
+    pub(super) fn unknown_nsids(&self) -> impl Iterator<Item = u32> {
+        self.unknown.iter().map(|range| range.nsid)
+    }
+
     fn note_unknown(&mut self, range: UnknownRange) {
         if self.unknown.len() >= UNKNOWN_RANGES_MAX {
             // One range over all of the namespace's: more is refused than needs be.
@@ -217,7 +232,14 @@ impl Engine {
 
     /// A piece was carried out.
     pub(super) fn note_done(&mut self, piece: Piece, now_us: u64) {
-        let Some(request) = self.requests.get(piece.request) else {
+        if self.troubles.go_on() {
+            self.note_outcome(piece, None, now_us);
+        }
+        let Some(request) = self
+            .requests
+            .get(piece.request)
+            .filter(|_| self.caches_writes)
+        else {
             return;
         };
         let nsid = request.io.nsid;

@@ -215,6 +215,15 @@ impl Requests {
         }
     }
 
+    /// Pieces in line that change media and have been sent before.
+    pub(super) fn writes_sent_again(&self) -> usize {
+        let changes = |piece: &&Piece| {
+            let request = self.get(piece.request);
+            request.is_some_and(|r| r.replays > 0 && r.io.op.changes_media())
+        };
+        self.again.iter().filter(changes).count()
+    }
+
     /// The number the next request gets.
     pub(super) fn next_sequence(&self) -> u64 {
         self.next_sequence
@@ -263,6 +272,21 @@ impl Requests {
                     .filter(|_| !matches!(request.io.op, Op::Discard { .. })),
             });
         }
+    }
+
+    /// Writes, of which namespaces, that were sent with a connection that is lost, and have not been
+    /// answered since.
+    pub(super) fn unanswered_writes(&self) -> Vec<(u32, usize)> {
+        let mut counts: Vec<(u32, usize)> = Vec::new();
+        let sent = self.entries.iter().flatten();
+        for request in sent.filter(|r| r.replays > 0 && r.io.op.changes_media()) {
+            let nsid = request.io.nsid;
+            match counts.iter_mut().find(|(of, _)| *of == nsid) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((nsid, 1)),
+            }
+        }
+        counts
     }
 
     /// Fails everything that is in progress; no piece may be in flight.

@@ -11,6 +11,8 @@ struct Entry {
     /// Since when, in microseconds, there had been such writes when they were lost.
     lost_since_us: Option<u64>,
     ever_lost: bool,
+    /// There were such writes when a controller could not save them at its shutdown.
+    not_saved: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +40,35 @@ impl Unflushed {
                 dirty: Some(fresh),
                 lost_since_us: None,
                 ever_lost: false,
+                not_saved: false,
             }),
         }
+    }
+
+    /// Whether there are acknowledged writes that no Flush has covered.
+    pub(super) fn is_dirty(&self, nsid: u32) -> bool {
+        self.0
+            .iter()
+            .any(|entry| entry.nsid == nsid && entry.dirty.is_some())
+    }
+
+    /// A controller could not save everything: what no Flush had covered may be lost.
+    pub(super) fn not_saved(&mut self) {
+        for entry in &mut self.0 {
+            entry.not_saved |= entry.dirty.is_some();
+        }
+    }
+
+    /// Whether such writes are among what may be lost.
+    pub(super) fn is_not_saved(&self, nsid: u32) -> bool {
+        self.0
+            .iter()
+            .any(|entry| entry.nsid == nsid && entry.not_saved)
+    }
+
+    /// Namespaces that were written to.
+    pub(super) fn nsids(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().map(|entry| entry.nsid)
     }
 
     /// A Flush with the number `sequence` has succeeded: it covers what had been acknowledged when

@@ -90,6 +90,9 @@ pub enum Event {
         /// Why.
         why: &'static str,
     },
+    /// A controller that was shut down could not save everything that it had acknowledged
+    /// (CSTS.CFS). Comes before [`Event::Lost`] or [`Event::Closed`].
+    NotSaved,
     /// The association has failed for good.
     Failed {
         /// Why.

@@ -118,6 +118,7 @@ pub struct Host {
     pub(super) was_live: bool,
     /// The owner has asked for an orderly end.
     pub(super) shutdown_asked: bool,
+    ended_in_order: bool,
     backoff: Backoff,
     protocol_errors: u32,
     pub(super) counters: Counters,
@@ -150,6 +151,7 @@ impl Host {
             unanswered: false,
             was_live: false,
             shutdown_asked: false,
+            ended_in_order: false,
             protocol_errors: 0,
             counters: Counters::default(),
         };
@@ -235,6 +237,24 @@ impl Host {
     #[must_use]
     pub fn controller(&self) -> &ControllerInfo {
         &self.info
+    }
+
+    /// Whether the association is over, and the controller had confirmed its shutdown.
+    #[must_use]
+    pub fn has_ended_in_order(&self) -> bool {
+        self.ended_in_order
+    }
+
+    /// Whether [`Host::shutdown`] was called.
+    #[must_use]
+    pub fn is_shutting_down(&self) -> bool {
+        self.shutdown_asked
+    }
+
+    /// Whether namespaces are being looked for.
+    #[must_use]
+    pub fn is_scanning(&self) -> bool {
+        self.scan.is_some()
     }
 
     /// Namespaces found by the last scan, by NSID.
@@ -519,6 +539,7 @@ impl Host {
     pub(super) fn close(&mut self, orderly: bool) {
         self.drop_connections(&Arc::new(ConnectError::Closed), orderly);
         self.fence = None;
+        self.ended_in_order = orderly;
         self.state = State::Closed;
         self.events.push_back(Event::Closed);
     }

@@ -241,6 +241,9 @@ impl Host {
         let success = cqe.status().is_success();
         let told = success && purpose == Purpose::ShutdownStatus;
         let done = told && csts.shst == ShutdownStatus::COMPLETE;
+        if told && csts.cfs {
+            self.events.push_back(Event::NotSaved);
+        }
         if !success || done || (told && csts.cfs) {
             if resetting {
                 self.lose(ConnectError::Reset, done, now_us);

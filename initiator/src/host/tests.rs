@@ -81,6 +81,7 @@ impl Script {
                     Event::Failed { cause } => format!("failed: {cause}"),
                     Event::WritesReleased => "writes released".to_owned(),
                     Event::WritesUnknown { why } => format!("writes unknown: {why}"),
+                    Event::NotSaved => "not saved".to_owned(),
                     Event::Closed => "closed".to_owned(),
                     Event::NamespacesChanged => "namespaces changed".to_owned(),
                     Event::DiscoveryLogChanged => "discovery log changed".to_owned(),

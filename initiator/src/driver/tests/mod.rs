@@ -4,6 +4,7 @@ mod buffers;
 mod commands;
 mod device;
 mod life;
+mod losses;
 mod peer;
 mod replay;
 
@@ -132,6 +133,10 @@ impl World {
     fn pass(&mut self, us: u64) {
         let end = self.now_us() + us;
         self.until(|world| world.now_us() >= end);
+    }
+
+    fn attention(&self, nsid: u32) -> Option<String> {
+        self.engine.attention(nsid, self.now_us())
     }
 
     fn buffer(&self, blocks: usize, fill: u8) -> Buffer {

@@ -179,7 +179,7 @@ fn without_any_word_the_outcome_is_unknown_and_the_block_is_left_alone() {
     world.write(4, 1, 0xBB).result.unwrap();
     world.write(6, 1, 0xBB).result.unwrap();
     world.read(5, 1);
-    let text = world.engine.attention(1).unwrap();
+    let text = world.attention(1).unwrap();
     assert!(
         text.contains("never answered") && text.contains("attached anew"),
         "{text}"
@@ -302,7 +302,7 @@ fn unflushed_writes_of_a_machine_that_was_started_anew_are_told_by_the_next_flus
     world.lose();
     world.peer.controller.identify = |identify| booted(identify, 2);
     world.lose();
-    assert_eq!(world.engine.attention(2), None);
+    assert_eq!(world.attention(2), None);
     let error = world.flush().unwrap_err();
     assert!(
         matches!(
@@ -315,7 +315,7 @@ fn unflushed_writes_of_a_machine_that_was_started_anew_are_told_by_the_next_flus
         "{error}"
     );
     // Told or not, they stay lost.
-    let text = world.engine.attention(1).unwrap();
+    let text = world.attention(1).unwrap();
     assert!(text.contains("may be lost"), "{text}");
     assert!(
         world.peer.commands.is_empty(),

@@ -43,7 +43,7 @@ pub enum Answer {
 }
 
 /// Where an association is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// `live`, `reconnecting` or `lost`.
     pub state: String,
@@ -57,6 +57,12 @@ pub struct State {
     /// What is wrong with the volume though its controller may be live, and what to do.
     #[serde(default)]
     pub attention: Option<String>,
+    /// Why all I/O is refused.
+    #[serde(default)]
+    pub refused: Option<String>,
+    /// Namespaces are being looked for.
+    #[serde(default)]
+    pub scanning: bool,
 }
 
 /// The serving side.
@@ -157,10 +163,8 @@ mod tests {
         assert_eq!(request, Request::Status);
         let answer = Answer::Status(State {
             state: "live".to_owned(),
-            attempt: None,
             detail: "live".to_owned(),
-            held: None,
-            attention: None,
+            ..State::default()
         });
         asker.answer(&answer);
         assert_eq!(asking.join().unwrap(), answer);

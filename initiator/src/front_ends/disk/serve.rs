@@ -13,6 +13,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::control::{Answer, ControlSocket, Request, State};
+use super::kept;
 use super::loop_device::{holders, is_configured};
 use super::loop_process::{self, LoopAnswer, LoopProcessError, LoopRequest};
 use super::mounts::{Elsewhere, mount_elsewhere, mounts_of};
@@ -176,9 +177,17 @@ fn serve_until_detached(
         nsid = disk.record.nsid,
         "attached"
     );
+    let record = disk.record.clone();
     let result = wait(disk, &signals, &control, dir);
-    controller.close();
+    let ended = controller.close().into_result();
     tracing::info!("detached");
+    if let Err(losses) = ended {
+        tracing::error!("{losses}");
+        // The command that detaches tells it from there, before the folder goes.
+        if let Err(error) = kept::keep(dir, &record, &losses) {
+            tracing::error!(path = %kept::path(dir, &record).display(), "the log is not kept: {error}");
+        }
+    }
     result
 }
 
@@ -454,8 +463,11 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         Status::Failed(_) => ("lost", None),
         Status::ShuttingDown | Status::Closed => ("closing", None),
     };
-    let attention = now.attention.iter().find(|(of, _)| *of == nsid);
-    let attention = attention.map(|(_, text)| text.clone());
+    let of_it = |texts: &[(u32, String)]| {
+        let found = texts.iter().find(|(of, _)| *of == nsid);
+        found.map(|(_, text)| text.clone())
+    };
+    let attention = of_it(&now.attention);
     let detail = match &attention {
         Some(text) => format!("{}; {text}", now.status),
         None => now.status.to_string(),
@@ -466,6 +478,8 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         detail,
         held: now.held.map(|held| held.to_string()),
         attention,
+        refused: of_it(&now.refused),
+        scanning: now.scanning,
     }
 }
 
