@@ -67,18 +67,16 @@ impl Target {
         execution: &mut Execution<'_>,
     ) -> Result<Executed, CommandError> {
         let controller = self.controller(execution.id).ok_or_else(gone)?;
-        let Some(page) = execution.out.get_mut(..IDENTIFY_BYTES) else {
-            return Err(gone());
-        };
-        page.fill(0);
+        let mut page = [0; IDENTIFY_BYTES];
         match (controller.kind, identify.cns) {
             (_, Cns::CONTROLLER) => {
-                write(page, self.identify_controller(controller).as_bytes());
+                write(&mut page, self.identify_controller(controller).as_bytes());
             }
-            (ControllerKind::Io, cns) => identify_io(controller, cns, identify, page)?,
+            (ControllerKind::Io, cns) => identify_io(controller, cns, identify, &mut page)?,
             (ControllerKind::Discovery, other) => return Err(unsupported(other)),
         }
-        Ok(Executed::data(IDENTIFY_BYTES))
+        execution.out.extend_from_slice(&page);
+        Ok(Executed::OK)
     }
 
     /// CNS 01h.

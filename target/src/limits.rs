@@ -36,6 +36,13 @@ pub(crate) const DISK_ANSWER_BYTES_PER_TURN: u32 = 64 << 10;
 pub(crate) const MOVED_BYTES_PER_TURN: u32 = 1 << 20;
 /// Bytes of a read that a volume in memory answers before the answers to other commands of the turn have left: some 12 us.
 pub(crate) const READ_AT_ONCE_BYTES_MAX: u32 = 128 << 10;
+/// What a command counts for that the controllers execute and that tells something: their lock, what
+/// they look up, and a copy of it take as long as a read of so many bytes, some 12 us. Eight of
+/// them fill a turn's share.
+pub(crate) const ADMIN_COST_BYTES: u32 = READ_AT_ONCE_BYTES_MAX;
+/// What an Admin queue tells leaves in pieces of so many bytes, through a buffer of its own: one
+/// Identify structure, and what hosts read of a discovery log page at once.
+pub(crate) const ADMIN_PIECE_BYTES: u32 = 4096;
 /// Connection requests waiting in the kernel's listener: what comes while a reactor does something
 /// else for 50 ms, from someone who connects 20,000 times a second. One that finds no place comes
 /// again after a second.
@@ -156,7 +163,9 @@ const _: () = {
     // What the budget sets aside is what is taken: receives, and two pages.
     let stranger_bytes = STRANGER_RECEIVES as u64 * IN_CAPSULE_BYTES as u64 + 2 * 4096;
     assert!(stranger_bytes == capstan_config::STRANGER_BYTES);
-    // A discovery controller's Admin queue keeps the page of its responses, and its Connect's data
-    // one page.
+    // A discovery controller's Admin queue keeps the page of its responses, and that of its
+    // Connect's data for what it tells. Others have their spare buffer.
     assert!(slots(ADMIN_QUEUE_DEPTH) as u32 * CQE_BYTES <= 4096);
+    assert!(CONNECT_DATA_BYTES <= ADMIN_PIECE_BYTES && ADMIN_PIECE_BYTES <= 4096);
+    assert!(ADMIN_PIECE_BYTES <= SPARE_BYTES);
 };

@@ -7,14 +7,16 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use capstan_initiator::{DirectQueue, Op};
-use capstan_nvme_proto::command::FabricsCommand;
-use capstan_nvme_proto::fabrics::{Cattr, Connect, ConnectParameters};
+use capstan_nvme_proto::command::{AdminCommand, FabricsCommand, GetLogPage};
+use capstan_nvme_proto::fabrics::{Cattr, Connect, ConnectParameters, PropertySet};
+use capstan_nvme_proto::log::LogPageId;
+use capstan_nvme_proto::property::{Cc, Property};
 use capstan_nvme_proto::rdma_cm::CmRequest;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
@@ -192,10 +194,135 @@ impl Stranger {
         self.stream.write_all(&bytes)
     }
 
+    /// Makes the controller of its Admin queue, which is connected with `parameters`.
+    ///
+    /// # Errors
+    /// As [`Stranger::send`].
+    ///
+    /// # Panics
+    /// Never: CC has a size.
+    pub fn associate(&mut self, parameters: &ConnectParameters) -> io::Result<()> {
+        self.send(&connect_capsule(0, 0, 120_000, parameters, false))?;
+        self.hears();
+        let enable = PropertySet {
+            property: Property::CC,
+            size: Property::CC.size().expect("CC has a size"),
+            value: Cc::ENABLE_NVM.encode().into(),
+        };
+        let sqe = FabricsCommand::PropertySet(enable).encode(0, Sgl::EMPTY);
+        self.send(sqe.as_bytes())?;
+        self.hears();
+        Ok(())
+    }
+
+    /// Asks for a mebibyte of the log page `lid`.
+    ///
+    /// # Errors
+    /// As [`Stranger::send`].
+    pub fn ask_for_page(&mut self, cid: u16, lid: LogPageId) -> io::Result<()> {
+        let length_bytes = 1 << 20;
+        let get = GetLogPage {
+            nsid: 0,
+            ..GetLogPage::new(lid, length_bytes.into())
+        };
+        let sgl = Sgl::Keyed {
+            address: 0,
+            length_bytes,
+            rkey: 0x1001,
+            invalidate: false,
+        };
+        let sqe = AdminCommand::GetLogPage(get).encode(cid, sgl);
+        self.send(sqe.as_bytes())
+    }
+
     /// Waits until something comes: whether it is more than the end of the connection.
     pub fn hears(&mut self) -> bool {
         matches!(self.stream.read(&mut [0; 256]), Ok(1..))
     }
+}
+
+/// Counts the response capsules in what a target sends.
+#[derive(Default)]
+struct Responses {
+    /// The beginning of an FPDU.
+    head: Vec<u8>,
+    /// Bytes of it that are still to come.
+    left: usize,
+}
+
+impl Responses {
+    fn count(&mut self, mut bytes: &[u8]) -> usize {
+        let mut count = 0;
+        while let [first, rest @ ..] = bytes {
+            if self.left > 0 {
+                let skipped = self.left.min(bytes.len());
+                self.left -= skipped;
+                bytes = &bytes[skipped..];
+                continue;
+            }
+            self.head.push(*first);
+            bytes = rest;
+            if let [high, low, _, rdmap] = self.head[..] {
+                let length = 2 + usize::from(u16::from_be_bytes([high, low]));
+                // With the CRC, without these four bytes.
+                self.left = length + pad_bytes(length);
+                // RFC 5040, figure 4: Send, with Invalidate, and both with Solicited Event.
+                count += usize::from((3..=6).contains(&(rdmap & 0xF)));
+                self.head.clear();
+            }
+        }
+        count
+    }
+}
+
+/// Connections from `source`, one for each of `parameters`, that each keep as many commands
+/// outstanding as their Admin queue takes: a mebibyte of the log page `lid`, whose data they take.
+/// They come again when they are ended. `answered` counts the responses, whose data is a few KiB.
+///
+/// # Panics
+/// When the data of a response is more than that.
+pub fn ask_for_pages_without_end(
+    (target, source): (SocketAddr, Ipv4Addr),
+    parameters: &[ConnectParameters],
+    lid: LogPageId,
+    answered: &AtomicUsize,
+    stop: &AtomicBool,
+) {
+    let ask = |parameters: &ConnectParameters| -> io::Result<()> {
+        let mut stranger = Stranger::connect(target, source, 0)?;
+        stranger.associate(parameters)?;
+        let mut cids = (1..0x7FFF).cycle();
+        let mut due = usize::from(ENTRIES) - 4;
+        let (mut taken, mut all) = (0, 0);
+        let (mut responses, mut bytes) = (Responses::default(), vec![0; 64 << 10]);
+        while !stop.load(Ordering::Relaxed) {
+            for cid in cids.by_ref().take(due) {
+                stranger.ask_for_page(cid, lid)?;
+            }
+            let length = stranger.stream.read(&mut bytes)?;
+            if length == 0 {
+                return Ok(());
+            }
+            due = responses.count(&bytes[..length]);
+            (taken, all) = (taken + length, all + due);
+            answered.fetch_add(due, Ordering::Relaxed);
+            assert!(
+                taken <= (all + 1) * (16 << 10),
+                "{taken} bytes for {all} log pages of a few KiB"
+            );
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        for parameters in parameters {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    // To be ended, or refused, is one way for it to go.
+                    drop(ask(parameters));
+                }
+            });
+        }
+    });
 }
 
 /// What a permitted host had to bear, and the target.

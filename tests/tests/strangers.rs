@@ -12,10 +12,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_nvme_proto::fabrics::ConnectParameters;
+use capstan_nvme_proto::log::LogPageId;
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_tests::attack::{
-    ELSEWHERE, Figures, Stranger, connect_capsule, connect_sharing, endure, is_full, mpa_request,
-    sources, tcp, tolerance,
+    ELSEWHERE, Figures, Stranger, ask_for_pages_without_end, connect_capsule, connect_sharing,
+    endure, is_full, mpa_request, sources, tcp, tolerance,
 };
 use capstan_tests::process::{allow_many_descriptors, resident_shared_bytes_of};
 use capstan_tests::program::{Daemon, own_address, utf8};
@@ -191,6 +192,29 @@ fn discovery_controllers_that_nobody_uses() {
             Ok(stranger)
         });
     });
+}
+
+/// Eight of them, which take all that comes; and as many as there may be.
+#[test]
+fn discovery_controllers_that_read_log_pages_without_end() {
+    for controllers in [8, 60] {
+        suffer("log pages", 1000, move |at, source, answered, stop| {
+            let parameters = vec![nobody(Nqn::discovery()); controllers];
+            let lid = LogPageId::DISCOVERY;
+            ask_for_pages_without_end((at, source), &parameters, lid, answered, stop);
+        });
+    }
+}
+
+/// Of permitted hosts, whose controllers have other pages.
+#[test]
+fn permitted_hosts_that_read_log_pages_without_end() {
+    for lid in [LogPageId::ERROR_INFORMATION, LogPageId::COMMAND_EFFECTS] {
+        suffer("log pages", 1000, move |at, source, answered, stop| {
+            let parameters: Vec<_> = (50..80).map(connect_data).collect();
+            ask_for_pages_without_end((at, source), &parameters, lid, answered, stop);
+        });
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Commands on an Admin queue: accepted, their data located, then executed.
 
+use alloc::vec::Vec;
+
 use capstan_nvme_proto::command::{AdminCommand, GetFeatures, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
@@ -48,8 +50,8 @@ enum Command {
 }
 
 impl AdminRequest {
-    /// Where the data for the host goes; its length is the room [`Target::execute_admin`] needs
-    /// in `out`. No Admin command that is executed here brings data from the host.
+    /// Where the data for the host goes; its length is the most that [`Target::execute_admin`]
+    /// tells. No Admin command that is executed here brings data from the host.
     #[must_use]
     pub fn transfer(&self) -> &Transfer {
         &self.transfer
@@ -71,13 +73,8 @@ impl AdminRequest {
 /// What became of an Admin command.
 #[derive(Debug)]
 pub enum AdminOutcome {
-    /// Push the first `data_bytes` of `out` to the host, then send the response.
-    Complete {
-        /// The response.
-        cqe: Cqe,
-        /// Bytes of `out` to push first.
-        data_bytes: usize,
-    },
+    /// Push what `out` has to the host, then send this response.
+    Complete(Cqe),
     /// The response comes later, as [`Action::Complete`].
     Held,
     /// The connection is gone or not an Admin queue: there is nobody to answer.
@@ -93,30 +90,19 @@ fn is_property_command(command: &FabricsCommand) -> bool {
 
 /// What executing a command gave.
 pub(crate) enum Executed {
-    /// Success: dwords 0 and 1 of the response, and bytes of data for the host.
-    Done { result: u64, data_bytes: usize },
+    /// Success: dwords 0 and 1 of the response.
+    Done { result: u64 },
     /// The permit was taken: the response comes later.
     Held,
 }
 
 impl Executed {
-    /// Success without result or data.
-    pub(crate) const OK: Self = Self::Done {
-        result: 0,
-        data_bytes: 0,
-    };
+    /// Success without result.
+    pub(crate) const OK: Self = Self::Done { result: 0 };
 
     pub(crate) fn result(result: impl Into<u64>) -> Self {
         Self::Done {
             result: result.into(),
-            data_bytes: 0,
-        }
-    }
-
-    pub(crate) fn data(data_bytes: usize) -> Self {
-        Self::Done {
-            result: 0,
-            data_bytes,
         }
     }
 }
@@ -126,8 +112,10 @@ pub(crate) struct Execution<'a> {
     pub(crate) id: ControllerId,
     /// To be taken by a command whose response comes later.
     pub(crate) permit: &'a mut Option<Permit>,
-    /// As long as the data the host wants.
-    pub(crate) out: &'a mut [u8],
+    /// Takes data for the host.
+    pub(crate) out: &'a mut Vec<u8>,
+    /// Bytes the host wants, and the most that there may be.
+    pub(crate) room: usize,
     pub(crate) now_us: u64,
 }
 
@@ -201,7 +189,7 @@ impl Target {
         };
         let cid = sqe.cid.get();
         let (status, result) = match executed {
-            Ok(Executed::Done { result, .. }) => (Status::SUCCESS, result),
+            Ok(Executed::Done { result }) => (Status::SUCCESS, result),
             // Of these commands none is.
             Ok(Executed::Held) => (Status::INTERNAL_ERROR, 0),
             Err(CommandError {
@@ -218,12 +206,12 @@ impl Target {
         AdminStep::Complete(cqe.with_result(result))
     }
 
-    /// Executes a command. `out` has room for what goes to the host
-    /// ([`AdminRequest::transfer`]).
+    /// Executes a command. What goes to the host comes into `out`, which is empty before: as much
+    /// as there is, and no more than the host wants ([`AdminRequest::transfer`]).
     pub fn execute_admin(
         &mut self,
         request: AdminRequest,
-        out: &mut [u8],
+        out: &mut Vec<u8>,
         now_us: u64,
     ) -> AdminOutcome {
         let conn = request.permit.conn();
@@ -231,13 +219,12 @@ impl Target {
             return AdminOutcome::Gone;
         };
         let id = controller.id;
-        let wanted = usize::try_from(request.transfer.length_bytes()).unwrap_or(usize::MAX);
-        let length = wanted.min(out.len());
         let mut permit = Some(request.permit);
         let mut execution = Execution {
             id,
             permit: &mut permit,
-            out: out.get_mut(..length).unwrap_or_default(),
+            out,
+            room: usize::try_from(request.transfer.length_bytes()).unwrap_or(0),
             now_us,
         };
         let executed = match &request.command {
@@ -248,18 +235,16 @@ impl Target {
             return AdminOutcome::Held;
         };
         match executed {
-            Ok(Executed::Done { result, data_bytes }) => AdminOutcome::Complete {
-                cqe: controller
-                    .admin
-                    .complete(permit, Status::SUCCESS, 0)
-                    .with_result(result),
-                data_bytes,
-            },
+            Ok(Executed::Done { result }) => {
+                let cqe = controller.admin.complete(permit, Status::SUCCESS, 0);
+                AdminOutcome::Complete(cqe.with_result(result))
+            }
             Ok(Executed::Held) => AdminOutcome::Held,
-            Err(error) => AdminOutcome::Complete {
-                cqe: controller.fail(permit, request.opcode, request.nsid, &error),
-                data_bytes: 0,
-            },
+            Err(error) => {
+                out.clear();
+                let cqe = controller.fail(permit, request.opcode, request.nsid, &error);
+                AdminOutcome::Complete(cqe)
+            }
         }
     }
 
@@ -496,10 +481,8 @@ impl Target {
             FeatureValue::Dword(dw0) => Ok(Executed::result(dw0)),
             FeatureValue::HostIdentifier => {
                 let hostid = controller.association.hostid.0;
-                for (to, from) in execution.out.iter_mut().zip(hostid) {
-                    *to = from;
-                }
-                Ok(Executed::data(execution.out.len()))
+                execution.out.extend(hostid.iter().take(execution.room));
+                Ok(Executed::OK)
             }
         }
     }

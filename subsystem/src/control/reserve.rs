@@ -23,19 +23,15 @@ use crate::action::{Action, Association, ControllerId, DrainId};
 use crate::controller::{Controller, Instance};
 use crate::io_queue::ControlCommand;
 use crate::log_page::Window;
+use crate::queue::transfer::Transfer;
 use crate::reservation::{Effects, Host, Reservation, host_of};
 
 /// What became of a [`ControlCommand`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ControlOutcome {
-    /// Push the first `data_bytes` of `out` to the host, then give the command's permit to
+    /// Push what `out` has to the host, then give the command's permit to
     /// [`IoQueue::complete`](crate::IoQueue::complete) with this status.
-    Complete {
-        /// The status.
-        status: Status,
-        /// Bytes of `out` to push first.
-        data_bytes: usize,
-    },
+    Complete(Status),
     /// Keep the command until [`Action::CompleteIo`] names it.
     Held,
 }
@@ -85,31 +81,24 @@ impl Lingering {
 
 impl Target {
     /// Executes a command of an I/O queue. `data_in` is what was fetched for it, when it brings
-    /// data; `out` has room for what goes to the host ([`ControlCommand::transfer`] either way).
+    /// data; what goes to the host comes into `out`, which is empty before: no more than it wants
+    /// ([`ControlCommand::transfer`] either way).
     pub fn execute_control(
         &mut self,
         command: &ControlCommand,
         data_in: &[u8],
-        out: &mut [u8],
+        out: &mut Vec<u8>,
         _now_us: u64,
     ) -> ControlOutcome {
-        let wanted = usize::try_from(command.transfer().length_bytes()).unwrap_or(usize::MAX);
-        let length = wanted.min(out.len());
-        let out = out.get_mut(..length).unwrap_or_default();
-        match self.reserve(command, data_in, out) {
-            Ok(outcome) => outcome,
-            Err(error) => ControlOutcome::Complete {
-                status: error.status,
-                data_bytes: 0,
-            },
-        }
+        self.reserve(command, data_in, out)
+            .unwrap_or_else(|error| ControlOutcome::Complete(error.status))
     }
 
     fn reserve(
         &mut self,
         request: &ControlCommand,
         data_in: &[u8],
-        out: &mut [u8],
+        out: &mut Vec<u8>,
     ) -> Result<ControlOutcome, CommandError> {
         let conn = request.permit.conn();
         let id = match self.connections.get(&conn) {
@@ -124,7 +113,7 @@ impl Target {
         let host = host_of(association.hostid)?;
         let nsid = request.command.nsid();
         if let WireCommand::ReservationReport(report) = request.command {
-            return self.report(&association.subnqn, &report, out);
+            return self.report(&association.subnqn, &report, request.transfer(), out);
         }
         let subsystem = self
             .subsystems
@@ -178,10 +167,7 @@ impl Target {
             self.notify(*id, nsid, effects);
         }
         if !aborts {
-            return ControlOutcome::Complete {
-                status: Status::SUCCESS,
-                data_bytes: 0,
-            };
+            return ControlOutcome::Complete(Status::SUCCESS);
         }
         self.drain_preempted(request, subnqn, nsid, &effects.preempted)
     }
@@ -213,10 +199,7 @@ impl Target {
             .map(|(conn, _)| *conn);
         let waiting: BTreeSet<ConnId> = connected.iter().copied().chain(left).collect();
         if waiting.is_empty() {
-            return ControlOutcome::Complete {
-                status: Status::SUCCESS,
-                data_bytes: 0,
-            };
+            return ControlOutcome::Complete(Status::SUCCESS);
         }
         let then = DrainFor::Preempt {
             conn: request.permit.conn(),
@@ -330,7 +313,8 @@ impl Target {
         &self,
         subnqn: &Nqn,
         report: &ReservationReport,
-        out: &mut [u8],
+        wanted: &Transfer,
+        out: &mut Vec<u8>,
     ) -> Result<ControlOutcome, CommandError> {
         if !report.extended {
             return Err(CommandError {
@@ -355,7 +339,8 @@ impl Target {
             count,
             false,
         );
-        let mut window = Window::new(0, out);
+        // Behind its end no data is transferred (NVMe Base 2.1, section 7.8, NUMD).
+        let mut window = Window::new(0, out, usize::try_from(wanted.length_bytes()).unwrap_or(0));
         window.put(header.as_bytes());
         let reserved = ReservationStatusHeader::EXTENDED_BYTES.saturating_sub(size_of_val(&header));
         for _ in 0..reserved {
@@ -367,10 +352,7 @@ impl Target {
             let entry = ExtendedRegistrant::new(cntlid, holds, HostId(*host), key);
             window.put(entry.as_bytes());
         }
-        Ok(ControlOutcome::Complete {
-            status: Status::SUCCESS,
-            data_bytes: window.zero_rest(),
-        })
+        Ok(ControlOutcome::Complete(Status::SUCCESS))
     }
 
     /// Host Identifier of the host whose queue `conn` is.

@@ -39,8 +39,9 @@ impl Target {
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
         window.put(DiscoveryLogHeader::new(self.genctr(), count).as_bytes());
         for (subtype, subnqn, port, address) in records {
-            let entry = self.discovery_entry(subtype, subnqn, port, address);
-            window.put(entry.as_bytes());
+            window.put_if_wanted(size_of::<DiscoveryLogEntry>(), || {
+                self.discovery_entry(subtype, subnqn, port, address)
+            });
         }
     }
 

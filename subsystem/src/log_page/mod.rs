@@ -8,13 +8,15 @@ pub(crate) mod error;
 mod health;
 pub(crate) mod reservation;
 
+use alloc::vec::Vec;
+
 use capstan_nvme_proto::async_event::AsyncEvent;
 use capstan_nvme_proto::command::GetLogPage;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::log::{FirmwareSlotLog, LogPageId, SupportedLogPages};
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use capstan_nvme_proto::status::Status;
-use zerocopy::IntoBytes;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::control::{Executed, Execution, Target, gone};
 use crate::controller::ControllerKind;
@@ -30,6 +32,8 @@ const IO_PAGES: [LogPageId; 9] = [
     LogPageId::CROSS_CONTROLLER_RESET,
     LogPageId::RESERVATION_NOTIFICATION,
 ];
+/// What is told of a page is a multiple of this, in bytes, if the host has room for it.
+const PADDED_BYTES: usize = 4096;
 const DISCOVERY_PAGES: [LogPageId; 2] = [LogPageId::SUPPORTED_LOG_PAGES, LogPageId::DISCOVERY];
 
 /// The part of a log page that the host asked for. The page is given to it piece by piece, from
@@ -37,42 +41,65 @@ const DISCOVERY_PAGES: [LogPageId; 2] = [LogPageId::SUPPORTED_LOG_PAGES, LogPage
 pub(crate) struct Window<'a> {
     /// Bytes of the page that come before what the host wants.
     skip: u64,
-    out: &'a mut [u8],
-    /// Bytes of `out` that are written.
-    filled: usize,
+    out: &'a mut Vec<u8>,
+    /// Bytes the host wants.
+    room: usize,
     /// Bytes of the page so far.
     page_bytes: u64,
 }
 
 impl<'a> Window<'a> {
-    pub(crate) fn new(offset: u64, out: &'a mut [u8]) -> Self {
+    /// The `room` bytes behind `offset`, which `out` is empty for.
+    pub(crate) fn new(offset: u64, out: &'a mut Vec<u8>, room: usize) -> Self {
         Self {
             skip: offset,
             out,
-            filled: 0,
+            room,
             page_bytes: 0,
         }
     }
 
     /// The next piece of the page.
     pub(crate) fn put(&mut self, piece: &[u8]) {
-        let length = u64::try_from(piece.len()).unwrap_or(u64::MAX);
-        self.page_bytes = self.page_bytes.saturating_add(length);
-        let skipped = self.skip.min(length);
-        self.skip = self.skip.saturating_sub(skipped);
+        let skipped = self.pass(piece.len());
         let visible = usize::try_from(skipped)
             .ok()
             .and_then(|skipped| piece.get(skipped..))
             .unwrap_or_default();
-        let room = self.out.get_mut(self.filled..).unwrap_or_default();
-        for (to, from) in room.iter_mut().zip(visible) {
-            *to = *from;
-            self.filled = self.filled.saturating_add(1);
+        let free = self.room.saturating_sub(self.out.len());
+        let visible = visible.get(..free).unwrap_or(visible);
+        self.out.extend_from_slice(visible);
+    }
+
+    /// The next piece of the page, of so many bytes, which is made only if the host wants some of
+    /// it.
+    pub(crate) fn put_if_wanted<T: IntoBytes + Immutable>(
+        &mut self,
+        length: usize,
+        piece: impl FnOnce() -> T,
+    ) {
+        let is_before = u64::try_from(length).is_ok_and(|length| length <= self.skip);
+        if is_before || self.out.len() >= self.room {
+            self.pass(length);
+        } else {
+            self.put(piece().as_bytes());
         }
     }
 
-    /// Fills what lies behind the end of the page with zeros. An offset behind the end is an
-    /// error of the host.
+    /// Counts a piece of so many bytes; how many of them are before what the host wants.
+    fn pass(&mut self, length: usize) -> u64 {
+        let length = u64::try_from(length).unwrap_or(u64::MAX);
+        self.page_bytes = self.page_bytes.saturating_add(length);
+        let skipped = self.skip.min(length);
+        self.skip = self.skip.saturating_sub(skipped);
+        skipped
+    }
+
+    /// Ends the page. An offset behind the end is an error of the host.
+    ///
+    /// What a host asks for behind the end of a page is undefined (NVMe Base 2.1, section
+    /// 5.1.12, NUMDL). It gets zeros up to the next 4 KiB, which is what most ask for, and no more: a
+    /// mebibyte of them would cost as much as one of data.
     fn finish(self, offset: u64) -> Result<Executed, CommandError> {
         if offset > self.page_bytes {
             return Err(CommandError::invalid_field(
@@ -82,13 +109,9 @@ impl<'a> Window<'a> {
                 "an offset inside the log page",
             ));
         }
-        Ok(Executed::data(self.zero_rest()))
-    }
-
-    /// Fills what lies behind the end of the page with zeros. Returns the bytes of the window.
-    pub(crate) fn zero_rest(self) -> usize {
-        self.out.get_mut(self.filled..).unwrap_or_default().fill(0);
-        self.out.len()
+        let told = self.out.len().max(1).next_multiple_of(PADDED_BYTES);
+        self.out.resize(told.min(self.room), 0);
+        Ok(Executed::OK)
     }
 }
 
@@ -117,7 +140,7 @@ impl Target {
                 "0 (the offset is in bytes)",
             ));
         }
-        let mut window = Window::new(get.offset, execution.out);
+        let mut window = Window::new(get.offset, execution.out, execution.room);
         match get.lid {
             LogPageId::SUPPORTED_LOG_PAGES => {
                 let page = SupportedLogPages::new(pages(kind).iter().copied());
@@ -165,7 +188,7 @@ impl Target {
         }
         let executed = window.finish(get.offset)?;
         if get.lid == LogPageId::CROSS_CONTROLLER_RESET {
-            let out_bytes = execution.out.len();
+            let out_bytes = execution.room;
             let controller = self.controller_mut(id).ok_or_else(gone)?;
             cross_reset::remove_completed(controller, get, out_bytes);
         }

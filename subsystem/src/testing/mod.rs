@@ -448,13 +448,9 @@ impl Bench {
                 None
             }
             AdminStep::Execute(request) => {
-                let length = usize::try_from(request.transfer().length_bytes()).unwrap_or(0);
-                let mut out = vec![0xEE; length];
+                let mut out = Vec::new();
                 match self.target.execute_admin(request, &mut out, self.now_us) {
-                    AdminOutcome::Complete { cqe, data_bytes } => {
-                        out.truncate(data_bytes);
-                        Some((cqe, out))
-                    }
+                    AdminOutcome::Complete(cqe) => Some((cqe, out)),
                     AdminOutcome::Held | AdminOutcome::Gone => None,
                 }
             }

@@ -120,6 +120,8 @@ fn the_page_may_be_read_in_pieces() {
     });
     let (cqe, _) = bench.admin(&association, &beyond);
     assert_eq!(cqe.status(), Status::INVALID_FIELD.dnr().more());
+    let large = read_page(&mut bench, &association, 0, 1 << 20);
+    assert_eq!(large, whole, "no more than there is");
 }
 
 #[test]

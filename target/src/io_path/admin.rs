@@ -1,5 +1,8 @@
 //! The road of admin and fabrics commands: the same receives, transfers and responses as I/O, with
 //! the controllers behind their lock in place of a storage engine.
+//!
+//! What they tell goes through one page of their queue's own, piece by piece and one command after
+//! the other: it takes nothing of the data buffers, however much a host asks for and does not take.
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
@@ -10,7 +13,7 @@ use super::connection::Connection;
 use super::phase::Phase;
 use super::recv::Capsule;
 use super::{Resources, execute, respond, transfer, waiting};
-use crate::limits::CONNECT_DATA_BYTES;
+use crate::limits::{ADMIN_COST_BYTES, ADMIN_PIECE_BYTES, CONNECT_DATA_BYTES};
 
 /// An admin command in flight.
 pub(super) enum AdminWork {
@@ -18,6 +21,17 @@ pub(super) enum AdminWork {
     Connect(Sqe),
     /// A command of an admin queue.
     Request(AdminRequest),
+    /// One that was executed: what it tells is on its way.
+    Telling(Telling),
+}
+
+/// What a command tells, its response behind it.
+pub(super) struct Telling {
+    data: Vec<u8>,
+    /// Bytes of it that are with the host, or on their way.
+    told: usize,
+    cqe: Cqe,
+    invalidate: Option<u32>,
 }
 
 /// Takes in a capsule of a connection that is no I/O queue (yet).
@@ -69,7 +83,12 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     if brings {
         return fetch_connect_data(resources, connection, slot, buffer_bytes);
     }
-    waiting::obtain_buffer(resources, connection, slot, buffer_bytes);
+    if buffer_bytes == 0 {
+        return execute::on_data(resources, connection, slot);
+    }
+    let piece_bytes = buffer_bytes.min(ADMIN_PIECE_BYTES);
+    // Behind the answers of this turn, in which it would hold up others.
+    waiting::line_up(resources, connection, slot, piece_bytes);
 }
 
 /// Pulls the data of a Connect, when it has not come in the capsule. It waits for no buffer of
@@ -141,36 +160,72 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
             resources.connects.push((connection.index, slot));
         }
         AdminWork::Request(request) => admin(resources, connection, slot, request),
+        AdminWork::Telling(telling) => tell(resources, connection, slot, telling),
     }
 }
 
 fn admin(resources: &mut Resources, connection: &mut Connection, slot: u16, request: AdminRequest) {
     let command = connection.command(slot);
     let invalidate = command.transfer.rkey_to_invalidate();
-    let mut out = vec![0; command.transfer.length_bytes() as usize];
+    if command.data.is_some() {
+        resources.share.moved(ADMIN_COST_BYTES);
+    }
+    let mut data = Vec::new();
     let now_us = resources.now_us;
     let outcome = resources
         .control
-        .with(|target| target.execute_admin(request, &mut out, now_us));
+        .with(|target| target.execute_admin(request, &mut data, now_us));
     resources.release_receive(connection, slot);
-    let AdminOutcome::Complete { cqe, data_bytes } = outcome else {
+    let AdminOutcome::Complete(cqe) = outcome else {
         // The response comes later, or there is nobody to send it to.
         return connection.free_slot(slot);
     };
+    let telling = Telling {
+        data,
+        told: 0,
+        cqe,
+        invalidate,
+    };
+    tell(resources, connection, slot, telling);
+}
+
+/// Pushes the next piece of what the command in `slot` tells, and the response behind the last.
+fn tell(resources: &mut Resources, connection: &mut Connection, slot: u16, mut telling: Telling) {
+    let left = telling.data.get(telling.told..).unwrap_or_default();
+    let piece = left.get(..ADMIN_PIECE_BYTES as usize).unwrap_or(left);
+    let is_last = piece.len() == left.len();
     let command = connection.command(slot);
-    if let (Some(buffer), Some(bytes)) = (command.data.as_mut(), out.get(..data_bytes))
-        && data_bytes > 0
+    if let Some(buffer) = command.data.as_mut()
+        && !piece.is_empty()
     {
-        buffer.copy_from(0, bytes);
-        let len_bytes = u32::try_from(data_bytes).unwrap_or(u32::MAX);
-        if let Err(error) = transfer::push(connection, slot, len_bytes) {
+        buffer.copy_from(0, piece);
+        let len_bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+        let pushed = if is_last {
+            transfer::push(connection, slot, len_bytes)
+        } else {
+            transfer::push_piece(connection, slot, len_bytes)
+        };
+        if let Err(error) = pushed {
             let why = format!("posting an RDMA WRITE failed: {error}");
             return resources.broken.push((connection.index, why));
         }
-    } else {
-        command.release_buffers();
     }
-    respond::send(resources, connection, slot, cqe, invalidate);
+    if is_last {
+        let Telling {
+            cqe, invalidate, ..
+        } = telling;
+        return respond::send(resources, connection, slot, cqe, invalidate);
+    }
+    telling.told += piece.len();
+    connection.command(slot).work = Work::Admin(Box::new(AdminWork::Telling(telling)));
+    resources.unrung(connection);
+}
+
+/// The device has a piece of what the command in `slot` tells behind it.
+pub(super) fn on_pushed(resources: &mut Resources, connection: &mut Connection, slot: u16) {
+    if !connection.closing() {
+        on_data(resources, connection, slot);
+    }
 }
 
 /// Sends a response that the controllers owed.

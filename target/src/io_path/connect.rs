@@ -14,7 +14,7 @@ use super::connection::Connection;
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use super::{IoPath, Resources, respond};
-use crate::limits::{CQE_BYTES, SPARE_BYTES, slots as slots_of};
+use crate::limits::{ADMIN_PIECE_BYTES, CQE_BYTES, SPARE_BYTES, slots as slots_of};
 
 impl IoPath {
     /// Carries out the Connects whose data has come in this turn.
@@ -55,16 +55,19 @@ impl IoPath {
             .control
             .with(|target| target.handle_connect(&request, &mut settle, now_us));
         let cqe = became(resources, connection, outcome);
+        resources.release_receive(connection, slot);
+        connection.command(slot).release_buffers();
         if !connection.phase.is_unconnected() {
             self.unconnected.remove(connection.id);
             if connection.has_place {
-                // A discovery controller keeps its place, and what it tells is as large as a host
-                // likes.
-                connection.move_data(port.keys(&resources.memory));
+                // That of its Connect's data, or where that came in the capsule, that it could have had.
+                let Some(page) = resources.memory.strangers.take(ADMIN_PIECE_BYTES) else {
+                    let why = format!("no {ADMIN_PIECE_BYTES} bytes are left of its place");
+                    return resources.broken.push((connection.index, why));
+                };
+                connection.keep_place(page);
             }
         }
-        resources.release_receive(connection, slot);
-        connection.command(slot).release_buffers();
         respond::send(resources, connection, slot, cqe, None);
     }
 }

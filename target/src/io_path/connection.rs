@@ -91,12 +91,15 @@ pub(super) struct Connection {
     together: usize,
     /// What its data buffers are counted on.
     pub(super) account: Account,
-    /// A buffer of its own for a small command that finds no other, while none has it.
+    /// A buffer of its own, while no command has it: for a small one that finds no other, and for
+    /// all that an Admin queue tells.
     pub(super) spare: Option<Buffer>,
     /// Commands that wait for a data buffer, oldest first.
     pub(super) waiting: VecDeque<u16>,
     /// Whether it is among those that wait.
     pub(super) starved: bool,
+    /// Whether it is among those whose spare buffer has come back.
+    pub(super) spared: bool,
     /// Whether its host goes on.
     pub(super) progress: Progress,
     /// Signaled work requests without a completion.
@@ -163,6 +166,7 @@ impl Connection {
             spare: None,
             waiting: VecDeque::new(),
             starved: false,
+            spared: false,
             progress: Progress::default(),
             sends_outstanding: 0,
             disk_outstanding: 0,
@@ -184,10 +188,11 @@ impl Connection {
         self.sinks = keys.sinks;
     }
 
-    /// Its commands have data among that of the other queues from now on.
-    pub(super) fn move_data(&mut self, keys: Keys) {
-        self.data_lkey = keys.data;
-        self.sinks = keys.sinks;
+    /// It is a discovery controller's: it keeps its place, and tells what it has through `page` of
+    /// that.
+    pub(super) fn keep_place(&mut self, page: Buffer) {
+        self.spare = Some(page);
+        self.waiting.reserve(usize::from(self.sizes.entries));
     }
 
     /// Whether a command of it is not answered, or its answer on the way.

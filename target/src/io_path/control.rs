@@ -8,6 +8,7 @@ use super::command::{Command, Work};
 use super::connection::Connection;
 use super::recv::Capsule;
 use super::{IoPath, Resources, execute, respond, transfer, waiting};
+use crate::limits::ADMIN_COST_BYTES;
 
 /// Takes in a command that the controllers execute.
 pub(super) fn start(
@@ -39,30 +40,32 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
         return;
     };
     let len = command.transfer.length_bytes() as usize;
-    let (data_in, mut out) = if control.moves_data_to_host() {
-        (Vec::new(), vec![0; len])
+    let data_in = if control.moves_data_to_host() {
+        Vec::new()
     } else {
-        (command.data_bytes(len), Vec::new())
+        command.data_bytes(len)
     };
+    resources.share.moved(ADMIN_COST_BYTES);
+    let mut out = Vec::new();
     let now_us = resources.now_us;
     let outcome = resources
         .control
         .with(|target| target.execute_control(&control, &data_in, &mut out, now_us));
     resources.release_receive(connection, slot);
     let command = connection.command(slot);
-    let (status, data_bytes) = match outcome {
-        ControlOutcome::Complete { status, data_bytes } => (status, data_bytes),
+    let status = match outcome {
+        ControlOutcome::Complete(status) => status,
         ControlOutcome::Held => {
             command.release_buffers();
             command.work = Work::Held(control);
             return;
         }
     };
-    if let (Some(buffer), Some(bytes)) = (command.data.as_mut(), out.get(..data_bytes))
-        && data_bytes > 0
+    if let Some(buffer) = command.data.as_mut()
+        && !out.is_empty()
     {
-        buffer.copy_from(0, bytes);
-        let len_bytes = u32::try_from(data_bytes).unwrap_or(u32::MAX);
+        buffer.copy_from(0, &out);
+        let len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
         if let Err(error) = transfer::push(connection, slot, len_bytes) {
             let why = format!("posting an RDMA WRITE failed: {error}");
             return resources.broken.push((connection.index, why));

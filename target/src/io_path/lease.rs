@@ -83,8 +83,7 @@ impl Connection {
             .take_share(self.account, len_bytes, SHARE_TIMES_FREE)
     }
 
-    /// The queue's own buffer, for the command in `slot`, if it is free and large enough. The first
-    /// that may need it is a Connect whose data is pulled.
+    /// The queue's own buffer, for the command in `slot`, if it is free and large enough.
     #[cold]
     pub(super) fn take_spare(&mut self, slot: u16, len_bytes: u32) -> Option<Buffer> {
         let command = self.command(slot);

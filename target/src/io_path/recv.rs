@@ -175,6 +175,7 @@ impl IoPath {
         }
         match id {
             Some(WrId::Pull(slot)) => execute::on_pulled(&mut self.resources, connection, slot),
+            Some(WrId::Push(slot)) => admin::on_pushed(&mut self.resources, connection, slot),
             Some(WrId::Respond(slot)) => {
                 self.resources.told += 1;
                 if let Some(why) = connection.responded(slot) {

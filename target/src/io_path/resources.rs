@@ -34,10 +34,11 @@ pub(super) struct Resources {
     /// Those that were passed over in this round.
     pub(super) passed: Vec<usize>,
     /// Those of them whose spare buffer has come back.
-    pub(super) spared: Vec<usize>,
+    pub(super) spared: VecDeque<usize>,
     /// The associations that have queues here.
     pub(super) shares: Shares,
-    /// What this thread itself may still move of volumes in memory, before others have their turn.
+    /// What this thread itself may still move of volumes in memory and of what controllers tell,
+    /// before others have their turn.
     pub(super) share: Share,
     /// Whether a command found no buffer since this was last asked.
     shortage: bool,
@@ -84,7 +85,7 @@ impl Resources {
             lost: Vec::new(),
             starved: VecDeque::new(),
             passed: Vec::new(),
-            spared: Vec::new(),
+            spared: VecDeque::new(),
             shares: Shares::default(),
             share: Share::default(),
             shortage: false,

@@ -12,7 +12,7 @@ use capstan_rdma::contract::{
 };
 use capstan_subsystem::{KeyedBuffer, Transfer};
 
-use super::connection::Connection;
+use super::connection::{Command, Connection};
 use super::wr_id::WrId;
 
 /// How data gets from a host into a buffer of the data slab.
@@ -86,6 +86,52 @@ pub(super) fn push(
     };
     data.len_bytes = len_bytes;
     each_segment(connection, slot, data, SendOp::Write, None)
+}
+
+/// The same, of data that goes on: the host's buffers behind these bytes stay for the rest. The
+/// completion is [`WrId::Push`].
+pub(super) fn push_piece(
+    connection: &mut Connection,
+    slot: u16,
+    len_bytes: u32,
+) -> Result<(), PostError> {
+    let Some(mut data) = connection.data_sge(slot) else {
+        return Ok(());
+    };
+    data.len_bytes = len_bytes;
+    let rest = behind(connection.command(slot), len_bytes);
+    each_segment(
+        connection,
+        slot,
+        data,
+        SendOp::Write,
+        Some(WrId::Push(slot)),
+    )?;
+    connection.command(slot).segments = Some(rest);
+    Ok(())
+}
+
+/// The host's buffers of a command behind the first `len_bytes` of them.
+fn behind(command: &Command, len_bytes: u32) -> Box<[KeyedBuffer]> {
+    let single = match command.transfer {
+        Transfer::Keyed(buffer) => Some(buffer),
+        Transfer::None | Transfer::InCapsule(_) | Transfer::KeyedList(_) => None,
+    };
+    let all = command.segments.as_deref();
+    let mut skip_bytes = len_bytes;
+    all.unwrap_or(single.as_slice())
+        .iter()
+        .filter_map(|buffer| {
+            let skipped = skip_bytes.min(buffer.length_bytes);
+            skip_bytes -= skipped;
+            let rest = KeyedBuffer {
+                address: buffer.address.wrapping_add(skipped.into()),
+                length_bytes: buffer.length_bytes - skipped,
+                ..*buffer
+            };
+            (rest.length_bytes > 0).then_some(rest)
+        })
+        .collect()
 }
 
 /// Pushes what `source` has to the host, where the device can copy it now. Nothing is left to be done

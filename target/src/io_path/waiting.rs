@@ -7,6 +7,7 @@ use capstan_nvme_proto::status::Status;
 use super::command::Work;
 use super::connection::Connection;
 use super::execute::{AtOnce, check_again, on_data, read_at_once, with_buffer};
+use super::phase::Phase;
 use super::{Connections, Resources, respond};
 
 /// Gives the command in `slot` the buffer it needs, or lines it up for one.
@@ -56,15 +57,22 @@ pub(super) fn line_up(
     if !std::mem::replace(&mut connection.starved, true) {
         resources.starved.push_back(connection.index);
     }
+    if connection.phase == Phase::Admin {
+        // It waits for its turn alone, and for nobody who finds no data buffer.
+        spare_came_back(resources, connection);
+    }
     // The device may have become full by what it was given before: it watches for room from the next doorbell on.
     resources.unrung(connection);
 }
 
 /// A response has gone, and with it, perhaps, the spare buffer came back for which a command waits.
 #[inline]
-pub(super) fn spare_came_back(resources: &mut Resources, connection: &Connection) {
-    if !connection.waiting.is_empty() && connection.spare.is_some() {
-        resources.spared.push(connection.index);
+pub(super) fn spare_came_back(resources: &mut Resources, connection: &mut Connection) {
+    if !connection.waiting.is_empty()
+        && connection.spare.is_some()
+        && !std::mem::replace(&mut connection.spared, true)
+    {
+        resources.spared.push_back(connection.index);
     }
 }
 
@@ -72,10 +80,13 @@ pub(super) fn spare_came_back(resources: &mut Resources, connection: &Connection
 /// waits for the others.
 fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     let mut fed = false;
-    while let Some(index) = resources.spared.pop() {
+    while !resources.share.is_over()
+        && let Some(index) = resources.spared.pop_front()
+    {
         let Some(connection) = connections.get_mut(index) else {
             continue;
         };
+        connection.spared = false;
         let Some(&slot) = connection.waiting.front() else {
             continue;
         };
@@ -113,6 +124,8 @@ enum Next {
 pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     resources.share.begin();
     let mut fed = spare_go_on(resources, connections);
+    // What goes on with spares leaves the others their share.
+    resources.share.begin();
     while !resources.share.is_over()
         && let Some(index) = resources.starved.pop_front()
     {
@@ -169,7 +182,12 @@ fn next(resources: &mut Resources, connection: &mut Connection, slot: u16) -> Ne
         AtOnce::Later => return Next::Passed,
         AtOnce::Not => {
             let len_bytes = connection.command(slot).wanted_bytes;
-            let buffer = match connection.lease(&resources.memory, len_bytes) {
+            let leased = if connection.phase == Phase::Admin {
+                Err(Short::Share)
+            } else {
+                connection.lease(&resources.memory, len_bytes)
+            };
+            let buffer = match leased {
                 Ok(buffer) => buffer,
                 Err(short) => match (connection.take_spare(slot, len_bytes), short) {
                     (Some(spare), _) => spare,

@@ -7,6 +7,9 @@ pub(super) enum WrId {
     Recv(u32),
     /// The RDMA READ (the last one of several) that pulls a command's data.
     Pull(u16),
+    /// The RDMA WRITE (the last one of several) of a piece of what a command tells, while there is
+    /// more.
+    Push(u16),
     /// A command's response capsule, and with it the RDMA WRITEs before it.
     Respond(u16),
 }
@@ -15,12 +18,14 @@ const KIND_SHIFT: u32 = 32;
 const RECV: u64 = 1;
 const PULL: u64 = 2;
 const RESPOND: u64 = 3;
+const PUSH: u64 = 4;
 
 impl WrId {
     pub(super) fn encode(self) -> u64 {
         let (kind, slot) = match self {
             Self::Recv(slot) => (RECV, u64::from(slot)),
             Self::Pull(slot) => (PULL, u64::from(slot)),
+            Self::Push(slot) => (PUSH, u64::from(slot)),
             Self::Respond(slot) => (RESPOND, u64::from(slot)),
         };
         kind << KIND_SHIFT | slot
@@ -32,6 +37,7 @@ impl WrId {
         match wr_id >> KIND_SHIFT {
             RECV => Some(Self::Recv(slot)),
             PULL => Some(Self::Pull(u16::try_from(slot).ok()?)),
+            PUSH => Some(Self::Push(u16::try_from(slot).ok()?)),
             RESPOND => Some(Self::Respond(u16::try_from(slot).ok()?)),
             _ => None,
         }
@@ -44,7 +50,12 @@ mod tests {
 
     #[test]
     fn round_trips_and_refuses_strangers() {
-        for id in [WrId::Recv(u32::MAX), WrId::Pull(7), WrId::Respond(u16::MAX)] {
+        for id in [
+            WrId::Recv(u32::MAX),
+            WrId::Pull(7),
+            WrId::Push(0),
+            WrId::Respond(u16::MAX),
+        ] {
             assert_eq!(WrId::decode(id.encode()), Some(id));
         }
         assert_eq!(WrId::decode(0), None);
