@@ -62,7 +62,8 @@ fn run_command(command: Command, held: Held) -> anyhow::Result<()> {
 
 fn run(source: &Source, held: Held) -> anyhow::Result<()> {
     let config = config(source)?;
-    log::start(config.target.log.as_str());
+    let _last_lines =
+        log::start(config.target.log.as_str()).context("there is no thread for the log")?;
     raise_limits();
     for warning in room::check(&config, in_words_of(source))? {
         tracing::warn!("{warning}");

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::front_ends::disk::loop_device::LoopDevice;
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -64,6 +65,17 @@ pub struct Daemon {
     log: Arc<Mutex<Vec<String>>>,
 }
 
+/// The log of a target behind what was read of it.
+pub struct Unread(Lines<BufReader<ChildStderr>>);
+
+impl Unread {
+    /// Reads it to its end.
+    #[must_use]
+    pub fn read(self) -> Vec<String> {
+        self.0.map_while(Result::ok).collect()
+    }
+}
+
 impl Daemon {
     /// Exports `export` (a path, or `ram:SIZE`) at `at`, and waits until it listens.
     ///
@@ -102,7 +114,23 @@ impl Daemon {
     /// When it does not listen.
     #[must_use]
     pub fn serve_under(tool: &[&str], args: &[&str]) -> Self {
-        let (daemon, mut lines) = Self::spawn(tool, args);
+        let (daemon, Unread(lines)) = Self::spawn_listening(tool, args, None);
+        daemon.read_on(lines);
+        daemon
+    }
+
+    /// As [`Daemon::serve`]; what it logs behind that is not read, and soon does not
+    /// fit into a pipe of `pipe_bytes`, of a page at least.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    #[must_use]
+    pub fn serve_unread(args: &[&str], pipe_bytes: i32) -> (Self, Unread) {
+        Self::spawn_listening(&[], args, Some(pipe_bytes))
+    }
+
+    fn spawn_listening(tool: &[&str], args: &[&str], pipe_bytes: Option<i32>) -> (Self, Unread) {
+        let (daemon, mut lines) = Self::spawn(tool, args, pipe_bytes);
         let log = Arc::clone(&daemon.log);
         let listens = lines.by_ref().any(|line| {
             let line = line.expect("the log is text");
@@ -111,8 +139,7 @@ impl Daemon {
             listens
         });
         assert!(listens, "it ended before it listened: {:#?}", daemon.log());
-        daemon.read_on(lines);
-        daemon
+        (daemon, Unread(lines))
     }
 
     /// Runs `capstan-target serve ARGS` and waits for nothing.
@@ -121,12 +148,16 @@ impl Daemon {
     /// When it cannot be started.
     #[must_use]
     pub fn begin(args: &[&str]) -> Self {
-        let (daemon, lines) = Self::spawn(&[], args);
+        let (daemon, lines) = Self::spawn(&[], args, None);
         daemon.read_on(lines);
         daemon
     }
 
-    fn spawn(tool: &[&str], args: &[&str]) -> (Self, Lines<BufReader<ChildStderr>>) {
+    fn spawn(
+        tool: &[&str],
+        args: &[&str],
+        pipe_bytes: Option<i32>,
+    ) -> (Self, Lines<BufReader<ChildStderr>>) {
         // It must not outlive a test that is killed.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
@@ -139,12 +170,15 @@ impl Daemon {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the target starts");
-        let lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let stderr = child.stderr.take().expect("piped");
+        if let Some(pipe_bytes) = pipe_bytes {
+            fcntl(&stderr, FcntlArg::F_SETPIPE_SZ(pipe_bytes)).expect("the size of a pipe");
+        }
+        let lines = BufReader::new(stderr).lines();
         let log = Arc::default();
         (Self { child, log }, lines)
     }
 
-    /// Somebody must read on, or the target would block on a full pipe.
     fn read_on(&self, lines: Lines<BufReader<ChildStderr>>) {
         let log = Arc::clone(&self.log);
         thread::spawn(move || {

@@ -4,16 +4,19 @@
 #![expect(clippy::print_stdout, reason = "the figures are what it is for")]
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read as _, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use capstan_nvme_proto::command::{IoCommand, LbaRange, Read};
 use capstan_nvme_proto::fabrics::ConnectParameters;
 use capstan_nvme_proto::log::LogPageId;
 use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::sgl::Sgl;
 use capstan_tests::attack::{
     ELSEWHERE, Figures, Stranger, ask_for_pages_without_end, connect_capsule, connect_sharing,
     endure, is_full, mpa_request, sources, tcp, tolerance,
@@ -21,7 +24,7 @@ use capstan_tests::attack::{
 use capstan_tests::process::{allow_many_descriptors, resident_shared_bytes_of};
 use capstan_tests::program::{Daemon, own_address, utf8};
 use capstan_tests::target::SUBNQN;
-use capstan_tests::wire_host::connect_data;
+use capstan_tests::wire_host::{Data, Queue, WireHost, connect_data};
 
 /// How long an attacker rests when everything it wants is open.
 const REST: Duration = Duration::from_millis(1);
@@ -29,6 +32,11 @@ const WARM_UP: Duration = Duration::from_secs(20);
 
 /// A target that hosts 0 to 99 may use, with 64 MiB of RAM.
 fn target(at: SocketAddr) -> (Daemon, tempfile::TempDir) {
+    let (folder, path) = configuration(at);
+    (Daemon::serve(&["--config", utf8(&path)]), folder)
+}
+
+fn configuration(at: SocketAddr) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("target.toml");
     let hosts: Vec<_> = (0..100)
@@ -42,7 +50,7 @@ fn target(at: SocketAddr) -> (Daemon, tempfile::TempDir) {
         hosts.join(", ")
     );
     std::fs::write(&path, toml).expect("written");
-    (Daemon::serve(&["--config", utf8(&path)]), folder)
+    (folder, path)
 }
 
 /// An attack of so many connections: each is opened as `open` says, and again when the target has
@@ -245,6 +253,45 @@ fn refused_connects_without_end() {
         .iter()
         .any(|line| line.contains("more in 1 s were like this"));
     assert!(counted, "no line says how many were left out: {log:#?}");
+}
+
+/// Nobody reads the log (a paused terminal, a pager), and what strangers cause fills the pipe: neither
+/// they nor a permitted host wait for that, nor does the end.
+#[test]
+fn a_log_that_nobody_reads() {
+    const PROMPT: Duration = Duration::from_secs(3);
+    const PIPE_BYTES: i32 = 4096;
+    let at = own_address();
+    let (folder, config) = configuration(at);
+    let (daemon, unread) = Daemon::serve_unread(&["--config", utf8(&config)], PIPE_BYTES);
+    let parameters = ConnectParameters {
+        hostnqn: Nqn::new(&format!("nqn.2026-11.org.example:{}", "n".repeat(190))).expect("valid"),
+        ..nobody(Nqn::new(SUBNQN).expect("valid"))
+    };
+    let mut host = WireHost::connect(at, 1);
+    let start = Instant::now();
+    // 20 lines of 300 bytes a second.
+    while start.elapsed() < Duration::from_secs(4) {
+        let began = Instant::now();
+        let mut stranger = Stranger::connect(at, sources()[0], 0).expect("accepted");
+        stranger
+            .send(&connect_capsule(0, 0, 0, &parameters, false))
+            .expect("sent");
+        assert!(stranger.hears(), "a refusal after {:?}", start.elapsed());
+        let range = LbaRange { slba: 0, nlb: 1 };
+        let sqe = IoCommand::Read(Read::new(1, range)).encode(0, Sgl::EMPTY);
+        let (cqe, _) = host.run(Queue::Io, sqe, Data::Pushed(4096));
+        assert!(cqe.status().is_success(), "{:?}", cqe.status());
+        let took = began.elapsed();
+        assert!(took < PROMPT, "{took:?} after {:?}", start.elapsed());
+    }
+    drop(host);
+    let start = Instant::now();
+    assert!(daemon.stop().success());
+    assert!(start.elapsed() < 2 * PROMPT, "it waited for its reader");
+    let bytes: usize = unread.read().iter().map(String::len).sum();
+    assert!(bytes > 3 << 10, "the pipe was not full: {bytes} bytes");
+    drop(folder);
 }
 
 /// Byte by byte, in turn over some connections, as slowly as to be ended for it, or nearly so.

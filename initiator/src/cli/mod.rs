@@ -26,10 +26,15 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+use capstan_reactor::log::{Behind, LastLines};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupted;
+use tracing::Dispatch;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Discovers, inspects, reads, writes and measures NVMe namespaces over RDMA, without a kernel
 /// module and without root.
@@ -106,7 +111,7 @@ pub(crate) fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
-    start_log(cli.verbose);
+    let last_lines = start_log(cli.verbose);
     if let Err(error) = capstan_reactor::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit of open files stays as it is (`ulimit -n`)");
     }
@@ -137,6 +142,8 @@ pub(crate) fn run() -> ExitCode {
         Command::ServeFuse(command) => command.run(),
         Command::LoopDevice(command) => command.run(),
     };
+    // Before the error, which may be what they led to.
+    drop(last_lines);
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
@@ -184,18 +191,27 @@ fn parse(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
     Cli::from_arg_matches(&matches)
 }
 
-fn start_log(verbose: u8) {
+/// Starts logging. To be kept until the last line; none where there is no thread for it, and lines
+/// are written where they are told.
+fn start_log(verbose: u8) -> Option<LastLines> {
     let level = match verbose {
         0 => LevelFilter::WARN,
         1 => LevelFilter::INFO,
         _ => LevelFilter::DEBUG,
     };
-    tracing_subscriber::fmt()
+    let stderr = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        .init();
+        .finish();
+    let stderr = Dispatch::new(stderr);
+    let Ok((behind, last_lines)) = Behind::start(stderr.clone()) else {
+        stderr.init();
+        return None;
+    };
+    registry().with(level).with(behind).init();
+    Some(last_lines)
 }
 
 #[cfg(test)]
