@@ -12,7 +12,8 @@ use capstan_rdma::contract::{
 };
 use capstan_subsystem::{KeyedBuffer, Transfer};
 
-use super::connection::{Command, Connection};
+use super::command::Command;
+use super::connection::Connection;
 use super::wr_id::WrId;
 
 /// How data gets from a host into a buffer of the data slab.
