@@ -10,7 +10,6 @@ mod operations;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 

@@ -1,7 +1,6 @@
 //! Reservations between two hosts, as far as they go over the wire; the rules themselves are tested
 //! beside them.
 
-use alloc::vec;
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::async_event::AsyncEvent;
