@@ -287,7 +287,10 @@ mod tests {
     /// Programs wait for signals that they block after they have begun to log.
     #[test]
     fn signals_are_left_to_the_program() {
-        let (_subscriber, _last, _reader) = piped();
+        let (subscriber, _last, mut reader) = piped();
+        // The thread has its name when it has written.
+        tracing::subscriber::with_default(subscriber, || tracing::info!("a line"));
+        assert!(reader.read(&mut [0; 256]).unwrap() > 0);
         let mut threads = std::fs::read_dir("/proc/self/task").unwrap();
         let writer = threads.find_map(|thread| {
             let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
