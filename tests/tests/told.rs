@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use capstan_tests::disks::{Thin, own_mounts, run};
 use capstan_tests::program::{
-    Daemon, Machine, complaint, has_disks, has_tools, own_address, program, signal, told, tool,
-    utf8,
+    CLAIMS, Daemon, Machine, complaint, has_disks, has_tools, own_address, program, signal, told,
+    tool, utf8,
 };
 use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
@@ -242,7 +242,7 @@ fn root_serve_nbd_says_what_was_lost() {
         .arg("serve-nbd")
         .args(lossy.machine.target())
         .args(["--socket", utf8(&socket)])
-        .env("CAPSTAN_RUN_DIR", lossy.machine.path("run"))
+        .env(CLAIMS, lossy.machine.path("claims"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -312,7 +312,12 @@ fn writes_to_a_protected_namespace_are_said() {
         "--cdw11",
         "1",
     ];
-    told(&machine.run_on_target("admin-passthru", &protect));
+    // It takes no options for the time after a loss.
+    let target = machine.target();
+    let target = target.iter().map(String::as_str);
+    let target = target.take_while(|word| *word != "--reconnect-delay");
+    let arguments: Vec<&str> = target.chain(protect).collect();
+    told(&machine.run("admin-passthru", &arguments));
     for _ in 0..3 {
         dd_fails(&device);
     }
