@@ -81,12 +81,21 @@ pub(crate) fn refused(
         (Some(libc::ETIMEDOUT), _) => {
             format!("{error}; check that the address is right and reachable")
         }
-        _ => error.to_string(),
+        _ => system_words(error),
     };
     CmError::System {
         what,
         message,
         errno: error.raw_os_error(),
+    }
+}
+
+/// What the system said, with the next step where a limit is in the way.
+pub(crate) fn system_words(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => format!("{error}; raise it (`ulimit -Hn`, LimitNOFILE= of the unit)"),
+        Some(libc::ENFILE) => format!("{error}; raise it (`sysctl fs.file-max`)"),
+        _ => error.to_string(),
     }
 }
 

@@ -419,14 +419,15 @@ fn decorators_stand_in_front_of_the_engine() {
         let data = driver.data(&[0; 4096], 0);
         driver.submit(token, Op::Read { lba: 5, lbas: 1 }, Some(data));
     }
+    // Operations are a millisecond apart: the reads are the second to the fourth.
     assert_eq!(
         (driver.engine.in_flight(), driver.volume.next_deadline_us()),
-        (0, Some(100))
+        (0, Some(2100))
     );
     let mut out = Vec::new();
-    driver.volume.poll(99, &mut out);
+    driver.volume.poll(2099, &mut out);
     assert!(out.is_empty());
-    driver.volume.poll(100, &mut out);
+    driver.volume.poll(4100, &mut out);
     assert_eq!(
         (out.len(), out[0].token, driver.engine.in_flight()),
         (1, 1, 2)

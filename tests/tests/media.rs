@@ -211,7 +211,10 @@ fn an_image_that_grows_or_is_cut_is_told_to_hosts_and_the_log_without_a_reload()
     assert_eq!(shape(&later), (4096, 256));
     later.close();
     // What is lost is lost, also when the file is as long as it was.
-    let smart = Machine::new(bench.at).run_on_target("smart-log", &["-o", "json"]);
+    let (ip, port) = (bench.at.ip().to_string(), bench.at.port().to_string());
+    let target = ["-t", "rdma", "-a", &ip, "-s", &port, "-n", SUBNQN];
+    let smart = [&["smart-log", "-o", "json"], &target[..]].concat();
+    let smart = Machine::new(bench.at).run(smart[0], &smart[1..]);
     let smart: serde_json::Value = serde_json::from_str(&told(&smart)).unwrap();
     assert_eq!(smart["critical_warning"], 4, "{smart}");
     bench.resize(2 * MIB + 100);

@@ -466,6 +466,10 @@ fn leave_a_write_unanswered(arguments: &[&str], look: impl FnOnce(&Machine)) {
 fn look_at_the_end(arguments: &[&str], machine: &Machine) {
     let immediate = usize::from(!arguments.is_empty());
     let words = ["1 commands that change media", "sent again at once"];
+    let start = Instant::now();
+    while loud_lines(machine, &words) < immediate && start.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(20));
+    }
     assert_eq!(loud_lines(machine, &words), immediate, "{}", log(machine));
 }
 

@@ -24,7 +24,7 @@ use super::cq::{epoll_of, system};
 use super::engine::Engine;
 use super::fatal::Fatal;
 use super::qp::Qp;
-use crate::address_words::{check_families, refused};
+use crate::address_words::{check_families, refused, system_words};
 use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
     PrivateData, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError,
@@ -325,16 +325,10 @@ impl Manager {
 
 /// A system error as the program is told of it.
 fn os_error(what: &str, error: &std::io::Error) -> CmError {
-    let errno = error.raw_os_error();
-    let message = match errno {
-        Some(libc::EMFILE) => format!("{error}; raise it (`ulimit -Hn`, LimitNOFILE= of the unit)"),
-        Some(libc::ENFILE) => format!("{error}; raise it (`sysctl fs.file-max`)"),
-        _ => error.to_string(),
-    };
     CmError::System {
         what: what.into(),
-        message,
-        errno,
+        message: system_words(error),
+        errno: error.raw_os_error(),
     }
 }
 
