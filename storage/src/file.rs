@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::sys::stat::{major, minor};
 
 use crate::claim;
 use crate::error::{LockHolder, OpenError};
 use crate::geometry::Geometry;
 use crate::lifetime::{self, Lifetime};
+use crate::loop_device::{self, Backing};
 use crate::loss::Loss;
 use crate::medium::{self, Look, Size};
 use crate::spec::DirectIo;
@@ -34,6 +35,8 @@ const PAGE_BYTES: u32 = 4096;
 #[derive(Debug)]
 pub(crate) struct FileStore {
     file: File,
+    /// Of a loop device that may be written, its file: locked, and never read.
+    backing: Option<File>,
     path: PathBuf,
     name: Arc<str>,
     /// But for the number of LBAs, which `size` has.
@@ -72,6 +75,7 @@ impl FileStore {
         let lifetime = lifetime::of(&file, &metadata);
         let mut store = Self {
             file,
+            backing: None,
             path: path.to_owned(),
             name: Arc::clone(name),
             size: Size::new(0, geometry.lba_bytes),
@@ -82,13 +86,17 @@ impl FileStore {
             lifetime,
         };
         if !read_only {
-            store.lock(&metadata)?;
+            store.lock(&store.file, false, &store.name)?;
+            store.backing = store.lock_backing(&metadata)?;
         }
         store.find_size()?;
         if has_direct {
             store.settle_direct(direct)?;
         }
         store.settle_abilities(&metadata);
+        if store.direct.is_none() {
+            store.forget_cached();
+        }
         Ok(store)
     }
 
@@ -199,10 +207,10 @@ impl FileStore {
     /// Keeps a second target from exporting the same bytes for writing, for as long as this one or
     /// an operation of it can write them (see [`claim`]). Advisory: it binds those who ask, which
     /// every Capstan target does.
-    fn lock(&self, metadata: &Metadata) -> Result<(), OpenError> {
+    fn lock(&self, file: &File, is_shared: bool, name: &Arc<str>) -> Result<(), OpenError> {
         let mut tries = 1;
         loop {
-            let Err(error) = sys::flock(&self.file) else {
+            let Err(error) = sys::flock(file, is_shared) else {
                 return Ok(());
             };
             match error.raw_os_error() {
@@ -211,8 +219,10 @@ impl FileStore {
                     thread::sleep(LOCK_WAIT);
                 }
                 Some(libc::EWOULDBLOCK) => {
-                    let volume = Arc::clone(&self.name);
-                    return Err(match claim::lock_holder(metadata) {
+                    let volume = Arc::clone(name);
+                    let metadata = file.metadata();
+                    let metadata = metadata.map_err(|e| self.error("read the state of it", e))?;
+                    return Err(match claim::lock_holder(&metadata) {
                         LockHolder::Ended { pid } => OpenError::Unfinished { volume, pid },
                         holder => OpenError::Locked { volume, holder },
                     });
@@ -220,13 +230,40 @@ impl FileStore {
                 // File systems without locks (some network and FUSE ones).
                 Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS) => {
                     tracing::warn!(
-                        volume = %self.name, %error,
+                        volume = %name, %error,
                         "the file system has no locks: nothing keeps a second export away"
                     );
                     return Ok(());
                 }
                 _ => return Err(self.error("lock", error)),
             }
+        }
+    }
+
+    /// Keeps another export away from the file under a loop device, which has the same bytes.
+    fn lock_backing(&self, metadata: &Metadata) -> Result<Option<File>, OpenError> {
+        let devices = Path::new("/sys/dev/block");
+        let backing = self
+            .block_device
+            .then(|| loop_device::backing(devices, metadata.rdev()));
+        let Some(Backing { path, is_shared }) = backing.flatten() else {
+            return Ok(None);
+        };
+        // A path that leads nowhere here is of another mount namespace, or was deleted.
+        let Ok(file) = File::open(&path) else {
+            return Ok(None);
+        };
+        let name = format!("{}, a loop device on {},", self.name, path.display());
+        self.lock(&file, is_shared, &name.into())?;
+        Ok(Some(file))
+    }
+
+    /// Pages that could not be written back stay in the page cache, and nothing tells them from
+    /// those that were: the operator who has a look, and hosts, are to read the medium.
+    fn forget_cached(&self) {
+        let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+        if let Err(error) = posix_fadvise(&self.file, 0, 0, advice) {
+            tracing::debug!(volume = %self.name, %error, "what is cached of it stays");
         }
     }
 

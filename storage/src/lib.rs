@@ -57,6 +57,7 @@ mod gate;
 mod geometry;
 mod io;
 mod lifetime;
+mod loop_device;
 mod loss;
 mod medium;
 mod null;

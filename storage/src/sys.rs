@@ -81,11 +81,16 @@ fn statx(file: &File, flags: libc::c_int, mask: libc::c_uint) -> io::Result<libc
     Ok(unsafe { stat.assume_init() })
 }
 
-/// Takes an advisory lock on the open file description (`flock`), without waiting. The last
-/// reference to it gives the lock back.
-pub(crate) fn flock(file: &File) -> io::Result<()> {
+/// Takes an advisory lock on the open file description (`flock`), without waiting; `is_shared`:
+/// beside others that are shared. The last reference to it gives the lock back.
+pub(crate) fn flock(file: &File, is_shared: bool) -> io::Result<()> {
+    let kind = if is_shared {
+        libc::LOCK_SH
+    } else {
+        libc::LOCK_EX
+    };
     // SAFETY: the descriptor is open; the call touches no memory of ours.
-    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+    match unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -3,13 +3,14 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::Controller;
 use capstan_tests::disks::{Loop, Thin, own_mounts, waits_for_disk};
 use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use capstan_tests::program::{Daemon, complaint, own_address, program, signal, utf8};
 use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
 
@@ -112,4 +113,29 @@ fn root_a_file_is_served_again_when_the_writes_of_a_killed_target_are_over() {
     let thin = Thin::new(32);
     let file = thin.file("slow", 8 << 20);
     killed_while_it_writes(&file, &thin, waits_for_disk);
+}
+
+/// A file and the loop devices on it have the same bytes: one target has them all.
+#[test]
+fn root_a_file_and_its_loop_devices_are_exported_once() {
+    own_mounts();
+    let thin = Thin::new(32);
+    let file = thin.file("both", 8 << 20);
+    let [one, another] = [(); 2].map(|()| Loop::new(&file));
+    let (one, another) = (one.path(), another.path());
+    for (exported, refused) in [(&*file, one), (one, &*file), (one, another)] {
+        let listen = own_address().to_string();
+        let serving = Daemon::serve(&arguments(utf8(exported), &listen));
+        let output = Command::new(program("capstan-target"))
+            .arg("serve")
+            .args(arguments(utf8(refused), &own_address().to_string()))
+            .output()
+            .expect("capstan-target runs");
+        assert!(!output.status.success(), "{refused:?} beside {exported:?}");
+        let complaint = complaint(&output);
+        for words in [utf8(&file), "is exported already", "stop that export"] {
+            assert!(complaint.contains(words), "{complaint}");
+        }
+        assert!(serving.stop().success());
+    }
 }

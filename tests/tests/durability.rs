@@ -9,7 +9,7 @@ use capstan_initiator::{BlockingVolume, Controller, IoError};
 use capstan_nvme_proto::status::Status;
 use capstan_tests::disks::{Thin, own_mounts};
 use capstan_tests::host::options;
-use capstan_tests::program::{CLAIMS, Daemon, own_address, program, signal, utf8};
+use capstan_tests::program::{CLAIMS, Daemon, own_address, program, signal, tool, utf8};
 use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
 
@@ -203,6 +203,61 @@ fn root_the_only_namespace_is_taken_out_and_put_back_to_clear_what_it_has_lost()
     let daemon = Daemon::serve(&["--config", utf8(&file)]);
     daemon.wait_for_log(&["WARN", "hosts connect to", "find nothing"]);
     assert!(daemon.stop().success());
+}
+
+/// Pages that could not be written back stay in the page cache, and look written.
+#[test]
+fn root_a_target_that_is_started_anew_reads_what_the_medium_has() {
+    own_mounts();
+    let thin = Thin::new(12);
+    let path = thin.file("volume", 32 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let at = own_address();
+    let only = namespace(1, &path) + "direct = false\n";
+    let file = write_configuration(folder.path(), at, &only);
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let (controller, volume) = connect(at, 1);
+    for offset in (0..30 * MIB).step_by(MIB) {
+        volume
+            .write(offset as u64, &vec![1; MIB])
+            .expect("answered well");
+    }
+    is_write_fault(&volume.flush());
+    drop(volume);
+    controller.close();
+    assert!(daemon.stop().success());
+
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let (controller, volume) = connect(at, 1);
+    let mut found = vec![9; 30 * MIB];
+    for (at, piece) in found.chunks_mut(MIB).enumerate() {
+        volume.read((at * MIB) as u64, piece).expect("reads");
+    }
+    drop(volume);
+    controller.close();
+    assert!(daemon.stop().success());
+    let medium = folder.path().join("medium");
+    let (from, to) = (
+        format!("if={}", path.display()),
+        format!("of={}", medium.display()),
+    );
+    tool(
+        "dd",
+        &[
+            &from,
+            &to,
+            "bs=1M",
+            "count=30",
+            "iflag=direct",
+            "status=none",
+        ],
+    );
+    let medium = std::fs::read(medium).unwrap();
+    assert!(medium.iter().any(|byte| *byte != 1), "nothing was lost");
+    assert!(
+        medium == found,
+        "reads are of a cache that was never written"
+    );
 }
 
 /// A host that goes on over zeroes would take them for its data.
