@@ -95,10 +95,9 @@ pub struct Source {
     /// Refuse writes.
     #[arg(long, requires = "export")]
     pub read_only: bool,
-    /// Let queues share their receives where the device can. Hosts that may not connect can take
-    /// receives of others then.
+    /// Give each queue receives of its own, also where the device could share them.
     #[arg(long, requires = "export")]
-    pub shared_receive_queue: bool,
+    pub no_shared_receive_queue: bool,
 }
 
 /// Which RDMA provider a listener uses.
