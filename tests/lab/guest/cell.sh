@@ -78,8 +78,11 @@ run_cases() { # run_cases [NAME…]
 
 # One connection for each reactor of a Capstan target.
 warm_up() { # warm_up HOST
-    "warm_up_$1"
-    "warm_up_$1"
+    if ! { "warm_up_$1" && "warm_up_$1"; }; then
+        dmesg >"$OUT/dmesg.log"
+        [ "$TARGET" = nvmet ] || cp "$TARGET_LOG" "$OUT/target.log"
+        return 1
+    fi
     sleep 0.5
 }
 
