@@ -106,6 +106,15 @@ fn log(machine: &Machine) -> String {
     fs::read_to_string(machine.path("run/0/log")).unwrap()
 }
 
+/// Waits for `count` such lines; there are no more. A thread of its own writes the log.
+fn assert_loud_lines(machine: &Machine, words: &[&str], count: usize) {
+    let start = Instant::now();
+    while loud_lines(machine, words) < count && start.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(loud_lines(machine, words), count, "{}", log(machine));
+}
+
 /// Lines of the volume's log at a level that people see, with all of `words`.
 fn loud_lines(machine: &Machine, words: &[&str]) -> usize {
     let log = log(machine);
@@ -269,12 +278,7 @@ fn root_a_flush_that_fails_is_said_once_in_the_log_and_always_in_the_list() {
         Lossy::sync_fails(&device);
     }
     let words = ["Flush", "namespace 1", "Write Fault"];
-    assert_eq!(
-        loud_lines(&lossy.machine, &words),
-        1,
-        "{}",
-        log(&lossy.machine)
-    );
+    assert_loud_lines(&lossy.machine, &words, 1);
     says_what_was_lost(&attention(&lossy.machine));
     let list = told(&lossy.machine.run("list", &[]));
     assert!(list.contains("live, but see below"), "{list}");
@@ -322,7 +326,7 @@ fn writes_to_a_protected_namespace_are_said() {
         dd_fails(&device);
     }
     let words = ["namespace 1", "Namespace is Write Protected"];
-    assert_eq!(loud_lines(&machine, &words), 1, "{}", log(&machine));
+    assert_loud_lines(&machine, &words, 1);
     let attention = attention(&machine);
     for words in ["writes to namespace 1 fail", "Write Protected", "84h"] {
         assert!(attention.contains(words), "no {words} in {attention}");
@@ -358,7 +362,7 @@ fn root_writes_that_find_no_room_are_said() {
     run("dd", &arguments).unwrap_err();
     run("dd", &arguments).unwrap_err();
     let words = ["namespace 1", "Capacity Exceeded", "room"];
-    assert_eq!(loud_lines(&machine, &words), 1, "{}", log(&machine));
+    assert_loud_lines(&machine, &words, 1);
     let attention = attention(&machine);
     assert!(attention.contains("make room"), "{attention}");
     told(&machine.run("detach", &[utf8(&device)]));
@@ -466,11 +470,7 @@ fn leave_a_write_unanswered(arguments: &[&str], look: impl FnOnce(&Machine)) {
 fn look_at_the_end(arguments: &[&str], machine: &Machine) {
     let immediate = usize::from(!arguments.is_empty());
     let words = ["1 commands that change media", "sent again at once"];
-    let start = Instant::now();
-    while loud_lines(machine, &words) < immediate && start.elapsed() < PATIENCE {
-        thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(loud_lines(machine, &words), immediate, "{}", log(machine));
+    assert_loud_lines(machine, &words, immediate);
 }
 
 /// How long writes wait is for people, too, also while there is no connection.
@@ -486,7 +486,7 @@ fn the_list_and_the_log_say_how_long_writes_wait() {
             "{list}"
         );
         let words = ["they wait until", "KATO (", "CQT ("];
-        assert_eq!(loud_lines(machine, &words), 1, "{}", log(machine));
+        assert_loud_lines(machine, &words, 1);
     });
 }
 
