@@ -461,7 +461,9 @@ fn connect_in_a_hurry(bench: &mut Bench, model: &mut Model) {
             {
                 model.reached.let_in = model.reached.let_in.saturating_add(1);
             }
-            _ => {}
+            ConnectOutcome::AdminQueue { .. }
+            | ConnectOutcome::IoQueue { .. }
+            | ConnectOutcome::Refused { .. } => {}
         }
         connected(bench, model, conn, outcome, parameters);
         settle(bench, model);
