@@ -431,18 +431,27 @@ impl Machine {
             .map(|entry| entry.expect("an entry").path())
             .collect();
         assert_eq!(left, Vec::<PathBuf>::new(), "in the state folder");
-        // Another test may have the number by now: a volume's device is named after its process.
-        let device = LoopDevice::open(device).and_then(|device| device.name());
-        if let Ok(Some(name)) = device
-            && let Some(pid) = name.strip_prefix("capstan-")
-        {
-            let pid = pid.split('-').next().expect("a pid");
-            let lives = Path::new("/proc").join(pid).exists();
-            assert!(lives, "the device of process {pid} is still configured");
+        let start = Instant::now();
+        while let Some(pid) = left_behind(device) {
+            let waited = start.elapsed() < DEVICE_GOES;
+            assert!(waited, "the device of process {pid} is still configured");
+            thread::sleep(Duration::from_millis(10));
         }
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
         assert!(!mounts.contains(utf8(&self.dir)), "still mounted");
     }
+}
+
+/// The kernel takes a loop device down when the last process that has it open is gone, which may be
+/// one that was killed in the middle of making it.
+const DEVICE_GOES: Duration = Duration::from_secs(5);
+
+/// The process that a configured device was made for, where that is gone. Another test may have the
+/// number by now: a volume's device is named after its process.
+fn left_behind(device: &Path) -> Option<String> {
+    let name = LoopDevice::open(device).ok()?.name().ok()??;
+    let pid = name.strip_prefix("capstan-")?.split('-').next()?.to_owned();
+    (!Path::new("/proc").join(&pid).exists()).then_some(pid)
 }
 
 impl Drop for Machine {
