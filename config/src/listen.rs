@@ -176,8 +176,8 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, ListenError> {
 impl FromStr for ListenAddresses {
     type Err = ListenError;
 
-    /// As [`parse_listen`], or `NAME:PORT` or `NAME`: then it is every address of that name that this
-    /// machine has. Looks the name up, which may block.
+    /// As [`parse_listen`], or `NAME:PORT` or `NAME`: then it is every address of that name that
+    /// this machine has. Looks the name up, which may block.
     fn from_str(text: &str) -> Result<Self, ListenError> {
         match parse_listen(text) {
             Ok(address) => Ok(address.into()),

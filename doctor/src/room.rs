@@ -147,8 +147,8 @@ fn of_process(machine: &Machine, row: &str, by: &str) -> Option<(Bound, String)>
     ))
 }
 
-/// Descriptors: without the `least`, `what` cannot be; with fewer than `all`, fewer hosts connect. A
-/// program raises its soft limit to the hard one, so that is the one that counts.
+/// Descriptors: without the `least`, `what` cannot be; with fewer than `all`, fewer hosts connect.
+/// A program raises its soft limit to the hard one, so that is the one that counts.
 #[must_use]
 pub fn open_files(machine: &Machine, least: u64, all: u64, what: &str) -> Check {
     const NAME: &str = "open files";
@@ -246,8 +246,8 @@ impl Status {
     }
 }
 
-/// Processors for so many `reactors`, each of which may use a whole one; `cores` are what the process
-/// may run on.
+/// Processors for so many `reactors`, each of which may use a whole one; `cores` are what the
+/// process may run on.
 #[must_use]
 pub fn processors(machine: &Machine, reactors: usize, cores: usize) -> Check {
     const NAME: &str = "processors";

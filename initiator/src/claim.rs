@@ -35,8 +35,8 @@ const MEETING_PLACE: u32 = 0o1777;
 const FILE_MODE: u32 = 0o666;
 /// Longest description of a holder, in bytes.
 const HOLDER_BYTES_MAX: u64 = 16 << 10;
-/// How long a process may take to end after its disk is gone: an orderly shutdown of the association
-/// has five seconds.
+/// How long a process may take to end after its disk is gone: an orderly shutdown of the
+/// association has five seconds.
 const END_PATIENCE: Duration = Duration::from_secs(6);
 /// Between two looks at one that ends.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

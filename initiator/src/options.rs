@@ -147,8 +147,8 @@ impl Options {
         Ok(())
     }
 
-    /// The target's addresses, in the order in which they are tried; looks a host name up, which may
-    /// block. Those of the other family than `host_traddr` are left out where there are others.
+    /// The target's addresses, in the order in which they are tried; looks a host name up, which
+    /// may block. Those of the other family than `host_traddr` are left out where there are others.
     ///
     /// # Errors
     /// The name cannot be resolved.

@@ -295,8 +295,8 @@ fn identify_namespace(namespace: &Namespace) -> IdentifyNamespace {
         geometry.optimal_io_bytes.min(WRITE_GRANULARITY_BYTES),
         lba_bytes,
     );
-    // NAWUN, NAWUPF and NACWU stay 0: a write of one block is atomic, and of more it is not, whatever
-    // is behind it. The sizes are preferences, as those of Linux nvmet.
+    // NAWUN, NAWUPF and NACWU stay 0: a write of one block is atomic, and of more it is not,
+    // whatever is behind it. The sizes are preferences, as those of Linux nvmet.
     let features =
         NamespaceFeatures::ATOMIC_BOUNDARY_PARAMETERS | NamespaceFeatures::OPTIMAL_PERFORMANCE;
     let mut data = wire!(IdentifyNamespace {

@@ -75,8 +75,8 @@ pub struct Source {
     /// Export one thing: a block device, a file, `ram:SIZE` or `null:SIZE`.
     #[arg(long, value_name = "PATH|ram:SIZE|null:SIZE", requires = "listen")]
     pub export: Option<Backing>,
-    /// Bytes per LBA: 512 or 4096 [default: what the device has; what the file was used with, 4096 at
-    /// first].
+    /// Bytes per LBA: 512 or 4096 [default: what the device has; what the file was used with, 4096
+    /// at first].
     #[arg(long, value_name = "BYTES", requires = "export")]
     pub lba: Option<LbaSize>,
     /// Address to listen at, or a name: then all its addresses that this machine has. The port is

@@ -36,9 +36,9 @@ pub(crate) const DISK_ANSWER_BYTES_PER_TURN: u32 = 64 << 10;
 pub(crate) const MOVED_BYTES_PER_TURN: u32 = 1 << 20;
 /// Bytes of a read that a volume in memory answers before the answers to other commands of the turn have left: some 12 us.
 pub(crate) const READ_AT_ONCE_BYTES_MAX: u32 = 128 << 10;
-/// What a command counts for that the controllers execute and that tells something: their lock, what
-/// they look up, and a copy of it take as long as a read of so many bytes, some 12 us. Eight of
-/// them fill a turn's share.
+/// What a command counts for that the controllers execute and that tells something: their lock,
+/// what they look up, and a copy of it take as long as a read of so many bytes, some 12 us. Eight
+/// of them fill a turn's share.
 pub(crate) const ADMIN_COST_BYTES: u32 = READ_AT_ONCE_BYTES_MAX;
 /// What an Admin queue tells leaves in pieces of so many bytes, through a buffer of its own: one
 /// Identify structure, and what hosts read of a discovery log page at once.
@@ -125,7 +125,8 @@ pub(crate) const MEDIA_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often a medium that goes on failing is said to, with a count.
 pub(crate) const MEDIA_SAID_AGAIN: Duration = Duration::from_secs(60);
 
-/// Files whose LBA size is remembered, those that were opened last: 16 subsystems full of namespaces.
+/// Files whose LBA size is remembered, those that were opened last: 16 subsystems full of
+/// namespaces.
 pub(crate) const LBA_SIZES_KEPT: usize = 16_384;
 /// Bytes of that: 4 KiB are the longest path, and 100 bytes go with it.
 pub(crate) const LBA_SIZES_TEXT_BYTES_MAX: u64 = LBA_SIZES_KEPT as u64 * 4200;

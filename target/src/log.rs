@@ -12,8 +12,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging at `level` (`error`, `warn`, `info`, `debug` or `trace`). To be kept until the last
-/// line.
+/// Starts logging at `level` (`error`, `warn`, `info`, `debug` or `trace`). To be kept until the
+/// last line.
 ///
 /// # Errors
 /// There is no thread to be had for it.

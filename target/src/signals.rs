@@ -20,8 +20,8 @@ const START_PATIENCE_MS: u16 = 1500;
 
 /// SIGTERM, SIGINT and SIGHUP, kept from ending the process until there is somebody who answers
 /// them: one that comes while the target starts is answered once it has, and ends the process where
-/// it does not start. Threads that are made in the meantime never see them. Dropped, they do what the
-/// kernel has them do.
+/// it does not start. Threads that are made in the meantime never see them. Dropped, they do what
+/// the kernel has them do.
 pub struct Held {
     signals: SigSet,
     /// Closed when the start is over.

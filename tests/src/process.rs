@@ -57,8 +57,8 @@ pub fn resident_shared_bytes_of(pid: u32) -> usize {
     kib << 10
 }
 
-/// What the kernel says of each thread of a process (proc(5), `/proc/pid/stat`); nothing of one that
-/// has ended.
+/// What the kernel says of each thread of a process (proc(5), `/proc/pid/stat`); nothing of one
+/// that has ended.
 #[must_use]
 pub fn thread_stats(pid: u32) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));

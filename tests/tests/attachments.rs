@@ -1,5 +1,5 @@
-//! A namespace is written by one attachment of a machine, whatever it is: the others are refused and
-//! told which one has it, where it is mounted and what ends it.
+//! A namespace is written by one attachment of a machine, whatever it is: the others are refused
+//! and told which one has it, where it is mounted and what ends it.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

@@ -1,5 +1,5 @@
-//! What is known before a request begins is checked before it begins: a request that cannot end well
-//! changes nothing, however many commands it would have become.
+//! What is known before a request begins is checked before it begins: a request that cannot end
+//! well changes nothing, however many commands it would have become.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -199,8 +199,8 @@ fn a_host_that_stands_still_is_not_waited_for_long() {
     }
 }
 
-/// The target is stopped, as in a virtual machine that is moved, and has not read a write when it goes
-/// on: the data of it is pulled then.
+/// The target is stopped, as in a virtual machine that is moved, and has not read a write when it
+/// goes on: the data of it is pulled then.
 #[test]
 fn a_write_that_a_stopped_target_had_not_read_ends_before_its_host_goes_on() {
     for scene in &SCENES[..2] {

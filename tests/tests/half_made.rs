@@ -1,5 +1,5 @@
-//! Disks that are not whole: killed, given up or forgotten by the kernel half way. Nothing waits for
-//! itself, `list` shows what there is, and one command ends it.
+//! Disks that are not whole: killed, given up or forgotten by the kernel half way. Nothing waits
+//! for itself, `list` shows what there is, and one command ends it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM: every command ends within two seconds, whatever it waits for, and says what it
-//! has got until then.
+//! SIGINT and SIGTERM: every command ends within two seconds, whatever it waits for, and says what
+//! it has got until then.
 
 use std::collections::HashSet;
 use std::fs::{self, OpenOptions};

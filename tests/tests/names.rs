@@ -1,5 +1,5 @@
-//! Names with several addresses, of a target and to listen at, in a mount namespace with a hosts file
-//! of its own.
+//! Names with several addresses, of a target and to listen at, in a mount namespace with a hosts
+//! file of its own.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};

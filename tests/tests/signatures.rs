@@ -1,5 +1,5 @@
-//! What `capstan mount` and `attach` say of disks that hold something else than one file system, and
-//! that no advice destroys it.
+//! What `capstan mount` and `attach` say of disks that hold something else than one file system,
+//! and that no advice destroys it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -255,8 +255,8 @@ fn refused_connects_without_end() {
     assert!(counted, "no line says how many were left out: {log:#?}");
 }
 
-/// Nobody reads the log (a paused terminal, a pager), and what strangers cause fills the pipe: neither
-/// they nor a permitted host wait for that, nor does the end.
+/// Nobody reads the log (a paused terminal, a pager), and what strangers cause fills the pipe:
+/// neither they nor a permitted host wait for that, nor does the end.
 #[test]
 fn a_log_that_nobody_reads() {
     const PROMPT: Duration = Duration::from_secs(3);

@@ -1,8 +1,9 @@
 //! A person who does everything wrong, and what the programs say: `wrong_inputs.txt`, read and
 //! compared word for word.
 //!
-//! A case is a command line behind `$ `, with its stdin as a shell would have it (`<<END`), then what
-//! is said on stdout and stderr, and the exit status in brackets. Lines between cases are for people.
+//! A case is a command line behind `$ `, with its stdin as a shell would have it (`<<END`), then
+//! what is said on stdout and stderr, and the exit status in brackets. Lines between cases are for
+//! people.
 //! `TARGET` is the address of a target that runs, `FOLDER` an empty folder. With `RENEW=1` in the
 //! environment the text is written anew: read the difference before it is committed.
 

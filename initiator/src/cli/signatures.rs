@@ -524,8 +524,8 @@ mod tests {
         }
     }
 
-    /// What blkid calls ambivalent, and exits with 8: two file systems, of which the older one was not
-    /// wiped.
+    /// What blkid calls ambivalent, and exits with 8: two file systems, of which the older one was
+    /// not wiped.
     #[test]
     fn two_file_systems_are_not_guessed_between() {
         let dir = tempfile::tempdir().unwrap();

@@ -101,8 +101,8 @@ impl Engine {
         self.host.handle_open_failed(qid, cause, now_us);
     }
 
-    /// Where a name has several addresses, the next attempt is made at the next one: the Admin queue
-    /// decides, and the I/O queues follow it.
+    /// Where a name has several addresses, the next attempt is made at the next one: the Admin
+    /// queue decides, and the I/O queues follow it.
     fn turn_to_next_address(&mut self, qid: u16) {
         if qid == 0
             && let Some(next) = self.other_addresses.pop_front()

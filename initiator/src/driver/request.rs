@@ -274,8 +274,8 @@ impl Requests {
         }
     }
 
-    /// Writes, of which namespaces, that were sent with a connection that is lost, and have not been
-    /// answered since.
+    /// Writes, of which namespaces, that were sent with a connection that is lost, and have not
+    /// been answered since.
     pub(super) fn unanswered_writes(&self) -> Vec<(u32, usize)> {
         let mut counts: Vec<(u32, usize)> = Vec::new();
         let sent = self.entries.iter().flatten();

@@ -22,8 +22,8 @@ impl Target {
         self.warn_of_reliability();
     }
 
-    /// Says whether the medium of `backend` is where it belongs: one that was deleted or taken away is
-    /// not, until it is back.
+    /// Says whether the medium of `backend` is where it belongs: one that was deleted or taken away
+    /// is not, until it is back.
     pub fn handle_medium(&mut self, backend: BackendId, is_sound: bool, _now_us: u64) {
         let changed = if is_sound {
             self.unsound.remove(&backend);

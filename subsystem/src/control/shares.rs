@@ -15,8 +15,8 @@ use crate::refuse::RefuseReason;
 impl Target {
     /// Whether there is an I/O controller of `subnqn` for one more host at `address`. Hosts that
     /// are listed may have all there are. Where any host may connect it can call itself what it
-    /// likes, so it is told by its address: that may have some times as many as are left, and all of them
-    /// together leave a part to listed hosts, where there are such.
+    /// likes, so it is told by its address: that may have some times as many as are left, and all
+    /// of them together leave a part to listed hosts, where there are such.
     pub(super) fn check_shares(&self, subnqn: &Nqn, address: IpAddr) -> Result<(), RefuseReason> {
         let controllers = self.config.controllers;
         let left = controllers.saturating_sub(self.count_of(ControllerKind::Io));

@@ -97,8 +97,8 @@ impl<'a> Window<'a> {
 
     /// Ends the page. An offset behind the end is an error of the host.
     ///
-    /// What a host asks for behind the end of a page is undefined (NVMe Base 2.1, section
-    /// 5.1.12, NUMDL). It gets zeros up to the next 4 KiB, which is what most ask for, and no more: a
+    /// What a host asks for behind the end of a page is undefined (NVMe Base 2.1, section 5.1.12,
+    /// NUMDL). It gets zeros up to the next 4 KiB, which is what most ask for, and no more: a
     /// mebibyte of them would cost as much as one of data.
     fn finish(self, offset: u64) -> Result<Executed, CommandError> {
         if offset > self.page_bytes {

@@ -60,7 +60,8 @@ impl IoPath {
         if !connection.phase.is_unconnected() {
             self.unconnected.remove(connection.id);
             if connection.has_place {
-                // That of its Connect's data, or where that came in the capsule, that it could have had.
+                // That of its Connect's data, or where that came in the capsule, that it could have
+                // had.
                 let Some(page) = resources.memory.strangers.take(ADMIN_PIECE_BYTES) else {
                     let why = format!("no {ADMIN_PIECE_BYTES} bytes are left of its place");
                     return resources.broken.push((connection.index, why));

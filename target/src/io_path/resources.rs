@@ -130,8 +130,8 @@ impl Resources {
         }
     }
 
-    /// A storage operation failed: the log hears of the medium's state, and the controllers, once, of
-    /// a volume that has lost data.
+    /// A storage operation failed: the log hears of the medium's state, and the controllers, once,
+    /// of a volume that has lost data.
     pub(super) fn storage_failed(&mut self, backend: Option<BackendId>, error: &IoError) {
         tracing::debug!(%error, "a storage operation failed");
         let Some(backend) = backend else { return };

@@ -1,5 +1,5 @@
-//! How much a turn moves by itself, of volumes in memory and of what controllers tell: what takes the reactor's time, and
-//! not a disk's or a device's.
+//! How much a turn moves by itself, of volumes in memory and of what controllers tell: what takes
+//! the reactor's time, and not a disk's or a device's.
 
 use std::cell::Cell;
 

@@ -1,5 +1,6 @@
 //! A stranger on the target's machine, which brings memory of its own for the connection
-//! (`docs/decisions/0007-shared-memory-between-two-ends-on-one-machine.md`), and more of it than a host does.
+//! (`docs/decisions/0007-shared-memory-between-two-ends-on-one-machine.md`), and more of it than a
+//! host does.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};

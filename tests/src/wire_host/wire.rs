@@ -29,7 +29,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A provider, with a completion queue of `entries` and so many bytes of memory for all of its hosts.
+    /// A provider, with a completion queue of `entries` and so many bytes of memory for all of its
+    /// hosts.
     ///
     /// # Panics
     /// When that cannot be had.
@@ -70,8 +71,8 @@ impl Wire {
         self.cm.borrow_mut().poll(Clock.now_us())
     }
 
-    /// What has come of all hosts: for those who [`post`](super::WireHost::post) capsules themselves. Sends that were signaled are
-    /// left out.
+    /// What has come of all hosts: for those who [`post`](super::WireHost::post) capsules
+    /// themselves. Sends that were signaled are left out.
     ///
     /// # Panics
     /// When a work request failed.

@@ -377,8 +377,8 @@ impl Bench {
         Some(bar)
     }
 
-    /// Shows progress until every job has ended, or a signal has come and the jobs had their time to
-    /// end: one whose I/O does not end then is left out.
+    /// Shows progress until every job has ended, or a signal has come and the jobs had their time
+    /// to end: one whose I/O does not end then is left out.
     fn watch(
         &self,
         mut jobs: Vec<thread::JoinHandle<Result<JobResult>>>,

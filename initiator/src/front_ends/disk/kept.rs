@@ -1,5 +1,5 @@
-//! The log of a volume that is gone and has lost writes: kept beside the folders of the others, with
-//! what was lost in its first line.
+//! The log of a volume that is gone and has lost writes: kept beside the folders of the others,
+//! with what was lost in its first line.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -2,9 +2,9 @@
 //!
 //! What opens, configures or clears a loop device may wait in the kernel, where no signal ends it,
 //! for I/O of that device: the kernel reads partition tables, and holds a lock of the device
-//! meanwhile. Were that the process that serves the device, it would wait for itself, and the kernel
-//! would not let go of it when it is killed. So these calls are a process's of their own, which is
-//! waited for with a deadline. It ends when the device's I/O does, at the latest with the
+//! meanwhile. Were that the process that serves the device, it would wait for itself, and the
+//! kernel would not let go of it when it is killed. So these calls are a process's of their own,
+//! which is waited for with a deadline. It ends when the device's I/O does, at the latest with the
 //! serving process.
 
 use std::fs::File;
@@ -25,8 +25,8 @@ use super::loop_device::{LoopDevice, LoopError, LoopOptions};
 
 /// The command of such a process; its only argument is a [`LoopRequest`] in JSON.
 pub const COMMAND: &str = "loop-device";
-/// How long the kernel may take for what needs no I/O of the device. Longer, and its target does not
-/// answer.
+/// How long the kernel may take for what needs no I/O of the device. Longer, and its target does
+/// not answer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a process does with a loop device.

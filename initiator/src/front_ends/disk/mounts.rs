@@ -84,8 +84,8 @@ pub struct Elsewhere {
     pub name: String,
 }
 
-/// A mount on `disk` that this process does not see: one of a container, or of a service with mounts
-/// of its own.
+/// A mount on `disk` that this process does not see: one of a container, or of a service with
+/// mounts of its own.
 #[must_use]
 pub fn mount_elsewhere(disk: &Path) -> Option<Elsewhere> {
     let numbers = device_numbers(disk);
@@ -204,8 +204,8 @@ fn parse(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// The folders in an overlay's options (Documentation/filesystems/overlayfs.rst). A comma or a colon
-/// in a name has a backslash before it.
+/// The folders in an overlay's options (Documentation/filesystems/overlayfs.rst). A comma or a
+/// colon in a name has a backslash before it.
 fn layers(options: &[u8]) -> Vec<PathBuf> {
     let mut layers = Vec::new();
     // The escapes of mountinfo lie around those of overlayfs.
@@ -305,8 +305,9 @@ mod tests {
         assert_eq!(mount_at(Path::new("/proc/self")).unwrap(), None);
     }
 
-    /// Lines of real machines: btrfs with subvolumes and a bind mount, an overlay of a container and
-    /// one on it, ext4 on a partition, LVM, a link of udev as source, and what only looks like it.
+    /// Lines of real machines: btrfs with subvolumes and a bind mount, an overlay of a container
+    /// and one on it, ext4 on a partition, LVM, a link of udev as source, and what only looks like
+    /// it.
     const MOUNTINFO: &str = "\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 23 22 0:21 / /proc rw - proc proc rw

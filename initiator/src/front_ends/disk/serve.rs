@@ -327,8 +327,8 @@ fn wait(
     }
 }
 
-/// The FUSE file is longer than it was: so becomes the disk. Waited for by a thread of its own: others
-/// may have the device to themselves while they wait for the target.
+/// The FUSE file is longer than it was: so becomes the disk. Waited for by a thread of its own:
+/// others may have the device to themselves while they wait for the target.
 fn grow(disk: &mut Disk, dir: &VolumeDir) {
     let mut told = [0; 64];
     let _ = nix::unistd::read(&disk.life, &mut told);

@@ -1,7 +1,7 @@
 //! The making of a disk: the FUSE file, and the loop device, which a process of its own configures.
 //!
-//! This process serves the file meanwhile, answers who asks, and gives up when it takes too long: the
-//! kernel reads the partition table before it lets go of the one that configures the device.
+//! This process serves the file meanwhile, answers who asks, and gives up when it takes too long:
+//! the kernel reads the partition table before it lets go of the one that configures the device.
 
 use std::fs;
 use std::io;
@@ -46,9 +46,9 @@ pub(super) struct SetUp<'a> {
 
 impl SetUp<'_> {
     /// Makes the disk, and completes `record` and `claim` with what it comes to be, each before it
-    /// is. The FUSE mount is seen for a moment only: the loop device keeps its file system alive, so
-    /// that nobody else gets at the file, and nothing is left to unmount. The other end of what is
-    /// returned is closed when the FUSE file is gone.
+    /// is. The FUSE mount is seen for a moment only: the loop device keeps its file system alive,
+    /// so that nobody else gets at the file, and nothing is left to unmount. The other end of what
+    /// is returned is closed when the FUSE file is gone.
     pub(super) fn make_disk(
         &self,
         record: &mut Record,

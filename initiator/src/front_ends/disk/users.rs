@@ -37,8 +37,8 @@ pub fn users_of(path: &Path) -> String {
     }
 }
 
-/// What the kernel uses a device for without any process that has it open, as far as it says so: swap
-/// (proc_swaps(5)), and file systems of several devices, which are mounted by one of these.
+/// What the kernel uses a device for without any process that has it open, as far as it says so:
+/// swap (proc_swaps(5)), and file systems of several devices, which are mounted by one of these.
 fn by_the_kernel(path: &Path) -> Option<String> {
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     let btrfs = fs::read_dir("/sys/fs/btrfs")

@@ -94,8 +94,8 @@ pub struct FuseFrontEnd {
 
 impl FuseFrontEnd {
     /// Serves `geometry`'s namespace through `device`, the descriptor of a FUSE mount. `life` is
-    /// closed when the front end is gone: when the mount is, or the association; a byte comes out of
-    /// its other end when the volume has grown. It does not block.
+    /// closed when the front end is gone: when the mount is, or the association; a byte comes out
+    /// of its other end when the volume has grown. It does not block.
     ///
     /// # Errors
     /// `pool` has less than a mebibyte.

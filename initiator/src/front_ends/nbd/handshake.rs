@@ -14,9 +14,9 @@ use super::wire::{
     STRING_BYTES_MAX, TransmissionFlags,
 };
 
-/// Most data of one option that is looked at, in bytes: the longest export name with its length, and
-/// as much again for what is asked of it: kinds of information, metadata contexts. Longer ones are
-/// refused.
+/// Most data of one option that is looked at, in bytes: the longest export name with its length,
+/// and as much again for what is asked of it: kinds of information, metadata contexts. Longer ones
+/// are refused.
 pub const OPTION_BYTES_MAX: u32 = 2 * (STRING_BYTES_MAX + 4);
 /// Options one connection may send: far more than any client needs, and an end to one that loops.
 pub const OPTIONS_MAX: u32 = 128;
@@ -336,7 +336,8 @@ impl Handshake {
             let message = format!("this socket exports {:?}", export.name);
             return refuse(OptionReplyType::ERR_UNKNOWN, &message);
         }
-        // The empty leaf names all of a namespace where they are listed, and no query all there are.
+        // The empty leaf names all of a namespace where they are listed, and no query all there
+        // are.
         let lists = |query: &&[u8]| !sets && *query == b"base:";
         let is_wanted = |query: &&[u8]| *query == BASE_ALLOCATION.as_bytes() || lists(query);
         if queries.iter().any(is_wanted) || (!sets && queries.is_empty()) {

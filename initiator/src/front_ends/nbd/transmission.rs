@@ -364,8 +364,8 @@ impl Transmission {
         }
     }
 
-    /// Submits the next I/O of a request that sends no data; `false` when it cannot be now, or there
-    /// is none.
+    /// Submits the next I/O of a request that sends no data; `false` when it cannot be now, or
+    /// there is none.
     fn submit_next(&mut self, slot: u16, queue: &mut dyn BlockQueue) -> bool {
         let Some(open) = self.open.get(usize::from(slot)).and_then(Option::as_ref) else {
             return false;

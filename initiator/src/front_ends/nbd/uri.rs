@@ -5,8 +5,8 @@ use std::path::Path;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-/// Everything but what RFC 3986 calls unreserved (section 2.3), and the slash, which both a path and
-/// a query may have.
+/// Everything but what RFC 3986 calls unreserved (section 2.3), and the slash, which both a path
+/// and a query may have.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -14,8 +14,8 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~')
     .remove(b'/');
 
-/// The URI of export `name` on the unix socket at `socket`, which is to be absolute: others have other
-/// working folders.
+/// The URI of export `name` on the unix socket at `socket`, which is to be absolute: others have
+/// other working folders.
 #[must_use]
 pub fn uri(name: &str, socket: &Path) -> String {
     format!(
