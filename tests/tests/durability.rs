@@ -160,24 +160,61 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
     assert!(daemon.stop().success());
 }
 
+/// A target whose only volume, through the page cache, has lost writes: its device is full.
+struct Lossy {
+    _thin: Thin,
+    path: PathBuf,
+    folder: tempfile::TempDir,
+    at: SocketAddr,
+    file: PathBuf,
+    daemon: Daemon,
+    controller: Controller,
+    volume: BlockingVolume,
+}
+
+impl Lossy {
+    fn new() -> Self {
+        own_mounts();
+        let thin = Thin::new(12);
+        let path = thin.file("volume", 32 << 20);
+        let folder = tempfile::tempdir().unwrap();
+        let at = own_address();
+        let only = namespace(1, &path) + "direct = false\n";
+        let file = write_configuration(folder.path(), at, &only);
+        let daemon = Daemon::serve(&["--config", utf8(&file)]);
+        let (controller, volume) = connect(at, 1);
+        for offset in (0..30 * MIB).step_by(MIB) {
+            volume
+                .write(offset as u64, &vec![1; MIB])
+                .expect("answered well");
+        }
+        is_write_fault(&volume.flush());
+        Self {
+            _thin: thin,
+            path,
+            folder,
+            at,
+            file,
+            daemon,
+            controller,
+            volume,
+        }
+    }
+}
+
 /// The documented way where there is nothing else to serve meanwhile.
 #[test]
 fn root_the_only_namespace_is_taken_out_and_put_back_to_clear_what_it_has_lost() {
-    own_mounts();
-    let thin = Thin::new(12);
-    let path = thin.file("volume", 32 << 20);
-    let folder = tempfile::tempdir().unwrap();
-    let at = own_address();
-    let only = namespace(1, &path) + "direct = false\n";
-    let file = write_configuration(folder.path(), at, &only);
-    let daemon = Daemon::serve(&["--config", utf8(&file)]);
-    let (controller, volume) = connect(at, 1);
-    for offset in (0..30 * MIB).step_by(MIB) {
-        volume
-            .write(offset as u64, &vec![1; MIB])
-            .expect("answered well");
-    }
-    is_write_fault(&volume.flush());
+    let Lossy {
+        _thin,
+        folder,
+        at,
+        file,
+        daemon,
+        controller,
+        volume,
+        ..
+    } = Lossy::new();
     write_configuration(folder.path(), at, "");
     reload(&daemon, "namespaces removed: 1");
     daemon.wait_for_log(&["WARN", "hosts connect to", "find nothing"]);
@@ -208,21 +245,16 @@ fn root_the_only_namespace_is_taken_out_and_put_back_to_clear_what_it_has_lost()
 /// Pages that could not be written back stay in the page cache, and look written.
 #[test]
 fn root_a_target_that_is_started_anew_reads_what_the_medium_has() {
-    own_mounts();
-    let thin = Thin::new(12);
-    let path = thin.file("volume", 32 << 20);
-    let folder = tempfile::tempdir().unwrap();
-    let at = own_address();
-    let only = namespace(1, &path) + "direct = false\n";
-    let file = write_configuration(folder.path(), at, &only);
-    let daemon = Daemon::serve(&["--config", utf8(&file)]);
-    let (controller, volume) = connect(at, 1);
-    for offset in (0..30 * MIB).step_by(MIB) {
-        volume
-            .write(offset as u64, &vec![1; MIB])
-            .expect("answered well");
-    }
-    is_write_fault(&volume.flush());
+    let Lossy {
+        _thin,
+        path,
+        folder,
+        at,
+        file,
+        daemon,
+        controller,
+        volume,
+    } = Lossy::new();
     drop(volume);
     controller.close();
     assert!(daemon.stop().success());
