@@ -31,7 +31,7 @@ pub const FOLDER_VARIABLE: &str = "CAPSTAN_CLAIM_DIR";
 const FOLDERS: [&str; 2] = ["/run/lock", "/dev/shm"];
 /// Everybody may write; only owners may remove.
 const MEETING_PLACE: u32 = 0o1777;
-/// Whoever comes next must be able to say that it has the claim.
+/// The next process must be able to say in it that the claim is its own.
 const FILE_MODE: u32 = 0o666;
 /// Longest description of a holder, in bytes.
 const HOLDER_BYTES_MAX: u64 = 16 << 10;

@@ -259,7 +259,7 @@ impl FileStore {
     }
 
     /// Pages that could not be written back stay in the page cache, and nothing tells them from
-    /// those that were: the operator who has a look, and hosts, are to read the medium.
+    /// those that were: hosts, and the operator's check, are to read the medium.
     fn forget_cached(&self) {
         let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
         if let Err(error) = posix_fadvise(&self.file, 0, 0, advice) {

@@ -1,6 +1,6 @@
 //! The making of a disk: the FUSE file, and the loop device, which a process of its own configures.
 //!
-//! This process serves the file meanwhile, answers who asks, and gives up when it takes too long:
+//! This process serves the file meanwhile, answers `list`, and gives up when it takes too long:
 //! the kernel reads the partition table before it lets go of the one that configures the device.
 
 use std::fs;
