@@ -1,5 +1,5 @@
-//! Controllers that anybody may have: no address keeps the others out, and none keeps out a host that
-//! is listed.
+//! Controllers that anybody may have: no address keeps the others out, and none keeps out a host
+//! that is listed.
 
 use alloc::format;
 
