@@ -206,7 +206,7 @@ fn an_image_that_grows_or_is_cut_is_told_to_hosts_and_the_log_without_a_reload()
     );
     assert_eq!(bench.len(), MIB, "the write did not make it long again");
     whole.write(MIB - 4096, &[4; 4096]).unwrap();
-    // Everybody who comes later, too.
+    // A host that connects later sees the same.
     let later = Controller::connect(options(bench.at, 2)).unwrap();
     assert_eq!(shape(&later), (4096, 256));
     later.close();
