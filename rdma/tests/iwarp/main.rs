@@ -2,6 +2,7 @@
 
 mod side;
 
+mod connecting;
 mod data;
 mod same_host;
 mod setup;
