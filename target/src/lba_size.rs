@@ -5,23 +5,18 @@
 //! UUID and the file's path. A block device says its LBA size itself; what is in memory is new each
 //! time.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::{env, process};
 
 use capstan_config::{Backing, Config, LbaSize, Namespace};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::limits::{LBA_SIZES_KEPT, LBA_SIZES_TEXT_BYTES_MAX};
+use crate::state;
 
-/// What systemd tells a service with `StateDirectory=`: absolute paths, with colons between them
-/// (systemd.exec(5)).
-const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
-/// That folder of capstan-target.service. Nobody makes it but systemd, or who wants it.
-const FOLDER: &str = "/var/lib/capstan";
 const FILE: &str = "lba-sizes.toml";
 const HEAD: &str = "\
 # The LBA size that each exported file is used with, by namespace and path; written by capstan-target.\n\
@@ -56,8 +51,7 @@ struct Known {
 impl LbaSizes {
     /// Of this process: what earlier ones have remembered in the state folder, where there is one.
     pub(crate) fn here() -> Self {
-        let folder = folder_of(env::var(FOLDER_VARIABLE).ok().as_deref());
-        folder.map_or_else(Self::default, Self::in_folder)
+        state::folder().map_or_else(Self::default, Self::in_folder)
     }
 
     fn in_folder(folder: PathBuf) -> Self {
@@ -176,13 +170,6 @@ fn file_of(namespace: &Namespace) -> Option<&Path> {
     fs::metadata(path).ok()?.is_file().then_some(path)
 }
 
-fn folder_of(variable: Option<&str>) -> Option<PathBuf> {
-    let first = variable.and_then(|folders| folders.split(':').next());
-    let told = first.filter(|folder| folder.starts_with('/'));
-    let folder = PathBuf::from(told.unwrap_or(FOLDER));
-    folder.is_dir().then_some(folder)
-}
-
 /// What a file says of the LBA size that it was used with.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Evidence {
@@ -239,35 +226,13 @@ fn first(path: &Path, found: &Evidence, remembers: bool) -> LbaSize {
 
 /// An absent file is an empty table.
 fn read(folder: &Path) -> io::Result<Table> {
-    let mut options = OpenOptions::new();
-    // Another user may own the folder: nothing that lies there is followed.
-    let no_follow = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
-    let opened = options
-        .read(true)
-        .custom_flags(no_follow.bits())
-        .open(folder.join(FILE));
-    let file = match opened {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Table::default()),
-        Err(error) => return Err(error),
-    };
-    let mut text = String::new();
-    file.take(LBA_SIZES_TEXT_BYTES_MAX)
-        .read_to_string(&mut text)?;
+    let text = state::read(folder, FILE, LBA_SIZES_TEXT_BYTES_MAX)?;
     toml::from_str(&text).map_err(io::Error::other)
 }
 
-/// As a whole or not at all, also when the machine goes down meanwhile.
 fn write(folder: &Path, table: &Table) -> io::Result<()> {
     let text = toml::to_string(table).map_err(io::Error::other)?;
-    let new = folder.join(format!(".{FILE}.{}", process::id()));
-    let _ = fs::remove_file(&new);
-    let mut file = File::create_new(&new)?;
-    file.write_all(HEAD.as_bytes())?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, folder.join(FILE))?;
-    File::open(folder)?.sync_all()
+    state::write(folder, FILE, &format!("{HEAD}{text}"))
 }
 
 #[cfg(test)]
@@ -278,7 +243,7 @@ mod tests {
 
     use capstan_config::{Config, LbaSize, Namespace};
 
-    use super::{FOLDER, LbaSizes, folder_of, out_of_reach};
+    use super::{LbaSizes, out_of_reach};
 
     fn image(folder: &Path, name: &str, bytes: u64, write: &[(u64, &[u8])]) -> PathBuf {
         let path = folder.join(name);
@@ -414,19 +379,5 @@ mod tests {
         assert_eq!(sizes.warnings(&config(&path, "a", "")).len(), 1);
         // The check of the configuration says it already.
         assert!(sizes.warnings(&config(&path, "a", "lba = 512")).is_empty());
-    }
-
-    #[test]
-    fn only_a_folder_that_is_there_remembers() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().to_str().unwrap();
-        assert_eq!(folder_of(Some(folder)).as_deref(), Some(root.path()));
-        let several = format!("{folder}:/other");
-        assert_eq!(folder_of(Some(&several)).as_deref(), Some(root.path()));
-        assert_eq!(folder_of(Some(&format!("{folder}/none"))), None);
-        let usual = Path::new(FOLDER);
-        let expected = usual.is_dir().then(|| usual.to_owned());
-        assert_eq!(folder_of(None), expected);
-        assert_eq!(folder_of(Some("relative")), expected);
     }
 }

@@ -22,4 +22,5 @@ mod scheduling;
 pub mod serve;
 pub mod signals;
 mod space;
+mod state;
 mod unfinished;
