@@ -20,6 +20,7 @@ use crate::lifetime::{self, Lifetime};
 use crate::loop_device::{self, Backing};
 use crate::loss::Loss;
 use crate::medium::{self, Look, Size};
+use crate::medium_id::MediumId;
 use crate::spec::DirectIo;
 use crate::sys::{self, DirectAlignment};
 
@@ -47,6 +48,7 @@ pub(crate) struct FileStore {
     direct: Option<DirectAlignment>,
     loss: Loss,
     lifetime: Lifetime,
+    id: MediumId,
 }
 
 impl FileStore {
@@ -84,6 +86,7 @@ impl FileStore {
             direct: None,
             loss: Loss::default(),
             lifetime,
+            id: MediumId::of(path, &metadata),
         };
         if !read_only {
             store.lock(&store.file, false, &store.name)?;
@@ -155,6 +158,10 @@ impl FileStore {
 
     pub(crate) fn lifetime(&self) -> Lifetime {
         self.lifetime
+    }
+
+    pub(crate) fn id(&self) -> &MediumId {
+        &self.id
     }
 
     pub(crate) fn loss(&self) -> &Loss {

@@ -1,6 +1,7 @@
 //! How long what is written to a file or device is there.
 
 use std::fs::{self, File, Metadata};
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
@@ -19,6 +20,21 @@ pub enum Lifetime {
     Boot,
     /// As far as is known here, for good.
     Lasting,
+}
+
+impl Lifetime {
+    /// That of what a path leads to.
+    ///
+    /// # Errors
+    /// It leads to nothing.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let metadata = fs::metadata(path)?;
+        if metadata.file_type().is_block_device() {
+            return Ok(of_device(Path::new("/sys/dev/block"), metadata.rdev()));
+        }
+        let system = statfs::statfs(path)?;
+        Ok(of_file_system(Some(system.filesystem_type())))
+    }
 }
 
 /// That of an open file or device.

@@ -12,6 +12,7 @@ use crate::gate::{Gate, Gated};
 use crate::geometry::Geometry;
 use crate::lifetime::Lifetime;
 use crate::medium::Look;
+use crate::medium_id::MediumId;
 use crate::null::NullVolume;
 use crate::ram::{RamStore, RamVolume};
 use crate::uring::{Engine, UringVolume};
@@ -277,6 +278,15 @@ impl Store {
         match &self.kind {
             StoreKind::File(store) => store.lifetime(),
             StoreKind::Ram { .. } | StoreKind::Null { .. } => Lifetime::Store,
+        }
+    }
+
+    /// What tells the file or device from others; `None` for memory, which nobody finds again.
+    #[must_use]
+    pub fn medium_id(&self) -> Option<&MediumId> {
+        match &self.kind {
+            StoreKind::File(store) => Some(store.id()),
+            StoreKind::Ram { .. } | StoreKind::Null { .. } => None,
         }
     }
 
