@@ -9,8 +9,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::error::IoErrorKind;
-
 /// Whether a volume has lost acknowledged writes. One for all reactors that have it.
 #[derive(Debug, Default)]
 pub(crate) struct Loss {
@@ -26,11 +24,7 @@ impl Loss {
 
     /// A sync of `volume` ended with `errno`. Whether that means that writes are lost.
     pub(crate) fn sync_failed(&self, errno: i32, volume: &Arc<str>) -> bool {
-        // Not carried out, or nothing there to carry it out: the kernel keeps what it has to tell.
-        if matches!(
-            IoErrorKind::from_errno(errno),
-            IoErrorKind::Retry | IoErrorKind::NotSupported
-        ) {
+        if was_not_carried_out(errno) {
             return false;
         }
         let first = self
@@ -50,6 +44,15 @@ impl Loss {
     }
 }
 
+/// Whether the kernel still keeps what a sync that ended with `errno` would have told: the wait was
+/// interrupted (by then nothing had been told: fs/fuse, fs/nfs), io_uring never began, or the file
+/// system has no sync. Whatever else a sync says may be the answer of a disk to an earlier write,
+/// told this once: `EAGAIN`, `EBUSY`, `EOPNOTSUPP` and `ENOMEM` are among them
+/// (`blk_status_to_errno` in block/blk-core.c, `file_write_and_wait_range` in mm/filemap.c).
+fn was_not_carried_out(errno: i32) -> bool {
+    matches!(errno, libc::EINTR | libc::ECANCELED | libc::ENOSYS)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -57,14 +60,46 @@ mod tests {
     use super::Loss;
 
     #[test]
-    fn the_first_reason_stays_and_what_was_not_carried_out_is_none() {
+    fn the_first_reason_stays() {
         let (loss, volume) = (Loss::default(), Arc::from("/srv/a.img"));
-        for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED, libc::EOPNOTSUPP] {
-            assert!(!loss.sync_failed(errno, &volume), "errno {errno}");
-        }
         assert_eq!(loss.errno(), None);
         assert!(loss.sync_failed(libc::ENOSPC, &volume));
         assert!(loss.sync_failed(libc::EIO, &volume));
         assert_eq!(loss.errno(), Some(libc::ENOSPC));
+    }
+
+    /// The kernel tells of a failed write-back with the error of the write, and only once.
+    #[test]
+    fn what_a_write_back_can_fail_with_is_a_loss_and_what_was_not_carried_out_is_none() {
+        let volume = Arc::from("/srv/a.img");
+        for errno in [libc::EINTR, libc::ECANCELED, libc::ENOSYS] {
+            let loss = Loss::default();
+            assert!(!loss.sync_failed(errno, &volume), "errno {errno}");
+            assert_eq!(loss.errno(), None);
+        }
+        for errno in [
+            // block/blk-core.c: BLK_STS_AGAIN, _DEV_RESOURCE, _NOTSUPP, _RESOURCE, _TIMEOUT,
+            // _TRANSPORT, _TARGET, _RESV_CONFLICT, _MEDIUM, _PROTECTION, _OFFLINE, _INVAL.
+            libc::EAGAIN,
+            libc::EBUSY,
+            libc::EOPNOTSUPP,
+            libc::ENOMEM,
+            libc::ETIMEDOUT,
+            libc::ENOLINK,
+            libc::EREMOTEIO,
+            libc::EBADE,
+            libc::ENODATA,
+            libc::EILSEQ,
+            libc::ENODEV,
+            libc::EINVAL,
+            // File systems of their own: over quota, read-only, gone.
+            libc::EDQUOT,
+            libc::EROFS,
+            libc::ESTALE,
+        ] {
+            let loss = Loss::default();
+            assert!(loss.sync_failed(errno, &volume), "errno {errno}");
+            assert_eq!(loss.errno(), Some(errno));
+        }
     }
 }

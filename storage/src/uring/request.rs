@@ -20,8 +20,8 @@ use crate::error::{IoError, IoErrorKind};
 use crate::geometry::Extent;
 use crate::io::{Completion, Io, Op, OpKind};
 
-/// How often one operation is asked again after `EINTR` or `EAGAIN` before the submitter hears of
-/// it.
+/// How often one operation is asked again that was interrupted, or not done at the time, before the
+/// submitter hears of it.
 const RETRIES_MAX: u8 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,11 +168,13 @@ impl Request {
     }
 
     fn refused(&mut self, errno: i32) -> Progress {
-        if matches!(errno, libc::EINTR | libc::EAGAIN) && self.retries < RETRIES_MAX {
+        // A sync that says EAGAIN may have told of a write that failed so, for the only time.
+        let may_succeed = errno == libc::EINTR || (errno == libc::EAGAIN && !self.syncs());
+        if may_succeed && self.retries < RETRIES_MAX {
             self.retries += 1;
             return Progress::Again;
         }
-        if self.phase == Phase::Sync {
+        if self.syncs() {
             let lost = self.file.store.loss().sync_failed(errno, self.name());
             return match self.failed {
                 _ if lost => self.lost(errno),
@@ -194,12 +196,11 @@ impl Request {
     /// other writes: a sync of its own finds out. (With `O_DIRECT` space is found, or not, by the
     /// write itself.)
     fn may_be_lost(&self, errno: i32) -> bool {
-        let kind = IoErrorKind::from_errno(errno);
-        let of_the_medium = matches!(
-            kind,
-            IoErrorKind::Medium | IoErrorKind::Device | IoErrorKind::Gone | IoErrorKind::Other
+        let of_the_write = matches!(
+            IoErrorKind::from_errno(errno),
+            IoErrorKind::NoSpace | IoErrorKind::Unaligned | IoErrorKind::ReadOnly
         );
-        self.phase == Phase::Transfer && self.is_fua() && of_the_medium
+        self.phase == Phase::Transfer && self.is_fua() && !of_the_write
     }
 
     fn failed_with(&self, errno: i32) -> Progress {
@@ -261,11 +262,16 @@ mod tests {
     #[test]
     fn interruptions_are_tried_again_a_bounded_number_of_times() {
         let rig = Rig::new(None);
+        let mut request = rig.request(Op::Flush, None);
+        for _ in 0..RETRIES_MAX {
+            assert!(matches!(request.advance(-libc::EINTR), Progress::Again));
+            assert_eq!(rig.command(&mut request), Command::WHOLE_FILE);
+        }
+        assert_eq!(kind(request.advance(-libc::EINTR)), Err(IoErrorKind::Retry));
         for errno in [libc::EINTR, libc::EAGAIN] {
-            let mut request = rig.request(Op::Flush, None);
+            let mut request = rig.request(write(false), Some(data(&rig.pool, &[1; 1024])));
             for _ in 0..RETRIES_MAX {
                 assert!(matches!(request.advance(-errno), Progress::Again));
-                assert_eq!(rig.command(&mut request), Command::WHOLE_FILE);
             }
             assert_eq!(kind(request.advance(-errno)), Err(IoErrorKind::Retry));
         }
@@ -273,6 +279,25 @@ mod tests {
         assert_eq!(kind(request.advance(0)), Ok(()), "nothing is lost by that");
         let mut request = rig.request(Op::Flush, None);
         assert_eq!(kind(request.advance(i32::MIN)), Err(IoErrorKind::Lost));
+    }
+
+    /// A disk may have failed a write with any of these, and the kernel passes it on once.
+    #[test]
+    fn a_sync_that_says_not_now_has_told_of_a_loss() {
+        for errno in [libc::EAGAIN, libc::EBUSY, libc::EOPNOTSUPP, libc::ENOMEM] {
+            let zeroes = Op::WriteZeroes {
+                lba: 0,
+                lbas: 1,
+                deallocate: true,
+                fua: true,
+            };
+            let rig = Rig::new(None);
+            let mut request = rig.request(zeroes, None);
+            assert!(matches!(request.advance(0), Progress::Again), "it syncs");
+            assert_eq!(kind(request.advance(-errno)), Err(IoErrorKind::Lost));
+            let mut next = rig.request(Op::Flush, None);
+            assert_eq!(kind(next.advance(0)), Err(IoErrorKind::Lost), "{errno}");
+        }
     }
 
     fn write(fua: bool) -> Op {
@@ -353,6 +378,14 @@ mod tests {
         let asks = rig.command(&mut request);
         assert!(matches!(asks, Command::Fdatasync { .. }), "{asks:?}");
         assert_eq!(kind(request.advance(0)), Err(IoErrorKind::Medium));
+        for (errno, its_own) in [
+            (libc::EBUSY, IoErrorKind::Retry),
+            (libc::EOPNOTSUPP, IoErrorKind::NotSupported),
+        ] {
+            let (mut request, progress) = fails(errno);
+            assert!(matches!(progress, Progress::Again), "errno {errno}");
+            assert_eq!(kind(request.advance(0)), Err(its_own));
+        }
         let (_, progress) = fails(libc::ENOSPC);
         assert_eq!(kind(progress), Err(IoErrorKind::NoSpace));
         let mut request = rig.request(Op::Flush, None);
