@@ -81,6 +81,8 @@ fn process(machine: &Machine, inode: &str) -> Option<Listener> {
             let name = machine
                 .read(&format!("/proc/{pid}/comm"))
                 .unwrap_or_default();
+            // It may be the process of another user.
+            let name = name.escape_debug().to_string();
             return Some(Listener::Process { pid, name });
         }
     }

@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use capstan_nvme_proto::text::Shown;
 use nix::libc;
 use nix::unistd::getuid;
 use serde::{Deserialize, Serialize};
@@ -168,7 +169,7 @@ impl Holder {
              (a clustered file system), say --shared",
         );
         // It may be the text of another user.
-        words.chars().filter(|char| !char.is_control()).collect()
+        Shown(&words).to_string()
     }
 }
 

@@ -8,6 +8,8 @@ use core::str::FromStr;
 use uuid::Uuid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::text::Shown;
+
 /// Bytes of an NQN field in a data structure: a NUL-terminated string, padded with zeros.
 pub const NQN_FIELD_BYTES: usize = 256;
 /// The longest NQN, without its NUL.
@@ -80,7 +82,7 @@ impl Nqn {
         if name.is_empty() {
             return Err(NqnError::Empty);
         }
-        if let Some(at) = name.bytes().position(|byte| byte.is_ascii_control()) {
+        if let Some(at) = name.find(char::is_control) {
             return Err(NqnError::ControlCharacter { at });
         }
         let too_long = NqnError::TooLong {
@@ -255,11 +257,12 @@ impl AsRef<str> for Nqn {
     }
 }
 
+/// The name for people ([`Shown`]); [`Nqn::as_str`] has it for programs.
 impl fmt::Display for Nqn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.as_str() {
             "" => f.pad("(no name)"),
-            name => f.pad(name),
+            name => fmt::Display::fmt(&Shown(name), f),
         }
     }
 }
@@ -368,6 +371,29 @@ mod tests {
         );
         field[0] = 0;
         assert_eq!(Nqn::from_field(&field), Err(NqnError::Empty));
+    }
+
+    #[test]
+    fn no_name_reaches_a_terminal_with_characters_that_change_what_is_read() {
+        for (control, at) in [("a\u{1b}[2J", 1), ("\u{9b}2J", 0), ("é\u{85}", 2)] {
+            assert_eq!(
+                Nqn::new(control),
+                Err(NqnError::ControlCharacter { at }),
+                "{control:?}"
+            );
+        }
+        for (name, shown) in [
+            ("nqn.a\u{2028}WARN", "nqn.a\\u{2028}WARN"),
+            ("nqn.a\u{2029}", "nqn.a\\u{2029}"),
+            ("nqn.\u{202e}gro", "nqn.\\u{202e}gro"),
+            ("nqn.\u{2066}a\u{2069}", "nqn.\\u{2066}a\\u{2069}"),
+            ("nqn.a\u{200b}", "nqn.a\\u{200b}"),
+            ("nqn.a\u{feff}", "nqn.a\\u{feff}"),
+            ("it's \"größe\" 東京", "it's \"größe\" 東京"),
+        ] {
+            let nqn = Nqn::new(name).unwrap();
+            assert_eq!((nqn.as_str(), &*nqn.to_string()), (name, shown));
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! ASCII fields of fixed length: space or NUL padded, not terminated, and from an untrusted peer.
+//! Text from an untrusted peer. Fields of fixed length are ASCII, space or NUL padded and not
+//! terminated.
 
 use core::fmt;
 
@@ -74,6 +75,34 @@ impl fmt::Debug for TextField<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{self}\"")
     }
+}
+
+/// Text for people, whatever it holds: what a terminal or a log would not show as it is (control
+/// characters, line and paragraph separators, characters that turn the direction of the text or take
+/// no room) is escaped as in Rust.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a>(pub &'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write as _;
+        if self.0.chars().all(is_shown) {
+            return f.pad(self.0);
+        }
+        self.0.chars().try_for_each(|char| {
+            if is_shown(char) {
+                f.write_char(char)
+            } else {
+                fmt::Display::fmt(&char.escape_debug(), f)
+            }
+        })
+    }
+}
+
+/// `escape_debug` knows what Unicode calls a control, a format or a separator. Quotes it escapes for
+/// Rust's sake.
+fn is_shown(char: char) -> bool {
+    matches!(char, '\'' | '"') || char.escape_debug().len() == 1
 }
 
 #[cfg(test)]

@@ -30,7 +30,8 @@ pub(crate) fn lock_holder(metadata: &Metadata) -> LockHolder {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok();
             LockHolder::Process {
                 pid,
-                name: name.map(|n| n.trim().to_owned()),
+                // It may be the process of another user.
+                name: name.map(|n| n.trim().escape_debug().to_string()),
             }
         }
         None => LockHolder::Unknown,

@@ -8,6 +8,7 @@ use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use capstan_nvme_proto::text::Shown;
 use nix::libc;
 
 use super::loop_device::device_numbers;
@@ -102,7 +103,7 @@ pub fn mount_elsewhere(disk: &Path) -> Option<Elsewhere> {
             Some(Elsewhere {
                 mount: found.into_iter().next()?,
                 pid,
-                name: name.trim().to_owned(),
+                name: Shown(name.trim()).to_string(),
             })
         })
 }

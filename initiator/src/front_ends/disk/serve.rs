@@ -230,7 +230,7 @@ fn attach(
         process,
         device: PathBuf::new(),
         loop_name: format!("capstan-{}-{}", process.pid, process.start_ticks),
-        subnqn: subnqn.to_string(),
+        subnqn: subnqn.as_str().to_owned(),
         nsid: disk.nsid,
         traddr,
         trsvcid,

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use capstan_nvme_proto::text::Shown;
+
 /// The processes, but for this one, that have `path` open or something below it, or are in there,
 /// as far as this one may look.
 #[must_use]
@@ -24,7 +26,8 @@ pub fn users_of(path: &Path) -> String {
         .map(|entry| {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             let pid = entry.file_name();
-            format!("{} (pid {})", name.trim(), pid.to_string_lossy())
+            // It may be the process of another user.
+            format!("{} (pid {})", Shown(name.trim()), pid.to_string_lossy())
         })
         .collect();
     match names.is_empty() {
