@@ -179,12 +179,15 @@ pub enum DisconnectReason {
     /// The host, or another program of it, has connected, and its subsystem keeps one association
     /// per host and address.
     #[error(
-        "the host, or another program of it, has connected as controller {cntlid} from the same \
-         address, and end_older_association is set"
+        "the host, or another program of it, has connected as controller {cntlid} from {peer}, the same \
+         address, and end_older_association is set; programs that are to stay beside each other need a \
+         host NQN and host identifier each"
     )]
     Replaced {
         /// The new one.
         cntlid: u16,
+        /// Where it has connected from.
+        peer: SocketAddr,
     },
     /// The Admin queue's connection is gone, and with it the association.
     #[error("the connection of the admin queue is gone")]
@@ -253,10 +256,7 @@ impl fmt::Display for Association {
         write!(
             f,
             "hostnqn={} peer={} subnqn={} cntlid={}",
-            self.hostnqn,
-            self.peer,
-            self.subnqn.as_str(),
-            self.cntlid
+            self.hostnqn, self.peer, self.subnqn, self.cntlid
         )
     }
 }

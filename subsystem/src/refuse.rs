@@ -26,19 +26,27 @@ pub enum RefuseReason {
     #[error("a second Connect on a connected queue, expected one per connection")]
     AlreadyConnected,
     /// No subsystem of this name.
-    #[error(
-        "subsystem {} does not exist; compare it with `discover`",
-        subnqn.as_str()
-    )]
+    #[error("subsystem {subnqn} does not exist; compare it with `discover`")]
     UnknownSubsystem {
         /// The name.
         subnqn: Box<Nqn>,
     },
+    /// No subsystem of this name, but one of the same UUID.
+    #[error(
+        "subsystem {subnqn} does not exist, but {written} does: names of subsystems are compared byte by \
+         byte, the digits of a UUID too; have the host connect to that name"
+    )]
+    OtherCase {
+        /// The name.
+        subnqn: Box<Nqn>,
+        /// The one of the subsystem.
+        written: Box<Nqn>,
+    },
     /// The subsystem is not offered on this port.
     #[error(
-        "subsystem {} is not offered on port {}; add the port to the subsystem or use another \
+        "subsystem {subnqn} is not offered on port {}; add the port to the subsystem or use another \
          address",
-        subnqn.as_str(), port.0
+        port.0
     )]
     NotOnPort {
         /// The name.
@@ -47,10 +55,7 @@ pub enum RefuseReason {
         port: PortId,
     },
     /// The host is not on the subsystem's list.
-    #[error(
-        "host {} is not allowed to use subsystem {}; add it to allowed_hosts",
-        hostnqn.as_str(), subnqn.as_str()
-    )]
+    #[error("host {hostnqn} is not allowed to use subsystem {subnqn}; add it to allowed_hosts")]
     HostNotAllowed {
         /// The host.
         hostnqn: Box<Nqn>,
@@ -59,10 +64,9 @@ pub enum RefuseReason {
     },
     /// The host gave no name, and the subsystem is for hosts with certain names.
     #[error(
-        "the host gives no name (HOSTNQN is empty), and subsystem {} is for the hosts in \
+        "the host gives no name (HOSTNQN is empty), and subsystem {subnqn} is for the hosts in \
          allowed_hosts; give the host its NQN (spdk_nvme_perf: `hostnqn:NQN` in -r), or write \
-         allow_any_host = true",
-        subnqn.as_str()
+         allow_any_host = true"
     )]
     NamelessHost {
         /// The subsystem.
@@ -205,6 +209,7 @@ impl RefuseReason {
                 Status::COMMAND_SEQUENCE_ERROR.dnr()
             }
             Self::UnknownSubsystem { .. }
+            | Self::OtherCase { .. }
             | Self::NotOnPort { .. }
             | Self::StaticController { .. }
             | Self::UnknownController { .. }
@@ -232,7 +237,9 @@ impl RefuseReason {
         match self {
             Self::Malformed(error) => error.location,
             Self::NotConnect { .. } => ErrorLocation::sqe(0),
-            Self::UnknownSubsystem { .. } | Self::NotOnPort { .. } => ConnectData::SUBNQN_LOCATION,
+            Self::UnknownSubsystem { .. } | Self::OtherCase { .. } | Self::NotOnPort { .. } => {
+                ConnectData::SUBNQN_LOCATION
+            }
             Self::HostNotAllowed { .. } | Self::NamelessHost { .. } | Self::OtherHost { .. } => {
                 ConnectData::HOSTNQN_LOCATION
             }

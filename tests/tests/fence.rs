@@ -1,6 +1,7 @@
 //! A host that comes back: what its earlier associations had brought ends before its new controller
 //! is ready, so that an old copy of a write never lands behind a newer one.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -411,7 +412,16 @@ fn the_log_warns_of_the_setting_that_ended_an_association() {
     let daemon = Daemon::serve(&["--config", utf8(&file)]);
     let mounted = Controller::connect(options(at, 1)).expect("connects");
     let asks = Controller::connect(options(at, 1)).expect("connects");
-    daemon.wait_for_log(&["WARN", "association ended", "end_older_association is set"]);
+    // Where both came from, the one that is thrown off first.
+    let words = ["WARN", "association ended", "end_older_association is set"];
+    let line = daemon.wait_for_log_after(0, &words);
+    let after = |mark: &str| {
+        let (_, rest) = line.split_once(mark).expect("an address");
+        let end = rest.find([' ', ',']).expect("more words");
+        rest[..end].parse::<SocketAddr>().expect("an address")
+    };
+    let (old, new) = (after("peer="), after(" from "));
+    assert!(old.ip() == new.ip() && old.port() != new.port(), "{line}");
     asks.close();
     mounted.close();
     assert!(daemon.stop().success());

@@ -118,7 +118,13 @@ fn invalid_parameters(location: ErrorLocation, asked: Asked<'_>) -> String {
     match location {
         ConnectData::SUBNQN_LOCATION => format!(
             "there is no subsystem {subnqn} at this address; run `capstan discover` to see those \
-             this host may use"
+             this host may use{}",
+            if subnqn.uuid().is_some() {
+                ", and give the name as it is written there: the digits of a UUID count in upper or \
+                 lower case"
+            } else {
+                ""
+            }
         ),
         ConnectData::HOSTNQN_LOCATION => {
             format!("the host NQN {hostnqn} is not acceptable; check --hostnqn")
@@ -183,6 +189,14 @@ mod tests {
             asked(&subnqn, &hostnqn),
         );
         assert!(text.starts_with("there is no subsystem nqn.sub"), "{text}");
+        assert!(text.ends_with("those this host may use"), "{text}");
+        let of_uuid = Nqn::from_uuid(HostId([0xAB; 16]).uuid());
+        let text = refused(
+            Status::CONNECT_INVALID_PARAMETERS.dnr(),
+            location,
+            asked(&of_uuid, &hostnqn),
+        );
+        assert!(text.contains("as it is written there"), "{text}");
     }
 
     #[test]

@@ -381,8 +381,15 @@ impl Target {
             return Ok(ControllerKind::Discovery);
         }
         let Some(subsystem) = self.subsystems.get(subnqn) else {
-            return Err(RefuseReason::UnknownSubsystem {
-                subnqn: Box::new(subnqn.clone()),
+            let mut names = self.subsystems.keys();
+            let same = names.find(|name| subnqn.is_same(name));
+            let subnqn = Box::new(subnqn.clone());
+            return Err(match same {
+                None => RefuseReason::UnknownSubsystem { subnqn },
+                Some(written) => RefuseReason::OtherCase {
+                    subnqn,
+                    written: Box::new(written.clone()),
+                },
             });
         };
         if !subsystem.config.hosts.allows(hostnqn) {

@@ -158,6 +158,7 @@ impl Target {
         }
         let why = DisconnectReason::Replaced {
             cntlid: association.cntlid,
+            peer: association.peer,
         };
         let is_older = |controller: &&Controller| {
             let other = &controller.association;

@@ -1,5 +1,6 @@
 //! Connect, what it refuses, and what a refusal tells.
 
+use alloc::format;
 use alloc::string::ToString;
 
 use capstan_nvme_proto::cqe::Cqe;
@@ -12,10 +13,12 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes;
 
-use crate::testing::{Bench, PORT, address, announced, buffer, host, nqn, subnqn};
+use crate::testing::{
+    Bench, PORT, address, announced, buffer, host, nqn, subnqn, subsystem_config,
+};
 use crate::{
     ConnId, ConnectOutcome, ConnectRequest, HostPolicy, InCapsule, PortId, QueueSizes,
-    RefuseReason, Target, TargetConfig, Transfer,
+    RefuseReason, SubsystemConfig, Target, TargetConfig, Transfer,
 };
 
 const ADMIN: Connect = Connect {
@@ -51,6 +54,49 @@ fn refused(
         panic!("{outcome:?}");
     };
     (cqe.status(), ErrorLocation::from_connect_dw0(cqe.dw0.get()))
+}
+
+/// As nvmet compares them; RFC 9562 reads either as the same UUID, and so it is told.
+#[test]
+fn the_uuid_of_a_subsystem_in_the_other_case_is_refused_with_the_name_that_is_there() {
+    const UUID: &str = "0A6D2C9E-55F1-4A37-8A5C-52B6C4A5F7A1";
+    let of = |uuid: &str| nqn(&["nqn.2014-08.org.nvmexpress:uuid:", uuid].concat());
+    let (upper, lower) = (of(UUID), of(&UUID.to_lowercase()));
+    for (there, asked) in [(&lower, &upper), (&upper, &lower)] {
+        let mut bench = Bench::new();
+        bench
+            .target
+            .add_subsystem(SubsystemConfig {
+                nqn: there.clone(),
+                ..subsystem_config()
+            })
+            .unwrap();
+        let to = |subnqn: &Nqn| ConnectParameters {
+            subnqn: subnqn.clone(),
+            ..parameters()
+        };
+        assert_eq!(
+            refused(&mut bench, ADMIN, &to(asked)),
+            (
+                Status::CONNECT_INVALID_PARAMETERS.dnr(),
+                ConnectData::SUBNQN_LOCATION
+            )
+        );
+        let why = bench.target.refusals().last().unwrap().why.to_string();
+        assert_eq!(
+            why,
+            format!(
+                "subsystem {asked} does not exist, but {there} does: names of subsystems are compared byte \
+                 by byte, the digits of a UUID too; have the host connect to that name"
+            )
+        );
+        // And then it is taken.
+        let (_, outcome) = bench.connect(ADMIN, &to(there), 32);
+        assert!(
+            matches!(outcome, ConnectOutcome::AdminQueue { .. }),
+            "{outcome:?}"
+        );
+    }
 }
 
 #[test]
@@ -253,7 +299,7 @@ fn controllers_are_bounded_and_their_identifiers_are_reused_late() {
                 provider: capstan_nvme_proto::log::RdmaProviderType::IWARP,
             })
             .unwrap();
-        let mut subsystem = crate::testing::subsystem_config();
+        let mut subsystem = subsystem_config();
         subsystem.hosts = HostPolicy::Any;
         target.add_subsystem(subsystem).unwrap();
         target

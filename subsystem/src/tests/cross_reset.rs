@@ -283,7 +283,10 @@ fn an_older_association_from_the_same_address_ends_where_the_operator_wants_it()
         let conn = bench.io_queue(&old, 1).unwrap();
         let other = bench.associate(host(2), subnqn(), 0).unwrap();
         let new = bench.associate(host(1), subnqn(), 0).unwrap();
-        let why = DisconnectReason::Replaced { cntlid: new.cntlid };
+        let why = DisconnectReason::Replaced {
+            cntlid: new.cntlid,
+            peer: bench.peer,
+        };
         let mut ended: Vec<_> = bench.disconnects.drain(..).collect();
         ended.sort_by_key(|(conn, _)| *conn);
         if !wanted {
