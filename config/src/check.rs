@@ -17,14 +17,25 @@ use toml::Spanned;
 use uuid::Uuid;
 
 use crate::listen::parse_address;
-use crate::schema::{RawConfig, RawListener, RawQueues, RawReactors, RawTarget};
+use crate::read::Read;
+use crate::schema::{RawListener, RawQueues, RawReactors, RawTarget};
 use crate::{
     At, Config, ConfigError, DEFAULT_PORT, ListenError, Listener, LogLevel, MemoryPlan, Nqn,
     Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors, Size, Target, limits,
 };
 
-/// Checks `raw`; `text` is what it was parsed from.
-pub(crate) fn check(raw: &RawConfig, text: &str) -> Result<Config, ConfigError> {
+/// Checks what was read of `text`.
+pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
+    let (raw, not_read) = match read {
+        Read {
+            raw: Some(raw),
+            problems,
+        } => (raw, problems),
+        Read {
+            raw: None,
+            problems,
+        } => return Err(Problems::in_order(problems).into()),
+    };
     let mut checker = Checker {
         text,
         problems: Vec::new(),
@@ -47,13 +58,42 @@ pub(crate) fn check(raw: &RawConfig, text: &str) -> Result<Config, ConfigError> 
     }
     let listeners = checker.listeners(&raw.listener);
     let subsystems = checker.subsystems(&raw.subsystem, &raw.target);
-    Problems::none_or(checker.problems)?;
+    let mut problems = checker.problems;
+    problems.retain(|problem| !not_read.iter().any(|cause| follows(problem, cause)));
+    // A key before its value.
+    problems.splice(..0, not_read);
+    if !problems.is_empty() {
+        return Err(Problems::in_order(problems).into());
+    }
     Ok(Config {
         target,
         queues,
         listeners,
         subsystems,
     })
+}
+
+/// Whether `problem` is only there because of a value that was not read.
+fn follows(problem: &Problem, cause: &Problem) -> bool {
+    let (field, missing) = (&*problem.at.field, &*cause.at.field);
+    let (table, key) = missing.rsplit_once('.').unwrap_or(("", missing));
+    match (&cause.kind, &problem.kind) {
+        // What it may have been meant to be was read.
+        (ProblemKind::UnknownKey { .. }, _) => false,
+        (_, ProblemKind::OneBacking { .. }) => field == table,
+        (_, ProblemKind::PartialLba { .. }) if key == "lba" => {
+            field.rsplit_once('.').is_some_and(|(of, _)| of == table)
+        }
+        _ => field
+            .strip_prefix(missing)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.')),
+    }
+}
+
+/// The line of a place in a file, from 1.
+pub(crate) fn line_of(text: &str, span: &Range<usize>) -> usize {
+    let before = text.as_bytes().get(..span.start).unwrap_or(text.as_bytes());
+    before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 /// What must be unique in the whole file, with its first use.
@@ -75,13 +115,9 @@ struct Checker<'t> {
 
 impl Checker<'_> {
     fn at(&self, field: impl Into<String>, span: Option<Range<usize>>) -> At {
-        let line = span.map(|span| {
-            let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
-            before.iter().filter(|byte| **byte == b'\n').count() + 1
-        });
         At {
             field: field.into(),
-            line,
+            line: span.map(|span| line_of(self.text, &span)),
         }
     }
 

@@ -27,6 +27,7 @@ mod machine;
 mod model;
 mod problem;
 mod quick;
+mod read;
 mod schema;
 mod size;
 mod suggest;
@@ -53,14 +54,10 @@ impl Config {
     /// Parses and checks the text of a configuration file, without a look at the machine.
     ///
     /// # Errors
-    /// [`ConfigError::Syntax`] for the first thing that is not TOML, not a known key or of the wrong
-    /// type; [`ConfigError::Invalid`] with everything else that is wrong.
+    /// [`ConfigError::Syntax`] for the first thing that is not TOML; [`ConfigError::Invalid`] with
+    /// everything else that is wrong.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        let raw: schema::RawConfig = toml::from_str(text).map_err(|error| ConfigError::Syntax {
-            message: error.to_string(),
-            hint: suggest::nearest_in_message(error.message()).map(str::to_owned),
-        })?;
-        check::check(&raw, text)
+        check::check(read::read(text)?, text)
     }
 
     /// Reads, parses and checks a configuration file, without a look at what it names. The path `-`

@@ -44,15 +44,13 @@ pub enum ConfigError {
         /// The first byte that is wrong.
         at: usize,
     },
-    /// Not TOML, an unknown key, or a value of the wrong type.
-    #[error("{message}{}", hint.as_ref().map(|h| format!("did you mean `{h}`?\n")).unwrap_or_default())]
+    /// Not TOML.
+    #[error("{message}")]
     Syntax {
         /// The parser's words, with line, column and the text of the line. Ends in a newline.
         message: String,
-        /// The nearest key or word that is allowed.
-        hint: Option<String>,
     },
-    /// TOML of the right shape with values that are wrong or contradict each other.
+    /// TOML with keys that are none, or values that are wrong or contradict each other.
     #[error(transparent)]
     Invalid(#[from] Problems),
 }
@@ -94,6 +92,12 @@ impl Problems {
         } else {
             Err(Self(problems))
         }
+    }
+
+    /// Of a file, in its order; what has no place there comes last.
+    pub(crate) fn in_order(mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(|problem| problem.at.line.unwrap_or(usize::MAX));
+        Self(problems)
     }
 
     /// The same, where what a configuration file would say was said in options: of a
@@ -174,6 +178,38 @@ pub struct Problem {
 /// What is wrong, with the value, what is allowed, and the way out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemKind {
+    /// A key that the table does not have.
+    #[error("there is no such key; {}", match nearest {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None => format!("expected one of {known}"),
+    })]
+    UnknownKey {
+        /// The key that it is most likely a slip of.
+        nearest: Option<&'static str>,
+        /// Those there are.
+        known: String,
+    },
+    /// A value of the wrong type, or a word that is none of those allowed.
+    #[error("{0}")]
+    WrongType(String),
+    /// Something else than a list of tables.
+    #[error("there may be several, and each is a table; write {name}")]
+    OneOfAList {
+        /// How one is written.
+        name: &'static str,
+    },
+    /// Something else than one table.
+    #[error("there is one, and it is a table; write {name}, once")]
+    NotAList {
+        /// How it is written.
+        name: &'static str,
+    },
+    /// Something else than a table in a list of tables.
+    #[error("is not a table; write {name}, and its keys below")]
+    NotATable {
+        /// How it is written.
+        name: &'static str,
+    },
     /// Something required is not there.
     #[error("missing; write {0}")]
     Missing(&'static str),

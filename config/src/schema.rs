@@ -1,4 +1,5 @@
-//! The TOML file as written: every key, all of them optional, nothing checked but types.
+//! The TOML file as written: every key, all of them optional, nothing checked but types. `read`
+//! finds out what is no key.
 //!
 //! Values carry their place so that a complaint can name the line.
 
@@ -80,6 +81,91 @@ pub(crate) struct RawNamespace {
     pub(crate) direct: Field<bool>,
 }
 
+/// The kinds of tables that a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TableKind {
+    /// The file itself.
+    Root,
+    Target,
+    Queues,
+    Listener,
+    Subsystem,
+    Namespace,
+}
+
+impl TableKind {
+    /// As it is written.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Root => "the file",
+            Self::Target => "[target]",
+            Self::Queues => "[queues]",
+            Self::Listener => "[[listener]]",
+            Self::Subsystem => "[[subsystem]]",
+            Self::Namespace => "[[subsystem.namespace]]",
+        }
+    }
+
+    /// The keys that it may have.
+    pub(crate) fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Root => keys_of::<RawConfig>(),
+            Self::Target => keys_of::<RawTarget>(),
+            Self::Queues => keys_of::<RawQueues>(),
+            Self::Listener => keys_of::<RawListener>(),
+            Self::Subsystem => keys_of::<RawSubsystem>(),
+            Self::Namespace => keys_of::<RawNamespace>(),
+        }
+    }
+
+    /// Those of its keys that are tables, and whether each is a list of such.
+    pub(crate) fn tables(self) -> &'static [(&'static str, Self, bool)] {
+        match self {
+            Self::Root => &[
+                ("target", Self::Target, false),
+                ("queues", Self::Queues, false),
+                ("listener", Self::Listener, true),
+                ("subsystem", Self::Subsystem, true),
+            ],
+            Self::Subsystem => &[("namespace", Self::Namespace, true)],
+            Self::Target | Self::Queues | Self::Listener | Self::Namespace => &[],
+        }
+    }
+}
+
+/// The fields that serde has derived for `T`.
+fn keys_of<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
+    let mut keys: &[&str] = &[];
+    // It answers every question with an error.
+    let _ = T::deserialize(Keys(&mut keys));
+    keys
+}
+
+struct Keys<'a>(&'a mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for Keys<'_> {
+    type Error = de::value::Error;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        _visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.0 = fields;
+        Err(de::Error::custom("only asked for its fields"))
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Self::Error> {
+        Err(de::Error::custom("not a struct"))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit
+        unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
 /// `"auto"`, a number, or a list of cores.
 #[derive(Debug)]
 pub(crate) enum RawReactors {
@@ -124,5 +210,177 @@ impl<'de> Deserialize<'de> for RawReactors {
             }
         }
         deserializer.deserialize_any(ReactorsVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::ops::RangeInclusive;
+    use std::path::Path;
+
+    use super::TableKind;
+    use crate::{DEFAULT_PORT, Size, limits};
+
+    const KINDS: [TableKind; 5] = [
+        TableKind::Target,
+        TableKind::Queues,
+        TableKind::Listener,
+        TableKind::Subsystem,
+        TableKind::Namespace,
+    ];
+
+    /// The cells of each key of the tables in `docs/configuration.md`, by kind of table and key.
+    fn reference() -> BTreeMap<(String, String), Vec<String>> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
+        let text = fs::read_to_string(path).unwrap();
+        let mut table = String::new();
+        let mut rows = BTreeMap::new();
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix("## `") {
+                table = name.trim_end_matches('`').to_owned();
+            } else if let Some(cells) = line.strip_prefix("| `") {
+                let cells: Vec<String> = cells.split(" | ").map(str::to_owned).collect();
+                let key = cells[0].trim_end_matches('`').to_owned();
+                let twice = rows.insert((table.clone(), key), cells);
+                assert_eq!(twice, None, "{line}");
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn the_reference_has_every_key_and_no_other() {
+        let rows = reference();
+        let found: Vec<_> = rows.keys().cloned().collect();
+        let keys = KINDS.iter().flat_map(|kind| {
+            let inner = kind.tables();
+            let values = kind
+                .keys()
+                .iter()
+                .filter(|key| inner.iter().all(|(of, ..)| of != *key));
+            values.map(|key| (kind.name().to_owned(), (*key).to_owned()))
+        });
+        let mut keys: Vec<_> = keys.collect();
+        keys.sort();
+        assert_eq!(found, keys);
+        for (key, cells) in rows {
+            assert_eq!(cells.len(), 6, "{key:?}: {cells:?}");
+            let change = cells[5].trim_end_matches(" |");
+            assert!(
+                ["reload", "two reloads", "restart"].contains(&change),
+                "{key:?}: {change}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_reference_has_the_defaults_and_bounds_that_are_checked() {
+        let rows = reference();
+        let numbers = |range: &RangeInclusive<u64>| format!("{} to {}", range.start(), range.end());
+        let sizes = |range: &RangeInclusive<u64>| {
+            format!("{} to {}", Size(*range.start()), Size(*range.end()))
+        };
+        let spin = |time| humantime::format_duration(time).to_string();
+        let ascii = |most: usize| format!("1 to {most} printable ASCII characters");
+        for (table, key, default, range) in [
+            (
+                "[target]",
+                "reactors",
+                String::new(),
+                numbers(&limits::REACTORS),
+            ),
+            (
+                "[target]",
+                "reactors",
+                String::new(),
+                format!("cores {}", numbers(&limits::CORE)),
+            ),
+            (
+                "[target]",
+                "memory_budget",
+                Size(limits::DEFAULT_MEMORY_BUDGET_BYTES).to_string(),
+                sizes(&limits::MEMORY_BUDGET_BYTES),
+            ),
+            (
+                "[target]",
+                "spin",
+                spin(limits::DEFAULT_SPIN),
+                format!(
+                    "{} to {}",
+                    spin(*limits::SPIN.start()),
+                    spin(*limits::SPIN.end())
+                ),
+            ),
+            (
+                "[target]",
+                "hosts_max",
+                limits::DEFAULT_HOSTS_MAX.to_string(),
+                numbers(&limits::HOSTS_MAX),
+            ),
+            (
+                "[target]",
+                "serial_prefix",
+                format!("`\"{}\"`", limits::DEFAULT_SERIAL_PREFIX),
+                ascii(limits::SERIAL_PREFIX_BYTES_MAX),
+            ),
+            (
+                "[target]",
+                "model",
+                format!("`\"{}\"`", limits::DEFAULT_MODEL),
+                ascii(limits::MODEL_BYTES_MAX),
+            ),
+            (
+                "[queues]",
+                "io_queues_max",
+                limits::DEFAULT_IO_QUEUES_MAX.to_string(),
+                numbers(&limits::IO_QUEUES_MAX),
+            ),
+            (
+                "[queues]",
+                "depth_max",
+                limits::DEFAULT_DEPTH_MAX.to_string(),
+                numbers(&limits::DEPTH_MAX),
+            ),
+            (
+                "[[listener]]",
+                "port",
+                DEFAULT_PORT.to_string(),
+                format!("0 to {}", u16::MAX),
+            ),
+            (
+                "[[subsystem]]",
+                "serial",
+                String::new(),
+                ascii(limits::SERIAL_BYTES_MAX),
+            ),
+            (
+                "[[subsystem]]",
+                "model",
+                String::new(),
+                ascii(limits::MODEL_BYTES_MAX),
+            ),
+            (
+                "[[subsystem]]",
+                "allowed_hosts",
+                String::new(),
+                format!("up to {} NQNs", limits::ALLOWED_HOSTS_MAX),
+            ),
+            (
+                "[[subsystem.namespace]]",
+                "nsid",
+                String::new(),
+                format!("1 to {}", limits::NAMESPACES_MAX),
+            ),
+        ] {
+            let cells = &rows[&(table.to_owned(), key.to_owned())];
+            assert!(
+                default.is_empty() || cells[2] == default,
+                "{key}: {} {default}",
+                cells[2]
+            );
+            assert!(cells[3].contains(&range), "{key}: {} {range}", cells[3]);
+        }
     }
 }

@@ -1,15 +1,24 @@
 //! "Did you mean": the nearest of some words.
 
+/// Shorter words are the start of much.
+const START_BYTES_MIN: usize = 4;
+
 /// The candidate that `word` is most likely a slip of, if any is near enough: at most a third of
-/// its characters apart, ignoring case and `-` for `_`.
+/// its characters apart, ignoring case and `-` for `_`, or the only one that it is the start of, or
+/// that is its start.
 pub(crate) fn nearest<'c>(
     word: &str,
     candidates: impl IntoIterator<Item = &'c str>,
 ) -> Option<&'c str> {
+    // A long word is no slip of a key, and the distance costs its square.
+    if word.len() > 64 {
+        return None;
+    }
     let plain = |text: &str| text.to_lowercase().replace('-', "_");
     let word = plain(word);
-    candidates
-        .into_iter()
+    let candidates: Vec<&str> = candidates.into_iter().collect();
+    let slip = candidates
+        .iter()
         .map(|candidate| {
             (
                 strsim::damerau_levenshtein(&word, &plain(candidate)),
@@ -18,7 +27,17 @@ pub(crate) fn nearest<'c>(
         })
         .filter(|(distance, candidate)| *distance <= (candidate.chars().count() / 3).max(1))
         .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
+        .map(|(_, candidate)| *candidate);
+    let mut related = candidates.iter().filter(|candidate| {
+        let candidate = plain(candidate);
+        let (shorter, longer) = if word.len() < candidate.len() {
+            (&word, &candidate)
+        } else {
+            (&candidate, &word)
+        };
+        shorter.len() >= START_BYTES_MIN && longer.starts_with(shorter.as_str())
+    });
+    slip.or_else(|| related.next().copied().filter(|_| related.next().is_none()))
 }
 
 /// For serde's "unknown field `a`, expected one of `b`, `c`" (or variant): the nearest of what it
@@ -29,12 +48,7 @@ pub(crate) fn nearest_in_message(message: &str) -> Option<&str> {
     }
     let mut quoted = message.split('`').skip(1).step_by(2);
     let word = quoted.next()?;
-    // A long word is no slip of a key, and the distance costs its square.
-    if word.len() > 64 {
-        None
-    } else {
-        nearest(word, quoted)
-    }
+    nearest(word, quoted)
 }
 
 #[cfg(test)]
@@ -49,6 +63,10 @@ mod tests {
         assert_eq!(nearest("nqm", keys), Some("nqn"));
         assert_eq!(nearest("volume", keys), None);
         assert_eq!(nearest("read-only", ["read_only"]), Some("read_only"));
+        assert_eq!(nearest("warning", ["warn", "info"]), Some("warn"));
+        assert_eq!(nearest("hosts", ["hosts_max", "log"]), Some("hosts_max"));
+        assert_eq!(nearest("hosts", ["hosts_max", "hosts_min"]), None);
+        assert_eq!(nearest("io", ["io_queues_max"]), None);
     }
 
     #[test]

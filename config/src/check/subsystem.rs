@@ -98,7 +98,7 @@ impl Checker<'_> {
         let at = self.at(field, Some(text.span()));
         unique(
             &mut self.used.nqns,
-            nqn.clone(),
+            in_one_case(&nqn),
             &nqn,
             at,
             &mut self.problems,
@@ -131,7 +131,7 @@ impl Checker<'_> {
         for host in listed.iter().take(limits::ALLOWED_HOSTS_MAX) {
             if let Some(nqn) = self.nqn(&hosts_field, host, any_nqn) {
                 let at = self.at(&hosts_field, Some(host.span()));
-                unique(&mut seen, nqn.clone(), &nqn, at, &mut self.problems);
+                unique(&mut seen, in_one_case(&nqn), &nqn, at, &mut self.problems);
                 hosts.push(nqn);
             }
         }
@@ -383,6 +383,12 @@ impl Checker<'_> {
         }
         nguid.map(Uuid::into_bytes)
     }
+}
+
+/// Of names that [are the same](Nqn::is_same), one. A host could take two subsystems of such names
+/// for one.
+fn in_one_case(nqn: &Nqn) -> Nqn {
+    nqn.uuid().map_or_else(|| nqn.clone(), Nqn::from_uuid)
 }
 
 /// The NQN of one of our subsystems: not the discovery subsystem's. What is not of the form that

@@ -1,0 +1,251 @@
+//! From the text of a file to its values, past what is wrong: all mistakes of a file are told at
+//! once, those of its keys and types among them.
+
+use std::ops::Range;
+
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Deserializer};
+
+use crate::check::line_of;
+use crate::schema::{RawConfig, TableKind};
+use crate::{At, ConfigError, Problem, ProblemKind, suggest};
+
+/// Values of the wrong type that are told at once: each costs another reading of the rest.
+const WRONG_TYPES_MAX: usize = 32;
+/// Characters of a key that are shown.
+const KEY_CHARS_SHOWN: usize = 64;
+
+/// What could be read of a file.
+pub(crate) struct Read {
+    /// `None` where nothing can be said about the rest.
+    pub(crate) raw: Option<RawConfig>,
+    /// Keys that are none, and values of the wrong type; they are not in `raw`.
+    pub(crate) problems: Vec<Problem>,
+}
+
+/// Reads `text`.
+///
+/// # Errors
+/// It is not TOML.
+pub(crate) fn read(text: &str) -> Result<Read, ConfigError> {
+    let mut table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
+        message: error.to_string(),
+    })?;
+    let mut reader = Reader {
+        text,
+        problems: Vec::new(),
+    };
+    reader.keys("", TableKind::Root, table.get_mut());
+    let raw = reader.values(table);
+    Ok(Read {
+        raw,
+        problems: reader.problems,
+    })
+}
+
+struct Reader<'t> {
+    text: &'t str,
+    problems: Vec<Problem>,
+}
+
+impl Reader<'_> {
+    fn report(&mut self, field: String, span: &Range<usize>, kind: ProblemKind) {
+        let at = At {
+            field,
+            line: Some(line_of(self.text, span)),
+        };
+        self.problems.push(Problem { at, kind });
+    }
+
+    /// Takes out the keys that a table of this kind does not have, and does the same in its tables.
+    /// A slip is read as what it was meant to be, so that its value is looked at, too.
+    fn keys(&mut self, field: &str, kind: TableKind, table: &mut DeTable<'_>) {
+        let known = kind.keys();
+        let unknown: Vec<String> = table
+            .keys()
+            .map(|key| key.get_ref().to_string())
+            .filter(|key| !known.contains(&key.as_str()))
+            .collect();
+        for key in unknown {
+            let Some((written, value)) = table.remove_entry(key.as_str()) else {
+                continue;
+            };
+            let nearest = suggest::nearest(&key, known.iter().copied());
+            let kind = ProblemKind::UnknownKey {
+                nearest,
+                known: known.join(", "),
+            };
+            self.report(within(field, &key), &written.span(), kind);
+            if let Some(nearest) = nearest.filter(|nearest| !table.contains_key(*nearest)) {
+                table.insert(Spanned::new(written.span(), nearest.into()), value);
+            }
+        }
+        for (key, inner, is_list) in kind.tables() {
+            if let Some(value) = table.get_mut(*key) {
+                self.tables(&within(field, key), *inner, *is_list, value);
+            }
+        }
+    }
+
+    /// The table at `field`, or the list of tables.
+    fn tables(
+        &mut self,
+        field: &str,
+        kind: TableKind,
+        is_list: bool,
+        value: &mut Spanned<DeValue<'_>>,
+    ) {
+        let span = value.span();
+        match (value.get_mut(), is_list) {
+            (DeValue::Table(table), false) => self.keys(field, kind, table),
+            (DeValue::Array(entries), true) => {
+                for (index, entry) in entries.iter_mut().enumerate() {
+                    let field = format!("{field}[{index}]");
+                    let span = entry.span();
+                    if let DeValue::Table(table) = entry.get_mut() {
+                        self.keys(&field, kind, table);
+                    } else {
+                        self.report(field, &span, ProblemKind::NotATable { name: kind.name() });
+                        *entry = Spanned::new(span, DeValue::Table(DeTable::default()));
+                    }
+                }
+            }
+            (DeValue::Table(table), true) => {
+                let name = kind.name();
+                self.report(field.to_owned(), &span, ProblemKind::OneOfAList { name });
+                self.keys(&format!("{field}[0]"), kind, table);
+                let table = std::mem::take(table);
+                let one = Spanned::new(span.clone(), DeValue::Table(table));
+                *value = Spanned::new(span, DeValue::Array([one].into_iter().collect()));
+            }
+            (_, _) => {
+                let kind = if is_list {
+                    ProblemKind::OneOfAList { name: kind.name() }
+                } else {
+                    ProblemKind::NotAList { name: kind.name() }
+                };
+                self.report(field.to_owned(), &span, kind);
+                let nothing = if is_list {
+                    DeValue::Array(toml::de::DeArray::default())
+                } else {
+                    DeValue::Table(DeTable::default())
+                };
+                *value = Spanned::new(span, nothing);
+            }
+        }
+    }
+
+    /// The values of `table`, without those of the wrong type.
+    fn values(&mut self, mut table: Spanned<DeTable<'_>>) -> Option<RawConfig> {
+        for _ in 0..WRONG_TYPES_MAX {
+            let error = match RawConfig::deserialize(Deserializer::from(table.clone())) {
+                Ok(raw) => return Some(raw),
+                Err(error) => error,
+            };
+            let span = error.span().unwrap_or_default();
+            let taken_out = take_out(table.get_mut(), "", &span);
+            let kind = ProblemKind::WrongType(in_our_words(error.message()));
+            let is_known = taken_out.is_some();
+            self.report(taken_out.unwrap_or_default(), &span, kind);
+            if !is_known {
+                break;
+            }
+        }
+        None
+    }
+}
+
+/// Takes out the innermost value that has all of `span`: its field.
+fn take_out(table: &mut DeTable<'_>, field: &str, span: &Range<usize>) -> Option<String> {
+    let mut found = None;
+    for (key, value) in table.iter_mut() {
+        let field = within(field, key.get_ref());
+        match take_out_of(value, &field, span) {
+            Some(TakenOut::Inside(field)) => return Some(field),
+            Some(TakenOut::Itself) => found = Some((key.get_ref().to_string(), field)),
+            None => {}
+        }
+    }
+    let (key, field) = found?;
+    table.remove(key.as_str());
+    Some(field)
+}
+
+enum TakenOut {
+    /// What has it is in there, and is out now.
+    Inside(String),
+    /// It is the value that has it.
+    Itself,
+}
+
+fn take_out_of(
+    value: &mut Spanned<DeValue<'_>>,
+    field: &str,
+    span: &Range<usize>,
+) -> Option<TakenOut> {
+    let own = value.span();
+    match value.get_mut() {
+        DeValue::Table(table) => {
+            if let Some(field) = take_out(table, field, span) {
+                return Some(TakenOut::Inside(field));
+            }
+        }
+        DeValue::Array(entries) => {
+            let mut without = None;
+            for (index, entry) in entries.iter_mut().enumerate() {
+                let is_table = entry.get_ref().is_table();
+                let inner = if is_table {
+                    format!("{field}[{index}]")
+                } else {
+                    field.to_owned()
+                };
+                match take_out_of(entry, &inner, span) {
+                    Some(TakenOut::Itself) if !is_table => without = Some(index),
+                    Some(TakenOut::Inside(field)) => return Some(TakenOut::Inside(field)),
+                    Some(TakenOut::Itself) | None => {}
+                }
+            }
+            if let Some(without) = without {
+                let all = std::mem::replace(entries, [].into_iter().collect())
+                    .into_iter()
+                    .enumerate();
+                let others = all.filter(|(index, _)| *index != without);
+                *entries = others.map(|(_, entry)| entry).collect();
+                return Some(TakenOut::Inside(field.to_owned()));
+            }
+        }
+        _ => {}
+    }
+    (own.start <= span.start && span.end <= own.end).then_some(TakenOut::Itself)
+}
+
+/// A key of the table at `field`.
+fn within(field: &str, key: &str) -> String {
+    let more = if key.chars().nth(KEY_CHARS_SHOWN).is_some() {
+        "…"
+    } else {
+        ""
+    };
+    let key: String = key.chars().take(KEY_CHARS_SHOWN).collect();
+    let key = key.escape_debug();
+    if field.is_empty() {
+        format!("{key}{more}")
+    } else {
+        format!("{field}.{key}{more}")
+    }
+}
+
+/// The parser's words, with TOML's names for types, and the nearest of the words that are allowed.
+fn in_our_words(message: &str) -> String {
+    let words = message
+        .replace("unknown variant", "unknown word")
+        .replace("invalid type: map", "invalid type: a table")
+        .replace("invalid type: sequence", "invalid type: an array")
+        .replace("expected a sequence", "expected an array")
+        .replace("expected u64", "expected a whole number from 0 on");
+    match suggest::nearest_in_message(message) {
+        Some(nearest) => format!("{words}; did you mean `{nearest}`?"),
+        None => words,
+    }
+}
