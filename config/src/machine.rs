@@ -22,11 +22,12 @@ impl Config {
     /// Everything that would keep the target from serving what is configured. The warnings are
     /// things that work, but an operator should know of.
     pub fn check_machine(&self) -> Result<Vec<Warning>, Problems> {
-        self.check_machine_opening(|_, _| true)
+        self.check(self, Claims::Told)
     }
 
     /// The same where only some of the namespaces are about to be opened (`is_opened`, by
-    /// subsystem): the others are in use by the process that asks.
+    /// subsystem): the others are in use by the process that asks. It finds out at once what else is
+    /// in use, and by whom: it may be itself.
     ///
     /// # Errors
     /// As for [`check_machine`](Self::check_machine).
@@ -39,14 +40,18 @@ impl Config {
             let nqn = &subsystem.nqn;
             subsystem.namespaces.retain(|n| is_opened(nqn, n));
         }
+        self.check(&opened, Claims::NotLookedAt)
+    }
+
+    fn check(&self, opened: &Self, claims: Claims) -> Result<Vec<Warning>, Problems> {
         let mut findings = Findings::default();
         self.check_namespaces(&mut findings);
-        opened.check_opened(&mut findings);
+        opened.check_opened(claims, &mut findings);
         Problems::none_or(findings.problems)?;
         Ok(findings.warnings)
     }
 
-    fn check_opened(&self, findings: &mut Findings) {
+    fn check_opened(&self, claims: Claims, findings: &mut Findings) {
         let cores = allowed_cores();
         self.check_cores(&cores, findings);
         if let Err(problems) = self.memory_plan(self.target.reactors.count(cores.len())) {
@@ -54,13 +59,14 @@ impl Config {
         }
         self.check_listeners(findings);
         self.check_names(findings);
+        self.check_associations(findings);
         let mut first_use = HashMap::new();
         for (s, subsystem) in self.subsystems.iter().enumerate() {
             for namespace in &subsystem.namespaces {
                 if let Backing::Path(path) = &namespace.backing {
                     // By NSID: sorting has lost the index in the file.
                     let field = format!("subsystem[{s}] nsid {} path", namespace.nsid);
-                    volume::check(&field, path, namespace, &mut first_use, findings);
+                    volume::check(&field, path, namespace, claims, &mut first_use, findings);
                 }
             }
         }
@@ -135,6 +141,25 @@ impl Config {
         }
     }
 
+    /// What is meant for a host that has lost power and comes back hits two programs of one host as
+    /// well.
+    fn check_associations(&self, findings: &mut Findings) {
+        for (index, subsystem) in self.subsystems.iter().enumerate() {
+            if subsystem.end_older_association {
+                findings.warning(
+                    format!("subsystem[{index}].end_older_association"),
+                    format!(
+                        "two programs of one host that connect to {} from one address (a mount, and \
+                         `capstan bench` beside it) end each other's associations again and again; \
+                         give each an identity of its own (--hostnqn and --hostid), or leave this \
+                         key out",
+                        subsystem.nqn
+                    ),
+                );
+            }
+        }
+    }
+
     fn check_listeners(&self, findings: &mut Findings) {
         for (index, listener) in self.listeners.iter().enumerate() {
             let address = listener.address;
@@ -166,6 +191,13 @@ impl Config {
             }
         }
     }
+}
+
+/// Whether it is told that something else has a file or device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claims {
+    Told,
+    NotLookedAt,
 }
 
 /// What has been found so far.
@@ -313,6 +345,32 @@ mod tests {
             "subsystem[0].namespace: there is none: hosts connect to nqn.2026-11.com.example:a and \
              find nothing; a [[subsystem.namespace]] with path, ram or null is one"
         );
+    }
+
+    #[test]
+    fn ending_older_associations_is_a_warning_that_names_the_way_out() {
+        let mut config = config("", "ram = 4096");
+        config.subsystems[0].end_older_association = true;
+        let warnings = config.check_machine().unwrap();
+        assert_eq!(
+            warnings[0].to_string(),
+            "subsystem[0].end_older_association: two programs of one host that connect to \
+             nqn.2026-11.com.example:a from one address (a mount, and `capstan bench` beside it) end \
+             each other's associations again and again; give each an identity of its own (--hostnqn \
+             and --hostid), or leave this key out"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_locked_is_told_unless_it_is_opened_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.img");
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(4096).unwrap();
+        file.try_lock().unwrap();
+        let config = config("", &format!("path = {path:?}"));
+        assert_eq!(config.check_machine().unwrap().len(), 1);
+        assert_eq!(config.check_machine_opening(|_, _| true).unwrap(), []);
     }
 
     #[test]

@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Access, Config, Namespace, Nqn, Subsystem};
+use capstan_config::{Access, Backing, Config, Namespace, Nqn, Subsystem};
 use capstan_subsystem::{BackendId, NamespaceConfig};
 
 use crate::control_plane::{ControlPlane, Message};
@@ -22,6 +24,8 @@ pub(crate) struct Served {
     config: Config,
     /// Where the blocks of each namespace are, by subsystem and NSID.
     backends: HashMap<(Nqn, u32), BackendId>,
+    /// What is open, by subsystem and NSID.
+    files: HashMap<FileId, (Nqn, u32)>,
     /// Never used before: a volume that is being closed keeps its name to itself.
     next_backend: u32,
     lba_sizes: LbaSizes,
@@ -54,10 +58,15 @@ impl Served {
             subsystem.namespaces.iter().map(|n| (nqn.clone(), n.nsid))
         });
         let backends: HashMap<_, _> = namespaces.zip((0..).map(BackendId)).collect();
+        let files = config.subsystems.iter().flat_map(|subsystem| {
+            let of_this = subsystem.namespaces.iter();
+            of_this.filter_map(|n| Some((FileId::of(n)?, (subsystem.nqn.clone(), n.nsid))))
+        });
         Self {
             config: config.clone(),
             next_backend: u32::try_from(backends.len()).unwrap_or(u32::MAX),
             backends,
+            files: files.collect(),
             lba_sizes,
         }
     }
@@ -75,6 +84,7 @@ impl Served {
     ) -> anyhow::Result<String> {
         let wanted = Config::from_file(file)?;
         let difference = difference(&self.config, &wanted)?;
+        self.check_files_are_free(&difference)?;
         let is_added = |subnqn: &Nqn, namespace: &Namespace| {
             let mut added = difference.namespaces_added.iter();
             added.any(|(nqn, new)| nqn == subnqn && new.nsid == namespace.nsid)
@@ -94,6 +104,11 @@ impl Served {
             .iter()
             .filter_map(|name| self.backends.remove(name))
             .collect();
+        self.files
+            .retain(|_, name| !difference.namespaces_removed.contains(name));
+        let added = difference.namespaces_added.iter();
+        self.files
+            .extend(added.filter_map(|(nqn, n)| Some((FileId::of(n)?, (nqn.clone(), n.nsid)))));
         for Prepared {
             subnqn,
             shown,
@@ -115,6 +130,23 @@ impl Served {
             }
             resized => format!("{difference}, namespaces resized: {resized}"),
         })
+    }
+
+    /// A file or device that is served, or was until now, is open until what it is served as has been
+    /// taken out.
+    fn check_files_are_free(&self, difference: &Difference) -> anyhow::Result<()> {
+        for (nqn, namespace) in &difference.namespaces_added {
+            let served = FileId::of(namespace).and_then(|file| self.files.get(&file));
+            if let Some((other, nsid)) = served {
+                bail!(
+                    "namespace {} of {nqn} is {}, which is served as namespace {nsid} of {other}: take both \
+                     out of the file, reload, put this one back in, and reload again; nothing was changed",
+                    namespace.nsid,
+                    namespace.backing,
+                );
+            }
+        }
+        Ok(())
     }
 
     fn prepare(
@@ -224,6 +256,28 @@ fn changed_namespaces(before: &Subsystem, after: &Subsystem) -> anyhow::Result<V
     Ok(changed)
 }
 
+/// A device by its number, or a file by its device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum FileId {
+    Device(u64),
+    File(u64, u64),
+}
+
+impl FileId {
+    /// What a namespace's path leads to now.
+    fn of(namespace: &Namespace) -> Option<Self> {
+        let Backing::Path(path) = &namespace.backing else {
+            return None;
+        };
+        let metadata = fs::metadata(path).ok()?;
+        Some(if metadata.file_type().is_block_device() {
+            Self::Device(metadata.rdev())
+        } else {
+            Self::File(metadata.dev(), metadata.ino())
+        })
+    }
+}
+
 impl Difference {
     fn remove_namespaces(&mut self, of: &Subsystem, which: impl Fn(&Namespace) -> bool) {
         let namespaces = of.namespaces.iter().filter(|&n| which(n));
@@ -314,105 +368,4 @@ fn show(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HEAD: &str = "[[listener]]\naddress = \"127.0.0.1\"\n";
-
-    fn config(rest: &str) -> Config {
-        Config::from_toml(&format!("{HEAD}{rest}")).unwrap()
-    }
-
-    fn subsystem(name: &str, rest: &str) -> String {
-        format!("[[subsystem]]\nnqn = \"nqn.2026-11.org.example:{name}\"\n{rest}\n")
-    }
-
-    fn ram(nsid: u32, size: &str) -> String {
-        format!("[[subsystem.namespace]]\nnsid = {nsid}\nram = \"{size}\"\n")
-    }
-
-    const ANY: &str = "allow_any_host = true";
-
-    #[test]
-    fn the_difference_is_what_has_changed() {
-        let before = config(&[subsystem("a", ANY), ram(1, "1MiB"), ram(2, "1MiB")].concat());
-        assert_eq!(difference(&before, &before).unwrap(), Difference::default());
-        let hosts = "allowed_hosts = [\"nqn.2026-11.org.example:host\"]";
-        let after = [
-            subsystem("a", hosts),
-            ram(1, "2MiB"),
-            ram(3, "1MiB"),
-            subsystem("b", ANY),
-            ram(1, "1MiB"),
-        ];
-        let found = difference(&before, &config(&after.concat())).unwrap();
-        let nsids = |namespaces: &[(Nqn, Namespace)]| -> Vec<_> {
-            let names = namespaces.iter();
-            names
-                .map(|(nqn, n)| (nqn.as_str().chars().last(), n.nsid))
-                .collect()
-        };
-        let removed: Vec<u32> = found.namespaces_removed.iter().map(|(_, n)| *n).collect();
-        assert_eq!(removed, [1, 2]);
-        assert_eq!(
-            nsids(&found.namespaces_added),
-            [(Some('a'), 1), (Some('a'), 3), (Some('b'), 1)]
-        );
-        assert_eq!(
-            found.to_string(),
-            "subsystems added: 1, subsystems with other hosts: 1, namespaces added: 3, \
-             namespaces removed: 2"
-        );
-    }
-
-    #[test]
-    fn the_only_namespace_goes_and_comes_back() {
-        let full = config(&[subsystem("a", ANY), ram(1, "1MiB")].concat());
-        let empty = config(&subsystem("a", ANY));
-        for (before, after, words) in [
-            (&full, &empty, "namespaces removed: 1"),
-            (&empty, &full, "namespaces added: 1"),
-        ] {
-            let found = difference(before, after).unwrap();
-            assert_eq!(found.to_string(), words);
-        }
-    }
-
-    #[test]
-    fn what_needs_more_than_a_reload_is_refused_by_name() {
-        let before = config(&[subsystem("a", ANY), ram(1, "1MiB")].concat());
-        for (after, why) in [
-            (
-                [
-                    "[target]\nreactors = 1\n".to_owned(),
-                    subsystem("a", ANY),
-                    ram(1, "1MiB"),
-                ]
-                .concat(),
-                "[target]",
-            ),
-            (
-                [
-                    subsystem("a", &format!("{ANY}\nserial = \"S\"")),
-                    ram(1, "1MiB"),
-                ]
-                .concat(),
-                "serial or model",
-            ),
-            (
-                [
-                    subsystem("a", ANY),
-                    ram(1, "1MiB"),
-                    "read_only = true\n".to_owned(),
-                ]
-                .concat(),
-                "namespace 1 of nqn.2026-11.org.example:a has changed",
-            ),
-        ] {
-            let error = difference(&before, &config(&after))
-                .unwrap_err()
-                .to_string();
-            assert!(error.contains(why), "{error}");
-        }
-    }
-}
+mod tests;

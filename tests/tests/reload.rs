@@ -172,3 +172,61 @@ fn what_a_refused_reload_says_is_accepted_when_it_is_done() {
     }
     assert!(daemon.stop().success());
 }
+
+/// A file that is served under another name is open: neither "another program" has it, nor can it
+/// be opened again before it is closed.
+#[test]
+fn a_file_that_moves_to_another_namespace_is_named_with_the_one_that_has_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("1.img");
+    std::fs::write(&image, vec![0; 1 << 20]).expect("an image");
+    let alias = folder.path().join("alias.img");
+    std::os::unix::fs::symlink(&image, &alias).expect("a symbolic link");
+    let file = folder.path().join("target.toml");
+    let at = own_address();
+    let write = |subsystems: &str| {
+        let toml = format!(
+            "[target]\nreactors = 1\nmemory_budget = \"64MiB\"\n[[listener]]\naddress = \"{}\"\n\
+             provider = \"iwarp\"\n{subsystems}",
+            at.ip(),
+        );
+        std::fs::write(&file, toml).expect("a configuration");
+    };
+    let subsystem = |nqn: &str| format!("[[subsystem]]\nnqn = \"{nqn}\"\nallow_any_host = true\n");
+    let namespace = |nsid: u32, path: &Path| {
+        format!(
+            "[[subsystem.namespace]]\nnsid = {nsid}\npath = \"{}\"\n",
+            path.display()
+        )
+    };
+    write(&(subsystem(SUBNQN) + &namespace(1, &image)));
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let mut has = format!("namespace 1 of {SUBNQN}");
+    let other = "nqn.2026-11.org.example:renamed";
+    for (nqn, nsid, path) in [
+        (SUBNQN, 2, &image),
+        (SUBNQN, 2, &alias),
+        (other, 2, &alias),
+        (other, 1, &image),
+    ] {
+        let wanted = subsystem(nqn) + &namespace(nsid, path);
+        write(&wanted);
+        let why = reload(&daemon, "the configuration was not reloaded");
+        let step = format!(
+            "which is served as {has}: take both out of the file, reload, put this one back in, and \
+             reload again"
+        );
+        assert!(why.contains(&step), "{why}");
+        write(&subsystem(nqn));
+        reload(&daemon, "configuration reloaded");
+        write(&wanted);
+        reload(&daemon, "namespaces added: 1");
+        has = format!("namespace {nsid} of {nqn}");
+    }
+    let log = daemon.log();
+    assert!(
+        !log.iter().any(|line| line.contains("locked by")),
+        "{log:#?}"
+    );
+    assert!(daemon.stop().success());
+}

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::Findings;
+use super::{Claims, Findings};
 use crate::{At, DirectIo, LbaSize, Namespace, ProblemKind, Size, suggest};
 
 /// What a path leads to: a device by its number, a file by its inode. Two paths with one identity
@@ -22,6 +22,7 @@ pub(super) fn check(
     field: &str,
     path: &Path,
     namespace: &Namespace,
+    claims: Claims,
     first_use: &mut HashMap<Identity, At>,
     findings: &mut Findings,
 ) {
@@ -56,7 +57,7 @@ pub(super) fn check(
     let mut file = match open(path, namespace, is_device) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::ResourceBusy => {
-            report_busy(field, path, metadata.rdev(), findings);
+            report_busy(field, path, metadata.rdev(), claims, findings);
             return;
         }
         Err(error) => {
@@ -88,7 +89,9 @@ pub(super) fn check(
         check_direct(field, path, findings);
     }
     if !is_device && !namespace.read_only {
-        check_lock(field, path, &file, findings);
+        if claims == Claims::Told {
+            check_lock(field, path, &file, findings);
+        }
         check_loop_devices(field, path, Path::new("/sys/block"), findings);
     }
 }
@@ -183,12 +186,12 @@ fn check_direct(field: &str, path: &Path, findings: &mut Findings) {
     }
 }
 
-fn report_busy(field: &str, path: &Path, device: u64, findings: &mut Findings) {
+fn report_busy(field: &str, path: &Path, device: u64, claims: Claims, findings: &mut Findings) {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     if let Some(mount_point) = mount_point_of(&mountinfo, device) {
         let path = path.to_owned();
         findings.problem(field, ProblemKind::Mounted { path, mount_point });
-    } else {
+    } else if claims == Claims::Told {
         findings.warning(
             field,
             format!(

@@ -106,6 +106,12 @@ pub(super) fn namespace(queue: &DirectQueue, nsid: u32) -> Result<NamespaceInfo>
             .iter()
             .map(|n| n.nsid.to_string())
             .collect();
+        if nsids.is_empty() {
+            return anyhow!(
+                "namespace {nsid} does not exist, and this subsystem has no other one for this host; expected \
+                 the target to have one (capstan-target: a [[subsystem.namespace]], and a reload)"
+            );
+        }
         anyhow!(
             "namespace {nsid} does not exist, expected one of: {}",
             nsids.join(", ")

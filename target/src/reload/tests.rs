@@ -1,0 +1,265 @@
+//! What a reload does, and what it refuses.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use capstan_config::{Config, Namespace, Nqn};
+
+use super::{Difference, difference};
+
+const HEAD: &str = "[[listener]]\naddress = \"127.0.0.1\"\n";
+
+fn config(rest: &str) -> Config {
+    Config::from_toml(&format!("{HEAD}{rest}")).unwrap()
+}
+
+fn subsystem(name: &str, rest: &str) -> String {
+    format!("[[subsystem]]\nnqn = \"nqn.2026-11.org.example:{name}\"\n{rest}\n")
+}
+
+fn ram(nsid: u32, size: &str) -> String {
+    format!("[[subsystem.namespace]]\nnsid = {nsid}\nram = \"{size}\"\n")
+}
+
+const ANY: &str = "allow_any_host = true";
+
+#[test]
+fn the_difference_is_what_has_changed() {
+    let before = config(&[subsystem("a", ANY), ram(1, "1MiB"), ram(2, "1MiB")].concat());
+    assert_eq!(difference(&before, &before).unwrap(), Difference::default());
+    let hosts = "allowed_hosts = [\"nqn.2026-11.org.example:host\"]";
+    let after = [
+        subsystem("a", hosts),
+        ram(1, "2MiB"),
+        ram(3, "1MiB"),
+        subsystem("b", ANY),
+        ram(1, "1MiB"),
+    ];
+    let found = difference(&before, &config(&after.concat())).unwrap();
+    let nsids = |namespaces: &[(Nqn, Namespace)]| -> Vec<_> {
+        let names = namespaces.iter();
+        names
+            .map(|(nqn, n)| (nqn.as_str().chars().last(), n.nsid))
+            .collect()
+    };
+    let removed: Vec<u32> = found.namespaces_removed.iter().map(|(_, n)| *n).collect();
+    assert_eq!(removed, [1, 2]);
+    assert_eq!(
+        nsids(&found.namespaces_added),
+        [(Some('a'), 1), (Some('a'), 3), (Some('b'), 1)]
+    );
+    assert_eq!(
+        found.to_string(),
+        "subsystems added: 1, subsystems with other hosts: 1, namespaces added: 3, \
+         namespaces removed: 2"
+    );
+}
+
+#[test]
+fn the_only_namespace_goes_and_comes_back() {
+    let full = config(&[subsystem("a", ANY), ram(1, "1MiB")].concat());
+    let empty = config(&subsystem("a", ANY));
+    for (before, after, words) in [
+        (&full, &empty, "namespaces removed: 1"),
+        (&empty, &full, "namespaces added: 1"),
+    ] {
+        let found = difference(before, after).unwrap();
+        assert_eq!(found.to_string(), words);
+    }
+}
+
+#[test]
+fn what_needs_more_than_a_reload_is_refused_by_name() {
+    let before = config(&[subsystem("a", ANY), ram(1, "1MiB")].concat());
+    for (after, why) in [
+        (
+            [
+                "[target]\nreactors = 1\n".to_owned(),
+                subsystem("a", ANY),
+                ram(1, "1MiB"),
+            ]
+            .concat(),
+            "[target]",
+        ),
+        (
+            [
+                subsystem("a", &format!("{ANY}\nserial = \"S\"")),
+                ram(1, "1MiB"),
+            ]
+            .concat(),
+            "serial or model",
+        ),
+        (
+            [
+                subsystem("a", ANY),
+                ram(1, "1MiB"),
+                "read_only = true\n".to_owned(),
+            ]
+            .concat(),
+            "namespace 1 of nqn.2026-11.org.example:a has changed",
+        ),
+    ] {
+        let error = difference(&before, &config(&after))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+/// The keys of the tables in `docs/configuration.md` with their last column.
+fn changes_in_the_reference() -> BTreeMap<(String, String), String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
+    let text = fs::read_to_string(path).unwrap();
+    let mut table = "";
+    let mut rows = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("## `") {
+            table = name.trim_end_matches('`');
+        } else if let Some((key, _)) = line.strip_prefix("| `").and_then(|r| r.split_once('`')) {
+            let change = line.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+            rows.insert((table.to_owned(), key.to_owned()), change.to_owned());
+        }
+    }
+    rows
+}
+
+const BODIES: [(&str, &str); 5] = [
+    ("[target]", ""),
+    ("[queues]", ""),
+    ("[[listener]]", "address = \"127.0.0.1\""),
+    ("[[subsystem]]", "nqn = \"a\"\nallow_any_host = true"),
+    ("[[subsystem.namespace]]", "nsid = 1\npath = \"/srv/a\""),
+];
+
+/// The body of a table, and what it is changed to; of a key that is added, that.
+const CHANGES: [(&str, &str, &str, &str); 28] = [
+    ("[target]", "reactors", "", "reactors = 1"),
+    ("[target]", "memory_budget", "", "memory_budget = \"64MiB\""),
+    ("[target]", "spin", "", "spin = \"0s\""),
+    ("[target]", "log", "", "log = \"debug\""),
+    ("[target]", "hosts_max", "", "hosts_max = 2"),
+    (
+        "[target]",
+        "shared_receive_queue",
+        "",
+        "shared_receive_queue = false",
+    ),
+    ("[target]", "serial_prefix", "", "serial_prefix = \"RACK\""),
+    ("[target]", "model", "", "model = \"Other\""),
+    ("[queues]", "io_queues_max", "", "io_queues_max = 1"),
+    ("[queues]", "depth_max", "", "depth_max = 32"),
+    (
+        "[[listener]]",
+        "address",
+        "address = \"127.0.0.1\"",
+        "address = \"::1\"",
+    ),
+    ("[[listener]]", "port", "", "port = 1"),
+    ("[[listener]]", "provider", "", "provider = \"iwarp\""),
+    (
+        "[[subsystem]]",
+        "nqn",
+        "nqn = \"a\"\nallow_any_host = true",
+        "nqn = \"b\"\nallow_any_host = true",
+    ),
+    ("[[subsystem]]", "serial", "", "serial = \"S\""),
+    ("[[subsystem]]", "model", "", "model = \"M\""),
+    (
+        "[[subsystem]]",
+        "allowed_hosts",
+        "nqn = \"a\"\nallowed_hosts = [\"b\"]",
+        "nqn = \"a\"\nallowed_hosts = [\"c\"]",
+    ),
+    (
+        "[[subsystem]]",
+        "allow_any_host",
+        "nqn = \"a\"\nallowed_hosts = [\"b\"]",
+        "nqn = \"a\"\nallow_any_host = true",
+    ),
+    (
+        "[[subsystem]]",
+        "end_older_association",
+        "",
+        "end_older_association = true",
+    ),
+    (
+        "[[subsystem.namespace]]",
+        "nsid",
+        "nsid = 1\npath = \"/srv/a\"",
+        "nsid = 2\npath = \"/srv/a\"",
+    ),
+    (
+        "[[subsystem.namespace]]",
+        "path",
+        "path = \"/srv/a\"",
+        "path = \"/srv/b\"",
+    ),
+    (
+        "[[subsystem.namespace]]",
+        "ram",
+        "ram = \"1MiB\"",
+        "ram = \"2MiB\"",
+    ),
+    (
+        "[[subsystem.namespace]]",
+        "null",
+        "null = \"1MiB\"",
+        "null = \"2MiB\"",
+    ),
+    ("[[subsystem.namespace]]", "lba", "", "lba = 512"),
+    (
+        "[[subsystem.namespace]]",
+        "uuid",
+        "",
+        "uuid = \"2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55\"",
+    ),
+    (
+        "[[subsystem.namespace]]",
+        "nguid",
+        "",
+        "nguid = \"2d9a6f349a434d0b8a648f9b1d0c7e55\"",
+    ),
+    (
+        "[[subsystem.namespace]]",
+        "read_only",
+        "",
+        "read_only = true",
+    ),
+    ("[[subsystem.namespace]]", "direct", "", "direct = false"),
+];
+
+/// The configuration of `BODIES` with another one for `table`.
+fn with_body(table: &str, changed: &str) -> Config {
+    let parts = BODIES.map(|(of, body)| {
+        let body = if of == table { changed } else { body };
+        format!("{of}\n{body}\n")
+    });
+    Config::from_toml(&parts.concat()).unwrap()
+}
+
+#[test]
+fn the_reference_says_what_a_change_of_each_key_needs() {
+    let mut found = BTreeMap::new();
+    for (table, key, before, after) in CHANGES {
+        let [before, after] = match before {
+            "" => {
+                let body = BODIES.into_iter().find(|(of, _)| *of == table).unwrap().1;
+                [body.to_owned(), format!("{body}\n{after}")]
+            }
+            before => [before, after].map(str::to_owned),
+        };
+        let [before, after] = [before, after].map(|body| with_body(table, &body));
+        let change = match difference(&before, &after).map_err(|error| error.to_string()) {
+            Ok(found) => {
+                assert_ne!(found, Difference::default(), "{key}");
+                "reload"
+            }
+            Err(why) if why.contains("needs a restart") => "restart",
+            Err(why) if why.contains("take it out of the file") => "two reloads",
+            Err(why) => panic!("{key}: {why}"),
+        };
+        found.insert((table.to_owned(), key.to_owned()), change.to_owned());
+    }
+    assert_eq!(found, changes_in_the_reference());
+}
