@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use std::time::Duration;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::sys::stat::{major, minor};
 
+use crate::allocation;
 use crate::claim;
 use crate::error::{LockHolder, OpenError};
 use crate::geometry::Geometry;
@@ -146,6 +148,15 @@ impl FileStore {
             geometry,
             place,
         }
+    }
+
+    /// Extents of `lbas` that may hold something other than zeroes: see [`Store::allocated`](crate::Store::allocated).
+    pub(crate) fn allocated(&self, lbas: Range<u64>, extents_max: usize) -> Vec<Range<u64>> {
+        // A device tells nothing of its blocks, and what a file has lost is for reads to find.
+        if self.block_device || lbas.end > self.lbas() {
+            return vec![lbas];
+        }
+        allocation::of_file(&self.file, self.geometry.lba_bytes, lbas, extents_max)
     }
 
     pub(crate) fn is_block_device(&self) -> bool {

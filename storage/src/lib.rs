@@ -48,6 +48,7 @@
 //! It knows no NVMe status, no namespace, no host. It orders nothing, and a Flush covers what had
 //! completed when it was submitted.
 
+mod allocation;
 mod claim;
 mod delay;
 mod error;

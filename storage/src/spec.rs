@@ -1,6 +1,7 @@
 //! What to export, and opening it.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::str::FromStr;
@@ -269,6 +270,19 @@ impl Store {
         match &self.kind {
             StoreKind::File(store) => Some(store.look()),
             StoreKind::Ram { .. } | StoreKind::Null { .. } => None,
+        }
+    }
+
+    /// Extents of `lbas` that may hold something other than zeroes, in ascending order and not
+    /// touching one another: `extents_max` at most, without those behind. What is in none of them
+    /// reads as zeroes. Of a device and of memory that is everything. It takes two system calls an
+    /// extent and may wait for the file system.
+    #[must_use]
+    pub fn allocated(&self, lbas: Range<u64>, extents_max: usize) -> Vec<Range<u64>> {
+        match &self.kind {
+            StoreKind::File(store) => store.allocated(lbas, extents_max),
+            StoreKind::Ram { .. } => vec![lbas],
+            StoreKind::Null { .. } => Vec::new(),
         }
     }
 
