@@ -19,6 +19,7 @@ use capstan_nvme_proto::identify::{
     NamespaceIdDescriptors, NamespaceList, NvmIdentifyController, NvmIdentifyNamespace,
     write_namespace_ids,
 };
+use capstan_nvme_proto::lba_status::LbaStatusList;
 use capstan_nvme_proto::log::{
     AnaLogHeader, CommandEffectsLog, CrossControllerResetLogHeader, DiscoveryLog,
     ErrorInformationEntry, FirmwareSlotLog, HealthLog, LogPageId, ReservationNotificationLog,
@@ -392,6 +393,12 @@ pub fn log_pages(bytes: &[u8]) {
         assert!(entries.len() <= usize::from(header.entries.get()));
         assert!((entries.len() + 1) * 8 <= bytes.len());
         printable(&format!("{entries:?}"));
+    }
+    if let Some((head, descriptors)) = LbaStatusList::parse(bytes) {
+        assert!(descriptors.len() as u64 <= u64::from(head.descriptors.get()));
+        assert!(descriptors.len() * 16 + 8 <= bytes.len());
+        assert!(descriptors.iter().all(|d| (1..=1 << 32).contains(&d.nlb())));
+        printable(&format!("{head:?} {descriptors:?}"));
     }
     let entries = ErrorInformationEntry::parse_all(bytes);
     assert!(

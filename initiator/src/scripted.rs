@@ -153,7 +153,9 @@ impl ScriptedController {
                 let len = usize::try_from(log.length_bytes).unwrap();
                 Some(Answer::success(vec![0; len]))
             }
-            AdminCommand::SetFeatures(_) | AdminCommand::GetFeatures(_) => Some(Answer::result(0)),
+            AdminCommand::SetFeatures(_)
+            | AdminCommand::GetFeatures(_)
+            | AdminCommand::GetLbaStatus(_) => Some(Answer::result(0)),
             AdminCommand::Abort(_) => panic!("unexpected Abort"),
             AdminCommand::CrossControllerReset(command) => {
                 self.resets.push(command);

@@ -8,6 +8,7 @@
 mod admin;
 mod io;
 mod lba;
+mod lba_status;
 mod reset;
 
 pub use crate::fabrics::FabricsCommand;
@@ -16,4 +17,5 @@ pub use io::{Copy, DatasetManagement, Flush, IoCommand};
 pub use lba::{
     Compare, Directive, LbaRange, Protection, Read, Verify, Write, WriteUncorrectable, WriteZeroes,
 };
+pub use lba_status::GetLbaStatus;
 pub use reset::CrossControllerReset;

@@ -27,7 +27,7 @@ pub use namespace::{
     NamespaceAttributes, NamespaceFeatures, NamespaceSharing, NamespaceStatus,
     ReservationCapabilities,
 };
-pub use nvm::{NvmIdentifyController, NvmIdentifyNamespace};
+pub use nvm::{NvmAdminCommands, NvmIdentifyController, NvmIdentifyNamespace};
 pub use vendor::{CapstanBlock, CapstanCapabilities};
 
 use crate::macros::open_enum;

@@ -47,6 +47,7 @@ pub mod error;
 pub mod fabrics;
 pub mod features;
 pub mod identify;
+pub mod lba_status;
 pub mod log;
 mod macros;
 pub mod nqn;

@@ -4,8 +4,8 @@
 use capstan_nvme_proto::async_event::AsyncEvent;
 use capstan_nvme_proto::command::{
     Abort, AdminCommand, Compare, Copy, CrossControllerReset, DatasetManagement, Directive,
-    FabricsCommand, Flush, GetFeatures, GetLogPage, Identify, IoCommand, LbaRange, Protection,
-    Read, SetFeatures, Verify, Write, WriteUncorrectable, WriteZeroes,
+    FabricsCommand, Flush, GetFeatures, GetLbaStatus, GetLogPage, Identify, IoCommand, LbaRange,
+    Protection, Read, SetFeatures, Verify, Write, WriteUncorrectable, WriteZeroes,
 };
 use capstan_nvme_proto::copy::CopyFormat;
 use capstan_nvme_proto::cqe::Cqe;
@@ -18,6 +18,7 @@ use capstan_nvme_proto::features::{FeatureId, FeatureSelect};
 use capstan_nvme_proto::identify::{
     Cns, Csi, NamespaceId, NamespaceIdDescriptors, NamespaceIdType, write_namespace_ids,
 };
+use capstan_nvme_proto::lba_status::{ActionType, LbaStatusList};
 use capstan_nvme_proto::log::{
     AnaLogHeader, CrossControllerResetLogHeader, DiscoveryLog, LogPageId,
 };
@@ -90,6 +91,14 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn get_lba_status()(
+        nsid: u32, slba: u64, length_bytes in dword_length(), action: u8, range_lbas: u16,
+    ) -> GetLbaStatus {
+        GetLbaStatus { nsid, slba, length_bytes, action: ActionType(action), range_lbas }
+    }
+}
+
 fn admin_command() -> impl Strategy<Value = AdminCommand> {
     let identify = any::<(u32, u8, u16, u16, u8, u8)>().prop_map(
         |(nsid, cns, cntid, cnssid, csi, uuid_index)| Identify {
@@ -130,6 +139,7 @@ fn admin_command() -> impl Strategy<Value = AdminCommand> {
         get.prop_map(AdminCommand::GetFeatures),
         Just(AdminCommand::AsynchronousEventRequest),
         Just(AdminCommand::KeepAlive),
+        get_lba_status().prop_map(AdminCommand::GetLbaStatus),
         any::<(u16, u8, u64)>().prop_map(|(icid, ciu, cirn)| {
             AdminCommand::CrossControllerReset(CrossControllerReset { icid, ciu, cirn })
         }),
@@ -545,6 +555,10 @@ proptest! {
         if let Some((header, entries)) = CrossControllerResetLogHeader::parse(&bytes) {
             prop_assert!(entries.len() <= usize::from(header.entries.get()));
             prop_assert!(size_of_val(header) + size_of_val(entries) <= bytes.len());
+        }
+        if let Some((head, descriptors)) = LbaStatusList::parse(&bytes) {
+            prop_assert!(descriptors.len() as u64 <= u64::from(head.descriptors.get()));
+            prop_assert!(size_of_val(head) + size_of_val(descriptors) <= bytes.len());
         }
         if let Ok(log) = DiscoveryLog::parse(&bytes) {
             prop_assert!(log.entries.len() * 1024 + 1024 <= bytes.len());

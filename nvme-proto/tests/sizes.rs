@@ -10,6 +10,7 @@ use capstan_nvme_proto::identify::{
     IndependentIdentifyNamespace, LbaFormat, NamespaceList, NvmIdentifyController,
     NvmIdentifyNamespace, PowerStateDescriptor,
 };
+use capstan_nvme_proto::lba_status::{LbaStatusDescriptor, LbaStatusList};
 use capstan_nvme_proto::log::{
     AnaGroupHeader, AnaLogHeader, CommandEffectsLog, CrossControllerResetEntry,
     CrossControllerResetLogHeader, DiscoveryLogEntry, DiscoveryLogHeader, ErrorInformationEntry,
@@ -59,6 +60,8 @@ fn every_wire_structure_has_its_size_and_alignment_one() {
         AnaGroupHeader => 32,
         CrossControllerResetLogHeader => 8,
         CrossControllerResetEntry => 8,
+        LbaStatusList => 8,
+        LbaStatusDescriptor => 16,
         DiscoveryLogHeader => 1024,
         DiscoveryLogEntry => 1024,
         RdmaTsas => 256,

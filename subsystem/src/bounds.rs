@@ -104,6 +104,11 @@ pub(crate) const ENABLE_TIMEOUT_US: u64 = 60_000_000;
 /// Largest number of bytes of `out` an admin command fills: no more than one transfer.
 pub const ADMIN_DATA_MAX_BYTES: u32 = TRANSFER_MAX_BYTES;
 
+/// Descriptors of one Get LBA Status: 8 + 255 * 16 bytes are a page. So the driver looks for 256
+/// extents at most, with two system calls each: a millisecond or so, however many there are.
+pub const LBA_STATUS_DESCRIPTORS_MAX: usize = 255;
+const _: () = assert!(8 + LBA_STATUS_DESCRIPTORS_MAX * 16 <= 4096);
+
 /// Entries of the smallest Admin queue a host may ask for: 32 (NVMe Base 2.1, section 3.3.2).
 pub const ADMIN_QUEUE_ENTRIES_MIN: u16 = 32;
 

@@ -8,9 +8,9 @@ use capstan_nvme_proto::identify::{
     ControllerAttributes, ControllerType, Csi, DeallocateFeatures, IDENTIFY_BYTES,
     IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace, LbaFormat,
     LogPageAttributes, MultiPath, NamespaceAttributes, NamespaceFeatures, NamespaceId,
-    NamespaceList, NamespaceSharing, NamespaceStatus, NvmIdentifyController, NvmIdentifyNamespace,
-    OptionalFabricsCommands, OptionalNvmCommands, ReservationCapabilities, SglSupport,
-    VolatileWriteCacheSupport, write_namespace_ids,
+    NamespaceList, NamespaceSharing, NamespaceStatus, NvmAdminCommands, NvmIdentifyController,
+    NvmIdentifyNamespace, OptionalFabricsCommands, OptionalNvmCommands, ReservationCapabilities,
+    SglSupport, VolatileWriteCacheSupport, write_namespace_ids,
 };
 use capstan_nvme_proto::property::Version;
 use capstan_nvme_proto::status::Status;
@@ -240,6 +240,7 @@ fn identify_io(
             require_nvm(identify)?;
             let data = wire!(NvmIdentifyController {
                 vsl: MDTS,
+                aocs: NvmAdminCommands::REPORTS_ALLOCATED.bits().into(),
                 ver: NVM_COMMAND_SET_VERSION.encode().into(),
             });
             write(page, data.as_bytes());

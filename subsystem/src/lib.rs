@@ -70,8 +70,8 @@ pub use config::{
     ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
 };
 pub use control::{
-    AdminOutcome, AdminRequest, AdminStep, CmRefusal, ConnectOutcome, ConnectRequest,
-    ControlOutcome, QueueSizes, Target,
+    AdminOutcome, AdminRequest, AdminStep, AllocationQuery, CmRefusal, ConnectOutcome,
+    ConnectRequest, ControlOutcome, QueueSizes, Target,
 };
 pub use controller::{ControllerEvent, ControllerState};
 pub use io_queue::{

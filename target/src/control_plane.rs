@@ -10,9 +10,12 @@ use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::MigratedId;
 use capstan_reactor::{Clock, MailboxError, Sender};
 use capstan_storage::{IoError, OpenError};
-use capstan_subsystem::{Action, BackendId, ConnId, DisconnectReason, Event, FlushId, Target};
+use capstan_subsystem::{
+    Action, AllocationQuery, BackendId, ConnId, DisconnectReason, Event, FlushId, Target,
+};
 
-use crate::io_path::Request;
+use crate::allocation::Allocations;
+use crate::io_path::{LookingUp, Request};
 use crate::limits::MAILBOX_BOUND;
 use crate::lost::Lost;
 use crate::media::{Change, Media};
@@ -30,6 +33,8 @@ pub(crate) enum Message {
     },
     /// Carry out what the controllers want of one of this reactor's connections.
     Act(Action),
+    /// Go on with a command that asked what is allocated.
+    LookedUp(Box<LookingUp>),
     /// Open a volume that was not there when the reactor started, and say how that went.
     OpenVolume {
         /// The volume.
@@ -79,6 +84,7 @@ pub(crate) struct ControlPlane {
     turns: Turns,
     lost: Lost,
     media: Media,
+    allocations: Allocations,
     /// The controllers' next timer, in microseconds; `u64::MAX` for none.
     deadline_us: AtomicU64,
 }
@@ -91,6 +97,7 @@ impl ControlPlane {
             turns: Turns::default(),
             lost: Lost::new(),
             media: Media::default(),
+            allocations: Allocations::default(),
             deadline_us: AtomicU64::new(u64::MAX),
         }
     }
@@ -164,6 +171,16 @@ impl ControlPlane {
     pub(crate) fn broadcast(&self, message: impl Fn() -> Message) {
         for reactor in 0..self.reactors.get().map_or(0, Vec::len) {
             self.send(reactor, message());
+        }
+    }
+
+    /// Sends a message to the reactor of a connection, unless that has ended with it.
+    pub(crate) fn send_if_running(&self, conn: ConnId, message: Message) {
+        let Some(sender) = self.sender(reactor_of(conn)) else {
+            return;
+        };
+        if let Err(error) = sender.send_even_if_full(message) {
+            tracing::debug!("a command was not answered: {error}");
         }
     }
 
@@ -253,6 +270,12 @@ impl ControlPlane {
     /// A namespace is on a new backend.
     pub(crate) fn backend_opened(&self, export: &Export) {
         self.media.add(export);
+        self.allocations.add(export.backend, &export.store);
+    }
+
+    /// Finds out what is allocated, for a command that its reactor then goes on with.
+    pub(crate) fn look_up(self: &Arc<Self>, query: AllocationQuery, command: Box<LookingUp>) {
+        self.allocations.look_up(self, query, command);
     }
 
     /// Looks at what the backends are on, and tells hosts and the log of changes. So many have
@@ -291,6 +314,7 @@ impl ControlPlane {
     /// No namespace is on a backend any more.
     pub(crate) fn backend_closed(&self, backend: BackendId) {
         self.media.remove(backend);
+        self.allocations.remove(backend);
         self.lost.remove(backend);
         self.broadcast(|| Message::CloseVolume(backend));
     }

@@ -4,6 +4,7 @@
 //! stops the reactors, `reload` carries out a changed configuration, `plan` turns the configuration into volumes and subsystems, `control_plane`
 //! holds the controllers behind the one lock that no I/O command takes.
 
+mod allocation;
 pub mod cli;
 mod control_plane;
 pub mod doctor;

@@ -2,7 +2,7 @@
 //!
 //! Source: NVMe Base 2.1, section 5.1 (admin commands for all transports).
 
-use super::CrossControllerReset;
+use super::{CrossControllerReset, GetLbaStatus};
 use crate::bits;
 use crate::error::CommandError;
 use crate::features::{FeatureId, FeatureSelect};
@@ -34,6 +34,8 @@ pub enum AdminCommand {
     KeepAlive,
     /// Cross-Controller Reset.
     CrossControllerReset(CrossControllerReset),
+    /// Get LBA Status.
+    GetLbaStatus(GetLbaStatus),
 }
 
 /// Get Log Page. NVMe Base 2.1, section 5.1.12.
@@ -162,6 +164,7 @@ impl AdminCommand {
             AdminOpcode::CROSS_CONTROLLER_RESET => {
                 Self::CrossControllerReset(CrossControllerReset::parse(sqe))
             }
+            AdminOpcode::GET_LBA_STATUS => Self::GetLbaStatus(GetLbaStatus::parse(sqe)),
             other => return Err(CommandError::invalid_opcode("Opcode", 0, other.0)),
         };
         sqe.require_not_fused()?;
@@ -180,6 +183,7 @@ impl AdminCommand {
             Self::AsynchronousEventRequest => AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST,
             Self::KeepAlive => AdminOpcode::KEEP_ALIVE,
             Self::CrossControllerReset(_) => AdminOpcode::CROSS_CONTROLLER_RESET,
+            Self::GetLbaStatus(_) => AdminOpcode::GET_LBA_STATUS,
         }
     }
 
@@ -188,6 +192,9 @@ impl AdminCommand {
     pub const fn data_transfer(&self) -> DataTransfer {
         match self {
             Self::GetLogPage(command) => DataTransfer::ControllerToHost {
+                bytes: command.length_bytes,
+            },
+            Self::GetLbaStatus(command) => DataTransfer::ControllerToHost {
                 bytes: command.length_bytes,
             },
             Self::Identify(_) => DataTransfer::ControllerToHost {
@@ -226,6 +233,7 @@ impl AdminCommand {
             Self::SetFeatures(command) => command.encode(&mut sqe),
             Self::GetFeatures(command) => command.encode(&mut sqe),
             Self::CrossControllerReset(command) => command.encode(&mut sqe),
+            Self::GetLbaStatus(command) => command.encode(&mut sqe),
             Self::AsynchronousEventRequest | Self::KeepAlive => {}
         }
         sqe
@@ -499,7 +507,7 @@ mod tests {
     #[test]
     fn every_other_opcode_is_invalid() {
         for opcode in 0..=0xFF {
-            let known = [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x38].contains(&opcode);
+            let known = [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x38, 0x86].contains(&opcode);
             let result = AdminCommand::parse(&Sqe::new(opcode, 0, 0));
             assert_eq!(result.is_ok(), known, "{opcode:02X}h");
             if let Err(error) = result {

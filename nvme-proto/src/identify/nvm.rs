@@ -5,6 +5,7 @@
 
 use core::mem::offset_of;
 
+use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -50,6 +51,16 @@ const _: () = {
     assert!(offset_of!(NvmIdentifyNamespace, tlbaag) == 292);
 };
 
+bitflags! {
+    /// AOCS, Admin Optional Command Support of the NVM command set.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct NvmAdminCommands: u16 {
+        /// RALBAS: Get LBA Status reports allocated logical blocks
+        /// ([`ActionType::ALLOCATED`](crate::lba_status::ActionType::ALLOCATED)).
+        const REPORTS_ALLOCATED = 1 << 0;
+    }
+}
+
 /// I/O Command Set specific Identify Controller data structure of the NVM command set, 4096 bytes.
 /// A limit of 0 means that none is reported.
 #[repr(C)]
@@ -71,7 +82,7 @@ pub struct NvmIdentifyController {
     pub kpiocap: u8,
     /// WZDSL, Write Zeroes With Deallocate Size Limit: 2^WZDSL minimum memory pages.
     pub wzdsl: u8,
-    /// AOCS, Admin Optional Command Support.
+    /// AOCS, Admin Optional Command Support: see [`NvmAdminCommands`].
     pub aocs: U16,
     /// VER, version of the NVM Command Set: see [`Version`](crate::property::Version).
     pub ver: U32,

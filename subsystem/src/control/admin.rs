@@ -1,6 +1,7 @@
 //! Commands on an Admin queue: accepted, their data located, then executed.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use capstan_nvme_proto::command::{AdminCommand, GetFeatures, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
@@ -11,6 +12,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::transfer::DataTransfer;
 
+use super::lba_status::{AllocationLook, AllocationQuery};
 use super::{Queue, Target};
 use crate::ConnId;
 use crate::action::{Action, ControllerId, DisconnectReason};
@@ -41,6 +43,8 @@ pub struct AdminRequest {
     opcode: u8,
     nsid: u32,
     transfer: Transfer,
+    /// Of Get LBA Status.
+    look: Option<AllocationLook>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +59,21 @@ impl AdminRequest {
     #[must_use]
     pub fn transfer(&self) -> &Transfer {
         &self.transfer
+    }
+
+    /// What the driver is to find out before it has the command executed: to be answered with
+    /// [`AdminRequest::set_allocated`].
+    #[must_use]
+    pub fn allocation_query(&self) -> Option<&AllocationQuery> {
+        self.look.as_ref().map(|look| &look.query)
+    }
+
+    /// Answers [`AdminRequest::allocation_query`]: the allocated extents, in ascending order, not
+    /// touching one another, inside the range, and as many as asked for at most.
+    pub fn set_allocated(&mut self, allocated: Vec<Range<u64>>) {
+        if let Some(look) = &mut self.look {
+            look.allocated = allocated;
+        }
     }
 
     /// The command's opcode.
@@ -147,7 +166,7 @@ impl Target {
             }
             Err(AcceptError::CidInUse) => {
                 let id = controller.id;
-                if let Ok((Command::Fabrics(command), _)) = decode(controller, sqe, capsule_data)
+                if let Ok((Command::Fabrics(command), ..)) = decode(controller, sqe, capsule_data)
                     && is_property_command(&command)
                 {
                     return self.answer_property_command(id, sqe, &command, now_us);
@@ -162,12 +181,13 @@ impl Target {
             }
         };
         match decode(controller, sqe, capsule_data) {
-            Ok((command, transfer)) => AdminStep::Execute(AdminRequest {
+            Ok((command, transfer, look)) => AdminStep::Execute(AdminRequest {
                 permit,
                 command,
                 opcode,
                 nsid,
                 transfer,
+                look,
             }),
             Err(error) => AdminStep::Complete(controller.fail(permit, opcode, nsid, &error)),
         }
@@ -229,6 +249,14 @@ impl Target {
         };
         let executed = match &request.command {
             Command::Fabrics(command) => self.execute_fabrics(id, command, now_us),
+            Command::Admin(AdminCommand::GetLbaStatus(get)) => match &request.look {
+                Some(look) => {
+                    look.report(get, execution.out, execution.room);
+                    Ok(Executed::OK)
+                }
+                // Every such command has one.
+                None => Err(gone()),
+            },
             Command::Admin(command) => self.execute(command, &mut execution),
         };
         let (Some(permit), Some(controller)) = (permit.take(), self.admin_controller(conn)) else {
@@ -348,6 +376,8 @@ impl Target {
             AdminCommand::CrossControllerReset(reset) => {
                 self.cross_controller_reset(reset, execution)
             }
+            // The driver has looked: see `execute_admin`.
+            AdminCommand::GetLbaStatus(_) => Err(gone()),
             AdminCommand::KeepAlive => {
                 if let Some(controller) = self.controllers.get_mut(&execution.id) {
                     // The command starts an interval; it is no traffic in it.
@@ -409,13 +439,17 @@ fn decode(
     controller: &Controller,
     sqe: &Sqe,
     capsule_data: &[u8],
-) -> Result<(Command, Transfer), CommandError> {
+) -> Result<(Command, Transfer, Option<AllocationLook>), CommandError> {
+    let mut look = None;
     let (command, data) = if sqe.is_fabrics() {
         let command = FabricsCommand::parse(sqe)?;
         (Command::Fabrics(command), command.data_transfer())
     } else {
         let command = AdminCommand::parse(sqe)?;
         check_state(controller, sqe)?;
+        if let AdminCommand::GetLbaStatus(get) = &command {
+            look = Some(AllocationLook::new(controller, get)?);
+        }
         (Command::Admin(command), command.data_transfer())
     };
     if data.bytes() > u64::from(ADMIN_DATA_MAX_BYTES) {
@@ -431,7 +465,7 @@ fn decode(
         // Those that bring data are refused by what they are, not by what they bring.
         DataTransfer::HostToController { .. } | DataTransfer::None => Transfer::None,
     };
-    Ok((command, transfer))
+    Ok((command, transfer, look))
 }
 
 /// Before CSTS.RDY only Fabrics commands are executed. NVMe Base 2.1, section 3.5.

@@ -9,6 +9,7 @@ mod cross_reset;
 mod degraded;
 mod fence;
 mod flush;
+mod lba_status;
 mod life;
 mod reserve;
 mod shares;
@@ -40,6 +41,7 @@ pub use admin::{AdminOutcome, AdminRequest, AdminStep};
 pub(crate) use admin::{Executed, Execution, gone};
 pub use connect::{CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes};
 pub(crate) use cross_reset::CrossResets;
+pub use lba_status::AllocationQuery;
 pub use reserve::ControlOutcome;
 
 /// All subsystems, ports and controllers of a target.

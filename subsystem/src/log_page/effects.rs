@@ -18,6 +18,7 @@ pub(super) fn page() -> CommandEffectsLog {
             AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST,
             AdminOpcode::KEEP_ALIVE,
             AdminOpcode::CROSS_CONTROLLER_RESET,
+            AdminOpcode::GET_LBA_STATUS,
         ]
         .map(|opcode| (opcode, supported)),
         RESERVATION_COMMANDS

@@ -365,7 +365,7 @@ fn reservation_dword(opcode: u8, [a, b, ..]: [u32; 6]) -> Option<u32> {
     }
 }
 
-pub(super) const ADMIN_OPCODES: [u8; 10] = [
+pub(super) const ADMIN_OPCODES: [u8; 11] = [
     AdminOpcode::GET_LOG_PAGE.0,
     AdminOpcode::IDENTIFY.0,
     AdminOpcode::ABORT.0,
@@ -376,6 +376,7 @@ pub(super) const ADMIN_OPCODES: [u8; 10] = [
     AdminOpcode::FABRICS.0,
     AdminOpcode::FORMAT_NVM.0,
     AdminOpcode::CROSS_CONTROLLER_RESET.0,
+    AdminOpcode::GET_LBA_STATUS.0,
 ];
 pub(super) const IO_OPCODES: [u8; 14] = [
     IoOpcode::FLUSH.0,

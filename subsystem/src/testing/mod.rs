@@ -12,6 +12,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
+use core::ops::Range;
 
 use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
 use capstan_nvme_proto::cqe::Cqe;
@@ -27,10 +28,10 @@ use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes;
 
 use crate::{
-    AbortId, Action, AdminOutcome, AdminStep, BackendId, ConnId, ConnectOutcome, ConnectRequest,
-    DisconnectReason, Drained, FlushId, Geometry, HostPolicy, IoQueue, NamespaceConfig,
-    NamespaceIdentity, PortConfig, PortId, QueueSizes, RefuseReason, SubsystemConfig, Target,
-    TargetConfig,
+    AbortId, Action, AdminOutcome, AdminRequest, AdminStep, BackendId, ConnId, ConnectOutcome,
+    ConnectRequest, DisconnectReason, Drained, FlushId, Geometry, HostPolicy, IoQueue,
+    NamespaceConfig, NamespaceIdentity, PortConfig, PortId, QueueSizes, RefuseReason,
+    SubsystemConfig, Target, TargetConfig,
 };
 
 pub use actions::{
@@ -76,6 +77,8 @@ pub struct Bench {
     pub controls: Vec<(ConnId, u16, Status)>,
     /// Lines of the log.
     pub log: Vec<String>,
+    /// Extents that the medium says are allocated, of whatever namespace.
+    pub allocated: Vec<Range<u64>>,
     next_conn: u64,
     next_cid: u16,
 }
@@ -219,6 +222,7 @@ impl Bench {
             outstanding_told: Vec::new(),
             controls: Vec::new(),
             log: Vec::new(),
+            allocated: Vec::new(),
             next_conn: 1,
             next_cid: 0,
         }
@@ -446,8 +450,9 @@ impl Bench {
                 self.disconnects.push((conn, why));
                 None
             }
-            AdminStep::Execute(request) => {
+            AdminStep::Execute(mut request) => {
                 let mut out = Vec::new();
+                self.look_up(&mut request);
                 match self.target.execute_admin(request, &mut out, self.now_us) {
                     AdminOutcome::Complete(cqe) => Some((cqe, out)),
                     AdminOutcome::Held | AdminOutcome::Gone => None,
@@ -456,6 +461,22 @@ impl Bench {
         };
         self.poll();
         response
+    }
+
+    /// Looks at the medium for a command that asks what is allocated.
+    pub(super) fn look_up(&self, request: &mut AdminRequest) {
+        let Some(query) = request.allocation_query() else {
+            return;
+        };
+        assert!(!query.lbas.is_empty() && query.extents_max > 0);
+        let inside = |extent: &Range<u64>| Range {
+            start: extent.start.max(query.lbas.start),
+            end: extent.end.min(query.lbas.end),
+        };
+        let found = self.allocated.iter().map(inside);
+        let found = found.filter(|extent| !extent.is_empty());
+        let found = found.take(query.extents_max).collect();
+        request.set_allocated(found);
     }
 
     /// Sends an Admin command with a buffer of just the size it needs.

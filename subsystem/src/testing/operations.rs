@@ -85,6 +85,7 @@ pub fn host_actions(bytes: &[u8]) -> Vec<HostAction> {
 pub fn run_host_actions(actions: &[HostAction]) -> Reached {
     let mut bench = Bench::new();
     let mut model = Model::default();
+    bench.allocated = (0..1000_u64).step_by(2).map(|lba| lba..lba | 1).collect();
     // Two hosts with one queue of each kind are there from the beginning, so that every action
     // means something.
     for number in [1, 2] {
@@ -341,8 +342,9 @@ fn send_admin(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, cap
         AdminStep::Complete(_) if !was_free && is_property_command(sqe) => {}
         AdminStep::Complete(cqe) => model.answered(conn, was_free, &cqe),
         AdminStep::Disconnect(_) => forget(bench, model, conn),
-        AdminStep::Execute(request) => {
+        AdminStep::Execute(mut request) => {
             assert!(was_free);
+            bench.look_up(&mut request);
             let length = request.transfer().length_bytes();
             assert!(length <= TRANSFER_MAX_BYTES);
             let mut out = Vec::new();

@@ -9,6 +9,7 @@ mod features;
 mod fence;
 mod identify;
 mod io;
+mod lba_status;
 mod life;
 mod log_pages;
 mod namespaces;

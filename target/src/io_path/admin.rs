@@ -6,13 +6,15 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, Target, Transfer};
+use capstan_subsystem::{
+    AdminOutcome, AdminRequest, AdminStep, ConnId, KeyedBuffer, Target, Transfer,
+};
 
 use super::command::Work;
 use super::connection::Connection;
 use super::phase::Phase;
 use super::recv::Capsule;
-use super::{Resources, execute, respond, transfer, waiting};
+use super::{IoPath, Resources, execute, respond, transfer, waiting};
 use crate::limits::{ADMIN_COST_BYTES, ADMIN_PIECE_BYTES, CONNECT_DATA_BYTES};
 
 /// An admin command in flight.
@@ -23,6 +25,21 @@ pub(super) enum AdminWork {
     Request(AdminRequest),
     /// One that was executed: what it tells is on its way.
     Telling(Telling),
+}
+
+/// A command that asks what is allocated, while the medium is looked at: it has no slot then.
+#[derive(Debug)]
+pub(crate) struct LookingUp {
+    conn: ConnId,
+    pub(crate) request: AdminRequest,
+    segments: Option<Box<[KeyedBuffer]>>,
+}
+
+impl LookingUp {
+    /// Its Admin queue.
+    pub(crate) fn conn(&self) -> ConnId {
+        self.conn
+    }
 }
 
 /// What a command tells, its response behind it.
@@ -63,11 +80,29 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             return resources.broken.push((connection.index, why));
         }
     };
-    let command = connection.command(slot);
-    command.segments = match &transfer {
+    let segments = match &transfer {
         Transfer::KeyedList(list) => Some(list.buffers(capsule.bytes()).collect()),
         Transfer::None | Transfer::InCapsule(_) | Transfer::Keyed(_) => None,
     };
+    let query = match &work {
+        AdminWork::Request(request) => request.allocation_query().cloned(),
+        AdminWork::Connect(_) | AdminWork::Telling(_) => None,
+    };
+    let work = match (work, query) {
+        (AdminWork::Request(request), Some(query)) => {
+            resources.give_back_receive(connection, capsule.data.take());
+            connection.free_slot(slot);
+            let looking_up = LookingUp {
+                conn: connection.id,
+                request,
+                segments,
+            };
+            return resources.control.look_up(query, Box::new(looking_up));
+        }
+        (work, _) => work,
+    };
+    let command = connection.command(slot);
+    command.segments = segments;
     // Connect is the only one that brings data; everything else sends some to the host.
     let brings = matches!(work, AdminWork::Connect(_));
     let in_capsule = matches!(transfer, Transfer::InCapsule(_));
@@ -86,6 +121,11 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     if buffer_bytes == 0 {
         return execute::on_data(resources, connection, slot);
     }
+    line_up(resources, connection, slot, buffer_bytes);
+}
+
+/// Lets a command that tells something wait for its queue's page.
+fn line_up(resources: &mut Resources, connection: &mut Connection, slot: u16, buffer_bytes: u32) {
     let piece_bytes = buffer_bytes.min(ADMIN_PIECE_BYTES);
     // Behind the answers of this turn, in which it would hold up others.
     waiting::line_up(resources, connection, slot, piece_bytes);
@@ -225,6 +265,30 @@ fn tell(resources: &mut Resources, connection: &mut Connection, slot: u16, mut t
 pub(super) fn on_pushed(resources: &mut Resources, connection: &mut Connection, slot: u16) {
     if !connection.closing() {
         on_data(resources, connection, slot);
+    }
+}
+
+impl IoPath {
+    /// Goes on with a command whose medium has been looked at.
+    pub(super) fn looked_up(&mut self, command: LookingUp) {
+        let LookingUp {
+            conn,
+            request,
+            segments,
+        } = command;
+        // Of a connection that ends, nobody is answered.
+        let Some((resources, connection)) = self.live(conn) else {
+            return;
+        };
+        let Some(slot) = connection.take_slot() else {
+            return resources.too_many_commands(connection);
+        };
+        let transfer = *request.transfer();
+        let command = connection.command(slot);
+        command.transfer = transfer;
+        command.segments = segments;
+        command.work = Work::Admin(Box::new(AdminWork::Request(request)));
+        line_up(resources, connection, slot, transfer.length_bytes());
     }
 }
 

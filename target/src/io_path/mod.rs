@@ -62,6 +62,7 @@ use capstan_subsystem::{BackendId, ConnId, PortId};
 use rustc_hash::FxHashMap;
 
 pub(crate) use accept::Request;
+pub(crate) use admin::LookingUp;
 use connection::Connection;
 use connections::Connections;
 use fabric::{Fabric, Memory, ports};
@@ -202,6 +203,7 @@ impl IoPath {
             match message {
                 Message::Adopt { migrated, request } => self.adopt(migrated, &request),
                 Message::Act(action) => self.act(action),
+                Message::LookedUp(command) => self.looked_up(*command),
                 Message::OpenVolume { export, opened } => {
                     // Whoever asked may have given up waiting.
                     let _ = opened.send(self.open_volume(&export));
