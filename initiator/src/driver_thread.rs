@@ -7,6 +7,7 @@ use std::sync::Arc;
 use capstan_memory::Buffer;
 use capstan_reactor::{Armed, Flow, Mailbox, SpinBudget, Turn};
 
+use crate::allocation::{Allocated, Asked};
 use crate::controller::{Crowd, IoData, Message, Snapshot};
 use crate::driver::{Completion, Engine, Io, Refused, Source, SubmitError};
 use crate::error::{CommandError, ConnectError, IoError, Losses};
@@ -22,6 +23,17 @@ const OTHERS: Source = Source(0);
 type IoDone = Promise<Result<Vec<u8>, IoError>>;
 type AdminDone = Promise<Result<CommandReply, CommandError>>;
 
+/// Who an admin command is for.
+enum AdminOwner {
+    Caller(AdminDone),
+    /// A front end, which asks what is allocated.
+    FrontEnd {
+        source: Source,
+        token: u64,
+        asked: Asked,
+    },
+}
+
 /// An I/O of another thread.
 struct Outside {
     io: Io,
@@ -33,6 +45,8 @@ struct Attached {
     source: Source,
     front_end: Box<dyn FrontEnd>,
     in_progress: usize,
+    /// What it asks, and has not been sent yet.
+    lookups: Vec<(u64, Asked)>,
 }
 
 struct Driver {
@@ -45,7 +59,7 @@ struct Driver {
     waiting: VecDeque<Outside>,
     /// I/O of other threads in progress, by token.
     outside: HashMap<u64, (IoData, IoDone)>,
-    admin: HashMap<u64, AdminDone>,
+    admin: HashMap<u64, AdminOwner>,
     /// What was said of namespaces whose I/O is refused.
     refused: Vec<(u32, String)>,
     /// What was said of namespaces that have become smaller.
@@ -106,6 +120,7 @@ impl Turn for Driver {
     fn turn(&mut self, now_us: u64) -> Flow {
         let mut busy = self.take_messages(now_us);
         busy |= self.poll_front_ends(now_us);
+        self.send_lookups(now_us);
         busy |= self.engine.turn(now_us);
         while let Some(completion) = self.engine.poll_completion() {
             busy = true;
@@ -176,7 +191,7 @@ impl Driver {
                     let token = self.token();
                     match self.engine.submit_admin(token, *sqe, data, now_us) {
                         Ok(()) => {
-                            self.admin.insert(token, done);
+                            self.admin.insert(token, AdminOwner::Caller(done));
                         }
                         Err(error) => done.fulfil(Err(error)),
                     }
@@ -307,6 +322,7 @@ impl Driver {
             source,
             front_end,
             in_progress: 0,
+            lookups: Vec::new(),
         };
         // It may have changed since the front end was made.
         attached.tell(&self.engine);
@@ -323,6 +339,37 @@ impl Driver {
         self.front_ends
             .retain(|a| a.in_progress > 0 || !a.front_end.is_finished());
         busy
+    }
+
+    /// Sends what front ends ask of the controller. What cannot be sent is answered with nothing.
+    fn send_lookups(&mut self, now_us: u64) {
+        let mut all = Vec::new();
+        for attached in &mut self.front_ends {
+            let source = attached.source;
+            let lookups = attached.lookups.drain(..);
+            all.extend(lookups.map(|(token, asked)| (source, token, asked)));
+        }
+        for (source, token, asked) in all {
+            let (sqe, data) = asked.command();
+            let admin = self.token();
+            if self.engine.submit_admin(admin, sqe, data, now_us).is_ok() {
+                let owner = AdminOwner::FrontEnd {
+                    source,
+                    token,
+                    asked,
+                };
+                self.admin.insert(admin, owner);
+            } else {
+                self.looked_up(source, token, None);
+            }
+        }
+    }
+
+    fn looked_up(&mut self, source: Source, token: u64, allocated: Option<Allocated>) {
+        if let Some(attached) = self.front_ends.iter_mut().find(|a| a.source == source) {
+            attached.in_progress -= 1;
+            attached.front_end.looked_up(token, allocated);
+        }
     }
 
     fn completed(&mut self, completion: Completion, now_us: u64) {
@@ -375,11 +422,19 @@ impl Driver {
             Event::Closed => self.over = true,
             Event::NamespacesChanged => self.namespaces_changed(),
             Event::DiscoveryLogChanged => tracing::info!("the discovery log changed"),
-            Event::CommandDone { token, result } => {
-                if let Some(done) = self.admin.remove(&token) {
-                    done.fulfil(result);
+            Event::CommandDone { token, result } => match self.admin.remove(&token) {
+                Some(AdminOwner::Caller(done)) => done.fulfil(result),
+                Some(AdminOwner::FrontEnd {
+                    source,
+                    token,
+                    asked,
+                }) => {
+                    let reply = result.ok().filter(|reply| reply.cqe.status().is_success());
+                    let allocated = reply.and_then(|reply| asked.answer(&reply.data));
+                    self.looked_up(source, token, allocated);
                 }
-            }
+                None => {}
+            },
         }
         let over = matches!(self.engine.status(0), Status::Closed | Status::Failed(_));
         self.over |= over;
@@ -403,14 +458,17 @@ impl Attached {
         now_us: u64,
         call: impl FnOnce(&mut dyn FrontEnd, &mut QueueHandle<'_>) -> T,
     ) -> T {
+        let lookups = self.lookups.len();
         let mut queue = QueueHandle {
             engine,
             source: self.source,
             now_us,
             submitted: 0,
+            lookups: &mut self.lookups,
         };
         let value = call(&mut *self.front_end, &mut queue);
-        self.in_progress += queue.submitted;
+        let submitted = queue.submitted;
+        self.in_progress += submitted + self.lookups.len() - lookups;
         value
     }
 }

@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use capstan_memory::Buffer;
 use capstan_reactor::Armed;
 
+use crate::allocation::{Allocated, Asked};
 use crate::driver::{Completion, Engine, Io, Refused, Source};
 use crate::host::{NamespaceInfo, Status};
 
@@ -24,6 +25,11 @@ pub trait FrontEnd {
     /// An I/O it submitted is finished. Its buffer can be read, sent, submitted again, kept, or
     /// dropped.
     fn completed(&mut self, completion: Completion, queue: &mut QueueHandle<'_>);
+
+    /// What it asked with [`QueueHandle::look_up`] is answered: `None` where that tells nothing.
+    fn looked_up(&mut self, token: u64, allocated: Option<Allocated>) {
+        let _ = (token, allocated);
+    }
 
     /// Prepares to sleep: pushes the descriptors that become readable when there is something to
     /// do (descriptors of an `epoll` where writability counts).
@@ -50,6 +56,8 @@ pub struct QueueHandle<'a> {
     pub(crate) now_us: u64,
     /// I/Os taken through this handle.
     pub(crate) submitted: usize,
+    /// What is to be asked of the controller, with its token.
+    pub(crate) lookups: &'a mut Vec<(u64, Asked)>,
 }
 
 impl QueueHandle<'_> {
@@ -71,6 +79,12 @@ impl QueueHandle<'_> {
         self.engine.submit(self.source, token, io, buffer)?;
         self.submitted += 1;
         Ok(())
+    }
+
+    /// Asks the controller what is allocated of `nlb` blocks from `slba` on. `token` comes back in
+    /// [`FrontEnd::looked_up`].
+    pub fn look_up(&mut self, token: u64, nsid: u32, slba: u64, nlb: u32) {
+        self.lookups.push((token, Asked { nsid, slba, nlb }));
     }
 
     /// A namespace as it is now.

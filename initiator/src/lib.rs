@@ -13,6 +13,7 @@
 //! return.
 
 pub mod address;
+pub mod allocation;
 pub mod claim;
 mod controller;
 mod direct;

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::Controller;
 use capstan_initiator::front_ends::Geometry;
 use capstan_initiator::front_ends::disk::loop_process::{self, LoopRequest};
 use capstan_initiator::front_ends::disk::record::VolumeDir;
@@ -14,6 +13,7 @@ use capstan_initiator::front_ends::disk::serve::{self, DiskOptions};
 use capstan_initiator::front_ends::nbd::wire::STRING_BYTES_MAX;
 use capstan_initiator::front_ends::nbd::{self, NbdFrontEnd, NbdSocket};
 use capstan_initiator::host::Status;
+use capstan_initiator::{Controller, allocation};
 use clap::Args;
 use nix::unistd::{dup2_stdout, setsid};
 use serde_json::json;
@@ -76,7 +76,10 @@ impl ServeNbd {
         let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
             bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
         };
-        let geometry = Geometry::new(&snapshot.controller, namespace, self.volume.read_only);
+        let geometry = Geometry {
+            holes: allocation::is_told(&controller, nsid),
+            ..Geometry::new(&snapshot.controller, namespace, self.volume.read_only)
+        };
         let _claim = if geometry.read_only {
             None
         } else {

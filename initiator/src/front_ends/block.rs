@@ -23,6 +23,8 @@ pub struct Geometry {
     pub write_zeroes: bool,
     /// The controller has Dataset Management.
     pub discard: bool,
+    /// The controller tells what is allocated, and the rest reads as zeroes.
+    pub holes: bool,
 }
 
 impl Geometry {
@@ -36,6 +38,7 @@ impl Geometry {
             read_only: read_only || namespace.read_only,
             write_zeroes: controller.write_zeroes,
             discard: controller.dataset_management,
+            holes: false,
         }
     }
 
@@ -76,6 +79,9 @@ pub trait BlockQueue {
     /// # Errors
     /// [`Refused`], with the buffer.
     fn submit(&mut self, token: u64, op: Op, buffer: Option<Buffer>) -> Result<(), Refused>;
+
+    /// Asks what is allocated of `nlb` blocks from `slba` on; the answer comes with `token`.
+    fn look_up(&mut self, token: u64, slba: u64, nlb: u32);
 }
 
 /// One namespace on the driver's queue.
@@ -92,6 +98,10 @@ impl BlockQueue for NamespaceQueue<'_, '_> {
     fn submit(&mut self, token: u64, op: Op, buffer: Option<Buffer>) -> Result<(), Refused> {
         let nsid = self.nsid;
         self.queue.submit(token, Io { nsid, op }, buffer)
+    }
+
+    fn look_up(&mut self, token: u64, slba: u64, nlb: u32) {
+        self.queue.look_up(token, self.nsid, slba, nlb);
     }
 }
 

@@ -5,6 +5,7 @@ use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::status::Status;
 
 use super::block::{BlockQueue, Geometry};
+use crate::allocation::Allocated;
 use crate::driver::{Op, Refused, SubmitError};
 use crate::error::IoError;
 
@@ -30,6 +31,12 @@ pub(super) struct FakeQueue {
     pub(super) bad_lba: Option<u64>,
     /// The association is over.
     pub(super) gone: bool,
+    /// What was asked of the controller: token, first LBA and count.
+    pub(super) asked: Vec<(u64, u64, u32)>,
+    /// What it answers.
+    pub(super) allocated: Option<Allocated>,
+    /// LBAs that were read.
+    pub(super) lbas_read: u64,
 }
 
 impl FakeQueue {
@@ -45,6 +52,9 @@ impl FakeQueue {
             capacity: 64,
             bad_lba: None,
             gone: false,
+            asked: Vec::new(),
+            allocated: None,
+            lbas_read: 0,
         }
     }
 
@@ -84,6 +94,7 @@ impl FakeQueue {
         let range = start..start + nlb as usize * lba_bytes;
         let fua = match op {
             Op::Read { .. } => {
+                self.lbas_read += u64::from(nlb);
                 buffer.unwrap().copy_from(0, &self.data[range]);
                 return Ok(());
             }
@@ -135,5 +146,9 @@ impl BlockQueue for FakeQueue {
         assert!(holds.is_none_or(|len| len >= nlb * self.geometry.lba_bytes));
         self.pending.push((token, op, buffer));
         Ok(())
+    }
+
+    fn look_up(&mut self, token: u64, slba: u64, nlb: u32) {
+        self.asked.push((token, slba, nlb));
     }
 }

@@ -81,6 +81,7 @@ fn may_change(opcode: AdminOpcode) -> bool {
         AdminOpcode::IDENTIFY
             | AdminOpcode::GET_LOG_PAGE
             | AdminOpcode::GET_FEATURES
+            | AdminOpcode::GET_LBA_STATUS
             | AdminOpcode::ABORT
             | AdminOpcode::KEEP_ALIVE
             | AdminOpcode::ASYNCHRONOUS_EVENT_REQUEST

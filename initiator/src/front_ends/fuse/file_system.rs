@@ -283,6 +283,7 @@ mod tests {
             read_only,
             write_zeroes: true,
             discard: true,
+            holes: false,
         };
         FileSystem::new(geometry, (0, 0), 1_700_000_000)
     }

@@ -33,6 +33,7 @@ const GEOMETRY: Geometry = Geometry {
     read_only: false,
     write_zeroes: true,
     discard: true,
+    holes: false,
 };
 
 /// A front end on a socket: requests go in at the other end, replies come out.

@@ -9,6 +9,7 @@ use capstan_memory::Buffer;
 use super::handshake::{Export, Handshake, OPTION_BYTES_MAX, Step};
 use super::transmission::Transmission;
 use super::wire::OptionHeader;
+use crate::allocation::Allocated;
 use crate::error::IoError;
 use crate::front_ends::block::{BlockQueue, Geometry};
 use crate::front_ends::lease::{self, PARTS_MAX, Part, Place};
@@ -29,7 +30,7 @@ enum Phase {
         /// Why no more is taken.
         end: Option<&'static str>,
     },
-    Transmission(Transmission),
+    Transmission(Box<Transmission>),
 }
 
 /// See the [module](self).
@@ -139,6 +140,12 @@ impl Connection {
         }
     }
 
+    pub(super) fn looked_up(&mut self, token: u64, allocated: Option<&Allocated>) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.looked_up(token, allocated);
+        }
+    }
+
     /// Receives, works and sends as far as that goes without waiting. `true` when something was
     /// done.
     pub(super) fn turn(
@@ -219,7 +226,7 @@ impl Connection {
                         Step::Start(negotiated) => {
                             let mut transmission = Transmission::new(*geometry, negotiated);
                             transmission.send_first(std::mem::take(reply));
-                            self.phase = Phase::Transmission(transmission);
+                            self.phase = Phase::Transmission(Box::new(transmission));
                         }
                     }
                 }

@@ -10,6 +10,7 @@ use super::connection::{Connection, Interest};
 use super::handshake::Export;
 use super::socket::NbdSocket;
 use super::wire::{PAYLOAD_BYTES_MAX, TransmissionFlags};
+use crate::allocation::Allocated;
 use crate::driver::Completion;
 use crate::front_end::{FrontEnd, QueueHandle};
 use crate::front_ends::block::{Geometry, NamespaceQueue};
@@ -145,6 +146,12 @@ impl NbdFrontEnd {
         }
     }
 
+    /// The connection that a token names.
+    fn place_of(&mut self, token: u64) -> Option<&mut Place> {
+        let index = usize::try_from(token >> 32).unwrap_or(usize::MAX);
+        self.places.get_mut(index)?.as_mut()
+    }
+
     /// Lets one connection work; drops it when it is over.
     fn serve(&mut self, index: usize, queue: &mut QueueHandle<'_>) -> bool {
         let Some(Some(place)) = self.places.get_mut(index) else {
@@ -205,13 +212,20 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn completed(&mut self, completion: Completion, _queue: &mut QueueHandle<'_>) {
-        let index = usize::try_from(completion.token >> 32).unwrap_or(usize::MAX);
-        if let Some(place) = self.places.get_mut(index).and_then(Option::as_mut) {
+        if let Some(place) = self.place_of(completion.token) {
             place.in_flight -= 1;
             let token = completion.token & u64::from(u32::MAX);
             place
                 .connection
                 .completed(token, completion.result, completion.buffer);
+        }
+    }
+
+    fn looked_up(&mut self, token: u64, allocated: Option<Allocated>) {
+        if let Some(place) = self.place_of(token) {
+            place.in_flight -= 1;
+            let token = token & u64::from(u32::MAX);
+            place.connection.looked_up(token, allocated.as_ref());
         }
     }
 
@@ -263,6 +277,11 @@ impl crate::front_ends::block::BlockQueue for Counted<'_, '_> {
         self.queue.submit(self.high | token, op, buffer)?;
         self.submitted += 1;
         Ok(())
+    }
+
+    fn look_up(&mut self, token: u64, slba: u64, nlb: u32) {
+        self.queue.look_up(self.high | token, slba, nlb);
+        self.submitted += 1;
     }
 }
 

@@ -200,6 +200,7 @@ mod tests {
         read_only: false,
         write_zeroes: true,
         discard: true,
+        holes: false,
     };
 
     fn header(command: CommandType, flags: u16, offset_bytes: u64, len_bytes: u32) -> [u8; 28] {

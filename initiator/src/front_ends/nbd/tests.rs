@@ -31,6 +31,7 @@ const GEOMETRY: Geometry = Geometry {
     read_only: false,
     write_zeroes: true,
     discard: true,
+    holes: false,
 };
 
 fn queue() -> FakeQueue {
@@ -131,6 +132,11 @@ impl Run {
         loop {
             self.feed();
             self.send(usize::MAX);
+            if let Some((token, ..)) = self.queue.asked.pop() {
+                let allocated = self.queue.allocated.as_ref();
+                self.transmission.looked_up(token, allocated);
+                continue;
+            }
             if self.queue.pending.is_empty() {
                 let before = self.input.len();
                 self.feed();

@@ -14,6 +14,7 @@ use super::open::{Open, token, untoken};
 use super::reply::{Outgoing, Reply};
 use super::request::{CHUNK_BYTES, Command, HEADER_BYTES, Request};
 use super::wire::NbdError;
+use crate::allocation::Allocated;
 use crate::driver::{Op, SubmitError};
 use crate::error::IoError;
 use crate::front_ends::block::{BlockQueue, Fault, Geometry};
@@ -56,6 +57,8 @@ pub struct Transmission {
     current: Option<Current>,
     /// Slots of requests that end with a flush.
     flushes: VecDeque<u16>,
+    /// Slots of block statuses whose controller is to be asked what is allocated.
+    lookups: VecDeque<u16>,
     /// Slots of block statuses with reads to be submitted.
     scans: VecDeque<u16>,
     /// What the handshake left to send.
@@ -79,6 +82,7 @@ impl Transmission {
             free: (0..slots).rev().collect(),
             current: None,
             flushes: VecDeque::with_capacity(REQUESTS_MAX),
+            lookups: VecDeque::new(),
             scans: VecDeque::new(),
             first: Vec::new(),
             output: VecDeque::with_capacity(REPLIES_MAX),
@@ -103,7 +107,7 @@ impl Transmission {
     /// Takes no more requests.
     pub fn stop(&mut self, reason: &'static str) {
         self.end.get_or_insert(reason);
-        while let Some(slot) = self.scans.pop_front() {
+        while let Some(slot) = self.lookups.pop_front().or_else(|| self.scans.pop_front()) {
             self.give_up(slot);
         }
         // What is being received will not come; I/Os not submitted yet will not be.
@@ -276,7 +280,11 @@ impl Transmission {
                     filled: 0,
                 }),
                 Some(Command::BlockStatus { .. }) => {
-                    self.scans.push_back(slot);
+                    if self.geometry.holes {
+                        self.lookups.push_back(slot);
+                    } else {
+                        self.begin_scan(slot, None);
+                    }
                     None
                 }
                 _ => Some(Current::Submit { slot }),
@@ -293,6 +301,13 @@ impl Transmission {
                 return;
             }
             self.flushes.pop_front();
+        }
+        while let Some(slot) = self.lookups.pop_front() {
+            if let Some(open) = self.open_mut(slot) {
+                open.in_flight += 1;
+                let (slba, nlb) = open.request.lbas;
+                queue.look_up(token(slot, 0), slba, nlb);
+            }
         }
         // Bounded by the reads of each, which are submitted or wait.
         while let Some(&slot) = self.scans.front() {
@@ -460,6 +475,31 @@ impl Transmission {
             self.finished(slot, chunk, Err(error), lease);
         }
         (true, None)
+    }
+
+    /// What was asked with `token` is answered: `None` where that tells nothing.
+    pub fn looked_up(&mut self, token: u64, allocated: Option<&Allocated>) {
+        let (slot, _) = untoken(token);
+        if let Some(open) = self.open_mut(slot) {
+            open.in_flight -= 1;
+        }
+        self.begin_scan(slot, allocated);
+    }
+
+    /// Begins the reads of a block status, if there are any.
+    fn begin_scan(&mut self, slot: u16, allocated: Option<&Allocated>) {
+        if self.end.is_some() {
+            return self.give_up(slot);
+        }
+        if let Some(open) = self.open_mut(slot)
+            && let Some(scan) = &mut open.scan
+        {
+            scan.begin(allocated, open.request.lbas.0);
+            if scan.reads() > 0 {
+                return self.scans.push_back(slot);
+            }
+        }
+        self.close_if_finished(slot);
     }
 
     /// An I/O submitted with `token` is finished.

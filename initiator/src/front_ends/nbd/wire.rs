@@ -28,6 +28,8 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Its number, on every connection.
 pub const BASE_ALLOCATION_ID: u32 = 1;
+/// State of an extent in it: nothing is allocated there.
+pub const STATE_HOLE: u32 = 1 << 0;
 /// State of an extent in it: everything there reads as zero.
 pub const STATE_ZERO: u32 = 1 << 1;
 

@@ -329,6 +329,9 @@ fn admin_commands_that_may_change_media_wait_as_well() {
     submit(&mut script, 3, 0x0A);
     let last = script.told.last().unwrap();
     assert_eq!(last, "admin 3: 0", "behind one that is held");
+    // Get LBA Status changes nothing, either.
+    submit(&mut script, 4, 0x86);
+    assert_eq!(script.told.last().unwrap(), "admin 4: 0");
     script.controller.reset_manner = ResetManner::Goes(CrossControllerResetStatus::SUCCESSFUL);
     script.pass(200_000);
     assert!(script.controller.formats == 1 && script.released());

@@ -1,6 +1,7 @@
 //! Block status: where zeroes are.
 
 use super::*;
+use crate::allocation::Allocated;
 
 /// A volume of zeroes but for these bytes.
 fn sparse(data: &[usize]) -> FakeQueue {
@@ -132,4 +133,89 @@ fn a_block_status_that_cannot_be_is_an_error() {
     );
     assert_eq!(replies.len(), 2);
     run.assert_nothing_is_held();
+}
+
+/// The same, of a controller that tells what is allocated.
+fn telling(data: &[usize], allocated: Option<Allocated>) -> FakeQueue {
+    let mut queue = sparse(data);
+    queue.geometry.holes = true;
+    queue.allocated = allocated;
+    queue
+}
+
+const HOLE: u32 = 3;
+
+#[test]
+fn holes_are_told_without_reading_and_zeroes_in_what_is_allocated_with() {
+    let whole = u32::try_from(SIZE_BYTES).unwrap();
+    // In LBAs of 512 bytes: two extents, the second of which is full of zeroes but for its end.
+    let allocated = Allocated {
+        extents: vec![2048..2304, 10_240..10_496],
+        end: 16_384,
+    };
+    let data = [1 << 20, (1 << 20) + (64 << 10), 10_496 * 512 - 1];
+    let (extents, queue) = status(telling(&data, Some(allocated.clone())), 0, 0, whole);
+    let expected = [
+        (1 << 20, HOLE),
+        (128 << 10, 0),
+        (4096 * 1024 - (128 << 10), HOLE),
+        (64 << 10, 2),
+        (64 << 10, 0),
+        (whole - 10_496 * 512, HOLE),
+    ];
+    assert_eq!(extents, expected);
+    // Four heads, and the two granules that begin with zeroes.
+    assert_eq!(queue.lbas_read, 4 * 8 + 2 * 128);
+    // A range that begins inside an extent.
+    let (extents, queue) = status(queue, 0, 2303 * 512, 1024);
+    assert_eq!(extents, [(512, 2), (512, HOLE)]);
+    // One extent: a hole costs nothing at all, and what is behind data is not looked at.
+    let before = queue.lbas_read;
+    let (extents, queue) = status(queue, REQ_ONE, 0, whole);
+    assert_eq!((extents, queue.lbas_read), (vec![(1 << 20, HOLE)], before));
+    let (extents, queue) = status(queue, REQ_ONE, 1 << 20, 7 << 20);
+    assert_eq!(extents, [(128 << 10, 0)]);
+    assert_eq!(queue.lbas_read, before + 16);
+}
+
+#[test]
+fn nothing_is_told_of_what_the_controller_did_not_tell() {
+    let first = 2048..2304;
+    let part = Allocated {
+        extents: vec![first],
+        end: 2304,
+    };
+    let (extents, _) = status(telling(&[1 << 20], Some(part)), 0, 0, 8 << 20);
+    let expected = [(1 << 20, HOLE), (64 << 10, 0), (64 << 10, 2)];
+    assert_eq!(extents, expected);
+    // It does not tell, or nonsense: it is read.
+    let (extents, queue) = status(telling(&[0], None), 0, 0, 1 << 20);
+    assert_eq!(extents, [(64 << 10, 0), (960 << 10, 2)]);
+    assert!(queue.lbas_read > 1920);
+    // All of it is a hole.
+    let none = Allocated {
+        extents: vec![],
+        end: 16_384,
+    };
+    let (extents, queue) = status(telling(&[], Some(none)), 0, 0, 8 << 20);
+    assert_eq!((extents, queue.lbas_read), (vec![(8 << 20, HOLE)], 0));
+}
+
+#[test]
+fn clients_may_leave_while_the_controller_is_asked() {
+    let input = request(CommandType::BLOCK_STATUS, 0, 1, 0, 8 << 20).repeat(3);
+    for answered in [false, true] {
+        let mut run = Run::on(telling(&[], None), true, input.clone());
+        run.feed();
+        assert_eq!(run.queue.asked.len(), 3);
+        if answered {
+            let (token, slba, nlb) = run.queue.asked.remove(0);
+            assert_eq!((slba, nlb), (0, 16_384));
+            run.transmission.looked_up(token, None);
+            run.feed();
+        }
+        run.transmission.break_off("gone");
+        run.finish(|_| 0);
+        run.assert_nothing_is_held();
+    }
 }
