@@ -228,7 +228,7 @@ impl Checker<'_> {
                 limits::DEFAULT_HOSTS_MAX,
                 limits::HOSTS_MAX,
             ),
-            shared_receive_queue: raw.shared_receive_queue.unwrap_or(true),
+            shared_receive_queue: raw.shared_receive_queue.unwrap_or(false),
         }
     }
 

@@ -40,7 +40,8 @@ pub struct Target {
     /// Most controllers (one per connected host and subsystem) at a time.
     pub hosts_max: u32,
     /// Whether the queues of a reactor and device take their receives from one shared queue, where
-    /// the device has such. Otherwise each has its own.
+    /// the device has such, and with them connections whose host is not known yet. Otherwise each
+    /// has its own.
     pub shared_receive_queue: bool,
 }
 

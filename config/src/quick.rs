@@ -141,7 +141,7 @@ impl Default for Target {
             spin: limits::DEFAULT_SPIN,
             log: LogLevel::Info,
             hosts_max: limits::DEFAULT_HOSTS_MAX,
-            shared_receive_queue: true,
+            shared_receive_queue: false,
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct Needs {
     pub mr_bytes: u64,
     /// Entries of a completion queue, without which fewer hosts fit.
     pub cqes: u64,
-    /// Receives of a shared receive queue, without which fewer hosts fit.
+    /// Receives of a shared receive queue, without which fewer hosts fit; 0 where none is wanted.
     pub srq_wrs: u64,
 }
 
@@ -106,9 +106,9 @@ fn shortages(limits: &DeviceLimits, needs: &Needs) -> (Verdict, Vec<String>) {
             format!("an SRQ of {} receives; fewer hosts fit", needs.srq_wrs),
         ),
         (
-            limits.srqs == 0,
-            Verdict::Error,
-            "shared receive queues, without which the target cannot use the device".to_owned(),
+            limits.srqs == 0 && needs.srq_wrs > 0,
+            Verdict::Warning,
+            "shared receive queues; each queue will have receives of its own".to_owned(),
         ),
         (
             u64::from(limits.mrs) < needs.mrs,
@@ -211,6 +211,23 @@ mod tests {
         let small = check("x", Ok(Some(small)), &target(NEEDS)).unwrap();
         assert_eq!(small.verdict, Verdict::Error);
         assert!(small.expected.unwrap().ends_with("; an MR of 96 MiB"));
+    }
+
+    #[test]
+    fn shared_receive_queues_are_looked_for_where_they_are_wanted() {
+        let none = DeviceLimits {
+            srqs: 0,
+            srq_wrs: 0,
+            ..RXE
+        };
+        let own = Needs {
+            srq_wrs: 0,
+            ..NEEDS
+        };
+        for (needs, verdict) in [(NEEDS, Verdict::Warning), (own, Verdict::Ok)] {
+            let check = check("x", Ok(Some(none)), &target(needs)).unwrap();
+            assert_eq!(check.verdict, verdict);
+        }
     }
 
     #[test]

@@ -95,9 +95,10 @@ pub struct Source {
     /// Refuse writes.
     #[arg(long, requires = "export")]
     pub read_only: bool,
-    /// Give each queue receives of its own, also where the device could share them.
+    /// Let queues share their receives where the device can. Hosts that may not connect can take
+    /// receives of others then.
     #[arg(long, requires = "export")]
-    pub no_shared_receive_queue: bool,
+    pub shared_receive_queue: bool,
 }
 
 /// Which RDMA provider a listener uses.

@@ -53,7 +53,10 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
         verbs: listeners
             .iter()
             .any(|listen| listen.provider == Some("verbs")),
-        needs: plan.as_ref().ok().map(needs),
+        needs: plan
+            .as_ref()
+            .ok()
+            .map(|plan| needs(plan, config.target.shared_receive_queue)),
     };
     let mut checks = machine_checks(machine, &role);
     checks.extend(lost::checks(machine));
@@ -95,7 +98,7 @@ fn configuration(config: &Config) -> Vec<Check> {
 }
 
 /// What a device must have for everything that the memory budget has room for.
-fn needs(plan: &MemoryPlan) -> Needs {
+fn needs(plan: &MemoryPlan, shares_receives: bool) -> Needs {
     let queue_bytes = queue_pool_bytes(plan);
     let receives = queue_bytes / u64::from(SQE_BYTES + IN_CAPSULE_BYTES);
     let receives =
@@ -105,7 +108,7 @@ fn needs(plan: &MemoryPlan) -> Needs {
         mrs: REACTOR_MRS * plan.reactors,
         mr_bytes: queue_bytes.max(plan.data_bytes_per_reactor),
         cqes: cq_depth(receives).into(),
-        srq_wrs: receives.into(),
+        srq_wrs: if shares_receives { receives.into() } else { 0 },
     }
 }
 
@@ -296,7 +299,8 @@ mod tests {
     fn a_device_needs_what_the_budget_has_room_for() {
         let config = config("", "address = \"127.0.0.1\"");
         let plan = config.memory_plan(2).unwrap();
-        let needs = needs(&plan);
+        assert_eq!(needs(&plan, false).srq_wrs, 0);
+        let needs = needs(&plan, true);
         // Two receives of each of 352 connections that are no queue yet are in the same memory.
         let queue_bytes = plan.queue_bytes / 2 + 352 * 2 * 8192;
         assert_eq!(needs.mr_bytes, queue_bytes);

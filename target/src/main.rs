@@ -121,7 +121,7 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
         read_only: options.read_only,
     };
     let mut config = Config::quick(&export, &Config::machine_id())?;
-    config.target.shared_receive_queue = !options.no_shared_receive_queue;
+    config.target.shared_receive_queue = options.shared_receive_queue;
     Ok(config)
 }
 

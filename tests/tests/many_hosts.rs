@@ -26,10 +26,10 @@ fn a_hundred_hosts_at_once() {
     a_hundred_hosts("");
 }
 
-/// The same without the shared receive queue.
+/// The same with the shared receive queue.
 #[test]
-fn a_hundred_hosts_with_receives_of_their_own() {
-    a_hundred_hosts("shared_receive_queue = false");
+fn a_hundred_hosts_that_share_receives() {
+    a_hundred_hosts("shared_receive_queue = true");
 }
 
 fn a_hundred_hosts(option: &str) {

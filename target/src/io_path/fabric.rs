@@ -225,18 +225,22 @@ impl DevicePort {
     }
 }
 
-/// Whether queues share their receives on a device, `wanted` or not; the log says when they do not.
+/// Whether queues share their receives on a device, `wanted` or not; the log says what was wanted.
 fn shares_receives(attributes: &DeviceAttributes, wanted: bool) -> bool {
     let device = &attributes.name;
-    if !wanted {
-        tracing::info!(device, "each queue has receives of its own, as configured");
-    } else if attributes.srq_wr_max == 0 {
+    let shares = wanted && attributes.srq_wr_max > 0;
+    if shares {
+        tracing::info!(
+            device,
+            "queues share their receives, as configured, with connections whose host is not known yet"
+        );
+    } else if wanted {
         tracing::info!(
             device,
             "each queue has receives of its own: the device has no shared receive queues"
         );
     }
-    wanted && attributes.srq_wr_max > 0
+    shares
 }
 
 /// How deep a device's shared queues are made.
@@ -353,30 +357,47 @@ impl Memory {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+    use capstan_config::Config;
     use capstan_memory::Pages;
+    use capstan_rdma::contract::{
+        CmEvent, CmId, ConnectParam, PrivateData, QpConfig, QueuePair, ReceiveSource, SendOp,
+        SendWr, WcStatus, WorkCompletion,
+    };
     use capstan_rdma::loopback::{Network, attributes};
 
     use super::*;
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
-    /// A port of a device with these limits and memory of 4 MiB.
+    /// Memory with two places, of two receives each.
+    fn memory() -> Memory {
+        let pool = |bytes| Pool::new(bytes, Pages::Ordinary).unwrap();
+        Memory {
+            data: pool(4 << 20),
+            queues: pool(4 << 20),
+            strangers: pool(4 * PAGE_BYTES),
+            zeroes: None,
+        }
+    }
+
+    /// What happens to one of two ends of a network next.
+    fn next(network: &Network, cm: &mut dyn ConnectionManager) -> CmEvent {
+        loop {
+            if let Some(event) = cm.poll(network.now_us()) {
+                return event;
+            }
+            network.advance_to(network.next_deadline_us().expect("something happens"));
+        }
+    }
+
+    /// A port of a device with these limits and memory of 4 MiB, whose queues share their receives.
     fn port(attributes: DeviceAttributes) -> (DevicePort, Memory) {
         let network = Network::new(1);
         let cm = network.provider(&[HERE], attributes).unwrap();
         let mut cm = cm.manager().unwrap();
         let id = cm.resolve(SocketAddr::new(HERE, 1), None, 1, 0).unwrap();
-        while cm.poll(network.now_us()).is_none() {
-            network.advance_to(network.next_deadline_us().unwrap());
-        }
-        let pool = |bytes| Pool::new(bytes, Pages::Ordinary).unwrap();
-        let memory = Memory {
-            data: pool(4 << 20),
-            queues: pool(4 << 20),
-            // Two places, of two receives each.
-            strangers: pool(4 * PAGE_BYTES),
-            zeroes: None,
-        };
+        next(&network, &mut cm);
+        let memory = memory();
         let device = cm.device(id).unwrap();
         (DevicePort::open(&device, &memory, true).unwrap(), memory)
     }
@@ -462,6 +483,94 @@ mod tests {
         assert!(memory.queues.free_bytes() < before);
         assert!(port.receives.take_place().is_some());
         port.receives.give_back_place(Vec::new());
+    }
+
+    const ENTRIES: u16 = 32;
+
+    fn queue_pair(
+        (cm, id): (&mut dyn ConnectionManager, CmId),
+        (pd, cq): (&Rc<dyn ProtectionDomain>, &Rc<dyn CompletionQueue>),
+        receives: ReceiveSource,
+    ) -> Box<dyn QueuePair> {
+        let config = QpConfig {
+            send_cq: Rc::clone(cq),
+            recv_cq: Rc::clone(cq),
+            send_wr_max: ENTRIES.into(),
+            receives,
+            send_sge_max: 1,
+            recv_sge_max: 2,
+        };
+        cm.create_qp(id, pd, &config).unwrap()
+    }
+
+    /// As the program is configured when nothing is said, a connection of which nothing is known
+    /// sends as much as it can before the reactor looks.
+    #[test]
+    fn a_stranger_takes_no_receive_but_those_of_its_place() {
+        let network = Network::new(1);
+        let there = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+        let [mut cm, mut stranger] = [HERE, there].map(|address| {
+            let provider = network.provider(&[address], attributes()).unwrap();
+            provider.manager().unwrap()
+        });
+        let (_, at) = cm.listen(SocketAddr::new(HERE, 4420), 1).unwrap();
+        let from = stranger.resolve(at, None, 1_000_000, 0).unwrap();
+        next(&network, &mut stranger);
+        let device = stranger.device(from).unwrap();
+        let (pd, cq) = (device.allocate_pd().unwrap(), device.create_cq(64).unwrap());
+        let receives = ReceiveSource::Own(ENTRIES.into());
+        let mut sends = queue_pair((&mut stranger, from), (&pd, &cq), receives);
+        let param = ConnectParam {
+            private_data: PrivateData::EMPTY,
+            responder_resources: 1,
+            initiator_depth: 1,
+            rnr_retry_count: 0,
+        };
+        stranger.connect(from, &param, 1_000_000, 0).unwrap();
+        let id = next(&network, &mut cm).id;
+
+        let toml = "[[listener]]\naddress = \"127.0.0.1\"\n\
+                    [[subsystem]]\nnqn = \"nqn.2026-11.org.example:volume\"\nallow_any_host = true\n\
+                    [[subsystem.namespace]]\nram = \"1MiB\"\n";
+        let shared = Config::from_toml(toml).unwrap().target.shared_receive_queue;
+        let memory = memory();
+        let device = cm.device(id).unwrap();
+        let mut port = DevicePort::open(&device, &memory, shared).unwrap();
+        // A queue of a permitted host is there already.
+        port.reserve(ENTRIES, 0, &memory.queues).unwrap();
+        let slots = port.receives.take_place().unwrap();
+        let ends = (Rc::clone(&port.pd), Rc::clone(&port.cq));
+        let receives = port.receives.source(ENTRIES);
+        let mut qp = queue_pair((&mut cm, id), (&ends.0, &ends.1), receives);
+        port.receives.post_own(&slots, &mut *qp).unwrap();
+        cm.accept(id, &param).unwrap();
+        next(&network, &mut stranger);
+
+        for wr_id in 0..u64::from(ENTRIES) {
+            let op = SendOp::Send {
+                invalidate: None,
+                solicited: false,
+            };
+            sends
+                .post_send(&SendWr {
+                    wr_id,
+                    op,
+                    sges: &[],
+                    signaled: false,
+                    fence: false,
+                })
+                .unwrap();
+        }
+        sends.ring_doorbell();
+        while let Some(then_us) = network.next_deadline_us() {
+            network.advance_to(then_us);
+        }
+        let mut completions = [WorkCompletion::EMPTY; 2 * ENTRIES as usize];
+        let count = port.cq.poll(&mut completions);
+        let taken = completions[..count]
+            .iter()
+            .filter(|c| c.status == WcStatus::Success);
+        assert_eq!(taken.count(), STRANGER_RECEIVES as usize);
     }
 
     #[test]
