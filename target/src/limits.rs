@@ -80,6 +80,17 @@ pub(crate) const STRANGER_RECEIVES: u32 = 2;
 /// Completions that it can have waiting when it breaks: its receives, the RDMA READs of its
 /// Connect's data, and its response.
 pub(crate) const STRANGER_COMPLETIONS: u32 = STRANGER_RECEIVES + SGL_DESCRIPTORS_MAX + 1;
+/// Discovery controllers of a target, all of which may come to be on one reactor.
+const DISCOVERY_CONTROLLERS: u32 = 64;
+/// Where a place has the SQEs that its connection receives as a discovery controller's queue: in the
+/// page of its responses, behind them.
+pub(crate) const SQES_IN_PLACE_AT: u32 =
+    (slots(ADMIN_QUEUE_DEPTH) as u32 * CQE_BYTES).next_multiple_of(SQE_BYTES);
+/// The most of them: as many as the queue has entries, less those that the place has a receive for
+/// anyway.
+pub(crate) const SQES_IN_PLACE: u32 = ADMIN_QUEUE_DEPTH as u32 - STRANGER_RECEIVES;
+/// Bytes of that page.
+pub(crate) const PLACE_RESPONSE_BYTES: u32 = SQES_IN_PLACE_AT + SQES_IN_PLACE * SQE_BYTES;
 /// What an association may have of a reactor's data buffers: so many times as much as it leaves for
 /// others. One alone has three quarters at most, and the next one finds a quarter. One with
 /// nothing may have what is free, however large: of the least that a reactor has, two of the
@@ -148,10 +159,18 @@ pub(crate) const fn completions(entries: u16) -> u32 {
     entries as u32 + send_wrs(entries)
 }
 
+/// Completions that a discovery controller's queue of `entries` can have waiting beyond those of
+/// its place: of its other receives and responses, and of the one command that tells something.
+pub(crate) const fn discovery_completions(entries: u16) -> u32 {
+    let receives_and_responses = entries as u32 + slots(entries) as u32;
+    (receives_and_responses + SGL_DESCRIPTORS_MAX + 1).saturating_sub(STRANGER_COMPLETIONS)
+}
+
 /// Completions of one reactor and device for `receives` receives, in queues as small as hosts make
-/// them.
+/// them, and for all discovery controllers that a target may have.
 pub(crate) const fn cq_depth(receives: u32) -> u32 {
     receives.div_ceil(ADMIN_QUEUE_DEPTH as u32) * completions(ADMIN_QUEUE_DEPTH)
+        + DISCOVERY_CONTROLLERS * discovery_completions(ADMIN_QUEUE_DEPTH)
 }
 
 const _: () = {
@@ -164,9 +183,10 @@ const _: () = {
     // What the budget sets aside is what is taken: receives, and two pages.
     let stranger_bytes = STRANGER_RECEIVES as u64 * IN_CAPSULE_BYTES as u64 + 2 * 4096;
     assert!(stranger_bytes == capstan_config::STRANGER_BYTES);
-    // A discovery controller's Admin queue keeps the page of its responses, and that of its
-    // Connect's data for what it tells. Others have their spare buffer.
-    assert!(slots(ADMIN_QUEUE_DEPTH) as u32 * CQE_BYTES <= 4096);
+    assert!(DISCOVERY_CONTROLLERS as usize == capstan_subsystem::bounds::DISCOVERY_CONTROLLERS_MAX);
+    // A discovery controller's Admin queue keeps the page of its responses, with a receive for each
+    // SQE, and that of its Connect's data for what it tells. Others have their spare buffer.
+    assert!(PLACE_RESPONSE_BYTES <= 4096);
     assert!(CONNECT_DATA_BYTES <= ADMIN_PIECE_BYTES && ADMIN_PIECE_BYTES <= 4096);
     assert!(ADMIN_PIECE_BYTES <= SPARE_BYTES);
 };

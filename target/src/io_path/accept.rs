@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use capstan_config::ADMIN_QUEUE_DEPTH;
 use capstan_memory::Buffer;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
 use capstan_rdma::PEER_CAUSED;
@@ -21,8 +20,8 @@ use super::phase::Phase;
 use super::{IoPath, Resources};
 use crate::control_plane::conn_id;
 use crate::limits::{
-    CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, REQUESTS_PER_TURN, SPARE_BYTES, send_wrs,
-    slots as slots_of,
+    CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, PLACE_RESPONSE_BYTES, REQUESTS_PER_TURN,
+    SPARE_BYTES, send_wrs, slots as slots_of,
 };
 
 /// A checked connection request, on its way to the reactor that will own it.
@@ -427,7 +426,7 @@ impl IoPath {
             }
             let slots = std::mem::take(&mut connection.receive_slots);
             if connection.has_place {
-                port.receives.give_back_place(slots);
+                port.leave_place(slots, connection.completions_beside_place);
             } else {
                 port.release(connection.sizes.entries, slots);
             }
@@ -454,8 +453,7 @@ fn establish(
     slots: &[u32],
 ) -> Result<(Box<dyn QueuePair>, Buffer), Refusal> {
     let entries = request.sizes.entries;
-    let response_bytes = u32::from(slots_of(ADMIN_QUEUE_DEPTH)) * CQE_BYTES;
-    let response = memory.strangers.take(response_bytes);
+    let response = memory.strangers.take(PLACE_RESPONSE_BYTES);
     let response = response.ok_or(Refusal::Strangers)?;
     let attributes = port.device.attributes();
     let config = QpConfig {

@@ -13,8 +13,8 @@ use super::command::Work;
 use super::connection::Connection;
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
-use super::{IoPath, Resources, respond};
-use crate::limits::{ADMIN_PIECE_BYTES, CQE_BYTES, SPARE_BYTES, slots as slots_of};
+use super::{IoPath, Resources, discovery, respond};
+use crate::limits::{CQE_BYTES, SPARE_BYTES, slots as slots_of};
 
 impl IoPath {
     /// Carries out the Connects whose data has come in this turn.
@@ -59,14 +59,10 @@ impl IoPath {
         connection.command(slot).release_buffers();
         if !connection.phase.is_unconnected() {
             self.unconnected.remove(connection.id);
-            if connection.has_place {
-                // That of its Connect's data, or where that came in the capsule, that it could have
-                // had.
-                let Some(page) = resources.memory.strangers.take(ADMIN_PIECE_BYTES) else {
-                    let why = format!("no {ADMIN_PIECE_BYTES} bytes are left of its place");
-                    return resources.broken.push((connection.index, why));
-                };
-                connection.keep_place(page);
+            if connection.has_place
+                && let Err(why) = discovery::keep_place(port, &resources.memory, connection)
+            {
+                return resources.broken.push((connection.index, why.to_string()));
             }
         }
         respond::send(resources, connection, slot, cqe, None);

@@ -19,7 +19,7 @@ use super::responses::Responses;
 use super::stall::Progress;
 use super::transfer::Sinks;
 use super::wr_id::WrId;
-use crate::limits::{CQE_BYTES, SGL_DESCRIPTORS_MAX, slots};
+use crate::limits::{CQE_BYTES, SGL_DESCRIPTORS_MAX, SQE_BYTES, SQES_IN_PLACE_AT, slots};
 
 /// Who a connection is.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +64,8 @@ pub(super) struct Connection {
     pub(super) known: bool,
     /// It is no queue of a permitted host: it has a place among strangers.
     pub(super) has_place: bool,
+    /// What it may have waiting beyond what a place may, as a discovery controller's queue.
+    pub(super) completions_beside_place: u32,
     /// Whose queue it is, once connected.
     pub(super) association: Option<Arc<Association>>,
     pub(super) phase: Phase,
@@ -147,6 +149,7 @@ impl Connection {
             sizes,
             known,
             has_place: true,
+            completions_beside_place: 0,
             association: None,
             phase: Phase::accepted(now_us, known),
             qp,
@@ -193,6 +196,24 @@ impl Connection {
     pub(super) fn keep_place(&mut self, page: Buffer) {
         self.spare = Some(page);
         self.waiting.reserve(usize::from(self.sizes.entries));
+    }
+
+    /// Posts the receive of the `at`th SQE behind its responses, which takes that and nothing more.
+    pub(super) fn post_in_place(&mut self, at: u16) -> Result<(), PostError> {
+        let sge = Sge {
+            addr: self.responses.addr() + in_place(at) as u64,
+            len_bytes: SQE_BYTES,
+            lkey: self.queues_lkey,
+        };
+        let wr_id = WrId::RecvInPlace(at).encode();
+        self.qp.post_recv(wr_id, &[sge])
+    }
+
+    /// Copies out the SQE that has come into such a receive.
+    pub(super) fn sqe_in_place(&self, at: u16) -> [u8; SQE_BYTES as usize] {
+        let mut sqe = [0; SQE_BYTES as usize];
+        self.responses.copy_to(in_place(at), &mut sqe);
+        sqe
     }
 
     /// Whether a command of it is not answered, or its answer on the way.
@@ -448,4 +469,9 @@ impl Connection {
             |command: &mut Command| Some((command.receive.take()?, command.take_received()?));
         self.commands.iter_mut().filter_map(parked).collect()
     }
+}
+
+/// Where the `at`th SQE is in the page of its place that has the responses.
+fn in_place(at: u16) -> usize {
+    (SQES_IN_PLACE_AT + u32::from(at) * SQE_BYTES) as usize
 }

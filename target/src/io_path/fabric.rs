@@ -17,7 +17,7 @@ use super::receives::Receives;
 use super::transfer::Sinks;
 use crate::limits::{
     IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, STRANGER_COMPLETIONS, STRANGER_RECEIVES,
-    TRANSFER_BYTES_MAX, completions, cq_depth, send_wrs,
+    TRANSFER_BYTES_MAX, completions, cq_depth, discovery_completions, send_wrs,
 };
 
 /// One RDMA provider on this reactor.
@@ -96,7 +96,11 @@ impl Fabric {
 }
 
 impl DevicePort {
-    fn open(device: &Rc<dyn Device>, memory: &Memory, shared: bool) -> Result<Self, Refusal> {
+    pub(super) fn open(
+        device: &Rc<dyn Device>,
+        memory: &Memory,
+        shared: bool,
+    ) -> Result<Self, Refusal> {
         let attributes = device.attributes();
         let pd = device.allocate_pd()?;
         if attributes.read_sink_needs_remote_write {
@@ -216,6 +220,25 @@ impl DevicePort {
                 Err(refusal)
             }
         }
+    }
+
+    /// Promises what a discovery controller's queue of `entries` can have waiting beyond what its
+    /// place is for; so much it is.
+    pub(super) fn keep_place(&mut self, entries: u16) -> Result<u32, Refusal> {
+        let completions = discovery_completions(entries);
+        self.completions.take(completions)?;
+        Ok(completions)
+    }
+
+    #[cfg(test)]
+    pub(super) fn completions_left(&self) -> u32 {
+        self.completions.has - self.completions.promised
+    }
+
+    /// A connection with a place is gone, and what it kept beside that.
+    pub(super) fn leave_place(&mut self, slots: Vec<u32>, completions: u32) {
+        self.completions.give_back(completions);
+        self.receives.give_back_place(slots);
     }
 
     /// A queue of `entries` with these receives is gone, or was never made.
@@ -338,7 +361,7 @@ pub(super) struct Memory {
     /// Receives and responses of all queues, and the receives of connections that are none yet.
     pub(super) queues: Pool,
     /// Two pages for each connection that is no queue yet: for the data of its Connect, and for its
-    /// response. A discovery controller's Admin queue keeps the second one.
+    /// response. A discovery controller's Admin queue keeps both.
     pub(super) strangers: Pool,
     /// [`TRANSFER_BYTES_MAX`](crate::limits::TRANSFER_BYTES_MAX) of zeroes to push for reads of
     /// what is known to be zero, where a volume has such LBAs. Nothing ever writes here.
@@ -354,23 +377,19 @@ impl Memory {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-    use capstan_config::Config;
     use capstan_memory::Pages;
-    use capstan_rdma::contract::{
-        CmEvent, CmId, ConnectParam, PrivateData, QpConfig, QueuePair, ReceiveSource, SendOp,
-        SendWr, WcStatus, WorkCompletion,
-    };
+    use capstan_rdma::contract::CmEvent;
     use capstan_rdma::loopback::{Network, attributes};
 
     use super::*;
 
-    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    pub(in crate::io_path) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
     /// Memory with two places, of two receives each.
-    fn memory() -> Memory {
+    pub(in crate::io_path) fn memory() -> Memory {
         let pool = |bytes| Pool::new(bytes, Pages::Ordinary).unwrap();
         Memory {
             data: pool(4 << 20),
@@ -381,7 +400,7 @@ mod tests {
     }
 
     /// What happens to one of two ends of a network next.
-    fn next(network: &Network, cm: &mut dyn ConnectionManager) -> CmEvent {
+    pub(in crate::io_path) fn next(network: &Network, cm: &mut dyn ConnectionManager) -> CmEvent {
         loop {
             if let Some(event) = cm.poll(network.now_us()) {
                 return event;
@@ -410,7 +429,10 @@ mod tests {
     #[test]
     fn queues_are_as_deep_as_the_memory_and_no_deeper_than_the_device() {
         let depths = Depths::new(&attributes(), 12_192, true);
-        assert_eq!((depths.receives, depths.completions), (12_192, 381 * 190));
+        assert_eq!(
+            (depths.receives, depths.completions),
+            (12_192, 381 * 190 + 64 * 101)
+        );
         // Soft-RoCE of Linux 6.12 has completion queues of 32,767 entries.
         let soft = DeviceAttributes {
             cqe_max: 32_767,
@@ -483,94 +505,6 @@ mod tests {
         assert!(memory.queues.free_bytes() < before);
         assert!(port.receives.take_place().is_some());
         port.receives.give_back_place(Vec::new());
-    }
-
-    const ENTRIES: u16 = 32;
-
-    fn queue_pair(
-        (cm, id): (&mut dyn ConnectionManager, CmId),
-        (pd, cq): (&Rc<dyn ProtectionDomain>, &Rc<dyn CompletionQueue>),
-        receives: ReceiveSource,
-    ) -> Box<dyn QueuePair> {
-        let config = QpConfig {
-            send_cq: Rc::clone(cq),
-            recv_cq: Rc::clone(cq),
-            send_wr_max: ENTRIES.into(),
-            receives,
-            send_sge_max: 1,
-            recv_sge_max: 2,
-        };
-        cm.create_qp(id, pd, &config).unwrap()
-    }
-
-    /// As the program is configured when nothing is said, a connection of which nothing is known
-    /// sends as much as it can before the reactor looks.
-    #[test]
-    fn a_stranger_takes_no_receive_but_those_of_its_place() {
-        let network = Network::new(1);
-        let there = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
-        let [mut cm, mut stranger] = [HERE, there].map(|address| {
-            let provider = network.provider(&[address], attributes()).unwrap();
-            provider.manager().unwrap()
-        });
-        let (_, at) = cm.listen(SocketAddr::new(HERE, 4420), 1).unwrap();
-        let from = stranger.resolve(at, None, 1_000_000, 0).unwrap();
-        next(&network, &mut stranger);
-        let device = stranger.device(from).unwrap();
-        let (pd, cq) = (device.allocate_pd().unwrap(), device.create_cq(64).unwrap());
-        let receives = ReceiveSource::Own(ENTRIES.into());
-        let mut sends = queue_pair((&mut stranger, from), (&pd, &cq), receives);
-        let param = ConnectParam {
-            private_data: PrivateData::EMPTY,
-            responder_resources: 1,
-            initiator_depth: 1,
-            rnr_retry_count: 0,
-        };
-        stranger.connect(from, &param, 1_000_000, 0).unwrap();
-        let id = next(&network, &mut cm).id;
-
-        let toml = "[[listener]]\naddress = \"127.0.0.1\"\n\
-                    [[subsystem]]\nnqn = \"nqn.2026-11.org.example:volume\"\nallow_any_host = true\n\
-                    [[subsystem.namespace]]\nram = \"1MiB\"\n";
-        let shared = Config::from_toml(toml).unwrap().target.shared_receive_queue;
-        let memory = memory();
-        let device = cm.device(id).unwrap();
-        let mut port = DevicePort::open(&device, &memory, shared).unwrap();
-        // A queue of a permitted host is there already.
-        port.reserve(ENTRIES, 0, &memory.queues).unwrap();
-        let slots = port.receives.take_place().unwrap();
-        let ends = (Rc::clone(&port.pd), Rc::clone(&port.cq));
-        let receives = port.receives.source(ENTRIES);
-        let mut qp = queue_pair((&mut cm, id), (&ends.0, &ends.1), receives);
-        port.receives.post_own(&slots, &mut *qp).unwrap();
-        cm.accept(id, &param).unwrap();
-        next(&network, &mut stranger);
-
-        for wr_id in 0..u64::from(ENTRIES) {
-            let op = SendOp::Send {
-                invalidate: None,
-                solicited: false,
-            };
-            sends
-                .post_send(&SendWr {
-                    wr_id,
-                    op,
-                    sges: &[],
-                    signaled: false,
-                    fence: false,
-                })
-                .unwrap();
-        }
-        sends.ring_doorbell();
-        while let Some(then_us) = network.next_deadline_us() {
-            network.advance_to(then_us);
-        }
-        let mut completions = [WorkCompletion::EMPTY; 2 * ENTRIES as usize];
-        let count = port.cq.poll(&mut completions);
-        let taken = completions[..count]
-            .iter()
-            .filter(|c| c.status == WcStatus::Success);
-        assert_eq!(taken.count(), STRANGER_RECEIVES as usize);
     }
 
     #[test]

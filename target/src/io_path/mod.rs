@@ -26,6 +26,7 @@ mod connect;
 mod connection;
 mod connections;
 mod control;
+mod discovery;
 mod drain;
 mod execute;
 mod fabric;

@@ -94,6 +94,11 @@ impl Receives {
         slots
     }
 
+    /// Whether all queues take them from one.
+    pub(super) fn are_shared(&self) -> bool {
+        self.srq.is_some()
+    }
+
     /// Where a queue of `entries` takes its receives from.
     pub(super) fn source(&self, entries: u16) -> ReceiveSource {
         match &self.srq {

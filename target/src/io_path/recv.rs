@@ -163,6 +163,17 @@ impl IoPath {
                 (slot, completion.byte_len),
             );
         }
+        if let Some(WrId::RecvInPlace(at)) = id {
+            if let Some(connection) = connection.filter(|connection| success && !deaf(connection)) {
+                on_receive_in_place(
+                    &mut self.resources,
+                    connection,
+                    &mut port.receives,
+                    (at, completion.byte_len),
+                );
+            }
+            return;
+        }
         let Some(connection) = connection else { return };
         connection.sends_outstanding = connection.sends_outstanding.saturating_sub(1);
         connection.progress.moved();
@@ -185,7 +196,7 @@ impl IoPath {
                 }
                 waiting::spare_came_back(&mut self.resources, connection);
             }
-            Some(WrId::Recv(_)) | None => {}
+            Some(WrId::Recv(_) | WrId::RecvInPlace(_)) | None => {}
         }
         self.resources.note_in_flight(connection);
     }
@@ -234,11 +245,39 @@ fn on_receive(
             len_bytes,
         });
     }
+    on_landed(resources, connection, receives, (&mut capsule, byte_len));
+}
+
+/// A capsule of an SQE, or less, has come into one of the receives in the connection's place.
+fn on_receive_in_place(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    receives: &mut Receives,
+    (at, byte_len): (u16, u32),
+) {
+    let mut capsule = Capsule {
+        sqe: zerocopy::transmute!(connection.sqe_in_place(at)),
+        data: None,
+    };
+    if let Err(error) = connection.post_in_place(at) {
+        let why = format!("a receive could not be posted again: {error}");
+        return resources.broken.push((connection.index, why));
+    }
+    on_landed(resources, connection, receives, (&mut capsule, byte_len));
+}
+
+/// A capsule of `byte_len` bytes is out of its receive.
+fn on_landed(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    receives: &mut Receives,
+    (capsule, byte_len): (&mut Capsule, u32),
+) {
     if byte_len < SQE_BYTES {
         let why = format!("a capsule of {byte_len} bytes, expected at least {SQE_BYTES}");
         return resources.broken.push((connection.index, why));
     }
-    on_capsule(resources, connection, receives, &mut capsule);
+    on_capsule(resources, connection, receives, capsule);
 }
 
 fn on_capsule(

@@ -3,8 +3,10 @@
 /// The decoded `wr_id`. The queue pair of the completion says which connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WrId {
-    /// A receive; the slot of the shared receive queue.
+    /// A receive, and its slot.
     Recv(u32),
+    /// A receive of a discovery controller's queue that is in the place of its connection.
+    RecvInPlace(u16),
     /// The RDMA READ (the last one of several) that pulls a command's data.
     Pull(u16),
     /// The RDMA WRITE (the last one of several) of a piece of what a command tells, while there is
@@ -19,11 +21,13 @@ const RECV: u64 = 1;
 const PULL: u64 = 2;
 const RESPOND: u64 = 3;
 const PUSH: u64 = 4;
+const RECV_IN_PLACE: u64 = 5;
 
 impl WrId {
     pub(super) fn encode(self) -> u64 {
         let (kind, slot) = match self {
             Self::Recv(slot) => (RECV, u64::from(slot)),
+            Self::RecvInPlace(at) => (RECV_IN_PLACE, u64::from(at)),
             Self::Pull(slot) => (PULL, u64::from(slot)),
             Self::Push(slot) => (PUSH, u64::from(slot)),
             Self::Respond(slot) => (RESPOND, u64::from(slot)),
@@ -36,6 +40,7 @@ impl WrId {
         let slot = u32::try_from(wr_id & u64::from(u32::MAX)).ok()?;
         match wr_id >> KIND_SHIFT {
             RECV => Some(Self::Recv(slot)),
+            RECV_IN_PLACE => Some(Self::RecvInPlace(u16::try_from(slot).ok()?)),
             PULL => Some(Self::Pull(u16::try_from(slot).ok()?)),
             PUSH => Some(Self::Push(u16::try_from(slot).ok()?)),
             RESPOND => Some(Self::Respond(u16::try_from(slot).ok()?)),
@@ -52,6 +57,7 @@ mod tests {
     fn round_trips_and_refuses_strangers() {
         for id in [
             WrId::Recv(u32::MAX),
+            WrId::RecvInPlace(29),
             WrId::Pull(7),
             WrId::Push(0),
             WrId::Respond(u16::MAX),

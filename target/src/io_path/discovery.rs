@@ -1,0 +1,259 @@
+//! The Admin queue of a discovery controller. Anybody may have one, so it takes nothing of the
+//! queues of permitted hosts: it keeps the place that its connection had among strangers. Of that,
+//! one page is what it tells through; the other has its responses and, behind them, the SQEs of its
+//! commands, which bring no data.
+
+use super::accept::Refusal;
+use super::connection::Connection;
+use super::fabric::{DevicePort, Memory};
+use crate::limits::{ADMIN_PIECE_BYTES, STRANGER_RECEIVES};
+
+/// Makes a connection the queue of a discovery controller, with a receive for each entry: a host
+/// sends that many commands as soon as it has the response to its Connect, and some devices end the
+/// connection of a message that finds none. Where receives are shared it goes without.
+pub(super) fn keep_place(
+    port: &mut DevicePort,
+    memory: &Memory,
+    connection: &mut Connection,
+) -> Result<(), Refusal> {
+    let entries = connection.sizes.entries;
+    connection.completions_beside_place = port.keep_place(entries)?;
+    // That of its Connect's data, or where that came in the capsule, that it could have had.
+    let page = memory.strangers.take(ADMIN_PIECE_BYTES);
+    connection.keep_place(page.ok_or(Refusal::Strangers)?);
+    if port.receives.are_shared() {
+        return Ok(());
+    }
+    // The two of its place are as good: one of them has the Connect.
+    let others = u32::from(entries).saturating_sub(STRANGER_RECEIVES);
+    for at in 0..u16::try_from(others).unwrap_or(u16::MAX) {
+        connection
+            .post_in_place(at)
+            .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+    use std::rc::Rc;
+
+    use capstan_config::Config;
+    use capstan_rdma::contract::{
+        Access, CmId, CompletionQueue, ConnectParam, ConnectionManager, MemoryRegion, PrivateData,
+        ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp, SendWr, Sge, WcStatus,
+        WorkCompletion,
+    };
+    use capstan_rdma::loopback::{Network, attributes};
+    use capstan_subsystem::{ConnId, PortId, QueueSizes};
+
+    use super::super::connection::Identity;
+    use super::super::fabric::tests::{HERE, memory, next};
+    use super::super::wr_id::WrId;
+    use super::*;
+    use crate::limits::{PLACE_RESPONSE_BYTES, SQE_BYTES, STRANGER_COMPLETIONS};
+
+    const ENTRIES: u16 = 32;
+
+    fn queue_pair(
+        (cm, id): (&mut dyn ConnectionManager, CmId),
+        (pd, cq): (&Rc<dyn ProtectionDomain>, &Rc<dyn CompletionQueue>),
+        receives: ReceiveSource,
+    ) -> Box<dyn QueuePair> {
+        let config = QpConfig {
+            send_cq: Rc::clone(cq),
+            recv_cq: Rc::clone(cq),
+            send_wr_max: ENTRIES.into(),
+            receives,
+            send_sge_max: 1,
+            recv_sge_max: 2,
+        };
+        cm.create_qp(id, pd, &config).unwrap()
+    }
+
+    /// A connection that was accepted, as the program is configured when nothing is said, and its
+    /// other end, which waits for no receive.
+    struct Accepted {
+        network: Network,
+        host: Box<dyn QueuePair>,
+        /// An SQE of the host for each command, of one byte again and again.
+        sqes: (capstan_memory::Buffer, Rc<dyn MemoryRegion>),
+        connection: Connection,
+        port: DevicePort,
+        memory: Memory,
+        _ends: [Box<dyn ConnectionManager>; 2],
+    }
+
+    impl Accepted {
+        fn new() -> Self {
+            let network = Network::new(1);
+            let there = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+            let [mut cm, mut host_cm] = [HERE, there].map(|address| {
+                let provider = network.provider(&[address], attributes()).unwrap();
+                provider.manager().unwrap()
+            });
+            let (_, at) = cm.listen(SocketAddr::new(HERE, 4420), 1).unwrap();
+            let from = host_cm.resolve(at, None, 1_000_000, 0).unwrap();
+            next(&network, &mut host_cm);
+            let device = host_cm.device(from).unwrap();
+            let (pd, cq) = (device.allocate_pd().unwrap(), device.create_cq(64).unwrap());
+            let receives = ReceiveSource::Own(ENTRIES.into());
+            let host = queue_pair((&mut host_cm, from), (&pd, &cq), receives);
+            let host_memory = memory();
+            let slab = host_memory.data.slab();
+            let region = pd.register(slab, 0, slab.len_bytes(), Access::LOCAL_WRITE);
+            let sqes = host_memory.data.take(u32::from(ENTRIES) * SQE_BYTES);
+            let param = ConnectParam {
+                private_data: PrivateData::EMPTY,
+                responder_resources: 1,
+                initiator_depth: 1,
+                rnr_retry_count: 0,
+            };
+            host_cm.connect(from, &param, 1_000_000, 0).unwrap();
+            let id = next(&network, &mut cm).id;
+
+            let toml = "[[listener]]\naddress = \"127.0.0.1\"\n\
+                        [[subsystem]]\nnqn = \"nqn.2026-11.org.example:volume\"\nallow_any_host = true\n\
+                        [[subsystem.namespace]]\nram = \"1MiB\"\n";
+            let shared = Config::from_toml(toml).unwrap().target.shared_receive_queue;
+            let memory = memory();
+            let device = cm.device(id).unwrap();
+            let mut port = DevicePort::open(&device, &memory, shared).unwrap();
+            // A queue of a permitted host is there already.
+            port.reserve(ENTRIES, 0, &memory.queues).unwrap();
+            let slots = port.receives.take_place().unwrap();
+            let ends = (Rc::clone(&port.pd), Rc::clone(&port.cq));
+            let receives = port.receives.source(ENTRIES);
+            let mut qp = queue_pair((&mut cm, id), (&ends.0, &ends.1), receives);
+            port.receives.post_own(&slots, &mut *qp).unwrap();
+            cm.accept(id, &param).unwrap();
+            next(&network, &mut host_cm);
+
+            let sizes = QueueSizes {
+                qid: 0,
+                entries: ENTRIES,
+                host_receives: ENTRIES,
+                cntlid: 0,
+            };
+            let identity = Identity {
+                id: ConnId(1),
+                index: 0,
+                fabric: 0,
+                port: 0,
+                cm_id: id,
+                listener: PortId(1),
+                local: at,
+                peer: at,
+                sizes,
+                known: false,
+            };
+            let response = memory.strangers.take(PLACE_RESPONSE_BYTES).unwrap();
+            let keys = port.place_keys(&memory);
+            let connection = Connection::new(&identity, qp, slots, response, keys, 0);
+            Self {
+                network,
+                host,
+                sqes: (sqes.unwrap(), region.unwrap()),
+                connection,
+                port,
+                memory,
+                _ends: [Box::new(cm), Box::new(host_cm)],
+            }
+        }
+
+        /// The host sends as many SQEs as its queue has entries before this side looks: those that
+        /// have found a receive.
+        fn flood(&mut self) -> Vec<WorkCompletion> {
+            let (sqes, region) = &mut self.sqes;
+            for nth in 0..ENTRIES {
+                let at = u32::from(nth) * SQE_BYTES;
+                sqes.copy_from(
+                    at as usize,
+                    &[u8::try_from(nth).unwrap(); SQE_BYTES as usize],
+                );
+                let op = SendOp::Send {
+                    invalidate: None,
+                    solicited: false,
+                };
+                let sge = Sge {
+                    addr: sqes.addr() + u64::from(at),
+                    len_bytes: SQE_BYTES,
+                    lkey: region.lkey(),
+                };
+                self.host
+                    .post_send(&SendWr {
+                        wr_id: 0,
+                        op,
+                        sges: &[sge],
+                        signaled: false,
+                        fence: false,
+                    })
+                    .unwrap();
+            }
+            self.host.ring_doorbell();
+            while let Some(then_us) = self.network.next_deadline_us() {
+                self.network.advance_to(then_us);
+            }
+            let mut completions = vec![WorkCompletion::EMPTY; 2 * usize::from(ENTRIES)];
+            let count = self.port.cq.poll(&mut completions);
+            completions.truncate(count);
+            completions.retain(|completion| completion.status == WcStatus::Success);
+            completions
+        }
+
+        fn sqe(&self, completion: &WorkCompletion) -> [u8; SQE_BYTES as usize] {
+            assert_eq!(completion.byte_len, SQE_BYTES);
+            match WrId::decode(completion.wr_id) {
+                Some(WrId::Recv(slot)) => self.port.receives.sqe(slot),
+                Some(WrId::RecvInPlace(at)) => self.connection.sqe_in_place(at),
+                other => panic!("{other:?} is no receive"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_stranger_takes_no_receive_but_those_of_its_place() {
+        let mut accepted = Accepted::new();
+        assert_eq!(accepted.flood().len(), STRANGER_RECEIVES as usize);
+    }
+
+    #[test]
+    fn a_discovery_controllers_queue_has_a_receive_for_each_entry() {
+        let mut accepted = Accepted::new();
+        let queues_bytes = accepted.memory.queues.free_bytes();
+        let Accepted {
+            port,
+            memory,
+            connection,
+            ..
+        } = &mut accepted;
+        keep_place(port, memory, connection).unwrap();
+        let taken = accepted.flood();
+        assert_eq!(taken.len(), usize::from(ENTRIES));
+        // None is where another one has come.
+        let sqes: BTreeSet<_> = taken.iter().map(|taken| accepted.sqe(taken)).collect();
+        let sent = (0..ENTRIES).map(|nth| [u8::try_from(nth).unwrap(); SQE_BYTES as usize]);
+        assert_eq!(sqes, sent.collect());
+        assert_eq!(accepted.memory.queues.free_bytes(), queues_bytes);
+    }
+
+    #[test]
+    fn the_completions_of_a_discovery_controllers_queue_are_promised_to_it() {
+        let Accepted {
+            mut port,
+            memory,
+            mut connection,
+            ..
+        } = Accepted::new();
+        keep_place(&mut port, &memory, &mut connection).unwrap();
+        let kept = connection.completions_beside_place;
+        // 32 receives, 71 responses, and the data of one command in 16 pieces and a request.
+        assert_eq!(kept + STRANGER_COMPLETIONS, 32 + 71 + 16 + 1);
+        let left = |port: &DevicePort| port.completions_left();
+        let before = left(&port);
+        port.leave_place(Vec::new(), kept);
+        assert_eq!(left(&port), before + kept);
+    }
+}
