@@ -176,6 +176,21 @@ impl WireHost {
         }
     }
 
+    /// Gives up the connection of a queue, with what is outstanding on it.
+    ///
+    /// # Panics
+    /// When the queue is not connected.
+    pub fn give_up(&mut self, queue: Queue) {
+        let line = self.lines.remove(&queue).expect("a connected queue");
+        self.end(line);
+        self.outstanding.retain(|(of, _), _| *of != queue);
+    }
+
+    fn end(&self, Line { qp, id, .. }: Line) {
+        drop(qp);
+        self.wire.cm.borrow_mut().destroy(id);
+    }
+
     /// Connects I/O queue 1 of an association; the status of its Connect.
     ///
     /// # Panics
@@ -590,10 +605,8 @@ pub fn connect_data(number: u8) -> ConnectParameters {
 
 impl Drop for WireHost {
     fn drop(&mut self) {
-        for (_, line) in self.lines.drain() {
-            let Line { qp, id, .. } = line;
-            drop(qp);
-            self.wire.cm.borrow_mut().destroy(id);
+        for (_, line) in std::mem::take(&mut self.lines) {
+            self.end(line);
         }
     }
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use capstan_initiator::Controller;
 use capstan_nvme_proto::command::{
-    AdminCommand, CrossControllerReset, GetLogPage, Identify, IoCommand, LbaRange, Read, Write,
+    AdminCommand, CrossControllerReset, FabricsCommand, GetLogPage, Identify, IoCommand, LbaRange,
+    Read, Write,
 };
 use capstan_nvme_proto::identify::{Cns, IdentifyController};
 use capstan_nvme_proto::log::{
@@ -113,6 +114,10 @@ fn assert_not_ready(host: &mut WireHost) {
 fn write_newer(host: &mut WireHost) {
     host.wait_until_ready();
     assert_eq!(host.connect_io(), Status::SUCCESS);
+    write_two(host);
+}
+
+fn write_two(host: &mut WireHost) {
     let (cqe, _) = host.run(Queue::Io, write(FIRST), Data::InCapsule(&[2; LBA_BYTES]));
     assert_eq!(cqe.status(), Status::SUCCESS);
 }
@@ -224,6 +229,28 @@ fn a_write_that_a_stopped_target_had_not_read_ends_before_its_host_goes_on() {
     }
 }
 
+/// The same, of a host that is gone by then: its end is in the socket behind its write, which had
+/// arrived while the connection lived and is carried out before the new controller is ready.
+#[test]
+fn a_write_with_the_end_of_its_connection_behind_it_is_carried_out_before_its_host_goes_on() {
+    for scene in &SCENES[..2] {
+        let at = own_address();
+        let daemon = Daemon::start("ram:64MiB", 4096, at);
+        let mut old = WireHost::connect_through(scene.wire(), at, connect_data(1));
+        signal(daemon.pid(), Signal::SIGSTOP);
+        wait_until_stopped(daemon.pid());
+        old.send(Queue::Io, write(FIRST), Data::InCapsule(&[1; LBA_BYTES]));
+        drop(old);
+        signal(daemon.pid(), Signal::SIGCONT);
+        let mut new = WireHost::connect_through(scene.wire(), at, connect_data(1));
+        assert_eq!(read_first(&mut new), 1, "{scene:?}");
+        write_two(&mut new);
+        assert_eq!(read_first(&mut new), 2, "{scene:?}");
+        drop(new);
+        assert!(daemon.stop().success());
+    }
+}
+
 /// The network gives a write back when the target has ended its connection.
 #[test]
 fn a_write_that_comes_behind_the_end_of_its_connection_is_dropped() {
@@ -278,6 +305,50 @@ fn a_living_path_goes_on_and_is_waited_for_once() {
         assert!(writes < 100_000);
         drop(old);
         target.stop();
+    }
+}
+
+/// An I/O queue is lost, or its host has it deleted, with a write on the medium while the association
+/// lives: it is connected again when that is over.
+#[test]
+fn a_queue_is_not_connected_again_before_what_the_last_one_left_is_over() {
+    let busy = Status::CONNECT_CONTROLLER_BUSY.code();
+    for scene in SCENES {
+        for deletes in [false, true] {
+            let gate = Gate::default();
+            let target = scene.target(&gate);
+            let mut host = scene.connect(&target);
+            gate.hold(1);
+            host.send(Queue::Io, write(FIRST), Data::InCapsule(&[1; LBA_BYTES]));
+            wait_for("a write on the medium", || gate.held() == 1);
+            if deletes {
+                let delete = FabricsCommand::Disconnect.encode(0, Sgl::EMPTY);
+                host.send(Queue::Io, delete, Data::None);
+            }
+            host.give_up(Queue::Io);
+            let connect = |host: &mut WireHost| {
+                let status = host.connect_io();
+                if !status.is_success() {
+                    host.give_up(Queue::Io);
+                }
+                status.code()
+            };
+            // Until the target knows that the connection is lost, the QID is in use.
+            let mut found = Status::SUCCESS.code();
+            wait_for("the end of the lost connection", || {
+                found = connect(&mut host);
+                found != Status::COMMAND_SEQUENCE_ERROR.code()
+            });
+            assert_eq!(found, busy, "{scene:?}, deletes: {deletes}");
+            assert_eq!(connect(&mut host), busy);
+            assert!(host.is_ready(), "the association lives");
+            gate.release();
+            wait_for("room for the queue", || connect(&mut host) != busy);
+            write_two(&mut host);
+            assert_eq!((gate.held(), read_first(&mut host)), (0, 2), "{scene:?}");
+            drop(host);
+            target.stop();
+        }
     }
 }
 
@@ -356,9 +427,7 @@ fn a_controller_is_reset_through_another_when_its_writes_are_over() {
         wait_for("the end of the reset", || {
             resets(&mut other) == [CrossControllerResetStatus::SUCCESSFUL]
         });
-        let data = Data::InCapsule(&[2; LBA_BYTES]);
-        let (cqe, _) = other.run(Queue::Io, write(FIRST), data);
-        assert_eq!(cqe.status(), Status::SUCCESS);
+        write_two(&mut other);
         assert_eq!((gate.held(), read_first(&mut other)), (0, 2), "{scene:?}");
         assert!(reset(&mut other, instance), "it is known to be no more");
         drop((old, other));
