@@ -8,6 +8,7 @@ use crate::{IN_CAPSULE_DATA_BYTES, QueueBounds, Size, TRANSFER_BYTES_MAX};
 /// smallest that a host may expect of a fabrics controller.
 pub const ADMIN_QUEUE_DEPTH: u16 = 32;
 
+const MIB: u64 = 1 << 20;
 /// Bytes of a submission queue entry and of a response capsule (NVMe over Fabrics, capsules).
 const SQE_BYTES: u64 = 64;
 const CQE_BYTES: u64 = 16;
@@ -84,7 +85,8 @@ impl MemoryPlan {
                  {TRANSFERS_IN_FLIGHT_MIN} transfers × {} + Admin Queue {} + I/O queue {} + hosts not \
                  known yet {})",
                 Size(budget_bytes),
-                Size(needed_bytes),
+                // What is written as it is read here is enough.
+                Size(needed_bytes.next_multiple_of(MIB)),
                 Size(TRANSFER_BYTES_MAX),
                 Size(admin_queue_bytes),
                 Size(io_queue_bytes),
@@ -152,12 +154,25 @@ mod tests {
     fn a_budget_too_small_for_one_host_shows_the_sum() {
         assert_eq!(
             MemoryPlan::new(4 << 20, 2, &QUEUES).unwrap_err(),
-            "4 MiB is too small: 5.5 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
+            "4 MiB is too small: 6 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
              Admin Queue 266.5 KiB + I/O queue 1042 KiB + hosts not known yet 186.9 KiB)"
         );
     }
 
     proptest! {
+        #[test]
+        fn the_budget_that_is_said_to_be_needed_is_enough(
+            reactors in 1_usize..300,
+            depth_max in 16_u16..=1024,
+        ) {
+            let queues = QueueBounds { depth_max, ..QUEUES };
+            let words = MemoryPlan::new(1 << 20, reactors, &queues).unwrap_err();
+            let (_, rest) = words.split_once(": ").unwrap();
+            let (needed, _) = rest.split_once(" needed").unwrap();
+            let Size(bytes) = needed.parse().unwrap();
+            prop_assert!(MemoryPlan::new(bytes, reactors, &queues).is_ok(), "{}", words);
+        }
+
         #[test]
         fn a_plan_never_exceeds_its_budget_and_serves_a_host(
             budget_bytes in 0_u64..1 << 41,

@@ -263,9 +263,9 @@ pub enum ProblemKind {
     Backing(#[from] BackingError),
     /// Nobody could connect.
     #[error(
-        "no host may connect; list host NQNs in allowed_hosts (a host prints its own with `cat \
-         /etc/nvme/hostnqn`), or write `allow_any_host = true` to let in every host that reaches \
-         the listener"
+        "no host may connect; list host NQNs in allowed_hosts (the log names a host that is refused, and \
+         /etc/nvme/hostnqn of the host has its own), or write `allow_any_host = true` to let in every \
+         host that reaches the listener"
     )]
     NoHosts,
     /// A list of hosts that would have no effect.

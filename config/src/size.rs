@@ -49,7 +49,7 @@ impl FromStr for Size {
             .unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(unit_at);
         match unit.to_ascii_lowercase().as_str() {
-            "" | "b" => number.trim().parse().map(Size).map_err(|_| not_a_size()),
+            "" | "b" | "bytes" => number.trim().parse().map(Size).map_err(|_| not_a_size()),
             "kib" | "mib" | "gib" | "tib" | "pib" => {
                 let size: ByteSize = trimmed.parse().map_err(|_| not_a_size())?;
                 // The parser saturates; nothing that large exists.
@@ -132,6 +132,8 @@ mod tests {
             ("0", 0),
             ("4096", 4096),
             ("4096B", 4096),
+            // As messages say it.
+            ("4096 bytes", 4096),
             ("1KiB", 1 << 10),
             ("256MiB", 256 << 20),
             ("1.5 GiB", 3 << 29),

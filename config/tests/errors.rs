@@ -147,7 +147,7 @@ fn numbers_out_of_bounds_name_the_bounds() {
 fn a_budget_too_small_shows_the_arithmetic() {
     assert_eq!(
         error_with("[target]\nmemory_budget = \"4MiB\"\nreactors = 2"),
-        "line 2: target.memory_budget: 4 MiB is too small: 5.5 MiB needed for one host (2 \
+        "line 2: target.memory_budget: 4 MiB is too small: 6 MiB needed for one host (2 \
          reactor(s) × 2 transfers × 1 MiB + Admin Queue 266.5 KiB + I/O queue 1042 KiB + hosts not \
          known yet 186.9 KiB); raise target.memory_budget, or lower queues.depth_max or \
          target.reactors"
@@ -220,8 +220,8 @@ fn subsystems_that_cannot_be() {
         (
             "nqn = \"nqn.2026-11.com.example:a\"",
             "line 3: subsystem[0].allowed_hosts: no host may connect; list host NQNs in \
-             allowed_hosts (a host prints its own with `cat /etc/nvme/hostnqn`), or write \
-             `allow_any_host = true` to let in every host that reaches the listener",
+             allowed_hosts (the log names a host that is refused, and /etc/nvme/hostnqn of the host has \
+             its own), or write `allow_any_host = true` to let in every host that reaches the listener",
         ),
         (
             "nqn = \"nqn.2026-11.com.example:a\"\nallowed_hosts = [\"\"]",

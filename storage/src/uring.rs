@@ -31,7 +31,7 @@ pub enum EngineError {
     },
     /// No eventfd to wake the reactor with.
     #[error(
-        "cannot make an eventfd for the io_uring: {source}; raise `ulimit -n` if it is out of descriptors"
+        "cannot make an eventfd for the io_uring: {source}; raise `ulimit -Hn` if it is out of descriptors"
     )]
     Wake {
         /// The kernel's reason.

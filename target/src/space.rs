@@ -13,13 +13,17 @@ const NAME: &str = "space";
 /// What `st_blocks` counts in (stat(2)).
 const STAT_BLOCK_BYTES: u64 = 512;
 
+/// Files that are named with a command of their own.
+const COMMANDS_TOLD: usize = 4;
+
 /// The files of one file system.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Promised {
     /// What they promise and have no space for yet.
     missing_bytes: u64,
     free_bytes: u64,
-    files: Vec<String>,
+    /// Those that have none, and their sizes in bytes.
+    files: Vec<(String, u64)>,
     /// Whether writes to one of them go through the page cache.
     cached: bool,
 }
@@ -52,14 +56,26 @@ fn add(promised: &mut BTreeMap<u64, Promised>, namespace: &Namespace, path: &Pat
     let of = promised.entry(metadata.dev()).or_default();
     of.missing_bytes = of.missing_bytes.saturating_add(missing_bytes);
     of.free_bytes = free.blocks_available().saturating_mul(free.fragment_size());
-    of.files.push(path.display().to_string());
+    of.files.push((path.display().to_string(), metadata.len()));
     of.cached |= namespace.direct == capstan_config::DirectIo::Off;
 }
 
 impl Promised {
+    fn reserve(&self) -> String {
+        let told = self.files.iter().take(COMMANDS_TOLD);
+        let told =
+            told.map(|(name, bytes)| format!("`fallocate --keep-size --length {bytes} {name}`"));
+        let mut told: Vec<_> = told.collect();
+        if self.files.len() > COMMANDS_TOLD {
+            told.push("and so on".to_owned());
+        }
+        told.join(", ")
+    }
+
     fn check(&self) -> Check {
         let [missing, free] = [self.missing_bytes, self.free_bytes].map(Size);
-        let files = self.files.join(", ");
+        let names: Vec<&str> = self.files.iter().map(|(name, _)| &**name).collect();
+        let files = names.join(", ");
         let seen = format!("{files}: {missing} not stored yet, {free} free in its file system");
         if self.missing_bytes <= self.free_bytes {
             return Check::ok(NAME, seen + " (what is below that is not looked at)");
@@ -73,9 +89,7 @@ impl Promised {
             NAME,
             seen + consequence,
             format!("{missing} of free space"),
-            format!(
-                "free some, or reserve it now: fallocate --keep-size --length SIZE FILE, of {files}"
-            ),
+            format!("free some, and reserve it then: {}", self.reserve()),
         )
     }
 }

@@ -108,7 +108,7 @@ fn refused(source: io::Error, disabled: Option<&str>) -> EngineError {
              `ulimit -l` or LimitMEMLOCK= in the systemd unit, or lower the number of entries"
         }
         (Some(libc::EMFILE | libc::ENFILE), _) => {
-            "out of file descriptors: raise `ulimit -n` or LimitNOFILE= in the systemd unit"
+            "out of file descriptors: raise `ulimit -Hn` or LimitNOFILE= in the systemd unit"
         }
         (Some(libc::EINVAL), _) => {
             "the number of entries is out of the kernel's range (1 to 32768)"
