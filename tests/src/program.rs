@@ -501,6 +501,17 @@ pub fn tool(name: &str, args: &[&str]) -> String {
     told(&output.unwrap_or_else(|error| panic!("{name}: {error}")))
 }
 
+/// Runs a line in a shell, without anything to read.
+///
+/// # Panics
+/// When there is no bash.
+#[must_use]
+pub fn shell(line: &str) -> Output {
+    let mut shell = Command::new("bash");
+    let output = shell.args(["-c", line]).stdin(Stdio::null()).output();
+    output.expect("bash")
+}
+
 /// Whether `test` can have disks here: root, FUSE, loop devices, and the tools it names. Says what
 /// is missing.
 #[must_use]

@@ -1,0 +1,441 @@
+//! What messages quote: command lines of the two programs parse, commands of the system have a test
+//! that runs them, keys are keys and options are options.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use capstan_tests::program::{has_tools, program, shell};
+
+/// The crates whose messages people read.
+const CRATES: [&str; 9] = [
+    "config",
+    "doctor",
+    "initiator",
+    "memory",
+    "rdma",
+    "reactor",
+    "storage",
+    "subsystem",
+    "target",
+];
+
+/// What stands for a value in a quoted command, and a value.
+const VALUES: [(&str, &str); 8] = [
+    ("{COMMAND}", "serve-fuse"),
+    ("{FOLDER_OPTION}", "--volume-dir"),
+    ("{folder}", "/tmp"),
+    ("{path}", "/"),
+    ("{name}", "localhost"),
+    ("{port}", "4420"),
+    ("{ip}", "127.0.0.1"),
+    ("{interface}", "lo"),
+];
+
+/// How a command of the system that is quoted gets a test.
+enum Step {
+    /// It only looks: it is run here.
+    Looks,
+    /// A file of this repository in which it is run, and words of it there.
+    In(&'static str, &'static str),
+    /// Why it is not run: no more than that the tool is there.
+    Tool(&'static str),
+}
+
+use Step::{In, Looks, Tool};
+
+/// Where steps are taken.
+const HERE: &str = "tests/tests/next_steps.rs";
+
+const STEPS: [(&str, Step); 48] = [
+    ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
+    (
+        "cryptsetup open DEVICE NAME",
+        In("tests/lab/cases/stacked", "cryptsetup"),
+    ),
+    (
+        "fallocate --keep-size --length {bytes} {name}",
+        In(HERE, "fn root_space_is_reserved"),
+    ),
+    (
+        "fdisk --list DEVICE",
+        In(HERE, "fn what_shows_a_partition_table"),
+    ),
+    ("findmnt -T {path}", Looks),
+    ("findmnt -t btrfs", Tool("there may be none")),
+    ("getent ahosts {name}", Looks),
+    ("ip -6 route", Looks),
+    ("ip address", Looks),
+    (
+        "ip address add {ip}/PREFIX dev INTERFACE",
+        In(HERE, "fn root_an_address_is_added"),
+    ),
+    ("ip address show dev {interface}", Looks),
+    ("ip link", Looks),
+    ("ip route get {ip}", Looks),
+    (
+        "losetup --set-capacity {path}",
+        Tool("it is the last resort after what does the same"),
+    ),
+    (
+        "losetup -d /dev/{name}",
+        In(HERE, "fn root_a_loop_device_is_detached"),
+    ),
+    ("lsattr {path}", In(HERE, "fn root_an_immutable_file")),
+    ("lsblk", Looks),
+    ("lslocks", Looks),
+    (
+        "mdadm --assemble --scan",
+        Tool("it looks at all disks of the machine"),
+    ),
+    ("mkfs.ext4 DEVICE", In("tests/tests/disk.rs", "mkfs.ext4")),
+    ("modprobe fuse", Tool("it changes the kernel")),
+    ("modprobe loop", Tool("it changes the kernel")),
+    ("modprobe {fs_type}", Tool("it changes the kernel")),
+    ("nft list ruleset", Tool("it needs root")),
+    ("nvme connect", In("tests/lab/guest", "nvme connect")),
+    ("nvme gen-hostnqn", Looks),
+    (
+        "nvme resv-report",
+        Tool("the lab has hosts with reservations"),
+    ),
+    (
+        "partx --show DEVICE",
+        In(HERE, "fn what_shows_a_partition_table"),
+    ),
+    ("ps -fp {pid}", In(HERE, "fn what_shows_a_partition_table")),
+    ("rdma link", Tool("a kernel without RDMA refuses it")),
+    (
+        "rdma resource show cm_id",
+        Tool("a kernel without RDMA refuses it"),
+    ),
+    ("ss -ltn", Looks),
+    ("ss -ltnp 'sport = :{port}'", Looks),
+    ("ss -s", Looks),
+    ("sudo", Tool("tests run as root, or not")),
+    ("swapon", Looks),
+    ("swapon DEVICE", Tool("it changes the machine")),
+    (
+        "sysctl -w kernel.io_uring_disabled=0",
+        Tool("it changes the machine"),
+    ),
+    (
+        "sysctl -w net.ipv4.ip_unprivileged_port_start={port}",
+        In(HERE, "fn root_a_low_port_is_opened"),
+    ),
+    ("sysctl fs.file-max", Looks),
+    (
+        "truncate --size=%{lba_bytes} FILE",
+        In("tests/tests/media.rs", "--size=%4096"),
+    ),
+    (
+        "truncate --size={before_bytes} FILE",
+        In("tests/tests/media.rs", "truncate --size="),
+    ),
+    (
+        "truncate -s 1G {path}",
+        In("config/tests/next_steps.rs", "what_a_message_says_to_run"),
+    ),
+    ("ulimit -Hn {all}", In(HERE, "fn the_limit_of_descriptors")),
+    ("ulimit -l unlimited", Looks),
+    ("uuidgen", Looks),
+    (
+        "vgchange --activate y",
+        In("tests/lab/cases/stacked", "vgchange -ay"),
+    ),
+    ("zpool import -d DEVICE", Tool("no test has ZFS")),
+];
+
+/// Every `.rs` file below a folder, but for the tests.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if !path.ends_with("tests") {
+                sources(&path, found);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The text of a file without comments and tests, and with its strings in one piece.
+fn messages_of(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let code = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    let mut joined = String::new();
+    for line in code {
+        match line.strip_suffix('\\') {
+            _ if joined.ends_with('\u{0}') => {
+                joined.pop();
+                let line = line.trim_start();
+                joined += line.strip_suffix('\\').unwrap_or(line);
+                joined.push(if line.ends_with('\\') { '\u{0}' } else { '\n' });
+            }
+            Some(start) => {
+                joined += start;
+                joined.push('\u{0}');
+            }
+            None => {
+                joined += line;
+                joined.push('\n');
+            }
+        }
+    }
+    joined
+}
+
+/// What is quoted in the messages, with the file that says it.
+fn quoted() -> BTreeMap<String, String> {
+    let root = root();
+    let mut found = BTreeMap::new();
+    for name in CRATES {
+        let mut files = Vec::new();
+        sources(&root.join(name).join("src"), &mut files);
+        for file in files {
+            let shown = file.strip_prefix(&root).unwrap().display().to_string();
+            for line in messages_of(&file).lines() {
+                for quote in line.split('`').skip(1).step_by(2) {
+                    found.insert(quote.to_owned(), shown.clone());
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Those of `quotes` that are a command of the system: not ours, no key, and more than a word.
+fn is_of_the_system(quote: &str) -> bool {
+    let first = quote.split(' ').next().unwrap_or_default();
+    let is_name = first.starts_with(|c: char| c.is_ascii_lowercase())
+        && first
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || b".46-".contains(&byte));
+    is_name && !is_ours(quote) && !is_key(quote)
+}
+
+/// A line of a configuration.
+fn is_key(quote: &str) -> bool {
+    let key = quote.split_once(" = ").map(|(key, _)| key);
+    key.is_some_and(|key| {
+        key.bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+    })
+}
+
+fn is_ours(quote: &str) -> bool {
+    quote.starts_with("capstan ") || quote.starts_with("capstan-target ")
+}
+
+/// A quoted command with a value for each that is left open.
+fn with_values(quote: &str) -> String {
+    VALUES.iter().fold(quote.to_owned(), |line, (name, value)| {
+        line.replace(name, value)
+    })
+}
+
+fn has_help(line: &str) -> bool {
+    let mut words = line.split(' ').filter(|word| *word != "…");
+    let mut command = Command::new(program(words.next().expect("a program")));
+    let output = command
+        .args(words)
+        .arg("--help")
+        .stdin(Stdio::null())
+        .output();
+    output.expect("it starts").status.success()
+}
+
+#[test]
+fn what_is_quoted_of_the_two_programs_is_a_command_line_of_theirs() {
+    let quotes = quoted();
+    let ours: Vec<_> = quotes.iter().filter(|(quote, _)| is_ours(quote)).collect();
+    assert!(ours.len() >= 12, "{ours:#?}");
+    for (quote, file) in ours {
+        assert!(has_help(&with_values(quote)), "{file} names `{quote}`");
+    }
+    assert!(!has_help("capstan attache") && !has_help("capstan list --no-such-option"));
+}
+
+#[test]
+fn what_is_quoted_of_the_system_has_a_test() {
+    let quotes = quoted();
+    let words = [
+        "attach", "list", "mount", "check", "doctor", "serve", "discover", "direct", "lba",
+    ];
+    let mut found: BTreeMap<&str, &str> = quotes
+        .iter()
+        .filter(|(quote, _)| is_of_the_system(quote) && !words.contains(&quote.as_str()))
+        // The limits of the shell are looked at.
+        .filter(|(quote, _)| !(quote.starts_with("ulimit") && quote.len() == "ulimit -n".len()))
+        .filter(|(quote, _)| *quote != "ulimit -Hn")
+        .map(|(quote, file)| (quote.as_str(), file.as_str()))
+        .collect();
+    for (quote, step) in STEPS {
+        let file = found.remove(quote);
+        assert!(file.is_some(), "no message names `{quote}` any more");
+        let tool = quote.split(' ').next().expect("a word");
+        match step {
+            In(path, words) => {
+                let path = root().join(path);
+                let mut files = Vec::new();
+                if path.is_dir() {
+                    files.extend(
+                        fs::read_dir(path)
+                            .unwrap()
+                            .map(|entry| entry.unwrap().path()),
+                    );
+                } else {
+                    files.push(path);
+                }
+                let mut texts = files
+                    .iter()
+                    .filter_map(|file| fs::read_to_string(file).ok());
+                assert!(
+                    texts.any(|text| text.contains(words)),
+                    "`{quote}`: no {words}"
+                );
+            }
+            Looks if tool == "ulimit" || has_tools(quote, &[tool]) => {
+                let output = shell(&with_values(quote));
+                let said = String::from_utf8_lossy(&output.stderr);
+                let is_allowed = said.contains("not permitted") || said.contains("denied");
+                assert!(output.status.success() || is_allowed, "`{quote}`: {said}");
+            }
+            Looks => {}
+            Tool(why) => {
+                if has_tools(quote, &[tool]) {
+                    eprintln!("not run, but {tool} is there: `{quote}`: {why}");
+                }
+            }
+        }
+    }
+    assert_eq!(found, BTreeMap::new(), "quoted in messages, and in no test");
+}
+
+/// The keys of the tables in `docs/configuration.md`, which another test compares with what is read.
+fn keys() -> BTreeSet<String> {
+    let text = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| Some(row.split_once('`')?.0.to_owned()))
+        .collect()
+}
+
+#[test]
+fn keys_that_messages_name_are_keys_of_the_configuration() {
+    let keys = keys();
+    let mut seen = 0;
+    for (quote, file) in quoted() {
+        if is_key(&quote) {
+            let key = quote.split(' ').next().expect("a key");
+            assert!(keys.contains(key), "{file} names `{quote}`");
+            seen += 1;
+        }
+    }
+    for name in CRATES {
+        let mut files = Vec::new();
+        sources(&root().join(name).join("src"), &mut files);
+        for file in files {
+            let messages = messages_of(&file);
+            let strings = messages.split('"').skip(1).step_by(2);
+            for word in strings.flat_map(|text| text.split([' ', ',', ';', ':', '(', ')', '`'])) {
+                let key = word
+                    .strip_prefix("target.")
+                    .or_else(|| word.strip_prefix("queues."));
+                if let Some(key) = key.map(|key| key.trim_end_matches(['.', '\\']))
+                    && key
+                        .bytes()
+                        .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+                    && !key.is_empty()
+                {
+                    assert!(keys.contains(key), "{} names {word}", file.display());
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen >= 20, "{seen}");
+}
+
+/// Options of other programs that messages name.
+const FOREIGN_OPTIONS: [&str; 24] = [
+    "--activate",
+    "--add",
+    "--assemble",
+    "--cpus",
+    "--device",
+    "--help",
+    "--json",
+    "--keep-size",
+    "--length",
+    "--list",
+    "--memory",
+    "--mount",
+    "--no-act",
+    "--pids-limit",
+    "--probe",
+    "--raw",
+    "--scan",
+    "--set-capacity",
+    "--show",
+    "--size",
+    "--sparse",
+    "--subsystem-match",
+    "--target",
+    "--version",
+];
+
+#[test]
+fn options_that_messages_name_are_options() {
+    let mut known: BTreeSet<String> = FOREIGN_OPTIONS.iter().map(|o| (*o).to_owned()).collect();
+    let options = |text: &str| -> Vec<String> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+        let options = words.filter(|word| word.starts_with("--") && word.len() > 3);
+        options
+            .map(|word| word.trim_end_matches('-').to_owned())
+            .collect()
+    };
+    for name in ["capstan", "capstan-target"] {
+        let help = |args: &[&str]| {
+            let output = Command::new(program(name))
+                .args(args)
+                .arg("--help")
+                .output();
+            String::from_utf8(output.expect("it starts").stdout).expect("text")
+        };
+        let all = help(&[]);
+        let (_, commands) = all.split_once("Commands:").expect("commands");
+        let (commands, _) = commands.split_once("Options:").expect("options");
+        known.extend(options(&all));
+        for line in commands.lines().filter_map(|line| line.strip_prefix("  ")) {
+            if let Some(command) = line.split(' ').next().filter(|word| !word.is_empty()) {
+                known.extend(options(&help(&[command])));
+            }
+        }
+    }
+    known.insert("--volume-dir".to_owned());
+    let mut found = BTreeMap::new();
+    for name in CRATES {
+        let mut files = Vec::new();
+        sources(&root().join(name).join("src"), &mut files);
+        for file in files {
+            for line in messages_of(&file).lines() {
+                // A string without a space is handed to a tool, or compared.
+                let strings = line.split('"').skip(1).step_by(2);
+                for text in strings.filter(|text| text.contains(' ')) {
+                    let strange = options(text).into_iter().filter(|o| !known.contains(o));
+                    found.extend(strange.map(|option| (option, file.display().to_string())));
+                }
+            }
+        }
+    }
+    assert_eq!(found, BTreeMap::new(), "options of no program");
+}
