@@ -18,7 +18,7 @@ use nix::unistd::getuid;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::front_ends::disk::loop_device::is_configured;
+use crate::front_ends::disk::loop_device::{is_configured, is_volume};
 use crate::front_ends::disk::loop_process::{LoopProcessError, look};
 use crate::front_ends::disk::mounts::{mount_elsewhere, mounts_of};
 use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, run_dir};
@@ -91,6 +91,16 @@ pub enum ClaimError {
         subnqn: String,
         /// What has it, and how to end that, in words.
         held: String,
+    },
+    /// Another user keeps the file from this one.
+    #[error("{} of user {user} has mode {mode:o}, expected {FILE_MODE:o}, with which every user of this machine can claim: as that user or root, end what has it open (see fuser) and remove it", .path.display())]
+    Closed {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        user: u32,
+        /// Its mode.
+        mode: u32,
     },
     /// The file cannot be used.
     #[error("{}: {source}; expected a folder where every user of this machine can make files, like /run/lock or /dev/shm: give one with {FOLDER_VARIABLE}", .path.display())]
@@ -179,7 +189,9 @@ impl HolderDisk {
         let look = || match look(&self.device) {
             Ok(state) => state.name.as_ref() == Some(&self.loop_name),
             // Its target does not answer, so it is one.
-            Err(error) => matches!(error, LoopProcessError::Late { .. }),
+            Err(LoopProcessError::Late { .. }) => true,
+            // Another user's cannot be opened: one of a volume then is taken for this one.
+            Err(_) => is_volume(&self.device),
         };
         is_configured(&self.device) && look()
     }
@@ -330,7 +342,7 @@ fn lock(path: &Path, sharing: Sharing) -> Result<Locked, ClaimError> {
             {
                 continue;
             }
-            Err(source) => return Err(error(source)),
+            Err(source) => return Err(closed(path, &source).unwrap_or_else(|| error(source))),
         };
         let locked = match sharing {
             Sharing::Exclusive => file.try_lock(),
@@ -352,6 +364,19 @@ fn lock(path: &Path, sharing: Sharing) -> Result<Locked, ClaimError> {
     Err(error(io::Error::other(
         "it is made and removed over and over",
     )))
+}
+
+/// Whether `error` is for want of a right that the owner of the file keeps from others.
+fn closed(path: &Path, error: &io::Error) -> Option<ClaimError> {
+    let found = fs::symlink_metadata(path).ok()?;
+    let mode = found.mode() & 0o777;
+    let is_closed =
+        error.kind() == io::ErrorKind::PermissionDenied && found.is_file() && mode != FILE_MODE;
+    is_closed.then(|| ClaimError::Closed {
+        path: path.to_owned(),
+        user: found.uid(),
+        mode,
+    })
 }
 
 fn open(path: &Path) -> io::Result<File> {
