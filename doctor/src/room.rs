@@ -10,8 +10,8 @@ use crate::{Check, Machine, Verdict};
 const HOST_BYTES: u64 = 64 << 20;
 /// Descriptors of `capstan` with an association of a few queues: sockets, rings, wake-ups, files.
 const HOST_FDS: u64 = 64;
-/// Its threads.
-const HOST_THREADS: u64 = 4;
+/// Its threads, with the one that it starts with.
+const HOST_THREADS: u64 = 5;
 
 /// How the limit of a control group is raised.
 const RAISE_MEMORY: &str = "MemoryMax= of the unit, --memory of the container";
@@ -20,7 +20,7 @@ const RAISE_PIDS: &str = "TasksMax= of the unit, --pids-limit of the container";
 /// What something takes, in words and bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryNeed {
-    /// What takes it, as the subject of "need": "the namespaces in RAM".
+    /// What takes it, with its verb: "the namespaces in RAM need".
     pub what: String,
     /// All of it.
     pub bytes: u64,
@@ -33,7 +33,7 @@ pub struct MemoryNeed {
 /// What `capstan` needs.
 pub(crate) fn of_host(machine: &Machine) -> [Check; 3] {
     let need = MemoryNeed {
-        what: "data and queues of an association".to_owned(),
+        what: "data and queues of an association need".to_owned(),
         bytes: HOST_BYTES,
         new_bytes: HOST_BYTES,
         lower: "give it a machine or a group with more".to_owned(),
@@ -68,7 +68,7 @@ pub fn memory(machine: &Machine, need: &MemoryNeed) -> Check {
         new_bytes,
         lower,
     } = need;
-    let needs = format!("{what} need {}", size(*bytes));
+    let needs = format!("{what} {}", size(*bytes));
     let bounds: Vec<_> = [
         of_machine(machine).map(|bound| (bound, String::new())),
         cgroup::memory(machine).map(|bound| (bound, format!(", or raise that ({RAISE_MEMORY})"))),
@@ -175,13 +175,19 @@ pub fn open_files(machine: &Machine, least: u64, all: u64, what: &str) -> Check 
     Check::ok(NAME, format!("{seen}; {all} needed"))
 }
 
-/// Threads: limited by control groups, and by RLIMIT_NPROC for all processes of a user together.
+/// Threads, of which a process needs so many in all: limited by control groups, and by RLIMIT_NPROC
+/// for all processes of a user together. Those that it has already are left to it.
 #[must_use]
 pub fn threads(machine: &Machine, needed: u64) -> Check {
     const NAME: &str = "threads";
+    let own = Status::read(machine, "self").map_or(0, |status| status.threads);
+    let with_own = |bound: Bound| Bound {
+        free: bound.free.saturating_add(own),
+        ..bound
+    };
     let bounds: Vec<_> = [
-        cgroup::pids(machine).map(|bound| (bound, RAISE_PIDS)),
-        of_user(machine).map(|bound| (bound, "`ulimit -u`, LimitNPROC= of the unit")),
+        cgroup::pids(machine).map(|bound| (with_own(bound), RAISE_PIDS)),
+        of_user(machine).map(|bound| (with_own(bound), "`ulimit -u`, LimitNPROC= of the unit")),
     ]
     .into_iter()
     .flatten()
@@ -288,7 +294,7 @@ mod tests {
 
     fn need(mib: u64) -> MemoryNeed {
         MemoryNeed {
-            what: "the namespaces in RAM and the memory budget".to_owned(),
+            what: "the namespaces in RAM and the memory budget need".to_owned(),
             bytes: mib << 20,
             new_bytes: mib << 20,
             lower: "lower target.memory_budget".to_owned(),
@@ -403,6 +409,12 @@ mod tests {
         assert_eq!(few.verdict, Verdict::Error);
         assert_eq!(few.seen, "2 of 10 left (/sys/fs/cgroup/a/pids.max)");
         assert!(few.remedy.unwrap().contains("TasksMax="));
+        // Seven of them are this process's.
+        let started = grouped(&[("pids.max", "10\n"), ("pids.current", "8\n")])
+            .file("proc/self/status", "Uid:\t0\t0\t0\t0\nThreads:\t7\n");
+        assert_eq!(threads(&started.machine(), 9).verdict, Verdict::Ok);
+        let few = threads(&started.machine(), 10);
+        assert_eq!(few.seen, "9 of 10 left (/sys/fs/cgroup/a/pids.max)");
 
         let status = "Uid:\t1000\t1000\t1000\t1000\nThreads:\t5\n";
         let user = |capabilities: &str| {
@@ -415,6 +427,7 @@ mod tests {
                     "proc/self/status",
                     &format!("{status}CapEff:\t{capabilities}\n"),
                 )
+                .file("proc/6/status", status)
                 .file("proc/7/status", status)
                 .file("proc/8/status", "Uid:\t0\t0\t0\t0\nThreads:\t100\n")
         };

@@ -10,8 +10,9 @@ use capstan_doctor::{Check, Machine, Role, Verdict};
 const PROCESS_FDS: u64 = 16;
 /// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
 const REACTOR_FDS: u64 = 16;
-/// Threads of the process besides its reactors': the one that waits for signals, and one to spare.
-const PROCESS_THREADS: u64 = 2;
+/// Threads of the process besides its reactors': the first, the two of the log, the one that looks at
+/// media, the one that waits for a second signal, and one of the kernel for the ring of the first.
+const PROCESS_THREADS: u64 = 6;
 /// Threads of a reactor: its own, and two of the kernel for what a ring cannot do without waiting
 /// (`io_uring_register(2)`, `IORING_REGISTER_IOWQ_MAX_WORKERS`), which count as the process's.
 const REACTOR_THREADS: u64 = 3;
@@ -97,7 +98,7 @@ pub(crate) fn checks(machine: &Machine, config: &Config) -> Vec<Check> {
 pub(crate) fn checks_of_any(machine: &Machine) -> Vec<Check> {
     let bytes = Target::default().memory_budget_bytes;
     let need = MemoryNeed {
-        what: "the default memory budget".to_owned(),
+        what: "the default memory budget needs".to_owned(),
         bytes,
         new_bytes: bytes,
         lower: LOWER.to_owned(),
@@ -117,9 +118,9 @@ fn memory_need(config: &Config, new_bytes: u64) -> MemoryNeed {
     let ram_bytes = ram_bytes(config, |_, _| true);
     let budget_bytes = config.target.memory_budget_bytes;
     let (what, lower) = match ram_bytes {
-        0 => ("the memory budget", LOWER),
+        0 => ("the memory budget needs", LOWER),
         _ => (
-            "the namespaces in RAM and the memory budget",
+            "the namespaces in RAM and the memory budget need",
             "make these namespaces smaller, or lower target.memory_budget",
         ),
     };

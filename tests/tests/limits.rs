@@ -179,6 +179,18 @@ fn threads_of_a_control_group_are_counted() {
     let run = |name: &str, args: &[&str]| group.run(name, args);
     assert_refused(run, &file, &[" of 4 left (", "pids.max", "TasksMax="]);
     assert_eq!(of_host(run, "threads")["verdict"], "warning");
+    // With as many as it asks for it starts, and needs no more.
+    let output = run("capstan-target", &["check", "--config", utf8(&file)]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    let (_, needed) = told.split_once("; expected ").expect("a number");
+    let (needed, _) = needed.split_once(':').expect("a number");
+    fs::write(group.0.join("pids.max"), needed).unwrap();
+    let tool = group.tool();
+    let tool = tool.each_ref().map(String::as_str);
+    let daemon = Daemon::serve_under(&tool, &["--config", utf8(&file)]);
+    let threads = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    assert!(threads.count() <= needed.parse().unwrap());
+    assert!(daemon.stop().success());
 }
 
 #[test]
