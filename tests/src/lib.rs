@@ -8,5 +8,6 @@ pub mod host;
 pub mod process;
 pub mod program;
 pub mod proxy;
+pub mod running;
 pub mod target;
 pub mod wire_host;

@@ -229,13 +229,29 @@ impl Daemon {
         }
     }
 
+    /// How many lines of the log have `words`.
+    #[must_use]
+    pub fn count_log(&self, words: &str) -> usize {
+        let log = self.log();
+        log.iter().filter(|line| line.contains(words)).count()
+    }
+
     /// Asks it to end, and waits for that: its exit status.
     ///
     /// # Panics
     /// When it has ended already.
     #[must_use]
-    pub fn stop(mut self) -> ExitStatus {
+    pub fn stop(self) -> ExitStatus {
         signal(self.child.id(), Signal::SIGTERM);
+        self.ended()
+    }
+
+    /// Waits for its end: its exit status.
+    ///
+    /// # Panics
+    /// When it cannot be waited for.
+    #[must_use]
+    pub fn ended(mut self) -> ExitStatus {
         self.child.wait().expect("it ends")
     }
 
@@ -267,8 +283,10 @@ trap '' TERM
 for record in "$CAPSTAN_RUN_DIR"/*/volume.json; do
     [ -e "$record" ] || continue
     device=$(sed -n 's/.*"device": "\(.*\)".*/\1/p' "$record" )
+    end="umount --force $device"
+    [ -n "$device" ] || end="detach --force ${record%/*}"
     for try in 1 2 3 4 5; do
-        "$0" umount --force "$device" || sleep 1
+        "$0" $end || sleep 1
         [ -e "$record" ] || break
     done
 done

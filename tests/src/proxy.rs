@@ -60,6 +60,8 @@ pub enum Flow {
     Delay(Duration),
     /// They are read and stay here.
     Hold,
+    /// The first so many pass, and the others stay here.
+    HoldAfter(usize),
     /// They pass one by one, each as a TCP segment of its own where the receiver keeps up.
     Crumble,
 }
@@ -103,8 +105,11 @@ impl Pipe {
         let come = self.kept.front().map(|(come, _)| *come);
         match self.flow {
             Flow::Hold => None,
+            Flow::HoldAfter(bytes) if self.passed_bytes >= bytes => None,
             Flow::PassBytes => come,
-            Flow::Pass | Flow::Crumble => Some(come.unwrap_or_else(Instant::now)),
+            Flow::Pass | Flow::HoldAfter(_) | Flow::Crumble => {
+                Some(come.unwrap_or_else(Instant::now))
+            }
             Flow::Delay(delay) => Some(come.map_or_else(Instant::now, |come| come + delay)),
         }
     }
@@ -146,6 +151,10 @@ impl Pipe {
             };
             let piece = match self.flow {
                 Flow::Crumble => &bytes[..1],
+                Flow::HoldAfter(pass) => {
+                    let rest = pass.saturating_sub(self.passed_bytes);
+                    &bytes[..rest.min(bytes.len())]
+                }
                 Flow::Pass | Flow::PassBytes | Flow::Delay(_) | Flow::Hold => bytes.as_slice(),
             };
             match to.write(piece) {
@@ -403,6 +412,18 @@ impl Proxy {
     pub fn wait_for_kept_bytes(&self, connection: usize, direction: Direction, count: usize) {
         self.wait("kept bytes", |state| {
             state.lines[connection].pipe(direction).kept_bytes >= count
+        });
+    }
+
+    /// Waits until bytes of a direction are kept here of so many connections.
+    ///
+    /// # Panics
+    /// When there are not within a minute.
+    pub fn wait_for_kept(&self, connections: usize, direction: Direction) {
+        self.wait("connections that are held", |state| {
+            let lines = state.lines.iter_mut();
+            let held = lines.filter_map(|line| (line.pipe(direction).kept_bytes > 0).then_some(()));
+            held.count() >= connections
         });
     }
 

@@ -70,7 +70,9 @@ impl Target {
         self.proxy.wait_for_connections(2);
         self.proxy.set(1, Direction::ToHost, Flow::Delay(SLOW));
         let record = self.machine.path("run/0/volume.json");
-        wait_until("there is a record", || record.exists());
+        wait_until("the record has a device", || {
+            fs::read_to_string(&record).is_ok_and(|text| text.contains("/dev/loop"))
+        });
         self.stand_still();
         let list = self.machine.list();
         assert_eq!(list[0]["state"], "setting up", "{list:?}");

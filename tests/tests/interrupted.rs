@@ -5,22 +5,26 @@ use std::collections::HashSet;
 use std::fs::{self, OpenOptions};
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use capstan_tests::program::{Daemon, own_address, program, signal, told, tool, utf8};
+use capstan_tests::program::{
+    Daemon, Machine, has_disks, own_address, program, signal, told, tool, utf8,
+};
+use capstan_tests::proxy::{Direction, Flow, Proxy};
+use capstan_tests::running::Running;
 use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{Backlog, listen};
 use serde_json::Value;
 
-/// What every command promises.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// For what happens between processes of a busy machine.
 const LONG: Duration = Duration::from_secs(30);
-/// Every command that connects, with what it needs besides the target.
-const COMMANDS: [&str; 16] = [
+/// Every command that connects, with what it needs besides the target. Those that make disks come
+/// last: they are left out where there can be none.
+const COMMANDS: [&str; 20] = [
     "discover",
     "id-ctrl",
     "id-ns",
@@ -37,81 +41,13 @@ const COMMANDS: [&str; 16] = [
     "bench --rw randread --runtime 60",
     "doctor",
     "serve-nbd --socket",
+    "attach",
+    "attach --read-only",
+    "mount MOUNT_POINT",
+    "mount --type ext4 --part 2 MOUNT_POINT",
 ];
-
-/// A program; killed when it is dropped.
-struct Running {
-    line: String,
-    child: Child,
-}
-
-impl Running {
-    fn new(name: &str, words: &[&str]) -> Self {
-        // It must not outlive a test that is killed.
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--pdeathsig", "KILL"])
-            .arg(program(name))
-            .args(words)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        Self {
-            line: words.join(" "),
-            child: command.spawn().expect("the program starts"),
-        }
-    }
-
-    /// `capstan LINE` on the target at `at`.
-    fn capstan(line: &str, at: SocketAddr) -> Self {
-        let mut words: Vec<_> = line.split(' ').collect();
-        let (addr, port) = (at.ip().to_string(), at.port().to_string());
-        words.extend(["-a", &addr, "-s", &port, "--provider", "iwarp"]);
-        // The discovery service's own name is its default.
-        if words.first() != Some(&"discover") {
-            words.extend(["-n", SUBNQN]);
-        }
-        Self::new("capstan", &words)
-    }
-
-    /// Sends a signal, and waits for the end: the status, and what was said.
-    fn interrupted(mut self, sent: Signal) -> Output {
-        signal(self.child.id(), sent);
-        let since = Instant::now();
-        while self.child.try_wait().expect("it is a child").is_none() {
-            let waited = since.elapsed();
-            assert!(
-                waited < PATIENCE,
-                "`{}` runs {waited:?} after {sent}",
-                self.line
-            );
-            thread::sleep(Duration::from_millis(5));
-        }
-        let mut output = Output {
-            status: self.child.wait().expect("it has ended"),
-            stdout: Vec::new(),
-            stderr: Vec::new(),
-        };
-        let (stdout, stderr) = (self.child.stdout.take(), self.child.stderr.take());
-        stdout
-            .expect("piped")
-            .read_to_end(&mut output.stdout)
-            .expect("stdout");
-        stderr
-            .expect("piped")
-            .read_to_end(&mut output.stderr)
-            .expect("stderr");
-        output
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Ended already where all is well.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// Those that make disks.
+const OF_DISKS: usize = 4;
 
 /// Waits until as many sockets have begun to connect to `at`, or are connected: lines of
 /// `/proc/net/tcp` with that peer (proc_pid_net(5)).
@@ -143,25 +79,85 @@ fn wait_until_connecting(at: SocketAddr, sockets: usize) {
     }
 }
 
+/// Every command, at work.
+struct Commands {
+    machine: Machine,
+    running: Vec<Running>,
+    socket: PathBuf,
+}
+
+impl Commands {
+    /// Starts them all on the target at `at`.
+    fn start(at: SocketAddr) -> Self {
+        let machine = Machine::new(at);
+        let socket = machine.path("nbd");
+        let can = has_disks("attach and mount among the commands", &[]);
+        let count = COMMANDS.len() - if can { 0 } else { OF_DISKS };
+        let running = COMMANDS[..count].iter().enumerate().map(|(number, line)| {
+            let mut words: Vec<&str> = line.split(' ').collect();
+            let command = words.remove(0);
+            let mount_point = machine.path(&format!("mnt/{number}"));
+            fs::create_dir(&mount_point).expect("a folder");
+            for word in &mut words {
+                if *word == "MOUNT_POINT" {
+                    *word = utf8(&mount_point);
+                }
+            }
+            if words.last() == Some(&"--socket") {
+                words.push(utf8(&socket));
+            }
+            let target = Running::target(at);
+            let mut target: Vec<&str> = target.iter().map(String::as_str).collect();
+            // The discovery service's own name is its default.
+            if command == "discover" {
+                target.truncate(target.len() - 2);
+            }
+            Running::start(machine.command(command, &[words, target].concat()))
+        });
+        let running = running.collect();
+        Self {
+            machine,
+            running,
+            socket,
+        }
+    }
+
+    /// Sends each a signal: it ends, and leaves nothing.
+    fn end(self) {
+        for (number, command) in self.running.into_iter().enumerate() {
+            let line = command.line.clone();
+            let output = command.interrupted([Signal::SIGINT, Signal::SIGTERM][number % 2]);
+            assert!(!output.status.success(), "`{line}` succeeded: {output:?}");
+        }
+        assert!(!self.socket.exists(), "serve-nbd left its socket");
+        if fs::exists(self.machine.path("run")).expect("a folder") {
+            self.machine.assert_clean(Path::new("/dev/loop-none"));
+        }
+    }
+}
+
 /// Starts every command on a target that does not answer, to which `already` sockets are connected,
 /// and sends each a signal while it waits.
 fn every_command_ends(at: SocketAddr, already: usize) {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let socket = folder.path().join("nbd");
-    let started: Vec<_> = COMMANDS
-        .iter()
-        .map(|line| match line.ends_with("--socket") {
-            true => Running::capstan(&format!("{line} {}", utf8(&socket)), at),
-            false => Running::capstan(line, at),
-        })
-        .collect();
-    wait_until_connecting(at, already + started.len());
-    for (number, command) in started.into_iter().enumerate() {
-        let line = command.line.clone();
-        let output = command.interrupted([Signal::SIGINT, Signal::SIGTERM][number % 2]);
-        assert!(!output.status.success(), "`{line}` succeeded");
+    let commands = Commands::start(at);
+    wait_until_connecting(at, already + commands.running.len());
+    commands.end();
+}
+
+#[test]
+fn every_command_ends_at_every_stage_of_its_connection() {
+    let at = own_address();
+    let target = Daemon::start("ram:16MiB", 4096, at);
+    // Bytes of the target that arrive: parts of the MPA reply, of the answers to Connect and to the
+    // first properties, and of Identify Controller.
+    for bytes in [10, 40, 100, 250, 1000] {
+        let proxy = Proxy::start(at);
+        proxy.set_new(Direction::ToHost, Flow::HoldAfter(bytes));
+        let commands = Commands::start(proxy.address);
+        proxy.wait_for_kept(commands.running.len(), Direction::ToHost);
+        commands.end();
     }
-    assert!(!socket.exists(), "serve-nbd left its socket");
+    assert!(target.stop().success());
 }
 
 #[test]
@@ -206,25 +202,21 @@ fn a_target_ends_while_its_configuration_does_not_come() {
     }
 }
 
+/// What the target has counted.
+fn smart_log(at: SocketAddr) -> Value {
+    let target = Running::target(at);
+    let mut capstan = Command::new(program("capstan"));
+    capstan.args(["smart-log", "-o", "json"]).args(target);
+    let text = told(&capstan.output().expect("capstan runs"));
+    serde_json::from_str(&text).expect("JSON")
+}
+
 /// `capstan bench` that reads from a target, once the target counts its reads.
 fn measuring(at: SocketAddr, words: &str) -> Running {
     let reads = || {
-        let (addr, port) = (at.ip().to_string(), at.port().to_string());
-        let mut capstan = Command::new(program("capstan"));
-        capstan.args([
-            "smart-log",
-            "-a",
-            &addr,
-            "-s",
-            &port,
-            "-n",
-            SUBNQN,
-            "-o",
-            "json",
-        ]);
-        let text = told(&capstan.output().expect("capstan runs"));
-        let log: Value = serde_json::from_str(&text).expect("JSON");
-        log["host_read_commands"].as_u64().expect("a count")
+        smart_log(at)["host_read_commands"]
+            .as_u64()
+            .expect("a count")
     };
     let before = reads();
     let bench = Running::capstan(&format!("bench --rw randread --iodepth 4 {words}"), at);

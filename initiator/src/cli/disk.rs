@@ -15,9 +15,11 @@ use nix::mount::{MntFlags, umount2};
 use serde_json::{Value, json};
 
 use super::args::OutputArgs;
-use super::output;
+use super::interrupt::{Interrupted, Interrupts};
 use super::signatures::{self, Partition};
+use super::tool::Tools;
 use super::volume::{VolumeArgs, require_root};
+use super::{force, output};
 
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
@@ -38,12 +40,21 @@ pub(crate) struct Attach {
 
 impl Attach {
     pub(crate) fn run(&self) -> Result<()> {
-        let (_, record) = self.volume.attach()?;
-        // The disk is there; what is on it is told as far as that can be found out.
-        let partitions = signatures::partitions(&record.device).unwrap_or_else(|error| {
-            tracing::warn!("partitions were not looked for: {error:#}");
-            Vec::new()
-        });
+        // Taken before a thread starts, which must not get them.
+        let interrupts = Interrupts::take()?;
+        let (dir, record) = self.volume.attach(None, &interrupts)?;
+        let tools = Tools::new(&interrupts, self.volume.patience());
+        let partitions = match signatures::partitions(&record.device, &tools) {
+            Ok(partitions) => partitions,
+            Err(error) if error.is::<Interrupted>() => {
+                return Err(force::give_up(&dir, &record, error));
+            }
+            // The disk is there; what is on it is told as far as that can be found out.
+            Err(error) => {
+                tracing::warn!("partitions were not looked for: {error:#}");
+                Vec::new()
+            }
+        };
         if self.output.is_json() {
             let mut told = serde_json::to_value(&record)?;
             told["partitions"] = partitions.iter().map(partition_json).collect();
@@ -70,7 +81,8 @@ fn partition_json(partition: &Partition) -> Value {
 /// Arguments of `detach`.
 #[derive(Args, Debug)]
 pub(crate) struct Detach {
-    /// The disk, as `attach` printed it, or a folder that it is or was being mounted at.
+    /// The disk, as `attach` printed it, or a folder that it is or was being mounted at; of a volume
+    /// that has no disk yet, the folder that `list` shows.
     device: PathBuf,
     /// End the serving process first, as when it does not answer: I/O in progress fails, and what
     /// was not written is lost. A disk that is mounted or otherwise in use is left as it is.
@@ -105,7 +117,7 @@ impl Detach {
 /// What is left of a volume, as JSON.
 pub(super) fn left(record: &Record, mounts: &[Mount], attached: bool) -> Value {
     json!({
-        "device": record.device,
+        "device": record.has_disk().then_some(&record.device),
         "mount_points": mounts.iter().map(|m| &m.mount_point).collect::<Vec<_>>(),
         "attached": attached,
     })
@@ -159,7 +171,7 @@ impl List {
         )?;
         for row in &rows {
             if let Some(text) = &row.state.attention {
-                output::line(&format!("{}: {text}", row.record.device.display()))?;
+                output::line(&format!("{}: {text}", row.record.name()))?;
             }
         }
         Ok(())
@@ -168,6 +180,8 @@ impl List {
 
 /// One volume in the list.
 struct Row {
+    /// What `detach` takes while there is no disk.
+    folder: PathBuf,
     record: Record,
     mounts: Vec<Mount>,
     state: State,
@@ -190,6 +204,13 @@ impl Row {
             plain("dead", text)
         };
         let mut state = state;
+        if !record.has_disk() {
+            let folder = dir.path().display();
+            state.attention = Some(format!(
+                "it has no disk yet ({}); to give it up: capstan detach {folder}",
+                state.detail
+            ));
+        }
         if let Some(point) = record.mount_points.first()
             && mounts.is_empty()
             && state.attention.is_none()
@@ -201,6 +222,7 @@ impl Row {
             ));
         }
         Ok(Some(Self {
+            folder: dir.path().to_owned(),
             record,
             mounts,
             state,
@@ -220,7 +242,8 @@ impl Row {
             "volume": format!("{}/{}", self.record.subnqn, self.record.nsid),
             "subnqn": self.record.subnqn,
             "nsid": self.record.nsid,
-            "device": self.record.device,
+            "folder": self.folder,
+            "device": self.record.has_disk().then_some(&self.record.device),
             "size_bytes": self.record.size_bytes,
             "lba_bytes": self.record.lba_bytes,
             "read_only": self.record.read_only,
@@ -255,8 +278,16 @@ impl Row {
         let mounts = self.mount_points();
         vec![
             format!("{}/{}", self.record.subnqn, self.record.nsid),
-            self.record.device.display().to_string(),
-            output::size(self.record.size_bytes),
+            if self.record.has_disk() {
+                self.record.device.display().to_string()
+            } else {
+                "-".to_owned()
+            },
+            if self.record.size_bytes > 0 {
+                output::size(self.record.size_bytes)
+            } else {
+                "-".to_owned()
+            },
             if mounts.is_empty() {
                 "-".to_owned()
             } else {
@@ -382,7 +413,7 @@ pub(super) fn check_losses(dir: &VolumeDir, record: &Record) -> Result<()> {
         None => Ok(()),
         Some(losses) => bail!(
             "{} is detached, but {losses}; the volume's log is {}",
-            record.device.display(),
+            record.name(),
             kept::path(dir, record).display()
         ),
     }
@@ -393,7 +424,7 @@ pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
     // In order: it has removed its folder itself.
     let has_died = dir.path().exists();
     take_away(dir, record)?;
-    if has_died {
+    if has_died && record.has_disk() {
         tracing::warn!("{}", unflushed(record, "had died"));
     }
     Ok(())
@@ -415,7 +446,9 @@ pub(super) fn clean_up_dead() {
 /// Takes away what a process that was ended here left behind.
 pub(super) fn clean_up_ended(dir: &VolumeDir, record: &Record) -> Result<()> {
     take_away(dir, record)?;
-    tracing::warn!("{}", unflushed(record, "was ended"));
+    if record.has_disk() {
+        tracing::warn!("{}", unflushed(record, "was ended"));
+    }
     Ok(())
 }
 
@@ -423,7 +456,7 @@ fn unflushed(record: &Record, what: &str) -> String {
     format!(
         "process {}, which served {}, {what}, and the disk was taken down: what was written and not flushed may be lost",
         record.process.pid,
-        record.device.display()
+        record.name()
     )
 }
 

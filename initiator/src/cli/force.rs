@@ -1,67 +1,185 @@
-//! `capstan umount --force`: the end of a file system that cannot be unmounted in order.
+//! The end of a volume that cannot be unmounted or detached in order, or not soon enough:
+//! `capstan umount --force`, a second signal to what waits for dirty data, and a signal to what makes
+//! a disk.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
+use capstan_initiator::front_ends::disk::control::{Answer, Request, ask};
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
 use nix::mount::{MntFlags, umount2};
 
-use super::disk::{abandon, clean_up_ended, end_process};
-use super::mount::run;
+use super::disk::{abandon, clean_up_ended, detach, end_process};
+use super::interrupt::{Interrupted, Interrupts, Work, wait_for, within};
+use super::output;
+use super::tool::run;
 
 /// How long a file system may take to be unmounted in order, and again once its disk is dead: as
 /// long as one I/O may take by default (`--io-timeout`).
 const PATIENCE: Duration = Duration::from_secs(30);
-
+/// How long a disk that a signal gives up may take to go in order, and again by force.
+const SOON: Duration = Duration::from_millis(750);
+/// How long the serving process may take to say how it is.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 /// Between two looks at a disk that goes.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
+/// How an unmount has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waited {
+    Over,
+    /// A second signal has come.
+    Insisted(Interrupted),
+    Late,
+}
+
+/// Unmounts `mounts`. A signal tells what that waits for, and a second one ends it as with --force.
+///
+/// # Errors
+/// What umount(8) says, or [`Interrupted`].
+pub(super) fn unmount_in_order(
+    dir: &VolumeDir,
+    record: &Record,
+    mounts: &[Mount],
+    interrupts: &Interrupts,
+) -> Result<()> {
+    let points: Vec<PathBuf> = mounts.iter().map(|m| m.mount_point.clone()).collect();
+    let unmounting = Work::start(move || {
+        let mut points = points.iter();
+        points.try_for_each(|point| run(Command::new("umount").arg(point)))
+    })?;
+    match wait(&unmounting, None, dir, record, interrupts)? {
+        Waited::Over | Waited::Late => unmounting.result(),
+        Waited::Insisted(interrupted) => {
+            end_mounted(dir, record, Some(&unmounting))?;
+            Err(Error::new(interrupted).context(format!(
+                "{} is ended, and what was not written is lost",
+                record.name()
+            )))
+        }
+    }
+}
+
 /// Unmounts `mounts`: `true` when that was done in order, and the disk is left. Otherwise it was
 /// done without what was not written, and everything of the volume is gone.
-pub(super) fn unmount(dir: &VolumeDir, record: &Record, mounts: &[Mount]) -> Result<bool> {
-    let (done, outcome) = mpsc::channel();
+pub(super) fn unmount(
+    dir: &VolumeDir,
+    record: &Record,
+    mounts: &[Mount],
+    interrupts: &Interrupts,
+) -> Result<bool> {
     let points: Vec<PathBuf> = mounts.iter().map(|m| m.mount_point.clone()).collect();
     // On a thread, as it stands still while the disk does.
-    thread::spawn(move || done.send(unmount_in_order(&points)));
-    let why = match outcome.recv_timeout(PATIENCE) {
-        Ok(Ok(())) => return Ok(true),
-        Ok(Err(error)) => {
-            let users: Vec<_> = mounts.iter().map(|m| users_of(&m.mount_point)).collect();
-            format!("{error:#}; used by {}", users.join(", "))
-        }
-        Err(_) => format!("it is not unmounted after {} s", PATIENCE.as_secs()),
+    let unmounting = Work::start(move || Ok(unmount_or_write(&points)))?;
+    let why = match wait(&unmounting, Some(PATIENCE), dir, record, interrupts)? {
+        Waited::Over => match unmounting.result()? {
+            Ok(()) => return Ok(true),
+            Err(error) => {
+                let users: Vec<_> = mounts.iter().map(|m| users_of(&m.mount_point)).collect();
+                let why = format!("{error:#}; used by {}", users.join(", "));
+                tell_loss(record, &why);
+                end_mounted::<()>(dir, record, None)?;
+                return Ok(false);
+            }
+        },
+        Waited::Insisted(_) => "a second signal has come".to_owned(),
+        Waited::Late => format!("it is not unmounted after {} s", PATIENCE.as_secs()),
     };
+    tell_loss(record, &why);
+    end_mounted(dir, record, Some(&unmounting))?;
+    Ok(false)
+}
+
+fn tell_loss(record: &Record, why: &str) {
     tracing::warn!(
         device = %record.device.display(),
         "{why}: the serving process is ended, and what was not written is lost"
     );
+}
+
+/// Waits for `unmounting`. The first signal is answered with what it waits for.
+fn wait<T: Send + 'static>(
+    unmounting: &Work<T>,
+    patience: Option<Duration>,
+    dir: &VolumeDir,
+    record: &Record,
+    interrupts: &Interrupts,
+) -> Result<Waited> {
+    let start = Instant::now();
+    let mut has_told = false;
+    loop {
+        let rest = patience.map(|patience| patience.saturating_sub(start.elapsed()));
+        if !wait_for(&[unmounting.as_fd(), interrupts.as_fd()], rest)? {
+            return Ok(Waited::Late);
+        }
+        match interrupts.next() {
+            Some(interrupted) if has_told => return Ok(Waited::Insisted(interrupted)),
+            Some(_) => {
+                has_told = true;
+                output::note(&format!(
+                    "the file system is being unmounted: it writes what is not written yet to {}, {}; another signal \
+                     ends the disk at once, and what is not written is lost",
+                    record.name(),
+                    how_it_is(dir)
+                ));
+            }
+            None if wait_for(&[unmounting.as_fd()], Some(Duration::ZERO))? => {
+                return Ok(Waited::Over);
+            }
+            None => {}
+        }
+    }
+}
+
+/// How the controller of a volume is, in words.
+fn how_it_is(dir: &VolumeDir) -> String {
+    let control = dir.control();
+    let asked = within(ANSWER_PATIENCE, move || Ok(ask(&control, Request::Status)?));
+    match asked {
+        Ok(Some(Answer::Status(state))) => format!("whose controller is {}", state.detail),
+        Ok(_) | Err(_) => "whose serving process does not answer".to_owned(),
+    }
+}
+
+/// Ends a volume that is mounted: its I/O fails, and what was not written is lost.
+fn end_mounted<T: Send + 'static>(
+    dir: &VolumeDir,
+    record: &Record,
+    unmounting: Option<&Work<T>>,
+) -> Result<()> {
     end_process(dir, record)?;
-    // Its I/O fails now, so that it ends. Its sender is gone if it had.
-    if let Err(RecvTimeoutError::Timeout) = outcome.recv_timeout(PATIENCE) {
+    // Its I/O fails now, so that it ends.
+    if let Some(unmounting) = unmounting
+        && !wait_for(&[unmounting.as_fd()], Some(PATIENCE))?
+    {
         bail!(
             "{} is not unmounted {} s after its disk has ended; see the kernel's log",
-            record.device.display(),
+            record.name(),
             PATIENCE.as_secs()
         );
     }
-    // All of them: each has lost its disk.
+    hide_mounts(record)?;
+    abandon(dir, record)
+}
+
+/// Takes every mount of a disk that has ended out of sight; each ends with the last process that
+/// uses it.
+fn hide_mounts(record: &Record) -> Result<()> {
     for mount in mounts_of(&record.device).context("/proc/self/mountinfo")? {
-        // Out of sight at once; it ends with the last process that uses it.
         umount2(&mount.mount_point, MntFlags::MNT_DETACH)
             .with_context(|| format!("umount2 of {}", mount.mount_point.display()))?;
     }
-    abandon(dir, record)?;
-    Ok(false)
+    Ok(())
 }
 
 /// Unmounts, or at least writes what is not written yet.
-fn unmount_in_order(points: &[PathBuf]) -> Result<()> {
+fn unmount_or_write(points: &[PathBuf]) -> Result<()> {
     for point in points {
         if let Err(error) = run(Command::new("umount").arg(point)) {
             return match run(Command::new("sync").arg("-f").arg(point)) {
@@ -86,4 +204,44 @@ pub(super) fn end(dir: &VolumeDir, record: &Record) -> Result<()> {
         thread::sleep(LOOK_EVERY);
     }
     Ok(())
+}
+
+/// Ends a disk that was made for what has failed with `error`: soon, when that is a signal. Nobody
+/// has written to it. What comes back says what is left of it.
+pub(super) fn give_up(dir: &VolumeDir, record: &Record, error: Error) -> Error {
+    let ended = if error.is::<Interrupted>() {
+        end_soon(dir, record)
+    } else {
+        detach(dir, record)
+    };
+    match ended {
+        Ok(()) => error,
+        Err(left) => error.context(format!("{} stays attached ({left:#})", record.name())),
+    }
+}
+
+fn end_soon(dir: &VolumeDir, record: &Record) -> Result<()> {
+    let volume = (dir.clone(), record.clone());
+    let in_order = within(SOON, move || {
+        let (dir, record) = volume;
+        let mounts = mounts_of(&record.device).context("/proc/self/mountinfo")?;
+        for mount in mounts {
+            run(Command::new("umount").arg(mount.mount_point))?;
+        }
+        detach(&dir, &record)
+    });
+    if matches!(in_order, Ok(Some(()))) {
+        return Ok(());
+    }
+    let volume = (dir.clone(), record.clone());
+    let by_force = within(SOON, move || {
+        let (dir, record) = volume;
+        end_process(&dir, &record)?;
+        hide_mounts(&record)?;
+        end(&dir, &record)
+    })?;
+    by_force.with_context(|| {
+        let (pid, folder) = (record.process.pid, dir.path().display());
+        format!("its process {pid} has not ended yet; capstan detach --force {folder}")
+    })
 }

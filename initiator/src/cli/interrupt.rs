@@ -59,7 +59,7 @@ impl Interrupts {
 
     /// The next one, waited for as long as `patience`.
     pub(super) fn wait(&self, patience: Duration) -> Result<Option<Interrupted>> {
-        wait_for(&[self.0.as_fd()], Some(patience))?;
+        wait_for(&[self.as_fd()], Some(patience))?;
         Ok(self.next())
     }
 
@@ -73,11 +73,35 @@ impl Interrupts {
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let work = Work::start(work)?;
-        wait_for(&[self.0.as_fd(), work.end.as_fd()], None)?;
+        wait_for(&[self.as_fd(), work.end.as_fd()], None)?;
         match self.next() {
             Some(interrupted) => Err(interrupted.into()),
             None => work.result(),
         }
+    }
+
+    /// The same, left where it is after `patience` as well: `None` then.
+    ///
+    /// # Errors
+    /// As for [`Interrupts::unless_one_comes`].
+    pub(super) fn unless_one_comes_within<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<Option<T>> {
+        let work = Work::start(work)?;
+        let done = wait_for(&[self.as_fd(), work.end.as_fd()], Some(patience))?;
+        match self.next() {
+            Some(interrupted) => Err(interrupted.into()),
+            None if done => work.result().map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+impl AsFd for Interrupts {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -94,14 +118,14 @@ pub(super) fn within<T: Send + 'static>(
 }
 
 /// Something that is done on a thread.
-struct Work<T> {
+pub(super) struct Work<T> {
     thread: JoinHandle<Result<T>>,
     /// A pipe whose other end is closed when it is done.
     end: OwnedFd,
 }
 
 impl<T: Send + 'static> Work<T> {
-    fn start(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Self> {
+    pub(super) fn start(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Self> {
         let (end, open) = pipe2(OFlag::O_CLOEXEC).context("pipe")?;
         let thread = thread::Builder::new()
             .name("capstan-work".to_owned())
@@ -113,15 +137,22 @@ impl<T: Send + 'static> Work<T> {
         Ok(Self { thread, end })
     }
 
-    fn result(self) -> Result<T> {
+    /// What it says, waited for.
+    pub(super) fn result(self) -> Result<T> {
         let result = self.thread.join();
         result.unwrap_or_else(|_| Err(anyhow!("a thread has panicked; what it said is above")))
     }
 }
 
+impl<T> AsFd for Work<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.end.as_fd()
+    }
+}
+
 /// Waits until one of `fds` is readable or closed at its other end: `false` when none is after
 /// `patience`.
-fn wait_for(fds: &[BorrowedFd<'_>], patience: Option<Duration>) -> Result<bool> {
+pub(super) fn wait_for(fds: &[BorrowedFd<'_>], patience: Option<Duration>) -> Result<bool> {
     let mut fds: Vec<_> = fds
         .iter()
         .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))

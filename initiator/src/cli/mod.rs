@@ -19,6 +19,7 @@ mod output;
 mod passthru;
 mod serve;
 mod signatures;
+mod tool;
 mod values;
 mod volume;
 

@@ -1,6 +1,5 @@
 //! `capstan mount` and `umount`: file systems on volumes.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,6 +15,8 @@ use serde_json::json;
 
 use super::args::{OutputArgs, OutputFormat};
 use super::disk::{self, clean_up, find, find_device, wait_for_exit};
+use super::interrupt::{Interrupted, Interrupts};
+use super::tool::{Tools, run};
 use super::volume::{VolumeArgs, require_root};
 use super::{force, output, signatures};
 
@@ -53,8 +54,11 @@ impl Mount {
             let point = self.mount_point.display();
             bail!("mount point {point} is no folder; make it first: mkdir -p {point}");
         }
-        let (dir, mut record) = self.volume.attach()?;
-        match self.mount(&dir, &mut record) {
+        // Taken before a thread starts, which must not get them.
+        let interrupts = Interrupts::take()?;
+        let point = resolved(&self.mount_point).context("the mount point")?;
+        let (dir, record) = self.volume.attach(Some(&point), &interrupts)?;
+        match self.mount(&record, &Tools::new(&interrupts, self.volume.patience())) {
             Ok(fs_type) if self.output == OutputFormat::Json => {
                 let mut told = serde_json::to_value(&record)?;
                 told["mount_point"] = json!(self.mount_point);
@@ -66,32 +70,20 @@ impl Mount {
                 record.device.display(),
                 self.mount_point.display()
             )),
-            Err(error) => {
-                if let Err(left) = disk::detach(&dir, &record) {
-                    return Err(error.context(format!(
-                        "{} stays attached ({left:#})",
-                        record.device.display()
-                    )));
-                }
-                Err(error)
-            }
+            Err(error) => Err(force::give_up(&dir, &record, error)),
         }
     }
 
     /// Mounts an attached volume; the disk goes when the file system is unmounted, however that is
     /// done.
-    fn mount(&self, dir: &VolumeDir, record: &mut Record) -> Result<String> {
-        // Before it is: whatever comes between, each finds the other.
-        let point = resolved(&self.mount_point).context("the mount point")?;
-        record.mount_points.push(point);
-        dir.write(record)?;
+    fn mount(&self, record: &Record, tools: &Tools<'_>) -> Result<String> {
         let device = match self.part {
-            Some(number) => signatures::partition(&record.device, number)?,
+            Some(number) => signatures::partition(&record.device, number, tools)?,
             None => record.device.clone(),
         };
         let fs_type = match &self.fs_type {
             Some(fs_type) => fs_type.clone(),
-            None => probe(&self.named(record), &device)?,
+            None => probe(&self.named(record), &device, tools)?,
         };
         let read_only = (record.read_only || self.volume.read_only).then_some("ro");
         let options: Vec<&str> = read_only
@@ -103,8 +95,8 @@ impl Mount {
         if !options.is_empty() {
             command.args(["-o", &options.join(",")]);
         }
-        if let Err(error) = run(command.arg(&device).arg(&self.mount_point)) {
-            if signatures::is_unknown_to_kernel(&fs_type) {
+        if let Err(error) = tools.run(command.arg(&device).arg(&self.mount_point)) {
+            if !error.is::<Interrupted>() && signatures::is_unknown_to_kernel(&fs_type) {
                 bail!(
                     "{} holds {fs_type}, which cannot be mounted here: this kernel does not have \
                      it (`modprobe {fs_type}`), and there is no mount.{fs_type}; where the kernel \
@@ -134,9 +126,9 @@ impl Mount {
 }
 
 /// The kind of file system on `device`, which is called `what`.
-fn probe(what: &str, device: &Path) -> Result<String> {
-    let found = signatures::file_system(device)?;
-    found.map_err(|content| signatures::nothing_to_mount(what, device, &content))
+fn probe(what: &str, device: &Path, tools: &Tools<'_>) -> Result<String> {
+    let found = signatures::file_system(device, tools)?;
+    found.map_err(|content| signatures::nothing_to_mount(what, device, &content, tools))
 }
 
 /// Makes sure that the file system at `mount_point` is the one on `device`: a mount that failed
@@ -181,6 +173,7 @@ pub(crate) struct Umount {
 impl Umount {
     pub(crate) fn run(&self) -> Result<()> {
         require_root("unmounting a volume needs root")?;
+        let interrupts = Interrupts::take()?;
         let (dir, mut record, mounts) = self.find()?;
         let unfinished = mounts.is_empty() && !record.mount_points.is_empty();
         if unfinished && !self.force && record.process.is_alive() {
@@ -196,42 +189,16 @@ impl Umount {
             record.mount_points.extend(points());
             dir.write(&record)?;
         }
-        if self.force {
-            if !force::unmount(&dir, &record, &mounts)? {
-                return self.tell(&record, &[], false);
-            }
-        } else {
-            for mount in &mounts {
-                run(Command::new("umount").arg(&mount.mount_point))?;
-            }
-        }
-        if !record.process.is_alive() {
-            clean_up(&dir, &record)?;
-            disk::check_losses(&dir, &record)?;
+        if !self.force {
+            force::unmount_in_order(&dir, &record, &mounts, &interrupts)?;
+        } else if !force::unmount(&dir, &record, &mounts, &interrupts)? {
             return self.tell(&record, &[], false);
         }
-        let left = mounts_of(&record.device).context("/proc/self/mountinfo")?;
-        // Mounted by `capstan mount`, the disk goes with its file system.
-        let stays = is_configured(&record.device)
-            && look(&record.device)
-                .is_ok_and(|now| now.name.as_ref() == Some(&record.loop_name) && !now.autoclear);
-        if !left.is_empty() || stays && !self.force {
-            let points = left.iter().map(|mount| mount.mount_point.clone());
-            record.mount_points = points.collect();
-            dir.write(&record)?;
-            return self.tell(&record, &left, true);
-        }
-        let ended = if stays {
-            disk::detach(&dir, &record)
-        } else {
-            wait_for_exit(&record)
-        };
-        match ended {
-            Err(_) if self.force => force::end(&dir, &record)?,
-            ended => ended?,
-        }
-        disk::check_losses(&dir, &record)?;
-        self.tell(&record, &[], false)
+        // Nothing is dirty any more, and what is left goes on without this process.
+        let force = self.force;
+        let (record, left) =
+            interrupts.unless_one_comes(move || end_unmounted(&dir, record, force))?;
+        self.tell(&record, left.as_deref().unwrap_or_default(), left.is_some())
     }
 
     /// Says what is left; to people, nothing when that is nothing.
@@ -296,18 +263,38 @@ impl Umount {
     }
 }
 
-/// Runs a tool; fails with what it says.
-pub(super) fn run(command: &mut Command) -> Result<()> {
-    let output = command
-        .output()
-        .with_context(|| format!("running {}", command.get_program().display()))?;
-    if output.status.success() {
-        return Ok(());
+/// Ends the disk of a volume that was unmounted. One that was attached by hand stays, or that is
+/// mounted at other places: these are returned then.
+fn end_unmounted(
+    dir: &VolumeDir,
+    mut record: Record,
+    by_force: bool,
+) -> Result<(Record, Option<Vec<Mounted>>)> {
+    if !record.process.is_alive() {
+        clean_up(dir, &record)?;
+        disk::check_losses(dir, &record)?;
+        return Ok((record, None));
     }
-    let words: Vec<_> = std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(OsStr::to_string_lossy)
-        .collect();
-    let told = String::from_utf8_lossy(&output.stderr);
-    bail!("{}: {} ({})", words.join(" "), told.trim(), output.status)
+    let left = mounts_of(&record.device).context("/proc/self/mountinfo")?;
+    // Mounted by `capstan mount`, the disk goes with its file system.
+    let stays = is_configured(&record.device)
+        && look(&record.device)
+            .is_ok_and(|now| now.name.as_ref() == Some(&record.loop_name) && !now.autoclear);
+    if !left.is_empty() || stays && !by_force {
+        let points = left.iter().map(|mount| mount.mount_point.clone());
+        record.mount_points = points.collect();
+        dir.write(&record)?;
+        return Ok((record, Some(left)));
+    }
+    let ended = if stays || !record.has_disk() {
+        disk::detach(dir, &record)
+    } else {
+        wait_for_exit(&record)
+    };
+    match ended {
+        Err(_) if by_force => force::end(dir, &record)?,
+        ended => ended?,
+    }
+    disk::check_losses(dir, &record)?;
+    Ok((record, None))
 }

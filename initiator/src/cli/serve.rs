@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,33 +61,33 @@ impl ServeNbd {
         let socket = NbdSocket::bind(&socket_path)?;
         let nsid = self.volume.namespace_id;
         let volume = self.volume.clone();
-        let (controller, options, description) = interrupts.unless_one_comes(move || {
-            let options = volume.options()?;
-            let description = format!(
-                "{} namespace {nsid} at {} port {}",
-                options.subnqn, options.traddr, options.trsvcid
-            );
-            let controller = Controller::connect(options.clone())
-                .with_context(|| format!("connecting to {description}"))?;
-            controller.volume_blocking(nsid)?;
-            Ok((controller, options, description))
-        })?;
+        let what = format!("served by `capstan serve-nbd` at {}", self.socket.display());
+        let (controller, geometry, description, _claim) =
+            interrupts.unless_one_comes(move || {
+                let options = volume.options()?;
+                let description = format!(
+                    "{} namespace {nsid} at {} port {}",
+                    options.subnqn, options.traddr, options.trsvcid
+                );
+                let controller = Controller::connect(options.clone())
+                    .with_context(|| format!("connecting to {description}"))?;
+                controller.volume_blocking(nsid)?;
+                let snapshot = controller.snapshot_blocking();
+                let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
+                    bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
+                };
+                let geometry = Geometry {
+                    holes: allocation::is_told(&controller, nsid),
+                    ..Geometry::new(&snapshot.controller, namespace, volume.read_only)
+                };
+                let claim = if geometry.read_only {
+                    None
+                } else {
+                    Some(volume.share.claim(&options, namespace, &what)?)
+                };
+                Ok((controller, geometry, description, claim))
+            })?;
         let serving = format!("serving {description}");
-        let snapshot = controller.snapshot_blocking();
-        let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
-            bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
-        };
-        let geometry = Geometry {
-            holes: allocation::is_told(&controller, nsid),
-            ..Geometry::new(&snapshot.controller, namespace, self.volume.read_only)
-        };
-        let _claim = if geometry.read_only {
-            None
-        } else {
-            let at = self.socket.display();
-            let what = format!("served by `capstan serve-nbd` at {at}");
-            Some(self.volume.share.claim(&options, namespace, &what)?)
-        };
         let name = self.export_name.clone();
         controller
             .add_front_end(move |_| {
@@ -146,6 +147,9 @@ pub(crate) struct ServeFuse {
     /// Folder of the volume.
     #[arg(long, value_name = "DIR")]
     volume_dir: PathBuf,
+    /// Where it is going to be mounted.
+    #[arg(long, value_name = "DIR")]
+    mount_point: Option<PathBuf>,
 }
 
 impl ServeFuse {
@@ -158,11 +162,13 @@ impl ServeFuse {
             nsid: self.volume.namespace_id,
             read_only: self.volume.read_only,
             sharing: self.volume.share.sharing(),
+            mount_point: self.mount_point.clone(),
         };
+        let asked_by = io::stdout();
         let dir = VolumeDir::at(self.volume_dir.clone());
         let mut told = false;
         let result = self.volume.options().and_then(|options| {
-            serve::serve(options, &disk, &dir, |record| {
+            serve::serve(options, &disk, &dir, asked_by.as_fd(), |record| {
                 told = true;
                 report(&Report::Ready(Box::new(record.clone())))
             })

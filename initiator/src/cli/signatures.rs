@@ -13,6 +13,7 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use serde::Deserialize;
 
 use super::output;
+use super::tool::Tools;
 
 /// Where signatures live at the start of a disk, in bytes: the last that libblkid looks for are
 /// VMFS's at 1 and 2 MiB.
@@ -109,12 +110,15 @@ impl Verdict {
 ///
 /// # Errors
 /// A tool is missing, or the device cannot be read.
-pub(super) fn file_system(device: &Path) -> Result<Result<String, NoFileSystem>> {
-    let verdict = blkid(device)?;
+pub(super) fn file_system(
+    device: &Path,
+    tools: &Tools<'_>,
+) -> Result<Result<String, NoFileSystem>> {
+    let verdict = blkid(device, tools)?;
     if let Some(kind) = verdict.file_system() {
         return Ok(Ok(kind.to_owned()));
     }
-    let all = signatures(device)?;
+    let all = signatures(device, tools)?;
     if !all.is_empty() || verdict.main().is_some() {
         let main = verdict.main().map(str::to_owned);
         return Ok(Err(NoFileSystem::Signatures { main, all }));
@@ -125,8 +129,11 @@ pub(super) fn file_system(device: &Path) -> Result<Result<String, NoFileSystem>>
             device.display()
         );
     }
-    let first_byte =
-        first_byte_not_zero(device).with_context(|| format!("reading {}", device.display()))?;
+    let name = device.display().to_string();
+    let first_byte = tools.read(&name, {
+        let (device, name) = (device.to_owned(), name.clone());
+        move || first_byte_not_zero(&device).with_context(|| format!("reading {name}"))
+    })?;
     Ok(Err(match first_byte {
         Some(first_byte) => NoFileSystem::Unknown { first_byte },
         None => NoFileSystem::Blank,
@@ -134,7 +141,12 @@ pub(super) fn file_system(device: &Path) -> Result<Result<String, NoFileSystem>>
 }
 
 /// Why there is nothing to mount on `device`, which is called `what`, and what to do about it.
-pub(super) fn nothing_to_mount(what: &str, device: &Path, content: &NoFileSystem) -> Error {
+pub(super) fn nothing_to_mount(
+    what: &str,
+    device: &Path,
+    content: &NoFileSystem,
+    tools: &Tools<'_>,
+) -> Error {
     match content {
         NoFileSystem::Blank => anyhow!(
             "{what} holds no file system, and is blank: its first {} and its last {}, where \
@@ -167,14 +179,14 @@ pub(super) fn nothing_to_mount(what: &str, device: &Path, content: &NoFileSystem
             } else {
                 format!(", with signatures of {} besides", others.join(" and "))
             };
-            let (name, advice) = known(main, device);
+            let (name, advice) = known(main, device, tools);
             anyhow!("{what} holds {name} ({main}){besides}, and no file system; {advice}")
         }
     }
 }
 
 /// What a signature stands for, and what to do with a disk that has it.
-fn known(kind: &str, device: &Path) -> (&'static str, String) {
+fn known(kind: &str, device: &Path, tools: &Tools<'_>) -> (&'static str, String) {
     let attach = "attach it (`capstan attach …`), then ";
     match kind {
         "crypto_LUKS" | "BitLocker" => (
@@ -191,7 +203,7 @@ fn known(kind: &str, device: &Path) -> (&'static str, String) {
         ),
         "swap" | "swsuspend" => ("swap space", format!("{attach}`swapon DEVICE`")),
         "dos" | "gpt" | "PMBR" | "mac" | "bsd" | "sun" | "sgi" | "atari" => {
-            ("a partition table", advice_on_partitions(device))
+            ("a partition table", advice_on_partitions(device, tools))
         }
         _ if kind.ends_with("_raid_member") => (
             "a member of a RAID",
@@ -204,8 +216,8 @@ fn known(kind: &str, device: &Path) -> (&'static str, String) {
     }
 }
 
-fn advice_on_partitions(device: &Path) -> String {
-    match partitions(device) {
+fn advice_on_partitions(device: &Path, tools: &Tools<'_>) -> String {
+    match partitions(device, tools) {
         Ok(found) if found.is_empty() => {
             "it names no partition; `partx --show DEVICE` and `fdisk --list DEVICE` show it"
                 .to_owned()
@@ -248,12 +260,12 @@ fn at_offsets(all: &[Signature]) -> String {
 ///
 /// # Errors
 /// A tool is missing or fails.
-pub(super) fn partitions(device: &Path) -> Result<Vec<Partition>> {
-    if blkid(device)?.table.is_none() {
+pub(super) fn partitions(device: &Path, tools: &Tools<'_>) -> Result<Vec<Partition>> {
+    if blkid(device, tools)?.table.is_none() {
         return Ok(Vec::new());
     }
     let show = ["--noheadings", "--raw", "--bytes", "--output", "NR,SIZE"];
-    let output = run(Command::new("partx").args(show).arg(device))?;
+    let output = tools.look(Command::new("partx").args(show).arg(device))?;
     if !output.status.success() {
         return Err(failed("partx --raw", device, &output));
     }
@@ -265,9 +277,9 @@ pub(super) fn partitions(device: &Path) -> Result<Vec<Partition>> {
     lines
         .map(|(number, size_bytes)| {
             let path = partition_path(device, number);
-            show_to_kernel(device, number, &path)?;
+            show_to_kernel(device, number, &path, tools)?;
             let kind = if path.exists() {
-                let found = blkid(&path)?;
+                let found = blkid(&path, tools)?;
                 found.kind.or(found.table)
             } else {
                 None
@@ -286,8 +298,8 @@ pub(super) fn partitions(device: &Path) -> Result<Vec<Partition>> {
 ///
 /// # Errors
 /// There is none: which there are.
-pub(super) fn partition(device: &Path, number: u32) -> Result<PathBuf> {
-    let found = partitions(device)?;
+pub(super) fn partition(device: &Path, number: u32, tools: &Tools<'_>) -> Result<PathBuf> {
+    let found = partitions(device, tools)?;
     let Some(one) = found.iter().find(|one| one.number == number) else {
         let words: Vec<_> = found.iter().map(Partition::in_words).collect();
         if words.is_empty() {
@@ -329,7 +341,7 @@ pub(super) fn disk_of(device: PathBuf) -> PathBuf {
 }
 
 /// Some kernels are built without a parser of partition tables.
-fn show_to_kernel(device: &Path, number: u32, path: &Path) -> Result<()> {
+fn show_to_kernel(device: &Path, number: u32, path: &Path, tools: &Tools<'_>) -> Result<()> {
     let known = || {
         let disk = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
         disk.join(path.file_name().unwrap_or_default()).exists()
@@ -339,7 +351,7 @@ fn show_to_kernel(device: &Path, number: u32, path: &Path) -> Result<()> {
     }
     let mut partx = Command::new("partx");
     let range = format!("{number}:{number}");
-    let output = run(partx.args(["--add", "--nr", &range]).arg(device))?;
+    let output = tools.look(partx.args(["--add", "--nr", &range]).arg(device))?;
     // The kernel, or udev, may have been faster.
     if output.status.success() || known() {
         return Ok(());
@@ -360,9 +372,9 @@ pub(super) fn is_unknown_to_kernel(fs_type: &str) -> bool {
     !known && !helpers.iter().any(|helper| helper.exists())
 }
 
-fn blkid(device: &Path) -> Result<Verdict> {
+fn blkid(device: &Path, tools: &Tools<'_>) -> Result<Verdict> {
     let mut blkid = Command::new("blkid");
-    let output = run(blkid.args(["--probe", "--output", "export"]).arg(device))?;
+    let output = tools.look(blkid.args(["--probe", "--output", "export"]).arg(device))?;
     match output.status.code() {
         Some(0) => Ok(Verdict::parse(&String::from_utf8_lossy(&output.stdout))),
         Some(BLKID_NOTHING) if output.stderr.is_empty() => Ok(Verdict::default()),
@@ -375,13 +387,13 @@ fn blkid(device: &Path) -> Result<Verdict> {
 }
 
 /// Everything on `device` that has a signature.
-fn signatures(device: &Path) -> Result<Vec<Signature>> {
+fn signatures(device: &Path, tools: &Tools<'_>) -> Result<Vec<Signature>> {
     #[derive(Deserialize)]
     struct All {
         signatures: Vec<Signature>,
     }
     let arguments = ["--no-act", "--json", "--output", "TYPE,OFFSET"];
-    let output = run(Command::new("wipefs").args(arguments).arg(device))?;
+    let output = tools.look(Command::new("wipefs").args(arguments).arg(device))?;
     if !output.status.success() {
         return Err(failed("wipefs --no-act", device, &output));
     }
@@ -392,13 +404,6 @@ fn signatures(device: &Path) -> Result<Vec<Signature>> {
     let all: All = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("what wipefs --json tells of {}", device.display()))?;
     Ok(all.signatures)
-}
-
-fn run(command: &mut Command) -> Result<Output> {
-    command.output().with_context(|| {
-        let program = command.get_program().display();
-        format!("running {program}, expected it to be installed (package util-linux)")
-    })
 }
 
 fn failed(what: &str, device: &Path, output: &Output) -> Error {
@@ -436,6 +441,7 @@ mod tests {
     use std::process::Command;
 
     use super::{NoFileSystem, Signature, Verdict, file_system, nothing_to_mount};
+    use crate::cli::tool::Tools;
 
     /// An image of 16 MiB with these bytes in it.
     fn image(dir: &tempfile::TempDir, bytes: &[(u64, &[u8])]) -> PathBuf {
@@ -449,8 +455,9 @@ mod tests {
     }
 
     fn told(path: &Path) -> String {
-        let found = file_system(path).unwrap().unwrap_err();
-        nothing_to_mount("the volume", path, &found).to_string()
+        let tools = Tools::patient();
+        let found = file_system(path, &tools).unwrap().unwrap_err();
+        nothing_to_mount("the volume", path, &found, &tools).to_string()
     }
 
     #[test]
@@ -546,18 +553,19 @@ mod tests {
 
     #[test]
     fn several_signatures_are_all_named() {
+        let tools = Tools::patient();
         let one = |kind: &str, offset: &str| Signature {
             kind: kind.to_owned(),
             offset: offset.to_owned(),
         };
         let all = vec![one("ext4", "0x438"), one("dos", "0x1fe")];
         let both = NoFileSystem::Signatures { main: None, all };
-        let text = nothing_to_mount("it", Path::new("/dev/null"), &both).to_string();
+        let text = nothing_to_mount("it", Path::new("/dev/null"), &both, &tools).to_string();
         assert!(text.contains("ext4 at 0x438, dos at 0x1fe"), "{text}");
         let all = vec![one("ext4", "0x438"), one("crypto_LUKS", "0x0")];
         let main = Some("crypto_LUKS".to_owned());
         let old = NoFileSystem::Signatures { main, all };
-        let text = nothing_to_mount("it", Path::new("/dev/null"), &old).to_string();
+        let text = nothing_to_mount("it", Path::new("/dev/null"), &old, &tools).to_string();
         assert!(text.contains("signatures of ext4 besides"), "{text}");
         assert!(text.contains("cryptsetup"), "{text}");
         // The three places of a GPT are one thing.

@@ -2,25 +2,37 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use capstan_initiator::Options;
-use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir};
+use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serving::{COMMAND, FOLDER_OPTION};
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::args::{ConnectArgs, ReplayArgs};
 use super::claim::ShareArgs;
-use super::disk::{clean_up_dead, remove};
+use super::disk::{clean_up_dead, clean_up_ended, remove};
+use super::interrupt::{Interrupts, PATIENCE, wait_for, within};
 use super::values::parse_nsid;
 
 /// What the serving process is called. systemd leaves processes alone at shutdown whose name begins
 /// with `@`, so that file systems on the disk are unmounted before it ends.
 const PROCESS_NAME: &str = "@capstan";
+/// The option of the serving process that says where the disk is going to be mounted.
+const MOUNT_POINT_OPTION: &str = "--mount-point";
+/// How long a process that is killed may take to go, after it had [`PATIENCE`].
+const END_PATIENCE: Duration = Duration::from_millis(600);
+/// Beyond the time that one I/O may take: a tool's own work, and a reconnect that goes well.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 /// Lines of the log that are told when the serving process dies.
 const LOG_LINES: usize = 10;
 
@@ -130,8 +142,16 @@ impl VolumeArgs {
             .collect()
     }
 
-    /// Starts a process that serves the volume, and waits until the disk can be used.
-    pub(super) fn attach(&self) -> Result<(VolumeDir, Record)> {
+    /// Starts a process that serves the volume, and waits until the disk can be used. It is going to
+    /// be mounted at `mount_point`.
+    ///
+    /// # Errors
+    /// [`Interrupted`], or why there is no disk; nothing is left of it.
+    pub(super) fn attach(
+        &self,
+        mount_point: Option<&Path>,
+        interrupts: &Interrupts,
+    ) -> Result<(VolumeDir, Record)> {
         require_root("attaching a volume needs root (mount(2), loop devices)")?;
         if self.share.shared && self.read_only {
             bail!("--shared is for what writes, and --read-only is not; leave one of them out");
@@ -139,8 +159,8 @@ impl VolumeArgs {
         clean_up_dead();
         let dir = VolumeDir::create(&run_dir())?;
         let attached = self
-            .spawn(&dir)
-            .and_then(|child| wait_until_ready(child, &dir));
+            .spawn(&dir, mount_point)
+            .and_then(|child| wait_until_ready(child, &dir, interrupts));
         match attached {
             Ok(record) => Ok((dir, record)),
             Err(error) => {
@@ -151,7 +171,13 @@ impl VolumeArgs {
         }
     }
 
-    fn spawn(&self, dir: &VolumeDir) -> Result<Child> {
+    /// How long what looks at the disk may take: one I/O, and what goes with it.
+    pub(super) fn patience(&self) -> Duration {
+        let io_timeout = Duration::from_secs(self.connect.io_timeout.into());
+        io_timeout.saturating_add(LOOK_PATIENCE)
+    }
+
+    fn spawn(&self, dir: &VolumeDir, mount_point: Option<&Path>) -> Result<Child> {
         let log = dir.log();
         let log = File::options()
             .append(true)
@@ -166,6 +192,11 @@ impl VolumeArgs {
             .arg0(PROCESS_NAME)
             .args(["--verbose", COMMAND, FOLDER_OPTION])
             .arg(dir.path())
+            .args(
+                mount_point
+                    .iter()
+                    .flat_map(|point| [MOUNT_POINT_OPTION.as_ref(), point.as_os_str()]),
+            )
             .args(self.to_args())
             .current_dir("/")
             .stdin(Stdio::null())
@@ -185,8 +216,13 @@ pub(super) fn require_root(what: &str) -> Result<()> {
     bail!("{what}: sudo {}", words.join(" "))
 }
 
-fn wait_until_ready(mut child: Child, dir: &VolumeDir) -> Result<Record> {
+fn wait_until_ready(mut child: Child, dir: &VolumeDir, interrupts: &Interrupts) -> Result<Record> {
     let stdout = child.stdout.take().context("the process has no stdout")?;
+    wait_for(&[interrupts.as_fd(), stdout.as_fd()], None)?;
+    if let Some(interrupted) = interrupts.next() {
+        end(child, &stdout, dir, interrupts)?;
+        return Err(interrupted.into());
+    }
     let mut line = String::new();
     BufReader::new(stdout)
         .read_line(&mut line)
@@ -208,6 +244,38 @@ fn wait_until_ready(mut child: Child, dir: &VolumeDir) -> Result<Record> {
         "the serving process ended ({status}) before the disk was ready; its last words:\n{}",
         last.unwrap_or_default().join("\n")
     )
+}
+
+/// Ends a process that has no disk yet: in order when it is soon, and at a second signal at once.
+fn end(
+    mut child: Child,
+    stdout: &ChildStdout,
+    dir: &VolumeDir,
+    interrupts: &Interrupts,
+) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(child.id()).context("a pid")?);
+    kill(pid, Signal::SIGTERM).context("ending the serving process")?;
+    // Closed when it has put everything in order.
+    wait_for(&[stdout.as_fd(), interrupts.as_fd()], Some(PATIENCE))?;
+    if interrupts.next().is_none() && wait_for(&[stdout.as_fd()], Some(Duration::ZERO))? {
+        child.wait().context("waiting for the serving process")?;
+        return Ok(());
+    }
+    child.kill().context("ending the serving process")?;
+    let record = volumes(&run_dir())?.into_iter().find(|(of, _)| of == dir);
+    let left = within(END_PATIENCE, move || {
+        child.wait().context("waiting for the serving process")?;
+        match record {
+            Some((dir, Ok(Some(record)))) => clean_up_ended(&dir, &record),
+            _ => Ok(()),
+        }
+    });
+    match left? {
+        Some(()) => Ok(()),
+        None => bail!(
+            "the serving process, {pid}, has not ended yet; `capstan list` takes away what it leaves"
+        ),
+    }
 }
 
 #[cfg(test)]

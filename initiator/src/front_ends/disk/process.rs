@@ -1,14 +1,20 @@
 //! A process the kernel waits for when it writes memory back must not wait for the kernel to write
 //! memory back, nor be the one that is killed for memory.
-#![expect(unsafe_code, reason = "prctl(2) without a safe wrapper")]
+#![expect(
+    unsafe_code,
+    reason = "prctl(2) without a safe wrapper, and what a process does before another program"
+)]
 
 use std::fs;
 use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
+use nix::sys::signal::SigSet;
 
 /// Never chosen by the out-of-memory killer.
 const OOM_SCORE_ADJ: &str = "-1000";
@@ -35,6 +41,15 @@ pub(super) fn prepare() {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
         tracing::warn!("may be killed when memory is short (oom_score_adj: {error})");
     }
+}
+
+/// Has a program get its signals, whichever this thread has blocked: some that mount file systems
+/// stay as long as those do.
+pub fn unblock_signals(command: &mut Command) -> &mut Command {
+    let unblock = || Ok(SigSet::all().thread_unblock()?);
+    // SAFETY: between fork(2) and execve(2) it makes one system call, which allocates nothing and
+    // takes no lock (signal-safety(7)).
+    unsafe { command.pre_exec(unblock) }
 }
 
 fn lock_memory() -> io::Result<()> {

@@ -82,7 +82,7 @@ fn check_owned(path: &Path) -> Result<(), RecordError> {
 pub struct Record {
     /// Who serves the volume.
     pub process: Process,
-    /// The disk.
+    /// The disk; empty until one is chosen.
     pub device: PathBuf,
     /// The name the loop device was configured with.
     pub loop_name: String,
@@ -94,9 +94,9 @@ pub struct Record {
     pub traddr: String,
     /// Its port.
     pub trsvcid: u16,
-    /// Size in bytes.
+    /// Size in bytes; 0 until the controller has told it.
     pub size_bytes: u64,
-    /// LBA size in bytes.
+    /// LBA size in bytes; 0 likewise.
     pub lba_bytes: u32,
     /// Writes are refused.
     pub read_only: bool,
@@ -107,6 +107,23 @@ pub struct Record {
     /// The connection of its FUSE file.
     #[serde(default)]
     pub fuse: Option<FuseConnection>,
+}
+
+impl Record {
+    /// What messages call the volume: its disk, or the namespace as long as it has none.
+    #[must_use]
+    pub fn name(&self) -> String {
+        if self.has_disk() {
+            return self.device.display().to_string();
+        }
+        format!("namespace {} of {}", self.nsid, self.subnqn)
+    }
+
+    /// Whether a disk is chosen.
+    #[must_use]
+    pub fn has_disk(&self) -> bool {
+        !self.device.as_os_str().is_empty()
+    }
 }
 
 /// A volume's folder.

@@ -2,10 +2,11 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -16,6 +17,7 @@ use super::control::{Answer, ControlSocket, Request, State};
 use super::kept;
 use super::loop_device::{holders, is_configured};
 use super::loop_process::{self, LoopAnswer, LoopProcessError, LoopRequest};
+use super::making::{Making, close};
 use super::mounts::{Elsewhere, mount_elsewhere, mounts_of};
 use super::process;
 use super::record::{Record, RecordError, VolumeDir};
@@ -37,6 +39,10 @@ use crate::options::Options;
 const DATA_MEMORY_BYTES: usize = 64 << 20;
 /// How long a cleared loop device may take to let the file go.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the controller may take to be told of the end when a signal has asked for it.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(700);
+/// A second signal within this time after the first ends what is in use.
+const INSISTENCE: Duration = Duration::from_secs(60);
 /// A log longer than this is begun anew, in bytes: it lies in memory.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// Between two looks at the log's length.
@@ -51,6 +57,8 @@ pub struct DiskOptions {
     pub read_only: bool,
     /// Whether others of this machine may write as well.
     pub sharing: Sharing,
+    /// Where it is going to be mounted.
+    pub mount_point: Option<PathBuf>,
 }
 
 /// A volume could not be attached.
@@ -92,6 +100,11 @@ pub enum ServeError {
     /// It was to end before the disk was ready.
     #[error("the disk was given up before it was ready: a signal, or `capstan detach`")]
     Interrupted,
+    /// Its end was insisted on while it was in use.
+    #[error(
+        "ended by a second signal, though {0}: its I/O fails, and what was not written is lost"
+    )]
+    Forced(String),
     /// The folder of the volume.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -124,8 +137,8 @@ struct Disk {
 }
 
 /// Attaches a namespace as a disk and serves it until it is detached. `ready` is called when the
-/// disk can be used; an error of it ends everything. `dir` is the volume's folder, which is gone
-/// afterwards.
+/// disk can be used; an error of it ends everything, and so does it when nobody reads from
+/// `asked_by`, a pipe, any more before. `dir` is the volume's folder, which is gone afterwards.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -133,9 +146,14 @@ pub fn serve(
     options: Options,
     disk: &DiskOptions,
     dir: &VolumeDir,
+    asked_by: BorrowedFd<'_>,
     ready: impl FnOnce(&Record) -> io::Result<()>,
 ) -> Result<(), ServeError> {
-    let result = serve_until_detached(options, disk, dir, ready);
+    let result = serve_until_detached(options, disk, dir, asked_by, ready);
+    if matches!(result, Err(ServeError::Forced(_))) {
+        // It says where the disk is mounted to the command that unmounts it.
+        return result;
+    }
     if let Err(error) = dir.remove() {
         tracing::warn!(path = %dir.path().display(), "the volume's folder stays: {error}");
     }
@@ -146,6 +164,7 @@ fn serve_until_detached(
     options: Options,
     disk: &DiskOptions,
     dir: &VolumeDir,
+    asked_by: BorrowedFd<'_>,
     ready: impl FnOnce(&Record) -> io::Result<()>,
 ) -> Result<(), ServeError> {
     // Blocked before the driver's thread starts, which inherits the mask.
@@ -158,7 +177,12 @@ fn serve_until_detached(
     let signals = SignalFd::with_flags(&signals, flags).map_err(system("signalfd"))?;
     process::prepare();
     let control = ControlSocket::bind(&dir.control()).map_err(system("control socket"))?;
-    let disk = attach(options, disk, dir, &signals, &control)?;
+    let making = Making {
+        signals: &signals,
+        control: &control,
+        asked_by,
+    };
+    let mut disk = attach(options, disk, dir, &making)?;
     let controller = disk.controller.clone();
     let result = dir
         .write(&disk.record)
@@ -177,27 +201,37 @@ fn serve_until_detached(
         nsid = disk.record.nsid,
         "attached"
     );
-    let record = disk.record.clone();
-    let result = wait(disk, &signals, &control, dir);
-    let ended = controller.close().into_result();
+    let result = wait(&mut disk, &signals, &control, dir);
+    if matches!(result, Err(ServeError::Forced(_))) {
+        // As if it were killed: what is in flight is given up with the process, and so is the claim.
+        let _until_then = ManuallyDrop::new(disk);
+        return result.map(drop);
+    }
+    let patience = matches!(result, Ok(End::Signal)).then_some(CLOSE_PATIENCE);
+    let ended = match close(&controller, patience)? {
+        Some(losses) => losses.into_result(),
+        None => {
+            tracing::warn!("detached; the controller does not answer, and was not told");
+            Ok(())
+        }
+    };
     tracing::info!("detached");
     if let Err(losses) = ended {
         tracing::error!("{losses}");
         // The command that detaches tells it from there, before the folder goes.
-        if let Err(error) = kept::keep(dir, &record, &losses) {
-            tracing::error!(path = %kept::path(dir, &record).display(), "the log is not kept: {error}");
+        if let Err(error) = kept::keep(dir, &disk.record, &losses) {
+            tracing::error!(path = %kept::path(dir, &disk.record).display(), "the log is not kept: {error}");
         }
     }
-    result
+    result.map(drop)
 }
 
-/// Connects and makes the disk.
+/// Connects and makes the disk, which is on record before either.
 fn attach(
     mut options: Options,
     disk: &DiskOptions,
     dir: &VolumeDir,
-    signals: &SignalFd,
-    control: &ControlSocket,
+    making: &Making<'_>,
 ) -> Result<Disk, ServeError> {
     let io_timeout = options.io_timeout;
     options.data_memory_bytes = options.data_memory_bytes.max(DATA_MEMORY_BYTES);
@@ -206,7 +240,24 @@ fn attach(
         options.traddr.clone(),
         options.trsvcid,
     );
-    let controller = Controller::connect(options).map_err(|source| ServeError::Connect {
+    let process = Process::this().map_err(system("/proc/self/stat"))?;
+    let mut record = Record {
+        process,
+        device: PathBuf::new(),
+        loop_name: format!("capstan-{}-{}", process.pid, process.start_ticks),
+        subnqn: subnqn.as_str().to_owned(),
+        nsid: disk.nsid,
+        traddr: traddr.clone(),
+        trsvcid,
+        size_bytes: 0,
+        lba_bytes: 0,
+        read_only: disk.read_only,
+        mount_points: disk.mount_point.iter().cloned().collect(),
+        fuse: None,
+    };
+    dir.write(&record)?;
+    let connected = making.connect(options)?;
+    let controller = connected.map_err(|source| ServeError::Connect {
         subnqn: subnqn.to_string(),
         traddr: traddr.clone(),
         trsvcid,
@@ -218,7 +269,6 @@ fn attach(
     let namespace = snapshot.namespaces.iter().find(|n| n.nsid == disk.nsid);
     let namespace = namespace.ok_or(IoError::NoNamespace(disk.nsid))?;
     let geometry = Geometry::new(&snapshot.controller, namespace, disk.read_only);
-    let process = Process::this().map_err(system("/proc/self/stat"))?;
     let mut claim = if geometry.read_only {
         None
     } else {
@@ -226,26 +276,14 @@ fn attach(
         let subnqn = subnqn.as_str();
         Some(Claim::new(subnqn, namespace, disk.sharing, holder)?)
     };
-    let mut record = Record {
-        process,
-        device: PathBuf::new(),
-        loop_name: format!("capstan-{}-{}", process.pid, process.start_ticks),
-        subnqn: subnqn.as_str().to_owned(),
-        nsid: disk.nsid,
-        traddr,
-        trsvcid,
-        size_bytes: geometry.size_bytes,
-        lba_bytes: geometry.lba_bytes,
-        read_only: geometry.read_only,
-        mount_points: Vec::new(),
-        fuse: None,
-    };
+    record.size_bytes = geometry.size_bytes;
+    record.lba_bytes = geometry.lba_bytes;
+    record.read_only = geometry.read_only;
     let set_up = SetUp {
         controller: &controller,
         geometry,
         dir,
-        signals,
-        control,
+        making,
         source: &source_name(&subnqn, disk.nsid),
         io_timeout,
     };
@@ -258,19 +296,26 @@ fn attach(
             _claim: claim,
         }),
         Err(error) => {
-            controller.close();
+            close(&controller, Some(CLOSE_PATIENCE))?;
             Err(error)
         }
     }
 }
 
-/// Serves until the disk is gone, or somebody asks for that and nobody uses it.
+/// What has ended a disk.
+enum End {
+    Detached,
+    Signal,
+}
+
+/// Serves until the disk is gone, or somebody asks for that and nobody uses it, or insists.
 fn wait(
-    mut disk: Disk,
+    disk: &mut Disk,
     signals: &SignalFd,
     control: &ControlSocket,
     dir: &VolumeDir,
-) -> Result<(), ServeError> {
+) -> Result<End, ServeError> {
+    let mut asked: Option<Instant> = None;
     loop {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = [
@@ -287,18 +332,28 @@ fn wait(
         let life = fds.first().and_then(PollFd::revents);
         let life = life.unwrap_or(PollFlags::empty());
         if life.contains(PollFlags::POLLIN) {
-            grow(&mut disk, dir);
+            grow(disk, dir);
         } else if !life.is_empty() {
             tracing::info!("the last user of the disk is gone");
-            return Ok(());
+            return Ok(End::Detached);
         }
         while let Ok(Some(signal)) = signals.read_signal() {
             if i32::try_from(signal.ssi_signo) == Ok(Signal::SIGHUP as i32) {
                 continue;
             }
-            match detach(&disk) {
-                Ok(()) => return Ok(()),
-                Err(reason) => tracing::warn!("asked to end by a signal, but {reason}"),
+            match detach(disk) {
+                Ok(()) => return Ok(End::Signal),
+                Err(reason) if asked.is_some_and(|at| at.elapsed() < INSISTENCE) => {
+                    return Err(ServeError::Forced(reason));
+                }
+                Err(reason) => {
+                    asked = Some(Instant::now());
+                    tracing::warn!(
+                        "asked to end by a signal, but {reason}; another signal within {} s ends it at once: its I/O \
+                         fails, and what was not written is lost",
+                        INSISTENCE.as_secs()
+                    );
+                }
             }
         }
         if let Some((request, asker)) = control.accept() {
@@ -315,10 +370,10 @@ fn wait(
                     disk.controller.rescan();
                     asker.answer(&Answer::Begun);
                 }
-                Request::Detach => match detach(&disk) {
+                Request::Detach => match detach(disk) {
                     Ok(()) => {
                         asker.answer(&Answer::Detached);
-                        return Ok(());
+                        return Ok(End::Detached);
                     }
                     Err(reason) => asker.answer(&Answer::Refused(reason)),
                 },

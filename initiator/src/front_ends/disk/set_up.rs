@@ -5,18 +5,15 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
-use nix::sys::signalfd::SignalFd;
 use nix::unistd::{getgid, getuid, pipe2};
 
-use super::control::{Answer, ControlSocket, Request, State};
+use super::control::{Answer, Asker, Request, State};
 use super::loop_process::{LoopAnswer, LoopProcess, LoopProcessError, LoopRequest};
+use super::making::Making;
 use super::mounts::mounts;
 use super::record::{Record, VolumeDir};
 use super::serve::{ServeError, state, system};
@@ -36,8 +33,7 @@ pub(super) struct SetUp<'a> {
     pub(super) controller: &'a Controller,
     pub(super) geometry: Geometry,
     pub(super) dir: &'a VolumeDir,
-    pub(super) signals: &'a SignalFd,
-    pub(super) control: &'a ControlSocket,
+    pub(super) making: &'a Making<'a>,
     /// What mountinfo shows of the FUSE mount.
     pub(super) source: &'a str,
     /// How long one I/O may take.
@@ -110,31 +106,10 @@ impl SetUp<'_> {
         let start = Instant::now();
         loop {
             let rest = self.patience().saturating_sub(start.elapsed());
-            if rest.is_zero() {
+            let nsid = record.nsid;
+            let answer = |request, asker: Asker| asker.answer(&self.answer(request, nsid));
+            if !self.making.wait_for(process.fd(), Some(rest), answer)? {
                 return Err(self.late());
-            }
-            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let mut fds = [
-                readable(process.fd()),
-                readable(self.signals.as_fd()),
-                readable(self.control.as_fd()),
-            ];
-            match poll(
-                &mut fds,
-                PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX),
-            ) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(errno) => return Err(system("poll")(errno)),
-            }
-            let answered = fds.first().and_then(PollFd::any) == Some(true);
-            while let Ok(Some(signal)) = self.signals.read_signal() {
-                if i32::try_from(signal.ssi_signo) != Ok(Signal::SIGHUP as i32) {
-                    return Err(ServeError::Interrupted);
-                }
-            }
-            self.answer_asker(record)?;
-            if !answered {
-                continue;
             }
             match process.answer()? {
                 LoopAnswer::Chosen(device) => {
@@ -161,35 +136,26 @@ impl SetUp<'_> {
         }
     }
 
-    fn answer_asker(&self, record: &Record) -> Result<(), ServeError> {
-        let Some((request, asker)) = self.control.accept() else {
-            return Ok(());
-        };
+    fn answer(&self, request: Request, nsid: u32) -> Answer {
         match request {
-            Request::Status => {
-                let now = state(&self.controller.snapshot_blocking(), record.nsid);
+            Request::Status | Request::Detach => {
+                let now = state(&self.controller.snapshot_blocking(), nsid);
                 let detail = format!("the kernel reads the partition table; {}", now.detail);
-                asker.answer(&Answer::Status(State {
+                Answer::Status(State {
                     state: "setting up".to_owned(),
                     detail,
                     ..now
-                }));
+                })
             }
             Request::Reset => {
                 self.controller.reset();
-                asker.answer(&Answer::Begun);
+                Answer::Begun
             }
             Request::Rescan => {
                 self.controller.rescan();
-                asker.answer(&Answer::Begun);
-            }
-            Request::Detach => {
-                // Nobody can use it yet.
-                asker.answer(&Answer::Detached);
-                return Err(ServeError::Interrupted);
+                Answer::Begun
             }
         }
-        Ok(())
     }
 
     /// The connection of the FUSE mount. The mount is not looked into: nobody answers there yet.

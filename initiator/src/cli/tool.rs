@@ -1,0 +1,219 @@
+//! Tools of the system, which wait where a disk does not answer: each is given up after a time, or
+//! when a signal asks this process to end.
+
+use std::ffi::OsStr;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use capstan_initiator::front_ends::disk::process::unblock_signals;
+
+use super::interrupt::{Interrupted, Interrupts, wait_for};
+
+/// Between two looks whether a tool that has closed its output has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+const PIECE_BYTES: usize = 4 << 10;
+
+/// How tools are run for one command.
+pub(super) struct Tools<'a> {
+    interrupts: Option<&'a Interrupts>,
+    /// How long one may take that only looks at a disk.
+    patience: Duration,
+}
+
+impl<'a> Tools<'a> {
+    pub(super) fn new(interrupts: &'a Interrupts, patience: Duration) -> Self {
+        Self {
+            interrupts: Some(interrupts),
+            patience,
+        }
+    }
+
+    /// Runs a tool that only looks at a disk.
+    ///
+    /// # Errors
+    /// [`Interrupted`]; it cannot be started, or does not end.
+    pub(super) fn look(&self, command: &mut Command) -> Result<Output> {
+        let (tool, patience) = (Tool::start(command)?, self.patience);
+        self.finish(tool, Some(patience))
+    }
+
+    /// Runs a tool that takes as long as it takes.
+    ///
+    /// # Errors
+    /// [`Interrupted`]; it cannot be started, or fails.
+    pub(super) fn run(&self, command: &mut Command) -> Result<()> {
+        let tool = Tool::start(command)?;
+        let words = tool.words.clone();
+        check(&words, &self.finish(tool, None)?)
+    }
+
+    fn finish(&self, mut tool: Tool, patience: Option<Duration>) -> Result<Output> {
+        match tool.wait(self.interrupts, patience)? {
+            Outcome::Ended(output) => Ok(output),
+            Outcome::Interrupted(interrupted) => {
+                tool.give_up();
+                Err(interrupted.into())
+            }
+            Outcome::Late => {
+                tool.give_up();
+                bail!(
+                    "`{}` has not ended after {} s and was given up: the disk does not answer; `capstan list` tells \
+                     whether its controller is live",
+                    tool.words,
+                    patience.unwrap_or_default().as_secs()
+                )
+            }
+        }
+    }
+
+    /// Does `work`, which reads a disk, on a thread: left behind where `look` would give up.
+    pub(super) fn read<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let done = match self.interrupts {
+            Some(interrupts) => interrupts.unless_one_comes_within(self.patience, work)?,
+            None => Some(work()?),
+        };
+        done.with_context(|| {
+            let seconds = self.patience.as_secs();
+            format!("{what} is not read after {seconds} s: it does not answer; see `capstan list`")
+        })
+    }
+}
+
+#[cfg(test)]
+impl Tools<'_> {
+    /// For disks that answer.
+    pub(super) fn patient() -> Self {
+        let patience = Duration::from_secs(600);
+        Self {
+            interrupts: None,
+            patience,
+        }
+    }
+}
+
+/// What has become of a tool.
+pub(super) enum Outcome {
+    Ended(Output),
+    /// A signal came first.
+    Interrupted(Interrupted),
+    Late,
+}
+
+/// A tool at work.
+pub(super) struct Tool {
+    child: Child,
+    /// Its command line.
+    pub(super) words: String,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Tool {
+    pub(super) fn start(command: &mut Command) -> Result<Self> {
+        let words: Vec<_> = std::iter::once(command.get_program())
+            .chain(command.get_args())
+            .map(OsStr::to_string_lossy)
+            .collect();
+        let words = words.join(" ");
+        let child = unblock_signals(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let child = child.with_context(|| {
+            let program = command.get_program().display();
+            format!("running {program}, expected it to be installed (package util-linux)")
+        })?;
+        Ok(Self {
+            child,
+            words,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+        })
+    }
+
+    /// Waits for its end, or a signal to this process.
+    pub(super) fn wait(
+        &mut self,
+        interrupts: Option<&Interrupts>,
+        patience: Option<Duration>,
+    ) -> Result<Outcome> {
+        let start = Instant::now();
+        loop {
+            let rest = patience.map(|patience| patience.saturating_sub(start.elapsed()));
+            if rest == Some(Duration::ZERO) {
+                return Ok(Outcome::Late);
+            }
+            let is_silent = self.child.stdout.is_none() && self.child.stderr.is_none();
+            if is_silent && let Some(status) = self.child.try_wait().context("wait")? {
+                return Ok(Outcome::Ended(Output {
+                    status,
+                    stdout: std::mem::take(&mut self.stdout),
+                    stderr: std::mem::take(&mut self.stderr),
+                }));
+            }
+            let mut fds: Vec<_> = interrupts.iter().map(|i| i.as_fd()).collect();
+            fds.extend(self.child.stdout.iter().map(AsFd::as_fd));
+            fds.extend(self.child.stderr.iter().map(AsFd::as_fd));
+            // Mostly it has ended by then.
+            let look = is_silent.then_some(LOOK_EVERY);
+            wait_for(&fds, look.or(rest))?;
+            if let Some(interrupted) = interrupts.and_then(Interrupts::next) {
+                return Ok(Outcome::Interrupted(interrupted));
+            }
+            take(&mut self.child.stdout, &mut self.stdout)?;
+            take(&mut self.child.stderr, &mut self.stderr)?;
+        }
+    }
+
+    /// Ends it, at the latest when the kernel lets go of it.
+    pub(super) fn give_up(&mut self) {
+        let _ = self.child.kill();
+        thread::sleep(LOOK_EVERY);
+        let _ = self.child.try_wait();
+    }
+}
+
+/// Takes what `pipe` has, and closes it at its end.
+fn take<P: Read + AsFd>(pipe: &mut Option<P>, all: &mut Vec<u8>) -> Result<()> {
+    let Some(open) = pipe.as_mut() else {
+        return Ok(());
+    };
+    if !wait_for(&[open.as_fd()], Some(Duration::ZERO))? {
+        return Ok(());
+    }
+    let mut piece = [0; PIECE_BYTES];
+    match open.read(&mut piece) {
+        Ok(0) => *pipe = None,
+        Ok(count) => all.extend(piece.iter().take(count)),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+        Err(error) => return Err(error).context("reading what a tool says"),
+    }
+    Ok(())
+}
+
+/// Fails with what a tool that failed has said.
+pub(super) fn check(words: &str, output: &Output) -> Result<()> {
+    if output.status.success() {
+        return Ok(());
+    }
+    let told = String::from_utf8_lossy(&output.stderr);
+    bail!("{words}: {} ({})", told.trim(), output.status)
+}
+
+/// Runs a tool to its end, whatever comes.
+pub(super) fn run(command: &mut Command) -> Result<()> {
+    let mut tool = Tool::start(command)?;
+    match tool.wait(None, None)? {
+        Outcome::Ended(output) => check(&tool.words, &output),
+        Outcome::Interrupted(_) | Outcome::Late => bail!("{}: no end", tool.words),
+    }
+}
