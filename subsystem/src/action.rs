@@ -11,6 +11,7 @@ use capstan_nvme_proto::status::Status;
 
 use crate::ConnId;
 use crate::config::PortId;
+use crate::counters::NamespaceCounters;
 use crate::namespace::{BackendId, NamespaceTable};
 
 /// The target's name of one controller, never used twice (a CNTLID is).
@@ -125,6 +126,8 @@ pub enum Action {
         conn: ConnId,
         /// The new table.
         namespaces: Arc<NamespaceTable>,
+        /// The queue's counters for it.
+        counters: NamespaceCounters,
     },
     /// Put everything written so far to these backends on the medium, then, always, call
     /// [`Target::handle_flushed`](crate::Target::handle_flushed). A controller is shutting down,

@@ -164,7 +164,8 @@ fn io_controller(controller: &Controller, data: &mut IdentifyController) {
     data.ccrl = CROSS_RESETS_MAX;
     data.cqt_ms = QUIESCE_MS.into();
     data.cmic = (MultiPath::PORTS | MultiPath::CONTROLLERS | MultiPath::ANA).bits();
-    data.lpa |= LogPageAttributes::COMMAND_EFFECTS.bits();
+    data.lpa |=
+        (LogPageAttributes::COMMAND_EFFECTS | LogPageAttributes::SMART_PER_NAMESPACE).bits();
     data.tnvmcap_bytes = capacity_bytes.into();
     data.anatt_seconds = ANA_TRANSITION_SECONDS;
     data.anacap = (AnaCapabilities::OPTIMIZED

@@ -46,6 +46,7 @@ pub mod bounds;
 mod config;
 mod control;
 mod controller;
+mod counters;
 mod features;
 mod gate;
 mod identify;
@@ -74,6 +75,7 @@ pub use control::{
     ConnectRequest, ControlOutcome, QueueSizes, Target,
 };
 pub use controller::{ControllerEvent, ControllerState};
+pub use counters::{NamespaceCounters, QueueCounters};
 pub use io_queue::{
     ControlCommand, Drained, IoCommand, IoOperation, IoQueue, IoQueueEvent, IoQueueState, IoStep,
     NamespaceRef,
@@ -82,7 +84,6 @@ pub use namespace::{BackendId, Geometry, Namespace, NamespaceIdentity, Namespace
 pub use queue::Permit;
 pub use queue::transfer::{InCapsule, KeyedBuffer, KeyedList, Transfer};
 pub use refuse::{Refusal, RefuseReason};
-pub use shared::QueueCounters;
 pub use transitions::IllegalTransition;
 
 /// The driver's name of one transport connection, which is one queue. Never used twice.

@@ -146,6 +146,11 @@ impl NamespaceTable {
         }
     }
 
+    /// The highest NSID; 0 without a namespace.
+    pub(crate) fn nsid_max(&self) -> u32 {
+        self.namespaces.last().map_or(0, |namespace| namespace.nsid)
+    }
+
     /// NSIDs of the namespaces that only one of two tables has, or that differ between them.
     pub(crate) fn differences(&self, other: &Self) -> Vec<u32> {
         let alone = |a: &Self, b: &Self| -> Vec<u32> {

@@ -78,36 +78,6 @@ impl ControllerShared {
     }
 }
 
-/// Commands and data of one I/O queue. Written by the queue alone, read at leisure.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct QueueCounters {
-    /// Read and Compare commands completed.
-    pub read_commands: u64,
-    /// Write commands completed.
-    pub write_commands: u64,
-    /// Bytes read by commands that succeeded.
-    pub read_bytes: u64,
-    /// Bytes written by commands that succeeded.
-    pub written_bytes: u64,
-    /// Completions with a media or data integrity status.
-    pub media_errors: u64,
-}
-
-impl QueueCounters {
-    pub(crate) fn add(&mut self, other: &Self) {
-        let pairs = [
-            (&mut self.read_commands, other.read_commands),
-            (&mut self.write_commands, other.write_commands),
-            (&mut self.read_bytes, other.read_bytes),
-            (&mut self.written_bytes, other.written_bytes),
-            (&mut self.media_errors, other.media_errors),
-        ];
-        for (total, more) in pairs {
-            *total = total.saturating_add(more);
-        }
-    }
-}
-
 /// An error of a command, as the Error Information log tells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ErrorRecord {
@@ -126,11 +96,6 @@ pub(crate) struct ErrorRecord {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct QueueShared {
-    read_commands: AtomicU64,
-    write_commands: AtomicU64,
-    read_bytes: AtomicU64,
-    written_bytes: AtomicU64,
-    media_errors: AtomicU64,
     /// Errors recorded so far.
     errors_recorded: AtomicU64,
     errors: [ErrorCell; QUEUE_ERRORS],
@@ -151,36 +116,6 @@ struct ErrorCell {
 }
 
 impl QueueShared {
-    /// The queue is the only writer: a load and a store, no locked instruction.
-    fn add(counter: &AtomicU64, amount: u64) {
-        let value = counter.load(Ordering::Relaxed).wrapping_add(amount);
-        counter.store(value, Ordering::Relaxed);
-    }
-
-    pub(crate) fn add_read(&self, bytes: u64) {
-        Self::add(&self.read_commands, 1);
-        Self::add(&self.read_bytes, bytes);
-    }
-
-    pub(crate) fn add_write(&self, bytes: u64) {
-        Self::add(&self.write_commands, 1);
-        Self::add(&self.written_bytes, bytes);
-    }
-
-    pub(crate) fn add_media_error(&self) {
-        Self::add(&self.media_errors, 1);
-    }
-
-    pub(crate) fn counters(&self) -> QueueCounters {
-        QueueCounters {
-            read_commands: self.read_commands.load(Ordering::Relaxed),
-            write_commands: self.write_commands.load(Ordering::Relaxed),
-            read_bytes: self.read_bytes.load(Ordering::Relaxed),
-            written_bytes: self.written_bytes.load(Ordering::Relaxed),
-            media_errors: self.media_errors.load(Ordering::Relaxed),
-        }
-    }
-
     /// Records an error over the oldest one. Only the queue calls this.
     pub(crate) fn record_error(&self, record: &ErrorRecord) {
         let recorded = self.errors_recorded.load(Ordering::Relaxed);
@@ -319,24 +254,5 @@ mod tests {
             }
             writer.join().unwrap();
         });
-    }
-
-    #[test]
-    fn counters_add_up() {
-        let queue = QueueShared::default();
-        queue.add_read(4096);
-        queue.add_read(512);
-        queue.add_write(1024);
-        queue.add_media_error();
-        assert_eq!(
-            queue.counters(),
-            QueueCounters {
-                read_commands: 2,
-                write_commands: 1,
-                read_bytes: 4608,
-                written_bytes: 1024,
-                media_errors: 1
-            }
-        );
     }
 }

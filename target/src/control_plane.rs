@@ -353,8 +353,6 @@ fn log(event: &Event) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use capstan_nvme_proto::status::Status;
     use capstan_rdma::contract::{ConnectParam, MigratedId, PrivateData};
     use capstan_reactor::mailbox;
@@ -409,10 +407,7 @@ mod tests {
             cid: 1,
             status: Status::SUCCESS,
         });
-        control.route(Action::SetNamespaces {
-            conn,
-            namespaces: Arc::default(),
-        });
+        control.route(Action::TellOutstanding { conn });
         control.route(Action::Disconnect {
             conn,
             why: DisconnectReason::ControllerReset,
@@ -429,7 +424,7 @@ mod tests {
         ));
         assert!(matches!(
             got.next(),
-            Some(Message::Act(Action::SetNamespaces { .. }))
+            Some(Message::Act(Action::TellOutstanding { .. }))
         ));
         assert!(matches!(
             got.next(),

@@ -70,12 +70,12 @@ impl Served {
         self.dir.path().join("a b%&#/s?")
     }
 
-    /// Bytes that hosts have read, to half a MiB.
+    /// Bytes that hosts have read of the namespace, to half a MiB.
     fn bytes_read(&self) -> u64 {
         let mut capstan = Command::new(program("capstan"));
         capstan
             .args(["smart-log", "-a", &self.at.ip().to_string(), "-n", SUBNQN])
-            .args(["--provider", "iwarp", "--output", "json"]);
+            .args(["-N", "1", "--provider", "iwarp", "--output", "json"]);
         let log = told(&capstan.output().unwrap());
         let log: serde_json::Value = serde_json::from_str(&log).unwrap();
         log["data_units_read"].as_u64().unwrap() * 512_000

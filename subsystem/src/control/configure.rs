@@ -168,7 +168,9 @@ impl Target {
             .remove(&nsid)
             .ok_or_else(|| unknown_namespace(nsid))?;
         // A namespace that gets this NSID later is another one.
+        let counted = self.counted_of(subnqn, nsid);
         let subsystem = self.subsystem_mut(subnqn)?;
+        subsystem.counted_before.insert(nsid, counted);
         subsystem.protected.remove(&nsid);
         subsystem.reservations.remove(&nsid);
         for id in self.controllers_of(subnqn) {
@@ -358,12 +360,14 @@ impl Target {
         controller.changed.add(&changed);
         controller.namespaces = Arc::new(after);
         controller.shared.set_namespaces_generation(generation);
+        let namespaces = &controller.namespaces;
         let tables = controller
             .io_queues
-            .values()
+            .values_mut()
             .map(|queue| Action::SetNamespaces {
                 conn: queue.conn,
-                namespaces: Arc::clone(&controller.namespaces),
+                counters: queue.counters_for(namespaces),
+                namespaces: Arc::clone(namespaces),
             });
         self.actions.extend(tables);
         self.set_gates(id);

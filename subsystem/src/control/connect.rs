@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec;
 use core::net::SocketAddr;
 
 use capstan_nvme_proto::cqe::Cqe;
@@ -24,6 +25,7 @@ use crate::aer::AsyncEvents;
 use crate::bounds::ENABLE_TIMEOUT_US;
 use crate::config::PortId;
 use crate::controller::{Controller, ControllerKind, ControllerState, IoQueueRecord, KeepAlive};
+use crate::counters::NamespaceCounters;
 use crate::features::{Features, default_events};
 use crate::io_queue::IoQueue;
 use crate::log_page::error::ErrorLog;
@@ -507,6 +509,7 @@ impl Target {
         let mut accounting = accounting(request.conn, entries, connect);
         let cqe = connected(&mut accounting, request.sqe, cntlid);
         let shared = Arc::new(QueueShared::default());
+        let counters = NamespaceCounters::new(&controller.namespaces);
         let queue = Box::new(IoQueue::new(
             request.conn,
             qid,
@@ -515,10 +518,12 @@ impl Target {
             Arc::clone(&controller.namespaces),
             Arc::clone(&controller.shared),
             Arc::clone(&shared),
+            counters.clone(),
         ));
         let record = IoQueueRecord {
             conn: request.conn,
             shared,
+            counters: vec![counters],
             errors_seen: 0,
         };
         controller.io_queues.insert(qid, record);

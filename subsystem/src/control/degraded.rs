@@ -53,9 +53,15 @@ impl Target {
             .controllers
             .get(&id)
             .map(|controller| &controller.namespaces);
-        let mut backends = namespaces.into_iter().flat_map(|table| table.iter());
-        let is_bad = |of: &BackendId| self.degraded.contains(of) || self.unsound.contains(of);
-        if backends.any(|namespace| is_bad(&namespace.backend)) {
+        let backends = namespaces.into_iter().flat_map(|table| table.iter());
+        backends.fold(CriticalWarning::empty(), |warning, namespace| {
+            warning | self.critical_warning_of(namespace.backend)
+        })
+    }
+
+    /// The same of one backend.
+    pub(crate) fn critical_warning_of(&self, backend: BackendId) -> CriticalWarning {
+        if self.degraded.contains(&backend) || self.unsound.contains(&backend) {
             CriticalWarning::RELIABILITY
         } else {
             CriticalWarning::empty()

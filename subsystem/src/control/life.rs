@@ -195,7 +195,7 @@ impl Target {
         }
         while let Some((qid, record)) = controller.io_queues.pop_first() {
             if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
-                subsystem.retired.add(&record.shared.counters());
+                subsystem.retire(&record);
             }
             self.linger(record.conn, Lingering::new(&controller, qid));
         }
@@ -215,7 +215,7 @@ impl Target {
         };
         let left = Lingering::new(controller, qid);
         if let Some(subsystem) = self.subsystems.get_mut(&controller.association.subnqn) {
-            subsystem.retired.add(&record.shared.counters());
+            subsystem.retire(&record);
         }
         if controller.io_queues.is_empty() && controller.state == ControllerState::Resetting {
             // Legal from Resetting, which was just asked.

@@ -27,11 +27,11 @@ use crate::bounds::REFUSALS_KEPT;
 use crate::config::{
     ConfigError, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
 };
-use crate::controller::{Controller, ControllerKind};
+use crate::controller::{Controller, ControllerKind, IoQueueRecord};
+use crate::counters::QueueCounters;
 use crate::namespace::BackendId;
 use crate::refuse::Refusal;
 use crate::reservation::Reservation;
-use crate::shared::QueueCounters;
 use abort::PendingAbort;
 use fence::Fence;
 use flush::FlushFor;
@@ -107,8 +107,10 @@ struct Subsystem {
     /// Where the search for a free CNTLID starts: an identifier is used again as late as
     /// possible, so that a host with old knowledge does not meet another host's controller.
     next_cntlid: u16,
-    /// What the I/O queues that are gone had counted.
-    retired: QueueCounters,
+    /// What the I/O queues that are gone had counted, by NSID.
+    retired: BTreeMap<u32, QueueCounters>,
+    /// What was counted of NSIDs when the namespaces that had them before went.
+    counted_before: BTreeMap<u32, QueueCounters>,
 }
 
 impl Subsystem {
@@ -119,7 +121,17 @@ impl Subsystem {
             protected: BTreeSet::new(),
             reservations: BTreeMap::new(),
             next_cntlid: 1,
-            retired: QueueCounters::default(),
+            retired: BTreeMap::new(),
+            counted_before: BTreeMap::new(),
+        }
+    }
+
+    /// Keeps what an I/O queue that is gone had counted.
+    fn retire(&mut self, record: &IoQueueRecord) {
+        for (nsid, counted) in record.counted() {
+            if counted != QueueCounters::default() {
+                self.retired.entry(nsid).or_default().add(&counted);
+            }
         }
     }
 }
@@ -222,17 +234,41 @@ impl Target {
     /// Commands and data of a subsystem, of all controllers it has and had.
     #[must_use]
     pub fn totals(&self, subnqn: &Nqn) -> QueueCounters {
-        let mut totals = self
-            .subsystems
-            .get(subnqn)
-            .map(|subsystem| subsystem.retired)
-            .unwrap_or_default();
-        self.controllers
-            .values()
-            .filter(|controller| controller.association.subnqn == *subnqn)
-            .flat_map(|controller| controller.io_queues.values())
-            .for_each(|queue| totals.add(&queue.shared.counters()));
+        let mut totals = QueueCounters::default();
+        let subsystem = self.subsystems.get(subnqn);
+        let retired = subsystem.into_iter().flat_map(|s| s.retired.values());
+        retired.for_each(|counted| totals.add(counted));
+        let live = self.io_queues(subnqn).flat_map(IoQueueRecord::counted);
+        live.for_each(|(_, counted)| totals.add(&counted));
         totals
+    }
+
+    /// The same of one namespace, since it was added.
+    #[must_use]
+    pub fn totals_of(&self, subnqn: &Nqn, nsid: u32) -> QueueCounters {
+        let subsystem = self.subsystems.get(subnqn);
+        let before = subsystem.and_then(|s| s.counted_before.get(&nsid).copied());
+        let before = before.unwrap_or_default();
+        self.counted_of(subnqn, nsid).since(&before)
+    }
+
+    /// What was ever counted of an NSID.
+    fn counted_of(&self, subnqn: &Nqn, nsid: u32) -> QueueCounters {
+        let subsystem = self.subsystems.get(subnqn);
+        let retired = subsystem.and_then(|s| s.retired.get(&nsid).copied());
+        let mut counted = retired.unwrap_or_default();
+        for queue in self.io_queues(subnqn) {
+            counted.add(&queue.counted_of(nsid));
+        }
+        counted
+    }
+
+    /// I/O queues of a subsystem.
+    fn io_queues(&self, subnqn: &Nqn) -> impl Iterator<Item = &IoQueueRecord> {
+        let controllers = self.controllers.values();
+        controllers
+            .filter(move |controller| controller.association.subnqn == *subnqn)
+            .flat_map(|controller| controller.io_queues.values())
     }
 
     /// Nothing holds more than its bound, with `connections` of them open.

@@ -6,6 +6,7 @@ mod state;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use capstan_nvme_proto::cqe::Cqe;
@@ -18,6 +19,7 @@ use crate::action::{Association, ControllerId, DisconnectReason, FenceId};
 use crate::aer::AsyncEvents;
 use crate::bounds::DISCOVERY_KATO_MS;
 use crate::control::CrossResets;
+use crate::counters::{NamespaceCounters, QueueCounters};
 use crate::features::Features;
 use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
@@ -61,8 +63,38 @@ pub(crate) struct Instance {
 pub(crate) struct IoQueueRecord {
     pub(crate) conn: ConnId,
     pub(crate) shared: Arc<QueueShared>,
+    /// What it counts in, last, and what it counted in before its controller showed more namespaces.
+    pub(crate) counters: Vec<NamespaceCounters>,
     /// Errors of the queue that are in the controller's log already.
     pub(crate) errors_seen: u64,
+}
+
+impl IoQueueRecord {
+    /// What it did, by namespace.
+    pub(crate) fn counted(&self) -> impl Iterator<Item = (u32, QueueCounters)> {
+        self.counters.iter().flat_map(NamespaceCounters::iter)
+    }
+
+    /// What it did with one namespace.
+    pub(crate) fn counted_of(&self, nsid: u32) -> QueueCounters {
+        let mut sum = QueueCounters::default();
+        for counters in &self.counters {
+            sum.add(&counters.of(nsid));
+        }
+        sum
+    }
+
+    /// Its counters for a table: new ones where those it has are too few.
+    pub(crate) fn counters_for(&mut self, namespaces: &NamespaceTable) -> NamespaceCounters {
+        match self.counters.last() {
+            Some(counters) if counters.cover(namespaces) => counters.clone(),
+            _ => {
+                let counters = NamespaceCounters::new(namespaces);
+                self.counters.push(counters.clone());
+                counters
+            }
+        }
+    }
 }
 
 /// The control half of a controller.

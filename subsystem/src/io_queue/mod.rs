@@ -17,9 +17,10 @@ use capstan_nvme_proto::fabrics::FabricsCommand;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
+use crate::counters::NamespaceCounters;
 use crate::namespace::NamespaceTable;
 use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
-use crate::shared::{ControllerShared, ErrorRecord, QueueCounters, QueueShared};
+use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
 use crate::{ConnId, DisconnectReason, DrainId, FenceId};
 use drain::Drains;
 
@@ -59,6 +60,7 @@ pub struct IoQueue {
     namespaces: Arc<NamespaceTable>,
     controller: Arc<ControllerShared>,
     shared: Arc<QueueShared>,
+    counters: NamespaceCounters,
     drains: Drains,
 }
 
@@ -71,6 +73,7 @@ impl IoQueue {
         namespaces: Arc<NamespaceTable>,
         controller: Arc<ControllerShared>,
         shared: Arc<QueueShared>,
+        counters: NamespaceCounters,
     ) -> Self {
         Self {
             conn,
@@ -81,6 +84,7 @@ impl IoQueue {
             namespaces,
             controller,
             shared,
+            counters,
             drains: Drains::default(),
         }
     }
@@ -128,12 +132,6 @@ impl IoQueue {
         self.state
     }
 
-    /// Commands and data so far.
-    #[must_use]
-    pub fn counters(&self) -> QueueCounters {
-        self.shared.counters()
-    }
-
     /// Generation of the namespaces this queue knows.
     #[must_use]
     pub fn namespaces_generation(&self) -> u64 {
@@ -147,10 +145,12 @@ impl IoQueue {
         self.namespaces.generation() < self.controller.namespaces_generation()
     }
 
-    /// Takes a new namespace table; one that is older than what the queue has is dropped.
-    pub fn set_namespaces(&mut self, namespaces: Arc<NamespaceTable>) {
+    /// Takes a new namespace table and its counters; one that is older than what the queue has is
+    /// dropped.
+    pub fn set_namespaces(&mut self, namespaces: Arc<NamespaceTable>, counters: NamespaceCounters) {
         if namespaces.generation() > self.namespaces.generation() {
             self.namespaces = namespaces;
+            self.counters = counters;
         }
     }
 
@@ -254,8 +254,8 @@ impl IoQueue {
             0
         };
         match trace.effect {
-            Effect::Read => self.shared.add_read(bytes),
-            Effect::Write => self.shared.add_write(bytes),
+            Effect::Read => self.counters.add_read(trace.nsid, bytes),
+            Effect::Write => self.counters.add_write(trace.nsid, bytes),
             Effect::Other | Effect::Control | Effect::Unwaited => {}
         }
         self.drains.leave(&permit);
@@ -329,7 +329,7 @@ impl IoQueue {
         // Base 2.0, Figure 207, Media and Data Integrity Errors: data that could not be recovered or
         // kept. A Compare that finds a difference has done its work.
         if matches!(status, Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR) {
-            self.shared.add_media_error();
+            self.counters.add_media_error(trace.nsid);
         }
         self.shared.record_error(&ErrorRecord {
             count: self.controller.next_error(),

@@ -1,11 +1,12 @@
-//! SMART / Health Information (LID 02h): what really was counted, over the whole NVM subsystem
-//! and its life.
+//! SMART / Health Information (LID 02h): what really was counted, over the whole NVM subsystem and
+//! its life, or over that of one namespace (Identify Controller LPA bit 0).
 
+use capstan_nvme_proto::error::CommandError;
 use capstan_nvme_proto::log::HealthLog;
-use zerocopy::FromZeros;
+use capstan_nvme_proto::sqe::NSID_BROADCAST;
 
 use crate::ControllerId;
-use crate::control::Target;
+use crate::control::{Target, gone};
 use crate::wire::wire;
 
 const MICROSECONDS_PER_HOUR: u64 = 3_600_000_000;
@@ -13,17 +14,28 @@ const MICROSECONDS_PER_HOUR: u64 = 3_600_000_000;
 const COMPOSITE_TEMPERATURE_KELVINS: u16 = 298;
 
 impl Target {
-    pub(super) fn health_page(&self, id: ControllerId, now_us: u64) -> HealthLog {
-        let Some(controller) = self.controller(id) else {
-            return HealthLog::new_zeroed();
+    pub(super) fn health_page(
+        &self,
+        id: ControllerId,
+        nsid: u32,
+        now_us: u64,
+    ) -> Result<HealthLog, CommandError> {
+        let controller = self.controller(id).ok_or_else(gone)?;
+        let subnqn = &controller.association.subnqn;
+        let (totals, warning) = match nsid {
+            0 | NSID_BROADCAST => (self.totals(subnqn), self.critical_warning(id)),
+            nsid => {
+                let namespace = controller.feature_namespace(nsid)?;
+                let warning = self.critical_warning_of(namespace.backend);
+                (self.totals_of(subnqn, nsid), warning)
+            }
         };
-        let totals = self.totals(&controller.association.subnqn);
         let hours = now_us
             .saturating_sub(self.started_us())
             .checked_div(MICROSECONDS_PER_HOUR)
             .unwrap_or(0);
-        wire!(HealthLog {
-            critical_warning: self.critical_warning(id).bits(),
+        Ok(wire!(HealthLog {
+            critical_warning: warning.bits(),
             composite_temperature_kelvins: COMPOSITE_TEMPERATURE_KELVINS.into(),
             available_spare_percent: 100,
             data_units_read: HealthLog::data_units(totals.read_bytes.into()).into(),
@@ -34,6 +46,6 @@ impl Target {
             power_on_hours: u128::from(hours).into(),
             media_errors: u128::from(totals.media_errors).into(),
             error_log_entries: u128::from(controller.shared.errors()).into(),
-        })
+        }))
     }
 }

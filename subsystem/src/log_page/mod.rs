@@ -148,8 +148,7 @@ impl Target {
             }
             LogPageId::ERROR_INFORMATION => self.error_page(id, &mut window),
             LogPageId::HEALTH => {
-                require_no_namespace(get)?;
-                let page = self.health_page(id, execution.now_us);
+                let page = self.health_page(id, get.nsid, execution.now_us)?;
                 window.put(page.as_bytes());
             }
             LogPageId::FIRMWARE_SLOT => {
@@ -220,7 +219,7 @@ fn pages(kind: ControllerKind) -> &'static [LogPageId] {
     }
 }
 
-/// The page exists for the controller only (Identify Controller LPA bit 0 is clear).
+/// The page exists for the controller only.
 fn require_no_namespace(get: &GetLogPage) -> Result<(), CommandError> {
     match get.nsid {
         0 | NSID_BROADCAST => Ok(()),

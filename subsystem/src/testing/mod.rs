@@ -270,9 +270,13 @@ impl Bench {
                 }
                 Action::TellOutstanding { conn } => self.outstanding_told.push(conn),
                 Action::CompleteIo { conn, cid, status } => self.controls.push((conn, cid, status)),
-                Action::SetNamespaces { conn, namespaces } => {
+                Action::SetNamespaces {
+                    conn,
+                    namespaces,
+                    counters,
+                } => {
                     if let Some(queue) = self.queues.get_mut(&conn) {
-                        queue.set_namespaces(namespaces);
+                        queue.set_namespaces(namespaces, counters);
                     }
                 }
                 Action::Flush { flush, backends } => self.flushes.push((flush, backends)),

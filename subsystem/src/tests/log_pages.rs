@@ -3,11 +3,12 @@
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::command::{
-    AdminCommand, GetLogPage, IoCommand as Command, LbaRange, Read, Write,
+    AdminCommand, GetLogPage, Identify, IoCommand as Command, LbaRange, Read, Write,
 };
+use capstan_nvme_proto::identify::{Cns, IdentifyController, LogPageAttributes};
 use capstan_nvme_proto::log::{
-    AnaLogHeader, AnaState, CommandEffects, CommandEffectsLog, ErrorInformationEntry,
-    FirmwareSlotLog, HealthLog, LogPageId, SupportedLogPages,
+    AnaLogHeader, AnaState, CommandEffects, CommandEffectsLog, CriticalWarning,
+    ErrorInformationEntry, FirmwareSlotLog, HealthLog, LogPageId, SupportedLogPages,
 };
 use capstan_nvme_proto::opcode::{AdminOpcode, IoOpcode};
 use capstan_nvme_proto::sqe::Sqe;
@@ -204,12 +205,126 @@ fn health_counts_what_was_really_moved() {
     assert_eq!(health.power_on_hours.get(), 2);
     // Room temperature; 0 K sets off monitors.
     assert_eq!(health.composite_temperature_kelvins.get(), 273 + 25);
-    let one_namespace = GetLogPage {
-        nsid: 1,
+}
+
+fn health(bench: &mut Bench, association: &Association, nsid: u32) -> HealthLog {
+    let get = GetLogPage {
+        nsid,
         ..GetLogPage::new(LogPageId::HEALTH, 512)
     };
-    let (cqe, _) = bench.admin(&association, &AdminCommand::GetLogPage(one_namespace));
-    assert_eq!(cqe.status(), Status::INVALID_FIELD.dnr().more());
+    let data = read(bench, association, get);
+    HealthLog::from_data(&data).unwrap().clone()
+}
+
+/// Read and write commands of the whole subsystem, and of namespaces.
+fn commands(bench: &mut Bench, association: &Association, nsids: &[u32]) -> Vec<(u128, u128)> {
+    let nsids = [u32::MAX].into_iter().chain(nsids.iter().copied());
+    let counts = nsids.map(|nsid| {
+        let health = health(bench, association, nsid);
+        (
+            health.host_read_commands.get(),
+            health.host_write_commands.get(),
+        )
+    });
+    counts.collect()
+}
+
+#[test]
+fn health_is_told_of_each_namespace_by_itself() {
+    let mut bench = Bench::new();
+    bench
+        .target
+        .add_namespace(&subnqn(), namespace_config(2))
+        .unwrap();
+    let association = bench.ready();
+    let data = bench.admin(
+        &association,
+        &AdminCommand::Identify(Identify::new(Cns::CONTROLLER, 0)),
+    );
+    let identify = IdentifyController::from_data(&data.1).unwrap();
+    let lpa = LogPageAttributes::from_bits_retain(identify.lpa);
+    assert!(lpa.contains(LogPageAttributes::SMART_PER_NAMESPACE));
+    let conn = bench.io_queue(&association, 1).unwrap();
+    let range = LbaRange { slba: 0, nlb: 1000 };
+    let to = |nsid| Command::Write(Write::new(nsid, range));
+    let of = |nsid| Command::Read(Read::new(nsid, range));
+    for command in [of(1), of(1), to(1), of(2)] {
+        complete(&mut bench, conn, command, Status::SUCCESS);
+    }
+    complete(&mut bench, conn, of(2), Status::UNRECOVERED_READ_ERROR);
+    let counted = commands(&mut bench, &association, &[1, 2]);
+    assert_eq!(counted, [(4, 1), (2, 1), (2, 0)]);
+    let [first, second] = [1, 2].map(|nsid| health(&mut bench, &association, nsid));
+    assert_eq!(
+        (first.data_units_read.get(), second.data_units_read.get()),
+        (2, 1)
+    );
+    assert_eq!(
+        (
+            first.data_units_written.get(),
+            second.data_units_written.get()
+        ),
+        (1, 0)
+    );
+    assert_eq!(
+        (first.media_errors.get(), second.media_errors.get()),
+        (0, 1)
+    );
+
+    // A namespace that comes later, with a number beyond what the queue counts so far.
+    bench
+        .target
+        .add_namespace(&subnqn(), namespace_config(700))
+        .unwrap();
+    bench.poll();
+    for command in [to(700), of(1)] {
+        complete(&mut bench, conn, command, Status::SUCCESS);
+    }
+    let counted = commands(&mut bench, &association, &[1, 2, 700]);
+    assert_eq!(counted, [(5, 2), (3, 1), (2, 0), (0, 1)]);
+    // Nothing is forgotten with a queue, and another one goes on.
+    bench.disconnect(conn);
+    let conn = bench.io_queue(&association, 2).unwrap();
+    complete(&mut bench, conn, to(700), Status::SUCCESS);
+    let counted = commands(&mut bench, &association, &[1, 2, 700]);
+    assert_eq!(counted, [(5, 3), (3, 1), (2, 0), (0, 2)]);
+    // Another namespace in the place of one begins anew; the subsystem does not.
+    bench.target.remove_namespace(&subnqn(), 700).unwrap();
+    bench
+        .target
+        .add_namespace(&subnqn(), namespace_config(700))
+        .unwrap();
+    bench.poll();
+    complete(&mut bench, conn, of(700), Status::SUCCESS);
+    let counted = commands(&mut bench, &association, &[1, 700]);
+    assert_eq!(counted, [(6, 3), (3, 1), (1, 0)]);
+    for nsid in [3, 1024, 0xFFFF_FFFE] {
+        let get = GetLogPage {
+            nsid,
+            ..GetLogPage::new(LogPageId::HEALTH, 512)
+        };
+        let (cqe, _) = bench.admin(&association, &AdminCommand::GetLogPage(get));
+        let status = cqe.status().code();
+        assert_eq!(status, Status::INVALID_NAMESPACE_OR_FORMAT);
+    }
+}
+
+/// A medium that is bad is one namespace's.
+#[test]
+fn health_warns_of_the_namespace_it_is_about() {
+    let mut bench = Bench::new();
+    bench
+        .target
+        .add_namespace(&subnqn(), namespace_config(2))
+        .unwrap();
+    let association = bench.ready();
+    let backend = namespace_config(2).backend;
+    assert_ne!(backend, namespace_config(1).backend);
+    bench.target.handle_data_lost(backend, 0);
+    bench.poll();
+    let warnings = [0, 1, 2].map(|nsid| health(&mut bench, &association, nsid).critical_warning);
+    let reliability = CriticalWarning::RELIABILITY.bits();
+    assert_eq!(warnings, [reliability, 0, reliability]);
 }
 
 #[test]

@@ -72,13 +72,17 @@ impl IoPath {
             Action::FenceIo { conn, fence } => self.fence_io(conn, fence),
             Action::TellOutstanding { conn } => self.tell_outstanding(conn),
             Action::CompleteIo { conn, cid, status } => self.complete_io(conn, cid, status),
-            Action::SetNamespaces { conn, namespaces } => {
+            Action::SetNamespaces {
+                conn,
+                namespaces,
+                counters,
+            } => {
                 let connection = self
                     .index_of
                     .get(&conn)
                     .and_then(|&index| self.connections.get_mut(index));
                 if let Some(queue) = connection.and_then(|c| c.queue.as_mut()) {
-                    queue.set_namespaces(namespaces);
+                    queue.set_namespaces(namespaces, counters);
                 }
             }
             Action::Flush { flush, backends } => self.flush_backends(flush, &backends),
