@@ -1,6 +1,7 @@
 //! A host that speaks capsules: it sends any command on any queue, and works only while it is
 //! asked to, so that a test can let it hang.
 
+mod connect;
 mod wire;
 
 use std::collections::HashMap;
@@ -12,20 +13,17 @@ use capstan_memory::Buffer;
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
-    CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertyGet, PropertySet,
+    CNTLID_DYNAMIC, ConnectParameters, ConnectResponse, PropertyGet, PropertySet,
 };
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::property::{Cc, Csts, Property};
-use capstan_nvme_proto::rdma_cm::CmRequest;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::{
-    CmEventKind, CmId, ConnectParam, PrivateData, QpConfig, QpNum, QueuePair, ReceiveSource,
-    SendOp, SendWr, Sge, WcStatus, WorkCompletion,
+    CmEventKind, CmId, QpNum, QueuePair, SendOp, SendWr, Sge, WcStatus, WorkCompletion,
 };
 use capstan_rdma::iwarp::Config;
-use capstan_reactor::Clock;
 use zerocopy::{FromBytes, IntoBytes};
 
 pub use wire::Wire;
@@ -74,6 +72,24 @@ pub enum Data<'a> {
     PushedInPieces(u32, u32),
 }
 
+/// What hosts choose by themselves.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// Entries of the I/O queue, and of its receives.
+    pub io_entries: u16,
+    /// Keep Alive Timeout.
+    pub kato_ms: u32,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self {
+            io_entries: ENTRIES,
+            kato_ms: 0,
+        }
+    }
+}
+
 struct Line {
     qp: Box<dyn QueuePair>,
     /// A place for a CQE for each receive.
@@ -90,6 +106,7 @@ pub struct WireHost {
     outstanding: HashMap<(Queue, u16), (Buffer, Option<Buffer>)>,
     answers: HashMap<(Queue, u16), (Cqe, Vec<u8>)>,
     next_cid: u16,
+    manner: Manner,
     /// Where its association is, and whose.
     known: Option<(SocketAddr, ConnectParameters)>,
 }
@@ -128,15 +145,8 @@ impl WireHost {
     /// # Panics
     /// When that does not succeed.
     #[must_use]
-    pub fn associate(
-        wire: Rc<Wire>,
-        address: SocketAddr,
-        mut parameters: ConnectParameters,
-    ) -> Self {
-        let mut host = Self::new(wire);
-        let answer = host.connect_queue(address, Queue::Admin, &parameters);
-        assert!(answer.status().is_success(), "{:?}", answer.status());
-        parameters.cntlid = ConnectResponse::decode(answer.dw0.get()).cntlid;
+    pub fn associate(wire: Rc<Wire>, address: SocketAddr, parameters: ConnectParameters) -> Self {
+        let mut host = Self::connect_admin(wire, address, parameters, Manner::default());
         let enable = PropertySet {
             property: Property::CC,
             size: Property::CC.size().expect("CC has a size"),
@@ -145,8 +155,54 @@ impl WireHost {
         let sqe = FabricsCommand::PropertySet(enable).encode(0, Sgl::EMPTY);
         let (cqe, _) = host.run(Queue::Admin, sqe, Data::None);
         assert!(cqe.status().is_success(), "enabling: {:?}", cqe.status());
+        host
+    }
+
+    /// Connects the Admin queue, and does no more.
+    ///
+    /// # Panics
+    /// When that does not succeed.
+    #[must_use]
+    pub fn connect_admin(
+        wire: Rc<Wire>,
+        address: SocketAddr,
+        mut parameters: ConnectParameters,
+        manner: Manner,
+    ) -> Self {
+        let mut host = Self::new(wire);
+        host.manner = manner;
+        let answer = host.connect_queue(address, Queue::Admin, &parameters);
+        assert!(answer.status().is_success(), "{:?}", answer.status());
+        parameters.cntlid = ConnectResponse::decode(answer.dw0.get()).cntlid;
         host.known = Some((address, parameters));
         host
+    }
+
+    /// CIDs of the commands outstanding on the Admin queue, lowest first.
+    #[must_use]
+    pub fn outstanding_admin(&self) -> Vec<u16> {
+        let admin = self
+            .outstanding
+            .keys()
+            .filter(|(queue, _)| *queue == Queue::Admin);
+        let mut cids: Vec<_> = admin.map(|(_, cid)| *cid).collect();
+        cids.sort_unstable();
+        cids
+    }
+
+    fn entries(&self, queue: Queue) -> u16 {
+        match queue {
+            Queue::Admin => ENTRIES,
+            Queue::Io => self.manner.io_entries,
+        }
+    }
+
+    /// Closes the connection of a queue.
+    pub fn disconnect(&mut self, queue: Queue) {
+        if let Some(Line { qp, id, .. }) = self.lines.remove(&queue) {
+            drop(qp);
+            self.wire.cm.borrow_mut().destroy(id);
+        }
     }
 
     /// CSTS.RDY.
@@ -246,6 +302,7 @@ impl WireHost {
             outstanding: HashMap::new(),
             answers: HashMap::new(),
             next_cid: 0,
+            manner: Manner::default(),
             known: None,
         }
     }
@@ -269,110 +326,6 @@ impl WireHost {
         self.wait_for(id, "the target's end of the connection", |kind| {
             matches!(kind, CmEventKind::Disconnected { .. })
         });
-    }
-
-    fn connect_queue(
-        &mut self,
-        address: SocketAddr,
-        queue: Queue,
-        parameters: &ConnectParameters,
-    ) -> Cqe {
-        let cntlid = match queue {
-            Queue::Admin => 0,
-            Queue::Io => parameters.cntlid,
-        };
-        self.establish(address, queue, queue.qid(), cntlid);
-        self.connect_established(queue, parameters)
-    }
-
-    /// Makes the connection that is to be a queue.
-    fn establish(&mut self, address: SocketAddr, queue: Queue, qid: u16, cntlid: u16) {
-        let id = self
-            .wire
-            .cm
-            .borrow_mut()
-            .resolve(address, self.wire.source, 5_000_000, Clock.now_us())
-            .expect("resolving begins");
-        self.wait_for(id, "resolving", |kind| {
-            matches!(kind, CmEventKind::Resolved)
-        });
-        let config = QpConfig {
-            send_cq: Rc::clone(&self.wire.cq),
-            recv_cq: Rc::clone(&self.wire.cq),
-            send_wr_max: u32::from(ENTRIES),
-            receives: ReceiveSource::Own(u32::from(ENTRIES)),
-            send_sge_max: 1,
-            recv_sge_max: 1,
-        };
-        let mut qp = self
-            .wire
-            .cm
-            .borrow_mut()
-            .create_qp(id, &self.wire.pd, &config)
-            .expect("a queue pair");
-        let receives = self.wire.take(u32::from(ENTRIES) * CQE_BYTES);
-        for at in 0..u32::from(ENTRIES) {
-            let sge = self.wire.sge(&receives, at * CQE_BYTES, CQE_BYTES);
-            qp.post_recv(RECV | u64::from(at), &[sge])
-                .expect("a receive");
-        }
-        let request = CmRequest {
-            qid,
-            hrqsize: ENTRIES,
-            hsqsize: ENTRIES.into(),
-            cntlid,
-        };
-        let request = request.encode().expect("a size that can be encoded");
-        let param = ConnectParam {
-            private_data: PrivateData::new(request.as_bytes()).expect("32 bytes"),
-            responder_resources: 16,
-            initiator_depth: 0,
-            rnr_retry_count: 7,
-        };
-        self.wire
-            .cm
-            .borrow_mut()
-            .connect(id, &param, 5_000_000, Clock.now_us())
-            .expect("connecting begins");
-        self.wait_for(id, "connecting", |kind| {
-            matches!(kind, CmEventKind::Established { .. })
-        });
-        self.lines.insert(queue, Line { qp, receives, id });
-    }
-
-    fn connect_established(&mut self, queue: Queue, parameters: &ConnectParameters) -> Cqe {
-        let connect = Connect {
-            qid: queue.qid(),
-            sqsize: ENTRIES.into(),
-            cattr: Cattr(0),
-            kato_ms: 0,
-        };
-        let sqe = FabricsCommand::Connect(connect).encode(0, Sgl::EMPTY);
-        let data = parameters.encode();
-        self.run(queue, sqe, Data::InCapsule(data.as_bytes())).0
-    }
-
-    fn wait_for(&mut self, id: CmId, what: &str, done: impl Fn(&CmEventKind) -> bool) {
-        let start = Instant::now();
-        loop {
-            while let Some(event) = self.wire.event() {
-                if event.id == id && done(&event.kind) {
-                    return;
-                }
-                assert!(
-                    !matches!(
-                        event.kind,
-                        CmEventKind::Rejected { .. }
-                            | CmEventKind::Failed(_)
-                            | CmEventKind::Disconnected { .. }
-                    ),
-                    "{what}: {:?}",
-                    event.kind
-                );
-            }
-            assert!(start.elapsed() < PATIENCE, "{what} did not end");
-            std::thread::sleep(Duration::from_micros(100));
-        }
     }
 
     /// The queue pair of a queue.
@@ -475,9 +428,24 @@ impl WireHost {
     ///
     /// # Panics
     /// When it cannot be posted.
-    pub fn post_command(&mut self, queue: Queue, mut sqe: Sqe, data: Data<'_>) -> u16 {
+    pub fn post_command(&mut self, queue: Queue, sqe: Sqe, data: Data<'_>) -> u16 {
         let cid = self.next_cid;
         self.next_cid += 1;
+        self.post_command_as(queue, cid, sqe, data);
+        cid
+    }
+
+    /// Sends a command with this CID, whatever is outstanding with it, and waits for its response.
+    ///
+    /// # Panics
+    /// When there is none within ten seconds.
+    pub fn run_as(&mut self, queue: Queue, cid: u16, sqe: Sqe, data: Data<'_>) -> (Cqe, Vec<u8>) {
+        self.post_command_as(queue, cid, sqe, data);
+        self.ring_doorbell(queue);
+        self.answer(queue, cid)
+    }
+
+    fn post_command_as(&mut self, queue: Queue, cid: u16, mut sqe: Sqe, data: Data<'_>) {
         let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("small");
         let mut beside = None;
         let mut behind: &[u8] = &[];
@@ -522,7 +490,6 @@ impl WireHost {
         let sge = self.wire.sge(&capsule, 0, capsule.len_bytes());
         self.post(queue, sge, true);
         self.outstanding.insert((queue, cid), (capsule, beside));
-        cid
     }
 
     /// Waits for the response to a command: the CQE, and the data pushed for it.
