@@ -89,8 +89,8 @@ impl IoErrorKind {
             }
             Self::NotSupported => "the file system or device cannot do this",
             Self::Lost => {
-                "acknowledged writes could not be stored and may be lost; mend the file system or \
-                 device, check the data, then restart the target or reload without and with the volume"
+                "acknowledged writes could not be stored and may be lost; mend the file system or device, check the data, \
+                 then use `capstan-target clear-lost-writes PATH` and reload, or restart the target"
             }
             Self::Retry => "interrupted; the operation may be tried again",
             Self::Gone => "the device or file is gone",

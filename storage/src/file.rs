@@ -179,6 +179,13 @@ impl FileStore {
         &self.loss
     }
 
+    /// What was lost is the operator's now: hosts are to read the medium, as from a volume that is
+    /// opened anew.
+    pub(crate) fn clear_loss(&self) {
+        self.forget_cached();
+        self.loss.clear();
+    }
+
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }

@@ -3,7 +3,7 @@
 //! A write without FUA is answered before it is on the medium; when it cannot be put there later,
 //! the kernel says so once per open file description and calls the pages clean. The next sync would
 //! succeed, over data that is gone. So it is remembered, for every reactor and host, as long as the
-//! volume is open in this process.
+//! volume is open in this process, or until [`Loss::clear`].
 
 use std::io;
 use std::sync::Arc;
@@ -22,6 +22,17 @@ impl Loss {
         Some(self.errno.load(Ordering::Acquire)).filter(|&errno| errno != 0)
     }
 
+    /// Writes were lost for this reason (positive errno) before the volume was opened.
+    pub(crate) fn came_with(&self, errno: i32) {
+        let errno = if errno > 0 { errno } else { libc::EIO };
+        self.errno.store(errno, Ordering::Release);
+    }
+
+    /// What was lost is the operator's now.
+    pub(crate) fn clear(&self) {
+        self.errno.store(0, Ordering::Release);
+    }
+
     /// A sync of `volume` ended with `errno`. Whether that means that writes are lost.
     pub(crate) fn sync_failed(&self, errno: i32, volume: &Arc<str>) -> bool {
         if was_not_carried_out(errno) {
@@ -36,8 +47,9 @@ impl Loss {
                 %volume, %error,
                 "writes that hosts were told of as done could not be stored and may be lost; every Flush and FUA write \
                  of this volume fails from now on. See the kernel log and the free space of the file system or device, \
-                 mend it, and check or restore what is on the volume. Then restart the target, or take the namespace \
-                 out of the configuration, reload, put it back in, and reload again"
+                 mend it, and check or restore what is on the volume. Then `capstan-target clear-lost-writes {volume}` and \
+                 reload, or restart the target, or take the namespace out of the configuration, reload, put it back in, \
+                 and reload again"
             );
         }
         true
@@ -60,12 +72,23 @@ mod tests {
     use super::Loss;
 
     #[test]
-    fn the_first_reason_stays() {
+    fn the_first_reason_stays_until_the_operator_clears_it() {
         let (loss, volume) = (Loss::default(), Arc::from("/srv/a.img"));
         assert_eq!(loss.errno(), None);
         assert!(loss.sync_failed(libc::ENOSPC, &volume));
         assert!(loss.sync_failed(libc::EIO, &volume));
         assert_eq!(loss.errno(), Some(libc::ENOSPC));
+        loss.clear();
+        assert_eq!(loss.errno(), None);
+        // Known from before, for a reason that is or is not known.
+        for (known, told) in [
+            (libc::EDQUOT, libc::EDQUOT),
+            (0, libc::EIO),
+            (-5, libc::EIO),
+        ] {
+            loss.came_with(known);
+            assert_eq!(loss.errno(), Some(told));
+        }
     }
 
     /// The kernel tells of a failed write-back with the error of the write, and only once.

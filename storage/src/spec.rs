@@ -286,6 +286,22 @@ impl Store {
         }
     }
 
+    /// Acknowledged writes were lost for this reason (positive errno) before it was prepared: its
+    /// volumes fail whatever promises that something is on the medium.
+    pub fn lost_before(&self, errno: i32) {
+        if let StoreKind::File(store) = &self.kind {
+            store.loss().came_with(errno);
+        }
+    }
+
+    /// The operator has looked at what was lost. Volumes that were made before may still hear of it
+    /// from the kernel, so each is to be made anew first.
+    pub fn clear_loss(&self) {
+        if let StoreKind::File(store) = &self.kind {
+            store.clear_loss();
+        }
+    }
+
     /// How long what is written to it is there.
     #[must_use]
     pub fn lifetime(&self) -> Lifetime {

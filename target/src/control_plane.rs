@@ -44,6 +44,8 @@ pub(crate) enum Message {
     },
     /// Close a volume; its namespace is gone from every queue's table already.
     CloseVolume(BackendId),
+    /// What a volume had lost is cleared: the next loss is news.
+    LossCleared(BackendId),
     /// The next timer of the controllers has moved: reactor 0 looks again.
     TimerMoved,
     /// Take no more connections, let commands end, then stop.
@@ -258,8 +260,46 @@ impl ControlPlane {
 
     /// Writes that had succeeded did not reach the medium of a backend.
     pub(crate) fn data_lost(&self, backend: BackendId, error: &IoError) {
-        self.lost.add(backend, &error.to_string());
+        match self.media.export(backend) {
+            Some(export) => self.lost.add_writes(&export, error),
+            // A reload has closed it meanwhile.
+            None => self.lost.add(backend, &error.to_string()),
+        }
         self.with(|target| target.handle_data_lost(backend, Clock.now_us()));
+    }
+
+    /// Tells hosts of volumes that have lost writes before they were opened.
+    pub(crate) fn tell_of_lost(&self) {
+        for backend in self.lost.backends() {
+            self.with(|target| target.handle_data_lost(backend, Clock.now_us()));
+        }
+    }
+
+    /// Volumes whose losses the operator has cleared by the command.
+    pub(crate) fn cleared_by_command(&self) -> Vec<Export> {
+        let cleared = self.lost.cleared_by_command().into_iter();
+        cleared
+            .filter_map(|backend| self.media.export(backend))
+            .collect()
+    }
+
+    /// What a volume has lost is cleared, and every reactor has opened it anew.
+    pub(crate) fn loss_cleared(&self, export: &Export) {
+        let backend = export.backend;
+        export.store.clear_loss();
+        self.lost.forget(backend);
+        self.with(|target| target.handle_loss_cleared(backend, Clock.now_us()));
+        self.broadcast(|| Message::LossCleared(backend));
+    }
+
+    /// Volumes whose lost writes are noted, so that the next target would know of them.
+    pub(crate) fn lost_and_noted(&self) -> Vec<BackendId> {
+        self.lost.noted()
+    }
+
+    /// The target has stopped as it was asked to, when these had been noted.
+    pub(crate) fn stopped_in_order(&self, noted: &[BackendId]) {
+        self.lost.stopped_in_order(noted);
     }
 
     /// A storage operation failed.
@@ -267,10 +307,11 @@ impl ControlPlane {
         self.media.failed(backend, error);
     }
 
-    /// A namespace is on a new backend.
+    /// A namespace is about to be on a new backend.
     pub(crate) fn backend_opened(&self, export: &Export) {
         self.media.add(export);
         self.allocations.add(export.backend, &export.store);
+        self.lost.find(export);
     }
 
     /// Finds out what is allocated, for a command that its reactor then goes on with.
@@ -281,6 +322,7 @@ impl ControlPlane {
     /// Looks at what the backends are on, and tells hosts and the log of changes. So many have
     /// another size.
     pub(crate) fn look_at_media(&self) -> usize {
+        self.lost.look();
         self.media.look(self)
     }
 

@@ -27,7 +27,7 @@ pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Ve
         None => {
             let mut checks = machine_checks(machine, &Role::target(budget));
             checks.extend(room::checks_of_any(machine));
-            checks.extend(lost::checks(machine));
+            checks.extend(lost::checks(machine, None));
             checks
         }
         Some(Err(error)) => {
@@ -59,7 +59,7 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
             .map(|plan| needs(plan, config.target.shared_receive_queue)),
     };
     let mut checks = machine_checks(machine, &role);
-    checks.extend(lost::checks(machine));
+    checks.extend(lost::checks(machine, Some(config)));
     checks.extend(configuration(config));
     checks.extend(space::checks(config));
     if let Ok(plan) = &plan {

@@ -14,7 +14,7 @@ pub mod lba_size;
 mod limits;
 mod listen_error;
 pub mod log;
-mod lost;
+pub mod lost;
 mod media;
 mod plan;
 mod reload;

@@ -142,6 +142,15 @@ pub(crate) const LBA_SIZES_KEPT: usize = 16_384;
 /// Bytes of that: 4 KiB are the longest path, and 100 bytes go with it.
 pub(crate) const LBA_SIZES_TEXT_BYTES_MAX: u64 = LBA_SIZES_KEPT as u64 * 4200;
 
+/// Bytes of a note of lost writes, and of the room that is reserved for one: the longest path twice,
+/// 4 KiB each, and as much for the rest.
+pub(crate) const LOST_NOTE_BYTES_MAX: u64 = 16 << 10;
+/// Notes that have room where the state folder's file system is full. Others wait for some.
+pub(crate) const LOST_NOTES_RESERVED: usize = 2;
+/// How long a reactor keeps its hosts waiting for the note of a loss, once for each volume: a disk
+/// syncs a small file in a tenth of it.
+pub(crate) const LOST_NOTE_WAIT: Duration = Duration::from_secs(1);
+
 /// Command slots of a queue of `entries`.
 pub(crate) const fn slots(entries: u16) -> u16 {
     entries * SLOTS_PER_ENTRY + UNTOLD_MAX

@@ -1,319 +1,154 @@
-//! Volumes of running targets that have lost writes, where `capstan-target doctor` finds them.
-//!
-//! Each process has a note of its own in the runtime directory, named by its pid and with its start
-//! in it: one that a killed process has left behind says nothing of what is served now.
+//! Volumes that have lost writes: what a target knows of them, and what it leaves for `doctor` and
+//! for the targets after it.
 
-use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+mod kept;
+mod note;
+mod running;
+mod told;
+
+use std::sync::Arc;
 use std::time::SystemTime;
-use std::{env, process};
 
-use capstan_doctor::{Check, Machine};
+use capstan_storage::IoError;
 use capstan_subsystem::BackendId;
-use nix::errno::Errno;
-use nix::sys::signal::kill;
-use nix::unistd::{AccessFlags, Pid, access};
 
-/// What systemd tells a service with `RuntimeDirectory=`: absolute paths, with colons between them
-/// (systemd.exec(5)).
-const FOLDER_VARIABLE: &str = "RUNTIME_DIRECTORY";
-/// That folder of capstan-target.service, and of a target that was told no other one.
-const FOLDER: &str = "/run/capstan-target";
-/// Of the notes' names; the pid is the rest.
-const NOTE: &str = "lost-writes-";
+use crate::plan::Export;
+use kept::Kept;
+use note::Note;
+use running::{Running, What};
 
-/// The volumes, and the folder for the note that names them.
+pub(crate) use running::prepare;
+pub(crate) use told::checks;
+pub use told::{clear, warnings};
+
+/// What the volumes of this process have lost.
 #[derive(Debug)]
 pub(crate) struct Lost {
-    folder: PathBuf,
-    volumes: Mutex<BTreeMap<BackendId, String>>,
+    running: Running,
+    kept: Arc<Kept>,
 }
 
 impl Lost {
     /// Of this process, as a service or not.
     pub(crate) fn new() -> Self {
         Self {
-            folder: folder().into(),
-            volumes: Mutex::default(),
+            running: Running::new(),
+            kept: Arc::new(Kept::here()),
         }
     }
 
-    /// A volume has lost writes: what happened, in one line.
+    /// What hosts were told of as stored is gone, for another reason than a write that failed: what
+    /// happened, in one line.
     pub(crate) fn add(&self, backend: BackendId, what: &str) {
-        self.change(|volumes| {
-            let is_new = !volumes.contains_key(&backend);
-            let line = || format!("{}: {what}", humantime::format_rfc3339_seconds(now()));
-            volumes.entry(backend).or_insert_with(line);
-            is_new
+        self.running.add(backend, What::End, || dated(what));
+    }
+
+    /// A volume has lost writes. Before anybody is told, or soon after, that is noted for good.
+    pub(crate) fn add_writes(&self, export: &Export, error: &IoError) {
+        let note = note(export, error);
+        self.running.add(export.backend, What::Writes, || {
+            let line = note.line();
+            Arc::clone(&self.kept).keep(export.backend, note);
+            line
         });
+    }
+
+    /// A volume is about to be served: has it lost writes that nobody has cleared?
+    pub(crate) fn find(&self, export: &Export) {
+        let Some(note) = self.kept.find(export) else {
+            return;
+        };
+        export.store.lost_before(note.errno);
+        self.running
+            .add(export.backend, What::Writes, || note.line());
+        let path = export.store.name();
+        let Note { when, what, .. } = &note;
+        tracing::error!(
+            "{path} has lost writes that hosts were told of as done, at {when} ({what}). The target that served it then was \
+             not stopped in order, so nobody has cleared it: every Flush and FUA write of this volume fails. Mend the file \
+             system or device, and check or restore what is on the volume. Then `capstan-target clear-lost-writes {path}` \
+             and reload, or restart this target"
+        );
+    }
+
+    /// Volumes that have lost something.
+    pub(crate) fn backends(&self) -> Vec<BackendId> {
+        self.running.backends()
+    }
+
+    /// Notes that could not be written are tried again.
+    pub(crate) fn look(&self) {
+        self.kept.write_missing();
+    }
+
+    /// Volumes whose notes the operator has removed.
+    pub(crate) fn cleared_by_command(&self) -> Vec<BackendId> {
+        self.kept.gone()
+    }
+
+    /// The operator has cleared what a volume has lost.
+    pub(crate) fn forget(&self, backend: BackendId) {
+        self.kept.remove(&[backend]);
+        self.running.remove(backend);
     }
 
     /// A volume is closed: what it has lost is the operator's now.
     pub(crate) fn remove(&self, backend: BackendId) {
-        self.change(|volumes| volumes.remove(&backend).is_some());
-    }
-
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<BackendId, String>) -> bool) {
-        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
-        if !change(&mut volumes) {
-            return;
-        }
-        if let Err(error) = write_note(&self.folder, &volumes) {
-            let folder = self.folder.display();
-            tracing::warn!(%folder, %error, "`capstan-target doctor` will not know of lost writes");
-        }
-    }
-}
-
-fn now() -> SystemTime {
-    SystemTime::now()
-}
-
-/// Where a process and `doctor` meet: the same for both in the same environment.
-fn folder() -> String {
-    folder_of(env::var(FOLDER_VARIABLE).ok().as_deref())
-}
-
-fn folder_of(variable: Option<&str>) -> String {
-    let first = variable.and_then(|folders| folders.split(':').next());
-    let folder = first.filter(|folder| folder.starts_with('/'));
-    folder.unwrap_or(FOLDER).to_owned()
-}
-
-/// Another user may own the folder: nothing that lies there is followed or written to.
-fn write_note(folder: &Path, volumes: &BTreeMap<BackendId, String>) -> io::Result<()> {
-    let pid = process::id();
-    let note = folder.join(format!("{NOTE}{pid}"));
-    if volumes.is_empty() {
-        return fs::remove_file(note);
-    }
-    match DirBuilder::new().mode(0o755).create(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let started = started(&fs::read_to_string("/proc/self/stat")?).unwrap_or_default();
-    let lines: String = volumes.values().map(|line| format!("{line}\n")).collect();
-    let new = folder.join(format!(".{NOTE}{pid}"));
-    let _ = fs::remove_file(&new);
-    File::create_new(&new)?.write_all(format!("{started}\n{lines}").as_bytes())?;
-    fs::rename(new, note)
-}
-
-/// When a process was started, in ticks since the boot, by its `/proc/PID/stat` (field 22, the 20th
-/// behind the name in parentheses: proc_pid_stat(5)).
-fn started(stat: &str) -> Option<u64> {
-    let (_, fields) = stat.rsplit_once(") ")?;
-    fields.split(' ').nth(19)?.parse().ok()
-}
-
-/// Removes what earlier processes have left, and says in the log where `doctor` will hear nothing
-/// of this one.
-pub(crate) fn prepare() {
-    let folder = folder();
-    remove_stale(&Machine::at(Path::new("/"), Vec::new()), &folder);
-    let path = Path::new(&folder);
-    let place = if path.exists() {
-        path
-    } else {
-        path.parent().unwrap_or(path)
-    };
-    if let Err(error) = access(place, AccessFlags::W_OK | AccessFlags::X_OK) {
-        tracing::info!(
-            folder,
-            %error,
-            "`capstan-target doctor` cannot hear of writes that this process may lose; it would in a folder that is \
-             named in {FOLDER_VARIABLE}, for both"
-        );
-    }
-}
-
-fn remove_stale(machine: &Machine, folder: &str) {
-    for note in notes(machine, folder) {
-        // A process of another user may be hidden (ProtectProc=).
-        let process = i32::try_from(note.pid).map(Pid::from_raw);
-        let is_hidden = process.is_ok_and(|pid| kill(pid, None) == Err(Errno::EPERM));
-        if !note.lives && !is_hidden {
-            let _ = fs::remove_file(machine.path(&note.path));
-        }
-    }
-}
-
-/// What a process has noted.
-struct Note {
-    path: String,
-    pid: u32,
-    /// Its start and lines; none when it cannot be read.
-    text: Option<String>,
-    /// Whether the process that wrote it is there.
-    lives: bool,
-}
-
-fn notes(machine: &Machine, folder: &str) -> Vec<Note> {
-    let names = machine.names(folder);
-    let notes = names.iter().filter_map(|name| {
-        let pid = name.strip_prefix(NOTE)?.parse().ok()?;
-        let path = format!("{folder}/{name}");
-        let text = machine.read(&path);
-        let stat = machine.read(&format!("/proc/{pid}/stat"));
-        let now = stat.and_then(|stat| started(&stat));
-        let lives = match &text {
-            Some(text) => text.lines().next().and_then(|line| line.parse().ok()) == now,
-            None => true,
-        };
-        Some(Note {
-            path,
-            pid,
-            text,
-            lives: lives && now.is_some(),
-        })
-    });
-    notes.collect()
-}
-
-/// What the targets on this machine have lost.
-pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
-    checks_in(machine, &folder())
-}
-
-fn checks_in(machine: &Machine, folder: &str) -> Vec<Check> {
-    const NAME: &str = "lost writes";
-    let mut checks = Vec::new();
-    for Note {
-        path, pid, text, ..
-    } in notes(machine, folder).into_iter().filter(|note| note.lives)
-    {
-        let Some(text) = text else {
-            checks.push(Check::warning(
-                NAME,
-                format!("{path} cannot be read"),
-                format!("to know what process {pid} has lost"),
-                "sudo capstan-target doctor",
-            ));
-            continue;
-        };
-        let lines = text.lines().skip(1);
-        checks.extend(lines.map(|line| {
-            Check::error(
-                NAME,
-                line,
-                "every answered write on its medium",
-                format!(
-                    "look at the log of process {pid} (journalctl -u capstan-target -p err); what is on the volume needs \
-                     a check or a restore"
+        for (path, removed) in self.kept.remove(&[backend]) {
+            match removed {
+                Ok(()) => tracing::warn!(
+                    "what {path} has lost is cleared, as a reload has taken it out of the configuration: check or restore \
+                     what is on it before it is put back"
                 ),
-            )
-        }));
+                Err(error) => tracing::error!("what {path} has lost is not cleared: {error}"),
+            }
+        }
+        self.running.remove(backend);
     }
-    checks
+
+    /// Volumes whose loss is noted by now.
+    pub(crate) fn noted(&self) -> Vec<BackendId> {
+        self.kept.noted()
+    }
+
+    /// The target has stopped as it was asked to: what was told before that is the operator's now.
+    /// What was lost meanwhile is not.
+    pub(crate) fn stopped_in_order(&self, before: &[BackendId]) {
+        for (path, removed) in self.kept.remove(before) {
+            match removed {
+                Ok(()) => tracing::warn!(
+                    "what {path} has lost is cleared, as this target was asked to stop: the next start takes what is on it \
+                     for good. Check or restore it before"
+                ),
+                Err(error) => tracing::error!(
+                    "what {path} has lost is not cleared by this stop: {error}; the next start finds it, and every Flush \
+                     fails until `capstan-target clear-lost-writes {path}`"
+                ),
+            }
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::Path;
-    use std::sync::{Arc, Mutex};
+fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
 
-    use capstan_doctor::{Machine, Verdict};
-    use capstan_storage::{IoError, IoErrorKind, Op};
-    use capstan_subsystem::BackendId;
+fn dated(what: &str) -> String {
+    format!("{}: {what}", now())
+}
 
-    use super::{FOLDER, Lost, checks_in, folder_of, notes, remove_stale, started};
-
-    fn here() -> Machine {
-        Machine::at(Path::new("/"), Vec::new())
-    }
-
-    fn lost(folder: &Path) -> Lost {
-        Lost {
-            folder: folder.to_owned(),
-            volumes: Mutex::default(),
-        }
-    }
-
-    fn add(lost: &Lost, backend: u32, volume: &str) {
-        let error = IoError::new(IoErrorKind::Lost, &Op::Flush, &Arc::from(volume));
-        lost.add(BackendId(backend), &error.to_string());
-    }
-
-    #[test]
-    fn doctor_finds_what_a_target_has_lost_until_the_volume_is_closed() {
-        let root = tempfile::tempdir().unwrap();
-        // Made when there is something to note.
-        let folder = root.path().join("run");
-        let name = folder.to_str().unwrap();
-        assert!(checks_in(&here(), name).is_empty());
-        let lost = lost(&folder);
-        add(&lost, 1, "/srv/a.img");
-        add(&lost, 1, "/srv/a.img");
-        add(&lost, 2, "/srv/b.img");
-        let found = checks_in(&here(), name);
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert_eq!(found[0].verdict, Verdict::Error);
-        assert!(found[0].seen.contains("/srv/a.img"), "{found:?}");
-        assert!(
-            found[0].seen.starts_with("20") && found[0].seen.contains("Z: "),
-            "when: {found:?}"
-        );
-        lost.remove(BackendId(1));
-        lost.remove(BackendId(7));
-        let found = checks_in(&here(), name);
-        assert!(
-            found.len() == 1 && found[0].seen.contains("/srv/b.img"),
-            "{found:?}"
-        );
-        lost.remove(BackendId(2));
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_process_and_doctor_look_in_the_same_folder() {
-        for (variable, folder) in [
-            (None, FOLDER),
-            (Some(""), FOLDER),
-            (Some("relative"), FOLDER),
-            (Some("/run/other"), "/run/other"),
-            (Some("/run/first:/run/second"), "/run/first"),
-        ] {
-            assert_eq!(folder_of(variable), folder);
-        }
-        assert_eq!(
-            Lost::new().folder,
-            Path::new(&folder_of(
-                std::env::var(super::FOLDER_VARIABLE).ok().as_deref()
-            ))
-        );
-    }
-
-    #[test]
-    fn what_a_process_that_is_gone_has_left_says_nothing_and_is_removed() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().to_str().unwrap();
-        let lost = lost(root.path());
-        add(&lost, 1, "/srv/a.img");
-        let own = root
-            .path()
-            .join(format!("lost-writes-{}", std::process::id()));
-        let text = fs::read_to_string(&own).unwrap();
-        // No process has this pid; and init was not started then.
-        fs::copy(&own, root.path().join("lost-writes-4194305")).unwrap();
-        fs::write(root.path().join("lost-writes-1"), format!("1{text}")).unwrap();
-        assert_eq!(notes(&here(), folder).len(), 3);
-        assert_eq!(checks_in(&here(), folder).len(), 1);
-        remove_stale(&here(), folder);
-        let left = notes(&here(), folder);
-        assert!(left.iter().any(|note| note.pid == std::process::id()));
-        assert!(left.iter().all(|note| note.pid != 4_194_305));
-    }
-
-    #[test]
-    fn the_start_of_a_process_is_behind_any_name() {
-        let fields = (3..=52).map(|at| at.to_string()).collect::<Vec<_>>();
-        let stat = format!("7 (a ) (b) {}", fields.join(" "));
-        assert_eq!(started(&stat), Some(22));
-        assert_eq!(started("7 (a"), None);
+fn note(export: &Export, error: &IoError) -> Note {
+    let store = &export.store;
+    Note {
+        path: store.name().to_string().into(),
+        subnqn: export.subnqn.as_str().to_owned(),
+        nsid: export.nsid,
+        when: now(),
+        errno: error.errno.unwrap_or_default(),
+        what: error.to_string(),
+        medium: store
+            .medium_id()
+            .map(|medium| medium.facts().clone())
+            .unwrap_or_default(),
     }
 }

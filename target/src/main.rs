@@ -1,6 +1,6 @@
 //! The `capstan-target` command.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -9,7 +9,7 @@ use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
 use capstan_target::signals::Held;
-use capstan_target::{doctor, lba_size, log, room, serve};
+use capstan_target::{doctor, lba_size, log, lost, room, serve};
 use clap::Parser as _;
 use clap::error::ErrorKind;
 
@@ -56,6 +56,10 @@ fn run_command(command: Command, held: Held) -> anyhow::Result<()> {
         Command::Doctor(options) => {
             drop(held);
             examine(&options)
+        }
+        Command::ClearLostWrites { paths } => {
+            drop(held);
+            clear_lost_writes(&paths)
         }
     }
 }
@@ -132,6 +136,7 @@ fn check(file: &Path) -> anyhow::Result<()> {
     let mut warnings = room::check(&config, std::convert::identity)?;
     warnings.extend(room::locked_memory(&config));
     warnings.extend(lba_size::warnings(&config));
+    warnings.extend(lost::warnings(&config));
     for warning in &warnings {
         println!("warning: {warning}");
     }
@@ -140,6 +145,17 @@ fn check(file: &Path) -> anyhow::Result<()> {
         _ => file.display().to_string(),
     };
     println!("{name}: ok, {} warning(s)", warnings.len());
+    Ok(())
+}
+
+#[expect(
+    clippy::print_stdout,
+    reason = "what was cleared is the command's output"
+)]
+fn clear_lost_writes(paths: &[PathBuf]) -> anyhow::Result<()> {
+    for line in lost::clear(paths)? {
+        println!("{line}");
+    }
     Ok(())
 }
 

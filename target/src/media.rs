@@ -76,6 +76,19 @@ impl Media {
         self.volumes().insert(export.backend, watched);
     }
 
+    /// The export of a volume that is watched.
+    pub(crate) fn export(&self, backend: BackendId) -> Option<Export> {
+        let volumes = self.volumes();
+        let watched = volumes.get(&backend)?;
+        Some(Export {
+            backend,
+            store: watched.store.clone(),
+            subnqn: watched.subnqn.clone(),
+            nsid: watched.nsid,
+            shown: watched.shown,
+        })
+    }
+
     /// A volume is closed.
     pub(crate) fn remove(&self, backend: BackendId) {
         self.volumes().remove(&backend);

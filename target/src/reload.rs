@@ -120,6 +120,7 @@ impl Served {
             control.backend_opened(export);
         }
         show(&wanted, &difference, prepared, control)?;
+        control.tell_of_lost();
         // The queues have their new tables in the mailbox before this.
         close(removed.into_iter(), control);
         self.config = wanted;
@@ -310,6 +311,26 @@ impl fmt::Display for Difference {
         }
         f.write_str(&parts.join(", "))
     }
+}
+
+/// Volumes whose losses the operator has cleared by the command are opened anew, which the kernel
+/// has told nothing yet, and promise again. So many.
+///
+/// # Errors
+/// A reactor does not open them; then nothing is cleared.
+pub(crate) fn clear_lost(control: &ControlPlane, reactors: usize) -> anyhow::Result<usize> {
+    let cleared: Vec<_> = control.cleared_by_command();
+    let cleared: Vec<_> = cleared.into_iter().map(Arc::new).collect();
+    open(&cleared, control, reactors)?;
+    for export in &cleared {
+        control.loss_cleared(export);
+        let path = export.store.name();
+        tracing::warn!(
+            "what {path} has lost is cleared, as its note was removed (`capstan-target clear-lost-writes`): Flush and FUA \
+             writes of it are carried out again"
+        );
+    }
+    Ok(cleared.len())
 }
 
 /// Lets every reactor open the volumes.

@@ -24,7 +24,7 @@ use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
-use crate::reload::Served;
+use crate::reload::{Served, clear_lost};
 use crate::scheduling;
 use crate::signals::{self, Held};
 
@@ -63,12 +63,17 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
     };
     let why = signals::wait_for_end(held, &status, || shared.borrow().alive(), reload)
         .context("the control thread cannot wait for signals")?;
+    let control = Arc::clone(&running.control);
+    let noted = control.lost_and_noted();
     tracing::info!("{why}: draining; a second one ends the target at once");
     signals::notify_stopping();
     if let Err(error) = signals::end_at_the_next() {
         tracing::warn!(%error, "a second signal does not end the target before it is drained");
     }
     running.stop()?;
+    if why != signals::REACTOR_ENDED {
+        control.stopped_in_order(&noted);
+    }
     tracing::info!("stopped");
     Ok(())
 }
@@ -111,6 +116,11 @@ impl Running {
             mailboxes.push(receiver);
         }
         control.set_reactors(senders);
+        // Before a host can ask for what a volume cannot promise.
+        for export in exports.iter() {
+            control.backend_opened(export);
+        }
+        control.tell_of_lost();
         let mut running = Self {
             control,
             reactors: Vec::new(),
@@ -137,9 +147,6 @@ impl Running {
                 Ok(())
             });
         let watched = started.and_then(|()| {
-            for export in exports.iter() {
-                running.control.backend_opened(export);
-            }
             let watch = Watch::start(&running.control).context("no thread to watch media")?;
             running.watch = Some(watch);
             Ok(())
@@ -162,11 +169,24 @@ impl Running {
 
     /// Reads the configuration again and carries out what has changed.
     fn reload(&mut self, file: Option<&Path>) -> anyhow::Result<String> {
-        let file = file.context(
-            "there is no file to read again: the target was started with --export or --config -",
-        )?;
         let reactors = self.reactors.len();
-        self.served.reload(file, &self.control, reactors)
+        let words = match clear_lost(&self.control, reactors)? {
+            0 => None,
+            cleared => Some(format!("lost writes cleared of volumes: {cleared}")),
+        };
+        match (file, words) {
+            (None, Some(words)) => Ok(words),
+            (None, None) => bail!(
+                "there is no file to read again: the target was started with --export or --config -"
+            ),
+            (Some(file), words) => {
+                let changes = self.served.reload(file, &self.control, reactors)?;
+                Ok(match words {
+                    Some(words) => format!("{words}, {changes}"),
+                    None => changes,
+                })
+            }
+        }
     }
 
     /// Stops listening, lets commands in flight end, disconnects, and joins the reactors.

@@ -18,6 +18,9 @@ use tokio::signal::unix::{SignalKind, signal};
 /// How long after SIGTERM or SIGINT the start of a target may go on, and be drained in order.
 const START_PATIENCE_MS: u16 = 1500;
 
+/// Why a target ends that nobody asked to.
+pub(crate) const REACTOR_ENDED: &str = "a reactor ended";
+
 /// SIGTERM, SIGINT and SIGHUP, kept from ending the process until there is somebody who answers
 /// them: one that comes while the target starts is answered once it has, and ends the process where
 /// it does not start. Threads that are made in the meantime never see them. Dropped, they do what
@@ -150,7 +153,7 @@ pub(crate) fn wait_for_end(
                 }
                 _ = beat.tick() => {
                     if !alive() {
-                        return Ok("a reactor ended");
+                        return Ok(REACTOR_ENDED);
                     }
                     notify(&[NotifyState::Watchdog]);
                 }

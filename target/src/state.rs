@@ -2,11 +2,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::{env, process};
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
+use nix::unistd::linkat;
 
 /// What systemd tells a service with `StateDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).
@@ -16,14 +18,18 @@ pub(crate) const FOLDER: &str = "/var/lib/capstan";
 
 /// The folder, where there is one.
 pub(crate) fn folder() -> Option<PathBuf> {
-    folder_of(env::var(FOLDER_VARIABLE).ok().as_deref())
+    Some(wanted()).filter(|folder| folder.is_dir())
 }
 
-fn folder_of(variable: Option<&str>) -> Option<PathBuf> {
+/// Where it would be.
+pub(crate) fn wanted() -> PathBuf {
+    wanted_by(env::var(FOLDER_VARIABLE).ok().as_deref())
+}
+
+fn wanted_by(variable: Option<&str>) -> PathBuf {
     let first = variable.and_then(|folders| folders.split(':').next());
     let told = first.filter(|folder| folder.starts_with('/'));
-    let folder = PathBuf::from(told.unwrap_or(FOLDER));
-    folder.is_dir().then_some(folder)
+    told.unwrap_or(FOLDER).into()
 }
 
 /// The text of a file there, at most so much of it; none of one that is not there.
@@ -65,6 +71,41 @@ pub(crate) fn write(folder: &Path, name: &str, text: &str) -> io::Result<()> {
     written.and_then(|()| sync(folder))
 }
 
+/// Room for a small file that must be written when the file system may be full: a file without a
+/// name, whose blocks are stored. It goes with the process.
+#[derive(Debug)]
+pub(crate) struct Reserve(File);
+
+impl Reserve {
+    /// Room for so many bytes in the folder.
+    ///
+    /// # Errors
+    /// There is none, or the file system has no files without a name (`O_TMPFILE` in open(2)).
+    pub(crate) fn new(folder: &Path, bytes: usize) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.write(true).mode(0o600);
+        let mut file = options.custom_flags(OFlag::O_TMPFILE.bits()).open(folder)?;
+        file.write_all(&vec![b'\n'; bytes])?;
+        file.sync_all()?;
+        Ok(Self(file))
+    }
+
+    /// As [`write`], of a file that is not there.
+    ///
+    /// # Errors
+    /// As [`write`]; also when there is one.
+    pub(crate) fn write(self, folder: &Path, name: &str, text: &str) -> io::Result<()> {
+        let Self(file) = self;
+        file.write_all_at(text.as_bytes(), 0)?;
+        file.set_len(text.len().try_into().unwrap_or(u64::MAX))?;
+        file.sync_all()?;
+        let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let (from, to) = (Path::new(&nameless), &folder.join(name));
+        linkat(AT_FDCWD, from, AT_FDCWD, to, AtFlags::AT_SYMLINK_FOLLOW)?;
+        sync(folder)
+    }
+}
+
 /// Makes what names there are in the folder last.
 ///
 /// # Errors
@@ -79,7 +120,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    use super::{FOLDER, folder_of, read, write};
+    use super::{FOLDER, Reserve, folder, read, wanted_by, write};
 
     #[test]
     fn a_file_is_written_as_a_whole_and_nothing_is_followed() {
@@ -102,16 +143,33 @@ mod tests {
     }
 
     #[test]
-    fn only_a_folder_that_is_there_remembers() {
+    fn a_reserve_becomes_a_file_that_was_not_there() {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().to_str().unwrap();
-        assert_eq!(folder_of(Some(folder)).as_deref(), Some(root.path()));
-        let several = format!("{folder}:/other");
-        assert_eq!(folder_of(Some(&several)).as_deref(), Some(root.path()));
-        assert_eq!(folder_of(Some(&format!("{folder}/none"))), None);
-        let usual = Path::new(FOLDER);
-        let expected = usual.is_dir().then(|| usual.to_owned());
-        assert_eq!(folder_of(None), expected);
-        assert_eq!(folder_of(Some("relative")), expected);
+        let folder = root.path();
+        let reserve = || Reserve::new(folder, 8192).unwrap();
+        let unused = reserve();
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "without a name");
+        reserve().write(folder, "a", "one").unwrap();
+        assert_eq!(read(folder, "a", 100).unwrap(), "one");
+        let error = unused.write(folder, "a", "another").unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+        assert_eq!(read(folder, "a", 100).unwrap(), "one");
+        Reserve::new(&folder.join("none"), 8192).unwrap_err();
+    }
+
+    #[test]
+    fn systemd_or_nobody_says_which_folder() {
+        for (variable, folder) in [
+            (None, FOLDER),
+            (Some(""), FOLDER),
+            (Some("relative"), FOLDER),
+            (Some("/srv/state"), "/srv/state"),
+            (Some("/srv/first:/srv/second"), "/srv/first"),
+        ] {
+            assert_eq!(wanted_by(variable), Path::new(folder));
+        }
+        // Nobody makes it.
+        let here = folder();
+        assert!(here.is_none_or(|folder| folder.is_dir()));
     }
 }

@@ -139,6 +139,16 @@ impl Thin {
         path
     }
 
+    /// Makes more room: so much can be stored now.
+    ///
+    /// # Panics
+    /// When there is none to be had.
+    pub fn set_room(&self, room_mib: u32) {
+        let below = self.folder.path().join("below");
+        let size = format!("remount,size={room_mib}m");
+        run("mount", &["-o", &size, utf8(&below)]).expect("it has another size");
+    }
+
     /// Lets no write of the file system end, until it is dropped.
     ///
     /// # Panics

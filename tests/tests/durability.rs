@@ -162,7 +162,7 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
 
 /// A target whose only volume, through the page cache, has lost writes: its device is full.
 struct Lossy {
-    _thin: Thin,
+    thin: Thin,
     path: PathBuf,
     folder: tempfile::TempDir,
     at: SocketAddr,
@@ -172,25 +172,84 @@ struct Lossy {
     volume: BlockingVolume,
 }
 
+/// Under a test's folder: the state folder of its targets.
+const STATE: &str = "state";
+
+/// The variables of a target, and of commands, that have their folders in `folder`.
+fn variables(folder: &Path) -> [String; 2] {
+    let of = |variable: &str, name: &str| format!("{variable}={}", folder.join(name).display());
+    [of("STATE_DIRECTORY", STATE), of("RUNTIME_DIRECTORY", "run")]
+}
+
+/// Serves the configuration in `folder`.
+fn serve_in(folder: &Path) -> Daemon {
+    let [state, run] = variables(folder);
+    let file = folder.join("target.toml");
+    Daemon::serve_under(&["env", &state, &run], &["--config", utf8(&file)])
+}
+
+/// What `capstan-target ARGS` says there, on stdout and stderr.
+fn target_command(folder: &Path, args: &[&str]) -> String {
+    let mut command = std::process::Command::new("env");
+    command
+        .args(variables(folder))
+        .arg(program("capstan-target"));
+    let output = command.args(args).output().unwrap();
+    [output.stdout, output.stderr]
+        .map(|text| String::from_utf8(text).unwrap())
+        .concat()
+}
+
+/// More than there is room for is answered well, and cannot be stored.
+fn loses(volume: &BlockingVolume) {
+    for offset in (0..30 * MIB).step_by(MIB) {
+        volume
+            .write(offset as u64, &vec![1; MIB])
+            .expect("answered well");
+    }
+    is_write_fault(&volume.flush());
+}
+
+/// Nothing that promises anything succeeds, and what promises nothing goes on.
+fn is_lost(at: SocketAddr) {
+    let (controller, volume) = connect(at, 3);
+    is_write_fault(&volume.flush());
+    is_write_fault(&volume.write_fua(0, &[2; 4096]));
+    volume.read(0, &mut [0; 4096]).expect("reads go on");
+    assert_eq!(critical_warning(at), "0x4");
+    drop(volume);
+    controller.close();
+}
+
+fn is_cleared(at: SocketAddr) {
+    let (controller, volume) = connect(at, 4);
+    volume.flush().expect("a volume that has lost nothing");
+    assert_eq!(critical_warning(at), "0x0");
+    drop(volume);
+    controller.close();
+}
+
 impl Lossy {
     fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// `before` prepares the test's folder.
+    fn with(before: impl FnOnce(&Path)) -> Self {
         own_mounts();
         let thin = Thin::new(12);
         let path = thin.file("volume", 32 << 20);
         let folder = tempfile::tempdir().unwrap();
         let at = own_address();
+        std::fs::create_dir(folder.path().join(STATE)).unwrap();
+        before(folder.path());
         let only = namespace(1, &path) + "direct = false\n";
         let file = write_configuration(folder.path(), at, &only);
-        let daemon = Daemon::serve(&["--config", utf8(&file)]);
+        let daemon = serve_in(folder.path());
         let (controller, volume) = connect(at, 1);
-        for offset in (0..30 * MIB).step_by(MIB) {
-            volume
-                .write(offset as u64, &vec![1; MIB])
-                .expect("answered well");
-        }
-        is_write_fault(&volume.flush());
+        loses(&volume);
         Self {
-            _thin: thin,
+            thin,
             path,
             folder,
             at,
@@ -206,7 +265,7 @@ impl Lossy {
 #[test]
 fn root_the_only_namespace_is_taken_out_and_put_back_to_clear_what_it_has_lost() {
     let Lossy {
-        _thin,
+        thin: _thin,
         folder,
         at,
         file,
@@ -246,7 +305,7 @@ fn root_the_only_namespace_is_taken_out_and_put_back_to_clear_what_it_has_lost()
 #[test]
 fn root_a_target_that_is_started_anew_reads_what_the_medium_has() {
     let Lossy {
-        _thin,
+        thin: _thin,
         path,
         folder,
         at,
@@ -290,6 +349,193 @@ fn root_a_target_that_is_started_anew_reads_what_the_medium_has() {
         medium == found,
         "reads are of a cache that was never written"
     );
+}
+
+/// The service is started again by systemd after each of these, and nobody has looked.
+#[test]
+fn root_lost_writes_outlive_a_target_that_is_killed_until_one_is_stopped_in_order() {
+    let Lossy {
+        thin,
+        path,
+        folder,
+        at,
+        file,
+        daemon,
+        ..
+    } = Lossy::new();
+    let (folder, path) = (folder.path(), utf8(&path));
+    thin.set_room(16);
+    daemon.kill();
+    let clear = format!("clear-lost-writes {path}");
+    let report = target_command(folder, &["doctor"]);
+    assert!(report.contains("did not end in order"), "{report}");
+    assert!(report.contains(&clear), "{report}");
+    let report = target_command(folder, &["check", "--config", utf8(&file)]);
+    assert!(
+        report.contains("warning: ") && report.contains(&clear),
+        "{report}"
+    );
+
+    // What no memory and a signal that nobody handles end it with.
+    for how in [Signal::SIGKILL, Signal::SIGUSR1] {
+        let daemon = serve_in(folder);
+        daemon.wait_for_log(&["ERROR", path, "not stopped in order", &clear]);
+        is_lost(at);
+        let report = target_command(folder, &["doctor"]);
+        assert_eq!(report.matches("lost writes").count(), 1, "once: {report}");
+        signal(daemon.pid(), how);
+        daemon.ended();
+    }
+    let daemon = serve_in(folder);
+    is_lost(at);
+    signal(daemon.pid(), Signal::SIGTERM);
+    daemon.wait_for_log(&["WARN", path, "is cleared, as this target was asked to stop"]);
+    daemon.ended();
+
+    let daemon = serve_in(folder);
+    is_cleared(at);
+    assert!(!daemon.log().iter().any(|line| line.contains("ERROR")));
+    let report = target_command(folder, &["doctor"]);
+    assert!(!report.contains("lost writes"), "{report}");
+    assert!(daemon.stop().success());
+}
+
+/// The file is known by what it is. One that was restored has its path, and lost nothing.
+#[test]
+fn root_a_loss_goes_with_the_file_and_not_with_its_path() {
+    let Lossy {
+        thin: _thin,
+        path,
+        folder,
+        at,
+        daemon,
+        ..
+    } = Lossy::new();
+    let folder = folder.path();
+    daemon.kill();
+    let moved = path.with_file_name("moved");
+    std::fs::rename(&path, &moved).unwrap();
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(32 << 20)
+        .unwrap();
+    let serve = |path: &Path| {
+        write_configuration(folder, at, &(namespace(1, path) + "direct = false\n"));
+        serve_in(folder)
+    };
+    let daemon = serve(&path);
+    is_cleared(at);
+    let report = target_command(
+        folder,
+        &["doctor", "--config", utf8(&folder.join("target.toml"))],
+    );
+    assert!(
+        report.contains("it is not in this configuration"),
+        "{report}"
+    );
+    daemon.kill();
+    let daemon = serve(&moved);
+    is_lost(at);
+    daemon.kill();
+}
+
+/// Hosts stay connected, and the next loss is told as the first was.
+#[test]
+fn root_the_operator_clears_what_is_lost_by_a_command_and_a_reload() {
+    let Lossy {
+        thin,
+        path,
+        folder,
+        at,
+        daemon,
+        controller,
+        volume,
+        ..
+    } = Lossy::new();
+    let (folder, path) = (folder.path(), utf8(&path));
+    is_write_fault(&volume.flush());
+    let cleared = target_command(folder, &["clear-lost-writes", path]);
+    assert!(
+        cleared.starts_with("cleared: ") && cleared.contains(path),
+        "{cleared}"
+    );
+    is_write_fault(&volume.flush());
+    thin.set_room(16);
+    reload(&daemon, "lost writes cleared of volumes: 1");
+    daemon.wait_for_log(&["WARN", path, "is cleared, as its note was removed"]);
+    volume.flush().expect("cleared, on the same association");
+    is_cleared(at);
+    reload(&daemon, "nothing has changed");
+    let refused = target_command(folder, &["clear-lost-writes", path]);
+    assert!(refused.contains("no lost writes of"), "{refused}");
+
+    loses(&volume);
+    assert_eq!(critical_warning(at), "0x4");
+    drop(volume);
+    controller.close();
+    daemon.kill();
+    let daemon = serve_in(folder);
+    is_lost(at);
+    // What a killed target has left can be cleared before the next one starts, too.
+    daemon.kill();
+    target_command(folder, &["clear-lost-writes", path]);
+    thin.set_room(20);
+    let daemon = serve_in(folder);
+    is_cleared(at);
+    assert!(daemon.stop().success());
+}
+
+/// The disk that is full may be the one with the state folder.
+#[test]
+fn root_a_full_state_folder_has_room_for_what_is_lost() {
+    let fill = |folder: &Path| {
+        let state = folder.join(STATE);
+        tool(
+            "mount",
+            &["-t", "tmpfs", "-o", "size=512k", "none", utf8(&state)],
+        );
+    };
+    let Lossy {
+        thin: _thin,
+        folder,
+        at,
+        daemon,
+        controller,
+        volume,
+        path,
+        ..
+    } = Lossy::with(fill);
+    let state = folder.path().join(STATE);
+    // What it has noted is removed, and so is all room.
+    let clear = ["clear-lost-writes", utf8(&path)];
+    target_command(folder.path(), &clear);
+    reload(&daemon, "lost writes cleared of volumes: 1");
+    let full = std::fs::write(state.join("full"), vec![1; MIB]).unwrap_err();
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    loses(&volume);
+    drop(volume);
+    controller.close();
+    daemon.kill();
+    let daemon = serve_in(folder.path());
+    is_lost(at);
+    // Nothing is needed to clear it either.
+    let cleared = target_command(folder.path(), &clear);
+    assert!(cleared.starts_with("cleared: "), "{cleared}");
+    daemon.kill();
+    tool("umount", &[utf8(&state)]);
+}
+
+/// Nothing fails for it, and nobody is left to believe that it is remembered.
+#[test]
+fn root_a_target_without_a_state_folder_says_what_it_cannot_remember() {
+    let lossy = Lossy::with(|folder| std::fs::remove_dir(folder.join(STATE)).unwrap());
+    let log = &lossy.daemon;
+    log.wait_for_log(&["INFO", "will not know of writes that this one may lose"]);
+    log.wait_for_log(&["ERROR", utf8(&lossy.path), "there is no state folder"]);
+    is_lost(lossy.at);
+    drop(lossy.volume);
+    lossy.controller.close();
+    assert!(lossy.daemon.stop().success());
 }
 
 /// A host that goes on over zeroes would take them for its data.

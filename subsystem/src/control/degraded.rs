@@ -13,13 +13,18 @@ use crate::namespace::BackendId;
 
 impl Target {
     /// Says that writes which had succeeded did not reach the medium of `backend`. It stays so
-    /// until no namespace is on it any more.
+    /// until [`Target::handle_loss_cleared`], or no namespace is on it any more.
     pub fn handle_data_lost(&mut self, backend: BackendId, _now_us: u64) {
         // The driver may have carried out a flush for a namespace that is gone.
         if !self.is_in_use(backend) || !self.degraded.insert(backend) {
             return;
         }
         self.warn_of_reliability();
+    }
+
+    /// Says that the operator has cleared what was lost on `backend`: what is on it stands.
+    pub fn handle_loss_cleared(&mut self, backend: BackendId, _now_us: u64) {
+        self.degraded.remove(&backend);
     }
 
     /// Says whether the medium of `backend` is where it belongs: one that was deleted or taken away

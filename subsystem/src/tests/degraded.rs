@@ -82,6 +82,26 @@ fn lost_data_is_a_warning_and_an_event_for_those_who_see_the_namespace() {
 }
 
 #[test]
+fn what_the_operator_has_cleared_is_news_when_it_happens_again() {
+    let mut bench = Bench::new();
+    let backend = add(&mut bench, 2, 1);
+    let sees = bench.ready();
+    for _ in 0..2 {
+        await_event(&mut bench, &sees);
+        bench.target.handle_data_lost(backend, bench.now_us);
+        assert_eq!(events(&mut bench), [AsyncEvent::NVM_SUBSYSTEM_RELIABILITY]);
+        assert_eq!(warning(&mut bench, &sees), CriticalWarning::RELIABILITY);
+        bench.target.handle_loss_cleared(backend, bench.now_us);
+        assert!(events(&mut bench).is_empty());
+        assert_eq!(warning(&mut bench, &sees), CriticalWarning::empty());
+    }
+    // A medium that is not where it belongs is not cleared by that.
+    bench.target.handle_medium(backend, false, bench.now_us);
+    bench.target.handle_loss_cleared(backend, bench.now_us);
+    assert_eq!(warning(&mut bench, &sees), CriticalWarning::RELIABILITY);
+}
+
+#[test]
 fn a_host_that_wants_no_such_event_gets_none() {
     let mut bench = Bench::new();
     let backend = add(&mut bench, 2, 1);

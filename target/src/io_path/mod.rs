@@ -214,6 +214,9 @@ impl IoPath {
                     self.resources.volumes.remove(&backend);
                     self.resources.lost.retain(|&lost| lost != backend);
                 }
+                Message::LossCleared(backend) => {
+                    self.resources.lost.retain(|&lost| lost != backend);
+                }
                 Message::TimerMoved => {}
                 Message::Drain => self.drain(),
             }

@@ -1,0 +1,345 @@
+//! The notes of this process in the state folder, by volume.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+
+use capstan_subsystem::BackendId;
+
+use super::note::{self, Found, Note};
+use crate::limits::{LOST_NOTE_BYTES_MAX, LOST_NOTE_WAIT, LOST_NOTES_RESERVED};
+use crate::plan::Export;
+use crate::state::{self, Reserve};
+
+/// What is kept in the folder, and what is still to be.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// `None`: nothing can be kept.
+    folder: Option<PathBuf>,
+    notes: Mutex<Notes>,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    by_backend: BTreeMap<BackendId, Held>,
+    /// Where the state folder's file system is as full as the volume's.
+    reserves: Vec<Reserve>,
+}
+
+#[derive(Debug)]
+struct Held {
+    found: Found,
+    is_written: bool,
+    /// The log knows that it cannot be written.
+    said: bool,
+}
+
+impl Kept {
+    pub(super) fn here() -> Self {
+        Self::in_folder(state::folder())
+    }
+
+    fn in_folder(folder: Option<PathBuf>) -> Self {
+        Self {
+            folder,
+            notes: Mutex::default(),
+        }
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        // Every call leaves it whole; a panic elsewhere does not spoil it.
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a note. This thread has hosts to answer, so it waits for a disk only for
+    /// [`LOST_NOTE_WAIT`].
+    pub(super) fn keep(self: Arc<Self>, backend: BackendId, note: Note) {
+        if self.folder.is_none() {
+            tracing::error!(
+                "{}: what it has lost is remembered by this process alone, as there is no state folder ({}, or another \
+                 one that {} names): if it is killed, the next one does not know. Clear it before, or make the folder for \
+                 the next time",
+                note.path.display(),
+                state::FOLDER,
+                state::FOLDER_VARIABLE
+            );
+            return;
+        }
+        let name = note.name();
+        let held = Held {
+            found: Found { name, note },
+            is_written: false,
+            said: false,
+        };
+        self.notes().by_backend.insert(backend, held);
+        let (written, done) = mpsc::channel();
+        let kept = Arc::clone(&self);
+        let write = move || {
+            kept.write_missing();
+            // Nobody may wait any more.
+            let _ = written.send(());
+        };
+        match thread::Builder::new().name("lost".into()).spawn(write) {
+            Ok(_) => {
+                let _ = done.recv_timeout(LOST_NOTE_WAIT);
+            }
+            Err(_) => self.write_missing(),
+        }
+    }
+
+    /// Writes what is to be kept and is not, now or once more.
+    pub(super) fn write_missing(&self) {
+        let Some(folder) = &self.folder else { return };
+        let mut notes = self.notes();
+        let Notes {
+            by_backend,
+            reserves,
+        } = &mut *notes;
+        for held in by_backend.values_mut().filter(|held| !held.is_written) {
+            match write(folder, &held.found, reserves) {
+                Ok(()) => held.is_written = true,
+                Err(error) if !held.said => {
+                    held.said = true;
+                    tracing::error!(
+                        "{}: what it has lost cannot be noted in {}: {error}. It is tried again each second; until then a \
+                         target that is killed forgets it. Make room there, or let this process write there",
+                        held.found.note.path.display(),
+                        folder.display()
+                    );
+                }
+                Err(_) => {}
+            }
+        }
+        fill(reserves, folder);
+    }
+
+    /// What an earlier target has noted of this volume.
+    pub(super) fn find(&self, export: &Export) -> Option<Note> {
+        let medium = export.store.medium_id()?;
+        let folder = self.folder.as_ref()?;
+        let mut notes = self.notes();
+        fill(&mut notes.reserves, folder);
+        let all = note::all(folder).unwrap_or_else(|error| {
+            tracing::error!(
+                "whether {} has lost writes is not known: {} cannot be read: {error}; let this process read it, and \
+                 restart",
+                export.store.name(),
+                folder.display()
+            );
+            Vec::new()
+        });
+        let path = Path::new(&**export.store.name());
+        let found = all
+            .into_iter()
+            .find(|found| found.note.is_of(path, Some(medium)))?;
+        let note = found.note.clone();
+        let held = Held {
+            found,
+            is_written: true,
+            said: false,
+        };
+        notes.by_backend.insert(export.backend, held);
+        Some(note)
+    }
+
+    /// Volumes whose notes are in the folder.
+    pub(super) fn noted(&self) -> Vec<BackendId> {
+        let notes = self.notes();
+        let written = notes.by_backend.iter().filter(|(_, held)| held.is_written);
+        written.map(|(&backend, _)| backend).collect()
+    }
+
+    /// Volumes whose notes were in the folder and are not any more.
+    pub(super) fn gone(&self) -> Vec<BackendId> {
+        let Some(folder) = &self.folder else {
+            return Vec::new();
+        };
+        let notes = self.notes();
+        let gone = |held: &Held| {
+            let there = folder.join(&held.found.name).symlink_metadata();
+            let missing = there.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+            held.is_written && missing && folder.is_dir()
+        };
+        let of = notes.by_backend.iter().filter(|(_, held)| gone(held));
+        of.map(|(&backend, _)| backend).collect()
+    }
+
+    /// Removes the notes of these volumes: the paths, and how that went.
+    pub(super) fn remove(&self, backends: &[BackendId]) -> Vec<(String, io::Result<()>)> {
+        let Some(folder) = &self.folder else {
+            return Vec::new();
+        };
+        let mut notes = self.notes();
+        let held = backends
+            .iter()
+            .filter_map(|backend| notes.by_backend.remove(backend));
+        let removed = held.map(|held| {
+            let Found { name, note } = held.found;
+            (note.path.display().to_string(), note::remove(folder, &name))
+        });
+        removed.collect()
+    }
+}
+
+fn write(folder: &Path, found: &Found, reserves: &mut Vec<Reserve>) -> io::Result<()> {
+    let text = found.note.text()?;
+    state::write(folder, &found.name, &text).or_else(|error| match reserves.pop() {
+        Some(reserve) => reserve.write(folder, &found.name, &text),
+        None => Err(error),
+    })
+}
+
+fn fill(reserves: &mut Vec<Reserve>, folder: &Path) {
+    let bytes = usize::try_from(LOST_NOTE_BYTES_MAX).unwrap_or(usize::MAX);
+    while reserves.len() < LOST_NOTES_RESERVED {
+        match Reserve::new(folder, bytes) {
+            Ok(reserve) => reserves.push(reserve),
+            Err(error) => {
+                let folder = folder.display();
+                tracing::debug!(%folder, %error, "no room is reserved for notes of lost writes");
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use capstan_nvme_proto::nqn::Nqn;
+    use capstan_storage::{DirectIo, IoError, Op, VolumeSpec};
+    use capstan_subsystem::BackendId;
+
+    use super::super::running::Running;
+    use super::super::{Lost, note};
+    use super::Kept;
+    use crate::plan::{Export, shown_geometry};
+
+    fn export(backend: u32, path: &Path) -> Export {
+        let spec = VolumeSpec::Path {
+            path: path.to_owned(),
+            lba_bytes: Some(4096),
+            read_only: true,
+            direct: DirectIo::Auto,
+        };
+        let store = spec.prepare().unwrap();
+        Export {
+            backend: BackendId(backend),
+            subnqn: Nqn::new("nqn.2026-11.org.example:a").unwrap(),
+            nsid: 7,
+            shown: shown_geometry(store.geometry(), true),
+            store,
+        }
+    }
+
+    fn image(path: &Path) {
+        File::create(path).unwrap().set_len(1 << 20).unwrap();
+    }
+
+    fn kept(folder: &Path) -> Arc<Kept> {
+        Arc::new(Kept::in_folder(Some(folder.to_owned())))
+    }
+
+    fn keep(kept: &Arc<Kept>, export: &Export) {
+        let errno = nix::errno::Errno::ENOSPC as i32;
+        let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
+        let note = note(export, &error);
+        Arc::clone(kept).keep(export.backend, note);
+    }
+
+    #[test]
+    fn the_next_process_finds_what_this_one_has_kept_until_it_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let state = root.path().join("state");
+        fs::create_dir(&state).unwrap();
+        let [a, b] = ["a", "b"].map(|name| root.path().join(name));
+        image(&a);
+        image(&b);
+        let this = kept(&state);
+        keep(&this, &export(1, &a));
+        assert_eq!(this.noted(), [BackendId(1)]);
+        // Moved meanwhile; and another file has its path.
+        let moved = root.path().join("moved");
+        fs::rename(&a, &moved).unwrap();
+        fs::rename(&b, &a).unwrap();
+        let next = kept(&state);
+        assert_eq!(next.find(&export(1, &a)), None);
+        let note = next.find(&export(2, &moved)).unwrap();
+        assert_eq!((note.errno, note.path, note.nsid), (28, a.clone(), 7));
+        assert!(note.what.starts_with("flush on "), "{}", note.what);
+        // What was lost behind the others is not removed with them.
+        keep(&next, &export(3, &a));
+        assert_eq!(next.noted(), [BackendId(2), BackendId(3)]);
+        let removed = next.remove(&[BackendId(2), BackendId(9)]);
+        assert!(removed.len() == 1 && removed[0].1.is_ok(), "{removed:?}");
+        let third = kept(&state);
+        assert_eq!(third.find(&export(1, &moved)), None);
+        assert!(third.find(&export(2, &a)).is_some());
+        assert_eq!(fs::read_dir(&state).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_note_that_the_operator_removes_is_gone_and_one_that_was_never_written_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let state = root.path().join("state");
+        let path = root.path().join("a");
+        image(&path);
+        let this = kept(&state);
+        keep(&this, &export(1, &path));
+        assert!(this.noted().is_empty(), "there is no folder");
+        assert!(this.gone().is_empty());
+        // It is tried again.
+        fs::create_dir(&state).unwrap();
+        this.write_missing();
+        assert_eq!(this.noted(), [BackendId(1)]);
+        assert!(this.gone().is_empty());
+        for found in note::all(&state).unwrap() {
+            note::remove(&state, &found.name).unwrap();
+        }
+        assert_eq!(this.gone(), [BackendId(1)]);
+        // A folder that is not mounted clears nothing.
+        fs::remove_dir(&state).unwrap();
+        assert!(this.gone().is_empty());
+    }
+
+    #[test]
+    fn writes_that_a_file_loses_which_was_cut_short_are_kept_as_well() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a");
+        image(&path);
+        let lost = Lost {
+            running: Running::in_folder(root.path().join("run")),
+            kept: kept(root.path()),
+        };
+        let export = export(1, &path);
+        lost.add(export.backend, "it was cut");
+        assert!(lost.noted().is_empty(), "that is no failed write");
+        let errno = nix::errno::Errno::EIO as i32;
+        let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
+        for _ in 0..2 {
+            lost.add_writes(&export, &error);
+        }
+        assert_eq!(lost.noted(), [export.backend]);
+        lost.remove(export.backend);
+        assert!(lost.noted().is_empty() && lost.backends().is_empty());
+        assert!(note::all(root.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn without_a_folder_nothing_is_kept_and_nothing_fails() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a");
+        image(&path);
+        let this = Arc::new(Kept::in_folder(None));
+        let export = export(1, &path);
+        keep(&this, &export);
+        this.write_missing();
+        assert!(this.noted().is_empty() && this.gone().is_empty());
+        assert!(this.find(&export).is_none() && this.remove(&[BackendId(1)]).is_empty());
+    }
+}

@@ -1,0 +1,193 @@
+//! Notes of lost writes in the state folder. They outlive the process: a target that was killed, or
+//! went down with its machine, comes back to them.
+//!
+//! One small file for each medium. To remove it is all that clears it, and needs no space.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use capstan_config::{Backing, Config, Namespace};
+use capstan_storage::MediumId;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::limits::LOST_NOTE_BYTES_MAX;
+use crate::state;
+
+/// Of the files' names; what tells one from another is in between.
+const NAME: &str = "lost-writes-";
+const NAME_END: &str = ".toml";
+const HEAD: &str = "\
+# Writes that hosts were told of as done are lost; written by capstan-target. While this file is here\n\
+# every Flush and FUA write of the namespace fails. `capstan-target clear-lost-writes PATH` removes it.\n\n";
+
+/// What was lost, where and when.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Note {
+    pub(super) path: PathBuf,
+    pub(super) subnqn: String,
+    pub(super) nsid: u32,
+    /// RFC 3339, in seconds.
+    pub(super) when: String,
+    /// The kernel's reason, positive.
+    pub(super) errno: i32,
+    pub(super) what: String,
+    /// What the file or device is known by.
+    #[serde(default)]
+    pub(super) medium: BTreeMap<String, String>,
+}
+
+/// A note in the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Of its file.
+    pub(super) name: String,
+    pub(super) note: Note,
+}
+
+impl Note {
+    /// In one line, as `capstan-target doctor` has it of a target that runs.
+    pub(super) fn line(&self) -> String {
+        format!("{}: {}", self.when, self.what)
+    }
+
+    /// Whether it is of this medium: by what lasts, and by its path where nothing does.
+    pub(super) fn is_of(&self, path: &Path, medium: Option<&MediumId>) -> bool {
+        let noted = MediumId::from(self.medium.clone());
+        let same = medium.and_then(|medium| medium.is_same(&noted));
+        same.unwrap_or_else(|| self.path == path)
+    }
+
+    pub(super) fn is_of_namespace(&self, namespace: &Namespace) -> bool {
+        let Backing::Path(path) = &namespace.backing else {
+            return false;
+        };
+        self.is_of(path, MediumId::at(path).ok().as_ref())
+    }
+
+    pub(super) fn is_configured(&self, config: &Config) -> bool {
+        let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+        namespaces.any(|namespace| self.is_of_namespace(namespace))
+    }
+
+    /// The file that it is kept in.
+    pub(super) fn name(&self) -> String {
+        let medium = MediumId::from(self.medium.clone());
+        let of = format!("{}\n{medium}", self.path.display());
+        let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes());
+        format!("{NAME}{id}{NAME_END}")
+    }
+
+    pub(super) fn text(&self) -> io::Result<String> {
+        let text = toml::to_string(self).map_err(io::Error::other)?;
+        Ok(format!("{HEAD}{text}"))
+    }
+
+    pub(super) fn parse(text: &str) -> io::Result<Self> {
+        toml::from_str(text).map_err(io::Error::other)
+    }
+}
+
+pub(super) fn is_name(name: &str) -> bool {
+    name.starts_with(NAME) && name.ends_with(NAME_END)
+}
+
+/// The notes in the folder. What cannot be read of them is told in the log.
+pub(super) fn all(folder: &Path) -> io::Result<Vec<Found>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let Ok(name) = entry?.file_name().into_string() else {
+            continue;
+        };
+        if !is_name(&name) {
+            continue;
+        }
+        let text = state::read(folder, &name, LOST_NOTE_BYTES_MAX);
+        match text.and_then(|text| Note::parse(&text)) {
+            Ok(note) => found.push(Found { name, note }),
+            Err(error) => tracing::error!(
+                "{} tells of lost writes and cannot be read: {error}; look into it for the path of the volume, check or \
+                 restore what is on that, and remove the file",
+                folder.join(&name).display()
+            ),
+        }
+    }
+    found.sort_by_key(|found| found.note.line());
+    Ok(found)
+}
+
+/// Removes a note for good; one that is not there is removed.
+pub(super) fn remove(folder: &Path, name: &str) -> io::Result<()> {
+    match fs::remove_file(folder.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => state::sync(folder),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use capstan_storage::MediumId;
+
+    use super::{Found, Note, all, is_name, remove};
+
+    fn note(path: &Path) -> Note {
+        let medium = MediumId::at(path).unwrap();
+        Note {
+            path: path.to_owned(),
+            subnqn: "nqn.2026-11.org.example:a".to_owned(),
+            nsid: 7,
+            when: "2026-11-26T08:00:00Z".to_owned(),
+            errno: 28,
+            what: "flush on \"it\": lost".to_owned(),
+            medium: medium.facts().clone(),
+        }
+    }
+
+    #[test]
+    fn a_note_is_of_a_medium_and_of_its_path_where_nothing_else_is_known() {
+        let root = tempfile::tempdir().unwrap();
+        let [path, moved] = ["a", "b"].map(|name| root.path().join(name));
+        fs::write(&path, "x").unwrap();
+        let note = note(&path);
+        let is_of = |path: &Path| note.is_of(path, MediumId::at(path).ok().as_ref());
+        assert!(is_of(&path));
+        fs::rename(&path, &moved).unwrap();
+        assert!(is_of(&moved), "under another name");
+        fs::write(&path, "restored").unwrap();
+        assert!(!is_of(&path), "another file in its place");
+        assert!(note.is_of(&path, None) && !note.is_of(&moved, None));
+        let nameless = Note {
+            medium: std::collections::BTreeMap::new(),
+            ..note
+        };
+        assert!(nameless.is_of(&path, None) && !nameless.is_of(&moved, None));
+    }
+
+    #[test]
+    fn notes_are_read_back_and_what_cannot_be_read_hides_none() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a");
+        fs::write(&path, "x").unwrap();
+        let note = note(&path);
+        let name = note.name();
+        assert!(is_name(&name), "{name}");
+        fs::write(root.path().join(&name), note.text().unwrap()).unwrap();
+        fs::write(root.path().join("lost-writes-1.toml"), "not = [a note").unwrap();
+        fs::write(root.path().join(".lost-writes-1.toml.7"), "begun").unwrap();
+        let found = all(root.path()).unwrap();
+        let expected = Found {
+            name: name.clone(),
+            note,
+        };
+        assert_eq!(found, [expected]);
+        remove(root.path(), &name).unwrap();
+        remove(root.path(), &name).unwrap();
+        assert!(all(root.path()).unwrap().is_empty());
+        assert!(all(&root.path().join("none")).is_err());
+    }
+}

@@ -1,0 +1,263 @@
+//! What `doctor` and `check` say of lost writes, and the command that clears them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use capstan_config::Config;
+use capstan_doctor::{Check, Machine};
+use capstan_storage::MediumId;
+
+use super::note::{self, Found, Note};
+use super::running;
+use crate::state;
+
+const NAME: &str = "lost writes";
+
+/// What targets on this machine have lost: those that run, and those that have ended.
+pub(crate) fn checks(machine: &Machine, config: Option<&Config>) -> Vec<Check> {
+    let folder = state::wanted();
+    checks_in(
+        machine,
+        &running::folder(),
+        &folder.display().to_string(),
+        config,
+    )
+}
+
+fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Config>) -> Vec<Check> {
+    let lines = running::lines(machine, running);
+    let mut checks = running::checks(&lines);
+    if let Err(error) = std::fs::read_dir(machine.path(state))
+        && error.kind() == io::ErrorKind::PermissionDenied
+    {
+        checks.push(Check::warning(
+            NAME,
+            format!("{state} cannot be read"),
+            "to know what a target that has ended had lost",
+            "sudo capstan-target doctor",
+        ));
+    }
+    for name in machine
+        .names(state)
+        .iter()
+        .filter(|name| note::is_name(name))
+    {
+        let path = format!("{state}/{name}");
+        let note = machine.read(&path).map(|text| Note::parse(&text));
+        match note {
+            Some(Ok(note)) if running::has(&lines, &note.line()) => {}
+            Some(Ok(note)) => checks.push(of_note(&note, config)),
+            Some(Err(_)) | None => checks.push(Check::error(
+                NAME,
+                format!("{path} tells of lost writes and cannot be read"),
+                "a note as capstan-target writes it",
+                "as root look into it for the path of the volume, check or restore that, and remove the file",
+            )),
+        }
+    }
+    checks
+}
+
+/// Of a target that has ended, or that has its runtime directory elsewhere.
+fn of_note(note: &Note, config: Option<&Config>) -> Check {
+    let Note {
+        path, subnqn, nsid, ..
+    } = note;
+    let path = path.display();
+    let seen = format!("{} (namespace {nsid} of {subnqn})", note.line());
+    let expected = "every answered write on its medium";
+    if config.is_some_and(|config| !note.is_configured(config)) {
+        return Check::warning(
+            NAME,
+            format!("{seen}; it is not in this configuration"),
+            expected,
+            format!(
+                "check or restore what is on {path} before it is used again, then: capstan-target clear-lost-writes {path}"
+            ),
+        );
+    }
+    Check::error(
+        NAME,
+        format!("{seen}; the target that had it did not end in order"),
+        expected,
+        format!(
+            "every Flush fails until it is cleared: check or restore what is on {path}, then: capstan-target \
+             clear-lost-writes {path}, and reload a target that runs"
+        ),
+    )
+}
+
+/// What `check` says of files and devices that have lost writes.
+#[must_use]
+pub fn warnings(config: &Config) -> Vec<String> {
+    // A folder that cannot be read here is one that `serve` cannot read: that says it.
+    let notes = state::folder().map(|folder| note::all(&folder).unwrap_or_default());
+    let notes = notes.unwrap_or_default().into_iter();
+    let checks = notes.map(|found| of_note(&found.note, Some(config)).line());
+    checks.collect()
+}
+
+/// Clears what these files or devices have lost: what was cleared, a line each.
+///
+/// # Errors
+/// Nothing is noted of one of them; then nothing was cleared.
+pub fn clear(paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+    let folder = state::folder().with_context(|| {
+        format!(
+            "there is no state folder {}, which a target would have noted lost writes in; {} names another one",
+            state::wanted().display(),
+            state::FOLDER_VARIABLE
+        )
+    })?;
+    clear_in(&folder, paths)
+}
+
+fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+    let notes = note::all(folder).with_context(|| {
+        format!(
+            "notes of lost writes cannot be read in {}",
+            folder.display()
+        )
+    })?;
+    let mut chosen: Vec<&Found> = Vec::new();
+    for path in paths {
+        let medium = MediumId::at(path).ok();
+        let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        // By its path too: what was there may be gone.
+        let is_meant = |note: &Note| note.path == whole || note.is_of(&whole, medium.as_ref());
+        let before = chosen.len();
+        chosen.extend(notes.iter().filter(|found| is_meant(&found.note)));
+        if chosen.len() == before {
+            let noted: Vec<_> = notes
+                .iter()
+                .map(|f| f.note.path.display().to_string())
+                .collect();
+            let noted = match noted.is_empty() {
+                true => "none are".to_owned(),
+                false => format!("those of {} are", noted.join(", ")),
+            };
+            bail!(
+                "no lost writes of {} are noted in {}: {noted}. Nothing was cleared; what a target without a state folder \
+                 has lost is cleared by its restart",
+                path.display(),
+                folder.display()
+            );
+        }
+    }
+    let cleared = chosen.into_iter().map(|Found { name, note }| {
+        note::remove(folder, name).with_context(|| {
+            let path = folder.join(name);
+            format!("{} cannot be removed", path.display())
+        })?;
+        Ok(format!(
+            "cleared: {} (namespace {} of {}). A target that runs with it is to be told: systemctl reload capstan-target, \
+             or kill -HUP",
+            note.line(),
+            note.nsid,
+            note.subnqn
+        ))
+    });
+    cleared.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use capstan_config::Config;
+    use capstan_doctor::{Machine, Verdict};
+
+    use super::super::note::Note;
+    use super::{checks_in, clear_in};
+
+    fn note(folder: &Path, path: &Path) -> Note {
+        let note = Note {
+            path: path.to_owned(),
+            subnqn: "nqn.2026-11.org.example:a".to_owned(),
+            nsid: 7,
+            when: "2026-11-26T08:00:00Z".to_owned(),
+            errno: 28,
+            what: format!("flush on {}: lost", path.display()),
+            medium: std::collections::BTreeMap::new(),
+        };
+        fs::write(folder.join(note.name()), note.text().unwrap()).unwrap();
+        note
+    }
+
+    fn config(path: &Path) -> Config {
+        let path = path.display();
+        let toml = format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.org.example:a\"\n\
+             allow_any_host = true\n[[subsystem.namespace]]\npath = \"{path}\"\n"
+        );
+        Config::from_toml(&toml).unwrap()
+    }
+
+    #[test]
+    fn doctor_tells_of_notes_of_ended_targets_with_the_next_step() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = Machine::at(root.path(), Vec::new());
+        let state = root.path().join("state");
+        fs::create_dir(&state).unwrap();
+        let checks = |config: Option<&Config>| checks_in(&machine, "/run", "/state", config);
+        assert!(checks(None).is_empty());
+        let path = Path::new("/srv/a.img");
+        note(&state, path);
+        for config in [None, Some(config(path))] {
+            let found = checks(config.as_ref());
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!(found[0].verdict, Verdict::Error, "{found:?}");
+            assert!(found[0].seen.contains("2026-11-26T08:00:00Z"), "{found:?}");
+            let remedy = found[0].remedy.as_ref().unwrap();
+            assert!(remedy.contains("clear-lost-writes /srv/a.img"), "{remedy}");
+        }
+        let other = config(Path::new("/srv/b.img"));
+        let found = checks(Some(&other));
+        assert_eq!(found[0].verdict, Verdict::Warning, "{found:?}");
+        assert!(
+            found[0].seen.contains("not in this configuration"),
+            "{found:?}"
+        );
+        fs::write(state.join("lost-writes-1.toml"), "?").unwrap();
+        let found = checks(None);
+        let bad: Vec<_> = found
+            .iter()
+            .filter(|c| c.seen.contains("cannot be read"))
+            .collect();
+        assert!(found.len() == 2 && bad.len() == 1, "{found:?}");
+    }
+
+    #[test]
+    fn what_is_cleared_is_named_and_what_is_not_noted_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let [a, b] = ["/srv/a.img", "/srv/b.img"].map(Path::new);
+        let error = clear_in(root.path(), &[a.into()]).unwrap_err().to_string();
+        assert!(
+            error.contains("/srv/a.img") && error.contains("none are"),
+            "{error}"
+        );
+        note(root.path(), a);
+        note(root.path(), b);
+        let error = clear_in(root.path(), &[a.into(), "/srv/c.img".into()]).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("those of /srv/a.img, /srv/b.img are"),
+            "{error}"
+        );
+        assert_eq!(
+            fs::read_dir(root.path()).unwrap().count(),
+            2,
+            "nothing was cleared"
+        );
+        let cleared = clear_in(root.path(), &[a.into()]).unwrap();
+        assert!(
+            cleared.len() == 1 && cleared[0].contains("flush on /srv/a.img: lost"),
+            "{cleared:?}"
+        );
+        clear_in(root.path(), &[a.into()]).unwrap_err();
+        clear_in(root.path(), &[b.into()]).unwrap();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+}
