@@ -1,14 +1,15 @@
 //! Looks at what is allocated of a volume, for Get LBA Status. A file system may keep such a look
 //! waiting, so a volume has a thread of its own for as long as there is one: nothing else waits for
-//! a medium that does not answer. Looks at one volume wait for one another; there is one at most for
-//! each command that is outstanding on Admin queues.
+//! a medium that does not answer. Looks at one volume wait for one another, the Admin queues taking
+//! turns; there is one at most for each command that is outstanding on Admin queues.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use capstan_storage::Store;
-use capstan_subsystem::{AllocationQuery, BackendId};
+use capstan_subsystem::{AllocationQuery, BackendId, ConnId};
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::LookingUp;
@@ -25,7 +26,49 @@ struct Volume {
 #[derive(Default)]
 struct Looks {
     has_thread: bool,
-    waiting: VecDeque<(AllocationQuery, Box<LookingUp>)>,
+    waiting: Waiting<(AllocationQuery, Box<LookingUp>)>,
+}
+
+/// Looks that have not begun, by the Admin queue that asked.
+struct Waiting<L> {
+    of: BTreeMap<ConnId, VecDeque<L>>,
+    /// Whose turn it was last.
+    last: Option<ConnId>,
+}
+
+impl<L> Default for Waiting<L> {
+    fn default() -> Self {
+        Self {
+            of: BTreeMap::new(),
+            last: None,
+        }
+    }
+}
+
+impl<L> Waiting<L> {
+    fn add(&mut self, conn: ConnId, look: L) {
+        self.of.entry(conn).or_default().push_back(look);
+    }
+
+    /// The oldest of the queue behind the one whose turn it was last.
+    fn next(&mut self) -> Option<L> {
+        let behind = |last| (Bound::Excluded(last), Bound::Unbounded);
+        let later = self
+            .last
+            .and_then(|last| self.of.range(behind(last)).next());
+        let (&conn, _) = later.or_else(|| self.of.first_key_value())?;
+        self.last = Some(conn);
+        let of_queue = self.of.get_mut(&conn)?;
+        let look = of_queue.pop_front();
+        if of_queue.is_empty() {
+            self.of.remove(&conn);
+        }
+        look
+    }
+
+    fn forget(&mut self, conn: ConnId) {
+        self.of.remove(&conn);
+    }
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -47,6 +90,13 @@ impl Allocations {
         lock(&self.0).remove(&backend);
     }
 
+    /// A connection has ended: nobody waits for what it asked.
+    pub(crate) fn forget(&self, conn: ConnId) {
+        for volume in lock(&self.0).values() {
+            lock(&volume.looks).waiting.forget(conn);
+        }
+    }
+
     /// Begins to find out what `query` asks; the answer goes to the reactor of `command`.
     pub(crate) fn look_up(
         &self,
@@ -60,7 +110,7 @@ impl Allocations {
             return answer_unknown(control, query, command);
         };
         let mut looks = lock(&volume.looks);
-        looks.waiting.push_back((query, command));
+        looks.waiting.add(command.conn(), (query, command));
         if looks.has_thread {
             return;
         }
@@ -73,7 +123,7 @@ impl Allocations {
                     volume = %volume.store.name(),
                     "no thread to look at what is allocated ({error}): hosts are told that everything is"
                 );
-                for (query, command) in looks.waiting.drain(..) {
+                while let Some((query, command)) = looks.waiting.next() {
                     answer_unknown(control, query, command);
                 }
             }
@@ -87,7 +137,7 @@ impl Volume {
         loop {
             let next = {
                 let mut looks = lock(&self.looks);
-                let next = looks.waiting.pop_front();
+                let next = looks.waiting.next();
                 looks.has_thread = next.is_some();
                 next
             };
@@ -105,4 +155,28 @@ impl Volume {
 fn answer_unknown(control: &ControlPlane, query: AllocationQuery, mut command: Box<LookingUp>) {
     command.request.set_allocated(vec![query.lbas]);
     control.send_if_running(command.conn(), Message::LookedUp(command));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_take_turns_and_what_ended_ones_asked_is_not_looked_at() {
+        let mut waiting = Waiting::default();
+        for look in 0..3 {
+            waiting.add(ConnId(7), (7, look));
+        }
+        waiting.add(ConnId(9), (9, 0));
+        assert_eq!(waiting.next(), Some((7, 0)));
+        waiting.add(ConnId(8), (8, 0));
+        assert_eq!(waiting.next(), Some((8, 0)), "behind the last");
+        assert_eq!(waiting.next(), Some((9, 0)));
+        assert_eq!(waiting.next(), Some((7, 1)), "from the start again");
+        waiting.add(ConnId(8), (8, 1));
+        waiting.forget(ConnId(7));
+        assert_eq!(waiting.next(), Some((8, 1)));
+        assert_eq!(waiting.next(), None);
+        assert!(waiting.of.is_empty(), "nothing is kept of a queue");
+    }
 }

@@ -255,6 +255,7 @@ impl ControlPlane {
 
     /// A connection is gone, and no command of it is on the storage engine.
     pub(crate) fn disconnected(&self, conn: ConnId, now_us: u64) {
+        self.allocations.forget(conn);
         self.with(|target| target.handle_disconnected(conn, now_us));
     }
 
