@@ -255,14 +255,6 @@ impl Daemon {
         self.child.wait().expect("it ends")
     }
 
-    /// Waits for its end, which somebody else has asked for.
-    ///
-    /// # Panics
-    /// When it cannot be waited for.
-    pub fn ended(mut self) {
-        self.child.wait().expect("it ends");
-    }
-
     /// Ends it as a power cut ends a machine.
     ///
     /// # Panics

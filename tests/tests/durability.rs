@@ -384,13 +384,13 @@ fn root_lost_writes_outlive_a_target_that_is_killed_until_one_is_stopped_in_orde
         let report = target_command(folder, &["doctor"]);
         assert_eq!(report.matches("lost writes").count(), 1, "once: {report}");
         signal(daemon.pid(), how);
-        daemon.ended();
+        let _how = daemon.ended();
     }
     let daemon = serve_in(folder);
     is_lost(at);
     signal(daemon.pid(), Signal::SIGTERM);
     daemon.wait_for_log(&["WARN", path, "is cleared, as this target was asked to stop"]);
-    daemon.ended();
+    assert!(daemon.ended().success());
 
     let daemon = serve_in(folder);
     is_cleared(at);
