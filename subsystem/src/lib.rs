@@ -72,7 +72,7 @@ pub use config::{
 };
 pub use control::{
     AdminOutcome, AdminRequest, AdminStep, AllocationQuery, CmRefusal, ConnectOutcome,
-    ConnectRequest, ControlOutcome, QueueSizes, Target,
+    ConnectRequest, ControlOutcome, Excess, QueueSizes, Settle, Share, Stock, Target,
 };
 pub use controller::{ControllerEvent, ControllerState};
 pub use counters::{NamespaceCounters, QueueCounters};

@@ -7,11 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use capstan_initiator::{DirectQueue, Options};
 use capstan_nvme_proto::command::{Abort, AdminCommand, IoCommand, LbaRange, Read, Write};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::iwarp::Config;
-use capstan_tests::attack::{Stranger, connect_capsule, endure, is_full, sources, tolerance};
+use capstan_tests::attack::{
+    ELSEWHERE, Stranger, connect_capsule, endure, is_full, sources, tolerance,
+};
+use capstan_tests::host::options;
 use capstan_tests::program::{CLAIMS, Daemon, own_address, program, signal, utf8};
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
@@ -232,6 +236,40 @@ fn when_others_wait_hosts_that_hold_everything_are_ended_sooner() {
     target.wait_for_log(&["at most 2 s while other hosts wait for buffers"]);
     drop((holders, other));
     assert!(target.daemon.stop().success());
+}
+
+/// Where any host may connect, one address cannot have all the memory for queues.
+#[test]
+fn an_address_leaves_others_a_part_of_the_memory_for_queues() {
+    let target = FileTarget::start(2);
+    let mut hosts = Vec::new();
+    let refusal = loop {
+        let number = u8::try_from(hosts.len() + 1).expect("there is an end");
+        match DirectQueue::connect(&options(target.at, number)) {
+            Ok(host) => hosts.push(host),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(refusal.contains("Controller Busy"), "{refusal}");
+    target.wait_for_log(&["127.0.0.1", "may have three times as many as it leaves"]);
+    let elsewhere = Some(ELSEWHERE.into());
+    let other = connect_from(elsewhere, target.at, 200, Way::Tcp);
+    // What is given back is there again.
+    for host in hosts.drain(..2) {
+        host.close();
+    }
+    wait_until_connects(&options(target.at, 201));
+    drop((hosts, other));
+    assert!(target.daemon.stop().success());
+}
+
+/// Tries until what hosts that have left had is free.
+fn wait_until_connects(options: &Options) {
+    let start = Instant::now();
+    while let Err(error) = DirectQueue::connect(options) {
+        assert!(start.elapsed() < BUSY, "{error}");
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Hosts of an attack, and numbers that no permitted host has.

@@ -18,7 +18,7 @@ use capstan_nvme_proto::rdma_cm::{CmRequest, PrivateDataError, RejectStatus};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
-use super::{CrossResets, Queue, Target};
+use super::{CrossResets, Queue, Share, Target};
 use crate::ConnId;
 use crate::action::{Action, Association, ControllerId, Event};
 use crate::aer::AsyncEvents;
@@ -209,12 +209,12 @@ impl Target {
     }
 
     /// Takes in the first command of a connection. `settle` is called when everything else allows
-    /// it to be a queue of an I/O controller: it takes the resources of that queue, or says why
-    /// there are none.
+    /// it to be a queue of an I/O controller: it takes the resources of that queue, which count on
+    /// that share, or says why there are none.
     pub fn handle_connect(
         &mut self,
         request: &ConnectRequest<'_>,
-        settle: &mut dyn FnMut() -> Result<(), String>,
+        settle: Settle<'_>,
         now_us: u64,
     ) -> ConnectOutcome {
         let mut hostnqn = None;
@@ -301,6 +301,7 @@ impl Target {
         if cntlid != CNTLID_DYNAMIC {
             return Err(RefuseReason::StaticController { cntlid });
         }
+        let share = self.share_of(&subnqn);
         if kind == ControllerKind::Io {
             self.check_shares(&subnqn, request.peer.ip())?;
         }
@@ -314,7 +315,7 @@ impl Target {
                 None
             }
             ControllerKind::Io => {
-                settle_in(settle)?;
+                settle_in(settle, share)?;
                 Some(now_us.saturating_add(ENABLE_TIMEOUT_US))
             }
         };
@@ -464,6 +465,7 @@ impl Target {
         } = parameters;
         let (cntlid, qid) = (*cntlid, connect.qid);
         let queues = self.config.io_queues;
+        let share = self.share_of(subnqn);
         let controller = self
             .controllers
             .values_mut()
@@ -504,7 +506,7 @@ impl Target {
             let (_, left) = left.name();
             return Err(RefuseReason::QueueNotOver { qid, left });
         }
-        settle_in(settle)?;
+        settle_in(settle, share)?;
         controller.keep_alive.restart(now_us);
         let mut accounting = accounting(request.conn, entries, connect);
         let cqe = connected(&mut accounting, request.sqe, cntlid);
@@ -563,10 +565,10 @@ fn check_announced(announced: &QueueSizes, qid: u16, cntlid: u16) -> Result<(), 
 }
 
 /// Takes the resources of a queue, or says why there are none.
-type Settle<'a> = &'a mut dyn FnMut() -> Result<(), String>;
+pub type Settle<'a> = &'a mut dyn FnMut(Share) -> Result<(), String>;
 
-fn settle_in(settle: Settle<'_>) -> Result<(), RefuseReason> {
-    settle().map_err(|why| RefuseReason::NoRoom { why: why.into() })
+fn settle_in(settle: Settle<'_>, share: Share) -> Result<(), RefuseReason> {
+    settle(share).map_err(|why| RefuseReason::NoRoom { why: why.into() })
 }
 
 fn accounting(conn: ConnId, entries: u16, connect: &Connect) -> Accounting {

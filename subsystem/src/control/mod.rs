@@ -39,10 +39,11 @@ use reserve::{Lingering, PendingDrain};
 
 pub use admin::{AdminOutcome, AdminRequest, AdminStep};
 pub(crate) use admin::{Executed, Execution, gone};
-pub use connect::{CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes};
+pub use connect::{CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes, Settle};
 pub(crate) use cross_reset::CrossResets;
 pub use lba_status::AllocationQuery;
 pub use reserve::ControlOutcome;
+pub use shares::{Excess, Share, Stock};
 
 /// All subsystems, ports and controllers of a target.
 ///

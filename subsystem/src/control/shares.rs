@@ -1,4 +1,4 @@
-//! Who may have how many controllers: of those that anybody may have, no address keeps others out.
+//! Who may have how much: of what anybody may have, no address keeps others out.
 
 use alloc::collections::BTreeMap;
 use core::net::IpAddr;
@@ -12,43 +12,103 @@ use crate::config::HostPolicy;
 use crate::controller::{Controller, ControllerKind};
 use crate::refuse::RefuseReason;
 
+/// Whose share a queue counts on. Where any host may connect it can call itself what it likes, so it
+/// is told by its address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Share {
+    /// That of a host that is listed, which may have all there is.
+    Listed,
+    /// That of its address.
+    Open {
+        /// Whether there are listed hosts, to whom a part is left.
+        keeps_part: bool,
+    },
+}
+
+/// Something that hosts take, before one takes more of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stock {
+    /// How much there is.
+    pub total: usize,
+    /// Of that, what nobody has.
+    pub left: usize,
+    /// What all have together that are not listed.
+    pub open: usize,
+    /// What those of them have that come from one address.
+    pub of_address: usize,
+}
+
+/// Why a host may not take more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Excess {
+    /// So much is left to hosts that are listed.
+    Reserved(usize),
+    /// Its address has its share.
+    Share,
+}
+
+impl Stock {
+    /// Whether a host may take `wanted` more of it. An address may have some times as much as is
+    /// left, and all of them together leave a part to listed hosts, where there are such.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, share: Share, wanted: usize) -> Result<(), Excess> {
+        let Share::Open { keeps_part } = share else {
+            return Ok(());
+        };
+        let part = self.total.checked_div(LISTED_PART).filter(|_| keeps_part);
+        let reserve = part.unwrap_or(0);
+        if self.open.saturating_add(wanted) > self.total.saturating_sub(reserve) {
+            return Err(Excess::Reserved(reserve));
+        }
+        if self.of_address > self.left.saturating_mul(SHARE_TIMES_FREE) {
+            return Err(Excess::Share);
+        }
+        Ok(())
+    }
+}
+
 impl Target {
-    /// Whether there is an I/O controller of `subnqn` for one more host at `address`. Hosts that
-    /// are listed may have all there are. Where any host may connect it can call itself what it
-    /// likes, so it is told by its address: that may have some times as many as are left, and all
-    /// of them together leave a part to listed hosts, where there are such.
+    /// Whose share a queue of `subnqn` counts on.
+    pub(super) fn share_of(&self, subnqn: &Nqn) -> Share {
+        if self.is_open(subnqn) {
+            let keeps_part = self.lists_hosts();
+            Share::Open { keeps_part }
+        } else {
+            Share::Listed
+        }
+    }
+
+    /// Whether there is an I/O controller of `subnqn` for one more host at `address`.
     pub(super) fn check_shares(&self, subnqn: &Nqn, address: IpAddr) -> Result<(), RefuseReason> {
         let controllers = self.config.controllers;
         let left = controllers.saturating_sub(self.count_of(ControllerKind::Io));
         if left == 0 {
             return Err(self.no_controllers_left());
         }
-        if !self.is_open(subnqn) {
-            return Ok(());
-        }
         let unlisted = || {
             self.living(ControllerKind::Io)
                 .filter(|controller| self.is_open(&controller.association.subnqn))
         };
-        let reserve = if self.lists_hosts() {
-            controllers.checked_div(LISTED_PART).unwrap_or(0)
-        } else {
-            0
-        };
-        if unlisted().count() >= controllers.saturating_sub(reserve) {
-            return Err(RefuseReason::ControllersReserved {
-                controllers,
-                reserve,
-            });
-        }
         let source = source(address);
-        let has = unlisted()
-            .filter(|controller| source_of(controller) == source)
-            .count();
-        if has > left.saturating_mul(SHARE_TIMES_FREE) {
-            return Err(RefuseReason::ShareOfControllers { has, left });
-        }
-        Ok(())
+        let of_address = unlisted().filter(|controller| source_of(controller) == source);
+        let stock = Stock {
+            total: controllers,
+            left,
+            open: unlisted().count(),
+            of_address: of_address.count(),
+        };
+        let has = stock.of_address;
+        stock
+            .check(self.share_of(subnqn), 1)
+            .map_err(|excess| match excess {
+                Excess::Reserved(reserve) => RefuseReason::ControllersReserved {
+                    controllers,
+                    reserve,
+                },
+                Excess::Share => RefuseReason::ShareOfControllers { has, left },
+            })
     }
 
     pub(super) fn no_controllers_left(&self) -> RefuseReason {

@@ -351,7 +351,7 @@ impl Bench {
         };
         let outcome = self
             .target
-            .handle_connect(&request, &mut || Ok(()), self.now_us);
+            .handle_connect(&request, &mut |_| Ok(()), self.now_us);
         self.poll();
         (conn, outcome)
     }

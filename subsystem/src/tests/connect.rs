@@ -18,7 +18,7 @@ use crate::testing::{
 };
 use crate::{
     ConnId, ConnectOutcome, ConnectRequest, HostPolicy, InCapsule, PortId, QueueSizes,
-    RefuseReason, SubsystemConfig, Target, TargetConfig, Transfer,
+    RefuseReason, Settle, Share, SubsystemConfig, Target, TargetConfig, Transfer,
 };
 
 const ADMIN: Connect = Connect {
@@ -328,7 +328,7 @@ fn the_first_command_must_be_connect_and_there_is_one() {
         data: &[],
     };
     let answer = |bench: &mut Bench, request: &ConnectRequest<'_>| {
-        let outcome = bench.target.handle_connect(request, &mut || Ok(()), 0);
+        let outcome = bench.target.handle_connect(request, &mut |_| Ok(()), 0);
         let ConnectOutcome::Refused { cqe, .. } = outcome else {
             panic!("{outcome:?}");
         };
@@ -363,7 +363,7 @@ fn a_connect_asks_for_the_queue_that_its_connection_request_announced() {
             sqe: &sqe,
             data: data.as_bytes(),
         };
-        match bench.target.handle_connect(&request, &mut || Ok(()), 0) {
+        match bench.target.handle_connect(&request, &mut |_| Ok(()), 0) {
             ConnectOutcome::Refused { cqe, why } => Err((
                 cqe.status(),
                 ErrorLocation::from_connect_dw0(cqe.dw0.get()),
@@ -476,7 +476,7 @@ fn connection_requests_are_checked_before_a_queue_is_built() {
 fn resources_are_taken_for_hosts_that_are_permitted_and_a_lack_of_them_is_told() {
     let mut bench = Bench::new();
     let sqe = capstan_nvme_proto::command::FabricsCommand::Connect(ADMIN).encode(5, buffer(1024));
-    let mut connect = |parameters: &ConnectParameters, settle: &mut dyn FnMut() -> _| {
+    let mut connect = |parameters: &ConnectParameters, settle: Settle<'_>| {
         let data = parameters.encode();
         let request = ConnectRequest {
             conn: bench.new_conn(),
@@ -493,25 +493,25 @@ fn resources_are_taken_for_hosts_that_are_permitted_and_a_lack_of_them_is_told()
         hostnqn: host(9),
         ..parameters()
     };
-    let outcome = connect(&stranger, &mut || panic!("it is not permitted"));
+    let outcome = connect(&stranger, &mut |_| panic!("it is not permitted"));
     assert!(matches!(outcome, ConnectOutcome::Refused { .. }));
     let discovery = ConnectParameters {
         subnqn: Nqn::discovery(),
         ..stranger
     };
-    let outcome = connect(&discovery, &mut || panic!("it serves no I/O"));
+    let outcome = connect(&discovery, &mut |_| panic!("it serves no I/O"));
     assert!(matches!(outcome, ConnectOutcome::AdminQueue { .. }));
-    let outcome = connect(&parameters(), &mut || Err("no memory".into()));
+    let outcome = connect(&parameters(), &mut |_| Err("no memory".into()));
     let ConnectOutcome::Refused { cqe, why } = outcome else {
         panic!("{outcome:?}");
     };
     assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
     assert_eq!(alloc::format!("{why}"), "no memory");
-    let mut taken = 0;
-    let outcome = connect(&parameters(), &mut || {
-        taken += 1;
+    let mut taken = None;
+    let outcome = connect(&parameters(), &mut |share| {
+        assert_eq!(taken.replace(share), None, "once");
         Ok(())
     });
     assert!(matches!(outcome, ConnectOutcome::AdminQueue { .. }));
-    assert_eq!(taken, 1);
+    assert_eq!(taken, Some(Share::Listed));
 }

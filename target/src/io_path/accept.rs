@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
-use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, MigratedId, PrivateData,
     QpConfig, QueuePair, RdmaError,
 };
+use capstan_rdma::{PEER_CAUSED, Source};
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use zerocopy::IntoBytes;
 
@@ -49,6 +49,22 @@ pub(super) enum Refusal {
     Budget(String),
     #[error("no resources: {0}; connect fewer or smaller queues, or use another device")]
     Device(String),
+    #[error(
+        "no resources: any host may connect, and those of {address} have receives for {has} commands and leave {left} on \
+         this reactor; an address may have three times as many as it leaves: list the host in allowed_hosts, raise \
+         memory_budget in the configuration, or connect fewer or smaller queues"
+    )]
+    Share {
+        address: Source,
+        has: usize,
+        left: usize,
+    },
+    #[error(
+        "no resources: receives for {reserve} commands are kept for listed hosts on this reactor, and too few of the \
+         others are left for a queue of {entries} entries; list the host in allowed_hosts, raise memory_budget in the \
+         configuration, or connect fewer or smaller queues"
+    )]
+    Reserved { entries: u16, reserve: usize },
     #[error("no resources: too many connections are no queue yet; try again")]
     Strangers,
     #[error("no resources: {0}")]
@@ -70,6 +86,8 @@ impl Refusal {
             Self::Request(refusal) => refusal.reject_status(),
             Self::Budget(_)
             | Self::Device(_)
+            | Self::Share { .. }
+            | Self::Reserved { .. }
             | Self::Strangers
             | Self::Rdma(_)
             | Self::Cm(_)
@@ -433,8 +451,16 @@ impl IoPath {
         }
         self.index_of.remove(&connection.id);
         self.cm_index.remove(&(connection.fabric, connection.cm_id));
-        let Resources { shares, memory, .. } = &mut self.resources;
+        let Resources {
+            shares,
+            queue_shares,
+            memory,
+            ..
+        } = &mut self.resources;
         connection.leave(shares, memory);
+        if let Some(charge) = connection.charge.take() {
+            queue_shares.give_back(charge);
+        }
         let cm_id = connection.cm_id;
         // The queue pair must be gone before its id.
         drop(connection);

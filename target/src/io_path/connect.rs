@@ -5,7 +5,7 @@
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::PEER_CAUSED;
-use capstan_subsystem::{ConnectOutcome, ConnectRequest};
+use capstan_subsystem::{ConnectOutcome, ConnectRequest, Share};
 
 use super::accept::Refusal;
 use super::admin::AdminWork;
@@ -13,6 +13,7 @@ use super::command::Work;
 use super::connection::Connection;
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
+use super::queue_shares::QueueShares;
 use super::{IoPath, Resources, discovery, respond};
 use crate::limits::{CQE_BYTES, SPARE_BYTES, slots as slots_of};
 
@@ -50,7 +51,11 @@ impl IoPath {
         let now_us = resources.now_us;
         let request = request(connection, &sqe, &data);
         let memory = &resources.memory;
-        let mut settle = || settle(port, memory, connection).map_err(|why| why.to_string());
+        let queue_shares = &mut resources.queue_shares;
+        let mut settle = |share| {
+            let settled = settle(port, memory, connection, (queue_shares, share));
+            settled.map_err(|why| why.to_string())
+        };
         let outcome = resources
             .control
             .with(|target| target.handle_connect(&request, &mut settle, now_us));
@@ -111,8 +116,30 @@ fn became(resources: &mut Resources, connection: &mut Connection, outcome: Conne
     }
 }
 
-/// Gives a connection what its queue needs: a receive for each entry, and memory for responses.
+/// Gives a connection what its queue needs, if that is within the share it counts on.
 fn settle(
+    port: &mut DevicePort,
+    memory: &Memory,
+    connection: &mut Connection,
+    (queue_shares, share): (&mut QueueShares, Share),
+) -> Result<(), Refusal> {
+    let left = port.receives.left(&memory.queues) as usize;
+    let who = (share, connection.peer.ip());
+    let charge = queue_shares.take(who, connection.sizes.entries, left)?;
+    match furnish(port, memory, connection) {
+        Ok(()) => {
+            connection.charge = Some(charge);
+            Ok(())
+        }
+        Err(refusal) => {
+            queue_shares.give_back(charge);
+            Err(refusal)
+        }
+    }
+}
+
+/// A receive for each entry, and memory for responses.
+fn furnish(
     port: &mut DevicePort,
     memory: &Memory,
     connection: &mut Connection,

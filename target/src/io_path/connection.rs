@@ -15,6 +15,7 @@ use zerocopy::IntoBytes;
 
 use super::command::{Command, Work};
 use super::phase::Phase;
+use super::queue_shares::Charge;
 use super::responses::Responses;
 use super::stall::Progress;
 use super::transfer::Sinks;
@@ -66,6 +67,8 @@ pub(super) struct Connection {
     pub(super) has_place: bool,
     /// What it may have waiting beyond what a place may, as a discovery controller's queue.
     pub(super) completions_beside_place: u32,
+    /// What it has of the memory for queues.
+    pub(super) charge: Option<Charge>,
     /// Whose queue it is, once connected.
     pub(super) association: Option<Arc<Association>>,
     pub(super) phase: Phase,
@@ -150,6 +153,7 @@ impl Connection {
             known,
             has_place: true,
             completions_beside_place: 0,
+            charge: None,
             association: None,
             phase: Phase::accepted(now_us, known),
             qp,

@@ -33,6 +33,7 @@ mod fabric;
 mod fence;
 mod lease;
 mod phase;
+mod queue_shares;
 mod ranges;
 mod receives;
 mod recv;

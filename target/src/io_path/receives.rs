@@ -143,6 +143,14 @@ impl Receives {
         Ok(self.free.split_off(kept))
     }
 
+    /// How many receives there are for more queues.
+    pub(super) fn left(&self, pool: &Pool) -> u32 {
+        let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
+        let free = u32::try_from(pool.free_bytes()).unwrap_or(u32::MAX) / IN_CAPSULE_BYTES;
+        let room = self.depth.saturating_sub(self.promised);
+        (slots.saturating_sub(self.promised) + free).min(room)
+    }
+
     /// How many receives one more queue of `entries` is short of, when there is room for them and
     /// `extra_bytes`.
     pub(super) fn missing(

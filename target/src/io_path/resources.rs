@@ -13,6 +13,7 @@ use super::connection::Connection;
 use super::fabric::Memory;
 use super::lease::Shares;
 use super::phase::Phase;
+use super::queue_shares::QueueShares;
 use super::recv::Received;
 use super::share::Share;
 use crate::control_plane::ControlPlane;
@@ -37,6 +38,8 @@ pub(super) struct Resources {
     pub(super) spared: VecDeque<usize>,
     /// The associations that have queues here.
     pub(super) shares: Shares,
+    /// Who has how much of the memory for queues.
+    pub(super) queue_shares: QueueShares,
     /// What this thread itself may still move of volumes in memory and of what controllers tell,
     /// before others have their turn.
     pub(super) share: Share,
@@ -87,6 +90,7 @@ impl Resources {
             passed: Vec::new(),
             spared: VecDeque::new(),
             shares: Shares::default(),
+            queue_shares: QueueShares::default(),
             share: Share::default(),
             shortage: false,
             unrung: Vec::new(),

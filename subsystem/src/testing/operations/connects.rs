@@ -176,7 +176,7 @@ fn connect_raw(bench: &mut Bench, model: &mut Model, sqe: &[u8; 64], data: &[u8]
     };
     let outcome = bench
         .target
-        .handle_connect(&request, &mut || Ok(()), bench.now_us);
+        .handle_connect(&request, &mut |_| Ok(()), bench.now_us);
     let parameters = ConnectParameters {
         hostid: HostId([1; 16]),
         cntlid: 0,
