@@ -41,6 +41,39 @@ pub fn resident_bytes_of(pid: u32) -> usize {
     pages * 4096
 }
 
+/// Memory that a process holds, in bytes: what of its mappings is resident, and all of those that it
+/// wants huge pages for (proc(5), smaps), as slabs are. Those are promised at the start, and that a
+/// page of 2 MiB of them is used for the first time is no growth; another slab is.
+///
+/// # Panics
+/// Without /proc, or when the process has ended.
+#[must_use]
+pub fn held_bytes_of(pid: u32) -> usize {
+    let path = format!("/proc/{pid}/smaps");
+    held_bytes(&std::fs::read_to_string(path).expect("the process runs"))
+}
+
+fn held_bytes(smaps: &str) -> usize {
+    let (mut held, mut size, mut resident) = (0, 0, 0);
+    for line in smaps.lines() {
+        let kib = |value: &str| -> usize {
+            let value = value.trim().trim_end_matches(" kB");
+            value.parse::<usize>().expect("a number") << 10
+        };
+        match line.split_once(':') {
+            Some(("Size", value)) => size = kib(value),
+            Some(("Rss", value)) => resident = kib(value),
+            // The last line of a mapping.
+            Some(("VmFlags", flags)) => {
+                let promised = flags.split_whitespace().any(|flag| flag == "hg");
+                held += if promised { size } else { resident };
+            }
+            _ => {}
+        }
+    }
+    held
+}
+
 /// Resident memory of a process that it has mapped with others, in bytes (proc(5), RssShmem).
 ///
 /// # Panics
@@ -99,4 +132,23 @@ pub fn cpu_us() -> i64 {
 pub fn allow_many_descriptors() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("the hard limit is allowed");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::held_bytes;
+
+    #[test]
+    fn what_is_set_aside_counts_as_a_whole_and_the_rest_as_far_as_it_is_used() {
+        let smaps = "\
+            7f00-7f10 rw-p 00000000 00:00 0 \n\
+            Size:               4096 kB\n\
+            Rss:                2048 kB\n\
+            VmFlags: rd wr mr mw me ac sd hg \n\
+            7f20-7f30 rw-s 00000000 00:01 9  /memfd:ring (deleted)\n\
+            Size:               2052 kB\n\
+            Rss:                  12 kB\n\
+            VmFlags: rd wr sh mr mw me ms sd \n";
+        assert_eq!(held_bytes(smaps), (4096 + 12) << 10);
+    }
 }

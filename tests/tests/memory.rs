@@ -1,7 +1,9 @@
 //! What a target takes of the machine's memory before anybody uses it.
 
 use std::fs;
+use std::path::Path;
 
+use capstan_tests::process::held_bytes_of;
 use capstan_tests::program::{Daemon, own_address};
 
 /// A value of `/proc/PID/status`, in bytes.
@@ -24,4 +26,11 @@ fn the_budget_is_not_resident_before_the_first_host() {
     let resident = status_bytes(target.pid(), "VmRSS:");
     assert!(resident < 48 << 20, "{resident} bytes are resident");
     assert_eq!(status_bytes(target.pid(), "VmPin:"), 0, "bytes are pinned");
+    // What the attacks go by: the 256 MiB of the default budget are set aside all the same.
+    if Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        let held = held_bytes_of(target.pid());
+        assert!(held > 240 << 20, "{held} bytes are held");
+    } else {
+        println!("this kernel has no transparent huge pages, by which slabs are known");
+    }
 }

@@ -294,9 +294,8 @@ fn pause(stop: &AtomicBool, round: Duration) {
 fn withstand(name: &str, attack: impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send + 'static) {
     for source in sources() {
         let target = FileTarget::start(if is_full() { 16 } else { 8 });
-        // Buffers of receives become resident as Connects come into them, round by round, until all
-        // have been used.
-        let warm_up = if is_full() { 6 * STALLED } else { PRESSED / 4 };
+        // The rings and the heap are used as far as the attack uses them.
+        let warm_up = if is_full() { STALLED } else { PRESSED / 4 };
         let at = target.at;
         let figures = endure(
             (target.daemon.pid(), at),
