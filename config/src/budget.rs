@@ -23,8 +23,9 @@ const DATA_SHARE: u64 = 4;
 const STRANGERS_SHARE: u64 = 8;
 /// Memory of a connection until its host is known, in bytes: two receives with in-capsule data, of
 /// which the second one shows that more than a Connect was sent, a page for the data of its
-/// Connect, and a page for the response.
-pub const STRANGER_BYTES: u64 = 2 * (IN_CAPSULE_DATA_BYTES + 4096);
+/// Connect, and a page for the response; and its part of two pages for each that is a discovery
+/// controller's, which are fewer than a quarter.
+pub const STRANGER_BYTES: u64 = 2 * (IN_CAPSULE_DATA_BYTES + 4096) + 2 * 4096 / 4;
 /// Most connections of one reactor that are no queue of a permitted host: 128 whose host is not
 /// known, 128 more queues of hosts that are (the Linux host makes the connections of all its queues
 /// before it connects the first), 64 discovery controllers, and 32 that are ending.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use capstan_config::ADMIN_QUEUE_DEPTH;
+use capstan_config::{ADMIN_QUEUE_DEPTH, STRANGERS_MAX};
 
 /// Bytes of a command capsule before its in-capsule data (NVMe-oF: the SQE).
 pub(crate) const SQE_BYTES: u32 = 64;
@@ -89,7 +89,12 @@ pub(crate) const SQES_IN_PLACE_AT: u32 =
 /// The most of them: as many as the queue has entries, less those that the place has a receive for
 /// anyway.
 pub(crate) const SQES_IN_PLACE: u32 = ADMIN_QUEUE_DEPTH as u32 - STRANGER_RECEIVES;
-/// Bytes of that page.
+/// Bytes of SGL descriptors that may be behind each of them: of as many as a command may have.
+pub(crate) const SGL_LIST_BYTES: u32 = SGL_DESCRIPTORS_MAX * 16;
+/// Pages for these, and bytes of one.
+pub(crate) const SGL_LIST_PAGES: u32 = 2;
+pub(crate) const SGL_LIST_PAGE_BYTES: u32 = 4096;
+/// Bytes of the page with responses and SQEs.
 pub(crate) const PLACE_RESPONSE_BYTES: u32 = SQES_IN_PLACE_AT + SQES_IN_PLACE * SQE_BYTES;
 /// What an association may have of a reactor's data buffers: so many times as much as it leaves for
 /// others. One alone has three quarters at most, and the next one finds a quarter. One with
@@ -189,9 +194,15 @@ const _: () = {
     assert!(IN_CAPSULE_BYTES == capstan_subsystem::bounds::CAPSULE_DATA_BYTES);
     assert!(TRANSFER_BYTES_MAX == capstan_subsystem::bounds::TRANSFER_MAX_BYTES);
     assert!(RECEIVES_MAX * SQE_BYTES <= 4 << 20);
-    // What the budget sets aside is what is taken: receives, and two pages.
+    // What the budget sets aside is what is taken: receives, and two pages; and of discovery
+    // controllers two more.
     let stranger_bytes = STRANGER_RECEIVES as u64 * IN_CAPSULE_BYTES as u64 + 2 * 4096;
-    assert!(stranger_bytes == capstan_config::STRANGER_BYTES);
+    let lists_bytes = (SGL_LIST_PAGES * SGL_LIST_PAGE_BYTES) as u64 * DISCOVERY_CONTROLLERS as u64;
+    assert!(
+        stranger_bytes * STRANGERS_MAX + lists_bytes
+            <= capstan_config::STRANGER_BYTES * STRANGERS_MAX
+    );
+    assert!(SQES_IN_PLACE * SGL_LIST_BYTES <= SGL_LIST_PAGES * SGL_LIST_PAGE_BYTES);
     assert!(DISCOVERY_CONTROLLERS as usize == capstan_subsystem::bounds::DISCOVERY_CONTROLLERS_MAX);
     // A discovery controller's Admin queue keeps the page of its responses, with a receive for each
     // SQE, and that of its Connect's data for what it tells. Others have their spare buffer.

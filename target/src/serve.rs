@@ -17,9 +17,9 @@ use capstan_storage::{Engine, EngineConfig, FixedBuffers, Gate, Volume};
 use rustc_hash::FxHashMap;
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::io_path::{IoPath, Parts};
+use crate::io_path::{IoPath, Parts, discovery_controllers};
 use crate::lba_size::LbaSizes;
-use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, TRANSFER_BYTES_MAX};
+use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, TRANSFER_BYTES_MAX};
 use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
@@ -271,11 +271,12 @@ impl Starting {
         }
         let places = self.plan.strangers_per_reactor;
         let queue_bytes = usize::try_from(queue_pool_bytes(&self.plan))?;
-        let stranger_bytes = usize::try_from(places)? * 2 * PAGE_BYTES;
+        let stranger_pages =
+            2 * usize::try_from(places)? + SGL_LIST_PAGES as usize * discovery_controllers(places);
         let data_bytes = usize::try_from(self.plan.data_bytes_per_reactor)?;
         let data = Pool::new(data_bytes, Pages::TryHuge)?;
         let queues = Pool::new(queue_bytes, Pages::TryHuge)?;
-        let strangers = Pool::new(stranger_bytes.max(2 * PAGE_BYTES), Pages::Ordinary)?;
+        let strangers = Pool::new(stranger_pages * PAGE_BYTES, Pages::Ordinary)?;
         let engine = Engine::new(&EngineConfig::default())?;
         for pool in [&data, &queues] {
             self.register(&engine, pool.slab());

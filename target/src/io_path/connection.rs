@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-use capstan_memory::{Account, Buffer, Slab};
+use capstan_memory::{Account, Buffer, PAGE_BYTES, Slab};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_rdma::contract::{
     CmId, LKey, PostError, QueuePair, RKey, Remote, SendOp, SendWr, Sge, Source,
@@ -20,7 +20,9 @@ use super::responses::Responses;
 use super::stall::Progress;
 use super::transfer::Sinks;
 use super::wr_id::WrId;
-use crate::limits::{CQE_BYTES, SGL_DESCRIPTORS_MAX, SQE_BYTES, SQES_IN_PLACE_AT, slots};
+use crate::limits::{
+    CQE_BYTES, SGL_DESCRIPTORS_MAX, SGL_LIST_BYTES, SQE_BYTES, SQES_IN_PLACE_AT, slots,
+};
 
 /// Who a connection is.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +87,8 @@ pub(super) struct Connection {
     free: Vec<u16>,
     /// One response capsule per command slot.
     responses: Buffer,
+    /// Of a discovery controller's queue, pages for the SGL descriptors of commands.
+    lists: Vec<Buffer>,
     data_lkey: LKey,
     pub(super) sinks: Sinks,
     queues_lkey: LKey,
@@ -163,6 +167,7 @@ impl Connection {
             commands: Vec::new(),
             free: Vec::new(),
             responses,
+            lists: Vec::new(),
             data_lkey: keys.data,
             sinks: keys.sinks,
             queues_lkey: keys.queues,
@@ -196,21 +201,44 @@ impl Connection {
     }
 
     /// It is a discovery controller's: it keeps its place, and tells what it has through `page` of
-    /// that.
-    pub(super) fn keep_place(&mut self, page: Buffer) {
+    /// that. The SGL descriptors of its commands come into `lists`.
+    pub(super) fn keep_place(&mut self, page: Buffer, lists: Vec<Buffer>) {
         self.spare = Some(page);
+        self.lists = lists;
         self.waiting.reserve(usize::from(self.sizes.entries));
     }
 
-    /// Posts the receive of the `at`th SQE behind its responses, which takes that and nothing more.
+    /// Posts the receive of the `at`th SQE behind its responses, which takes that and a list of SGL
+    /// descriptors.
     pub(super) fn post_in_place(&mut self, at: u16) -> Result<(), PostError> {
-        let sge = Sge {
-            addr: self.responses.addr() + in_place(at) as u64,
-            len_bytes: SQE_BYTES,
+        let sge = |addr, len_bytes| Sge {
+            addr,
+            len_bytes,
             lkey: self.queues_lkey,
         };
+        let sqe = sge(self.responses.addr() + in_place(at) as u64, SQE_BYTES);
         let wr_id = WrId::RecvInPlace(at).encode();
-        self.qp.post_recv(wr_id, &[sge])
+        let Some((page, offset)) = self.list(at) else {
+            return self.qp.post_recv(wr_id, &[sqe]);
+        };
+        let list = sge(page.addr() + offset as u64, SGL_LIST_BYTES);
+        self.qp.post_recv(wr_id, &[sqe, list])
+    }
+
+    /// Where the SGL descriptors behind the `at`th SQE come.
+    fn list(&self, at: u16) -> Option<(&Buffer, usize)> {
+        let offset = usize::from(at) * SGL_LIST_BYTES as usize;
+        let page = self.lists.get(offset / PAGE_BYTES)?;
+        Some((page, offset % PAGE_BYTES))
+    }
+
+    /// Copies out `len_bytes` of them.
+    pub(super) fn list_in_place(&self, at: u16, len_bytes: u32) -> Box<[u8]> {
+        let mut list = vec![0; len_bytes.min(SGL_LIST_BYTES) as usize];
+        if let Some((page, offset)) = self.list(at) {
+            page.copy_to(offset, &mut list);
+        }
+        list.into()
     }
 
     /// Copies out the SQE that has come into such a receive.

@@ -1,12 +1,13 @@
 //! The Admin queue of a discovery controller. Anybody may have one, so it takes nothing of the
 //! queues of permitted hosts: it keeps the place that its connection had among strangers. Of that,
 //! one page is what it tells through; the other has its responses and, behind them, the SQEs of its
-//! commands, which bring no data.
+//! commands. These bring no data: what may be behind them is a list of SGL descriptors, for which
+//! there are two pages more.
 
 use super::accept::Refusal;
 use super::connection::Connection;
 use super::fabric::{DevicePort, Memory};
-use crate::limits::{ADMIN_PIECE_BYTES, STRANGER_RECEIVES};
+use crate::limits::{ADMIN_PIECE_BYTES, SGL_LIST_PAGE_BYTES, SGL_LIST_PAGES, STRANGER_RECEIVES};
 
 /// Makes a connection the queue of a discovery controller, with a receive for each entry: a host
 /// sends that many commands as soon as it has the response to its Connect, and some devices end the
@@ -20,7 +21,9 @@ pub(super) fn keep_place(
     connection.completions_beside_place = port.keep_place(entries)?;
     // That of its Connect's data, or where that came in the capsule, that it could have had.
     let page = memory.strangers.take(ADMIN_PIECE_BYTES);
-    connection.keep_place(page.ok_or(Refusal::Strangers)?);
+    let lists = (0..SGL_LIST_PAGES).map(|_| memory.strangers.take(SGL_LIST_PAGE_BYTES));
+    let lists = lists.collect::<Option<_>>().ok_or(Refusal::Strangers)?;
+    connection.keep_place(page.ok_or(Refusal::Strangers)?, lists);
     if port.receives.are_shared() {
         return Ok(());
     }
@@ -53,9 +56,11 @@ mod tests {
     use super::super::fabric::tests::{HERE, memory, next};
     use super::super::wr_id::WrId;
     use super::*;
-    use crate::limits::{PLACE_RESPONSE_BYTES, SQE_BYTES, STRANGER_COMPLETIONS};
+    use crate::limits::{PLACE_RESPONSE_BYTES, SGL_LIST_BYTES, SQE_BYTES, STRANGER_COMPLETIONS};
 
     const ENTRIES: u16 = 32;
+    /// An SQE, and the longest list.
+    const CAPSULE_BYTES: u32 = SQE_BYTES + SGL_LIST_BYTES;
 
     fn queue_pair(
         (cm, id): (&mut dyn ConnectionManager, CmId),
@@ -78,8 +83,8 @@ mod tests {
     struct Accepted {
         network: Network,
         host: Box<dyn QueuePair>,
-        /// An SQE of the host for each command, of one byte again and again.
-        sqes: (capstan_memory::Buffer, Rc<dyn MemoryRegion>),
+        /// A capsule of the host for each command, of one byte again and again.
+        capsules: (capstan_memory::Buffer, Rc<dyn MemoryRegion>),
         connection: Connection,
         port: DevicePort,
         memory: Memory,
@@ -104,7 +109,7 @@ mod tests {
             let host_memory = memory();
             let slab = host_memory.data.slab();
             let region = pd.register(slab, 0, slab.len_bytes(), Access::LOCAL_WRITE);
-            let sqes = host_memory.data.take(u32::from(ENTRIES) * SQE_BYTES);
+            let capsules = host_memory.data.take(u32::from(ENTRIES) * CAPSULE_BYTES);
             let param = ConnectParam {
                 private_data: PrivateData::EMPTY,
                 responder_resources: 1,
@@ -155,7 +160,7 @@ mod tests {
             Self {
                 network,
                 host,
-                sqes: (sqes.unwrap(), region.unwrap()),
+                capsules: (capsules.unwrap(), region.unwrap()),
                 connection,
                 port,
                 memory,
@@ -163,23 +168,20 @@ mod tests {
             }
         }
 
-        /// The host sends as many SQEs as its queue has entries before this side looks: those that
-        /// have found a receive.
+        /// The host sends as many capsules as its queue has entries before this side looks: those
+        /// that have found a receive.
         fn flood(&mut self) -> Vec<WorkCompletion> {
-            let (sqes, region) = &mut self.sqes;
+            let (capsules, region) = &mut self.capsules;
             for nth in 0..ENTRIES {
-                let at = u32::from(nth) * SQE_BYTES;
-                sqes.copy_from(
-                    at as usize,
-                    &[u8::try_from(nth).unwrap(); SQE_BYTES as usize],
-                );
+                let at = u32::from(nth) * CAPSULE_BYTES;
+                capsules.copy_from(at as usize, &capsule(nth));
                 let op = SendOp::Send {
                     invalidate: None,
                     solicited: false,
                 };
                 let sge = Sge {
-                    addr: sqes.addr() + u64::from(at),
-                    len_bytes: SQE_BYTES,
+                    addr: capsules.addr() + u64::from(at),
+                    len_bytes: CAPSULE_BYTES,
                     lkey: region.lkey(),
                 };
                 self.host
@@ -203,14 +205,29 @@ mod tests {
             completions
         }
 
-        fn sqe(&self, completion: &WorkCompletion) -> [u8; SQE_BYTES as usize] {
-            assert_eq!(completion.byte_len, SQE_BYTES);
+        fn capsule(&mut self, completion: &WorkCompletion) -> Vec<u8> {
+            assert_eq!(completion.byte_len, CAPSULE_BYTES);
             match WrId::decode(completion.wr_id) {
-                Some(WrId::Recv(slot)) => self.port.receives.sqe(slot),
-                Some(WrId::RecvInPlace(at)) => self.connection.sqe_in_place(at),
+                Some(WrId::Recv(slot)) => {
+                    let sqe = self.port.receives.sqe(slot);
+                    let buffer = self.port.receives.take_data(slot).unwrap();
+                    let mut list = [0; SGL_LIST_BYTES as usize];
+                    buffer.copy_to(0, &mut list);
+                    [&sqe[..], &list].concat()
+                }
+                Some(WrId::RecvInPlace(at)) => {
+                    let sqe = self.connection.sqe_in_place(at);
+                    let list = self.connection.list_in_place(at, SGL_LIST_BYTES);
+                    [&sqe[..], &list].concat()
+                }
                 other => panic!("{other:?} is no receive"),
             }
         }
+    }
+
+    /// The `nth` that the host sends.
+    fn capsule(nth: u16) -> Vec<u8> {
+        vec![u8::try_from(nth).unwrap(); CAPSULE_BYTES as usize]
     }
 
     #[test]
@@ -232,11 +249,10 @@ mod tests {
         keep_place(port, memory, connection).unwrap();
         let taken = accepted.flood();
         assert_eq!(taken.len(), usize::from(ENTRIES));
-        // None is where another one has come.
-        let sqes: BTreeSet<_> = taken.iter().map(|taken| accepted.sqe(taken)).collect();
-        let sent = (0..ENTRIES).map(|nth| [u8::try_from(nth).unwrap(); SQE_BYTES as usize]);
-        assert_eq!(sqes, sent.collect());
         assert_eq!(accepted.memory.queues.free_bytes(), queues_bytes);
+        // None is where another one has come.
+        let capsules: BTreeSet<_> = taken.iter().map(|taken| accepted.capsule(taken)).collect();
+        assert_eq!(capsules, (0..ENTRIES).map(capsule).collect());
     }
 
     #[test]

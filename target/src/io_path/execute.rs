@@ -242,7 +242,7 @@ fn write_received(
         Some(Received::Landed { buffer, .. }) => {
             volume.write_at_once(range.slba, range.nlb, buffer.raw().skip(skip))
         }
-        Some(Received::Lent { .. }) | None => false,
+        Some(Received::Lent { .. } | Received::Copied(_)) | None => false,
     }
 }
 

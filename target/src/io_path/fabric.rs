@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::{PAGE_BYTES, Pool, Slab};
+use capstan_memory::{Pool, Slab};
 use capstan_rdma::contract::{
     Access, CompletionQueue, ConnectionManager, Device, DeviceAttributes, MemoryRegion,
     ProtectionDomain, QpNum, Sge,
@@ -127,7 +127,7 @@ impl DevicePort {
         let srq = shared
             .then(|| pd.create_srq(depths.receives, 2))
             .transpose()?;
-        let places = depths.places(memory.places());
+        let places = depths.places(memory.places);
         let lkey = queues.lkey();
         let receives = Receives::new(srq, depths.receives, lkey, &memory.queues, places)?;
         let mut room = Room::new("completions", depths.completions);
@@ -361,26 +361,20 @@ pub(super) struct Memory {
     /// Receives and responses of all queues, and the receives of connections that are none yet.
     pub(super) queues: Pool,
     /// Two pages for each connection that is no queue yet: for the data of its Connect, and for its
-    /// response. A discovery controller's Admin queue keeps both.
+    /// response. A discovery controller's Admin queue keeps both, and has two more.
     pub(super) strangers: Pool,
+    /// Connections that are no queue yet that there is room for.
+    pub(super) places: u32,
     /// [`TRANSFER_BYTES_MAX`](crate::limits::TRANSFER_BYTES_MAX) of zeroes to push for reads of
     /// what is known to be zero, where a volume has such LBAs. Nothing ever writes here.
     pub(super) zeroes: Option<Arc<Slab>>,
-}
-
-impl Memory {
-    /// Connections that are no queue yet that there is room for.
-    fn places(&self) -> u32 {
-        let places = self.strangers.slab().len_bytes() / (2 * PAGE_BYTES);
-        u32::try_from(places).unwrap_or(u32::MAX)
-    }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-    use capstan_memory::Pages;
+    use capstan_memory::{PAGE_BYTES, Pages};
     use capstan_rdma::contract::CmEvent;
     use capstan_rdma::loopback::{Network, attributes};
 
@@ -395,6 +389,7 @@ pub(super) mod tests {
             data: pool(4 << 20),
             queues: pool(4 << 20),
             strangers: pool(4 * PAGE_BYTES),
+            places: 2,
             zeroes: None,
         }
     }

@@ -124,6 +124,7 @@ mod tests {
             data: pool(),
             queues: pool(),
             strangers: Pool::new(4096, Pages::Ordinary).unwrap(),
+            places: 0,
             zeroes: None,
         };
         let mut shares = Shares::default();

@@ -161,6 +161,7 @@ impl IoPath {
             data,
             queues,
             strangers,
+            places: u32::try_from(places).unwrap_or(u32::MAX),
             zeroes,
         };
         Self {

@@ -37,6 +37,8 @@ pub(super) enum Received {
         /// Bytes that arrived.
         len_bytes: u32,
     },
+    /// In a receive of a discovery controller's queue: a copy.
+    Copied(Box<[u8]>),
 }
 
 impl Received {
@@ -44,6 +46,7 @@ impl Received {
     pub(super) fn len_bytes(&self) -> u32 {
         match self {
             Self::Lent { len_bytes, .. } | Self::Landed { len_bytes, .. } => *len_bytes,
+            Self::Copied(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
         }
     }
 }
@@ -57,7 +60,8 @@ impl Capsule {
             return &[];
         };
         let bytes = match received {
-            Received::Lent { .. } => &ZEROES,
+            Received::Lent { .. } => ZEROES.as_slice(),
+            Received::Copied(bytes) => bytes,
             // SAFETY: its receive has completed and is posted again only after this capsule gave the
             // buffer away, and the region grants hosts no remote access, so nobody writes it.
             Received::Landed { buffer, .. } => unsafe { buffer.bytes() },
@@ -248,7 +252,7 @@ fn on_receive(
     on_landed(resources, connection, receives, (&mut capsule, byte_len));
 }
 
-/// A capsule of an SQE, or less, has come into one of the receives in the connection's place.
+/// A capsule has come into one of the receives in the connection's place.
 fn on_receive_in_place(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -257,7 +261,10 @@ fn on_receive_in_place(
 ) {
     let mut capsule = Capsule {
         sqe: zerocopy::transmute!(connection.sqe_in_place(at)),
-        data: None,
+        data: byte_len
+            .checked_sub(SQE_BYTES)
+            .filter(|len_bytes| *len_bytes != 0)
+            .map(|len_bytes| Received::Copied(connection.list_in_place(at, len_bytes))),
     };
     if let Err(error) = connection.post_in_place(at) {
         let why = format!("a receive could not be posted again: {error}");

@@ -177,7 +177,7 @@ impl Resources {
             Some(Received::Lent { message, .. }) => {
                 connection.qp().take_lent(message, &mut |_| true);
             }
-            None => {}
+            Some(Received::Copied(_)) | None => {}
         }
     }
 
