@@ -143,7 +143,7 @@ const CHANGES: [(&str, &str, &str, &str); 28] = [
         "[target]",
         "shared_receive_queue",
         "",
-        "shared_receive_queue = false",
+        "shared_receive_queue = true",
     ),
     ("[target]", "serial_prefix", "", "serial_prefix = \"RACK\""),
     ("[target]", "model", "", "model = \"Other\""),
