@@ -15,7 +15,6 @@ use capstan_tests::program::{
 };
 use capstan_tests::proxy::{Direction, Flow, Proxy};
 use capstan_tests::running::Running;
-use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{Backlog, listen};
 use serde_json::Value;
