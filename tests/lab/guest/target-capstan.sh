@@ -6,7 +6,7 @@ TARGET_ADDRESS=$CAPSTAN_ADDRESS
 TARGET_LOG=$RUN/target.log
 
 # The configuration, with the lines of $TARGET_OPTIONS in [target] and of $SUBSYSTEM_OPTIONS in the first [[subsystem]]; with an argument,
-# with NSID 5 as well, which is $DISK_5 or /dev/lab5.
+# with NSID 5 as well, which is $DISK_5 or /dev/lab5, with the lines of $NAMESPACE_5_OPTIONS.
 target_configuration() {
     cat <<TOML
 [target]
@@ -27,6 +27,7 @@ ${SUBSYSTEM_OPTIONS:-}
 $(target_namespace 1 /dev/lab1 "$UUID_1" "$NGUID_1")
 $(target_namespace 3 /dev/lab3 "$UUID_3" "$NGUID_3")
 $([ $# -eq 0 ] || target_namespace 5 "${DISK_5:-/dev/lab5}" "$UUID_5" "$NGUID_5")
+${NAMESPACE_5_OPTIONS:-}
 
 [[subsystem]]
 nqn = "$SUBSYSTEM_A"
