@@ -179,6 +179,69 @@ fn deadline_us(from_now: Duration) -> u64 {
     Clock.now_us().saturating_add(from_now_us)
 }
 
+/// The part of the namespace that job `number` has: its first byte, and its blocks of `--bs`.
+fn part(plan: &Plan, number: u16, namespace: &NamespaceInfo) -> Result<(u64, u64)> {
+    let bs = u64::from(plan.bs);
+    if !plan.bs.is_multiple_of(namespace.lba_bytes) {
+        bail!(
+            "--bs is {}, expected a multiple of the LBA size ({})",
+            plan.bs,
+            namespace.lba_bytes
+        );
+    }
+    if !plan.offset.is_multiple_of(u64::from(namespace.lba_bytes)) {
+        bail!(
+            "--offset is {}, expected a multiple of the LBA size ({})",
+            plan.offset,
+            namespace.lba_bytes
+        );
+    }
+    if plan.reads_percent < 100 && namespace.read_only {
+        bail!(
+            "namespace {} is write protected; --rw read reads it",
+            plan.nsid
+        );
+    }
+    let namespace_bytes = namespace.size_bytes();
+    let available = namespace_bytes.saturating_sub(plan.offset);
+    if available < bs {
+        bail!(
+            "--offset is {} and --bs is {bs}, expected at most {namespace_bytes} together: the \
+             bytes of namespace {}",
+            plan.offset,
+            plan.nsid
+        );
+    }
+    let size = plan.size.unwrap_or(available);
+    if size > available || size < bs {
+        bail!(
+            "--size is {size}, expected {bs} (--bs) to {available} (what the namespace has from \
+             --offset on)"
+        );
+    }
+    let mut blocks = size / bs;
+    let mut base = plan.offset;
+    if plan.verify && plan.jobs > 1 {
+        // Jobs that check what they write must not write over each other.
+        blocks /= u64::from(plan.jobs);
+        base += u64::from(number) * blocks * bs;
+        if blocks == 0 {
+            bail!(
+                "--size is {size}, expected at least {} with --verify: one I/O of --bs {bs} for each of {} jobs",
+                bs * u64::from(plan.jobs),
+                plan.jobs
+            );
+        }
+    }
+    if plan.verify && blocks > VERIFY_BLOCKS_MAX {
+        bail!(
+            "{blocks} blocks of --bs {bs} to --verify, expected at most {VERIFY_BLOCKS_MAX}; give --size {} or less",
+            VERIFY_BLOCKS_MAX * bs
+        );
+    }
+    Ok((base, blocks))
+}
+
 impl Job {
     /// Connects job `number`.
     pub(super) fn connect(plan: &Plan, number: u16, progress: Arc<Progress>) -> Result<Self> {
@@ -199,64 +262,7 @@ impl Job {
         if let Some(claim) = &plan.claim {
             claim.hold(&plan.options, &namespace)?;
         }
-        let bs = u64::from(plan.bs);
-        if !plan.bs.is_multiple_of(namespace.lba_bytes) {
-            bail!(
-                "--bs is {}, expected a multiple of the LBA size ({})",
-                plan.bs,
-                namespace.lba_bytes
-            );
-        }
-        if !plan.offset.is_multiple_of(u64::from(namespace.lba_bytes)) {
-            bail!(
-                "--offset is {}, expected a multiple of the LBA size ({})",
-                plan.offset,
-                namespace.lba_bytes
-            );
-        }
-        if plan.reads_percent < 100 && namespace.read_only {
-            bail!(
-                "namespace {} is write protected; --rw read reads it",
-                plan.nsid
-            );
-        }
-        let namespace_bytes = namespace.size_bytes();
-        let available = namespace_bytes.saturating_sub(plan.offset);
-        if available < bs {
-            bail!(
-                "--offset is {} and --bs is {bs}, expected at most {namespace_bytes} together: the \
-                 bytes of namespace {}",
-                plan.offset,
-                plan.nsid
-            );
-        }
-        let size = plan.size.unwrap_or(available);
-        if size > available || size < bs {
-            bail!(
-                "--size is {size}, expected {bs} (--bs) to {available} (what the namespace has from \
-                 --offset on)"
-            );
-        }
-        let mut blocks = size / bs;
-        let mut base = plan.offset;
-        if plan.verify && plan.jobs > 1 {
-            // Jobs that check what they write must not write over each other.
-            blocks /= u64::from(plan.jobs);
-            base += u64::from(number) * blocks * bs;
-            if blocks == 0 {
-                bail!(
-                    "--size is {size}, expected at least {} with --verify: one I/O of --bs {bs} for each of {} jobs",
-                    bs * u64::from(plan.jobs),
-                    plan.jobs
-                );
-            }
-        }
-        if plan.verify && blocks > VERIFY_BLOCKS_MAX {
-            bail!(
-                "{blocks} blocks of --bs {bs} to --verify, expected at most {VERIFY_BLOCKS_MAX}; give --size {} or less",
-                VERIFY_BLOCKS_MAX * bs
-            );
-        }
+        let (base, blocks) = part(plan, number, &namespace)?;
         let seed = plan.seed ^ u64::from(number) << 48;
         let pattern = match (plan.random, plan.verify || plan.runtime.is_none()) {
             (false, _) => Pattern::sequential(blocks),
