@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, told, tool, utf8,
 };
+use capstan_tests::target::SUBNQN;
 
 /// A file with an empty file system of `kind`.
 fn image(dir: &Path, kind: &str) -> PathBuf {
@@ -92,6 +93,49 @@ fn btrfs_is_mounted_listed_and_unmounted() {
     assert!(!mount_point.join("file").exists());
     machine.umount();
     machine.assert_clean(&device);
+}
+
+/// The kernel names one of its devices as what is mounted, and no process has the others open.
+#[test]
+fn each_device_of_a_file_system_of_several_is_known_to_be_in_use() {
+    let test = "each_device_of_a_file_system_of_several_is_known_to_be_in_use";
+    if !has_disks(test, &["mkfs.btrfs"]) || !has_file_system(test, "btrfs") {
+        return;
+    }
+    let at = own_address();
+    let dir = tempfile::tempdir().unwrap();
+    let mut text = format!(
+        "[[listener]]\naddress = \"{}\"\nprovider = \"iwarp\"\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n",
+        at.ip()
+    );
+    for name in ["one", "two"] {
+        let image = dir.path().join(name);
+        File::create(&image).unwrap().set_len(320 << 20).unwrap();
+        let path = utf8(&image);
+        text.push_str(&format!("[[subsystem.namespace]]\npath = \"{path}\"\n"));
+    }
+    let config = dir.path().join("target.toml");
+    fs::write(&config, text).unwrap();
+    let _daemon = Daemon::serve(&["--config", utf8(&config)]);
+    let machine = Machine::new(at);
+    let devices = ["1", "2"].map(|nsid| machine.attach(&["-N", nsid]));
+    let [one, two] = devices.each_ref().map(|device| utf8(device));
+    tool("mkfs.btrfs", &["-q", "-s", "4096", one, two]);
+    let both = folder(&machine, "both");
+    tool("mount", &[one, utf8(&both)]);
+    for device in [one, two] {
+        let error = complaint(&machine.run("detach", &[device]));
+        let said = format!("{device} is mounted at {}", utf8(&both));
+        assert!(error.contains(&said), "{error}");
+    }
+    tool("umount", &[utf8(&both)]);
+    for device in &devices {
+        told(&machine.run("detach", &[utf8(device)]));
+    }
+    devices
+        .iter()
+        .for_each(|device| machine.assert_clean(device));
 }
 
 #[test]
