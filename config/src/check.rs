@@ -229,6 +229,18 @@ impl Checker<'_> {
                 limits::HOSTS_MAX,
             ),
             shared_receive_queue: raw.shared_receive_queue.unwrap_or(false),
+            vendor_id: self.number(
+                "target.vendor_id",
+                raw.vendor_id.as_ref(),
+                0,
+                limits::VENDOR_ID,
+            ),
+            subsystem_vendor_id: self.number(
+                "target.subsystem_vendor_id",
+                raw.subsystem_vendor_id.as_ref(),
+                0,
+                limits::VENDOR_ID,
+            ),
         }
     }
 

@@ -26,6 +26,8 @@ pub(crate) const CORE: RangeInclusive<u64> = 0..=4095;
 pub(crate) const MEMORY_BUDGET_BYTES: RangeInclusive<u64> = 4 * MIB..=1024 * GIB;
 /// As many controllers as the target has identifiers (CNTLID) for.
 pub(crate) const HOSTS_MAX: RangeInclusive<u64> = 1..=4096;
+/// What PCI-SIG assigns has 16 bits; all ones stand for no device.
+pub(crate) const VENDOR_ID: RangeInclusive<u64> = 0..=0xFFFE;
 pub(crate) const SPIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_millis(100);
 
 pub(crate) const IO_QUEUES_MAX: RangeInclusive<u64> = 1..=128;

@@ -43,6 +43,10 @@ pub struct Target {
     /// the device has such, and with them connections whose host is not known yet. Otherwise each
     /// has its own.
     pub shared_receive_queue: bool,
+    /// PCI Vendor ID that controllers tell, of whoever sells this target; 0 tells none.
+    pub vendor_id: u16,
+    /// PCI Subsystem Vendor ID, likewise.
+    pub subsystem_vendor_id: u16,
 }
 
 /// `target.reactors`.

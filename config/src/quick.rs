@@ -142,6 +142,8 @@ impl Default for Target {
             log: LogLevel::Info,
             hosts_max: limits::DEFAULT_HOSTS_MAX,
             shared_receive_queue: false,
+            vendor_id: 0,
+            subsystem_vendor_id: 0,
         }
     }
 }

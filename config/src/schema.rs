@@ -37,6 +37,8 @@ pub(crate) struct RawTarget {
     pub(crate) shared_receive_queue: Option<bool>,
     pub(crate) serial_prefix: Field<String>,
     pub(crate) model: Field<String>,
+    pub(crate) vendor_id: Field<u64>,
+    pub(crate) subsystem_vendor_id: Field<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -330,6 +332,18 @@ mod tests {
                 "model",
                 format!("`\"{}\"`", limits::DEFAULT_MODEL),
                 ascii(limits::MODEL_BYTES_MAX),
+            ),
+            (
+                "[target]",
+                "vendor_id",
+                "0".to_owned(),
+                numbers(&limits::VENDOR_ID),
+            ),
+            (
+                "[target]",
+                "subsystem_vendor_id",
+                "0".to_owned(),
+                numbers(&limits::VENDOR_ID),
             ),
             (
                 "[queues]",

@@ -113,6 +113,14 @@ fn numbers_out_of_bounds_name_the_bounds() {
             "line 2: target.hosts_max: 0 is not allowed; allowed: 1 to 4096",
         ),
         (
+            "[target]\nvendor_id = 0xFFFF",
+            "line 2: target.vendor_id: 65535 is not allowed; allowed: 0 to 65534",
+        ),
+        (
+            "[target]\nsubsystem_vendor_id = 65536",
+            "line 2: target.subsystem_vendor_id: 65536 is not allowed; allowed: 0 to 65534",
+        ),
+        (
             "[target]\nreactors = 0",
             "line 2: target.reactors: 0 is not allowed; allowed: 1 to 256",
         ),

@@ -36,6 +36,8 @@ pub struct TargetConfig {
     pub model: String,
     /// Firmware Revision of discovery controllers: 1 to 8 printable ASCII characters.
     pub firmware: String,
+    /// PCI Vendor ID and PCI Subsystem Vendor ID in Identify Controller; 0 tells none.
+    pub vendor_ids: [u16; 2],
     /// Instance of the machine, for Identify Controller: another one after every boot. Zeroes tell
     /// the hosts nothing.
     pub boot_id: [u8; 16],
@@ -55,6 +57,7 @@ impl Default for TargetConfig {
             serial: "discovery".into(),
             model: "Capstan discovery".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
+            vendor_ids: [0; 2],
             boot_id: [0; 16],
             seed: [0; 2],
         }

@@ -98,7 +98,11 @@ impl Target {
             },
         };
         let [oui_high, oui_middle, oui_low] = texts.ieee_oui;
+        // Numbers of others, which only they may give; Linux nvmet leaves them to its operator, too.
+        let [vid, ssvid] = config.vendor_ids;
         let mut data = wire!(IdentifyController {
+            vid: vid.into(),
+            ssvid: ssvid.into(),
             sn: space_padded(texts.serial),
             mn: space_padded(texts.model),
             fr: space_padded(texts.firmware),

@@ -53,6 +53,7 @@ pub(crate) fn build(
         io_queues: config.queues.io_queues_max,
         io_queue_entries: config.queues.depth_max,
         controllers: config.target.hosts_max as usize,
+        vendor_ids: [config.target.vendor_id, config.target.subsystem_vendor_id],
         boot_id: instance::boot()?.into_bytes(),
         seed: instance::random()?.as_u64_pair().into(),
         discovery_controllers: discovery_controllers(

@@ -20,9 +20,9 @@ pub const KEEP_ALIVE_GRANULARITY_MS: u32 = 100;
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IdentifyController {
-    /// PCI Vendor ID; 0 over fabrics.
+    /// PCI Vendor ID; 0 where none is told.
     pub vid: U16,
-    /// PCI Subsystem Vendor ID; 0 over fabrics.
+    /// PCI Subsystem Vendor ID; 0 where none is told.
     pub ssvid: U16,
     /// SN, Serial Number: ASCII, padded with spaces.
     pub sn: [u8; 20],

@@ -9,10 +9,11 @@ use capstan_nvme_proto::identify::{
     NamespaceIdDescriptors, NamespaceList, NvmIdentifyController, OptionalNvmCommands, SglSupport,
     VolatileWriteCacheSupport,
 };
+use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::Status;
 
-use crate::testing::{Association, Bench, GEOMETRY, namespace_config, subnqn};
-use crate::{Geometry, NamespaceConfig};
+use crate::testing::{Association, Bench, GEOMETRY, host, namespace_config, subnqn};
+use crate::{Geometry, NamespaceConfig, TargetConfig};
 
 fn read(bench: &mut Bench, association: &Association, identify: Identify) -> Vec<u8> {
     let (cqe, data) = bench.admin(association, &AdminCommand::Identify(identify));
@@ -62,6 +63,27 @@ fn the_controller_is_honest_about_itself() {
     assert!(oncs.contains(OptionalNvmCommands::RESERVATIONS));
     assert!(!oncs.contains(OptionalNvmCommands::WRITE_UNCORRECTABLE));
     assert_eq!(data.tnvmcap_bytes.get(), 512_000);
+}
+
+/// Of all controllers of a target; nobody's unless somebody says so.
+#[test]
+fn vendors_are_those_the_operator_names() {
+    let named = TargetConfig {
+        vendor_ids: [0x1B36, 0x1AF4],
+        ..TargetConfig::default()
+    };
+    for (config, expected) in [(TargetConfig::default(), (0, 0)), (named, (0x1B36, 0x1AF4))] {
+        let mut bench = Bench::with(config);
+        let association = bench.ready();
+        let discovery = bench.associate(host(1), Nqn::discovery(), 0).unwrap();
+        bench.enable(&discovery);
+        for association in [association, discovery] {
+            let identify = Identify::new(Cns::CONTROLLER, 0);
+            let data = read(&mut bench, &association, identify);
+            let data = IdentifyController::from_data(&data).unwrap();
+            assert_eq!((data.vid.get(), data.ssvid.get()), expected);
+        }
+    }
 }
 
 #[test]

@@ -133,7 +133,7 @@ const BODIES: [(&str, &str); 5] = [
 ];
 
 /// The body of a table, and what it is changed to; of a key that is added, that.
-const CHANGES: [(&str, &str, &str, &str); 28] = [
+const CHANGES: [(&str, &str, &str, &str); 30] = [
     ("[target]", "reactors", "", "reactors = 1"),
     ("[target]", "memory_budget", "", "memory_budget = \"64MiB\""),
     ("[target]", "spin", "", "spin = \"0s\""),
@@ -147,6 +147,13 @@ const CHANGES: [(&str, &str, &str, &str); 28] = [
     ),
     ("[target]", "serial_prefix", "", "serial_prefix = \"RACK\""),
     ("[target]", "model", "", "model = \"Other\""),
+    ("[target]", "vendor_id", "", "vendor_id = 1"),
+    (
+        "[target]",
+        "subsystem_vendor_id",
+        "",
+        "subsystem_vendor_id = 1",
+    ),
     ("[queues]", "io_queues_max", "", "io_queues_max = 1"),
     ("[queues]", "depth_max", "", "depth_max = 32"),
     (
