@@ -117,6 +117,9 @@ pub(crate) const STALLED_LOOKS: u32 = 20;
 pub(crate) const STALLED_LOOKS_WHILE_OTHERS_WAIT: u32 = 4;
 /// How long SIGTERM waits for commands in flight, in microseconds.
 pub(crate) const DRAIN_TIMEOUT_US: u64 = 5_000_000;
+/// How long it waits for all of that: a storage operation that hangs must not keep the process for
+/// ever. Below TimeoutStopSec= of capstan-target.service, 30 s.
+pub(crate) const STOP_TIMEOUT_US: u64 = 4 * DRAIN_TIMEOUT_US;
 
 /// Lines of one kind that peers can cause in a [`LOG_WINDOW`]: a person reads no more, and a
 /// thousand kinds of 200 bytes would be 2 MB a second, of which there are some twenty.

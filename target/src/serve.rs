@@ -19,7 +19,9 @@ use rustc_hash::FxHashMap;
 use crate::control_plane::{ControlPlane, Message};
 use crate::io_path::{IoPath, Parts, discovery_controllers};
 use crate::lba_size::LbaSizes;
-use crate::limits::{DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, TRANSFER_BYTES_MAX};
+use crate::limits::{
+    DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US, TRANSFER_BYTES_MAX,
+};
 use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
@@ -65,7 +67,12 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
         .context("the control thread cannot wait for signals")?;
     let control = Arc::clone(&running.control);
     let noted = control.lost_and_noted();
-    tracing::info!("{why}: draining; a second one ends the target at once");
+    tracing::info!(
+        "{why}: draining: commands that hosts have sent are waited for, at most {} s, and what their media keep at most \
+         {} s; a second one ends the target at once",
+        Duration::from_micros(DRAIN_TIMEOUT_US).as_secs(),
+        Duration::from_micros(STOP_TIMEOUT_US).as_secs()
+    );
     signals::notify_stopping();
     if let Err(error) = signals::end_at_the_next() {
         tracing::warn!(%error, "a second signal does not end the target before it is drained");
@@ -198,9 +205,7 @@ impl Running {
         if let Some(watch) = self.watch {
             watch.stop();
         }
-        // A storage operation that hangs must not keep the process for ever: twice the drain time,
-        // one for the commands and one for the connections.
-        let deadline = Instant::now() + Duration::from_micros(4 * DRAIN_TIMEOUT_US);
+        let deadline = Instant::now() + Duration::from_micros(STOP_TIMEOUT_US);
         for reactor in self.reactors {
             while !reactor.is_finished() && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(1));

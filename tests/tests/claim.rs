@@ -16,6 +16,8 @@ use nix::sys::signal::Signal;
 
 /// How long the medium stands still behind the death of its target.
 const SLOW: Duration = Duration::from_secs(3);
+/// How long a target may take to end that serves nobody.
+const SOON: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(30);
 const LBA: usize = 4096;
 
@@ -62,6 +64,15 @@ fn killed_while_it_writes(export: &Path, thin: &Thin, is_held: impl Fn(u32) -> b
         let old = scope.spawn(|| volume.write(0, &[2; LBA]));
         wait_until("the write is on its way", || is_held(first.pid()));
         signal(first.pid(), Signal::SIGKILL);
+        let asked_to_end = Daemon::begin(&arguments);
+        asked_to_end.wait_for_log(&["WARN", "on their way to the medium", "waiting for at most"]);
+        let start = Instant::now();
+        assert!(!asked_to_end.stop().success(), "it does not serve");
+        assert!(
+            start.elapsed() < SOON,
+            "it ends {:?} later",
+            start.elapsed()
+        );
         let second = Daemon::begin(&arguments);
         second.wait_for_log(&["WARN", "on their way to the medium", "waiting for at most"]);
         let start = Instant::now();

@@ -289,3 +289,35 @@ fn a_volume_served_over_nbd_ends_though_its_target_is_stopped() {
     }
     assert!(target.stop().success());
 }
+
+/// A host that is stopped keeps its commands from ending: the target waits for them, and says so.
+#[test]
+fn a_second_signal_ends_a_target_that_drains() {
+    for second in [Signal::SIGTERM, Signal::SIGINT] {
+        let at = own_address();
+        let target = Daemon::start("ram:64MiB", 4096, at);
+        // Data of writes this large is pulled, and a host that is stopped does not give it.
+        let bench = "bench --rw randwrite --bs 1M --iodepth 32 --runtime 60";
+        let bench = Running::capstan(bench, at);
+        let start = Instant::now();
+        while smart_log(at)["host_write_commands"].as_u64() == Some(0) {
+            assert!(start.elapsed() < LONG, "nothing is written");
+        }
+        signal(bench.child.id(), Signal::SIGSTOP);
+        signal(target.pid(), Signal::SIGTERM);
+        target.wait_for_log(&[
+            "SIGTERM: draining",
+            "at most 20 s",
+            "a second one ends the target at once",
+        ]);
+        let since = Instant::now();
+        signal(target.pid(), second);
+        assert_eq!(target.ended().code(), Some(1));
+        assert!(
+            since.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            since.elapsed()
+        );
+        signal(bench.child.id(), Signal::SIGCONT);
+    }
+}
