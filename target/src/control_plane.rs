@@ -322,9 +322,13 @@ impl ControlPlane {
 
     /// Looks at what the backends are on, and tells hosts and the log of changes. So many have
     /// another size.
-    pub(crate) fn look_at_media(&self) -> usize {
+    pub(crate) fn look_at_media(self: &Arc<Self>) -> usize {
         self.lost.look();
         self.media.look(self)
+    }
+
+    pub(crate) fn media(&self) -> &Media {
+        &self.media
     }
 
     /// What a backend is on has changed.

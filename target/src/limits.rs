@@ -141,6 +141,13 @@ pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often sizes and paths of files and devices are looked at: a few system calls for each.
 pub(crate) const MEDIA_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a look may take before the volumes behind it are looked at by another thread.
+pub(crate) const LOOK_PATIENCE: Duration = Duration::from_millis(500);
+/// Looks that wait in the kernel at once, each with a thread: 16 network file systems that have gone.
+/// Where there are more, sizes and paths are not watched until one of them answers.
+pub(crate) const LOOKS_AT_ONCE_MAX: usize = 16;
+/// A medium that has not answered a look for so long is said to.
+pub(crate) const MEDIA_SILENT: Duration = Duration::from_secs(10);
 /// How often a medium that goes on failing is said to, with a count.
 pub(crate) const MEDIA_SAID_AGAIN: Duration = Duration::from_secs(60);
 

@@ -2,9 +2,11 @@
 //! move, delete or take away, and those that fail. A state is said once, in the log with what to do
 //! and to the hosts; what goes on is said again with a count.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,9 @@ use capstan_storage::{IoError, IoErrorKind, Look, Place, Store};
 use capstan_subsystem::{BackendId, Geometry};
 
 use crate::control_plane::ControlPlane;
-use crate::limits::{MEDIA_LOOK_EVERY, MEDIA_SAID_AGAIN};
+use crate::limits::{
+    LOOK_PATIENCE, LOOKS_AT_ONCE_MAX, MEDIA_LOOK_EVERY, MEDIA_SAID_AGAIN, MEDIA_SILENT,
+};
 use crate::plan::Export;
 
 /// What is watched.
@@ -21,6 +25,114 @@ use crate::plan::Export;
 pub(crate) struct Media {
     volumes: Mutex<BTreeMap<BackendId, Watched>>,
     failures: Mutex<HashMap<(BackendId, IoErrorKind), Failures>>,
+    /// Looks that have not ended.
+    asked: Mutex<BTreeMap<BackendId, Asked>>,
+}
+
+/// A look at a volume.
+#[derive(Clone, Debug)]
+struct Asked {
+    backend: BackendId,
+    store: Store,
+    subnqn: Nqn,
+    nsid: u32,
+    since: Instant,
+    has_told: bool,
+}
+
+impl Asked {
+    fn of(backend: BackendId, watched: &Watched) -> Self {
+        Self {
+            backend,
+            store: watched.store.clone(),
+            subnqn: watched.subnqn.clone(),
+            nsid: watched.nsid,
+            since: Instant::now(),
+            has_told: false,
+        }
+    }
+
+    /// Whether it takes long, which is said once.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let waited = now.duration_since(self.since);
+        let is_due = waited >= MEDIA_SILENT && !self.has_told;
+        if is_due {
+            self.has_told = true;
+            tracing::error!(
+                "{} has not answered for {} s: what looks at it waits in the kernel, as commands of hosts may, and its size \
+                 is not watched. See whether what its file system is on is there, and the kernel log of this machine",
+                self.store.name(),
+                waited.as_secs()
+            );
+        }
+        is_due
+    }
+
+    /// What hosts are told of it.
+    fn change(&self, is_sound: bool) -> (BackendId, Change) {
+        let change = Change {
+            subnqn: self.subnqn.clone(),
+            nsid: self.nsid,
+            geometry: None,
+            lost: None,
+            is_sound,
+        };
+        (self.backend, change)
+    }
+}
+
+/// Volumes that are looked at one after the other.
+struct Round {
+    left: Mutex<VecDeque<Asked>>,
+    resized: AtomicUsize,
+}
+
+impl Round {
+    /// Looks at what is left on a thread: `false` when one of them has not answered for `patience`,
+    /// and others wait behind it.
+    fn is_over_within(self: &Arc<Self>, patience: Duration, control: &Arc<ControlPlane>) -> bool {
+        if self.left().is_empty() {
+            return true;
+        }
+        let (done, looked) = mpsc::channel();
+        let (round, plane) = (Arc::clone(self), Arc::clone(control));
+        let looks = move || round.look(&plane, &done);
+        if let Err(error) = thread::Builder::new().name("look".into()).spawn(looks) {
+            tracing::debug!(%error, "no thread to look at media: they are looked at one after the other");
+            self.look(control, &mpsc::channel().0);
+            return true;
+        }
+        loop {
+            match looked.recv_timeout(patience) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => return self.left().is_empty(),
+            }
+        }
+    }
+
+    /// Looks at what is left.
+    fn look(&self, control: &ControlPlane, done: &mpsc::Sender<()>) {
+        while let Some(asked) = self.next() {
+            control.media().asked().insert(asked.backend, asked.clone());
+            let look = asked.store.look();
+            let is_resized = control.media().looked(&asked, look, control);
+            let resized = usize::from(is_resized);
+            self.resized.fetch_add(resized, Ordering::Relaxed);
+            // Nobody waits any more for one that took long.
+            let _ = done.send(());
+        }
+    }
+
+    fn left(&self) -> MutexGuard<'_, VecDeque<Asked>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Option<Asked> {
+        let asked = self.left().pop_front()?;
+        let since = Instant::now();
+        Some(Asked { since, ..asked })
+    }
 }
 
 /// A volume on a file or device.
@@ -56,6 +168,10 @@ impl Media {
 
     fn failures(&self) -> MutexGuard<'_, HashMap<(BackendId, IoErrorKind), Failures>> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn asked(&self) -> MutexGuard<'_, BTreeMap<BackendId, Asked>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Watches the volume of a namespace, unless it is memory.
@@ -96,28 +212,55 @@ impl Media {
     }
 
     /// Looks at every volume and tells hosts and the log what has changed. So many have another
-    /// size.
-    pub(crate) fn look(&self, control: &ControlPlane) -> usize {
-        // Not under the lock: a look at a network file system may take long.
-        let volumes: Vec<_> = self
-            .volumes()
-            .iter()
-            .map(|(&backend, watched)| (backend, watched.store.clone()))
+    /// size. A look that a file system or device keeps waiting holds up no other volume, and is left
+    /// alone until it ends.
+    pub(crate) fn look(&self, control: &Arc<ControlPlane>) -> usize {
+        let now = Instant::now();
+        let mut asked = self.asked();
+        let silent: Vec<_> = asked
+            .values_mut()
+            .filter_map(|look| look.is_due(now).then(|| look.change(false)))
             .collect();
-        let mut resized = 0;
-        for (backend, store) in volumes {
-            let Some(look) = store.look() else { continue };
-            let change = match self.volumes().get_mut(&backend) {
-                Some(watched) => watched.becomes(look),
-                None => None,
-            };
-            if let Some(change) = change {
-                resized += usize::from(change.geometry.is_some());
-                control.medium_changed(backend, change);
+        let volumes = self.volumes();
+        let next = volumes.iter().filter(|(of, _)| !asked.contains_key(of));
+        let next: VecDeque<_> = next.map(|(&of, watched)| Asked::of(of, watched)).collect();
+        let busy = asked.len();
+        drop((volumes, asked));
+        for (backend, change) in silent {
+            control.medium_changed(backend, change);
+        }
+        let round = Arc::new(Round {
+            left: Mutex::new(next),
+            resized: AtomicUsize::new(0),
+        });
+        // As many threads as volumes that do not answer, and one more.
+        for _ in busy..LOOKS_AT_ONCE_MAX {
+            if round.is_over_within(LOOK_PATIENCE, control) {
+                break;
             }
         }
         self.say_failures_again(Instant::now());
-        resized
+        round.resized.load(Ordering::Relaxed)
+    }
+
+    /// What a look has found, if the volume is still there.
+    fn looked(&self, asked: &Asked, look: Option<Look>, control: &ControlPlane) -> bool {
+        let told = self.asked().remove(&asked.backend);
+        if let Some(told) = told.filter(|look| look.has_told) {
+            let (name, seconds) = (told.store.name(), told.since.elapsed().as_secs());
+            tracing::info!("{name} answers again, after {seconds} s");
+            let is_sound = look.as_ref().is_none_or(|look| look.place == Place::AtPath);
+            let (backend, change) = told.change(is_sound);
+            control.medium_changed(backend, change);
+        }
+        let change = match (look, self.volumes().get_mut(&asked.backend)) {
+            (Some(look), Some(watched)) => watched.becomes(look),
+            _ => None,
+        };
+        let Some(change) = change else { return false };
+        let is_resized = change.geometry.is_some();
+        control.medium_changed(asked.backend, change);
+        is_resized
     }
 
     /// An operation failed by what its volume is on.
@@ -141,9 +284,14 @@ impl Media {
             let Some((count, last)) = of.take_if_due(now) else {
                 return true;
             };
+            let seconds = MEDIA_SAID_AGAIN.as_secs();
             if count > 0 {
-                let seconds = MEDIA_SAID_AGAIN.as_secs();
                 tracing::error!("{count} more in {seconds} s were like this: {last}");
+            } else {
+                tracing::info!(
+                    "for {seconds} s nothing has failed any more like this: {}",
+                    of.first
+                );
             }
             // Quiet for that long: the next one is news.
             count > 0
@@ -171,6 +319,7 @@ fn is_of_the_medium(error: &IoError) -> bool {
 #[derive(Debug, Default)]
 struct Failures {
     since: Option<Instant>,
+    first: String,
     more: u64,
     last: String,
 }
@@ -180,6 +329,7 @@ impl Failures {
     fn add(&mut self, error: &IoError, now: Instant) -> bool {
         if self.since.is_none() {
             self.since = Some(now);
+            self.first = error.to_string();
             return true;
         }
         self.more += 1;
@@ -287,7 +437,7 @@ impl fmt::Display for Again<'_> {
     }
 }
 
-/// The thread that looks. It ends with this, unless a file system keeps it.
+/// The thread that has volumes looked at. It ends with this.
 pub(crate) struct Watch {
     end: Option<mpsc::Sender<()>>,
     thread: JoinHandle<()>,
@@ -299,7 +449,7 @@ impl Watch {
         let (end, ended) = mpsc::channel();
         let control = Arc::clone(control);
         let thread = thread::Builder::new().name("media".into()).spawn(move || {
-            while ended.recv_timeout(MEDIA_LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+            while ended.recv_timeout(MEDIA_LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
                 control.look_at_media();
             }
         })?;
@@ -309,7 +459,7 @@ impl Watch {
         })
     }
 
-    /// Ends it. A look that a file system keeps is left alone.
+    /// Ends it. A look that a file system or device keeps waiting is left alone.
     pub(crate) fn stop(mut self) {
         self.end = None;
         let deadline = Instant::now() + MEDIA_LOOK_EVERY;

@@ -79,7 +79,7 @@ impl Served {
     pub(crate) fn reload(
         &mut self,
         file: &Path,
-        control: &ControlPlane,
+        control: &Arc<ControlPlane>,
         reactors: usize,
     ) -> anyhow::Result<String> {
         let wanted = Config::from_file(file)?;

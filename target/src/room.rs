@@ -10,9 +10,10 @@ use capstan_doctor::{Check, Machine, Role, Verdict};
 const PROCESS_FDS: u64 = 16;
 /// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
 const REACTOR_FDS: u64 = 16;
-/// Threads of the process besides its reactors': the first, the two of the log, the one that looks at
-/// media, the one that waits for a second signal, and one of the kernel for the ring of the first.
-const PROCESS_THREADS: u64 = 6;
+/// Threads of the process besides its reactors': the first, the two of the log, the one that has media
+/// looked at and the one that looks, the one that waits for a second signal, and one of the kernel for
+/// the ring of the first.
+const PROCESS_THREADS: u64 = 7;
 /// Threads of a reactor: its own, and two of the kernel for what a ring cannot do without waiting
 /// (`io_uring_register(2)`, `IORING_REGISTER_IOWQ_MAX_WORKERS`), which count as the process's.
 const REACTOR_THREADS: u64 = 3;

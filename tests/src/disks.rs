@@ -149,6 +149,22 @@ impl Thin {
         run("mount", &["-o", &size, utf8(&below)]).expect("it has another size");
     }
 
+    /// Has the file system find an error, and make itself read-only for it.
+    ///
+    /// # Panics
+    /// When it cannot be told to.
+    pub fn find_an_error(&self) {
+        let at = self.folder.path().join("at");
+        let options = "remount,errors=remount-ro";
+        run("mount", &["-o", options, utf8(&at)]).expect("it is mounted again");
+        let device = self
+            .device
+            .as_ref()
+            .and_then(|device| device.path().file_name());
+        let folder = Path::new("/sys/fs/ext4").join(device.expect("a loop device"));
+        fs::write(folder.join("trigger_fs_error"), "a test").expect("it finds an error");
+    }
+
     /// Lets no write of the file system end, until it is dropped.
     ///
     /// # Panics

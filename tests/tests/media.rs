@@ -129,11 +129,6 @@ fn sees(controller: &Controller, lbas: u64) {
     });
 }
 
-fn count(daemon: &Daemon, words: &str) -> usize {
-    let log = daemon.log();
-    log.iter().filter(|line| line.contains(words)).count()
-}
-
 #[test]
 fn the_lba_size_of_an_image_does_not_follow_its_size() {
     let bench = Bench::new(MIB);
@@ -153,7 +148,7 @@ fn the_lba_size_of_an_image_does_not_follow_its_size() {
     let daemon = bench.serve();
     let controller = bench.connect();
     assert_eq!(shape(&controller), (4096, 256));
-    assert_eq!(count(&daemon, "its last 1536 bytes are out of reach"), 1);
+    assert_eq!(daemon.count_log("its last 1536 bytes are out of reach"), 1);
     controller.close();
     assert!(daemon.stop().success());
     // The next step that it names.
@@ -166,7 +161,7 @@ fn the_lba_size_of_an_image_does_not_follow_its_size() {
         let daemon = bench.serve();
         let controller = bench.connect();
         assert_eq!(shape(&controller), (512, 2049), "{start}");
-        let told = count(&daemon, "has LBAs of 512 bytes, because it has data on it");
+        let told = daemon.count_log("has LBAs of 512 bytes, because it has data on it");
         assert_eq!(told, usize::from(start == "first"), "{:#?}", daemon.log());
         controller.close();
         assert!(daemon.stop().success());
@@ -222,7 +217,7 @@ fn an_image_that_grows_or_is_cut_is_told_to_hosts_and_the_log_without_a_reload()
     let mut read = [9; 4096];
     whole.read(2 * MIB - 4096, &mut read).unwrap();
     assert_eq!(read, [0; 4096]);
-    assert_eq!(count(&daemon, "was cut"), 1);
+    assert_eq!(daemon.count_log("was cut"), 1);
     controller.close();
     assert!(daemon.stop().success());
 }
@@ -270,7 +265,7 @@ fn an_image_without_its_name_is_said_once_and_can_be_saved_as_the_log_says() {
     let saved = fs::read(&saved).unwrap();
     assert_eq!(saved.len() as u64, MIB);
     assert!(saved[4096..8192] == [8; 4096] && saved[8192..12288] == [7; 4096]);
-    assert_eq!(count(&daemon, "is deleted"), 1);
+    assert_eq!(daemon.count_log("is deleted"), 1);
     controller.close();
     assert!(daemon.stop().success());
 }
@@ -316,7 +311,7 @@ fn root_a_full_file_system_is_said_once_however_many_writes_find_it_full() {
     }
     assert!(full > 90, "{full} of 128 found no space");
     daemon.wait_for_log(&["ERROR", utf8(&image), "no space left; free space"]);
-    assert_eq!(count(&daemon, "no space left"), 1);
+    assert_eq!(daemon.count_log("no space left"), 1);
     controller.close();
     assert!(daemon.stop().success());
 }
