@@ -11,7 +11,7 @@ use super::errno;
 use super::memory::{Mr, Mw};
 use super::pair::Pair;
 use super::receive::sge;
-use crate::contract::{RKey, SendOp, SendWr};
+use crate::contract::{RKey, Remote, SendOp, SendWr};
 
 /// How often a device that says its queue is full is asked again. Its completions were counted, so
 /// there is room; some devices give an entry free just after they have told its completion.
@@ -55,6 +55,27 @@ fn send_opcode(invalidate: Option<RKey>) -> (sys::ibv_wr_opcode::Type, u32) {
     }
 }
 
+const NOWHERE: sys::rdma_t = sys::rdma_t {
+    remote_addr: 0,
+    rkey: 0,
+};
+
+fn rdma(at: Remote) -> sys::rdma_t {
+    sys::rdma_t {
+        remote_addr: at.addr,
+        rkey: at.rkey.0,
+    }
+}
+
+/// Of data in the request itself: the address follows when the list is linked.
+fn inline_sge(bytes: usize) -> sys::ibv_sge {
+    sys::ibv_sge {
+        addr: 0,
+        length: u32::try_from(bytes).unwrap_or(0),
+        lkey: 0,
+    }
+}
+
 impl Chain {
     pub(in crate::verbs) fn new(depth: usize, sges_each: usize, inline_each: usize) -> Self {
         let sges_each = sges_each.max(1);
@@ -62,14 +83,9 @@ impl Chain {
             // SAFETY: integers, pointers and unions of them, for which zero is a value.
             unsafe { MaybeUninit::<sys::ibv_send_wr>::zeroed().assume_init() }
         };
-        let none = sys::ibv_sge {
-            addr: 0,
-            length: 0,
-            lkey: 0,
-        };
         Self {
             wrs: (0..depth).map(|_| blank()).collect(),
-            sges: vec![none; depth * sges_each],
+            sges: vec![inline_sge(0); depth * sges_each],
             inline: vec![0; depth * inline_each],
             binds: vec![None; depth],
             sges_each,
@@ -127,13 +143,7 @@ impl Chain {
             flags |= if set { flag.0 } else { 0 };
         }
         *bind = None;
-        let (mut invalidate, mut remote) = (
-            0,
-            sys::rdma_t {
-                remote_addr: 0,
-                rkey: 0,
-            },
-        );
+        let (mut invalidate, mut remote) = (0, NOWHERE);
         to.opcode = match wr.op {
             SendOp::Send {
                 invalidate: key,
@@ -149,24 +159,14 @@ impl Chain {
                 opcode
             }
             SendOp::Write(to) => {
-                remote = sys::rdma_t {
-                    remote_addr: to.addr,
-                    rkey: to.rkey.0,
-                };
+                remote = rdma(to);
                 sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE
             }
             SendOp::Read(from) => {
-                remote = sys::rdma_t {
-                    remote_addr: from.addr,
-                    rkey: from.rkey.0,
-                };
+                remote = rdma(from);
                 if count == 0 {
                     // iWARP names the sink of an empty READ, too.
-                    sges[0] = sys::ibv_sge {
-                        addr: 0,
-                        length: 0,
-                        lkey: 0,
-                    };
+                    sges[0] = inline_sge(0);
                     count = 1;
                 }
                 sys::ibv_wr_opcode::IBV_WR_RDMA_READ
@@ -202,12 +202,7 @@ impl Chain {
             }
         };
         if let Some(bytes) = inline_bytes {
-            // The address follows when the list is linked.
-            sges[0] = sys::ibv_sge {
-                addr: 0,
-                length: u32::try_from(bytes.min(self.inline_each)).unwrap_or(0),
-                lkey: 0,
-            };
+            sges[0] = inline_sge(bytes.min(self.inline_each));
             count = 1;
         }
         to.wr_id = wr_id;
@@ -238,12 +233,7 @@ impl Chain {
             return;
         };
         room.copy_from_slice(bytes);
-        // The address follows when the list is linked.
-        *sge = sys::ibv_sge {
-            addr: 0,
-            length: u32::try_from(bytes.len()).unwrap_or(0),
-            lkey: 0,
-        };
+        *sge = inline_sge(bytes.len());
         *bind = None;
         let signaled = if signaled {
             sys::ibv_send_flags::IBV_SEND_SIGNALED.0
