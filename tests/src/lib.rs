@@ -10,4 +10,5 @@ pub mod program;
 pub mod proxy;
 pub mod running;
 pub mod target;
+pub mod wait;
 pub mod wire_host;

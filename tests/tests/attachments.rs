@@ -6,15 +6,13 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 use capstan_tests::program::{
     CLAIMS, Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
 use capstan_tests::target::SUBNQN;
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 fn ext4_image(dir: &Path) -> PathBuf {
     let path = dir.join("disk.img");
@@ -194,17 +192,16 @@ fn every_front_end_and_command_that_writes_knows_of_the_others() {
     let args = [&args[..], &["--rw", "write", "--runtime", "600"]].concat();
     let mut bench = machine.command("bench", &args);
     let mut bench = bench.stdout(Stdio::null()).spawn().unwrap();
-    let start = Instant::now();
     let has_file = || {
         fs::read_dir(machine.path("claims"))
             .unwrap()
             .next()
             .is_some()
     };
-    while !has_file() {
-        assert!(start.elapsed() < PATIENCE && bench.try_wait().unwrap().is_none());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("it is claimed", || {
+        assert!(bench.try_wait().unwrap().is_none());
+        has_file()
+    });
     let refusal = refused(&format!("`capstan bench` (process {}", bench.id()));
     follow_advice(&machine, &refusal);
     bench.wait().unwrap();
@@ -230,11 +227,7 @@ fn a_disk_that_outlives_its_process_is_still_in_use() {
     machine.mount(&[]);
     let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
     signal(machine.serving_pid(), Signal::SIGKILL);
-    let start = Instant::now();
-    while machine.list()[0]["state"] != "dead" {
-        assert!(start.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("it is dead", || machine.list()[0]["state"] == "dead");
     for (command, args) in [("attach", vec![]), ("write", vec!["-d", &data])] {
         let refusal = complaint(&machine.run_on_target(command, &args));
         assert!(
@@ -252,10 +245,8 @@ fn a_disk_that_outlives_its_process_is_still_in_use() {
     let device = machine.attach(&[]);
     let pid = machine.serving_pid();
     signal(pid, Signal::SIGKILL);
-    while Path::new("/proc").join(pid.to_string()).exists() {
-        assert!(start.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let process = Path::new("/proc").join(pid.to_string());
+    wait_until("its process is gone", || !process.exists());
     machine.mount(&[]);
     machine.umount();
     machine.assert_clean(&device);
@@ -273,11 +264,9 @@ fn a_claim_outlasts_a_reconnect() {
     let machine = Machine::new(at);
     let device = machine.attach(&[]);
     daemon.kill();
-    let start = Instant::now();
-    while machine.list()[0]["state"] != "reconnecting" {
-        assert!(start.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("its target is missed", || {
+        machine.list()[0]["state"] == "reconnecting"
+    });
     let _daemon = Daemon::start(utf8(&image), 4096, at);
     let refusal = complaint(&machine.run_on_target("attach", &[]));
     assert!(refusal.contains(utf8(&device)), "{refusal}");

@@ -12,22 +12,14 @@ use capstan_tests::disks::{Loop, Thin, own_mounts, waits_for_disk};
 use capstan_tests::host::options;
 use capstan_tests::program::{Daemon, complaint, own_address, program, signal, utf8};
 use capstan_tests::target::SUBNQN;
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
 /// How long the medium stands still behind the death of its target.
 const SLOW: Duration = Duration::from_secs(3);
 /// How long a target may take to end that serves nobody.
 const SOON: Duration = Duration::from_secs(2);
-const PATIENCE: Duration = Duration::from_secs(30);
 const LBA: usize = 4096;
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
 
 fn arguments<'a>(export: &'a str, listen: &'a str) -> [&'a str; 10] {
     let [provider, lba] = [["--provider", "iwarp"], ["--lba", "4096"]];

@@ -13,6 +13,7 @@ use capstan_initiator::front_ends::disk::loop_device::LoopDevice;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
 const TOOLS: [&str; 2] = ["mkfs.ext4", "e2fsck"];
@@ -26,14 +27,6 @@ fn ext4_image(dir: &Path, lba_bytes: u32) -> PathBuf {
     let block = lba_bytes.max(1024).to_string();
     tool("mkfs.ext4", &["-q", "-b", &block, utf8(&path)]);
     path
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Files of many sizes, with contents that depend on name and place.

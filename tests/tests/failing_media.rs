@@ -280,5 +280,5 @@ fn root_a_file_system_that_has_become_read_only_is_said_once() {
     volume.read(0, &mut read).unwrap();
     assert_eq!(read, [1; 4096], "what is there can be read");
     controller.close();
-    drop(daemon.stop());
+    let _ = daemon.stop();
 }

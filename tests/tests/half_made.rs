@@ -12,6 +12,7 @@ use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
 use capstan_tests::proxy::{Direction, Flow, Proxy};
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -20,14 +21,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const KILLED: Duration = Duration::from_secs(10);
 /// How long an answer of the target takes, so that the disk is not made before the test holds it.
 const SLOW: Duration = Duration::from_millis(400);
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
 
 fn is_there(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()

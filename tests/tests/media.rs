@@ -5,8 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use capstan_initiator::{Controller, IoError};
 use capstan_nvme_proto::status::Status;
@@ -15,18 +14,10 @@ use capstan_tests::program::{
     Daemon, Machine, has_disks, has_tools, own_address, program, signal, told, tool, utf8,
 };
 use capstan_tests::target::SUBNQN;
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(10);
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
 
 /// A target's configuration, its only image, and the state folder that it remembers in.
 struct Bench {

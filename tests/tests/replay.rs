@@ -15,6 +15,7 @@ use capstan_tests::process::wait_until_stopped;
 use capstan_tests::program::{Daemon, own_address, signal, utf8};
 use capstan_tests::proxy::{Direction, Flow, Proxy};
 use capstan_tests::target::{SUBNQN, TestTarget};
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
 const LBA: usize = 4096;
@@ -106,14 +107,6 @@ fn immediate_replay_lets_an_old_copy_land_last() {
     }
     controller.close();
     target.stop();
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn connects_again(controller: &Controller) -> bool {

@@ -11,10 +11,10 @@ use capstan_tests::program::{
     CLAIMS, Daemon, Machine, complaint, has_disks, has_tools, own_address, program, signal, told,
     tool, utf8,
 };
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 
-const PATIENCE: Duration = Duration::from_secs(30);
 const ROOT: u32 = 0;
 const NOBODY: u32 = 65534;
 const ANOTHER: u32 = 65533;
@@ -92,11 +92,10 @@ impl Shared {
     /// Starts a command, and returns when the namespace is claimed.
     fn begin(&self, mut command: Command) -> Child {
         let mut child = command.stdout(Stdio::null()).spawn().unwrap();
-        let start = Instant::now();
-        while self.claim().is_none() {
-            assert!(start.elapsed() < PATIENCE && child.try_wait().unwrap().is_none());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("it is claimed", || {
+            assert!(child.try_wait().unwrap().is_none());
+            self.claim().is_some()
+        });
         child
     }
 }
@@ -162,11 +161,7 @@ fn a_user_is_told_of_the_disk_that_root_has_and_of_one_that_outlives_its_process
 
     machine.mount(&[]);
     signal(machine.serving_pid(), Signal::SIGKILL);
-    let start = Instant::now();
-    while machine.list()[0]["state"] != "dead" {
-        assert!(start.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("it is dead", || machine.list()[0]["state"] == "dead");
     let refusal = complaint(&shared.write(NOBODY));
     let words = "of user 0, through ";
     assert!(refusal.contains(words), "{refusal}");
