@@ -1,9 +1,7 @@
-//! What a host was told of as stored and is lost stays lost, whoever asks and however often; and
-//! what does not survive its target is another namespace afterwards.
+//! What a host was told of as stored and is lost stays lost, whoever asks and however often.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use capstan_initiator::{BlockingVolume, Controller, IoError};
 use capstan_nvme_proto::status::Status;
@@ -536,106 +534,4 @@ fn root_a_target_without_a_state_folder_says_what_it_cannot_remember() {
     drop(lossy.volume);
     lossy.controller.close();
     assert!(lossy.daemon.stop().success());
-}
-
-/// A host that goes on over zeroes would take them for its data.
-#[test]
-fn memory_that_did_not_survive_is_another_namespace() {
-    let at = own_address();
-    let daemon = Daemon::start("ram:16MiB", 4096, at);
-    let mut options = options(at, 1);
-    options.reconnect_delay = Duration::from_millis(200);
-    let controller = Controller::connect(options).expect("connects");
-    let volume = controller
-        .volume_blocking(1)
-        .expect("namespace 1")
-        .blocking();
-    volume.write(0, &[1; 4096]).expect("writes");
-    daemon.kill();
-    let _daemon = Daemon::start("ram:16MiB", 4096, at);
-    let read = volume.read(0, &mut [0; 4096]);
-    let write = volume.write(4096, &[2; 4096]);
-    for result in [read, write] {
-        let Err(error @ IoError::NamespaceReplaced { .. }) = result else {
-            panic!("{result:?}");
-        };
-        let words = error.to_string();
-        assert!(
-            words.contains("namespace 1 is not the one it was"),
-            "{words}"
-        );
-        assert!(words.contains("was memory of a target"), "{words}");
-    }
-    // Whoever connects anew sees what there is.
-    controller.close();
-    let (fresh, volume) = connect(at, 1);
-    let mut found = [9; 4096];
-    volume.read(0, &mut found).expect("reads");
-    assert_eq!(found, [0; 4096]);
-    drop(volume);
-    fresh.close();
-}
-
-/// Two RAM namespaces are not the same because they have the same place in the configuration.
-#[test]
-fn memory_that_is_made_anew_by_a_reload_is_another_namespace() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("target.toml");
-    let at = own_address();
-    let configure = |size: &str| {
-        let toml = format!(
-            "[target]\nreactors = 1\n[[listener]]\naddress = \"{}\"\nprovider = \"iwarp\"\n\
-             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
-             [[subsystem.namespace]]\nnsid = 1\nram = \"{size}\"\n\
-             [[subsystem.namespace]]\nnsid = 2\nram = \"1MiB\"\n",
-            at.ip()
-        );
-        std::fs::write(&file, toml).unwrap();
-    };
-    configure("1MiB");
-    let daemon = Daemon::serve(&["--config", utf8(&file)]);
-    let uuids = || {
-        let (controller, _) = connect(at, 1);
-        let namespaces = controller.snapshot_blocking().namespaces;
-        controller.close();
-        namespaces
-            .iter()
-            .map(|n| n.uuid.unwrap())
-            .collect::<Vec<_>>()
-    };
-    let before = uuids();
-    assert_ne!(before[0], before[1]);
-    assert_eq!(uuids(), before, "the same for every host");
-    configure("2MiB");
-    reload(&daemon, "namespaces added: 1, namespaces removed: 1");
-    let after = uuids();
-    assert_ne!(after[0], before[0], "made anew");
-    assert_eq!(after[1], before[1], "still there");
-    assert!(daemon.stop().success());
-}
-
-/// A restart of the target loses no cache of the machine: its hosts must not fear for what they
-/// have not flushed.
-#[test]
-fn the_instance_of_the_machine_is_told_and_survives_the_target() {
-    let folder = tempfile::tempdir().unwrap();
-    let image = folder.path().join("volume.img");
-    std::fs::write(&image, vec![0; MIB]).unwrap();
-    let at = own_address();
-    let boot_ids = [(), ()].map(|()| {
-        let daemon = Daemon::start(utf8(&image), 4096, at);
-        let (controller, _) = connect(at, 1);
-        let boot_id = controller.snapshot_blocking().controller.boot_id;
-        controller.close();
-        assert!(daemon.stop().success());
-        boot_id.expect("told")
-    });
-    assert_eq!(boot_ids[0], boot_ids[1]);
-    let of_the_kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let digits = of_the_kernel.trim().replace('-', "");
-    let told: String = boot_ids[0]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    assert_ne!(told, digits, "the kernel's own is for this machine alone");
 }
