@@ -75,9 +75,9 @@ impl Config {
 }
 
 fn read_text(path: &Path) -> Result<String, ConfigError> {
-    let read = |source| ConfigError::Read {
+    let read = |error| ConfigError::Read {
         path: path.to_owned(),
-        source,
+        error,
     };
     let file: Box<dyn Read> = if path.as_os_str() == "-" {
         Box::new(std::io::stdin())

@@ -13,7 +13,7 @@ use crate::{
     Reactors, Warning,
 };
 
-mod volume;
+pub(crate) mod volume;
 
 impl Config {
     /// Compares the configuration with this machine, as the user that asks.

@@ -1,8 +1,11 @@
 //! What can be wrong with a configuration, and how it is said.
 
 use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::machine::volume::{nearest_sibling, with_next_step};
 use crate::{BackingError, ListenError, NqnError, Size};
 
 /// Why there is no [`Config`](crate::Config).
@@ -17,12 +20,16 @@ pub enum ConfigError {
         error: Box<Self>,
     },
     /// The file cannot be read.
-    #[error("cannot read the configuration {}", name(path))]
+    #[error(
+        "cannot read the configuration {}: {}",
+        name(path),
+        not_read(path, error)
+    )]
     Read {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        error: io::Error,
     },
     /// The file is larger than [`CONFIG_BYTES_MAX`](crate::CONFIG_BYTES_MAX).
     #[error(
@@ -67,6 +74,27 @@ fn name(path: &Path) -> String {
     match path.to_str() {
         Some("-") => "on stdin".to_owned(),
         _ => path.display().to_string(),
+    }
+}
+
+/// What the system said, and what would be right.
+fn not_read(path: &Path, error: &io::Error) -> String {
+    match (error.kind(), path.metadata()) {
+        (io::ErrorKind::NotFound, _) => match nearest_sibling(path) {
+            Some(nearest) => format!("{error}; did you mean {}?", nearest.display()),
+            None => format!("{error}; expected a TOML file"),
+        },
+        (io::ErrorKind::IsADirectory, _) => format!("{error}; expected a TOML file, as one in it"),
+        (io::ErrorKind::PermissionDenied, Ok(metadata)) => format!(
+            "{error}; it belongs to UID {} and GID {} with mode {:04o}: expected one that the user of the \
+             target may read",
+            metadata.uid(),
+            metadata.gid(),
+            metadata.mode() & 0o7777,
+        ),
+        (io::ErrorKind::NotADirectory, _) => with_next_step(error, path, None),
+        _ if error.raw_os_error() == Some(libc::ELOOP) => with_next_step(error, path, None),
+        _ => error.to_string(),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::check::subsystem_nqn;
+use crate::machine::volume::with_next_step;
 use crate::{
     Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, ListenAddresses, Listener,
     LogLevel, Namespace, Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors,
@@ -56,7 +57,7 @@ impl Config {
                     "--export",
                     ProblemKind::Open {
                         path: path.clone(),
-                        error: error.to_string(),
+                        error: with_next_step(&error, path, None),
                     },
                 ),
             }

@@ -223,7 +223,7 @@ mod tests {
     use std::path::Path;
 
     use super::TableKind;
-    use crate::{DEFAULT_PORT, Size, limits};
+    use crate::{Config, DEFAULT_PORT, Size, limits};
 
     const KINDS: [TableKind; 5] = [
         TableKind::Target,
@@ -285,6 +285,11 @@ mod tests {
             format!("{} to {}", Size(*range.start()), Size(*range.end()))
         };
         let spin = |time| humantime::format_duration(time).to_string();
+        let config = Config::from_toml(
+            "[[listener]]\naddress = \"::1\"\n[[subsystem]]\nnqn = \"a\"\nallow_any_host = true\n\
+             [[subsystem.namespace]]\nram = 4096\n",
+        )
+        .unwrap();
         let ascii = |most: usize| format!("1 to {most} printable ASCII characters");
         for (table, key, default, range) in [
             (
@@ -386,6 +391,30 @@ mod tests {
                 "nsid",
                 String::new(),
                 format!("1 to {}", limits::NAMESPACES_MAX),
+            ),
+            (
+                "[target]",
+                "shared_receive_queue",
+                config.target.shared_receive_queue.to_string(),
+                String::new(),
+            ),
+            (
+                "[target]",
+                "log",
+                format!("`\"{}\"`", config.target.log.as_str()),
+                String::new(),
+            ),
+            (
+                "[[subsystem]]",
+                "end_older_association",
+                config.subsystems[0].end_older_association.to_string(),
+                String::new(),
+            ),
+            (
+                "[[subsystem.namespace]]",
+                "read_only",
+                config.subsystems[0].namespaces[0].read_only.to_string(),
+                String::new(),
             ),
         ] {
             let cells = &rows[&(table.to_owned(), key.to_owned())];

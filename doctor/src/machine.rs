@@ -149,24 +149,46 @@ impl Machine {
     }
 }
 
-/// Bytes for people, rounded down to whole MiB where there are any.
+/// Numbers with more digits are told with a larger unit and one decimal.
+const EXACT_BELOW: u64 = 10_000;
+
+/// Bytes that there are, for people: rounded down to whole MiB where there are any.
 pub(crate) fn rounded(bytes: u64) -> String {
     match bytes >> 20 {
-        0 => size(bytes),
-        mib => size(mib << 20),
+        0 => in_unit(bytes, u128::div_euclid),
+        mib => in_unit(mib << 20, u128::div_euclid),
     }
 }
 
-/// Bytes for people, in the largest unit that keeps them whole.
+/// Bytes that are needed, for people: exact where a unit divides them into a number that can be
+/// read, and else rounded up.
 pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let unit = UNITS
-        .iter()
-        .find(|(_, shift)| bytes >= 1 << shift && bytes.is_multiple_of(1 << shift));
-    match unit {
-        Some((name, shift)) => format!("{} {name}", bytes >> shift),
-        None => format!("{bytes} bytes"),
+    in_unit(bytes, u128::div_ceil)
+}
+
+fn in_unit(bytes: u64, divide: fn(u128, u128) -> u128) -> String {
+    const UNITS: [(&str, u32); 5] = [
+        ("TiB", 40),
+        ("GiB", 30),
+        ("MiB", 20),
+        ("KiB", 10),
+        ("bytes", 0),
+    ];
+    let is_exact = |shift: u32| bytes.is_multiple_of(1 << shift);
+    let can_be_read = |shift: u32| bytes >> shift < EXACT_BELOW;
+    let exact = UNITS.into_iter().find(|&(_, shift)| {
+        is_exact(shift) && can_be_read(shift) && (bytes >> shift != 0 || shift == 0)
+    });
+    if let Some((name, shift)) = exact {
+        return format!("{} {name}", bytes >> shift);
     }
+    let readable = UNITS
+        .into_iter()
+        .rev()
+        .find(|&(_, shift)| can_be_read(shift));
+    let (name, shift) = readable.unwrap_or(("TiB", 40));
+    let tenths = divide(u128::from(bytes) * 10, 1 << shift);
+    format!("{}.{} {name}", tenths / 10, tenths % 10)
 }
 
 #[cfg(test)]
@@ -214,12 +236,24 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_exact() {
-        assert_eq!(size(256 << 20), "256 MiB");
-        assert_eq!(size((1 << 30) + 4096), "1048580 KiB");
-        assert_eq!(size(65_537), "65537 bytes");
-        assert_eq!(size(0), "0 bytes");
-        assert_eq!(rounded((3 << 30) + 4097), "3 GiB");
-        assert_eq!(rounded(4097), "4097 bytes");
+    fn sizes_can_be_read_and_what_is_said_to_be_needed_is_enough() {
+        for (bytes, needed, there) in [
+            (0, "0 bytes", "0 bytes"),
+            (4097, "4097 bytes", "4097 bytes"),
+            (65_537, "64.1 KiB", "64.0 KiB"),
+            (256 << 20, "256 MiB", "256 MiB"),
+            ((1 << 30) + 4096, "1024.1 MiB", "1 GiB"),
+            ((3 << 30) + 4097, "3072.1 MiB", "3 GiB"),
+            (24_105 << 20, "23.6 GiB", "23.5 GiB"),
+            // Nobody reads 103809280 MiB.
+            ((99 << 40) + (256 << 20), "99.1 TiB", "99.0 TiB"),
+            (u64::MAX, "16777216.0 TiB", "16777215.9 TiB"),
+        ] {
+            assert_eq!(
+                (&*size(bytes), &*rounded(bytes)),
+                (needed, there),
+                "{bytes}"
+            );
+        }
     }
 }

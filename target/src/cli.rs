@@ -86,27 +86,42 @@ pub struct Source {
     pub export: Option<Backing>,
     /// Bytes per LBA: 512 or 4096 [default: what the device has; what the file was used with, 4096
     /// at first].
-    #[arg(long, value_name = "BYTES", requires = "export")]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        requires = "export",
+        conflicts_with = "config"
+    )]
     pub lba: Option<LbaSize>,
     /// Address to listen at, or a name: then all its addresses that this machine has. The port is
     /// 4420 when none is given.
-    #[arg(long, value_name = "ADDR:PORT", requires = "export")]
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        requires = "export",
+        conflicts_with = "config"
+    )]
     pub listen: Option<ListenAddresses>,
     /// NQN of the subsystem [default: derived from the export].
-    #[arg(long, value_name = "NQN", requires = "export")]
+    #[arg(
+        long,
+        value_name = "NQN",
+        requires = "export",
+        conflicts_with = "config"
+    )]
     pub nqn: Option<String>,
     /// RDMA provider.
-    #[arg(long, value_enum, default_value_t = Provider::Auto, requires = "export")]
+    #[arg(long, value_enum, default_value_t = Provider::Auto, requires = "export", conflicts_with = "config")]
     pub provider: Provider,
     /// Let any host connect, also at an address that is not loopback.
-    #[arg(long, requires = "export")]
+    #[arg(long, requires = "export", conflicts_with = "config")]
     pub allow_any_host: bool,
     /// Refuse writes.
-    #[arg(long, requires = "export")]
+    #[arg(long, requires = "export", conflicts_with = "config")]
     pub read_only: bool,
     /// Let queues share their receives where the device can. Hosts that may not connect can take
     /// receives of others then.
-    #[arg(long, requires = "export")]
+    #[arg(long, requires = "export", conflicts_with = "config")]
     pub shared_receive_queue: bool,
 }
 
@@ -143,6 +158,23 @@ mod tests {
         assert!(parse(&["doctor"]).is_ok());
         assert!(parse(&["doctor", "--config", "x.toml", "--output", "json"]).is_ok());
         assert!(parse(&["doctor", "--export", "ram:1MiB"]).is_err());
+        // Not that an export is missing, which a configuration excludes.
+        for option in [
+            &["--lba", "512"][..],
+            &["--nqn", "a"],
+            &["--listen", "127.0.0.1"],
+            &["--provider", "iwarp"],
+            &["--read-only"],
+            &["--allow-any-host"],
+            &["--shared-receive-queue"],
+        ] {
+            let error = parse(&[&["serve", "--config", "x.toml"], option].concat()).unwrap_err();
+            assert_eq!(
+                error.kind(),
+                clap::error::ErrorKind::ArgumentConflict,
+                "{error}"
+            );
+        }
         let both = [
             "--config",
             "x.toml",

@@ -238,6 +238,22 @@ fn root_a_low_port_is_opened_to_those_without_privilege() {
 }
 
 #[test]
+fn what_shows_where_links_lead_runs() {
+    if !has_tools("what_shows_where_links_lead_runs", &["namei"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("disk.img");
+    std::os::unix::fs::symlink("disk.img", &link).unwrap();
+    let file = config(folder.path(), "127.0.0.1", ANY, &on_path(&link));
+    let (is_ok, said) = target("check", &file);
+    assert!(!is_ok, "{said}");
+    let shown = shell(&command(&said, "namei "));
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("disk.img -> disk.img"), "{shown}");
+}
+
+#[test]
 fn what_shows_a_partition_table_and_a_process_runs() {
     let test = "what_shows_a_partition_table_and_a_process_runs";
     runs(&format!("ps -fp {}", std::process::id()));
@@ -261,6 +277,30 @@ fn what_shows_a_partition_table_and_a_process_runs() {
             "{step}: {said}"
         );
     }
+}
+
+#[test]
+fn root_a_mount_point_is_made_as_it_is_said_unless_something_else_is_there() {
+    let test = "root_a_mount_point_is_made_as_it_is_said_unless_something_else_is_there";
+    if !is_root(test) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = own_address();
+    let mount =
+        |point: &Path| complaint(&capstan("mount", at, &[&HOST[..], &[utf8(point)]].concat()));
+    let absent = folder.path().join("a/b");
+    let said = mount(&absent);
+    runs(&command(&said, "mkdir -p "));
+    let said = mount(&absent);
+    assert!(said.contains("nobody listens there"), "{said}");
+    // What `mkdir` would refuse is not proposed.
+    let file = image(folder.path(), "file", 0);
+    let said = mount(&file);
+    assert!(
+        !said.contains("mkdir") && said.contains("give another path"),
+        "{said}"
+    );
 }
 
 /// `capstan COMMAND` for the target at `at`, as this host.

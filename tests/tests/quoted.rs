@@ -48,7 +48,7 @@ use Step::{In, Looks, Tool};
 /// Where steps are taken.
 const HERE: &str = "tests/tests/next_steps.rs";
 
-const STEPS: [(&str, Step); 48] = [
+const STEPS: [(&str, Step); 50] = [
     ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
     (
         "cryptsetup open DEVICE NAME",
@@ -90,9 +90,17 @@ const STEPS: [(&str, Step); 48] = [
         Tool("it looks at all disks of the machine"),
     ),
     ("mkfs.ext4 DEVICE", In("tests/tests/disk.rs", "mkfs.ext4")),
+    (
+        "mkdir -p {point}",
+        In(HERE, "fn root_a_mount_point_is_made"),
+    ),
     ("modprobe fuse", Tool("it changes the kernel")),
     ("modprobe loop", Tool("it changes the kernel")),
     ("modprobe {fs_type}", Tool("it changes the kernel")),
+    (
+        "namei --long {}",
+        In(HERE, "fn what_shows_where_links_lead"),
+    ),
     ("nft list ruleset", Tool("it needs root")),
     ("nvme connect", In("tests/lab/guest", "nvme connect")),
     ("nvme gen-hostnqn", Looks),
@@ -366,7 +374,7 @@ fn keys_that_messages_name_are_keys_of_the_configuration() {
 }
 
 /// Options of other programs that messages name.
-const FOREIGN_OPTIONS: [&str; 24] = [
+const FOREIGN_OPTIONS: [&str; 25] = [
     "--activate",
     "--add",
     "--assemble",
@@ -377,6 +385,7 @@ const FOREIGN_OPTIONS: [&str; 24] = [
     "--keep-size",
     "--length",
     "--list",
+    "--long",
     "--memory",
     "--mount",
     "--no-act",

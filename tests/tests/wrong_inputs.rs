@@ -4,12 +4,14 @@
 //! A case is a command line behind `$ `, with its stdin as a shell would have it (`<<END`), then
 //! what is said on stdout and stderr, and the exit status in brackets. Lines between cases are for
 //! people.
-//! `TARGET` is the address of a target that runs, `FOLDER` an empty folder. With `RENEW=1` in the
+//! `TARGET` is the address of a target that runs, `FOLDER` a folder with an empty file
+//! (`plain.toml`) and symbolic links that lead nowhere (`a`, `loop`). With `RENEW=1` in the
 //! environment the text is written anew: read the difference before it is committed.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -99,6 +101,10 @@ fn every_mistake_gets_the_words_that_were_agreed() {
     let target = Daemon::start("ram:1MiB", 4096, at);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let ip = at.ip().to_string();
+    for (to, link) in [("loop", "loop"), ("b", "a"), ("a", "b")] {
+        symlink(to, folder.path().join(link)).expect("a symbolic link");
+    }
+    fs::write(folder.path().join("plain.toml"), "").expect("a file");
     let replace = [("TARGET", &*ip), ("FOLDER", utf8(folder.path()))];
     let (mut now, mut cases) = (String::new(), 0);
     for piece in parse(&agreed) {

@@ -267,7 +267,11 @@ fn check_loop_devices(field: &str, path: &Path, sys_block: &Path, findings: &mut
 }
 
 /// What the system said, and what to do about it.
-fn with_next_step(error: &io::Error, path: &Path, metadata: Option<&Metadata>) -> String {
+pub(crate) fn with_next_step(
+    error: &io::Error,
+    path: &Path,
+    metadata: Option<&Metadata>,
+) -> String {
     match (error.kind(), metadata) {
         (ErrorKind::NotFound, _) => match nearest_sibling(path) {
             Some(nearest) => format!("{error}; did you mean {}?", nearest.display()),
@@ -291,6 +295,17 @@ fn with_next_step(error: &io::Error, path: &Path, metadata: Option<&Metadata>) -
              ReadWritePaths=): mount it for writing, or export it with `read_only = true`",
             path = path.display(),
         ),
+        _ if error.raw_os_error() == Some(libc::ELOOP) => format!(
+            "{error}; a symbolic link of it leads back to itself: `namei --long {}` shows which",
+            path.display()
+        ),
+        (ErrorKind::NotADirectory, _) => match first_no_folder(path) {
+            Some(file) => format!(
+                "{error}: {} is none; expected a folder there",
+                file.display()
+            ),
+            None => error.to_string(),
+        },
         _ if matches!(
             error.raw_os_error(),
             Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM)
@@ -304,8 +319,15 @@ fn with_next_step(error: &io::Error, path: &Path, metadata: Option<&Metadata>) -
     }
 }
 
+/// What is in the way of `path`, and not a folder.
+fn first_no_folder(path: &Path) -> Option<&Path> {
+    let above: Vec<&Path> = path.ancestors().skip(1).collect();
+    let mut from_root = above.into_iter().rev();
+    from_root.find(|part| part.metadata().is_ok_and(|metadata| !metadata.is_dir()))
+}
+
 /// The entry of the same folder whose name is nearest to that of `path`.
-fn nearest_sibling(path: &Path) -> Option<PathBuf> {
+pub(crate) fn nearest_sibling(path: &Path) -> Option<PathBuf> {
     let (folder, name) = (path.parent()?, path.file_name()?.to_str()?);
     let names: Vec<String> = fs::read_dir(folder)
         .ok()?

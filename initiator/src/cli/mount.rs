@@ -52,7 +52,12 @@ impl Mount {
         let meta = std::fs::metadata(&self.mount_point);
         if !meta.is_ok_and(|meta| meta.is_dir()) {
             let point = self.mount_point.display();
-            bail!("mount point {point} is no folder; make it first: mkdir -p {point}");
+            if self.mount_point.symlink_metadata().is_ok() {
+                bail!(
+                    "mount point {point} is no folder; expected one, and empty: give another path"
+                );
+            }
+            bail!("mount point {point} is not there; make it first: `mkdir -p {point}`");
         }
         // Taken before a thread starts, which must not get them.
         let interrupts = Interrupts::take()?;
