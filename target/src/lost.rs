@@ -48,7 +48,7 @@ impl Lost {
         let note = note(export, error);
         self.running.add(export.backend, What::Writes, || {
             let line = note.line();
-            Arc::clone(&self.kept).keep(export.backend, note);
+            Arc::clone(&self.kept).keep(export, note);
             line
         });
     }
@@ -63,11 +63,15 @@ impl Lost {
             .add(export.backend, What::Writes, || note.line());
         let path = export.store.name();
         let Note { when, what, .. } = &note;
+        let or_restart = match export.store.geometry().read_only {
+            true => "; a stop of this target does not clear it, as it only reads",
+            false => ", or restart this target",
+        };
         tracing::error!(
             "{path} has lost writes that hosts were told of as done, at {when} ({what}). The target that served it then was \
              not stopped in order, so nobody has cleared it: every Flush and FUA write of this volume fails. Mend the file \
              system or device, and check or restore what is on the volume. Then `capstan-target clear-lost-writes {path}` \
-             and reload, or restart this target"
+             and reload{or_restart}"
         );
     }
 
@@ -81,14 +85,14 @@ impl Lost {
         self.kept.write_missing();
     }
 
-    /// Volumes whose notes the operator has removed.
+    /// Volumes whose notes the operator has cleared.
     pub(crate) fn cleared_by_command(&self) -> Vec<BackendId> {
-        self.kept.gone()
+        self.kept.cleared()
     }
 
     /// The operator has cleared what a volume has lost.
     pub(crate) fn forget(&self, backend: BackendId) {
-        self.kept.remove(&[backend]);
+        self.kept.forget(backend);
         self.running.remove(backend);
     }
 

@@ -326,8 +326,8 @@ pub(crate) fn clear_lost(control: &ControlPlane, reactors: usize) -> anyhow::Res
         control.loss_cleared(export);
         let path = export.store.name();
         tracing::warn!(
-            "what {path} has lost is cleared, as its note was removed (`capstan-target clear-lost-writes`): Flush and FUA \
-             writes of it are carried out again"
+            "what {path} has lost is cleared by `capstan-target clear-lost-writes`: Flush and FUA writes of it are carried \
+             out again"
         );
     }
     Ok(cleared.len())

@@ -5,6 +5,7 @@ pub mod attack;
 pub mod disks;
 pub mod fio;
 pub mod host;
+pub mod lossy;
 pub mod process;
 pub mod program;
 pub mod proxy;

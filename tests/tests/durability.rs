@@ -3,12 +3,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use capstan_initiator::{BlockingVolume, Controller, IoError};
-use capstan_nvme_proto::status::Status;
+use capstan_initiator::Controller;
 use capstan_tests::disks::{Thin, own_mounts};
 use capstan_tests::host::options;
-use capstan_tests::program::{CLAIMS, Daemon, own_address, program, signal, tool, utf8};
-use capstan_tests::target::SUBNQN;
+use capstan_tests::lossy::{
+    Lossy, STATE, capstan, connect, critical_warning, is_cleared, is_lost, is_write_fault, loses,
+    namespace, reload, serve_in, target_command, write_configuration,
+};
+use capstan_tests::program::{Daemon, own_address, program, signal, tool, utf8};
 use nix::sys::signal::Signal;
 
 const MIB: usize = 1 << 20;
@@ -23,65 +25,6 @@ fn configure(folder: &Path, at: SocketAddr, path: Option<&Path>) -> PathBuf {
         toml += &(namespace(1, path) + "direct = false\n");
     }
     write_configuration(folder, at, &toml)
-}
-
-fn namespace(nsid: u32, path: &Path) -> String {
-    let path = path.display();
-    format!("[[subsystem.namespace]]\nnsid = {nsid}\npath = \"{path}\"\n")
-}
-
-fn write_configuration(folder: &Path, at: SocketAddr, namespaces: &str) -> PathBuf {
-    let ip = at.ip();
-    let toml = format!(
-        "[target]\nreactors = 2\n[[listener]]\naddress = \"{ip}\"\nprovider = \"iwarp\"\n\
-         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n{namespaces}"
-    );
-    let file = folder.join("target.toml");
-    std::fs::write(&file, toml).unwrap();
-    file
-}
-
-fn connect(at: SocketAddr, number: u8) -> (Controller, BlockingVolume) {
-    let controller = Controller::connect(options(at, number)).expect("connects");
-    let volume = controller.volume_blocking(1).expect("namespace 1");
-    (controller, volume.blocking())
-}
-
-fn capstan(command: &str, at: SocketAddr, args: &[&str]) -> String {
-    let (address, port) = (at.ip().to_string(), at.port().to_string());
-    let claims = tempfile::tempdir().unwrap();
-    let output = std::process::Command::new(program("capstan"))
-        .env(CLAIMS, claims.path())
-        .args([
-            command, "-t", "rdma", "-a", &address, "-s", &port, "-n", SUBNQN,
-        ])
-        .args(args)
-        .output()
-        .unwrap();
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn critical_warning(at: SocketAddr) -> String {
-    let log = capstan("smart-log", at, &[]);
-    let line = log
-        .lines()
-        .find(|line| line.starts_with("critical_warning"));
-    let value = line.and_then(|line| line.rsplit(' ').next());
-    value.expect("a critical warning").to_owned()
-}
-
-/// The one status that says so, and that hosts do not retry.
-fn is_write_fault(result: &Result<(), IoError>) {
-    let Err(IoError::Status { status, .. }) = result else {
-        panic!("{result:?}");
-    };
-    assert_eq!(*status, Status::WRITE_FAULT.dnr().more());
-}
-
-fn reload(daemon: &Daemon, words: &str) {
-    let known = daemon.log().len();
-    signal(daemon.pid(), Signal::SIGHUP);
-    daemon.wait_for_log_after(known, &[words]);
 }
 
 #[test]
@@ -156,107 +99,6 @@ fn root_lost_writes_fail_every_flush_of_every_host_until_the_operator_clears_it(
     drop(volume);
     last.close();
     assert!(daemon.stop().success());
-}
-
-/// A target whose only volume, through the page cache, has lost writes: its device is full.
-struct Lossy {
-    thin: Thin,
-    path: PathBuf,
-    folder: tempfile::TempDir,
-    at: SocketAddr,
-    file: PathBuf,
-    daemon: Daemon,
-    controller: Controller,
-    volume: BlockingVolume,
-}
-
-/// Under a test's folder: the state folder of its targets.
-const STATE: &str = "state";
-
-/// The variables of a target, and of commands, that have their folders in `folder`.
-fn variables(folder: &Path) -> [String; 2] {
-    let of = |variable: &str, name: &str| format!("{variable}={}", folder.join(name).display());
-    [of("STATE_DIRECTORY", STATE), of("RUNTIME_DIRECTORY", "run")]
-}
-
-/// Serves the configuration in `folder`.
-fn serve_in(folder: &Path) -> Daemon {
-    let [state, run] = variables(folder);
-    let file = folder.join("target.toml");
-    Daemon::serve_under(&["env", &state, &run], &["--config", utf8(&file)])
-}
-
-/// What `capstan-target ARGS` says there, on stdout and stderr.
-fn target_command(folder: &Path, args: &[&str]) -> String {
-    let mut command = std::process::Command::new("env");
-    command
-        .args(variables(folder))
-        .arg(program("capstan-target"));
-    let output = command.args(args).output().unwrap();
-    [output.stdout, output.stderr]
-        .map(|text| String::from_utf8(text).unwrap())
-        .concat()
-}
-
-/// More than there is room for is answered well, and cannot be stored.
-fn loses(volume: &BlockingVolume) {
-    for offset in (0..30 * MIB).step_by(MIB) {
-        volume
-            .write(offset as u64, &vec![1; MIB])
-            .expect("answered well");
-    }
-    is_write_fault(&volume.flush());
-}
-
-/// Nothing that promises anything succeeds, and what promises nothing goes on.
-fn is_lost(at: SocketAddr) {
-    let (controller, volume) = connect(at, 3);
-    is_write_fault(&volume.flush());
-    is_write_fault(&volume.write_fua(0, &[2; 4096]));
-    volume.read(0, &mut [0; 4096]).expect("reads go on");
-    assert_eq!(critical_warning(at), "0x4");
-    drop(volume);
-    controller.close();
-}
-
-fn is_cleared(at: SocketAddr) {
-    let (controller, volume) = connect(at, 4);
-    volume.flush().expect("a volume that has lost nothing");
-    assert_eq!(critical_warning(at), "0x0");
-    drop(volume);
-    controller.close();
-}
-
-impl Lossy {
-    fn new() -> Self {
-        Self::with(|_| {})
-    }
-
-    /// `before` prepares the test's folder.
-    fn with(before: impl FnOnce(&Path)) -> Self {
-        own_mounts();
-        let thin = Thin::new(12);
-        let path = thin.file("volume", 32 << 20);
-        let folder = tempfile::tempdir().unwrap();
-        let at = own_address();
-        std::fs::create_dir(folder.path().join(STATE)).unwrap();
-        before(folder.path());
-        let only = namespace(1, &path) + "direct = false\n";
-        let file = write_configuration(folder.path(), at, &only);
-        let daemon = serve_in(folder.path());
-        let (controller, volume) = connect(at, 1);
-        loses(&volume);
-        Self {
-            thin,
-            path,
-            folder,
-            at,
-            file,
-            daemon,
-            controller,
-            volume,
-        }
-    }
 }
 
 /// The documented way where there is nothing else to serve meanwhile.
@@ -460,7 +302,7 @@ fn root_the_operator_clears_what_is_lost_by_a_command_and_a_reload() {
     is_write_fault(&volume.flush());
     thin.set_room(16);
     reload(&daemon, "lost writes cleared of volumes: 1");
-    daemon.wait_for_log(&["WARN", path, "is cleared, as its note was removed"]);
+    daemon.wait_for_log(&["WARN", path, "is cleared by `capstan-target"]);
     volume.flush().expect("cleared, on the same association");
     is_cleared(at);
     reload(&daemon, "nothing has changed");

@@ -31,9 +31,41 @@ struct Notes {
 #[derive(Debug)]
 struct Held {
     found: Found,
+    /// Only who writes to the medium clears what is lost of it by an end in order.
+    is_for_writing: bool,
     is_written: bool,
     /// The log knows that it cannot be written.
     said: bool,
+}
+
+impl Held {
+    fn new(export: &Export, found: Found, is_written: bool) -> Self {
+        Self {
+            found,
+            is_for_writing: !export.store.geometry().read_only,
+            is_written,
+            said: false,
+        }
+    }
+
+    /// Whether the operator has cleared it. Other targets may have the state folder, so the note of a
+    /// volume that is written here counts until there is the mark.
+    fn is_cleared(&self, folder: &Path) -> bool {
+        let name = &self.found.name;
+        self.is_written
+            && match self.is_for_writing {
+                true => note::is_cleared(folder, name),
+                false => folder.is_dir() && !note::is_there(folder, name),
+            }
+    }
+
+    /// Whether something else has removed it than the operator's command.
+    fn is_missing(&self, folder: &Path) -> bool {
+        self.is_written
+            && self.is_for_writing
+            && !note::is_there(folder, &self.found.name)
+            && !note::is_cleared(folder, &self.found.name)
+    }
 }
 
 impl Kept {
@@ -55,7 +87,7 @@ impl Kept {
 
     /// Writes a note. This thread has hosts to answer, so it waits for a disk only for
     /// [`LOST_NOTE_WAIT`].
-    pub(super) fn keep(self: Arc<Self>, backend: BackendId, note: Note) {
+    pub(super) fn keep(self: Arc<Self>, export: &Export, note: Note) {
         if self.folder.is_none() {
             tracing::error!(
                 "{}: what it has lost is remembered by this process alone, as there is no state folder ({}, or another \
@@ -68,12 +100,8 @@ impl Kept {
             return;
         }
         let name = note.name();
-        let held = Held {
-            found: Found { name, note },
-            is_written: false,
-            said: false,
-        };
-        self.notes().by_backend.insert(backend, held);
+        let held = Held::new(export, Found { name, note }, false);
+        self.notes().by_backend.insert(export.backend, held);
         let (written, done) = mpsc::channel();
         let kept = Arc::clone(&self);
         let write = move || {
@@ -97,6 +125,17 @@ impl Kept {
             by_backend,
             reserves,
         } = &mut *notes;
+        for held in by_backend.values_mut() {
+            if held.is_missing(folder) {
+                held.is_written = false;
+                tracing::warn!(
+                    "{}: the note of what it has lost, {}, was removed, and not by `capstan-target clear-lost-writes {0}`: \
+                     it is written once more",
+                    held.found.note.path.display(),
+                    folder.join(&held.found.name).display()
+                );
+            }
+        }
         for held in by_backend.values_mut().filter(|held| !held.is_written) {
             match write(folder, &held.found, reserves) {
                 Ok(()) => held.is_written = true,
@@ -133,13 +172,16 @@ impl Kept {
         let path = Path::new(&**export.store.name());
         let found = all
             .into_iter()
-            .find(|found| found.note.is_of(path, Some(medium)))?;
+            .find(|found| found.note.is_of(path, Some(medium)));
+        if !export.store.geometry().read_only {
+            // Of a clear that a target was not told of before it ended.
+            let name = found.as_ref().map(|found| found.name.clone());
+            let name = name.unwrap_or_else(|| note::name(path, medium));
+            let _ = note::forget_mark(folder, &name);
+        }
+        let found = found?;
         let note = found.note.clone();
-        let held = Held {
-            found,
-            is_written: true,
-            said: false,
-        };
+        let held = Held::new(export, found, true);
         notes.by_backend.insert(export.backend, held);
         Some(note)
     }
@@ -151,19 +193,26 @@ impl Kept {
         written.map(|(&backend, _)| backend).collect()
     }
 
-    /// Volumes whose notes were in the folder and are not any more.
-    pub(super) fn gone(&self) -> Vec<BackendId> {
+    /// Volumes whose notes the operator has cleared.
+    pub(super) fn cleared(&self) -> Vec<BackendId> {
         let Some(folder) = &self.folder else {
             return Vec::new();
         };
         let notes = self.notes();
-        let gone = |held: &Held| {
-            let there = folder.join(&held.found.name).symlink_metadata();
-            let missing = there.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-            held.is_written && missing && folder.is_dir()
-        };
-        let of = notes.by_backend.iter().filter(|(_, held)| gone(held));
-        of.map(|(&backend, _)| backend).collect()
+        let cleared = notes.by_backend.iter();
+        let cleared = cleared.filter(|(_, held)| held.is_cleared(folder));
+        cleared.map(|(&backend, _)| backend).collect()
+    }
+
+    /// What the operator has cleared of a volume has been seen.
+    pub(super) fn forget(&self, backend: BackendId) {
+        let held = self.notes().by_backend.remove(&backend);
+        if let (Some(held), Some(folder)) = (held, &self.folder)
+            && held.is_for_writing
+        {
+            // One that stays is removed before the next note is written.
+            let _ = note::forget_mark(folder, &held.found.name);
+        }
     }
 
     /// Removes the notes of these volumes: the paths, and how that went.
@@ -177,7 +226,13 @@ impl Kept {
             .filter_map(|backend| notes.by_backend.remove(backend));
         let removed = held.map(|held| {
             let Found { name, note } = held.found;
-            (note.path.display().to_string(), note::remove(folder, &name))
+            let removed = match held.is_for_writing {
+                true => note::remove(folder, &name),
+                false => Err(io::Error::other(
+                    "it is exported for reading only here, and others may write to it",
+                )),
+            };
+            (note.path.display().to_string(), removed)
         });
         removed.collect()
     }
@@ -185,6 +240,7 @@ impl Kept {
 
 fn write(folder: &Path, found: &Found, reserves: &mut Vec<Reserve>) -> io::Result<()> {
     let text = found.note.text()?;
+    let _ = note::forget_mark(folder, &found.name);
     state::write(folder, &found.name, &text).or_else(|error| match reserves.pop() {
         Some(reserve) => reserve.write(folder, &found.name, &text),
         None => Err(error),
@@ -221,10 +277,14 @@ mod tests {
     use crate::plan::{Export, shown_geometry};
 
     fn export(backend: u32, path: &Path) -> Export {
+        export_for(backend, path, false)
+    }
+
+    fn export_for(backend: u32, path: &Path, read_only: bool) -> Export {
         let spec = VolumeSpec::Path {
             path: path.to_owned(),
             lba_bytes: Some(4096),
-            read_only: true,
+            read_only,
             direct: DirectIo::Auto,
         };
         let store = spec.prepare().unwrap();
@@ -232,7 +292,7 @@ mod tests {
             backend: BackendId(backend),
             subnqn: Nqn::new("nqn.2026-11.org.example:a").unwrap(),
             nsid: 7,
-            shown: shown_geometry(store.geometry(), true),
+            shown: shown_geometry(store.geometry(), read_only),
             store,
         }
     }
@@ -249,7 +309,7 @@ mod tests {
         let errno = nix::errno::Errno::ENOSPC as i32;
         let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
         let note = note(export, &error);
-        Arc::clone(kept).keep(export.backend, note);
+        Arc::clone(kept).keep(export, note);
     }
 
     #[test]
@@ -284,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_that_the_operator_removes_is_gone_and_one_that_was_never_written_is_not() {
+    fn a_note_that_the_operator_clears_is_cleared_and_one_that_was_never_written_is_not() {
         let root = tempfile::tempdir().unwrap();
         let state = root.path().join("state");
         let path = root.path().join("a");
@@ -292,19 +352,79 @@ mod tests {
         let this = kept(&state);
         keep(&this, &export(1, &path));
         assert!(this.noted().is_empty(), "there is no folder");
-        assert!(this.gone().is_empty());
+        assert!(this.cleared().is_empty());
         // It is tried again.
         fs::create_dir(&state).unwrap();
         this.write_missing();
         assert_eq!(this.noted(), [BackendId(1)]);
-        assert!(this.gone().is_empty());
+        assert!(this.cleared().is_empty());
         for found in note::all(&state).unwrap() {
-            note::remove(&state, &found.name).unwrap();
+            note::clear(&state, &found.name).unwrap();
         }
-        assert_eq!(this.gone(), [BackendId(1)]);
+        assert_eq!(this.cleared(), [BackendId(1)]);
+        this.write_missing();
+        assert_eq!(this.cleared(), [BackendId(1)], "it stays cleared");
+        this.forget(BackendId(1));
+        assert_eq!(fs::read_dir(&state).unwrap().count(), 0, "no mark is left");
         // A folder that is not mounted clears nothing.
-        fs::remove_dir(&state).unwrap();
-        assert!(this.gone().is_empty());
+        keep(&this, &export(1, &path));
+        fs::remove_dir_all(&state).unwrap();
+        assert!(this.cleared().is_empty());
+    }
+
+    /// Other targets may have the same state folder.
+    #[test]
+    fn only_who_writes_clears_a_note_by_its_end_and_only_the_command_while_it_runs() {
+        let root = tempfile::tempdir().unwrap();
+        let state = root.path().join("state");
+        fs::create_dir(&state).unwrap();
+        let path = root.path().join("a");
+        image(&path);
+        let names = || {
+            note::all(&state)
+                .unwrap()
+                .into_iter()
+                .map(|found| found.name)
+        };
+        let writer = kept(&state);
+        let written = export(1, &path);
+        keep(&writer, &written);
+        let reader = kept(&state);
+        let read = export_for(1, &path, true);
+        let (_, removed) = {
+            reader.find(&read).unwrap();
+            reader.remove(&[BackendId(1)]).remove(0)
+        };
+        assert!(removed.unwrap_err().to_string().contains("reading only"));
+        assert_eq!(names().count(), 1);
+        // Whatever removes it.
+        reader.find(&read).unwrap();
+        note::remove(&state, &names().next().unwrap()).unwrap();
+        assert!(writer.cleared().is_empty(), "no mark");
+        assert_eq!(reader.cleared(), [BackendId(1)], "it has nothing to keep");
+        writer.write_missing();
+        assert_eq!(names().count(), 1, "written once more");
+        assert!(reader.cleared().is_empty());
+        // The mark is of one loss, and is seen by who writes.
+        note::clear(&state, &names().next().unwrap()).unwrap();
+        assert_eq!(
+            (writer.cleared(), reader.cleared()),
+            (vec![BackendId(1)], vec![BackendId(1)])
+        );
+        reader.forget(BackendId(1));
+        assert_eq!(writer.cleared(), [BackendId(1)]);
+        keep(&writer, &written);
+        note::remove(&state, &names().next().unwrap()).unwrap();
+        assert!(
+            writer.cleared().is_empty(),
+            "the mark was of an earlier loss"
+        );
+        writer.write_missing();
+        note::clear(&state, &names().next().unwrap()).unwrap();
+        drop(writer);
+        let next = kept(&state);
+        assert!(next.find(&read).is_none() && next.find(&written).is_none());
+        assert_eq!(fs::read_dir(&state).unwrap().count(), 0, "no mark is left");
     }
 
     #[test]
@@ -339,7 +459,7 @@ mod tests {
         let export = export(1, &path);
         keep(&this, &export);
         this.write_missing();
-        assert!(this.noted().is_empty() && this.gone().is_empty());
+        assert!(this.noted().is_empty() && this.cleared().is_empty());
         assert!(this.find(&export).is_none() && this.remove(&[BackendId(1)]).is_empty());
     }
 }

@@ -1,7 +1,9 @@
 //! Notes of lost writes in the state folder. They outlive the process: a target that was killed, or
 //! went down with its machine, comes back to them.
 //!
-//! One small file for each medium. To remove it is all that clears it, and needs no space.
+//! One small file for each medium. The operator's command gives it another name, the mark of a clear,
+//! which needs no space: a target that runs with the loss must not take a note that anything else
+//! has removed for the operator's word.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,6 +20,8 @@ use crate::state;
 /// Of the files' names; what tells one from another is in between.
 const NAME: &str = "lost-writes-";
 const NAME_END: &str = ".toml";
+/// In front of the name of a note that the operator has cleared, until a target has seen that.
+const CLEARED: &str = "cleared-";
 const HEAD: &str = "\
 # Writes that hosts were told of as done are lost; written by capstan-target. While this file is here\n\
 # every Flush and FUA write of the namespace fails. `capstan-target clear-lost-writes PATH` removes it.\n\n";
@@ -73,10 +77,7 @@ impl Note {
 
     /// The file that it is kept in.
     pub(super) fn name(&self) -> String {
-        let medium = MediumId::from(self.medium.clone());
-        let of = format!("{}\n{medium}", self.path.display());
-        let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes());
-        format!("{NAME}{id}{NAME_END}")
+        name(&self.path, &MediumId::from(self.medium.clone()))
     }
 
     pub(super) fn text(&self) -> io::Result<String> {
@@ -87,6 +88,16 @@ impl Note {
     pub(super) fn parse(text: &str) -> io::Result<Self> {
         toml::from_str(text).map_err(io::Error::other)
     }
+}
+
+/// The file with the note of a medium: named by what lasts, and by its path where nothing does.
+pub(super) fn name(path: &Path, medium: &MediumId) -> String {
+    let of = match medium.is_known() {
+        true => medium.to_string(),
+        false => format!("{}\n{medium}", path.display()),
+    };
+    let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes());
+    format!("{NAME}{id}{NAME_END}")
 }
 
 pub(super) fn is_name(name: &str) -> bool {
@@ -124,6 +135,34 @@ pub(super) fn remove(folder: &Path, name: &str) -> io::Result<()> {
         Err(error) => Err(error),
         Ok(()) => state::sync(folder),
     }
+}
+
+/// Clears a note by the operator's word: the mark of that is in its place.
+pub(super) fn clear(folder: &Path, name: &str) -> io::Result<()> {
+    forget_mark(folder, name)?;
+    fs::rename(folder.join(name), folder.join(mark(name)))?;
+    state::sync(folder)
+}
+
+/// Whether the operator has cleared this note.
+pub(super) fn is_cleared(folder: &Path, name: &str) -> bool {
+    !is_there(folder, name) && is_there(folder, &mark(name))
+}
+
+/// The clear has been seen, or is of an earlier loss.
+pub(super) fn forget_mark(folder: &Path, name: &str) -> io::Result<()> {
+    remove(folder, &mark(name))
+}
+
+/// Whether there is a file of this name, or anything else; a folder that cannot be looked into has
+/// one.
+pub(super) fn is_there(folder: &Path, name: &str) -> bool {
+    let found = folder.join(name).symlink_metadata();
+    !found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn mark(name: &str) -> String {
+    format!("{CLEARED}{name}")
 }
 
 #[cfg(test)]

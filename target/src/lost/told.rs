@@ -146,9 +146,9 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
         }
     }
     let cleared = chosen.into_iter().map(|Found { name, note }| {
-        note::remove(folder, name).with_context(|| {
+        note::clear(folder, name).with_context(|| {
             let path = folder.join(name);
-            format!("{} cannot be removed", path.display())
+            format!("{} cannot be marked as cleared", path.display())
         })?;
         Ok(format!(
             "cleared: {} (namespace {} of {}). A target that runs with it is to be told: systemctl reload capstan-target, \
@@ -169,10 +169,10 @@ mod tests {
     use capstan_config::Config;
     use capstan_doctor::{Machine, Verdict};
 
-    use super::super::note::Note;
+    use super::super::note::{self, Note};
     use super::{checks_in, clear_in};
 
-    fn note(folder: &Path, path: &Path) -> Note {
+    fn write_note(folder: &Path, path: &Path) -> Note {
         let note = Note {
             path: path.to_owned(),
             subnqn: "nqn.2026-11.org.example:a".to_owned(),
@@ -204,7 +204,7 @@ mod tests {
         let checks = |config: Option<&Config>| checks_in(&machine, "/run", "/state", config);
         assert!(checks(None).is_empty());
         let path = Path::new("/srv/a.img");
-        note(&state, path);
+        write_note(&state, path);
         for config in [None, Some(config(path))] {
             let found = checks(config.as_ref());
             assert_eq!(found.len(), 1, "{found:?}");
@@ -238,8 +238,8 @@ mod tests {
             error.contains("/srv/a.img") && error.contains("none are"),
             "{error}"
         );
-        note(root.path(), a);
-        note(root.path(), b);
+        write_note(root.path(), a);
+        write_note(root.path(), b);
         let error = clear_in(root.path(), &[a.into(), "/srv/c.img".into()]).unwrap_err();
         let error = error.to_string();
         assert!(
@@ -258,6 +258,6 @@ mod tests {
         );
         clear_in(root.path(), &[a.into()]).unwrap_err();
         clear_in(root.path(), &[b.into()]).unwrap();
-        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+        assert!(note::all(root.path()).unwrap().is_empty());
     }
 }

@@ -1,0 +1,89 @@
+//! What a target has noted of lost writes is cleared by the operator, and by nothing else.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use capstan_tests::lossy::{
+    Lossy, STATE, connect, is_cleared, is_lost, is_write_fault, namespace, reload, serve_in,
+    target_command, variables, write_configuration,
+};
+use capstan_tests::program::{Daemon, own_address, utf8};
+
+/// The notes in the state folder of a test.
+fn notes(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder.join(STATE)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let is_note = |path: &PathBuf| utf8(path).contains("/lost-writes-");
+    paths.filter(is_note).collect()
+}
+
+/// A target with the same state folder as those of `folder`, that exports `path` for reading only.
+fn serve_read_only(folder: &Path, path: &Path) -> (SocketAddr, Daemon, tempfile::TempDir) {
+    let own = tempfile::tempdir().unwrap();
+    let at = own_address();
+    let only = namespace(1, path) + "direct = false\nread_only = true\n";
+    let file = write_configuration(own.path(), at, &only);
+    let [state, _] = variables(folder);
+    let [_, run] = variables(own.path());
+    let daemon = Daemon::serve_under(&["env", &state, &run], &["--config", utf8(&file)]);
+    (at, daemon, own)
+}
+
+/// It takes no lock, so it may run beside the one that writes, or after it.
+#[test]
+fn root_a_target_that_only_reads_clears_nothing_that_another_one_has_lost() {
+    let Lossy {
+        thin,
+        path,
+        folder,
+        at,
+        daemon,
+        volume,
+        ..
+    } = Lossy::new();
+    let folder = folder.path();
+    assert_eq!(notes(folder).len(), 1);
+    let (_, reader, _own) = serve_read_only(folder, &path);
+    reader.wait_for_log(&["ERROR", utf8(&path), "has lost writes"]);
+    assert!(reader.stop().success());
+    assert_eq!(notes(folder).len(), 1, "stopped in order");
+    let (reader_at, reader, own) = serve_read_only(folder, &path);
+    write_configuration(own.path(), reader_at, "");
+    reload(&reader, "namespaces removed: 1");
+    assert_eq!(notes(folder).len(), 1, "taken out by a reload");
+    assert!(reader.stop().success());
+    reload(&daemon, "nothing has changed");
+    is_write_fault(&volume.flush());
+
+    // Nor does anybody else who removes files.
+    fs::remove_file(&notes(folder)[0]).unwrap();
+    reload(&daemon, "nothing has changed");
+    is_write_fault(&volume.flush());
+    assert_eq!(notes(folder).len(), 1, "noted once more");
+    drop(volume);
+    daemon.kill();
+    let daemon = serve_in(folder);
+    is_lost(at);
+    daemon.kill();
+
+    // Alone it tells of it, too, until the command.
+    thin.set_room(20);
+    let (reader_at, reader, _own) = serve_read_only(folder, &path);
+    reader.wait_for_log(&["ERROR", utf8(&path), "has lost writes"]);
+    let (host, volume) = connect(reader_at, 5);
+    is_write_fault(&volume.flush());
+    target_command(folder, &["clear-lost-writes", utf8(&path)]);
+    reload(&reader, "lost writes cleared of volumes: 1");
+    volume.flush().expect("cleared");
+    drop(volume);
+    host.close();
+    assert!(reader.stop().success());
+    let daemon = serve_in(folder);
+    is_cleared(at);
+    assert!(daemon.stop().success());
+    let left = fs::read_dir(folder.join(STATE)).unwrap();
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    let is_of_a_loss = |name: &std::ffi::OsString| name.to_string_lossy().contains("writes");
+    assert!(!left.iter().any(is_of_a_loss), "{left:?}");
+}
