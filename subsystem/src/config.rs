@@ -133,6 +133,9 @@ pub struct NamespaceConfig {
     pub anagrpid: u32,
     /// Hosts that see it, among those the subsystem allows.
     pub visible_to: HostPolicy,
+    /// Something else was under this NSID in an earlier process. A host that comes back from then
+    /// may send commands before it looks: each host has to identify it once.
+    pub replaces: bool,
 }
 
 /// Why a configuration value was not accepted.

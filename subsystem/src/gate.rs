@@ -27,6 +27,8 @@ impl Closed {
     pub(crate) const RESERVED_FOR_WRITE: Self = Self(1 << 4);
     /// Namespace Write Protection is on.
     pub(crate) const WRITE_PROTECTED: Self = Self(1 << 5);
+    /// Another namespace was under this NSID, and the host has not looked at this one.
+    pub(crate) const UNIDENTIFIED: Self = Self(1 << 6);
 
     /// Whether this holds the reason `other`.
     pub(crate) const fn has(self, other: Self) -> bool {
@@ -90,6 +92,11 @@ impl Gate {
             Closed::default()
         };
         let refusals = [
+            // For the namespace that the host means, which is gone.
+            (
+                Closed::UNIDENTIFIED,
+                Status::INVALID_NAMESPACE_OR_FORMAT.dnr(),
+            ),
             (
                 Closed::PERSISTENT_LOSS,
                 Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS,
@@ -113,6 +120,7 @@ mod tests {
     #[test]
     fn each_reason_refuses_what_it_should() {
         let cases = [
+            (Closed::UNIDENTIFIED, [true, true, true, true, true]),
             (Closed::INACCESSIBLE, [true, true, true, true, true]),
             (Closed::PERSISTENT_LOSS, [true, true, true, true, true]),
             (Closed::TRANSITION, [true, true, true, true, true]),

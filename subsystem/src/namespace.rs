@@ -1,7 +1,7 @@
 //! Namespaces as a controller shows them to its host, in immutable tables that I/O queues share.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -102,6 +102,51 @@ impl ChangedNamespaces {
         let mut list = ChangedNamespaceList::new_zeroed();
         list.fill(self.0.iter().copied());
         list
+    }
+}
+
+/// What a host has had under NSIDs where it is not any more. NSIDs are at most 1,024.
+#[derive(Default, Debug)]
+pub(crate) struct GoneNamespaces {
+    /// Not yet missing in a list that the host has read.
+    untold: BTreeMap<u32, NamespaceIdentity>,
+    /// Where there is another one now that the host has not identified.
+    unidentified: BTreeSet<u32>,
+}
+
+impl GoneNamespaces {
+    pub(crate) fn add(&mut self, nsid: u32, had: NamespaceIdentity) {
+        self.untold.entry(nsid).or_insert(had);
+    }
+
+    /// A host that sees another namespace in the place of one that it uses, and never that this is gone,
+    /// may send on what was meant for the old one.
+    pub(crate) fn hide(&self, nsid: u32, identity: &NamespaceIdentity) -> bool {
+        self.untold.get(&nsid).is_some_and(|had| had != identity)
+    }
+
+    /// It is there again.
+    pub(crate) fn shown(&mut self, nsid: u32) {
+        self.untold.remove(&nsid);
+    }
+
+    /// The host reads a list of NSIDs above this one, without these.
+    pub(crate) fn list_read(&mut self, above: u32) {
+        let told = self.untold.split_off(&above.saturating_add(1));
+        self.unidentified.extend(told.into_keys());
+    }
+
+    pub(crate) fn must_be_identified(&mut self, nsid: u32) {
+        self.unidentified.insert(nsid);
+    }
+
+    pub(crate) fn is_unidentified(&self, nsid: u32) -> bool {
+        self.unidentified.contains(&nsid)
+    }
+
+    /// The host reads what is under an NSID now. Returns whether it had to.
+    pub(crate) fn identified(&mut self, nsid: u32) -> bool {
+        self.unidentified.remove(&nsid)
     }
 }
 

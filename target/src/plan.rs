@@ -239,6 +239,7 @@ fn namespace_config(
         identity,
         anagrpid: 1,
         visible_to: HostPolicy::Any,
+        replaces: false,
     }
 }
 

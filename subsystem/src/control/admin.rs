@@ -367,7 +367,11 @@ impl Target {
         execution: &mut Execution<'_>,
     ) -> Result<Executed, CommandError> {
         match *command {
-            AdminCommand::Identify(identify) => self.identify(&identify, execution),
+            AdminCommand::Identify(identify) => {
+                let executed = self.identify(&identify, execution)?;
+                self.host_is_told(execution.id, &identify);
+                Ok(executed)
+            }
             AdminCommand::GetLogPage(get) => self.log_page(&get, execution),
             AdminCommand::SetFeatures(set) => self.set_features(&set, execution),
             AdminCommand::GetFeatures(get) => self.get_features(&get, execution),

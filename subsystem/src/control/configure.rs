@@ -152,6 +152,9 @@ impl Target {
                 name: config.nsid.to_string(),
             });
         }
+        if config.replaces {
+            subsystem.replaced.entry(config.nsid).or_default();
+        }
         subsystem.namespaces.insert(config.nsid, config);
         self.namespaces_changed(subnqn);
         Ok(())
@@ -172,6 +175,7 @@ impl Target {
         let subsystem = self.subsystem_mut(subnqn)?;
         subsystem.counted_before.insert(nsid, counted);
         subsystem.protected.remove(&nsid);
+        subsystem.replaced.remove(&nsid);
         subsystem.reservations.remove(&nsid);
         for id in self.controllers_of(subnqn) {
             if let Some(controller) = self.controllers.get_mut(&id) {
@@ -317,7 +321,7 @@ impl Target {
         }
     }
 
-    fn namespaces_changed(&mut self, subnqn: &Nqn) {
+    pub(super) fn namespaces_changed(&mut self, subnqn: &Nqn) {
         for id in self.controllers_of(subnqn) {
             if self.show_namespaces(id) {
                 self.raise(id, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
@@ -338,6 +342,7 @@ impl Target {
             .into_iter()
             .flat_map(|subsystem| subsystem.namespaces.values())
             .filter(|namespace| namespace.visible_to.allows(host))
+            .filter(|namespace| !controller.gone.hide(namespace.nsid, &namespace.identity))
             .map(|namespace| Namespace {
                 nsid: namespace.nsid,
                 backend: namespace.backend,
@@ -358,6 +363,14 @@ impl Target {
             return false;
         }
         controller.changed.add(&changed);
+        for before in controller.namespaces.iter() {
+            if after.find(before.nsid).is_none() {
+                controller.gone.add(before.nsid, before.identity);
+            }
+        }
+        for namespace in after.iter() {
+            controller.gone.shown(namespace.nsid);
+        }
         controller.namespaces = Arc::new(after);
         controller.shared.set_namespaces_generation(generation);
         let namespaces = &controller.namespaces;
@@ -392,6 +405,10 @@ impl Target {
                 .gate
                 .closed()
                 .with(Closed::WRITE_PROTECTED, protected)
+                .with(
+                    Closed::UNIDENTIFIED,
+                    controller.gone.is_unidentified(namespace.nsid),
+                )
                 .with(
                     Closed::RESERVED_FOR_READ,
                     reserved.has(Closed::RESERVED_FOR_READ),

@@ -347,6 +347,7 @@ impl Target {
             shared: Arc::new(ControllerShared::default()),
             namespaces: Arc::default(),
             changed: ChangedNamespaces::default(),
+            gone: self.unidentified(&association),
             events: AsyncEvents::new(default_events(kind)),
             features: Features::default(),
             notifications: Notifications::default(),

@@ -166,6 +166,7 @@ pub fn namespace_config(nsid: u32) -> NamespaceConfig {
         },
         anagrpid: 1,
         visible_to: HostPolicy::Any,
+        replaces: false,
     }
 }
 

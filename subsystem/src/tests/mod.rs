@@ -14,5 +14,6 @@ mod life;
 mod log_pages;
 mod namespaces;
 mod operations;
+mod replaced;
 mod reservations;
 mod shares;

@@ -1,0 +1,173 @@
+//! Another namespace under the NSID of one that hosts have.
+
+use alloc::vec::Vec;
+
+use capstan_nvme_proto::command::{
+    AdminCommand, Identify, IoCommand as Command, LbaRange, Read, Write,
+};
+use capstan_nvme_proto::identify::{Cns, NamespaceList};
+use capstan_nvme_proto::status::Status;
+
+use crate::testing::{Association, Bench, buffer, host, namespace_config, subnqn};
+use crate::{BackendId, ConnId, IoStep, NamespaceConfig, NamespaceIdentity};
+
+const GONE: Status = Status::INVALID_NAMESPACE_OR_FORMAT;
+const FIRST: LbaRange = LbaRange { slba: 0, nlb: 1 };
+
+fn other() -> NamespaceConfig {
+    NamespaceConfig {
+        backend: BackendId(77),
+        identity: NamespaceIdentity {
+            nguid: Some([77; 16]),
+            ..NamespaceIdentity::default()
+        },
+        ..namespace_config(1)
+    }
+}
+
+/// What the operator does: in one step.
+fn replace(bench: &mut Bench, by: NamespaceConfig) {
+    bench.target.remove_namespace(&subnqn(), 1).unwrap();
+    bench.target.add_namespace(&subnqn(), by).unwrap();
+    bench.poll();
+}
+
+/// The backend that a write reaches.
+fn write(bench: &mut Bench, conn: ConnId) -> Result<BackendId, Status> {
+    let cid = bench.new_cid();
+    let queue = bench.queues.get_mut(&conn).unwrap();
+    let command = Command::Write(Write::new(1, FIRST)).encode(cid, buffer(512));
+    match queue.handle_command(&command, &[]) {
+        IoStep::Execute(command) => {
+            let backend = command.namespace.backend;
+            queue.complete(command.permit, Status::SUCCESS, 0);
+            Ok(backend)
+        }
+        IoStep::Complete(cqe) => Err(cqe.status()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn read(bench: &mut Bench, conn: ConnId) -> Result<(), Status> {
+    let cid = bench.new_cid();
+    let queue = bench.queues.get_mut(&conn).unwrap();
+    let command = Command::Read(Read::new(1, FIRST)).encode(cid, buffer(512));
+    match queue.handle_command(&command, &[]) {
+        IoStep::Execute(command) => {
+            queue.complete(command.permit, Status::SUCCESS, 0);
+            Ok(())
+        }
+        IoStep::Complete(cqe) => Err(cqe.status()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn identify(bench: &mut Bench, of: &Association, cns: Cns, nsid: u32) -> (Status, Vec<u8>) {
+    let identify = Identify::new(cns, nsid);
+    let (cqe, data) = bench.admin(of, &AdminCommand::Identify(identify));
+    bench.poll();
+    (cqe.status(), data)
+}
+
+fn list(bench: &mut Bench, of: &Association, above: u32) -> Vec<u32> {
+    let (status, data) = identify(bench, of, Cns::ACTIVE_NAMESPACES, above);
+    assert_eq!(status, Status::SUCCESS);
+    NamespaceList::from_data(&data).unwrap().iter().collect()
+}
+
+#[test]
+fn a_host_that_goes_on_reaches_nothing_until_it_has_seen_the_old_one_gone_and_the_new_one() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let conn = bench.io_queue(&association, 1).unwrap();
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(1)));
+    replace(&mut bench, other());
+    let gone = Err(GONE.dnr().more());
+    assert_eq!(write(&mut bench, conn), gone);
+    // It looks without having seen that the old one is gone: there is nothing.
+    let (status, _) = identify(&mut bench, &association, Cns::NAMESPACE_ID_DESCRIPTORS, 1);
+    assert_eq!(status, GONE.dnr().more());
+    assert_eq!(write(&mut bench, conn), gone);
+    // A list that begins behind it says nothing of it.
+    assert!(list(&mut bench, &association, 1).is_empty());
+    assert_eq!(write(&mut bench, conn), gone);
+    assert!(list(&mut bench, &association, 0).is_empty(), "it is gone");
+    // What it sends until it has taken that in is for the old one.
+    assert_eq!(
+        (write(&mut bench, conn), read(&mut bench, conn)),
+        (gone, Err(GONE.dnr().more()))
+    );
+    assert_eq!(list(&mut bench, &association, 0), [1], "another one");
+    assert_eq!(write(&mut bench, conn), gone);
+    let (status, _) = identify(&mut bench, &association, Cns::NAMESPACE_ID_DESCRIPTORS, 1);
+    assert_eq!(status, Status::SUCCESS);
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
+    assert_eq!(read(&mut bench, conn), Ok(()));
+}
+
+#[test]
+fn the_same_namespace_is_back_at_once_and_a_third_one_is_another() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let conn = bench.io_queue(&association, 1).unwrap();
+    let reopened = NamespaceConfig {
+        backend: BackendId(2),
+        ..namespace_config(1)
+    };
+    replace(&mut bench, reopened.clone());
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(2)));
+    // Away and back before the host looks.
+    replace(&mut bench, other());
+    replace(&mut bench, reopened);
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(2)));
+    // Seen gone long ago.
+    bench.target.remove_namespace(&subnqn(), 1).unwrap();
+    assert!(list(&mut bench, &association, 0).is_empty());
+    bench.target.add_namespace(&subnqn(), other()).unwrap();
+    bench.poll();
+    assert!(write(&mut bench, conn).is_err(), "not identified");
+    let (status, _) = identify(&mut bench, &association, Cns::NAMESPACE, 1);
+    assert_eq!(status, Status::SUCCESS);
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
+}
+
+#[test]
+fn a_new_association_has_what_is_there() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    replace(&mut bench, other());
+    let later = bench.associate(host(2), subnqn(), 0).unwrap();
+    bench.enable(&later);
+    let conn = bench.io_queue(&later, 1).unwrap();
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
+    let old = bench.io_queue(&association, 1).unwrap();
+    assert!(
+        write(&mut bench, old).is_err(),
+        "also on a queue that is new"
+    );
+}
+
+#[test]
+fn what_replaces_another_one_is_identified_once_by_each_host() {
+    let mut bench = Bench::new();
+    let replacing = NamespaceConfig {
+        replaces: true,
+        ..other()
+    };
+    replace(&mut bench, replacing);
+    // Comes back with commands for what was there, before it looks.
+    let first = bench.ready();
+    let conn = bench.io_queue(&first, 1).unwrap();
+    assert_eq!(write(&mut bench, conn), Err(GONE.dnr().more()));
+    let (status, _) = identify(&mut bench, &first, Cns::NAMESPACE, 1);
+    assert_eq!(status, Status::SUCCESS);
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
+    // The host that knows it loses no command when it connects again; others have to look.
+    let again = bench.ready();
+    let conn = bench.io_queue(&again, 1).unwrap();
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
+    let second = bench.associate(host(2), subnqn(), 0).unwrap();
+    bench.enable(&second);
+    let conn = bench.io_queue(&second, 1).unwrap();
+    assert!(write(&mut bench, conn).is_err());
+}
