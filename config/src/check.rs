@@ -101,8 +101,7 @@ pub(crate) fn line_of(text: &str, span: &Range<usize>) -> usize {
 struct Used {
     nqns: HashMap<Nqn, At>,
     serials: HashMap<String, At>,
-    /// And whether it was written down, not derived.
-    uuids: HashMap<Uuid, (At, bool)>,
+    uuids: HashMap<Uuid, At>,
     nguids: HashMap<[u8; 16], At>,
     paths: HashMap<PathBuf, At>,
 }

@@ -26,6 +26,13 @@ pub fn namespace_uuid(nqn: &Nqn, nsid: u32) -> Uuid {
     derive(&["namespace", nqn.as_str(), &nsid.to_string()])
 }
 
+/// UUID of a namespace that is on another medium than the one that hosts have seen under its NQN and
+/// NSID, and was given none: the same for the same `medium` (its facts, in words), wherever it is served.
+#[must_use]
+pub fn other_namespace_uuid(nqn: &Nqn, nsid: u32, medium: &str) -> Uuid {
+    derive(&["namespace", nqn.as_str(), &nsid.to_string(), medium])
+}
+
 /// Serial number of a subsystem that was given none: `prefix` and hexadecimal digits, 20 bytes.
 pub(crate) fn serial(prefix: &str, nqn: &Nqn) -> String {
     let mut serial = format!("{prefix}{:X}", derive(&["serial", nqn.as_str()]).simple());
@@ -59,6 +66,10 @@ mod tests {
         assert_eq!(
             namespace_uuid(&nqn, 1).to_string(),
             "5af2a82c-a66a-5439-8a8d-1fe55f23ee82"
+        );
+        assert_eq!(
+            other_namespace_uuid(&nqn, 1, "inode 7").to_string(),
+            "5c11540d-301c-5238-b16d-df6f86a7a8b7"
         );
         assert_eq!(serial("CAP", &nqn), "CAP2B4111B556685DDE8");
         let listen = "127.0.0.1:4420".parse().unwrap();

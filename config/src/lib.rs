@@ -36,7 +36,7 @@ pub use capstan_nvme_proto::nqn::{Nqn, NqnError};
 
 pub use backing::{Backing, BackingError};
 pub use budget::{ADMIN_QUEUE_DEPTH, MemoryPlan, STRANGER_BYTES, STRANGERS_MAX};
-pub use identity::namespace_uuid;
+pub use identity::{namespace_uuid, other_namespace_uuid};
 pub use limits::{
     ALLOWED_HOSTS_MAX, CONFIG_BYTES_MAX, DEFAULT_PORT, IN_CAPSULE_DATA_BYTES, LISTENERS_MAX,
     NAMESPACES_MAX, SUBSYSTEMS_MAX, TRANSFER_BYTES_MAX,

@@ -202,16 +202,19 @@ impl Access {
 pub struct Namespace {
     /// 1 to [`NAMESPACES_MAX`](crate::NAMESPACES_MAX), unique in the subsystem.
     pub nsid: u32,
+    /// Whether it is written down. Otherwise it is the lowest one that is left, in the order of the
+    /// file, and the target may give the namespace the one that hosts know it by.
+    pub nsid_is_written: bool,
     /// Where its blocks are.
     pub backing: Backing,
     /// LBA size; `None` lets the backing decide: a block device has its logical block size, a file
     /// what it was used with before and 4096 at first, RAM and null have 4096.
     pub lba: Option<LbaSize>,
-    /// Namespace UUID, unique in the configuration. Only for what [lasts](Backing::lasts);
-    /// everything else gets one when it is made.
-    pub uuid: Uuid,
-    /// Namespace Globally Unique Identifier, unique in the configuration. As for `uuid`.
-    pub nguid: [u8; 16],
+    /// Namespace UUID that is written down, unique in the configuration. Only for what
+    /// [lasts](Backing::lasts); everything else gets one when it is made.
+    pub uuid: Option<Uuid>,
+    /// Namespace Globally Unique Identifier that is written down. As for `uuid`.
+    pub nguid: Option<[u8; 16]>,
     /// Writes are refused.
     pub read_only: bool,
     /// Whether the page cache is bypassed. [`DirectIo::WherePossible`] for RAM and null.

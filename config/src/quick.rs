@@ -92,7 +92,6 @@ impl Config {
         };
         Problems::none_or(problems)?;
 
-        let uuid = identity::namespace_uuid(&nqn, 1);
         Ok(Self {
             target: Target::default(),
             queues: QueueBounds::default(),
@@ -112,10 +111,11 @@ impl Config {
                 end_older_association: false,
                 namespaces: vec![Namespace {
                     nsid: 1,
+                    nsid_is_written: true,
                     backing,
                     lba: export.lba,
-                    uuid,
-                    nguid: uuid.into_bytes(),
+                    uuid: None,
+                    nguid: None,
                     read_only: export.read_only,
                     direct: DirectIo::WherePossible,
                 }],

@@ -372,20 +372,6 @@ fn what_must_be_unique_names_the_first_use() {
         let keys = format!("{first}\n[[subsystem.namespace]]\n{second}");
         assert_eq!(namespace_error(&keys), words);
     }
-    // A written UUID against a derived one, in either order.
-    let derived = Config::from_toml(&format!("{LISTENER}{SUBSYSTEM}{NAMESPACE}nsid = 2"));
-    let derived = derived.unwrap().subsystems[0].namespaces[0].uuid;
-    let written = format!("path = \"/a\"\nnsid = 1\nuuid = \"{derived}\"");
-    for keys in [
-        format!("{written}\n[[subsystem.namespace]]\nram = 4096\nnsid = 2"),
-        format!("ram = 4096\nnsid = 2\n[[subsystem.namespace]]\n{written}"),
-    ] {
-        let text = namespace_error(&keys);
-        assert!(
-            text.contains(&format!("uuid: {derived} is already used at")),
-            "{text}"
-        );
-    }
     let twice = format!("{LISTENER}{SUBSYSTEM}{NAMESPACE}{SUBSYSTEM}{NAMESPACE}");
     assert_eq!(
         error(&twice),

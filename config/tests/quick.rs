@@ -35,7 +35,7 @@ fn a_quick_export_is_the_file_with_the_same_words() {
     let file = Config::from_toml(
         "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
          nqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = true\n\
-         [[subsystem.namespace]]\nram = \"1GiB\"\nlba = 4096\nread_only = true\n",
+         [[subsystem.namespace]]\nnsid = 1\nram = \"1GiB\"\nlba = 4096\nread_only = true\n",
     )
     .unwrap();
     assert_eq!(quick, file);

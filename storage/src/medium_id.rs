@@ -74,8 +74,7 @@ impl MediumId {
     /// Whether two are the same medium; `None` when what is known does not tell.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> Option<bool> {
-        let known = |of: &Self, fact: &str| of.0.get(fact).cloned();
-        if known(self, KIND) != known(other, KIND) {
+        if self.0.get(KIND) != other.0.get(KIND) {
             return Some(false);
         }
         let compared = self.0.iter().filter(|(fact, _)| *fact != KIND);

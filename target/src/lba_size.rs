@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use capstan_config::{Backing, Config, LbaSize, Namespace};
+use capstan_config::{Backing, Config, LbaSize, Namespace, Nqn, namespace_uuid};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -71,12 +71,12 @@ impl LbaSizes {
     }
 
     /// The LBA size to open a namespace with; `None` leaves it to what the namespace is on.
-    pub(crate) fn of(&self, namespace: &Namespace) -> Option<LbaSize> {
+    pub(crate) fn of(&self, subnqn: &Nqn, namespace: &Namespace) -> Option<LbaSize> {
         if namespace.lba.is_some() {
             return namespace.lba;
         }
         let path = file_of(namespace)?;
-        let (known, found) = (self.known(namespace.uuid, path), evidence(path)?);
+        let (known, found) = (self.known(name(subnqn, namespace), path), evidence(path)?);
         Some(match known {
             Some(known) => LbaSize::from_bytes(known.lba.into())?,
             None => first(path, &found, self.folder.is_some()),
@@ -91,12 +91,12 @@ impl LbaSizes {
     }
 
     /// A namespace was opened with LBAs of this size.
-    pub(crate) fn remember(&mut self, namespace: &Namespace, lba_bytes: u32) {
+    pub(crate) fn remember(&mut self, subnqn: &Nqn, namespace: &Namespace, lba_bytes: u32) {
         let (Some(folder), Some(path)) = (&self.folder, file_of(namespace)) else {
             return;
         };
         let new = Known {
-            uuid: namespace.uuid,
+            uuid: name(subnqn, namespace),
             path: path.to_owned(),
             lba: lba_bytes,
         };
@@ -113,7 +113,9 @@ impl LbaSizes {
             ),
             _ => {}
         }
-        // Another target may have written meanwhile.
+        // Another target may have written meanwhile. What cannot be locked is not written either, or
+        // its file system has no locks.
+        let _lock = state::lock(folder);
         let mut table = read(folder).unwrap_or_else(|_| self.table.clone());
         table.namespace.retain(|known| known.path != new.path);
         table.namespace.push(new);
@@ -131,10 +133,13 @@ impl LbaSizes {
 
     /// What is to be said of files whose LBA size the configuration leaves open.
     fn warnings(&self, config: &Config) -> Vec<String> {
-        let namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
-        let warnings = namespaces.filter_map(|namespace| {
+        let namespaces = config.subsystems.iter().flat_map(|subsystem| {
+            let namespaces = subsystem.namespaces.iter();
+            namespaces.map(|namespace| (&subsystem.nqn, namespace))
+        });
+        let warnings = namespaces.filter_map(|(subnqn, namespace)| {
             let path = file_of(namespace).filter(|_| namespace.lba.is_none())?;
-            let lba_bytes = self.of(namespace)?.bytes();
+            let lba_bytes = self.of(subnqn, namespace)?.bytes();
             out_of_reach(&path.display(), fs::metadata(path).ok()?.len(), lba_bytes)
         });
         warnings.collect()
@@ -160,6 +165,12 @@ pub(crate) fn out_of_reach(
              of hosts; `truncate --size=%{lba_bytes} FILE` rounds it up"
         )
     })
+}
+
+/// What a namespace is called whatever it is on.
+fn name(subnqn: &Nqn, namespace: &Namespace) -> Uuid {
+    let derived = || namespace_uuid(subnqn, namespace.nsid);
+    namespace.uuid.unwrap_or_else(derived)
 }
 
 /// The path of a namespace that is on a file.
@@ -241,7 +252,7 @@ mod tests {
     use std::os::unix::fs::FileExt as _;
     use std::path::{Path, PathBuf};
 
-    use capstan_config::{Config, LbaSize, Namespace};
+    use capstan_config::{Config, LbaSize, Namespace, Nqn};
 
     use super::{LbaSizes, out_of_reach};
 
@@ -264,8 +275,9 @@ mod tests {
         Config::from_toml(&toml).unwrap()
     }
 
-    fn namespace(path: &Path, nqn: &str, keys: &str) -> Namespace {
-        config(path, nqn, keys).subsystems[0].namespaces[0].clone()
+    fn namespace(path: &Path, nqn: &str, keys: &str) -> (Nqn, Namespace) {
+        let subsystem = config(path, nqn, keys).subsystems.remove(0);
+        (subsystem.nqn, subsystem.namespaces[0].clone())
     }
 
     const MIB: u64 = 1 << 20;
@@ -281,20 +293,23 @@ mod tests {
         let sizes = || LbaSizes::in_folder(state.clone());
         let path = image(root.path(), "a", MIB, &[(0, b"data")]);
         let a = namespace(&path, "a", "");
-        assert_eq!(sizes().of(&a), Some(LbaSize::B4096));
-        sizes().remember(&a, 4096);
+        assert_eq!(sizes().of(&a.0, &a.1), Some(LbaSize::B4096));
+        sizes().remember(&a.0, &a.1, 4096);
         image(root.path(), "a", MIB + 1536, &[(0, b"data")]);
-        assert_eq!(sizes().of(&a), Some(LbaSize::B4096), "grown");
+        assert_eq!(sizes().of(&a.0, &a.1), Some(LbaSize::B4096), "grown");
         // Chosen by the configuration, which does not say it any more.
         let explicit = namespace(&path, "a", "lba = 512");
-        assert_eq!(sizes().of(&explicit), Some(LbaSize::B512));
-        sizes().remember(&explicit, 512);
-        assert_eq!(sizes().of(&a), Some(LbaSize::B512));
+        assert_eq!(sizes().of(&explicit.0, &explicit.1), Some(LbaSize::B512));
+        sizes().remember(&explicit.0, &explicit.1, 512);
+        assert_eq!(sizes().of(&a.0, &a.1), Some(LbaSize::B512));
         image(root.path(), "a", MIB, &[(0, b"data")]);
-        assert_eq!(sizes().of(&a), Some(LbaSize::B512), "shrunk");
+        assert_eq!(sizes().of(&a.0, &a.1), Some(LbaSize::B512), "shrunk");
         // Under another name, and in another subsystem.
         let moved = image(root.path(), "b", MIB, &[(0, b"data")]);
-        let of = |path: &Path, nqn: &str| sizes().of(&namespace(path, nqn, ""));
+        let of = |path: &Path, nqn: &str| {
+            let (nqn, namespace) = namespace(path, nqn, "");
+            sizes().of(&nqn, &namespace)
+        };
         assert_eq!(of(&path, "z"), Some(LbaSize::B512));
         assert_eq!(of(&moved, "a"), Some(LbaSize::B4096), "both are there");
         std::fs::remove_file(&path).unwrap();
@@ -327,7 +342,8 @@ mod tests {
         ];
         for (name, bytes, write, with_state, without) in cases {
             let path = image(root.path(), name, bytes, write);
-            let of = |sizes: &LbaSizes| sizes.of(&namespace(&path, "a", "")).unwrap().bytes();
+            let (nqn, namespace) = namespace(&path, "a", "");
+            let of = |sizes: &LbaSizes| sizes.of(&nqn, &namespace).unwrap().bytes();
             assert_eq!(
                 (of(&remembers), of(&forgets)),
                 (with_state, without),
@@ -341,9 +357,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut sizes = LbaSizes::in_folder(root.path().to_owned());
         for path in ["/dev/null", "/no/such/file"] {
-            let namespace = namespace(Path::new(path), "a", "");
-            assert_eq!(sizes.of(&namespace), None);
-            sizes.remember(&namespace, 4096);
+            let (nqn, namespace) = namespace(Path::new(path), "a", "");
+            assert_eq!(sizes.of(&nqn, &namespace), None);
+            sizes.remember(&nqn, &namespace, 4096);
         }
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
     }
@@ -359,8 +375,8 @@ mod tests {
         std::os::unix::fs::symlink(&other, state.join(super::FILE)).unwrap();
         let mut sizes = LbaSizes::in_folder(state.clone());
         let a = namespace(&path, "a", "");
-        assert_eq!(sizes.of(&a), Some(LbaSize::B4096));
-        sizes.remember(&a, 4096);
+        assert_eq!(sizes.of(&a.0, &a.1), Some(LbaSize::B4096));
+        sizes.remember(&a.0, &a.1, 4096);
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "not = [a table");
         assert_eq!(LbaSizes::in_folder(state).table.namespace.len(), 1);
     }

@@ -8,6 +8,7 @@ mod allocation;
 pub mod cli;
 mod control_plane;
 pub mod doctor;
+pub mod identities;
 mod instance;
 mod io_path;
 pub mod lba_size;

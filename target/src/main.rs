@@ -9,7 +9,7 @@ use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
 use capstan_target::signals::Held;
-use capstan_target::{doctor, lba_size, log, lost, room, serve};
+use capstan_target::{doctor, identities, lba_size, log, lost, room, serve};
 use clap::Parser as _;
 use clap::error::ErrorKind;
 
@@ -135,6 +135,7 @@ fn check(file: &Path) -> anyhow::Result<()> {
     raise_limits();
     let mut warnings = room::check(&config, std::convert::identity)?;
     warnings.extend(room::locked_memory(&config));
+    let config = identities::check(&config, &mut warnings)?;
     warnings.extend(lba_size::warnings(&config));
     warnings.extend(lost::warnings(&config));
     for warning in &warnings {

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use capstan_config::{
-    Access, Backing, Config, DirectIo, LbaSize, MemoryPlan, Namespace, Subsystem, namespace_uuid,
+    Access, Backing, Config, DirectIo, LbaSize, MemoryPlan, Namespace, Subsystem,
 };
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::Clock;
-use capstan_storage::{Geometry, Lifetime, Store, VolumeSpec};
+use capstan_storage::{Geometry, Store, VolumeSpec};
 use capstan_subsystem::{
-    BackendId, HostPolicy, NamespaceConfig, NamespaceIdentity, PortConfig, PortId, SubsystemConfig,
-    Target, TargetConfig,
+    BackendId, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
+    TargetConfig,
 };
-use uuid::Uuid;
 
+use crate::identities::{Identities, Identity};
 use crate::instance;
 use crate::io_path::discovery_controllers;
 use crate::lba_size::{LbaSizes, out_of_reach};
@@ -48,13 +48,14 @@ pub(crate) fn build(
     providers: &[ProviderKind],
     reactors: usize,
     lba_sizes: &mut LbaSizes,
+    identities: &mut Identities,
 ) -> anyhow::Result<(Target, Vec<Export>)> {
     let bounds = TargetConfig {
         io_queues: config.queues.io_queues_max,
         io_queue_entries: config.queues.depth_max,
         controllers: config.target.hosts_max as usize,
         vendor_ids: [config.target.vendor_id, config.target.subsystem_vendor_id],
-        boot_id: instance::boot()?.into_bytes(),
+        boot_id: identities.boot().into_bytes(),
         seed: instance::random()?.as_u64_pair().into(),
         discovery_controllers: discovery_controllers(
             config.memory_plan(reactors)?.strangers_per_reactor,
@@ -82,6 +83,7 @@ pub(crate) fn build(
                 reactors,
                 waits: UNFINISHED_TIMEOUT,
                 lba_sizes,
+                identities,
             };
             let (export, shown) = opening.export(&subsystem.nqn, namespace, backend)?;
             target.add_namespace(&subsystem.nqn, shown)?;
@@ -99,6 +101,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) waits: Duration,
     /// What files were used with.
     pub(crate) lba_sizes: &'a mut LbaSizes,
+    /// What hosts know media by.
+    pub(crate) identities: &'a mut Identities,
 }
 
 impl Opening<'_> {
@@ -114,16 +118,16 @@ impl Opening<'_> {
     ) -> anyhow::Result<(Export, NamespaceConfig)> {
         let nsid = namespace.nsid;
         let cannot = || format!("namespace {nsid} of {subnqn} cannot be exported");
-        let spec = spec(namespace, self.lba_sizes.of(namespace));
+        let spec = spec(namespace, self.lba_sizes.of(subnqn, namespace));
         let prepare = || match self.reactors {
             1 => spec.prepare_alone(),
             _ => spec.prepare(),
         };
         let store = unfinished::wait(self.waits, prepare).with_context(cannot)?;
-        let identity = identity(subnqn, namespace, store.lifetime())?;
+        let identity = self.identities.identity(subnqn, namespace, &store)?;
         let shown = namespace_config(namespace, backend, store.geometry(), identity);
         let lba_bytes = shown.geometry.lba_bytes;
-        self.lba_sizes.remember(namespace, lba_bytes);
+        self.lba_sizes.remember(subnqn, namespace, lba_bytes);
         // Where the configuration says the LBA size, its check has said this already.
         if namespace.lba.is_none()
             && let Some(warning) = out_of_reach(store.name(), store.bytes(), lba_bytes)
@@ -199,47 +203,20 @@ fn spec(namespace: &Namespace, lba: Option<LbaSize>) -> VolumeSpec {
     }
 }
 
-/// What a host knows the namespace by. Where the blocks do not last, the identity does not: under
-/// the old one a host would go on, over zeroes. What the operator has chosen for a path stands.
-fn identity(
-    subnqn: &Nqn,
-    namespace: &Namespace,
-    lifetime: Lifetime,
-) -> anyhow::Result<NamespaceIdentity> {
-    let configured = (namespace.uuid, namespace.nguid);
-    let (uuid, nguid) = match lifetime {
-        Lifetime::Store => same(instance::random()?),
-        Lifetime::Boot if configured == same(namespace_uuid(subnqn, namespace.nsid)) => {
-            same(Uuid::new_v5(&instance::boot()?, namespace.uuid.as_bytes()))
-        }
-        Lifetime::Boot | Lifetime::Lasting => configured,
-    };
-    Ok(NamespaceIdentity {
-        uuid: Some(uuid),
-        nguid: Some(nguid),
-        eui64: None,
-    })
-}
-
-/// The NGUID that goes with a UUID.
-fn same(uuid: Uuid) -> (Uuid, [u8; 16]) {
-    (uuid, uuid.into_bytes())
-}
-
 fn namespace_config(
     namespace: &Namespace,
     backend: BackendId,
     geometry: Geometry,
-    identity: NamespaceIdentity,
+    Identity { shown, replaces }: Identity,
 ) -> NamespaceConfig {
     NamespaceConfig {
         nsid: namespace.nsid,
         backend,
         geometry: shown_geometry(geometry, namespace.read_only),
-        identity,
+        identity: shown,
         anagrpid: 1,
         visible_to: HostPolicy::Any,
-        replaces: false,
+        replaces,
     }
 }
 
@@ -254,48 +231,5 @@ pub(crate) fn shown_geometry(geometry: Geometry, read_only: bool) -> capstan_sub
         write_zeroes: geometry.discard_zeroes,
         read_only: geometry.read_only || read_only,
         optimal_io_bytes: geometry.optimal_io_bytes,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use capstan_config::{Config, Subsystem};
-    use capstan_storage::Lifetime;
-
-    use super::identity;
-
-    fn subsystem(keys: &str) -> Subsystem {
-        let toml = format!(
-            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
-             nqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n\
-             [[subsystem.namespace]]\npath = \"/srv/a\"\n{keys}"
-        );
-        Config::from_toml(&toml).unwrap().subsystems.remove(0)
-    }
-
-    #[test]
-    fn an_identity_lasts_as_long_as_the_blocks_do() {
-        let derived = subsystem("");
-        let chosen = subsystem("uuid = \"2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55\"");
-        let of = |subsystem: &Subsystem, lifetime| {
-            let identity = identity(&subsystem.nqn, &subsystem.namespaces[0], lifetime).unwrap();
-            let uuid = identity.uuid.unwrap();
-            assert_eq!(identity.nguid, Some(uuid.into_bytes()));
-            uuid
-        };
-        let lasting = of(&derived, Lifetime::Lasting);
-        assert_eq!(lasting, derived.namespaces[0].uuid);
-        let boot = of(&derived, Lifetime::Boot);
-        assert_eq!(
-            of(&derived, Lifetime::Boot),
-            boot,
-            "the same in every process"
-        );
-        let stores = [(), ()].map(|()| of(&derived, Lifetime::Store));
-        assert!(lasting != boot && boot != stores[0] && stores[0] != stores[1]);
-        // The operator's word.
-        for lifetime in [Lifetime::Lasting, Lifetime::Boot] {
-            assert_eq!(of(&chosen, lifetime), chosen.namespaces[0].uuid);
-        }
     }
 }

@@ -14,6 +14,7 @@ use capstan_config::{Access, Backing, Config, Namespace, Nqn, Subsystem};
 use capstan_subsystem::{BackendId, NamespaceConfig};
 
 use crate::control_plane::{ControlPlane, Message};
+use crate::identities::Identities;
 use crate::lba_size::LbaSizes;
 use crate::limits::OPEN_TIMEOUT;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
@@ -29,6 +30,7 @@ pub(crate) struct Served {
     /// Never used before: a volume that is being closed keeps its name to itself.
     next_backend: u32,
     lba_sizes: LbaSizes,
+    identities: Identities,
 }
 
 /// What differs between two configurations, and can be carried out while hosts are connected.
@@ -52,7 +54,7 @@ struct Prepared {
 
 impl Served {
     /// What [`build`](crate::plan::build) has made of `config`, with these LBA sizes.
-    pub(crate) fn new(config: &Config, lba_sizes: LbaSizes) -> Self {
+    pub(crate) fn new(config: &Config, lba_sizes: LbaSizes, identities: Identities) -> Self {
         let namespaces = config.subsystems.iter().flat_map(|subsystem| {
             let nqn = &subsystem.nqn;
             subsystem.namespaces.iter().map(|n| (nqn.clone(), n.nsid))
@@ -68,7 +70,13 @@ impl Served {
             backends,
             files: files.collect(),
             lba_sizes,
+            identities,
         }
+    }
+
+    /// Why the next process will not know what this one serves, if there is anything to know.
+    pub(crate) fn forgets(&self) -> Option<String> {
+        self.identities.forgets(&self.config)
     }
 
     /// Reads the file again and carries out what has changed. Returns it in words.
@@ -82,7 +90,8 @@ impl Served {
         control: &Arc<ControlPlane>,
         reactors: usize,
     ) -> anyhow::Result<String> {
-        let wanted = Config::from_file(file)?;
+        let written = Config::from_file(file)?;
+        let wanted = self.identities.number(&written, Some(&self.config))?;
         let difference = difference(&self.config, &wanted)?;
         self.check_files_are_free(&difference)?;
         let is_added = |subnqn: &Nqn, namespace: &Namespace| {
@@ -99,6 +108,7 @@ impl Served {
             close(exports.iter().map(|export| export.backend), control);
             return Err(error);
         }
+        self.identities.keep();
         let removed: Vec<_> = difference
             .namespaces_removed
             .iter()
@@ -123,6 +133,12 @@ impl Served {
         control.tell_of_lost();
         // The queues have their new tables in the mailbox before this.
         close(removed.into_iter(), control);
+        for line in difference
+            .of_namespaces()
+            .chain(numbers_kept(&written, &wanted))
+        {
+            tracing::info!("{line}");
+        }
         self.config = wanted;
         Ok(match control.look_at_media() {
             0 => difference.to_string(),
@@ -156,6 +172,7 @@ impl Served {
         reactors: usize,
     ) -> anyhow::Result<Vec<Prepared>> {
         let added = difference.namespaces_added.iter();
+        self.identities.drop_chosen();
         added
             .map(|(subnqn, namespace)| {
                 let backend = BackendId(self.next_backend);
@@ -168,6 +185,7 @@ impl Served {
                     reactors,
                     waits: Duration::ZERO,
                     lba_sizes: &mut self.lba_sizes,
+                    identities: &mut self.identities,
                 };
                 let (export, shown) = opening.export(subnqn, namespace, backend)?;
                 Ok(Prepared {
@@ -178,6 +196,24 @@ impl Served {
             })
             .collect()
     }
+}
+
+/// The namespaces that have another NSID than that of their place, in words.
+fn numbers_kept(written: &Config, wanted: &Config) -> impl Iterator<Item = String> {
+    let subsystems = written.subsystems.iter().zip(&wanted.subsystems);
+    subsystems.flat_map(|(written, wanted)| {
+        let open = written.namespaces.iter();
+        open.filter(|n| !n.nsid_is_written && n.backing.lasts())
+            .filter_map(|n| {
+                let same = wanted.namespaces.iter().find(|w| w.backing == n.backing)?;
+                (same.nsid != n.nsid).then(|| {
+                    format!(
+                        "namespace {} of {}: number kept, on {} (`nsid` in its [[subsystem.namespace]] says one)",
+                        same.nsid, wanted.nqn, n.backing
+                    )
+                })
+            })
+    })
 }
 
 /// Compares what is served with what is wanted.
@@ -280,6 +316,27 @@ impl FileId {
 }
 
 impl Difference {
+    /// What happens to each namespace, in words.
+    fn of_namespaces(&self) -> impl Iterator<Item = String> {
+        let is_added = |place: &(Nqn, u32)| {
+            let mut added = self.namespaces_added.iter();
+            added.any(|(nqn, namespace)| (nqn, namespace.nsid) == (&place.0, place.1))
+        };
+        let removed = self.namespaces_removed.iter();
+        let removed = removed.filter(move |place| !is_added(place));
+        let removed = removed.map(|(nqn, nsid)| format!("namespace {nsid} of {nqn}: removed"));
+        let added = self.namespaces_added.iter().map(|(nqn, namespace)| {
+            let Namespace { nsid, backing, .. } = namespace;
+            let mut removed = self.namespaces_removed.iter();
+            let what = match removed.any(|place| (&place.0, place.1) == (nqn, *nsid)) {
+                true => "medium changed",
+                false => "added",
+            };
+            format!("namespace {nsid} of {nqn}: {what}, on {backing}")
+        });
+        removed.chain(added)
+    }
+
     fn remove_namespaces(&mut self, of: &Subsystem, which: impl Fn(&Namespace) -> bool) {
         let namespaces = of.namespaces.iter().filter(|&n| which(n));
         self.namespaces_removed

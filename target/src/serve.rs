@@ -17,6 +17,7 @@ use capstan_storage::{Engine, EngineConfig, FixedBuffers, Gate, Volume};
 use rustc_hash::FxHashMap;
 
 use crate::control_plane::{ControlPlane, Message};
+use crate::identities::Identities;
 use crate::io_path::{IoPath, Parts, discovery_controllers};
 use crate::lba_size::LbaSizes;
 use crate::limits::{
@@ -51,6 +52,13 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
     let mut running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
     let status = format!("listening at {}", listening.join(", "));
+    if let Some(why) = running.served.forgets() {
+        // Of one that an operator starts by hand, that is no surprise.
+        match file {
+            Some(_) => tracing::warn!("{why}"),
+            None => tracing::info!("{why}"),
+        }
+    }
     tracing::info!("{status}");
     let shared = RefCell::new(&mut running);
     let reload = || match shared.borrow_mut().reload(file) {
@@ -105,7 +113,10 @@ impl Running {
         let count = config.target.reactors.count(cores);
         scheduling::check(&config.target.reactors);
         let mut lba_sizes = LbaSizes::here();
-        let (target, mut exports) = build(config, &kinds, count, &mut lba_sizes)?;
+        let mut identities = Identities::here()?;
+        let config = &identities.number(config, None)?;
+        let (target, mut exports) = build(config, &kinds, count, &mut lba_sizes, &mut identities)?;
+        identities.keep();
         if let Some(gate) = gate {
             for export in &mut exports {
                 export.store.set_gate(gate.clone());
@@ -131,7 +142,7 @@ impl Running {
         let mut running = Self {
             control,
             reactors: Vec::new(),
-            served: Served::new(config, lba_sizes),
+            served: Served::new(config, lba_sizes, identities),
             watch: None,
             addresses: Vec::new(),
         };

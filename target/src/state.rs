@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::{env, process};
 
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
+use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
 use nix::unistd::linkat;
 
 /// What systemd tells a service with `StateDirectory=`: absolute paths, with colons between them
@@ -104,6 +104,15 @@ impl Reserve {
         linkat(AT_FDCWD, from, AT_FDCWD, to, AtFlags::AT_SYMLINK_FOLLOW)?;
         sync(folder)
     }
+}
+
+/// Keeps other targets from writing what they have read before, until it is dropped.
+///
+/// # Errors
+/// The file system's: some have no locks.
+pub(crate) fn lock(folder: &Path) -> io::Result<Flock<File>> {
+    let folder = File::open(folder)?;
+    Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
 }
 
 /// Makes what names there are in the folder last.

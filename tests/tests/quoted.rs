@@ -277,7 +277,8 @@ fn what_is_quoted_of_the_two_programs_is_a_command_line_of_theirs() {
 fn what_is_quoted_of_the_system_has_a_test() {
     let quotes = quoted();
     let words = [
-        "attach", "list", "mount", "check", "doctor", "serve", "discover", "direct", "lba",
+        "attach", "list", "mount", "check", "doctor", "serve", "discover", "direct", "lba", "nsid",
+        "uuid", "nguid",
     ];
     let mut found: BTreeMap<&str, &str> = quotes
         .iter()

@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::{Checker, unique};
 use crate::schema::{RawNamespace, RawSubsystem, RawTarget};
 use crate::{
-    Access, At, Backing, DirectIo, LbaSize, Namespace, Nqn, Problem, ProblemKind, Size, Subsystem,
-    identity, limits,
+    Access, At, Backing, DirectIo, LbaSize, Namespace, Nqn, ProblemKind, Size, Subsystem, identity,
+    limits,
 };
 
 impl Checker<'_> {
@@ -74,7 +74,7 @@ impl Checker<'_> {
                     .to_owned(),
             ),
         };
-        let namespaces = self.namespaces(field, entry, nqn.as_ref());
+        let namespaces = self.namespaces(field, entry);
         Some(Subsystem {
             nqn: nqn?,
             serial: serial?,
@@ -150,12 +150,7 @@ impl Checker<'_> {
         }
     }
 
-    fn namespaces(
-        &mut self,
-        field: &str,
-        entry: &Spanned<RawSubsystem>,
-        nqn: Option<&Nqn>,
-    ) -> Vec<Namespace> {
+    fn namespaces(&mut self, field: &str, entry: &Spanned<RawSubsystem>) -> Vec<Namespace> {
         let raw = &entry.get_ref().namespace;
         let list = format!("{field}.namespace");
         self.count(&list, raw.len(), limits::NAMESPACES_MAX as usize);
@@ -177,10 +172,15 @@ impl Checker<'_> {
         let mut namespaces = Vec::new();
         for (index, (entry, nsid)) in raw.iter().zip(written).enumerate() {
             // As many NSIDs as namespaces are looked at: one is always left.
+            let is_written = nsid.is_some();
             let Some(nsid) = nsid.or_else(|| free.next()) else {
                 break;
             };
-            namespaces.extend(self.namespace(&format!("{list}[{index}]"), entry, nqn, nsid));
+            let namespace = self.namespace(&format!("{list}[{index}]"), entry, nsid);
+            namespaces.extend(namespace.map(|namespace| Namespace {
+                nsid_is_written: is_written,
+                ..namespace
+            }));
         }
         namespaces.sort_by_key(|namespace| namespace.nsid);
         namespaces
@@ -190,7 +190,6 @@ impl Checker<'_> {
         &mut self,
         field: &str,
         entry: &Spanned<RawNamespace>,
-        nqn: Option<&Nqn>,
         nsid: u32,
     ) -> Option<Namespace> {
         let raw = entry.get_ref();
@@ -218,64 +217,33 @@ impl Checker<'_> {
                 }
             }
         }
-        let uuid_field = format!("{field}.uuid");
-        let uuid = match &raw.uuid {
-            Some(text) => self.uuid(&uuid_field, text),
-            None => nqn.map(|nqn| identity::namespace_uuid(nqn, nsid)),
-        };
-        if let Some(uuid) = uuid {
-            let span = raw
-                .uuid
-                .as_ref()
-                .map_or_else(|| entry.span(), Spanned::span);
-            let at = self.at(uuid_field, Some(span));
-            self.unique_uuid(uuid, raw.uuid.is_some(), at);
-        }
-        let nguid = match &raw.nguid {
-            Some(text) => {
-                let nguid_field = format!("{field}.nguid");
-                let nguid = self.nguid(&nguid_field, text);
-                if let Some(nguid) = nguid {
-                    let at = self.at(nguid_field, Some(text.span()));
-                    unique(
-                        &mut self.used.nguids,
-                        nguid,
-                        Uuid::from_bytes(nguid).simple(),
-                        at,
-                        &mut self.problems,
-                    );
-                }
-                nguid
-            }
-            None => uuid.map(Uuid::into_bytes),
-        };
+        let uuid = raw.uuid.as_ref().map(|text| {
+            let field = format!("{field}.uuid");
+            let uuid = self.uuid(&field, text)?;
+            let at = self.at(field, Some(text.span()));
+            let (used, problems) = (&mut self.used.uuids, &mut self.problems);
+            unique(used, uuid, uuid, at, problems);
+            Some(uuid)
+        });
+        let nguid = raw.nguid.as_ref().map(|text| {
+            let field = format!("{field}.nguid");
+            let nguid = self.nguid(&field, text)?;
+            let at = self.at(field, Some(text.span()));
+            let (used, problems) = (&mut self.used.nguids, &mut self.problems);
+            let name = Uuid::from_bytes(nguid).simple();
+            unique(used, nguid, name, at, problems);
+            Some(nguid)
+        });
         Some(Namespace {
             nsid,
+            nsid_is_written: true,
             backing: backing?,
             lba,
-            uuid: uuid?,
-            nguid: nguid?,
+            uuid: uuid.flatten(),
+            nguid: nguid.flatten(),
             read_only: raw.read_only.unwrap_or(false),
             direct,
         })
-    }
-
-    /// Two derived UUIDs are equal only where NQN and NSID are, which has been said already.
-    fn unique_uuid(&mut self, uuid: Uuid, written: bool, at: At) {
-        match self.used.uuids.get(&uuid) {
-            None => {
-                self.used.uuids.insert(uuid, (at, written));
-            }
-            Some((first, first_written)) if written || *first_written => {
-                let first = first.clone();
-                let kind = ProblemKind::Duplicate {
-                    value: uuid.to_string(),
-                    first,
-                };
-                self.problems.push(Problem { at, kind });
-            }
-            Some(_) => {}
-        }
     }
 
     fn lba(&mut self, field: &str, lba: Option<&Spanned<Size>>) -> Option<LbaSize> {

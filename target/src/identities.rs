@@ -1,0 +1,367 @@
+//! What hosts know namespaces by: their NSIDs and UUIDs, which go with the medium and not with the
+//! path or the place in the configuration.
+//!
+//! What each namespace was on is remembered in the state folder. The rules are in `table`; this reads
+//! and writes, looks at files and devices, and says what has changed.
+
+mod table;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use capstan_config::{Backing, Config, Namespace, Nqn, namespace_uuid};
+use capstan_storage::{Lifetime, MediumId, Store};
+use capstan_subsystem::NamespaceIdentity;
+use uuid::Uuid;
+
+use crate::limits::NAMESPACES_TEXT_BYTES_MAX;
+use crate::{instance, state};
+use table::{Choice, Known, Medium, Table};
+
+const FILE: &str = "namespaces.toml";
+const HEAD: &str = "\
+# What hosts know each namespace by, and the file or device that it was on; written by capstan-target.\n\
+# Oldest first. `nsid` and `uuid` in the configuration say other ones.\n\n";
+
+/// What hosts know namespaces by, of this process and of earlier ones.
+#[derive(Debug)]
+pub(crate) struct Identities {
+    /// `None`: this process remembers, and no other one will.
+    folder: Option<PathBuf>,
+    table: Table,
+    boot: Uuid,
+    /// Not yet shown to hosts.
+    chosen: Vec<(Known, Medium)>,
+}
+
+/// What a host knows a namespace by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) shown: NamespaceIdentity,
+    /// Hosts have seen another one in its place.
+    pub(crate) replaces: bool,
+}
+
+impl Identities {
+    /// What is remembered in the state folder, where there is one.
+    ///
+    /// # Errors
+    /// It cannot be read: hosts might take media for others.
+    pub(crate) fn here() -> anyhow::Result<Self> {
+        Self::in_folder(state::folder(), instance::boot()?)
+    }
+
+    fn in_folder(folder: Option<PathBuf>, boot: Uuid) -> anyhow::Result<Self> {
+        let mut all = Self {
+            folder: None,
+            table: Table::default(),
+            boot,
+            chosen: Vec::new(),
+        };
+        let Some(folder) = folder else {
+            return Ok(all);
+        };
+        match read(&folder) {
+            Ok(table) => {
+                all.table = table;
+                all.table.forget_other_boots(boot);
+                all.folder = Some(folder);
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::warn!("{}", Forgotten(Some((&folder, &error))));
+            }
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    let file = folder.join(FILE);
+                    format!(
+                        "{} says which namespace each medium is, and cannot be read: restore it, or remove it once no \
+                         host has a namespace attached whose medium was changed",
+                        file.display()
+                    )
+                });
+            }
+        }
+        Ok(all)
+    }
+
+    /// The instance of the machine.
+    pub(crate) fn boot(&self) -> Uuid {
+        self.boot
+    }
+
+    /// The configuration with an NSID for each namespace; beside what is `served`, those stay.
+    ///
+    /// # Errors
+    /// Two namespaces would have one UUID.
+    pub(crate) fn number(
+        &self,
+        config: &Config,
+        served: Option<&Config>,
+    ) -> anyhow::Result<Config> {
+        let mut config = config.clone();
+        for subsystem in &mut config.subsystems {
+            let nqn = &subsystem.nqn;
+            let same = served.and_then(|s| s.subsystems.iter().find(|s| s.nqn == *nqn));
+            self.table
+                .number(subsystem, same, |path| self.medium_at(path));
+        }
+        self.expected(&config)?;
+        Ok(config)
+    }
+
+    /// What each namespace on a path would be, by the path.
+    fn expected<'c>(&self, config: &'c Config) -> anyhow::Result<Vec<Told<'c>>> {
+        let mut first = HashMap::new();
+        let mut all = Vec::new();
+        for subsystem in &config.subsystems {
+            for namespace in &subsystem.namespaces {
+                let Backing::Path(path) = &namespace.backing else {
+                    continue;
+                };
+                // Opening it will tell.
+                let Some(medium) = self.medium_at(path) else {
+                    continue;
+                };
+                let choice = self.choose(&subsystem.nqn, namespace, &medium);
+                let place = (&subsystem.nqn, namespace.nsid);
+                if let Some((nqn, nsid)) = first.insert(choice.uuid, place) {
+                    bail!(
+                        "namespace {} of {} has UUID {}, which is that of namespace {nsid} of {nqn}: write another `uuid` \
+                         (`uuidgen` makes one) at one of them",
+                        place.1,
+                        place.0,
+                        choice.uuid
+                    );
+                }
+                all.push(Told {
+                    subnqn: &subsystem.nqn,
+                    nsid: namespace.nsid,
+                    path: path.clone(),
+                    choice,
+                });
+            }
+        }
+        Ok(all)
+    }
+
+    /// What a host knows the namespace on `store` by. Where the blocks do not last, the identity does
+    /// not: under the old one a host would go on, over zeroes. What the operator has chosen stands.
+    ///
+    /// # Errors
+    /// There are no random numbers.
+    pub(crate) fn identity(
+        &mut self,
+        subnqn: &Nqn,
+        namespace: &Namespace,
+        store: &Store,
+    ) -> anyhow::Result<Identity> {
+        let (uuid, replaces) = match (&namespace.backing, store.medium_id()) {
+            (Backing::Path(path), Some(id)) => {
+                let medium = self.medium(path, id.clone(), store.lifetime());
+                self.take(subnqn, namespace, medium)
+            }
+            // Each process has its own, and none is known to hosts.
+            _ => (instance::random()?, false),
+        };
+        let shown = NamespaceIdentity {
+            uuid: Some(uuid),
+            nguid: Some(namespace.nguid.unwrap_or_else(|| uuid.into_bytes())),
+            eui64: None,
+        };
+        Ok(Identity { shown, replaces })
+    }
+
+    /// Chooses the UUID, which [`keep`](Self::keep) remembers, and says what hosts will see; and whether
+    /// they have seen another one in its place.
+    fn take(&mut self, subnqn: &Nqn, namespace: &Namespace, medium: Medium) -> (Uuid, bool) {
+        let choice = self.choose(subnqn, namespace, &medium);
+        let uuid = choice.uuid;
+        let told = Told {
+            subnqn,
+            nsid: namespace.nsid,
+            path: medium.path.clone(),
+            choice,
+        };
+        let before = told.choice.before.as_ref();
+        let replaces = before.is_some_and(|before| before.uuid != uuid);
+        if before.is_some() {
+            tracing::warn!("{told}");
+        }
+        let known = Known::new(subnqn, namespace.nsid, uuid, &medium);
+        self.chosen.push((known, medium));
+        (uuid, replaces)
+    }
+
+    fn choose(&self, subnqn: &Nqn, namespace: &Namespace, medium: &Medium) -> Choice {
+        let derived = namespace_uuid(subnqn, namespace.nsid);
+        let derived = match medium.boot {
+            Some(boot) => Uuid::new_v5(&boot, derived.as_bytes()),
+            None => derived,
+        };
+        self.table
+            .choose(subnqn, namespace.nsid, medium, namespace.uuid, derived)
+    }
+
+    /// Forgets what was chosen and not shown.
+    pub(crate) fn drop_chosen(&mut self) {
+        self.chosen.clear();
+    }
+
+    /// Remembers what was chosen: it is about to be shown to hosts.
+    pub(crate) fn keep(&mut self) {
+        let chosen = std::mem::take(&mut self.chosen);
+        let remember = |table: &mut Table| {
+            let remembered = chosen.iter().map(|(k, on)| table.remember(k.clone(), on));
+            remembered.fold(false, |any, is_new| any | is_new)
+        };
+        if !remember(&mut self.table) {
+            return;
+        }
+        let Some(folder) = &self.folder else {
+            return;
+        };
+        // Another target may have written meanwhile. What cannot be locked is not written either, or
+        // its file system has no locks.
+        let _lock = state::lock(folder);
+        let mut table = read(folder).unwrap_or_else(|_| self.table.clone());
+        table.forget_other_boots(self.boot);
+        remember(&mut table);
+        let written = toml::to_string(&table)
+            .map_err(io::Error::other)
+            .and_then(|text| state::write(folder, FILE, &format!("{HEAD}{text}")));
+        match written {
+            Ok(()) => self.table = table,
+            Err(error) => tracing::warn!("{}", Forgotten(Some((folder, &error)))),
+        }
+    }
+
+    /// Why the next process will not know what this one serves, if there is anything to know.
+    pub(crate) fn forgets(&self, config: &Config) -> Option<String> {
+        let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+        let depends = namespaces.any(|n| n.backing.lasts() && n.uuid.is_none());
+        (self.folder.is_none() && depends).then(|| Forgotten(None).to_string())
+    }
+
+    fn medium_at(&self, path: &Path) -> Option<Medium> {
+        let (id, lifetime) = (MediumId::at(path).ok()?, Lifetime::at(path).ok()?);
+        Some(self.medium(path, id, lifetime))
+    }
+
+    fn medium(&self, path: &Path, id: MediumId, lifetime: Lifetime) -> Medium {
+        let others = self.table.all().iter();
+        let others = others.filter(|known| known.path != path && known.has_facts_of(&id));
+        let twins = others.filter(|known| is_twin(&known.path, path, &id));
+        Medium {
+            path: path.to_owned(),
+            boot: (lifetime == Lifetime::Boot).then_some(self.boot),
+            twins: twins.map(|known| known.path.clone()).collect(),
+            id,
+        }
+    }
+}
+
+/// Whether both paths lead to files with these facts, and not to one file: a snapshot has the inodes
+/// of what it is of. Two devices with one name are two ways to one disk.
+fn is_twin(a: &Path, b: &Path, id: &MediumId) -> bool {
+    let (Ok(at_a), Ok(at_b)) = (fs::metadata(a), fs::metadata(b)) else {
+        return false;
+    };
+    at_a.is_file()
+        && at_b.is_file()
+        && (at_a.dev(), at_a.ino()) != (at_b.dev(), at_b.ino())
+        && MediumId::at(a).is_ok_and(|there| there.is_same(id) == Some(true))
+}
+
+/// What `check` says of identities; the configuration with NSIDs.
+///
+/// # Errors
+/// What would keep the target from serving it.
+pub fn check(config: &Config, warnings: &mut Vec<String>) -> anyhow::Result<Config> {
+    let identities = Identities::here()?;
+    let config = identities.number(config, None)?;
+    let expected = identities.expected(&config)?;
+    let others = expected.iter().filter(|told| told.choice.before.is_some());
+    warnings.extend(others.map(ToString::to_string));
+    Ok(config)
+}
+
+/// A namespace that is on another medium than hosts have seen there.
+struct Told<'a> {
+    subnqn: &'a Nqn,
+    nsid: u32,
+    path: PathBuf,
+    choice: Choice,
+}
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Choice { uuid, before } = &self.choice;
+        let (nsid, subnqn, path) = (self.nsid, self.subnqn, self.path.display());
+        let Some(before) = before else {
+            return write!(f, "namespace {nsid} of {subnqn} is on {path}: UUID {uuid}");
+        };
+        if before.path == self.path {
+            write!(
+                f,
+                "namespace {nsid} of {subnqn}: {path} is another medium than it was (made anew, restored or exchanged)"
+            )?;
+        } else {
+            let was = before.path.display();
+            write!(
+                f,
+                "namespace {nsid} of {subnqn} is on another medium: {path}, was {was}"
+            )?;
+        }
+        let old = before.uuid;
+        if *uuid == old {
+            return write!(
+                f,
+                "; its UUID is {uuid} as before, because the configuration says so: hosts go on with it"
+            );
+        }
+        write!(
+            f,
+            "; its UUID is {uuid}, was {old}: hosts that have the old one attached refuse it until it is attached anew. If it \
+             is a copy of the same data, write `uuid = \"{old}\"` in its [[subsystem.namespace]]"
+        )
+    }
+}
+
+/// What each namespace is on is not remembered: in this folder for this reason, or there is none.
+struct Forgotten<'a>(Option<(&'a Path, &'a io::Error)>);
+
+impl fmt::Display for Forgotten<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("which file or device each namespace is on is not remembered (")?;
+        match self.0 {
+            Some((folder, error)) => {
+                write!(f, "{}: {error}", folder.join(FILE).display())?;
+            }
+            None => write!(
+                f,
+                "no folder {}, and none in {}",
+                state::FOLDER,
+                state::FOLDER_VARIABLE
+            )?,
+        }
+        f.write_str(
+            "): after a restart, hosts may take another medium for the one they had, and namespaces without `nsid` are \
+             numbered by their place. Give the target a state folder that it may write to, or write `nsid` and `uuid` in \
+             each [[subsystem.namespace]] with a path",
+        )
+    }
+}
+
+/// An absent file is an empty table.
+fn read(folder: &Path) -> io::Result<Table> {
+    let text = state::read(folder, FILE, NAMESPACES_TEXT_BYTES_MAX)?;
+    toml::from_str(&text).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests;

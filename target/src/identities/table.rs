@@ -1,0 +1,466 @@
+//! What is remembered of each namespace on a file or device, and what follows from it. Nothing here
+//! touches a file or device; `docs/durability.md` has the rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use capstan_config::{Backing, NAMESPACES_MAX, Namespace, Nqn, Subsystem, other_namespace_uuid};
+use capstan_storage::MediumId;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::limits::NAMESPACES_KEPT;
+
+/// A medium, and what leads to it now.
+#[derive(Clone, Debug)]
+pub(crate) struct Medium {
+    pub(crate) path: PathBuf,
+    pub(crate) id: MediumId,
+    /// Of what lasts until the machine starts anew.
+    pub(crate) boot: Option<Uuid>,
+    /// Paths of other files with the same facts, which are there as well: a file system and its
+    /// snapshot have such.
+    pub(crate) twins: Vec<PathBuf>,
+}
+
+/// A namespace and the medium it was on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    pub(crate) nqn: String,
+    pub(crate) nsid: u32,
+    pub(crate) uuid: Uuid,
+    pub(crate) path: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) boot: Option<Uuid>,
+    #[serde(with = "facts")]
+    medium: MediumId,
+}
+
+/// A medium in the file: what is known of it.
+mod facts {
+    use std::collections::BTreeMap;
+
+    use capstan_storage::MediumId;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(id: &MediumId, to: S) -> Result<S::Ok, S::Error> {
+        id.facts().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MediumId, D::Error> {
+        BTreeMap::<String, String>::deserialize(from).map(MediumId::from)
+    }
+}
+
+impl Known {
+    pub(crate) fn new(nqn: &Nqn, nsid: u32, uuid: Uuid, medium: &Medium) -> Self {
+        Self {
+            nqn: nqn.as_str().to_owned(),
+            nsid,
+            uuid,
+            path: medium.path.clone(),
+            boot: medium.boot,
+            medium: medium.id.clone(),
+        }
+    }
+
+    /// What it was on has the facts of this one.
+    pub(crate) fn has_facts_of(&self, id: &MediumId) -> bool {
+        self.medium.is_same(id) == Some(true)
+    }
+
+    fn is_at(&self, nqn: &Nqn, nsid: u32) -> bool {
+        self.nsid == nsid && self.nqn == nqn.as_str()
+    }
+
+    /// What is not known of both is decided by the path.
+    pub(crate) fn is_on(&self, medium: &Medium) -> bool {
+        if self.boot != medium.boot {
+            return false;
+        }
+        match self.medium.is_same(&medium.id) {
+            Some(same) => same && !medium.twins.contains(&self.path),
+            None => self.path == medium.path,
+        }
+    }
+}
+
+/// The identity of a namespace, and how it comes about.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub(crate) uuid: Uuid,
+    /// What hosts have seen there before, when that was another medium.
+    pub(crate) before: Option<Known>,
+}
+
+/// Oldest first: the last of an NQN and NSID is what hosts have seen there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    #[serde(default)]
+    namespace: Vec<Known>,
+}
+
+impl Table {
+    pub(crate) fn all(&self) -> &[Known] {
+        &self.namespace
+    }
+
+    /// What was in memory under a path until this boot is nothing that could come back.
+    pub(crate) fn forget_other_boots(&mut self, boot: Uuid) {
+        let is_of_now = |known: &Known| known.boot.is_none_or(|of| of == boot);
+        self.namespace.retain(is_of_now);
+    }
+
+    /// The UUID of a namespace: the `written` one, else that of its medium there, else `derived`
+    /// where no host has seen another one there, else one of its own.
+    pub(crate) fn choose(
+        &self,
+        nqn: &Nqn,
+        nsid: u32,
+        medium: &Medium,
+        written: Option<Uuid>,
+        derived: Uuid,
+    ) -> Choice {
+        let mut latest_first = self.namespace.iter().rev();
+        let mut there = latest_first.clone().filter(|known| known.is_at(nqn, nsid));
+        let before = there.clone().next();
+        let known = there.find(|known| known.is_on(medium));
+        // A written UUID may have gone with its data to another place.
+        let is_free = before.is_none() && !latest_first.any(|known| known.uuid == derived);
+        let uuid = written
+            .or_else(|| known.map(|known| known.uuid))
+            .unwrap_or_else(|| match is_free {
+                true => derived,
+                false => own_uuid(nqn, nsid, medium),
+            });
+        Choice {
+            uuid,
+            before: before.filter(|before| !before.is_on(medium)).cloned(),
+        }
+    }
+
+    /// A namespace was shown to hosts. A UUID is that of the medium that had it last: an operator
+    /// who gives it to a copy has said which one goes on. Returns whether anything is new.
+    pub(crate) fn remember(&mut self, new: Known, medium: &Medium) -> bool {
+        let is_there = |known: &Known| known.nsid == new.nsid && known.nqn == new.nqn;
+        if self.namespace.iter().rfind(|known| is_there(known)) == Some(&new) {
+            return false;
+        }
+        self.namespace
+            .retain(|known| known.uuid != new.uuid && !(is_there(known) && known.is_on(medium)));
+        self.namespace.push(new);
+        let too_many = self.namespace.len().saturating_sub(NAMESPACES_KEPT);
+        self.namespace.drain(..too_many);
+        true
+    }
+
+    /// Gives NSIDs to the namespaces of a subsystem for which none is written down: the one under which
+    /// it is `served`, else the one that is remembered for its medium, else the lowest one that is left. So none of
+    /// them moves when another one goes.
+    pub(crate) fn number(
+        &self,
+        subsystem: &mut Subsystem,
+        served: Option<&Subsystem>,
+        medium_at: impl Fn(&Path) -> Option<Medium>,
+    ) {
+        let Subsystem {
+            nqn, namespaces, ..
+        } = subsystem;
+        let written = namespaces.iter().filter(|n| n.nsid_is_written);
+        let mut taken: BTreeSet<u32> = written.map(|n| n.nsid).collect();
+        let mut open: Vec<&mut Namespace> = namespaces
+            .iter_mut()
+            .filter(|n| !n.nsid_is_written)
+            .collect();
+        for namespace in &mut open {
+            let served = served.into_iter().flat_map(|served| &served.namespaces);
+            let nsids = served
+                .filter(|served| served.backing == namespace.backing)
+                .map(|served| served.nsid);
+            let nsid = take(&mut taken, nsids);
+            give(namespace, nsid);
+        }
+        let there = self
+            .namespace
+            .iter()
+            .filter(|known| known.nqn == nqn.as_str());
+        let latest: BTreeMap<u32, &Known> =
+            there.clone().map(|known| (known.nsid, known)).collect();
+        // What was there last goes before what was there once.
+        for pass in [Remembered::Last, Remembered::Once] {
+            for namespace in open.iter_mut().filter(|n| !n.nsid_is_written) {
+                let Backing::Path(path) = &namespace.backing else {
+                    continue;
+                };
+                let medium = medium_at(path);
+                let is_on = |known: &Known| match &medium {
+                    Some(medium) => known.is_on(medium),
+                    None => known.path == *path,
+                };
+                let nsids = there.clone().rev().filter(|known| is_on(known));
+                let nsids = nsids.filter(|&known| match pass {
+                    Remembered::Last => latest.get(&known.nsid) == Some(&known),
+                    Remembered::Once => true,
+                });
+                let nsid = take(&mut taken, nsids.map(|known| known.nsid));
+                give(namespace, nsid);
+            }
+        }
+        for namespace in open.iter_mut().filter(|n| !n.nsid_is_written) {
+            // As many as namespaces: one is always left.
+            give(namespace, take(&mut taken, 1..=NAMESPACES_MAX));
+        }
+        namespaces.sort_by_key(|namespace| namespace.nsid);
+    }
+}
+
+/// Where the NSID of a medium comes from.
+#[derive(Clone, Copy)]
+enum Remembered {
+    Last,
+    Once,
+}
+
+/// Takes the first NSID that nothing has.
+fn take(taken: &mut BTreeSet<u32>, mut nsids: impl Iterator<Item = u32>) -> Option<u32> {
+    nsids.find(|&nsid| taken.insert(nsid))
+}
+
+fn give(namespace: &mut Namespace, nsid: Option<u32>) {
+    if let Some(nsid) = nsid {
+        namespace.nsid = nsid;
+        namespace.nsid_is_written = true;
+    }
+}
+
+fn own_uuid(nqn: &Nqn, nsid: u32, medium: &Medium) -> Uuid {
+    let name = if medium.id.is_known() {
+        medium.id.to_string()
+    } else {
+        format!("{}, path {}", medium.id, medium.path.display())
+    };
+    let uuid = other_namespace_uuid(nqn, nsid, &name);
+    match medium.boot {
+        Some(boot) => Uuid::new_v5(&boot, uuid.as_bytes()),
+        None => uuid,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use capstan_config::{Config, Nqn, Subsystem, namespace_uuid};
+    use uuid::Uuid;
+
+    use super::{Known, Medium, Table};
+
+    /// A file with this inode number under this path; `None`: nothing tells it.
+    fn on(path: &str, inode: Option<u32>) -> Medium {
+        let mut facts = std::collections::BTreeMap::from([("kind".to_owned(), "file".to_owned())]);
+        facts.extend(inode.map(|inode| ("inode".to_owned(), inode.to_string())));
+        Medium {
+            path: path.into(),
+            id: facts.into(),
+            boot: None,
+            twins: Vec::new(),
+        }
+    }
+
+    fn nqn() -> Nqn {
+        Nqn::new("nqn.2026-11.org.example:a").unwrap()
+    }
+
+    fn derived(nsid: u32) -> Uuid {
+        namespace_uuid(&nqn(), nsid)
+    }
+
+    /// Chooses, and remembers. The UUID, and whether another medium was there.
+    fn start(table: &mut Table, nsid: u32, medium: &Medium, written: Option<Uuid>) -> (Uuid, bool) {
+        let choice = table.choose(&nqn(), nsid, medium, written, derived(nsid));
+        table.remember(Known::new(&nqn(), nsid, choice.uuid, medium), medium);
+        (choice.uuid, choice.before.is_some())
+    }
+
+    #[test]
+    fn a_medium_has_its_uuid_wherever_it_is_and_another_one_never_gets_it() {
+        let mut table = Table::default();
+        let (a, b) = (on("/a", Some(1)), on("/b", Some(2)));
+        assert_eq!(start(&mut table, 1, &a, None), (derived(1), false));
+        assert_eq!(start(&mut table, 1, &a, None), (derived(1), false));
+        // Moved.
+        let moved = on("/moved", Some(1));
+        assert_eq!(start(&mut table, 1, &moved, None), (derived(1), false));
+        // Another path; and under the path of the first one another file.
+        let (of_b, is_other) = start(&mut table, 1, &b, None);
+        assert!(is_other && of_b != derived(1));
+        let (of_c, is_other) = start(&mut table, 1, &on("/a", Some(3)), None);
+        assert!(is_other && of_c != derived(1) && of_c != of_b);
+        // Back.
+        assert_eq!(start(&mut table, 1, &b, None), (of_b, true));
+        assert_eq!(start(&mut table, 1, &a, None), (derived(1), true));
+        // Another place is another namespace.
+        assert_eq!(start(&mut table, 2, &b, None), (derived(2), false));
+        // The same without a memory of it: nothing depends on what could be written down.
+        let mut forgetful = Table::default();
+        start(&mut forgetful, 1, &a, None);
+        assert_eq!(start(&mut forgetful, 1, &b, None), (of_b, true));
+    }
+
+    #[test]
+    fn what_nothing_tells_is_known_by_its_path() {
+        let mut table = Table::default();
+        start(&mut table, 1, &on("/dev/x", None), None);
+        let (same, is_other) = start(&mut table, 1, &on("/dev/x", None), None);
+        assert_eq!((same, is_other), (derived(1), false));
+        // A kernel that tells more.
+        let more = on("/dev/x", Some(7));
+        assert_eq!(start(&mut table, 1, &more, None), (derived(1), false));
+        let (other, is_other) = start(&mut table, 1, &on("/dev/y", None), None);
+        assert!(is_other && other != derived(1));
+        let (third, _) = start(&mut table, 1, &on("/dev/z", None), None);
+        assert_ne!(third, other);
+    }
+
+    #[test]
+    fn a_written_uuid_stands_and_belongs_to_what_had_it_last() {
+        let mut table = Table::default();
+        let (a, b) = (on("/a", Some(1)), on("/b", Some(2)));
+        start(&mut table, 1, &a, None);
+        // A copy goes on under the old name, also when the line is taken out.
+        let pinned = Some(derived(1));
+        assert_eq!(start(&mut table, 1, &b, pinned), (derived(1), true));
+        assert_eq!(start(&mut table, 1, &b, None), (derived(1), false));
+        // What it was copied from is behind it by now.
+        let (stale, is_other) = start(&mut table, 1, &a, None);
+        assert!(is_other && stale != derived(1));
+        // The name went to another NSID with the data.
+        let mut table = Table::default();
+        start(&mut table, 1, &a, None);
+        assert_eq!(start(&mut table, 5, &a, pinned), (derived(1), false));
+        let (other, _) = start(&mut table, 1, &b, None);
+        assert_ne!(other, derived(1));
+    }
+
+    #[test]
+    fn a_snapshot_beside_what_it_is_of_is_another_medium() {
+        let mut table = Table::default();
+        start(&mut table, 1, &on("/srv/a", Some(1)), None);
+        let snapshot = Medium {
+            twins: vec!["/srv/a".into()],
+            ..on("/snapshot/a", Some(1))
+        };
+        let (uuid, is_other) = start(&mut table, 1, &snapshot, None);
+        assert!(is_other && uuid != derived(1));
+    }
+
+    #[test]
+    fn memory_under_a_path_is_forgotten_with_its_boot() {
+        let mut table = Table::default();
+        let (first, second) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let shm = |boot| Medium {
+            boot: Some(boot),
+            ..on("/dev/shm/a", Some(1))
+        };
+        start(&mut table, 1, &on("/a", Some(1)), None);
+        start(&mut table, 2, &shm(first), None);
+        table.forget_other_boots(second);
+        let nsids: Vec<_> = table.all().iter().map(|known| known.nsid).collect();
+        assert_eq!(nsids, [1]);
+        let (a, _) = start(&mut table, 1, &shm(first), None);
+        table.forget_other_boots(second);
+        let (b, _) = start(&mut table, 1, &shm(second), None);
+        assert_ne!(a, b);
+    }
+
+    fn subsystem(entries: &[&str]) -> Subsystem {
+        let mut toml = "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
+                        nqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n"
+            .to_owned();
+        for entry in entries {
+            toml += &format!("[[subsystem.namespace]]\n{entry}\n");
+        }
+        Config::from_toml(&toml).unwrap().subsystems.remove(0)
+    }
+
+    /// The inode is the last byte of the path.
+    fn medium_at(path: &Path) -> Option<Medium> {
+        let text = path.to_str()?;
+        Some(on(text, text.bytes().last().map(Into::into)))
+    }
+
+    /// Starts with these entries after what `table` remembers: path or size, and NSID.
+    fn numbers(table: &mut Table, entries: &[&str], served: Option<&Subsystem>) -> Subsystem {
+        let mut subsystem = subsystem(entries);
+        table.number(&mut subsystem, served, medium_at);
+        for namespace in &subsystem.namespaces {
+            if let capstan_config::Backing::Path(path) = &namespace.backing {
+                start(table, namespace.nsid, &medium_at(path).unwrap(), None);
+            }
+        }
+        subsystem
+    }
+
+    fn shown(subsystem: &Subsystem) -> Vec<String> {
+        let namespaces = subsystem.namespaces.iter();
+        namespaces
+            .map(|n| format!("{} {}", n.nsid, n.backing))
+            .collect()
+    }
+
+    #[test]
+    fn an_entry_without_nsid_keeps_the_one_that_hosts_know_it_by() {
+        let mut table = Table::default();
+        let [a, b, c] = ["path = \"/a\"", "path = \"/b\"", "path = \"/c\""];
+        let fixed = "path = \"/x\"\nnsid = 1";
+        for (entries, expected) in [
+            (vec![a, b], vec!["1 /a", "2 /b"]),
+            // The first goes.
+            (vec![b], vec!["2 /b"]),
+            // Others come before it, and the first comes back.
+            (vec![c, b], vec!["1 /c", "2 /b"]),
+            (vec![a, b, c], vec!["1 /c", "2 /b", "3 /a"]),
+            // Turned round, and moved.
+            (vec![c, a, b], vec!["1 /c", "2 /b", "3 /a"]),
+            (vec!["path = \"/moved/b\""], vec!["2 /moved/b"]),
+            // A written one has the word.
+            (vec![fixed, c], vec!["1 /x", "2 /c"]),
+        ] {
+            let found = shown(&numbers(&mut table, &entries, None));
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_served_is_not_renumbered_by_a_reload() {
+        let mut table = Table::default();
+        let [small, large] = ["ram = 4096", "ram = 8192"];
+        let first = numbers(&mut table, &[small, "path = \"/a\"", large], None);
+        assert_eq!(shown(&first), ["1 ram:4096", "2 /a", "3 ram:8192"]);
+        let second = numbers(&mut table, &[large], Some(&first));
+        assert_eq!(shown(&second), ["3 ram:8192"]);
+        // What was there once does not push away what is served.
+        let third = numbers(&mut table, &[small, large], Some(&second));
+        assert_eq!(shown(&third), ["1 ram:4096", "3 ram:8192"]);
+        let both = ["path = \"/a\"", large, "null = 4096"];
+        let fourth = numbers(&mut table, &both, Some(&third));
+        assert_eq!(shown(&fourth), ["1 null:4096", "2 /a", "3 ram:8192"]);
+        // In the place of a path that is taken out at the same time.
+        let fifth = numbers(&mut table, &["path = \"/b\"", large], Some(&fourth));
+        assert_eq!(shown(&fifth), ["1 /b", "3 ram:8192"]);
+    }
+
+    #[test]
+    fn a_table_comes_back_from_its_file_and_is_bounded() {
+        let mut table = Table::default();
+        start(&mut table, 1, &on("/a", Some(1)), None);
+        start(&mut table, 1, &on("/b \"quoted\"", None), None);
+        let text = toml::to_string(&table).unwrap();
+        assert_eq!(toml::from_str::<Table>(&text).unwrap(), table);
+        let (medium, uuid) = (on("/c", Some(3)), Uuid::from_u128(3));
+        let known = Known::new(&nqn(), 3, uuid, &medium);
+        assert!(table.remember(known.clone(), &medium));
+        assert!(!table.remember(known, &medium), "it is known");
+        assert_eq!(table.all().len(), 3);
+    }
+}

@@ -1,0 +1,240 @@
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use capstan_config::{Config, Subsystem, namespace_uuid};
+use capstan_storage::{DirectIo, Lifetime, MediumId, VolumeSpec};
+use uuid::Uuid;
+
+use super::{FILE, Identities, Told};
+
+const BOOT: Uuid = Uuid::from_u128(1);
+
+/// A state folder, and files beside it.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("state")).unwrap();
+        Self(root)
+    }
+
+    fn state(&self) -> PathBuf {
+        self.0.path().join("state")
+    }
+
+    fn image(&self, name: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        path
+    }
+
+    fn identities(&self) -> Identities {
+        Identities::in_folder(Some(self.state()), BOOT).unwrap()
+    }
+}
+
+fn config(entries: &[(&Path, &str)]) -> Config {
+    let mut toml = "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
+                    nqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n"
+        .to_owned();
+    for (path, keys) in entries {
+        toml += &format!("[[subsystem.namespace]]\npath = {path:?}\n{keys}\n");
+    }
+    Config::from_toml(&toml).unwrap()
+}
+
+/// Starts a target: NSID and UUID of each namespace, and what is said of it.
+fn start(identities: &mut Identities, entries: &[(&Path, &str)]) -> Vec<(u32, Uuid, String)> {
+    let config = identities.number(&config(entries), None).unwrap();
+    let said: Vec<_> = identities
+        .expected(&config)
+        .unwrap()
+        .iter()
+        .map(Told::to_string)
+        .collect();
+    let Subsystem {
+        nqn, namespaces, ..
+    } = &config.subsystems[0];
+    let shown: Vec<_> = namespaces
+        .iter()
+        .map(|namespace| {
+            let capstan_config::Backing::Path(path) = &namespace.backing else {
+                panic!("a path")
+            };
+            let spec = VolumeSpec::Path {
+                path: path.clone(),
+                lba_bytes: None,
+                read_only: false,
+                direct: DirectIo::Off,
+            };
+            let store = spec.prepare().unwrap();
+            let identity = identities.identity(nqn, namespace, &store).unwrap().shown;
+            let uuid = identity.uuid.unwrap();
+            assert_eq!(identity.nguid, Some(uuid.into_bytes()));
+            (namespace.nsid, uuid)
+        })
+        .collect();
+    identities.keep();
+    shown
+        .into_iter()
+        .zip(said)
+        .map(|((nsid, uuid), said)| (nsid, uuid, said))
+        .collect()
+}
+
+fn derived(nsid: u32) -> Uuid {
+    namespace_uuid(&config(&[]).subsystems[0].nqn, nsid)
+}
+
+#[test]
+fn what_a_namespace_was_on_outlives_the_process() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    let (one, two) = ((a.as_path(), ""), (b.as_path(), ""));
+    let again = |entries: &[_]| start(&mut place.identities(), entries);
+    let lasts = Lifetime::at(&a).unwrap() == Lifetime::Lasting;
+    let both = again(&[one, two]);
+    if lasts {
+        assert_eq!([both[0].1, both[1].1], [derived(1), derived(2)]);
+    }
+    // The first one goes, and the second one does not slide.
+    assert_eq!(again(&[two])[0].1, both[1].1);
+    let swapped = again(&[(&b, "nsid = 1")]);
+    assert!(
+        ![both[0].1, both[1].1].contains(&swapped[0].1),
+        "{swapped:?}"
+    );
+    for words in [
+        "namespace 1 of nqn.2026-11.org.example:a is on another medium",
+        b.to_str().unwrap(),
+        a.to_str().unwrap(),
+        &format!("write `uuid = \"{}\"`", both[0].1),
+    ] {
+        assert!(swapped[0].2.contains(words), "{swapped:?}");
+    }
+    let one = (a.as_path(), "nsid = 1");
+    assert_eq!(again(&[one])[0].1, both[0].1, "back");
+    // Made anew under its path.
+    fs::remove_file(&a).unwrap();
+    place.image("a");
+    let anew = again(&[one]);
+    assert!(anew[0].1 != both[0].1, "{anew:?}");
+    assert!(anew[0].2.contains("made anew, restored"), "{anew:?}");
+    let pinned = format!("uuid = \"{}\"", both[0].1);
+    assert_eq!(again(&[(&a, &pinned)])[0].1, both[0].1);
+    assert_eq!(again(&[one])[0].1, both[0].1, "the line is taken out");
+}
+
+#[test]
+fn a_file_that_is_moved_or_reached_otherwise_is_the_same() {
+    let place = Place::new();
+    let a = place.image("a");
+    let first = start(&mut place.identities(), &[(&a, "")]);
+    let link = place.0.path().join("link");
+    symlink(&a, &link).unwrap();
+    let hard = place.0.path().join("hard");
+    fs::hard_link(&a, &hard).unwrap();
+    let moved = place.0.path().join("moved");
+    for path in [&link, &hard] {
+        assert_eq!(
+            start(&mut place.identities(), &[(path, "")])[0].1,
+            first[0].1
+        );
+    }
+    fs::rename(&a, &moved).unwrap();
+    assert_eq!(
+        start(&mut place.identities(), &[(&moved, "")])[0].1,
+        first[0].1
+    );
+}
+
+#[test]
+fn what_cannot_be_written_changes_no_identity_and_what_cannot_be_read_is_an_error() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    start(&mut place.identities(), &[(&a, "")]);
+    let file = place.state().join(FILE);
+    let text = fs::read_to_string(&file).unwrap();
+    // As where the folder cannot be written to: each start has only what the first one wrote.
+    let mut seen = BTreeSet::new();
+    for _ in 0..2 {
+        seen.insert(start(&mut place.identities(), &[(&b, "")])[0].1);
+        fs::write(&file, &text).unwrap();
+    }
+    assert_eq!(seen.len(), 1);
+    // No folder: what is served is remembered as long as the process.
+    let mut alone = Identities::in_folder(None, BOOT).unwrap();
+    let first = start(&mut alone, &[(&a, "")]);
+    let second = start(&mut alone, &[(&b, "")]);
+    assert_ne!(first[0].1, second[0].1);
+    let config = config(&[(&a, "")]);
+    let words = alone.forgets(&config).unwrap();
+    assert!(words.contains("STATE_DIRECTORY") && words.contains("write `nsid` and `uuid`"));
+    assert_eq!(place.identities().forgets(&config), None);
+    // Another process's, or spoilt.
+    for spoil in ["not = [a table", "[[namespace]]\nnqn = 1"] {
+        fs::write(&file, spoil).unwrap();
+        let error = Identities::in_folder(Some(place.state()), BOOT).unwrap_err();
+        assert!(
+            format!("{error:#}").contains("cannot be read: restore it"),
+            "{error:#}"
+        );
+        assert_eq!(fs::read_to_string(&file).unwrap(), spoil, "left as it is");
+    }
+}
+
+#[test]
+fn a_uuid_that_another_namespace_has_is_refused() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    let first = start(&mut place.identities(), &[(&a, "nsid = 1")])[0].1;
+    let pinned = format!("nsid = 2\nuuid = \"{first}\"");
+    let both = config(&[(&a, "nsid = 1"), (&b, &pinned)]);
+    let error = place.identities().number(&both, None).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("namespace 2 of") && error.contains("that of namespace 1 of"),
+        "{error}"
+    );
+    // What has it by derivation only has never had it once it is on another medium.
+    start(&mut place.identities(), &[(&b, "nsid = 1")]);
+    let moved = config(&[(&b, "nsid = 1"), (&a, &pinned)]);
+    assert!(place.identities().number(&moved, None).is_ok());
+}
+
+#[test]
+fn an_identity_lasts_as_long_as_the_blocks_do() {
+    let place = Place::new();
+    let a = place.image("a");
+    let subsystem = config(&[(&a, "")]).subsystems.remove(0);
+    let namespace = &subsystem.namespaces[0];
+    let of = |lifetime, boot| {
+        let mut identities = Identities::in_folder(None, boot).unwrap();
+        let medium = identities.medium(&a, MediumId::at(&a).unwrap(), lifetime);
+        identities.take(&subsystem.nqn, namespace, medium).0
+    };
+    let lasting = of(Lifetime::Lasting, BOOT);
+    assert_eq!(lasting, derived(1));
+    let boot = of(Lifetime::Boot, BOOT);
+    assert_eq!(of(Lifetime::Boot, BOOT), boot, "the same in every process");
+    let later = of(Lifetime::Boot, Uuid::from_u128(2));
+    assert!(boot != later && boot != lasting && later != lasting);
+    let ram = VolumeSpec::Ram {
+        bytes: 1 << 20,
+        lba_bytes: 4096,
+    };
+    let toml = "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
+                nqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n\
+                [[subsystem.namespace]]\nram = \"1MiB\"\n";
+    let subsystem = Config::from_toml(toml).unwrap().subsystems.remove(0);
+    let stores = [(), ()].map(|()| {
+        let store = ram.prepare().unwrap();
+        let mut identities = place.identities();
+        let identity = identities.identity(&subsystem.nqn, &subsystem.namespaces[0], &store);
+        identity.unwrap().shown.uuid
+    });
+    assert_ne!(stores[0], stores[1]);
+}

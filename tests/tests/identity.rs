@@ -1,0 +1,312 @@
+//! A namespace is known by the file that it is on: another file in its place is another namespace,
+//! whether a reload or a restart puts it there, and no host goes on in it.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use capstan_initiator::{BlockingVolume, Controller};
+use capstan_tests::host::options;
+use capstan_tests::program::{Daemon, own_address, program, signal, told, utf8};
+use capstan_tests::target::SUBNQN;
+use nix::sys::signal::Signal;
+
+const PATIENCE: Duration = Duration::from_secs(15);
+const BYTES: usize = 1 << 20;
+
+/// A configuration with its state folder and its images.
+struct Place {
+    folder: tempfile::TempDir,
+    state: PathBuf,
+    at: SocketAddr,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        fs::create_dir(&state).unwrap();
+        Self {
+            folder,
+            state,
+            at: own_address(),
+        }
+    }
+
+    fn image(&self, name: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        fs::write(&path, vec![0; BYTES]).unwrap();
+        path
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.path().join("target.toml")
+    }
+
+    /// Namespaces on these paths, with these keys.
+    fn configure(&self, entries: &[(&Path, &str)]) {
+        let mut toml = format!(
+            "[target]\nreactors = 2\nmemory_budget = \"64MiB\"\n[[listener]]\naddress = \"{}\"\nport = {}\n\
+             provider = \"iwarp\"\n[[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n",
+            self.at.ip(),
+            self.at.port(),
+        );
+        for (path, keys) in entries {
+            toml += &format!("[[subsystem.namespace]]\npath = {path:?}\n{keys}\n");
+        }
+        fs::write(self.config(), toml).unwrap();
+    }
+
+    fn environment(&self) -> String {
+        format!("STATE_DIRECTORY={}", self.state.display())
+    }
+
+    fn serve(&self) -> Daemon {
+        let environment = self.environment();
+        Daemon::serve_under(&["env", &environment], &["--config", utf8(&self.config())])
+    }
+
+    fn check(&self) -> String {
+        let mut check = Command::new("env");
+        check.arg(self.environment()).arg(program("capstan-target"));
+        check.args(["check", "--config", utf8(&self.config())]);
+        told(&check.output().unwrap())
+    }
+
+    fn connect(&self) -> Controller {
+        let mut options = options(self.at, 1);
+        options.reconnect_delay = Duration::from_millis(200);
+        Controller::connect(options).expect("connects")
+    }
+
+    /// What a host that connects now sees.
+    fn shown(&self) -> Vec<(u32, String)> {
+        let controller = self.connect();
+        let namespaces = controller.snapshot_blocking().namespaces;
+        controller.close();
+        let shown = namespaces.iter();
+        shown
+            .map(|n| (n.nsid, n.uuid.unwrap().to_string()))
+            .collect()
+    }
+}
+
+fn reload(daemon: &Daemon) -> Vec<String> {
+    let known = daemon.log().len();
+    signal(daemon.pid(), Signal::SIGHUP);
+    daemon.wait_for_log_after(known, &["configuration", "reloaded"]);
+    daemon.log().split_off(known)
+}
+
+fn has(log: &[String], words: &[&str]) -> bool {
+    log.iter()
+        .any(|line| words.iter().all(|word| line.contains(word)))
+}
+
+fn volume(controller: &Controller, nsid: u32) -> BlockingVolume {
+    controller
+        .volume_blocking(nsid)
+        .expect("the namespace")
+        .blocking()
+}
+
+fn is_blank(image: &Path) -> bool {
+    fs::read(image).unwrap().iter().all(|&byte| byte == 0)
+}
+
+/// Writes until that fails: why.
+fn writes_until_it_fails(volume: &BlockingVolume) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Err(error) = volume.write(0, &[7; 4096]) {
+            return error.to_string();
+        }
+    }
+    panic!("the host goes on writing")
+}
+
+#[test]
+fn a_host_that_writes_never_reaches_the_file_that_a_reload_puts_in_its_place() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    place.configure(&[(&a, "nsid = 1")]);
+    let daemon = place.serve();
+    let before = place.shown();
+    let controller = place.connect();
+    let writing = volume(&controller, 1);
+    writing.write(0, &[7; 4096]).expect("writes");
+    place.configure(&[(&b, "nsid = 1")]);
+    let (stop, writing) = (AtomicBool::new(false), &writing);
+    let log = thread::scope(|scope| {
+        // In the middle of it, most likely, and for a second behind it: the host has found the new
+        // one by then, and must not take it for the old one.
+        let writer = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = writing.write(4096, &[7; 8192]);
+            }
+        });
+        let log = reload(&daemon);
+        thread::sleep(Duration::from_secs(1));
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+        log
+    });
+    assert!(is_blank(&b), "what was for another file is in this one");
+    writes_until_it_fails(writing);
+    assert!(has(&log, &["namespace 1", "medium changed"]), "{log:#?}");
+    let words = ["another medium", utf8(&a), utf8(&b), "write `uuid = "];
+    assert!(has(&log, &words), "{log:#?}");
+    controller.close();
+    let other = place.shown();
+    assert!(other.len() == 1 && other != before, "{other:?}");
+    // A host that attaches it anew may use it.
+    let controller = place.connect();
+    volume(&controller, 1).write(0, &[9; 4096]).expect("writes");
+    controller.close();
+    place.configure(&[(&a, "nsid = 1")]);
+    reload(&daemon);
+    assert_eq!(place.shown(), before, "the first one is back");
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_host_does_not_go_on_in_the_file_that_a_restart_puts_in_its_place() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    place.configure(&[(&a, "nsid = 1")]);
+    let daemon = place.serve();
+    let before = place.shown();
+    let controller = place.connect();
+    let writing = volume(&controller, 1);
+    writing.write(0, &[7; 4096]).expect("writes");
+    place.configure(&[(&b, "nsid = 1")]);
+    let told = place.check();
+    assert!(
+        told.contains("another medium") && told.contains(&before[0].1),
+        "{told}"
+    );
+    daemon.kill();
+    let daemon = place.serve();
+    daemon.wait_for_log(&["another medium", utf8(&a), utf8(&b)]);
+    let why = writes_until_it_fails(&writing);
+    assert!(why.contains("its UUID is"), "{why}");
+    assert!(is_blank(&b));
+    controller.close();
+    let other = place.shown();
+    assert!(other != before);
+    // It is the same from one start to the next, and said once.
+    assert!(daemon.stop().success());
+    let daemon = place.serve();
+    assert_eq!(place.shown(), other);
+    assert!(!has(&daemon.log(), &["another medium"]));
+    assert!(!place.check().contains("another medium"));
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn what_is_left_keeps_its_number_when_the_first_one_goes() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    place.configure(&[(&a, ""), (&b, "")]);
+    let daemon = place.serve();
+    let both = place.shown();
+    assert_eq!([both[0].0, both[1].0], [1, 2]);
+    let controller = place.connect();
+    let (first, second) = (volume(&controller, 1), volume(&controller, 2));
+    first.write(0, &[1; 4096]).expect("writes");
+    second.write(0, &[2; 4096]).expect("writes");
+    place.configure(&[(&b, "")]);
+    let log = reload(&daemon);
+    assert!(has(&log, &["namespace 1", "removed"]), "{log:#?}");
+    assert!(has(&log, &["namespace 2", "number kept"]), "{log:#?}");
+    writes_until_it_fails(&first);
+    second.write(4096, &[2; 4096]).expect("goes on");
+    assert_eq!(place.shown(), both[1..]);
+    assert!(daemon.stop().success());
+    let daemon = place.serve();
+    second
+        .write(8192, &[2; 4096])
+        .expect("goes on after a restart");
+    assert!(first.write(0, &[1; 4096]).is_err());
+    controller.close();
+    assert_eq!(place.shown(), both[1..]);
+    // It comes back, behind the other one.
+    place.configure(&[(&b, ""), (&a, "")]);
+    reload(&daemon);
+    assert_eq!(place.shown(), both);
+    assert!(daemon.stop().success());
+    let stored = fs::read(&b).unwrap();
+    assert!(stored[..12288].iter().all(|&byte| byte == 2));
+}
+
+#[test]
+fn a_moved_file_is_the_same_and_one_made_anew_is_not_unless_its_uuid_is_written_down() {
+    let place = Place::new();
+    let a = place.image("a");
+    let start = |entries: &[(&Path, &str)]| {
+        place.configure(entries);
+        let daemon = place.serve();
+        let shown = place.shown();
+        assert!(daemon.stop().success());
+        shown
+    };
+    let first = start(&[(&a, "")]);
+    let moved = place.folder.path().join("moved");
+    fs::rename(&a, &moved).unwrap();
+    assert_eq!(start(&[(&moved, "")]), first);
+    // Restored from a copy, as most tools do.
+    let copy = place.folder.path().join("copy");
+    fs::copy(&moved, &copy).unwrap();
+    fs::rename(&copy, &moved).unwrap();
+    assert!(
+        place.check().contains("made anew, restored"),
+        "{}",
+        place.check()
+    );
+    let restored = start(&[(&moved, "")]);
+    assert_ne!(restored, first);
+    let pinned = format!("uuid = \"{}\"", first[0].1);
+    assert_eq!(start(&[(&moved, &pinned)]), first);
+}
+
+#[test]
+fn where_nothing_can_be_written_down_that_is_said_and_nothing_changes_in_silence() {
+    let mut place = Place::new();
+    let a = place.image("a");
+    place.configure(&[(&a, "")]);
+    // Nobody can make a file there.
+    place.state = "/proc".into();
+    let seen = [(), ()].map(|()| {
+        let daemon = place.serve();
+        daemon.wait_for_log(&["WARN", "is not remembered", "/proc/namespaces.toml"]);
+        let shown = place.shown();
+        assert!(daemon.stop().success());
+        shown
+    });
+    assert_eq!(seen[0], seen[1]);
+    place.state = place.folder.path().join("none");
+    let daemon = place.serve();
+    daemon.wait_for_log(&["is not remembered", "STATE_DIRECTORY"]);
+    assert_eq!(place.shown(), seen[0]);
+    // Spoilt: rather not served than as something else.
+    assert!(daemon.stop().success());
+    fs::create_dir(&place.state).unwrap();
+    fs::write(place.state.join("namespaces.toml"), "[[namespace").unwrap();
+    let mut check = Command::new("env");
+    check
+        .arg(place.environment())
+        .arg(program("capstan-target"));
+    let refused = check
+        .args(["check", "--config", utf8(&place.config())])
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && told.contains("restore it, or remove it"),
+        "{told}"
+    );
+}
