@@ -258,9 +258,14 @@ impl Checker<'_> {
                 let mut seen = HashSet::new();
                 if cores.is_empty() || cores.len() as u64 > *limits::REACTORS.end() {
                     let allowed = format!("\"auto\", or 1 to {} cores", limits::REACTORS.end());
-                    self.not_allowed(name, field.span(), format!("{cores:?}"), allowed);
+                    let value = match cores.len() {
+                        0 => "[]".to_owned(),
+                        count => format!("a list of {count}"),
+                    };
+                    self.not_allowed(name, field.span(), value, allowed);
+                    return Reactors::Auto;
                 }
-                let mut checked = Vec::with_capacity(cores.len().min(256));
+                let mut checked = Vec::with_capacity(cores.len());
                 for core in cores {
                     match usize::try_from(*core) {
                         Ok(core) if limits::CORE.contains(&(core as u64)) && seen.insert(core) => {

@@ -7,14 +7,17 @@
 //! holds one never checks again.
 //!
 //! Every complaint is a [`Problem`]: where (line and field), what was written, what is allowed, and
-//! the nearest thing that would have been right. All problems are reported, not the first.
+//! the nearest thing that would have been right. All problems are found, not the first one; of very
+//! many, the first are told ([`first_of`]).
 //!
 //! # What it does not do
 //! It opens no volume, listens on nothing and knows neither RDMA nor NVMe commands.
 
 #![forbid(unsafe_code)]
 
-use std::io::Read;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 mod backing;
@@ -31,6 +34,7 @@ mod read;
 mod schema;
 mod size;
 mod suggest;
+mod told;
 
 pub use capstan_nvme_proto::nqn::{Nqn, NqnError};
 
@@ -49,6 +53,7 @@ pub use model::{
 pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};
 pub use quick::QuickExport;
 pub use size::{Size, SizeError};
+pub use told::first_of;
 
 impl Config {
     /// Parses and checks the text of a configuration file, without a look at the machine.
@@ -79,13 +84,14 @@ fn read_text(path: &Path) -> Result<String, ConfigError> {
         path: path.to_owned(),
         error,
     };
-    let file: Box<dyn Read> = if path.as_os_str() == "-" {
-        Box::new(std::io::stdin())
+    let input: Box<dyn Read> = if path.as_os_str() == "-" {
+        Box::new(io::stdin())
     } else {
-        Box::new(std::fs::File::open(path).map_err(read)?)
+        Box::new(open(path).map_err(read)?)
     };
     let mut bytes = Vec::new();
-    file.take(CONFIG_BYTES_MAX + 1)
+    input
+        .take(CONFIG_BYTES_MAX + 1)
         .read_to_end(&mut bytes)
         .map_err(read)?;
     if bytes.len() as u64 > CONFIG_BYTES_MAX {
@@ -97,4 +103,25 @@ fn read_text(path: &Path) -> Result<String, ConfigError> {
         path: path.to_owned(),
         at: error.utf8_error().valid_up_to(),
     })
+}
+
+/// Where a process finds the descriptors that it was started with: a pipe there has somebody who
+/// writes, as `-` has.
+const HANDED_OVER: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self/fd"];
+
+/// Opens what can be read at once: a named pipe would keep the process until somebody writes, and a
+/// device may do what nobody asked for.
+fn open(path: &Path) -> io::Result<File> {
+    if HANDED_OVER.iter().any(|place| path.starts_with(place)) {
+        return File::open(path);
+    }
+    let file_type = path.metadata()?.file_type();
+    // A folder is refused by the kernel.
+    if !(file_type.is_file() || file_type.is_dir()) {
+        let found = machine::volume::type_name(file_type);
+        return Err(io::Error::other(format!("it is a {found}")));
+    }
+    // It may be another one by now.
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::{
     Access, At, Backing, Config, MemoryPlan, Namespace, Nqn, Problem, ProblemKind, Problems,
-    Reactors, Warning,
+    Reactors, Warning, told,
 };
 
 pub(crate) mod volume;
@@ -105,7 +105,7 @@ impl Config {
         for core in cores.iter().filter(|core| !allowed.contains(core)) {
             let kind = ProblemKind::Core {
                 core: *core,
-                allowed: format!("{allowed:?}"),
+                allowed: told::ranges(allowed),
             };
             findings.problem("target.reactors", kind);
         }
@@ -289,7 +289,7 @@ mod tests {
         };
         assert_eq!(
             problem.to_string(),
-            "target.reactors: core 9 is not one this process may run on; allowed: [0, 1]"
+            "target.reactors: core 9 is not one this process may run on; allowed: 0-1"
         );
     }
 

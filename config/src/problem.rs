@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::machine::volume::{nearest_sibling, with_next_step};
-use crate::{BackingError, ListenError, NqnError, Size};
+use crate::{BackingError, ListenError, NqnError, Size, told};
 
 /// Why there is no [`Config`](crate::Config).
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum ConfigError {
     #[error(
         "cannot read the configuration {}: {}",
         name(path),
-        not_read(path, error)
+        told::line(&not_read(path, error))
     )]
     Read {
         /// The file.
@@ -52,7 +52,7 @@ pub enum ConfigError {
         at: usize,
     },
     /// Not TOML.
-    #[error("{message}")]
+    #[error("{}", told::lines(message))]
     Syntax {
         /// The parser's words, with line, column and the text of the line. Ends in a newline.
         message: String,
@@ -73,7 +73,7 @@ fn whole_lbas(size_bytes: u64, lba_bytes: u32) -> u64 {
 fn name(path: &Path) -> String {
     match path.to_str() {
         Some("-") => "on stdin".to_owned(),
-        _ => path.display().to_string(),
+        _ => told::line(&path.display().to_string()),
     }
 }
 
@@ -94,6 +94,7 @@ fn not_read(path: &Path, error: &io::Error) -> String {
         ),
         (io::ErrorKind::NotADirectory, _) => with_next_step(error, path, None),
         _ if error.raw_os_error() == Some(libc::ELOOP) => with_next_step(error, path, None),
+        (io::ErrorKind::Other, _) => format!("{error}; expected a TOML file, or `-` for stdin"),
         _ => error.to_string(),
     }
 }
@@ -142,6 +143,12 @@ impl Problems {
         self
     }
 
+    /// The problems, in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Problem] {
+        &self.0
+    }
+
     /// The problems.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.0.iter()
@@ -165,13 +172,7 @@ impl IntoIterator for Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.0.iter().enumerate() {
-            if index > 0 {
-                writeln!(f)?;
-            }
-            write!(f, "{problem}")?;
-        }
-        Ok(())
+        f.write_str(&told::first_of(&self.0).join("\n"))
     }
 }
 
@@ -195,7 +196,7 @@ impl fmt::Display for At {
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{at}: {kind}")]
+#[error("{}", told::line(&format!("{at}: {kind}")))]
 pub struct Problem {
     /// Where.
     pub at: At,
@@ -389,7 +390,7 @@ pub enum ProblemKind {
 
 /// Something that works but an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{at}: {message}")]
+#[error("{}", told::line(&format!("{at}: {message}")))]
 pub struct Warning {
     /// Where.
     pub at: At,

@@ -1,6 +1,7 @@
 //! Sizes in bytes: integers, or text with a binary unit.
 
 use std::fmt;
+use std::num::IntErrorKind;
 use std::str::FromStr;
 
 use bytesize::ByteSize;
@@ -28,11 +29,14 @@ pub enum SizeError {
         binary: String,
     },
     /// Nothing at all.
-    #[error("there is no size; write bytes or a number with KiB, MiB, GiB or TiB")]
+    #[error("there is no size; write bytes or a number with KiB, MiB, GiB, TiB or PiB")]
     Empty,
     /// Not a number with a unit.
-    #[error("`{0}` is not a size; write bytes or a number with KiB, MiB, GiB or TiB")]
+    #[error("`{0}` is not a size; write bytes or a number with KiB, MiB, GiB, TiB or PiB")]
     NotASize(String),
+    /// More than 64 bits of bytes.
+    #[error("`{0}` is too large; the largest size is 16383 PiB")]
+    TooLarge(String),
 }
 
 impl FromStr for Size {
@@ -40,6 +44,7 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
         let not_a_size = || SizeError::NotASize(text.to_owned());
+        let too_large = || SizeError::TooLarge(text.to_owned());
         let trimmed = text.trim();
         if trimmed.is_empty() {
             return Err(SizeError::Empty);
@@ -49,12 +54,16 @@ impl FromStr for Size {
             .unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(unit_at);
         match unit.to_ascii_lowercase().as_str() {
-            "" | "b" | "bytes" => number.trim().parse().map(Size).map_err(|_| not_a_size()),
+            "" | "b" | "bytes" => match number.trim().parse() {
+                Ok(bytes) => Ok(Self(bytes)),
+                Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err(too_large()),
+                Err(_) => Err(not_a_size()),
+            },
             "kib" | "mib" | "gib" | "tib" | "pib" => {
                 let size: ByteSize = trimmed.parse().map_err(|_| not_a_size())?;
-                // The parser saturates; nothing that large exists.
+                // The parser saturates.
                 if size.as_u64() == u64::MAX {
-                    Err(not_a_size())
+                    Err(too_large())
                 } else {
                     Ok(Self(size.as_u64()))
                 }
@@ -161,21 +170,30 @@ mod tests {
     #[test]
     fn nonsense_is_not_a_size() {
         assert_eq!("".parse::<Size>(), Err(SizeError::Empty));
-        for text in [
-            "MiB",
-            "-1",
-            "-1MiB",
-            "1e9",
-            "1..5GiB",
-            "99999999999999999999TiB",
-            "é",
-        ] {
+        for text in ["MiB", "-1", "-1MiB", "1e9", "1..5GiB", "é"] {
             assert_eq!(
                 text.parse::<Size>(),
                 Err(SizeError::NotASize(text.to_owned())),
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn what_is_too_large_is_said_to_be_and_the_largest_is_taken() {
+        for text in [
+            "99999999TiB",
+            "99999 PiB",
+            "16384PiB",
+            "99999999999999999999TiB",
+            "18446744073709551616",
+            "99999999999999999999 bytes",
+        ] {
+            let error = text.parse::<Size>().unwrap_err();
+            assert_eq!(error, SizeError::TooLarge(text.to_owned()));
+            assert!(error.to_string().ends_with("largest size is 16383 PiB"));
+        }
+        assert_eq!("16383 PiB".parse(), Ok(Size(16383 << 50)));
     }
 
     #[test]

@@ -103,7 +103,8 @@ fn every_wrong_option_is_named() {
     assert_eq!(fields, ["--export", "--listen", "--nqn"], "{text}");
     assert_eq!(
         error(&export("/no/such/file", "127.0.0.1:1")),
-        "--export: cannot open /no/such/file: No such file or directory (os error 2)"
+        "--export: cannot open /no/such/file: No such file or directory (os error 2); there is no folder \
+         /no: make it, or mount what has it"
     );
 }
 

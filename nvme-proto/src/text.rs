@@ -79,7 +79,8 @@ impl fmt::Debug for TextField<'_> {
 
 /// Text for people, whatever it holds: what a terminal or a log would not show as it is (control
 /// characters, line and paragraph separators, characters that turn the direction of the text or take
-/// no room) is escaped as in Rust.
+/// no room) is escaped as in Rust. A backslash stays one: names of devices have them, and what was
+/// escaped before.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a>(pub &'a str);
 
@@ -99,10 +100,10 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// `escape_debug` knows what Unicode calls a control, a format or a separator. Quotes it escapes for
-/// Rust's sake.
+/// `escape_debug` knows what Unicode calls a control, a format or a separator. Quotes and backslashes it
+/// escapes for Rust's sake.
 fn is_shown(char: char) -> bool {
-    matches!(char, '\'' | '"') || char.escape_debug().len() == 1
+    matches!(char, '\'' | '"' | '\\') || char.escape_debug().len() == 1
 }
 
 #[cfg(test)]
@@ -116,6 +117,13 @@ mod tests {
         assert_eq!(space_padded::<6>("abc"), *b"abc   ");
         assert_eq!(nul_padded::<4>("abcdef"), *b"abcd");
         assert_eq!(nul_padded::<4>("a\né"), *b"a??\0");
+    }
+
+    #[test]
+    fn what_is_shown_is_shown_twice_as_once() {
+        let shown = Shown("/dev/a\\x20b\u{1b}[31m\u{202e}'\"\n").to_string();
+        assert_eq!(shown, "/dev/a\\x20b\\u{1b}[31m\\u{202e}'\"\\n");
+        assert_eq!(Shown(&shown).to_string(), shown);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! `capstan-target doctor`: the machine, and what a configuration asks of it.
 
+use std::fmt::Display;
 use std::net::TcpListener;
 
-use capstan_config::{Config, Listener, MemoryPlan, Target};
+use capstan_config::{Config, Listener, MemoryPlan, Target, first_of};
 use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
 use capstan_rdma::choose;
 use nix::errno::Errno;
@@ -33,7 +34,7 @@ pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Ve
         Some(Err(error)) => {
             let mut checks = machine_checks(machine, &Role::target(budget));
             checks.push(Check::error(
-                "configuration",
+                CONFIGURATION,
                 error,
                 "a configuration that `capstan-target check` takes",
                 "change what is named there",
@@ -72,29 +73,34 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
 
 /// What is wrong with the configuration on this machine. A budget that is too small is among it.
 fn configuration(config: &Config) -> Vec<Check> {
-    const NAME: &str = "configuration";
-    // The words say what is expected, too.
-    let finding = |verdict, seen: String, field: &str| Check {
-        verdict,
-        remedy: Some(format!("change {field}, or the machine")),
-        ..Check::ok(NAME, seen)
-    };
     match config.check_machine() {
-        Err(problems) => problems
-            .iter()
-            .map(|problem| finding(Verdict::Error, problem.to_string(), &problem.at.field))
-            .collect(),
+        Err(problems) => findings(Verdict::Error, problems.as_slice(), |problem| {
+            format!("change {}, or the machine", problem.at.field)
+        }),
         Ok(warnings) if warnings.is_empty() => {
             let namespaces: usize = config.subsystems.iter().map(|s| s.namespaces.len()).sum();
             let subsystems = config.subsystems.len();
             let seen = format!("{subsystems} subsystem(s), {namespaces} namespace(s)");
-            vec![Check::ok(NAME, seen)]
+            vec![Check::ok(CONFIGURATION, seen)]
         }
-        Ok(warnings) => warnings
-            .iter()
-            .map(|warning| finding(Verdict::Warning, warning.to_string(), &warning.at.field))
-            .collect(),
+        Ok(warnings) => findings(Verdict::Warning, &warnings, |warning| {
+            let field = &warning.at.field;
+            format!("nothing, where it is meant to be so; else change {field}, or the machine")
+        }),
     }
+}
+
+const CONFIGURATION: &str = "configuration";
+
+/// A check for each line that is told of `all`: the words say what is expected, too.
+fn findings<T: Display>(verdict: Verdict, all: &[T], remedy: impl Fn(&T) -> String) -> Vec<Check> {
+    let lines = first_of(all).into_iter().zip(all);
+    let checks = lines.map(|(seen, finding)| Check {
+        verdict,
+        remedy: Some(remedy(finding)),
+        ..Check::ok(CONFIGURATION, seen)
+    });
+    checks.collect()
 }
 
 /// What a device must have for everything that the memory budget has room for.

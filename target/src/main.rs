@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use capstan_config::{Config, Problems, ProviderChoice, QuickExport};
+use capstan_config::{Config, Problems, ProviderChoice, QuickExport, first_of};
 use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
@@ -69,7 +69,7 @@ fn run(source: &Source, held: Held) -> anyhow::Result<()> {
     let _last_lines =
         log::start(config.target.log.as_str()).context("there is no thread for the log")?;
     raise_limits();
-    for warning in room::check(&config, in_words_of(source))? {
+    for warning in first_of(&room::check(&config, in_words_of(source))?) {
         tracing::warn!("{warning}");
     }
     // What came from stdin is gone.
@@ -138,7 +138,7 @@ fn check(file: &Path) -> anyhow::Result<()> {
     let config = identities::check(&config, &mut warnings)?;
     warnings.extend(lba_size::warnings(&config));
     warnings.extend(lost::warnings(&config));
-    for warning in &warnings {
+    for warning in first_of(&warnings) {
         println!("warning: {warning}");
     }
     let name = match file.to_str() {

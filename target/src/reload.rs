@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Access, Backing, Config, Namespace, Nqn, Subsystem};
+use capstan_config::{Access, Backing, Config, Namespace, Nqn, Subsystem, first_of};
 use capstan_subsystem::{BackendId, NamespaceConfig};
 
 use crate::control_plane::{ControlPlane, Message};
@@ -98,7 +98,7 @@ impl Served {
             let mut added = difference.namespaces_added.iter();
             added.any(|(nqn, new)| nqn == subnqn && new.nsid == namespace.nsid)
         };
-        for warning in wanted.check_machine_opening(is_added)? {
+        for warning in first_of(&wanted.check_machine_opening(is_added)?) {
             tracing::warn!("{warning}");
         }
         room::check_added(&wanted, is_added, reactors)?;

@@ -315,4 +315,39 @@ fn a_configuration_that_will_not_do_is_an_error() {
     assert_eq!(check(&report, "huge pages")["verdict"], "ok");
     let (report, output) = target_doctor(&[], &["--config", "/no/such/file.toml"]);
     assert_error(&report, &output, "configuration", "/no/such/file.toml");
+    // Very many mistakes are counted.
+    let disks = (0..99).map(|n| format!("[[subsystem.namespace]]\npath = \"/no/such/{n}\"\n"));
+    let text = fs::read_to_string(&file).unwrap() + &disks.collect::<String>();
+    fs::write(&file, text).unwrap();
+    let (report, _) = target_doctor(&[], &["--config", utf8(&file)]);
+    let checks = report["checks"].as_array().unwrap();
+    let told: Vec<_> = checks
+        .iter()
+        .filter(|check| check["name"] == "configuration")
+        .map(|check| check["seen"].as_str().unwrap())
+        .collect();
+    assert_eq!(told.len(), 33, "{told:?}");
+    assert!(told[32].starts_with("and 68 more"), "{told:?}");
+}
+
+#[test]
+fn what_may_be_meant_so_is_not_to_be_mended() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk.img");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let export = ["--export", utf8(&disk), "--listen", "127.0.0.1:0"];
+    // As a target that runs with this very configuration has it.
+    let has_it = fs::File::open(&disk).unwrap();
+    has_it.lock().unwrap();
+    let (report, output) = target_doctor(&[], &export);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    let check = check(&report, "configuration");
+    assert_eq!(check["verdict"], "warning", "{check:#}");
+    let seen = check["seen"].as_str().unwrap();
+    assert!(seen.contains("is locked by another program"), "{seen}");
+    let remedy = check["remedy"].as_str().unwrap();
+    assert!(
+        remedy.starts_with("nothing, where it is meant to be so; else change "),
+        "{remedy}"
+    );
 }

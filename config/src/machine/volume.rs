@@ -275,7 +275,7 @@ pub(crate) fn with_next_step(
     match (error.kind(), metadata) {
         (ErrorKind::NotFound, _) => match nearest_sibling(path) {
             Some(nearest) => format!("{error}; did you mean {}?", nearest.display()),
-            None => error.to_string(),
+            None => format!("{error}; {}", how_to_have_it(path)),
         },
         // Not the file's mode: `ErrorKind` does not tell the two apart.
         (ErrorKind::PermissionDenied, _) if error.raw_os_error() == Some(libc::EPERM) => format!(
@@ -319,6 +319,24 @@ pub(crate) fn with_next_step(
     }
 }
 
+/// What to do where nothing has the name of `path`, nor one like it.
+fn how_to_have_it(path: &Path) -> String {
+    if path.starts_with("/dev") {
+        return "`lsblk` lists the devices there are".to_owned();
+    }
+    let above: Vec<&Path> = path.ancestors().skip(1).collect();
+    match above.into_iter().rev().find(|folder| !folder.exists()) {
+        Some(folder) => format!(
+            "there is no folder {}: make it, or mount what has it",
+            folder.display()
+        ),
+        None => {
+            let path = path.display();
+            format!("`truncate -s 1G {path}` makes a file of 1 GiB")
+        }
+    }
+}
+
 /// What is in the way of `path`, and not a folder.
 fn first_no_folder(path: &Path) -> Option<&Path> {
     let above: Vec<&Path> = path.ancestors().skip(1).collect();
@@ -338,7 +356,7 @@ pub(crate) fn nearest_sibling(path: &Path) -> Option<PathBuf> {
     suggest::nearest(name, names.iter().map(String::as_str)).map(|nearest| folder.join(nearest))
 }
 
-fn type_name(file_type: FileType) -> &'static str {
+pub(crate) fn type_name(file_type: FileType) -> &'static str {
     if file_type.is_dir() {
         "folder"
     } else if file_type.is_char_device() {
