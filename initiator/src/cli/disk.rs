@@ -423,9 +423,9 @@ pub(super) fn check_losses(dir: &VolumeDir, record: &Record) -> Result<()> {
 pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
     // In order: it has removed its folder itself.
     let has_died = dir.path().exists();
-    take_away(dir, record)?;
+    let taken = take_away(dir, record)?;
     if has_died && record.has_disk() {
-        tracing::warn!("{}", unflushed(record, "had died"));
+        tracing::warn!("{}", unflushed(record, "had died", taken));
     }
     Ok(())
 }
@@ -445,25 +445,43 @@ pub(super) fn clean_up_dead() {
 
 /// Takes away what a process that was ended here left behind.
 pub(super) fn clean_up_ended(dir: &VolumeDir, record: &Record) -> Result<()> {
-    take_away(dir, record)?;
+    let taken = take_away(dir, record)?;
     if record.has_disk() {
-        tracing::warn!("{}", unflushed(record, "was ended"));
+        tracing::warn!("{}", unflushed(record, "was ended", taken));
     }
     Ok(())
 }
 
-fn unflushed(record: &Record, what: &str) -> String {
+/// Whether a loop device was still a volume's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Disk,
+    Nothing,
+}
+
+fn unflushed(record: &Record, what: &str, taken: Taken) -> String {
+    let name = record.name();
+    let disk = match taken {
+        Taken::Disk => ", and the disk was taken down".to_owned(),
+        Taken::Nothing => {
+            format!("; nothing was taken down, for {name} is not its disk any more")
+        }
+    };
     format!(
-        "process {}, which served {}, {what}, and the disk was taken down: what was written and not flushed may be lost",
+        "process {}, which served {name}, {what}{disk}: what was written and not flushed may be lost",
         record.process.pid,
-        record.name()
     )
 }
 
 /// Loop device and folder; the FUSE mount went with the process.
-fn take_away(dir: &VolumeDir, record: &Record) -> Result<()> {
-    clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
-    remove(dir)
+fn take_away(dir: &VolumeDir, record: &Record) -> Result<Taken> {
+    let is_cleared = clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
+    remove(dir)?;
+    Ok(if is_cleared {
+        Taken::Disk
+    } else {
+        Taken::Nothing
+    })
 }
 
 /// Gives a volume up whose process has ended while its disk is in use: the disk goes with its last

@@ -98,7 +98,7 @@ pub(super) fn unmount(
 
 fn tell_loss(record: &Record, why: &str) {
     tracing::warn!(
-        device = %record.device.display(),
+        device = %record.name(),
         "{why}: the serving process is ended, and what was not written is lost"
     );
 }

@@ -180,6 +180,10 @@ impl Umount {
         require_root("unmounting a volume needs root")?;
         let interrupts = Interrupts::take()?;
         let (dir, mut record, mounts) = self.find()?;
+        if self.force && mounts.is_empty() {
+            // It may be ended next, and only that one: another is not waited for.
+            record.process.check_serves(dir.path())?;
+        }
         let unfinished = mounts.is_empty() && !record.mount_points.is_empty();
         if unfinished && !self.force && record.process.is_alive() {
             let (target, device) = (self.target.display(), record.device.display());

@@ -4,31 +4,43 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use bytesize::ByteSize;
+use capstan_nvme_proto::text::Shown;
 use comfy_table::Table;
 use serde_json::{Map, Value};
 
-/// Writes a line to stdout.
+/// Writes a line to stdout, or several.
 pub(crate) fn line(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{text}")?;
+    writeln!(stdout, "{}", shown(text))?;
     Ok(())
+}
+
+/// Lines as a terminal can show them, whatever a target or a record has put in.
+fn shown(text: &str) -> String {
+    let lines: Vec<String> = text
+        .split('\n')
+        .map(|line| Shown(line).to_string())
+        .collect();
+    lines.join("\n")
 }
 
 /// Writes a JSON value to stdout.
 pub(crate) fn json(value: &Value) -> Result<()> {
-    line(&serde_json::to_string_pretty(value)?)
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{value:#}")?;
+    Ok(())
 }
 
 /// Tells an error and its causes on stderr, in one line.
 pub(crate) fn error(error: &anyhow::Error) {
     // There is nowhere left to tell that stderr is gone.
-    let _ = writeln!(io::stderr(), "capstan: {}", chain(error));
+    let _ = writeln!(io::stderr(), "capstan: {}", shown(&chain(error)));
 }
 
 /// Tells something besides the output, on stderr.
 pub(crate) fn note(text: &str) {
     // There is nowhere left to tell that stderr is gone.
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", shown(text));
 }
 
 /// An error and its causes in one line.
@@ -53,7 +65,9 @@ pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> R
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
     table.set_header(head);
-    table.add_rows(rows);
+    // What begins a line of the table is a cell of its own.
+    let shown = |cells: Vec<String>| cells.into_iter().map(|cell| Shown(&cell).to_string());
+    table.add_rows(rows.map(|cells| shown(cells).collect::<Vec<_>>()));
     line(&table.trim_fmt())
 }
 

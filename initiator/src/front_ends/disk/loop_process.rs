@@ -82,6 +82,8 @@ pub enum LoopAnswer {
     Done,
     /// It is mounted, or claimed by another device: it was left alone.
     InUse,
+    /// It has another name, or none: it was left alone.
+    Another,
     /// What it is.
     Is(LoopState),
     /// It failed, in words.
@@ -373,8 +375,9 @@ fn clear(path: &Path, name: &str, in_use_too: bool) -> Result<LoopAnswer, LoopEr
         }
     };
     // It may have been cleared, and be another's by now.
-    if device.name()?.as_deref() == Some(name) {
-        device.clear()?;
+    if device.name()?.as_deref() != Some(name) {
+        return Ok(LoopAnswer::Another);
     }
+    device.clear()?;
     Ok(LoopAnswer::Done)
 }

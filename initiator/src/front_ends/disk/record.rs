@@ -8,6 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use capstan_nvme_proto::text::Shown;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
@@ -114,9 +115,9 @@ impl Record {
     #[must_use]
     pub fn name(&self) -> String {
         if self.has_disk() {
-            return self.device.display().to_string();
+            return Shown(&self.device.to_string_lossy()).to_string();
         }
-        format!("namespace {} of {}", self.nsid, self.subnqn)
+        format!("namespace {} of {}", self.nsid, Shown(&self.subnqn))
     }
 
     /// Whether a disk is chosen.

@@ -437,11 +437,12 @@ fn detach(disk: &Disk) -> Result<(), String> {
     }
 }
 
-/// Clears the loop device of a volume, if it still is one and nobody has claimed it.
+/// Clears the loop device of a volume, if it still is one and nobody has claimed it; `false` where it
+/// is not.
 ///
 /// # Errors
 /// Why it cannot be cleared, in words.
-pub fn clear_loop(record: &Record) -> Result<(), String> {
+pub fn clear_loop(record: &Record) -> Result<bool, String> {
     clear(record, false)
 }
 
@@ -450,13 +451,13 @@ pub fn clear_loop(record: &Record) -> Result<(), String> {
 /// # Errors
 /// Why not, in words.
 pub fn clear_loop_later(record: &Record) -> Result<(), String> {
-    clear(record, true)
+    clear(record, true).map(drop)
 }
 
-fn clear(record: &Record, in_use_too: bool) -> Result<(), String> {
+fn clear(record: &Record, in_use_too: bool) -> Result<bool, String> {
     let path = &record.device;
     if !is_configured(path) {
-        return Ok(());
+        return Ok(false);
     }
     let request = LoopRequest::Clear {
         device: path.clone(),
@@ -465,7 +466,7 @@ fn clear(record: &Record, in_use_too: bool) -> Result<(), String> {
     };
     match loop_process::ask(&request) {
         Ok(LoopAnswer::InUse) => Err(format!("{} is {}", path.display(), use_of(path))),
-        Ok(_) => Ok(()),
+        Ok(answer) => Ok(answer != LoopAnswer::Another),
         Err(error) => Err(error.to_string()),
     }
 }

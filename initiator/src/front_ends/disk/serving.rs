@@ -15,7 +15,8 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{Pid, Uid, geteuid};
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, Unexpected};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The command of a serving process, and the option that names its volume's folder.
 pub const COMMAND: &str = "serve-fuse";
@@ -26,9 +27,23 @@ pub const FOLDER_OPTION: &str = "--volume-dir";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Its number.
+    #[serde(deserialize_with = "number")]
     pub pid: i32,
     /// When it started, in clock ticks since the machine did (proc_pid_stat(5), field 22).
     pub start_ticks: u64,
+}
+
+/// The number of a process: 0 and less mean others to the kernel.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i32, D::Error> {
+    let pid = i32::deserialize(deserializer)?;
+    if pid > 0 {
+        return Ok(pid);
+    }
+    let expected = "the number of a process, 1 or more";
+    Err(D::Error::invalid_value(
+        Unexpected::Signed(pid.into()),
+        &expected,
+    ))
 }
 
 /// A process is not ended.
@@ -99,19 +114,25 @@ impl Process {
         let Some(handle) = self.open().map_err(system)? else {
             return Ok(());
         };
-        if let Err(found) = serves(pid, folder) {
+        self.check_serves(folder)?;
+        handle.kill().map_err(system)
+    }
+
+    /// Makes sure that it is the process of this user that serves the volume of `folder`, or has ended.
+    ///
+    /// # Errors
+    /// [`EndError::Other`].
+    pub fn check_serves(&self, folder: &Path) -> Result<(), EndError> {
+        match serves(self.pid, folder) {
             // What is gone meanwhile has no command line.
-            if !self.is_alive() {
-                return Ok(());
-            }
-            return Err(EndError::Other {
-                pid,
+            Err(found) if self.is_alive() => Err(EndError::Other {
+                pid: self.pid,
                 found,
                 expected: geteuid(),
                 folder: folder.display().to_string(),
-            });
+            }),
+            Ok(()) | Err(_) => Ok(()),
         }
-        handle.kill().map_err(system)
     }
 
     /// A handle for this process and no other one with its number; `None` when it has ended.
