@@ -2,6 +2,8 @@
 //! move, delete or take away, and those that fail. A state is said once, in the log with what to do
 //! and to the hosts; what goes on is said again with a count.
 
+mod looks;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,10 +17,9 @@ use capstan_storage::{IoError, IoErrorKind, Look, Place, Store};
 use capstan_subsystem::{BackendId, Geometry};
 
 use crate::control_plane::ControlPlane;
-use crate::limits::{
-    LOOK_PATIENCE, LOOKS_AT_ONCE_MAX, MEDIA_LOOK_EVERY, MEDIA_SAID_AGAIN, MEDIA_SILENT,
-};
+use crate::limits::{LOOK_PATIENCE, LOOKS_AT_ONCE_MAX, MEDIA_LOOK_EVERY, MEDIA_SAID_AGAIN};
 use crate::plan::Export;
+use looks::{Asked, Round};
 
 /// What is watched.
 #[derive(Debug, Default)]
@@ -27,112 +28,6 @@ pub(crate) struct Media {
     failures: Mutex<HashMap<(BackendId, IoErrorKind), Failures>>,
     /// Looks that have not ended.
     asked: Mutex<BTreeMap<BackendId, Asked>>,
-}
-
-/// A look at a volume.
-#[derive(Clone, Debug)]
-struct Asked {
-    backend: BackendId,
-    store: Store,
-    subnqn: Nqn,
-    nsid: u32,
-    since: Instant,
-    has_told: bool,
-}
-
-impl Asked {
-    fn of(backend: BackendId, watched: &Watched) -> Self {
-        Self {
-            backend,
-            store: watched.store.clone(),
-            subnqn: watched.subnqn.clone(),
-            nsid: watched.nsid,
-            since: Instant::now(),
-            has_told: false,
-        }
-    }
-
-    /// Whether it takes long, which is said once.
-    fn is_due(&mut self, now: Instant) -> bool {
-        let waited = now.duration_since(self.since);
-        let is_due = waited >= MEDIA_SILENT && !self.has_told;
-        if is_due {
-            self.has_told = true;
-            tracing::error!(
-                "{} has not answered for {} s: what looks at it waits in the kernel, as commands of hosts may, and its size \
-                 is not watched. See whether what its file system is on is there, and the kernel log of this machine",
-                self.store.name(),
-                waited.as_secs()
-            );
-        }
-        is_due
-    }
-
-    /// What hosts are told of it.
-    fn change(&self, is_sound: bool) -> (BackendId, Change) {
-        let change = Change {
-            subnqn: self.subnqn.clone(),
-            nsid: self.nsid,
-            geometry: None,
-            lost: None,
-            is_sound,
-        };
-        (self.backend, change)
-    }
-}
-
-/// Volumes that are looked at one after the other.
-struct Round {
-    left: Mutex<VecDeque<Asked>>,
-    resized: AtomicUsize,
-}
-
-impl Round {
-    /// Looks at what is left on a thread: `false` when one of them has not answered for `patience`,
-    /// and others wait behind it.
-    fn is_over_within(self: &Arc<Self>, patience: Duration, control: &Arc<ControlPlane>) -> bool {
-        if self.left().is_empty() {
-            return true;
-        }
-        let (done, looked) = mpsc::channel();
-        let (round, plane) = (Arc::clone(self), Arc::clone(control));
-        let looks = move || round.look(&plane, &done);
-        if let Err(error) = thread::Builder::new().name("look".into()).spawn(looks) {
-            tracing::debug!(%error, "no thread to look at media: they are looked at one after the other");
-            self.look(control, &mpsc::channel().0);
-            return true;
-        }
-        loop {
-            match looked.recv_timeout(patience) {
-                Ok(()) => {}
-                Err(RecvTimeoutError::Disconnected) => return true,
-                Err(RecvTimeoutError::Timeout) => return self.left().is_empty(),
-            }
-        }
-    }
-
-    /// Looks at what is left.
-    fn look(&self, control: &ControlPlane, done: &mpsc::Sender<()>) {
-        while let Some(asked) = self.next() {
-            control.media().asked().insert(asked.backend, asked.clone());
-            let look = asked.store.look();
-            let is_resized = control.media().looked(&asked, look, control);
-            let resized = usize::from(is_resized);
-            self.resized.fetch_add(resized, Ordering::Relaxed);
-            // Nobody waits any more for one that took long.
-            let _ = done.send(());
-        }
-    }
-
-    fn left(&self) -> MutexGuard<'_, VecDeque<Asked>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn next(&self) -> Option<Asked> {
-        let asked = self.left().pop_front()?;
-        let since = Instant::now();
-        Some(Asked { since, ..asked })
-    }
 }
 
 /// A volume on a file or device.
@@ -396,9 +291,14 @@ impl Watched {
         let after = Again(&self.subnqn, self.nsid);
         match place {
             Place::AtPath => tracing::info!("{volume} is at its path again"),
-            Place::Deleted(kept) | Place::Elsewhere(kept) => tracing::error!(
+            Place::Elsewhere(kept) => tracing::error!(
+                "{volume} is {place}: hosts go on with what was opened there, which is {} now. Move it back there",
+                std::fs::read_link(kept).unwrap_or_default().display()
+            ),
+            Place::Deleted(kept) => tracing::error!(
                 "{volume} is {place}: hosts go on with what was opened there, which nobody finds any more when this process \
-                 ends. To keep it, copy it while no host writes (cp --sparse=always {} FILE); {after}",
+                 ends. To keep it, copy it while no host writes (cp --sparse=always {} FILE), and write the `uuid` for it that \
+                 `capstan-target check` then names, as hosts refuse a copy otherwise; {after}",
                 kept.display()
             ),
             Place::Gone(_) => tracing::error!(

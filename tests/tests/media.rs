@@ -240,7 +240,12 @@ fn an_image_without_its_name_is_said_once_and_can_be_saved_as_the_log_says() {
     volume.flush().unwrap();
     let aside = bench.folder.path().join("aside");
     fs::rename(&bench.image, &aside).unwrap();
-    daemon.wait_for_log(&["ERROR", utf8(&bench.image), "not at its path any more"]);
+    daemon.wait_for_log(&[
+        "ERROR",
+        utf8(&bench.image),
+        "not at its path any more",
+        utf8(&aside),
+    ]);
     fs::rename(&aside, &bench.image).unwrap();
     daemon.wait_for_log(&["is at its path again"]);
     // Deleted, and another one made in its place.
@@ -249,6 +254,7 @@ fn an_image_without_its_name_is_said_once_and_can_be_saved_as_the_log_says() {
     File::create(&bench.image).unwrap().set_len(MIB).unwrap();
     volume.write(4096, &[8; 4096]).unwrap();
     volume.flush().unwrap();
+    assert!(line.contains("`uuid`"), "a copy is another medium: {line}");
     let (_, command) = line.split_once('(').unwrap();
     let (command, _) = command.split_once(')').unwrap();
     let saved = bench.folder.path().join("saved");
