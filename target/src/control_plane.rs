@@ -271,6 +271,7 @@ impl ControlPlane {
 
     /// Tells hosts of volumes that have lost writes before they were opened.
     pub(crate) fn tell_of_lost(&self) {
+        self.lost.tell_of_unreadable();
         for backend in self.lost.backends() {
             self.with(|target| target.handle_data_lost(backend, Clock.now_us()));
         }

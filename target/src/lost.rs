@@ -75,6 +75,11 @@ impl Lost {
         );
     }
 
+    /// Every volume has been looked for: tells of notes that cannot be read and are of none of them.
+    pub(crate) fn tell_of_unreadable(&self) {
+        self.kept.tell_of_unreadable();
+    }
+
     /// Volumes that have lost something.
     pub(crate) fn backends(&self) -> Vec<BackendId> {
         self.running.backends()
@@ -134,7 +139,11 @@ impl Lost {
 }
 
 fn now() -> String {
-    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+    shown(SystemTime::now())
+}
+
+fn shown(when: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(when).to_string()
 }
 
 fn dated(what: &str) -> String {

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use capstan_tests::disks::run;
 use capstan_tests::lossy::{
     Lossy, STATE, connect, is_cleared, is_lost, is_write_fault, namespace, reload, serve_in,
     target_command, variables, write_configuration,
@@ -86,4 +87,59 @@ fn root_a_target_that_only_reads_clears_nothing_that_another_one_has_lost() {
     let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
     let is_of_a_loss = |name: &std::ffi::OsString| name.to_string_lossy().contains("writes");
     assert!(!left.iter().any(is_of_a_loss), "{left:?}");
+}
+
+/// Its name says which medium it is of.
+#[test]
+fn root_a_note_that_cannot_be_read_fails_every_flush_until_it_is_cleared() {
+    let Lossy {
+        thin,
+        path,
+        folder,
+        at,
+        daemon,
+        ..
+    } = Lossy::new();
+    let folder = folder.path();
+    daemon.kill();
+    thin.set_room(20);
+    let note = notes(folder).remove(0);
+    let text = fs::read_to_string(&note).unwrap();
+    let (name, elsewhere) = (utf8(&note), folder.join("elsewhere"));
+    fs::write(&elsewhere, &text).unwrap();
+    let nameless = text.split("[medium]").next().unwrap();
+    let cut = &text[..text.len() / 2];
+    let other_kind = text.replace("kind = \"file\"", "");
+    let write = |bytes: &[u8]| fs::write(&note, bytes).unwrap();
+    let damages: [(&str, &dyn Fn()); 9] = [
+        ("empty", &|| write(b"")),
+        ("cut", &|| write(cut.as_bytes())),
+        ("without its medium", &|| write(nameless.as_bytes())),
+        ("without a part of it", &|| write(other_kind.as_bytes())),
+        ("binary", &|| write(&[0xff; 500])),
+        ("long", &|| write(&[b'#'; 20_000])),
+        ("a link", &|| {
+            std::os::unix::fs::symlink(&elsewhere, &note).unwrap();
+        }),
+        ("a folder", &|| fs::create_dir(&note).unwrap()),
+        ("a FIFO", &|| drop(run("mkfifo", &[name]).unwrap())),
+    ];
+    for (damage, make) in damages {
+        let _ = fs::remove_file(&note);
+        make();
+        for _ in 0..2 {
+            let daemon = serve_in(folder);
+            daemon.wait_for_log(&["ERROR", utf8(&path), "clear-lost-writes"]);
+            is_lost(at);
+            daemon.kill();
+        }
+        let report = target_command(folder, &["doctor"]);
+        assert!(report.contains("lost writes"), "{damage}: {report}");
+        let cleared = target_command(folder, &["clear-lost-writes", utf8(&path)]);
+        assert!(cleared.starts_with("cleared: "), "{damage}: {cleared}");
+        assert!(notes(folder).is_empty(), "{damage}");
+        let daemon = serve_in(folder);
+        is_cleared(at);
+        daemon.kill();
+    }
 }

@@ -1,14 +1,15 @@
 //! The notes of this process in the state folder, by volume.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 use capstan_subsystem::BackendId;
+use nix::errno::Errno;
 
-use super::note::{self, Found, Note};
+use super::note::{self, All, Found, Note};
 use crate::limits::{LOST_NOTE_BYTES_MAX, LOST_NOTE_WAIT, LOST_NOTES_RESERVED};
 use crate::plan::Export;
 use crate::state::{self, Reserve};
@@ -24,6 +25,8 @@ pub(super) struct Kept {
 #[derive(Debug, Default)]
 struct Notes {
     by_backend: BTreeMap<BackendId, Held>,
+    /// Notes that cannot be read and are of no volume here, which the log knows.
+    unreadable_told: BTreeSet<String>,
     /// Where the state folder's file system is as full as the volume's.
     reserves: Vec<Reserve>,
 }
@@ -124,6 +127,7 @@ impl Kept {
         let Notes {
             by_backend,
             reserves,
+            ..
         } = &mut *notes;
         for held in by_backend.values_mut() {
             if held.is_missing(folder) {
@@ -167,12 +171,18 @@ impl Kept {
                 export.store.name(),
                 folder.display()
             );
-            Vec::new()
+            All::default()
         });
         let path = Path::new(&**export.store.name());
-        let found = all
-            .into_iter()
-            .find(|found| found.note.is_of(path, Some(medium)));
+        let found = all.of(path, medium, |unreadable| Note {
+            path: path.to_owned(),
+            subnqn: export.subnqn.as_str().to_owned(),
+            nsid: export.nsid,
+            when: unreadable.when.clone(),
+            errno: Errno::EIO as i32,
+            what: unreadable.what(),
+            medium: medium.facts().clone(),
+        });
         if !export.store.geometry().read_only {
             // Of a clear that a target was not told of before it ended.
             let name = found.as_ref().map(|found| found.name.clone());
@@ -184,6 +194,22 @@ impl Kept {
         let held = Held::new(export, found, true);
         notes.by_backend.insert(export.backend, held);
         Some(note)
+    }
+
+    /// Says in the log, once each, which notes cannot be read and are of none of the volumes here.
+    pub(super) fn tell_of_unreadable(&self) {
+        let Some(folder) = &self.folder else { return };
+        // That of a folder that cannot be read has been said.
+        let all = note::all(folder).unwrap_or_default();
+        let mut notes = self.notes();
+        for unreadable in all.unreadable {
+            let mut held = notes.by_backend.values();
+            if held.all(|held| held.found.name != unreadable.name)
+                && notes.unreadable_told.insert(unreadable.name.clone())
+            {
+                tracing::error!("{}", unreadable.line(folder));
+            }
+        }
     }
 
     /// Volumes whose notes are in the folder.
@@ -358,7 +384,7 @@ mod tests {
         this.write_missing();
         assert_eq!(this.noted(), [BackendId(1)]);
         assert!(this.cleared().is_empty());
-        for found in note::all(&state).unwrap() {
+        for found in note::all(&state).unwrap().found {
             note::clear(&state, &found.name).unwrap();
         }
         assert_eq!(this.cleared(), [BackendId(1)]);
@@ -383,6 +409,7 @@ mod tests {
         let names = || {
             note::all(&state)
                 .unwrap()
+                .found
                 .into_iter()
                 .map(|found| found.name)
         };
@@ -447,7 +474,7 @@ mod tests {
         assert_eq!(lost.noted(), [export.backend]);
         lost.remove(export.backend);
         assert!(lost.noted().is_empty() && lost.backends().is_empty());
-        assert!(note::all(root.path()).unwrap().is_empty());
+        assert!(note::all(root.path()).unwrap().found.is_empty());
     }
 
     #[test]

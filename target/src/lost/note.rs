@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use std::{fs, io};
 
 use capstan_config::{Backing, Config, Namespace};
@@ -38,7 +39,6 @@ pub(super) struct Note {
     pub(super) errno: i32,
     pub(super) what: String,
     /// What the file or device is known by.
-    #[serde(default)]
     pub(super) medium: BTreeMap<String, String>,
 }
 
@@ -48,6 +48,70 @@ pub(super) struct Found {
     /// Of its file.
     pub(super) name: String,
     pub(super) note: Note,
+}
+
+/// What has the name of a note and cannot be read as one: of a medium by its name alone.
+#[derive(Debug)]
+pub(super) struct Unreadable {
+    pub(super) name: String,
+    /// RFC 3339, in seconds: when it was changed last.
+    pub(super) when: String,
+    error: io::Error,
+}
+
+/// What is in the folder.
+#[derive(Debug, Default)]
+pub(super) struct All {
+    pub(super) found: Vec<Found>,
+    pub(super) unreadable: Vec<Unreadable>,
+}
+
+impl All {
+    /// What there is of the medium that is at `path`; a note that cannot be read has lost what
+    /// `unread` makes of it.
+    pub(super) fn of(
+        self,
+        path: &Path,
+        medium: &MediumId,
+        unread: impl FnOnce(&Unreadable) -> Note,
+    ) -> Option<Found> {
+        let name = name(path, medium);
+        let mut found = self.found.into_iter();
+        let is_of = |found: &Found| found.note.is_of(path, Some(medium)) || found.name == name;
+        found.find(is_of).or_else(|| {
+            let mut unreadable = self.unreadable.into_iter();
+            let unreadable = unreadable.find(|unreadable| unreadable.name == name)?;
+            let note = unread(&unreadable);
+            Some(Found { name, note })
+        })
+    }
+}
+
+impl Unreadable {
+    fn new(folder: &Path, name: String, error: io::Error) -> Self {
+        let changed = folder.join(&name).symlink_metadata();
+        let changed = changed.and_then(|metadata| metadata.modified());
+        let when = super::shown(changed.unwrap_or(SystemTime::UNIX_EPOCH));
+        Self { name, when, error }
+    }
+
+    /// What has happened to the medium, as far as is known.
+    pub(super) fn what(&self) -> String {
+        format!(
+            "the note of it, {}, cannot be read: {}",
+            self.name, self.error
+        )
+    }
+
+    /// Of one that no volume has, as far as its name says.
+    pub(super) fn line(&self, folder: &Path) -> String {
+        format!(
+            "{} tells of lost writes and cannot be read: {}. It is of no volume that is known here: look into it for the \
+             path of one, check or restore what is on that, and remove the file",
+            folder.join(&self.name).display(),
+            self.error
+        )
+    }
 }
 
 impl Note {
@@ -86,7 +150,7 @@ impl Note {
     }
 
     pub(super) fn parse(text: &str) -> io::Result<Self> {
-        toml::from_str(text).map_err(io::Error::other)
+        toml::from_str(text).map_err(|error| io::Error::other(error.message().to_owned()))
     }
 }
 
@@ -100,13 +164,18 @@ pub(super) fn name(path: &Path, medium: &MediumId) -> String {
     format!("{NAME}{id}{NAME_END}")
 }
 
+/// Whether a note has the name of that of the medium at `path`.
+pub(super) fn is_name_of(of: &str, path: &Path) -> bool {
+    MediumId::at(path).is_ok_and(|medium| name(path, &medium) == of)
+}
+
 pub(super) fn is_name(name: &str) -> bool {
     name.starts_with(NAME) && name.ends_with(NAME_END)
 }
 
-/// The notes in the folder. What cannot be read of them is told in the log.
-pub(super) fn all(folder: &Path) -> io::Result<Vec<Found>> {
-    let mut found = Vec::new();
+/// The notes in the folder.
+pub(super) fn all(folder: &Path) -> io::Result<All> {
+    let mut all = All::default();
     for entry in fs::read_dir(folder)? {
         let Ok(name) = entry?.file_name().into_string() else {
             continue;
@@ -114,23 +183,31 @@ pub(super) fn all(folder: &Path) -> io::Result<Vec<Found>> {
         if !is_name(&name) {
             continue;
         }
-        let text = state::read(folder, &name, LOST_NOTE_BYTES_MAX);
-        match text.and_then(|text| Note::parse(&text)) {
-            Ok(note) => found.push(Found { name, note }),
-            Err(error) => tracing::error!(
-                "{} tells of lost writes and cannot be read: {error}; look into it for the path of the volume, check or \
-                 restore what is on that, and remove the file",
-                folder.join(&name).display()
-            ),
+        match read(folder, &name) {
+            Ok(note) => all.found.push(Found { name, note }),
+            Err(error) => all.unreadable.push(Unreadable::new(folder, name, error)),
         }
     }
-    found.sort_by_key(|found| found.note.line());
-    Ok(found)
+    all.found.sort_by_key(|found| found.note.line());
+    all.unreadable.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(all)
+}
+
+/// One of them.
+pub(super) fn read(folder: &Path, name: &str) -> io::Result<Note> {
+    let text = state::read(folder, name, LOST_NOTE_BYTES_MAX)?;
+    Note::parse(&text)
 }
 
 /// Removes a note for good; one that is not there is removed.
 pub(super) fn remove(folder: &Path, name: &str) -> io::Result<()> {
-    match fs::remove_file(folder.join(name)) {
+    let path = folder.join(name);
+    let removed = fs::remove_file(&path).or_else(|error| match error.kind() {
+        // Somebody has made it one.
+        io::ErrorKind::IsADirectory => fs::remove_dir(&path),
+        _ => Err(error),
+    });
+    match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(()) => state::sync(folder),
@@ -218,15 +295,21 @@ mod tests {
         fs::write(root.path().join(&name), note.text().unwrap()).unwrap();
         fs::write(root.path().join("lost-writes-1.toml"), "not = [a note").unwrap();
         fs::write(root.path().join(".lost-writes-1.toml.7"), "begun").unwrap();
-        let found = all(root.path()).unwrap();
+        let both = all(root.path()).unwrap();
         let expected = Found {
             name: name.clone(),
             note,
         };
-        assert_eq!(found, [expected]);
+        assert_eq!(both.found, [expected]);
+        assert_eq!(both.unreadable.len(), 1, "{both:?}");
+        let line = both.unreadable[0].line(root.path());
+        assert!(
+            line.contains("/lost-writes-1.toml tells of lost writes and cannot be read"),
+            "{line}"
+        );
         remove(root.path(), &name).unwrap();
         remove(root.path(), &name).unwrap();
-        assert!(all(root.path()).unwrap().is_empty());
+        assert!(all(root.path()).unwrap().found.is_empty());
         assert!(all(&root.path().join("none")).is_err());
     }
 }

@@ -4,11 +4,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use capstan_config::Config;
+use capstan_config::{Backing, Config};
 use capstan_doctor::{Check, Machine};
 use capstan_storage::MediumId;
 
-use super::note::{self, Found, Note};
+use super::note::{self, All, Found, Note};
 use super::running;
 use crate::state;
 
@@ -44,15 +44,16 @@ fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Conf
         .filter(|name| note::is_name(name))
     {
         let path = format!("{state}/{name}");
-        let note = machine.read(&path).map(|text| Note::parse(&text));
-        match note {
-            Some(Ok(note)) if running::has(&lines, &note.line()) => {}
-            Some(Ok(note)) => checks.push(of_note(&note, config)),
-            Some(Err(_)) | None => checks.push(Check::error(
+        match note::read(&machine.path(state), name) {
+            Ok(note) if running::has(&lines, &note.line()) => {}
+            Ok(note) => checks.push(of_note(&note, config)),
+            Err(_) => checks.push(Check::error(
                 NAME,
                 format!("{path} tells of lost writes and cannot be read"),
                 "a note as capstan-target writes it",
-                "as root look into it for the path of the volume, check or restore that, and remove the file",
+                "a target that has the volume names it at its start, in the log: check or restore what is on that, then: \
+                 capstan-target clear-lost-writes PATH. Where none does, as root look into the file for the path, and \
+                 remove it",
             )),
         }
     }
@@ -92,10 +93,35 @@ fn of_note(note: &Note, config: Option<&Config>) -> Check {
 #[must_use]
 pub fn warnings(config: &Config) -> Vec<String> {
     // A folder that cannot be read here is one that `serve` cannot read: that says it.
-    let notes = state::folder().map(|folder| note::all(&folder).unwrap_or_default());
-    let notes = notes.unwrap_or_default().into_iter();
-    let checks = notes.map(|found| of_note(&found.note, Some(config)).line());
-    checks.collect()
+    let Some(folder) = state::folder() else {
+        return Vec::new();
+    };
+    warnings_in(&folder, config)
+}
+
+fn warnings_in(folder: &Path, config: &Config) -> Vec<String> {
+    let All { found, unreadable } = note::all(folder).unwrap_or_default();
+    let namespaces = || config.subsystems.iter().flat_map(|s| &s.namespaces);
+    let lines = unreadable.into_iter().map(|unreadable| {
+        let of = namespaces().find_map(|namespace| match &namespace.backing {
+            Backing::Path(path) if note::is_name_of(&unreadable.name, path) => Some(path),
+            _ => None,
+        });
+        match of {
+            Some(path) => format!(
+                "lost writes: {}: {}: every Flush of {path} fails until it is cleared: check or restore what is on it, then: \
+                 capstan-target clear-lost-writes {path}",
+                unreadable.when,
+                unreadable.what(),
+                path = path.display()
+            ),
+            None => unreadable.line(folder),
+        }
+    });
+    let found = found
+        .iter()
+        .map(|found| of_note(&found.note, Some(config)).line());
+    lines.chain(found).collect()
 }
 
 /// Clears what these files or devices have lost: what was cleared, a line each.
@@ -114,20 +140,32 @@ pub fn clear(paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
 }
 
 fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
-    let notes = note::all(folder).with_context(|| {
+    let All {
+        found: notes,
+        unreadable,
+    } = note::all(folder).with_context(|| {
         format!(
             "notes of lost writes cannot be read in {}",
             folder.display()
         )
     })?;
-    let mut chosen: Vec<&Found> = Vec::new();
+    let mut chosen: Vec<(&str, String)> = Vec::new();
     for path in paths {
         let medium = MediumId::at(path).ok();
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
         // By its path too: what was there may be gone.
         let is_meant = |note: &Note| note.path == whole || note.is_of(&whole, medium.as_ref());
         let before = chosen.len();
-        chosen.extend(notes.iter().filter(|found| is_meant(&found.note)));
+        let meant = notes.iter();
+        let meant = meant.filter(|f| is_meant(&f.note) || note::is_name_of(&f.name, &whole));
+        chosen.extend(meant.map(|Found { name, note }| {
+            let Note { nsid, subnqn, .. } = note;
+            let what = format!("{} (namespace {nsid} of {subnqn})", note.line());
+            (name.as_str(), what)
+        }));
+        let meant = unreadable.iter();
+        let meant = meant.filter(|unreadable| note::is_name_of(&unreadable.name, &whole));
+        chosen.extend(meant.map(|unreadable| (unreadable.name.as_str(), unreadable.what())));
         if chosen.len() == before {
             let noted: Vec<_> = notes
                 .iter()
@@ -145,17 +183,13 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
             );
         }
     }
-    let cleared = chosen.into_iter().map(|Found { name, note }| {
+    let cleared = chosen.into_iter().map(|(name, what)| {
         note::clear(folder, name).with_context(|| {
             let path = folder.join(name);
             format!("{} cannot be marked as cleared", path.display())
         })?;
         Ok(format!(
-            "cleared: {} (namespace {} of {}). A target that runs with it is to be told: systemctl reload capstan-target, \
-             or kill -HUP",
-            note.line(),
-            note.nsid,
-            note.subnqn
+            "cleared: {what}. A target that runs with it is to be told: systemctl reload capstan-target, or kill -HUP"
         ))
     });
     cleared.collect()
@@ -258,6 +292,6 @@ mod tests {
         );
         clear_in(root.path(), &[a.into()]).unwrap_err();
         clear_in(root.path(), &[b.into()]).unwrap();
-        assert!(note::all(root.path()).unwrap().is_empty());
+        assert!(note::all(root.path()).unwrap().found.is_empty());
     }
 }
