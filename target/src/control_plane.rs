@@ -304,6 +304,11 @@ impl ControlPlane {
         self.lost.stopped_in_order(noted);
     }
 
+    /// The target was asked to stop before it served anybody.
+    pub(crate) fn stopped_before_it_served(&self) {
+        self.lost.stopped_before_it_served();
+    }
+
     /// A storage operation failed.
     pub(crate) fn storage_failed(&self, backend: BackendId, error: &IoError) {
         self.media.failed(backend, error);

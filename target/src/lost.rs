@@ -120,6 +120,16 @@ impl Lost {
         self.kept.noted()
     }
 
+    /// The target was asked to stop before it served anybody, so it has told nobody.
+    pub(crate) fn stopped_before_it_served(&self) {
+        for path in self.kept.noted_paths() {
+            tracing::error!(
+                "what {path} has lost is not cleared by this stop, which came before this target was ready: the next start \
+                 finds it, and every Flush fails until `capstan-target clear-lost-writes {path}`"
+            );
+        }
+    }
+
     /// The target has stopped as it was asked to: what was told before that is the operator's now.
     /// What was lost meanwhile is not.
     pub(crate) fn stopped_in_order(&self, before: &[BackendId]) {

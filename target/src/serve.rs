@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_rdma::{Preference, ProviderKind, choose};
-use capstan_reactor::{Mailbox, SpinBudget, mailbox, pin_to_core, run};
+use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, EngineConfig, FixedBuffers, Gate, Volume};
 use rustc_hash::FxHashMap;
 
@@ -29,12 +29,14 @@ use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::reload::{Served, clear_lost};
 use crate::scheduling;
-use crate::signals::{self, Held};
+use crate::signals::{self, End, Held};
+
+type ReactorThread = JoinHandle<Result<(), RunError>>;
 
 /// A target that is running.
 pub struct Running {
     control: Arc<ControlPlane>,
-    reactors: Vec<JoinHandle<()>>,
+    reactors: Vec<ReactorThread>,
     served: Served,
     watch: Option<Watch>,
     /// Where it listens, with the ports that the kernel chose.
@@ -71,12 +73,12 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
             format!("{status}; the last reload failed, see the log")
         }
     };
-    let why = signals::wait_for_end(held, &status, || shared.borrow().alive(), reload)
+    let end = signals::wait_for_end(held, &status, || shared.borrow().alive(), reload)
         .context("the control thread cannot wait for signals")?;
     let control = Arc::clone(&running.control);
     let noted = control.lost_and_noted();
     tracing::info!(
-        "{why}: draining: commands that hosts have sent are waited for, at most {} s, and what their media keep at most \
+        "{end}: draining: commands that hosts have sent are waited for, at most {} s, and what their media keep at most \
          {} s; a second one ends the target at once",
         Duration::from_micros(DRAIN_TIMEOUT_US).as_secs(),
         Duration::from_micros(STOP_TIMEOUT_US).as_secs()
@@ -86,8 +88,10 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
         tracing::warn!(%error, "a second signal does not end the target before it is drained");
     }
     running.stop()?;
-    if why != signals::REACTOR_ENDED {
-        control.stopped_in_order(&noted);
+    match end {
+        End::Asked(_) => control.stopped_in_order(&noted),
+        End::AskedEarly(_) => control.stopped_before_it_served(),
+        End::ReactorEnded => bail!("a reactor ended, which nobody asked for; see the log above"),
     }
     tracing::info!("stopped");
     Ok(())
@@ -210,7 +214,7 @@ impl Running {
     /// Stops listening, lets commands in flight end, disconnects, and joins the reactors.
     ///
     /// # Errors
-    /// A reactor panicked or does not end.
+    /// A reactor panicked, failed or does not end.
     pub fn stop(self) -> anyhow::Result<()> {
         self.control.drain();
         if let Some(watch) = self.watch {
@@ -228,7 +232,8 @@ impl Running {
             }
             reactor
                 .join()
-                .map_err(|_| anyhow!("a reactor panicked; see the log above"))?;
+                .map_err(|_| anyhow!("a reactor panicked; see the log above"))?
+                .context("a reactor ended")?;
         }
         Ok(())
     }
@@ -247,7 +252,7 @@ struct Starting {
 
 impl Starting {
     /// Starts the thread and waits until it is set up.
-    fn spawn(self) -> anyhow::Result<(JoinHandle<()>, Vec<SocketAddr>)> {
+    fn spawn(self) -> anyhow::Result<(ReactorThread, Vec<SocketAddr>)> {
         let (ready, set_up) = mpsc::channel();
         let reactor = self.reactor;
         let spin_us = u64::try_from(self.config.target.spin.as_micros()).unwrap_or(u64::MAX);
@@ -261,12 +266,10 @@ impl Starting {
                     }
                     Err(error) => {
                         let _ = ready.send(Err(error));
-                        return;
+                        return Ok(());
                     }
                 };
-                if let Err(error) = run(&mut path, SpinBudget { spin_us }) {
-                    tracing::error!(reactor, "{error}");
-                }
+                run(&mut path, SpinBudget { spin_us })
             })
             .context("no thread for a reactor")?;
         let addresses = set_up

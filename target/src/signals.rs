@@ -1,6 +1,7 @@
 //! The control thread: signals, readiness and the watchdog, on its own `tokio-uring` runtime and
 //! never on a data core.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
@@ -18,8 +19,25 @@ use tokio::signal::unix::{SignalKind, signal};
 /// How long after SIGTERM or SIGINT the start of a target may go on, and be drained in order.
 const START_PATIENCE_MS: u16 = 1500;
 
-/// Why a target ends that nobody asked to.
-pub(crate) const REACTOR_ENDED: &str = "a reactor ended";
+/// Why a target ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// This signal came when the target was ready.
+    Asked(Signal),
+    /// It came before that.
+    AskedEarly(Signal),
+    /// Nobody asked for it.
+    ReactorEnded,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Asked(signal) | Self::AskedEarly(signal) => f.write_str(signal.as_str()),
+            Self::ReactorEnded => f.write_str("a reactor ended"),
+        }
+    }
+}
 
 /// SIGTERM, SIGINT and SIGHUP, kept from ending the process until there is somebody who answers
 /// them: one that comes while the target starts is answered once it has, and ends the process where
@@ -55,6 +73,11 @@ impl Held {
             signals,
             _starting: starting,
         })
+    }
+
+    /// Whether SIGTERM or SIGINT wait to be answered, as far as can be found out.
+    fn is_asked(&self) -> bool {
+        Self::ends().map_or(true, |ends| is_readable(ends.as_fd(), PollTimeout::ZERO))
     }
 
     /// Readable while SIGTERM or SIGINT wait to be answered.
@@ -134,18 +157,22 @@ pub(crate) fn wait_for_end(
     status: &str,
     mut alive: impl FnMut() -> bool,
     mut reload: impl FnMut() -> String,
-) -> io::Result<&'static str> {
+) -> io::Result<End> {
     tokio_uring::start(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
+        let asked = match held.is_asked() {
+            true => End::AskedEarly,
+            false => End::Asked,
+        };
         drop(held);
         notify(&[NotifyState::Ready, NotifyState::Status(status)]);
         let mut beat = tokio::time::interval(beat_interval());
         loop {
             tokio::select! {
-                _ = terminate.recv() => return Ok("SIGTERM"),
-                _ = interrupt.recv() => return Ok("SIGINT"),
+                _ = terminate.recv() => return Ok(asked(Signal::SIGTERM)),
+                _ = interrupt.recv() => return Ok(asked(Signal::SIGINT)),
                 _ = hangup.recv() => {
                     notify(&[NotifyState::Reloading]);
                     let status = reload();
@@ -153,7 +180,7 @@ pub(crate) fn wait_for_end(
                 }
                 _ = beat.tick() => {
                     if !alive() {
-                        return Ok(REACTOR_ENDED);
+                        return Ok(End::ReactorEnded);
                     }
                     notify(&[NotifyState::Watchdog]);
                 }

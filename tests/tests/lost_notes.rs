@@ -9,7 +9,8 @@ use capstan_tests::lossy::{
     Lossy, STATE, connect, is_cleared, is_lost, is_write_fault, namespace, reload, serve_in,
     target_command, variables, write_configuration,
 };
-use capstan_tests::program::{Daemon, own_address, utf8};
+use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use nix::sys::signal::Signal;
 
 /// The notes in the state folder of a test.
 fn notes(folder: &Path) -> Vec<PathBuf> {
@@ -142,4 +143,41 @@ fn root_a_note_that_cannot_be_read_fails_every_flush_until_it_is_cleared() {
         is_cleared(at);
         daemon.kill();
     }
+}
+
+/// A deploy script, or a machine that goes down while the service is started again and again.
+#[test]
+fn root_a_start_that_is_asked_to_end_before_it_serves_clears_nothing() {
+    let Lossy {
+        thin: _thin,
+        path,
+        folder,
+        at,
+        file,
+        daemon,
+        ..
+    } = Lossy::new();
+    let folder = folder.path();
+    daemon.kill();
+    let [state, run] = variables(folder);
+    for asked in ["TERM", "INT"] {
+        // Asked before it begins; its start answers that.
+        let block = format!("--block-signal={asked}");
+        let line = format!("kill -{asked} $$; exec \"$@\"");
+        let tool = ["env", &block, &state, &run, "bash", "-c", &line, "bash"];
+        let daemon = Daemon::serve_under(&tool, &["--config", utf8(&file)]);
+        daemon.wait_for_log(&["ERROR", utf8(&path), "is not cleared by this stop"]);
+        assert!(daemon.ended().success());
+        assert_eq!(notes(folder).len(), 1, "SIG{asked}");
+    }
+    let daemon = serve_in(folder);
+    is_lost(at);
+    signal(daemon.pid(), Signal::SIGTERM);
+    daemon.wait_for_log(&[
+        "WARN",
+        utf8(&path),
+        "is cleared, as this target was asked to stop",
+    ]);
+    assert!(daemon.ended().success());
+    assert!(notes(folder).is_empty());
 }

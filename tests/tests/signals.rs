@@ -3,11 +3,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use capstan_tests::program::{own_address, program, signal, tool, utf8};
+use capstan_tests::program::{Daemon, own_address, program, signal, tool, utf8};
 use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -80,4 +81,22 @@ fn a_sigterm_during_the_start_drains_when_started() {
 fn a_sigterm_during_a_check_ends_it() {
     let (status, log) = Starting::new("check").terminated();
     assert_eq!(status.signal(), Some(Signal::SIGTERM as i32), "{log}");
+}
+
+/// Nobody asked for it, so the service is to be started again (`Restart=on-failure`).
+#[test]
+fn a_target_with_a_reactor_that_fails_ends_with_an_error() {
+    let at = own_address();
+    let daemon = Daemon::start("ram:1MiB", 4096, at);
+    // Its control thread is there.
+    signal(daemon.pid(), Signal::SIGHUP);
+    daemon.wait_for_log(&["no file to read again"]);
+    // poll(2) refuses to wait for more descriptors than a process may have.
+    tool(
+        "prlimit",
+        &["--pid", &daemon.pid().to_string(), "--nofile=1:"],
+    );
+    let _wakes_it = TcpStream::connect(at);
+    daemon.wait_for_log(&["a reactor ended"]);
+    assert_eq!(daemon.ended().code(), Some(1));
 }

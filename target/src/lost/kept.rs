@@ -212,6 +212,14 @@ impl Kept {
         }
     }
 
+    /// The paths of volumes whose notes are in the folder.
+    pub(super) fn noted_paths(&self) -> Vec<String> {
+        let notes = self.notes();
+        let written = notes.by_backend.values().filter(|held| held.is_written);
+        let paths = written.map(|held| held.found.note.path.display().to_string());
+        paths.collect()
+    }
+
     /// Volumes whose notes are in the folder.
     pub(super) fn noted(&self) -> Vec<BackendId> {
         let notes = self.notes();
