@@ -19,6 +19,9 @@ use crate::lba_size::LbaSizes;
 use crate::limits::OPEN_TIMEOUT;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
 use crate::room;
+use refused::Refused;
+
+mod refused;
 
 /// What is being served.
 pub(crate) struct Served {
@@ -155,9 +158,14 @@ impl Served {
         for (nqn, namespace) in &difference.namespaces_added {
             let served = FileId::of(namespace).and_then(|file| self.files.get(&file));
             if let Some((other, nsid)) = served {
+                let step = if (other, *nsid) == (nqn, namespace.nsid) {
+                    " under another path: take it out of the file, reload, put it back in"
+                } else {
+                    ": take both out of the file, reload, put this one back in"
+                };
                 bail!(
-                    "namespace {} of {nqn} is {}, which is served as namespace {nsid} of {other}: take both \
-                     out of the file, reload, put this one back in, and reload again; nothing was changed",
+                    "namespace {} of {nqn} is {}, which is served as namespace {nsid} of {other}{step}, \
+                     and reload again; nothing was changed",
                     namespace.nsid,
                     namespace.backing,
                 );
@@ -218,15 +226,8 @@ fn numbers_kept(written: &Config, wanted: &Config) -> impl Iterator<Item = Strin
 
 /// Compares what is served with what is wanted.
 fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
-    for (same, what) in [
-        (served.target == wanted.target, "[target]"),
-        (served.queues == wanted.queues, "[queues]"),
-        (served.listeners == wanted.listeners, "[[listener]]"),
-    ] {
-        if !same {
-            bail!("a change of {what} needs a restart; nothing was changed");
-        }
-    }
+    let mut refused = Refused::default();
+    refused.of_target(served, wanted);
     let before = by_nqn(served);
     let after = by_nqn(wanted);
     let mut difference = Difference::default();
@@ -236,19 +237,12 @@ fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
             difference.remove_namespaces(subsystem, |_| true);
             continue;
         };
-        if (&subsystem.serial, &subsystem.model) != (&now.serial, &now.model) {
-            bail!("a change of serial or model of {nqn} needs a restart; nothing was changed");
-        }
-        if subsystem.end_older_association != now.end_older_association {
-            bail!(
-                "a change of end_older_association of {nqn} needs a restart; nothing was changed"
-            );
-        }
+        refused.of_subsystem(subsystem, now);
         if subsystem.access != now.access {
             let changed = (nqn.clone(), now.access.clone());
             difference.hosts_changed.push(changed);
         }
-        let changed = changed_namespaces(subsystem, now)?;
+        let changed = changed_namespaces(subsystem, now, &mut refused);
         difference.remove_namespaces(subsystem, |n| {
             changed.contains(&n.nsid) || find(now, n.nsid).is_none()
         });
@@ -262,6 +256,7 @@ fn difference(served: &Config, wanted: &Config) -> anyhow::Result<Difference> {
             difference.add_namespaces(subsystem, |_| true);
         }
     }
+    refused.none()?;
     Ok(difference)
 }
 
@@ -276,21 +271,19 @@ fn find(subsystem: &Subsystem, nsid: u32) -> Option<&Namespace> {
 
 /// NSIDs that both have and that are not the same. A volume is open as long as it is served, so the
 /// same one cannot be opened in another way beside it.
-fn changed_namespaces(before: &Subsystem, after: &Subsystem) -> anyhow::Result<Vec<u32>> {
+fn changed_namespaces(before: &Subsystem, after: &Subsystem, refused: &mut Refused) -> Vec<u32> {
     let mut changed = Vec::new();
     for namespace in &before.namespaces {
         let nsid = namespace.nsid;
         match find(after, nsid) {
-            Some(now) if now != namespace && now.backing == namespace.backing => bail!(
-                "namespace {nsid} of {} has changed: take it out of the file, reload, put it back \
-                 in, and reload again; nothing was changed",
-                before.nqn
-            ),
+            Some(now) if now != namespace && now.backing == namespace.backing => {
+                refused.of_namespace(before, namespace, now);
+            }
             Some(now) if now != namespace => changed.push(nsid),
             Some(_) | None => {}
         }
     }
-    Ok(changed)
+    changed
 }
 
 /// A device by its number, or a file by its device and inode.

@@ -17,6 +17,7 @@ use super::args::{OutputArgs, OutputFormat};
 use super::disk::{self, clean_up, find, find_device, wait_for_exit};
 use super::interrupt::{Interrupted, Interrupts};
 use super::tool::{Tools, run};
+use super::values::within;
 use super::volume::{VolumeArgs, require_root};
 use super::{force, output, signatures};
 
@@ -32,7 +33,7 @@ pub(crate) struct Mount {
     #[arg(long = "type", value_name = "TYPE")]
     fs_type: Option<String>,
     /// Mount this partition of the volume.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = within::<u32>(1..=u32::MAX))]
     part: Option<u32>,
     /// Folder to mount at.
     mount_point: PathBuf,

@@ -39,8 +39,9 @@ fn warned(log: &HealthLog) -> Check {
     if warning.contains(CriticalWarning::RELIABILITY) {
         return Check::error(
             NAME,
-            "reliability is degraded: of a capstan-target, writes that it had answered could not be stored and may be \
-             lost, and every Flush of that namespace fails",
+            "reliability is degraded: of a capstan-target, a file or device was moved, deleted, replaced or cut short \
+             or is gone, or writes that it had answered could not be stored and may be lost: then every Flush \
+             of that namespace fails",
             EXPECTED,
             "on the target: journalctl -u capstan-target says which volume, why, and how to go on; check or restore \
              what is on it",
@@ -72,7 +73,12 @@ mod tests {
         ] {
             let mut log = HealthLog::new_zeroed();
             log.critical_warning = warning.bits();
-            assert_eq!(warned(&log).verdict, verdict, "{warning:?}");
+            let check = warned(&log);
+            assert_eq!(check.verdict, verdict, "{warning:?}");
+            if verdict == Verdict::Error {
+                // Not every one of them has lost writes.
+                assert!(check.seen.contains(" was moved, deleted, "), "{check:?}");
+            }
         }
     }
 }
