@@ -175,7 +175,7 @@ impl Holder {
         };
         let words = format!(
             "{what}{state} ({by}{left}). A file system that two attachments write is destroyed: end \
-             that first ({end}), attach with --read-only, or, if what uses the volume is made for it \
+             that first ({end}), attach or mount it with --read-only to look at it, or, if what uses the volume is made for it \
              (a clustered file system), say --shared",
         );
         // It may be the text of another user.

@@ -89,7 +89,7 @@ impl Mount {
         };
         let fs_type = match &self.fs_type {
             Some(fs_type) => fs_type.clone(),
-            None => probe(&self.named(record), &device, tools)?,
+            None => probe(&self.named(record), self.part, &device, tools)?,
         };
         let read_only = (record.read_only || self.volume.read_only).then_some("ro");
         let options: Vec<&str> = read_only
@@ -131,10 +131,10 @@ impl Mount {
     }
 }
 
-/// The kind of file system on `device`, which is called `what`.
-fn probe(what: &str, device: &Path, tools: &Tools<'_>) -> Result<String> {
+/// The kind of file system on `device`, which is called `what` and is this partition, or a disk.
+fn probe(what: &str, part: Option<u32>, device: &Path, tools: &Tools<'_>) -> Result<String> {
     let found = signatures::file_system(device, tools)?;
-    found.map_err(|content| signatures::nothing_to_mount(what, device, &content, tools))
+    found.map_err(|content| signatures::nothing_to_mount(what, part, device, &content, tools))
 }
 
 /// Makes sure that the file system at `mount_point` is the one on `device`: a mount that failed
