@@ -5,17 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
+use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{self, BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType};
 use nix::sys::statvfs;
 
-use crate::loop_device;
+use crate::{loop_device, sys};
 
 /// Where the kernel tells of block devices by their numbers.
 const DEVICES: &str = "/sys/dev/block";
@@ -128,12 +129,15 @@ fn of_file(path: &Path, metadata: &Metadata) -> MediumId {
     }
     id.add(PART, WHOLE);
     id.add("inode", metadata.ino().to_string());
-    // An inode number is given again to a file that is made later.
+    // An inode number is given again to a file that is made later. Where nothing says when (ext4 with
+    // small inodes), the file system may count how often.
     if let Ok(Ok(born)) = metadata.created().map(|at| at.duration_since(UNIX_EPOCH)) {
         id.add(
             "born",
             format!("{}.{:09}", born.as_secs(), born.subsec_nanos()),
         );
+    } else if let Some(generation) = generation(path, metadata) {
+        id.add("generation", generation.to_string());
     }
     // Snapshots have the same files. These make the number of their UUID (and subvolume); that of
     // others comes with the device and changes.
@@ -143,6 +147,17 @@ fn of_file(path: &Path, metadata: &Metadata) -> MediumId {
         id.add("filesystem", format!("{:016x}", system.filesystem_id()));
     }
     id
+}
+
+/// The generation of the inode, of file systems that tell it.
+fn generation(path: &Path, metadata: &Metadata) -> Option<u32> {
+    let mut options = File::options();
+    // What has come under the path since is not waited for.
+    let options = options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
+    let file = options.open(path).ok()?;
+    let opened = file.metadata().ok()?;
+    let is_same = (opened.dev(), opened.ino()) == (metadata.dev(), metadata.ino());
+    is_same.then(|| sys::inode_generation(&file).ok()).flatten()
 }
 
 fn of_device(devices: &Path, device: u64) -> MediumId {
@@ -188,13 +203,13 @@ fn of_device(devices: &Path, device: u64) -> MediumId {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt as _, symlink};
     use std::path::Path;
     use std::process;
 
     use nix::sys::stat::makedev;
 
-    use super::{MediumId, of_device};
+    use super::{MediumId, generation, of_device};
 
     struct Folder(std::path::PathBuf);
 
@@ -242,6 +257,31 @@ mod tests {
         assert!(MediumId::at(&folder.0).is_err(), "a folder");
         assert!(MediumId::at(&folder.0.join("none")).is_err());
         assert!(MediumId::at(Path::new("/dev/null")).is_err());
+    }
+
+    #[test]
+    fn where_a_file_system_counts_inodes_a_file_made_anew_has_another_generation() {
+        let folder = Folder::new("generation");
+        let file = folder.0.join("a");
+        let make = || {
+            File::create(&file).unwrap();
+            let metadata = fs::metadata(&file).unwrap();
+            (metadata.ino(), generation(&file, &metadata))
+        };
+        let first = make();
+        let Some(of_first) = first.1 else {
+            eprintln!("skipped: {} does not tell generations", folder.0.display());
+            return;
+        };
+        let metadata = fs::metadata(&file).unwrap();
+        assert_eq!(generation(&file, &metadata), Some(of_first), "it stays");
+        fs::remove_file(&file).unwrap();
+        assert_ne!(make(), first);
+        // What has come under the path since says nothing of the one before.
+        fs::rename(&file, folder.0.join("b")).unwrap();
+        File::create(&file).unwrap();
+        let metadata = fs::metadata(folder.0.join("b")).unwrap();
+        assert_eq!(generation(&file, &metadata), None);
     }
 
     #[test]

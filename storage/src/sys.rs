@@ -10,6 +10,7 @@ mod ioctl {
     nix::ioctl_read!(blkgetsize64, 0x12, 114, u64);
     nix::ioctl_read_bad!(blksszget, nix::request_code_none!(0x12, 104), libc::c_int);
     nix::ioctl_read_bad!(blkpbszget, nix::request_code_none!(0x12, 123), libc::c_uint);
+    nix::ioctl_read!(fs_ioc_getversion, b'v', 1, libc::c_long);
 }
 
 /// `BLKGETSIZE64`: a block device's size in bytes.
@@ -34,6 +35,16 @@ pub(crate) fn physical_block_bytes(device: &File) -> io::Result<u32> {
     // SAFETY: the descriptor is open and the kernel writes one unsigned int into `bytes`.
     unsafe { ioctl::blkpbszget(device.as_raw_fd(), &raw mut bytes) }?;
     Ok(bytes)
+}
+
+/// `FS_IOC_GETVERSION`: how often the inode number of a file was given, or a random number made when
+/// it was.
+pub(crate) fn inode_generation(file: &File) -> io::Result<u32> {
+    // Its number says a long; ioctl_iflags(2) has an int, as the kernel does.
+    let mut generation = [0_u32; size_of::<libc::c_long>() / size_of::<u32>()];
+    // SAFETY: the descriptor is open and the kernel writes a long at most into `generation`.
+    unsafe { ioctl::fs_ioc_getversion(file.as_raw_fd(), generation.as_mut_ptr().cast()) }?;
+    Ok(generation.first().copied().unwrap_or_default())
 }
 
 /// What `O_DIRECT` asks of memory and file offsets, in bytes.
