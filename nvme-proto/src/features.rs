@@ -6,7 +6,7 @@
 use core::mem::offset_of;
 
 use zerocopy::little_endian::U16;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub use crate::async_event::AsyncEventConfiguration;
 use crate::bits;
@@ -496,6 +496,14 @@ const _: () = {
 
 impl HostBehaviorSupport {
     const SIZE_BYTES: u32 = 512;
+
+    /// With Advanced Command Retry as said, and nothing else.
+    #[must_use]
+    pub fn with_acre(acre: bool) -> Self {
+        let mut behavior = Self::new_zeroed();
+        behavior.acre = acre.into();
+        behavior
+    }
 }
 
 #[cfg(test)]

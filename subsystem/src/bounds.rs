@@ -76,6 +76,11 @@ const _: () = assert!(READY_TIMEOUT_500MS as u64 * 500_000 >= FENCE_US_MAX + 5_0
 /// Cross-Controller Resets that one controller has in progress: CCRL. As many as the specification
 /// recommends.
 pub(crate) const CROSS_RESETS_MAX: u8 = 4;
+
+/// How long a host waits before it sends again what a namespace that it has not identified did not
+/// take: Identify Controller CRDT1. Linux looks at namespaces some milliseconds after it has connected, and
+/// sends a command again five times.
+pub(crate) const RETRY_DELAY_100MS: u16 = 10;
 /// Entries of a controller's Cross-Controller Reset log page. Hosts remove what they have read
 /// (RMC); one that does not has this many lost controllers to tell of.
 pub(crate) const CROSS_RESETS_KEPT: usize = 64;

@@ -6,12 +6,13 @@ use capstan_nvme_proto::command::{GetFeatures, SetFeatures};
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::features::{
     AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect,
-    HostIdentifier, NumberOfQueues, PowerManagement, ReservationNotificationMask,
-    ReservationPersistence, TemperatureThreshold, VolatileWriteCache, WriteAtomicityNormal,
-    WriteProtectionState,
+    HostBehaviorSupport, HostIdentifier, NumberOfQueues, PowerManagement,
+    ReservationNotificationMask, ReservationPersistence, TemperatureThreshold, VolatileWriteCache,
+    WriteAtomicityNormal, WriteProtectionState,
 };
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use capstan_nvme_proto::status::Status;
+use zerocopy::FromBytes as _;
 
 use crate::controller::{Controller, ControllerKind, KeepAlive};
 use crate::log_page::reservation::Notifications;
@@ -55,6 +56,8 @@ pub(crate) struct Features {
     temperature: [u16; 2],
     write_atomicity: u32,
     power: u32,
+    /// Host Behavior Support, ACRE: the host waits as long as a status tells it to (CRD).
+    pub(crate) acre: bool,
     /// Time Limited Error Recovery by NSID, for namespaces where the host set it.
     error_recovery: BTreeMap<u32, u16>,
 }
@@ -67,16 +70,18 @@ impl Default for Features {
             temperature: [0xFFFF, 0],
             write_atomicity: 0,
             power: 0,
+            acre: false,
             error_recovery: BTreeMap::new(),
         }
     }
 }
 
-/// The value of a feature: dword 0, or the Host Identifier.
+/// The value of a feature: dword 0, or data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FeatureValue {
     Dword(u32),
     HostIdentifier,
+    HostBehavior { acre: bool },
 }
 
 /// What a feature can do, if a controller of `kind` has it.
@@ -99,6 +104,7 @@ fn capabilities(fid: FeatureId, controller: &Controller) -> Option<FeatureCapabi
             | FeatureId::VOLATILE_WRITE_CACHE
             | FeatureId::NUMBER_OF_QUEUES
             | FeatureId::WRITE_ATOMICITY_NORMAL
+            | FeatureId::HOST_BEHAVIOR_SUPPORT
             | FeatureId::IO_COMMAND_SET_PROFILE,
             ControllerKind::Io,
         ) => (false, true),
@@ -234,6 +240,10 @@ impl Controller {
             }
             .bits(),
             FeatureId::KEEP_ALIVE_TIMER => self.keep_alive.kato_ms(),
+            FeatureId::HOST_BEHAVIOR_SUPPORT => {
+                let acre = features.acre;
+                return Ok(FeatureValue::HostBehavior { acre });
+            }
             FeatureId::IO_COMMAND_SET_PROFILE => 0,
             FeatureId::RESERVATION_NOTIFICATION_MASK => {
                 let namespace = self.feature_namespace(get.nsid)?;
@@ -305,10 +315,11 @@ impl Controller {
         self.check_feature_nsid(set.nsid, capabilities.namespace_specific, true)
     }
 
-    /// Set Features. Returns dword 0 of the response.
+    /// Set Features, with the `data` of the host. Returns dword 0 of the response.
     pub(crate) fn set_feature(
         &mut self,
         set: &SetFeatures,
+        data: &[u8],
         io_queues: u16,
         now_us: u64,
     ) -> Result<u32, CommandError> {
@@ -368,6 +379,7 @@ impl Controller {
                 let wanted = AsyncEventConfiguration::from_bits_retain(value);
                 self.events.configure(wanted);
             }
+            FeatureId::HOST_BEHAVIOR_SUPPORT => self.features.acre = acre(data)?,
             FeatureId::KEEP_ALIVE_TIMER => {
                 self.keep_alive = KeepAlive::new(self.kind.kato_ms(value), now_us);
             }
@@ -402,6 +414,33 @@ impl Controller {
             }
         }
         Ok(())
+    }
+}
+
+/// What the host does of what this controller offers: Advanced Command Retry (Identify Controller
+/// CRDT1). NVMe Base 2.1, feature 16h (Host Behavior
+/// Support). What else it says that it can do changes nothing.
+fn acre(data: &[u8]) -> Result<bool, CommandError> {
+    let refused = |field, offset, value: u16, expected| CommandError {
+        status: Status::INVALID_FIELD.dnr(),
+        location: ErrorLocation::Data { offset },
+        field,
+        value: value.into(),
+        expected,
+    };
+    let Ok((behavior, _)) = HostBehaviorSupport::ref_from_prefix(data) else {
+        return Err(refused("data", 0, 0, "512 bytes"));
+    };
+    match (behavior.acre, behavior.lbafee, behavior.cdfe.get()) {
+        (acre @ 0..=1, 0, 0) => Ok(acre == 1),
+        (0..=1, 0, cdfe) => Err(refused("CDFE", 4, cdfe, "0, no more Copy formats")),
+        (0..=1, lbafee, _) => Err(refused(
+            "LBAFEE",
+            2,
+            lbafee.into(),
+            "0, no more LBA formats",
+        )),
+        (acre, ..) => Err(refused("ACRE", 0, acre.into(), "0 or 1")),
     }
 }
 

@@ -20,7 +20,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::bounds::{
     ABORT_MAX, AER_MAX, ANA_GROUPS_MAX, COPY_RANGES_MAX, CROSS_RESETS_MAX, ERROR_LOG_ENTRIES,
-    IOCCSZ, IORCSZ, KAS, MDTS, NAMESPACES_MAX, QUIESCE_MS, SGL_DESCRIPTORS_MAX,
+    IOCCSZ, IORCSZ, KAS, MDTS, NAMESPACES_MAX, QUIESCE_MS, RETRY_DELAY_100MS, SGL_DESCRIPTORS_MAX,
 };
 use crate::control::{Executed, Execution, Target, gone};
 use crate::controller::{Controller, ControllerKind, Instance, VERSION};
@@ -165,6 +165,7 @@ fn io_controller(controller: &Controller, data: &mut IdentifyController) {
         data.ciu = ciu;
         data.cirn = cirn.into();
     }
+    data.crdt1_100ms = RETRY_DELAY_100MS.into();
     data.ccrl = CROSS_RESETS_MAX;
     data.cqt_ms = QUIESCE_MS.into();
     data.cmic = (MultiPath::PORTS | MultiPath::CONTROLLERS | MultiPath::ANA).bits();

@@ -7,10 +7,11 @@ use capstan_nvme_proto::command::{AdminCommand, GetFeatures, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::fabrics::{FabricsCommand, PropertyGet, PropertySet};
-use capstan_nvme_proto::features::FeatureId;
+use capstan_nvme_proto::features::{FeatureId, HostBehaviorSupport};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::transfer::DataTransfer;
+use zerocopy::IntoBytes as _;
 
 use super::lba_status::{AllocationLook, AllocationQuery};
 use super::{Queue, Target};
@@ -43,6 +44,8 @@ pub struct AdminRequest {
     opcode: u8,
     nsid: u32,
     transfer: Transfer,
+    /// What the host sends with it.
+    data: Vec<u8>,
     /// Of Get LBA Status.
     look: Option<AllocationLook>,
 }
@@ -55,10 +58,22 @@ enum Command {
 
 impl AdminRequest {
     /// Where the data for the host goes; its length is the most that [`Target::execute_admin`]
-    /// tells. No Admin command that is executed here brings data from the host.
+    /// tells. Or where that of the host is, if the command [`brings_data`](Self::brings_data).
     #[must_use]
     pub fn transfer(&self) -> &Transfer {
         &self.transfer
+    }
+
+    /// Whether the host sends data with it, to be handed over with [`AdminRequest::set_data`]: Set Features
+    /// of [`FeatureId::HOST_BEHAVIOR_SUPPORT`].
+    #[must_use]
+    pub fn brings_data(&self) -> bool {
+        takes_data(&self.command)
+    }
+
+    /// What the host sends with it.
+    pub fn set_data(&mut self, data: Vec<u8>) {
+        self.data = data;
     }
 
     /// What the driver is to find out before it has the command executed: to be answered with
@@ -131,6 +146,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) id: ControllerId,
     /// To be taken by a command whose response comes later.
     pub(crate) permit: &'a mut Option<Permit>,
+    /// What the host sends.
+    pub(crate) data: &'a [u8],
     /// Takes data for the host.
     pub(crate) out: &'a mut Vec<u8>,
     /// Bytes the host wants, and the most that there may be.
@@ -187,6 +204,7 @@ impl Target {
                 opcode,
                 nsid,
                 transfer,
+                data: Vec::new(),
                 look,
             }),
             Err(error) => AdminStep::Complete(controller.fail(permit, opcode, nsid, &error)),
@@ -243,6 +261,7 @@ impl Target {
         let mut execution = Execution {
             id,
             permit: &mut permit,
+            data: &request.data,
             out,
             room: usize::try_from(request.transfer.length_bytes()).unwrap_or(0),
             now_us,
@@ -466,10 +485,24 @@ fn decode(
     }
     let transfer = match data {
         DataTransfer::ControllerToHost { .. } => Transfer::resolve(sqe, data, capsule_data)?,
-        // Those that bring data are refused by what they are, not by what they bring.
+        DataTransfer::HostToController { .. }
+            if takes_data(&command) && controller.kind == ControllerKind::Io =>
+        {
+            Transfer::resolve(sqe, data, capsule_data)?
+        }
+        // The others that bring data are refused by what they are, not by what they bring.
         DataTransfer::HostToController { .. } | DataTransfer::None => Transfer::None,
     };
     Ok((command, transfer, look))
+}
+
+fn takes_data(command: &Command) -> bool {
+    match command {
+        Command::Admin(AdminCommand::SetFeatures(set)) => {
+            set.fid == FeatureId::HOST_BEHAVIOR_SUPPORT
+        }
+        Command::Admin(_) | Command::Fabrics(_) => false,
+    }
 }
 
 /// Before CSTS.RDY only Fabrics commands are executed. NVMe Base 2.1, section 3.5.
@@ -504,8 +537,12 @@ impl Target {
         }
         let io_queues = self.config.io_queues;
         let controller = self.controllers.get_mut(&execution.id).ok_or_else(gone)?;
-        let dw0 = controller.set_feature(set, io_queues, execution.now_us)?;
+        let dw0 = controller.set_feature(set, execution.data, io_queues, execution.now_us)?;
         self.send_events(execution.id);
+        if set.fid == FeatureId::HOST_BEHAVIOR_SUPPORT {
+            // What is refused is to be tried again later, or now.
+            self.set_gates(execution.id);
+        }
         Ok(Executed::result(dw0))
     }
 
@@ -520,6 +557,12 @@ impl Target {
             FeatureValue::HostIdentifier => {
                 let hostid = controller.association.hostid.0;
                 execution.out.extend(hostid.iter().take(execution.room));
+                Ok(Executed::OK)
+            }
+            FeatureValue::HostBehavior { acre } => {
+                let behavior = HostBehaviorSupport::with_acre(acre);
+                let bytes = behavior.as_bytes().iter();
+                execution.out.extend(bytes.take(execution.room));
                 Ok(Executed::OK)
             }
         }

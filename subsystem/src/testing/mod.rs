@@ -14,11 +14,12 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::ops::Range;
 
-use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
+use capstan_nvme_proto::command::{AdminCommand, FabricsCommand, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::fabrics::{
     CNTLID_DYNAMIC, Cattr, Connect, ConnectParameters, ConnectResponse, PropertyGet, PropertySet,
 };
+use capstan_nvme_proto::features::FeatureId;
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::property::{Cc, Csts, Property};
@@ -449,6 +450,16 @@ impl Bench {
 
     /// Sends a capsule to an Admin queue. `None` when the response is held.
     pub fn send_admin(&mut self, conn: ConnId, sqe: &Sqe) -> Option<(Cqe, Vec<u8>)> {
+        self.send_admin_with(conn, sqe, &[])
+    }
+
+    /// The same, with data of the host.
+    pub fn send_admin_with(
+        &mut self,
+        conn: ConnId,
+        sqe: &Sqe,
+        data: &[u8],
+    ) -> Option<(Cqe, Vec<u8>)> {
         let response = match self.target.begin_admin(conn, sqe, &[], self.now_us) {
             AdminStep::Complete(cqe) => Some((cqe, Vec::new())),
             AdminStep::Disconnect(why) => {
@@ -458,6 +469,9 @@ impl Bench {
             AdminStep::Execute(mut request) => {
                 let mut out = Vec::new();
                 self.look_up(&mut request);
+                if request.brings_data() {
+                    request.set_data(data.to_vec());
+                }
                 match self.target.execute_admin(request, &mut out, self.now_us) {
                     AdminOutcome::Complete(cqe) => Some((cqe, out)),
                     AdminOutcome::Held | AdminOutcome::Gone => None,
@@ -498,6 +512,22 @@ impl Bench {
             .expect("a response at once");
         assert_eq!(cqe.cid.get(), cid);
         (cqe, data)
+    }
+
+    /// Sets Host Behavior Support, with as many bytes in the host's buffer.
+    ///
+    /// # Panics
+    /// When there is no response.
+    #[expect(clippy::expect_used, reason = "a mistake in a test is to stop it")]
+    pub fn set_host_behavior(&mut self, association: &Association, data: &[u8]) -> Status {
+        let cid = self.new_cid();
+        let feature = SetFeatures::new(FeatureId::HOST_BEHAVIOR_SUPPORT, 0);
+        let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let sqe = AdminCommand::SetFeatures(feature).encode(cid, buffer(length));
+        let (cqe, _) = self
+            .send_admin_with(association.conn, &sqe, data)
+            .expect("a response at once");
+        cqe.status()
     }
 
     /// Sends a Fabrics command to an Admin queue.

@@ -3,11 +3,13 @@
 use capstan_nvme_proto::command::{AdminCommand, GetFeatures, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::features::{
-    AsyncEventConfiguration, FeatureCapabilities, FeatureId, FeatureSelect, NumberOfQueues,
+    AsyncEventConfiguration, FeatureCapabilities, FeatureId, FeatureSelect, HostBehaviorSupport,
+    NumberOfQueues,
 };
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::property::Cc;
 use capstan_nvme_proto::status::Status;
+use zerocopy::IntoBytes as _;
 
 use crate::testing::{Association, Bench, GEOMETRY, host, subnqn};
 use crate::{Geometry, IoOperation, IoStep};
@@ -88,6 +90,53 @@ fn values_are_kept_until_a_reset() {
     for (fid, _, default) in cases {
         assert_eq!(value(&mut bench, &association, fid), default, "{fid}");
     }
+}
+
+/// Host Behavior Support with this byte at this offset.
+fn set_behavior(
+    bench: &mut Bench,
+    association: &Association,
+    (offset, byte): (usize, u8),
+) -> Status {
+    let mut data = HostBehaviorSupport::with_acre(false).as_bytes().to_vec();
+    data[offset] = byte;
+    bench.set_host_behavior(association, &data)
+}
+
+#[test]
+fn a_host_says_that_it_waits_before_it_tries_again_until_a_reset() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let acre = |bench: &mut Bench| {
+        let feature = GetFeatures::new(FeatureId::HOST_BEHAVIOR_SUPPORT);
+        let (cqe, data) = bench.admin(&association, &AdminCommand::GetFeatures(feature));
+        assert!(cqe.status().is_success(), "{cqe:?}");
+        assert_eq!(data.len(), 512);
+        assert!(data[1..].iter().all(|&byte| byte == 0));
+        data[0]
+    };
+    assert_eq!(acre(&mut bench), 0);
+    let set = |bench: &mut Bench, at| set_behavior(bench, &association, at);
+    assert_eq!(set(&mut bench, (0, 1)), Status::SUCCESS);
+    assert_eq!(acre(&mut bench), 1);
+    // No such value; LBA formats and Copy formats that are not offered.
+    for at in [(0, 2), (2, 1), (4, 4), (5, 0x80)] {
+        assert_eq!(set(&mut bench, at), Status::INVALID_FIELD.dnr().more());
+        assert_eq!(acre(&mut bench), 1, "{at:?}");
+    }
+    let disabled = Cc {
+        en: false,
+        ..Cc::ENABLE_NVM
+    };
+    bench.set_cc(&association, disabled);
+    bench.enable(&association);
+    assert_eq!(acre(&mut bench), 0);
+    assert_eq!(set(&mut bench, (0, 1)), Status::SUCCESS);
+    assert_eq!(set(&mut bench, (0, 0)), Status::SUCCESS);
+    assert_eq!(acre(&mut bench), 0);
+    // Less data than the feature has is refused, not read as zeroes.
+    let short = bench.set_host_behavior(&association, &[1; 511]);
+    assert!(!short.is_success());
 }
 
 #[test]

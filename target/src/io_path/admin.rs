@@ -103,8 +103,12 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     };
     let command = connection.command(slot);
     command.segments = segments;
-    // Connect is the only one that brings data; everything else sends some to the host.
-    let brings = matches!(work, AdminWork::Connect(_));
+    let connects = matches!(work, AdminWork::Connect(_));
+    let brings = match &work {
+        AdminWork::Request(request) => request.brings_data(),
+        AdminWork::Connect(_) => true,
+        AdminWork::Telling(_) => false,
+    };
     let in_capsule = matches!(transfer, Transfer::InCapsule(_));
     let buffer_bytes = if in_capsule {
         0
@@ -115,7 +119,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     command.work = Work::Admin(Box::new(work));
     command.pulls = brings && !in_capsule;
     execute::place_capsule_data(resources, connection, slot, capsule.data.take());
-    if brings {
+    if connects {
         return fetch_connect_data(resources, connection, slot, buffer_bytes);
     }
     if buffer_bytes == 0 {
@@ -124,7 +128,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     line_up(resources, connection, slot, buffer_bytes);
 }
 
-/// Lets a command that tells something wait for its queue's page.
+/// Lets a command that tells or brings something wait for its queue's page.
 fn line_up(resources: &mut Resources, connection: &mut Connection, slot: u16, buffer_bytes: u32) {
     let piece_bytes = buffer_bytes.min(ADMIN_PIECE_BYTES);
     // Behind the answers of this turn, in which it would hold up others.
@@ -204,8 +208,16 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
     }
 }
 
-fn admin(resources: &mut Resources, connection: &mut Connection, slot: u16, request: AdminRequest) {
+fn admin(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    mut request: AdminRequest,
+) {
     let command = connection.command(slot);
+    if request.brings_data() {
+        request.set_data(command.data_bytes(command.transfer.length_bytes() as usize));
+    }
     let invalidate = command.transfer.rkey_to_invalidate();
     if command.data.is_some() {
         resources.share.moved(ADMIN_COST_BYTES);
