@@ -35,10 +35,6 @@ pub(crate) const AER_MAX: usize = 4;
 pub(crate) const ABORT_MAX: usize = 4;
 const _: () = assert!(AER_MAX + ABORT_MAX < ADMIN_QUEUE_ENTRIES_MAX as usize);
 
-/// Hosts that are remembered to have identified a namespace which replaces another one: the next ones
-/// do not have to. 16 bytes each.
-pub(crate) const IDENTIFYING_HOSTS_MAX: usize = 1024;
-
 /// Namespaces of one subsystem, and the highest NSID: NN and MNAN. 1,024 identifiers are exactly
 /// one Active Namespace ID list, and one Changed Namespace List.
 pub const NAMESPACES_MAX: u32 = 1024;

@@ -133,8 +133,8 @@ pub struct NamespaceConfig {
     pub anagrpid: u32,
     /// Hosts that see it, among those the subsystem allows.
     pub visible_to: HostPolicy,
-    /// Something else was under this NSID in an earlier process. A host that comes back from then
-    /// may send commands before it looks: each host has to identify it once.
+    /// Hosts have seen something else under this NSID. One that comes back from then may send
+    /// commands before it looks: each association has to identify it before its I/O is taken.
     pub replaces: bool,
 }
 

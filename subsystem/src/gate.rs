@@ -27,8 +27,13 @@ impl Closed {
     pub(crate) const RESERVED_FOR_WRITE: Self = Self(1 << 4);
     /// Namespace Write Protection is on.
     pub(crate) const WRITE_PROTECTED: Self = Self(1 << 5);
-    /// Another namespace was under this NSID, and the host has not looked at this one.
-    pub(crate) const UNIDENTIFIED: Self = Self(1 << 6);
+    /// The host has seen another namespace under this NSID go, and has not identified this one.
+    pub(crate) const GONE: Self = Self(1 << 6);
+    /// Hosts have seen another namespace under this NSID, and this association has not identified
+    /// this one.
+    pub(crate) const UNIDENTIFIED: Self = Self(1 << 7);
+    /// The host waits as long as the status of that says.
+    pub(crate) const UNIDENTIFIED_WAITS: Self = Self(1 << 8);
 
     /// Whether this holds the reason `other`.
     pub(crate) const fn has(self, other: Self) -> bool {
@@ -93,10 +98,14 @@ impl Gate {
         };
         let refusals = [
             // For the namespace that the host means, which is gone.
+            (Closed::GONE, Status::INVALID_NAMESPACE_OR_FORMAT.dnr()),
+            // For the namespace that the host means, which may be this one.
+            // Sent again, it comes behind the look of a host at what there is.
             (
-                Closed::UNIDENTIFIED,
-                Status::INVALID_NAMESPACE_OR_FORMAT.dnr(),
+                Closed::UNIDENTIFIED_WAITS,
+                Status::NAMESPACE_NOT_READY.with_crd(1),
             ),
+            (Closed::UNIDENTIFIED, Status::NAMESPACE_NOT_READY),
             (
                 Closed::PERSISTENT_LOSS,
                 Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS,
@@ -120,6 +129,7 @@ mod tests {
     #[test]
     fn each_reason_refuses_what_it_should() {
         let cases = [
+            (Closed::GONE, [true, true, true, true, true]),
             (Closed::UNIDENTIFIED, [true, true, true, true, true]),
             (Closed::INACCESSIBLE, [true, true, true, true, true]),
             (Closed::PERSISTENT_LOSS, [true, true, true, true, true]),

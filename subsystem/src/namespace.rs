@@ -105,17 +105,19 @@ impl ChangedNamespaces {
     }
 }
 
-/// What a host has had under NSIDs where it is not any more. NSIDs are at most 1,024.
+/// What a host has been told of NSIDs in this association. NSIDs are at most 1,024.
 #[derive(Default, Debug)]
-pub(crate) struct GoneNamespaces {
-    /// Not yet missing in a list that the host has read.
+pub(crate) struct ToldNamespaces {
+    /// Gone, and not yet missing in a list that the host has read.
     untold: BTreeMap<u32, NamespaceIdentity>,
-    /// Where there is another one now that the host has not identified.
-    unidentified: BTreeSet<u32>,
+    /// Missing in a list that the host has read, and not identified since.
+    gone: BTreeSet<u32>,
+    /// Identified by the host.
+    identified: BTreeSet<u32>,
 }
 
-impl GoneNamespaces {
-    pub(crate) fn add(&mut self, nsid: u32, had: NamespaceIdentity) {
+impl ToldNamespaces {
+    pub(crate) fn add_gone(&mut self, nsid: u32, had: NamespaceIdentity) {
         self.untold.entry(nsid).or_insert(had);
     }
 
@@ -132,21 +134,25 @@ impl GoneNamespaces {
 
     /// The host reads a list of NSIDs above this one, without these.
     pub(crate) fn list_read(&mut self, above: u32) {
-        let told = self.untold.split_off(&above.saturating_add(1));
-        self.unidentified.extend(told.into_keys());
+        for nsid in self.untold.split_off(&above.saturating_add(1)).into_keys() {
+            self.identified.remove(&nsid);
+            self.gone.insert(nsid);
+        }
     }
 
-    pub(crate) fn must_be_identified(&mut self, nsid: u32) {
-        self.unidentified.insert(nsid);
+    /// The host reads what is under an NSID now.
+    pub(crate) fn identify(&mut self, nsid: u32) {
+        self.gone.remove(&nsid);
+        self.identified.insert(nsid);
     }
 
-    pub(crate) fn is_unidentified(&self, nsid: u32) -> bool {
-        self.unidentified.contains(&nsid)
+    /// What the host sends there is for one that it has seen go.
+    pub(crate) fn is_gone(&self, nsid: u32) -> bool {
+        self.gone.contains(&nsid)
     }
 
-    /// The host reads what is under an NSID now. Returns whether it had to.
-    pub(crate) fn identified(&mut self, nsid: u32) -> bool {
-        self.unidentified.remove(&nsid)
+    pub(crate) fn is_identified(&self, nsid: u32) -> bool {
+        self.identified.contains(&nsid)
     }
 }
 

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::limits::NAMESPACES_TEXT_BYTES_MAX;
 use crate::{instance, state};
-use table::{Choice, Known, Medium, Table};
+use table::{Choice, Medium, Shown, Table};
 
 const FILE: &str = "namespaces.toml";
 const HEAD: &str = "\
@@ -36,14 +36,14 @@ pub(crate) struct Identities {
     table: Table,
     boot: Uuid,
     /// Not yet shown to hosts.
-    chosen: Vec<(Known, Medium)>,
+    chosen: Vec<Shown>,
 }
 
 /// What a host knows a namespace by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) shown: NamespaceIdentity,
-    /// Hosts have seen another one in its place.
+    /// Hosts have seen another one in its place, however long ago.
     pub(crate) replaces: bool,
 }
 
@@ -160,14 +160,22 @@ impl Identities {
         namespace: &Namespace,
         store: &Store,
     ) -> anyhow::Result<Identity> {
-        let (uuid, replaces) = match (&namespace.backing, store.medium_id()) {
+        let (uuid, on) = match (&namespace.backing, store.medium_id()) {
             (Backing::Path(path), Some(id)) => {
                 let medium = self.medium(path, id.clone(), store.lifetime());
-                self.take(subnqn, namespace, medium)
+                (self.take(subnqn, namespace, &medium), Some(medium))
             }
-            // Each process has its own, and none is known to hosts.
-            _ => (instance::random()?, false),
+            // Each process has its own.
+            _ => (instance::random()?, None),
         };
+        let (nqn, nsid) = (subnqn.clone(), namespace.nsid);
+        let replaces = self.table.has_shown_others(&nqn, nsid, uuid);
+        self.chosen.push(Shown {
+            nqn,
+            nsid,
+            uuid,
+            on,
+        });
         let shown = NamespaceIdentity {
             uuid: Some(uuid),
             nguid: Some(namespace.nguid.unwrap_or_else(|| uuid.into_bytes())),
@@ -176,10 +184,9 @@ impl Identities {
         Ok(Identity { shown, replaces })
     }
 
-    /// Chooses the UUID, which [`keep`](Self::keep) remembers, and says what hosts will see; and whether
-    /// they have seen another one in its place.
-    fn take(&mut self, subnqn: &Nqn, namespace: &Namespace, medium: Medium) -> (Uuid, bool) {
-        let choice = self.choose(subnqn, namespace, &medium);
+    /// Chooses the UUID, and says what hosts will see.
+    fn take(&self, subnqn: &Nqn, namespace: &Namespace, medium: &Medium) -> Uuid {
+        let choice = self.choose(subnqn, namespace, medium);
         let uuid = choice.uuid;
         let told = Told {
             subnqn,
@@ -187,14 +194,10 @@ impl Identities {
             path: medium.path.clone(),
             choice,
         };
-        let before = told.choice.before.as_ref();
-        let replaces = before.is_some_and(|before| before.uuid != uuid);
-        if before.is_some() {
+        if told.choice.before.is_some() {
             tracing::warn!("{told}");
         }
-        let known = Known::new(subnqn, namespace.nsid, uuid, &medium);
-        self.chosen.push((known, medium));
-        (uuid, replaces)
+        uuid
     }
 
     fn choose(&self, subnqn: &Nqn, namespace: &Namespace, medium: &Medium) -> Choice {
@@ -216,7 +219,7 @@ impl Identities {
     pub(crate) fn keep(&mut self) {
         let chosen = std::mem::take(&mut self.chosen);
         let remember = |table: &mut Table| {
-            let remembered = chosen.iter().map(|(k, on)| table.remember(k.clone(), on));
+            let remembered = chosen.iter().map(|shown| table.remember(shown));
             remembered.fold(false, |any, is_new| any | is_new)
         };
         if !remember(&mut self.table) {

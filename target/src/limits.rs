@@ -166,10 +166,12 @@ pub(crate) const LOST_NOTES_RESERVED: usize = 2;
 /// syncs a small file in a tenth of it.
 pub(crate) const LOST_NOTE_WAIT: Duration = Duration::from_secs(1);
 
-/// Namespaces and media that are remembered, the latest: 16 subsystems full of namespaces.
+/// Namespaces and media that are remembered, the latest, and NSIDs of which it is known what hosts have
+/// seen there: 16 subsystems full of namespaces.
 pub(crate) const NAMESPACES_KEPT: usize = 16_384;
-/// Bytes of that: 4 KiB are the longest path, and an NQN and what tells a medium go with it.
-pub(crate) const NAMESPACES_TEXT_BYTES_MAX: u64 = NAMESPACES_KEPT as u64 * 5120;
+/// Bytes of that: 4 KiB are the longest path, and an NQN and what tells a medium go with it; an NQN
+/// and a UUID for each NSID.
+pub(crate) const NAMESPACES_TEXT_BYTES_MAX: u64 = NAMESPACES_KEPT as u64 * (5120 + 512);
 
 /// Command slots of a queue of `entries`.
 pub(crate) const fn slots(entries: u16) -> u16 {

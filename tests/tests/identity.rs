@@ -10,10 +10,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::{BlockingVolume, Controller};
+use capstan_nvme_proto::command::{
+    AdminCommand, Identify, IoCommand, LbaRange, SetFeatures, Write,
+};
+use capstan_nvme_proto::features::{FeatureId, HostBehaviorSupport};
+use capstan_nvme_proto::identify::Cns;
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::status::Status;
 use capstan_tests::host::options;
 use capstan_tests::program::{Daemon, own_address, program, signal, told, utf8};
 use capstan_tests::target::SUBNQN;
+use capstan_tests::wire_host::{Data, Queue, WireHost};
 use nix::sys::signal::Signal;
+use zerocopy::IntoBytes as _;
 
 const PATIENCE: Duration = Duration::from_secs(15);
 const BYTES: usize = 1 << 20;
@@ -204,6 +213,172 @@ fn a_host_does_not_go_on_in_the_file_that_a_restart_puts_in_its_place() {
     assert_eq!(place.shown(), other);
     assert!(!has(&daemon.log(), &["another medium"]));
     assert!(!place.check().contains("another medium"));
+    assert!(daemon.stop().success());
+}
+
+/// What Linux does after it has connected again: it sends what waited, and looks later.
+fn write_at_once(host: &mut WireHost, nsid: u32) -> Status {
+    let write = Write::new(nsid, LbaRange { slba: 0, nlb: 1 });
+    let sqe = IoCommand::Write(write).encode(0, Sgl::EMPTY);
+    let (cqe, _) = host.run(Queue::Io, sqe, Data::Pulled(&[7; 4096]));
+    cqe.status()
+}
+
+fn identify(host: &mut WireHost, nsid: u32) {
+    let identify = Identify::new(Cns::NAMESPACE_ID_DESCRIPTORS, nsid);
+    let sqe = AdminCommand::Identify(identify).encode(0, Sgl::EMPTY);
+    let (cqe, _) = host.run(Queue::Admin, sqe, Data::Pushed(4096));
+    assert!(cqe.status().is_success(), "{cqe:?}");
+}
+
+fn is_to_be_tried_again(status: Status) -> bool {
+    status.code() == Status::NAMESPACE_NOT_READY && !status.is_dnr()
+}
+
+#[test]
+fn a_host_that_sends_before_it_looks_reaches_no_file_in_the_place_of_others() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    place.configure(&[(&a, "nsid = 1")]);
+    let daemon = place.serve();
+    let mut first = WireHost::connect(place.at, 1);
+    assert!(write_at_once(&mut first, 1).is_success());
+    drop(first);
+    place.configure(&[(&b, "nsid = 1")]);
+    daemon.kill();
+    // It misses the first start with the other one, and is back after the second.
+    place.serve().kill();
+    let daemon = place.serve();
+    let mut host = WireHost::connect(place.at, 1);
+    let status = write_at_once(&mut host, 1);
+    assert!(is_to_be_tried_again(status), "{status:?}");
+    // Another program with the same Host Identifier looks, and says nothing to this one.
+    let mut other = WireHost::connect(place.at, 1);
+    identify(&mut other, 1);
+    let status = write_at_once(&mut host, 1);
+    assert!(is_to_be_tried_again(status), "{status:?}");
+    drop(other);
+    drop(host);
+    // Out and in again.
+    place.configure(&[(&a, "nsid = 2")]);
+    reload(&daemon);
+    let mut waiting = WireHost::connect(place.at, 1);
+    place.configure(&[(&a, "nsid = 2"), (&b, "nsid = 1")]);
+    reload(&daemon);
+    for host in [&mut waiting, &mut WireHost::connect(place.at, 1)] {
+        let status = write_at_once(host, 1);
+        assert!(is_to_be_tried_again(status), "{status:?}");
+    }
+    drop(waiting);
+    assert!(is_blank(&b), "what was for another file is in this one");
+    // The first one is back, for a host that has missed the other: once it has looked, it goes on.
+    place.configure(&[(&a, "nsid = 1")]);
+    assert!(daemon.stop().success());
+    let daemon = place.serve();
+    let mut host = WireHost::connect(place.at, 1);
+    let behavior = HostBehaviorSupport::with_acre(true);
+    let feature = SetFeatures::new(FeatureId::HOST_BEHAVIOR_SUPPORT, 0);
+    let sqe = AdminCommand::SetFeatures(feature).encode(0, Sgl::EMPTY);
+    for data in [
+        Data::Pulled(behavior.as_bytes()),
+        Data::InCapsule(behavior.as_bytes()),
+    ] {
+        let (cqe, _) = host.run(Queue::Admin, sqe, data);
+        assert!(cqe.status().is_success(), "{cqe:?}");
+        let status = write_at_once(&mut host, 1);
+        assert!(
+            is_to_be_tried_again(status) && status.crd() == 1,
+            "{status:?}"
+        );
+    }
+    identify(&mut host, 1);
+    let status = write_at_once(&mut host, 1);
+    assert!(status.is_success(), "{status:?}");
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn no_host_reaches_a_file_in_the_place_of_memory() {
+    let place = Place::new();
+    let a = place.image("a");
+    place.configure(&[]);
+    let empty = fs::read_to_string(place.config()).unwrap();
+    let in_memory = empty + "[[subsystem.namespace]]\nram = \"1MiB\"\n";
+    fs::write(place.config(), &in_memory).unwrap();
+    let daemon = place.serve();
+    let mut host = WireHost::connect(place.at, 1);
+    assert!(write_at_once(&mut host, 1).is_success());
+    drop(host);
+    daemon.kill();
+    // Memory of another process holds nothing of what the host has; nor does a file.
+    for file in [None, Some(&a)] {
+        match file {
+            Some(file) => place.configure(&[(file, "")]),
+            None => fs::write(place.config(), &in_memory).unwrap(),
+        }
+        let daemon = place.serve();
+        let mut host = WireHost::connect(place.at, 1);
+        let status = write_at_once(&mut host, 1);
+        assert!(is_to_be_tried_again(status), "{status:?}");
+        drop(host);
+        daemon.kill();
+    }
+    assert!(is_blank(&a));
+}
+
+#[test]
+fn two_files_change_places_and_no_host_reaches_the_other_one() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    let apart = [(a.as_path(), "nsid = 1"), (b.as_path(), "nsid = 2")];
+    let swapped = [(b.as_path(), "nsid = 1"), (a.as_path(), "nsid = 2")];
+    place.configure(&apart);
+    let daemon = place.serve();
+    let before = place.shown();
+    let controller = place.connect();
+    let volumes = [1, 2].map(|nsid| volume(&controller, nsid));
+    // In one reload, a file would be open twice: it is refused, and everything goes on.
+    place.configure(&swapped);
+    let known = daemon.log().len();
+    signal(daemon.pid(), Signal::SIGHUP);
+    daemon.wait_for_log_after(
+        known,
+        &["which is served as namespace", "nothing was changed"],
+    );
+    assert_eq!(place.shown(), before);
+    for (volume, byte) in volumes.iter().zip([1, 2]) {
+        volume.write(0, &[byte; 4096]).expect("goes on");
+    }
+    daemon.kill();
+    let daemon = place.serve();
+    for volume in &volumes {
+        let why = writes_until_it_fails(volume);
+        assert!(why.contains("its UUID is"), "{why}");
+    }
+    controller.close();
+    let after = place.shown();
+    for shown in &after {
+        assert!(
+            !before.iter().any(|before| before.1 == shown.1),
+            "{after:?}"
+        );
+    }
+    let mut host = WireHost::connect(place.at, 1);
+    for nsid in [1, 2] {
+        let status = write_at_once(&mut host, nsid);
+        assert!(is_to_be_tried_again(status), "{status:?}");
+    }
+    drop(host);
+    assert!(daemon.stop().success());
+    for (image, byte) in [(&a, 1), (&b, 2)] {
+        let stored = fs::read(image).unwrap();
+        assert!(stored[..4096].iter().all(|&found| found == byte));
+        assert!(stored[4096..].iter().all(|&found| found == 0));
+    }
+    // And back.
+    place.configure(&apart);
+    let daemon = place.serve();
+    assert_eq!(place.shown(), before);
     assert!(daemon.stop().success());
 }
 

@@ -152,9 +152,6 @@ impl Target {
                 name: config.nsid.to_string(),
             });
         }
-        if config.replaces {
-            subsystem.replaced.entry(config.nsid).or_default();
-        }
         subsystem.namespaces.insert(config.nsid, config);
         self.namespaces_changed(subnqn);
         Ok(())
@@ -175,7 +172,6 @@ impl Target {
         let subsystem = self.subsystem_mut(subnqn)?;
         subsystem.counted_before.insert(nsid, counted);
         subsystem.protected.remove(&nsid);
-        subsystem.replaced.remove(&nsid);
         subsystem.reservations.remove(&nsid);
         for id in self.controllers_of(subnqn) {
             if let Some(controller) = self.controllers.get_mut(&id) {
@@ -342,7 +338,7 @@ impl Target {
             .into_iter()
             .flat_map(|subsystem| subsystem.namespaces.values())
             .filter(|namespace| namespace.visible_to.allows(host))
-            .filter(|namespace| !controller.gone.hide(namespace.nsid, &namespace.identity))
+            .filter(|namespace| !controller.told.hide(namespace.nsid, &namespace.identity))
             .map(|namespace| Namespace {
                 nsid: namespace.nsid,
                 backend: namespace.backend,
@@ -365,11 +361,11 @@ impl Target {
         controller.changed.add(&changed);
         for before in controller.namespaces.iter() {
             if after.find(before.nsid).is_none() {
-                controller.gone.add(before.nsid, before.identity);
+                controller.told.add_gone(before.nsid, before.identity);
             }
         }
         for namespace in after.iter() {
-            controller.gone.shown(namespace.nsid);
+            controller.told.shown(namespace.nsid);
         }
         controller.namespaces = Arc::new(after);
         controller.shared.set_namespaces_generation(generation);
@@ -401,14 +397,19 @@ impl Target {
                 .and_then(|subsystem| subsystem.reservations.get(&namespace.nsid))
                 .map(|reservation| reservation.closed_for(&controller.association.hostid.0))
                 .unwrap_or_default();
+            let replaces = subsystem
+                .and_then(|subsystem| subsystem.namespaces.get(&namespace.nsid))
+                .is_some_and(|config| config.replaces);
+            let told = &controller.told;
+            let unidentified = replaces && !told.is_identified(namespace.nsid);
+            let waits = unidentified && controller.features.acre;
             let closed = namespace
                 .gate
                 .closed()
                 .with(Closed::WRITE_PROTECTED, protected)
-                .with(
-                    Closed::UNIDENTIFIED,
-                    controller.gone.is_unidentified(namespace.nsid),
-                )
+                .with(Closed::GONE, told.is_gone(namespace.nsid))
+                .with(Closed::UNIDENTIFIED, unidentified)
+                .with(Closed::UNIDENTIFIED_WAITS, waits)
                 .with(
                     Closed::RESERVED_FOR_READ,
                     reserved.has(Closed::RESERVED_FOR_READ),

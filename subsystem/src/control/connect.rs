@@ -30,7 +30,7 @@ use crate::features::{Features, default_events};
 use crate::io_queue::IoQueue;
 use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
-use crate::namespace::ChangedNamespaces;
+use crate::namespace::{ChangedNamespaces, ToldNamespaces};
 use crate::queue::Accounting;
 use crate::queue::transfer::Transfer;
 use crate::refuse::{Refusal, RefuseReason};
@@ -347,7 +347,7 @@ impl Target {
             shared: Arc::new(ControllerShared::default()),
             namespaces: Arc::default(),
             changed: ChangedNamespaces::default(),
-            gone: self.unidentified(&association),
+            told: ToldNamespaces::default(),
             events: AsyncEvents::new(default_events(kind)),
             features: Features::default(),
             notifications: Notifications::default(),

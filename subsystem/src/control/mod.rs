@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use capstan_nvme_proto::log::AnaState;
-use capstan_nvme_proto::nqn::{HostId, Nqn};
+use capstan_nvme_proto::nqn::Nqn;
 
 use crate::ConnId;
 use crate::action::{AbortId, Action, ControllerId, DrainId, FenceId, FlushId};
@@ -104,9 +104,6 @@ struct Subsystem {
     namespaces: BTreeMap<u32, NamespaceConfig>,
     /// Namespaces that a host has write protected.
     protected: BTreeSet<u32>,
-    /// Of namespaces that replace what earlier processes had under their NSID, the hosts that have
-    /// identified them.
-    replaced: BTreeMap<u32, BTreeSet<HostId>>,
     /// Reservations by NSID, of namespaces where a host ever registered.
     reservations: BTreeMap<u32, Reservation>,
     /// Where the search for a free CNTLID starts: an identifier is used again as late as
@@ -124,7 +121,6 @@ impl Subsystem {
             config,
             namespaces: BTreeMap::new(),
             protected: BTreeSet::new(),
-            replaced: BTreeMap::new(),
             reservations: BTreeMap::new(),
             next_cntlid: 1,
             retired: BTreeMap::new(),

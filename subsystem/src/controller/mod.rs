@@ -23,7 +23,7 @@ use crate::counters::{NamespaceCounters, QueueCounters};
 use crate::features::Features;
 use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
-use crate::namespace::{ChangedNamespaces, GoneNamespaces, NamespaceTable};
+use crate::namespace::{ChangedNamespaces, NamespaceTable, ToldNamespaces};
 use crate::queue::{Accounting, Permit};
 use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
 
@@ -125,7 +125,7 @@ pub(crate) struct Controller {
     pub(crate) namespaces: Arc<NamespaceTable>,
     /// NSIDs that changed since the host last asked.
     pub(crate) changed: ChangedNamespaces,
-    pub(crate) gone: GoneNamespaces,
+    pub(crate) told: ToldNamespaces,
     pub(crate) events: AsyncEvents,
     pub(crate) features: Features,
     pub(crate) notifications: Notifications,

@@ -147,27 +147,82 @@ fn a_new_association_has_what_is_there() {
     );
 }
 
-#[test]
-fn what_replaces_another_one_is_identified_once_by_each_host() {
-    let mut bench = Bench::new();
-    let replacing = NamespaceConfig {
+/// A namespace under an NSID where hosts have seen others.
+fn replacing() -> NamespaceConfig {
+    NamespaceConfig {
         replaces: true,
         ..other()
-    };
-    replace(&mut bench, replacing);
-    // Comes back with commands for what was there, before it looks.
+    }
+}
+
+#[test]
+fn each_association_identifies_what_is_where_others_were() {
+    let mut bench = Bench::new();
+    replace(&mut bench, replacing());
+    // It comes back with commands for what was there, before it looks: it may send them again.
     let first = bench.ready();
     let conn = bench.io_queue(&first, 1).unwrap();
-    assert_eq!(write(&mut bench, conn), Err(GONE.dnr().more()));
+    let not_ready = Status::NAMESPACE_NOT_READY.more();
+    assert_eq!(write(&mut bench, conn), Err(not_ready));
+    assert_eq!(read(&mut bench, conn), Err(not_ready));
+    // A list says nothing of what is there.
+    assert_eq!(list(&mut bench, &first, 0), [1]);
+    assert_eq!(write(&mut bench, conn), Err(not_ready));
     let (status, _) = identify(&mut bench, &first, Cns::NAMESPACE, 1);
     assert_eq!(status, Status::SUCCESS);
     assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
-    // The host that knows it loses no command when it connects again; others have to look.
-    let again = bench.ready();
-    let conn = bench.io_queue(&again, 1).unwrap();
+    // Another program of the same host, and another path of it, know nothing of that.
+    let second = bench.ready();
+    let conn_of_second = bench.io_queue(&second, 1).unwrap();
+    assert_eq!(write(&mut bench, conn_of_second), Err(not_ready));
     assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
-    let second = bench.associate(host(2), subnqn(), 0).unwrap();
-    bench.enable(&second);
-    let conn = bench.io_queue(&second, 1).unwrap();
-    assert!(write(&mut bench, conn).is_err());
+    let (status, _) = identify(&mut bench, &second, Cns::NAMESPACE_ID_DESCRIPTORS, 1);
+    assert_eq!(status, Status::SUCCESS);
+    assert_eq!(write(&mut bench, conn_of_second), Ok(BackendId(77)));
+}
+
+#[test]
+fn a_host_that_waits_is_told_how_long() {
+    let mut bench = Bench::new();
+    replace(&mut bench, replacing());
+    let association = bench.ready();
+    let conn = bench.io_queue(&association, 1).unwrap();
+    let not_ready = Status::NAMESPACE_NOT_READY.more();
+    let (_, controller) = identify(&mut bench, &association, Cns::CONTROLLER, 0);
+    // CRDT1 is in bytes 129:128, CRDT2 and CRDT3 behind it: a second, and two that no status uses.
+    assert_eq!(controller[128..134], [10, 0, 0, 0, 0, 0]);
+    for (acre, expected) in [(0, not_ready), (1, not_ready.with_crd(1)), (0, not_ready)] {
+        let mut behavior = [0; 512];
+        behavior[0] = acre;
+        let set = bench.set_host_behavior(&association, &behavior);
+        assert_eq!(set, Status::SUCCESS);
+        assert_eq!(write(&mut bench, conn), Err(expected));
+    }
+    let (status, _) = identify(&mut bench, &association, Cns::NAMESPACE, 1);
+    assert_eq!(status, Status::SUCCESS);
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
+}
+
+#[test]
+fn what_comes_where_nothing_was_is_identified_where_others_were_before() {
+    let mut bench = Bench::new();
+    bench.target.remove_namespace(&subnqn(), 1).unwrap();
+    // It has had nothing there in this association, and may have had in an earlier one.
+    let association = bench.ready();
+    let conn = bench.io_queue(&association, 1).unwrap();
+    bench.target.add_namespace(&subnqn(), replacing()).unwrap();
+    bench.poll();
+    let not_ready = Err(Status::NAMESPACE_NOT_READY.more());
+    assert_eq!(write(&mut bench, conn), not_ready);
+    let (status, _) = identify(&mut bench, &association, Cns::NAMESPACE_ID_DESCRIPTORS, 1);
+    assert_eq!(status, Status::SUCCESS);
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
+    // The same one opened anew is what it has identified; seen gone, it is not.
+    replace(&mut bench, replacing());
+    assert_eq!(write(&mut bench, conn), Ok(BackendId(77)));
+    bench.target.remove_namespace(&subnqn(), 1).unwrap();
+    assert!(list(&mut bench, &association, 0).is_empty());
+    bench.target.add_namespace(&subnqn(), replacing()).unwrap();
+    bench.poll();
+    assert_eq!(write(&mut bench, conn), Err(GONE.dnr().more()));
 }

@@ -23,6 +23,16 @@ pub(crate) struct Medium {
     pub(crate) twins: Vec<PathBuf>,
 }
 
+/// What is shown to hosts.
+#[derive(Clone, Debug)]
+pub(crate) struct Shown {
+    pub(crate) nqn: Nqn,
+    pub(crate) nsid: u32,
+    pub(crate) uuid: Uuid,
+    /// `None`: what does not last.
+    pub(crate) on: Option<Medium>,
+}
+
 /// A namespace and the medium it was on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Known {
@@ -53,7 +63,7 @@ mod facts {
 }
 
 impl Known {
-    pub(crate) fn new(nqn: &Nqn, nsid: u32, uuid: Uuid, medium: &Medium) -> Self {
+    fn new(nqn: &Nqn, nsid: u32, uuid: Uuid, medium: &Medium) -> Self {
         Self {
             nqn: nqn.as_str().to_owned(),
             nsid,
@@ -93,14 +103,69 @@ pub(crate) struct Choice {
     pub(crate) before: Option<Known>,
 }
 
+/// What hosts have seen under an NQN and NSID, whatever it was on and whether that is remembered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Seen {
+    nqn: String,
+    nsid: u32,
+    /// Last.
+    uuid: Uuid,
+    /// And others before: a host that has one of these may come back at any time.
+    #[serde(default, skip_serializing_if = "is_false")]
+    others: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
 /// Oldest first: the last of an NQN and NSID is what hosts have seen there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Table {
+    /// There was more than is kept in `seen`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    seen_was_cut: bool,
+    #[serde(default)]
+    seen: Vec<Seen>,
     #[serde(default)]
     namespace: Vec<Known>,
 }
 
 impl Table {
+    /// Whether hosts have seen something other than `uuid` under this NQN and NSID.
+    pub(crate) fn has_shown_others(&self, nqn: &Nqn, nsid: u32, uuid: Uuid) -> bool {
+        match self.seen_at(nqn, nsid) {
+            Some(seen) => seen.others || seen.uuid != uuid,
+            None => self.seen_was_cut,
+        }
+    }
+
+    fn seen_at(&self, nqn: &Nqn, nsid: u32) -> Option<&Seen> {
+        let mut seen = self.seen.iter();
+        seen.find(|seen| seen.nsid == nsid && seen.nqn == nqn.as_str())
+    }
+
+    /// Hosts see `uuid` there. Returns whether that is new.
+    fn see(&mut self, nqn: &Nqn, nsid: u32, uuid: Uuid) -> bool {
+        let is_there = |seen: &Seen| seen.nsid == nsid && seen.nqn == nqn.as_str();
+        let others = self.has_shown_others(nqn, nsid, uuid);
+        match self.seen.iter_mut().find(|seen| is_there(seen)) {
+            Some(seen) if seen.uuid == uuid => return false,
+            Some(seen) => (seen.uuid, seen.others) = (uuid, others),
+            None => self.seen.push(Seen {
+                nqn: nqn.as_str().to_owned(),
+                nsid,
+                uuid,
+                others,
+            }),
+        }
+        let too_many = self.seen.len().saturating_sub(NAMESPACES_KEPT);
+        self.seen.drain(..too_many);
+        self.seen_was_cut |= too_many > 0;
+        true
+    }
+
     pub(crate) fn all(&self) -> &[Known] {
         &self.namespace
     }
@@ -125,8 +190,9 @@ impl Table {
         let mut there = latest_first.clone().filter(|known| known.is_at(nqn, nsid));
         let before = there.clone().next();
         let known = there.find(|known| known.is_on(medium));
+        let is_first = before.is_none() && self.seen_at(nqn, nsid).is_none() && !self.seen_was_cut;
         // A written UUID may have gone with its data to another place.
-        let is_free = before.is_none() && !latest_first.any(|known| known.uuid == derived);
+        let is_free = is_first && !latest_first.any(|known| known.uuid == derived);
         let uuid = written
             .or_else(|| known.map(|known| known.uuid))
             .unwrap_or_else(|| match is_free {
@@ -139,12 +205,18 @@ impl Table {
         }
     }
 
-    /// A namespace was shown to hosts. A UUID is that of the medium that had it last: an operator
+    /// A namespace is shown to hosts. A UUID is that of the medium that had it last: an operator
     /// who gives it to a copy has said which one goes on. Returns whether anything is new.
-    pub(crate) fn remember(&mut self, new: Known, medium: &Medium) -> bool {
-        let is_there = |known: &Known| known.nsid == new.nsid && known.nqn == new.nqn;
+    pub(crate) fn remember(&mut self, shown: &Shown) -> bool {
+        let Shown { nqn, nsid, .. } = shown;
+        let is_new = self.see(nqn, *nsid, shown.uuid);
+        let Some(medium) = &shown.on else {
+            return is_new;
+        };
+        let new = Known::new(nqn, *nsid, shown.uuid, medium);
+        let is_there = |known: &Known| known.is_at(nqn, *nsid);
         if self.namespace.iter().rfind(|known| is_there(known)) == Some(&new) {
-            return false;
+            return is_new;
         }
         self.namespace
             .retain(|known| known.uuid != new.uuid && !(is_there(known) && known.is_on(medium)));
@@ -253,7 +325,9 @@ mod tests {
     use capstan_config::{Config, Nqn, Subsystem, namespace_uuid};
     use uuid::Uuid;
 
-    use super::{Known, Medium, Table};
+    use crate::limits::{NAMESPACES_KEPT, NAMESPACES_TEXT_BYTES_MAX};
+
+    use super::{Medium, Shown, Table};
 
     /// A file with this inode number under this path; `None`: nothing tells it.
     fn on(path: &str, inode: Option<u32>) -> Medium {
@@ -278,8 +352,84 @@ mod tests {
     /// Chooses, and remembers. The UUID, and whether another medium was there.
     fn start(table: &mut Table, nsid: u32, medium: &Medium, written: Option<Uuid>) -> (Uuid, bool) {
         let choice = table.choose(&nqn(), nsid, medium, written, derived(nsid));
-        table.remember(Known::new(&nqn(), nsid, choice.uuid, medium), medium);
+        table.remember(&what_is_shown(nsid, choice.uuid, Some(medium.clone())));
         (choice.uuid, choice.before.is_some())
+    }
+
+    fn what_is_shown(nsid: u32, uuid: Uuid, on: Option<Medium>) -> Shown {
+        let nqn = nqn();
+        Shown {
+            nqn,
+            nsid,
+            uuid,
+            on,
+        }
+    }
+
+    /// Whether hosts have seen others where this one is now.
+    fn is_other(table: &Table, nsid: u32, uuid: Uuid) -> bool {
+        table.has_shown_others(&nqn(), nsid, uuid)
+    }
+
+    #[test]
+    fn where_hosts_have_seen_others_that_stays_so() {
+        let mut table = Table::default();
+        let (a, b) = (on("/a", Some(1)), on("/b", Some(2)));
+        let (of_a, _) = start(&mut table, 1, &a, None);
+        assert!(!is_other(&table, 1, of_a));
+        let (of_b, _) = start(&mut table, 1, &b, None);
+        // Also once more, and back: some host may have missed all of it.
+        for medium in [&b, &b, &a, &a] {
+            let (uuid, _) = start(&mut table, 1, medium, None);
+            assert!(is_other(&table, 1, uuid));
+        }
+        // The UUID goes with its data to another place: nothing else is remembered of this one.
+        start(&mut table, 2, &b, Some(of_b));
+        start(&mut table, 3, &a, Some(of_a));
+        let (of_c, _) = start(&mut table, 1, &on("/c", Some(3)), None);
+        assert!(of_c != derived(1) && is_other(&table, 1, of_c));
+        assert!(!is_other(&table, 2, of_b));
+        // A copy that has the UUID of what it was copied from is what hosts have.
+        start(&mut table, 3, &on("/copy", Some(4)), Some(of_a));
+        assert!(!is_other(&table, 3, of_a));
+    }
+
+    #[test]
+    fn what_did_not_last_was_seen_as_well() {
+        let mut table = Table::default();
+        let (first, second) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        assert!(table.remember(&what_is_shown(1, first, None)));
+        assert!(!is_other(&table, 1, first));
+        assert!(is_other(&table, 1, second), "memory of another process");
+        let (of_a, _) = start(&mut table, 1, &on("/a", Some(1)), None);
+        assert!(is_other(&table, 1, of_a), "a file in its place");
+        // Of what was in memory under a path until the machine started anew, no medium is kept.
+        let shm = Medium {
+            boot: Some(first),
+            ..on("/dev/shm/a", Some(1))
+        };
+        let (in_memory, _) = start(&mut table, 2, &shm, None);
+        table.forget_other_boots(second);
+        let (of_b, _) = start(&mut table, 2, &on("/b", Some(2)), None);
+        assert!(of_b != in_memory && is_other(&table, 2, of_b));
+    }
+
+    #[test]
+    fn what_is_cut_off_counts_as_seen() {
+        let mut table = Table::default();
+        let (of_a, _) = start(&mut table, 1, &on("/a", Some(1)), None);
+        for nsid in 2..=u32::try_from(NAMESPACES_KEPT).unwrap() {
+            table.see(&nqn(), nsid, of_a);
+        }
+        assert!(!is_other(&table, 1, of_a) && !is_other(&table, u32::MAX, of_a));
+        table.see(&nqn(), u32::MAX, of_a);
+        assert_eq!(table.seen.len(), NAMESPACES_KEPT);
+        assert!(is_other(&table, 1, of_a), "it is not known any more");
+        let (other, _) = start(&mut table, 7_000_000, &on("/b", Some(2)), None);
+        assert!(other != derived(7_000_000) && is_other(&table, 7_000_000, other));
+        let text = toml::to_string(&table).unwrap();
+        assert_eq!(toml::from_str::<Table>(&text).unwrap(), table);
+        assert!(text.len() as u64 <= NAMESPACES_TEXT_BYTES_MAX);
     }
 
     #[test]
@@ -458,9 +608,9 @@ mod tests {
         let text = toml::to_string(&table).unwrap();
         assert_eq!(toml::from_str::<Table>(&text).unwrap(), table);
         let (medium, uuid) = (on("/c", Some(3)), Uuid::from_u128(3));
-        let known = Known::new(&nqn(), 3, uuid, &medium);
-        assert!(table.remember(known.clone(), &medium));
-        assert!(!table.remember(known, &medium), "it is known");
+        let third = what_is_shown(3, uuid, Some(medium));
+        assert!(table.remember(&third));
+        assert!(!table.remember(&third), "it is known");
         assert_eq!(table.all().len(), 3);
     }
 }

@@ -212,9 +212,9 @@ fn an_identity_lasts_as_long_as_the_blocks_do() {
     let subsystem = config(&[(&a, "")]).subsystems.remove(0);
     let namespace = &subsystem.namespaces[0];
     let of = |lifetime, boot| {
-        let mut identities = Identities::in_folder(None, boot).unwrap();
+        let identities = Identities::in_folder(None, boot).unwrap();
         let medium = identities.medium(&a, MediumId::at(&a).unwrap(), lifetime);
-        identities.take(&subsystem.nqn, namespace, medium).0
+        identities.take(&subsystem.nqn, namespace, &medium)
     };
     let lasting = of(Lifetime::Lasting, BOOT);
     assert_eq!(lasting, derived(1));
