@@ -360,10 +360,16 @@ impl fmt::Display for Forgotten<'_> {
     }
 }
 
-/// An absent file is an empty table.
+/// An absent file is an empty table; one that says nothing is none that was written here.
 fn read(folder: &Path) -> io::Result<Table> {
-    let text = state::read(folder, FILE, NAMESPACES_TEXT_BYTES_MAX)?;
-    toml::from_str(&text).map_err(io::Error::other)
+    let Some(text) = state::read(folder, FILE, NAMESPACES_TEXT_BYTES_MAX)? else {
+        return Ok(Table::default());
+    };
+    let table: Table = toml::from_str(&text).map_err(io::Error::other)?;
+    match table.is_empty() {
+        true => Err(io::Error::other("it is there, and names no namespace")),
+        false => Ok(table),
+    }
 }
 
 #[cfg(test)]

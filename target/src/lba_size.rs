@@ -237,7 +237,7 @@ fn first(path: &Path, found: &Evidence, remembers: bool) -> LbaSize {
 
 /// An absent file is an empty table.
 fn read(folder: &Path) -> io::Result<Table> {
-    let text = state::read(folder, FILE, LBA_SIZES_TEXT_BYTES_MAX)?;
+    let text = state::read(folder, FILE, LBA_SIZES_TEXT_BYTES_MAX)?.unwrap_or_default();
     toml::from_str(&text).map_err(io::Error::other)
 }
 

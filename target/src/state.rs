@@ -32,11 +32,11 @@ fn wanted_by(variable: Option<&str>) -> PathBuf {
     told.unwrap_or(FOLDER).into()
 }
 
-/// The text of a file there, at most so much of it; none of one that is not there.
+/// The text of a file there; `None` of one that is not there.
 ///
 /// # Errors
-/// It is no regular file, or cannot be read.
-pub(crate) fn read(folder: &Path, name: &str, bytes_max: u64) -> io::Result<String> {
+/// It is no regular file, is longer than that, or cannot be read.
+pub(crate) fn read(folder: &Path, name: &str, bytes_max: u64) -> io::Result<Option<String>> {
     let mut options = OpenOptions::new();
     // Another user may own the folder: nothing that lies there is followed.
     let no_follow = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
@@ -44,13 +44,21 @@ pub(crate) fn read(folder: &Path, name: &str, bytes_max: u64) -> io::Result<Stri
         .read(true)
         .custom_flags(no_follow.bits())
         .open(folder.join(name));
-    let mut text = String::new();
-    match opened {
-        Ok(file) => file.take(bytes_max).read_to_string(&mut text)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    Ok(text)
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    let read_bytes = file.take(bytes_max + 1).read_to_string(&mut text)?;
+    if read_bytes as u64 > bytes_max {
+        let why = format!("it is longer than {bytes_max} bytes, the most that is read of it");
+        return Err(io::Error::other(why));
+    }
+    Ok(Some(text))
 }
 
 /// Writes a file there: as a whole or not at all, also when the machine goes down meanwhile.
@@ -129,22 +137,33 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
     use super::{FOLDER, Reserve, folder, read, wanted_by, write};
 
     #[test]
     fn a_file_is_written_as_a_whole_and_nothing_is_followed() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path();
-        assert_eq!(read(folder, "a", 100).unwrap(), "");
+        let text = |name| read(folder, name, 7).unwrap();
+        assert_eq!(text("a"), None);
         write(folder, "a", "one").unwrap();
         write(folder, "a", "another").unwrap();
-        assert_eq!(read(folder, "a", 100).unwrap(), "another");
-        assert_eq!(read(folder, "a", 3).unwrap(), "ano");
+        assert_eq!(text("a").as_deref(), Some("another"));
+        let error = read(folder, "a", 6).unwrap_err().to_string();
+        assert!(error.contains("longer than 6 bytes"), "{error}");
+        mkfifo(&folder.join("fifo"), Mode::S_IRWXU).unwrap();
+        for name in ["fifo", "."] {
+            let error = read(folder, name, 7).unwrap_err().to_string();
+            assert!(error.contains("no regular file"), "{name}: {error}");
+        }
+        fs::remove_file(folder.join("fifo")).unwrap();
         symlink(folder.join("a"), folder.join("link")).unwrap();
         read(folder, "link", 100).expect_err("a link");
         // The link goes, not what it leads to.
         write(folder, "link", "new").unwrap();
-        assert_eq!(read(folder, "a", 100).unwrap(), "another");
+        assert_eq!(text("a").as_deref(), Some("another"));
         // A folder is in the way: what was begun does not stay.
         fs::create_dir(folder.join("taken")).unwrap();
         write(folder, "taken", "new").unwrap_err();
@@ -159,10 +178,11 @@ mod tests {
         let unused = reserve();
         assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "without a name");
         reserve().write(folder, "a", "one").unwrap();
-        assert_eq!(read(folder, "a", 100).unwrap(), "one");
+        let text = || read(folder, "a", 100).unwrap();
+        assert_eq!(text().as_deref(), Some("one"));
         let error = unused.write(folder, "a", "another").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
-        assert_eq!(read(folder, "a", 100).unwrap(), "one");
+        assert_eq!(text().as_deref(), Some("one"));
         Reserve::new(&folder.join("none"), 8192).unwrap_err();
     }
 

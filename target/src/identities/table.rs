@@ -133,6 +133,10 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.seen.is_empty() && self.namespace.is_empty()
+    }
+
     /// Whether hosts have seen something other than `uuid` under this NQN and NSID.
     pub(crate) fn has_shown_others(&self, nqn: &Nqn, nsid: u32, uuid: Uuid) -> bool {
         match self.seen_at(nqn, nsid) {

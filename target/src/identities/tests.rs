@@ -5,7 +5,11 @@ use std::path::{Path, PathBuf};
 
 use capstan_config::{Config, Subsystem, namespace_uuid};
 use capstan_storage::{DirectIo, Lifetime, MediumId, VolumeSpec};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use uuid::Uuid;
+
+use crate::limits::NAMESPACES_TEXT_BYTES_MAX;
 
 use super::{FILE, Identities, Told};
 
@@ -174,16 +178,31 @@ fn what_cannot_be_written_changes_no_identity_and_what_cannot_be_read_is_an_erro
     let words = alone.forgets(&config).unwrap();
     assert!(words.contains("STATE_DIRECTORY") && words.contains("write `nsid` and `uuid`"));
     assert_eq!(place.identities().forgets(&config), None);
-    // Another process's, or spoilt.
-    for spoil in ["not = [a table", "[[namespace]]\nnqn = 1"] {
+    // Another process's, or spoilt; emptied, or longer than what is read of it.
+    let long = "#".repeat(usize::try_from(NAMESPACES_TEXT_BYTES_MAX).unwrap()) + "\n" + &text;
+    for spoil in [
+        "not = [a table",
+        "[[namespace]]\nnqn = 1",
+        "",
+        super::HEAD,
+        &long,
+    ] {
         fs::write(&file, spoil).unwrap();
         let error = Identities::in_folder(Some(place.state()), BOOT).unwrap_err();
         assert!(
             format!("{error:#}").contains("cannot be read: restore it"),
             "{error:#}"
         );
-        assert_eq!(fs::read_to_string(&file).unwrap(), spoil, "left as it is");
+        let left = fs::read_to_string(&file).unwrap();
+        assert!(left == spoil, "left as it is");
     }
+    fs::remove_file(&file).unwrap();
+    mkfifo(&file, Mode::S_IRWXU).unwrap();
+    let error = Identities::in_folder(Some(place.state()), BOOT).unwrap_err();
+    assert!(
+        format!("{error:#}").contains("no regular file"),
+        "{error:#}"
+    );
 }
 
 #[test]

@@ -196,7 +196,7 @@ pub(super) fn all(folder: &Path) -> io::Result<All> {
 /// One of them.
 pub(super) fn read(folder: &Path, name: &str) -> io::Result<Note> {
     let text = state::read(folder, name, LOST_NOTE_BYTES_MAX)?;
-    Note::parse(&text)
+    Note::parse(&text.ok_or(io::ErrorKind::NotFound)?)
 }
 
 /// Removes a note for good; one that is not there is removed.
