@@ -97,7 +97,7 @@ impl Identities {
     /// The configuration with an NSID for each namespace; beside what is `served`, those stay.
     ///
     /// # Errors
-    /// Two namespaces would have one UUID.
+    /// Two namespaces would have one UUID or one NGUID.
     pub(crate) fn number(
         &self,
         config: &Config,
@@ -116,7 +116,7 @@ impl Identities {
 
     /// What each namespace on a path would be, by the path.
     fn expected<'c>(&self, config: &'c Config) -> anyhow::Result<Vec<Told<'c>>> {
-        let mut first = HashMap::new();
+        let (mut uuids, mut nguids) = (HashMap::new(), HashMap::new());
         let mut all = Vec::new();
         for subsystem in &config.subsystems {
             for namespace in &subsystem.namespaces {
@@ -129,13 +129,23 @@ impl Identities {
                 };
                 let choice = self.choose(&subsystem.nqn, namespace, &medium);
                 let place = (&subsystem.nqn, namespace.nsid);
-                if let Some((nqn, nsid)) = first.insert(choice.uuid, place) {
+                if let Some((nqn, nsid)) = uuids.insert(choice.uuid, place) {
                     bail!(
                         "namespace {} of {} has UUID {}, which is that of namespace {nsid} of {nqn}: write another `uuid` \
                          (`uuidgen` makes one) at one of them",
                         place.1,
                         place.0,
                         choice.uuid
+                    );
+                }
+                let nguid = nguid(namespace, choice.uuid);
+                if let Some((nqn, nsid)) = nguids.insert(nguid, place) {
+                    bail!(
+                        "namespace {} of {} has NGUID {:032x}, which is that of namespace {nsid} of {nqn}: write another \
+                         `nguid`, or none, at the one that has it written",
+                        place.1,
+                        place.0,
+                        u128::from_be_bytes(nguid)
                     );
                 }
                 all.push(Told {
@@ -178,7 +188,7 @@ impl Identities {
         });
         let shown = NamespaceIdentity {
             uuid: Some(uuid),
-            nguid: Some(namespace.nguid.unwrap_or_else(|| uuid.into_bytes())),
+            nguid: Some(nguid(namespace, uuid)),
             eui64: None,
         };
         Ok(Identity { shown, replaces })
@@ -266,6 +276,10 @@ impl Identities {
             id,
         }
     }
+}
+
+fn nguid(namespace: &Namespace, uuid: Uuid) -> [u8; 16] {
+    namespace.nguid.unwrap_or_else(|| uuid.into_bytes())
 }
 
 /// Whether both paths lead to files with these facts, and not to one file: a snapshot has the inodes

@@ -206,6 +206,40 @@ fn what_cannot_be_written_changes_no_identity_and_what_cannot_be_read_is_an_erro
 }
 
 #[test]
+fn an_nguid_that_another_namespace_has_is_refused() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    let first = start(&mut place.identities(), &[(&a, "nsid = 1")])[0].1;
+    // That of the other one is derived from its place, or from the UUID that is written there.
+    let taken = format!("nguid = \"{}\"", first.simple());
+    let pinned = format!("nsid = 2\n{taken}");
+    for other in [
+        "nsid = 1".to_owned(),
+        format!("nsid = 1\nuuid = \"{first}\""),
+    ] {
+        let both = config(&[(&a, &other), (&b, &pinned)]);
+        let error = place.identities().number(&both, None).unwrap_err();
+        let error = error.to_string();
+        for words in [
+            "has NGUID",
+            &first.simple().to_string(),
+            "namespace 1 of",
+            "write another `nguid`",
+        ] {
+            assert!(error.contains(words), "{error}");
+        }
+    }
+    // A namespace may have its own UUID as its NGUID written down, and go on with it elsewhere.
+    let own = format!("nsid = 1\n{taken}");
+    assert!(
+        place
+            .identities()
+            .number(&config(&[(&a, &own)]), None)
+            .is_ok()
+    );
+}
+
+#[test]
 fn a_uuid_that_another_namespace_has_is_refused() {
     let place = Place::new();
     let (a, b) = (place.image("a"), place.image("b"));
