@@ -273,9 +273,14 @@ pub(crate) fn with_next_step(
     metadata: Option<&Metadata>,
 ) -> String {
     match (error.kind(), metadata) {
-        (ErrorKind::NotFound, _) => match nearest_sibling(path) {
-            Some(nearest) => format!("{error}; did you mean {}?", nearest.display()),
-            None => format!("{error}; {}", how_to_have_it(path)),
+        (ErrorKind::NotFound, _) => match (deleted_and_open(path), nearest_sibling(path)) {
+            (Some((pid, open)), _) => format!(
+                "{error}; it was deleted, process {pid} still has it open, and with the end of that it is gone: copy it \
+                 before, while nothing writes to it (cp --sparse=always {} FILE)",
+                open.display()
+            ),
+            (None, Some(nearest)) => format!("{error}; did you mean {}?", nearest.display()),
+            (None, None) => format!("{error}; {}", how_to_have_it(path)),
         },
         // Not the file's mode: `ErrorKind` does not tell the two apart.
         (ErrorKind::PermissionDenied, _) if error.raw_os_error() == Some(libc::EPERM) => format!(
@@ -317,6 +322,24 @@ pub(crate) fn with_next_step(
         }
         _ => error.to_string(),
     }
+}
+
+/// A process that has the deleted file `path` open, and where (`proc(5)`, `/proc/PID/fd`): a target
+/// that goes on with it has the only copy. Those of other users are seen by root alone.
+fn deleted_and_open(path: &Path) -> Option<(u32, PathBuf)> {
+    let folder = path.parent()?.canonicalize().ok()?;
+    let mut deleted = folder.join(path.file_name()?).into_os_string();
+    deleted.push(" (deleted)");
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid: u32| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+        let is_it = |entry: &fs::DirEntry| {
+            fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == deleted)
+        };
+        Some((pid, open.into_iter().find(is_it)?.path()))
+    })
+    .next()
 }
 
 /// What to do where nothing has the name of `path`, nor one like it.
@@ -372,6 +395,8 @@ pub(crate) fn type_name(file_type: FileType) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
     use crate::Config;
 
@@ -454,6 +479,22 @@ mod tests {
             findings(&[file(folder.path(), "disk.img", 1 << 20)]),
             [] as [&str; 0]
         );
+    }
+
+    /// A running target has the only copy of what was deleted under it.
+    #[test]
+    fn a_deleted_file_names_the_process_that_still_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        file(folder.path(), "disk1.img", 4096);
+        let path = folder.path().join("disk.img");
+        let open = File::create(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let [found] = &findings(&[format!("path = \"{}\"", path.display())])[..] else {
+            panic!("one finding")
+        };
+        let copy = format!("/proc/{}/fd/{} FILE", std::process::id(), open.as_raw_fd());
+        assert!(found.contains(&copy), "{found}");
+        assert!(!found.contains("did you mean"), "{found}");
     }
 
     #[test]
