@@ -87,7 +87,7 @@ impl Lost {
 
     /// Notes that could not be written are tried again.
     pub(crate) fn look(&self) {
-        self.kept.write_missing();
+        self.kept.look();
     }
 
     /// Volumes whose notes the operator has cleared.

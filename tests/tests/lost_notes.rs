@@ -4,12 +4,12 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use capstan_tests::disks::run;
+use capstan_tests::disks::{Thin, own_mounts, run};
 use capstan_tests::lossy::{
-    Lossy, STATE, connect, is_cleared, is_lost, is_write_fault, namespace, reload, serve_in,
+    Lossy, STATE, connect, is_cleared, is_lost, is_write_fault, loses, namespace, reload, serve_in,
     target_command, variables, write_configuration,
 };
-use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use capstan_tests::program::{Daemon, own_address, signal, tool, utf8};
 use nix::sys::signal::Signal;
 
 /// The notes in the state folder of a test.
@@ -180,4 +180,41 @@ fn root_a_start_that_is_asked_to_end_before_it_serves_clears_nothing() {
     ]);
     assert!(daemon.ended().success());
     assert!(notes(folder).is_empty());
+}
+
+/// Nobody waits for it: no host, and not who stops the target.
+#[test]
+fn root_a_state_folder_that_hangs_is_told_and_keeps_no_target_from_its_end() {
+    own_mounts();
+    let disk = Thin::new(12);
+    let inside = disk.file("inside", 4096);
+    let on_it = inside.parent().unwrap();
+    let Lossy {
+        thin: _thin,
+        path,
+        folder,
+        daemon,
+        volume,
+        ..
+    } = Lossy::with(|folder| {
+        let state = folder.join(STATE);
+        tool("mount", &["--bind", utf8(on_it), utf8(&state)]);
+    });
+    let folder = folder.path();
+    target_command(folder, &["clear-lost-writes", utf8(&path)]);
+    reload(&daemon, "lost writes cleared of volumes: 1");
+    let frozen = disk.freeze();
+    loses(&volume);
+    daemon.wait_for_log(&[
+        "ERROR",
+        utf8(&path),
+        "is not noted yet",
+        "has not answered for 1s",
+    ]);
+    drop(volume);
+    signal(daemon.pid(), Signal::SIGTERM);
+    daemon.wait_for_log(&["stopped"]);
+    drop(frozen);
+    assert!(daemon.ended().success());
+    tool("umount", &[utf8(&folder.join(STATE))]);
 }

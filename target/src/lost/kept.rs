@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use capstan_subsystem::BackendId;
 use nix::errno::Errno;
@@ -88,10 +89,25 @@ impl Kept {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same, unless the thread that has them waits for a disk that does not answer.
+    fn notes_if_free(&self) -> Option<MutexGuard<'_, Notes>> {
+        let deadline = Instant::now() + LOST_NOTE_WAIT;
+        loop {
+            match self.notes.try_lock() {
+                Ok(notes) => return Some(notes),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(TryLockError::WouldBlock) => return None,
+            }
+        }
+    }
+
     /// Writes a note. This thread has hosts to answer, so it waits for a disk only for
     /// [`LOST_NOTE_WAIT`].
     pub(super) fn keep(self: Arc<Self>, export: &Export, note: Note) {
-        if self.folder.is_none() {
+        let Some(folder) = &self.folder else {
             tracing::error!(
                 "{}: what it has lost is remembered by this process alone, as there is no state folder ({}, or another \
                  one that {} names): if it is killed, the next one does not know. Clear it before, or make the folder for \
@@ -101,22 +117,41 @@ impl Kept {
                 state::FOLDER_VARIABLE
             );
             return;
-        }
+        };
         let name = note.name();
-        let held = Held::new(export, Found { name, note }, false);
-        self.notes().by_backend.insert(export.backend, held);
+        let path = note.path.clone();
+        let found = Found { name, note };
+        let spare = Held::new(export, found.clone(), false);
+        let held = Held::new(export, found, false);
+        let backend = export.backend;
         let (written, done) = mpsc::channel();
         let kept = Arc::clone(&self);
         let write = move || {
+            kept.notes().by_backend.insert(backend, held);
             kept.write_missing();
             // Nobody may wait any more.
             let _ = written.send(());
         };
         match thread::Builder::new().name("lost".into()).spawn(write) {
-            Ok(_) => {
-                let _ = done.recv_timeout(LOST_NOTE_WAIT);
+            Ok(_) if done.recv_timeout(LOST_NOTE_WAIT).is_ok() => {}
+            Ok(_) => tracing::error!(
+                "{}: what it has lost is not noted yet, as {} has not answered for {LOST_NOTE_WAIT:?}: a target that ends \
+                 before it is noted forgets it. See the kernel log for a hung device",
+                path.display(),
+                folder.display()
+            ),
+            Err(_) => {
+                self.notes().by_backend.insert(backend, spare);
+                self.write_missing();
             }
-            Err(_) => self.write_missing(),
+        }
+    }
+
+    /// As [`Self::write_missing`], unless another thread waits for that.
+    pub(super) fn look(&self) {
+        let is_free = !matches!(self.notes.try_lock(), Err(TryLockError::WouldBlock));
+        if is_free {
+            self.write_missing();
         }
     }
 
@@ -214,7 +249,9 @@ impl Kept {
 
     /// The paths of volumes whose notes are in the folder.
     pub(super) fn noted_paths(&self) -> Vec<String> {
-        let notes = self.notes();
+        let Some(notes) = self.notes_if_free() else {
+            return Vec::new();
+        };
         let written = notes.by_backend.values().filter(|held| held.is_written);
         let paths = written.map(|held| held.found.note.path.display().to_string());
         paths.collect()
@@ -222,7 +259,9 @@ impl Kept {
 
     /// Volumes whose notes are in the folder.
     pub(super) fn noted(&self) -> Vec<BackendId> {
-        let notes = self.notes();
+        let Some(notes) = self.notes_if_free() else {
+            return Vec::new();
+        };
         let written = notes.by_backend.iter().filter(|(_, held)| held.is_written);
         written.map(|(&backend, _)| backend).collect()
     }
@@ -232,7 +271,9 @@ impl Kept {
         let Some(folder) = &self.folder else {
             return Vec::new();
         };
-        let notes = self.notes();
+        let Some(notes) = self.notes_if_free() else {
+            return Vec::new();
+        };
         let cleared = notes.by_backend.iter();
         let cleared = cleared.filter(|(_, held)| held.is_cleared(folder));
         cleared.map(|(&backend, _)| backend).collect()
@@ -251,7 +292,7 @@ impl Kept {
 
     /// Removes the notes of these volumes: the paths, and how that went.
     pub(super) fn remove(&self, backends: &[BackendId]) -> Vec<(String, io::Result<()>)> {
-        let Some(folder) = &self.folder else {
+        let Some(folder) = self.folder.as_ref().filter(|_| !backends.is_empty()) else {
             return Vec::new();
         };
         let mut notes = self.notes();
