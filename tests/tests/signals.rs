@@ -1,51 +1,43 @@
-//! Signals that come to `capstan-target` while it starts: it reads its configuration from a FIFO, so
+//! Signals that come to `capstan-target` while it starts: it reads its configuration from a pipe, so
 //! the test knows where it is.
 
-use std::fs::{File, OpenOptions};
+use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use capstan_tests::program::{Daemon, own_address, program, signal, tool, utf8};
+use capstan_tests::program::{Daemon, own_address, program, signal, tool};
 use capstan_tests::target::SUBNQN;
+use capstan_tests::wait::wait_until;
+use nix::libc;
 use nix::sys::signal::Signal;
-use tempfile::TempDir;
 
 /// A target in the middle of its start.
 struct Starting {
-    _folder: TempDir,
     child: Child,
-    config: File,
 }
 
 impl Starting {
-    /// Starts `capstan-target COMMAND --config FIFO`, and waits until it has opened the FIFO.
+    /// Starts `capstan-target COMMAND --config -`, and waits until it reads.
     fn new(command: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let fifo: PathBuf = folder.path().join("target.toml");
-        tool("mkfifo", &[utf8(&fifo)]);
-        let child = Self::spawn(command, &fifo);
-        let config = OpenOptions::new().write(true).open(&fifo);
-        Self {
-            _folder: folder,
-            child,
-            config: config.expect("the target opens its configuration"),
-        }
-    }
-
-    fn spawn(command: &str, fifo: &Path) -> Child {
         // It must not outlive a test that is killed.
-        Command::new("setpriv")
+        let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program("capstan-target"))
-            .args([command, "--config", utf8(fifo)])
-            .stdin(Stdio::null())
+            .args([command, "--config", "-"])
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("the target starts")
+            .expect("the target starts");
+        // proc(5): number and arguments of the system call it waits in.
+        let reads_stdin = format!("{} 0x0 ", libc::SYS_read);
+        let syscall = format!("/proc/{}/syscall", child.id());
+        wait_until("the target reads its configuration", || {
+            fs::read_to_string(&syscall).is_ok_and(|now| now.starts_with(&reads_stdin))
+        });
+        Self { child }
     }
 
     /// Sends it SIGTERM, and then the configuration it waits for: how it ended, and its log.
@@ -60,8 +52,9 @@ impl Starting {
             at.port(),
         );
         // A target that is gone does not read it; its status is what counts.
-        let _ = self.config.write_all(config.as_bytes());
-        drop(self.config);
+        let mut stdin = self.child.stdin.take().expect("piped");
+        let _ = stdin.write_all(config.as_bytes());
+        drop(stdin);
         let mut log = String::new();
         let mut stderr = self.child.stderr.take().expect("piped");
         stderr.read_to_string(&mut log).expect("the log is text");
