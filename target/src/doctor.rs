@@ -8,6 +8,7 @@ use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
 use capstan_rdma::choose;
 use nix::errno::Errno;
 
+use crate::lba_size;
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
 use crate::listen_error::obstacle;
 use crate::lost;
@@ -15,6 +16,7 @@ use crate::plan::queue_pool_bytes;
 use crate::room::{self, HOST_QUEUES};
 use crate::serve::preference;
 use crate::space;
+use crate::state;
 
 /// Memory regions of one reactor and device: data, queues, connections that are none yet, zeroes.
 const REACTOR_MRS: u64 = 4;
@@ -28,6 +30,7 @@ pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Ve
         None => {
             let mut checks = machine_checks(machine, &Role::target(budget));
             checks.extend(room::checks_of_any(machine));
+            checks.extend(state::checks(machine));
             checks.extend(lost::checks(machine, None));
             checks
         }
@@ -60,8 +63,10 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
             .map(|plan| needs(plan, config.target.shared_receive_queue)),
     };
     let mut checks = machine_checks(machine, &role);
+    checks.extend(state::checks(machine));
     checks.extend(lost::checks(machine, Some(config)));
     checks.extend(configuration(config));
+    checks.extend(lba_size::checks(config));
     checks.extend(space::checks(config));
     if let Ok(plan) = &plan {
         checks.push(Check::ok("memory budget", plan.to_string()));

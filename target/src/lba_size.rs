@@ -5,12 +5,15 @@
 //! UUID and the file's path. A block device says its LBA size itself; what is in memory is new each
 //! time.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::{io, mem};
 
+use anyhow::anyhow;
 use capstan_config::{Backing, Config, LbaSize, Namespace, Nqn, namespace_uuid};
+use capstan_doctor::{Check, Verdict};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -27,17 +30,18 @@ const GPT_SIGNATURE: [u8; 8] = *b"EFI PART";
 const FIRST_BYTES: usize = (64 << 10) + 4096;
 
 /// What is remembered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LbaSizes {
-    /// `None`: nothing is.
+    /// `None`: this process remembers, and no other one will.
     folder: Option<PathBuf>,
-    table: Table,
+    /// `Err`: something is remembered, and cannot be read.
+    table: io::Result<Table>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Table {
     /// Oldest first.
-    #[serde(default)]
     namespace: Vec<Known>,
 }
 
@@ -55,44 +59,71 @@ impl LbaSizes {
     }
 
     fn in_folder(folder: PathBuf) -> Self {
-        let table = read(&folder).unwrap_or_else(|error| {
-            let file = folder.join(FILE);
-            tracing::warn!(
-                "the LBA sizes that files were used with cannot be read from {}: {error}; files whose `lba` the \
-                 configuration does not say have LBAs of 4096 bytes: mend or remove it, and restart",
-                file.display()
-            );
-            Table::default()
-        });
+        let table = read(&folder);
         Self {
             folder: Some(folder),
             table,
         }
     }
 
-    /// The LBA size to open a namespace with; `None` leaves it to what the namespace is on.
-    pub(crate) fn of(&self, subnqn: &Nqn, namespace: &Namespace) -> Option<LbaSize> {
-        if namespace.lba.is_some() {
-            return namespace.lba;
+    /// Other targets may have remembered something meanwhile.
+    pub(crate) fn look_again(&mut self) {
+        let Some(folder) = &self.folder else { return };
+        let before = mem::replace(&mut self.table, read(folder));
+        if let (Ok(table), Ok(before)) = (&mut self.table, before) {
+            // What could not be written.
+            let there: HashSet<_> = table.namespace.iter().map(|k| k.path.clone()).collect();
+            let mut missing = before.namespace;
+            missing.retain(|known| !there.contains(&known.path));
+            table.namespace.append(&mut missing);
         }
-        let path = file_of(namespace)?;
-        let (known, found) = (self.known(name(subnqn, namespace), path), evidence(path)?);
-        Some(match known {
-            Some(known) => LbaSize::from_bytes(known.lba.into())?,
-            None => first(path, &found, self.folder.is_some()),
-        })
     }
 
-    /// By path, for the size is the file's; by UUID where the namespace's file has moved.
-    fn known(&self, uuid: Uuid, path: &Path) -> Option<&Known> {
-        let mut latest_first = self.table.namespace.iter().rev();
-        let by_path = latest_first.clone().find(|known| known.path == path);
-        by_path.or_else(|| latest_first.find(|known| known.uuid == uuid && !known.path.exists()))
+    /// The LBA size to open a namespace with; `None` leaves it to what the namespace is on.
+    ///
+    /// # Errors
+    /// What the file was used with cannot be read: hosts might not find what they have on it.
+    pub(crate) fn of(
+        &self,
+        subnqn: &Nqn,
+        namespace: &Namespace,
+    ) -> anyhow::Result<Option<LbaSize>> {
+        if namespace.lba.is_some() {
+            return Ok(namespace.lba);
+        }
+        let Some(path) = file_of(namespace) else {
+            return Ok(None);
+        };
+        let table = self
+            .table
+            .as_ref()
+            .map_err(|error| self.unreadable(path, error))?;
+        // Where it cannot be looked at, opening it will tell.
+        Ok(
+            evidence(path).and_then(|found| match table.known(name(subnqn, namespace), path) {
+                Some(known) => known.size(),
+                None => Some(first(path, &found, self.folder.is_some())),
+            }),
+        )
+    }
+
+    fn unreadable(&self, path: &Path, error: &io::Error) -> anyhow::Error {
+        let folder = self
+            .folder
+            .as_deref()
+            .unwrap_or_else(|| Path::new(state::FOLDER));
+        anyhow!(
+            "{} says which LBA size each file was used with, and cannot be read ({error}): restore it, let the user that \
+             the target runs as read it, or write what {} was used with, `lba = 512` or `lba = 4096` (with --export: \
+             --lba)",
+            folder.join(FILE).display(),
+            path.display()
+        )
     }
 
     /// A namespace was opened with LBAs of this size.
     pub(crate) fn remember(&mut self, subnqn: &Nqn, namespace: &Namespace, lba_bytes: u32) {
-        let (Some(folder), Some(path)) = (&self.folder, file_of(namespace)) else {
+        let Some(path) = file_of(namespace) else {
             return;
         };
         let new = Known {
@@ -100,7 +131,8 @@ impl LbaSizes {
             path: path.to_owned(),
             lba: lba_bytes,
         };
-        let before = self.known(new.uuid, path);
+        let table = self.table.as_ref().ok();
+        let before = table.and_then(|table| table.known(new.uuid, path));
         if before == Some(&new) {
             return;
         }
@@ -113,43 +145,101 @@ impl LbaSizes {
             ),
             _ => {}
         }
-        // Another target may have written meanwhile. What cannot be locked is not written either, or
-        // its file system has no locks.
-        let _lock = state::lock(folder);
-        let mut table = read(folder).unwrap_or_else(|_| self.table.clone());
-        table.namespace.retain(|known| known.path != new.path);
-        table.namespace.push(new);
-        let too_many = table.namespace.len().saturating_sub(LBA_SIZES_KEPT);
-        table.namespace.drain(..too_many);
-        if let Err(error) = write(folder, &table) {
+        if let Some(folder) = &self.folder
+            && let Err(error) = keep(folder, &new)
+        {
             tracing::warn!(
                 "that {name} has LBAs of {lba_bytes} bytes cannot be remembered in {}: {error}; write `lba = {lba_bytes}` \
-                 in its [[subsystem.namespace]] (with --export: --lba {lba_bytes}), or make the folder writable",
-                folder.display()
+                 in its [[subsystem.namespace]] (with --export: --lba {lba_bytes}), and mend that",
+                folder.join(FILE).display()
             );
         }
-        self.table = table;
+        if let Ok(table) = &mut self.table {
+            table.add(new);
+        }
     }
 
     /// What is to be said of files whose LBA size the configuration leaves open.
-    fn warnings(&self, config: &Config) -> Vec<String> {
+    fn check(&self, config: &Config) -> anyhow::Result<Vec<String>> {
+        let mut warnings = Vec::new();
         let namespaces = config.subsystems.iter().flat_map(|subsystem| {
             let namespaces = subsystem.namespaces.iter();
             namespaces.map(|namespace| (&subsystem.nqn, namespace))
         });
-        let warnings = namespaces.filter_map(|(subnqn, namespace)| {
-            let path = file_of(namespace).filter(|_| namespace.lba.is_none())?;
-            let lba_bytes = self.of(subnqn, namespace)?.bytes();
-            out_of_reach(&path.display(), fs::metadata(path).ok()?.len(), lba_bytes)
-        });
-        warnings.collect()
+        for (subnqn, namespace) in namespaces.filter(|(_, namespace)| namespace.lba.is_none()) {
+            let Some(path) = file_of(namespace) else {
+                continue;
+            };
+            match self.of(subnqn, namespace) {
+                Ok(None) => {}
+                Ok(Some(size)) => {
+                    let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
+                    warnings.extend(out_of_reach(&path.display(), bytes, size.bytes()));
+                }
+                // The user that the target runs as may read it.
+                Err(error) if self.is_of_another_user() => warnings.push(error.to_string()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(warnings)
+    }
+
+    fn is_of_another_user(&self) -> bool {
+        let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        self.table.as_ref().is_err_and(denied)
+    }
+}
+
+impl Default for LbaSizes {
+    fn default() -> Self {
+        Self {
+            folder: None,
+            table: Ok(Table::default()),
+        }
+    }
+}
+
+impl Table {
+    /// By path, for the size is the file's; by UUID where the namespace's file has moved.
+    fn known(&self, uuid: Uuid, path: &Path) -> Option<&Known> {
+        let mut latest_first = self.namespace.iter().rev();
+        let by_path = latest_first.clone().find(|known| known.path == path);
+        by_path.or_else(|| latest_first.find(|known| known.uuid == uuid && !known.path.exists()))
+    }
+
+    fn add(&mut self, new: Known) {
+        self.namespace.retain(|known| known.path != new.path);
+        self.namespace.push(new);
+        let too_many = self.namespace.len().saturating_sub(LBA_SIZES_KEPT);
+        self.namespace.drain(..too_many);
+    }
+}
+
+impl Known {
+    fn size(&self) -> Option<LbaSize> {
+        LbaSize::from_bytes(self.lba.into())
     }
 }
 
 /// What `check` says of files whose LBA size the configuration leaves open.
-#[must_use]
-pub fn warnings(config: &Config) -> Vec<String> {
-    LbaSizes::here().warnings(config)
+///
+/// # Errors
+/// What one was used with cannot be read: a target would not start.
+pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
+    LbaSizes::here().check(config)
+}
+
+/// What `doctor` says where `check` fails.
+pub(crate) fn checks(config: &Config) -> Vec<Check> {
+    let error = check(config).err();
+    let checks = error.map(|error| {
+        // The words say what is expected, too.
+        Check {
+            verdict: Verdict::Error,
+            ..Check::ok("LBA sizes", error.to_string())
+        }
+    });
+    checks.into_iter().collect()
 }
 
 /// What is behind the last whole LBA, in words, if there is anything.
@@ -235,10 +325,29 @@ fn first(path: &Path, found: &Evidence, remembers: bool) -> LbaSize {
     LbaSize::DEFAULT
 }
 
+/// Beside what is there, which another target may have written meanwhile. What cannot be read is not
+/// written over: it may be restored yet.
+fn keep(folder: &Path, new: &Known) -> io::Result<()> {
+    // What cannot be locked is not written either, or its file system has no locks.
+    let _lock = state::lock(folder);
+    let mut table = read(folder)?;
+    table.add(new.clone());
+    write(folder, &table)
+}
+
 /// An absent file is an empty table.
 fn read(folder: &Path) -> io::Result<Table> {
-    let text = state::read(folder, FILE, LBA_SIZES_TEXT_BYTES_MAX)?.unwrap_or_default();
-    toml::from_str(&text).map_err(io::Error::other)
+    let Some(text) = state::read(folder, FILE, LBA_SIZES_TEXT_BYTES_MAX)? else {
+        return Ok(Table::default());
+    };
+    let table: Table = toml::from_str(&text).map_err(io::Error::other)?;
+    match table.namespace.iter().find(|known| known.size().is_none()) {
+        Some(Known { path, lba, .. }) => Err(io::Error::other(format!(
+            "{}: lba is {lba}, expected 512 or 4096",
+            path.display()
+        ))),
+        None => Ok(table),
+    }
 }
 
 fn write(folder: &Path, table: &Table) -> io::Result<()> {
@@ -280,6 +389,15 @@ mod tests {
         (subsystem.nqn, subsystem.namespaces[0].clone())
     }
 
+    /// The size of what `namespace` has made.
+    fn size(sizes: &LbaSizes, (nqn, namespace): &(Nqn, Namespace)) -> Option<LbaSize> {
+        sizes.of(nqn, namespace).unwrap()
+    }
+
+    fn remember(sizes: &mut LbaSizes, (nqn, namespace): &(Nqn, Namespace), lba_bytes: u32) {
+        sizes.remember(nqn, namespace, lba_bytes);
+    }
+
     const MIB: u64 = 1 << 20;
     /// Name, bytes and content of a file, and its LBA size with and without a state folder.
     type Case<'a> = (&'a str, u64, &'a [(u64, &'a [u8])], u32, u32);
@@ -293,23 +411,20 @@ mod tests {
         let sizes = || LbaSizes::in_folder(state.clone());
         let path = image(root.path(), "a", MIB, &[(0, b"data")]);
         let a = namespace(&path, "a", "");
-        assert_eq!(sizes().of(&a.0, &a.1), Some(LbaSize::B4096));
-        sizes().remember(&a.0, &a.1, 4096);
+        assert_eq!(size(&sizes(), &a), Some(LbaSize::B4096));
+        remember(&mut sizes(), &a, 4096);
         image(root.path(), "a", MIB + 1536, &[(0, b"data")]);
-        assert_eq!(sizes().of(&a.0, &a.1), Some(LbaSize::B4096), "grown");
+        assert_eq!(size(&sizes(), &a), Some(LbaSize::B4096), "grown");
         // Chosen by the configuration, which does not say it any more.
         let explicit = namespace(&path, "a", "lba = 512");
-        assert_eq!(sizes().of(&explicit.0, &explicit.1), Some(LbaSize::B512));
-        sizes().remember(&explicit.0, &explicit.1, 512);
-        assert_eq!(sizes().of(&a.0, &a.1), Some(LbaSize::B512));
+        assert_eq!(size(&sizes(), &explicit), Some(LbaSize::B512));
+        remember(&mut sizes(), &explicit, 512);
+        assert_eq!(size(&sizes(), &a), Some(LbaSize::B512));
         image(root.path(), "a", MIB, &[(0, b"data")]);
-        assert_eq!(sizes().of(&a.0, &a.1), Some(LbaSize::B512), "shrunk");
+        assert_eq!(size(&sizes(), &a), Some(LbaSize::B512), "shrunk");
         // Under another name, and in another subsystem.
         let moved = image(root.path(), "b", MIB, &[(0, b"data")]);
-        let of = |path: &Path, nqn: &str| {
-            let (nqn, namespace) = namespace(path, nqn, "");
-            sizes().of(&nqn, &namespace)
-        };
+        let of = |path: &Path, nqn: &str| size(&sizes(), &namespace(path, nqn, ""));
         assert_eq!(of(&path, "z"), Some(LbaSize::B512));
         assert_eq!(of(&moved, "a"), Some(LbaSize::B4096), "both are there");
         std::fs::remove_file(&path).unwrap();
@@ -342,8 +457,7 @@ mod tests {
         ];
         for (name, bytes, write, with_state, without) in cases {
             let path = image(root.path(), name, bytes, write);
-            let (nqn, namespace) = namespace(&path, "a", "");
-            let of = |sizes: &LbaSizes| sizes.of(&nqn, &namespace).unwrap().bytes();
+            let of = |sizes: &LbaSizes| size(sizes, &namespace(&path, "a", "")).unwrap().bytes();
             assert_eq!(
                 (of(&remembers), of(&forgets)),
                 (with_state, without),
@@ -357,28 +471,109 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut sizes = LbaSizes::in_folder(root.path().to_owned());
         for path in ["/dev/null", "/no/such/file"] {
-            let (nqn, namespace) = namespace(Path::new(path), "a", "");
-            assert_eq!(sizes.of(&nqn, &namespace), None);
-            sizes.remember(&nqn, &namespace, 4096);
+            let namespace = namespace(Path::new(path), "a", "");
+            assert_eq!(size(&sizes, &namespace), None);
+            remember(&mut sizes, &namespace, 4096);
         }
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
     }
 
+    /// Puts something in the place of the table.
+    type Spoil = fn(&Path);
+
     #[test]
-    fn a_table_that_cannot_be_read_or_is_a_link_harms_nothing() {
+    fn where_the_table_cannot_be_read_no_size_is_guessed_and_nothing_is_written_over_it() {
+        let spoilt: [(&str, Spoil); 6] = [
+            ("garbage", |file| std::fs::write(file, "garbage").unwrap()),
+            ("another key", |file| std::fs::write(file, "a = 1").unwrap()),
+            ("empty", |file| std::fs::write(file, "").unwrap()),
+            ("a size that is none", |file| {
+                let text = std::fs::read_to_string(file).unwrap();
+                std::fs::write(file, text.replace("lba = 512", "lba = 513")).unwrap();
+            }),
+            ("a folder", |file| {
+                std::fs::remove_file(file).unwrap();
+                std::fs::create_dir(file).unwrap();
+            }),
+            ("a link", |file| {
+                let other = file.with_extension("other");
+                std::fs::rename(file, &other).unwrap();
+                std::os::unix::fs::symlink(other, file).unwrap();
+            }),
+        ];
+        for (what, spoil) in spoilt {
+            let root = tempfile::tempdir().unwrap();
+            let path = image(root.path(), "a", MIB, &[(0, b"data")]);
+            let sizes = || LbaSizes::in_folder(root.path().to_owned());
+            let explicit = namespace(&path, "a", "lba = 512");
+            remember(&mut sizes(), &explicit, 512);
+            let file = root.path().join(super::FILE);
+            let mut running = sizes();
+            spoil(&file);
+            let spoilt = || {
+                (
+                    std::fs::symlink_metadata(&file).unwrap(),
+                    std::fs::read(&file).ok(),
+                )
+            };
+            let (metadata, content) = spoilt();
+            let open = namespace(&path, "a", "");
+            let error = sizes().of(&open.0, &open.1).expect_err(what).to_string();
+            for word in [
+                &*file.display().to_string(),
+                &*path.display().to_string(),
+                "--lba",
+            ] {
+                assert!(error.contains(word), "{what}: {error}");
+            }
+            sizes().check(&config(&path, "a", "")).expect_err(what);
+            // What says its size needs no table, nor do devices.
+            assert_eq!(size(&sizes(), &explicit), Some(LbaSize::B512), "{what}");
+            sizes().check(&config(&path, "a", "lba = 512")).expect(what);
+            assert_eq!(
+                size(&sizes(), &namespace(Path::new("/dev/null"), "a", "")),
+                None
+            );
+            // One that runs knows what it has read, until it looks again.
+            assert_eq!(size(&running, &open), Some(LbaSize::B512), "{what}");
+            remember(&mut running, &namespace(&path, "b", "lba = 4096"), 4096);
+            running.look_again();
+            running.of(&open.0, &open.1).expect_err(what);
+            let (now, content_now) = spoilt();
+            assert_eq!(
+                (metadata.file_type(), content),
+                (now.file_type(), content_now),
+                "{what}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_reload_knows_what_other_targets_and_this_one_have_opened_files_with() {
         let root = tempfile::tempdir().unwrap();
-        let path = image(root.path(), "a", MIB, &[]);
-        let other = root.path().join("other");
-        std::fs::write(&other, "not = [a table").unwrap();
-        let state = root.path().join("state");
-        std::fs::create_dir(&state).unwrap();
-        std::os::unix::fs::symlink(&other, state.join(super::FILE)).unwrap();
-        let mut sizes = LbaSizes::in_folder(state.clone());
-        let a = namespace(&path, "a", "");
-        assert_eq!(sizes.of(&a.0, &a.1), Some(LbaSize::B4096));
-        sizes.remember(&a.0, &a.1, 4096);
-        assert_eq!(std::fs::read_to_string(&other).unwrap(), "not = [a table");
-        assert_eq!(LbaSizes::in_folder(state).table.namespace.len(), 1);
+        let [one, two] = ["a", "b"].map(|name| image(root.path(), name, MIB, &[(0, b"data")]));
+        let mut sizes = LbaSizes::in_folder(root.path().to_owned());
+        let mut other = LbaSizes::in_folder(root.path().to_owned());
+        remember(&mut other, &namespace(&two, "b", "lba = 512"), 512);
+        remember(&mut sizes, &namespace(&one, "a", "lba = 512"), 512);
+        sizes.look_again();
+        for path in [&one, &two] {
+            let known = size(&sizes, &namespace(path, "z", ""));
+            assert_eq!(known, Some(LbaSize::B512), "{}", path.display());
+        }
+        // Without a folder a line that goes changes nothing either, while the process lives.
+        let mut alone = LbaSizes::default();
+        remember(&mut alone, &namespace(&one, "a", "lba = 512"), 512);
+        alone.look_again();
+        let known = size(&alone, &namespace(&one, "a", ""));
+        assert_eq!(known, Some(LbaSize::B512));
+        // What could not be written is known as long as that.
+        let gone = root.path().join("gone");
+        let mut unwritten = LbaSizes::in_folder(gone);
+        remember(&mut unwritten, &namespace(&one, "a", "lba = 512"), 512);
+        unwritten.look_again();
+        let known = size(&unwritten, &namespace(&one, "a", ""));
+        assert_eq!(known, Some(LbaSize::B512));
     }
 
     #[test]
@@ -392,8 +587,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = image(root.path(), "a", MIB + 1536, &[]);
         let sizes = LbaSizes::default();
-        assert_eq!(sizes.warnings(&config(&path, "a", "")).len(), 1);
+        assert_eq!(sizes.check(&config(&path, "a", "")).unwrap().len(), 1);
         // The check of the configuration says it already.
-        assert!(sizes.warnings(&config(&path, "a", "lba = 512")).is_empty());
+        let explicit = sizes.check(&config(&path, "a", "lba = 512")).unwrap();
+        assert!(explicit.is_empty(), "{explicit:?}");
     }
 }

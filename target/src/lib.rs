@@ -24,5 +24,5 @@ mod scheduling;
 pub mod serve;
 pub mod signals;
 mod space;
-mod state;
+pub mod state;
 mod unfinished;

@@ -157,6 +157,10 @@ pub(crate) const LBA_SIZES_KEPT: usize = 16_384;
 /// Bytes of that: 4 KiB are the longest path, and 100 bytes go with it.
 pub(crate) const LBA_SIZES_TEXT_BYTES_MAX: u64 = LBA_SIZES_KEPT as u64 * 4200;
 
+/// Bytes that a state folder should have free: a table of LBA sizes is written beside the old one, and
+/// most have a hundred bytes for each of some namespaces; there is room for notes of lost writes as well.
+pub(crate) const STATE_BYTES_FREE_MIN: u64 = 1 << 20;
+
 /// Bytes of a note of lost writes, and of the room that is reserved for one: the longest path twice,
 /// 4 KiB each, and as much for the rest.
 pub(crate) const LOST_NOTE_BYTES_MAX: u64 = 16 << 10;

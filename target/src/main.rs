@@ -9,7 +9,7 @@ use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
 use capstan_target::signals::Held;
-use capstan_target::{doctor, identities, lba_size, log, lost, room, serve};
+use capstan_target::{doctor, identities, lba_size, log, lost, room, serve, state};
 use clap::Parser as _;
 use clap::error::ErrorKind;
 
@@ -136,7 +136,8 @@ fn check(file: &Path) -> anyhow::Result<()> {
     let mut warnings = room::check(&config, std::convert::identity)?;
     warnings.extend(room::locked_memory(&config));
     let config = identities::check(&config, &mut warnings)?;
-    warnings.extend(lba_size::warnings(&config));
+    warnings.extend(state::warnings(&config));
+    warnings.extend(lba_size::check(&config)?);
     warnings.extend(lost::warnings(&config));
     for warning in first_of(&warnings) {
         println!("warning: {warning}");

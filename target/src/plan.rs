@@ -118,7 +118,8 @@ impl Opening<'_> {
     ) -> anyhow::Result<(Export, NamespaceConfig)> {
         let nsid = namespace.nsid;
         let cannot = || format!("namespace {nsid} of {subnqn} cannot be exported");
-        let spec = spec(namespace, self.lba_sizes.of(subnqn, namespace));
+        let lba = self.lba_sizes.of(subnqn, namespace).with_context(cannot)?;
+        let spec = spec(namespace, lba);
         let prepare = || match self.reactors {
             1 => spec.prepare_alone(),
             _ => spec.prepare(),

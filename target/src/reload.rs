@@ -179,6 +179,9 @@ impl Served {
         difference: &Difference,
         reactors: usize,
     ) -> anyhow::Result<Vec<Prepared>> {
+        if !difference.namespaces_added.is_empty() {
+            self.lba_sizes.look_again();
+        }
         let added = difference.namespaces_added.iter();
         self.identities.drop_chosen();
         added

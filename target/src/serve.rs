@@ -30,6 +30,7 @@ use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::reload::{Served, clear_lost};
 use crate::scheduling;
 use crate::signals::{self, End, Held};
+use crate::state;
 
 type ReactorThread = JoinHandle<Result<(), RunError>>;
 
@@ -51,6 +52,13 @@ pub struct Running {
 /// What cannot be opened, listened at or set up, with the next step.
 pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result<()> {
     lost::prepare();
+    for warning in state::warnings(config) {
+        // Of a target that an operator starts by hand, that is no surprise.
+        match file.is_none() && state::is_by_default() {
+            true => tracing::info!("{warning}"),
+            false => tracing::warn!("{warning}"),
+        }
+    }
     let mut running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
     let status = format!("listening at {}", listening.join(", "));
@@ -297,9 +305,7 @@ impl Starting {
         let queues = Pool::new(queue_bytes, Pages::TryHuge)?;
         let strangers = Pool::new(stranger_pages * PAGE_BYTES, Pages::Ordinary)?;
         let engine = Engine::new(&EngineConfig::default())?;
-        for pool in [&data, &queues] {
-            self.register(&engine, pool.slab());
-        }
+        self.register(&engine, [&data, &queues]);
         let mut volumes: FxHashMap<_, Box<dyn Volume>> = FxHashMap::default();
         for export in self.exports.iter() {
             volumes.insert(export.backend, export.store.open(&engine)?);
@@ -347,12 +353,17 @@ impl Starting {
         Ok((path, addresses))
     }
 
-    /// Registers the slab with the engine; going on without costs speed only.
-    fn register(&self, engine: &Engine, slab: &Arc<Slab>) {
-        if let FixedBuffers::NotRegistered { reason } = engine.register_slab(slab)
+    /// Registers memory with the engine; going on without costs speed only.
+    fn register(&self, engine: &Engine, pools: [&Pool; 2]) {
+        let results = pools.map(|pool| engine.register_slab(pool.slab()));
+        let refused = results.into_iter().find_map(|result| match result {
+            FixedBuffers::NotRegistered { reason } => Some(reason),
+            FixedBuffers::Registered => None,
+        });
+        if let Some(reason) = refused
             && self.reactor == 0
         {
-            tracing::warn!("disk I/O goes without fixed buffers: {reason}");
+            tracing::warn!("disk I/O goes without fixed buffers, a little slower: {reason}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The target's state folder: small files that outlive the process.
 
+mod checks;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -10,15 +12,28 @@ use std::{env, process};
 use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
 use nix::unistd::linkat;
 
+pub(crate) use checks::checks;
+pub use checks::warnings;
+
 /// What systemd tells a service with `StateDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).
 pub(crate) const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
 /// That folder of capstan-target.service. Nobody makes it but systemd, or who wants it.
 pub(crate) const FOLDER: &str = "/var/lib/capstan";
 
-/// The folder, where there is one.
+/// The folder, where there is one. One that cannot be looked at is named as well: reading what may
+/// be there tells why not.
 pub(crate) fn folder() -> Option<PathBuf> {
-    Some(wanted()).filter(|folder| folder.is_dir())
+    let is_missing = |error: &io::Error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+        )
+    };
+    Some(wanted()).filter(|folder| match fs::metadata(folder) {
+        Ok(metadata) => metadata.is_dir(),
+        Err(error) => !is_missing(&error),
+    })
 }
 
 /// Where it would be.
@@ -26,10 +41,18 @@ pub(crate) fn wanted() -> PathBuf {
     wanted_by(env::var(FOLDER_VARIABLE).ok().as_deref())
 }
 
+/// Nobody has named one.
+pub(crate) fn is_by_default() -> bool {
+    env::var_os(FOLDER_VARIABLE).is_none()
+}
+
 fn wanted_by(variable: Option<&str>) -> PathBuf {
-    let first = variable.and_then(|folders| folders.split(':').next());
-    let told = first.filter(|folder| folder.starts_with('/'));
-    told.unwrap_or(FOLDER).into()
+    let told = variable.map(first_of).filter(|folder| folder.is_absolute());
+    told.unwrap_or_else(|| Path::new(FOLDER)).into()
+}
+
+fn first_of(folders: &str) -> &Path {
+    Path::new(folders.split(':').next().unwrap_or(folders))
 }
 
 /// The text of a file there; `None` of one that is not there.
@@ -199,6 +222,6 @@ mod tests {
         }
         // Nobody makes it.
         let here = folder();
-        assert!(here.is_none_or(|folder| folder.is_dir()));
+        assert!(here.is_none_or(|folder| folder.exists()));
     }
 }

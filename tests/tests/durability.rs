@@ -370,7 +370,7 @@ fn root_a_full_state_folder_has_room_for_what_is_lost() {
 fn root_a_target_without_a_state_folder_says_what_it_cannot_remember() {
     let lossy = Lossy::with(|folder| std::fs::remove_dir(folder.join(STATE)).unwrap());
     let log = &lossy.daemon;
-    log.wait_for_log(&["INFO", "will not know of writes that this one may lose"]);
+    log.wait_for_log(&["WARN", "state folder", "writes that were lost"]);
     log.wait_for_log(&["ERROR", utf8(&lossy.path), "there is no state folder"]);
     is_lost(lossy.at);
     drop(lossy.volume);

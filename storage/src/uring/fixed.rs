@@ -222,8 +222,11 @@ impl Share {
         match taken {
             Ok(_) => Ok(Some(Self { len_bytes })),
             Err(used_bytes) => Err(format!(
-                "RLIMIT_MEMLOCK is {limit_bytes} bytes, of which half is for buffers and \
-                 {used_bytes} are used, and the slab has {len_bytes}: {REMEDY}"
+                "RLIMIT_MEMLOCK is {}, buffers may have half of it and have {} of that, and {} more are \
+                 wanted: {REMEDY}",
+                kib(limit_bytes),
+                kib(used_bytes),
+                kib(len_bytes)
             )),
         }
     }
@@ -233,6 +236,10 @@ impl Drop for Share {
     fn drop(&mut self) {
         SHARED_BYTES.fetch_sub(self.len_bytes, Ordering::Relaxed);
     }
+}
+
+fn kib(bytes: u64) -> String {
+    format!("{} KiB", bytes / 1024)
 }
 
 const REMEDY: &str =
@@ -267,8 +274,9 @@ fn update(ring: &IoUring, place: u16, bytes: libc::iovec) -> io::Result<()> {
 fn refused(error: &io::Error, len_bytes: usize) -> String {
     match (error.raw_os_error(), getrlimit(Resource::RLIMIT_MEMLOCK)) {
         (Some(libc::ENOMEM), Ok((limit_bytes, _))) if limit_bytes < u64::MAX => format!(
-            "RLIMIT_MEMLOCK is {limit_bytes} bytes, shared by all processes of this user, and the \
-             piece of the slab has {len_bytes}: {REMEDY}"
+            "RLIMIT_MEMLOCK is {}, shared by all processes of this user, and {} more are wanted: {REMEDY}",
+            kib(limit_bytes),
+            kib(len_bytes as u64)
         ),
         _ => format!("the kernel refuses to pin {len_bytes} bytes: {error}"),
     }
@@ -395,7 +403,7 @@ mod tests {
         let limit_bytes = Some(1 << 50);
         assert!(Share::take(1 << 60, None).unwrap().is_none());
         let error = Share::take((1 << 49) + 1, limit_bytes).unwrap_err();
-        assert!(error.contains("half is for buffers"), "{error}");
+        assert!(error.contains("may have half of it"), "{error}");
         let first = Share::take(1 << 48, limit_bytes).unwrap();
         let second = Share::take((1 << 48) - (1 << 40), limit_bytes).unwrap();
         assert!(Share::take(1 << 48, limit_bytes).is_err());

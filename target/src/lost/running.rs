@@ -17,8 +17,6 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{AccessFlags, Pid, access};
 
-use crate::state;
-
 /// What systemd tells a service with `RuntimeDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).
 const FOLDER_VARIABLE: &str = "RUNTIME_DIRECTORY";
@@ -152,16 +150,6 @@ pub(crate) fn prepare() {
             %error,
             "`capstan-target doctor` cannot hear of writes that this process may lose; it would in a folder that is \
              named in {FOLDER_VARIABLE}, for both"
-        );
-    }
-    let state = state::wanted();
-    if let Err(error) = access(&state, AccessFlags::W_OK | AccessFlags::X_OK) {
-        tracing::info!(
-            folder = %state.display(),
-            %error,
-            "a process after this one will not know of writes that this one may lose, unless it is stopped in order; it \
-             would in a folder that is there and named in {}",
-            state::FOLDER_VARIABLE
         );
     }
 }

@@ -1,6 +1,5 @@
 //! What `doctor` and `check` say of lost writes, and the command that clears them.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -28,16 +27,6 @@ pub(crate) fn checks(machine: &Machine, config: Option<&Config>) -> Vec<Check> {
 fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Config>) -> Vec<Check> {
     let lines = running::lines(machine, running);
     let mut checks = running::checks(&lines);
-    if let Err(error) = std::fs::read_dir(machine.path(state))
-        && error.kind() == io::ErrorKind::PermissionDenied
-    {
-        checks.push(Check::warning(
-            NAME,
-            format!("{state} cannot be read"),
-            "to know what a target that has ended had lost",
-            "sudo capstan-target doctor",
-        ));
-    }
     for name in machine
         .names(state)
         .iter()

@@ -1,0 +1,230 @@
+//! What `check`, `doctor` and the log say of the state folder.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use capstan_config::{Backing, Config, Size};
+use capstan_doctor::{Check, Machine, Verdict};
+use nix::errno::Errno;
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{AccessFlags, access, geteuid};
+
+use super::{FOLDER, FOLDER_VARIABLE};
+use crate::limits::STATE_BYTES_FREE_MIN;
+
+const NAME: &str = "state folder";
+/// What is lost without it, in words.
+const EXPECTED: &str = "a folder that the target can write to: what it was told is remembered there over its end, the LBA \
+                        size of each file and writes that were lost";
+
+/// What `doctor` says of it.
+pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
+    let variable = std::env::var(FOLDER_VARIABLE).ok();
+    checks_of(machine, variable.as_deref())
+}
+
+fn checks_of(machine: &Machine, variable: Option<&str>) -> Vec<Check> {
+    let folder = super::wanted_by(variable);
+    let mut checks = Vec::new();
+    if let Some(named) = variable.filter(|named| !named.is_empty())
+        && folder != super::first_of(named)
+    {
+        checks.push(Check::warning(
+            NAME,
+            format!("{FOLDER_VARIABLE} is `{named}`"),
+            format!("an absolute path; {FOLDER} is used instead"),
+            "write the whole path",
+        ));
+    }
+    let folder = folder.display().to_string();
+    checks.push(check(&folder, &machine.path(&folder)));
+    checks
+}
+
+/// What is wrong with it for a target with this configuration, in lines.
+#[must_use]
+pub fn warnings(config: &Config) -> Vec<String> {
+    let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    if !namespaces.any(|namespace| matches!(namespace.backing, Backing::Path(_))) {
+        return Vec::new();
+    }
+    let mut checks = checks(&Machine::at(Path::new("/"), Vec::new()));
+    checks.retain(|check| check.verdict != Verdict::Ok);
+    checks.iter().map(Check::line).collect()
+}
+
+/// `folder` in words, which is at `path`.
+fn check(folder: &str, path: &Path) -> Check {
+    let (seen, remedy) = match look(path) {
+        Ok(free_bytes) => {
+            return Check::ok(NAME, format!("{folder}, {} free", Size(free_bytes)));
+        }
+        Err(Obstacle::Missing) => (
+            "does not exist".to_owned(),
+            format!(
+                "make it for the user that the target runs as (`install -d -m 750 -o USER {folder}`), or name another one in \
+                 {FOLDER_VARIABLE}"
+            ),
+        ),
+        Err(Obstacle::Unknown(error)) => (
+            format!("cannot be looked at: {error}"),
+            format!(
+                "let this user into the folders above it, or name another one in {FOLDER_VARIABLE}"
+            ),
+        ),
+        Err(Obstacle::NoFolder) => (
+            "is not a folder".to_owned(),
+            format!(
+                "move it away and make a folder there, or name another one in {FOLDER_VARIABLE}"
+            ),
+        ),
+        Err(Obstacle::ReadOnly) => (
+            "is on a file system that is read-only".to_owned(),
+            format!("mount that for writing, or name a folder elsewhere in {FOLDER_VARIABLE}"),
+        ),
+        Err(Obstacle::Refused { uid, mode }) => {
+            let user = geteuid();
+            (
+                format!(
+                    "belongs to user {uid} (mode {mode:04o}), and user {user} cannot read and write there"
+                ),
+                format!(
+                    "where the target runs as user {user} `sudo chown -R {user} {folder}` gives it to that; as root this can \
+                     be asked of any"
+                ),
+            )
+        }
+        Err(Obstacle::Full { free_bytes }) => (
+            format!("has {} free", Size(free_bytes)),
+            format!("free {} there", Size(STATE_BYTES_FREE_MIN)),
+        ),
+        Err(Obstacle::NoInodes) => (
+            "is on a file system that has no inodes free".to_owned(),
+            "remove files there".to_owned(),
+        ),
+    };
+    Check::warning(NAME, format!("{folder} {seen}"), EXPECTED, remedy)
+}
+
+/// Why a process cannot use a folder.
+#[derive(Debug)]
+enum Obstacle {
+    Missing,
+    Unknown(io::Error),
+    NoFolder,
+    ReadOnly,
+    Refused { uid: u32, mode: u32 },
+    Full { free_bytes: u64 },
+    NoInodes,
+}
+
+/// Bytes that are free there.
+fn look(path: &Path) -> Result<u64, Obstacle> {
+    let metadata = fs::metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Obstacle::Missing,
+        _ => Obstacle::Unknown(error),
+    })?;
+    if !metadata.is_dir() {
+        return Err(Obstacle::NoFolder);
+    }
+    let all = AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK;
+    match access(path, all) {
+        Ok(()) => {}
+        Err(Errno::EROFS) => return Err(Obstacle::ReadOnly),
+        Err(Errno::EACCES) => {
+            return Err(Obstacle::Refused {
+                uid: metadata.uid(),
+                mode: metadata.permissions().mode() & 0o7777,
+            });
+        }
+        Err(errno) => return Err(Obstacle::Unknown(errno.into())),
+    }
+    let there = statvfs(path).map_err(|errno| Obstacle::Unknown(errno.into()))?;
+    let free_bytes = there
+        .blocks_available()
+        .saturating_mul(there.fragment_size());
+    if free_bytes < STATE_BYTES_FREE_MIN {
+        return Err(Obstacle::Full { free_bytes });
+    }
+    // Some file systems have no such count.
+    if there.files() != 0 && there.files_available() == 0 {
+        return Err(Obstacle::NoInodes);
+    }
+    Ok(free_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use capstan_doctor::{Check, Machine, Verdict};
+
+    use super::checks_of;
+
+    /// What is said of a folder that `variable` names, in a machine whose root has `made`.
+    fn said(made: impl FnOnce(&std::path::Path), variable: Option<&str>) -> Vec<Check> {
+        let root = tempfile::tempdir().unwrap();
+        made(root.path());
+        checks_of(&Machine::at(root.path(), Vec::new()), variable)
+    }
+
+    #[test]
+    fn a_folder_that_can_be_used_is_ok_and_says_what_is_free() {
+        let folder =
+            |root: &std::path::Path| fs::create_dir_all(root.join("var/lib/capstan")).unwrap();
+        for variable in [None, Some(""), Some("/var/lib/capstan:/srv")] {
+            let checks = said(folder, variable);
+            assert_eq!(checks.len(), 1, "{checks:?}");
+            assert_eq!(checks[0].verdict, Verdict::Ok, "{checks:?}");
+            assert!(
+                checks[0].seen.starts_with("/var/lib/capstan, "),
+                "{checks:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_missing_no_folder_or_no_whole_path_is_said_with_what_mends_it() {
+        let nothing = |_: &std::path::Path| {};
+        let file = |root: &std::path::Path| fs::write(root.join("state"), "").unwrap();
+        for (checks, seen, remedy) in [
+            (
+                said(nothing, None),
+                "/var/lib/capstan does not exist",
+                "STATE_DIRECTORY",
+            ),
+            (
+                said(nothing, Some("/state")),
+                "/state does not exist",
+                "install -d",
+            ),
+            (
+                said(file, Some("/state")),
+                "/state is not a folder",
+                "move it away",
+            ),
+            (
+                said(file, Some("/state/in")),
+                "/state/in cannot be looked at: Not a directory",
+                "above it",
+            ),
+            (
+                said(nothing, Some("state")),
+                "STATE_DIRECTORY is `state`",
+                "the whole path",
+            ),
+        ] {
+            assert_eq!(checks[0].verdict, Verdict::Warning, "{checks:?}");
+            assert!(checks[0].seen.starts_with(seen), "{checks:?}");
+            let said = checks[0].remedy.as_ref().unwrap();
+            assert!(said.contains(remedy), "{said}");
+        }
+        assert_eq!(
+            said(nothing, Some("state")).len(),
+            2,
+            "and of the one that is used"
+        );
+    }
+}

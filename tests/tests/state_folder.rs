@@ -1,0 +1,163 @@
+//! The folder where a target remembers what outlives it: what is said where it cannot be used, and
+//! that nothing is guessed then.
+
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use capstan_tests::program::{Daemon, has_disks, own_address, program, told, utf8};
+use nix::sys::stat::Mode;
+
+const MIB: u64 = 1 << 20;
+
+/// A configuration with one image, whose namespace has these keys.
+fn configured(folder: &Path, keys: &str) -> String {
+    let image = folder.join("volume.img");
+    if !image.exists() {
+        File::create(&image).unwrap().set_len(MIB).unwrap();
+    }
+    let at = own_address();
+    let toml = format!(
+        "[target]\nreactors = 1\nmemory_budget = \"64MiB\"\n[[listener]]\naddress = \"{}\"\nport = {}\n\
+         provider = \"iwarp\"\n[[subsystem]]\nnqn = \"nqn.2026-11.org.example:state\"\nallow_any_host = true\n\
+         [[subsystem.namespace]]\nnsid = 1\npath = \"{}\"\n{keys}\n",
+        at.ip(),
+        at.port(),
+        image.display()
+    );
+    let file = folder.join("target.toml");
+    fs::write(&file, toml).unwrap();
+    utf8(&file).to_owned()
+}
+
+/// `capstan-target COMMAND` with this state folder, behind a tool.
+fn target(tool: &[&str], state: &str, command: &str, file: &str) -> Output {
+    let mut words = tool.to_vec();
+    let state = format!("STATE_DIRECTORY={state}");
+    let program = program("capstan-target");
+    words.extend(["env", &state, utf8(&program), command, "--config", file]);
+    let (name, args) = words.split_first().unwrap();
+    Command::new(name).args(args).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    [&output.stdout, &output.stderr]
+        .map(|text| String::from_utf8_lossy(text).into_owned())
+        .concat()
+}
+
+#[test]
+fn a_file_is_not_served_while_what_it_was_used_with_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let state = folder.join("state");
+    fs::create_dir(&state).unwrap();
+    let serve = |file: &str| {
+        let state = format!("STATE_DIRECTORY={}", utf8(&state));
+        Daemon::serve_under(&["env", &state], &["--config", file])
+    };
+    assert!(serve(&configured(folder, "lba = 512")).stop().success());
+    let table = state.join("lba-sizes.toml");
+    let remembered = fs::read(&table).unwrap();
+    fs::write(&table, "garbage").unwrap();
+    let file = configured(folder, "");
+    for command in ["serve", "check", "doctor"] {
+        let output = target(&[], utf8(&state), command, &file);
+        let said = said(&output);
+        assert!(!output.status.success(), "{command}: {said}");
+        for word in [utf8(&table), "volume.img", "cannot be read", "lba = 512"] {
+            assert!(said.contains(word), "{command}: {word}: {said}");
+        }
+    }
+    // What the operator says is served, and what is remembered of others stays to be restored.
+    let daemon = serve(&configured(folder, "lba = 512"));
+    daemon.wait_for_log(&["WARN", utf8(&table)]);
+    assert!(daemon.stop().success());
+    assert_eq!(fs::read(&table).unwrap(), b"garbage");
+    fs::write(&table, remembered).unwrap();
+    let check = target(&[], utf8(&state), "check", &configured(folder, ""));
+    assert!(told(&check).contains("ok, 0 warning(s)"), "{check:?}");
+}
+
+#[test]
+fn a_state_folder_that_cannot_be_used_is_told_by_check_doctor_and_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let file = configured(folder, "lba = 4096");
+    let plain = folder.join("plain");
+    fs::write(&plain, "").unwrap();
+    let missing = folder.join("missing");
+    for (state, words) in [
+        (utf8(&missing), "does not exist"),
+        (utf8(&plain), "is not a folder"),
+        ("relative", "STATE_DIRECTORY is `relative`"),
+    ] {
+        for command in ["check", "doctor"] {
+            let said = said(&target(&[], state, command, &file));
+            assert!(said.contains(words), "{command}: {words}: {said}");
+            assert!(
+                said.contains("writes that were lost") || state == "relative",
+                "{said}"
+            );
+        }
+        let variable = format!("STATE_DIRECTORY={state}");
+        let daemon = Daemon::serve_under(&["env", &variable], &["--config", &file]);
+        daemon.wait_for_log(&["WARN", words]);
+        assert!(daemon.stop().success());
+    }
+    // Memory depends on none.
+    let text = fs::read_to_string(&file).unwrap();
+    let path = format!("path = \"{}\"", folder.join("volume.img").display());
+    fs::write(&file, text.replace(&path, "ram = \"1MiB\"")).unwrap();
+    let check = said(&target(&[], utf8(&missing), "check", &file));
+    assert!(!check.contains("state folder"), "{check}");
+}
+
+#[test]
+fn root_a_state_folder_of_another_user_or_that_is_full_or_read_only_is_told() {
+    let test = "root_a_state_folder_of_another_user_or_that_is_full_or_read_only_is_told";
+    if !has_disks(test, &["setpriv", "unshare", "mount", "truncate"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let file = configured(folder, "lba = 4096");
+    for (path, mode) in [(folder, 0o755), (&*folder.join("volume.img"), 0o666)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let state = folder.join("state");
+    nix::unistd::mkdir(&state, Mode::S_IRWXU).unwrap();
+    let nobody: &[&str] = &[
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+        "--clear-groups",
+    ];
+    let read_only = format!("mount -t tmpfs -o ro none {} && exec \"$@\"", utf8(&state));
+    let full = format!(
+        "mount -t tmpfs -o size=1m none {0} && truncate -s 0 {0}/a && head -c 512K /dev/zero >{0}/a && exec \"$@\"",
+        utf8(&state)
+    );
+    let in_mount: [&str; 4] = ["unshare", "--mount", "sh", "-c"];
+    let read_only = [&in_mount[..], &[&read_only, "sh"]].concat();
+    let full = [&in_mount[..], &[&full, "sh"]].concat();
+    for (tool, words) in [
+        (
+            nobody,
+            "belongs to user 0 (mode 0700), and user 65534 cannot read and write there",
+        ),
+        (&read_only[..], "is on a file system that is read-only"),
+        (&full[..], "has 512 KiB free"),
+    ] {
+        for command in ["check", "doctor"] {
+            let said = said(&target(tool, utf8(&state), command, &file));
+            assert!(said.contains(words), "{command}: {words}: {said}");
+            assert!(!said.contains("sudo capstan-target doctor"), "{said}");
+        }
+    }
+}
