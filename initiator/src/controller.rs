@@ -85,6 +85,8 @@ pub struct Snapshot {
     pub namespaces: Vec<NamespaceInfo>,
     /// What the controller did wrong.
     pub counters: Counters,
+    /// I/Os that front ends and queues wait for.
+    pub in_progress: usize,
 }
 
 pub(crate) struct Shared {
@@ -228,6 +230,7 @@ impl Controller {
             controller: ControllerInfo::default(),
             namespaces: Vec::new(),
             counters: Counters::default(),
+            in_progress: 0,
         })
     }
 

@@ -50,7 +50,9 @@ impl DirectQueue {
         Self::go_live(engine(options, first_address(options)?, cm)?)
     }
 
-    fn go_live(engine: Engine) -> Result<Self, ConnectError> {
+    fn go_live(mut engine: Engine) -> Result<Self, ConnectError> {
+        // The caller has each error.
+        engine.log_no_failures();
         let mut queue = Self {
             engine,
             spin: SpinBudget::default(),

@@ -232,6 +232,7 @@ impl Driver {
             controller: host.controller().clone(),
             namespaces: host.namespaces().to_vec(),
             counters: host.counters(),
+            in_progress: self.engine.in_progress(),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, OpenOptions};
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -15,8 +15,11 @@ use capstan_tests::program::{
 };
 use capstan_tests::proxy::{Direction, Flow, Proxy};
 use capstan_tests::running::Running;
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{Backlog, listen};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::Value;
 
 /// For what happens between processes of a busy machine.
@@ -270,6 +273,53 @@ fn a_measurement_whose_target_is_stopped_tells_what_it_has() {
 }
 
 #[test]
+fn a_write_that_is_interrupted_says_what_it_has_written() {
+    let at = own_address();
+    let target = Daemon::start("ram:16MiB", 4096, at);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let fifo = folder.path().join("fifo");
+    mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO");
+    let line = format!("write -d {}", utf8(&fifo));
+    let writing = Running::capstan(&line, at);
+    let mut data = OpenOptions::new()
+        .write(true)
+        .open(&fifo)
+        .expect("it is read");
+    // The first of these are answered before the last ones are sent.
+    data.write_all(&vec![1; 12 << 20]).expect("it is read");
+    let output = writing.interrupted(Signal::SIGTERM);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    for words in [
+        "the first ",
+        utf8(&fifo),
+        "are written, and not flushed (`capstan flush`",
+        "ended by SIGTERM",
+    ] {
+        assert!(stderr.contains(words), "{words}: {stderr}");
+    }
+    drop(data);
+    // Nobody opens its other end.
+    let writing = Running::capstan(&line, at);
+    let tasks = format!("/proc/{}/task", writing.child.id());
+    wait_until("it takes signals", || {
+        let mut tasks = fs::read_dir(&tasks).expect("it runs").flatten();
+        tasks.any(|task| {
+            let name = fs::read_to_string(task.path().join("comm"));
+            name.is_ok_and(|name| name.trim_end() == "capstan-signals")
+        })
+    });
+    let output = writing.interrupted(Signal::SIGINT);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(
+        stderr.contains("nothing was written: ended by SIGINT"),
+        "{stderr}"
+    );
+    assert!(target.stop().success());
+}
+
+#[test]
 fn a_volume_served_over_nbd_ends_though_its_target_is_stopped() {
     let at = own_address();
     let target = Daemon::start("ram:16MiB", 4096, at);
@@ -283,7 +333,9 @@ fn a_volume_served_over_nbd_ends_though_its_target_is_stopped() {
         signal(target.pid(), Signal::SIGSTOP);
         let output = serving.interrupted(sent);
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(stderr.contains("the target does not answer"), "{output:?}");
+        for words in ["the target did not answer", "no I/O was in progress"] {
+            assert!(stderr.contains(words), "{words}: {output:?}");
+        }
         assert!(!socket.exists(), "the socket is left");
         signal(target.pid(), Signal::SIGCONT);
     }

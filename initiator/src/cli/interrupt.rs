@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::pipe2;
+
+use super::output;
 
 /// How long a command that was asked to end may take for that, and what it waits for then: together
 /// with the rest it does, less than two seconds.
@@ -61,6 +64,34 @@ impl Interrupts {
     pub(super) fn wait(&self, patience: Duration) -> Result<Option<Interrupted>> {
         wait_for(&[self.as_fd()], Some(patience))?;
         Ok(self.next())
+    }
+
+    /// Has a signal end the process where it is, as the kernel would, and what `state` says by then told.
+    ///
+    /// # Errors
+    /// There is no thread to wait for one.
+    pub(super) fn end_the_process(self, state: impl Fn() -> String + Send + 'static) -> Result<()> {
+        let wait = move || {
+            loop {
+                match wait_for(&[self.as_fd()], None).map(|_| self.next()) {
+                    Ok(None) => {}
+                    Ok(Some(interrupted)) => {
+                        output::error(&anyhow::Error::from(interrupted).context(state()));
+                        process::exit(interrupted.exit_status().into());
+                    }
+                    // Nobody else takes the signals.
+                    Err(error) => {
+                        output::error(&error);
+                        process::exit(1);
+                    }
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("capstan-signals".to_owned())
+            .spawn(wait)
+            .context("starting a thread")?;
+        Ok(())
     }
 
     /// Does `work` on a thread, unless a signal comes first: then it is left where it is, and ends

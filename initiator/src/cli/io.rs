@@ -6,6 +6,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::host::NamespaceInfo;
@@ -16,8 +17,10 @@ use serde_json::json;
 
 use super::args::{self, ConnectArgs, OutputArgs, ReplayArgs};
 use super::claim::ShareArgs;
+use super::interrupt::Interrupts;
 use super::output;
 use super::values::{parse_nsid, parse_some_bytes};
+use super::written::{Unanswered, Written};
 
 /// Bytes of one I/O.
 const CHUNK_BYTES: u32 = 1 << 20;
@@ -169,13 +172,22 @@ impl Read {
             bail!("stdout takes the data or JSON, not both; give a file with --data");
         }
         let (mut queue, namespace) = connect(&self.connect, self.range.namespace_id)?;
+        let result = self.copy(&mut queue, &namespace);
+        // In order also after an error.
+        queue.close();
+        let blocks = result?;
+        done(&self.output, &namespace, self.range.start_block, blocks)
+    }
+
+    /// Reads what was asked for: how many blocks.
+    fn copy(&self, queue: &mut DirectQueue, namespace: &NamespaceInfo) -> Result<u64> {
         let lba_bytes = namespace.lba_bytes;
         let bytes = match self.data_size {
             Some(bytes) => {
-                check_data_size(&namespace, &self.range, bytes)?;
+                check_data_size(namespace, &self.range, bytes)?;
                 bytes
             }
-            None => room(&namespace, self.range.start_block)?,
+            None => room(namespace, self.range.start_block)?,
         };
         let blocks = bytes / u64::from(lba_bytes);
         let mut out = open_output(&self.data)?;
@@ -204,7 +216,7 @@ impl Read {
                 ahead.push_back(None);
                 next += u64::from(nlb);
             }
-            let completion = finished(&mut queue)?;
+            let completion = finished(queue)?;
             let at = usize::try_from(completion.token - written / per_chunk)?;
             if let Some(place) = ahead.get_mut(at) {
                 *place = completion.buffer;
@@ -221,13 +233,17 @@ impl Read {
             }
         }
         out.flush().with_context(told)?;
-        queue.close();
-        done(&self.output, &namespace, self.range.start_block, blocks)
+        Ok(blocks)
     }
 }
 
 impl Write {
     pub(crate) fn run(&self) -> Result<()> {
+        let interrupts = Interrupts::take()?;
+        let written = Arc::new(Written::new(name_of(&self.data), self.force_unit_access));
+        let told = Arc::clone(&written);
+        // A FIFO is opened when somebody writes to it.
+        interrupts.end_the_process(move || told.to_string())?;
         let input = Input::open(&self.data)?;
         if let (Some(asked), Some(there)) = (self.data_size, input.len_bytes)
             && asked > there
@@ -244,10 +260,22 @@ impl Write {
         let most = self.most(&namespace, &input)?;
         let what = "written to by `capstan write`";
         let _claim = self.share.claim(&options, &namespace, what)?;
-        let (total, blocks) = self.copy(&mut queue, &namespace, &input, most)?;
+        let mut unanswered = Unanswered::new(&written);
+        let copied = self.copy(&mut queue, &namespace, &input, most, &mut unanswered);
+        unanswered.drain(&mut queue);
+        let copied = copied.with_context(|| written.to_string());
+        let losses = queue.close().into_result();
+        let (total, blocks) = match losses {
+            Ok(()) => copied?,
+            Err(losses) => {
+                return Err(match copied {
+                    Ok(_) => losses.into(),
+                    Err(error) => error.context(losses),
+                });
+            }
+        };
         let is_limited = self.data_size.is_some() || input.len_bytes.is_some();
         let has_more = !is_limited && total == most && input.has_more()?;
-        queue.close().into_result()?;
         if let Some(asked) = self
             .data_size
             .or(input.len_bytes)
@@ -303,6 +331,7 @@ impl Write {
         namespace: &NamespaceInfo,
         input: &Input,
         most: u64,
+        unanswered: &mut Unanswered,
     ) -> Result<(u64, u64)> {
         let lba_bytes = namespace.lba_bytes;
         let mut source = (&input.file).take(most);
@@ -314,14 +343,13 @@ impl Write {
             if len == 0 {
                 break;
             }
-            total += len as u64;
             let bytes = len.next_multiple_of(lba_bytes as usize);
             if let Some(tail) = chunk.get_mut(len..bytes) {
                 tail.fill(0);
             }
             let nlb = u32::try_from(bytes / lba_bytes as usize)?;
             while queue.in_progress() >= CHUNKS_AHEAD {
-                finished(queue)?;
+                unanswered.wait(queue)?;
             }
             let mut buffer = queue
                 .take(nlb * lba_bytes)
@@ -336,12 +364,14 @@ impl Write {
                 },
             };
             queue
-                .submit(blocks, io, Some(buffer))
+                .submit(total, io, Some(buffer))
                 .map_err(|refused| refused.reason)?;
+            unanswered.add(total, len as u64);
+            total += len as u64;
             blocks += u64::from(nlb);
         }
         while queue.in_progress() > 0 {
-            finished(queue)?;
+            unanswered.wait(queue)?;
         }
         Ok((total, blocks))
     }
@@ -375,8 +405,9 @@ impl Flush {
         queue
             .submit(0, io, None)
             .map_err(|refused| refused.reason)?;
-        finished(&mut queue)?;
+        let result = finished(&mut queue);
         queue.close();
+        result?;
         if self.output.is_json() {
             return output::json(&json!({ "nsid": namespace.nsid, "flushed": true }));
         }
@@ -392,6 +423,14 @@ fn open_output(path: &Path) -> Result<Box<dyn io::Write>> {
     Ok(Box::new(file))
 }
 
+/// An input in words.
+fn name_of(path: &Path) -> String {
+    match path.to_str() {
+        Some("-") => "stdin".to_owned(),
+        _ => path.display().to_string(),
+    }
+}
+
 /// Where the data of a write comes from.
 pub(super) struct Input {
     pub(super) file: File,
@@ -404,11 +443,12 @@ pub(super) struct Input {
 impl Input {
     /// Opens a file; `-` is stdin.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let (file, name) = if path.as_os_str() == "-" {
+        let name = name_of(path);
+        let file = if path.as_os_str() == "-" {
             let stdin = io::stdin().as_fd().try_clone_to_owned();
-            (stdin.map(File::from), "stdin".to_owned())
+            stdin.map(File::from)
         } else {
-            (File::open(path), path.display().to_string())
+            File::open(path)
         };
         let file = file.with_context(|| format!("opening {name}"))?;
         let len_bytes = len_ahead(&file).with_context(|| format!("looking at {name}"))?;

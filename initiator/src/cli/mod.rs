@@ -22,6 +22,7 @@ mod signatures;
 mod tool;
 mod values;
 mod volume;
+mod written;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;

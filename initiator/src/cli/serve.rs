@@ -107,13 +107,18 @@ impl ServeNbd {
             output::line(&uri)?;
         }
         let result = wait_for_the_end(&controller, &interrupts).context(serving.clone());
+        let in_progress = controller.snapshot_blocking().in_progress;
         let Some(losses) = within(PATIENCE, move || Ok(controller.close()))? else {
             // Its owner does not come to it any more.
             let _ = std::fs::remove_file(&socket_path);
             result?;
+            let given_up = match in_progress {
+                0 => "no I/O was in progress".to_owned(),
+                count => format!("{count} I/Os that were in progress are given up"),
+            };
             bail!(
-                "{serving}: I/O that was in progress did not end within {} ms and was given up: the target does not \
-                 answer; see its log",
+                "{serving}: the target did not answer the end of the association within {} ms, and is left; {given_up}; see \
+                 the target's log",
                 PATIENCE.as_millis()
             );
         };

@@ -138,6 +138,11 @@ impl Engine {
         })
     }
 
+    /// Of commands that fail; their submitter tells them.
+    pub(crate) fn log_no_failures(&mut self) {
+        self.logs_failures = false;
+    }
+
     /// A piece failed for good, or succeeded in a time when others fail.
     #[cold]
     pub(super) fn note_outcome(&mut self, piece: Piece, failure: Option<Status>, now_us: u64) {
@@ -149,6 +154,7 @@ impl Engine {
             Some(status) => {
                 if let Some(kind) = Kind::of(&op, status)
                     && let Some(trouble) = self.troubles.failed(nsid, kind, status, now_us)
+                    && self.logs_failures
                 {
                     tracing::error!("{trouble}");
                 }

@@ -147,6 +147,8 @@ pub(crate) struct Engine {
     pub(super) caches_writes: bool,
     pub(super) unflushed: Unflushed,
     pub(super) troubles: Troubles,
+    /// Those are log lines as well.
+    pub(super) logs_failures: bool,
     /// How many writes to which namespaces were not answered when the association ended.
     pub(super) unanswered: Vec<(u32, usize)>,
     /// Which boot of its machine the target was of.
@@ -199,6 +201,7 @@ impl Engine {
             caches_writes: false,
             unflushed: Unflushed::default(),
             troubles: Troubles::default(),
+            logs_failures: true,
             unanswered: Vec::new(),
             boot_id: None,
             reset_until_us: None,
