@@ -196,7 +196,13 @@ fn a_target_ends_while_its_configuration_does_not_come() {
     let fifo = folder.path().join("target.toml");
     tool("mkfifo", &[utf8(&fifo)]);
     for command in ["serve", "check", "doctor"] {
-        let target = Running::new("capstan-target", &[command, "--config", utf8(&fifo)]);
+        let mut shell = Command::new("setpriv");
+        shell.args(["--pdeathsig", "KILL", "sh", "-c"]);
+        shell.arg("exec \"$0\" \"$1\" --config - <\"$2\"");
+        shell
+            .arg(program("capstan-target"))
+            .args([command, utf8(&fifo)]);
+        let target = Running::start(shell);
         // Opened once the other end is.
         let _writer = OpenOptions::new().write(true).open(&fifo).expect("a FIFO");
         let output = target.interrupted(Signal::SIGTERM);

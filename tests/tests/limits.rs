@@ -307,7 +307,7 @@ fn reactors_are_told_which_cores_they_may_have() {
     assert_refused(
         &one_core,
         &file,
-        &["core 7 is not one this process may run on", "[0]"],
+        &["core 7 is not one this process may run on", "allowed: 0"],
     );
     let file = config(dir.path(), "reactors = 3", &ram("1MiB"));
     let output = one_core("capstan-target", &["check", "--config", utf8(&file)]);
