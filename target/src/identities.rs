@@ -110,12 +110,17 @@ impl Identities {
             self.table
                 .number(subsystem, same, |path| self.medium_at(path));
         }
-        self.expected(&config)?;
+        self.expected(&config, served)?;
         Ok(config)
     }
 
-    /// What each namespace on a path would be, by the path.
-    fn expected<'c>(&self, config: &'c Config) -> anyhow::Result<Vec<Told<'c>>> {
+    /// What each namespace on a path would be, by the path; of those that are `served` nothing, whose
+    /// media are not looked at: a file system that does not answer would keep a reload waiting.
+    fn expected<'c>(
+        &self,
+        config: &'c Config,
+        served: Option<&Config>,
+    ) -> anyhow::Result<Vec<Told<'c>>> {
         let (mut uuids, mut nguids) = (HashMap::new(), HashMap::new());
         let mut all = Vec::new();
         for subsystem in &config.subsystems {
@@ -123,11 +128,20 @@ impl Identities {
                 let Backing::Path(path) = &namespace.backing else {
                     continue;
                 };
-                // Opening it will tell.
-                let Some(medium) = self.medium_at(path) else {
-                    continue;
+                let known = served
+                    .filter(|served| has(served, &subsystem.nqn, namespace))
+                    .and_then(|_| self.table.last(&subsystem.nqn, namespace.nsid));
+                let choice = match known {
+                    Some(known) => Choice {
+                        uuid: known.uuid,
+                        before: None,
+                    },
+                    None => match self.medium_at(path) {
+                        Some(medium) => self.choose(&subsystem.nqn, namespace, &medium),
+                        // Opening it will tell.
+                        None => continue,
+                    },
                 };
-                let choice = self.choose(&subsystem.nqn, namespace, &medium);
                 let place = (&subsystem.nqn, namespace.nsid);
                 if let Some((nqn, nsid)) = uuids.insert(choice.uuid, place) {
                     bail!(
@@ -282,6 +296,13 @@ fn nguid(namespace: &Namespace, uuid: Uuid) -> [u8; 16] {
     namespace.nguid.unwrap_or_else(|| uuid.into_bytes())
 }
 
+/// Whether a namespace of `config` is on the same path under the same name.
+fn has(config: &Config, nqn: &Nqn, namespace: &Namespace) -> bool {
+    let mut subsystems = config.subsystems.iter().filter(|s| s.nqn == *nqn);
+    let is_it = |n: &Namespace| n.nsid == namespace.nsid && n.backing == namespace.backing;
+    subsystems.any(|subsystem| subsystem.namespaces.iter().any(is_it))
+}
+
 /// Whether both paths lead to files with these facts, and not to one file: a snapshot has the inodes
 /// of what it is of. Two devices with one name are two ways to one disk.
 fn is_twin(a: &Path, b: &Path, id: &MediumId) -> bool {
@@ -301,7 +322,7 @@ fn is_twin(a: &Path, b: &Path, id: &MediumId) -> bool {
 pub fn check(config: &Config, warnings: &mut Vec<String>) -> anyhow::Result<Config> {
     let identities = Identities::here()?;
     let config = identities.number(config, None)?;
-    let expected = identities.expected(&config)?;
+    let expected = identities.expected(&config, None)?;
     let others = expected.iter().filter(|told| told.choice.before.is_some());
     warnings.extend(others.map(ToString::to_string));
     Ok(config)

@@ -48,7 +48,7 @@ use Step::{In, Looks, Tool};
 /// Where steps are taken.
 const HERE: &str = "tests/tests/next_steps.rs";
 
-const STEPS: [(&str, Step); 50] = [
+const STEPS: [(&str, Step); 52] = [
     ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
     (
         "cryptsetup open DEVICE NAME",
@@ -67,6 +67,10 @@ const STEPS: [(&str, Step); 50] = [
     ("getent ahosts {name}", Looks),
     ("ip -6 route", Looks),
     ("ip address", Looks),
+    (
+        "install -d -m 750 -o USER {folder}",
+        In("tests/tests/state_folder.rs", "tool(\"install\""),
+    ),
     (
         "ip address add {ip}/PREFIX dev INTERFACE",
         In(HERE, "fn root_an_address_is_added"),
@@ -122,6 +126,10 @@ const STEPS: [(&str, Step); 50] = [
     ("ss -ltnp 'sport = :{port}'", Looks),
     ("ss -s", Looks),
     ("sudo", Tool("tests run as root, or not")),
+    (
+        "sudo chown -R {user} {folder}",
+        In("tests/tests/state_folder.rs", "tool(\"chown\""),
+    ),
     ("swapon", Looks),
     ("swapon DEVICE", Tool("it changes the machine")),
     (

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use capstan_tests::program::{Daemon, has_disks, own_address, program, told, utf8};
+use capstan_tests::program::{Daemon, has_disks, own_address, program, told, tool, utf8};
 use nix::sys::stat::Mode;
 
 const MIB: u64 = 1 << 20;
@@ -108,6 +108,12 @@ fn a_state_folder_that_cannot_be_used_is_told_by_check_doctor_and_the_log() {
         daemon.wait_for_log(&["WARN", words]);
         assert!(daemon.stop().success());
     }
+    // What the check of a missing one says to do.
+    let user = nix::unistd::geteuid().to_string();
+    tool("install", &["-d", "-m", "750", "-o", &user, utf8(&missing)]);
+    let check = said(&target(&[], utf8(&missing), "check", &file));
+    assert!(!check.contains("does not exist"), "{check}");
+    fs::remove_dir(&missing).unwrap();
     // Memory depends on none.
     let text = fs::read_to_string(&file).unwrap();
     let path = format!("path = \"{}\"", folder.join("volume.img").display());
@@ -160,4 +166,8 @@ fn root_a_state_folder_of_another_user_or_that_is_full_or_read_only_is_told() {
             assert!(!said.contains("sudo capstan-target doctor"), "{said}");
         }
     }
+    // What is said of another user's.
+    tool("chown", &["-R", "65534", utf8(&state)]);
+    let said = said(&target(nobody, utf8(&state), "check", &file));
+    assert!(!said.contains("belongs to user"), "{said}");
 }

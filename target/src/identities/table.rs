@@ -174,6 +174,11 @@ impl Table {
         &self.namespace
     }
 
+    /// What hosts have seen there last.
+    pub(crate) fn last(&self, nqn: &Nqn, nsid: u32) -> Option<&Known> {
+        self.namespace.iter().rfind(|known| known.is_at(nqn, nsid))
+    }
+
     /// What was in memory under a path until this boot is nothing that could come back.
     pub(crate) fn forget_other_boots(&mut self, boot: Uuid) {
         let is_of_now = |known: &Known| known.boot.is_none_or(|of| of == boot);

@@ -54,7 +54,7 @@ fn config(entries: &[(&Path, &str)]) -> Config {
 fn start(identities: &mut Identities, entries: &[(&Path, &str)]) -> Vec<(u32, Uuid, String)> {
     let config = identities.number(&config(entries), None).unwrap();
     let said: Vec<_> = identities
-        .expected(&config)
+        .expected(&config, None)
         .unwrap()
         .iter()
         .map(Told::to_string)

@@ -4,7 +4,7 @@
 . "$LAB/limits.sh"
 in_group cpuset.cpus=1
 target_configuration | sed 's/^reactors = 2/reactors = [0]/' >"$RUN/target.toml"
-target_refused 'core 0 is not one this process may run on' '\[1\]'
+target_refused 'core 0 is not one this process may run on' 'allowed: 1'
 target_configuration with-5 >"$RUN/target.toml"
 target_accepted
 matches "what check says" "$(cat check)" '2 reactor\(s\) on 1 core\(s\)'
