@@ -32,13 +32,12 @@ pub fn config_toml(data: &[u8]) {
         assert!((1..=223).contains(&subsystem.nqn.as_str().len()));
         assert!((1..=20).contains(&subsystem.serial.len()) && subsystem.serial.is_ascii());
         assert!((1..=40).contains(&subsystem.model.len()) && subsystem.model.is_ascii());
-        assert!(!subsystem.namespaces.is_empty());
         let ascending = subsystem.namespaces.is_sorted_by(|a, b| a.nsid < b.nsid);
         assert!(ascending, "NSIDs are unique and in order");
         for namespace in &subsystem.namespaces {
             assert!((1..=capstan_config::NAMESPACES_MAX).contains(&namespace.nsid));
-            assert_ne!(namespace.nguid, [0; 16]);
-            uuids.push(namespace.uuid);
+            assert_ne!(namespace.nguid, Some([0; 16]));
+            uuids.extend(namespace.uuid);
             if let Some(size_bytes) = namespace.backing.size_bytes() {
                 let lba_bytes = namespace
                     .lba
@@ -51,5 +50,5 @@ pub fn config_toml(data: &[u8]) {
     let count = uuids.len();
     uuids.sort_unstable();
     uuids.dedup();
-    assert_eq!(uuids.len(), count, "UUIDs are unique");
+    assert_eq!(uuids.len(), count, "UUIDs that are written down are unique");
 }
