@@ -146,7 +146,8 @@ impl VolumeArgs {
     /// be mounted at `mount_point`.
     ///
     /// # Errors
-    /// [`Interrupted`], or why there is no disk; nothing is left of it.
+    /// [`Interrupted`](super::interrupt::Interrupted), or why there is no disk; nothing is left of
+    /// it.
     pub(super) fn attach(
         &self,
         mount_point: Option<&Path>,
