@@ -1,4 +1,4 @@
-//! Who has a claim, what is left of one, and what its file says.
+//! The holder of a claim, what is left of one, and what its file says.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

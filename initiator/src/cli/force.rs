@@ -1,6 +1,6 @@
 //! The end of a volume that cannot be unmounted or detached in order, or not soon enough:
-//! `capstan umount --force`, a second signal to what waits for dirty data, and a signal to what makes
-//! a disk.
+//! `capstan umount --force`, a second signal to what waits for dirty data, and a signal to what
+//! makes a disk.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;

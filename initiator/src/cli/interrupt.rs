@@ -66,7 +66,8 @@ impl Interrupts {
         Ok(self.next())
     }
 
-    /// Has a signal end the process where it is, as the kernel would, and what `state` says by then told.
+    /// Has a signal end the process where it is, as the kernel would, once what `state` says is
+    /// told.
     ///
     /// # Errors
     /// There is no thread to wait for one.
