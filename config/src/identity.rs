@@ -26,9 +26,9 @@ pub fn namespace_uuid(nqn: &Nqn, nsid: u32) -> Uuid {
     derive(&["namespace", nqn.as_str(), &nsid.to_string()])
 }
 
-/// UUID of a namespace that is on another medium than the one that hosts have seen under its NQN and
-/// NSID, and was given none: the same for the same `medium` (its facts, in words), wherever it is
-/// served.
+/// UUID of a namespace that is on another medium than the one that hosts have seen under its NQN
+/// and NSID, and was given none: the same for the same `medium` (its facts, in words), wherever
+/// it is served.
 #[must_use]
 pub fn other_namespace_uuid(nqn: &Nqn, nsid: u32, medium: &str) -> Uuid {
     derive(&["namespace", nqn.as_str(), &nsid.to_string(), medium])

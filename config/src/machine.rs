@@ -26,8 +26,8 @@ impl Config {
     }
 
     /// The same where only some of the namespaces are about to be opened (`is_opened`, by
-    /// subsystem): the others are in use by the process that asks. It finds out at once what else is
-    /// in use, and by which process: it may be itself.
+    /// subsystem): the others are in use by the process that asks. It finds out at once what else
+    /// is in use, and by which process: it may be itself.
     ///
     /// # Errors
     /// As for [`check_machine`](Self::check_machine).

@@ -81,8 +81,8 @@ fn partition_json(partition: &Partition) -> Value {
 /// Arguments of `detach`.
 #[derive(Args, Debug)]
 pub(crate) struct Detach {
-    /// The disk, as `attach` printed it, or a folder that it is or was being mounted at; of a volume
-    /// that has no disk yet, the folder that `list` shows.
+    /// The disk, as `attach` printed it, or a folder that it is or was being mounted at; of a
+    /// volume that has no disk yet, the folder that `list` shows.
     device: PathBuf,
     /// End the serving process first, as when it does not answer: I/O in progress fails, and what
     /// was not written is lost. A disk that is mounted or otherwise in use is left as it is.

@@ -140,8 +140,8 @@ pub(super) fn file_system(
     }))
 }
 
-/// Why there is nothing to mount on `device`, which is called `what`, and what to do about it. It is
-/// the partition `part` of the disk, or all of it.
+/// Why there is nothing to mount on `device`, which is called `what`, and what to do about it. It
+/// is the partition `part` of the disk, or all of it.
 pub(super) fn nothing_to_mount(
     what: &str,
     part: Option<u32>,

@@ -142,8 +142,8 @@ impl VolumeArgs {
             .collect()
     }
 
-    /// Starts a process that serves the volume, and waits until the disk can be used. It is going to
-    /// be mounted at `mount_point`.
+    /// Starts a process that serves the volume, and waits until the disk can be used. It is going
+    /// to be mounted at `mount_point`.
     ///
     /// # Errors
     /// [`Interrupted`](super::interrupt::Interrupted), or why there is no disk; nothing is left of

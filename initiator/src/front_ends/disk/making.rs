@@ -87,8 +87,8 @@ impl Making<'_> {
         Ok(connecting.join().map_err(panicked).flatten())
     }
 
-    /// Waits until `fd` is readable or hung up: `false` when it is not after `patience`. All requests
-    /// but `Detach` are answered by `answer`.
+    /// Waits until `fd` is readable or hung up: `false` when it is not after `patience`. All
+    /// requests but `Detach` are answered by `answer`.
     pub(super) fn wait_for(
         &self,
         fd: BorrowedFd<'_>,

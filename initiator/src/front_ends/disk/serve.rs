@@ -203,7 +203,8 @@ fn serve_until_detached(
     );
     let result = wait(&mut disk, &signals, &control, dir);
     if matches!(result, Err(ServeError::Forced(_))) {
-        // As if it were killed: what is in flight is given up with the process, and so is the claim.
+        // As if it were killed: what is in flight is given up with the process, and so is the
+        // claim.
         let _until_then = ManuallyDrop::new(disk);
         return result.map(drop);
     }
@@ -437,8 +438,8 @@ fn detach(disk: &Disk) -> Result<(), String> {
     }
 }
 
-/// Clears the loop device of a volume, if it still is one and nobody has claimed it; `false` where it
-/// is not.
+/// Clears the loop device of a volume, if it still is one and nobody has claimed it; `false` where
+/// it is not.
 ///
 /// # Errors
 /// Why it cannot be cleared, in words.
