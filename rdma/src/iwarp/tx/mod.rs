@@ -34,8 +34,8 @@ use batch::Batch;
 
 /// Pieces of one system call: the kernel allows 1024 (`UIO_MAXIOV`), and one may be cut in two.
 const PIECES_MAX: usize = 1023;
-/// A batch takes no further FPDU from here on. TCP is the faster the more it gets at a time: both ends copy faster when they are not at
-/// the same lines (`docs/performance.md`).
+/// A batch takes no further FPDU from here on. TCP is faster the more it gets at a time: both ends
+/// copy faster while they are not at the same cache lines (`docs/lab/tcp.md`).
 const BATCH_BYTES: usize = 1 << 20;
 /// Payloads up to this are copied next to their header: cheaper than another piece.
 const INLINE_BYTES: usize = 256;
