@@ -16,20 +16,21 @@ pub enum FpduSize {
     Large,
 }
 
-/// When to ask for CRC32c on every FPDU. Where nobody asks there is none; where the peer asks there is, whatever is chosen here
+/// When to ask for CRC32c on every FPDU. It is used when either side asks, whatever is chosen here
 /// (RFC 5044 §7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrcUse {
-    /// Of every peer.
+    /// Ask every peer.
     Always,
-    /// Of peers on other machines. What does not leave this one has no wire that could damage it.
+    /// Ask peers on other machines. What does not leave this one crosses no wire that could damage
+    /// it.
     BetweenMachines,
-    /// Of nobody.
+    /// Ask nobody.
     Never,
 }
 
 impl CrcUse {
-    /// Whether to ask a peer that is on the `same_host` or not.
+    /// Whether to ask a peer, which is on the `same_host` or another.
     pub(super) fn asks(self, same_host: bool) -> bool {
         match self {
             Self::Always => true,
@@ -51,21 +52,22 @@ pub struct Config {
     pub peer_to_peer: bool,
     /// Length of FPDUs.
     pub fpdu_size: FpduSize,
-    /// Offer and take shared memory in place of the socket where both ends are on one machine and of
-    /// this make. The question is a bit that RFC 5044 reserves.
+    /// Offer and accept shared memory in place of the socket where both ends run this provider on
+    /// one machine. The question is a bit that RFC 5044 reserves.
     pub same_host: bool,
-    /// Queue pairs at work from which on epoll keeps watching all of them and says which has received something: each would make
-    /// a receive call that finds nothing for every one that finds something. They are no crowd any more below a third of it.
+    /// Queue pairs at work from which on epoll watches all of them, edge-triggered, and says which
+    /// has received something: with so many, nearly every receive call would find nothing. Below a
+    /// third of this number they are polled again.
     pub crowd: u32,
-    /// Wait of a listening side for the first byte of the peer's Request, from then for all of it,
-    /// and for its first message where that was agreed, each in milliseconds. Bytes do not prolong
-    /// it. One that is lost takes TCP a second.
+    /// Time that a listening side waits for the first byte of the peer's Request, from then for all
+    /// of it, and for its first message where that was agreed; each in milliseconds. Further bytes
+    /// do not prolong it. A segment that is lost takes TCP a second.
     pub setup_timeout_ms: u64,
-    /// Connections of all listeners that have not sent their Request yet, and at most an eighth of
-    /// the descriptors that the process may have. For one more, the oldest of the source that has
-    /// most is closed.
+    /// Most connections of all listeners that have not sent their Request yet; never more than an
+    /// eighth of the descriptors that the process may have. For one more, the oldest of the address
+    /// that has most is closed.
     pub half_open_max: usize,
-    /// Of these, so many from one address, or network of 64 bits.
+    /// Of these, the most from one IPv4 address or 64-bit IPv6 network.
     pub half_open_per_source_max: usize,
     /// How long a Send may wait for a receive before the connection is terminated, in milliseconds
     /// (receiver not ready). The peer is held back by TCP meanwhile.
@@ -73,10 +75,10 @@ pub struct Config {
     /// How long a closed connection's socket is kept so that the peer reads the last bytes, in
     /// milliseconds.
     pub linger_ms: u64,
-    /// Sockets that are kept so, and at most an eighth of the descriptors that the process may
-    /// have.
+    /// Most sockets that are kept so; never more than an eighth of the descriptors that the process
+    /// may have.
     pub lingering_max: usize,
-    /// Idle time after which TCP asks whether the peer is still there, in seconds.
+    /// Idle time after which TCP probes whether the peer is still there, in seconds.
     pub keepalive_idle_s: u32,
     /// Time without an answer after which the peer counts as dead, in milliseconds
     /// (`TCP_USER_TIMEOUT`). Longer than `receiver_not_ready_timeout_ms` of the peer: a peer that

@@ -11,8 +11,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::engine::Engine;
 use crate::contract::{CompletionQueue, QpNum, RdmaError, WorkCompletion};
 
-/// Something a thread that waits can be woken with: an eventfd that is written at most once between
-/// two polls, and only while armed.
+/// An eventfd that wakes a waiting thread: written at most once between two polls, and only while
+/// armed.
 pub(super) struct Waker {
     event: EventFd,
     armed: Cell<bool>,
@@ -37,7 +37,7 @@ impl Waker {
         self.armed.set(true);
     }
 
-    /// Wakes the waiter, if there is one.
+    /// Wakes the thread, if it waits.
     #[inline]
     pub(super) fn wake(&self) {
         if self.armed.get() && !self.written.get() {
@@ -46,7 +46,7 @@ impl Waker {
         }
     }
 
-    /// The waiter is awake.
+    /// The thread is awake.
     #[inline]
     pub(super) fn disarm(&self) {
         if self.armed.replace(false) && self.written.replace(false) {
@@ -65,7 +65,7 @@ pub(super) fn epoll_of(fds: &[(&dyn AsFdDyn, u64)]) -> nix::Result<Epoll> {
     Ok(epoll)
 }
 
-/// `AsFd` as an object.
+/// `AsFd` as a trait object.
 pub(super) trait AsFdDyn {
     /// The descriptor.
     fn fd(&self) -> std::os::fd::BorrowedFd<'_>;
@@ -116,13 +116,13 @@ impl Completions {
         }))
     }
 
-    /// Whether it is of this provider.
+    /// Whether it belongs to this provider.
     pub(super) fn is_of(&self, engine: &Rc<Engine>) -> bool {
         Rc::ptr_eq(&self.engine, engine)
     }
 
-    /// Adds a completion. The users of the queue keep within its depth; when they do not, the ring
-    /// grows rather than lose a completion.
+    /// Adds a completion. Users of the queue keep within its depth; should they not, the ring grows
+    /// rather than lose a completion.
     #[inline]
     pub(super) fn push(&self, completion: WorkCompletion) {
         self.ring.borrow_mut().push_back(completion);

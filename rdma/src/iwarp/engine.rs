@@ -1,8 +1,8 @@
 //! One provider's objects, and what drives them.
 //!
-//! Queue pairs that are busy are run in turn, until a poll has what it asked for: what has come is
-//! worked off while it is in the caches, however many connections there are. `watch` says which
-//! queue pairs are busy.
+//! Busy queue pairs are run in turn until a poll has the completions it asked for. What has arrived
+//! is so handled while it is in the caches, however many connections there are. `watch` decides
+//! which queue pairs are busy.
 
 mod watch;
 
@@ -78,29 +78,29 @@ pub(super) struct Engine {
     pub lingering: Lingering,
     /// Queue pairs with a Send that waits for a receive.
     pub not_ready: RefCell<Vec<Rc<RefCell<Qp>>>>,
-    /// Queue pairs whose program has data that is still in a ring.
+    /// Queue pairs that have data lent to the program.
     lenders: RefCell<Vec<Rc<RefCell<Qp>>>>,
-    /// Connections in shared memory that may rest.
+    /// Connections in shared memory that may become idle.
     pub resting: Resting,
-    /// Queue pairs that have connected and heard nothing since.
+    /// Queue pairs that have connected and received nothing since.
     pub unheard: RefCell<Vec<Unheard>>,
-    /// Where peers on this machine bring shared memory, once one was invited.
+    /// Where peers on this machine deliver shared memory, once one was invited.
     meeting: RefCell<Option<Meeting>>,
     this: Weak<Self>,
     places: RefCell<Vec<Place>>,
     free_places: RefCell<Vec<usize>>,
     hot: RefCell<Vec<Rc<RefCell<Qp>>>>,
-    /// Whose turn it is among the busy ones.
+    /// The busy queue pair to run next.
     turn: Cell<usize>,
     /// Connected queue pairs that only epoll watches.
     cold: Cell<usize>,
-    /// Connection managers whose listeners and set-ups it watches, too.
+    /// Connection managers whose listeners and set-ups epoll watches, too.
     managers: Cell<usize>,
-    /// How often it has told of those.
+    /// How often epoll has reported those.
     set_ups: Cell<u32>,
-    /// About so many queue pairs are at work, watched or busy.
+    /// An estimate of the queue pairs at work, watched or busy.
     crowd: Cell<u32>,
-    /// Whether they are so many that epoll had better say which.
+    /// Whether they are so many that epoll watches all of them ([`Config::crowd`](super::Config)).
     crowded: Cell<bool>,
     ticks: Cell<u32>,
     serial: Cell<u64>,
@@ -233,7 +233,7 @@ impl Engine {
         ))
     }
 
-    /// A connection is up: the queue pair takes it over.
+    /// A connection is established: the queue pair takes it over.
     pub(super) fn attach(&self, cell: &Rc<RefCell<Qp>>, set_up: SetUp) {
         let mut qp = cell.borrow_mut();
         let qp = &mut *qp;
@@ -264,7 +264,7 @@ impl Engine {
         meeting.invite(cell)
     }
 
-    /// Moves the connections of peers that have brought shared memory into it.
+    /// Moves connections whose peers have delivered shared memory into it.
     fn meet(&self, readable: bool) {
         let next = || self.meeting.borrow_mut().as_mut()?.take(readable);
         while let Some((cell, fd)) = next() {
@@ -281,20 +281,20 @@ impl Engine {
                 }
                 Err(failed) => failed,
             };
-            // The peer sends there already: this connection has no way back.
+            // The peer sends there already, so this connection cannot go on over TCP.
             qp.link = Some(Link::Tcp(stream));
             self.end(qp, &Fatal::Io(error));
         }
     }
 
-    /// Makes a queue pair without a socket busy.
+    /// Marks a queue pair in memory, which has no socket, as busy.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn heat_memory(&self, cell: &Rc<RefCell<Qp>>) {
         let mut qp = cell.borrow_mut();
         self.heat(cell, &mut qp);
     }
 
-    /// Runs the queue pair at `place` again: a receive was posted for it.
+    /// Runs the queue pair at `place` again, as a receive was posted for it.
     pub(super) fn resume(&self, place: usize) {
         let cell = self.cell_at(place);
         if let Some(cell) = cell {
@@ -319,8 +319,8 @@ impl Engine {
         self.ticks.get()
     }
 
-    /// Receives, places, completes and sends what is possible now, for one queue pair after the
-    /// other until it is `enough`. The next call goes on behind the last.
+    /// Receives, places, completes and sends what is possible now, one queue pair after the other,
+    /// until `enough` says so. The next call goes on behind the last one.
     pub(super) fn progress(&self, enough: impl Fn() -> bool) {
         let tick = self.ticks.get().wrapping_add(1);
         self.ticks.set(tick);
@@ -348,19 +348,20 @@ impl Engine {
             }
         }
         self.turn.set(at);
-        // Nothing else adds to the list meanwhile; keep its memory.
+        // Nothing else adds to the list meanwhile; its memory is kept.
         let added = self.hot.replace(hot);
         self.hot.borrow_mut().extend(added);
     }
 
-    /// The rings of what the program has had until now get their room back.
+    /// Gives back the room of what was lent to the program until now.
     pub(super) fn give_back_lent(&self) {
         for cell in self.lenders.borrow_mut().drain(..) {
             cell.borrow_mut().give_back_lent();
         }
     }
 
-    /// The receives of a queue pair may be more than before: who waits for one looks again.
+    /// A queue pair may have more receives than before: those that wait for a shared one look
+    /// again.
     pub(super) fn wake_awaiting(&self, qp: RefMut<'_, Qp>) {
         let awaited = qp.receives.awaited();
         drop(qp);
@@ -380,7 +381,7 @@ impl Engine {
         let mut stags = self.stags.borrow_mut();
         let ran = qp.run(&mut stags, calls_max);
         if let Err(Fatal::Violation { .. }) = &ran {
-            // What the peer asked before it went wrong is answered, as far as TCP takes it now. A
+            // What the peer asked for before the error is answered, as far as TCP takes it now. A
             // second failure changes nothing.
             let _ = qp.transmit(&mut stags);
         }
@@ -456,7 +457,7 @@ impl Engine {
         }
     }
 
-    /// Ends a connection without a word to the peer, or cuts short how it lingers.
+    /// Ends a connection without a word to the peer, and closes its lingering socket.
     pub(super) fn abort(&self, qp: &mut Qp) {
         self.end(qp, &Fatal::Abort);
         self.lingering.abort(qp.num);
@@ -499,7 +500,7 @@ impl Device for Engine {
         &self.attributes
     }
 
-    /// Software in this process does not go.
+    /// Software in this process cannot be removed.
     fn is_removed(&self) -> bool {
         false
     }

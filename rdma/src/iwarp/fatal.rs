@@ -17,7 +17,7 @@ pub(super) enum Fatal {
         error: ErrorCode,
         /// Boxed: errors are rare and results that carry them are not.
         offending: Option<Box<(Segment, Option<ReadRequest>)>>,
-        /// What becomes of the receive the message was going into.
+        /// The status of the receive the message was going into.
         receive: WcStatus,
     },
     /// A work request of this side cannot be carried out.
@@ -32,7 +32,7 @@ pub(super) enum Fatal {
     Io(io::Error),
     /// The program asked for it.
     Disconnect,
-    /// The program gives the connection up.
+    /// The program gave the connection up.
     Abort,
     /// The queue pair was dropped.
     Dropped,
@@ -75,12 +75,12 @@ impl Fatal {
         }
     }
 
-    /// Whether this side still owes the peer an orderly end of its byte stream.
+    /// Whether the peer still gets an orderly end of the byte stream.
     pub(super) fn says_goodbye(&self) -> bool {
         !matches!(self, Self::Io(_) | Self::Abort)
     }
 
-    /// Status of the oldest outstanding RDMA Read, when this is an answer to it.
+    /// The status of the oldest outstanding RDMA Read, when this is an answer to it.
     pub(super) fn read_status(&self) -> Option<WcStatus> {
         let Self::Terminated(Terminate { error, opcode }) = self else {
             return None;

@@ -22,7 +22,7 @@ impl Domain {
         Self { engine, id }
     }
 
-    /// Whether it is of this provider.
+    /// Whether it belongs to this provider.
     pub(super) fn is_of(&self, engine: &Rc<Engine>) -> bool {
         Rc::ptr_eq(&self.engine, engine)
     }

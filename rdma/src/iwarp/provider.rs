@@ -1,4 +1,4 @@
-//! The way in.
+//! The provider: where a program begins.
 
 use std::rc::Rc;
 

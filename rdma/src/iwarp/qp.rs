@@ -56,19 +56,21 @@ impl Receives {
         }
     }
 
-    /// Keeps a receive for a message of `len_bytes` that is lent; `false` when there is none, or it may be too short.
+    /// Reserves a receive for a message of `len_bytes` that is lent; `false` when there is none, or
+    /// it may be too short.
     #[inline]
     pub(super) fn reserve(&mut self, len_bytes: u32) -> bool {
         self.with_ring(|ring| ring.reserve(len_bytes))
     }
 
-    /// A message that was lent needs no receive.
+    /// A message that was lent needs its receive no more.
     #[inline]
     pub(super) fn unreserve(&mut self) {
         self.with_ring(ReceiveRing::unreserve);
     }
 
-    /// Whether what was taken for a message of `len_bytes` can be put back and kept for it.
+    /// Whether a receive that was taken for a message of `len_bytes` can be put back and reserved
+    /// for it.
     pub(super) fn may_put_back(&self, len_bytes: u32) -> bool {
         match self {
             Self::Own(ring) => ring.may_put_back(len_bytes),
@@ -76,13 +78,13 @@ impl Receives {
         }
     }
 
-    /// Puts back what was taken last, and keeps a receive for its message.
+    /// Puts back the receive that was taken last, and reserves one for its message.
     pub(super) fn put_back(&mut self, receive: &Receive) {
         match self {
             Self::Own(ring) => ring.put_back_oldest(receive),
             Self::Shared(queue) => queue.ring().put_back_newest(receive),
         }
-        // What was put back is there: this cannot fail.
+        // A receive was just put back, so this cannot fail.
         self.reserve(0);
     }
 
@@ -108,15 +110,15 @@ pub(super) struct Qp {
     pub rx: Rx,
     pub send_cq: Rc<Completions>,
     pub recv_cq: Rc<Completions>,
-    /// Where to tell what happens to the connection.
+    /// Where to report what happens to the connection.
     pub cm: Option<Link2Cm>,
     /// In the engine's list of busy queue pairs.
     pub hot: bool,
-    /// What the engine's epoll knows of the socket.
+    /// How the engine's epoll watches the socket.
     pub watch: Watch,
-    /// The peer sends no more, so that no further event is to come: what has arrived is received until its end is found.
+    /// The peer sends no more, and no further event will come: receive until its end is found.
     pub hung_up: bool,
-    /// Runs in a row that found nothing.
+    /// Runs in a row that found nothing to do.
     pub idle_runs: u32,
     /// There is more to do without waiting for the socket.
     pub pending: bool,
@@ -124,7 +126,7 @@ pub(super) struct Qp {
     pub not_ready_since_us: Option<u64>,
 }
 
-/// What a run of a queue pair came to.
+/// The result of one run of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ran {
     /// Something moved.
@@ -136,12 +138,12 @@ pub(super) enum Ran {
 }
 
 impl Qp {
-    /// Whether it is connected and nothing has come or gone yet.
+    /// Whether it is connected and nothing has been sent or received yet.
     pub(super) fn is_silent(&self) -> bool {
         self.state == QpState::ReadyToSend && self.rx.is_silent() && self.tx.sent() == 0
     }
 
-    /// The connection goes on through shared memory.
+    /// Continues the connection through shared memory.
     pub(super) fn move_into(&mut self, link: SharedLink) {
         self.tx.move_into_memory();
         self.rx.move_into_memory();
@@ -165,7 +167,7 @@ impl Qp {
             Received::Some | Received::More => Ran::Busy,
             Received::Stalled if self.receives.is_empty() => Ran::NotReady,
             Received::Stalled => {
-                // Only room for completions is missing; polling makes it.
+                // Only room for completions is missing, and polling makes it.
                 self.pending = true;
                 Ran::Idle
             }
@@ -180,7 +182,7 @@ impl Qp {
         }
     }
 
-    /// Bytes of the stream that have arrived and not been received.
+    /// Bytes of the stream that have arrived and are not received yet.
     fn waiting_bytes(&self) -> u64 {
         match &self.link {
             Some(Link::Shared(link)) => link.waiting_bytes(),
@@ -393,7 +395,7 @@ impl QueuePair for QpHandle {
         if qp.state != QpState::ReadyToSend {
             return 0;
         }
-        // It is looked at in the next poll, whatever epoll knows of it.
+        // It is run in the next poll, whatever epoll knows.
         qp.pending = true;
         self.engine.heat(&self.cell, qp);
         qp.received_bytes().saturating_add(qp.waiting_bytes())
@@ -401,14 +403,13 @@ impl QueuePair for QpHandle {
 
     fn has_passed(&self, mark: u64) -> bool {
         let qp = self.cell.borrow();
-        // Of what has been received, all that is whole has been handled, unless a receive is
-        // missing.
+        // Every whole message that was received has been handled, unless a receive is missing.
         qp.state != QpState::ReadyToSend || !qp.rx.stalled && qp.received_bytes() >= mark
     }
 
     fn doorbell_interval(&self) -> u32 {
         match self.cell.borrow().link {
-            // Without a system call, a few at a time go as readily as many.
+            // No system call is needed, so a few at a time cost no more.
             Some(Link::Shared(_)) => 8,
             _ => u32::MAX,
         }
@@ -421,7 +422,7 @@ impl QueuePair for QpHandle {
             return;
         }
         qp.sq.ring();
-        // While the socket is full, the engine goes on when there is room again.
+        // While the socket is full, the engine continues when there is room again.
         if !qp.tx.blocked {
             let sent = qp.transmit(&mut self.engine.stags.borrow_mut());
             if let Err(fatal) = sent {
@@ -434,7 +435,8 @@ impl QueuePair for QpHandle {
 }
 
 impl QpHandle {
-    /// Does something with what is lent. Who waits for a receive may have one afterwards.
+    /// Does something with lent messages. Queue pairs that wait for a receive may find one
+    /// afterwards.
     #[inline]
     fn with_lent<R>(&self, call: impl FnOnce(&mut Qp) -> R) -> R {
         let mut qp = self.cell.borrow_mut();

@@ -55,19 +55,19 @@ impl Piece {
         self.0.iov_base.cast::<u8>().wrapping_add(self.0.iov_len)
     }
 
-    /// Makes the piece `bytes` longer.
+    /// Makes the piece longer by `bytes`.
     #[inline]
     pub(super) fn extend(&mut self, bytes: usize) {
         self.0.iov_len += bytes;
     }
 
-    /// Leaves out what is beyond `bytes`.
+    /// Cuts off what is beyond `bytes`.
     #[inline]
     pub(super) fn shorten_to(&mut self, bytes: usize) {
         self.0.iov_len = self.0.iov_len.min(bytes);
     }
 
-    /// Leaves the first `bytes` out.
+    /// Cuts off the first `bytes`.
     #[inline]
     pub(super) fn advance(&mut self, bytes: usize) {
         let bytes = bytes.min(self.0.iov_len);
@@ -76,22 +76,22 @@ impl Piece {
     }
 }
 
-/// Where a connection's bytes come from and go to.
+/// Where the bytes of a connection come from and go to.
 pub(super) enum Link {
     /// A connected, non-blocking socket.
     Tcp(TcpStream),
-    /// Shared memory, to a peer on this machine. Boxed: it is large, and most are not.
+    /// Shared memory with a peer on this machine. Boxed: it is large, and most links have none.
     Shared(Box<SharedLink>),
-    /// Bytes in memory: the receive engine without a network.
+    /// Bytes in memory: for tests of the receive path without a network.
     #[cfg(any(test, feature = "fuzzing"))]
     Memory(super::testing::MemoryLink),
 }
 
-/// What a scatter/gather call did.
+/// The result of a scatter/gather call.
 pub(super) enum Transfer {
     /// So many bytes; 0 is the end of the stream when receiving.
     Bytes(usize),
-    /// Nothing now.
+    /// Nothing is possible now.
     WouldBlock,
 }
 
@@ -106,7 +106,8 @@ fn transfer(result: isize) -> io::Result<Transfer> {
     }
 }
 
-/// What names `pieces` to the kernel. For one piece there are calls that do without, and are quicker to find that nothing has come.
+/// The header that names `pieces` to the kernel. Calls for one piece do without, and find sooner
+/// that nothing has arrived.
 fn header(pieces: &mut [Piece]) -> libc::msghdr {
     // SAFETY: `msghdr` is plain data for which zero is a valid value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -144,7 +145,7 @@ impl Link {
         }
     }
 
-    /// Sends `pieces` in order; `end` makes them end a TCP segment.
+    /// Sends `pieces` in order; with `end` they end a TCP segment.
     ///
     /// # Safety
     /// Each piece is mapped memory.
@@ -172,7 +173,7 @@ impl Link {
         }
     }
 
-    /// Hands over what has been sent; only shared memory waits for that.
+    /// Lets the peer see what has been sent; only shared memory needs that.
     #[inline]
     pub(super) fn publish(&mut self) {
         if let Self::Shared(link) = self {
@@ -188,8 +189,8 @@ impl Link {
         value.and_then(|v| usize::try_from(v).ok()).unwrap_or(536)
     }
 
-    /// Sends the last bytes: the socket, and those that are to go through it, when it is one; and the memory of what
-    /// was lent.
+    /// Ends the link in order. Returns the socket, those of the last `bytes` that still have to go
+    /// through it (a ring has taken them), and the memory of what was lent.
     pub(super) fn finish(self, mut bytes: Vec<u8>) -> Option<(TcpStream, Vec<u8>, Option<Memory>)> {
         match self {
             Self::Tcp(stream) => Some((stream, bytes, None)),
@@ -202,8 +203,8 @@ impl Link {
         }
     }
 
-    /// Gives up: nothing that has not left is sent. The socket, which resets the connection when it
-    /// is closed, and the memory of what was lent.
+    /// Gives up: what has not left is not sent. Returns the socket, which resets the connection
+    /// when it is closed, and the memory of what was lent.
     pub(super) fn abort(self) -> Option<(TcpStream, Option<Memory>)> {
         let (stream, memory) = match self {
             Self::Tcp(stream) => (stream, None),
@@ -259,7 +260,7 @@ fn do_not_pace(fd: &OwnedFd) {
     let default = getsockopt(fd, sockopt::TcpCongestion).unwrap_or_default();
     if default.to_string_lossy().starts_with("bbr") {
         // Without CAP_NET_ADMIN only what `net.ipv4.tcp_allowed_congestion_control` lists can be
-        // chosen; Reno always is. Should both be refused, the default does its work, slower.
+        // chosen; Reno always is. Should both be refused, the default is used, and is slower.
         let _refused = ["cubic", "reno"]
             .iter()
             .find(|name| setsockopt(fd, sockopt::TcpCongestion, &OsString::from(name)).is_ok());
@@ -302,7 +303,7 @@ pub(super) fn connecting(destination: SocketAddr, source: Option<IpAddr>) -> io:
     }
 }
 
-/// Lets the end of a socket be a reset: the kernel drops what it has not sent, and retransmits
+/// Makes the end of a socket a reset: the kernel drops what it has not sent, and retransmits
 /// nothing (`socket(7)`, SO_LINGER with a time of 0).
 pub(super) fn reset_when_closed(stream: &TcpStream) {
     let at_once = libc::linger {

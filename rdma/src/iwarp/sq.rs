@@ -5,7 +5,7 @@ use crate::contract::{
     LKey, PostError, QpNum, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
-/// How far a work request is.
+/// The state of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Not finished: posted, or a Read that is outstanding.
@@ -49,9 +49,10 @@ const NO_SGE: Sge = Sge {
     lkey: LKey(0),
 };
 
-/// A ring of work requests. Positions count up from the last time it was empty; `position & mask` is the place.
+/// A ring of work requests. Positions count up from the last time it was empty; `position & mask`
+/// is the index.
 pub(super) struct SendQueue {
-    /// As many places as were ever in use at once.
+    /// As many entries as were ever in use at once.
     wqes: Vec<Wqe>,
     sges: Vec<Sge>,
     sge_max: usize,
@@ -107,7 +108,7 @@ impl SendQueue {
     #[inline]
     pub(super) fn push(&mut self, wr: &SendWr<'_>, len_bytes: u32) {
         if self.head == self.tail {
-            // The first places are in the caches, and the others need not be.
+            // The first entries are in the caches; the others may not be.
             (self.head, self.next, self.rung, self.tail) = (0, 0, 0, 0);
         }
         let place = self.place(self.tail);
@@ -116,12 +117,13 @@ impl SendQueue {
             self.wqes.push(NO_WQE);
             self.sges.resize(first + self.sge_max, NO_SGE);
         }
-        // Field by field: a structure that was just put together is loaded as a whole only when all the stores
-        // before it have ended, and a page on its way to memory may be among them.
+        // Stored field by field: a struct that is assembled first and then moved with wide loads
+        // stalls on store forwarding until every earlier store has ended, and those of a page on
+        // its way to memory may be among them.
         let wqe = &mut self.wqes[place];
         wqe.wr_id = wr.wr_id;
         match wr.op {
-            // Of a plain Send, which most are, there is nothing to be loaded.
+            // A plain Send, which most are, has nothing more to load.
             SendOp::Send {
                 invalidate: None,
                 solicited: false,
@@ -153,7 +155,7 @@ impl SendQueue {
         (self.next != self.rung).then(|| (self.next, &self.wqes[self.place(self.next)]))
     }
 
-    /// Goes past the work request [`SendQueue::next`] tells.
+    /// Goes past the work request that [`SendQueue::next`] returns.
     #[inline]
     pub(super) fn advance(&mut self) {
         self.next = self.next.wrapping_add(1);
@@ -275,8 +277,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Whatever is posted completes in order with what it was posted with, and places are made for what is
-        /// outstanding at once.
+        /// What is posted completes in order and as it was posted, and entries are made for as many
+        /// as are outstanding at once.
         #[test]
         fn places_are_as_many_as_were_in_use(rounds in prop::collection::vec((1..=DEPTH, 1..=DEPTH), 1..60)) {
             let engine = Engine::new(Config::default()).unwrap();

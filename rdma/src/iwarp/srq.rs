@@ -47,9 +47,9 @@ pub(super) struct ReceiveRing {
     sge_max: usize,
     head: usize,
     used: usize,
-    /// Of the used ones, those that are for messages which are lent: they may be put there.
+    /// Of the used ones, those reserved for lent messages, which may have to be put into one.
     reserved: usize,
-    /// Total length of the shortest receive that was posted since there was none.
+    /// Length of the shortest receive that was posted since the ring was last empty.
     shortest_bytes: u32,
 }
 
@@ -87,7 +87,8 @@ impl ReceiveRing {
         self.used <= self.reserved
     }
 
-    /// Keeps a receive for a message of `len_bytes`; `false` when there is none, or one may be too short.
+    /// Reserves a receive for a message of `len_bytes`; `false` when there is none, or one may be
+    /// too short.
     #[inline]
     pub(super) fn reserve(&mut self, len_bytes: u32) -> bool {
         let able = !self.is_empty() && len_bytes <= self.shortest_bytes;
@@ -95,18 +96,19 @@ impl ReceiveRing {
         able
     }
 
-    /// A message needs no receive.
+    /// Ends a reservation.
     #[inline]
     pub(super) fn unreserve(&mut self) {
         self.reserved = self.reserved.saturating_sub(1);
     }
 
-    /// Every receive is there for whoever takes one.
+    /// Ends all reservations.
     pub(super) fn unreserve_all(&mut self) {
         self.reserved = 0;
     }
 
-    /// Whether a receive that was taken for a message of `len_bytes` can be put back and kept for it.
+    /// Whether a receive that was taken for a message of `len_bytes` can be put back and reserved
+    /// for it.
     #[inline]
     pub(super) fn may_put_back(&self, len_bytes: u32) -> bool {
         self.has_room() && len_bytes <= self.shortest_bytes
@@ -192,7 +194,7 @@ impl ReceiveRing {
         true
     }
 
-    /// Where the receive is that `nth` others were posted before.
+    /// The index of the receive that was posted after `nth` others.
     #[inline]
     fn place(&self, nth: usize) -> usize {
         let (at, depth) = (self.head + nth, self.slots.len());
@@ -237,14 +239,14 @@ impl SharedQueue {
         }))
     }
 
-    /// Whether it is of this provider and domain.
+    /// Whether it belongs to this provider and domain.
     pub(super) fn is_of(&self, engine: &Rc<Engine>, pd: u32) -> bool {
         Rc::ptr_eq(&self.engine, engine) && self.pd == pd
     }
 
     /// Takes the newest receive: its memory is the likeliest to be in the processor's caches still.
-    /// (Receives that are shared have no order that a program could count on.) When there is none the
-    /// queue pair of `slot` is run again once one has been posted.
+    /// (Receives that are shared have no order that a program could count on.) When there is none,
+    /// the queue pair of `slot` is run again once one has been posted.
     pub(super) fn take(&self, out: &mut Receive) -> bool {
         self.ring.borrow_mut().take_newest(out)
     }
@@ -253,7 +255,7 @@ impl SharedQueue {
         self.ring.borrow().is_empty()
     }
 
-    /// The receives, to be looked at or to keep one of them.
+    /// The receives, to look at them or to reserve one.
     #[inline]
     pub(super) fn ring(&self) -> RefMut<'_, ReceiveRing> {
         self.ring.borrow_mut()
@@ -265,7 +267,7 @@ impl SharedQueue {
         !self.waiting.borrow().is_empty()
     }
 
-    /// Lets queue pairs that wait for a receive look again. None of them may be borrowed.
+    /// Runs queue pairs that wait for a receive again. None of them may be borrowed.
     #[inline]
     pub(super) fn wake(&self) {
         if self.is_awaited() {
@@ -323,7 +325,7 @@ mod tests {
         taken.then_some(out.wr_id)
     }
 
-    /// At every place of the ring, from both ends.
+    /// At every index of the ring, from both ends.
     #[test]
     fn what_is_put_back_is_taken_again_and_what_is_kept_is_not() {
         for newest in [false, true] {
@@ -356,11 +358,11 @@ mod tests {
                 ring.unreserve();
                 assert_eq!(taken(&mut ring, newest), Some(ids[1]));
                 assert_eq!(taken(&mut ring, newest), None, "the last one is kept");
-                // Once too often does no harm.
+                // One time too many does no harm.
                 ring.unreserve();
                 ring.unreserve();
                 let last = if newest { ids[0] } else { ids[2] };
-                // The place of the next round is another.
+                // The next round has another index.
                 assert_eq!(taken(&mut ring, newest), Some(last));
                 assert!(post(&mut ring, 7) && taken(&mut ring, false) == Some(7));
             }

@@ -15,8 +15,8 @@ use capstan_memory::{RawBytes, Slab};
 use super::stag_keys::{STAGS_MAX, StagKeys};
 use crate::contract::{Access, LKey, RKey, RdmaError, Sge};
 
-/// Freed indices that rest before the oldest is used again: with a fresh key each time, a late use
-/// of a dead STag meets neither its index nor its key soon.
+/// Freed indices that wait before the oldest is used again. As each use has a fresh key as well, a
+/// late access through a dead STag finds neither its index nor its key for long.
 const RESTING: usize = 1024;
 
 /// Why an access through a STag is refused.
@@ -34,7 +34,8 @@ pub(super) enum StagError {
     Wrap,
 }
 
-/// Who asks: the queue pair a segment arrived on, or whose work request names the key.
+/// The side that asks: the queue pair on which a segment arrived, or whose work request names the
+/// key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
     /// Protection domain of the queue pair.
@@ -43,7 +44,7 @@ pub(super) struct Asker {
     pub qp: u64,
 }
 
-/// What an index is used for now.
+/// The current use of an index.
 enum Use {
     Free,
     /// A memory region.
@@ -59,7 +60,7 @@ enum Use {
         /// The key the next bind must carry.
         next: u32,
     },
-    /// The sink of a queue pair's RDMA Reads: a key that opens nothing by itself.
+    /// The sink of a queue pair's RDMA Reads: a key that gives no access by itself.
     ReadSink,
 }
 
@@ -80,7 +81,7 @@ struct Entry {
 /// All STags of one provider.
 pub(super) struct StagTable {
     entries: Vec<Entry>,
-    /// First in, first out: an index rests as long as possible before it is used again.
+    /// First in, first out: an index waits as long as possible before it is used again.
     free: VecDeque<usize>,
     keys: StagKeys,
 }
@@ -130,7 +131,8 @@ impl<'t> Span<'t> {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base, length) };
     }
 
-    /// Copies bytes that another process may write meanwhile to the start of the span; what does not fit is left out.
+    /// Copies bytes that another process may write meanwhile to the start of the span; what does
+    /// not fit is left out.
     pub(super) fn copy_from_raw(self, bytes: RawBytes<'_>) {
         let length = bytes.len().min(self.len_bytes);
         // SAFETY: as for `copy_from`; no region contains a ring or a stream buffer.
@@ -364,8 +366,8 @@ impl StagTable {
         Ok(())
     }
 
-    /// Resolves an access of the peer: `len_bytes` at `addr` through `stag`, which must allow all of
-    /// `need`.
+    /// Resolves an access of the peer: `len_bytes` at `addr` through `stag`, which must allow all
+    /// of `need`.
     #[inline]
     pub(super) fn remote(
         &self,

@@ -1,10 +1,10 @@
-//! Which 32-bit numbers an index of the table of steering tags gets: hard to guess, and none of them
-//! twice before every other key of the index was used.
+//! Which 32-bit numbers an index of the table of steering tags gets: hard to guess, and none of
+//! them twice before every other key of the index was used.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-/// Low bits of a STag that differ for each use of an index.
+/// Low bits of a STag, which differ for each use of an index.
 const KEY_BITS: u32 = 14;
 const KEY_MASK: u32 = (1 << KEY_BITS) - 1;
 /// A key is two of these.
@@ -72,7 +72,7 @@ impl StagKeys {
         }
     }
 
-    /// The index of a STag; of those that were never made, too.
+    /// The index of a STag, also of one that was never made.
     #[inline]
     pub(super) fn index(&self, stag: u32) -> usize {
         ((stag ^ self.index_secret) >> KEY_BITS) as usize

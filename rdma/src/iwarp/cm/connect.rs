@@ -20,12 +20,12 @@ use crate::iwarp::socket::{Link, connecting, tune};
 use crate::iwarp::wire::mpa::{Frame, FrameKind, Rtr};
 use crate::iwarp::wire::terminate::ErrorCode;
 
-/// A connect on its way.
+/// A connect in progress.
 pub(super) struct Connecting {
     socket: SetUpSocket,
     param: ConnectParam,
     request: Frame,
-    /// The Request has been sent.
+    /// The MPA Request has been sent.
     asked: bool,
     timeout_us: u64,
 }
@@ -87,7 +87,7 @@ impl Manager {
         Ok(())
     }
 
-    /// TCP is connected or has failed, or something of the Reply has come.
+    /// TCP has connected or failed, or bytes of the Reply have arrived.
     pub(super) fn continue_connect(&mut self, id: CmId) {
         let Some(entry) = self.ids.get_mut(id) else {
             return;
@@ -148,7 +148,7 @@ impl Manager {
         Ok(self.epoll.modify(stream, &mut event)?)
     }
 
-    /// The Reply is here.
+    /// The Reply has arrived.
     fn hear_reply(&mut self, id: CmId, heard: &Heard) {
         let Some(entry) = self.ids.get_mut(id) else {
             return;
@@ -274,7 +274,7 @@ impl Manager {
                 len_bytes: 0,
                 lkey: LKey(0),
             };
-            // Nothing is read, so the STag is not checked; 0 is special to some.
+            // Nothing is read, so the STag is not checked; some peers give 0 a meaning of its own.
             let source = Remote {
                 addr: 0,
                 rkey: RKey(1),

@@ -17,12 +17,12 @@ const DRAIN_BYTES: usize = 4 << 20;
 /// How often they are looked at: each look is a system call for each.
 const LOOK_EVERY_US: u64 = 10_000;
 
-/// All of a provider.
+/// The lingering sockets of a provider.
 pub(in crate::iwarp) struct Lingering {
     /// The oldest first.
     all: RefCell<VecDeque<Linger>>,
     max: usize,
-    /// Some do not know the time yet.
+    /// Some have no deadline yet: the time is not known where they are added.
     has_new: Cell<bool>,
     look_us: Cell<u64>,
 }
@@ -38,9 +38,9 @@ impl Lingering {
         }
     }
 
-    /// Ends a socket in order, with `bytes` as its last; that of `qp`, once it was a connection's.
-    /// Where there are too many, the oldest is closed as it is: anybody can connect and leave as
-    /// often as he likes.
+    /// Ends a socket in order, with `bytes` as its last; `qp` is the queue pair it belonged to, if
+    /// any. Where there are too many, the oldest is closed at once: any peer can connect and leave
+    /// as often as it likes.
     pub(in crate::iwarp) fn add(&self, stream: TcpStream, bytes: Vec<u8>, qp: Option<QpNum>) {
         let Some(linger) = Linger::start(stream, bytes, qp) else {
             return;
@@ -58,7 +58,7 @@ impl Lingering {
         self.all.borrow_mut().retain(|linger| !linger.abort(qp));
     }
 
-    /// Goes on at `now_us`.
+    /// Makes progress with all of them at `now_us`.
     pub(super) fn run(&self, now_us: u64, linger_us: u64) {
         if !self.has_new.replace(false) && now_us < self.look_us.get() {
             return;
@@ -68,12 +68,12 @@ impl Lingering {
         self.look_us.set(now_us + LOOK_EVERY_US);
     }
 
-    /// When the first is closed at the latest; 0 while that is not known.
+    /// When the first is closed at the latest; 0 while its deadline is not known.
     pub(super) fn due_us(&self) -> Option<u64> {
         if self.has_new.get() {
             return Some(0);
         }
-        // They all linger for as long.
+        // All linger for the same time, so the oldest is due first.
         self.all.borrow().front()?.deadline_us
     }
 
@@ -83,16 +83,16 @@ impl Lingering {
     }
 }
 
-/// A socket on its way out.
+/// A socket that is being closed.
 struct Linger {
     stream: TcpStream,
-    /// Whose connection it was, once it was one.
+    /// The queue pair whose connection it was, if it got that far.
     qp: Option<QpNum>,
     bytes: Vec<u8>,
     written: usize,
     half_closed: bool,
     drained: usize,
-    /// On the program's clock; set when that is first known.
+    /// On the program's clock; set at the first run that knows the time.
     deadline_us: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ impl Linger {
         (!linger.advance()).then_some(linger)
     }
 
-    /// Goes on; `true` when the socket can be closed.
+    /// Makes progress; `true` when the socket can be closed.
     fn advance(&mut self) -> bool {
         while let Some(rest) = self.bytes.get(self.written..).filter(|r| !r.is_empty()) {
             match (&self.stream).write(rest) {
@@ -138,13 +138,13 @@ impl Linger {
         true
     }
 
-    /// Goes on at `now_us`; `true` when the socket can be closed.
+    /// Makes progress at `now_us`; `true` when the socket can be closed.
     fn run(&mut self, now_us: u64, linger_us: u64) -> bool {
         let deadline = *self.deadline_us.get_or_insert(now_us + linger_us);
         self.advance() || now_us >= deadline
     }
 
-    /// Whether it is of `qp`, and then to be closed: what it has not sent is not sent any more.
+    /// Whether it belongs to `qp` and is to be closed; what it has not sent is not sent any more.
     fn abort(&self, qp: QpNum) -> bool {
         let own = self.qp == Some(qp);
         if own {
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(lingering.due_us(), Some(0), "the time is not known yet");
         lingering.run(100, 1000);
         assert_eq!(lingering.due_us(), Some(1100));
-        // All have read what was for them, the closed ones, too.
+        // Every peer has read what was sent to it, also where the socket was closed at once.
         for peer in &mut peers {
             let mut heard = [0; 10];
             peer.read_exact(&mut heard).unwrap();

@@ -19,7 +19,7 @@ use crate::strangers::Source;
 
 /// Pause of a listener when the system has no descriptors or memory for another connection.
 const PAUSE_US: u64 = 100_000;
-/// Connections taken from one listener per poll.
+/// Connections accepted from one listener per poll.
 const ACCEPTS: usize = 32;
 
 /// A listener.
@@ -27,11 +27,11 @@ pub(super) struct Listening {
     socket: TcpListener,
 }
 
-/// A connection whose Request has not come yet.
+/// A connection whose Request has not arrived yet.
 pub(super) struct HalfOpen {
     socket: SetUpSocket,
     listener: CmId,
-    /// Something of its Request has come.
+    /// The first bytes of its Request have arrived.
     has_begun: bool,
 }
 
@@ -46,7 +46,7 @@ impl Request {
         &self.stream
     }
 
-    /// The socket, and the Reply that refuses.
+    /// Refuses it: the socket, and the Reply to send through it.
     pub(super) fn refuse(self, private_data: &[u8]) -> (TcpStream, Vec<u8>) {
         let refusal = setup::refusal(&self.heard.frame);
         // 255 bytes of private data always fit.
@@ -56,13 +56,13 @@ impl Request {
         )
     }
 
-    /// Ready for another thread.
+    /// Packs it for another thread.
     pub(super) fn migrate(self) -> MigratedId {
         MigratedId(Box::new(Migrating(Some(self))))
     }
 }
 
-/// A request between two threads; refused when it gets lost.
+/// A request on its way between two threads; refused when it is dropped there.
 struct Migrating(Option<Request>);
 
 impl Drop for Migrating {
@@ -100,7 +100,7 @@ impl Manager {
         Ok((id, local))
     }
 
-    /// Takes what waits at a listener.
+    /// Accepts the connections that wait at a listener.
     pub(super) fn accept_connections(&mut self, id: CmId) {
         for _ in 0..ACCEPTS {
             let Some(State::Listening(listening)) = self.ids.get(id).map(|e| &e.state) else {
@@ -123,7 +123,7 @@ impl Manager {
                             }
                             self.pause(id);
                         }
-                        // EAGAIN: no more; anything else concerns the one connection that is gone.
+                        // EAGAIN: no more. Anything else concerns a single connection that is gone.
                         _ => return,
                     }
                     return;
@@ -168,12 +168,12 @@ impl Manager {
             },
         );
         self.time(id, Some(self.now_us + self.setup_us()));
-        // The Request has often come already.
+        // The Request has often arrived already.
         self.read_request(id);
     }
 
-    /// Closes a half-open connection, when otherwise there were too many with another one of
-    /// `source`. The listener goes on taking connections: a permitted host may be in the backlog.
+    /// Closes a half-open connection where one more of `source` would be too many. The listener
+    /// goes on accepting: a permitted host may be in the backlog.
     fn make_room(&mut self, source: Source) {
         let Some(id) = self.half_open.in_the_way_of(source) else {
             return;
@@ -214,7 +214,7 @@ impl Manager {
         }
     }
 
-    /// Drops what has come through a listener that is gone and has not been told yet.
+    /// Drops the requests of a listener that is gone, where the program was not told of them yet.
     pub(super) fn forget_requests_of(&mut self, listener: CmId) {
         let of = |e: &Entry| matches!(&e.state, State::HalfOpen(h) if h.listener == listener);
         for id in self.ids.which(of) {
@@ -233,7 +233,7 @@ impl Manager {
         let read = half_open.socket.reader.read(&half_open.socket.stream);
         let heard = match read {
             Ok(Read1::Waiting) => {
-                // Once: a peer that sends byte by byte has no more time for it.
+                // Only once: a peer that sends byte by byte gets no more time for it.
                 if half_open.socket.reader.has_begun() && !half_open.has_begun {
                     half_open.has_begun = true;
                     self.time(id, Some(self.now_us + self.setup_us()));
@@ -255,14 +255,14 @@ impl Manager {
         entry.deadline_us = None;
         let peer = entry.peer;
         let stream = half_open.socket.stream;
-        // The program decides next; the socket is quiet until then.
+        // The program decides next; until then the socket is not watched.
         let _ = self.epoll.delete(&stream);
         let request = Request { stream, heard };
         if request.heard.frame.kind != FrameKind::Request {
             log_refused(peer, "an MPA Reply where a Request belongs");
             self.ids.remove(id);
         } else if request.heard.frame.markers {
-            // RFC 5044 §4.3: markers are for the receiver to ask; this side does not send them.
+            // RFC 5044 §4.3: the receiver asks for markers; this side does not send them.
             let why = "MPA markers are not supported; turn them off on your side";
             log_refused(peer, why);
             let (stream, bytes) = request.refuse(why.as_bytes());
@@ -363,7 +363,7 @@ impl Manager {
     }
 }
 
-/// The negotiated depths as the program is told them.
+/// The negotiated depths, as the program is given them.
 pub(super) fn negotiated(agreed: &Agreed, private_data: PrivateData) -> ConnectParam {
     ConnectParam {
         private_data,
@@ -373,7 +373,7 @@ pub(super) fn negotiated(agreed: &Agreed, private_data: PrivateData) -> ConnectP
     }
 }
 
-/// A peer that did not get as far as a request.
+/// Logs that a peer did not get as far as a request.
 fn log_refused(peer: Option<SocketAddr>, why: &str) {
     tracing::debug!(?peer, why, "refused a connection during set-up");
 }

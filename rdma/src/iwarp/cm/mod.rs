@@ -32,12 +32,12 @@ use crate::contract::{
 use crate::ids::{Ids, UNKNOWN, local_address, may_make_qp, may_migrate};
 use crate::strangers::Strangers;
 
-/// Events of one look at the sockets.
+/// Events taken in one look at the sockets.
 const EVENTS: usize = 64;
 /// A manager that is polled all the time looks at its deadlines no more often than this.
 const LOOK_EVERY_US: u64 = 20;
 
-/// How far an id is.
+/// The state of an id.
 enum State {
     /// Takes connections.
     Listening(listen::Listening),
@@ -48,15 +48,15 @@ enum State {
     },
     /// TCP connects, or the Reply is awaited.
     Connecting(connect::Connecting),
-    /// Accepted by TCP; the Request is awaited.
+    /// Accepted by TCP; its Request is awaited.
     HalfOpen(listen::HalfOpen),
-    /// The program has the request and decides.
+    /// The program has the request and has not decided yet.
     Requested(Request),
     /// Accepted; the peer's first message is awaited.
     AwaitFirst { param: ConnectParam },
-    /// Up.
+    /// Established.
     Connected,
-    /// Over.
+    /// Ended.
     Closed,
 }
 
@@ -70,7 +70,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Its wait has begun, but the time was not known then.
+    /// Whether its wait has begun without a deadline, because the time was not known then.
     fn is_unaware(&self) -> bool {
         self.deadline_us.is_none() && matches!(self.state, State::AwaitFirst { .. })
     }
@@ -80,21 +80,22 @@ impl Entry {
 pub(super) struct Manager {
     engine: Rc<Engine>,
     notices: Rc<Notices>,
-    /// Listeners and set-ups; the engine looks at it, too.
+    /// Watches listeners and set-ups; the engine watches it in turn.
     epoll: Epoll,
-    /// What the engine looks at, and the notices.
+    /// Watches what the engine watches, and the notices.
     outer: Epoll,
     events: Vec<EpollEvent>,
     ids: Ids<Entry>,
-    /// The ids that have a deadline, or will when the time is known; none of those that are up.
+    /// The ids that have a deadline, or get one when the time is known; no established connection
+    /// is among them.
     timed: BTreeSet<CmId>,
-    /// No deadline is before this; 0 when some do not know theirs.
+    /// No deadline is earlier than this; 0 while some are not known.
     due_us: u64,
     half_open: Strangers<CmId>,
     now_us: u64,
-    /// The last look at deadlines.
+    /// When the deadlines were last looked at.
     looked_us: Option<u64>,
-    /// [`Engine::set_ups`] at the last look.
+    /// [`Engine::set_ups`] at that time.
     set_ups: u32,
     ticks: u32,
 }
@@ -143,7 +144,7 @@ impl Manager {
             }
             if let Some(qp) = entry.qp.upgrade() {
                 let mut qp = qp.borrow_mut();
-                // The event below says it all.
+                // The event below tells the program.
                 qp.cm = None;
                 self.engine.end(&mut qp, &Fatal::Disconnect);
             }
@@ -175,7 +176,7 @@ impl Manager {
         self.events = events;
     }
 
-    /// Turns what queue pairs told into events.
+    /// Turns the notices of queue pairs into events.
     fn take_notices(&mut self) {
         while let Some((id, notice)) = self.notices.take() {
             let Some(entry) = self.ids.get_mut(id) else {
@@ -201,8 +202,7 @@ impl Manager {
         }
     }
 
-    /// The wait of an id ends at `at_us`, or a while after the next look when that is not known
-    /// yet.
+    /// Sets the deadline of an id; without `at_us` its wait begins at the next look at the clock.
     fn time(&mut self, id: CmId, at_us: Option<u64>) {
         if let Some(entry) = self.ids.get_mut(id) {
             entry.deadline_us = at_us;
@@ -229,7 +229,7 @@ impl Manager {
         self.engine.resting.run(&self.engine, now);
     }
 
-    /// Ends the waits of ids that are due, and finds out which is next.
+    /// Ends the waits of ids that are due, and finds the next deadline.
     fn run_timed(&mut self) {
         let (now, setup_us) = (self.now_us, self.setup_us());
         let (mut due, mut next_us) = (Vec::new(), u64::MAX);
@@ -254,7 +254,7 @@ impl Manager {
         }
     }
 
-    /// Reminds peers from which nothing has come.
+    /// Reminds peers that have sent nothing yet.
     fn run_unheard(&self) {
         let mut unheard = self.engine.unheard.take();
         unheard.retain_mut(|connection| connection.run(&self.engine, self.now_us));
@@ -309,7 +309,7 @@ impl Manager {
         }
     }
 
-    /// Drops an id and its socket without a word to the program.
+    /// Drops an id and its socket without an event for the program.
     fn forget(&mut self, id: CmId) {
         self.half_open.remove(id);
         self.ids.remove(id);
@@ -317,13 +317,14 @@ impl Manager {
 
     /// Ends a set-up socket in order, with `bytes` as its last.
     fn linger(&self, stream: TcpStream, bytes: Vec<u8>) {
-        // Closed when nothing is left to wait for; the set-up's watch ends with it.
+        // The set-up no longer watches the socket, which is closed when nothing is left to wait
+        // for.
         let _ = self.epoll.delete(&stream);
         self.engine.lingering.add(stream, bytes, None);
     }
 }
 
-/// A system error as the program is told of it.
+/// A system error as the program is given it.
 fn os_error(what: &str, error: &std::io::Error) -> CmError {
     CmError::System {
         what: what.into(),
@@ -444,7 +445,7 @@ impl ConnectionManager for Manager {
     fn abort(&mut self, id: CmId) {
         let qp = self.ids.get(id).and_then(|entry| entry.qp.upgrade());
         match qp {
-            // Of a set-up nothing can have been posted.
+            // During a set-up nothing can have been posted.
             Some(qp) if qp.borrow().state != QpState::Init => {
                 self.engine.abort(&mut qp.borrow_mut());
             }
@@ -482,7 +483,7 @@ impl ConnectionManager for Manager {
         let entry = self.ids.remove(id);
         match entry.map(|e| e.state) {
             Some(State::Requested(request)) => {
-                // It is not in the epoll any more; only a watch that is there could fail.
+                // The socket was taken out of the epoll with the request, so this may find nothing.
                 let _ = self.epoll.delete(request.stream());
                 Ok(request.migrate())
             }
@@ -500,7 +501,7 @@ impl ConnectionManager for Manager {
         if let Some(event) = self.ids.take_event() {
             return Some(event);
         }
-        // When nobody polls a completion queue meanwhile, the connections move here.
+        // When no completion queue was polled meanwhile, the connections are driven from here.
         let ticks = self.engine.ticks();
         if self.ticks == ticks {
             self.engine.progress(|| false);
@@ -559,7 +560,7 @@ impl Drop for Manager {
     }
 }
 
-/// A socket on which a frame is awaited.
+/// A socket on which an MPA frame is awaited.
 struct SetUpSocket {
     stream: TcpStream,
     reader: FrameReader,

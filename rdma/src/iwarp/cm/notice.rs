@@ -1,4 +1,4 @@
-//! What queue pairs tell the connection manager.
+//! What queue pairs report to the connection manager.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 use crate::contract::CmId;
 use crate::iwarp::cq::Waker;
 
-/// Something that happened to a connection.
+/// What has happened to a connection.
 #[derive(Debug)]
 pub(in crate::iwarp) enum Notice {
     /// The first FPDU of the peer has come.
@@ -39,14 +39,14 @@ impl Notices {
     }
 }
 
-/// A queue pair's way to its connection manager.
+/// A queue pair's handle to its connection manager.
 pub(in crate::iwarp) struct Link2Cm {
     notices: Rc<Notices>,
     id: CmId,
 }
 
 impl Link2Cm {
-    /// The way to `id` of the manager these notices are for.
+    /// The handle to `id` of the manager these notices are for.
     pub(in crate::iwarp) fn new(notices: &Rc<Notices>, id: CmId) -> Self {
         Self {
             notices: Rc::clone(notices),
@@ -54,7 +54,7 @@ impl Link2Cm {
         }
     }
 
-    /// Tells something.
+    /// Reports something.
     pub(in crate::iwarp) fn tell(&self, notice: Notice) {
         self.notices.queue.borrow_mut().push_back((self.id, notice));
         self.notices.waker.wake();

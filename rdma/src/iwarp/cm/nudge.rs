@@ -1,10 +1,10 @@
 //! Reminds a peer that it has something to read.
 //!
-//! Linux siw takes over a socket only after it has sent its MPA Reply (`siw_accept`, Linux 6.12), and
-//! forgets what came in between: it looks again when the next bytes arrive, and not before. Who
-//! connects and then waits for an answer to its first message would wait for ever. So when nothing
-//! has come from the peer, an empty RDMA WRITE follows, which means nothing (RFC 5040 §5.1; it is
-//! what opens a connection in peer-to-peer mode, RFC 6581 §4.3.1).
+//! Linux siw takes over a socket only after it has sent its MPA Reply (`siw_accept`, Linux 6.12),
+//! and does not notice what arrived before: it looks only when the next bytes arrive. A side that
+//! connects and then waits for the answer to its first message would wait for ever. So while
+//! nothing has come from the peer, an empty RDMA WRITE is sent, which has no effect (RFC 5040 §5.1;
+//! it is what opens a connection in peer-to-peer mode, RFC 6581 §4.3.1).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ const FIRST_US: u64 = 20_000;
 /// Reminders of one connection: the last is 20 ms × (2⁸ − 1) = 5.1 s after it was made.
 const NUDGES: u32 = 8;
 
-/// A connection from whose peer nothing has come.
+/// A connection whose peer has sent nothing yet.
 pub(in crate::iwarp) struct Unheard {
     pub(in crate::iwarp) cell: Rc<RefCell<Qp>>,
     due_us: u64,
@@ -42,7 +42,7 @@ impl Unheard {
         self.due_us
     }
 
-    /// Reminds the peer when it is time to. `false` when that is over.
+    /// Reminds the peer when it is due. `false` when no more reminders will follow.
     pub(super) fn run(&mut self, engine: &Engine, now_us: u64) -> bool {
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;
@@ -55,8 +55,8 @@ impl Unheard {
         self.wait_us *= 2;
         self.due_us = now_us + self.wait_us;
         self.left -= 1;
-        // A peer that was sent nothing has nothing to read, and bytes that TCP does not take yet are
-        // a reminder of their own.
+        // A peer that was sent nothing has nothing to read, and bytes that TCP does not take yet
+        // will remind it when they go.
         if qp.tx.sent() > 0 && !qp.tx.blocked {
             qp.tx.add_empty_write();
             let sent = qp.transmit(&mut engine.stags.borrow_mut());

@@ -1,4 +1,4 @@
-//! The set-up conversation: what is said, and what follows from the answers.
+//! The MPA set-up: the frames that are sent, and what is agreed on by them.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,16 +12,16 @@ use crate::iwarp::wire::mpa::{
     PRIVATE_DATA_MAX, Rtr,
 };
 
-/// A frame on its way in. It takes exactly the frame's bytes from the socket: what follows belongs
-/// to the queue pair.
+/// A frame that is being received. It takes exactly the frame's bytes from the socket: what follows
+/// belongs to the queue pair.
 pub(super) struct FrameReader {
     bytes: Vec<u8>,
     header: Option<(FrameHeader, usize)>,
 }
 
-/// How far a frame is.
+/// How much of a frame has arrived.
 pub(super) enum Read1 {
-    /// More bytes are to come.
+    /// More bytes have to come.
     Waiting,
     /// Complete. Boxed: it comes once per connection.
     Frame(Box<Heard>),
@@ -31,11 +31,11 @@ pub(super) enum Read1 {
 pub(super) struct Heard {
     pub frame: Frame,
     pub private_data: PrivateData,
-    /// To shared memory.
+    /// The invitation to shared memory, if there is one.
     pub invitation: Option<Invitation>,
 }
 
-/// Why no frame will come.
+/// Why no frame will follow.
 #[derive(Debug)]
 pub(super) enum ReadError {
     Closed,
@@ -53,12 +53,12 @@ impl FrameReader {
         }
     }
 
-    /// Whether something has come.
+    /// Whether any byte has arrived.
     pub(super) fn has_begun(&self) -> bool {
         !self.bytes.is_empty()
     }
 
-    /// Reads what is there.
+    /// Reads what has arrived.
     pub(super) fn read(&mut self, stream: &TcpStream) -> Result<Read1, ReadError> {
         loop {
             let wanted = FRAME_BYTES + self.header.map_or(0, |(_, length)| length);
@@ -101,7 +101,7 @@ impl FrameReader {
     }
 }
 
-/// Writes a frame into a socket that has taken next to nothing so far.
+/// Writes a frame into a socket whose send buffer is all but empty.
 pub(super) fn write_frame(stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
     let written = (&mut &*stream).write(bytes)?;
     if written == bytes.len() {
@@ -114,7 +114,7 @@ pub(super) fn write_frame(stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// A failed read as the program is told of it.
+/// A failed read, as the program is given it.
 pub(super) fn read_failed(what: &'static str, error: &ReadError) -> CmError {
     let expected = "an MPA Reply frame (is the peer an iWARP listener?)";
     match error {
@@ -150,7 +150,7 @@ pub(super) fn request(config: &Config, param: &ConnectParam) -> Frame {
     };
     let enhanced = Enhanced {
         ird: u16::from(param.responder_resources),
-        // A zero-length Read as the first message needs one.
+        // A zero-length Read as the first message takes one.
         ord: u16::from(param.initiator_depth.max(u8::from(config.peer_to_peer))),
         peer_to_peer: config.peer_to_peer.then_some(rtr),
     };
@@ -159,7 +159,7 @@ pub(super) fn request(config: &Config, param: &ConnectParam) -> Frame {
         markers: false,
         reject: false,
         large_fpdus: config.fpdu_size != FpduSize::Segment,
-        // Known when TCP is connected.
+        // Set once TCP is connected.
         crc: config.crc.asks(false),
         same_host: false,
         revision: config.mpa_revision.clamp(1, 2),
@@ -167,7 +167,7 @@ pub(super) fn request(config: &Config, param: &ConnectParam) -> Frame {
     }
 }
 
-/// Depths a request or reply states, as seen from the side that reads it.
+/// The depths of a request or reply, as seen from the side that reads it.
 pub(super) fn peer_depths(frame: &Frame, config: &Config) -> (u8, u8) {
     let depth = |value: u16, max: u8| {
         if value == DEPTH_UNSPECIFIED {
@@ -176,7 +176,7 @@ pub(super) fn peer_depths(frame: &Frame, config: &Config) -> (u8, u8) {
             u8::try_from(value).unwrap_or(u8::MAX)
         }
     };
-    // Revision 1 says nothing: both programs know by other means.
+    // Revision 1 has no depths: both programs know them by other means.
     frame.enhanced.map_or(
         (config.initiator_depth_max, config.responder_resources_max),
         |e| {
@@ -188,7 +188,7 @@ pub(super) fn peer_depths(frame: &Frame, config: &Config) -> (u8, u8) {
     )
 }
 
-/// What both sides know after the set-up.
+/// What both sides have agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreed {
     pub crc: bool,
@@ -196,12 +196,12 @@ pub(super) struct Agreed {
     /// RDMA Reads at once: asked by this side, served by this side.
     pub ord: u8,
     pub ird: u8,
-    /// The first message the connecting side sends by itself; exactly one is named.
+    /// The first message that the connecting side sends by itself; exactly one kind is set.
     pub first: Option<Rtr>,
 }
 
 impl Agreed {
-    /// How to cut messages into FPDUs.
+    /// How messages are cut into FPDUs.
     pub(super) fn framing(&self, config: &Config) -> Framing {
         let large = match config.fpdu_size {
             FpduSize::Negotiated => self.large_fpdus,
@@ -210,14 +210,15 @@ impl Agreed {
         };
         match (large, self.crc) {
             (true, _) => Framing::Large,
-            // Linux siw puts a CRC together wrongly when TCP has cut it in two.
+            // Linux siw computes a CRC wrongly when TCP has cut it in two.
             (false, true) => Framing::Aligned,
             (false, false) => Framing::Segment,
         }
     }
 }
 
-/// Answers the request of a peer on the `same_host` or another: the Reply and what it settles.
+/// Answers the request of a peer, which is on the `same_host` or another: the Reply, and what is
+/// agreed on by it.
 pub(super) fn accept(
     config: &Config,
     request: &Frame,
@@ -234,7 +235,7 @@ pub(super) fn accept(
             .responder_resources
             .min(config.responder_resources_max)
     } else {
-        // The peer cannot be told a depth, so it gets what there is.
+        // The peer cannot be told a depth, so it gets the largest there is.
         config.responder_resources_max
     };
     let peer_to_peer = request.enhanced.and_then(|e| e.peer_to_peer);
@@ -281,8 +282,8 @@ pub(super) fn refusal(request: &Frame) -> Frame {
     }
 }
 
-/// The first message to use of those named: a Write takes no resources, a Read takes a place of
-/// each side's depth. When none is named, a Write, as Linux siw has it.
+/// The first message to use of those that both sides named: a Write takes no resources, a Read
+/// takes one place of each side's depth. When none is named, a Write, as in Linux siw.
 fn one_of(named: Rtr) -> Rtr {
     let none = Rtr::default();
     if named.write || named.is_empty() {
@@ -349,7 +350,7 @@ pub(super) fn settle(
             }
             Some(one_of(common))
         }
-        // The peer stays with client-server mode: whatever comes first from this side will do.
+        // The peer stays in client-server mode: any first message from this side will do.
         (_, None) => None,
         (None, Some(_)) => return Err(ReplyError::NoRtr),
     };

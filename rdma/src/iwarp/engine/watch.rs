@@ -1,11 +1,12 @@
-//! Which queue pairs are busy, and what brings the others back.
+//! Which queue pairs are busy, and what makes the others busy again.
 //!
 //! A busy queue pair is run again and again: while there are few, a receive call that finds nothing
-//! costs less than asking epoll first. After a while without anything it goes to epoll (one shot, so
-//! that a busy one costs nothing there), and comes back when its socket has something.
+//! costs less than asking epoll first. After a while without work it is left to epoll (one-shot, so
+//! that a busy one costs nothing there) until its socket has something.
 //!
-//! In a crowd most receive calls would find nothing. There epoll keeps watching (edge-triggered): a
-//! queue pair is busy from the event that says that something has come until it has been received.
+//! With many queue pairs at work most receive calls would find nothing. Epoll watches all of them
+//! then (edge-triggered), and a queue pair is busy from the event that reports something until all
+//! of it has been received.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,32 +16,33 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::{Engine, Fatal, Link, Qp, place_of};
 use crate::contract::QpNum;
 
-/// Empty receive calls, over all busy queue pairs, before one of them goes to epoll.
+/// Receive calls that find nothing, over all busy queue pairs, before one of them is left to epoll.
 const IDLE_RUNS: u32 = 2048;
 /// Polls between two looks at epoll while queue pairs are busy.
 const EPOLL_EVERY: u32 = 8;
 /// Events of one look.
 const EVENTS: usize = 64;
-/// The estimate of a crowd falls by one part in so many with every look that finds fewer.
+/// The estimate of queue pairs at work falls by one part in so many with every look that finds
+/// fewer.
 const CROWD_DECAY: u32 = 32;
-/// What epoll says of the socket where shared memory arrives; no number of a queue pair has so many
+/// Epoll's data of the socket on which shared memory arrives; no queue pair's number has so many
 /// bits.
 pub(super) const MEETING: u64 = u64::MAX;
-/// What it says of the listeners and set-ups of a connection manager.
+/// Epoll's data of the listeners and set-ups of a connection manager.
 const SET_UPS: u64 = u64::MAX - 1;
 
-/// What epoll knows of a queue pair's socket.
+/// How epoll watches a queue pair's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::iwarp) enum Watch {
-    /// Nothing.
+    /// Not at all.
     None,
-    /// It told of one event, or will.
+    /// One-shot: it has reported one event, or will.
     Once,
-    /// It tells of everything that comes.
+    /// Edge-triggered: it reports everything that arrives.
     Edge,
 }
 
-/// The sockets that are not busy.
+/// The sockets of queue pairs that are not busy.
 pub(in crate::iwarp) struct Poller {
     pub(in crate::iwarp) epoll: Epoll,
     events: RefCell<Vec<EpollEvent>>,
@@ -56,7 +58,7 @@ impl Poller {
 }
 
 impl Engine {
-    /// Empty runs after which one of `busy` queue pairs is watched.
+    /// Empty runs after which one of `busy` queue pairs is left to epoll.
     pub(super) fn idle_runs_max(&self, busy: usize) -> u32 {
         if self.crowded.get() {
             return 0;
@@ -65,7 +67,7 @@ impl Engine {
         IDLE_RUNS / busy.max(self.crowd.get()).max(1)
     }
 
-    /// Lets epoll tell of a connection manager's listeners and set-ups, too.
+    /// Lets epoll report a connection manager's listeners and set-ups, too.
     pub(in crate::iwarp) fn watch_set_ups(&self, set_ups: &Epoll) -> nix::Result<()> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, SET_UPS);
         self.poller.epoll.add(&set_ups.0, event)?;
@@ -73,7 +75,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Its connection manager is gone.
+    /// The connection manager is gone.
     pub(in crate::iwarp) fn forget_set_ups(&self, set_ups: &Epoll) {
         if self.poller.epoll.delete(&set_ups.0).is_ok() {
             self.managers.set(self.managers.get() - 1);
@@ -105,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Puts a queue pair among the busy ones.
+    /// Makes a queue pair busy.
     pub(in crate::iwarp) fn heat(&self, cell: &Rc<RefCell<Qp>>, qp: &mut Qp) {
         if qp.link.is_none() {
             return;
@@ -120,22 +122,23 @@ impl Engine {
         }
     }
 
-    /// The same, when an answer is probably on its way: in a crowd epoll will say when it is there.
+    /// The same, when an answer is probably on its way; with many queue pairs at work epoll will
+    /// report it.
     pub(in crate::iwarp) fn expect_answer(&self, cell: &Rc<RefCell<Qp>>, qp: &mut Qp) {
         if !self.is_told(qp) {
             self.heat(cell, qp);
         }
     }
 
-    /// Whether epoll says by itself when something comes for a queue pair. Not of one in shared
-    /// memory, whose peer has to be asked for that each time.
+    /// Whether epoll reports by itself when something arrives for a queue pair. Not of one in
+    /// shared memory, whose peer has to be asked for that each time.
     fn is_told(&self, qp: &Qp) -> bool {
         let tcp = matches!(qp.link, Some(Link::Tcp(_)));
         tcp && qp.watch == Watch::Edge && self.crowded.get() && !qp.hung_up
     }
 
-    /// Leaves a queue pair that has received everything to the epoll that watches it all the time.
-    /// Whether it does.
+    /// Leaves a queue pair that has received everything to the edge-triggered epoll, if that
+    /// watches it. Whether it does.
     pub(super) fn leave_to_edge(&self, qp: &mut Qp) -> bool {
         let leave = self.is_told(qp) && !qp.pending;
         if leave {
@@ -145,7 +148,7 @@ impl Engine {
         leave
     }
 
-    /// Gives a queue pair to epoll. `true` when that cannot be done and it stays busy.
+    /// Leaves a queue pair to epoll. `true` when that fails and it stays busy.
     pub(super) fn cool(&self, qp: &mut Qp) -> bool {
         if self.leave_to_edge(qp) {
             return false;
@@ -182,7 +185,7 @@ impl Engine {
             epoll.modify(stream, &mut event)
         };
         if result.is_err() {
-            // Out of memory for the watch: go on polling.
+            // Out of memory for the watch: keep polling.
             return true;
         }
         qp.watch = watch;
@@ -191,7 +194,7 @@ impl Engine {
         false
     }
 
-    /// Brings back the queue pairs whose sockets have something.
+    /// Makes those queue pairs busy whose sockets have something.
     fn look_at_epoll(&self) {
         let mut events = self.poller.events.borrow_mut();
         let wait = self.poller.epoll.wait(&mut events, EpollTimeout::ZERO);
@@ -217,10 +220,11 @@ impl Engine {
                 continue;
             }
             let broken = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
-            // Where a receive call brings less than it asked for, the end may be next, with no event of its own.
+            // After a receive call that brings less than it asked for the end may come next, which
+            // has no event of its own.
             qp.hung_up |= event.events().intersects(broken | EpollFlags::EPOLLRDHUP);
             if qp.rx.stalled && event.events().intersects(broken) {
-                // It cannot be read to find out, so ask.
+                // Reading is suspended, so the socket is asked for its error.
                 let error = qp.link.as_ref().and_then(Link::tcp);
                 let error = error.and_then(|s| s.take_error().ok().flatten());
                 let fatal = error.map_or(Fatal::PeerClosed { inside_fpdu: true }, Fatal::Io);
@@ -231,12 +235,13 @@ impl Engine {
                 self.stop_watching(&mut qp);
             }
             self.heat(&cell, &mut qp);
-            // The event is used up: it must be run before it can be left to epoll again.
+            // The event is consumed: the queue pair must run before it can be left to epoll again.
             qp.pending = true;
         }
     }
 
-    /// Ends the constant watch of a queue pair; it goes back to a watch for one event, which is over.
+    /// Ends the edge-triggered watch of a queue pair; what it has then counts as a one-shot watch
+    /// that has reported.
     fn stop_watching(&self, qp: &mut Qp) {
         let mut event = EpollEvent::new(EpollFlags::EPOLLONESHOT, u64::from(qp.num.0));
         if let Some(stream) = qp.link.as_ref().and_then(Link::tcp)
@@ -246,7 +251,7 @@ impl Engine {
         }
     }
 
-    /// Before waiting: gives every queue pair to epoll. `true` when something can be done at once.
+    /// Before waiting: leaves every queue pair to epoll. `true` when something can be done at once.
     pub(in crate::iwarp) fn arm(&self) -> bool {
         self.give_back_lent();
         let mut hot = self.hot.take();

@@ -1,5 +1,6 @@
-//! Messages that stay where they have come, in shared memory or in the stream buffer, until the program has taken them:
-//! a volume in memory copies data from there, once, and a message without data needs no receive at all.
+//! Messages that are lent to the program where they arrived, in shared memory or in the stream
+//! buffer: a RAM volume copies the data from there, once, and a message without data needs no
+//! receive at all.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -17,62 +18,65 @@ use crate::iwarp::stag::StagTable;
 use crate::iwarp::tx::each_span;
 use crate::iwarp::wire::ddp::Segment;
 
-/// With more data lent than this nothing else is received in a run: two stream buffers of thirty capsules with 4 KiB of data. A target
-/// takes 128 completions at once, half of them of its answers; what it does not come to is copied.
+/// Lent messages with data after which a run receives nothing more: two stream buffers of thirty
+/// capsules with 4 KiB each. A target takes 128 completions at once, half of them of its own Sends;
+/// what it does not get to is copied.
 const ENOUGH: usize = 32;
 const HEAD_BYTES: u32 = 64;
 const _: () = assert!(HEAD_BYTES as usize == LENT_HEAD_BYTES);
 
-/// A message that was lent.
+/// A message that is lent.
 struct Loan {
     message: u64,
     head: [u8; LENT_HEAD_BYTES],
     data: Option<Data>,
 }
 
-/// What is behind its head.
+/// The data behind its head.
 struct Data {
     from: Held,
     len_bytes: u32,
 }
 
-/// Where it is.
+/// Where the data is.
 enum Held {
     /// In the ring of the connection.
     Ring(NonNull<u8>),
-    /// In `Lent::buffers`, or in `Rx::buffer` when it is not among them yet: at this offset.
+    /// At this offset of a stream buffer: of `Lent::buffers`, or of `Rx::buffer` until that is
+    /// added to them.
     Buffer { index: usize, offset: usize },
-    /// Here: the program did not take it before it polled again.
+    /// Copied here, as the program did not take it before it polled again.
     Here(Box<[u8]>),
 }
 
-/// What a queue pair has lent to the program.
+/// What a queue pair lends to the program.
 #[derive(Default)]
 pub(in crate::iwarp) struct Lent {
-    /// The program asks for it.
+    /// The program wants messages to be lent.
     pub wanted: bool,
-    /// The engine knows that there is something to be given back.
+    /// The engine knows that something has to be given back.
     known: bool,
-    /// What the last message was called.
+    /// The number of the last message.
     last: u64,
     /// Oldest first.
     loans: VecDeque<Loan>,
-    /// Loans since the last one was given back that have data.
+    /// Loans with data since data was last given back.
     data: usize,
     /// Some of the data is in the stream buffer in use.
     in_use: bool,
-    /// Stream buffers that nothing is received into, because of what is lent in them.
+    /// Stream buffers into which nothing is received, because data in them is lent.
     buffers: Vec<Box<[u8]>>,
-    /// What the program has taken from here: it may read it until it polls again, too.
+    /// Copies that the program has taken: it may read them until it polls again.
     taken: Vec<Box<[u8]>>,
-    /// The rings of a link that has ended, because of what was lent in them.
+    /// The rings of a link that has ended, as data in them was lent.
     rings: Option<Memory>,
-    /// The receive of the message that was landed last.
+    /// The receive into which a message was put last.
     landed: Receive,
 }
 
 impl Lent {
-    /// Whether anything was lent since it was last given back; taken or not, its room in the ring is in use.
+    /// Whether anything was lent since the last time everything was given back: taken or not, its
+    /// room in the ring is in use.
     pub(in crate::iwarp) fn is_new(&mut self) -> bool {
         !self.loans.is_empty() && !std::mem::replace(&mut self.known, true)
     }
@@ -82,7 +86,8 @@ impl Lent {
         self.rings = rings;
     }
 
-    /// Where in the list a message is: the oldest, when the program goes by its completions.
+    /// The place of a message in the list: the oldest, when the program follows the order of its
+    /// completions.
     #[inline]
     fn position(&self, message: u64) -> Option<usize> {
         if self.loans.front()?.message == message {
@@ -91,12 +96,12 @@ impl Lent {
         self.loans.iter().position(|loan| loan.message == message)
     }
 
-    /// Whether a program may have its hands full.
+    /// Whether a program has enough to take for now.
     pub(super) fn is_enough(&self) -> bool {
         self.data > ENOUGH
     }
 
-    /// Adds a message; what it is called.
+    /// Adds a message; returns its number.
     #[inline]
     fn add(&mut self, head: [u8; LENT_HEAD_BYTES], data: Option<Data>) -> u64 {
         self.last += 1;
@@ -111,8 +116,8 @@ impl Lent {
 }
 
 impl Rx {
-    /// Keeps what is lent of the stream buffer out of the way of what comes next; the bytes that have not been
-    /// handled go into another one.
+    /// Sets a stream buffer with lent data aside; the bytes that have not been handled move to
+    /// another one.
     pub(super) fn set_lent_aside(&mut self) {
         if !std::mem::take(&mut self.lent.in_use) {
             return;
@@ -128,8 +133,8 @@ impl Rx {
     fn lent_bytes<'a>(&'a self, data: &'a Data) -> RawBytes<'a> {
         let length = data.len_bytes as usize;
         match data.from {
-            // SAFETY: inside the ring, which is mapped as long as the link lives, and after that as long as something may
-            // be lent (`Lent::keep`). Only the peer writes there.
+            // SAFETY: inside the ring, which is mapped as long as the link lives, and after that as
+            // long as something may be lent (`Lent::keep`). Only the peer writes there.
             Held::Ring(base) => unsafe { RawBytes::new(base, length) },
             Held::Buffer { index, offset } => {
                 let buffer = self.lent.buffers.get(index).unwrap_or(&self.buffer);
@@ -141,8 +146,8 @@ impl Rx {
 }
 
 impl Qp {
-    /// In the payload of a Send: leaves the data behind its head in the ring, when all of it is there in one piece.
-    /// `None` when not, and then nothing was received.
+    /// In the payload of a Send: leaves the data behind its head in the ring, when all of it is
+    /// there in one piece. Otherwise `None`, and nothing was received.
     pub(super) fn fill_lending(&mut self, stags: &StagTable) -> Result<Option<Received>, Fatal> {
         if !matches!(self.link, Some(Link::Shared(_))) {
             return Ok(None);
@@ -160,8 +165,8 @@ impl Qp {
             self.rx.pieces = pieces;
             return Ok(None);
         };
-        // SAFETY: the pieces are spans the table has just resolved and its borrow keeps mapped; the room
-        // is the free end of the stream buffer, which nobody else has a reference to.
+        // SAFETY: the pieces are spans the table has just resolved and its borrow keeps mapped; the
+        // room is the free end of the stream buffer, which nobody else has a reference to.
         let lent = unsafe { link.receive_around(&pieces, data_bytes as usize, room) };
         self.rx.pieces = pieces;
         let Some((base, bytes)) = lent.map_err(Fatal::Io)? else {
@@ -177,7 +182,7 @@ impl Qp {
         }))
     }
 
-    /// The bytes of the head that are missing, and those behind it, when these can be lent.
+    /// How many bytes of the head are missing, and how many follow it, when these can be lent.
     fn lendable(&self) -> Option<(u32, u32)> {
         let partial = &self.rx.partial;
         let Segment::Untagged(header) = &partial.segment else {
@@ -194,7 +199,8 @@ impl Qp {
         .then_some((before, data_bytes))
     }
 
-    /// The message that is arriving is in its receive as far as its head goes, and in the ring: it needs no receive.
+    /// Lends the message that is arriving: its head is in its receive and its data in the ring, so
+    /// it needs no receive.
     fn lend_of_ring(
         &mut self,
         stags: &StagTable,
@@ -225,8 +231,8 @@ impl Qp {
         Ok(())
     }
 
-    /// A whole FPDU, whose payload is in the stream buffer: lends it when it is a whole message. `false` when it is to be
-    /// received as ever.
+    /// Lends a whole FPDU in the stream buffer, when it is a whole message. `false` when it is to
+    /// be received in the ordinary way.
     #[inline]
     pub(super) fn lend_of_buffer(
         &mut self,
@@ -305,7 +311,7 @@ impl Qp {
         self.land(stags, &loan)
     }
 
-    /// Takes a message from the list; its receive is for others.
+    /// Takes a message from the list and frees its reserved receive.
     #[inline]
     fn end_loan(&mut self, at: usize) -> Option<Loan> {
         let loans = &mut self.rx.lent.loans;
@@ -315,7 +321,7 @@ impl Qp {
         };
         if loan.is_some() {
             if loans.is_empty() {
-                // Back to the start of its memory, which is in the caches.
+                // Begin again at the start of the memory, which is in the caches.
                 loans.clear();
             }
             self.receives.unreserve();
@@ -333,7 +339,7 @@ impl Qp {
             let data = data.map(|data| self.rx.lent_bytes(data));
             let mut at = 0;
             let (pd, sges) = (self.asker.pd, &receive.sges);
-            // A region that is gone has no place for it, and nobody who looks there.
+            // A region that is gone has no place for it, and nothing reads there.
             let _ = each_span(
                 stags,
                 pd,
@@ -357,8 +363,8 @@ impl Qp {
         taken.then_some(wr_id)
     }
 
-    /// Before anything else is received: the ring gets its room back, and stream buffers are for others. What the program has
-    /// not taken yet is copied.
+    /// Before anything else is received: gives back room in the ring and stream buffers. What the
+    /// program has not taken yet is copied.
     pub(in crate::iwarp) fn give_back_lent(&mut self) {
         self.rx.lent.known = false;
         let mut loans = std::mem::take(&mut self.rx.lent.loans);

@@ -20,29 +20,31 @@ use super::wire::terminate::ErrorCode;
 use lent::Lent;
 use segment::{check_control, terminated};
 
-/// Stream buffer, and so the most that is read ahead: thirty capsules with 4 KiB of data in one receive call.
+/// Size of the stream buffer, and so the most that is read ahead: thirty capsules with 4 KiB of
+/// data in one receive call.
 const BUFFER_BYTES: usize = 128 << 10;
 /// `Rx::bulk_ahead_bytes` and `Rx::bulk_bytes` of a socket, where a call costs more than a copy of
 /// 16 KiB.
 const BULK_AHEAD_BYTES: usize = 512;
 const BULK_BYTES: u32 = 32 << 10;
-/// The same where the bytes are in memory already. What follows the data of a READ: its trailer, the
-/// response capsule, and the header of the next.
+/// The same for shared memory, where a call costs next to nothing. What follows the data of a READ:
+/// its trailer, the response capsule, and the header of the next.
 const MEMORY_AHEAD_BYTES: usize = 64;
 const MEMORY_BULK_BYTES: u32 = 1 << 10;
-/// Small segments in a row after which reading ahead goes back to the whole buffer.
+/// Small segments in a row after which a whole buffer is read ahead again.
 const BULK_MEMORY: u8 = 8;
-/// Receive calls in one run of a queue pair, after which the program sees what they brought.
+/// Receive calls in one run of a queue pair; then the program sees what they brought.
 pub(super) const CALLS_MAX: u32 = 8;
-/// The same where other queue pairs wait for their turn: 256 KiB of large segments, 512 KiB of small ones.
+/// The same where other queue pairs wait for their turn: 256 KiB of large segments, 512 KiB of
+/// small ones.
 pub(super) const CALLS_BESIDE_OTHERS: u32 = 4;
 /// Longest segment that is neither a Send nor tagged: a Terminate with everything in it.
 const CONTROL_BYTES_MAX: usize = 256;
-/// So much of an FPDU whose rest has not come is kept without a stream buffer. It is all there can be, but for Sends that wait
-/// for receives: payload goes where it belongs as it comes.
+/// Most bytes of an incomplete FPDU that are kept without a stream buffer. There are no more, but
+/// for Sends that wait for receives: payload goes to its place as it arrives.
 const LEFT_BYTES_MAX: usize = CONTROL_BYTES_MAX;
 
-/// What receiving came to.
+/// The result of receiving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// Nothing arrived.
@@ -78,17 +80,18 @@ struct Partial {
 struct Message {
     opcode: Opcode,
     received_bytes: u32,
-    /// What the message is called when it is lent, and so has no receive.
+    /// The number of the message when it is lent, and so has no receive.
     lent: Option<u64>,
 }
 
 /// The receiving half of a queue pair.
 pub(super) struct Rx {
-    /// Borrowed from the thread's spare ones during a run, and while it holds more than can be `left`; else empty.
+    /// Taken from the spare ones of the thread for a run, and kept while it holds more than `left`
+    /// can; otherwise empty.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// What the last run left.
+    /// Bytes that the last run left over.
     left: Vec<u8>,
     phase: Phase,
     partial: Partial,
@@ -109,11 +112,11 @@ pub(super) struct Rx {
     empty_fpdu: bool,
     /// Bytes that came from the socket.
     pub received_bytes: u64,
-    /// No FPDU has come yet.
+    /// No FPDU has arrived yet.
     pub before_first: bool,
     /// Waiting for a receive.
     pub stalled: bool,
-    /// Messages that the program has not taken yet.
+    /// Messages that are lent to the program.
     pub lent: Lent,
 }
 
@@ -159,7 +162,7 @@ impl Rx {
         self.before_first && !self.inside_fpdu()
     }
 
-    /// The stream goes on in memory, where nothing gets lost.
+    /// The stream continues in memory, where nothing gets lost.
     pub(super) fn move_into_memory(&mut self) {
         self.crc = false;
         self.bulk_bytes = MEMORY_BULK_BYTES;
@@ -174,7 +177,7 @@ impl Rx {
             || self.message.is_some()
     }
 
-    /// Before a run: a stream buffer, with what the last one left.
+    /// Before a run: takes a stream buffer, and puts into it what the last run left.
     fn take_buffer(&mut self) {
         if self.buffer.is_empty() {
             self.buffer = spare::take();
@@ -184,7 +187,7 @@ impl Rx {
         }
     }
 
-    /// After a run: the buffer is for others, unless too much is left in it.
+    /// After a run: returns the buffer, unless too much is left in it.
     fn give_buffer(&mut self) {
         let left = &self.buffer[self.start..self.end];
         if left.len() <= LEFT_BYTES_MAX {
@@ -213,9 +216,9 @@ impl Rx {
     }
 }
 
-/// What a look at the buffer came to.
+/// The result of looking at the buffer.
 enum Parsed {
-    /// An FPDU, or a part of one, was used up.
+    /// An FPDU, or a part of one, was consumed.
     Again,
     /// More bytes are needed.
     Bytes,
@@ -247,7 +250,7 @@ impl Qp {
             if !self.parse(stags)? {
                 return Ok(Received::Stalled);
             }
-            // No more than the program takes at once, or it would be copied after all.
+            // No more than the program takes at once: the rest would be copied after all.
             if self.rx.lent.is_enough() {
                 return Ok(Received::More);
             }
@@ -267,7 +270,7 @@ impl Qp {
 
     /// Handles everything in the stream buffer; `false` when a receive is missing.
     fn parse(&mut self, stags: &mut StagTable) -> Result<bool, Fatal> {
-        // The buffer is taken out so that its bytes can be read while the rest changes.
+        // The buffer is moved out so that its bytes can be read while the rest changes.
         let buffer = std::mem::take(&mut self.rx.buffer);
         let mut result = Ok(Parsed::Again);
         while matches!(result, Ok(Parsed::Again)) {
@@ -379,7 +382,7 @@ impl Qp {
             return Ok(Parsed::Bytes);
         };
         let Some(payload_bytes) = segment.payload_bytes() else {
-            // Too short for its own header; it will be refused when the rest has come.
+            // Too short for its own header; it is refused when the rest has arrived.
             return Ok(Parsed::Bytes);
         };
         check_control(&segment)?;
@@ -414,7 +417,7 @@ impl Qp {
         Ok(Parsed::Again)
     }
 
-    /// An FPDU that is in the buffer from its length to its CRC, which is right.
+    /// An FPDU that is in the buffer as a whole, with a CRC that is right.
     #[inline]
     fn parse_whole(
         &mut self,

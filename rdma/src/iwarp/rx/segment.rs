@@ -1,4 +1,4 @@
-//! What a segment is: its checks, where its payload goes, and what its end does.
+//! Segments: their checks, where their payload goes, and what follows when one is complete.
 
 use zerocopy::FromBytes;
 
@@ -100,7 +100,8 @@ impl Qp {
         }
     }
 
-    /// Checks a segment of a Send (RFC 5041 §7.2); the bytes of its message that have come before.
+    /// Checks a segment of a Send (RFC 5041 §7.2); returns how many bytes of its message came
+    /// before it.
     #[inline]
     pub(super) fn check_send(
         &self,
@@ -138,7 +139,8 @@ impl Qp {
     ) -> Result<bool, Fatal> {
         let received = self.check_send(segment, header)?;
         if self.rx.message.is_none() {
-            // Only as many completions as the queue holds: TCP holds the peer back meanwhile.
+            // Only as many Sends as the completion queue has room for: TCP holds the peer back
+            // meanwhile.
             if !self.recv_cq.has_room() || !self.receives.take(&mut self.rx.receive) {
                 return Ok(false);
             }
@@ -180,7 +182,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Everything of a segment is in its place and its CRC is right.
+    /// All of a segment is in its place and its CRC is right.
     #[inline]
     pub(super) fn finish_segment(
         &mut self,

@@ -1,4 +1,4 @@
-//! Two rings beside the TCP connection they stand in for.
+//! A connection through shared memory: two rings, and the TCP connection that they replace.
 #![expect(unsafe_code, reason = "passes on pieces of registered memory")]
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,7 +13,7 @@ use crate::iwarp::socket::{Piece, Transfer};
 /// Receive calls that found nothing before the socket is asked whether the peer is still there.
 const LOOK_EVERY: u32 = 1024;
 
-/// Most bytes that woke this end taken at once. By the book there are a few.
+/// Most wake-up bytes taken at once. A correct peer sends a few.
 const BELLS_MAX: usize = 512;
 
 /// A connection through shared memory.
@@ -21,15 +21,15 @@ pub(in crate::iwarp) struct SharedLink {
     // Both point into `memory`.
     writer: Writer,
     reader: Reader,
-    /// Carries single bytes that wake, and its end is the peer's.
+    /// Carries single bytes that wake the other end, and tells of the peer's end.
     stream: TcpStream,
     /// Receive calls in a row that found nothing.
     empty: u32,
-    /// This end has said that it sleeps.
+    /// This end has announced that it sleeps.
     armed: bool,
-    /// The socket has ended: so does the stream, when the ring is empty.
+    /// The socket has ended; so does the stream, once the ring is empty.
     ended: Option<io::Result<()>>,
-    /// Somebody looks whether it rests.
+    /// It is being watched for idleness.
     watched: bool,
     memory: Memory,
 }
@@ -49,30 +49,31 @@ impl SharedLink {
         }
     }
 
-    /// Bytes that have come and gone, to see whether any did.
+    /// Bytes received and sent so far, to see whether any moved.
     pub(super) fn moved(&self) -> u64 {
         self.writer.written().wrapping_add(self.reader.position())
     }
 
-    /// Whether from now on somebody had better look whether it rests: it has memory to give back then. `true` once, until
-    /// [`SharedLink::rest`] or [`SharedLink::is_busy`].
+    /// Whether it is to be watched for idleness from now on, because it has memory to give back
+    /// then. `true` once, until [`SharedLink::rest`] or [`SharedLink::is_busy`].
     pub(super) fn may_rest(&mut self) -> bool {
         self.writer.keeps_memory() && !std::mem::replace(&mut self.watched, true)
     }
 
-    /// It does not rest now.
+    /// It is not idle.
     pub(super) fn is_busy(&mut self) {
         self.watched = false;
     }
 
-    /// It has rested: what it writes to takes no memory until it does so again. `false` when the peer has not read all of it yet.
+    /// It is idle: gives back the memory of the ring that this end writes, until it writes again.
+    /// `false` when the peer has not read all of it yet.
     pub(super) fn rest(&mut self) -> bool {
         let rests = self.writer.give_back_memory();
         self.watched = !rests;
         rests
     }
 
-    /// Goes on in memory that the peer has made; the stream comes back when that cannot be.
+    /// Continues in memory that the peer has made; returns the stream when that is not possible.
     pub(in crate::iwarp) fn open(
         fd: &OwnedFd,
         stream: TcpStream,
@@ -92,8 +93,8 @@ impl SharedLink {
         self.reader.position()
     }
 
-    /// Bytes that have arrived and not been received. With a position that cannot be there is no
-    /// telling, and the next call ends the connection.
+    /// Bytes that have arrived and are not received yet. 0 when a position is impossible, which the
+    /// next call finds, too, and ends the connection.
     pub(in crate::iwarp) fn waiting_bytes(&self) -> u64 {
         self.reader.available().map_or(0, |bytes| bytes as u64)
     }
@@ -114,7 +115,7 @@ impl SharedLink {
         if self.empty == 1 && self.reader.writer_sleeps() {
             self.ring_bell();
         }
-        // A peer that is killed does not say so.
+        // A peer that is killed does not close its ring.
         let look = self.armed || self.reader.is_closed() || self.empty.is_multiple_of(LOOK_EVERY);
         if self.ended.is_none() && look {
             self.look_at_socket();
@@ -137,8 +138,8 @@ impl SharedLink {
         }
     }
 
-    /// Receives into `before` and `after`, and leaves the `lent` bytes between them in the ring: see
-    /// [`Reader::read_around`].
+    /// Receives into `before` and `after`, and leaves the `lent` bytes between them in the ring:
+    /// see [`Reader::read_around`].
     ///
     /// # Safety
     /// As for [`SharedLink::receive`].
@@ -157,8 +158,8 @@ impl SharedLink {
         Ok(read)
     }
 
-    /// The room of what was lent can be written again. A link that is not `busy` is not received from soon, so the
-    /// writer is told if it waits.
+    /// Lets the peer write again where data was lent. A link that is not `busy` is not received
+    /// from soon, so a writer that waits is woken now.
     pub(in crate::iwarp) fn give_back(&mut self, busy: bool) {
         self.reader.give_back();
         // The next call that finds nothing looks whether the writer waits.
@@ -168,7 +169,8 @@ impl SharedLink {
         }
     }
 
-    /// Sends as a socket does, but for that the peer sees it with the next [`SharedLink::publish`].
+    /// Sends as a socket does, except that the peer sees nothing of it before
+    /// [`SharedLink::publish`].
     ///
     /// # Safety
     /// Each piece is mapped memory.
@@ -182,7 +184,7 @@ impl SharedLink {
         })
     }
 
-    /// Shows the peer what has been sent, and wakes it.
+    /// Lets the peer see what has been sent, and wakes it.
     #[inline]
     pub(in crate::iwarp) fn publish(&mut self) {
         if self.writer.publish() && self.writer.reader_sleeps() {
@@ -190,8 +192,8 @@ impl SharedLink {
         }
     }
 
-    /// Calls `send` with a way to send `bytes` more bytes, when there is room for all of them. Whether
-    /// they are sent: nothing is when `send` answers `false` or sends less.
+    /// Calls `send` with a function that sends `bytes` more bytes, when there is room for all of
+    /// them. Returns whether they were sent: nothing is when `send` answers `false` or sends less.
     pub(in crate::iwarp) fn send_with(
         &mut self,
         bytes: usize,
@@ -218,22 +220,22 @@ impl SharedLink {
     }
 
     /// Before waiting for the socket: asks the peer to wake this end when there is something to
-    /// receive or, for `room`, room to send. `false` when that is so already.
+    /// receive or, with `room`, room to send. `false` when there is already.
     pub(in crate::iwarp) fn arm(&mut self, receive: bool, room: bool) -> bool {
         self.armed = true;
-        // Nobody makes room in a ring whose bytes it does not see.
+        // The peer makes no room in a ring whose bytes it does not see.
         self.publish();
         if self.reader.writer_sleeps() {
             self.ring_bell();
         }
-        // A position that cannot be is found again by the next call, which reports it.
+        // An impossible position is found again by the next call, which reports it.
         let sleeps = (!receive || self.reader.sleep().unwrap_or(false))
             && (!room || self.writer.sleep().unwrap_or(false));
         sleeps && self.ended.is_none()
     }
 
-    /// Sends the last bytes, as far as there is room. The socket is what is left, and the memory for whoever still reads
-    /// what was lent.
+    /// Sends the last bytes, as far as there is room. Returns the socket, and the memory for
+    /// readers of what was lent.
     pub(in crate::iwarp) fn finish(mut self, bytes: &mut [u8]) -> (TcpStream, Memory) {
         let piece = Piece::raw(bytes.as_mut_ptr(), bytes.len());
         // SAFETY: a slice that is borrowed during the call. Whether it fits or not, the end of the
@@ -244,26 +246,26 @@ impl SharedLink {
         (self.stream, self.memory)
     }
 
-    /// Gives up: the peer takes nothing more of what is in the ring, but for what it is copying.
-    /// The socket is what is left, and the memory for whoever still reads what was lent.
+    /// Gives up: the peer takes nothing more from the ring than what it is copying now. Returns the
+    /// socket, and the memory for readers of what was lent.
     pub(in crate::iwarp) fn abort(self) -> (TcpStream, Memory) {
         self.writer.abort();
         (self.stream, self.memory)
     }
 
-    /// Wakes the peer. One byte is enough, and when the socket is full of them it has not slept.
+    /// Wakes the peer. One byte is enough; a socket that is full of them will wake it anyway.
     fn ring_bell(&self) {
         let _ = (&self.stream).write(&[0]);
     }
 
-    /// Takes the bytes that woke this end, and notices the end of the connection.
+    /// Takes wake-up bytes, and notices the end of the connection.
     fn look_at_socket(&mut self) {
         if self.armed {
             self.armed = false;
             self.reader.wake();
             self.writer.wake();
         }
-        // No loop until there are none: a peer can ring faster than they are taken. What is left
+        // No loop until none is left: a peer can send them faster than they are taken. The rest
         // wakes this end again.
         let mut bells = [0; BELLS_MAX];
         match (&self.stream).read(&mut bells) {
@@ -290,7 +292,7 @@ mod tests {
         let mut link = SharedLink::new(memory, true, TcpStream::from(OwnedFd::from(stream)));
         peer.write_all(&[0; 3 * BELLS_MAX]).unwrap();
         drop(peer);
-        // Each wake takes a part; the end comes behind the last.
+        // Each call takes a part; the end comes behind the last.
         let mut wakes = 0;
         loop {
             assert!(link.arm(true, false));

@@ -1,10 +1,10 @@
-//! How the memory gets from one process to the other.
+//! Rendezvous: how the memory gets from one process to the other.
 //!
 //! The listening side names a local socket and a secret at the end of its Reply's private data: an
-//! [`Invitation`]. The connecting side, which trusts that Reply as much as the connection, makes the
-//! memory and sends its descriptor there, with the secret, before anything else; from then on it uses
-//! the memory. The listening side, which may not send before it has received anyway (RFC 5044 §7.1.2),
-//! goes on with whatever comes first: the descriptor, or an FPDU through TCP.
+//! [`Invitation`]. The connecting side, which trusts that Reply as much as the connection, makes
+//! the memory and sends its descriptor there, with the secret, before anything else; from then on
+//! it uses the memory. The listening side, which may not send before it has received anyway (RFC
+//! 5044 §7.1.2), continues with whatever arrives first: the descriptor, or an FPDU through TCP.
 #![expect(unsafe_code, reason = "takes over received descriptors")]
 
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ use super::ring::RING_ORDER;
 use crate::iwarp::qp::Qp;
 
 const MAGIC: [u8; 8] = *b"CAPSHM02";
-/// What the kernel chooses as the name of an abstract socket that asks for one (unix(7)).
+/// The length of the name that the kernel chooses for an abstract socket (unix(7)).
 const NAME_BYTES: usize = 5;
 /// Descriptors taken per look.
 const TAKES: usize = 64;
@@ -39,7 +39,7 @@ pub(in crate::iwarp) struct Invitation {
     magic: [u8; 8],
     secret: [u8; 16],
     name: [u8; NAME_BYTES],
-    /// The size of the rings, 2 to the power of this: programs of different age differ in it.
+    /// The size of the rings, 2 to the power of this: versions of this program may differ in it.
     ring_order: u8,
     reserved: [u8; 2],
 }
@@ -58,13 +58,14 @@ impl Invitation {
         (invitation.magic == MAGIC).then_some((before, invitation))
     }
 
-    /// Whether the peer takes rings of the size that this end makes.
+    /// Whether the peer's rings have the size that this end makes.
     pub(super) fn fits(&self) -> bool {
         self.ring_order == RING_ORDER
     }
 }
 
-/// Whether both ends of a TCP connection are on this machine, and in one network namespace. Not when one is unknown.
+/// Whether both ends of a TCP connection are on this machine and in one network namespace. `false`
+/// when one is unknown.
 pub(in crate::iwarp) fn is_same_host(local: Option<SocketAddr>, peer: Option<SocketAddr>) -> bool {
     let same = |(local, peer): (SocketAddr, SocketAddr)| {
         local.ip() == peer.ip() || (local.ip().is_loopback() && peer.ip().is_loopback())
@@ -72,8 +73,8 @@ pub(in crate::iwarp) fn is_same_host(local: Option<SocketAddr>, peer: Option<Soc
     local.zip(peer).is_some_and(same)
 }
 
-/// The connecting side: makes the memory and hands it over. The stream comes back when that cannot
-/// be done, and the connection stays with it.
+/// The connecting side: makes the memory and hands it over. Returns the stream when that is not
+/// possible; the connection stays with it then.
 pub(in crate::iwarp) fn take_up(
     invitation: &Invitation,
     stream: TcpStream,
@@ -108,13 +109,13 @@ fn unix_socket() -> nix::Result<OwnedFd> {
     socket(AddressFamily::Unix, SockType::Datagram, flags, None)
 }
 
-/// A queue pair that may get shared memory.
+/// A queue pair whose peer was invited to shared memory.
 struct Invited {
     secret: [u8; 16],
     qp: Weak<RefCell<Qp>>,
 }
 
-/// Where a listening side's connections get their shared memory.
+/// Where the connections of a listening side receive their shared memory.
 pub(in crate::iwarp) struct Meeting {
     socket: OwnedFd,
     name: [u8; NAME_BYTES],
@@ -141,7 +142,7 @@ impl Meeting {
         })
     }
 
-    /// Readable when a descriptor has come.
+    /// Readable when a descriptor has arrived.
     pub(in crate::iwarp) fn socket(&self) -> &OwnedFd {
         &self.socket
     }
@@ -166,8 +167,9 @@ impl Meeting {
         })
     }
 
-    /// The next descriptor of an invited peer, and its queue pair. Forgets who has begun without.
-    /// When the socket is `readable` it is read even though nobody is invited: it would stay so.
+    /// The next descriptor of an invited peer, and its queue pair. Forgets invitations of
+    /// connections that have begun without shared memory. A socket that is `readable` is read even
+    /// though nobody is invited: it would stay readable.
     pub(in crate::iwarp) fn take(&mut self, readable: bool) -> Option<(Rc<RefCell<Qp>>, OwnedFd)> {
         if self.invited.is_empty() && !readable {
             return None;
@@ -186,7 +188,7 @@ impl Meeting {
         None
     }
 
-    /// One message, whoever sent it. Descriptors that do not belong into one are closed, also those
+    /// One message, from any sender. Descriptors that do not belong into one are closed, also those
     /// of a message that brings more than there is room for.
     fn receive(&self) -> Option<([u8; 16], Option<OwnedFd>)> {
         let mut secret = [0; 16];
@@ -259,7 +261,7 @@ mod tests {
             sendmsg(stranger.as_raw_fd(), &bytes, control, flags, Some(&to)).unwrap();
             drop(other_end);
             assert!(meeting.take(true).is_none());
-            // It is nobody's any more: the pipe has ended.
+            // Nothing has it open any more: the pipe has ended.
             assert_eq!(
                 std::fs::File::from(end).read(&mut [0]).unwrap(),
                 0,

@@ -43,7 +43,7 @@ impl Memory {
         )?;
         let length = i64::try_from(LEN_BYTES).map_err(io::Error::other)?;
         ftruncate(&fd, length)?;
-        // Nobody can take pages away any more, so that an access does not end in SIGBUS.
+        // Pages can no longer be taken away, so no access ends in SIGBUS.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
         Ok((Self::map(&fd)?, fd))
@@ -81,7 +81,8 @@ impl Memory {
         Ok(Self { base: base.cast() })
     }
 
-    /// Where a ring lies: `false` is what the process that created the memory sends with.
+    /// Where a ring lies. The process that created the memory sends through the first, the other
+    /// through the `second`.
     pub(super) fn place(&self, second: bool) -> Place {
         let n = usize::from(second);
         let base = self.base.as_ptr();
@@ -95,7 +96,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping made in `map`; the rings that point into it are dropped with
-        // the link, which owned both, and what was lent in them is not read any more (`Lent::rings`).
+        // the link, which owned both, and what was lent in them is not read any more
+        // (`Lent::rings`).
         let _ = unsafe { munmap(self.base.cast(), LEN_BYTES) };
     }
 }

@@ -1,4 +1,4 @@
-//! Connections that have been at work and rest now give the memory of their rings back.
+//! Gives back the ring memory of connections that have become idle.
 
 use std::cell::RefCell;
 
@@ -7,23 +7,23 @@ use crate::contract::QpNum;
 use crate::iwarp::engine::Engine;
 use crate::iwarp::socket::Link;
 
-/// After so long without a byte a connection rests, in microseconds.
+/// A connection is idle after so long without a byte, in microseconds.
 const REST_US: u64 = 1_000_000;
 
-/// Those that are watched, because they may rest.
+/// Connections that are watched for idleness.
 #[derive(Default)]
 pub(in crate::iwarp) struct Resting(RefCell<Vec<Candidate>>);
 
 struct Candidate {
     qp: QpNum,
-    /// [`SharedLink::moved`] when it was looked at last.
+    /// [`SharedLink::moved`] at the last look.
     moved: u64,
-    /// When it is looked at next, once the time is known.
+    /// When to look next, once the time is known.
     due_us: Option<u64>,
 }
 
 impl Resting {
-    /// A connection goes to sleep.
+    /// Watches a connection that goes to sleep.
     pub(in crate::iwarp) fn watch(&self, qp: QpNum, link: &mut SharedLink) {
         if link.may_rest() {
             self.0.borrow_mut().push(Candidate {
@@ -34,13 +34,13 @@ impl Resting {
         }
     }
 
-    /// When to look next.
+    /// When the next look is due.
     pub(in crate::iwarp) fn due_us(&self) -> Option<u64> {
         let candidates = self.0.borrow();
         candidates.iter().map(|c| c.due_us.unwrap_or(0)).min()
     }
 
-    /// Looks at those whose time has come.
+    /// Looks at those that are due.
     pub(in crate::iwarp) fn run(&self, engine: &Engine, now_us: u64) {
         let mut candidates = self.0.borrow_mut();
         candidates.retain_mut(|candidate| candidate.run(engine, now_us));
@@ -48,7 +48,7 @@ impl Resting {
 }
 
 impl Candidate {
-    /// `false` when it need not be looked at any more.
+    /// `false` when it need not be watched any more.
     fn run(&mut self, engine: &Engine, now_us: u64) -> bool {
         if now_us < *self.due_us.get_or_insert(now_us + REST_US) {
             return true;
@@ -66,7 +66,7 @@ impl Candidate {
             return false;
         }
         if hot {
-            // It will be watched again when it goes to sleep.
+            // It is watched again when it goes to sleep.
             link.is_busy();
             return false;
         }

@@ -2,8 +2,8 @@
 //!
 //! Positions count bytes since the beginning and never wrap; the place in the ring is a position
 //! modulo its size. Either process may write anything anywhere at any time, so what is read here is
-//! never trusted: a position that cannot be ends the connection, and the bytes are copied out before
-//! anybody looks at them.
+//! never trusted: an impossible position ends the connection, and bytes are copied out before they
+//! are looked at.
 #![expect(unsafe_code, reason = "memory that another process writes")]
 
 use std::io;
@@ -18,20 +18,21 @@ use super::memory::Place;
 use super::way::Way;
 use crate::iwarp::socket::Piece;
 
-/// Size of one direction: 2 to the power of this. Measured: `docs/decisions/0007-shared-memory-between-two-ends-on-one-machine.md`.
+/// Size of one direction: 2 to the power of this. Measured in
+/// `docs/decisions/0007-shared-memory-between-two-ends-on-one-machine.md`.
 pub(super) const RING_ORDER: u8 = 20;
 /// The same in bytes.
 pub(super) const RING_BYTES: usize = 1 << RING_ORDER;
-/// Bytes written since the memory was given back last, from which on it is worth giving back.
+/// Bytes written since memory was last given back, from which on it is worth giving back again.
 const KEPT_BYTES: u64 = 64 << 10;
-/// The position of a writer that has given up: none that can be, as 2 to the power of 63 bytes take
-/// decades.
+/// The position of a writer that has given up: an impossible one, as 2 to the power of 63 bytes
+/// take decades.
 const ABORTED: u64 = 1 << 63;
 /// Size and alignment of the positions of one ring.
 pub(super) const LINES_BYTES: usize = 512;
 
-/// What the two ends tell each other, in cache lines (and their neighbours, which are fetched with
-/// them) by who writes how often.
+/// What the two ends tell each other. Each value has cache lines of its own (a pair, as processors
+/// prefetch the neighbouring line), by the end that writes it and how often.
 #[repr(C, align(128))]
 struct Line<T>(T);
 
@@ -39,7 +40,7 @@ struct Line<T>(T);
 struct Written {
     /// Bytes written so far.
     position: AtomicU64,
-    /// Not 0: they are the last.
+    /// Not 0: `position` is the last.
     closed: AtomicU32,
 }
 
@@ -58,7 +59,7 @@ struct Lines {
 
 const _: () = assert!(size_of::<Lines>() == LINES_BYTES);
 
-/// One end of a ring, whichever.
+/// What both ends of a ring have.
 struct End {
     lines: *const Lines,
     bytes: *mut u8,
@@ -79,8 +80,9 @@ impl End {
         unsafe { &*self.lines }
     }
 
-    /// Calls `each` for the one or two places of `length` bytes from `position` on: where in the ring, how many of the bytes are in
-    /// places before, and how many are there. `length` is at most the ring's size.
+    /// Calls `each` for the one or two contiguous places of `length` bytes from `position` on: the
+    /// address in the ring, how many of the bytes were in places before, and how many are there.
+    /// `length` is at most the ring's size.
     #[inline]
     fn places(&self, position: u64, length: usize, mut each: impl FnMut(*mut u8, usize, usize)) {
         let at = place_of(position);
@@ -96,7 +98,7 @@ fn place_of(position: u64) -> usize {
     usize::try_from(position % RING_BYTES as u64).unwrap_or(0)
 }
 
-/// Bytes between two positions; an error when that is more than there can be.
+/// Bytes between two positions; an error when the ring cannot hold so many.
 #[inline]
 fn between(read: u64, written: u64) -> io::Result<usize> {
     match usize::try_from(written.wrapping_sub(read)) {
@@ -116,14 +118,14 @@ fn between(read: u64, written: u64) -> io::Result<usize> {
 pub(super) struct Writer {
     end: End,
     written: u64,
-    /// How far the reader may see.
+    /// The position up to which the reader sees the bytes.
     published: u64,
-    /// How far the reader was when last looked at.
+    /// The reader's position when it was last looked at.
     read: u64,
-    /// How far this end was when the memory was given back last.
+    /// This end's position when memory was last given back.
     given_back: u64,
     way: Way,
-    /// Something went around the caches and is not in order with what is stored next.
+    /// Non-temporal stores are not ordered with the stores that follow yet.
     unfenced: bool,
 }
 
@@ -140,7 +142,8 @@ impl Writer {
         }
     }
 
-    /// Bytes that can be written now; asks the reader's position when there are less than `wanted`.
+    /// Bytes that can be written now; looks at the reader's position when these are fewer than
+    /// `wanted`.
     #[inline]
     pub(super) fn room(&mut self, wanted: usize) -> io::Result<usize> {
         let room = RING_BYTES - between(self.read, self.written)?;
@@ -151,7 +154,7 @@ impl Writer {
         Ok(RING_BYTES - between(self.read, self.written)?)
     }
 
-    /// Writes as much of `pieces` as there is room for, in order. The reader sees it when it is
+    /// Writes as much of `pieces` as there is room for, in order. The reader sees it once it is
     /// published.
     ///
     /// # Safety
@@ -173,8 +176,9 @@ impl Writer {
                         } else {
                             ptr::copy_nonoverlapping
                         };
-                        // SAFETY: the caller answers for the piece, and `length` is at most the room. The peer may be writing the same
-                        // bytes, which is as with a device's DMA: nobody here believes anything of them.
+                        // SAFETY: the caller answers for the piece, and `length` is at most the
+                        // room. The peer may be writing the same bytes, as a device could by DMA:
+                        // nothing here trusts them.
                         unsafe { copy(from, ring, bytes) };
                     });
                 });
@@ -193,12 +197,12 @@ impl Writer {
         self.written
     }
 
-    /// Forgets what was written beyond a position of [`Writer::written`] and is not published.
+    /// Takes back what was written beyond a position of [`Writer::written`] and is not published.
     pub(super) fn take_back(&mut self, written: u64) {
         self.written = written.max(self.published);
     }
 
-    /// Shows the reader what has been written. `false` when it has seen all of that.
+    /// Lets the reader see what has been written. `false` when nothing was.
     #[inline]
     pub(super) fn publish(&mut self) -> bool {
         if self.published == self.written {
@@ -218,15 +222,15 @@ impl Writer {
         self.written - self.given_back >= KEPT_BYTES
     }
 
-    /// Gives the memory of the ring's bytes back to the system, until it is written again. `false` while there is something to
-    /// read.
+    /// Gives the memory of the ring's bytes back to the system, until it is written again. `false`
+    /// while there is something to read.
     pub(super) fn give_back_memory(&mut self) -> bool {
         let empty = self.room(RING_BYTES).ok() == Some(RING_BYTES);
         let Some(bytes) = NonNull::new(self.end.bytes).filter(|_| empty) else {
             return false;
         };
-        // SAFETY: the place of the ring is mapped and whole pages; every byte of it has been read, so nobody misses what was there.
-        // A system that refuses keeps the pages.
+        // SAFETY: the place of the ring is mapped and whole pages; every byte of it has been read,
+        // so its content is not needed. A system that refuses keeps the pages.
         let _ = unsafe { madvise(bytes.cast(), RING_BYTES, MmapAdvise::MADV_REMOVE) };
         self.given_back = self.written;
         true
@@ -244,15 +248,15 @@ impl Writer {
         position.store(ABORTED, Ordering::Release);
     }
 
-    /// Whether the reader has gone to sleep and is to be woken; says so once.
+    /// Whether the reader has announced that it sleeps, and is to be woken; `true` once.
     #[inline]
     pub(super) fn reader_sleeps(&self) -> bool {
-        // The written bytes are seen by a reader whose sleep is not seen here (`Reader::sleep`).
+        // A reader whose announcement is not seen here sees the written bytes (`Reader::sleep`).
         fence(Ordering::SeqCst);
         asleep(&self.end.lines().reader_sleeps.0)
     }
 
-    /// Before this end sleeps until there is room. `false` when there is room already.
+    /// Announces that this end sleeps until there is room. `false` when there is room already.
     pub(super) fn sleep(&mut self) -> io::Result<bool> {
         let flag = &self.end.lines().writer_sleeps.0;
         flag.store(1, Ordering::Relaxed);
@@ -270,7 +274,7 @@ impl Writer {
 pub(super) struct Reader {
     end: End,
     read: u64,
-    /// Bytes that were read have stayed in the ring: the writer does not hear of it yet.
+    /// Bytes that were read are lent, so the writer is not told of them yet.
     held: bool,
 }
 
@@ -291,7 +295,7 @@ impl Reader {
         between(self.read, written)
     }
 
-    /// How far this end is.
+    /// Bytes read so far.
     pub(super) fn position(&self) -> u64 {
         self.read
     }
@@ -318,10 +322,10 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// Reads into `before`, passes over the `lent` bytes that follow, and reads into `after` what there is:
-    /// where the lent ones are, and how many bytes were read in all. `None`, with nothing read, when
-    /// there are not so many, or the lent ones are not in one piece. They stay, and so does all that is
-    /// read from here on, until [`Reader::give_back`].
+    /// Reads into `before`, skips the `lent` bytes that follow, and reads into `after` what there
+    /// is. Returns where the lent ones are, and how many bytes were read in all. `None`, with
+    /// nothing read, when there are not so many, or the lent ones are not contiguous. They stay in
+    /// the ring, and so does all that is read from here on, until [`Reader::give_back`].
     ///
     /// # Safety
     /// As for [`Reader::read`].
@@ -357,7 +361,7 @@ impl Reader {
         self.publish();
     }
 
-    /// Tells the writer how far this end is.
+    /// Tells the writer how much has been read.
     #[inline]
     fn publish(&self) {
         if !self.held {
@@ -366,7 +370,7 @@ impl Reader {
         }
     }
 
-    /// Copies the next bytes, at most `left`, which are there, into `pieces`: how many.
+    /// Copies the next bytes, at most `left`, which are there, into `pieces`; returns how many.
     ///
     /// # Safety
     /// As for [`Reader::read`].
@@ -377,8 +381,9 @@ impl Reader {
             let length = piece.len_bytes().min(left);
             self.end.places(self.read, length, |ring, before, bytes| {
                 let to = piece.base().wrapping_add(before);
-                // SAFETY: the caller answers for the piece, and `length` is at most what is in the ring. The peer may be writing the same
-                // bytes, which is as with a device's DMA: the copy is opaque to this program and its result is not trusted.
+                // SAFETY: the caller answers for the piece, and `length` is at most what is in the
+                // ring. The peer may be writing the same bytes, as a device could by DMA: the copy
+                // is opaque to this program and its result is not trusted.
                 unsafe { ptr::copy_nonoverlapping(ring, to, bytes) };
             });
             self.read += length as u64;
@@ -390,14 +395,15 @@ impl Reader {
         all - left
     }
 
-    /// Whether the writer has gone to sleep and is to be woken; says so once. Asked when the ring
-    /// has been found empty: a writer sleeps only before a full one.
+    /// Whether the writer has announced that it sleeps, and is to be woken; `true` once. Asked when
+    /// the ring has been found empty: a writer sleeps only before a full one.
     pub(super) fn writer_sleeps(&self) -> bool {
         fence(Ordering::SeqCst);
         asleep(&self.end.lines().writer_sleeps.0)
     }
 
-    /// Before this end sleeps until something is written. `false` when something is there already.
+    /// Announces that this end sleeps until something is written. `false` when something is there
+    /// already.
     pub(super) fn sleep(&self) -> io::Result<bool> {
         let flag = &self.end.lines().reader_sleeps.0;
         flag.store(1, Ordering::Relaxed);

@@ -1,40 +1,44 @@
-//! Which way bytes go into a ring: through the caches of the core that writes it, or around them.
+//! How bytes are stored into a ring: through the caches of the core that writes it, or around them
+//! with non-temporal stores.
 //!
-//! Cores that share a cache hand lines over in it. Between distant ones a line that the other has had is fetched from there by a
-//! store, and fetched back by the other's load; memory is nearer to both then. Which of the two it is tells the time of a copy, and that
-//! changes when the system moves an end to another core.
+//! Cores that share a cache hand lines over in it. Between distant ones a store first fetches the
+//! line from the core that used it last, and the other's load fetches it back; memory is nearer to
+//! both then. Which of the two it is shows in the time of a copy, and changes when the system moves
+//! an end to another core.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// Fewer bytes always go through the caches.
 pub(super) const WORTH_BYTES: usize = 1024;
-/// After so many bytes some are timed, of each way in turn.
+/// A copy is timed after so many bytes, each way in turn.
 const TIMED_EVERY_BYTES: usize = 2 << 20;
-/// Most bytes of a copy that are timed: the way that is not taken may be much slower.
+/// Most bytes of a timed copy: the way that is not in use may be much slower.
 const TIMED_BYTES: usize = 4096;
-/// Through the caches is taken unless it takes so many times as long. The fence makes the time of a copy around them whole; one through them
-/// goes on at the reader, who fetches what the writer has.
+/// Non-temporal stores are used where a copy through the caches takes so many times as long. A
+/// fence makes the time of a non-temporal copy complete; one through the caches takes more later,
+/// when the reader fetches the lines from the writer.
 const TIMES: u64 = 2;
-/// So many times in a row, but for the other way around: a timed copy may have been interrupted.
+/// Net number of timed copies in favour of the other way after which it is taken: a single one may
+/// have been interrupted.
 const SURE: i8 = 4;
 
-/// The way taken, and what is known of the other.
+/// The way in use, and what is known of the other.
 #[derive(Debug, Default)]
 pub(super) struct Way {
     around: bool,
-    /// Bytes copied since some were timed.
+    /// Bytes copied since a copy was timed.
     untimed_bytes: usize,
-    /// The next that are timed go around the caches.
+    /// The next timed copy is non-temporal.
     time_around: bool,
-    /// Picoseconds a byte of the last ones timed through the caches.
+    /// Picoseconds per byte of the last timed copy through the caches.
     through: u64,
-    /// How often they were faster around the caches, less how often they were not.
+    /// How often non-temporal stores were faster, minus how often they were not; at most [`SURE`].
     sure: i8,
 }
 
 impl Way {
-    /// A way that is not the usual one at first.
+    /// Begins with the given way.
     #[cfg(test)]
     pub(super) fn at_first(around: bool) -> Self {
         Self {
@@ -43,8 +47,8 @@ impl Way {
         }
     }
 
-    /// Calls `copy` until it has copied `bytes`, each time with how many were before, how many to copy, and whether they go around the
-    /// caches. Whether any did.
+    /// Calls `copy` until it has copied `bytes`, each time with how many were before, how many to
+    /// copy, and whether to copy with non-temporal stores. Returns whether any were.
     #[inline]
     pub(super) fn take(&mut self, bytes: usize, mut copy: impl FnMut(usize, usize, bool)) -> bool {
         if bytes < WORTH_BYTES {
@@ -70,7 +74,7 @@ impl Way {
     fn time(&mut self, bytes: usize, copy: &mut impl FnMut(usize, usize, bool)) -> bool {
         let around = self.time_around;
         self.time_around = !around;
-        // Nothing that was stored before is in the time, and all of this is.
+        // The time has no earlier stores in it, and all of this copy.
         fence(Ordering::SeqCst);
         let start = Instant::now();
         copy(0, bytes, around);
@@ -79,7 +83,7 @@ impl Way {
         around
     }
 
-    /// So many bytes have taken so long.
+    /// Takes the time of a copy into account.
     fn timed(&mut self, around: bool, bytes: usize, took: Duration) {
         let picoseconds = took.as_nanos().saturating_mul(1000) / bytes.max(1) as u128;
         let picoseconds = u64::try_from(picoseconds).unwrap_or(u64::MAX);
@@ -114,7 +118,7 @@ mod tests {
             pair(&mut way, 2000, 300);
         }
         assert!(way.around);
-        // One that was interrupted changes nothing.
+        // A copy that was interrupted changes nothing.
         pair(&mut way, 300, 1_000_000);
         pair(&mut way, 2000, 300);
         assert!(way.around);
@@ -154,7 +158,7 @@ mod tests {
             (true, 1500),
         ] {
             let mut way = Way::at_first(usual);
-            // Where the clock changes the way, the first ones still tell.
+            // Where the clock changes the way, the first copies still follow the old one.
             let (mut other, mut turns) = (0, 0);
             while other == 0 {
                 let (mut copied, mut any) = (0, false);

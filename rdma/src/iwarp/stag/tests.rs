@@ -1,4 +1,4 @@
-//! Who may do what through a key, and when keys die.
+//! What a key allows to whom, and when keys die.
 
 use super::*;
 use capstan_memory::Pages;
@@ -113,7 +113,7 @@ fn zeroes_are_known_and_cannot_be_written() {
     };
     assert!(table.local(1, &sge, Access::empty()).unwrap().zeroes());
     assert!(table.local(1, &sge, Access::LOCAL_WRITE).is_err());
-    // The index serves anything else afterwards.
+    // The index is used for something else afterwards.
     table.deregister(stag).unwrap();
     for _ in 0..=RESTING {
         let all = Access::LOCAL_WRITE;

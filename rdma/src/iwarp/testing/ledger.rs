@@ -13,11 +13,12 @@ use crate::contract::{
 /// Identifier of the first work request of the send queue, which is an RDMA Read.
 pub(super) const FIRST_SEND: u64 = 100;
 
-/// Identifier of work requests that complete only when the connection ends before they are looked at.
+/// Identifier of work requests that complete only when the connection ends before they are looked
+/// at.
 pub(super) const UNSIGNALED: u64 = FIRST_SEND - 1;
 
-/// Work requests that have not completed. Those that succeed do so in the order they were posted in,
-/// and none does after one that failed.
+/// Work requests that have not completed. Those that succeed do so in the order they were posted
+/// in, and none does after one that failed.
 pub(super) struct Ledger {
     receives: BTreeSet<u64>,
     sends: BTreeSet<u64>,
@@ -56,7 +57,8 @@ impl Ledger {
         self.poll_with(cq, |_| ())
     }
 
-    /// The same, and takes messages where they have come or, not `takes`, has them put into receives.
+    /// The same, and takes messages where they have come or, not `takes`, has them put into
+    /// receives.
     pub(super) fn take_messages(
         &mut self,
         qp: &mut dyn QueuePair,

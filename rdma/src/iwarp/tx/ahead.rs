@@ -1,12 +1,12 @@
-//! Memory that is in no cache, fetched while the program does something else.
+//! Prefetches memory that is in no cache while the program does something else.
 #![expect(unsafe_code, reason = "a hint to the processor")]
 
 use std::ptr;
 
 use crate::iwarp::stag::Span;
 
-/// Memory that the processor is to fetch, a few lines at a time: it waits when it is to have more of them under way
-/// than it can.
+/// Memory to prefetch, a few lines at a time: a processor that has as many fetches under way as it
+/// can stalls at the next.
 pub(in crate::iwarp) struct Ahead {
     first: *const u8,
     next: *const u8,
@@ -14,18 +14,20 @@ pub(in crate::iwarp) struct Ahead {
 }
 
 impl Ahead {
-    /// Few at first: a processor that sees a page being read in order fetches what follows by itself.
+    /// Lines of one step. Few, because the hardware prefetcher sees a page being read in order, and
+    /// fetches what follows by itself.
     const LINES: usize = 4;
     const LINE_BYTES: usize = 64;
 
-    /// Nothing.
+    /// Nothing to prefetch.
     pub(super) const NONE: Self = Self {
         first: ptr::null(),
         next: ptr::null(),
         left_bytes: 0,
     };
 
-    /// The first lines of `span`; those of the same place again are in the caches.
+    /// Prefetches the first lines of `span`, unless it begins where the last one did: that is in
+    /// the caches.
     pub(super) fn start(&mut self, span: Span<'_>) {
         if self.first != span.base() {
             *self = Self {
@@ -37,13 +39,13 @@ impl Ahead {
         }
     }
 
-    /// Between two steps of the program: the next lines.
+    /// Prefetches the next lines; called between two steps of the program.
     #[inline]
     pub(in crate::iwarp) fn fetch_more(&mut self) {
         self.fetch(Self::LINES);
     }
 
-    /// All the others.
+    /// Prefetches all that is left.
     #[inline]
     pub(super) fn fetch_rest(&mut self) {
         self.fetch(usize::MAX);

@@ -1,5 +1,6 @@
-//! What is on its way to TCP. A queue pair needs it from the first FPDU until TCP has taken the last, which is within one
-//! run unless the peer is slow. So thousands of queue pairs share the few that are in the caches.
+//! FPDUs on their way to TCP. A queue pair needs a batch from the first FPDU until TCP has taken
+//! the last, which is within one run unless the peer is slow. So thousands of queue pairs share the
+//! few that are in the caches.
 
 use std::cell::RefCell;
 
@@ -8,7 +9,7 @@ use super::{FPDU_PIECES, PIECES_MAX};
 use crate::iwarp::socket::Piece;
 
 thread_local! {
-    /// Those of this thread that no queue pair has: at most as many as were once on their way at the
+    /// Batches of this thread that no queue pair has: at most as many as were once in use at the
     /// same time.
     static SPARE: RefCell<Vec<Batch>> = const { RefCell::new(Vec::new()) };
 }
@@ -23,7 +24,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Gets memory, unless it has some.
+    /// Takes memory, unless it has some.
     #[inline]
     pub(super) fn take_memory(&mut self) {
         if self.pieces.capacity() == 0 {
@@ -41,7 +42,7 @@ impl Batch {
         });
     }
 
-    /// Forgets everything in it, and leaves the memory to others.
+    /// Drops everything in it, and leaves the memory to other queue pairs.
     #[inline]
     pub(super) fn give_memory(&mut self) {
         if self.pieces.capacity() != 0 {

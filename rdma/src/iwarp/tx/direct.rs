@@ -1,4 +1,4 @@
-//! RDMA WRITEs that are one copy: from wherever the program has the bytes into shared memory.
+//! RDMA WRITEs in one copy, from wherever the program has the bytes into shared memory.
 
 use zerocopy::IntoBytes;
 
@@ -41,7 +41,7 @@ impl Qp {
         let last = if rest == 0 { 0 } else { each(rest) };
         let total = full as usize * each(segment_max) + last;
         let sent = link.send_with(total, |send| {
-            // Of all of it, and of the segment.
+            // Bytes left of the whole WRITE, and of the current segment.
             let (mut left, mut segment_left) = (len_bytes, 0);
             source(&mut |mut bytes| {
                 while left != 0 && !bytes.is_empty() {

@@ -1,4 +1,5 @@
-//! RDMA WRITEs through TCP from memory that may change until TCP has it: never half a page of then and half of now.
+//! RDMA WRITEs over TCP from memory that may change until TCP has it, without ever sending one half
+//! of a page as it was and the other as it is now.
 #![expect(unsafe_code, reason = "copies what is left of a page")]
 
 use std::ops::Range;
@@ -14,12 +15,13 @@ use crate::iwarp::qp::Qp;
 use crate::iwarp::socket::{Link, Piece};
 use crate::iwarp::stag::{Span, StagTable};
 
-/// Payloads up to this are fetched into the caches while the rest of the batch is put together.
+/// Payloads up to this are prefetched while the rest of the batch is built.
 const AHEAD_BYTES: usize = 16 << 10;
 
 impl Qp {
-    /// Adds an RDMA WRITE of `range` of `slab` to the batch, behind everything posted so far. `false` when
-    /// that is too much for one batch, when TCP is full, and where pages may not change on the way.
+    /// Adds an RDMA WRITE of `range` of `slab` to the batch, behind everything posted so far.
+    /// `false` when that is too much for one batch, when TCP is full, and where pages may not
+    /// change on the way.
     pub(in crate::iwarp) fn write_in_place(
         &mut self,
         stags: &mut StagTable,
@@ -40,7 +42,8 @@ impl Qp {
         Ok(joins)
     }
 
-    /// Whether pages may change on the way: the CRC of one would be of what it was, and a short FPDU ends anywhere in it.
+    /// Whether pages that may change can be sent from where they are. Not with CRCs, as one would
+    /// be of the earlier content; nor with short FPDUs, which may end anywhere in a page.
     #[inline]
     pub(in crate::iwarp) fn writes_in_place(&self) -> bool {
         let tx = &self.tx;
@@ -69,7 +72,7 @@ impl Tx {
             };
             let last = end == range.end;
             let header = tagged_header(Opcode::RDMA_WRITE, last, length, target);
-            // The span is there: nothing can fail.
+            // The span has been found already, so nothing can fail.
             let _ = self.add_fpdu(header.as_bytes(), length, |each| {
                 each(span);
                 Ok(())
@@ -83,7 +86,7 @@ impl Tx {
         }
     }
 
-    /// TCP has taken a part of a page that may change: keeps the rest as it is now.
+    /// TCP has taken a part of a page that may change: copies the rest as it is now.
     pub(super) fn keep_rest_of_page(&mut self) {
         let Some(piece) = self.batch.pieces.get_mut(self.next) else {
             return;
@@ -98,8 +101,8 @@ impl Tx {
         if rest == 0 || !changes {
             return;
         }
-        // SAFETY: a part of the piece, which lies in a slab that `keep` keeps mapped; who writes there does so on
-        // this thread.
+        // SAFETY: a part of the piece, which lies in a slab that `keep` keeps mapped; whatever
+        // writes there does so on this thread.
         let bytes = unsafe { std::slice::from_raw_parts(base, rest) };
         self.rest_of_page.clear();
         self.rest_of_page.extend_from_slice(bytes);

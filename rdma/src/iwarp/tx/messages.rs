@@ -1,4 +1,4 @@
-//! Messages cut into FPDUs: whose turn it is, and what goes into the next one.
+//! Messages cut into FPDUs: which one is next, and what goes into the next FPDU.
 
 use zerocopy::IntoBytes;
 
@@ -21,7 +21,7 @@ impl Qp {
         result
     }
 
-    /// As [`Qp::transmit`]; through shared memory, the peer hears nothing of it yet.
+    /// As [`Qp::transmit`], but a peer in shared memory does not see it yet.
     pub(super) fn hand_over(&mut self, stags: &mut StagTable) -> Result<(), Fatal> {
         self.tx.wanted = false;
         self.tx.batch.take_memory();
@@ -70,8 +70,8 @@ impl Qp {
         }
     }
 
-    /// Builds everything posted so far. Whether FPDUs can be added behind it: `fpdus` of them, with `bytes` of
-    /// payload in all. What was built before is handed over when there is no room for them.
+    /// Builds everything posted so far. Returns whether `fpdus` FPDUs with `bytes` of payload in
+    /// all can be added behind it; to make room for them, what was built is handed over.
     #[inline]
     pub(super) fn join_batch(
         &mut self,
@@ -87,7 +87,7 @@ impl Qp {
         self.make_room_in_batch(stags, fpdus, bytes)
     }
 
-    /// As [`Qp::join_batch`], when something is to be done first.
+    /// As [`Qp::join_batch`], where something has to be built or handed over first.
     #[cold]
     fn make_room_in_batch(
         &mut self,
@@ -95,7 +95,7 @@ impl Qp {
         fpdus: usize,
         bytes: usize,
     ) -> Result<bool, Fatal> {
-        // A failure is the same once more, behind what was built before it.
+        // A failure is found again by `hand_over`, behind what was built before it.
         let built = self.build(stags);
         if built.is_err() || !self.may_join_batch(fpdus, bytes) {
             self.hand_over(stags)?;
@@ -142,7 +142,7 @@ impl Qp {
         }
     }
 
-    /// The next work request with bytes for the peer. Local ones before it are carried out.
+    /// The next work request with bytes for the peer. Local ones before it are carried out here.
     fn pick_request(&mut self, stags: &mut StagTable) -> Result<Option<Current>, Fatal> {
         if !self.tx.may_send {
             return Ok(None);

@@ -32,12 +32,13 @@ use crate::contract::{Access, RKey, Sge};
 use ahead::Ahead;
 use batch::Batch;
 
-/// Pieces of one system call: the kernel allows 1024 (`UIO_MAXIOV`), and one may be cut in two.
+/// Most pieces of one system call: the kernel allows 1024 (`UIO_MAXIOV`), and one may be cut in
+/// two.
 const PIECES_MAX: usize = 1023;
-/// A batch takes no further FPDU from here on. TCP is faster the more it gets at a time: both ends
-/// copy faster while they are not at the same cache lines (`docs/lab/tcp.md`).
+/// A batch takes no further FPDU from here on. The more TCP gets at a time the faster it is: both
+/// ends copy faster while they are not at the same cache lines (`docs/lab/tcp.md`).
 const BATCH_BYTES: usize = 1 << 20;
-/// Payloads up to this are copied next to their header: cheaper than another piece.
+/// Payloads up to this are copied next to their header, which is cheaper than another piece.
 const INLINE_BYTES: usize = 256;
 /// Room one FPDU needs at most in the scratch memory.
 const FPDU_SCRATCH_BYTES: usize = INLINE_BYTES + 64;
@@ -58,7 +59,7 @@ pub(super) enum Framing {
 /// Longest FPDU that the length field allows, as a multiple of 4.
 const FPDU_BYTES_MAX: usize = 65_536;
 
-/// The message that is being cut.
+/// The message that is being cut into FPDUs.
 #[derive(Clone, Copy)]
 enum Current {
     /// A work request.
@@ -78,7 +79,7 @@ pub(super) struct Tx {
     /// Position at which the batch starts.
     batch_start: u64,
     current: Option<Current>,
-    /// Whose turn it is when both have something.
+    /// A Read Response is next, when a work request waits as well.
     responses_turn: bool,
     /// The next Send's and Read Request's message sequence numbers.
     send_msn: u32,
@@ -88,17 +89,17 @@ pub(super) struct Tx {
     untagged_max: u32,
     crc: bool,
     framing: Framing,
-    /// Slabs that the pieces point into without a region that keeps them.
+    /// Slabs that pieces point into without a region that keeps them mapped.
     keep: Vec<Arc<Slab>>,
-    /// Of a page that TCP has taken the first part of.
+    /// The rest of a page of which TCP has taken the first part.
     rest_of_page: Vec<u8>,
-    /// What the last RDMA WRITE in place is about.
+    /// The prefetch for the last RDMA WRITE in place.
     pub ahead: Ahead,
     /// The listening side may send only after the first FPDU has come (RFC 5044 §7.1.2).
     pub may_send: bool,
     /// The socket takes nothing now.
     pub blocked: bool,
-    /// Something happened that may let more be sent.
+    /// Something has happened that may let more be sent.
     pub wanted: bool,
 }
 
@@ -139,7 +140,7 @@ impl Tx {
         self.set_fpdu_max(fpdu_max);
     }
 
-    /// The stream goes on in memory: FPDUs of any length, without CRC.
+    /// The stream continues in memory: FPDUs of any length, without CRC.
     pub(super) fn move_into_memory(&mut self) {
         self.framing = Framing::Large;
         self.crc = false;
@@ -151,7 +152,7 @@ impl Tx {
         let fpdu_max = (bytes & !3).clamp(128, FPDU_BYTES_MAX);
         let payload = |header: usize| {
             let room = fpdu_max.saturating_sub(header + CRC_BYTES).max(4);
-            // Whole pages where there is room for several: the next segment starts aligned.
+            // Whole pages where there is room for several: the next segment then starts aligned.
             let unit = if room >= 16_384 { 4096 } else { 4 };
             u32::try_from(room - room % unit).unwrap_or(u32::MAX)
         };
@@ -206,7 +207,7 @@ impl Tx {
         self.batch_start = self.built;
     }
 
-    /// After a run: when all of the batch is with TCP, its memory is for others.
+    /// After a run: leaves the memory to other queue pairs, once TCP has all of the batch.
     fn give_memory(&mut self) {
         if self.next == self.batch.pieces.len() {
             self.reset();
@@ -223,8 +224,8 @@ impl Tx {
             && self.built - self.batch_start < BATCH_BYTES as u64
     }
 
-    /// Room for so many FPDUs with so many bytes of payload in all; what is more than a batch has one of its own. Not for
-    /// FPDUs that have a segment each.
+    /// Whether the batch has room for so many FPDUs with so many bytes of payload in all; more than
+    /// a batch holds gets one of its own. Not for FPDUs that have a segment each.
     #[inline]
     fn has_room_for(&self, fpdus: usize, bytes: usize) -> bool {
         debug_assert!(self.framing != Framing::Aligned, "a batch of several FPDUs");
@@ -361,7 +362,7 @@ impl Tx {
             let unsent = &mut self.batch.pieces[self.next..];
             let count = match link {
                 Link::Tcp(_) => neighbours::pieces_of_call(unsent, self.built - self.sent),
-                // Copied here, where a thread can be preempted at any time.
+                // Copied by this thread, which can be preempted at any time.
                 _ => unsent.len(),
             };
             // SAFETY: the pieces point into the scratch memory, or into registered memory that is
@@ -416,7 +417,8 @@ struct Target {
 
 /// The header of a zero-length RDMA Write.
 pub(super) fn empty_write() -> TaggedHeader {
-    // Nothing is accessed, so the STag is not checked (RFC 5040 §5.1); 0 is special to some.
+    // Nothing is accessed, so the STag is not checked (RFC 5040 §5.1); some peers give 0 a meaning
+    // of its own.
     tagged_header(Opcode::RDMA_WRITE, true, 0, Target { stag: 1, to: 0 })
 }
 
@@ -430,7 +432,8 @@ fn tagged_header(opcode: Opcode, last: bool, payload: u32, at: Target) -> Tagged
     }
 }
 
-/// The header of a segment of a Send, with the message sequence number `msn`: `payload` bytes from `offset`.
+/// The header of a segment of a Send, with the message sequence number `msn`: `payload` bytes from
+/// `offset`.
 #[inline]
 fn send_header(
     invalidate: Option<RKey>,

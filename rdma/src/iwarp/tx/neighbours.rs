@@ -1,7 +1,8 @@
-//! How much TCP gets at a time while others want the processor.
+//! How much TCP gets at a time while other threads want the processor.
 //!
-//! A kernel without preemption, as many servers have, lets nobody else run before a system call ends, and copying 1 MiB takes it hundreds of
-//! microseconds. So a thread that was preempted a short while ago gives less to a call: who waits for its core waits less.
+//! A kernel without preemption, as many servers have, lets no other thread run before a system call
+//! ends, and copying 1 MiB takes hundreds of microseconds. So a thread that was preempted a short
+//! while ago gives TCP less per call, and the thread that waits for its core waits less.
 
 use std::cell::Cell;
 
@@ -9,9 +10,10 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::iwarp::socket::Piece;
 
-/// What one call gets at most then, unless one piece alone is more.
+/// Most bytes of such a call, unless a single piece is longer.
 const SHORT_BYTES: usize = 256 << 10;
-/// Calls that stay short after the thread was preempted: half a millisecond. The kernel's own threads come some seventy times a second.
+/// Calls that stay short after the thread was preempted: half a millisecond. The kernel's own
+/// threads preempt it some seventy times a second.
 const SHORT_CALLS: u8 = 8;
 
 /// What this thread knows of others that want its core.
@@ -40,7 +42,8 @@ impl Neighbours {
     }
 }
 
-/// How many of `pieces`, which have `bytes` altogether, the next call gets: all, unless others want the processor.
+/// How many of `pieces`, which have `bytes` in all, the next call gets: all, unless others want the
+/// processor.
 #[inline]
 pub(super) fn pieces_of_call(pieces: &[Piece], bytes: u64) -> usize {
     if bytes <= SHORT_BYTES as u64 || !are_others_waiting() {

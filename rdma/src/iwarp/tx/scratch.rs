@@ -61,20 +61,21 @@ impl Scratch {
     #[inline]
     pub(super) fn put(&mut self, bytes: &[u8]) {
         if bytes.len() <= self.room() {
-            // SAFETY: `used + bytes.len()` stays inside the allocation; `bytes` is a live reference to
-            // other memory.
+            // SAFETY: `used + bytes.len()` stays inside the allocation; `bytes` is a live reference
+            // to other memory.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.end(), bytes.len()) };
             self.used += bytes.len();
         }
     }
 
-    /// As [`Scratch::put`], word by word: bytes that were put together in words just now can be loaded so, and as a
-    /// whole only when every store before has ended. A page on its way to memory may be among those.
+    /// As [`Scratch::put`], word by word. Bytes that were just stored as words can be loaded as
+    /// words at once; a wide load of them stalls on store forwarding until every earlier store has
+    /// ended, and those of a page on its way to memory may be among them.
     #[inline]
     pub(super) fn put_by_words(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<{ size_of::<u64>() }>();
         for word in words {
-            // So that words stay words.
+            // Keeps the compiler from merging the words.
             let word = hint::black_box(u64::from_ne_bytes(*word));
             self.put(&word.to_ne_bytes());
         }
@@ -85,7 +86,7 @@ impl Scratch {
     #[inline]
     pub(super) fn put_zeroes(&mut self, count: usize) {
         let before = self.used;
-        // Of a length that is known: no call.
+        // A constant length, so that no function is called.
         self.put(&[0; 8]);
         self.used = self.used.min(before + count);
     }

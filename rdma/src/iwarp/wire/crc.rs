@@ -7,7 +7,8 @@ const BLOCK_BYTES: usize = 4096;
 const BLOCK_BITS_LOG2: u32 = BLOCK_BYTES.ilog2() + 3;
 /// The polynomial, least significant bit first.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
-/// What a CRC is after a block of zeroes: the sum (without carry) of what each of its bytes becomes.
+/// What a CRC is after a block of zeroes: the sum (without carry) of what each of its bytes
+/// becomes.
 static PAST_BLOCK: [[u32; 256]; 4] = past_block();
 
 /// A linear map of the CRC's 32 bits: what each bit becomes.

@@ -1,6 +1,7 @@
 //! DDP segments and the RDMAP control byte inside them.
 //!
-//! An FPDU is `ULPDU_Length (2) | DDP control (1) | RDMAP control (1) | rest of the header | payload
+//! An FPDU is `ULPDU_Length (2) | DDP control (1) | RDMAP control (1) | rest of the header |
+//! payload
 //! | pad to 4 | CRC (4)`. The header structures here start with the length field, so that an FPDU
 //! is aligned to 4 from its first byte.
 
@@ -218,8 +219,8 @@ pub const fn fpdu_bytes(ulpdu_bytes: u16) -> usize {
 }
 
 /// The header of one segment. The discriminant's size puts the header at a multiple of 8: at an odd
-/// place it is copied in pieces that overlap, and a processor that reads such a copy first waits for
-/// every store before it, which are those of the last payload.
+/// address it is copied in pieces that overlap, and a load of such a copy stalls on store
+/// forwarding until every earlier store has ended, those of the last payload included.
 #[repr(u64)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Segment {

@@ -20,13 +20,13 @@ const FLAG_CRC: u8 = 0x40;
 const FLAG_REJECT: u8 = 0x20;
 const FLAG_ENHANCED: u8 = 0x10;
 /// Reserved by the RFCs, which say that a receiver ignores it. In a Request: the sender takes FPDUs
-/// longer than the TCP segment, and does not mind where TCP cuts them. (0x08 is Linux siw's.)
+/// longer than the TCP segment, and does not mind where TCP cuts them. (0x08 is used by Linux siw.)
 const FLAG_LARGE_FPDUS: u8 = 0x04;
-/// In a Reply: so does this side. Not the same bit, because siw answers with the flags it was asked
-/// with.
+/// In a Reply: this side does, too. It is another bit, because siw replies with the flags of the
+/// Request.
 const FLAG_LARGE_FPDUS_TOO: u8 = 0x02;
-/// In a Request: the sender takes shared memory in place of the connection. In a Reply: an invitation
-/// to it ends the private data (who only echoes the bit has none there).
+/// In a Request: the sender takes shared memory in place of the connection. In a Reply: an
+/// invitation to it ends the private data (a peer that only echoes the bit sends none).
 const FLAG_SAME_HOST: u8 = 0x01;
 
 /// The fixed part of a frame as it is on the wire.
@@ -84,7 +84,7 @@ pub struct Rtr {
 }
 
 impl Rtr {
-    /// What both sides named.
+    /// What both sides have named.
     #[must_use]
     pub fn common(self, other: Self) -> Self {
         Self {

@@ -127,8 +127,8 @@ impl Terminate {
             etype: control.layer_etype & 0x0f,
             code: control.code,
         };
-        // Linux siw on little-endian machines sends the two nibbles exchanged and the header control
-        // bits at the low end of their byte.
+        // Linux siw on little-endian machines sends the two nibbles exchanged and the header
+        // control bits at the low end of their byte.
         let exchanged = ErrorCode {
             layer: error.etype,
             etype: error.layer,
