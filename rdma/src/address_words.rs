@@ -1,13 +1,13 @@
-//! What the system says of an address that nothing can connect to or from, in words that name the
-//! address at fault and the next step.
+//! Words for an address that nothing can connect to or from: which address is at fault, and the
+//! next step.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::contract::CmError;
 
-/// The address to connect from, as a socket address: a link-local one is of the link of
-/// `destination`, as it says no link of its own.
+/// The address to connect from, as a socket address: a link-local one, which names no link of its
+/// own, gets the link of `destination`.
 pub(crate) fn source_address(source: IpAddr, destination: SocketAddr) -> SocketAddr {
     let mut address = SocketAddr::new(source, 0);
     if let (SocketAddr::V6(address), SocketAddr::V6(destination)) = (&mut address, destination)
@@ -42,8 +42,8 @@ pub(crate) fn check_families(
     })
 }
 
-/// A step of a connect to `destination`, from `source` where that was given, that the system
-/// refused with `error`.
+/// Why the system refused, with `error`, a step of a connect to `destination`, from `source` where
+/// that was given.
 pub(crate) fn refused(
     what: String,
     destination: SocketAddr,
@@ -90,7 +90,7 @@ pub(crate) fn refused(
     }
 }
 
-/// What the system said, with the next step where a limit is in the way.
+/// What the system said, with the next step where a limit is the reason.
 pub(crate) fn system_words(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EMFILE) => format!("{error}; raise it (`ulimit -Hn`, LimitNOFILE= of the unit)"),

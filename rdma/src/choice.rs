@@ -71,7 +71,7 @@ pub fn choose(preference: Preference, addr: IpAddr) -> Result<(ProviderKind, Str
         return Ok((ProviderKind::Iwarp, "asked for".to_owned()));
     }
     match (device_for(addr), preference) {
-        // Named, so that the log says it; what it breaks is up to the user who asked.
+        // Named, so that the log has it; a user who asks for it takes the risk.
         (
             Ok(Found {
                 name,
@@ -104,7 +104,7 @@ pub fn choose(preference: Preference, addr: IpAddr) -> Result<(ProviderKind, Str
 /// What is wrong with siw.
 const SIW: &str = "which can send data that was overwritten since (its zcopy_tx)";
 
-/// The device of an address.
+/// The device that has an address.
 struct Found {
     name: String,
     unsafe_data: bool,
@@ -130,7 +130,7 @@ mod tests {
 
     use super::{Preference, ProviderKind, choose};
 
-    /// No RDMA device has it, whatever the machine.
+    /// No RDMA device has this address, on any machine.
     const ADDR: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     #[test]

@@ -1,9 +1,9 @@
-//! What an RDMA device has room for.
+//! How much of everything an RDMA device has.
 
 use std::io;
 
-/// Most of each thing a device has (`ibv_query_device(3)`), for all programs together where it is
-/// not per queue.
+/// Most of each thing that a device has (`ibv_query_device(3)`), for all programs together where it
+/// is not per queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceLimits {
     /// Queue pairs.
@@ -30,11 +30,11 @@ pub struct DeviceLimits {
     pub reads: u32,
 }
 
-/// The limits of the RDMA device called `name`. `None` when libibverbs knows no such device, or this
-/// program was built without the feature `verbs`.
+/// The limits of the RDMA device called `name`. `None` when libibverbs knows no such device, or
+/// this program was built without the feature `verbs`.
 ///
 /// # Errors
-/// The devices cannot be listed, or this one cannot be opened or asked.
+/// The devices cannot be listed, or this one cannot be opened or queried.
 pub fn device_limits(name: &str) -> io::Result<Option<DeviceLimits>> {
     #[cfg(feature = "verbs")]
     return crate::verbs::device_limits(name);
@@ -49,7 +49,7 @@ pub fn device_limits(name: &str) -> io::Result<Option<DeviceLimits>> {
 mod tests {
     use super::device_limits;
 
-    /// Every device of the machine answers, however many there are.
+    /// Every device of the machine can be queried, however many there are.
     #[test]
     fn every_device_has_room_for_something() {
         let names = std::fs::read_dir("/sys/class/infiniband")

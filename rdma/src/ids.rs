@@ -10,10 +10,10 @@ use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, DeviceAttributes, QpConfig, RdmaError, ReceiveSource,
 };
 
-/// Why a call names no id.
+/// The error of a call with an id that does not exist.
 pub(crate) const UNKNOWN: &str = "unknown connection id";
 
-/// A manager's ids with what belongs to each (`E`), and the events the program has not taken.
+/// A manager's ids with what belongs to each (`E`), and the events that the program has not taken.
 pub(crate) struct Ids<E> {
     entries: HashMap<CmId, E>,
     events: VecDeque<CmEvent>,
@@ -29,7 +29,7 @@ impl<E> Ids<E> {
         }
     }
 
-    /// An id nobody has had, for an entry that is put under it later.
+    /// An id that was never used, for an entry that is added later.
     pub(crate) fn reserve(&mut self) -> CmId {
         let id = CmId(self.next);
         self.next += 1;
@@ -53,7 +53,7 @@ impl<E> Ids<E> {
         self.get_mut(id).ok_or(CmError::Invalid(UNKNOWN))
     }
 
-    /// Takes an entry out. What happened to it before is told all the same.
+    /// Takes an entry out. Events of it that were queued before are still delivered.
     pub(crate) fn remove(&mut self, id: CmId) -> Option<E> {
         self.entries.remove(&id)
     }
@@ -62,7 +62,7 @@ impl<E> Ids<E> {
         self.entries.iter()
     }
 
-    /// The ids whose entries are so.
+    /// The ids whose entries satisfy `so`.
     pub(crate) fn which(&self, so: impl Fn(&E) -> bool) -> Vec<CmId> {
         let entries = self.iter().filter(|(_, entry)| so(entry));
         entries.map(|(id, _)| *id).collect()
@@ -81,13 +81,13 @@ impl<E> Ids<E> {
         !self.events.is_empty()
     }
 
-    /// The program has destroyed `id`: it hears no more of it.
+    /// The program has destroyed `id`: its events are dropped.
     pub(crate) fn forget_events(&mut self, id: CmId) {
         self.events.retain(|event| event.id != id);
     }
 }
 
-/// Whether an id can have a queue pair made: it waits for one, and has none.
+/// Whether a queue pair can be made for an id: it waits for one, and has none.
 pub(crate) fn may_make_qp(waits: bool, has_qp: bool) -> Result<(), RdmaError> {
     match (waits, has_qp) {
         (false, _) => Err(RdmaError::Invalid(
@@ -133,12 +133,12 @@ pub(crate) fn may_migrate(requested: bool, has_qp: bool) -> Result<(), CmError> 
     }
 }
 
-/// Why an id of somewhere else cannot be adopted.
+/// Why an id of another provider cannot be adopted.
 pub(crate) fn foreign() -> CmError {
     CmError::Invalid("the connection request is of another provider")
 }
 
-/// Refuses more than there is.
+/// Refuses more than `max`.
 pub(crate) fn check_limit(what: &'static str, value: u32, max: u32) -> Result<(), RdmaError> {
     if value > max {
         return Err(RdmaError::Limit {
@@ -150,7 +150,7 @@ pub(crate) fn check_limit(what: &'static str, value: u32, max: u32) -> Result<()
     Ok(())
 }
 
-/// Checks a queue pair's sizes against its device; how deep its own receive queue is.
+/// Checks a queue pair's sizes against its device; returns how deep its own receive queue is.
 pub(crate) fn check_qp(attributes: &DeviceAttributes, config: &QpConfig) -> Result<u32, RdmaError> {
     let own = match config.receives {
         ReceiveSource::Own(depth) => depth,

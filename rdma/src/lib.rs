@@ -27,5 +27,6 @@ pub use choice::{ChoiceError, Preference, ProviderKind, choose};
 pub use device_limits::{DeviceLimits, device_limits};
 pub use strangers::{Source, Strangers};
 
-/// The `tracing` target of lines of which a peer can cause any number. The subscriber limits them.
+/// The `tracing` target of log lines of which a peer can cause any number. The subscriber limits
+/// them.
 pub const PEER_CAUSED: &str = "capstan::peer";

@@ -1,18 +1,18 @@
-//! Peers that nobody knows yet: how many of them wait at once, and who makes room when it is too
-//! many.
+//! Peers that are not known yet: how many of them wait at once, and which one makes room when there
+//! are too many.
 //!
-//! Whoever can reach the port can begin to connect, any number of times. So what is kept of each
-//! until it is known is little, there is room for so many of them, and the room is never full: the
-//! oldest of the source that has most goes. A source that opens many connections pushes out its
-//! own, and a host that means it is through before its turn comes.
+//! Anybody who reaches the port can begin to connect, any number of times. So what is kept of each
+//! until it is known is little, there is room for a limited number, and there is always room for
+//! one more: the oldest of the source that has most is removed. A source that opens many
+//! connections so pushes out its own, and a permitted host is through before its turn comes.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Where a peer comes from, as far as it costs something to come from somewhere else: an IPv4
-/// address, or the 64 bits of an IPv6 address that a network assigns (RFC 4291, section 2.5.4); the
-/// rest is the peer's own choice.
+/// Where a peer comes from, as far as another origin costs an attacker something: an IPv4 address,
+/// or the 64 bits of an IPv6 address that a network assigns (RFC 4291, section 2.5.4); the rest is
+/// the peer's own choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// An IPv4 address.
@@ -22,7 +22,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Where `address` belongs.
+    /// The source that `address` belongs to.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
@@ -47,7 +47,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Those who wait, each with its name (`T`), in the order they came.
+/// The peers that wait, each with its name (`T`), in the order in which they came.
 #[derive(Debug)]
 pub struct Strangers<T> {
     all: Vec<(Source, T)>,
@@ -69,8 +69,8 @@ impl<T: Copy + PartialEq> Strangers<T> {
         }
     }
 
-    /// The one to remove before another one of `source` can wait: its own oldest when it has as
-    /// many as it may, else, when there is no room at all, as [`Strangers::oldest_of_most`].
+    /// The peer to remove before another one of `source` can wait: its own oldest when it has as
+    /// many as it may, or, when there is no room at all, [`Strangers::oldest_of_most`].
     #[must_use]
     pub fn in_the_way_of(&self, source: Source) -> Option<T> {
         if self.count_of(source) >= self.per_source_max {
@@ -82,8 +82,8 @@ impl<T: Copy + PartialEq> Strangers<T> {
         self.oldest_of_most()
     }
 
-    /// The oldest one of the source that has most of them; of several sources with as many, the one
-    /// that came first.
+    /// The oldest peer of the source that has most; of several sources with as many, the one that
+    /// came first.
     #[must_use]
     pub fn oldest_of_most(&self) -> Option<T> {
         let mut most: Option<(usize, T)> = None;
@@ -102,19 +102,19 @@ impl<T: Copy + PartialEq> Strangers<T> {
             .map(|(_, name)| *name)
     }
 
-    /// How many of `source` wait.
+    /// How many peers of `source` wait.
     #[must_use]
     pub fn count_of(&self, source: Source) -> usize {
         self.counts.get(&source).copied().unwrap_or(0)
     }
 
-    /// One more waits.
+    /// Adds a peer.
     pub fn add(&mut self, source: Source, name: T) {
         self.all.push((source, name));
         *self.counts.entry(source).or_default() += 1;
     }
 
-    /// One does not wait any more, whatever became of it. Whether it did.
+    /// Removes a peer, whatever became of it; returns whether it was there.
     pub fn remove(&mut self, name: T) -> bool {
         let Some(at) = self.all.iter().position(|(_, other)| *other == name) else {
             return false;
@@ -129,13 +129,13 @@ impl<T: Copy + PartialEq> Strangers<T> {
         true
     }
 
-    /// How many wait.
+    /// How many peers wait.
     #[must_use]
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// Those who wait, oldest first.
+    /// The peers that wait, oldest first.
     pub fn names(&self) -> impl Iterator<Item = T> + '_ {
         self.all.iter().map(|(_, name)| *name)
     }
@@ -177,7 +177,7 @@ mod tests {
         assert!(strangers.remove(20) && !strangers.remove(20));
         assert_eq!((strangers.count(), strangers.count_of(source(2))), (5, 2));
         strangers.add(source(3), 31);
-        // Two each: the source that was there first.
+        // Two each: the source that came first.
         assert_eq!(strangers.in_the_way_of(source(4)), Some(10));
     }
 

@@ -109,7 +109,7 @@ impl Area {
         self.expect(at, bytes);
     }
 
-    /// Says that a device will write `bytes` at `at`.
+    /// Expects a device to write `bytes` at `at`.
     pub(crate) fn expect(&mut self, at: usize, bytes: &[u8]) {
         self.shadow[GUARD_BYTES + at..][..bytes.len()].copy_from_slice(bytes);
     }
@@ -160,7 +160,7 @@ impl Area {
         self.check(what)
     }
 
-    /// Drops the region; its memory stays.
+    /// Drops the region; its memory stays allocated.
     pub(crate) fn deregister(&mut self) {
         self.region = None;
     }

@@ -36,7 +36,7 @@ impl Side {
     }
 }
 
-/// What becomes of a Send that finds no receive posted.
+/// What happens to a Send that finds no receive posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiverNotReady {
     /// It is retried or held back until a receive is posted; when none ever is, the connection
@@ -55,7 +55,7 @@ pub struct Behaviour {
     pub accept_private_data_bytes_max: usize,
     /// Most private data of a reject, in bytes.
     pub reject_private_data_bytes_max: usize,
-    /// What becomes of a Send that finds no receive.
+    /// What happens to a Send that finds no receive.
     pub receiver_not_ready: ReceiverNotReady,
     /// A request the peer refuses completes with the status that names the reason
     /// (`RemoteAccessError`, …); otherwise any error will do.
@@ -74,18 +74,18 @@ pub struct Behaviour {
     /// for, where it can, as RFC 6581 (section 9) lets it: siw (`relaxed_ird_negotiation` in
     /// Linux).
     pub raises_read_depths: bool,
-    /// What was posted behind an RDMA READ may reach the peer before the READ is served, and so also
-    /// when the READ is then refused (RFC 5040, section 5.5).
+    /// What was posted behind an RDMA READ may reach the peer before the READ is served, and so
+    /// also when the READ is then refused (RFC 5040, section 5.5).
     pub others_overtake_reads: bool,
-    /// RDMA READs are served as the standards say. siw serves them without a look at the region's
+    /// RDMA READs are served as the standards say. siw serves them without checking the region's
     /// right to be read, and answers an empty one that had to wait with other bytes.
     pub serves_reads_faithfully: bool,
     /// Queue depths are exactly what was asked; otherwise the device may round them up.
     pub exact_queue_depths: bool,
     /// The flush that follows the peer's disconnect begins when the connection manager is polled:
-    /// on InfiniBand and RoCE the end is a message of the connection manager (DREQ), which leaves the
-    /// queue pair as it is until the program acts on it (InfiniBand specification, volume 1, section
-    /// 12.6.10; `cma_ib_handler` in Linux). Otherwise the device flushes on its own.
+    /// on InfiniBand and RoCE the end is a message of the connection manager (DREQ), which leaves
+    /// the queue pair as it is until the program acts on it (InfiniBand specification, volume 1,
+    /// section 12.6.10; `cma_ib_handler` in Linux). Otherwise the device flushes on its own.
     pub flush_needs_cm_poll: bool,
     /// Longest wait for anything, in microseconds.
     pub patience_us: u64,
@@ -129,7 +129,7 @@ pub trait Fabric {
     /// The same over IPv6.
     ///
     /// # Errors
-    /// Why there is none; the case is told as not applicable.
+    /// Why there is none; the case is reported as not applicable.
     fn listen_address_v6(&self) -> Result<SocketAddr, String>;
 
     /// Where this transport differs from others.
@@ -138,8 +138,8 @@ pub trait Fabric {
     /// Monotonic microseconds.
     fn now_us(&mut self) -> u64;
 
-    /// Nothing happened in a round of polling: let time pass, not beyond `until_us`. A virtual clock
-    /// jumps to the next deadline, a real one sleeps for a moment.
+    /// Nothing happened in a round of polling: lets time pass, but not beyond `until_us`. A virtual
+    /// clock jumps to the next deadline, a real one sleeps for a moment.
     fn pause(&mut self, until_us: u64);
 }
 

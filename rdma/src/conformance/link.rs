@@ -1,4 +1,4 @@
-//! Connecting, posting and expecting: the words the cases are written in.
+//! Connecting, posting and expecting: the helpers the cases are written with.
 
 use std::rc::Rc;
 
@@ -78,7 +78,7 @@ pub(crate) fn request(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
 }
 
 impl World<'_> {
-    /// What a side asks for, clamped to its device.
+    /// What a side asks for, as far as its device can.
     pub(crate) fn param(
         &mut self,
         side: Side,
@@ -133,7 +133,7 @@ impl World<'_> {
         Ok(qp)
     }
 
-    /// Resolves, makes a queue pair and asks for the connection.
+    /// Resolves, makes a queue pair and requests the connection.
     pub(crate) fn start(&mut self, options: &LinkOptions) -> Outcome<LinkEnd> {
         let id = self.resolve()?;
         let qp = self.create_qp(Side::Active, id, options)?;
@@ -146,7 +146,7 @@ impl World<'_> {
         })
     }
 
-    /// Asks for the connection `id`.
+    /// Requests the connection `id`.
     pub(crate) fn ask(&mut self, id: CmId, param: &ConnectParam) -> Outcome {
         let (now_us, patience_us) = (self.now_us(), self.behaviour.patience_us);
         let active = self.end(Side::Active);
@@ -203,7 +203,7 @@ impl World<'_> {
         }
     }
 
-    /// Makes a connection; the answer is its index.
+    /// Makes a connection; returns its index.
     pub(crate) fn connect(&mut self, options: &LinkOptions) -> Outcome<usize> {
         let active = self.start(options)?;
         let request = self.requested()?;
@@ -211,7 +211,7 @@ impl World<'_> {
         self.join(active, passive)
     }
 
-    /// Waits until both ends of a connection are up.
+    /// Waits until both ends of a connection are established.
     pub(crate) fn join(&mut self, active: LinkEnd, passive: LinkEnd) -> Outcome<usize> {
         self.established(Side::Active, active.id)?;
         self.links.push([active, passive]);
@@ -344,8 +344,8 @@ impl World<'_> {
         self.check_local(&wc, &[WcStatus::LocalProtectionError])
     }
 
-    /// A completion of a request that broke a rule here: one of `named`, or what this fabric says
-    /// instead.
+    /// Checks the completion of a request that broke a rule on its own side: one of `named`, or
+    /// what this fabric has instead.
     #[track_caller]
     pub(crate) fn check_local(&self, wc: &WorkCompletion, named: &[WcStatus]) -> Outcome {
         let stand_ins = self.behaviour.local_error_stand_ins;
@@ -358,7 +358,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Waits until `side` has been told that the connection ended.
+    /// Waits until `side` has the event that the connection ended.
     #[track_caller]
     pub(crate) fn ended_at(&mut self, link: usize, side: Side) -> Outcome {
         let id = self.id(link, side);
@@ -374,14 +374,14 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Waits until both sides have been told that the connection ended.
+    /// Waits until both sides have the event that the connection ended.
     #[track_caller]
     pub(crate) fn ended(&mut self, link: usize) -> Outcome {
         self.ended_at(link, Side::Active)?;
         self.ended_at(link, Side::Passive)
     }
 
-    /// Lets time pass; nothing more may come for `link`.
+    /// Lets time pass, and checks that nothing more comes for `link`.
     #[track_caller]
     pub(crate) fn silent(&mut self, link: usize) -> Outcome {
         self.settle(20_000);

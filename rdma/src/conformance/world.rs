@@ -12,7 +12,7 @@ use crate::contract::{
     QpNum, QueuePair, WorkCompletion,
 };
 
-/// Completions taken per poll; small, so that a provider must keep what does not fit.
+/// Completions taken per poll; few, so that a provider must keep what does not fit.
 const POLL_BATCH: usize = 16;
 
 /// Entries of the completion queue of an endpoint: enough for every case (64 queue pairs with
@@ -26,7 +26,7 @@ pub(crate) struct Resources {
     pub(crate) cq: Rc<dyn CompletionQueue>,
 }
 
-/// One side: a connection manager, what its device gave, and what came out of both.
+/// One side: a connection manager, what was made of its device, and what both have reported.
 pub(crate) struct Endpoint {
     pub(crate) events: VecDeque<CmEvent>,
     pub(crate) completions: VecDeque<WorkCompletion>,
@@ -50,7 +50,7 @@ impl Endpoint {
         }
     }
 
-    /// Polls everything once; whether anything came.
+    /// Polls everything once; returns whether anything came.
     pub(crate) fn poll(&mut self, now_us: u64) -> bool {
         let mut progress = false;
         while let Some(event) = self.cm.poll(now_us) {
@@ -157,7 +157,7 @@ impl<'f> World<'f> {
         self.links[link][side.index()].id
     }
 
-    /// Polls both sides (those awake) once; whether anything came.
+    /// Polls both sides (those awake) once; returns whether anything came.
     pub(crate) fn turn(&mut self) -> bool {
         let now_us = self.fabric.now_us();
         let mut progress = false;
@@ -169,7 +169,7 @@ impl<'f> World<'f> {
         progress
     }
 
-    /// Polls both sides until `done` answers, for as long as the fabric's patience.
+    /// Polls both sides until `done` has a result, for as long as the fabric's patience.
     #[track_caller]
     pub(crate) fn drive_until<T>(
         &mut self,
@@ -187,7 +187,7 @@ impl<'f> World<'f> {
         }
     }
 
-    /// Polls both sides for `time_us`, or until `done` answers.
+    /// Polls both sides for `time_us`, or until `done` has a result.
     pub(crate) fn drive_for<T>(
         &mut self,
         time_us: u64,
@@ -221,7 +221,7 @@ impl<'f> World<'f> {
         }
     }
 
-    /// What nobody has asked for yet: usually the explanation of a timeout.
+    /// Events and completions that no case has asked for yet: usually the explanation of a timeout.
     pub(crate) fn leftovers(&self) -> String {
         let mut text = String::new();
         for side in Side::BOTH {

@@ -17,8 +17,8 @@ pub const PRIVATE_DATA_MAX: usize = 255;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CmId(pub u64);
 
-/// Private data of a connection-manager message, held by value: the transport's pointer carries no
-/// alignment or lifetime promise. The transport may have padded it with zeros.
+/// Private data of a connection-manager message, held by value: the transport's pointer promises
+/// neither alignment nor lifetime. The transport may have padded it with zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     len: u8,
@@ -54,7 +54,7 @@ impl fmt::Debug for PrivateData {
     }
 }
 
-/// Parameters of a connect or accept, and what the peer asked (`struct rdma_conn_param`).
+/// Parameters of a connect or accept, and what the peer asked for (`struct rdma_conn_param`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectParam {
     /// Private data.
@@ -72,7 +72,7 @@ pub struct ConnectParam {
 pub enum RejectReason {
     /// The peer's program refused; the private data says why.
     Consumer,
-    /// Nobody listens at the address.
+    /// Nothing listens at the address.
     NoListener,
     /// The peer does not speak this protocol or version.
     Protocol,
@@ -88,7 +88,8 @@ pub enum RejectReason {
 /// What happened to an id.
 #[derive(Clone, Debug)]
 pub enum CmEventKind {
-    /// Address and route are resolved: [`ConnectionManager::device`] answers, a QP can be made.
+    /// Address and route are resolved: [`ConnectionManager::device`] has the device, and a QP can
+    /// be made.
     Resolved,
     /// A peer wants to connect; `id` of the event is the new connection's.
     ConnectRequest {
@@ -98,8 +99,8 @@ pub enum CmEventKind {
         /// side's `initiator_depth`, and the other way round.
         param: ConnectParam,
     },
-    /// The connection is up. On the connecting side `param` is what the peer accepted with: the
-    /// negotiated depths, seen from this side.
+    /// The connection is established. On the connecting side `param` is what the peer accepted
+    /// with: the negotiated depths, seen from this side.
     Established {
         /// The peer's accept.
         param: ConnectParam,
@@ -108,18 +109,18 @@ pub enum CmEventKind {
     Rejected {
         /// Why.
         reason: RejectReason,
-        /// The peer's own words.
+        /// What the peer's program sent with it.
         private_data: PrivateData,
     },
     /// Address, route or connection could not be had.
     Failed(CmError),
     /// The connection ended; the queue pair is in the error state.
     Disconnected {
-        /// What ended it, in words for the log: who, and why when it is known.
+        /// What ended it, in words for the log: which side, and why where that is known.
         cause: String,
     },
-    /// The device went away, and the connection with it; of a listener, that it waits for the device
-    /// and then listens again by itself.
+    /// The device went away, and the connection with it; a listener waits for the device and then
+    /// listens again by itself.
     DeviceRemoved,
 }
 
@@ -147,19 +148,19 @@ impl fmt::Debug for MigratedId {
 
 /// One thread's connection manager (`struct rdma_event_channel`).
 ///
-/// No call blocks. Timeouts are told as events; `now_us` is monotonic microseconds.
+/// No call blocks. Timeouts are reported as events; `now_us` is monotonic microseconds.
 pub trait ConnectionManager {
-    /// Listens at `addr` (port 0 picks one). The answer's address is the one bound.
+    /// Listens at `addr` (port 0 picks one). Returns the address that was bound.
     ///
     /// # Errors
-    /// Address in use, not here, or no resources.
+    /// Address in use, not of this machine, or no resources.
     fn listen(&mut self, addr: SocketAddr, backlog: u32) -> Result<(CmId, SocketAddr), CmError>;
 
-    /// Starts resolving `destination`, from `source` when given. Leads to
-    /// [`CmEventKind::Resolved`] or [`CmEventKind::Failed`] within `timeout_us`.
+    /// Starts resolving `destination`, from `source` when given. Leads to [`CmEventKind::Resolved`]
+    /// or [`CmEventKind::Failed`] within `timeout_us`.
     ///
     /// # Errors
-    /// What can be told at once.
+    /// What can be found at once.
     fn resolve(
         &mut self,
         destination: SocketAddr,
@@ -211,14 +212,14 @@ pub trait ConnectionManager {
     /// flushed, and `Disconnected` follows on both sides.
     fn disconnect(&mut self, id: CmId);
 
-    /// Gives a connection up: as [`ConnectionManager::disconnect`], but without an orderly end.
-    /// What was posted and has not left this side, whole or in part, never does: no kernel goes on
-    /// sending it, and nothing lingers. What has left may still arrive. Before the queue pair is
-    /// dropped, which is an orderly end.
+    /// Aborts a connection: as [`ConnectionManager::disconnect`], but without an orderly end. What
+    /// was posted and has not left this side, whole or in part, never does: no kernel goes on
+    /// sending it, and no socket lingers. What has left may still arrive. To be called before the
+    /// queue pair is dropped, which is an orderly end.
     ///
     /// A connection that has ended and still lingers ends at once. A device in hardware or in the
-    /// kernel is told to stop (the queue pair goes to the error state); siw then leaves what TCP
-    /// has to TCP.
+    /// kernel is told to stop (the queue pair goes to the error state); siw then leaves to TCP what
+    /// TCP has.
     fn abort(&mut self, id: CmId);
 
     /// Forgets an id (listener or connection). The queue pair must have been dropped before.
@@ -230,7 +231,7 @@ pub trait ConnectionManager {
     /// Unknown id, or one that already has a queue pair.
     fn migrate(&mut self, id: CmId) -> Result<MigratedId, CmError>;
 
-    /// Takes over what another thread's manager of the same provider gave away.
+    /// Takes over a request that another thread's manager of the same provider gave away.
     ///
     /// # Errors
     /// From another provider, or the peer has gone.
@@ -246,12 +247,12 @@ pub trait ConnectionManager {
     /// Becomes readable after [`ConnectionManager::arm`] when there is something to poll.
     fn fd(&self) -> RawFd;
 
-    /// Says that the fd was not readable when a wait after [`ConnectionManager::arm`] was over, at `now_us`: `poll` need not
-    /// look there at once. No need to.
+    /// Hint: the descriptor was not readable when a wait after [`ConnectionManager::arm`] ended, at
+    /// `now_us`, so `poll` need not look there at once. Calling it is optional.
     fn stayed_silent(&mut self, now_us: u64) {
         let _ = now_us;
     }
 
-    /// When `poll` must be called next even if the fd stays silent.
+    /// When `poll` must be called next even if the descriptor is not readable.
     fn next_deadline_us(&self) -> Option<u64>;
 }

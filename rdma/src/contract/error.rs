@@ -8,7 +8,7 @@ pub enum RdmaError {
     /// More than the device or a bound of this program allows.
     #[error("{what}: {value} asked, {max} is the most; lower it")]
     Limit {
-        /// The thing asked for.
+        /// What was asked for.
         what: &'static str,
         /// How much.
         value: u64,
@@ -59,12 +59,12 @@ pub enum PostError {
 /// A connection-manager call or an attempt to connect failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CmError {
-    /// Nobody answered in time.
+    /// The peer did not answer in time.
     #[error(
         "{what} timed out after {timeout_ms} ms; check that the address is right and reachable"
     )]
     Timeout {
-        /// The step, and with whom.
+        /// The step, and the peer.
         what: String,
         /// The wait in milliseconds.
         timeout_ms: u64,
@@ -82,11 +82,11 @@ pub enum CmError {
     /// The peer broke the protocol.
     #[error("{what}: the peer sent {got}, expected {expected}")]
     Protocol {
-        /// The step.
+        /// The step of the set-up.
         what: &'static str,
-        /// What came.
+        /// What arrived.
         got: String,
-        /// What should have come.
+        /// What should have arrived.
         expected: &'static str,
     },
     /// The id or its state does not fit the call.

@@ -66,8 +66,8 @@ pub trait ProtectionDomain: Any {
         access: Access,
     ) -> Result<Rc<dyn MemoryRegion>, RdmaError>;
 
-    /// Registers a whole slab of zeroes for sending alone. Nobody writes to it as long as the region
-    /// lives, so a provider need not look at its bytes.
+    /// Registers a whole slab of zeroes for sending only. Nothing writes to it as long as the
+    /// region lives, so a provider need not look at its bytes.
     ///
     /// # Errors
     /// As for [`ProtectionDomain::register`].
@@ -75,13 +75,12 @@ pub trait ProtectionDomain: Any {
         self.register(slab, 0, slab.len_bytes(), Access::empty())
     }
 
-    /// Allocates an unbound type 2 memory window. A provider whose [`DeviceAttributes`] lack
-    /// `memory_windows` answers with an error.
+    /// Allocates an unbound type 2 memory window.
     ///
     /// [`DeviceAttributes`]: super::DeviceAttributes
     ///
     /// # Errors
-    /// No windows on this device, or none left.
+    /// The device has no windows ([`DeviceAttributes`], `memory_windows`), or none left.
     fn allocate_window(&self) -> Result<Box<dyn MemoryWindow>, RdmaError>;
 
     /// Creates a shared receive queue of `depth` receives of up to `sge_max` SGEs.
@@ -91,7 +90,7 @@ pub trait ProtectionDomain: Any {
     fn create_srq(&self, depth: u32, sge_max: u32)
     -> Result<Rc<dyn SharedReceiveQueue>, RdmaError>;
 
-    /// Names the domain within its provider; a queue pair is made in the domain of this number.
+    /// Number of the domain within its provider; a queue pair is made in the domain of this number.
     fn id(&self) -> u32;
 }
 
@@ -110,7 +109,7 @@ pub trait MemoryRegion {
 /// A type 2 memory window: a key for a piece of a region, bound and invalidated by work requests.
 /// A bound key works on the queue pair it was bound on only. Dropping the window ends the key.
 pub trait MemoryWindow {
-    /// The key the next [`SendOp::BindWindow`](super::SendOp::BindWindow) of this window must carry:
-    /// a fresh one each call, so that a late use of an old key fails (`ibv_inc_rkey`).
+    /// The key the next [`SendOp::BindWindow`](super::SendOp::BindWindow) of this window must
+    /// carry: a fresh one each call, so that a late use of an old key fails (`ibv_inc_rkey`).
     fn next_rkey(&mut self) -> RKey;
 }

@@ -1,18 +1,18 @@
 //! The contract between Capstan and an RDMA provider, in verbs terms.
 //!
-//! Shape of a life: a [`ConnectionManager`] listens or resolves; a [`CmId`] names one connection;
-//! its [`Device`] gives a [`ProtectionDomain`] and a [`CompletionQueue`]; memory is registered
-//! ([`MemoryRegion`]); a [`QueuePair`] is made for the id, receives are posted, then the id is
-//! accepted or connected. Work requests are posted, the doorbell is rung once per batch, and
+//! From beginning to end: a [`ConnectionManager`] listens or resolves; a [`CmId`] names one
+//! connection; its [`Device`] gives a [`ProtectionDomain`] and a [`CompletionQueue`]; memory is
+//! registered ([`MemoryRegion`]); a [`QueuePair`] is made for the id, receives are posted, then the
+//! id is accepted or connected. Work requests are posted, the doorbell is rung once per batch, and
 //! completions are polled.
 //!
 //! Rules every provider keeps and the conformance suite checks:
-//! * Receives may be posted before accept or connect. A work request is in the provider's hands
-//!   from `post_*` until its completion has been polled, or, when it was not signaled, until a later
+//! * Receives may be posted before accept or connect. A work request belongs to the provider from
+//!   `post_*` until its completion has been polled, or, when it was not signaled, until a later
 //!   signaled one of the same queue has; or until the queue pair has been dropped.
 //! * An RDMA WRITE is placed at the peer before a Send posted after it completes a receive there.
 //! * After an error the queue pair is in the error state and every outstanding work request is
-//!   flushed with [`WcStatus::WrFlushError`], after the completion that tells the cause.
+//!   flushed with [`WcStatus::WrFlushError`], after the completion that has the cause.
 //! * A completion with an error status carries a valid `wr_id`, `status` and `qp`, nothing else.
 //! * Keys and bounds are checked by the provider on every access. A peer that breaks them loses its
 //!   connection and touches nothing outside the region.

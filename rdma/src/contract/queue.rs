@@ -27,7 +27,7 @@ pub enum Transport {
     Loopback,
 }
 
-/// What a device can do; asked, never assumed.
+/// What a device can do; always queried, never assumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
     /// Name, as `rdma link` shows it.
@@ -56,8 +56,8 @@ pub struct DeviceAttributes {
     pub send_with_invalidate: bool,
     /// Whether the sink of an RDMA READ needs [`Access::REMOTE_WRITE`](super::Access) (iWARP).
     pub read_sink_needs_remote_write: bool,
-    /// Whether the kernel of this machine does the device's work on the machine's cores (Soft-RoCE, `siw`): who spins holds
-    /// one of them.
+    /// Whether the kernel of this machine does the device's work on the machine's cores (Soft-RoCE,
+    /// `siw`): a thread that spins takes one of them from it.
     pub in_kernel: bool,
 }
 
@@ -66,7 +66,7 @@ pub trait Device {
     /// Its capabilities.
     fn attributes(&self) -> &DeviceAttributes;
 
-    /// Whether it is gone. It lets go of the hardware when everything that was made of it has been
+    /// Whether it is gone. The hardware is released when everything that was made of it has been
     /// dropped; a connection made after its return has another [`Device`].
     fn is_removed(&self) -> bool;
 
@@ -76,8 +76,8 @@ pub trait Device {
     /// No resources.
     fn allocate_pd(&self) -> Result<Rc<dyn ProtectionDomain>, RdmaError>;
 
-    /// Creates a completion queue of `depth` entries. The users of the queue keep the number of
-    /// outstanding work requests within it.
+    /// Creates a completion queue of `depth` entries. Its users keep the number of outstanding work
+    /// requests within it.
     ///
     /// # Errors
     /// No resources, or more entries than the device has.
@@ -86,8 +86,8 @@ pub trait Device {
 
 /// A completion queue. (`Any`: a provider finds its own type in a [`QpConfig`] by upcasting.)
 pub trait CompletionQueue: Any {
-    /// Takes up to `out.len()` completions; the answer says how many. A software provider makes
-    /// progress (sends, receives, places data) inside this call.
+    /// Takes up to `out.len()` completions; returns how many. A software provider makes progress
+    /// (sends, receives, places data) inside this call.
     fn poll(&self, out: &mut [WorkCompletion]) -> usize;
 
     /// Asks for the fd to become readable at the next completion. `true` when there may be
@@ -134,7 +134,7 @@ pub struct QpConfig {
     pub recv_sge_max: u32,
 }
 
-/// The first bytes of a message that is lent, which have left the place where it has come.
+/// Length of the first bytes of a lent message, which are copied out of the place where it arrived.
 pub const LENT_HEAD_BYTES: usize = 64;
 
 /// Calls its argument with the bytes of an RDMA WRITE, piece by piece.
@@ -174,22 +174,22 @@ pub trait QueuePair {
     /// here or by a completion. In the error state the request is taken and flushed.
     fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError>;
 
-    /// An RDMA WRITE of bytes that `source` has, registered or not, which is over when this returns.
-    /// It comes after everything posted so far, which is handed to the device; the peer may hear of
-    /// both with the next [`QueuePair::ring_doorbell`] only. `source` is called once with where to put
-    /// the bytes, `len_bytes` in all.
+    /// An RDMA WRITE of bytes that `source` has, registered or not, which has ended when this
+    /// returns. It comes after everything posted so far, which is handed to the device; the peer
+    /// may see both only with the next [`QueuePair::ring_doorbell`]. `source` is called once with
+    /// where to put the bytes, `len_bytes` in all.
     ///
-    /// `false`, and nothing is written, where a provider cannot copy right now, or never: the WRITE is
-    /// to be posted then.
+    /// `false`, and nothing is written, where a provider cannot copy right now, or never: the WRITE
+    /// is to be posted then.
     fn write_now(&mut self, remote: Remote, len_bytes: u32, source: &mut Source<'_>) -> bool {
         let _ = (remote, len_bytes, source);
         false
     }
 
-    /// An RDMA WRITE of the bytes `range` of `slab`, registered or not, behind everything posted so far.
-    /// It takes no work request: the slab stays mapped until the peer has the bytes, which leave with the
-    /// next [`QueuePair::ring_doorbell`] or later. Each page is as it was at some moment until then,
-    /// provided that only the calling thread writes there.
+    /// An RDMA WRITE of the bytes `range` of `slab`, registered or not, behind everything posted so
+    /// far. It takes no work request: the slab stays mapped until the peer has the bytes, which
+    /// leave with the next [`QueuePair::ring_doorbell`] or later. Each page is sent as it was at
+    /// one moment until then, provided that only the calling thread writes there.
     ///
     /// `false`, and nothing is written, where a provider cannot, now or ever, and when the range is
     /// empty or not inside the slab.
@@ -198,83 +198,90 @@ pub trait QueuePair {
         false
     }
 
-    /// Whether [`QueuePair::write_in_place`] takes nothing only because the device is full: it does again when something has left,
-    /// which makes the descriptor of the completion queues readable once they are armed.
+    /// Whether [`QueuePair::write_in_place`] takes nothing only because the device is full: it does
+    /// again when something has left, which makes the descriptor of the completion queues readable
+    /// once they are armed.
     fn is_full(&self) -> bool {
         false
     }
 
-    /// A Send of `bytes`, which are copied, behind everything posted so far; with `invalidate` a Send with
-    /// Invalidate. It takes no work request, and nothing tells when it has gone: it leaves with the next
-    /// [`QueuePair::ring_doorbell`] or later.
+    /// A Send of `bytes`, which are copied, behind everything posted so far; with `invalidate` a
+    /// Send with Invalidate. It takes no work request and has no completion: it leaves with the
+    /// next [`QueuePair::ring_doorbell`] or later.
     ///
-    /// `false`, and nothing is sent, where a provider cannot, now or ever: the Send is to be posted then.
+    /// `false`, and nothing is sent, where a provider cannot, now or ever: the Send is to be posted
+    /// then.
     fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
         let _ = (bytes, invalidate);
         false
     }
 
-    /// Whether something that [`QueuePair::write_in_place`] or [`QueuePair::send_now`] took has not left yet, as far as is known,
-    /// after a [`QueuePair::ring_doorbell`]: ending the connection now would lose it. Where it is, the completion queue's
-    /// descriptor becomes readable, once armed, when more is known.
+    /// Whether, after a [`QueuePair::ring_doorbell`], something that [`QueuePair::write_in_place`]
+    /// or [`QueuePair::send_now`] took has not left yet, as far as is known: ending the connection
+    /// now would lose it. Where it is so, the completion queue's descriptor becomes readable, once
+    /// armed, when more is known.
     fn has_unsent(&self) -> bool {
         false
     }
 
-    /// How many work requests and messages there were behind the one that the device told of last, when it told: so many more
-    /// answers the peer had coming, as far as is known. 0 where that is not known.
+    /// At the time of the device's last completion: how many work requests and messages were queued
+    /// behind the one that completed, which is how many more responses the peer had coming. 0 where
+    /// that is not known.
     fn sent_behind(&self) -> u32 {
         0
     }
 
-    /// From now on messages of [`LENT_HEAD_BYTES`] or more may stay where they have come and take no receive, though one is
-    /// kept for each: their completions are [`WcOpcode::RecvLent`](super::WcOpcode), and `wr_id` is what the other calls know the
-    /// message by. For each of them the program calls [`QueuePair::lent_head`], and when there are more bytes
-    /// [`QueuePair::take_lent`] until it has taken them or [`QueuePair::land_lent`]. It does so before it polls a completion
-    /// queue again: what is left then is copied.
+    /// From now on messages of [`LENT_HEAD_BYTES`] or more may stay where they arrived and take no
+    /// receive, though one is reserved for each. Their completions are
+    /// [`WcOpcode::RecvLent`](super::WcOpcode), with a number of the message as `wr_id`, for the
+    /// other calls. For each of them the program calls [`QueuePair::lent_head`] and, when there are
+    /// more bytes, [`QueuePair::take_lent`] until it has taken them, or [`QueuePair::land_lent`].
+    /// It does so before it polls a completion queue again: what is left then is copied.
     fn lend_messages(&mut self) {}
 
-    /// The first bytes of a message that was lent. That is the end of a message that has no more. `None` when no such message is
-    /// lent.
+    /// The first bytes of a lent message. They end a message that has no more. `None` when no such
+    /// message is lent.
     fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
         let _ = message;
         None
     }
 
-    /// Calls `take` with what is behind the head of a message that was lent; another process may write it meanwhile. `true` when
-    /// `take` says that it has what it wants, or will have copied it before a completion queue is polled or armed again or
-    /// this queue pair is dropped: until then it may be read there. That is the end of the message.
+    /// Calls `take` with what follows the head of a lent message; another process may write it
+    /// meanwhile. `true` when `take` says that it has what it wants, or will have copied it before
+    /// a completion queue is polled or armed again or this queue pair is dropped: until then it may
+    /// be read there. That ends the message.
     fn take_lent(&mut self, message: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
         let _ = (message, take);
         false
     }
 
-    /// Puts a message that was lent into a receive after all, head and all; the answer is the `wr_id` of that. `None` when
-    /// no such message is lent, or the queue pair has ended and with it its receives.
+    /// Puts a lent message into a receive after all, head included; returns the `wr_id` of that.
+    /// `None` when no such message is lent, or the queue pair has ended and with it its receives.
     fn land_lent(&mut self, message: u64) -> Option<u64> {
         let _ = message;
         None
     }
 
-    /// A mark behind everything of the peer that has arrived here by now, whether a completion has
-    /// told of it or not: in a socket, in shared memory, in the device. [`QueuePair::has_passed`]
-    /// says when the provider is beyond it.
+    /// A mark behind everything of the peer that has arrived here by now, whether or not it has a
+    /// completion yet: in a socket, in shared memory, in the device. [`QueuePair::has_passed`] says
+    /// when the provider is beyond it.
     fn arrived(&mut self) -> u64 {
         0
     }
 
-    /// Whether every message that was here as a whole when [`QueuePair::arrived`] gave `mark` has
-    /// its completion in a completion queue, or had one, or never will: a poll that leaves that
-    /// queue empty has then told of all of them. A message of which a part was still on its way is
-    /// not waited for. Polling brings the provider there, provided that there are receives.
+    /// Whether every message that had arrived as a whole when [`QueuePair::arrived`] returned
+    /// `mark` has its completion in a completion queue, or had one, or never will: a poll that
+    /// leaves that queue empty has then returned all of them. A message of which a part was still
+    /// on its way is not waited for. Polling brings the provider there, provided that there are
+    /// receives.
     fn has_passed(&self, mark: u64) -> bool {
         let _ = mark;
-        // What a device has taken in has its completion.
+        // What has arrived at a device has its completion.
         true
     }
 
-    /// Work requests after which to ring at the latest, so that the peer can begin: where a doorbell
-    /// costs next to nothing. Elsewhere `u32::MAX`: the fewer, the better.
+    /// Work requests after which to ring at the latest, so that the peer can begin, where a
+    /// doorbell costs next to nothing. Elsewhere `u32::MAX`: the fewer, the better.
     fn doorbell_interval(&self) -> u32 {
         u32::MAX
     }

@@ -149,7 +149,7 @@ pub enum WcOpcode {
 /// A work completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// The work request's `wr_id`; of `RecvLent`, what the message is called.
+    /// The work request's `wr_id`; of `RecvLent`, the number of the message.
     pub wr_id: u64,
     /// The queue pair.
     pub qp: QpNum,
@@ -164,7 +164,7 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
-    /// Room for one, to be polled into.
+    /// A blank one, to be polled into.
     pub const EMPTY: Self = Self {
         wr_id: 0,
         qp: QpNum(0),

@@ -39,7 +39,7 @@ impl Wake {
         self.fd.as_fd().as_raw_fd()
     }
 
-    /// Something came.
+    /// Something has arrived.
     pub(super) fn notify(&mut self) {
         if std::mem::take(&mut self.armed) {
             // An eventfd refuses a write only at 2^64 - 2.
@@ -57,7 +57,7 @@ impl Wake {
     }
 }
 
-/// Which queue a completion gives its place back to.
+/// The queue to which a completion gives its entry back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// So many entries of the send queue.
@@ -80,9 +80,9 @@ pub(super) struct SharedState {
     pub(super) depth: u32,
     pub(super) sge_max: u32,
     pub(super) queue: VecDeque<ReceiveEntry>,
-    /// Posted and not yet given back by a polled completion.
+    /// Receives that were posted and not given back by a polled completion.
     pub(super) outstanding: u32,
-    /// Queue pairs that hold back a message for want of a receive.
+    /// Queue pairs that hold back a message because no receive is posted.
     pub(super) waiting: Vec<u32>,
 }
 
@@ -107,7 +107,7 @@ impl Core {
         self.cqs.get(&cq).is_some_and(full)
     }
 
-    /// Gives the places of a polled (or lost) completion back.
+    /// Frees the entry of a polled (or lost) completion.
     pub(super) fn give_back(&mut self, qp: u32, place: Place) {
         match place {
             Place::Send(count) => {

@@ -14,7 +14,7 @@ use crate::contract::{
     RejectReason,
 };
 
-/// As the kernel's rdma_ucm answers when a backlog is full: refused for want of memory.
+/// As the kernel's rdma_ucm refuses when a backlog is full: out of memory.
 const BACKLOG_FULL: RejectReason = RejectReason::Other {
     code: libc::ENOMEM,
     words: "the backlog is full",
@@ -26,7 +26,7 @@ pub(super) struct ManagerState {
     pub(super) wake: Wake,
 }
 
-/// Where an id stands.
+/// The state of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Listening {
@@ -35,11 +35,11 @@ pub(super) enum Step {
     Resolving,
     Resolved,
     Connecting,
-    /// Asked by a peer, which may have given up since.
+    /// Requested by a peer, which may have given up since.
     Requested {
         gone: bool,
     },
-    /// Accepted; the peer's word is on its way.
+    /// Accepted; the peer's confirmation is on its way.
     Accepted,
     Connected,
     Ended,
@@ -54,13 +54,13 @@ pub(super) struct Id {
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
     pub(super) qp: Option<u32>,
-    /// The id at the other side.
+    /// The id of the other side.
     pub(super) other: Option<u64>,
-    /// What the connecting side asked.
+    /// The parameters of the connecting side.
     pub(super) asked: ConnectParam,
     /// The listener a request came to.
     pub(super) listener: Option<u64>,
-    /// What a timeout says.
+    /// For the words of a timeout.
     pub(super) timeout_us: u64,
     /// Latest arrival of what this side has sent.
     pub(super) last_us: u64,
@@ -94,7 +94,7 @@ pub(super) enum CmMessage {
         to: u64,
         cause: String,
     },
-    /// The asker has gone.
+    /// The connecting side has gone.
     Abandon(u64),
 }
 
@@ -317,7 +317,7 @@ impl Core {
         self.push_event(id, kind);
     }
 
-    /// Refuses the asker `to` on behalf of the network.
+    /// Refuses the connect of `to` on behalf of the network.
     fn send_reject(&mut self, to: u64, reason: RejectReason) {
         let at_us = self.arrival_us(self.now_us);
         let message = CmMessage::Reject {
@@ -328,7 +328,7 @@ impl Core {
         self.schedule(at_us, Event::Cm(Box::new(message)));
     }
 
-    /// Refuses a request in the name of its program and forgets it.
+    /// Refuses a request on behalf of its program and drops it.
     pub(super) fn refuse(&mut self, id: u64, private_data: &PrivateData) {
         let Some(state) = self.ids.get(&id) else {
             return;
@@ -344,7 +344,7 @@ impl Core {
         self.ids.remove(&id);
     }
 
-    /// The peer accepted what `to` asked.
+    /// The peer accepted the connect of `to`.
     fn accepted(&mut self, to: u64, from: u64, param: &ConnectParam) {
         let waiting = self
             .ids
@@ -358,7 +358,7 @@ impl Core {
             let message = CmMessage::Disconnect { to: from, cause };
             return self.schedule(at_us, Event::Cm(Box::new(message)));
         };
-        // Both sides keep to the smaller of what is served and what is asked.
+        // Both sides keep to the smaller of what is served and what is asked for.
         let param = ConnectParam {
             initiator_depth: param.responder_resources.min(asked.initiator_depth),
             responder_resources: param.initiator_depth.min(asked.responder_resources),
@@ -422,7 +422,7 @@ impl Core {
         }
     }
 
-    /// Forgets an id; whatever it was in ends.
+    /// Drops an id; whatever it was in ends.
     pub(super) fn destroy_id(&mut self, id: u64) {
         let Some(state) = self.ids.get(&id) else {
             return;
@@ -442,7 +442,7 @@ impl Core {
         }
     }
 
-    /// Tells every id of a host that its device has gone.
+    /// Notifies every id of a host that its device has gone.
     pub(super) fn tell_removed(&mut self, host: u32) {
         let ids: Vec<u64> = self
             .ids
@@ -478,7 +478,7 @@ impl Core {
     }
 }
 
-/// What `own` and the peer's word make of a queue pair.
+/// What `own` and the peer's parameters make of a queue pair.
 pub(super) fn agreed(own: &ConnectParam, peer: &ConnectParam) -> Agreed {
     Agreed {
         initiator_depth: own.initiator_depth,

@@ -20,7 +20,7 @@ pub(super) struct LoopbackDevice {
     net: NetRef,
     host: u32,
     attributes: DeviceAttributes,
-    /// How often the provider's device had come back when this was it.
+    /// How often the provider's device had come back when this one was its device.
     restored: u32,
 }
 
@@ -35,7 +35,7 @@ impl LoopbackDevice {
         })
     }
 
-    /// Whether it is the one that its provider has now, or had last.
+    /// Whether it is the device that its provider has now, or had last.
     pub(super) fn is_latest(&self, core: &Core) -> bool {
         core.restored(self.host) == self.restored
     }

@@ -1,4 +1,4 @@
-//! What goes wrong, as values.
+//! What goes wrong in a network, as values.
 
 use crate::contract::WcStatus;
 use crate::splitmix::SplitMix;
@@ -61,8 +61,8 @@ pub(super) fn hits(rng: &mut SplitMix, per_million: u32) -> bool {
     per_million > 0 && rng.below(1_000_000) < u64::from(per_million)
 }
 
-/// Who notices that a connection was lost. A side that is not told finds out when a request of its
-/// own goes unanswered.
+/// Which side notices that a connection was lost. A side that is not notified finds out when a
+/// request of its own goes unanswered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// Both sides.
@@ -87,11 +87,11 @@ pub enum Fault {
     },
     /// A connection carries nothing any more.
     LoseConnection {
-        /// Which, counted from 0 in the order of accepting; all that are up when `None`.
+        /// Which, counted from 0 in the order of accepting; all that are established when `None`.
         connection: Option<u64>,
         /// When.
         at_us: u64,
-        /// Who notices.
+        /// Which side notices.
         told: Told,
     },
     /// A connection request never arrives.
@@ -139,7 +139,8 @@ pub struct Faults {
     pub dropped_connects_per_million: u32,
     /// How many of a million send work requests break their queue pair.
     pub qp_errors_per_million: u32,
-    /// How many of a million send work requests lose their connection, neither side being told.
+    /// How many of a million send work requests lose their connection, without either side being
+    /// notified.
     pub lost_connections_per_million: u32,
     /// What happens at given moments.
     pub plan: Vec<Fault>,

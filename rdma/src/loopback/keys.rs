@@ -62,7 +62,7 @@ struct Window {
 
 enum Entry {
     Free,
-    /// Of a device that has gone; its owner still gives it back.
+    /// Of a device that has gone; its owner still frees it.
     Dead,
     Region(Region),
     Window(Window),
@@ -73,7 +73,7 @@ struct Slot {
     entry: Entry,
 }
 
-/// What a bind work request asks.
+/// The parameters of a bind work request.
 pub(super) struct BindRequest {
     pub(super) rkey: RKey,
     pub(super) lkey: LKey,
@@ -101,7 +101,7 @@ impl KeyTable {
         }
     }
 
-    /// Takes a slot; the answer is its index. `None` when all indexes are in use.
+    /// Takes a slot; returns its index. `None` when all indexes are in use.
     fn insert(&mut self, entry: Entry) -> Option<u32> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -166,7 +166,7 @@ impl KeyTable {
         }
     }
 
-    /// The next key of the window that `key` has named.
+    /// The next key of the window that `key` once named.
     pub(super) fn next_window_key(&mut self, key: RKey) -> RKey {
         let Some(slot) = self.slot_mut(key.0) else {
             return key;
@@ -223,7 +223,7 @@ impl KeyTable {
                 if bound.qp != qp {
                     return Err(KeyError::OtherQueuePair(rkey.0));
                 }
-                // The region below may have gone.
+                // The region under the window may have gone.
                 self.region(pd, bound.region)?;
                 (&bound.span, bound.access)
             }

@@ -22,12 +22,12 @@ use crate::ids::{
     UNKNOWN, check_limit, foreign, may_accept, may_connect, may_make_qp, may_migrate,
 };
 
-/// First port given to those who ask for any.
+/// First port given to listeners that leave the choice to the provider.
 const FIRST_PORT: u16 = 32_768;
 
 /// A connection request between two managers of one network. Refuses the peer when dropped.
 struct Ticket {
-    /// Recognizes the network without pointing into it: a ticket may be dropped anywhere.
+    /// Identifies the network without pointing into it: a ticket may be dropped anywhere.
     network: Arc<()>,
     host: u32,
     id: u64,
@@ -49,7 +49,7 @@ pub struct Manager {
     network: Arc<()>,
     host: u32,
     manager: u32,
-    /// Another one after its removal and return.
+    /// Replaced after its removal and return.
     device: RefCell<Rc<LoopbackDevice>>,
     fd: RawFd,
 }
@@ -189,7 +189,7 @@ impl Core {
         }
         let timeout = Event::Cm(Box::new(CmMessage::TimedOut(id)));
         self.schedule(self.now_us.saturating_add(timeout_us), timeout);
-        // An address nobody has is never resolved.
+        // An address that no machine has is never resolved.
         if self.reachable(destination.ip()) {
             let at_us = self.arrival_us(self.now_us);
             self.schedule(at_us, Event::Cm(Box::new(CmMessage::Resolved(id))));
@@ -419,7 +419,8 @@ impl ConnectionManager for Manager {
         }
     }
 
-    /// A queue pair that has failed withdraws what is on its way: that is as abrupt as can be.
+    /// A queue pair that has failed withdraws what is on its way, which is as abrupt as an end can
+    /// be.
     fn abort(&mut self, id: CmId) {
         self.disconnect(id);
     }

@@ -2,9 +2,9 @@
 //!
 //! A [`Network`] carries messages between [`Provider`]s (machines with one device each) of one
 //! thread. It keeps the rules of real devices: keys, access, bounds, protection domains, memory
-//! windows, negotiated READ depths, receiver-not-ready retries, completion order, flushes. What goes
-//! wrong is told by value ([`Faults`]), what is random comes from the seed, and time is what callers
-//! say, so the same calls give the same run, event by event ([`Network::trace`]).
+//! windows, negotiated READ depths, receiver-not-ready retries, completion order, flushes. What
+//! goes wrong is told by value ([`Faults`]), what is random comes from the seed, and time is what
+//! callers say, so the same calls give the same run, event by event ([`Network::trace`]).
 //!
 //! It is stricter than some devices where that finds mistakes: an lkey is never an rkey, keys come
 //! back late, local errors are told by completions, data is gathered when it arrives (not when it
@@ -41,7 +41,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do: threads, real time, speed. Requests of a side that fails vanish on their way.
+//! What it does not do: threads, real time, speed. Requests of a side that fails vanish on their
+//! way.
 
 mod completion;
 mod connection;

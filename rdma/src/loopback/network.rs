@@ -1,4 +1,4 @@
-//! What a test or a simulation makes a network of.
+//! The network that a test or a simulation builds.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -12,9 +12,9 @@ use super::state::{Core, Host, Net, NetRef};
 use super::trace::TraceEvent;
 use crate::contract::{DeviceAttributes, RdmaError, Transport};
 
-/// A network in memory. One thread owns it and all it hands out.
+/// A network in memory. One thread owns it and everything made of it.
 ///
-/// Its clock is what callers say: [`Network::advance_to`], and the `now_us` of every
+/// Its clock is set by callers: [`Network::advance_to`], and the `now_us` of every
 /// connection-manager call. Polling anything handles all that is due, for both sides.
 #[derive(Clone)]
 pub struct Network {
@@ -92,7 +92,7 @@ impl Network {
         self.net.core.borrow_mut().set_faults(faults);
     }
 
-    /// Lets a fault that strikes at a time strike at once.
+    /// Lets a fault that is planned for a time strike at once.
     pub fn strike(&self, fault: Fault) {
         self.net.core.borrow_mut().strike(fault);
     }
@@ -132,7 +132,7 @@ impl Provider {
         Manager::create(&self.net, &self.identity, self.index)
     }
 
-    /// Names it in a [`Fault`]: 0 for the network's first.
+    /// Its number in a [`Fault`]: 0 for the network's first.
     #[must_use]
     pub fn index(&self) -> u32 {
         self.index

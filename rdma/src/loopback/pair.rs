@@ -51,7 +51,7 @@ impl Sges {
     }
 }
 
-/// How far a send work request has come.
+/// State of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Posted.
@@ -60,7 +60,7 @@ pub(super) enum Progress {
     Sent,
     /// Done, perhaps before those posted earlier.
     Done,
-    /// Failed on this side; it tells so when those before it are done.
+    /// Failed on this side; reported when those before it are done.
     Failed(WcStatus),
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Agreed {
     pub(super) initiator_depth: u8,
     /// RDMA READs this side serves at once.
     pub(super) responder_resources: u8,
-    /// The peer's word on how often this side retries a Send.
+    /// The peer's count of how often this side retries a Send.
     pub(super) rnr_retry_count: u8,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct Pair {
     /// The connection's number in the order of accepting.
     pub(super) connection: Option<u64>,
     pub(super) state: QpState,
-    /// Nothing goes out or comes in any more.
+    /// Nothing leaves or arrives any more.
     pub(super) cut: bool,
     pub(super) agreed: Agreed,
     pub(super) send_cq: u32,
@@ -125,16 +125,16 @@ pub(super) struct Pair {
     pub(super) send_sge_max: u32,
     pub(super) recv_sge_max: u32,
 
-    /// Work requests not yet told, oldest first; the oldest has number `first`.
+    /// Work requests that are not reported yet, oldest first; the oldest has number `first`.
     pub(super) sends: VecDeque<SendEntry>,
     pub(super) first: u64,
-    /// Number of the next to start.
+    /// Number of the next one to start.
     pub(super) start: u64,
     /// Those below have been handed over by the doorbell.
     pub(super) rung: u64,
     /// Entries of the send queue in use.
     pub(super) send_outstanding: u32,
-    /// Told by no completion; the next one gives their places back.
+    /// Entries without a completion of their own; the next completion frees them.
     pub(super) unsignaled: u32,
     pub(super) reads_outstanding: u8,
     /// The request that failed: those behind it do not start, and have no effect at the peer.
@@ -145,7 +145,7 @@ pub(super) struct Pair {
     pub(super) receives: Receives,
     /// The receive that the message now arriving goes to.
     pub(super) receiving: Option<ReceiveEntry>,
-    /// The message now arriving waits for a receive.
+    /// The message that is arriving waits for a receive.
     pub(super) stalled: bool,
     /// How often that has happened.
     pub(super) stalls: u64,
@@ -174,7 +174,7 @@ impl Pair {
         self.first + self.sends.len() as u64
     }
 
-    /// The place one of its receives gives back.
+    /// The entry that one of its receives frees.
     pub(super) fn receive_place(&self) -> Place {
         match self.receives {
             Receives::Own { .. } => Place::Receive,
@@ -228,7 +228,7 @@ impl Core {
         }
     }
 
-    /// Tells the send work requests at the head of the queue that are done.
+    /// Reports the send work requests at the head of the queue that are done.
     pub(super) fn retire(&mut self, qp: u32) {
         while let Some(pair) = self.pairs.get_mut(&qp) {
             let Some(&entry) = pair.sends.front() else {
@@ -325,7 +325,7 @@ impl Core {
             places = 1;
         }
         if sends.is_empty() {
-            // Nobody tells of them any more: their places are free.
+            // They are reported no more: their entries are free.
             pair.send_outstanding -= pair_places;
         }
         for entry in receives {
@@ -414,7 +414,7 @@ impl Core {
     /// Ends all that a queue pair does. Its completions that nobody has polled are lost.
     fn drop_pair(&mut self, qp: u32) {
         if let Some(pair) = self.pairs.get_mut(&qp) {
-            // The owner knows; only the peer is told.
+            // The owner knows; only the peer is notified.
             let id = pair.id;
             self.forget_pair(id);
             self.fail(qp, "the queue pair was dropped", true);
@@ -447,7 +447,7 @@ impl Core {
 pub(super) struct Qp {
     pub(super) net: NetRef,
     pub(super) qp: u32,
-    /// Kept alive for as long as completions may come.
+    /// Kept alive for as long as completions may follow.
     pub(super) _cqs: [Rc<dyn CompletionQueue>; 2],
     pub(super) _srq: Option<Rc<dyn SharedReceiveQueue>>,
 }

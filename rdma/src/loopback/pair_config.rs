@@ -1,4 +1,4 @@
-//! What a program asks of a queue pair, checked to be of this provider.
+//! The configuration of a queue pair, checked to be of this provider.
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! The sending side of a queue pair: starts work requests in order and takes the answers.
+//! The requesting side of a queue pair: starts work requests in order and handles the answers.
 
 use super::faults::hits;
 use super::keys::{BindRequest, KeyError};
@@ -173,7 +173,7 @@ impl Core {
         done.map_or_else(Progress::Failed, |()| Progress::Done)
     }
 
-    /// Puts a request on its way, in pieces.
+    /// Sends a request, in pieces.
     fn transmit(&mut self, qp: u32, wqe: u64, entry: &SendEntry) {
         let Some(pair) = self.pairs.get(&qp) else {
             return;
@@ -235,7 +235,7 @@ impl Core {
         self.break_head(qp, WcStatus::RetryExceededError, cause);
     }
 
-    /// Cuts a connection off on both sides; neither is told.
+    /// Cuts a connection off on both sides without notifying either.
     fn lose_both(&mut self, qp: u32) {
         let peer = self.pairs.get(&qp).and_then(|pair| pair.peer);
         for side in [Some(qp), peer].into_iter().flatten() {
@@ -294,7 +294,7 @@ impl Core {
         self.start_sends(qp);
     }
 
-    /// Places a piece of what an RDMA READ brought.
+    /// Places a piece of the data of an RDMA READ.
     fn place_read(
         &self,
         qp: u32,

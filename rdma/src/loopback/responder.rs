@@ -1,4 +1,4 @@
-//! The receiving side of a queue pair: checks and carries out what the peer asks.
+//! The responding side of a queue pair: checks and carries out what the peer requests.
 
 use super::keys::KeyError;
 use super::pair::{ReceiveEntry, Receives, SendEntry};
@@ -13,12 +13,12 @@ const NOT_READY_RETRY_US: u64 = 10_000;
 /// A count of retries that means for ever (InfiniBand: the 3-bit field's largest value).
 const RETRY_FOR_EVER: u8 = 7;
 
-/// What became of a piece of a request.
+/// The result of a piece of a request.
 enum Outcome {
     Taken,
     /// No receive is posted.
     NotReady,
-    /// The request is refused; the peer is told `status`, this side fails with `cause`.
+    /// The request is refused; the peer gets `status`, this side fails with `cause`.
     Refused {
         status: WcStatus,
         cause: String,
@@ -77,7 +77,7 @@ impl Core {
                 self.fail_send(segment.from, segment.wqe, WcStatus::LocalProtectionError);
             }
             Outcome::Refused { status, cause } => {
-                // The answer leaves before the end of the connection is told.
+                // The answer leaves before the end of the connection is reported.
                 self.answer(&segment, Answer::Refused(status));
                 self.fail(segment.to, &cause, true);
             }

@@ -1,4 +1,4 @@
-//! The state of a network: everything plain data, reached through one `RefCell`.
+//! The state of a network: plain data, reached through one `RefCell`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ pub(super) enum Answer {
     Refused(WcStatus),
 }
 
-/// Something due at a time.
+/// Something that is due at a time.
 #[derive(Debug)]
 pub(super) enum Event {
     Request(Segment),
@@ -55,7 +55,7 @@ pub(super) enum Event {
         wqe: u64,
         answer: Answer,
     },
-    /// A receive has been posted: try the messages held back again.
+    /// A receive has been posted: the messages held back are tried again.
     ReceiverReady(u32),
     /// The receiver was not ready for too long.
     ReceiverNotReady {
@@ -154,7 +154,8 @@ impl Core {
         self.events.insert((at_us, self.next.sequence), event);
     }
 
-    /// When a message sent now arrives, behind what went before it on the same way (`last_us`).
+    /// When a message sent now arrives: behind what was sent before it on the same connection
+    /// (`last_us`).
     pub(super) fn arrival_us(&mut self, last_us: u64) -> u64 {
         let delay_us = self.faults.delay.draw_us(&mut self.rng);
         self.now_us.saturating_add(delay_us).max(last_us)

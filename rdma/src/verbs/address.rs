@@ -1,4 +1,4 @@
-//! Which device has an address.
+//! Which RDMA device has an address.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,10 +11,11 @@ use crate::ids::local_address;
 
 /// The folder of device nodes.
 pub(super) const NODES: &str = "/dev/infiniband";
-/// Where user space meets the kernel's connection manager (module `rdma_ucm`).
+/// The node of the kernel's connection manager (module `rdma_ucm`).
 const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
 
-/// Whether librdmacm has a kernel to talk to; asked first, as it writes to stderr otherwise.
+/// Whether librdmacm has a kernel to talk to; checked first, because librdmacm writes to stderr
+/// otherwise.
 pub(super) fn check_kernel() -> io::Result<()> {
     if Path::new(CM_DEVICE).exists() {
         return Ok(());
@@ -25,17 +26,17 @@ pub(super) fn check_kernel() -> io::Result<()> {
     ))
 }
 
-/// The device of an address.
+/// The device that has an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressDevice {
     /// Its name, or those of all devices for a wildcard address.
     pub name: String,
-    /// It is `siw`, which completes transfers of 4 KiB and more while TCP may still read their memory,
-    /// so that memory that is used again at once can reach the peer changed.
+    /// It is `siw`, which completes transfers of 4 KiB and more while TCP may still read their
+    /// memory, so that the peer may get what is written there next.
     pub completes_early: bool,
 }
 
-/// The RDMA device that owns `addr`, or that reaches it when it is another machine's. The error
+/// The RDMA device that has `addr`, or that reaches it when it is another machine's. The error
 /// says, for a log line, why there is none.
 ///
 /// # Errors
@@ -56,7 +57,7 @@ pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
             completes_early: !honest,
         });
     }
-    // The discard port; any will do.
+    // The discard port; any port will do.
     let source = local_address(SocketAddr::new(addr, 9), None)
         .map_err(|error| format!("no route to {addr} ({error})"))?;
     let unusable = |error: io::Error| format!("the RDMA connection manager is unusable ({error})");

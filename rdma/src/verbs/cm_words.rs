@@ -44,10 +44,10 @@ const REJ_REASONS: [(i32, &str); 27] = [
     (32, "invalid primary flow label"),
 ];
 
-/// Wait of the kernel's connection manager for each answer: 4.096 µs · 2^20 on InfiniBand and RoCE
-/// (`CMA_CM_RESPONSE_TIMEOUT` in Linux).
+/// How long the kernel's connection manager waits for each answer: 4.096 µs · 2^20 on InfiniBand
+/// and RoCE (`CMA_CM_RESPONSE_TIMEOUT` in Linux).
 const CM_RESPONSE_MS: u64 = (4_096 << 20) / 1_000_000;
-/// How often it asks again (`CMA_MAX_CM_RETRIES`).
+/// How often it retries (`CMA_MAX_CM_RETRIES`).
 const CM_RETRIES: u64 = 15;
 
 /// Why the peer refused. Positive codes are InfiniBand's, negative ones error numbers (iWARP).
@@ -72,8 +72,8 @@ pub(super) fn reason(status: i32) -> RejectReason {
     }
 }
 
-/// Why a step failed: `status` of its event. `timeout_ms` is what the step was given where the
-/// address is resolved; the kernel's own timers bound the rest.
+/// Why a step failed: `status` of its event. `timeout_ms` is the limit of the step where the
+/// address is resolved; the kernel's own timers bound the others.
 pub(super) fn why(what: String, status: i32, timeout_ms: Option<u64>) -> CmError {
     match (status, timeout_ms) {
         (0, _) => CmError::Invalid("the connection's queue pair was dropped while it connected"),

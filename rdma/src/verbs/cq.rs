@@ -18,7 +18,8 @@ use crate::contract::{CompletionQueue, QpNum, RKey, WcOpcode, WcStatus, WorkComp
 /// Completions taken from the device in one call.
 const BATCH: usize = 32;
 
-/// A completion queue of a device and the completions taken from it but not told yet.
+/// A completion queue of a device, and the completions taken from it but not returned to the
+/// program yet.
 pub(super) struct Cq {
     pub(super) raw: Rc<raw::completion::Cq>,
     pub(super) device: Rc<VerbsDevice>,
@@ -41,8 +42,8 @@ struct Received {
     slot: u32,
 }
 
-/// The shared receive queue and the queue pair of the completion before, by their numbers: there often are several of one.
-/// Kept while completions are taken, in which nothing is dropped.
+/// The shared receive queue and the queue pair of the last completion, by their numbers: several in
+/// a row often belong to one. Valid while completions are taken, during which nothing is dropped.
 #[derive(Default)]
 struct Last {
     srq: Option<(u32, Rc<Srq>)>,
@@ -66,7 +67,7 @@ impl Last {
         self.core.as_ref().map(|(_, core)| core)
     }
 
-    /// What waits until the program polls.
+    /// The completion of a shared receive, as it waits for the program.
     fn told(&self, received: &Received) -> Told {
         let Received { completion, slot } = *received;
         let shared = self.srq.as_ref().map(|(_, srq)| (Rc::clone(srq), slot));
@@ -96,7 +97,7 @@ impl Cq {
         });
     }
 
-    /// Takes up to `most` completions from the device; how many.
+    /// Takes up to `most` completions from the device; returns how many.
     fn pump(&self, most: usize) -> usize {
         let mut last = Last::default();
         self.poll_device(most, |wc| {
@@ -116,7 +117,8 @@ impl Cq {
         })
     }
 
-    /// Acts on a completion of the device. The answer is a message that came into a shared receive, which `last` is of.
+    /// Handles a completion of the device. Returns a message that came into a shared receive;
+    /// `last` is updated to where it belongs.
     #[inline]
     fn take(&self, wc: &Wc, last: &mut Last) -> Option<Received> {
         let status = wc::status(wc);
@@ -125,7 +127,7 @@ impl Cq {
             byte_len: wc::received_bytes(wc),
             invalidated: wc.invalidated.map(RKey),
         };
-        // Of a queue pair that has been dropped nobody wants to hear.
+        // The completions of a queue pair that has been dropped are dropped, too.
         match WrId::decode(wc.wr_id) {
             WrId::Send { place, position } => {
                 if let Some(core) = self.device.at(place) {
@@ -149,7 +151,7 @@ impl Cq {
                     return Some(received);
                 }
                 let core = Rc::clone(core);
-                // Before what the failure flushes.
+                // Queued before the flushes that follow the failure.
                 self.told.borrow_mut().push_back(last.told(&received));
                 core.failed_by(WcOpcode::Recv, status, wc.vendor_err);
             }
@@ -157,9 +159,10 @@ impl Cq {
         None
     }
 
-    /// Takes everything of the device's that is there now.
+    /// Takes every completion that the device has now.
     pub(super) fn drain(&self) {
-        // Others go on completing meanwhile; what was there at the start is no more than this.
+        // Other requests go on completing meanwhile; what was there at the start is no more than
+        // this.
         let rounds = (self.depth as usize).div_ceil(BATCH) + 1;
         for _ in 0..rounds {
             if self.pump(BATCH) == 0 {
@@ -168,7 +171,7 @@ impl Cq {
         }
     }
 
-    /// Moves what waits to be told to `out`; how much.
+    /// Moves waiting completions to `out`; returns how many.
     fn tell(&self, out: &mut [WorkCompletion]) -> usize {
         let mut told = self.told.borrow_mut();
         let count = out.len().min(told.len());
@@ -181,7 +184,7 @@ impl Cq {
         count
     }
 
-    /// Forgets the completions of a queue pair that has been destroyed, in the device's queue and
+    /// Drops the completions of a queue pair that has been destroyed, in the device's queue and
     /// here, before its numbers are used again.
     pub(super) fn forget(&self, qp: QpNum) {
         self.drain();
@@ -242,7 +245,7 @@ impl CompletionQueue for Cq {
             }
             self.armed.set(true);
         }
-        // What came before the device was asked raises no event.
+        // A completion from before the request for an event raises none.
         self.pump(BATCH) > 0 || !self.told.borrow().is_empty()
     }
 

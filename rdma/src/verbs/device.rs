@@ -27,7 +27,8 @@ pub(super) struct VerbsDevice {
     pairs: RefCell<Pairs>,
     srqs: RefCell<Vec<Weak<Srq>>>,
     next_pd: Cell<u32>,
-    /// Numbers of queue pairs, never used again within the provider: a device's own are.
+    /// Numbers of queue pairs, which are never used again within the provider; those of a device
+    /// are.
     numbers: Rc<Cell<u32>>,
     removed: Cell<bool>,
     this: Weak<Self>,
@@ -35,16 +36,18 @@ pub(super) struct VerbsDevice {
     _spacer: Option<raw::completion::Cq>,
 }
 
-/// libsiw takes the address 90000h of a mapped queue for a sign of failure (`SIW_INVAL_UOBJ_KEY`). A
-/// completion queue of so many entries (32 bytes each), made first and used by nobody, lies across it.
+/// libsiw takes the address 90000h of a mapped queue for an error code (`SIW_INVAL_UOBJ_KEY`). A
+/// completion queue of so many entries (32 bytes each), made first and never used, occupies that
+/// address.
 const SPACER_ENTRIES: i32 = 0x9_0000 / 32;
 
-/// The queue pairs of a device, by the place their work requests carry and by the device's number.
+/// The queue pairs of a device, by the index that their work requests carry and by the device's
+/// number.
 #[derive(Default)]
 struct Pairs {
     places: Vec<Option<Rc<Core>>>,
     free: Vec<u32>,
-    // The device chose the numbers: nobody makes them collide.
+    // The device chose the numbers, so no peer can make them collide.
     place_of: FxHashMap<u32, u32>,
 }
 
@@ -81,7 +84,7 @@ impl VerbsDevice {
         QpNum(number)
     }
 
-    /// A place for a queue pair that is about to be made.
+    /// An index for a queue pair that is about to be made.
     pub(super) fn reserve_place(&self) -> u32 {
         let mut pairs = self.pairs.borrow_mut();
         if let Some(place) = pairs.free.pop() {
@@ -136,7 +139,7 @@ impl VerbsDevice {
         self.srqs.borrow().get(place as usize)?.upgrade()
     }
 
-    /// The device is gone. Its connections are told one by one.
+    /// The device is gone. The end of each of its connections is reported.
     pub(super) fn remove(&self) {
         if !self.removed.replace(true) {
             let device = &self.attributes.name;
@@ -145,7 +148,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Acts on an asynchronous event.
+    /// Handles an asynchronous event.
     pub(super) fn on_event(&self, event: AsyncEvent) {
         let device = &self.attributes.name;
         let what = match event.kind {

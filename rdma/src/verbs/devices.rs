@@ -27,7 +27,7 @@ impl DeviceList {
         let mut len = 0;
         // SAFETY: the out parameter is a live integer.
         let first = unsafe { sys::ibv_get_device_list(&raw mut len) };
-        // It answers NULL and sets errno on failure.
+        // It returns NULL and sets errno on failure.
         let first = NonNull::new(first).ok_or_else(io::Error::last_os_error)?;
         Ok(Self {
             first,

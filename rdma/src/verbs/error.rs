@@ -1,4 +1,4 @@
-//! System errors as the contract tells them.
+//! System errors in the contract's terms.
 
 use std::io;
 

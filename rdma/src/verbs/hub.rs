@@ -1,7 +1,7 @@
-//! Asynchronous events reach every thread that uses the device.
+//! Passes asynchronous events to every thread that uses the device.
 //!
 //! librdmacm opens a device once per process, so all threads share one source of its events, and an
-//! event goes to whoever reads it first. The reader hands it to everybody.
+//! event goes to the thread that reads it first. That one passes it to all of them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::raw::context::Context;
 use super::raw::events::{self, AsyncEvent};
 
-/// Most events one call hands on, so that a device that floods cannot hold the thread.
+/// Most events that one call passes on, so that a device that floods cannot hold the thread.
 const EVENTS_MAX: usize = 1024;
 
-/// Who wants the events of which device ([`Context::key`]).
+/// The threads that want the events of a device ([`Context::key`]).
 static READERS: Mutex<Vec<(usize, Arc<Inbox>)>> = Mutex::new(Vec::new());
 
 /// Events for one thread.
@@ -44,7 +44,7 @@ impl Inbox {
         if event.is_none() {
             // Emptying a non-blocking eventfd; when it is empty already nothing is lost.
             let _ = self.wake.read();
-            // What came between the look and the read woke nobody.
+            // An event that arrived between the two looks has not woken the thread.
             return lock(&self.queue).pop_front();
         }
         event
@@ -57,7 +57,7 @@ impl Inbox {
     }
 }
 
-/// A thread's wish for the events of a device; ends when dropped.
+/// A thread's subscription to the events of a device; ends when dropped.
 pub(super) struct Subscription {
     key: usize,
     inbox: Arc<Inbox>,
@@ -86,7 +86,7 @@ impl Drop for Subscription {
     }
 }
 
-/// Reads the device's events and hands them to every thread that wants them.
+/// Reads the device's events and passes them to every thread that wants them.
 pub(super) fn pump(context: &Context) {
     // The lock also keeps two readers from changing the order of events.
     let readers = lock(&READERS);

@@ -1,4 +1,4 @@
-//! Asking a device for its limits.
+//! Queries the limits of a device.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::io;
@@ -9,11 +9,11 @@ use super::devices::{DeviceList, name as name_of};
 use super::sys;
 use crate::DeviceLimits;
 
-/// Opens the device that is called `name`, asks, and closes it. `None` when libibverbs knows no such
-/// device.
+/// Opens the device that is called `name`, queries it, and closes it. `None` when libibverbs knows
+/// no such device.
 ///
 /// # Errors
-/// The devices cannot be listed, or this one cannot be opened or asked.
+/// The devices cannot be listed, or this one cannot be opened or queried.
 pub(crate) fn device_limits(name: &str) -> io::Result<Option<DeviceLimits>> {
     let list = DeviceList::open()?;
     let Some(device) = list
@@ -24,7 +24,7 @@ pub(crate) fn device_limits(name: &str) -> io::Result<Option<DeviceLimits>> {
     };
     // SAFETY: the device belongs to a list that is still open.
     let context = unsafe { sys::ibv_open_device(device) };
-    // It answers NULL and sets errno on failure.
+    // It returns NULL and sets errno on failure.
     let context = Opened(NonNull::new(context).ok_or_else(io::Error::last_os_error)?);
     let mut attributes = MaybeUninit::uninit();
     // SAFETY: the context is open, and the out parameter is memory for one structure.

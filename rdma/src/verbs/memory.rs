@@ -27,8 +27,8 @@ pub(super) struct Pd {
     pub(super) keys: Rc<Keys>,
 }
 
-/// What the keys of a domain name: verbs wants the objects where the contract gives keys. The device chose the keys, so nobody
-/// makes them collide.
+/// What the keys of a domain name: verbs wants objects where the contract has keys. The device
+/// chose the keys, so no peer can make them collide.
 #[derive(Default)]
 pub(super) struct Keys {
     regions: RefCell<FxHashMap<u32, Weak<Mr>>>,
@@ -44,8 +44,8 @@ impl Keys {
         Some((mr, mw))
     }
 
-    /// Copies what `sges` name; `None` when they name something else than registered memory (the
-    /// device will say what is wrong with it) or do not fit.
+    /// Copies the bytes that `sges` name; `None` when they are not in registered memory (the device
+    /// will report what is wrong with them) or do not fit.
     pub(super) fn gather(&self, sges: &[Sge], out: &mut [u8]) -> Option<usize> {
         let regions = self.regions.borrow();
         let mut at = 0;
@@ -118,7 +118,7 @@ impl ProtectionDomain for Pd {
         }
         check_limit("receives of a shared queue", depth, attributes.srq_wr_max)?;
         check_limit("SGEs of a receive", sge_max, attributes.sge_max)?;
-        // One more than asked: some devices free an entry just after its completion.
+        // One more than asked for: some devices free an entry just after its completion.
         let entries = (depth + 1).min(attributes.srq_wr_max);
         let srq = raw::receive::Srq::new(&self.raw, entries, sge_max);
         let srq = srq.map_err(resource("shared receive queue"))?;

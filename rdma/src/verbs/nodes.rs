@@ -1,9 +1,9 @@
-//! Which device nodes disappear.
+//! Notices device nodes that disappear.
 //!
 //! `rdma link delete`, the unbinding of a driver and a hot unplug first take the node of the device
-//! away (`ib_uverbs_remove_one` in Linux). Where the driver cannot disassociate its users, that is all
-//! there is to see before every program has closed the device, when the modules were loaded in an
-//! order that removes the connection manager's side (`RDMA_CM_EVENT_DEVICE_REMOVAL`) afterwards.
+//! away (`ib_uverbs_remove_one` in Linux). Where the driver cannot disassociate its users, that is
+//! all there is to see before every program has closed the device, when the modules were loaded in
+//! an order that removes the connection manager's side (`RDMA_CM_EVENT_DEVICE_REMOVAL`) afterwards.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -23,7 +23,7 @@ impl NodeWatch {
 
     /// Names of nodes that have gone since the last call.
     pub(super) fn take(&self) -> Vec<String> {
-        // Nothing to read is an error, too.
+        // It is an error as well when there is nothing to read.
         let events = self.0.read_events().unwrap_or_default();
         let names = events.into_iter().filter_map(|event| event.name);
         names.filter_map(|name| name.into_string().ok()).collect()

@@ -1,4 +1,4 @@
-//! What queue pairs tell their connection manager.
+//! What queue pairs report to their connection manager.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ pub(super) struct Notices {
 /// A failed queue pair whose requests the device is flushing.
 struct Dying {
     core: Rc<Core>,
-    /// Known from the manager's next poll on.
+    /// Set at the manager's next poll, which knows the time.
     bury_at_us: Option<u64>,
 }
 
@@ -26,7 +26,7 @@ struct Dying {
 const FLUSH_US: u64 = 200_000;
 
 impl Notices {
-    /// The connection `id` has ended, and why.
+    /// Reports that the connection `id` has ended, and why.
     pub(super) fn tell(&self, id: CmId, cause: String) {
         self.ended.borrow_mut().push_back((id, cause));
     }
@@ -54,7 +54,7 @@ impl Notices {
             .retain(|dying| !Rc::ptr_eq(&dying.core, core));
     }
 
-    /// Buries those whose time has come.
+    /// Destroys those that have had their time to flush.
     pub(super) fn bury(&self, now_us: u64) {
         if self.dying.borrow().is_empty() {
             return;

@@ -1,9 +1,9 @@
 //! Work requests a queue pair has taken and not completed yet, in the order of posting.
 //!
-//! A device tells completions of signaled requests only, and one of them vouches for the unsignaled
-//! requests before it. Software iWARP tells an RDMA READ after younger requests that were done
-//! sooner; here they wait for it. Once a queue pair has failed, requests the device never got follow
-//! those it has.
+//! A device reports completions of signaled requests only, and each of them stands for the
+//! unsignaled requests before it as well. Software iWARP reports an RDMA READ after younger
+//! requests that ended sooner; here those wait for it. Once a queue pair has failed, requests the
+//! device never got follow those it has.
 
 use crate::contract::{RKey, WcOpcode, WcStatus};
 
@@ -28,11 +28,11 @@ impl Outcome {
 pub(super) struct Request {
     pub(super) wr_id: u64,
     pub(super) opcode: WcOpcode,
-    /// The program wants to be told of success.
+    /// The program wants a completion on success.
     pub(super) signaled: bool,
-    /// The device tells success.
+    /// The device reports success.
     pub(super) reported: bool,
-    /// The program is never told: it has posted no work request.
+    /// The program gets no completion: it has posted no work request.
     pub(super) silent: bool,
 }
 
@@ -51,13 +51,13 @@ pub(super) struct Outstanding {
     tail: u32,
     /// One past the youngest request with an outcome.
     told_to: u32,
-    /// From here on requests are not with the device.
+    /// From here on requests were not given to the device.
     ours_from: Option<u32>,
-    /// An error has been told: what follows is flushed, whatever the device says of it.
+    /// An error has been reported: what follows is flushed, whatever the device reports of it.
     broken: bool,
     /// Silent requests.
     silent: u32,
-    /// Requests behind the last reported one: nothing vouches for them yet.
+    /// Requests behind the last signaled one: no completion will stand for them yet.
     unvouched: u32,
 }
 
@@ -104,17 +104,17 @@ impl Outstanding {
         self.len() >= self.depth
     }
 
-    /// Whether there are silent ones.
+    /// Whether there are silent requests.
     pub(super) fn has_silent(&self) -> bool {
         self.silent > 0
     }
 
-    /// How many are behind the last reported one.
+    /// How many requests are behind the last one that the device reports.
     pub(super) fn unvouched(&self) -> u32 {
         self.unvouched
     }
 
-    /// How many are behind the one at `position`.
+    /// How many requests are behind the one at `position`.
     pub(super) fn behind(&self, position: u32) -> u32 {
         self.tail.wrapping_sub(position).wrapping_sub(1)
     }
@@ -145,20 +145,20 @@ impl Outstanding {
         };
     }
 
-    /// What was asked for at a position.
+    /// The operation of the request at a position.
     pub(super) fn opcode(&mut self, position: u32) -> Option<WcOpcode> {
         let known = position.wrapping_sub(self.head) < self.len();
         known.then(|| self.slot(position).request.opcode)
     }
 
-    /// Takes the youngest request back, which is not silent: the device refused it.
+    /// Takes the youngest request back, which is not a silent one: the device refused it.
     pub(super) fn pop(&mut self) {
         if self.head != self.tail {
             self.tail = self.tail.wrapping_sub(1);
         }
     }
 
-    /// The last `count` requests, and all that follow, never go to the device.
+    /// The last `count` requests, and all that follow, are never given to the device.
     pub(super) fn keep_from_device(&mut self, count: u32) {
         let from = self.tail.wrapping_sub(count.min(self.len()));
         self.ours_from.get_or_insert(from);
@@ -174,7 +174,7 @@ impl Outstanding {
         self.tail.wrapping_sub(count)
     }
 
-    /// A request has ended; tells everything that can be told now.
+    /// A request has ended; reports everything that can be reported now.
     pub(super) fn end(
         &mut self,
         position: u32,
@@ -207,7 +207,7 @@ impl Outstanding {
             match outcome {
                 Some(mut outcome) => {
                     if self.broken {
-                        // Software iWARP is done with a Send when TCP has it, ahead of a READ that
+                        // Software iWARP completes a Send when TCP has it, ahead of a READ that
                         // then fails.
                         outcome = Outcome::FLUSHED;
                     }
@@ -217,7 +217,7 @@ impl Outstanding {
                         tell(&request, outcome);
                     }
                 }
-                // Done before something younger was told.
+                // Ended before something younger was reported.
                 None if vouched && !request.reported => {
                     if self.broken && !request.silent {
                         tell(&request, Outcome::FLUSHED);
@@ -233,7 +233,7 @@ impl Outstanding {
         }
     }
 
-    /// Flushes what is not with the device, once the device has nothing left.
+    /// Flushes what was not given to the device, once the device has nothing left.
     pub(super) fn flush_ours(&mut self, mut tell: impl FnMut(&Request, Outcome)) {
         if self.ours_from.is_none() || self.device_has_any() {
             return;
@@ -403,7 +403,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every signaled request is told once and in order, from any start of the positions.
+        /// Every signaled request is reported once and in order, from any start of the positions.
         #[test]
         fn told_once_in_order(start in any::<u32>(), rounds in prop::collection::vec(
             (1u32..9, any::<[bool; 8]>(), any::<bool>()), 1..40)) {

@@ -26,11 +26,12 @@ use crate::contract::{
 };
 use crate::ids::check_qp;
 
-/// Messages sent at once, in a row, that the device does not tell of: a completion costs the device, the memory and the
-/// processor as much as a receive, and wakes who has nothing else to do. An eighth of the queue, but no more than this.
+/// Messages sent at once, in a row, that are unsignaled: a completion costs the device, the memory
+/// and the processor as much as a receive, and wakes a thread that has nothing else to do. An
+/// eighth of the queue, but no more than this.
 const UNVOUCHED_MAX: u32 = 31;
 
-/// Of a queue pair.
+/// A queue of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
     Send,
@@ -50,11 +51,12 @@ pub(super) struct Core {
     sends: RefCell<Outstanding>,
     /// `None` with a shared receive queue.
     receives: RefCell<Option<Outstanding>>,
-    /// Requests the doorbell has not been rung for, behind `held` for which it has.
+    /// Requests for which the doorbell has not been rung; the first `held` of them are those for
+    /// which it has.
     chain: RefCell<Chain>,
     /// Requests that wait for an RDMA READ to end.
     held: Cell<usize>,
-    /// RDMA READs the device has.
+    /// RDMA READs that the device has.
     reads: Cell<u32>,
     keys: Rc<Keys>,
     send_cq: Rc<Cq>,
@@ -62,7 +64,7 @@ pub(super) struct Core {
     limits: Limits,
     /// RDMA READs the peer serves; 0 when it serves none.
     initiator_depth: Cell<u8>,
-    /// Requests behind the one that the device told of last, when it told.
+    /// Requests that were queued behind the one that the device completed last.
     behind: Cell<u32>,
     cm: Rc<Notices>,
     pub(super) cm_id: CmId,
@@ -75,7 +77,7 @@ struct Limits {
     recv_sge_max: u32,
     inline_bytes_max: usize,
     unvouched_max: u32,
-    /// RDMA READs are signaled to this provider always, as their completions come late, and no more
+    /// RDMA READs are always signaled to this provider, as their completions come late, and no more
     /// than the connection allows are given to the device: siw, which would have to hold them back,
     /// stops serving the peer meanwhile.
     counts_reads: bool,
@@ -144,7 +146,7 @@ impl Core {
         let own = check_qp(&device.attributes, config)?;
         let given = Given::new(device, pd, config)?;
         let wr_max = device.attributes.qp_wr_max;
-        // One entry more than asked: some devices free an entry just after its completion.
+        // One entry more than asked for: some devices free an entry just after its completion.
         let size = Size {
             send_wr_max: (config.send_wr_max + 1).min(wr_max),
             recv_wr_max: if own > 0 { (own + 1).min(wr_max) } else { 0 },
@@ -212,7 +214,7 @@ impl Core {
         }
     }
 
-    /// Its first message came before the peer's last word of the set-up.
+    /// Its first message arrived before the peer's last message of the set-up.
     pub(super) fn established_by_data(&self) {
         if let Some(pair) = self.pair.borrow().as_ref()
             && let Err(error) = pair.id().notify_established()
@@ -221,7 +223,7 @@ impl Core {
         }
     }
 
-    /// A request has ended, says the device.
+    /// The device has completed a request.
     #[inline]
     pub(super) fn completed(&self, queue: Queue, position: u32, outcome: Outcome, wc: &Wc) {
         let mut operation = WcOpcode::Recv;
@@ -254,7 +256,7 @@ impl Core {
         }
     }
 
-    /// A completion told of an error.
+    /// A completion has reported an error.
     pub(super) fn failed_by(&self, operation: WcOpcode, status: WcStatus, vendor_err: u32) {
         if self.state.get() == QpState::Error {
             return self.flush();
@@ -273,8 +275,8 @@ impl Core {
         self.fail(&cause);
     }
 
-    /// Ends the connection: nothing goes to the device any more, everything outstanding is flushed,
-    /// and the program is told why.
+    /// Ends the connection: nothing is given to the device any more, everything outstanding is
+    /// flushed, and the program gets the cause.
     pub(super) fn fail(&self, cause: &str) {
         let was = self.state.replace(QpState::Error);
         if was == QpState::Error {
@@ -290,7 +292,8 @@ impl Core {
             if let Err(error) = pair.modify_to_error() {
                 tracing::debug!("moving a queue pair to the error state: {error}");
             }
-            // InfiniBand tells the peer by this only; on iWARP the connection has just been closed.
+            // On InfiniBand only this lets the peer know; on iWARP the connection has just been
+            // closed.
             if was == QpState::ReadyToSend
                 && let Err(error) = pair.id().disconnect()
             {
@@ -306,7 +309,7 @@ impl Core {
         self.flush();
     }
 
-    /// Flushes what the device does not have, when the device has flushed what it has.
+    /// Flushes what was not given to the device, when the device has flushed what it has.
     fn flush(&self) {
         if self.state.get() != QpState::Error {
             return;
@@ -326,15 +329,15 @@ impl Core {
         self.sends.borrow().len() > 0
     }
 
-    /// Whether the device has everything flushed.
+    /// Whether the device has flushed everything.
     pub(super) fn is_flushed(&self) -> bool {
         let receives = self.receives.borrow();
         !self.sends.borrow().device_has_any()
             && !receives.as_ref().is_some_and(Outstanding::device_has_any)
     }
 
-    /// The device has had its time to flush. Unsignaled requests that had succeeded, and those some
-    /// devices forget in the error state, are flushed here: after the queue pair has been
+    /// The device has had its time to flush. Unsignaled requests that had succeeded, and those that
+    /// some devices forget in the error state, are flushed here: after the queue pair has been
     /// destroyed, so that nothing touches their memory.
     pub(super) fn bury(&self) {
         self.send_cq.drain();
@@ -433,7 +436,7 @@ impl Drop for Handle {
         let core = &self.0;
         core.fail("this side dropped the queue pair");
         core.cm.forget(core);
-        // From here on completions find nobody; those of shared receives are posted again.
+        // From here on completions are dropped; shared receives are posted again.
         core.device.free_place(core.place, core.device_num);
         core.recv_cq.drain();
         // Waits until the device is done with the memory of its requests.

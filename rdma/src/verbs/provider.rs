@@ -1,4 +1,4 @@
-//! The way in.
+//! The provider: where a program begins.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::AsFd;
@@ -27,9 +27,9 @@ pub struct Provider {
 pub(super) struct Shared {
     /// From its first connection on, until it is gone: librdmacm does not close it sooner.
     devices: RefCell<Vec<Rc<VerbsDevice>>>,
-    /// Where the devices' anchors tell that their device is gone.
+    /// Where the anchors of devices report that their device is gone.
     channel: Rc<Channel>,
-    /// The same, for when the connection manager is told last.
+    /// Reports the same, for when the connection manager does so last.
     nodes: NodeWatch,
     /// How many devices have gone.
     removals: Cell<u64>,
@@ -111,7 +111,7 @@ impl Shared {
         self.removals.get()
     }
 
-    /// Lets go of devices that are gone. They are closed when the program has dropped what it made of
+    /// Releases devices that are gone. They are closed when the program has dropped what it made of
     /// them.
     fn forget(&self, gone: impl Fn(&Rc<VerbsDevice>) -> bool) {
         let mut devices = self.devices.borrow_mut();
@@ -119,13 +119,13 @@ impl Shared {
         drop(devices);
         for device in forgotten {
             self.removals.set(self.removals.get() + 1);
-            // Other threads may keep the descriptor open.
+            // Other threads may keep the descriptor open, so epoll would go on watching it.
             let _ = self.epoll.delete(device.context.async_fd());
             device.remove();
         }
     }
 
-    /// Acts on asynchronous events.
+    /// Handles asynchronous events.
     pub(super) fn take_async_events(&self) {
         while let Some(event) = self.channel.next() {
             if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL {
@@ -144,7 +144,7 @@ impl Shared {
             for device in devices.iter().filter(|device| device.context.key() == key) {
                 device.on_event(event);
                 if event.kind == AsyncEvent::DEVICE_FATAL {
-                    // Its descriptor stays readable from now on and has nothing more to tell.
+                    // Its descriptor stays readable from now on, without anything to read.
                     let _ = self.epoll.delete(device.context.async_fd());
                 }
             }

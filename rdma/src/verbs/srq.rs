@@ -9,7 +9,7 @@ use super::wr_id::WrId;
 use crate::contract::{PostError, Sge, SharedReceiveQueue};
 
 /// A posted receive: kept so that it can be posted again when the queue pair that took it is
-/// dropped before anybody heard of it.
+/// dropped before its completion was polled.
 struct Posted {
     wr_id: u64,
     sges: Vec<Sge>,
@@ -18,7 +18,7 @@ struct Posted {
 /// A shared receive queue.
 pub(super) struct Srq {
     pub(super) raw: Rc<raw::receive::Srq>,
-    /// Of its protection domain.
+    /// Number of its protection domain.
     pub(super) pd: u32,
     pub(super) device: Rc<VerbsDevice>,
     place: u32,
@@ -70,13 +70,13 @@ impl Srq {
         })
     }
 
-    /// The program's name for a receive.
+    /// The program's `wr_id` of a receive.
     #[inline]
     pub(super) fn wr_id(&self, slot: u32) -> Option<u64> {
         Some(self.slots.borrow().posted.get(slot as usize)?.wr_id)
     }
 
-    /// The program has been told of a receive's completion.
+    /// The completion of a receive was polled.
     #[inline]
     pub(super) fn free(&self, slot: u32) {
         self.slots.borrow_mut().free.push(slot);

@@ -1,4 +1,4 @@
-//! What a device says of a completion, in the contract's terms and in words.
+//! Completions of a device, in the contract's terms and in words.
 
 use super::raw::completion::Wc;
 use super::raw::pair::Timers;
@@ -40,7 +40,7 @@ pub(super) fn received_bytes(wc: &Wc) -> u32 {
     }
 }
 
-/// What happened, with whom, which timers were in force, and what to do next.
+/// What happened, the peer, the timers in force, and what to do next.
 pub(super) fn in_words(
     status: WcStatus,
     vendor_err: u32,
@@ -72,7 +72,7 @@ pub(super) fn in_words(
 
 fn next_step(status: WcStatus) -> Option<&'static str> {
     Some(match status {
-        // What follows the error that says it.
+        // It follows the error that has the cause.
         WcStatus::Success | WcStatus::WrFlushError => return None,
         WcStatus::RetryExceededError | WcStatus::ResponseTimeoutError => {
             "check the link, the path's MTU and, on RoCE, that no switch on the way drops packets"

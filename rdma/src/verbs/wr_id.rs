@@ -1,4 +1,4 @@
-//! What the `wr_id` of a work request says to this provider. The program's own is kept here.
+//! The `wr_id` of a work request as this provider encodes it. The program's own is kept here.
 
 /// Which request a completion is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ fn words(count: usize) -> Outcome<PrivateData> {
     PrivateData::new(&bytes).ok_or_else(|| Stop::failed("private data longer than the contract's"))
 }
 
-/// The transport may have padded with zeros.
+/// Compares private data, which the transport may have padded with zeros.
 fn same_words(got: &PrivateData, sent: &PrivateData, what: &str) -> Outcome {
     let (got, sent) = (got.as_bytes(), sent.as_bytes());
     let (head, tail) = got.split_at(got.len().min(sent.len()));
@@ -159,7 +159,7 @@ pub(super) fn reject_says_why(fabric: &mut dyn Fabric) -> Outcome {
         let gone = world.end(Side::Passive).cm.device(request).is_none();
         ensure!(gone, "the id of a refused request is still known");
     }
-    // With a queue pair made already.
+    // With a queue pair that was made already.
     let active = world.start(&options)?;
     let (request, _) = world.requested()?;
     let qp = world.create_qp(Side::Passive, request, &options)?;
@@ -176,7 +176,7 @@ pub(super) fn reject_says_why(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// What a connect to nobody leads to.
+/// The result of a connect to an address where nothing listens.
 fn refused(world: &mut World<'_>, id: CmId) -> Outcome {
     match world.event(Side::Active, id, "the refusal of a connect to nobody")? {
         CmEventKind::Rejected { reason, .. } => {
@@ -204,7 +204,7 @@ pub(super) fn connect_to_nobody(fabric: &mut dyn Fabric) -> Outcome {
     let options = LinkOptions::default();
     let (now_us, address) = (world.now_us(), world.address);
     let active = world.end(Side::Active);
-    // Where resolving is connecting, the answer may come early.
+    // Where resolving connects already, the answer may come early.
     let id = active.cm.resolve(address, None, 2_000_000, now_us)?;
     match world.event(Side::Active, id, "resolving")? {
         CmEventKind::Resolved => {}
@@ -274,7 +274,7 @@ pub(super) fn unanswered_connect_times_out(fabric: &mut dyn Fabric) -> Outcome {
     }
 }
 
-/// The asker goes away before it is answered.
+/// The connecting side goes away before its request is answered.
 pub(super) fn abandoned_request(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     let options = LinkOptions::default();
@@ -384,7 +384,7 @@ pub(super) fn address_in_use(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// Several listeners of one manager are told apart.
+/// Several listeners of one manager are distinguished.
 pub(super) fn two_listeners(fabric: &mut dyn Fabric) -> Outcome {
     let at = fabric.listen_address();
     let mut world = World::new(fabric)?;
@@ -527,7 +527,7 @@ pub(super) fn ids_are_fresh_and_devices_shared(fabric: &mut dyn Fabric) -> Outco
     Ok(())
 }
 
-/// More connects at once than the backlog of one poll: all are told.
+/// More connects at once than one poll takes: each is reported.
 pub(super) fn many_requests_at_once(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     let options = LinkOptions {

@@ -1,5 +1,5 @@
-//! Many exchanges, as an NVMe host makes them: bind a window, tell the target, be written to, and have
-//! the key invalidated by the answer or by oneself.
+//! Many exchanges, as an NVMe host makes them: bind a window, give its key to the target, be
+//! written to, and have the key invalidated by the target's Send or by itself.
 
 use super::super::area::Area;
 use super::super::fabric::{Fabric, Side};
@@ -31,13 +31,13 @@ struct Grant {
 }
 
 impl Grant {
-    /// The key the answer must have invalidated: every other one.
+    /// The key that the response must have invalidated: every other one.
     fn invalidated(&self, index: usize) -> Option<RKey> {
         Some(self.rkey).filter(|_| index.is_multiple_of(2))
     }
 }
 
-/// Binds every window to a random piece of its place and asks, all with one doorbell.
+/// Binds every window to a random piece of its place and sends the requests, all with one doorbell.
 fn ask(
     world: &mut World<'_>,
     link: usize,
@@ -76,7 +76,7 @@ fn ask(
     Ok(grants)
 }
 
-/// Answers every question: writes through its key and sends, invalidating every other key.
+/// Answers every request: writes through its key and sends, invalidating every other key.
 fn answer(
     world: &mut World<'_>,
     link: usize,
@@ -117,7 +117,7 @@ fn answer(
     Ok(())
 }
 
-/// Takes every answer at the host.
+/// Takes every response at the host.
 fn take_answers(world: &mut World<'_>, link: usize, grants: &[Grant]) -> Outcome {
     let mut answers = grants.iter().enumerate();
     let mut sent = QUESTION..QUESTION + WINDOWS as u64;

@@ -1,4 +1,4 @@
-//! Queues are as deep as asked, and say when they are full.
+//! Queues are as deep as asked for, and report when they are full.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::contract::{PostError, QpConfig, ReceiveSource, Sge, WcOpcode, WcStatu
 
 const DEPTH: u32 = 8;
 
-/// Posts until the queue is full; how many were taken.
+/// Posts until the queue is full; returns how many were taken.
 fn fill(world: &World<'_>, mut post: impl FnMut(u64) -> Result<(), PostError>) -> Outcome<u64> {
     let rounded = u64::from(4 * DEPTH + 256);
     for taken in 0..rounded {
@@ -61,7 +61,7 @@ pub(super) fn send_queue_full(fabric: &mut dyn Fabric) -> Outcome {
             })?;
             sender.ring_doorbell();
             world.links[link][from.index()].qp = qp;
-            // What was refused left no trace, and the rest makes room again.
+            // What was refused left no trace, and completions make room again.
             for wr_id in 0..taken {
                 world.success(link, from, wr_id, WcOpcode::RdmaWrite)?;
                 let at = usize::try_from(wr_id).unwrap_or(0) % 500;
@@ -171,7 +171,7 @@ pub(super) fn too_many_sges(fabric: &mut dyn Fabric) -> Outcome {
             let fits = matches!(refused, Err(PostError::TooManySges(40, _)));
             ensure!(fits, "40 SGEs on a queue pair of 2: {refused:?}");
         }
-        // Nothing was taken.
+        // Nothing was posted by the refused call.
         world.post_recv(link, side.peer(), 2, &[])?;
         world.post_now(link, side, &send(3, &sges[..0]))?;
         world.received(link, side.peer(), 2, 0)?;
@@ -249,7 +249,7 @@ pub(super) fn send_before_connected(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// Separate completion queues get what is theirs.
+/// Each of two completion queues gets the completions that belong to it.
 pub(super) fn separate_completion_queues(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     let probe = world.connect(&LinkOptions::default())?;
@@ -278,7 +278,7 @@ pub(super) fn separate_completion_queues(fabric: &mut dyn Fabric) -> Outcome {
         for round in 0..10 {
             world.success(link, from, round, WcOpcode::Send)?;
         }
-        // The receives wait in their own queue, which nobody has polled yet.
+        // The receives wait in their own queue, which has not been polled yet.
         let early = world.take_completion(link, from.peer());
         ensure!(
             early.is_none(),

@@ -170,7 +170,7 @@ fn mixed_batch(
     Ok(())
 }
 
-/// Takes the completions of a batch, then uses up the receives that are left, which also proves
+/// Takes the completions of a batch, then uses up the receives that are left, which proves as well
 /// that all WRITEs before have been placed.
 fn finish_batch(
     world: &mut World<'_>,
@@ -375,7 +375,8 @@ pub(super) fn two_hundred_rounds_leave_no_descriptors(fabric: &mut dyn Fabric) -
         world.received(link, Side::Passive, 1, 0)?;
         let side = Side::BOTH[round % 2];
         match round % 3 {
-            // Told, and both wait for the end; told, and gone; gone without a word.
+            // An orderly end that both sides wait for; an orderly end with one side dropped at
+            // once; a drop without any.
             0 => {
                 let id = world.id(link, side);
                 world.end(side).cm.disconnect(id);

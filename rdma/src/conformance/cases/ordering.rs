@@ -1,4 +1,4 @@
-//! What happens before what.
+//! Order: what has to happen before what.
 
 use super::super::fabric::{Fabric, Side};
 use super::super::link::{LinkOptions, read, request, send, write};
@@ -35,8 +35,9 @@ pub(super) fn write_is_placed_before_a_later_send_is_received(fabric: &mut dyn F
     Ok(())
 }
 
-/// Whether a provider copies at once or wants the WRITE posted: the bytes are there before a Send behind
-/// them is received, whatever is under way before them. More than any provider takes at once.
+/// Whether a provider copies at once or wants the WRITE posted: the bytes are there before a Send
+/// behind them is received, whatever is under way before them. More than any provider takes at
+/// once.
 pub(super) fn writes_at_once_keep_their_place(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     for from in Side::BOTH {
@@ -53,7 +54,7 @@ pub(super) fn writes_at_once_keep_their_place(fabric: &mut dyn Fabric) -> Outcom
             there.expect(at, here.shadow(at, len));
             at += len;
         }
-        // Less than was promised is not written, and leaves no trace.
+        // A source of less than was promised is not written, and leaves no trace.
         let short = &mut |put: &mut dyn FnMut(&[u8])| put(&[1; 99]);
         let written = world
             .qp(link, from)?
@@ -73,8 +74,8 @@ pub(super) fn writes_at_once_keep_their_place(fabric: &mut dyn Fabric) -> Outcom
     world.silent(link)
 }
 
-/// Whether a provider sends from where the bytes are or wants the WRITE posted: the bytes are there before a
-/// Send behind them is received, whatever is under way before them.
+/// Whether a provider sends from where the bytes are or wants the WRITE posted: the bytes are there
+/// before a Send behind them is received, whatever is under way before them.
 pub(super) fn writes_in_place_keep_their_place(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     for from in Side::BOTH {
@@ -121,8 +122,8 @@ pub(super) fn writes_in_place_keep_their_place(fabric: &mut dyn Fabric) -> Outco
     world.silent(link)
 }
 
-/// Whether a provider takes the bytes at once or wants the Send posted: Sends are received in order with those that
-/// were posted, behind the WRITEs before them, and nothing completes for them.
+/// Whether a provider takes the bytes at once or wants the Send posted: Sends are received in order
+/// with those that were posted, behind the WRITEs before them, and have no completion.
 pub(super) fn sends_at_once_keep_their_order(fabric: &mut dyn Fabric) -> Outcome {
     const MOST: usize = 40_000;
     let (mut world, link) = World::connected(fabric)?;
@@ -174,7 +175,7 @@ pub(super) fn sends_at_once_keep_their_order(fabric: &mut dyn Fabric) -> Outcome
     world.silent(link)
 }
 
-/// Waits until the device says that what takes no work request has gone.
+/// Waits until the device reports that what takes no work request has left.
 fn all_sent(world: &mut World<'_>, link: usize, from: Side) -> Outcome {
     world.drive_until("the end of what was sent at once", |world| {
         let qp = world.qp(link, from).ok()?;
@@ -182,8 +183,8 @@ fn all_sent(world: &mut World<'_>, link: usize, from: Side) -> Outcome {
     })
 }
 
-/// Messages that take no work request take no room for good either, however many there are, one by one or a burst, and nothing
-/// completes for them.
+/// Messages that take no work request use up no room, however many there are, singly or in bursts,
+/// and have no completion.
 pub(super) fn sends_at_once_use_nothing_up(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     for from in Side::BOTH {
@@ -229,8 +230,8 @@ pub(super) fn sends_at_once_use_nothing_up(fabric: &mut dyn Fabric) -> Outcome {
     world.silent(link)
 }
 
-/// Pages that are written to while an RDMA WRITE of them is under way, to a peer that takes nothing for now: it
-/// gets each as it was or as it is.
+/// Pages that are written to while an RDMA WRITE of them is under way, to a peer that takes nothing
+/// for now: the peer gets each as it was or as it is.
 pub(super) fn no_page_is_half_of_then_and_half_of_now(fabric: &mut dyn Fabric) -> Outcome {
     const PAGES: usize = 1000;
     let (mut world, link) = World::connected(fabric)?;
@@ -242,7 +243,7 @@ pub(super) fn no_page_is_half_of_then_and_half_of_now(fabric: &mut dyn Fabric) -
         let aligned = here.addr(0).next_multiple_of(PAGE_BYTES as u64) - here.addr(0);
         let aligned = usize::try_from(aligned).map_err(Stop::failed)?;
         for (round, at_once) in [1, 3, 16, 40].into_iter().enumerate() {
-            // One after the other where TCP takes a part of them, or many for one call.
+            // One after the other where TCP takes a part of them, or many in one call.
             here.write(aligned, &[1; PAGES * PAGE_BYTES]);
             let mut pages = 0;
             while pages + at_once <= PAGES {
@@ -352,7 +353,8 @@ pub(super) fn completions_keep_the_order_of_posting(fabric: &mut dyn Fabric) -> 
         for index in 0..10 {
             world.post_recv(link, from.peer(), 100 + index, &[])?;
         }
-        // A slow READ before quick Sends and WRITEs: they may be done sooner, not told sooner.
+        // A slow READ before quick Sends and WRITEs: they may end sooner, but must not be reported
+        // sooner.
         for index in 0..10_u64 {
             let len = 1 + usize::try_from(index).unwrap_or(0) * 9000;
             let sink = [back.sge(0, len)];
@@ -394,7 +396,7 @@ pub(super) fn unsignaled_success_is_not_told(fabric: &mut dyn Fabric) -> Outcome
         let here = source(&world, from, 64, 9)?;
         let there = sink(&world, from.peer(), 64)?;
         let back = read_sink(&world, from, 64)?;
-        // Four times the depth of the send queue: a signaled one gives back those before it.
+        // Four times the depth of the send queue: a signaled one frees those before it.
         for round in 0..16_u64 {
             world.post_recv(link, from.peer(), 50, &[])?;
             let (out, into) = ([here.sge(0, 64)], [back.sge(0, 64)]);
@@ -436,7 +438,7 @@ pub(super) fn fence_waits_for_reads(fabric: &mut dyn Fabric) -> Outcome {
             back.fill(99);
             world.post_recv(link, from.peer(), 1, &[there.sge(2 * len, len)])?;
             let sges = [back.sge(0, len)];
-            // What the READ brings goes out again, once by WRITE and once by Send.
+            // What the READ brings is sent on, once by WRITE and once by Send.
             world.post(link, from, &read(2, &sges, there.remote(0)))?;
             let fenced = SendWr {
                 fence: true,
@@ -492,7 +494,7 @@ pub(super) fn more_reads_than_the_depth(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// READs of both sides at once while each waits for the other's: no deadlock on the depth.
+/// READs of both sides at once, each waiting for the other's: no deadlock on the depth.
 pub(super) fn reads_in_both_directions(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     let link = world.connect(&LinkOptions {

@@ -1,4 +1,4 @@
-//! Keys, access and bounds: who breaks them loses the connection and touches nothing.
+//! Keys, access and bounds: a peer that breaks them loses its connection and touches nothing.
 
 use std::rc::Rc;
 
@@ -185,7 +185,8 @@ pub(super) fn deregistered_region(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// A key dies with its region, not with another region of the same bytes; a new key is another.
+/// A key dies with its region, even when another region has the same bytes; a new registration has
+/// another key.
 pub(super) fn keys_are_of_one_registration(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     let from = Side::Active;
@@ -210,7 +211,7 @@ pub(super) fn keys_are_of_one_registration(fabric: &mut dyn Fabric) -> Outcome {
     };
     world.post_now(link, from, &read(1, &[back.sge(0, LEN)], remote))?;
     world.success(link, from, 1, WcOpcode::RdmaRead)?;
-    // The same bytes by the key that does not allow it.
+    // The same bytes, through the key that does not allow it.
     let attempt = Attempt {
         remote,
         len_bytes: LEN,
@@ -265,7 +266,8 @@ pub(super) fn key_of_another_domain(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// Local SGEs the queue pair may not use: told at once or by a completion, nothing is sent.
+/// Local SGEs that the queue pair may not use: reported at once or by a completion, and nothing is
+/// sent.
 pub(super) fn bad_local_sge(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     let attempts: [fn(Sge) -> Sge; 6] = [
@@ -347,7 +349,7 @@ fn local_violation(world: &mut World<'_>, link: usize, from: Side, sge: Sge) -> 
     Ok(())
 }
 
-/// Memory the local device may not write takes neither a message nor the data of an RDMA READ.
+/// Memory that the local device may not write takes neither a message nor the data of an RDMA READ.
 pub(super) fn local_memory_without_write_access(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for side in Side::BOTH {

@@ -57,8 +57,8 @@ pub(super) fn send_before_the_receive_is_posted(fabric: &mut dyn Fabric) -> Outc
     Ok(())
 }
 
-/// Whether a provider lends messages or has put them into receives already: the program gets the same bytes, once, and
-/// what it does not take is in a receive.
+/// Whether a provider lends messages or has put them into receives already: the program gets the
+/// same bytes, once, and what it does not take is in a receive.
 pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) -> Outcome {
     const ROOM: usize = 30_000;
     /// Too short to be lent.
@@ -98,7 +98,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
                         Some(wc.wr_id)
                     };
                     if let Some(receive) = receive {
-                        // One message takes the oldest receive, whichever it is.
+                        // A message takes the oldest receive, whichever that is.
                         ensure_eq!(receive, landed, "{what}: its receive");
                         let receive = usize::try_from(receive).unwrap_or(usize::MAX);
                         head.expect(receive * LENT_HEAD_BYTES, first);
@@ -106,7 +106,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
                         landed += 1;
                     }
                     if at == 0 {
-                        // What is not taken yet is not overwritten by what comes behind it.
+                        // What is not taken yet is not overwritten by what follows it.
                         let sges = [more.sge(0, 600_000)];
                         world.post_now(link, from, &write(9, &sges, elsewhere.remote(0)))?;
                         world.settle(5_000);
@@ -117,13 +117,13 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
                     world.success(link, from, at as u64, WcOpcode::Send)?;
                 }
                 world.success(link, from, 9, WcOpcode::RdmaWrite)?;
-                // What took no receive left it to others.
+                // Messages that took no receive left theirs to others.
                 for receive in landed..messages as u64 {
                     let at = usize::try_from(receive).unwrap_or(usize::MAX);
                     world.post_now(link, from, &send(10, &[more.sge(0, SHORT)]))?;
                     world.received(link, to, receive, SHORT)?;
                     world.success(link, from, 10, WcOpcode::Send)?;
-                    // What it is not full of may be anything: the device had it.
+                    // Bytes behind the message may have any value: the device had the receive.
                     let now = head.read(at * LENT_HEAD_BYTES, LENT_HEAD_BYTES);
                     head.expect(at * LENT_HEAD_BYTES, &now);
                     head.expect(at * LENT_HEAD_BYTES, more.shadow(0, SHORT));
@@ -137,7 +137,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
     world.silent(link)
 }
 
-/// Takes a message that was lent, or puts it into a receive: which.
+/// Takes a message that was lent, or puts it into a receive; returns which.
 #[expect(unsafe_code, reason = "reads data that is lent")]
 fn take_or_land(
     qp: &mut dyn QueuePair,
@@ -178,7 +178,8 @@ fn take_or_land(
     Ok(receive)
 }
 
-/// A message that is lent keeps a receive: the next one waits for another, or for the end of the first.
+/// A message that is lent keeps a receive reserved: the next one waits for another, or for the end
+/// of the first.
 pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome {
     const LEN: usize = 4160;
     for shared in [false, true] {
@@ -231,8 +232,8 @@ pub(super) fn a_lent_message_keeps_a_receive(fabric: &mut dyn Fabric) -> Outcome
     Ok(())
 }
 
-/// The one receive of two connections is kept for a message of the first: the second has it when that message is taken, or
-/// lost with its connection.
+/// The one receive of two connections is reserved for a message of the first: the second gets it
+/// when that message is taken, or lost with its connection.
 pub(super) fn a_lent_message_keeps_a_shared_receive(fabric: &mut dyn Fabric) -> Outcome {
     const LEN: usize = 4160;
     let mut world = World::new(fabric)?;
@@ -288,7 +289,7 @@ pub(super) fn receive_never_posted(fabric: &mut dyn Fabric) -> Outcome {
         })?;
         world.post_recv(link, from, 1, &[])?;
         world.post_now(link, from, &send(2, &[]))?;
-        // On iWARP the Send is done when it has left; the connection ends either way.
+        // On iWARP the Send completes when it has left; the connection ends either way.
         let wc = world.completion(link, from, "end of a Send nobody receives")?;
         if wc.wr_id == 2 {
             let fits = match wc.status {
@@ -452,7 +453,7 @@ pub(super) fn shared_receives_survive_a_connection(fabric: &mut dyn Fabric) -> O
     Ok(())
 }
 
-/// An empty shared queue makes the senders wait, like an empty receive queue.
+/// An empty shared receive queue makes senders wait, like an empty receive queue.
 pub(super) fn empty_shared_receive_queue(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     if world.behaviour.receiver_not_ready == ReceiverNotReady::Ends {
@@ -491,8 +492,8 @@ pub(super) fn empty_shared_receive_queue(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// Messages that have come while nobody polled: beyond their mark a poll that leaves the completion
-/// queue empty has told of all of them, and nothing more has to come for that.
+/// Messages that have arrived while nothing polled: beyond their mark a poll that leaves the
+/// completion queue empty has reported all of them, and nothing more has to arrive for that.
 pub(super) fn what_has_arrived_is_told_of_before_its_mark_is_passed(
     fabric: &mut dyn Fabric,
 ) -> Outcome {
@@ -500,7 +501,7 @@ pub(super) fn what_has_arrived_is_told_of_before_its_mark_is_passed(
     for from in Side::BOTH {
         let to = from.peer();
         let attributes = world.has(from)?.device.attributes();
-        // There a Send is complete when the kernel or the device has it, wherever its bytes are.
+        // There a Send completes when the kernel or the device has it, wherever its bytes are.
         let may_be_on_its_way = attributes.transport == Transport::Iwarp && attributes.in_kernel;
         ensure!(
             world.qp(link, to)?.has_passed(0),

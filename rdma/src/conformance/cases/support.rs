@@ -41,7 +41,7 @@ pub(crate) fn read_sink(world: &World<'_>, side: Side, len_bytes: usize) -> Outc
 }
 
 /// Writes `len` bytes from `at` of `local` to `remote` in uneven pieces: at once where the provider
-/// can, posted and unsignaled elsewhere.
+/// can, else posted and unsignaled.
 pub(crate) fn write_at_once(
     world: &mut World<'_>,
     link: usize,
@@ -82,9 +82,9 @@ pub(crate) struct Attempt {
 }
 
 /// Tries what the peer does not allow, with a Send behind it, and checks all consequences: an RDMA
-/// READ fails with the reason, a WRITE may have left this side before the peer objected (iWARP);
+/// READ fails with the reason, a WRITE may have left this side before the peer refused it (iWARP);
 /// the Send is never received, everything outstanding is flushed in order, the connection ends on
-/// both sides, and nothing is written here. The caller checks the victim's memory.
+/// both sides, and nothing is written here. The caller checks the memory of the other side.
 pub(crate) fn provoke(
     world: &mut World<'_>,
     link: usize,
@@ -160,7 +160,8 @@ pub(crate) fn provoke(
     world.silent(link)
 }
 
-/// An error completion that tells the cause; a mere flush does where it need not be the `named` one.
+/// Checks that an error completion has the cause; a mere flush will do where the cause need not be
+/// `named`.
 fn check_cause(world: &World<'_>, wc: &WorkCompletion, named: bool) -> Outcome {
     let fits = match wc.status {
         WcStatus::Success | WcStatus::RemoteAccessError => true,
@@ -176,7 +177,7 @@ fn check_cause(world: &World<'_>, wc: &WorkCompletion, named: bool) -> Outcome {
     Ok(())
 }
 
-/// The devices' attributes say whether both have memory windows.
+/// Skips the case unless both devices have memory windows.
 pub(crate) fn need_windows(world: &World<'_>) -> Outcome {
     for side in Side::BOTH {
         let attributes = world.has(side)?.device.attributes();

@@ -73,7 +73,7 @@ pub(super) fn flush_follows_the_cause_in_order(fabric: &mut dyn Fabric) -> Outco
             };
             world.post(link, from, &wr)?;
             if index == 20 {
-                // Nobody is told of it: not even of its end.
+                // It has no completion: not even a flush.
                 let _ = world.qp(link, from)?.send_now(&[1; 8], None);
             }
         }
@@ -81,7 +81,7 @@ pub(super) fn flush_follows_the_cause_in_order(fabric: &mut dyn Fabric) -> Outco
         world.success(link, from, 0, WcOpcode::Send)?;
         world.success(link, from, 1, WcOpcode::RdmaRead)?;
         world.failed(link, from, 2, WcStatus::RemoteAccessError)?;
-        // Send and receive queue are each in order; between the two queues there is none.
+        // Send queue and receive queue are each in order; between the two queues there is no order.
         let (mut sends, mut receives) = (3, 1000);
         while sends < 40 || receives < 1020 {
             let wc = world.completion(link, from, "a flushed work request")?;
@@ -116,7 +116,7 @@ pub(super) fn flush_follows_the_cause_in_order(fabric: &mut dyn Fabric) -> Outco
     Ok(())
 }
 
-/// After the end requests are taken and flushed, in order, on both sides.
+/// After the end, work requests are taken and flushed, in order, on both sides.
 pub(super) fn posts_after_the_end_are_flushed(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for from in Side::BOTH {
@@ -152,12 +152,12 @@ pub(super) fn posts_after_the_end_are_flushed(fabric: &mut dyn Fabric) -> Outcom
 /// How a connection is ended here.
 type End = fn(&mut dyn ConnectionManager, CmId);
 
-/// Disconnects while much is moving: every request comes back once, successes first.
+/// Disconnects while much is under way: every request comes back once, successes first.
 pub(super) fn disconnect_in_flight(fabric: &mut dyn Fabric) -> Outcome {
     end_in_flight(fabric, |cm, id| cm.disconnect(id))
 }
 
-/// The same of a connection that is given up.
+/// The same of a connection that is aborted.
 pub(super) fn abort_in_flight(fabric: &mut dyn Fabric) -> Outcome {
     end_in_flight(fabric, |cm, id| cm.abort(id))
 }
@@ -176,9 +176,9 @@ fn end_in_flight(fabric: &mut dyn Fabric, end: End) -> Outcome {
     Ok(())
 }
 
-/// More than the way to the peer holds is posted, and nobody takes it: what has not left when the
-/// connection is given up does not come, nor does anything once the peer has been told of the end.
-/// Giving up after an orderly end, and in a set-up, is no error.
+/// More is posted than fits between the two sides, and the peer takes nothing: what has not left
+/// when the connection is aborted does not arrive, nor does anything once the peer knows of the
+/// end. Aborting after an orderly end, and in a set-up, is no error.
 pub(super) fn what_waits_when_a_connection_is_aborted_never_leaves(
     fabric: &mut dyn Fabric,
 ) -> Outcome {
@@ -224,15 +224,15 @@ pub(super) fn what_waits_when_a_connection_is_aborted_never_leaves(
                 inbox.read(0, len) == now,
                 "bytes came behind the end of a connection"
             );
-            // Not known any more: nothing happens to others.
+            // The id is unknown by now: nothing happens to others.
             world.end(from).cm.abort(id);
             alive(&mut world, bystander)?;
             world.close(link);
             world.close(bystander);
         }
     }
-    // In the middle of a set-up. The last connection: its request may have left, and nobody takes
-    // it.
+    // In the middle of a set-up. This is the last connection: its request may have left, and
+    // nothing takes it.
     let bystander = world.connect(&LinkOptions::default())?;
     let start = world.start(&LinkOptions::default())?;
     world.end(Side::Active).cm.abort(start.id);
@@ -306,7 +306,7 @@ fn in_flight(
     Ok(())
 }
 
-/// Once a queue pair has been dropped nobody touches memory through it, and it completes nothing.
+/// Once a queue pair has been dropped, no memory is touched through it, and it has no completions.
 pub(super) fn drop_with_requests_outstanding(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for dropper in Side::BOTH {
@@ -369,7 +369,7 @@ fn alive(world: &mut World<'_>, link: usize) -> Outcome {
     Ok(())
 }
 
-/// A region may go while the peer uses it: from then on it is not touched.
+/// A region may be deregistered while the peer uses it: from then on it is not touched.
 pub(super) fn deregister_in_flight(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for from in Side::BOTH {
@@ -394,8 +394,8 @@ pub(super) fn deregister_in_flight(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// A region may go while this side's own requests still read it: they fail, and what is posted
-/// behind a WRITE that did not arrive is not received.
+/// A region may be deregistered while this side's own requests still read it: they fail, and what
+/// is posted behind a WRITE that did not arrive is not received.
 pub(super) fn source_deregistered_in_flight(fabric: &mut dyn Fabric) -> Outcome {
     let mut world = World::new(fabric)?;
     for from in Side::BOTH {

@@ -148,7 +148,7 @@ pub(super) fn zero_length(fabric: &mut dyn Fabric) -> Outcome {
         world.post_now(link, from, &send(6, &[]))?;
         world.received(link, from.peer(), 5, 0)?;
         world.success(link, from, 6, WcOpcode::Send)?;
-        // Of an empty WRITE nobody looks at the key (InfiniBand Architecture 1.7, C9-88).
+        // The key of an empty WRITE is not checked (InfiniBand Architecture 1.7, C9-88).
         let nowhere = Remote {
             addr: 0,
             rkey: RKey(0),

@@ -1,4 +1,4 @@
-//! Sleeping on a descriptor: woken when there is something, left alone when there is not.
+//! Sleeping on a descriptor: woken when there is something, and not when there is not.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::rc::Rc;
@@ -26,7 +26,7 @@ fn readable(fd: RawFd, wait_ms: u8) -> Outcome<bool> {
     Ok(count > 0)
 }
 
-/// What a sleeper waits on.
+/// What a sleeping side waits for.
 #[derive(Clone, Copy, PartialEq)]
 enum On {
     Completions,
@@ -84,7 +84,8 @@ fn sleep_until<T>(
                     world.leftovers()
                 )));
             }
-            // Work at a given time is allowed for by the deadline the manager tells.
+            // A wake-up for work at a given time is allowed for by the deadline that the manager
+            // has.
             let due = world.end(side).cm.next_deadline_us();
             ready |= due.is_some_and(|at| at <= now_us);
             if !progress && !ready {
@@ -133,7 +134,7 @@ pub(super) fn completion_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// The one who asked sleeps until the answer to its RDMA READ is there.
+/// A side that has posted an RDMA READ sleeps until its data is there.
 pub(super) fn own_request_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     for from in Side::BOTH {
@@ -175,7 +176,7 @@ pub(super) fn sleeper_serves_the_peer(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// What completed before arming is not slept over.
+/// What completed before arming is found when arming.
 pub(super) fn arming_late_loses_nothing(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     for to in Side::BOTH {
@@ -201,7 +202,7 @@ pub(super) fn arming_late_loses_nothing(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// Completions that did not fit into one poll are told by the next arm.
+/// Completions that did not fit into one poll are reported when arming again.
 pub(super) fn unpolled_completions_are_told_by_arm(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     let to = Side::Passive;
@@ -271,7 +272,7 @@ pub(super) fn connection_request_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Out
     )?;
     let active = started.ok_or_else(|| Stop::failed("not started"))?;
     let request = world.requested()?;
-    // The accept wakes the one who asked.
+    // The accept wakes the side that connects.
     let id = active.id;
     let mut accepted = None;
     sleep_until(
@@ -327,7 +328,7 @@ pub(super) fn disconnect_wakes_a_sleeper(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// With a connection up and nothing to do nobody is woken.
+/// With a connection established and nothing to do, neither side is woken.
 pub(super) fn idle_is_idle(fabric: &mut dyn Fabric) -> Outcome {
     let (mut world, link) = World::connected(fabric)?;
     for side in Side::BOTH {

@@ -15,7 +15,7 @@ const SPAN: usize = 300;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// A region of `side` that windows can be bound to; by its own key the peer may do nothing.
+/// A region of `side` that windows can be bound to; its own key allows the peer nothing.
 fn bindable(world: &World<'_>, side: Side) -> Outcome<Area> {
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
     let mut area = Area::new(&world.pd(side)?, LEN, access)?;
@@ -27,7 +27,7 @@ fn window(world: &World<'_>, side: Side) -> Outcome<Box<dyn MemoryWindow>> {
     Ok(world.pd(side)?.allocate_window()?)
 }
 
-/// `owner` grants, `owner.peer()` uses; tried both ways.
+/// Runs `body` with either side as the `owner`, which grants; `owner.peer()` uses.
 fn both_ways(fabric: &mut dyn Fabric, body: fn(&mut World<'_>, usize, Side) -> Outcome) -> Outcome {
     let mut world = World::new(fabric)?;
     for owner in Side::BOTH {
@@ -74,7 +74,7 @@ pub(super) fn window_opens_its_range(fabric: &mut dyn Fabric) -> Outcome {
         for range in [(AT, SPAN), (AT, 1), (AT + SPAN - 1, 1), (AT + 7, 64)] {
             use_window(world, link, owner, &mut area, rkey, range)?;
         }
-        // A second window of the same bytes lives beside it.
+        // A second window of the same bytes is valid beside it.
         let mut other = window(world, owner)?;
         let second = world.bind(link, owner, other.as_mut(), &area, (0, LEN), READ_WRITE)?;
         ensure!(second != rkey, "two windows share one key");
@@ -146,7 +146,7 @@ pub(super) fn window_access(fabric: &mut dyn Fabric) -> Outcome {
     Ok(())
 }
 
-/// What is posted after a bind on the same queue may already rely on it.
+/// What is posted behind a bind on the same queue may rely on it.
 pub(super) fn bind_is_ordered_before_a_send(fabric: &mut dyn Fabric) -> Outcome {
     both_ways(fabric, |world, link, owner| {
         let user = owner.peer();

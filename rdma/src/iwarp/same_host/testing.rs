@@ -1,4 +1,4 @@
-//! A peer on this machine that keeps to no rule, for fuzzing and its replay in tests.
+//! A peer on this machine that breaks every rule, for fuzzing and its replay in tests.
 #![expect(
     unsafe_code,
     reason = "writes into shared memory as another process can"
@@ -23,17 +23,17 @@ use super::memory::Memory;
 use super::ring::{LINES_BYTES, RING_BYTES, RING_ORDER, Reader, Writer};
 use crate::iwarp::socket::{Link, Piece};
 
-/// The first page: the positions of both rings, and nothing.
+/// The first page: the positions of both rings, and nothing else.
 const PAGE_BYTES: usize = 4096;
 
-/// What comes with a message to a meeting.
+/// What comes with a message to the rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::iwarp) enum Brings {
     /// The memory.
     Memory,
     /// Memory of another size, memory that can shrink, or no memory.
     Odd(u8),
-    /// The memory, with so many descriptors more.
+    /// The memory, and so many more descriptors.
     More(u8),
     /// No descriptor.
     Nothing,
@@ -44,25 +44,25 @@ pub(in crate::iwarp) struct Peer {
     own: Memory,
     own_fd: OwnedFd,
     odd: [OwnedFd; 3],
-    /// Where others are invited to bring memory, and what it is called.
+    /// The socket to which others are invited to send memory, and its name.
     meeting: UnixDatagram,
     name: [u8; 5],
-    /// What the ring this peer says things in is to hold.
+    /// What the ring that this peer writes is to hold.
     ring: Vec<u8>,
 }
 
 /// The other process's end of one connection.
 pub(in crate::iwarp) struct End<'p> {
     peer: &'p mut Peer,
-    /// Made by the other end.
+    /// Memory that the other end has made.
     taken: Option<Memory>,
     writer: Writer,
     reader: Reader,
-    /// Whether the memory is this peer's, which decides who uses which ring.
+    /// Whether this peer has made the memory, which decides which ring is whose.
     created: bool,
     socket: Option<UnixStream>,
     said_bytes: usize,
-    /// Where the ring was written, by the book or not: the end of the last such byte.
+    /// How far the ring was written, correctly or not: the end of the last such byte.
     dirty_bytes: usize,
 }
 
@@ -175,7 +175,7 @@ impl<'p> End<'p> {
         self.taken.as_ref().unwrap_or(&self.peer.own)
     }
 
-    /// A position that may mean something.
+    /// A position that is likely to be near a valid one.
     pub(in crate::iwarp) fn position(&self, which: u8, more: u8) -> u64 {
         let (ring, said) = (RING_BYTES as u64, self.said_bytes as u64);
         let near = match which % 8 {
@@ -188,12 +188,12 @@ impl<'p> End<'p> {
             6 => 1 << 63,
             _ => u64::from(more) << 24,
         };
-        // A little more or less, mostly not.
+        // A little more or less, in a few cases.
         near.wrapping_add(u64::from(more % 16))
             .wrapping_sub(u64::from(more >> 4))
     }
 
-    /// Sends by the book; says how much there was room for.
+    /// Sends as a correct peer does; returns for how much there was room.
     pub(in crate::iwarp) fn say(&mut self, bytes: &mut [u8]) -> usize {
         let piece = Piece::raw(bytes.as_mut_ptr(), bytes.len());
         // SAFETY: a slice that is borrowed during the call.
@@ -210,7 +210,7 @@ impl<'p> End<'p> {
         said
     }
 
-    /// Receives by the book, and forgets it.
+    /// Receives as a correct peer does, and drops it.
     pub(in crate::iwarp) fn hear(&mut self, bytes_max: usize) {
         let mut bytes = vec![0; bytes_max];
         let piece = Piece::raw(bytes.as_mut_ptr(), bytes.len());
@@ -222,7 +222,7 @@ impl<'p> End<'p> {
         }
     }
 
-    /// Writes among the positions of both rings.
+    /// Overwrites some of the positions of both rings.
     pub(in crate::iwarp) fn poke_lines(&mut self, at: usize, bytes: &[u8]) {
         let at = at % (2 * LINES_BYTES - bytes.len());
         let lines = self.memory().place(false).lines.wrapping_add(at);
@@ -261,7 +261,7 @@ impl<'p> End<'p> {
         self.socket = None;
     }
 
-    /// Sends a message to the meeting of an invitation.
+    /// Sends a message to the rendezvous that an invitation names.
     pub(in crate::iwarp) fn bring(&self, invitation: &Invitation, right: bool, brings: Brings) {
         let mut secret = [0; 16];
         secret.copy_from_slice(&invitation.as_bytes()[8..24]);
@@ -289,11 +289,11 @@ impl<'p> End<'p> {
         }
     }
 
-    /// Checks that the other end has written nothing but its ring and the positions, and makes the
-    /// memory as it was.
+    /// Checks that the other end has written nothing but its ring and the positions, and restores
+    /// the memory.
     ///
     /// # Panics
-    /// It has.
+    /// It has written something else.
     pub(in crate::iwarp) fn check_and_restore(self) {
         let said = self.memory().place(!self.created).bytes;
         let first = self.memory().place(false).lines;

@@ -24,12 +24,12 @@ pub(super) struct Ledger {
     sends: BTreeSet<u64>,
     next_send: u64,
     failed: bool,
-    /// Data that was taken, where it has come: it may be read until a queue is polled again.
+    /// Data that was taken where it arrived: it may be read until a queue is polled again.
     taken: Vec<(NonNull<u8>, usize)>,
 }
 
 impl Ledger {
-    /// What a scene has posted when it begins.
+    /// What a scene has posted at its start.
     pub(super) fn new() -> Self {
         let next_send = FIRST_SEND + READS;
         Self {
@@ -46,18 +46,18 @@ impl Ledger {
         self.next_send
     }
 
-    /// That work request has been posted.
+    /// Records that the work request was posted.
     pub(super) fn posted(&mut self) {
         self.sends.insert(self.next_send);
         self.next_send += 1;
     }
 
-    /// Takes completions, and says how many there were.
+    /// Takes completions; returns how many there were.
     pub(super) fn poll(&mut self, cq: &dyn CompletionQueue) -> usize {
         self.poll_with(cq, |_| ())
     }
 
-    /// The same, and takes messages where they have come or, not `takes`, has them put into
+    /// The same; takes lent messages where they arrived or, without `takes`, has them put into
     /// receives.
     pub(super) fn take_messages(
         &mut self,
@@ -96,7 +96,7 @@ impl Ledger {
         count
     }
 
-    /// Reads what was taken once more, as a program does that copies it later.
+    /// Reads what was taken once more, like a program that copies it later.
     #[expect(unsafe_code, reason = "reads data that is lent")]
     pub(super) fn read_taken(&mut self) {
         for (base, len) in self.taken.drain(..) {
@@ -142,7 +142,7 @@ impl Ledger {
         };
         let oldest = of.first() == Some(&done.wr_id);
         assert!(of.remove(&done.wr_id), "a second completion: {done:?}");
-        // Of the send queue, what caused the end comes first.
+        // Of the send queue, the cause of the end comes first.
         assert!(oldest || !(success || receive), "out of order: {done:?}");
         assert!(!self.failed || !success, "success after the end: {done:?}");
         self.failed |= !success;

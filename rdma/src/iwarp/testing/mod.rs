@@ -81,7 +81,7 @@ mod tests {
     use super::{Agreed, Link, MemoryLink, Scene, Stage};
     use crate::iwarp::tx::empty_write;
 
-    /// One byte stream, and as much of it as one run receives.
+    /// A byte stream, and how much of it one run receives.
     fn bytes_of_a_run(beside_another: bool) -> usize {
         let mut received = 0;
         Stage::with(|stage| {
@@ -103,7 +103,7 @@ mod tests {
         received
     }
 
-    /// Who has much to receive keeps the others waiting no longer than half a run.
+    /// A queue pair with much to receive keeps the others waiting no longer than half a run.
     #[test]
     fn a_run_is_shorter_while_others_wait_for_theirs() {
         let alone = bytes_of_a_run(false);

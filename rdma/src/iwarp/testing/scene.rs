@@ -53,7 +53,7 @@ const OPENED: [(usize, usize); 4] = [
 ];
 const _: () = assert!(RECEIVES == 6 && INBOX.1 >= 6 * RECEIVE_BYTES as usize);
 
-/// What the slab holds at first.
+/// The slab's initial content.
 static FILL: LazyLock<Vec<u8>> = LazyLock::new(|| {
     (0..SLAB_BYTES)
         .map(|at| at.to_le_bytes()[0] ^ 0x5a)
@@ -123,7 +123,7 @@ impl Stage {
         })
     }
 
-    /// Why the connection of the scene has ended, when it has.
+    /// Why the connection of the scene has ended, if it has.
     pub(super) fn cause(&self) -> Option<String> {
         std::iter::from_fn(|| self.notices.take())
             .filter(|(id, _)| *id == SCENE)
@@ -133,13 +133,13 @@ impl Stage {
             })
     }
 
-    /// Makes the queue pair of the other connection one of those that are run.
+    /// Makes the queue pair of the other connection busy.
     #[cfg(test)]
     pub(super) fn heat_other(&self) {
         self.engine.heat_memory(&self.other.cell);
     }
 
-    /// Compares everything between the opened pieces with what it was, and makes them as they were.
+    /// Compares everything between the opened pieces with its initial content, and restores these.
     fn check_and_restore(&self) {
         let base = self.slab.base().as_ptr();
         let mut from = 0;
@@ -167,7 +167,7 @@ impl Stage {
 /// The connection of a scene.
 const SCENE: CmId = CmId(1);
 
-/// What the set-up of a connection has come to.
+/// What the set-up of a connection agreed on.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Agreed {
     pub(super) crc: bool,

@@ -11,11 +11,11 @@ use crate::iwarp::socket::Link;
 const STEPS_MAX: usize = 400;
 /// Most bytes that wait for room in the ring.
 const UNSAID_MAX: usize = 100_000;
-/// Looks within which a connection has ended after its peer has left: the end of the socket comes
-/// behind a socket full of bells, of which a look takes a part.
+/// Looks within which a connection has ended after its peer has left: the end of the socket follows
+/// a socket full of wake-up bytes, of which each look takes a part.
 const LOOKS_MAX: usize = 1000;
 
-/// How the causes of an end begin that a peer of this kind can bring about.
+/// How the causes of an end begin that such a peer can bring about.
 const CAUSES: [&str; 7] = [
     "closed by the peer",
     "terminated by this side because the peer broke the protocol: ",
@@ -27,8 +27,8 @@ const CAUSES: [&str; 7] = [
     "lost: no shared memory but another kind of file has come ",
 ];
 
-/// Lets a peer do, step by step, what `data` says: speak and hear by the book, write anything
-/// anywhere into the memory, ring, bring memory or what is none, leave.
+/// Lets a peer do, step by step, what `data` says: send and receive correctly, write anything
+/// anywhere into the memory, wake, bring memory or something else, leave.
 ///
 /// # Panics
 /// When a rule is broken.
@@ -102,7 +102,7 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
             10 => end.hear(usize::from(choices.word())),
             11 => send(&mut scene, &mut ledger, choices),
             12 => {
-                // What is ready is found by the poll below.
+                // What became ready is found by the poll below.
                 ledger.read_taken();
                 let _ready = stage.cq.arm();
             }

@@ -1,4 +1,4 @@
-//! What librdmacm tells, and what becomes of it.
+//! Events of librdmacm, and what follows from them.
 
 use std::io;
 use std::rc::Rc;
@@ -14,12 +14,12 @@ use crate::contract::{
 };
 
 /// How long the device may take, once the peer has disconnected, to complete what the peer refused
-/// before: the packet was there sooner than the connection manager's message.
+/// before: that packet arrived sooner than the message of the connection manager.
 const LAST_COMPLETIONS_US: u64 = 10_000;
 
 impl Manager {
     pub(super) fn on_event(&mut self, event: Event) {
-        // Of an id that was destroyed a moment ago; a request for it is refused when it is dropped.
+        // Of an id that was just destroyed; a request for it is refused when it is dropped.
         let Some(&id) = self.by_key.get(&event.key) else {
             return;
         };
@@ -61,7 +61,7 @@ impl Manager {
         entry.device = Some(device);
         let param = ConnectParam {
             private_data: event.param.private_data,
-            // librdmacm tells them as this side would use them.
+            // librdmacm has them as this side would use them.
             responder_resources: event.param.initiator_depth,
             initiator_depth: event.param.responder_resources,
             rnr_retry_count: event.param.rnr_retry_count,
@@ -126,7 +126,7 @@ impl Manager {
         }
     }
 
-    /// Whether there is time for another attempt to resolve the address, and it has begun.
+    /// Starts another attempt to resolve the address; `false` when there is no time for one.
     fn resolve_again(&mut self, id: CmId) -> bool {
         let now_us = self.now_us;
         let Some(entry) = self.ids.get(id) else {
@@ -169,7 +169,7 @@ impl Manager {
                     .device
                     .as_ref()
                     .is_some_and(|device| device.attributes.transport == Transport::Iwarp);
-                // The kernel tells an iWARP reply from the other side (cma_iw_handler).
+                // The kernel reports an iWARP reply from the peer's point of view (cma_iw_handler).
                 let (serves, reads) = if iwarp {
                     (told.initiator_depth, told.responder_resources)
                 } else {
@@ -200,12 +200,12 @@ impl Manager {
         }
     }
 
-    /// Tells the peer that this side has given up.
+    /// Lets the peer know that this side has given up.
     fn end_quietly(&self, id: CmId) {
         let raw = self.ids.get(id).and_then(|entry| entry.id.as_ref());
         if let Some(raw) = raw {
-            // A reject fits before the connection is up, a disconnect (which the kernel takes in any
-            // state) afterwards.
+            // A reject is right before the connection is established, a disconnect (which the
+            // kernel takes in any state) afterwards.
             let told = raw.reject(&[]).or_else(|_| raw.disconnect());
             if let Err(error) = told {
                 tracing::debug!("ending a connection that was given up: {error}");
@@ -262,7 +262,7 @@ impl Manager {
         };
         match entry.state {
             State::Accepted(_) | State::Connected => {
-                // A refusal that is the cause may still be on its way to the completion queue.
+                // The refusal that caused it may still be on its way to the completion queue.
                 let core = entry.core.upgrade();
                 if core.is_some_and(|core| core.is_sending()) {
                     entry.wait(LAST_COMPLETIONS_US, now_us);
@@ -290,7 +290,7 @@ impl Manager {
         };
         let cause = "the peer closed the connection, or it was lost";
         match entry.core.upgrade() {
-            // Answers the peer, and tells the program.
+            // Answers the peer, and notifies the program.
             Some(core) => core.fail(cause),
             None => {
                 self.end_quietly(id);

@@ -10,7 +10,7 @@ use crate::contract::{CmError, CmEventKind, CmId};
 /// How often a listener whose device is gone tries again.
 const RETRY_US: u64 = 1_000_000;
 
-/// What to listen at.
+/// The address to listen at, and its backlog.
 #[derive(Clone, Copy)]
 pub(super) struct Listening {
     addr: SocketAddr,
@@ -18,8 +18,8 @@ pub(super) struct Listening {
 }
 
 impl Manager {
-    /// A listener and where it listens. One at an address opens the device of the address, to be
-    /// told of it.
+    /// A listener and its address. One at a single address opens that address's device, to be
+    /// notified of its removal.
     fn bind(&self, addr: SocketAddr, backlog: u32) -> Result<(Entry, SocketAddr), CmError> {
         let what = || format!("listening at {addr}");
         let failed = |error| step(what(), &error);

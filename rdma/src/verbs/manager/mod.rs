@@ -1,4 +1,4 @@
-//! The connection manager: ids and their states. What librdmacm tells is in [`events`].
+//! The connection manager: ids and their states. The events of librdmacm are handled in [`events`].
 
 mod events;
 mod listener;
@@ -31,18 +31,18 @@ const EVENTS_MAX: usize = 64;
 
 /// Private data of a request on InfiniBand: 92 bytes, of which the IP addressing annex takes 36.
 const IB_REQUEST_BYTES: usize = 56;
-/// Of a reply.
+/// The same of a reply.
 const IB_REPLY_BYTES: usize = 196;
-/// Of either on iWARP: siw counts private data and the four bytes of MPA revision 2 (RFC 6581,
-/// section 9) in one byte (`siw_send_mpareqrep`).
+/// The same of either on iWARP: siw counts private data and the four bytes of MPA revision 2 (RFC
+/// 6581, section 9) in one byte (`siw_send_mpareqrep`).
 const IWARP_BYTES: usize = 251;
 
 /// How long one attempt to resolve an address takes, ms; it is repeated while there is time. Linux
-/// asks for a neighbour before it waits for it (`rdma_resolve_ip`, 6.12): an answer that is there at
-/// once is missed, and looked for only when the time of the attempt is over.
+/// sends the neighbour request before it registers the wait for it (`rdma_resolve_ip`, 6.12): a
+/// reply that arrives at once is missed, and found only when the time of the attempt is over.
 const RESOLVE_ATTEMPT_MS: i32 = 500;
 
-/// How far an id is.
+/// The state of an id.
 enum State {
     /// Takes connections, or waits for the device to come back.
     Listening(Listening),
@@ -50,15 +50,15 @@ enum State {
     Resolving,
     /// Has a device; a queue pair can be made.
     Resolved,
-    /// The peer has been asked.
+    /// The request has been sent to the peer.
     Connecting(ConnectParam),
-    /// The peer has asked, and the program decides.
+    /// The peer has sent a request, and the program decides.
     Requested,
-    /// Accepted; the peer's last word is awaited.
+    /// Accepted; the peer's confirmation is awaited.
     Accepted(ConnectParam),
-    /// Up.
+    /// Established.
     Connected,
-    /// Over.
+    /// Ended.
     Closed,
 }
 
@@ -68,7 +68,8 @@ struct Entry {
     id: Option<Rc<Id>>,
     device: Option<Rc<VerbsDevice>>,
     core: Weak<Core>,
-    /// Of resolving and connecting, of a listener without a device, and of an end to be told.
+    /// Of resolving and connecting, of a listener without a device, and of an end that is to be
+    /// reported.
     deadline_us: Option<u64>,
     timeout_ms: u64,
 }
@@ -118,7 +119,7 @@ impl Entry {
         })
     }
 
-    /// What is asked of, or granted to, the peer: no more than the device can do.
+    /// Parameters for the peer: no more than the device can do.
     fn clamp(&self, param: &ConnectParam) -> ConnectParam {
         let mut param = *param;
         if let Some(device) = &self.device {
@@ -139,9 +140,9 @@ pub(super) struct Manager {
     ids: Ids<Entry>,
     by_key: HashMap<usize, CmId>,
     now_us: u64,
-    /// Of the last look that found nothing.
+    /// When the last look found nothing.
     looked_us: Option<u64>,
-    /// Devices whose removal has been told.
+    /// How many removals of devices have been reported.
     removals: u64,
 }
 
@@ -192,14 +193,14 @@ impl Manager {
             entry.state = State::Closed;
             entry.deadline_us = None;
             if let Some(core) = entry.core.upgrade() {
-                // The event below says it all.
+                // The event below tells the program.
                 core.fail("the connection was closed");
             }
         }
         self.ids.tell(id, kind);
     }
 
-    /// Takes what the kernel has to tell.
+    /// Takes the events of the kernel.
     fn look(&mut self) {
         let mut ready = [EpollEvent::empty(); 2];
         let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO);
@@ -208,8 +209,8 @@ impl Manager {
         if ready.is_empty() {
             return;
         }
-        // First, because a device that breaks a queue pair says so, and why, before the connection
-        // manager notices that the connection is over.
+        // First, because a device that breaks a queue pair reports it, and why, before the
+        // connection manager notices that the connection is over.
         self.shared.take_async_events();
         if ready.iter().any(|source| source.data() != 1) {
             for _ in 0..EVENTS_MAX {
@@ -221,7 +222,7 @@ impl Manager {
         }
     }
 
-    /// Tells what was on devices that are gone.
+    /// Reports the connections and listeners of devices that are gone.
     fn take_removals(&mut self) {
         let removals = self.shared.removals();
         if std::mem::replace(&mut self.removals, removals) == removals {
@@ -233,7 +234,7 @@ impl Manager {
         }
     }
 
-    /// Turns what queue pairs told into events.
+    /// Turns the notices of queue pairs into events.
     fn take_notices(&mut self) {
         while let Some((id, cause)) = self.notices.take() {
             let Some(entry) = self.ids.get_mut(id) else {
@@ -263,7 +264,7 @@ impl Manager {
                 }
                 State::Resolving => {
                     let what = format!("resolving {}", entry.peer());
-                    // Nobody can have made a queue pair of it: the attempt ends here.
+                    // No queue pair can have been made for it: the attempt ends here.
                     if let Some(raw) = entry.id.take() {
                         self.by_key.remove(&raw.key());
                     }
@@ -389,7 +390,8 @@ impl ConnectionManager for Manager {
             return Err(step(format!("accepting {peer}"), &error));
         }
         entry.state = State::Accepted(param);
-        // Its first message may be here before the kernel's word that the connection is up.
+        // Its first message may arrive before the kernel's event that the connection is
+        // established.
         if let Some(core) = core {
             core.connected(param.initiator_depth, peer);
         }
@@ -408,7 +410,7 @@ impl ConnectionManager for Manager {
             if let Some(raw) = &entry.id
                 && let Err(error) = raw.reject(private_data.as_bytes())
             {
-                // Destroying the id refuses it, too, without the words.
+                // Destroying the id refuses the request, too, but without private data.
                 tracing::debug!("refusing {}: {error}", entry.peer());
             }
         }
@@ -428,7 +430,7 @@ impl ConnectionManager for Manager {
             }
             State::Resolving | State::Resolved | State::Connecting(_) | State::Requested => {
                 if let (State::Requested, Some(raw)) = (&entry.state, &entry.id) {
-                    // The peer learns the same when the id is destroyed.
+                    // Destroying the id has the same effect on the peer.
                     let _ = raw.reject(&[]);
                 }
                 let cause = "this side closed the connection during set-up".to_owned();

@@ -1,4 +1,5 @@
-//! What a queue pair sends: requests are gathered, and go to the device when the doorbell rings.
+//! The sending side of a queue pair: requests are gathered, and given to the device when the
+//! doorbell rings.
 
 use super::super::outstanding::{Outcome, Request};
 use super::super::raw::send::Chain;
@@ -7,7 +8,7 @@ use super::Core;
 use crate::contract::{PostError, QpState, RKey, Remote, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 
 impl Core {
-    /// Takes a request; the program hears nothing of a `silent` one.
+    /// Takes a request; a `silent` one has no completion for the program.
     pub(super) fn post(&self, wr: &SendWr<'_>, silent: bool) -> Result<(), PostError> {
         if self.state.get() == QpState::Init {
             return Err(PostError::NotConnected);
@@ -65,8 +66,8 @@ impl Core {
         Ok(())
     }
 
-    /// As [`QueuePair::send_now`]: what fits into a work request of the device. Some are reported, so that the queue empties. Half of
-    /// it stays free for what is posted.
+    /// As [`QueuePair::send_now`]: for what fits into a work request of the device. Some are
+    /// signaled, so that the queue empties. Half of the queue stays free for what is posted.
     pub(super) fn send_now(&self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
         // siw does not take inline data with an invalidation.
         let fits = bytes.len() <= self.limits.inline_bytes_max
@@ -92,7 +93,8 @@ impl Core {
         true
     }
 
-    /// As [`QueuePair::has_unsent`]. Where the device would not tell when they have gone, it is asked to.
+    /// As [`QueuePair::has_unsent`]. Where no completion would show when they have left, one is
+    /// requested.
     pub(super) fn has_unsent(&self) -> bool {
         let has_silent = self.sends.borrow().has_silent();
         if !has_silent || self.state.get() != QpState::ReadyToSend {
@@ -104,7 +106,8 @@ impl Core {
         true
     }
 
-    /// Posts an RDMA WRITE of no bytes, which is reported and needs no key (InfiniBand Architecture 1.7, C9-88).
+    /// Posts an RDMA WRITE of no bytes, which is signaled and needs no key (InfiniBand Architecture
+    /// 1.7, C9-88).
     fn ask(&self) {
         let nowhere = SendOp::Write(Remote {
             addr: 0,
@@ -117,13 +120,13 @@ impl Core {
             signaled: true,
             fence: false,
         };
-        // A full queue is one whose requests are being reported.
+        // In a full queue there are requests that are signaled.
         if self.post(&wr, true).is_ok() {
             self.ring_doorbell();
         }
     }
 
-    /// Copies a short payload into the request, which spares the device a look at memory.
+    /// Copies a short payload into the request, which saves the device an access to memory.
     fn inline(&self, sges: &[Sge], chain: &mut Chain) -> Option<usize> {
         let total: usize = sges.iter().map(|sge| sge.len_bytes as usize).sum();
         if total == 0 || total > self.limits.inline_bytes_max {
@@ -137,7 +140,7 @@ impl Core {
         self.post_rung();
     }
 
-    /// Gives the device what the doorbell has been rung for.
+    /// Gives the device the requests for which the doorbell has been rung.
     pub(super) fn post_rung(&self) {
         let mut chain = self.chain.borrow_mut();
         let rung = self.held.get();

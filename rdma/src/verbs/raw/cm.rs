@@ -59,7 +59,7 @@ impl Drop for Channel {
     }
 }
 
-/// What came with an event of a connection, as librdmacm tells it.
+/// What came with an event of a connection, as librdmacm has it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct EventParam {
     pub(in crate::verbs) private_data: PrivateData,
@@ -143,7 +143,7 @@ impl Id {
         self.id.as_ptr()
     }
 
-    /// What names it in events.
+    /// Its number in events.
     pub(in crate::verbs) fn key(&self) -> usize {
         self.id.addr().get()
     }
@@ -185,7 +185,7 @@ impl Id {
         unsafe { verbs(self.id) }
     }
 
-    /// What names its device within this process.
+    /// Identifies its device within this process.
     pub(in crate::verbs) fn device_key(&self) -> Option<usize> {
         self.verbs().map(|context| context.addr().get())
     }
@@ -235,7 +235,7 @@ impl Id {
         errno::minus_one(unsafe { sys::rdma_notify(self.as_ptr(), event) })
     }
 
-    /// Takes it off its thread. Its events go with it.
+    /// Takes it off its thread, together with its events.
     pub(in crate::verbs) fn park(self) -> io::Result<ParkedId> {
         let own = Channel::new()?;
         // SAFETY: id and both channels are live; every event of the id taken so far has been

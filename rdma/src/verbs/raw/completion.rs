@@ -50,7 +50,7 @@ impl Drop for Channel {
     }
 }
 
-/// A completion as the device tells it.
+/// A completion as the device reports it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct Wc {
     pub(in crate::verbs) wr_id: u64,
@@ -105,7 +105,7 @@ impl Cq {
         self.channel.fd()
     }
 
-    /// Takes up to `most` completions and hands each to `take`; how many there were.
+    /// Takes up to `most` completions and passes each to `take`; returns how many there were.
     ///
     /// # Errors
     /// The queue has overrun or the device has failed.

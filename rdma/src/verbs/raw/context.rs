@@ -24,17 +24,17 @@ use crate::contract::{DeviceAttributes, Transport};
 /// several threads may hold the same one.
 pub(in crate::verbs) struct Context {
     context: NonNull<sys::ibv_context>,
-    /// Bound to the device, which stays open with it: dropped last. What happens to the device
-    /// arrives on its channel.
+    /// Bound to the device, which stays open with it: dropped last. Events of the device arrive on
+    /// its channel.
     anchor: Id,
 }
 
-/// An open device and who holds it.
+/// An open device and its holders.
 struct Held {
     /// [`Context::key`].
     key: usize,
     holders: usize,
-    /// The device is gone; its descriptors are to go with the last holder.
+    /// The device is gone; its descriptors are closed with the last holder.
     gone: bool,
 }
 
@@ -104,7 +104,7 @@ impl Context {
         self.context.as_ptr()
     }
 
-    /// What names the device within this process.
+    /// Identifies the device within this process.
     pub(in crate::verbs) fn key(&self) -> usize {
         self.context.addr().get()
     }
@@ -153,7 +153,7 @@ impl Context {
             transport,
             qp_wr_max: count(attr.max_qp_wr),
             sge_max: count(attr.max_sge).min(SGES_MAX),
-            // 0 from devices that do not tell it.
+            // 0 from devices that do not report it.
             sge_rd_max: match count(attr.max_sge_rd) {
                 0 if iwarp => 1,
                 0 => count(attr.max_sge),
@@ -206,10 +206,10 @@ impl Drop for Context {
     }
 }
 
-/// The device of `id` is gone: what it has open in this process is closed, with its last holder.
+/// The device of `id` is gone: its descriptors in this process are closed, with its last holder.
 ///
-/// librdmacm closes a device that is gone only when it comes to know another one. Until then
-/// whoever removes the device of a driver that cannot disassociate its users (Soft-RoCE, siw) hangs
+/// librdmacm closes a device that is gone only when it opens another one. Until then, removing the
+/// device of a driver that cannot disassociate its users (Soft-RoCE, siw) hangs
 /// (`ib_uverbs_remove_one` in Linux).
 pub(in crate::verbs) fn removed(id: &Id) {
     if let Some(context) = id.verbs() {
@@ -231,7 +231,7 @@ unsafe fn close_with_last_holder(context: NonNull<sys::ibv_context>) {
 }
 
 /// Devices that were opened to be looked at ([`name_and_flaw`]), and the names of their nodes:
-/// librdmacm keeps them open, whoever uses them or not.
+/// librdmacm keeps them open, whether they are used or not.
 static LOOKED_AT: Mutex<Vec<(String, ParkedId)>> = Mutex::new(Vec::new());
 
 fn looked_at() -> MutexGuard<'static, Vec<(String, ParkedId)>> {
@@ -249,8 +249,8 @@ pub(in crate::verbs) fn node_removed(node: &str) {
     }
 }
 
-/// Closes what a device has open, and leaves descriptors of the same numbers, which tell and do
-/// nothing, for librdmacm to close.
+/// Closes the descriptors of a device, and leaves inert descriptors with the same numbers for
+/// librdmacm to close.
 ///
 /// # Safety
 /// The context is open, and nothing that was made of it is used any more.
@@ -325,8 +325,8 @@ pub(in crate::verbs) fn name_and_flaw(id: Id) -> Option<(String, bool)> {
 /// Soft-RoCE says that it has type 2 windows, but they protect nothing (Linux 6.12):
 /// * it checks a range against the whole region under the window, not against the window
 ///   (`check_rkey` in `rxe_resp.c` calls `mr_check_range` only);
-/// * a peer on any connection can invalidate it, of any domain (`rxe_invalidate_mw` looks at the key
-///   alone);
+/// * a peer on any connection can invalidate it, of any domain (`rxe_invalidate_mw` looks at the
+///   key alone);
 /// * a program is not told which key was invalidated: the completion carries the kernel's flag
 ///   (`IB_WC_WITH_INVALIDATE`, 4), which user space reads as `IBV_WC_IP_CSUM_OK` (`do_complete`).
 fn is_rxe(attr: &sys::ibv_device_attr) -> bool {
@@ -358,16 +358,16 @@ unsafe fn query_device(context: *mut sys::ibv_context) -> io::Result<sys::ibv_de
 /// The context is open.
 unsafe fn is_active(context: *mut sys::ibv_context) -> bool {
     let mut attr = MaybeUninit::<sys::ibv_port_attr>::zeroed();
-    // SAFETY: the caller's promise; this symbol fills the fields up to `phys_state`, a prefix of the
-    // structure given.
+    // SAFETY: the caller's promise; this symbol fills the fields up to `phys_state`, a prefix of
+    // the structure given.
     let answer = unsafe { sys::ibv_query_port(context, 1, attr.as_mut_ptr().cast()) };
     // SAFETY: integers, all zero before the call.
     let attr = unsafe { attr.assume_init() };
     errno::number(answer).is_ok() && attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE
 }
 
-/// Whether any device has an active port, and whether one of those keeps its completions honest
-/// ([`name_and_flaw`]).
+/// Whether any device has an active port, and whether one of those completes transfers only when
+/// their memory is free ([`name_and_flaw`]).
 pub(in crate::verbs) fn any_active_port() -> Option<bool> {
     let list = DeviceList::open().ok()?;
     let mut found = None;

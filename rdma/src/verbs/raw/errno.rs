@@ -1,10 +1,10 @@
-//! The three ways in which verbs calls tell errors. Nothing else looks at a return value.
+//! The three ways in which verbs calls return errors. Nothing else looks at a return value.
 
 use std::io;
 use std::ptr::NonNull;
 
 /// libibverbs: 0, or an error number. It is positive by convention, but some device libraries
-/// answer it negative, and some answer -1 and set `errno`.
+/// return it negative, and some return -1 and set `errno`.
 pub(in crate::verbs) fn number(answer: i32) -> io::Result<()> {
     match answer {
         0 => Ok(()),

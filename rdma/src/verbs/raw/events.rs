@@ -46,8 +46,8 @@ impl AsyncEvent {
     const GID_CHANGE: u32 = 18;
 }
 
-/// `struct ibv_async_event` with its kind as a number: a newer kernel may tell one that the binding's
-/// Rust enum does not have.
+/// `struct ibv_async_event` with its kind as a number: a newer kernel may tell one that the
+/// binding's Rust enum does not have.
 #[repr(C)]
 struct Raw {
     element: sys::ibv_async_event_element_t,

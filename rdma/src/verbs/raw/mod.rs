@@ -14,7 +14,7 @@ pub(super) mod pair;
 pub(super) mod receive;
 pub(super) mod send;
 
-/// Tells of a destroy call that failed; what it should have destroyed is left behind.
+/// Logs a destroy call that failed; what it should have destroyed is left behind.
 fn left_behind(what: &str, result: std::io::Result<()>) {
     if let Err(error) = result {
         tracing::error!("{what} could not be destroyed and is left behind: {error}");

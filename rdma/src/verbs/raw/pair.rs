@@ -13,7 +13,7 @@ use super::memory::Pd;
 use super::receive::Srq;
 use super::{errno, left_behind};
 
-/// Bytes of inline data asked for: a command capsule (64) or a response (16) without data.
+/// Bytes of inline data requested: a command capsule (64) or a response (16) without data.
 const INLINE_BYTES: u32 = 64;
 
 /// How large to make a queue pair.
@@ -106,7 +106,7 @@ impl Pair {
         unsafe { (*self.as_ptr()).qp_num }
     }
 
-    /// Bytes a work request may carry itself.
+    /// Most bytes that a work request can carry itself.
     pub(in crate::verbs) fn inline_bytes_max(&self) -> usize {
         self.inline_bytes_max.min(INLINE_BYTES) as usize
     }

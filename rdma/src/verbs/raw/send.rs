@@ -13,8 +13,8 @@ use super::pair::Pair;
 use super::receive::sge;
 use crate::contract::{RKey, Remote, SendOp, SendWr};
 
-/// How often a device that says its queue is full is asked again. Its completions were counted, so
-/// there is room; some devices give an entry free just after they have told its completion.
+/// How often a post is retried on a device that reports a full queue. Completions were counted, so
+/// there is room; some devices free an entry just after they have reported its completion.
 const FULL_RETRIES: u32 = 10_000;
 
 /// The keys of a bind; the objects behind them are looked up when the doorbell rings.
@@ -24,7 +24,7 @@ pub(in crate::verbs) struct BindKeys {
     pub(in crate::verbs) rkey: u32,
 }
 
-/// The list stopped at a work request.
+/// The device stopped at a work request of the list.
 #[derive(Debug)]
 pub(in crate::verbs) struct Broken {
     /// How many the device has taken.
@@ -67,7 +67,7 @@ fn rdma(at: Remote) -> sys::rdma_t {
     }
 }
 
-/// Of data in the request itself: the address follows when the list is linked.
+/// The SGE of data in the request itself: its address is set when the list is linked.
 fn inline_sge(bytes: usize) -> sys::ibv_sge {
     sys::ibv_sge {
         addr: 0,
@@ -99,7 +99,7 @@ impl Chain {
         self.len
     }
 
-    /// Forgets everything gathered; how many requests that were.
+    /// Drops everything gathered; returns how many requests that were.
     pub(in crate::verbs) fn clear(&mut self) -> usize {
         std::mem::take(&mut self.len)
     }
@@ -127,8 +127,8 @@ impl Chain {
         };
         let sges = &mut self.sges[at * self.sges_each..][..self.sges_each];
         let mut count = 0;
-        // Empty SGEs say nothing, and siw's `siw_tx_hdt` follows a null pointer for one that comes
-        // before others.
+        // Empty SGEs have no meaning, and siw's `siw_tx_hdt` follows a null pointer for one that
+        // comes before others.
         let filled = wr.sges.iter().filter(|sge| sge.len_bytes > 0);
         for (to, from) in sges.iter_mut().zip(filled) {
             *to = sge(from);
@@ -213,7 +213,8 @@ impl Chain {
         self.len += 1;
     }
 
-    /// Adds a Send of `bytes`, which travel in the request; the caller has checked that they fit, and keeps to the depth.
+    /// Adds a Send of `bytes`, which travel in the request; the caller has checked that they fit,
+    /// and keeps to the depth.
     pub(in crate::verbs) fn push_message(
         &mut self,
         wr_id: u64,
@@ -256,8 +257,8 @@ impl Chain {
         self.len += 1;
     }
 
-    /// How many of the first `most` requests can go when `reads` RDMA READs may be among them, and how
-    /// many READs are.
+    /// How many of the first `most` requests can go when `reads` RDMA READs may be among them, and
+    /// how many READs are.
     pub(in crate::verbs) fn with_reads(&self, most: usize, reads: u32) -> (usize, u32) {
         let mut found = 0;
         let most = most.min(self.len);
@@ -288,9 +289,9 @@ impl Chain {
         self.len -= count;
     }
 
-    /// Resolves the binds in `from..to` and links the requests up to, not including, the answer: `to`,
-    /// or a second bind of one window (which needs the first to be posted).
-    /// The error is that of a bind whose region or window is gone.
+    /// Resolves the binds in `from..to` and links the requests up to, not including, the answer:
+    /// `to`, or a second bind of one window (which needs the first to be posted). The error is that
+    /// of a bind whose region or window is gone.
     fn link(
         &mut self,
         from: usize,
@@ -341,8 +342,8 @@ impl Chain {
 }
 
 impl Pair {
-    /// Hands the first `count` requests of the chain to the device with one doorbell (one more for a
-    /// window that is bound twice). After an error the chain is empty.
+    /// Hands the first `count` requests of the chain to the device with one doorbell (one more for
+    /// a window that is bound twice). After an error the chain is empty.
     pub(in crate::verbs) fn post_chain(
         &self,
         chain: &mut Chain,
