@@ -130,6 +130,11 @@ impl Load {
             ..Self::read(nsid, bytes, depth)
         }
     }
+
+    /// The same, with the bytes going that way.
+    pub(crate) const fn by(self, way: Way) -> Self {
+        Self { way, ..self }
+    }
 }
 
 /// Commands after which a load looks at the clock at the latest.
@@ -142,6 +147,8 @@ pub(crate) struct Loader {
     random: u64,
     /// For workloads that go from the first LBA to the last.
     next: Option<u64>,
+    /// Whether it sleeps until something has come, as its queue is told to.
+    sleeps: bool,
 }
 
 impl Loader {
@@ -154,6 +161,7 @@ impl Loader {
             load,
             random: 0x9E37_79B9_7F4A_7C15 ^ u64::from(number) << 17,
             next: None,
+            sleeps: false,
         })
     }
 
@@ -204,11 +212,19 @@ impl Loader {
         Ok(taken.map_err(|refused| refused.reason)?)
     }
 
+    /// The next completion, or none yet.
+    fn completion(&mut self) -> Option<Completion> {
+        match self.sleeps {
+            true => self.queue.wait(None),
+            false => self.queue.poll(),
+        }
+    }
+
     /// Does `count` more commands.
     pub(crate) fn go_on(&mut self, count: u64) -> Result<()> {
         let mut left = count;
         while left > 0 {
-            if let Some(completion) = self.queue.poll() {
+            if let Some(completion) = self.completion() {
                 left -= 1;
                 self.again(completion)?;
             }
@@ -225,7 +241,7 @@ impl Loader {
     /// Waits for the commands in progress.
     pub(crate) fn end(mut self) -> Result<()> {
         while self.queue.in_progress() > 0 {
-            if let Some(completion) = self.queue.poll() {
+            if let Some(completion) = self.completion() {
                 completion.result?;
             }
         }
@@ -306,6 +322,16 @@ pub(crate) fn count(address: SocketAddr, load: Load, count: u64) -> Result<()> {
     on_host_core(|| {
         let mut loader = Loader::connect(address, 1, load)?;
         loader.queue.set_spin(SPIN);
+        loader.run_count(count)
+    })
+}
+
+/// As [`count`], but the host sleeps while it has nothing to do.
+pub(crate) fn count_sleeping(address: SocketAddr, load: Load, count: u64) -> Result<()> {
+    on_host_core(|| {
+        let mut loader = Loader::connect(address, 1, load)?;
+        loader.queue.set_spin(SpinBudget { spin_us: 0 });
+        loader.sleeps = true;
         loader.run_count(count)
     })
 }

@@ -14,6 +14,7 @@ mod slices;
 mod tcp;
 mod turns;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -41,7 +42,8 @@ struct Arguments {
     /// Runs of each figure, in turn with its reference.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Of the rows of wire, same-host, spdk, file and fairness, those whose name in performance.json contains this.
+    /// Of the rows of wire, same-host, spdk, file, fairness and instructions, those whose name in
+    /// performance.json contains this.
     #[arg(long, value_name = "TEXT", default_value = "")]
     rows: String,
     /// For the results, the file of the file case, and what the tools leave [default: build/bench].
@@ -54,6 +56,12 @@ struct Arguments {
     /// Say what can be measured.
     #[arg(long)]
     list: bool,
+    /// Be the host of a row of instructions, which CASES names, on the target at this address.
+    #[arg(long, hide = true, requires = "commands", value_name = "ADDRESS")]
+    play_host: Option<SocketAddr>,
+    /// How many commands that host sends.
+    #[arg(long, hide = true, value_name = "COUNT")]
+    commands: Option<u64>,
     /// What cargo bench adds.
     #[arg(long, hide = true)]
     bench: bool,
@@ -95,6 +103,10 @@ fn main() -> Result<ExitCode> {
         for case in &CASES {
             println!("{:18}{}", case.name, case.what);
         }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let (Some(target), Some(commands)) = (arguments.play_host, arguments.commands) {
+        cases::play_host(&arguments.cases.concat(), target, commands)?;
         return Ok(ExitCode::SUCCESS);
     }
     let chosen = chosen(&arguments.cases)?;

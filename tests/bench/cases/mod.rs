@@ -11,6 +11,7 @@ mod spdk;
 mod wire;
 
 use anyhow::Result;
+pub(crate) use counts::play_host;
 
 use crate::Setting;
 use crate::figure::Findings;
@@ -58,7 +59,7 @@ pub(crate) const CASES: [Case; 16] = [
     case("file", "a file against fio io_uring on it", file::run),
     case(
         "instructions",
-        "target instructions per command (gated)",
+        "target and host instructions per command (gated)",
         counts::instructions,
     ),
     case(
