@@ -2,14 +2,12 @@
 //! whether a reload or a restart puts it there, and no host goes on in it.
 
 use std::fs;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use capstan_initiator::{BlockingVolume, Controller};
 use capstan_nvme_proto::command::{
     AdminCommand, Identify, IoCommand, LbaRange, SetFeatures, Write,
 };
@@ -17,126 +15,11 @@ use capstan_nvme_proto::features::{FeatureId, HostBehaviorSupport};
 use capstan_nvme_proto::identify::Cns;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
-use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, own_address, program, signal, told, utf8};
-use capstan_tests::target::SUBNQN;
+use capstan_tests::place::{Place, has, is_blank, reload, volume, writes_until_it_fails};
+use capstan_tests::program::{program, signal, utf8};
 use capstan_tests::wire_host::{Data, Queue, WireHost};
 use nix::sys::signal::Signal;
 use zerocopy::IntoBytes as _;
-
-const PATIENCE: Duration = Duration::from_secs(15);
-const BYTES: usize = 1 << 20;
-
-/// A configuration with its state folder and its images.
-struct Place {
-    folder: tempfile::TempDir,
-    state: PathBuf,
-    at: SocketAddr,
-}
-
-impl Place {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let state = folder.path().join("state");
-        fs::create_dir(&state).unwrap();
-        Self {
-            folder,
-            state,
-            at: own_address(),
-        }
-    }
-
-    fn image(&self, name: &str) -> PathBuf {
-        let path = self.folder.path().join(name);
-        fs::write(&path, vec![0; BYTES]).unwrap();
-        path
-    }
-
-    fn config(&self) -> PathBuf {
-        self.folder.path().join("target.toml")
-    }
-
-    /// Namespaces on these paths, with these keys.
-    fn configure(&self, entries: &[(&Path, &str)]) {
-        let mut toml = format!(
-            "[target]\nreactors = 2\nmemory_budget = \"64MiB\"\n[[listener]]\naddress = \"{}\"\nport = {}\n\
-             provider = \"iwarp\"\n[[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n",
-            self.at.ip(),
-            self.at.port(),
-        );
-        for (path, keys) in entries {
-            toml += &format!("[[subsystem.namespace]]\npath = {path:?}\n{keys}\n");
-        }
-        fs::write(self.config(), toml).unwrap();
-    }
-
-    fn environment(&self) -> String {
-        format!("STATE_DIRECTORY={}", self.state.display())
-    }
-
-    fn serve(&self) -> Daemon {
-        let environment = self.environment();
-        Daemon::serve_under(&["env", &environment], &["--config", utf8(&self.config())])
-    }
-
-    fn check(&self) -> String {
-        let mut check = Command::new("env");
-        check.arg(self.environment()).arg(program("capstan-target"));
-        check.args(["check", "--config", utf8(&self.config())]);
-        told(&check.output().unwrap())
-    }
-
-    fn connect(&self) -> Controller {
-        let mut options = options(self.at, 1);
-        options.reconnect_delay = Duration::from_millis(200);
-        Controller::connect(options).expect("connects")
-    }
-
-    /// What a host that connects now sees.
-    fn shown(&self) -> Vec<(u32, String)> {
-        let controller = self.connect();
-        let namespaces = controller.snapshot_blocking().namespaces;
-        controller.close();
-        let shown = namespaces.iter();
-        shown
-            .map(|n| (n.nsid, n.uuid.unwrap().to_string()))
-            .collect()
-    }
-}
-
-fn reload(daemon: &Daemon) -> Vec<String> {
-    let known = daemon.log().len();
-    signal(daemon.pid(), Signal::SIGHUP);
-    daemon.wait_for_log_after(known, &["configuration", "reloaded"]);
-    daemon.log().split_off(known)
-}
-
-fn has(log: &[String], words: &[&str]) -> bool {
-    log.iter()
-        .any(|line| words.iter().all(|word| line.contains(word)))
-}
-
-fn volume(controller: &Controller, nsid: u32) -> BlockingVolume {
-    controller
-        .volume_blocking(nsid)
-        .expect("the namespace")
-        .blocking()
-}
-
-fn is_blank(image: &Path) -> bool {
-    fs::read(image).unwrap().iter().all(|&byte| byte == 0)
-}
-
-/// Writes until that fails: why.
-fn writes_until_it_fails(volume: &BlockingVolume) -> String {
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
-        if let Err(error) = volume.write(0, &[7; 4096]) {
-            return error.to_string();
-        }
-    }
-    panic!("the host goes on writing")
-}
 
 #[test]
 fn a_host_that_writes_never_reaches_the_file_that_a_reload_puts_in_its_place() {
