@@ -271,10 +271,13 @@ impl FileStore {
         let backing = self
             .block_device
             .then(|| loop_device::backing(devices, metadata.rdev()));
-        let Some(Backing { path, is_shared }) = backing.flatten() else {
+        // A path that does not lead to it is of another mount namespace, or it was deleted.
+        let Some(backing) = backing.flatten().filter(|of| of.metadata().is_some()) else {
             return Ok(None);
         };
-        // A path that leads nowhere here is of another mount namespace, or was deleted.
+        let Backing {
+            path, is_shared, ..
+        } = backing;
         let Ok(file) = File::open(&path) else {
             return Ok(None);
         };

@@ -62,6 +62,7 @@ mod loop_device;
 mod loss;
 mod medium;
 mod medium_id;
+mod mounts;
 mod null;
 mod ram;
 mod spec;

@@ -8,6 +8,9 @@ use std::path::Path;
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{self, FsType, HUGETLBFS_MAGIC, TMPFS_MAGIC};
 
+use crate::loop_device::{self, What};
+use crate::mounts;
+
 /// `linux/magic.h`.
 const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
 
@@ -53,11 +56,17 @@ fn of_file_system(kind: Option<FsType>) -> Lifetime {
 }
 
 fn of_device(devices: &Path, device: u64) -> Lifetime {
-    let place = devices.join(format!("{}:{}", major(device), minor(device)));
-    if let Ok(backing) = fs::read_to_string(place.join("loop/backing_file")) {
-        let below = statfs::statfs(backing.trim_end_matches('\n'));
-        return of_file_system(below.ok().map(|of| of.filesystem_type()));
+    if let Some(backing) = loop_device::backing(devices, device) {
+        return match (backing.what, backing.metadata()) {
+            (Some(What::Device(below)), _) if below != device => of_device(devices, below),
+            (Some(What::File { device, .. }), None) => of_file_system(kind_at(device)),
+            _ => {
+                let below = statfs::statfs(&backing.path);
+                of_file_system(below.ok().map(|of| of.filesystem_type()))
+            }
+        };
     }
+    let place = devices.join(format!("{}:{}", major(device), minor(device)));
     let Ok(link) = fs::read_link(place) else {
         return Lifetime::Lasting;
     };
@@ -71,6 +80,12 @@ fn of_device(devices: &Path, device: u64) -> Lifetime {
     } else {
         Lifetime::Lasting
     }
+}
+
+/// That of a file system that is mounted here.
+fn kind_at(device: u64) -> Option<FsType> {
+    let point = mounts::point_of(device)?;
+    Some(statfs::statfs(&point).ok()?.filesystem_type())
 }
 
 #[cfg(test)]

@@ -1,32 +1,95 @@
-//! The file under a loop device.
+//! What is under a loop device.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{major, minor};
 
-/// The file that a block device keeps its data in.
+use crate::sys;
+
+/// The file or block device that a loop device keeps its data in.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Backing {
+    /// What it was called when it was attached, perhaps in another mount namespace. ` (deleted)` is
+    /// behind the name of what has none any more.
     pub(crate) path: PathBuf,
-    /// The device is a partition: others may have the rest of the file.
+    /// The device is a partition: others may have the rest of it.
     pub(crate) is_shared: bool,
+    /// Where the device begins in it, in bytes.
+    pub(crate) offset: u64,
+    /// What it is, where the device could be asked.
+    pub(crate) what: Option<What>,
 }
 
-/// The file under the block device `device`, a loop device or a partition of one; `None` where it
+/// A file or block device by its numbers, which do not change with its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    File { device: u64, inode: u64 },
+    Device(u64),
+}
+
+/// What is under the block device `device`, a loop device or a partition of one; `None` where it
 /// is neither. `devices` is `/sys/dev/block`.
 pub(crate) fn backing(devices: &Path, device: u64) -> Option<Backing> {
     let place = devices.join(format!("{}:{}", major(device), minor(device)));
-    let read = |from: &str| fs::read(place.join(from)).ok();
-    let (bytes, is_shared) = match read("loop/backing_file") {
-        Some(bytes) => (bytes, false),
-        None => (read("../loop/backing_file")?, true),
+    let (whole, is_shared) = match place.join("loop").is_dir() {
+        true => (place, false),
+        false => (place.join(".."), true),
     };
+    let bytes = fs::read(whole.join("loop/backing_file")).ok()?;
     let path = bytes.strip_suffix(b"\n").unwrap_or(&bytes).to_vec();
-    let path = OsString::from_vec(path).into();
-    Some(Backing { path, is_shared })
+    let told = fs::read_to_string(whole.join("loop/offset"));
+    let told = told.ok().and_then(|text| text.trim().parse().ok());
+    let asked = ask(&whole).ok();
+    Some(Backing {
+        path: OsString::from_vec(path).into(),
+        is_shared,
+        offset: asked.map(|(offset, _)| offset).or(told).unwrap_or(0),
+        what: asked.map(|(_, what)| what),
+    })
+}
+
+impl Backing {
+    /// The file or device, where its path still leads to it from here.
+    pub(crate) fn metadata(&self) -> Option<fs::Metadata> {
+        let metadata = fs::metadata(&self.path).ok()?;
+        let is_it = match self.what {
+            Some(What::File { device, inode }) => {
+                (metadata.dev(), metadata.ino()) == (device, inode)
+            }
+            Some(What::Device(device)) => {
+                metadata.file_type().is_block_device() && metadata.rdev() == device
+            }
+            None => true,
+        };
+        is_it.then_some(metadata)
+    }
+}
+
+/// Offset and backing of the loop device at `place` in sysfs.
+fn ask(place: &Path) -> io::Result<(u64, What)> {
+    let number = fs::read_to_string(place.join("dev"))?;
+    let name = place.canonicalize()?;
+    let name = name.file_name().ok_or(io::ErrorKind::NotFound)?;
+    let device = File::open(Path::new("/dev").join(name))?;
+    let metadata = device.metadata()?;
+    let opened = format!("{}:{}", major(metadata.rdev()), minor(metadata.rdev()));
+    if !metadata.file_type().is_block_device() || opened != number.trim() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let status = sys::loop_status(&device)?;
+    let what = match status.rdevice {
+        0 => What::File {
+            device: status.device,
+            inode: status.inode,
+        },
+        device => What::Device(device),
+    };
+    Ok((status.offset, what))
 }
 
 #[cfg(test)]
@@ -47,12 +110,17 @@ mod tests {
         fs::create_dir_all(sys.join("sda")).unwrap();
         fs::create_dir_all(&devices).unwrap();
         fs::write(sys.join("loop3/loop/backing_file"), "/srv/an image\n").unwrap();
+        fs::write(sys.join("loop3/loop/offset"), "512\n").unwrap();
         symlink("../loop3", devices.join("7:3")).unwrap();
         symlink("../loop3/loop3p1", devices.join("259:1")).unwrap();
         symlink("../sda", devices.join("8:0")).unwrap();
         let of = |is_shared| {
-            let path = "/srv/an image".into();
-            Some(Backing { path, is_shared })
+            Some(Backing {
+                path: "/srv/an image".into(),
+                is_shared,
+                offset: 512,
+                what: None,
+            })
         };
         assert_eq!(backing(&devices, makedev(7, 3)), of(false));
         assert_eq!(backing(&devices, makedev(259, 1)), of(true));

@@ -16,7 +16,8 @@ use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{self, BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType};
 use nix::sys::statvfs;
 
-use crate::{loop_device, sys};
+use crate::loop_device::{self, Backing, What};
+use crate::{mounts, sys};
 
 /// Where the kernel tells of block devices by their numbers.
 const DEVICES: &str = "/sys/dev/block";
@@ -25,6 +26,13 @@ const KIND: &str = "kind";
 /// Which bytes of what the other facts name: known wherever these are.
 const PART: &str = "part";
 const WHOLE: &str = "all";
+/// In front of what is known of the device under the file system of a file: a copy of a file system
+/// has all else that the original has.
+const ON: &str = "on_";
+/// Loop devices on files on loop devices are followed so deep.
+const DEPTH_MAX: u32 = 8;
+/// The major number of file systems that are on no block device of their own.
+const NO_DEVICE: u64 = 0;
 /// Names of a block device that last, the best first (`Documentation/ABI/` of Linux, `sysfs-block`,
 /// `sysfs-block-device`, `sysfs-block-dm`): NVMe; SCSI; LVM, dm-crypt, multipath; MD; virtio; MMC.
 const DEVICE_NAMES: [(&str, &str); 6] = [
@@ -66,9 +74,9 @@ impl MediumId {
     /// That of what a path led to when it was opened, with this state.
     pub(crate) fn of(path: &Path, metadata: &Metadata) -> Self {
         if metadata.file_type().is_block_device() {
-            of_device(Path::new(DEVICES), metadata.rdev())
+            of_device(Path::new(DEVICES), metadata.rdev(), DEPTH_MAX)
         } else {
-            of_file(path, metadata)
+            of_file(path, metadata, DEPTH_MAX)
         }
     }
 
@@ -90,6 +98,15 @@ impl MediumId {
         self.0.keys().any(|fact| fact != KIND)
     }
 
+    /// With what is known of the same medium from before, and not now.
+    #[must_use]
+    pub fn and(mut self, before: &Self) -> Self {
+        for (fact, value) in &before.0 {
+            self.0.entry(fact.clone()).or_insert_with(|| value.clone());
+        }
+        self
+    }
+
     /// What is known, to be kept; [`From`] takes it back.
     #[must_use]
     pub fn facts(&self) -> &BTreeMap<String, String> {
@@ -102,6 +119,15 @@ impl MediumId {
 
     fn add(&mut self, fact: &str, value: impl Into<String>) {
         self.0.insert(fact.to_owned(), value.into());
+    }
+
+    /// Of a file: what the device under its file system is.
+    fn add_below(&mut self, below: Self) {
+        if below.is_known() {
+            let facts = below.0.into_iter();
+            self.0
+                .extend(facts.map(|(fact, value)| (format!("{ON}{fact}"), value)));
+        }
     }
 }
 
@@ -119,16 +145,11 @@ impl fmt::Display for MediumId {
     }
 }
 
-fn of_file(path: &Path, metadata: &Metadata) -> MediumId {
-    let mut id = MediumId::new("file");
-    let kind = statfs::statfs(path)
-        .ok()
-        .map(|system| system.filesystem_type());
-    if kind.is_none_or(|kind| INODES_DO_NOT_LAST.contains(&kind)) {
+fn of_file(path: &Path, metadata: &Metadata, depth: u32) -> MediumId {
+    let mut id = of_inode(path, metadata.ino());
+    if !id.is_known() {
         return id;
     }
-    id.add(PART, WHOLE);
-    id.add("inode", metadata.ino().to_string());
     // An inode number is given again to a file that is made later. Where nothing says when (ext4 with
     // small inodes), the file system may count how often.
     if let Ok(Ok(born)) = metadata.created().map(|at| at.duration_since(UNIX_EPOCH)) {
@@ -139,14 +160,55 @@ fn of_file(path: &Path, metadata: &Metadata) -> MediumId {
     } else if let Some(generation) = generation(path, metadata) {
         id.add("generation", generation.to_string());
     }
+    if let Some(device) = device_below(path, metadata.dev()) {
+        id.add_below(of_device(Path::new(DEVICES), device, depth));
+    }
+    id
+}
+
+/// What is known of a file by its inode, and by another path of its file system.
+fn of_inode(at: &Path, inode: u64) -> MediumId {
+    let mut id = MediumId::new("file");
+    let kind = statfs::statfs(at)
+        .ok()
+        .map(|system| system.filesystem_type());
+    if kind.is_none_or(|kind| INODES_DO_NOT_LAST.contains(&kind)) {
+        return id;
+    }
+    id.add(PART, WHOLE);
+    id.add("inode", inode.to_string());
     // Snapshots have the same files. These make the number of their UUID (and subvolume); that of
     // others comes with the device and changes.
     if matches!(kind, Some(EXT4_SUPER_MAGIC | BTRFS_SUPER_MAGIC))
-        && let Ok(system) = statvfs::statvfs(path)
+        && let Ok(system) = statvfs::statvfs(at)
     {
         id.add("filesystem", format!("{:016x}", system.filesystem_id()));
     }
     id
+}
+
+/// The block device of the file system that has a file, where it is on one.
+fn device_below(path: &Path, device: u64) -> Option<u64> {
+    if major(device) != NO_DEVICE {
+        return Some(device);
+    }
+    // btrfs may be on several, and each of its subvolumes has a number of its own.
+    let is_btrfs = statfs::statfs(path).ok()?.filesystem_type() == BTRFS_SUPER_MAGIC;
+    let source = is_btrfs.then(|| mounts::source_of(path))??;
+    let metadata = fs::metadata(&source).ok()?;
+    let name = source.canonicalize().ok()?;
+    let is_alone = |system: &fs::DirEntry| {
+        let devices = fs::read_dir(system.path().join("devices"));
+        let names: Vec<_> = devices.into_iter().flatten().flatten().collect();
+        names.len() == 1
+            && names
+                .iter()
+                .any(|of| Some(&*of.file_name()) == name.file_name())
+    };
+    let mut systems = fs::read_dir("/sys/fs/btrfs").ok()?.flatten();
+    systems
+        .any(|system| is_alone(&system))
+        .then(|| metadata.rdev())
 }
 
 /// The generation of the inode, of file systems that tell it.
@@ -160,7 +222,7 @@ fn generation(path: &Path, metadata: &Metadata) -> Option<u32> {
     is_same.then(|| sys::inode_generation(&file).ok()).flatten()
 }
 
-fn of_device(devices: &Path, device: u64) -> MediumId {
+fn of_device(devices: &Path, device: u64, depth: u32) -> MediumId {
     let place = devices.join(format!("{}:{}", major(device), minor(device)));
     let read = |from: &Path, name: &str| {
         let text = fs::read_to_string(from.join(name)).ok()?;
@@ -175,12 +237,18 @@ fn of_device(devices: &Path, device: u64) -> MediumId {
     let mut id = MediumId::new("device");
     let mut part = WHOLE.to_owned();
     if let Some(backing) = loop_device::backing(devices, device) {
-        let Ok(metadata) = fs::metadata(&backing.path) else {
-            return id;
+        id = match depth.checked_sub(1) {
+            Some(depth) => of_backing(devices, &backing, depth),
+            None => return id,
         };
-        id = MediumId::of(&backing.path, &metadata);
-        if let Some(offset) = read(&whole, "loop/offset").filter(|offset| offset != "0") {
-            part = format!("from {offset}");
+        if let Some(below) = id.0.get(PART) {
+            part.clone_from(below);
+        }
+        if backing.offset != 0 {
+            part = match &*part {
+                WHOLE => format!("from {}", backing.offset),
+                below => format!("{below}, from {}", backing.offset),
+            };
         }
     } else {
         let mut names = DEVICE_NAMES.iter();
@@ -198,6 +266,28 @@ fn of_device(devices: &Path, device: u64) -> MediumId {
         id.add(PART, part);
     }
     id
+}
+
+/// A loop device is what it is on, also where the path of that leads nowhere, or to another one.
+fn of_backing(devices: &Path, backing: &Backing, depth: u32) -> MediumId {
+    match (backing.what, backing.metadata()) {
+        (Some(What::Device(below)), _) => of_device(devices, below, depth),
+        (_, Some(metadata)) if metadata.file_type().is_block_device() => {
+            of_device(devices, metadata.rdev(), depth)
+        }
+        (_, Some(metadata)) => of_file(&backing.path, &metadata, depth),
+        (Some(What::File { device, inode }), None) => match mounts::point_of(device) {
+            Some(point) => {
+                let mut id = of_inode(&point, inode);
+                if let Some(device) = device_below(&point, device).filter(|_| id.is_known()) {
+                    id.add_below(of_device(devices, device, depth));
+                }
+                id
+            }
+            None => MediumId::new("device"),
+        },
+        (None, None) => MediumId::new("device"),
+    }
 }
 
 #[cfg(test)]
@@ -344,7 +434,7 @@ mod tests {
             .zip(0_u64..)
             .map(|(name, at)| {
                 symlink(sys.join(name), devices.join(format!("8:{at}"))).unwrap();
-                of_device(&devices, makedev(8, at))
+                of_device(&devices, makedev(8, at), 8)
             })
             .collect();
         let texts: Vec<_> = ids.iter().map(ToString::to_string).collect();
@@ -366,7 +456,7 @@ mod tests {
         assert_eq!(file.is_same(&ids[8]), Some(true));
         assert_eq!(file.is_same(&ids[9]), Some(false));
         assert_eq!(
-            of_device(&devices, makedev(9, 9)).to_string(),
+            of_device(&devices, makedev(9, 9), 8).to_string(),
             "kind device"
         );
     }

@@ -7,10 +7,52 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 
 mod ioctl {
+    use super::LoopInfo64;
+
     nix::ioctl_read!(blkgetsize64, 0x12, 114, u64);
     nix::ioctl_read_bad!(blksszget, nix::request_code_none!(0x12, 104), libc::c_int);
     nix::ioctl_read_bad!(blkpbszget, nix::request_code_none!(0x12, 123), libc::c_uint);
     nix::ioctl_read!(fs_ioc_getversion, b'v', 1, libc::c_long);
+    nix::ioctl_read_bad!(loop_get_status64, 0x4c05, LoopInfo64);
+}
+
+/// `struct loop_info64` of `linux/loop.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LoopInfo64 {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    rest: [u64; 25],
+}
+const _: () = assert!(size_of::<LoopInfo64>() == 232);
+
+/// What a loop device is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LoopStatus {
+    /// Of the file system that has the file, or the device file.
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    /// The number of a block device; 0 of a file.
+    pub(crate) rdevice: u64,
+    /// Where the loop device begins in it, in bytes.
+    pub(crate) offset: u64,
+}
+
+/// `LOOP_GET_STATUS64`: what a loop device, or the one that a partition is of, is on.
+pub(crate) fn loop_status(device: &File) -> io::Result<LoopStatus> {
+    let mut info = MaybeUninit::<LoopInfo64>::zeroed();
+    // SAFETY: the descriptor is open and the kernel writes one loop_info64 into `info`.
+    unsafe { ioctl::loop_get_status64(device.as_raw_fd(), info.as_mut_ptr()) }?;
+    // SAFETY: all-zero bytes are a valid loop_info64, and the kernel filled it in.
+    let info = unsafe { info.assume_init() };
+    Ok(LoopStatus {
+        device: info.device,
+        inode: info.inode,
+        rdevice: info.rdevice,
+        offset: info.offset,
+    })
 }
 
 /// `BLKGETSIZE64`: a block device's size in bytes.

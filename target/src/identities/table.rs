@@ -222,10 +222,16 @@ impl Table {
         let Some(medium) = &shown.on else {
             return is_new;
         };
-        let new = Known::new(nqn, *nsid, shown.uuid, medium);
+        let mut new = Known::new(nqn, *nsid, shown.uuid, medium);
         let is_there = |known: &Known| known.is_at(nqn, *nsid);
-        if self.namespace.iter().rfind(|known| is_there(known)) == Some(&new) {
-            return is_new;
+        if let Some(last) = self.namespace.iter().rfind(|known| is_there(known)) {
+            // Not all is known at all times: of a loop device whose file is deleted less is.
+            if last.is_on(medium) {
+                new.medium = new.medium.and(&last.medium);
+            }
+            if *last == new {
+                return is_new;
+            }
         }
         self.namespace
             .retain(|known| known.uuid != new.uuid && !(is_there(known) && known.is_on(medium)));
