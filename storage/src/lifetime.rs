@@ -17,9 +17,10 @@ const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
 /// How long what is written to a [`Store`](crate::Store) is there, flushed or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lifetime {
-    /// As long as the store.
+    /// As long as the store: in its memory, or on a memory device (a RAM disk, zram), which anybody
+    /// may reset once nobody has it open, and which nothing tells from what it was before.
     Store,
-    /// Until the machine starts anew: on tmpfs, on a RAM disk, on a loop device on one of these.
+    /// Until the machine starts anew: on tmpfs, or on a loop device on it.
     Boot,
     /// As far as is known here, for good.
     Lasting,
@@ -76,7 +77,7 @@ fn of_device(devices: &Path, device: u64) -> Lifetime {
         number.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_digit()))
     });
     if is_memory {
-        Lifetime::Boot
+        Lifetime::Store
     } else {
         Lifetime::Lasting
     }
@@ -99,15 +100,15 @@ mod tests {
     use super::{Lifetime, of_device, of_file_system};
 
     #[test]
-    fn memory_under_another_name_ends_with_the_boot() {
+    fn memory_under_another_name_ends_with_the_boot_or_before() {
         assert_eq!(of_file_system(Some(TMPFS_MAGIC)), Lifetime::Boot);
         assert_eq!(of_file_system(Some(EXT4_SUPER_MAGIC)), Lifetime::Lasting);
         let devices = std::env::temp_dir().join(format!("capstan-lifetime-{}", process::id()));
         fs::create_dir_all(&devices).unwrap();
         for (at, (name, lifetime)) in [
-            ("ram0", Lifetime::Boot),
-            ("zram12", Lifetime::Boot),
-            ("nullb0", Lifetime::Boot),
+            ("ram0", Lifetime::Store),
+            ("zram12", Lifetime::Store),
+            ("nullb0", Lifetime::Store),
             ("nvme0n1", Lifetime::Lasting),
             ("rampart", Lifetime::Lasting),
             ("sda", Lifetime::Lasting),

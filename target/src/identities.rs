@@ -108,7 +108,7 @@ impl Identities {
             let nqn = &subsystem.nqn;
             let same = served.and_then(|s| s.subsystems.iter().find(|s| s.nqn == *nqn));
             self.table
-                .number(subsystem, same, |path| self.medium_at(path));
+                .number(subsystem, same, |path| Some(self.medium_at(path)?.0));
         }
         self.expected(&config, served)?;
         Ok(config)
@@ -137,9 +137,11 @@ impl Identities {
                         before: None,
                     },
                     None => match self.medium_at(path) {
-                        Some(medium) => self.choose(&subsystem.nqn, namespace, &medium),
-                        // Opening it will tell.
-                        None => continue,
+                        Some((medium, lifetime)) if has_identity_of_medium(namespace, lifetime) => {
+                            self.choose(&subsystem.nqn, namespace, &medium)
+                        }
+                        // Random, or opening it will tell.
+                        _ => continue,
                     },
                 };
                 let place = (&subsystem.nqn, namespace.nsid);
@@ -185,11 +187,13 @@ impl Identities {
         store: &Store,
     ) -> anyhow::Result<Identity> {
         let (uuid, on) = match (&namespace.backing, store.medium_id()) {
-            (Backing::Path(path), Some(id)) => {
+            (Backing::Path(path), Some(id))
+                if has_identity_of_medium(namespace, store.lifetime()) =>
+            {
                 let medium = self.medium(path, id.clone(), store.lifetime());
                 (self.take(subnqn, namespace, &medium), Some(medium))
             }
-            // Each process has its own.
+            // Each store has its own.
             _ => (instance::random()?, None),
         };
         let (nqn, nsid) = (subnqn.clone(), namespace.nsid);
@@ -274,9 +278,9 @@ impl Identities {
         (self.folder.is_none() && depends).then(|| Forgotten(None).to_string())
     }
 
-    fn medium_at(&self, path: &Path) -> Option<Medium> {
+    fn medium_at(&self, path: &Path) -> Option<(Medium, Lifetime)> {
         let (id, lifetime) = (MediumId::at(path).ok()?, Lifetime::at(path).ok()?);
-        Some(self.medium(path, id, lifetime))
+        Some((self.medium(path, id, lifetime), lifetime))
     }
 
     fn medium(&self, path: &Path, id: MediumId, lifetime: Lifetime) -> Medium {
@@ -290,6 +294,11 @@ impl Identities {
             id,
         }
     }
+}
+
+/// Whether hosts know a namespace by what it is on, or by what the operator has chosen.
+fn has_identity_of_medium(namespace: &Namespace, lifetime: Lifetime) -> bool {
+    lifetime != Lifetime::Store || namespace.uuid.is_some()
 }
 
 fn nguid(namespace: &Namespace, uuid: Uuid) -> [u8; 16] {

@@ -1,12 +1,16 @@
-//! A namespace is known by its medium, whatever leads to it: copies of file systems, loop devices on
-//! files without a name. All of it needs root.
+//! A namespace is known by its medium, whatever leads to it: copies of file systems, loop devices
+//! on files without a name, memory devices that are reset. All of it needs root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use capstan_nvme_proto::command::{IoCommand, LbaRange, Write};
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::status::Status;
 use capstan_tests::disks::{Loop, own_mounts, run};
 use capstan_tests::place::Place;
 use capstan_tests::program::{has_tools, utf8};
+use capstan_tests::wire_host::{Data, Queue, WireHost};
 
 /// Starts and stops a target: what hosts see.
 fn start(place: &Place, entries: &[(&Path, &str)]) -> Vec<(u32, String)> {
@@ -15,6 +19,64 @@ fn start(place: &Place, entries: &[(&Path, &str)]) -> Vec<(u32, String)> {
     let shown = place.shown();
     assert!(daemon.stop().success());
     shown
+}
+
+/// A memory device of this test's own, without its memory at first.
+struct Zram(PathBuf);
+
+impl Zram {
+    /// `None` where the kernel has none; says so.
+    fn new(test: &str) -> Option<Self> {
+        match fs::read_to_string("/sys/class/zram-control/hot_add") {
+            Ok(number) => Some(Self(format!("/dev/zram{}", number.trim()).into())),
+            Err(error) => {
+                eprintln!("SKIPPED {test}: this kernel has no zram: {error}");
+                None
+            }
+        }
+    }
+
+    fn set(&self, attribute: &str, value: &str) {
+        let name = utf8(&self.0).trim_start_matches("/dev/");
+        fs::write(format!("/sys/block/{name}/{attribute}"), value).expect("it takes that");
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        let number = utf8(&self.0).trim_start_matches("/dev/zram").to_owned();
+        if let Err(reason) = fs::write("/sys/class/zram-control/hot_remove", number) {
+            eprintln!("{} stays: {reason}", self.0.display());
+        }
+    }
+}
+
+#[test]
+fn root_no_host_goes_on_over_the_zeroes_of_a_memory_device_that_was_reset() {
+    let Some(zram) = Zram::new("root_no_host_goes_on_over_the_zeroes_of_a_memory_device") else {
+        return;
+    };
+    zram.set("disksize", "8M");
+    let place = Place::new();
+    place.configure(&[(&zram.0, "")]);
+    let daemon = place.serve();
+    let before = place.shown();
+    assert_eq!(place.shown(), before, "the same for every host");
+    assert!(daemon.stop().success());
+    zram.set("reset", "1");
+    zram.set("disksize", "8M");
+    let daemon = place.serve();
+    let mut host = WireHost::connect(place.at, 1);
+    let write = Write::new(1, LbaRange { slba: 0, nlb: 1 });
+    let sqe = IoCommand::Write(write).encode(0, Sgl::EMPTY);
+    let (cqe, _) = host.run(Queue::Io, sqe, Data::Pulled(&[7; 4096]));
+    assert_eq!(cqe.status().code(), Status::NAMESPACE_NOT_READY, "{cqe:?}");
+    drop(host);
+    assert_ne!(place.shown(), before);
+    assert!(daemon.stop().success());
+    // The operator's word stands.
+    let pinned = format!("uuid = \"{}\"", before[0].1);
+    assert_eq!(start(&place, &[(&zram.0, &pinned)]), before);
 }
 
 /// A file system on a loop device, mounted as long as this is there.
