@@ -1,11 +1,11 @@
 //! How much of a pool each account holds.
 
-/// Names somebody who leases from a pool, of which the pool knows how much that is.
+/// Identifies a user of a pool, for which the pool counts what it has leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Account(pub(crate) u16);
 
 impl Account {
-    /// All leases without an account of their own, together.
+    /// All leases that have no account of their own, together.
     pub const COMMON: Self = Self(0);
 }
 
@@ -13,7 +13,7 @@ impl Account {
 #[derive(Debug)]
 pub(crate) struct Accounts {
     held: Vec<u32>,
-    /// Accounts that nobody has now.
+    /// Accounts that are not in use.
     free: Vec<u16>,
     /// Accounts that were closed and still hold something.
     closed: Vec<u16>,
@@ -46,7 +46,7 @@ impl Accounts {
         })
     }
 
-    /// Somebody needs no account any more; what it holds comes back by and by.
+    /// The account is not needed any more; what it holds comes back over time.
     pub(crate) fn close(&mut self, account: u16) {
         if account != Account::COMMON.0 {
             self.closed.push(account);

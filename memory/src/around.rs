@@ -1,4 +1,4 @@
-//! Copies that go around the caches of the core that makes them.
+//! Copies with non-temporal stores, which go around the caches of the core that makes them.
 #![expect(unsafe_code, reason = "copies between memory that callers answer for")]
 
 use std::ptr;
@@ -6,9 +6,10 @@ use std::ptr;
 /// Size of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// Copies with stores that go around the caches, but for what is not whole lines at either end: an ordinary store first fetches its line
-/// from wherever it is, and leaves it in the cache of this core. [`fence_around`] has to follow before others are told of the bytes. Where the
-/// processor has no such stores, an ordinary copy.
+/// Copies with non-temporal stores, except for the parts of lines at either end: an ordinary store
+/// first fetches its line from wherever it is, and leaves it in this core's cache. [`fence_around`]
+/// has to follow before another thread is told of the bytes. Where the processor has no such
+/// stores, this is an ordinary copy.
 ///
 /// # Safety
 /// `bytes` that do not overlap may be read at `from` and written at `to`.
@@ -27,7 +28,7 @@ pub unsafe fn copy_around(from: *const u8, to: *mut u8, bytes: usize) {
     ordinary(after, bytes - after);
 }
 
-/// Puts what [`copy_around`] has stored in order with the stores that follow.
+/// Orders what [`copy_around`] has stored before the stores that follow.
 #[inline]
 pub fn fence_around() {
     #[cfg(target_arch = "x86_64")]
@@ -73,7 +74,8 @@ unsafe fn copy_lines_by_16(from: *const u8, to: *mut u8, bytes: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
     for at in 0..bytes / size_of::<__m128i>() {
-        // SAFETY: the caller answers for the bytes, and the vector is inside them; SSE2 is part of x86-64.
+        // SAFETY: the caller answers for the bytes, and the vector is inside them; SSE2 is part of
+        // x86-64.
         let vector = unsafe { _mm_loadu_si128(from.wrapping_add(at)) };
         // SAFETY: as above, and aligned.
         unsafe { _mm_stream_si128(to.wrapping_add(at), vector) };

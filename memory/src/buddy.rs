@@ -44,7 +44,7 @@ impl Buddy {
         self.free_units
     }
 
-    /// Takes a block of `2^order` units; its first unit is the answer.
+    /// Takes a block of `2^order` units; returns its first unit.
     pub(crate) fn take(&mut self, order: u8) -> Option<u32> {
         let order_max = self.heads.len() - 1;
         let found = (usize::from(order)..=order_max).find(|&o| self.heads[o] != NONE)?;
@@ -60,7 +60,7 @@ impl Buddy {
         Some(at)
     }
 
-    /// Gives a block back, joining it with its free buddies.
+    /// Frees a block, joining it with its free buddies.
     pub(crate) fn give(&mut self, at: u32, order: u8) {
         self.free_units += 1 << order;
         let (mut at, mut order) = (at, order);

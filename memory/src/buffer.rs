@@ -59,15 +59,14 @@ impl Pool {
         })))
     }
 
-    /// An account for somebody new; [`Account::COMMON`] when there are as many as can be named
-    /// (65,536).
+    /// A new account; [`Account::COMMON`] when there are as many as can be named (65,536).
     #[must_use]
     pub fn open_account(&self) -> Account {
         let opened = self.0.leased.borrow_mut().accounts.open();
         opened.map_or(Account::COMMON, Account)
     }
 
-    /// Nobody leases on this account any more. What it holds may come back later.
+    /// Closes an account: nothing more is leased on it. What it holds may come back later.
     pub fn close_account(&self, account: Account) {
         self.0.leased.borrow_mut().accounts.close(account.0);
     }
@@ -86,11 +85,11 @@ impl Pool {
     }
 
     /// The same on an account, which afterwards holds at most `times_free` times what is left for
-    /// others, or nothing but this. So one account never has all, and each further one finds
+    /// others, or nothing but this. So no account ever has everything, and each further one finds
     /// something.
     ///
     /// # Errors
-    /// Why there is none now.
+    /// Why there is no buffer now.
     pub fn take_share(
         &self,
         account: Account,
@@ -147,14 +146,14 @@ impl Pool {
         self.0.leased.borrow().buddy.free_units() as usize * PAGE_BYTES
     }
 
-    /// The slab behind the leases, for registering it.
+    /// The slab behind the leases, to be registered.
     #[must_use]
     pub fn slab(&self) -> &Arc<Slab> {
         &self.0.slab
     }
 }
 
-/// An exclusive, page-aligned lease of slab memory; goes back to its pool when dropped.
+/// An exclusive, page-aligned lease of slab memory; returns to its pool when dropped.
 ///
 /// An operation in flight owns the buffer it names, so it cannot be dropped before the device is
 /// done with it.
@@ -238,8 +237,8 @@ impl Buffer {
     /// The leased bytes, to copy from.
     #[must_use]
     pub fn raw(&self) -> RawBytes<'_> {
-        // SAFETY: the lease is mapped while it is borrowed; safe code writes it through copies only, and
-        // not while it is borrowed.
+        // SAFETY: the lease is mapped while it is borrowed; safe code writes it through copies
+        // only, and not while it is borrowed.
         unsafe { RawBytes::new(self.base, self.len_bytes as usize) }
     }
 

@@ -1,14 +1,14 @@
 //! Memory that the kernel and RDMA providers read and write behind Rust's back.
 //!
-//! A [`Slab`] is one page-aligned mapping; it is registered once with an RDMA provider (MR) and once
-//! with io_uring (fixed buffer). A [`Pool`] leases pieces of it as [`Buffer`]s. Whoever holds the
-//! `Buffer` by value is its only user; an operation in flight takes the `Buffer` and gives it back
-//! with its completion, so a buffer cannot be freed or reused under a device.
+//! A [`Slab`] is one page-aligned mapping; it is registered once with an RDMA provider (MR) and
+//! once with io_uring (fixed buffer). A [`Pool`] leases pieces of it as [`Buffer`]s. The owner of a
+//! `Buffer` is its only user; an operation in flight takes the `Buffer` and returns it with its
+//! completion, so a buffer cannot be freed or reused under a device.
 //!
 //! # What it does not do
 //! It hands out no `&[u8]` in safe code: a device may write at any time, so the contents are copied
-//! in and out ([`Buffer::copy_to`], [`Buffer::copy_from`], [`RawBytes`]). That also makes every parse of host
-//! bytes happen on a private copy.
+//! in and out ([`Buffer::copy_to`], [`Buffer::copy_from`], [`RawBytes`]). So every parse of bytes
+//! that came from a host works on a private copy.
 
 mod account;
 mod around;

@@ -1,11 +1,11 @@
-//! Bytes that others may write while they are copied.
+//! Bytes that may be written by others while they are copied.
 #![expect(unsafe_code, reason = "copies from memory that others write")]
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-/// A range of memory to copy from: of a buffer, or of memory that another process writes at any time. What a
-/// copy holds is then whatever was there.
+/// A range of memory to copy from: of a buffer, or of memory that another process may write at any
+/// time. A copy holds whatever was there at that moment.
 #[derive(Clone, Copy, Debug)]
 pub struct RawBytes<'a> {
     base: NonNull<u8>,
@@ -27,8 +27,8 @@ impl RawBytes<'_> {
     /// `len` bytes from `base` on.
     ///
     /// # Safety
-    /// They are mapped and may be read for `'a`, and this program writes them meanwhile nowhere but through
-    /// copies of the same kind.
+    /// They are mapped and may be read for `'a`, and meanwhile this program writes them through
+    /// copies of the same kind only.
     #[must_use]
     pub unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl RawBytes<'_> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.len == 0

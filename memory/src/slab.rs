@@ -1,4 +1,4 @@
-//! One page-aligned mapping, shared with devices for as long as anyone holds it.
+//! One page-aligned mapping, shared with devices for as long as anything holds it.
 #![expect(unsafe_code, reason = "maps and unmaps memory that devices address")]
 
 use std::num::NonZeroUsize;
@@ -135,7 +135,7 @@ impl Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         // SAFETY: the range is exactly the mapping made in `new`; every lease and registration
-        // holds the `Arc`, so nobody addresses it any more.
+        // holds the `Arc`, so nothing addresses it any more.
         let _ = unsafe { munmap(self.base.cast(), self.len_bytes) };
     }
 }

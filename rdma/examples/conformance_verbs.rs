@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Both ends of each connection are in this process, on the device that owns the address. It is a
-//! program and no test of cargo's, as few machines have a device; `scripts/lab.sh conformance` boots
-//! ones that have.
+//! program and no test of cargo's, as few machines have a device; `scripts/lab.sh conformance`
+//! boots ones that have.
 
 #[path = "../tests/harness/mod.rs"]
 mod harness;

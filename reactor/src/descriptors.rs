@@ -2,9 +2,9 @@
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit of open files to the hard one. The soft one is 1,024 where nothing was
-/// said, for programs that give descriptors to select(2); these do not, and a connection each is
-/// soon more.
+/// Raises the soft limit of open files to the hard one. The soft one is 1,024 by default, for
+/// programs that pass descriptors to select(2); this program does not, and needs one for each
+/// connection.
 ///
 /// # Errors
 /// The system refused; the limit is what it was.

@@ -2,7 +2,7 @@
 //!
 //! It knows neither NVMe nor RDMA. A [`Turn`] does the work; the loop decides when to sleep. The
 //! price of sleeping is one wake-up on the first command; the gain is 0 % CPU with hosts connected
-//! and no I/O. [`log`] is there so that nothing that is said on the way makes it wait.
+//! and no I/O. [`log`] keeps log lines from making it wait.
 
 mod clock;
 mod descriptors;

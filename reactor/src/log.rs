@@ -1,7 +1,7 @@
-//! Log lines that hold up no reactor: the reader of the log may stand still.
+//! Log lines that hold up no reactor, even when nothing reads the log.
 //!
-//! A line is put into a queue, and a thread of its own writes it. When the queue is full, which it
-//! is when the thread cannot write, lines are left out, and counted.
+//! A line is put into a queue, and a thread of its own writes it. When the queue is full, because
+//! that thread cannot write, lines are left out and counted.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,28 +16,28 @@ use tracing::{Dispatch, Event, Metadata, Subscriber, dispatcher};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Lines that wait to be written: of 200 bytes as a rule, and a burst of 20 kinds of line at ten a
-/// second each is written when its reader has stood still for five seconds.
+/// Most lines that wait to be written. Of 200 bytes as a rule; it is enough for a burst of 20 kinds
+/// of line at ten a second each while the log's reader stands still for five seconds.
 const LINES_MAX: usize = 1024;
-/// Fields of a line, its message among them. Lines have four at most.
+/// Most fields of a line, its message among them. Lines have four at most.
 const FIELDS_MAX: usize = 16;
-/// How long the end of a program waits for a reader of its last lines.
+/// How long the end of a program waits for its last lines to be read.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Passes lines on to the thread that writes them.
 #[derive(Clone, Debug)]
 pub struct Behind(Arc<Queue>);
 
-/// Waits for the last lines when it is dropped, for a second at most.
+/// When it is dropped, waits for the last lines, for a second at most.
 #[derive(Debug)]
 pub struct LastLines(Arc<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
     state: Mutex<State>,
-    /// Told when there is a line, where there was none.
+    /// Notified when there is a line, where there was none.
     filled: Condvar,
-    /// Told when every line is written.
+    /// Notified when every line is written.
     written: Condvar,
 }
 
@@ -49,7 +49,7 @@ struct State {
     writing: bool,
 }
 
-/// A line as it was told.
+/// A line as it was logged.
 #[derive(Debug)]
 struct Line {
     metadata: &'static Metadata<'static>,
@@ -60,20 +60,20 @@ struct Line {
 #[derive(Debug)]
 enum Told {
     Text(String),
-    /// What the value shows of itself.
+    /// The value's text, as its `Debug` or `Display` gives it.
     Shown(String),
 }
 
 impl Behind {
-    /// Starts the thread that writes lines with `writer`, which is to have the same filter as what
-    /// the answer is put into.
+    /// Starts the thread that writes lines with `writer`, which has to have the same filter as the
+    /// subscriber into which the returned layer is put.
     ///
     /// # Errors
     /// There is no thread to be had.
     pub fn start(writer: impl Into<Dispatch>) -> io::Result<(Self, LastLines)> {
         let queue = Arc::new(Queue::default());
         let (writer, lines) = (writer.into(), Arc::clone(&queue));
-        // The thread takes no signal: programs block later what they wait for.
+        // The thread takes no signal: programs block the signals they wait for later than this.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let started = thread::Builder::new()
             .name("log writer".into())
@@ -103,7 +103,7 @@ impl Drop for LastLines {
     fn drop(&mut self) {
         let state = self.0.state();
         let left = |state: &mut State| !state.is_written();
-        // After that time nobody reads.
+        // After that time the log is not being read.
         let waited = self
             .0
             .written
@@ -120,7 +120,7 @@ impl State {
 
 impl Queue {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Lines and a number: a panic elsewhere does not spoil them.
+        // The state is plain data, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,7 +135,7 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    /// Writes the next line, or how many were left out behind the last one.
+    /// Writes the next line, or how many were left out after the last one.
     fn write_next(&self, writer: &Dispatch) {
         let nothing = |state: &mut State| state.lines.is_empty() && state.left_out == 0;
         let waited = self.filled.wait_while(self.state(), nothing);
@@ -218,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// What logs into a pipe.
+    /// A subscriber that logs into a pipe.
     fn piped() -> (impl Subscriber + Send + Sync, LastLines, PipeReader) {
         let (reader, pipe) = io::pipe().unwrap();
         let pipe = Mutex::new(pipe);
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn signals_are_left_to_the_program() {
         let (subscriber, _last, mut reader) = piped();
-        // The thread has its name when it has written.
+        // The thread has its name once it has written.
         tracing::subscriber::with_default(subscriber, || tracing::info!("a line"));
         assert!(reader.read(&mut [0; 256]).unwrap() > 0);
         let mut threads = std::fs::read_dir("/proc/self/task").unwrap();

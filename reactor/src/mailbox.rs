@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// A message was not taken; it is handed back.
+/// A message was not taken; it comes back.
 #[derive(Debug, thiserror::Error)]
 pub enum MailboxError<T> {
     /// The bound of the mailbox is reached; try again after the reactor has run.
@@ -19,14 +19,15 @@ pub enum MailboxError<T> {
     Closed(T),
 }
 
-/// A reactor writes here whenever it sleeps: in a cache line (and the neighbour that is fetched with it) of its own, or
-/// others would wait for what is beside it.
+/// Written by the reactor whenever it sleeps, so it has a cache line of its own (and the
+/// neighbouring one, which processors prefetch with it): otherwise other threads would wait for
+/// what lies beside it.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shared<T> {
     event: EventFd,
     sleeping: AtomicBool,
-    /// Whether messages wait beyond the bound: a look at it spares the reactor the lock.
+    /// Whether messages wait beyond the bound: checking it saves the reactor the lock.
     overflowed: AtomicBool,
     overflow: Mutex<Overflow<T>>,
 }
@@ -41,7 +42,7 @@ struct Overflow<T> {
 
 impl<T> Shared<T> {
     fn overflow(&self) -> MutexGuard<'_, Overflow<T>> {
-        // Every call leaves the list whole.
+        // Every call leaves the list consistent.
         self.overflow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,7 +114,7 @@ impl<T> Sender<T> {
     /// # Errors
     /// The mailbox is full or its reactor has ended; the message comes back.
     pub fn send(&self, message: T) -> Result<(), MailboxError<T>> {
-        // What waits beyond the bound is not overtaken.
+        // What waits beyond the bound must not be overtaken.
         if self.shared.overflowed.load(Ordering::Acquire) {
             return Err(MailboxError::Full(message));
         }
@@ -126,8 +127,8 @@ impl<T> Sender<T> {
     }
 
     /// The same for a message that must arrive: where the bound is reached it waits beyond it,
-    /// behind all that this thread has sent before. The caller sees to it that there are not many
-    /// of them. Says how many wait there now.
+    /// behind all that this thread has sent before. The caller makes sure that there are not many
+    /// of them. Returns how many wait there now.
     ///
     /// # Errors
     /// The reactor has ended; the message comes back.
@@ -162,14 +163,14 @@ impl<T> Mailbox<T> {
     #[cold]
     fn poll_overflow(&mut self) -> Option<T> {
         let mut overflow = self.shared.overflow();
-        // Who put a message here has put its earlier ones into the queue before: they are seen
-        // under the lock.
+        // A thread whose message is in the overflow has put its earlier ones into the queue before:
+        // those are visible under the lock.
         if let Ok(message) = self.queue.try_recv() {
             return Some(message);
         }
         let message = overflow.messages.pop_front();
         if overflow.messages.is_empty() {
-            // The memory goes back as well: this is rare.
+            // The memory is freed as well: this is rare.
             overflow.messages = VecDeque::new();
             self.shared.overflowed.store(false, Ordering::Release);
         }
@@ -182,16 +183,16 @@ impl<T> Mailbox<T> {
         fence(Ordering::SeqCst);
     }
 
-    /// Says that the reactor is awake again, and whether its descriptor may be readable.
+    /// The reactor is awake again; `readable` says whether its descriptor may be readable.
     pub fn disarm(&mut self, readable: bool) {
         self.shared.sleeping.store(false, Ordering::SeqCst);
         if readable {
-            // Who writes it only now wakes the next sleep, and is read after that.
+            // A wake-up that is written only after this ends the next sleep, and is read then.
             let _ = self.shared.event.read();
         }
     }
 
-    /// Readable after [`Mailbox::arm`] when a message has come.
+    /// Readable after [`Mailbox::arm`] when a message has arrived.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.shared.event.as_fd().as_raw_fd()
@@ -205,7 +206,7 @@ impl<T> Drop for Mailbox<T> {
         let undelivered = std::mem::take(&mut overflow.messages);
         self.shared.overflowed.store(false, Ordering::Release);
         drop(overflow);
-        // They may hold senders of their own.
+        // Messages may hold senders of their own.
         drop(undelivered);
     }
 }

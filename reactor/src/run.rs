@@ -10,11 +10,12 @@ use nix::unistd::Pid;
 use crate::clock::Clock;
 use crate::spin::{Spin, SpinBudget};
 
-/// What a turn wants next.
+/// What a turn asks for next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Something was done: turn again. So many commands or answers came together, or are under way if they are more; 0
-    /// when nobody waits closely for what comes next, so that it is not worth a spin.
+    /// Something was done: turn again. The number is how many commands or answers came together, or
+    /// are under way if these are more; 0 when nothing waits closely for what comes next, so that
+    /// it is not worth a spin.
     Busy(u32),
     /// Nothing to do now.
     Idle,
@@ -22,18 +23,18 @@ pub enum Flow {
     Stop,
 }
 
-/// What preparing to sleep found.
+/// The result of preparing to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Armed {
     /// Nothing is there; whatever comes makes a descriptor readable. It is safe to sleep.
     Quiet,
-    /// Something is there already and sleeping would lose time: turn again.
+    /// Something is there already, and sleeping would lose time: turn again.
     Ready,
 }
 
 impl Armed {
-    /// From the answer of a source, such as a completion queue: whether something is ready.
+    /// From the result of arming a source, such as a completion queue: whether something is ready.
     pub fn from_ready(ready: bool) -> Self {
         if ready { Self::Ready } else { Self::Quiet }
     }
@@ -44,26 +45,29 @@ pub trait Turn {
     /// Does one round over every source, each within its own budget.
     fn turn(&mut self, now_us: u64) -> Flow;
 
-    /// Prepares every source to signal its fd, and pushes the fds to `fds` (it comes empty). May end at a source that is ready.
+    /// Prepares every source to signal its descriptor, and pushes the descriptors to `fds` (which
+    /// is empty at first). May stop at a source that is ready.
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed;
 
-    /// Called after [`Turn::arm`], and after the sleep if there was one. Of every fd that was pushed, in that order: `false`
-    /// when it stayed silent during the sleep, `true` when it became readable or nobody waited for it.
+    /// Called after [`Turn::arm`], and after the sleep if there was one. For every descriptor that
+    /// was pushed, in that order: `false` when it was not readable by the end of the sleep, `true`
+    /// when it was or when there was no sleep.
     fn disarm(&mut self, readable: &[bool]) {
         let _ = readable;
     }
 
-    /// When to turn even if every fd stays silent.
+    /// When to turn even if no descriptor becomes readable.
     fn next_deadline_us(&self) -> Option<u64>;
 
-    /// Whether the kernel needs this machine's cores to bring what the reactor waits for, so that a spin may hold it up.
+    /// Whether the kernel needs this machine's cores to deliver what the reactor waits for, so that
+    /// a spin may hold it up.
     fn waits_for_kernel(&self) -> bool {
         false
     }
 }
 
 /// A spin this long starts to yield the core. Shorter than a round trip between two cores of one
-/// machine, so that a busy peer on another core is still met by spinning.
+/// machine, so that an answer from a busy peer on another core is still found by spinning.
 const YIELD_AFTER_US: u64 = 3;
 
 /// Waiting for the sources failed; the reactor cannot go on.
@@ -103,9 +107,8 @@ pub fn run(work: &mut dyn Turn, spin: SpinBudget) -> Result<(), RunError> {
     }
 }
 
-/// Passes a moment of a spin that has lasted `idle_us`: at first on the core, then by letting
-/// another thread have it, because on a shared core what the spin waits for may be exactly that
-/// thread.
+/// Passes a moment of a spin that has lasted `idle_us`: at first on the core, then by yielding it
+/// to another thread, because on a shared core the spin may wait for exactly that thread.
 pub fn pause(idle_us: u64) {
     if idle_us < YIELD_AFTER_US {
         std::hint::spin_loop();
@@ -114,7 +117,7 @@ pub fn pause(idle_us: u64) {
     }
 }
 
-/// Waits until a descriptor is readable or the deadline has come, and says which have stayed silent.
+/// Waits until a descriptor is readable or the deadline has come; `readable` says which are.
 fn sleep(fds: &[RawFd], deadline_us: Option<u64>, readable: &mut [bool]) -> Result<(), RunError> {
     let timeout = deadline_us.map(|deadline_us| {
         let wait_us = deadline_us.saturating_sub(Clock.now_us());
@@ -261,7 +264,7 @@ mod tests {
         assert!(adder.turns < 20, "{} turns", adder.turns);
     }
 
-    /// Two sources, of which one has something, that say what they are told.
+    /// Two sources, of which one has something, that record how they are disarmed.
     struct Watcher {
         fds: [EventFd; 2],
         armed: Armed,

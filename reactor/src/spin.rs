@@ -2,8 +2,8 @@
 
 /// How long a reactor polls without finding work before it sleeps, in microseconds.
 ///
-/// Spinning longer than a round trip keeps the wake-up out of latency at depth 1; longer than that
-/// only burns the core.
+/// Spinning for longer than a round trip keeps the wake-up out of latency at depth 1; spinning much
+/// longer only takes the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpinBudget {
     /// Upper bound of one spin, in microseconds.
@@ -16,24 +16,26 @@ impl Default for SpinBudget {
     }
 }
 
-/// A shorter wait than this is no end of a burst, and what a burst has not made longer is not made shorter than
-/// this: sleeping and waking takes some of it.
+/// A wait that is shorter than this does not end a burst, and a spin after several commands is not
+/// made shorter than this: sleeping and waking take part of it anyway.
 const SHORT_US: u64 = 50;
-/// Bursts of one piece of work each that say that it comes alone. With many under way some come alone, too, one after the other:
-/// a spin then would keep the kernel from bringing the others together, and so go on.
+/// Bursts of one command each, in a row, after which commands count as coming alone. With many
+/// under way some come alone, too, one after the other: a spin then would keep the kernel from
+/// delivering the others together, and so last.
 const ALONE: u32 = 64;
-/// Work of a burst that counts: with more of it, waking up is nearly free for each.
+/// Most work of a burst that counts: with more of it, waking up is nearly free for each command.
 const SHARED_MAX: u64 = 64;
 
-/// One reactor's spins. What waking up costs is shared by all that comes together, while a spin costs the core, on which
-/// something else may be what the reactor waits for: so the more work the last burst had, the shorter the spin after it.
+/// The spins of one reactor. The cost of waking up is shared by everything that comes together,
+/// while a spin takes the core, on which the reactor may be waiting for another thread: so the more
+/// work the last burst had, the shorter the spin after it.
 pub(crate) struct Spin {
     budget: SpinBudget,
-    /// Work since the last wait that was not short.
+    /// Work since the last wait that ended a burst.
     burst: u64,
     /// Whether some of it came together.
     together: bool,
-    /// Bursts since one in which some came together.
+    /// Bursts since the last one in which some came together.
     alone: u32,
     idle_since_us: Option<u64>,
 }
@@ -49,7 +51,8 @@ impl Spin {
         }
     }
 
-    /// Something was done, with so much of it in this turn or under way. What is no work is no reason to spin.
+    /// Something was done; `work` is how much of it came in this turn, or is under way. What is no
+    /// work is no reason to spin.
     #[inline]
     pub(crate) fn busy(&mut self, now_us: u64, work: u32) {
         if work == 0 {
@@ -70,8 +73,9 @@ impl Spin {
         self.burst = self.burst.saturating_add(work.into());
     }
 
-    /// Nothing was to be done: for how long in microseconds, or `None` when the spin is over. There is none while work comes
-    /// together where the kernel needs the core for the next ([`Turn::waits_for_kernel`](crate::Turn)).
+    /// Nothing was to be done. Returns for how long, in microseconds, or `None` when the spin is
+    /// over. There is no spin while work comes together and the kernel needs the core to deliver
+    /// the next ([`Turn::waits_for_kernel`](crate::Turn)).
     #[inline]
     pub(crate) fn idle(&mut self, now_us: u64, waits_for_kernel: bool) -> Option<u64> {
         let idle_us = now_us.saturating_sub(*self.idle_since_us.get_or_insert(now_us));
@@ -79,13 +83,13 @@ impl Spin {
         (!core_is_needed && idle_us < self.longest_us()).then_some(idle_us)
     }
 
-    /// The reactor sleeps. What wakes it is polled at once; finding nothing leads back to sleep without another
-    /// spin.
+    /// The reactor sleeps. What wakes it is polled at once; if nothing is found it sleeps again
+    /// without another spin.
     pub(crate) fn sleeps(&mut self, now_us: u64) {
         self.idle_since_us = Some(now_us);
     }
 
-    /// The longest spin after what the last burst had.
+    /// The longest spin, given what the last burst had.
     fn longest_us(&self) -> u64 {
         let shared_us = self.budget.spin_us / self.burst.clamp(1, SHARED_MAX);
         shared_us.max(self.budget.spin_us.min(SHORT_US))

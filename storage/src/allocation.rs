@@ -1,5 +1,5 @@
-//! Which LBAs of a file have storage behind them, as its file system tells (`SEEK_DATA` and
-//! `SEEK_HOLE`, lseek(2)): what is between them reads as zeroes.
+//! Which LBAs of a file have storage behind them, according to its file system (`SEEK_DATA` and
+//! `SEEK_HOLE`, lseek(2)). What is between them reads as zeroes.
 
 use std::fs::File;
 use std::ops::Range;
@@ -8,8 +8,8 @@ use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 
 /// Extents of `lbas` that may hold something other than zeroes, in ascending order and not touching
-/// one another: so many at most. An LBA that is allocated in part is. Where the file system cannot
-/// tell, everything is.
+/// one another, `extents_max` at most. An LBA that is allocated in part counts as allocated. Where
+/// the file system cannot say, everything does.
 pub(crate) fn of_file(
     file: &File,
     lba_bytes: u32,
@@ -38,7 +38,7 @@ pub(crate) fn of_file(
             break;
         }
         push(&mut found, extent);
-        // A file system that does not go on would hold this up for ever.
+        // A file system that makes no progress would keep this loop going for ever.
         at = behind.max(at + 1);
     }
     found.truncate(extents_max);
@@ -69,7 +69,7 @@ fn next_data(file: &File, from: u64) -> nix::Result<Option<(u64, u64)>> {
     };
     match seek(signed(data)?, Whence::SeekHole) {
         Ok(hole) => Ok(Some((data, hole))),
-        // Cut in between.
+        // The file was cut in between.
         Err(Errno::ENXIO) => Ok(None),
         Err(error) => Err(error),
     }
@@ -111,7 +111,7 @@ mod tests {
         let within = 1600..1617;
         assert_eq!(of_file(&file, 65_536, within.clone(), 8), [within]);
         assert_eq!(of_file(&file, 65_536, 1617..1700, 8), []);
-        // Beyond the end there is nothing, and nothing fails.
+        // Beyond the end nothing is allocated, and nothing fails.
         assert_eq!(of_file(&file, 4096, 262_144..1 << 40, 8), []);
         // Beyond what a file can be.
         let beyond = 1 << 60..1 << 61;
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn what_has_no_file_system_is_allocated() {
-        // A descriptor that does not seek stands for a device, whose kernel answers EINVAL.
+        // A descriptor that does not seek stands for a device, whose kernel returns EINVAL.
         let (read, _write) = nix::unistd::pipe().unwrap();
         let lbas = 3..9;
         let found = of_file(&std::fs::File::from(read), 512, lbas.clone(), 8);

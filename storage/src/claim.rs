@@ -1,9 +1,9 @@
-//! Who keeps a file or device from being opened for writing.
+//! What keeps a file or device from being opened for writing.
 //!
 //! The lock (`flock`) and the claim of a block device (`O_EXCL`) belong to the open file
-//! description. Each operation that the kernel has of a ring holds the description, so both last
+//! description. Each operation of a ring that the kernel has holds the description, so both last
 //! until the last operation is over: also when the process is killed and gone while its writes are
-//! still on their way to a slow medium. Nobody may be served before that, or an old write would
+//! still on their way to a slow medium. No host may be served before that, or an old write would
 //! land after newer ones. So nothing here unlocks; closing does, when it is time.
 
 use std::fs::{self, Metadata};
@@ -53,8 +53,8 @@ fn lock_holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
     holders.next()
 }
 
-/// Whether the process that took the lock is gone or will do nothing any more, or its number is
-/// another one's by now. What cannot be seen of a process that is there counts as alive.
+/// Whether the process that took the lock is gone or will do nothing any more, or its number
+/// belongs to another one by now. A process about which nothing can be found out counts as alive.
 fn has_ended(pid: u32, metadata: &Metadata) -> bool {
     let exists = i32::try_from(pid).map(|pid| kill(Pid::from_raw(pid), None));
     if exists == Ok(Err(Errno::ESRCH)) {
@@ -71,8 +71,8 @@ fn has_ended(pid: u32, metadata: &Metadata) -> bool {
     !open.any(|file| (file.dev(), file.ino()) == (metadata.dev(), metadata.ino()))
 }
 
-/// Whether `/proc/PID/status` is that of a zombie, or of a process that SIGKILL has reached: it may
-/// have to wait for its own operations.
+/// Whether `/proc/PID/status` is that of a zombie, or of a process that has received SIGKILL: it
+/// may have to wait for its own operations.
 fn is_ending(status: &str) -> bool {
     status.lines().any(|line| match line.split_once(':') {
         Some(("State", state)) => state.trim_start().starts_with(['Z', 'X']),
@@ -131,7 +131,8 @@ mod tests {
         assert!(!is_ending(""));
     }
 
-    /// Zombies are above: a process is one for as long as nobody waits, and not quite at once.
+    /// Zombies are tested above: a process is one only until its parent waits for it, and not quite
+    /// at once.
     #[test]
     fn a_process_that_has_the_file_is_alive_and_others_are_not_its_holders() {
         let path = std::env::temp_dir().join(format!("capstan-claim-{}", process::id()));

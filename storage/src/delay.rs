@@ -1,4 +1,4 @@
-//! A volume that takes its time.
+//! A volume that delays its operations.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -53,7 +53,7 @@ impl Delays {
     }
 }
 
-/// Holds every operation for a while and then hands it to the volume behind. Time is only what
+/// Holds every operation for a while and then passes it to the volume behind. Time is only what
 /// `now_us` says, so a run can be repeated exactly.
 ///
 /// Operations are delayed before they reach the volume, not after: their effect comes late, too.
@@ -116,7 +116,7 @@ impl Volume for Delay {
     }
 }
 
-/// Operations that wait for their time; equal times in the order of submission.
+/// Operations that are held until they are due; equal times in the order of submission.
 #[derive(Default)]
 pub(crate) struct Held {
     heap: BinaryHeap<Reverse<HeldIo>>,
@@ -139,7 +139,7 @@ impl Held {
         self.submitted += 1;
     }
 
-    /// Hands what is due to `inner`.
+    /// Passes what is due to `inner`.
     pub(crate) fn release(
         &mut self,
         now_us: u64,

@@ -167,7 +167,7 @@ impl fmt::Debug for IoError {
 
 impl std::error::Error for IoError {}
 
-/// A volume that cannot be opened.
+/// Why a volume cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -192,7 +192,8 @@ pub enum OpenError {
         /// The device's logical block size.
         block_bytes: u32,
     },
-    /// There is not one LBA, or memory is no whole number of LBAs or too large for this machine.
+    /// There is not one LBA; or memory is not a whole number of LBAs, or too large for this
+    /// machine.
     #[error(
         "{volume}: a size of {bytes} bytes is not at least one LBA of {lba_bytes}, or, of memory, no whole number \
          of LBAs or too large; make it larger or choose another LBA size"
@@ -213,7 +214,7 @@ pub enum OpenError {
         /// Why.
         reason: SlabError,
     },
-    /// Memory for one volume at a time, which has it.
+    /// Memory that was prepared for one volume at a time, and has one.
     #[error("{volume} was prepared for one reactor, which has it; prepare it for several")]
     Taken {
         /// The volume's name.
@@ -227,23 +228,23 @@ pub enum OpenError {
         /// What it is.
         what: &'static str,
     },
-    /// A system call on the file or device failed. Its reason is in these words, and so no source:
-    /// a chain of errors that is printed would say it twice.
+    /// A system call on the file or device failed. Its reason is in these words and not a source: a
+    /// chain of errors that is printed would say it twice.
     #[error("{volume}: cannot {action}: {reason}")]
     System {
         /// The volume's name.
         volume: Arc<str>,
         /// What was tried.
         action: &'static str,
-        /// The system's.
+        /// The system's reason.
         reason: io::Error,
     },
-    /// Another process, or another export of this one, holds it.
+    /// Another process, or another export of this one, has it.
     #[error("{volume} is exported already{holder}; stop that export, or open it read-only")]
     Locked {
         /// The volume's name.
         volume: Arc<str>,
-        /// Who holds the lock.
+        /// The holder of the lock.
         holder: LockHolder,
     },
     /// The process that exported it was killed or has ended, and the kernel still has operations of
@@ -280,7 +281,7 @@ pub enum OpenError {
     },
 }
 
-/// Who holds the lock of an export, as far as the kernel tells.
+/// The holder of the lock of an export, as far as the kernel says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockHolder {
     /// This process.
@@ -292,8 +293,8 @@ pub enum LockHolder {
         /// Its name, when it could be read.
         name: Option<String>,
     },
-    /// A process that will write nothing new: it is gone, or was killed. Operations of it are not
-    /// over.
+    /// A process that will write nothing new: it is gone, or was killed. Some of its operations are
+    /// not over.
     Ended {
         /// What its process id was.
         pid: u32,

@@ -19,7 +19,7 @@ pub struct Fault {
     pub lbas: Option<Range<u64>>,
     /// How many matching operations pass unharmed first.
     pub skip: u64,
-    /// How many operations after those it happens to; `None` for all.
+    /// To how many operations after those it happens; `None` for all.
     pub times: Option<u64>,
     /// What happens.
     pub effect: Effect,
@@ -35,11 +35,11 @@ pub enum Effect {
         /// How long.
         delay_us: u64,
     },
-    /// The power goes while the operation is under way: of what it writes, as of everything in the
-    /// volatile cache, the cut keeps each LBA or not, as the seed decides. It fails with
-    /// [`IoErrorKind::Gone`], as everything after it.
+    /// The power fails while the operation is under way: of what it writes, as of everything in the
+    /// volatile cache, each LBA is kept or not, as the seed decides. It fails with
+    /// [`IoErrorKind::Gone`], as does everything after it.
     PowerCut {
-        /// Whose power goes.
+        /// The disk whose power fails.
         store: WriteBack,
         /// Decides what of the cache had reached the medium.
         seed: u64,
@@ -82,7 +82,7 @@ impl Fault {
     }
 }
 
-/// Hands operations to the volume behind, except those that meet a fault. When several faults
+/// Passes operations to the volume behind, except those that meet a fault. When several faults
 /// match, the first in the list that is not used up counts.
 pub struct Faulty {
     inner: Box<dyn Volume>,
@@ -91,7 +91,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Puts `faults` in the way of `inner`.
+    /// Puts `faults` before `inner`.
     #[must_use]
     pub fn new(inner: Box<dyn Volume>, faults: Vec<Fault>) -> Self {
         Self {
@@ -157,7 +157,7 @@ impl Volume for Faulty {
                             ..completion
                         })
                     }
-                    // Its volume ends it; a volume without power ends it with Gone.
+                    // Its volume completes it; a volume without power completes it with Gone.
                     Submitted::Pending => Submitted::Pending,
                 }
             }
@@ -174,8 +174,8 @@ impl Volume for Faulty {
     }
 }
 
-/// What of an operation has happened when the power goes in the middle of it: its data is on the
-/// way, and nothing is forced to the medium yet.
+/// What of an operation has happened when the power fails in the middle of it: its data is on the
+/// way, and nothing has been forced to the medium yet.
 fn interrupted(op: Op) -> Option<Op> {
     match op {
         Op::Write { lba, lbas, .. } => Some(Op::Write {

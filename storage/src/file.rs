@@ -1,5 +1,5 @@
-//! A file or block device, opened once per process: what it is, what it can do, and the lock that
-//! keeps a second export away.
+//! A file or block device, opened once per process: what it is, what it can do, and the lock
+//! against a second export.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -26,27 +26,27 @@ use crate::medium_id::MediumId;
 use crate::spec::DirectIo;
 use crate::sys::{self, DirectAlignment};
 
-/// A lock that is held now is tried again for 40 × 25 ms: udev locks a block device for a moment
-/// when it appears, and a process that was killed lets go a little after it is gone. (What its
-/// operations keep for longer is [`OpenError::Unfinished`], for the caller to wait for.)
+/// A lock that is taken now is tried again for 40 × 25 ms: udev locks a block device for a moment
+/// when it appears, and the lock of a process that was killed is released a little after its end.
+/// (What its operations hold for longer is [`OpenError::Unfinished`], for the caller to wait for.)
 const LOCK_TRIES: u32 = 40;
 const LOCK_WAIT: Duration = Duration::from_millis(25);
-/// What memory is aligned to when the kernel does not say what `O_DIRECT` needs.
+/// Alignment of memory when the kernel does not say what `O_DIRECT` needs.
 const PAGE_BYTES: u32 = 4096;
 
 /// An open file or block device.
 #[derive(Debug)]
 pub(crate) struct FileStore {
     file: File,
-    /// Of a loop device that may be written, its file: locked, and never read.
+    /// The file under a loop device that may be written: locked, and never read.
     backing: Option<File>,
     path: PathBuf,
     name: Arc<str>,
-    /// But for the number of LBAs, which `size` has.
+    /// All but the number of LBAs, which is in `size`.
     geometry: Geometry,
     size: Size,
     block_device: bool,
-    /// What transfers must be aligned to; `None` when they go through the page cache.
+    /// The alignment that transfers need; `None` when they go through the page cache.
     direct: Option<DirectAlignment>,
     loss: Loss,
     lifetime: Lifetime,
@@ -66,7 +66,7 @@ impl FileStore {
             name,
             read_only,
         };
-        // The type first: opening a FIFO or a tape would wait or wind.
+        // The type first: opening a FIFO would wait, and opening a tape would wind it.
         let block_device = opening.is_block_device(&opening.metadata()?)?;
         let (file, has_direct) = opening.open(block_device, direct)?;
         let metadata = file
@@ -130,8 +130,8 @@ impl FileStore {
         self.size.most_lbas()
     }
 
-    /// Looks at the size, for every reactor. What cannot be looked at keeps the one it had: whoever
-    /// reads or writes there is told why.
+    /// Looks at the size, for every reactor. When that fails the old size stays: a read or write
+    /// there returns the reason.
     pub(crate) fn look_at_size(&self) {
         if let Ok(bytes) = medium::bytes_of(&self.file, self.block_device) {
             self.size.set(bytes);
@@ -150,9 +150,10 @@ impl FileStore {
         }
     }
 
-    /// Extents of `lbas` that may hold something other than zeroes: see [`Store::allocated`](crate::Store::allocated).
+    /// Extents of `lbas` that may hold something other than zeroes: see
+    /// [`Store::allocated`](crate::Store::allocated).
     pub(crate) fn allocated(&self, lbas: Range<u64>, extents_max: usize) -> Vec<Range<u64>> {
-        // A device tells nothing of its blocks, and what a file has lost is for reads to find.
+        // A device tells nothing of its blocks, and reads find out what a file has lost.
         if self.block_device || lbas.end > self.lbas() {
             return vec![lbas];
         }
@@ -179,8 +180,8 @@ impl FileStore {
         &self.loss
     }
 
-    /// What was lost is the operator's now: hosts are to read the medium, as from a volume that is
-    /// opened anew.
+    /// The operator takes care of what was lost: hosts are to read the medium, as from a volume
+    /// that is opened anew.
     pub(crate) fn clear_loss(&self) {
         self.forget_cached();
         self.loss.clear();
@@ -190,9 +191,9 @@ impl FileStore {
         self.file.as_raw_fd()
     }
 
-    /// The same file or device, opened once more: the kernel tells each open file description of a
-    /// failed write-back, so whoever syncs through one of its own misses none. It holds neither the
-    /// lock nor the claim.
+    /// The same file or device, opened once more: the kernel reports a failed write-back to each
+    /// open file description, so whatever syncs through one of its own misses none. It holds
+    /// neither the lock nor the claim.
     pub(crate) fn open_to_sync(&self) -> Option<File> {
         let mut options = OpenOptions::new();
         options
@@ -211,7 +212,7 @@ impl FileStore {
             .ok()
     }
 
-    /// The same file with another idea of what `O_DIRECT` needs, for tests of what follows from it.
+    /// The same file with another alignment for `O_DIRECT`, to test what follows from it.
     #[cfg(test)]
     pub(crate) fn with_alignment(mut self, align: Option<(u32, u32)>) -> Self {
         self.direct = align.map(|(memory_bytes, offset_bytes)| DirectAlignment {
@@ -230,8 +231,8 @@ impl FileStore {
     }
 
     /// Keeps a second target from exporting the same bytes for writing, for as long as this one or
-    /// an operation of it can write them (see [`claim`]). Advisory: it binds those who ask, which
-    /// every Capstan target does.
+    /// an operation of it can write them (see [`claim`]). Advisory: it binds only programs that
+    /// take the lock, as every Capstan target does.
     fn lock(&self, file: &File, is_shared: bool, name: &Arc<str>) -> Result<(), OpenError> {
         let mut tries = 1;
         loop {
@@ -271,7 +272,7 @@ impl FileStore {
         let backing = self
             .block_device
             .then(|| loop_device::backing(devices, metadata.rdev()));
-        // A path that does not lead to it is of another mount namespace, or it was deleted.
+        // A path that does not lead to it is in another mount namespace, or it was deleted.
         let Some(backing) = backing.flatten().filter(|of| of.metadata().is_some()) else {
             return Ok(None);
         };
@@ -286,8 +287,8 @@ impl FileStore {
         Ok(Some(file))
     }
 
-    /// Pages that could not be written back stay in the page cache, and nothing tells them from
-    /// those that were: hosts, and the operator's check, are to read the medium.
+    /// Pages that could not be written back stay in the page cache, and nothing distinguishes them
+    /// from those that were: hosts, and the operator's check, are to read the medium.
     fn forget_cached(&self) {
         let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
         if let Err(error) = posix_fadvise(&self.file, 0, 0, advice) {
@@ -313,8 +314,8 @@ impl FileStore {
         Ok(())
     }
 
-    /// Finds out what `O_DIRECT` needs here, and leaves it when LBAs of this size are too small
-    /// for it: then only the page cache can read and write them.
+    /// Finds out what `O_DIRECT` needs here, and gives `O_DIRECT` up when LBAs of this size are too
+    /// small for it: then only the page cache can read and write them.
     fn settle_direct(&mut self, wanted: DirectIo) -> Result<(), OpenError> {
         let lba_bytes = self.geometry.lba_bytes;
         let reason = match self.probe_direct() {
@@ -343,7 +344,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// The alignment `O_DIRECT` needs: asked for (Linux 6.1), otherwise tried.
+    /// The alignment that `O_DIRECT` needs: queried (Linux 6.1), otherwise tried.
     fn probe_direct(&self) -> io::Result<DirectAlignment> {
         let told = sys::direct_alignment(&self.file).ok().flatten();
         let alignment = match told {
@@ -369,14 +370,14 @@ impl FileStore {
         let lba_bytes = self.geometry.lba_bytes as usize;
         let mut memory = vec![0; 2 * PAGE_BYTES as usize + lba_bytes];
         let start = memory.as_ptr().align_offset(PAGE_BYTES as usize);
-        // The last LBA is the least aligned one in every way that can matter.
+        // The last LBA is the least aligned one in every respect that can matter.
         let offset = self.geometry().bytes() - u64::from(self.geometry.lba_bytes);
         match self
             .file
             .read_at(&mut memory[start..start + lba_bytes], offset)
         {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(error),
-            // A bad block is the host's to find; only the refusal says something here.
+            // A bad block is for the host to find; here only a refusal means something.
             Err(_) | Ok(_) => Ok(alignment),
         }
     }
@@ -387,7 +388,8 @@ impl FileStore {
             && if self.block_device {
                 queue_attribute(metadata, "discard_max_bytes").is_some_and(|v| v != "0")
             } else {
-                // Beyond the end there is nothing to punch: this only asks.
+                // Beyond the end there is nothing to punch: this only finds out whether it can be
+                // done.
                 let mode =
                     FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
                 i64::try_from(metadata.len()).is_ok_and(|end| {
@@ -396,7 +398,7 @@ impl FileStore {
             };
         geometry.discard_zeroes = geometry.discard && !self.block_device;
         // A device that writes through, used without the page cache, has nothing volatile. A file
-        // has the file system's and the disk's caches, whatever they are.
+        // has the caches of its file system and disk, whatever these are.
         geometry.volatile_write_cache = !(self.block_device
             && self.direct.is_some()
             && queue_attribute(metadata, "write_cache").as_deref() == Some("write through"));
@@ -471,8 +473,8 @@ impl Opening<'_> {
     }
 
     fn open_with(&self, block_device: bool, flags: i32) -> io::Result<File> {
-        // On a block device O_EXCL claims it: not while it is mounted, and no mount while we have
-        // it (open(2)).
+        // On a block device O_EXCL claims it: it cannot be opened while it is mounted, nor mounted
+        // while it is open here (open(2)).
         let claim = if block_device && !self.read_only {
             libc::O_EXCL
         } else {
@@ -496,7 +498,7 @@ impl Opening<'_> {
     fn open_error(&self, block_device: bool, error: io::Error) -> OpenError {
         if block_device && error.raw_os_error() == Some(libc::EBUSY) {
             let volume = Arc::clone(self.name);
-            // Whoever exports it has the lock as well.
+            // An export of it has the lock as well.
             return match self
                 .metadata()
                 .map(|metadata| claim::lock_holder(&metadata))
@@ -516,7 +518,7 @@ impl Opening<'_> {
         )
     }
 
-    /// Everything but the size, which waits for the lock.
+    /// Everything but the size, which is looked at once the lock is held.
     fn geometry(
         &self,
         file: &File,
@@ -562,7 +564,7 @@ impl Opening<'_> {
     }
 }
 
-/// A value of a block device's queue in sysfs; a partition has its disk's.
+/// An attribute of a block device's queue in sysfs; a partition has that of its disk.
 fn queue_attribute(metadata: &Metadata, attribute: &str) -> Option<String> {
     let device = metadata.rdev();
     let base = format!("/sys/dev/block/{}:{}", major(device), minor(device));

@@ -1,4 +1,4 @@
-//! A medium that keeps some writes to itself until it is told to carry them out.
+//! A medium that holds some writes back until it is told to carry them out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,16 +10,16 @@ use crate::volume::Volume;
 /// How long a held operation waits between two looks at the gate, in microseconds.
 const LOOK_EVERY_US: u64 = 1_000;
 
-/// In front of every volume of a [`Store`](crate::Store), in the hands of a test: the next writes
-/// can be held, for as long as the test likes, while those behind them pass.
+/// For tests: in front of every volume of a [`Store`](crate::Store), it holds the next writes for
+/// as long as the test likes, while later ones pass.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// So many of the next operations that change the medium are held.
+    /// How many of the next operations that change the medium are to be held.
     next: AtomicUsize,
-    /// So many are.
+    /// How many are held.
     held: AtomicUsize,
     /// Counts the calls of [`Gate::release`].
     releases: AtomicUsize,
@@ -37,7 +37,7 @@ impl Gate {
         self.0.held.load(Ordering::SeqCst)
     }
 
-    /// Carries out what is held, soon.
+    /// Lets what is held be carried out, soon.
     pub fn release(&self) {
         self.0.next.store(0, Ordering::SeqCst);
         self.0.releases.fetch_add(1, Ordering::SeqCst);
@@ -58,7 +58,8 @@ impl Gate {
     }
 }
 
-/// A volume behind a [`Gate`]. Nothing of it is done at once, so that every write comes by here.
+/// A volume behind a [`Gate`]. It offers no operation that is done at once, so that every write
+/// passes here.
 pub(crate) struct Gated {
     inner: Box<dyn Volume>,
     gate: Gate,

@@ -5,8 +5,8 @@ use capstan_memory::Buffer;
 use crate::IoErrorKind;
 use crate::io::{Io, Op};
 
-/// What a volume is and can do. Of a volume that is open only the number of LBAs changes, and only
-/// on a file or device that others make longer or shorter.
+/// What a volume is and can do. While a volume is open only the number of LBAs changes, and only on
+/// a file or device that something else makes longer or shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes in one LBA: 512 or 4096.
@@ -17,12 +17,12 @@ pub struct Geometry {
     pub volatile_write_cache: bool,
     /// Whether Discard gives space back. Where it does not, Discard completes and does nothing.
     pub discard: bool,
-    /// Whether what Discard gave back reads as zeroes. A hole in a file does; a block device promises
-    /// nothing (`BLKDISCARD`), so there only WriteZeroes makes zeroes.
+    /// Whether a range that was given back by Discard reads as zeroes. A hole in a file does; a
+    /// block device promises nothing (`BLKDISCARD`), so there only WriteZeroes makes zeroes.
     pub discard_zeroes: bool,
-    /// The transfer size and alignment the medium likes best, in bytes; at least `lba_bytes`.
+    /// Preferred size and alignment of transfers, in bytes; at least `lba_bytes`.
     pub optimal_io_bytes: u32,
-    /// How many LBAs one Write changes atomically as other commands see it; at least 1.
+    /// How many LBAs one Write changes atomically, as other commands see it; at least 1.
     pub atomic_lbas: u32,
     /// Whether every operation that changes data is refused with [`IoErrorKind::ReadOnly`].
     pub read_only: bool,
@@ -44,7 +44,7 @@ impl Geometry {
     /// Checks an operation against the volume: writable, in range, and with data of the right size.
     ///
     /// # Errors
-    /// The kind the operation must be answered with. Never panics, whatever the values.
+    /// The kind with which the operation must fail. Never panics, whatever the values.
     pub fn check(&self, io: &Io) -> Result<Extent, IoErrorKind> {
         if self.read_only && io.op.kind().changes_data() {
             return Err(IoErrorKind::ReadOnly);
@@ -60,7 +60,7 @@ impl Geometry {
         .ok_or(IoErrorKind::BadData)
     }
 
-    /// The bytes an operation names, when all of them are inside the volume.
+    /// The bytes that an operation names, when all of them are inside the volume.
     pub(crate) fn extent(&self, op: &Op) -> Result<Extent, IoErrorKind> {
         let (lba, lbas) = op.range();
         let end = lba.checked_add(lbas).ok_or(IoErrorKind::OutOfRange)?;

@@ -133,7 +133,7 @@ pub struct Data {
 /// One operation on a volume.
 #[derive(Debug)]
 pub struct Io {
-    /// The submitter's name for it; comes back in the [`Completion`]. The volume never reads it.
+    /// The submitter's number for it; comes back in the [`Completion`]. The volume never reads it.
     pub token: u64,
     /// What to do.
     pub op: Op,
@@ -141,7 +141,7 @@ pub struct Io {
     pub data: Option<Data>,
 }
 
-/// The one end of an [`Io`].
+/// The end of an [`Io`]; each has exactly one.
 #[derive(Debug)]
 pub struct Completion {
     /// [`Io::token`].
@@ -154,7 +154,7 @@ pub struct Completion {
     pub data: Option<Data>,
 }
 
-/// What [`Volume::submit`](crate::Volume::submit) answers.
+/// What [`Volume::submit`](crate::Volume::submit) returns.
 #[derive(Debug)]
 pub enum Submitted {
     /// It ended at once.

@@ -14,30 +14,31 @@
 //! Before it blocks, a reactor calls [`Engine::arm`] and waits for [`Engine::fd`] to be readable.
 //!
 //! # Memory
-//! An operation owns its [`Data`] while it is in flight and gives it back with its [`Completion`],
-//! so a buffer cannot be reused under the kernel; dropping an [`Engine`] drains it first. Slabs
-//! given to [`Engine::register_slab`] spare the kernel mapping pages. `O_DIRECT` asks for aligned
-//! memory (512 bytes on most disks): data at another address is copied through the engine's own
-//! buffers, a page's worth of time.
+//! An operation owns its [`Data`] while it is in flight and returns it with its [`Completion`], so
+//! a buffer cannot be reused under the kernel; dropping an [`Engine`] drains it first. Slabs that
+//! were given to [`Engine::register_slab`] save the kernel from mapping pages. `O_DIRECT` needs
+//! aligned memory (512 bytes on most disks): data at another address is copied through the engine's
+//! bounce buffers, which costs a copy of each page.
 //!
 //! # Durability
 //! [`Geometry::volatile_write_cache`] is what is known, and `true` where nothing is. [`Op::Flush`]
-//! is `fdatasync`, FUA is `RWF_DSYNC` for a write and `fdatasync` behind the zeroes; all three reach
-//! the medium (`tests/power_cut.rs`).
+//! is `fdatasync`, FUA is `RWF_DSYNC` for a write and `fdatasync` behind the zeroes; all three
+//! reach the medium (`tests/power_cut.rs`).
 //!
-//! A sync that fails means that acknowledged writes may be lost. The kernel tells of it once; here
+//! A sync that fails means that acknowledged writes may be lost. The kernel reports it once; here
 //! every Flush and FUA operation of the store fails with [`IoErrorKind::Lost`] from then on, on
 //! every reactor, until the store is opened anew. Through the page cache (without `O_DIRECT`) a
 //! write ends before anything is stored, so a full file system shows there; with `O_DIRECT` the
 //! write itself fails.
 //!
 //! # Sharing
-//! Reactors share the bytes of a [`Store`], not volumes. As NVMe has it, operations in flight
-//! together have no order, on one reactor or on several. Of two that overlap, each LBA of a RAM
-//! volume ends up as one or the other wrote it; a file or device keeps what its kernel keeps. A
-//! path opened for writing is locked against a second export (`flock`, and `O_EXCL` on a block
-//! device, which keeps mounts away, too) until the last operation on it is over, also when its
-//! process was killed before. A volume that is only read takes no lock and sees what others write.
+//! Reactors share the bytes of a [`Store`], not volumes. As NVMe has it, operations that are in
+//! flight at the same time have no order, on one reactor or on several. Of two that overlap, each
+//! LBA of a RAM volume ends up as one or the other wrote it; a file or device does as its kernel
+//! does. A path opened for writing is locked against a second export (`flock`, and on a block
+//! device `O_EXCL`, which excludes mounts, too) until the last operation on it is over, also when
+//! its process was killed before. A volume that is only read takes no lock and sees what others
+//! write.
 //!
 //! # For tests
 //! [`Delay`], [`Faulty`], [`Gate`] and [`WriteBack`] stand in front of or in place of a volume.

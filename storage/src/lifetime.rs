@@ -1,4 +1,4 @@
-//! How long what is written to a file or device is there.
+//! For how long the content of a file or device lasts.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -14,7 +14,7 @@ use crate::mounts;
 /// `linux/magic.h`.
 const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
 
-/// How long what is written to a [`Store`](crate::Store) is there, flushed or not.
+/// For how long the content of a [`Store`](crate::Store) lasts, flushed or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lifetime {
     /// As long as the store: in its memory, or on a memory device (a RAM disk, zram), which anybody

@@ -1,9 +1,9 @@
 //! Acknowledged writes that did not reach the medium.
 //!
-//! A write without FUA is answered before it is on the medium; when it cannot be put there later,
-//! the kernel says so once per open file description and calls the pages clean. The next sync would
-//! succeed, over data that is gone. So it is remembered, for every reactor and host, as long as the
-//! volume is open in this process, or until [`Loss::clear`].
+//! A write without FUA is answered before it is on the medium. When it cannot be put there later,
+//! the kernel reports that once per open file description and marks the pages clean, so the next
+//! sync would succeed over data that is gone. So it is remembered, for every reactor and host, as
+//! long as the volume is open in this process, or until [`Loss::clear`].
 
 use std::io;
 use std::sync::Arc;
@@ -28,12 +28,12 @@ impl Loss {
         self.errno.store(errno, Ordering::Release);
     }
 
-    /// What was lost is the operator's now.
+    /// The operator takes care of what was lost.
     pub(crate) fn clear(&self) {
         self.errno.store(0, Ordering::Release);
     }
 
-    /// A sync of `volume` ended with `errno`. Whether that means that writes are lost.
+    /// A sync of `volume` ended with `errno`. Returns whether that means that writes are lost.
     pub(crate) fn sync_failed(&self, errno: i32, volume: &Arc<str>) -> bool {
         if was_not_carried_out(errno) {
             return false;
@@ -56,10 +56,10 @@ impl Loss {
     }
 }
 
-/// Whether the kernel still keeps what a sync that ended with `errno` would have told: the wait was
-/// interrupted (by then nothing had been told: fs/fuse, fs/nfs), io_uring never began, or the file
-/// system has no sync. Whatever else a sync says may be the answer of a disk to an earlier write,
-/// told this once: `EAGAIN`, `EBUSY`, `EOPNOTSUPP` and `ENOMEM` are among them
+/// Whether the kernel has not reported anything yet by a sync that ended with `errno`: the wait was
+/// interrupted (before anything was reported: fs/fuse, fs/nfs), io_uring never began, or the file
+/// system has no sync. Any other error of a sync may be a disk's answer to an earlier write,
+/// reported this once: `EAGAIN`, `EBUSY`, `EOPNOTSUPP` and `ENOMEM` are among them
 /// (`blk_status_to_errno` in block/blk-core.c, `file_write_and_wait_range` in mm/filemap.c).
 fn was_not_carried_out(errno: i32) -> bool {
     matches!(errno, libc::EINTR | libc::ECANCELED | libc::ENOSYS)
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(loss.errno(), Some(libc::ENOSPC));
         loss.clear();
         assert_eq!(loss.errno(), None);
-        // Known from before, for a reason that is or is not known.
+        // Known from before, whether for a known reason or not.
         for (known, told) in [
             (libc::EDQUOT, libc::EDQUOT),
             (0, libc::EIO),
@@ -91,7 +91,7 @@ mod tests {
         }
     }
 
-    /// The kernel tells of a failed write-back with the error of the write, and only once.
+    /// The kernel reports a failed write-back with the error of the write, and only once.
     #[test]
     fn what_a_write_back_can_fail_with_is_a_loss_and_what_was_not_carried_out_is_none() {
         let volume = Arc::from("/srv/a.img");
@@ -115,7 +115,7 @@ mod tests {
             libc::EILSEQ,
             libc::ENODEV,
             libc::EINVAL,
-            // File systems of their own: over quota, read-only, gone.
+            // Reasons of file systems: over quota, read-only, gone.
             libc::EDQUOT,
             libc::EROFS,
             libc::ESTALE,

@@ -1,10 +1,10 @@
 //! What has become of a file or device while it is open: its size, and whether its path still leads
 //! to it.
 //!
-//! A write of a file beyond its end makes it longer. After somebody has cut it short, that would
-//! bring the lost part back as zeroes, so each reactor looks at the size before a write when its
-//! last look is older than [`SIZE_LOOK_US`]: within that time a write may still reach a file that
-//! has just been cut. A block device refuses such a write itself.
+//! A write beyond the end of a file makes it longer. After a file was cut short, that would bring
+//! the lost part back as zeroes, so each reactor looks at the size before a write when its last
+//! look is older than [`SIZE_LOOK_US`]: within that time a write may still reach a file that has
+//! just been cut. A block device refuses such a write itself.
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::geometry::Geometry;
 use crate::sys;
 
-/// How old a reactor's knowledge of a file's size may be when it writes, in microseconds: a look is
-/// a third of a microsecond, so a thousand in a second cost nothing.
+/// How old a reactor's knowledge of a file's size may be when it writes, in microseconds: a look
+/// takes a third of a microsecond, so a thousand in a second cost nothing.
 pub(crate) const SIZE_LOOK_US: u64 = 1000;
 
-/// The size of a file or device, which others may change.
+/// The size of a file or device, which may change from outside.
 #[derive(Debug)]
 pub(crate) struct Size {
     lba_bytes: u32,
@@ -45,7 +45,7 @@ impl Size {
     }
 
     pub(crate) fn set(&self, bytes: u64) {
-        // Each is looked at by itself, and an operation that is under way has checked the old one.
+        // Each look stands for itself, and an operation that is under way has checked the old size.
         let lbas = bytes / u64::from(self.lba_bytes);
         self.bytes.store(bytes, Ordering::Relaxed);
         self.lbas.store(lbas, Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl Size {
 /// A file or device as it is now. See [`Store::look`](crate::Store::look).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// Its size; what is behind the last whole LBA counts.
+    /// Its size, including what is behind the last whole LBA.
     pub bytes: u64,
     /// Its shape, with the LBAs that it has now.
     pub geometry: Geometry,
@@ -84,7 +84,7 @@ pub enum Place {
     /// The file has no name any more. It is there as long as it is open, and can be copied from
     /// this path.
     Deleted(PathBuf),
-    /// The path leads to another file or device, or to none. What is open can be read at this one.
+    /// The path leads to another file or device, or to none. What is open can be read at this path.
     Elsewhere(PathBuf),
     /// The device, or the file's file system, is gone for this reason.
     Gone(String),
@@ -101,7 +101,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The size of an open file or device. A file system is not asked across a network here.
+/// The size of an open file or device. No file system is asked across a network here.
 pub(crate) fn bytes_of(file: &File, is_block_device: bool) -> io::Result<u64> {
     if is_block_device {
         sys::block_bytes(file)
@@ -133,7 +133,8 @@ pub(crate) fn look(file: &File, path: &Path) -> (u64, Place) {
         _ if !is_device && metadata.nlink() == 0 => Place::Deleted(open_at()),
         Ok(_) => Place::Elsewhere(open_at()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Place::Elsewhere(open_at()),
-        // A folder that this process may not look into, say: that tells nothing.
+        // For example a folder into which this process may not look: that says nothing about the
+        // file.
         Err(_) => Place::AtPath,
     };
     (bytes, place)
@@ -144,7 +145,7 @@ fn is_same(a: &Metadata, b: &Metadata) -> bool {
         a.file_type().is_block_device(),
         b.file_type().is_block_device(),
     ) {
-        // A device file may be made anew.
+        // The node of a device may have been made anew.
         (true, true) => a.rdev() == b.rdev(),
         (false, false) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
         _ => false,

@@ -150,8 +150,8 @@ fn of_file(path: &Path, metadata: &Metadata, depth: u32) -> MediumId {
     if !id.is_known() {
         return id;
     }
-    // An inode number is given again to a file that is made later. Where nothing says when (ext4 with
-    // small inodes), the file system may count how often.
+    // An inode number is given again to a file that is made later. Where nothing says when (ext4
+    // with small inodes), the file system may count how often.
     if let Ok(Ok(born)) = metadata.created().map(|at| at.duration_since(UNIX_EPOCH)) {
         id.add(
             "born",

@@ -1,4 +1,4 @@
-//! A volume that forgets: for measuring everything but storage.
+//! A volume that keeps nothing: to measure everything but storage.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Op, Submitted};
 use crate::volume::Volume;
 
-/// Completes everything at once. Writes are forgotten; reads are zeroes, never what another host
+/// Completes everything at once. Writes are dropped; reads return zeroes, never what another host
 /// left in the buffer.
 #[derive(Debug)]
 pub(crate) struct NullVolume {

@@ -1,13 +1,14 @@
 //! A volume in memory, shared by the reactors of one process.
 //!
-//! The bytes are a slab that no Rust reference ever points to outside of a lock. Access is by copies
-//! of at most one page, each under a reader-writer bit of the page's stripe, so that two reactors never
-//! race on a byte (a race would be undefined behaviour, with raw pointers too) and no page, hence no
-//! LBA, is ever seen half written. Operations of several pages are not atomic: where two of them overlap,
-//! each page holds one or the other. NVMe asks for no more (AWUN of one LBA).
+//! The bytes are a slab to which no Rust reference ever points outside of a lock. Access is by
+//! copies of at most one page, each under the reader-writer lock of the page's stripe, so that two
+//! reactors never race on a byte (a race would be undefined behaviour, with raw pointers too) and
+//! no page, hence no LBA, is ever seen half written. Operations of several pages are not atomic:
+//! where two of them overlap, each page holds one or the other. NVMe asks for no more (AWUN of one
+//! LBA).
 //!
-//! A store that is prepared for one volume at a time has no locks: a lock makes the processor wait until the
-//! page before has got to memory.
+//! A store that is prepared for one volume at a time has no locks: taking a lock makes the
+//! processor wait until the stores of the page before have reached memory.
 #![expect(
     unsafe_code,
     reason = "copies between memory that reactors share and buffers"
@@ -35,10 +36,10 @@ use crate::trickle::Trickle;
 use crate::trickle::store_by_lines;
 use crate::volume::Volume;
 
-/// Stripes of pages: 16 KiB of lock words stay in the first-level cache, and two of a handful of
-/// reactors meet in one of 4096 stripes next to never.
+/// Stripes of pages: 16 KiB of lock words stay in the first-level cache, and with 4096 stripes two
+/// of a handful of reactors next to never need the same one.
 const STRIPES: usize = 4096;
-/// How often a stripe is tried before the thread yields: a page is copied in well under this.
+/// How often a stripe is tried before the thread yields: a page is copied in much less time.
 const SPINS: u32 = 1000;
 const WRITER: u32 = 1 << 31;
 /// Zeroing more than this is done in steps, one per [`Volume::poll`], so that a whole-volume
@@ -54,12 +55,12 @@ pub(crate) struct RamStore {
     slab: Arc<Slab>,
     /// Locks of the pages; none where one volume at a time has them.
     stripes: Box<[AtomicU32]>,
-    /// There is a volume, and it is the only one there may be.
+    /// There is a volume, the only one that there may be.
     taken: AtomicBool,
 }
 
 impl RamStore {
-    /// Zeroes. With `alone`, for one volume at a time.
+    /// A store of zeroes. With `alone`, it is for one volume at a time.
     pub(crate) fn new(bytes: usize, alone: bool) -> Result<Self, SlabError> {
         let slab = Slab::new(bytes, Pages::Ordinary)?;
         let stripes = if alone { 0 } else { STRIPES };
@@ -93,7 +94,7 @@ impl RamStore {
     }
 }
 
-/// One volume's way to the bytes: under the locks of their pages, or alone with them.
+/// One volume's access to the bytes: under the locks of their pages, or alone with them.
 struct Access {
     store: Arc<RamStore>,
     streamed: Streamed,
@@ -109,13 +110,13 @@ impl Access {
         })
     }
 
-    /// Nobody writes the page while this lives.
+    /// Nothing writes the page while this lives.
     fn to_read(&self, page: usize) -> Option<SharedLock<'_>> {
         self.streamed.settle(page);
         self.store.lock_shared(page)
     }
 
-    /// Nobody else reads or writes the page while this lives.
+    /// Nothing else reads or writes the page while this lives.
     fn to_write(&self, page: usize) -> Option<ExclusiveLock<'_>> {
         self.streamed.settle(page);
         self.store.lock_exclusive(page)
@@ -124,18 +125,18 @@ impl Access {
     fn read(&self, extent: Extent, data: &mut Data) {
         self.each_page(extent, raw(data), |page, at, memory, len| {
             let _lock = self.to_read(page);
-            // SAFETY: `each_page` proved both ranges; nobody writes this page, and the slab and the
-            // exclusively owned buffer do not overlap.
+            // SAFETY: `each_page` proved both ranges; nothing writes this page, and the slab and
+            // the exclusively owned buffer do not overlap.
             unsafe { ptr::copy_nonoverlapping(at.as_ptr(), memory.as_ptr(), len) };
         });
     }
 
     fn write(&self, extent: Extent, data: RawBytes<'_>) {
-        // SAFETY: nothing is copied later.
+        // SAFETY: without a trickle nothing is copied later.
         unsafe { self.write_with(extent, data, None) };
     }
 
-    /// A part of the data may be copied later, by `trickle`.
+    /// Writes `data`. With a `trickle`, a part of it may be copied later.
     ///
     /// # Safety
     /// Until `trickle` has finished, the data may be read.
@@ -143,7 +144,8 @@ impl Access {
         self.each_page(extent, data, |page, at, memory, len| {
             let lock = self.to_write(page);
             let trickle = trickle.filter(|_| lock.is_none());
-            // SAFETY: as in `read`, and nobody else reads this page; without a lock, not before it is settled.
+            // SAFETY: as in `read`, and nothing else reads this page; without a lock, not before it
+            // is settled.
             let streamed = unsafe { store(memory.as_ptr(), at.as_ptr(), len, trickle) };
             match lock {
                 None if streamed => self.streamed.note(page),
@@ -162,14 +164,15 @@ impl Access {
             let _lock = self.to_read(offset / PAGE_BYTES);
             // SAFETY: `within` proved the range inside the slab.
             let at = unsafe { self.store.slab.base().add(offset) };
-            // SAFETY: mapped and initialized, and nobody writes this page as long as the reference lives.
+            // SAFETY: mapped and initialized, and nothing writes this page as long as the reference
+            // lives.
             each(unsafe { slice::from_raw_parts(at.as_ptr(), len) });
             offset += len;
             left -= len;
         }
     }
 
-    /// Where `extent` is, when nobody else writes there.
+    /// Where `extent` is, when nothing else writes there.
     fn place_of(&self, extent: Extent) -> Option<(&Arc<Slab>, Range<usize>)> {
         self.store.is_alone().then(|| {
             let (offset, len) = self.within(extent);
@@ -220,7 +223,7 @@ impl Access {
             let _lock = self.to_write(offset / PAGE_BYTES);
             // SAFETY: `within` proved the range inside the slab.
             let at = unsafe { self.store.slab.base().add(offset) };
-            // SAFETY: likewise, and nobody else reads or writes this page.
+            // SAFETY: likewise, and nothing else reads or writes this page.
             unsafe { ptr::write_bytes(at.as_ptr(), 0, len) };
             offset += len;
             left -= len;
@@ -230,14 +233,14 @@ impl Access {
     /// Drops whole pages, which then read as zeroes. `false` when the kernel will not (locked or
     /// huge pages).
     fn release(&self, offset: usize, len: usize) -> bool {
-        // Every stripe, in ascending order: other operations hold one stripe at a time, so nobody
-        // waits in a circle. It costs some 20 us, for at least 2 MiB.
+        // Every stripe, in ascending order: other operations hold one stripe at a time, so there is
+        // no deadlock. It costs some 20 us, for at least 2 MiB.
         self.store.stripes.iter().for_each(acquire_exclusive);
         self.streamed.settle_all();
         // SAFETY: the caller's range is inside the slab.
         let at = unsafe { self.store.slab.base().add(offset) };
         // SAFETY: the pages belong to this private anonymous mapping, hold no Rust object, and
-        // nobody else reads or writes them: there are the locks, or nobody else.
+        // nothing else reads or writes them: all locks are held, or this is the only volume.
         let released = unsafe { madvise(at.cast(), len, MmapAdvise::MADV_DONTNEED) }.is_ok();
         self.store
             .stripes
@@ -265,20 +268,21 @@ impl Drop for Access {
     }
 }
 
-/// Pages that were stored around the caches and not fenced yet, the last of them not as a whole. Whatever else reads or
-/// writes such a page comes after the rest of it and a fence, and so does the release of a lock. A fence waits until
-/// the stores are in memory: one for many pages lets the processor get on meanwhile.
+/// Pages that were written with non-temporal stores and not fenced yet; of the last one some stores
+/// may be outstanding. Before anything else reads or writes such a page, and before a lock is
+/// released, the page is completed and a fence made. A fence waits until the stores are in memory,
+/// so one fence for many pages lets the processor work on meanwhile.
 struct Streamed {
-    /// A bit for each page, shared by those that are a multiple of [`Self::BITS`] apart.
+    /// A bit for each page, shared by pages that are a multiple of [`Self::BITS`] apart.
     pages: [Cell<u64>; Self::BITS / 64],
     count: Cell<usize>,
     trickle: Rc<Trickle>,
 }
 
 impl Streamed {
-    /// Bits in a few lines of the first-level cache.
+    /// As many bits as a few lines of the first-level cache hold.
     const BITS: usize = 4096;
-    /// Few among the bits, so that a page next to never meets the bit of another one.
+    /// Few beside the bits, so that a page next to never shares the bit of another one.
     const PAGES: usize = 64;
 
     fn new(trickle: Rc<Trickle>) -> Self {
@@ -303,7 +307,7 @@ impl Streamed {
         }
     }
 
-    /// Before the page is read or written again.
+    /// Completes and fences the page if necessary, before it is read or written again.
     fn settle(&self, page: usize) {
         let (word, bit) = self.bit(page);
         if word.get() & bit != 0 {
@@ -320,17 +324,19 @@ impl Streamed {
     }
 }
 
-/// Copies to a page of the volume; `true` when [`fence_around`] has to follow. Whole pages go around the
-/// caches where the processor can: the volume is larger than they are, so an ordinary store would first
-/// fetch each line from memory.
+/// Copies to a page of the volume; `true` when [`fence_around`] has to follow. Whole pages are
+/// written with non-temporal stores where the processor has them: the volume is larger than the
+/// caches, so an ordinary store would first fetch each line from memory.
 ///
 /// # Safety
-/// `len` bytes that do not overlap may be read at `from` and written at `to`, until `trickle` has finished.
+/// `len` bytes that do not overlap may be read at `from` and written at `to`, until `trickle` has
+/// finished.
 unsafe fn store(from: *const u8, to: *mut u8, len: usize, trickle: Option<&Trickle>) -> bool {
     #[cfg(target_arch = "x86_64")]
     if len == PAGE_BYTES && is_x86_feature_detected!("avx512f") {
         match trickle {
-            // SAFETY: AVX-512 is there; the caller answers for a page, which a volume aligns to its size.
+            // SAFETY: AVX-512 is there; the caller answers for a page, which a volume aligns to its
+            // size.
             Some(trickle) => unsafe { trickle.start(from, to) },
             // SAFETY: as above.
             None => unsafe { store_by_lines(from, to, PAGE_BYTES) },
@@ -360,8 +366,8 @@ fn raw(data: &Data) -> RawBytes<'_> {
     data.buffer.raw().skip(data.offset_bytes as usize)
 }
 
-/// Holders copy one page and let go, so the wait is short; a holder that lost its core is given
-/// time to come back.
+/// Waits for a lock. Holders copy one page and release it, so the wait is short; a holder that lost
+/// its core is given time to come back.
 fn wait_until(mut locked: impl FnMut() -> bool) {
     let mut spins = 0;
     while !locked() {
@@ -405,7 +411,7 @@ impl RamVolume {
         Geometry {
             lba_bytes,
             lbas,
-            // Memory is as durable as it gets here: Flush and FUA could add nothing.
+            // Memory is as durable as it can be here: Flush and FUA could add nothing.
             volatile_write_cache: false,
             discard: true,
             discard_zeroes: true,
@@ -433,9 +439,9 @@ impl RamVolume {
 }
 
 impl RamVolume {
-    /// Where a write of `data` goes that would succeed.
+    /// Where a write of `data` goes, when it would succeed.
     fn extent_for(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> Option<Extent> {
-        // Nothing of it is read only, and nothing of it is more durable than the rest.
+        // No part of the volume is read-only or more durable than the rest.
         let fua = false;
         let extent = self.geometry.extent(&Op::Write { lba, lbas, fua });
         let fits = |extent: &Extent| extent.len_bytes <= data.len() as u64;

@@ -28,7 +28,7 @@ pub enum DirectIo {
     /// Where the file system and the LBA size allow it.
     #[default]
     Auto,
-    /// Always; opening fails where it cannot be.
+    /// Always; opening fails where that is not possible.
     On,
     /// Never: through the page cache.
     Off,
@@ -56,7 +56,7 @@ pub enum VolumeSpec {
         /// 512 or 4096.
         lba_bytes: u32,
     },
-    /// Nothing: writes are forgotten, reads are zeroes.
+    /// Nothing: writes are dropped, reads return zeroes.
     Null {
         /// Size, a multiple of `lba_bytes`.
         bytes: u64,
@@ -71,7 +71,7 @@ pub enum SpecError {
     /// No text at all.
     #[error("an empty export; expected PATH, ram:SIZE or null:SIZE")]
     Empty,
-    /// The size is not one.
+    /// What should be a size is none.
     #[error(
         "bad size {size:?} in export {export:?}; expected bytes or a number with KiB, MiB, GiB or TiB, such as 64MiB"
     )]
@@ -84,8 +84,8 @@ pub enum SpecError {
 }
 
 impl VolumeSpec {
-    /// Sets the LBA size, as an option beside a parsed export does. Whether it fits is checked by
-    /// [`VolumeSpec::prepare`].
+    /// Sets the LBA size, like an option that stands beside a parsed export. Whether it fits is
+    /// checked by [`VolumeSpec::prepare`].
     #[must_use]
     pub fn with_lba_bytes(mut self, bytes: u32) -> Self {
         match &mut self {
@@ -104,8 +104,8 @@ impl VolumeSpec {
         self.prepare_for(false)
     }
 
-    /// [`VolumeSpec::prepare`] for a single reactor: the store has one volume at a time, which is faster
-    /// where it is memory.
+    /// [`VolumeSpec::prepare`] for a single reactor: the store has one volume at a time, which
+    /// makes one in memory faster.
     ///
     /// # Errors
     /// As [`VolumeSpec::prepare`].
@@ -180,7 +180,7 @@ fn lbas(volume: &Arc<str>, bytes: u64, lba_bytes: u32) -> Result<u64, OpenError>
 }
 
 /// An opened export, which any thread may hold; cloning it is cheap and shares the bytes. The file
-/// or memory goes when the last clone and the last volume are gone.
+/// is closed, or the memory freed, when the last clone and the last volume are gone.
 #[derive(Clone, Debug)]
 pub struct Store {
     kind: StoreKind,
@@ -251,7 +251,7 @@ impl Store {
         }
     }
 
-    /// The size of the file, device or memory: what is behind the last whole LBA counts.
+    /// The size of the file, device or memory, including what is behind the last whole LBA.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match &self.kind {
@@ -263,8 +263,8 @@ impl Store {
         }
     }
 
-    /// The file or device as it is now, whose size every volume of the store has from here on;
-    /// `None` for memory, which nobody else changes. It may wait for the file system.
+    /// Looks at the file or device: every volume of the store has its size from here on. `None` for
+    /// memory, which does not change from outside. It may wait for the file system.
     #[must_use]
     pub fn look(&self) -> Option<Look> {
         match &self.kind {
@@ -274,9 +274,9 @@ impl Store {
     }
 
     /// Extents of `lbas` that may hold something other than zeroes, in ascending order and not
-    /// touching one another: `extents_max` at most, without those behind. What is in none of them
-    /// reads as zeroes. Of a device and of memory that is everything. It takes two system calls an
-    /// extent and may wait for the file system.
+    /// touching one another: the first `extents_max` at most. What is in none of them reads as
+    /// zeroes. Of a device and of memory that is everything. It takes two system calls an extent
+    /// and may wait for the file system.
     #[must_use]
     pub fn allocated(&self, lbas: Range<u64>, extents_max: usize) -> Vec<Range<u64>> {
         match &self.kind {
@@ -294,15 +294,15 @@ impl Store {
         }
     }
 
-    /// The operator has looked at what was lost. Volumes that were made before may still hear of it
-    /// from the kernel, so each is to be made anew first.
+    /// The operator has looked at what was lost. Volumes that were made before may still be told of
+    /// it by the kernel, so each is to be made anew first.
     pub fn clear_loss(&self) {
         if let StoreKind::File(store) = &self.kind {
             store.clear_loss();
         }
     }
 
-    /// How long what is written to it is there.
+    /// For how long its content lasts.
     #[must_use]
     pub fn lifetime(&self) -> Lifetime {
         match &self.kind {
@@ -311,7 +311,8 @@ impl Store {
         }
     }
 
-    /// What tells the file or device from others; `None` for memory, which nobody finds again.
+    /// What distinguishes the file or device from others; `None` for memory, which cannot be found
+    /// again.
     #[must_use]
     pub fn medium_id(&self) -> Option<&MediumId> {
         match &self.kind {
@@ -358,8 +359,8 @@ impl FromStr for VolumeSpec {
     }
 }
 
-/// Binary suffixes and their shifts, largest first. Decimal ones (MB) are refused, because disks and
-/// people disagree about what they mean.
+/// Binary suffixes and their shifts, largest first. Decimal ones (MB) are refused, because disks
+/// and people disagree about what they mean.
 const SUFFIXES: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("", 0)];
 
 /// Exact, unlike the `bytesize` crate's parser, which goes through `f64` and saturates.

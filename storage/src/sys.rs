@@ -1,4 +1,4 @@
-//! The few system calls that no crate here offers safely: what a file or device is.
+//! The few system calls for which no crate here has a safe function: what a file or device is.
 #![expect(unsafe_code, reason = "ioctl, statx and flock are foreign functions")]
 
 use std::fs::File;
@@ -79,17 +79,17 @@ pub(crate) fn physical_block_bytes(device: &File) -> io::Result<u32> {
     Ok(bytes)
 }
 
-/// `FS_IOC_GETVERSION`: how often the inode number of a file was given, or a random number made when
-/// it was.
+/// `FS_IOC_GETVERSION`: how often the inode number of a file was given, or a random number made
+/// when it was.
 pub(crate) fn inode_generation(file: &File) -> io::Result<u32> {
-    // Its number says a long; ioctl_iflags(2) has an int, as the kernel does.
+    // The request's number says long; ioctl_iflags(2) and the kernel have an int.
     let mut generation = [0_u32; size_of::<libc::c_long>() / size_of::<u32>()];
     // SAFETY: the descriptor is open and the kernel writes a long at most into `generation`.
     unsafe { ioctl::fs_ioc_getversion(file.as_raw_fd(), generation.as_mut_ptr().cast()) }?;
     Ok(generation.first().copied().unwrap_or_default())
 }
 
-/// What `O_DIRECT` asks of memory and file offsets, in bytes.
+/// What `O_DIRECT` requires of memory and file offsets, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirectAlignment {
     pub(crate) memory_bytes: u32,
@@ -97,7 +97,7 @@ pub(crate) struct DirectAlignment {
 }
 
 /// `statx` with `STATX_DIOALIGN` (Linux 6.1): `Ok(None)` when the kernel or the file system does
-/// not say; zeroes in the answer mean that the file cannot be opened with `O_DIRECT`.
+/// not say; zeroes mean that the file cannot be opened with `O_DIRECT`.
 pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<DirectAlignment>> {
     let stat = statx(file, 0, libc::STATX_DIOALIGN)?;
     Ok(
@@ -134,8 +134,8 @@ fn statx(file: &File, flags: libc::c_int, mask: libc::c_uint) -> io::Result<libc
     Ok(unsafe { stat.assume_init() })
 }
 
-/// Takes an advisory lock on the open file description (`flock`), without waiting; `is_shared`:
-/// beside others that are shared. The last reference to it gives the lock back.
+/// Takes an advisory lock on the open file description (`flock`), without waiting; with `is_shared`
+/// beside other shared ones. The lock is released with the last reference to the description.
 pub(crate) fn flock(file: &File, is_shared: bool) -> io::Result<()> {
     let kind = if is_shared {
         libc::LOCK_SH

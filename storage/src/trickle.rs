@@ -1,4 +1,4 @@
-//! Pages that go around the caches a few lines at a time.
+//! Pages that are written with non-temporal stores, a few lines at a time.
 #![expect(unsafe_code, reason = "copies between memory that callers answer for")]
 
 use std::cell::Cell;
@@ -7,13 +7,15 @@ use std::ptr;
 use capstan_memory::PAGE_BYTES;
 
 const LINE_BYTES: usize = 64;
-/// Lines of a page that are stored at once, as many as the processors that this was measured on have under way.
+/// Lines of a page that are stored at once: as many as the processors on which this was measured
+/// have fill buffers for.
 const FIRST: usize = 16;
-/// Those of each step after that.
+/// Lines of each step after that.
 const STEP: usize = 8;
 
-/// A page on its way to memory, between the steps of a program. A processor has only some lines under way at once: with
-/// a whole page, whatever it stores next waits. One for all volumes of a thread.
+/// A page that is being written, in steps between those of the program. A processor can have only
+/// some non-temporal stores under way at once: after those of a whole page, the program's next
+/// store would wait. There is one for all volumes of a thread.
 #[derive(Debug)]
 pub struct Trickle {
     from: Cell<*const u8>,
@@ -32,11 +34,12 @@ impl Default for Trickle {
 }
 
 impl Trickle {
-    /// The first lines of a page. What is left of the one before comes first.
+    /// Stores the first lines of a page, after what is left of the page before.
     ///
     /// # Safety
-    /// Until [`Trickle::finish`] returns or the next page starts, a page that does not overlap may be read at `from` and
-    /// written at `to`, which is aligned to it, and nobody else touches the latter. The processor can [`store_by_lines`].
+    /// Until [`Trickle::finish`] returns or the next page starts, a page that does not overlap may
+    /// be read at `from` and written at `to`, which is aligned to it, and nothing else touches the
+    /// latter. The processor can [`store_by_lines`].
     pub(crate) unsafe fn start(&self, from: *const u8, to: *mut u8) {
         self.finish();
         self.from.set(from);
@@ -45,7 +48,7 @@ impl Trickle {
         self.store(FIRST);
     }
 
-    /// The next lines.
+    /// Stores the next lines.
     #[inline]
     pub fn step(&self) {
         if self.lines.get() != 0 {
@@ -53,7 +56,7 @@ impl Trickle {
         }
     }
 
-    /// All the others.
+    /// Stores all that is left.
     #[inline]
     pub fn finish(&self) {
         if self.lines.get() != 0 {
@@ -66,7 +69,8 @@ impl Trickle {
         let lines = self.lines.get().min(most);
         let bytes = lines * LINE_BYTES;
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: these are of the page that `start` was called with, whose caller answers for it and for the processor.
+        // SAFETY: these are of the page that `start` was called with, whose caller answers for it
+        // and for the processor.
         unsafe {
             store_by_lines(from, to, bytes);
         }
@@ -81,12 +85,12 @@ impl Trickle {
     }
 }
 
-/// Copies around the caches, a line at a time and with as few instructions as can be: while the first lines are on
-/// their way here, the processor has room for what comes after.
+/// Copies with non-temporal stores, a line at a time and with as few instructions as possible:
+/// while the first lines are being fetched, the processor has room for what comes after.
 ///
 /// # Safety
-/// `bytes`, a multiple of eight lines, that do not overlap may be read at `from` and written at `to`, which is aligned
-/// to a line. The processor has AVX-512.
+/// `bytes`, a multiple of eight lines, that do not overlap may be read at `from` and written at
+/// `to`, which is aligned to a line. The processor has AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn store_by_lines(from: *const u8, to: *mut u8, bytes: usize) {

@@ -1,5 +1,5 @@
-//! A disk in memory with a volatile write cache, whose power can be cut: the model that says what
-//! a host may rely on.
+//! A disk in memory with a volatile write cache, whose power can be cut: the model of what a host
+//! may rely on.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::volume::Volume;
 /// operation and allocates.
 ///
 /// A write goes to the cache, from where a Flush, or FUA for its own LBAs, takes it to the medium.
-/// Reads see the cache first. A power cut keeps of every cached LBA either version.
+/// Reads see the cache first. Of every cached LBA, a power cut keeps the old or the new version.
 #[derive(Clone, Debug)]
 pub struct WriteBack {
     disk: Arc<Mutex<Disk>>,
@@ -81,7 +81,7 @@ impl WriteBack {
         disk.powered = false;
     }
 
-    /// Gives the power back, with an empty cache.
+    /// Restores the power, with an empty cache.
     pub fn restore_power(&self) {
         self.lock().powered = true;
     }
@@ -93,7 +93,7 @@ impl WriteBack {
     }
 
     fn lock(&self) -> MutexGuard<'_, Disk> {
-        // Whoever panicked was a test; the disk is as consistent as a disk gets.
+        // Only a test can have panicked; the disk is as consistent as after a crash.
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -81,7 +81,8 @@ fn resident_bytes() -> usize {
 }
 
 impl Pair {
-    /// The host writes `bytes` to the target's memory, which has them when this returns, unless only the host `turns`.
+    /// The host writes `bytes` to the target's memory, which has them when this returns, unless
+    /// only the host `turns`.
     fn write(&mut self, bytes: &[u8], both_turn: bool) {
         let target = &self.target;
         target.write(0, &vec![0; bytes.len()]);
@@ -108,8 +109,8 @@ impl Pair {
         self.host.completions.clear();
     }
 
-    /// The host looks at the clock until a connection has rested, whenever it looked last. Before that it reminds a peer that has said
-    /// nothing yet.
+    /// The host looks at the clock until a connection has rested, whenever it looked last. Before
+    /// that it reminds a peer that has said nothing yet.
     fn rest(&mut self, both_turn: bool) {
         let deadline = self.host.cm.next_deadline_us().unwrap_or(0);
         let now = deadline.max(self.host.now_us());

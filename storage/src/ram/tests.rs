@@ -226,7 +226,7 @@ fn a_fence_stands_for_many_pages_and_comes_before_one_of_them_is_touched() {
     assert_eq!(unfenced(), 10);
     streamed.settle(19);
     assert_eq!(unfenced(), 0);
-    // Another page with the same bit is taken for it.
+    // Another page that shares its bit is taken for it.
     streamed.note(7);
     streamed.settle(7 + Streamed::BITS);
     assert_eq!(unfenced(), 0);
@@ -253,7 +253,7 @@ enum Touch {
 }
 
 fn touch() -> impl Strategy<Value = Touch> {
-    // Whole pages more often than not: they are what is stored later.
+    // Whole pages more often than not: they are what is stored in steps.
     let pages = (0..4_u64, 1..=2_u32).prop_map(|(page, pages)| (8 * page, 8 * pages));
     let blocks = (0..40_u64, 1..=24_u32);
     let range = prop_oneof![3 => pages, 1 => blocks].boxed();
@@ -291,7 +291,8 @@ proptest! {
                 Touch::WriteLent(lba, lbas) => {
                     trickle.finish();
                     lent.copy_from(0, &content(lbas));
-                    // SAFETY: the buffer lives longer than the volume's use of it: it is finished above and below.
+                    // SAFETY: the buffer lives longer than the volume's use of it: it is finished
+                    // above and below.
                     let written = unsafe { volume.write_lent(lba, lbas, lent.raw()) };
                     prop_assert!(written);
                     model[range(lba, lbas)].fill(fill);
@@ -323,7 +324,7 @@ proptest! {
                     let (slab, at) = volume.place_of(lba, lbas).unwrap();
                     let mut seen = vec![0; at.len()];
                     let from = slab.base().as_ptr().wrapping_add(at.start);
-                    // SAFETY: inside the slab, which nobody writes now.
+                    // SAFETY: inside the slab, which nothing writes now.
                     unsafe { ptr::copy_nonoverlapping(from, seen.as_mut_ptr(), at.len()) };
                     prop_assert!(seen == model[range(lba, lbas)]);
                 }

@@ -1,4 +1,4 @@
-//! What a request asks of the kernel, and what it makes of the answer.
+//! What a request asks of the kernel, and how it handles the result.
 
 use crate::error::IoError;
 
@@ -34,7 +34,7 @@ impl Command {
         len_bytes: 0,
     };
 
-    /// Address and bytes of the memory it names.
+    /// Address and length of the memory it names.
     pub(crate) fn memory(&self) -> Option<(usize, u32)> {
         match *self {
             Self::Read {
@@ -48,19 +48,19 @@ impl Command {
     }
 }
 
-/// What an operation needs to go on.
+/// What an operation needs next.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// The kernel's answer to this.
+    /// The kernel's result of this.
     Command(Command),
     /// A bounce buffer of this size: see [`Request::bounce`].
     Bounce(u32),
 }
 
-/// How an answer left the operation.
+/// The state of an operation after a result.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// It has more to ask: [`Request::next`].
+    /// It has more to ask for: [`Request::next`].
     Again,
     /// It ended.
     Done(Result<(), IoError>),

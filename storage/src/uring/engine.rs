@@ -28,16 +28,16 @@ use crate::trickle::Trickle;
 /// Sizes of an [`Engine`].
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Submission queue entries: operations one system call hands over. 1 to 32768.
+    /// Submission queue entries: operations that one system call submits. 1 to 32768.
     pub entries: u32,
     /// Operations in the kernel at once; more wait in the engine, in order.
     pub in_flight_max: u32,
     /// How many may wait there; one more ends with [`IoErrorKind::Retry`](crate::IoErrorKind).
     pub waiting_max: u32,
-    /// Files in the ring's table; more work without it.
+    /// Files in the ring's table; further ones work without it.
     pub files_max: u32,
-    /// Memory through which data goes that is not aligned as `O_DIRECT` needs it; operations that
-    /// find none wait in order.
+    /// Bounce buffers for data that is not aligned as `O_DIRECT` needs it; operations that find
+    /// none free wait in order.
     pub bounce_bytes: u32,
     /// How long dropping the engine waits for operations the kernel still has. After that their
     /// memory is leaked, since the kernel may write it at any time.
@@ -62,14 +62,14 @@ impl Default for EngineConfig {
 /// The io_uring of one reactor, shared by its volumes. It belongs to the thread that made it.
 pub struct Engine {
     ring: ManuallyDrop<RefCell<Ring>>,
-    /// Places in the table of fixed files whose file is gone.
+    /// Indices in the table of fixed files whose file is gone.
     retired: Rc<RefCell<Vec<u32>>>,
     drain: Duration,
     trickle: Rc<Trickle>,
 }
 
 impl Engine {
-    /// What the thread's volumes in memory store a few lines at a time.
+    /// The non-temporal stores that the thread's RAM volumes make in steps.
     #[must_use]
     pub fn trickle(&self) -> &Rc<Trickle> {
         &self.trickle
@@ -84,7 +84,7 @@ impl Engine {
         Self::with_mode(config, Mode::DeferredNoArray)
     }
 
-    /// As [`Engine::new`], pretending that the kernel knows nothing better than `best`.
+    /// As [`Engine::new`], as if the kernel had no better mode than `best`.
     pub(crate) fn with_mode(config: &EngineConfig, best: Mode) -> Result<Rc<Self>, EngineError> {
         let ring = Ring::new(config, best)?;
         Ok(Rc::new(Self {
@@ -95,15 +95,16 @@ impl Engine {
         }))
     }
 
-    /// Registers a slab's memory with the ring, so that operations on its buffers spare the kernel
-    /// mapping its pages. Without it everything works, a little slower. A piece of the slab becomes
-    /// resident when an operation first uses it. Where RLIMIT_MEMLOCK binds, all engines of a process
-    /// register at most half of it, because rings need some, too; a slab counts as a whole.
+    /// Registers a slab's memory with the ring, which saves the kernel from mapping pages for each
+    /// operation on its buffers. Without it everything works, a little slower. A piece of the slab
+    /// becomes resident when an operation first uses it. Where RLIMIT_MEMLOCK binds, all engines of
+    /// a process register at most half of it, because rings need some, too; a slab counts as a
+    /// whole.
     pub fn register_slab(&self, slab: &Arc<Slab>) -> FixedBuffers {
         self.ring.borrow_mut().register_slab(slab)
     }
 
-    /// Hands everything queued to the kernel: one system call, or a few when more was queued than
+    /// Submits everything queued to the kernel: one system call, or a few when more was queued than
     /// the submission queue holds.
     ///
     /// # Errors
@@ -114,36 +115,36 @@ impl Engine {
         self.ring.borrow_mut().submit_batch()
     }
 
-    /// Whether the kernel has no more to do than what the next [`Engine::submit_batch`] brings it: then that goes before
-    /// other work, for which a disk would stand still.
+    /// Whether the kernel has no more to do than what the next [`Engine::submit_batch`] brings it:
+    /// then that comes before other work, during which a disk would be idle.
     #[must_use]
     pub fn is_short_of_work(&self) -> bool {
         self.ring.borrow_mut().is_short_of_work()
     }
 
-    /// Appends what has ended to `out`; returns how many. What goes on (short transfers, waiting
-    /// operations) is queued for the next [`Engine::submit_batch`].
+    /// Appends completed operations to `out`; returns how many. Those that need another step (short
+    /// transfers, waiting operations) are queued for the next [`Engine::submit_batch`].
     pub fn poll(&self, out: &mut Vec<Completion>) -> usize {
         let before = out.len();
         self.ring.borrow_mut().poll(out);
         out.len() - before
     }
 
-    /// Prepares to block until [`Engine::fd`] is readable, handing over what is queued. `true` when
-    /// something has ended already or could not be handed over: [`Engine::poll`] instead of waiting.
-    /// (The sense of every source's `arm`: whether something is ready.)
+    /// Prepares to block until [`Engine::fd`] is readable, and submits what is queued. `true` when
+    /// something has completed already or could not be submitted: call [`Engine::poll`] instead of
+    /// waiting. (As with `arm` of every source: whether something is ready.)
     #[must_use = "waiting when something is ready loses it until the next wake-up"]
     pub fn arm(&self) -> bool {
         self.submit_batch().is_err() || self.ring.borrow_mut().arm()
     }
 
-    /// Says that [`Engine::fd`] was not readable when a wait after [`Engine::arm`] was over, so that nobody has to read
-    /// it. No need to.
+    /// Hint: [`Engine::fd`] was not readable when a wait after [`Engine::arm`] ended, so that it
+    /// need not be read. Calling it is optional.
     pub fn stayed_silent(&self) {
         self.ring.borrow_mut().stayed_silent();
     }
 
-    /// Readable when something has ended after [`Engine::arm`], until [`Engine::poll`].
+    /// Readable when something has completed after [`Engine::arm`], until [`Engine::poll`].
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.ring.borrow().fd()
@@ -155,7 +156,7 @@ impl Engine {
         self.ring.borrow().in_flight()
     }
 
-    /// Gives a file a place in the ring's table, while there is one.
+    /// Registers a file in the ring's table, as long as there is room.
     pub(crate) fn open_file(&self, store: &Arc<FileStore>) -> Rc<OpenFile> {
         self.close_retired();
         let fixed = self.ring.borrow_mut().take_file(store.raw_fd());
@@ -169,12 +170,12 @@ impl Engine {
         })
     }
 
-    /// Takes a request, or gives it back when too many wait already.
+    /// Takes a request, or returns it when too many wait already.
     pub(crate) fn submit(&self, request: Request) -> Option<Request> {
         self.ring.borrow_mut().submit(request)
     }
 
-    /// Takes the files back from the ring that nobody uses any more.
+    /// Removes files that are not used any more from the ring's table.
     pub(crate) fn close_retired(&self) {
         if self.retired.borrow().is_empty() {
             return;
@@ -251,7 +252,7 @@ mod tests {
         out
     }
 
-    /// What older kernels would be given works, too, fixed files or not.
+    /// What older kernels are given works, too, with fixed files or without.
     #[test]
     fn every_mode_reads_writes_and_flushes() {
         let pool = pool(1 << 20);
@@ -296,7 +297,7 @@ mod tests {
         }
     }
 
-    /// Whoever has other work, too, must know whether a disk stands still for it.
+    /// A reactor that has other work, too, must know whether a disk is idle meanwhile.
     #[test]
     fn is_short_of_work_while_most_of_it_is_not_handed_over() {
         let pool = pool(1 << 20);
@@ -318,7 +319,7 @@ mod tests {
         assert!(engine.is_short_of_work(), "three, and none before");
         engine.submit_batch().unwrap();
         assert!(!engine.is_short_of_work(), "nothing to hand over any more");
-        // What has ended and was not looked at counts as what the kernel has.
+        // What has completed and was not looked at counts as what the kernel has.
         submit(2);
         assert!(!engine.is_short_of_work(), "two beside three");
         submit(1);
@@ -327,7 +328,8 @@ mod tests {
         assert!(!engine.is_short_of_work(), "all have ended");
     }
 
-    /// A completion that belongs to nothing (a kernel's mistake, or ours) ends nothing.
+    /// A completion that belongs to nothing (a mistake of the kernel or of this program) ends
+    /// nothing.
     #[test]
     fn stale_completions_are_counted_and_ignored() {
         let pool = pool(1 << 20);

@@ -25,8 +25,8 @@ macro_rules! on_file {
     };
 }
 
-/// The submission queue entry of a command on `file`; memory that is registered with the ring has a
-/// `place` there.
+/// The submission queue entry of a command on `file`; memory that is registered with the ring has
+/// the index `place` there.
 pub(crate) fn entry(command: &Command, file: &OpenFile, place: Option<u16>) -> squeue::Entry {
     match *command {
         Command::Read {
@@ -170,7 +170,7 @@ mod tests {
                 assert!(text.contains(&format!("flags: {flags},")), "{text}");
             }
         }
-        // Through a description of its own, never the one with the lock.
+        // Through a description of its own, never the one that has the lock.
         let file = file(Some(3));
         let entry = entry(&sync, &file, None);
         assert_eq!(entry.get_opcode(), u32::from(opcode::Fsync::CODE));

@@ -1,6 +1,6 @@
 //! Slabs registered with the ring: the kernel maps and pins their pages once instead of per
-//! operation. It does so in pieces, each when an operation first names it, so that memory nobody
-//! has used yet is not resident.
+//! operation. It does so in pieces, each when an operation first names it, so that memory which was
+//! never used is not resident.
 #![expect(
     unsafe_code,
     reason = "the kernel keeps addresses of registered memory"
@@ -16,21 +16,20 @@ use nix::sys::resource::{Resource, getrlimit};
 
 /// The smallest piece. The largest lease of a [`capstan_memory::Pool`] fits and, being aligned to
 /// its own size, never straddles two. Making a piece resident and pinning it takes about a
-/// millisecond, which is what other operations of the reactor wait for it.
+/// millisecond, for which other operations of the reactor wait.
 const PIECE_MIN_BYTES: usize = 4 << 20;
 /// The kernel's limit for one registered buffer (`io_uring_register(2)`), and so the largest piece.
 const PIECE_MAX_BYTES: usize = 1 << 30;
 /// Pieces a slab is divided into, unless they would be too small or too large for that.
 const PIECES: usize = 4096;
-/// Places in the ring's table, as many as the kernel allows; 8 bytes of kernel memory each.
+/// Entries of the ring's table, as many as the kernel allows; 8 bytes of kernel memory each.
 const PLACES: u16 = 1 << 14;
 
 /// How [`Engine::register_slab`](crate::Engine::register_slab) ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FixedBuffers {
-    /// Operations on this slab spare the kernel mapping its pages each time. Its pieces are
-    /// registered as they are first used; one that the kernel refuses then works without, and the
-    /// log says so.
+    /// The kernel need not map the pages for each operation on this slab. Its pieces are registered
+    /// as they are first used; one that the kernel refuses then works without, and the log says so.
     Registered,
     /// Operations on this slab work without.
     NotRegistered {
@@ -39,7 +38,7 @@ pub enum FixedBuffers {
     },
 }
 
-/// What became of a piece.
+/// The state of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
     /// No operation has named it yet.
@@ -49,15 +48,15 @@ enum Piece {
     Refused,
 }
 
-/// A slab and its places.
+/// A slab and its entries in the table.
 #[derive(Debug)]
 struct Known {
     slab: Arc<Slab>,
     first: u16,
     piece_bytes: usize,
     pieces: Box<[Piece]>,
-    /// What the whole slab counts against RLIMIT_MEMLOCK: the promise that its pieces can be pinned
-    /// later. Given back after the ring, with the table.
+    /// What the whole slab counts against RLIMIT_MEMLOCK, so that its pieces can be pinned later.
+    /// Released after the ring, with the table.
     _share: Option<Share>,
 }
 
@@ -98,14 +97,14 @@ fn piece_bytes(len_bytes: usize) -> usize {
     wanted.clamp(PIECE_MIN_BYTES, PIECE_MAX_BYTES)
 }
 
-/// The slabs of one ring, in the order of their places.
+/// The slabs of one ring, in the order of their entries.
 #[derive(Debug)]
 pub(crate) struct FixedTable {
     slabs: Vec<Known>,
     used: u16,
     /// Whether the ring has an empty table to fill (Linux 5.19).
     sparse: bool,
-    /// Whether the log has a refused piece already.
+    /// Whether a refused piece has been logged already.
     told: bool,
 }
 
@@ -123,15 +122,15 @@ impl FixedTable {
         }
     }
 
-    /// Takes a slab that is not worth a share of what may be locked: only where that is not
-    /// limited.
+    /// Registers a slab for which none of what may be locked is to be set aside: only where that is
+    /// not limited.
     pub(crate) fn register_if_free(&mut self, slab: &Arc<Slab>) {
         if lock_limit_bytes().is_none() {
             self.register(slab);
         }
     }
 
-    /// Takes a slab, whose pieces are registered when they are first used. It stays mapped until
+    /// Registers a slab, piece by piece when each is first used. It stays mapped until
     /// [`FixedTable::clear`] and the ring are gone.
     pub(crate) fn register(&mut self, slab: &Arc<Slab>) -> FixedBuffers {
         if self.slabs.iter().any(|known| known.slab.id() == slab.id()) {
@@ -165,8 +164,8 @@ impl FixedTable {
         FixedBuffers::Registered
     }
 
-    /// The place to name for `len_bytes` at `memory`, when their slab is registered. The first use
-    /// of a piece registers it.
+    /// The table's index to name for `len_bytes` at `memory`, when their slab is registered. The
+    /// first use of a piece registers it.
     pub(crate) fn place(&mut self, ring: &IoUring, memory: usize, len_bytes: u32) -> Option<u16> {
         let (known, piece) = self.slabs.iter_mut().find_map(|known| {
             let piece = known.piece_of(memory, len_bytes)?;
@@ -189,7 +188,7 @@ impl FixedTable {
         (known.pieces[piece] == Piece::Registered).then_some(place)
     }
 
-    /// Takes every slab back from the kernel. Nothing may be in flight.
+    /// Unregisters every slab. Nothing may be in flight.
     pub(crate) fn clear(&mut self, ring: &IoUring) {
         if self.sparse {
             // The ring is closed right after this, which would do the same a little later.
@@ -209,8 +208,8 @@ struct Share {
 
 impl Share {
     /// Takes `len_bytes` of the half of the limit that registered buffers may have. The kernel
-    /// counts rings as well (seen on Linux 6.18): were the limit used up by buffers, the next
-    /// reactor could not make its ring. `None` where nothing limits.
+    /// counts rings as well (seen on Linux 6.18): if buffers used up the limit, the next reactor
+    /// could not make its ring. `None` where there is no limit.
     fn take(len_bytes: u64, limit_bytes: Option<u64>) -> Result<Option<Self>, String> {
         let Some(limit_bytes) = limit_bytes else {
             return Ok(None);
@@ -262,7 +261,7 @@ fn has_ipc_lock(status: &str) -> bool {
     bits.is_some_and(|bits| bits & 1 << CAP_IPC_LOCK != 0)
 }
 
-/// Fills a place of the table. The pages become resident and are pinned.
+/// Fills an entry of the table. The pages become resident and are pinned.
 fn update(ring: &IoUring, place: u16, bytes: libc::iovec) -> io::Result<()> {
     // SAFETY: the bytes lie inside a slab whose `Arc` the table holds until the ring is gone.
     unsafe {
@@ -339,7 +338,7 @@ mod tests {
         let mut table = FixedTable::new(&ring);
         let slab = Slab::new(4 * PIECE_MIN_BYTES, Pages::Ordinary).unwrap();
         let before = pinned_bytes();
-        // Without a share, which a user's usual limit has not got.
+        // Without a share, which a user's usual limit does not allow.
         table.slabs.push(Known::new(&slab, 0, None));
         let base = slab.base().as_ptr().addr();
         assert_eq!(table.place(&ring, base + PIECE_MIN_BYTES, 4096), Some(1));
@@ -361,7 +360,7 @@ mod tests {
         let slab = Slab::new(2 * PIECE_MIN_BYTES, Pages::Ordinary).unwrap();
         table.slabs.push(Known::new(&slab, 0, None));
         let base = slab.base().as_ptr().addr();
-        // A table that is gone refuses every place.
+        // A table that is gone refuses every entry.
         table.clear(&ring);
         assert_eq!(table.place(&ring, base, 4096), None);
         assert!(table.told);

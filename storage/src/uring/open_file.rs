@@ -13,16 +13,16 @@ use crate::file::FileStore;
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) store: Arc<FileStore>,
-    /// Its place in the ring's table of fixed files, when it has one.
+    /// Its index in the ring's table of fixed files, when it has one.
     pub(crate) fixed: Option<u32>,
-    /// This engine's own description of the file, to sync through; `None` where there is none to be
-    /// had.
+    /// This engine's own description of the file, to sync through; `None` where none could be
+    /// opened.
     pub(crate) to_sync: Option<File>,
-    /// Syncs that run and wait.
+    /// Syncs that run and syncs that wait.
     pub(crate) syncs: Syncs,
-    /// What turned out not to work here; not asked for again.
+    /// What turned out not to work here; not tried again.
     pub(crate) refused: Refused,
-    /// Where a fixed place goes when the last operation and the volume are gone.
+    /// Where a fixed index is put when the last operation and the volume are gone.
     pub(crate) retired: Rc<RefCell<Vec<u32>>>,
 }
 

@@ -5,18 +5,18 @@ use io_uring::opcode;
 use super::EngineError;
 use super::setup::{self, Mode};
 
-/// Entries of the ring that is made to look: few, so that it costs nothing.
+/// Entries of the ring that is made to find out: few, so that it costs nothing.
 const ENTRIES: u32 = 8;
 
-/// What of the things an [`Engine`](crate::Engine) uses the kernel has. Without those that are
-/// missing it works, slower; only the operations of [`Capabilities::missing`] fail.
+/// Which of the things that an [`Engine`](crate::Engine) uses the kernel has. Without the missing
+/// ones it works, but slower; only the operations of [`Capabilities::missing`] fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Completions are worked off when the reactor asks (Linux 6.1).
+    /// Completions are processed when the reactor asks for them (Linux 6.1).
     pub deferred_completions: bool,
     /// The submission queue needs no index array (Linux 6.6).
     pub no_index_array: bool,
-    /// Slabs can be registered once instead of mapped per operation (Linux 5.19).
+    /// Slabs can be registered once instead of being mapped per operation (Linux 5.19).
     pub fixed_buffers: bool,
     /// Files can be registered (Linux 5.19).
     pub fixed_files: bool,
@@ -25,7 +25,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Makes a small ring and looks. It is gone on return.
+    /// Makes a small ring, queries it, and closes it.
     ///
     /// # Errors
     /// [`EngineError::Setup`] when the kernel refuses to make one, with what to do about it.
@@ -41,7 +41,8 @@ impl Capabilities {
             ("FSYNC", opcode::Fsync::CODE),
             ("FALLOCATE", opcode::Fallocate::CODE),
         ];
-        // A kernel that cannot be asked (before 5.6) has none of those the probe is for.
+        // A kernel that cannot be asked (before 5.6) has none of the operations that the probe is
+        // for.
         let missing = match submitter.register_probe(&mut probe) {
             Ok(()) => operations
                 .iter()
@@ -69,7 +70,7 @@ mod tests {
     fn what_makes_an_engine_is_there() {
         let capabilities = Capabilities::probe().unwrap();
         assert_eq!(capabilities.missing, [""; 0]);
-        // The index array went after the completions were deferred.
+        // Removing the index array came after deferring completions.
         assert!(capabilities.deferred_completions || !capabilities.no_index_array);
         assert!(Engine::new(&EngineConfig::default()).is_ok());
     }

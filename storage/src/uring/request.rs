@@ -1,5 +1,5 @@
-//! One operation on its way through the kernel, as a state machine without the kernel: it says
-//! what to ask next and takes the answer.
+//! One operation on its way through the kernel, as a state machine without the kernel: it says what
+//! to ask for next and takes the result.
 
 mod empty;
 #[cfg(test)]
@@ -20,8 +20,8 @@ use crate::error::{IoError, IoErrorKind};
 use crate::geometry::Extent;
 use crate::io::{Completion, Io, Op, OpKind};
 
-/// How often one operation is asked again that was interrupted, or not done at the time, before the
-/// submitter hears of it.
+/// How often an operation that was interrupted, or could not be done at the time, is retried before
+/// it fails.
 const RETRIES_MAX: u8 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ enum Phase {
     Sync,
 }
 
-/// One operation and how far it is.
+/// One operation and its state.
 #[derive(Debug)]
 pub(crate) struct Request {
     io: Io,
@@ -81,7 +81,7 @@ impl Request {
         &self.file
     }
 
-    /// Whether it asks for a sync now.
+    /// Whether its next command is a sync.
     pub(crate) fn syncs(&self) -> bool {
         self.phase == Phase::Sync
     }
@@ -92,7 +92,7 @@ impl Request {
         empty || (self.phase == Phase::Fill && self.io.op.kind() == OpKind::Discard)
     }
 
-    /// What to ask for now. `zeroes` is a buffer of zeroes that outlives the answer.
+    /// What to ask for now. `zeroes` is a buffer of zeroes that lives until the result is there.
     pub(crate) fn next(&mut self, zeroes: &Buffer) -> Next {
         let offset_bytes = self.extent.offset_bytes + self.done_bytes;
         let left_bytes = self.extent.len_bytes - self.done_bytes;
@@ -122,7 +122,7 @@ impl Request {
             },
             Phase::Sync => {
                 let Extent { offset_bytes, .. } = self.extent;
-                // More bytes than fit are the whole file.
+                // A length that does not fit stands for the whole file.
                 let range = u32::try_from(self.extent.len_bytes).map(|len| (offset_bytes, len));
                 let (offset_bytes, len_bytes) = range.unwrap_or((0, 0));
                 Command::Fdatasync {
@@ -138,7 +138,7 @@ impl Request {
         self.bounce = Some(buffer);
     }
 
-    /// Takes the kernel's answer: a count of bytes, or a negative errno.
+    /// Takes the kernel's result: a count of bytes, or a negative errno.
     pub(crate) fn advance(&mut self, answer: i32) -> Progress {
         let Ok(count) = u32::try_from(answer) else {
             return self.refused(answer.saturating_neg());
@@ -157,8 +157,8 @@ impl Request {
         }
     }
 
-    /// All of it is done. What promises to be on the medium succeeds only where no promise was
-    /// broken.
+    /// All of it is done. An operation that promises to be on the medium succeeds only where no
+    /// promise was broken.
     fn succeeded(&self) -> Progress {
         let loss = self.file.store.loss().errno();
         match loss.filter(|_| self.io.op.is_durable()) {
@@ -168,7 +168,8 @@ impl Request {
     }
 
     fn refused(&mut self, errno: i32) -> Progress {
-        // A sync that says EAGAIN may have told of a write that failed so, for the only time.
+        // A sync that fails with EAGAIN may have reported, for the only time, a write that failed
+        // so.
         let may_succeed = errno == libc::EINTR || (errno == libc::EAGAIN && !self.syncs());
         if may_succeed && self.retries < RETRIES_MAX {
             self.retries += 1;
@@ -192,9 +193,9 @@ impl Request {
             .unwrap_or_else(|| self.failed_with(errno))
     }
 
-    /// Whether `errno` can be that of the sync which the kernel made of a FUA write, and so tell of
-    /// other writes: a sync of its own finds out. (With `O_DIRECT` space is found, or not, by the
-    /// write itself.)
+    /// Whether `errno` can come from the sync that the kernel made as part of a FUA write, and so
+    /// report other writes: a sync of its own finds out. (With `O_DIRECT` the write itself finds
+    /// out whether there is space.)
     fn may_be_lost(&self, errno: i32) -> bool {
         let of_the_write = matches!(
             IoErrorKind::from_errno(errno),
@@ -210,8 +211,8 @@ impl Request {
         Progress::Done(Err(IoError::from_errno(errno, &self.io.op, self.name())))
     }
 
-    /// Whether the device has become smaller than the range: Linux says `ENOSPC` of a write there,
-    /// as of a thin device that is full.
+    /// Whether the device has become smaller than the range: Linux returns `ENOSPC` for a write
+    /// there, as for a thin device that is full.
     fn is_beyond_the_device(&self) -> bool {
         let store = &self.file.store;
         if !store.is_block_device() {
@@ -305,7 +306,8 @@ mod tests {
         Op::Write { lba, lbas, fua }
     }
 
-    /// Whatever promises that something is on the medium, on a volume that has broken a promise.
+    /// Every operation that promises that something is on the medium, on a volume that has broken a
+    /// promise.
     #[test]
     fn after_a_failed_sync_nothing_durable_succeeds() {
         let rig = Rig::new(None);
@@ -323,7 +325,7 @@ mod tests {
         let mut request = rig.request(zeroes, None);
         assert!(matches!(request.advance(0), Progress::Again));
         assert_eq!(kind(request.advance(0)), Err(IoErrorKind::Lost));
-        // What promises nothing goes on.
+        // An operation that promises nothing succeeds.
         let mut request = rig.request(write(false), Some(data(&rig.pool, &[1; 1024])));
         rig.command(&mut request);
         assert_eq!(kind(request.advance(1024)), Ok(()));
@@ -344,7 +346,7 @@ mod tests {
         };
         assert_eq!(rig.command(&mut request), sync);
         assert_eq!(kind(request.advance(0)), Ok(()));
-        // A disk that is full when the write asks for space has lost nothing.
+        // A disk that is full when the write allocates its space has lost nothing.
         let mut request = rig.request(write(true), Some(data(&rig.pool, &[1; 1024])));
         rig.command(&mut request);
         let full = request.advance(-libc::ENOSPC);
@@ -372,7 +374,7 @@ mod tests {
             let progress = request.advance(-errno);
             (request, progress)
         };
-        // Only its own blocks cannot be written: its own error, and nobody else's.
+        // Only its own blocks cannot be written: it fails, and no other operation does.
         let (mut request, progress) = fails(libc::EIO);
         assert!(matches!(progress, Progress::Again));
         let asks = rig.command(&mut request);

@@ -1,4 +1,4 @@
-//! The ring, its slots, and the order operations wait in.
+//! The ring, its slots, and the order in which operations wait.
 #![expect(unsafe_code, reason = "submission queue entries carry raw addresses")]
 
 use std::collections::VecDeque;
@@ -26,8 +26,8 @@ use super::setup::{self, Mode};
 use super::syncs::Syncs;
 use crate::io::Completion;
 
-/// Zeroes that are written where nothing better empties a range: large enough to spare system
-/// calls, small enough to stay in a cache.
+/// Zeroes that are written where nothing better empties a range: large enough to save system calls,
+/// small enough to stay in a cache.
 const ZEROES_BYTES: u32 = 128 << 10;
 /// Completions taken from the ring at a time.
 const BATCH: usize = 32;
@@ -40,7 +40,7 @@ pub(crate) struct Ring {
     /// 6.18: a FUA write that ended unnoticed).
     wake: EventFd,
     armed: bool,
-    /// Nobody has seen that it was not signalled.
+    /// It has not been ruled out that it was signalled.
     may_be_signalled: bool,
     mode: Mode,
     slots: Vec<Slot>,
@@ -61,10 +61,11 @@ pub(crate) struct Ring {
     draining: bool,
 }
 
-/// A place for one operation in the kernel.
+/// A slot for one operation in the kernel.
 #[derive(Default)]
 struct Slot {
-    /// Counts entries, so that a completion of an earlier one cannot be taken for this one's.
+    /// Counts entries, so that a completion of an earlier one cannot be taken for that of a later
+    /// one.
     generation: u32,
     request: Option<Request>,
 }
@@ -95,7 +96,7 @@ impl Ring {
             .map_err(|source| EngineError::Wake { source })?;
         uring.completion().disable_eventfd();
         let mut fixed = FixedTable::new(&uring);
-        // Worth having, not worth a word: the caller's slabs say what there is to say.
+        // Good to have, but not worth a log line: those of the caller's slabs say everything.
         fixed.register_if_free(bounce.slab());
         let files_max = config.files_max;
         let has_files = files_max > 0 && uring.submitter().register_files_sparse(files_max).is_ok();
@@ -148,9 +149,9 @@ impl Ring {
         queued > 0 && queued * 2 >= self.used()
     }
 
-    /// Takes a request, or gives it back when too many wait already.
+    /// Takes a request, or returns it when too many wait already.
     pub(crate) fn submit(&mut self, request: Request) -> Option<Request> {
-        // Behind the ones that wait already.
+        // Behind those that wait already.
         if let Some(slot) = self.free.pop_if(|_| self.waiting.is_empty()) {
             self.start(slot, request);
         } else if self.waiting.len() < self.waiting_max {
@@ -234,7 +235,8 @@ impl Ring {
             }
             match self.uring.submit() {
                 Ok(_) => {}
-                // The kernel is short of memory or wants completions reaped first; or a signal.
+                // The kernel is short of memory or wants completions reaped first; or a signal
+                // came.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),
@@ -263,18 +265,20 @@ impl Ring {
         }
     }
 
-    /// Lets completions signal the eventfd, and looks once more: whether one came before, or
-    /// something is left to hand over.
+    /// Lets completions signal the eventfd, and looks once more: `true` when one came before, or
+    /// something is left to submit.
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
         self.may_be_signalled = true;
         self.uring.completion().enable_eventfd();
-        // The kernel adds a completion, then reads the flag; the flag must be out before the look.
+        // The kernel adds a completion, then reads the flag; the flag must be visible before the
+        // look.
         fence(Ordering::SeqCst);
         self.ready()
     }
 
-    /// Nothing had been signalled when the wait was over. What is signalled only now wakes the next wait.
+    /// Nothing had been signalled when the wait ended. What is signalled only now ends the next
+    /// wait.
     pub(crate) fn stayed_silent(&mut self) {
         self.may_be_signalled = false;
     }
@@ -283,7 +287,7 @@ impl Ring {
         self.armed = false;
         self.uring.completion().disable_eventfd();
         if self.may_be_signalled {
-            // Nothing to read means that nothing was signalled.
+            // When there is nothing to read, nothing was signalled.
             let _ = self.wake.read();
         }
     }
@@ -307,7 +311,7 @@ impl Ring {
             for entry in ended {
                 self.completed(entry.user_data(), entry.result(), out);
             }
-            // Bounded: at most what is in flight, since nothing new is handed over here.
+            // Bounded: at most what is in flight, since nothing new is submitted here.
             if last {
                 break;
             }
@@ -341,7 +345,7 @@ impl Ring {
         }
     }
 
-    /// The kernel's answer to what the request in the slot has asked.
+    /// Takes the kernel's result for what the request in the slot has asked for.
     fn answered(&mut self, index: u32, answer: i32, out: &mut Vec<Completion>) {
         let slot = &mut self.slots[index as usize];
         let Some(request) = slot.request.as_mut() else {
@@ -358,7 +362,7 @@ impl Ring {
         }
     }
 
-    /// The sync of a slot was answered: so are those that it covers, and the next may begin.
+    /// The sync of a slot has a result: so have those that it covers, and the next one may begin.
     fn synced(&mut self, syncs: &Syncs, index: u32, answer: i32, out: &mut Vec<Completion>) {
         let goes_on = |request: &Request| request.syncs();
         if self.slots[index as usize]
@@ -366,7 +370,7 @@ impl Ring {
             .as_ref()
             .is_some_and(goes_on)
         {
-            // It was interrupted, and is asked for again.
+            // It was interrupted, and is retried.
             return;
         }
         let (covered, next) = syncs.ended(index);
@@ -383,7 +387,7 @@ impl Ring {
         self.free.push(slot);
     }
 
-    /// Lets the first operation go on that waits for a bounce buffer, if there is one now.
+    /// Continues the first operation that waits for a bounce buffer, if there is one now.
     fn wake_unbounced(&mut self) {
         let Some(slot) = self.unbounced.pop_front() else {
             return;
@@ -395,7 +399,7 @@ impl Ring {
         }
     }
 
-    /// Whether something has ended or is left to hand over.
+    /// Whether something has completed or is left to submit.
     fn ready(&mut self) -> bool {
         let queue = self.uring.submission();
         let queued = !queue.is_empty() || queue.taskrun();
@@ -418,13 +422,13 @@ impl Ring {
     pub(crate) fn give_file(&mut self, place: u32) {
         match self.uring.submitter().register_files_update(place, &[-1]) {
             Ok(_) => self.free_files.push(place),
-            // The place is lost, nothing else: the next file goes without.
+            // Only the table's entry is lost: the next file does without.
             Err(error) => tracing::warn!(%error, place, "cannot take a file back from the ring"),
         }
     }
 
-    /// Takes files and memory back from the kernel, of which nothing is in flight. Closing the ring
-    /// would do the same, but only later, in the kernel's own time.
+    /// Unregisters files and memory, of which nothing is in flight. Closing the ring would do the
+    /// same, but only later, when the kernel gets to it.
     pub(crate) fn close(&mut self) {
         self.fixed.clear(&self.uring);
         let _ = self.uring.submitter().unregister_files();
@@ -442,7 +446,7 @@ impl Ring {
     pub(crate) fn drain(&mut self, limit: Duration) -> bool {
         self.draining = true;
         self.waiting.clear();
-        // What the kernel has not seen is simply forgotten.
+        // What the kernel has not seen is dropped.
         while let Some(slot) = self
             .unsent
             .pop_front()
@@ -456,7 +460,7 @@ impl Ring {
         let deadline = Instant::now() + limit;
         let mut ended = Vec::new();
         let _ = self.submit_batch();
-        // Nothing cancellable is an error of this call, and so is an old kernel: the wait below is
+        // This call fails when nothing can be cancelled, and on an old kernel: the wait below is
         // the same.
         let at_once = Some(Timespec::new().nsec(1));
         let _ = self
@@ -474,7 +478,7 @@ impl Ring {
             }
             let tick = Timespec::new().nsec(50_000_000);
             let args = SubmitArgs::new().timespec(&tick);
-            // Its errors are a time-out, or come back until the deadline.
+            // Its errors are a time-out, or occur again until the deadline.
             let _ = self.uring.submitter().submit_with_args(1, &args);
         }
     }
@@ -483,7 +487,7 @@ impl Ring {
 /// What became of a slot's next entry.
 enum Sent {
     Queued,
-    /// For the end of another sync of its file.
+    /// It waits for the end of another sync of its file.
     Waits,
     QueueFull,
     NoBounce,

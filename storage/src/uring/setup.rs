@@ -1,4 +1,4 @@
-//! Making a ring, with what the kernel offers, and saying why when it offers none.
+//! Making a ring with what the kernel offers, and saying why when it offers none.
 
 use std::fs;
 use std::io;
@@ -7,13 +7,13 @@ use io_uring::{Builder, IoUring, cqueue, squeue};
 
 use super::EngineError;
 
-/// How a ring runs its completions, best first. Each needs a newer kernel than the next.
+/// How a ring processes its completions, best first. Each needs a newer kernel than the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
-    /// Completions are worked off when this thread asks (Linux 6.1), and the submission queue needs
-    /// no index array (6.6).
+    /// Completions are processed when this thread asks for them (Linux 6.1), and the submission
+    /// queue needs no index array (6.6).
     DeferredNoArray,
-    /// Completions are worked off when this thread asks (Linux 6.1).
+    /// Completions are processed when this thread asks for them (Linux 6.1).
     Deferred,
     /// Completions wait for the next system call instead of interrupting (Linux 5.19).
     Cooperative,
@@ -29,8 +29,8 @@ impl Mode {
         Self::Plain,
     ];
 
-    /// Whether completions may be waiting in the kernel although the completion queue is empty;
-    /// the ring's TASKRUN flag says so.
+    /// Whether completions may be waiting in the kernel although the completion queue is empty,
+    /// which the ring's TASKRUN flag shows.
     pub(crate) fn has_taskrun_flag(self) -> bool {
         self != Self::Plain
     }
@@ -67,7 +67,7 @@ pub(crate) fn ring(
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
     for mode in Mode::ALL.into_iter().filter(|&mode| mode >= best) {
         let mut builder = IoUring::builder();
-        // Every operation in flight has a place for its completion, so the queue cannot overflow.
+        // Every operation in flight has room for its completion, so the queue cannot overflow.
         builder.setup_cqsize(in_flight_max.max(entries)).dontfork();
         mode.apply(&mut builder);
         match builder.build(entries) {
@@ -128,7 +128,7 @@ mod tests {
     fn every_mode_makes_a_ring_here() {
         for mode in Mode::ALL {
             let (_ring, got) = ring(8, 16, mode).unwrap();
-            // An older kernel may fall back, never forward.
+            // On an older kernel it may fall back, never forward.
             assert!(got >= mode, "{mode:?} became {got:?}");
         }
     }

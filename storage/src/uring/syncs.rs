@@ -1,7 +1,7 @@
 //! The syncs of one file in one ring: one at a time.
 //!
-//! The kernel tells of a failed write-back once per open file description: of two syncs that run
-//! together one would fail and the other succeed, and which of them is answered first is chance.
+//! The kernel reports a failed write-back once per open file description: of two syncs that run at
+//! the same time one would fail and the other succeed, and which of them ends first is chance.
 //! Those that come while one runs wait and share the next, which covers what all of them have to
 //! cover.
 
@@ -18,12 +18,11 @@ pub(crate) struct Syncs {
 }
 
 impl Syncs {
-    /// Whether the sync of `slot` may be handed to the kernel now. Otherwise it waits for
-    /// [`Syncs::ended`].
+    /// Whether the sync of `slot` may be submitted now. Otherwise it waits for [`Syncs::ended`].
     pub(crate) fn begin(&self, slot: u32) -> bool {
         match self.running.get() {
             None => self.running.set(Some(slot)),
-            // Once more: the submission queue was full, or the kernel was interrupted.
+            // Again: the submission queue was full, or the kernel was interrupted.
             Some(running) if running == slot => {}
             Some(_) => {
                 self.waiting.borrow_mut().push(slot);
@@ -33,12 +32,12 @@ impl Syncs {
         true
     }
 
-    /// Whether the running sync answers for others, so that it has to cover the whole file.
+    /// Whether the running sync stands for others, so that it has to cover the whole file.
     pub(crate) fn is_shared(&self) -> bool {
         !self.covered.borrow().is_empty()
     }
 
-    /// The sync of `slot` has ended: the slots that end with it, and the one to run next.
+    /// The sync of `slot` has ended. Returns the slots that end with it, and the one to run next.
     pub(crate) fn ended(&self, slot: u32) -> (Vec<u32>, Option<u32>) {
         if self.running.get() != Some(slot) {
             return (Vec::new(), None);
@@ -49,7 +48,7 @@ impl Syncs {
         (self.covered.replace(waiting), next)
     }
 
-    /// Every slot that the kernel has not seen; they are forgotten.
+    /// Drops every slot that the kernel has not seen, and returns them.
     pub(crate) fn forget(&self) -> Vec<u32> {
         let mut slots = self.covered.take();
         slots.append(&mut self.waiting.borrow_mut());

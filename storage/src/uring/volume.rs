@@ -37,7 +37,7 @@ impl UringVolume {
 }
 
 impl UringVolume {
-    /// The host is not to blame for a range that was there.
+    /// The host made no mistake when it named a range that was there.
     fn kind_of(&self, kind: IoErrorKind, io: &Io) -> IoErrorKind {
         let Some(file) = self
             .file

@@ -1,4 +1,4 @@
-//! Emptying a range: discards and zeroes, by the best way that the file or device does not refuse.
+//! Emptying a range: discards and zeroes, in the best way that the file or device does not refuse.
 
 use std::rc::Rc;
 
@@ -7,7 +7,7 @@ use crate::io::{Op, OpKind};
 use crate::uring::command::Progress;
 
 impl Request {
-    /// The range is empty; whether it also has to be on the medium.
+    /// The range is empty; what is left is whether it has to be on the medium, too.
     pub(super) fn emptied(&mut self) -> Progress {
         if matches!(self.io.op, Op::WriteZeroes { fua: true, .. }) {
             self.phase = Phase::Sync;
@@ -16,8 +16,8 @@ impl Request {
         self.succeeded()
     }
 
-    /// After a refusal of the way in use: goes on in the next way, which the file remembers. `None`
-    /// when the answer is no refusal but an error of the operation.
+    /// After a refusal of the way in use: continues in the next way, which the file remembers.
+    /// `None` when the result is no refusal but an error of the operation.
     pub(super) fn fall_back(&mut self, errno: i32) -> Option<Progress> {
         let file = Rc::clone(&self.file);
         let way = match self.phase {
@@ -110,7 +110,7 @@ mod tests {
         };
         assert_eq!(rig.command(&mut request), sync);
         assert_eq!(kind(request.advance(0)), Ok(()));
-        // Not asked again.
+        // It is not tried again.
         for deallocate in [true, false] {
             let mut request = zeroes(deallocate, false);
             assert!(matches!(
@@ -118,7 +118,7 @@ mod tests {
                 Command::Write { dsync: false, .. }
             ));
         }
-        // A discard is a hint: it does nothing rather than writing.
+        // A discard is a hint: it does nothing rather than write.
         assert!(rig.request(Op::Discard { lba: 0, lbas: 9 }, None).is_done());
     }
 

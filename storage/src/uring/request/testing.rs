@@ -1,4 +1,4 @@
-//! What the tests of requests share.
+//! Helpers for the tests of requests.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use crate::uring::command::{Command, Next, Progress};
 use crate::uring::open_file::{OpenFile, Refused};
 use crate::uring::syncs::Syncs;
 
-/// Runs requests against answers that the test makes up.
+/// Runs requests against results that the test makes up.
 pub(super) struct Rig {
     pub(super) pool: Pool,
     pub(super) zeroes: Buffer,
@@ -28,7 +28,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// On a file of 1 MiB with LBAs of 512 bytes. `align` is what its O_DIRECT asks of memory
+    /// On a file of 1 MiB with LBAs of 512 bytes. `align` is what its O_DIRECT requires of memory
     /// and offsets, `None` the page cache.
     pub(super) fn new(align: Option<(u32, u32)>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -1,4 +1,4 @@
-//! Moving data: reads, writes and writing zeroes, in as many pieces as it takes.
+//! Moving data: reads, writes and writing zeroes, in as many pieces as necessary.
 
 use super::{Phase, Request};
 use crate::error::IoErrorKind;
@@ -14,7 +14,8 @@ impl Request {
     /// What to ask for, to go on with the data of a read or write.
     pub(super) fn next_transfer(&mut self, offset_bytes: u64, left_bytes: u64) -> Next {
         let Some(data) = &mut self.io.data else {
-            // `check` refuses transfers without data; an empty read keeps this total.
+            // `check` refuses transfers without data; this keeps the function total for an empty
+            // read.
             let memory = std::ptr::null_mut();
             return Next::Command(Command::Read {
                 memory,
@@ -63,7 +64,7 @@ impl Request {
         })
     }
 
-    /// Takes a count of bytes that were transferred.
+    /// Takes the count of bytes that were transferred.
     pub(super) fn transferred(&mut self, count: u32) -> Progress {
         let left_bytes = self.extent.len_bytes - self.done_bytes;
         let mut count = u64::from(count).min(left_bytes);
@@ -77,7 +78,7 @@ impl Request {
         }
         if count < left_bytes {
             // A short count is where the file ended or something interrupted: ask for the rest,
-            // from where O_DIRECT can go on. At the end of the file that makes no progress.
+            // from where O_DIRECT can continue. At the end of the file that makes no progress.
             let unit = self
                 .file
                 .store
@@ -150,7 +151,8 @@ mod tests {
         let mut request = rig.request(read, Some(data(&rig.pool, &[0; 1024])));
         assert!(matches!(request.advance(700), Progress::Again));
         assert_eq!(kind(request.advance(0)), Err(IoErrorKind::Truncated));
-        // With O_DIRECT the rest of a partial block cannot be asked for: no progress either.
+        // With O_DIRECT the rest of a partial block cannot be asked for, so there is no progress
+        // either.
         let rig = Rig::new(Some((512, 512)));
         let mut request = rig.request(read, Some(data(&rig.pool, &[0; 1024])));
         assert!(matches!(request.advance(700), Progress::Again));
