@@ -1,8 +1,9 @@
-//! The road of admin and fabrics commands: the same receives, transfers and responses as I/O, with
+//! The path of admin and fabrics commands: the same receives, transfers and responses as I/O, with
 //! the controllers behind their lock in place of a storage engine.
 //!
-//! What they tell goes through one page of their queue's own, piece by piece and one command after
-//! the other: it takes nothing of the data buffers, however much a host asks for and does not take.
+//! What they return goes through one page of their queue's own, piece by piece and one command
+//! after the other: it takes none of the data buffers, however much a host asks for and does not
+//! take.
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
@@ -23,11 +24,12 @@ pub(super) enum AdminWork {
     Connect(Sqe),
     /// A command of an admin queue.
     Request(AdminRequest),
-    /// One that was executed: what it tells is on its way.
+    /// A command that was executed: the data it returns is on its way.
     Telling(Telling),
 }
 
-/// A command that asks what is allocated, while the medium is looked at: it has no slot then.
+/// A command that asks which blocks are allocated, while the medium is looked at: it has no slot
+/// then.
 #[derive(Debug)]
 pub(crate) struct LookingUp {
     conn: ConnId,
@@ -42,10 +44,10 @@ impl LookingUp {
     }
 }
 
-/// What a command tells, its response behind it.
+/// The data that a command returns, with the response behind it.
 pub(super) struct Telling {
     data: Vec<u8>,
-    /// Bytes of it that are with the host, or on their way.
+    /// Bytes of it that the host has, or that are on their way.
     told: usize,
     cqe: Cqe,
     invalidate: Option<u32>,
@@ -128,10 +130,10 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     line_up(resources, connection, slot, buffer_bytes);
 }
 
-/// Lets a command that tells or brings something wait for its queue's page.
+/// Lets a command that returns or brings data wait for its queue's page.
 fn line_up(resources: &mut Resources, connection: &mut Connection, slot: u16, buffer_bytes: u32) {
     let piece_bytes = buffer_bytes.min(ADMIN_PIECE_BYTES);
-    // Behind the answers of this turn, in which it would hold up others.
+    // Behind the responses of this turn, so that it holds up no others.
     waiting::line_up(resources, connection, slot, piece_bytes);
 }
 
@@ -160,11 +162,11 @@ fn fetch_connect_data(
     execute::with_buffer(resources, connection, slot, buffer);
 }
 
-/// What a capsule is before its data is there.
+/// The capsule before its data is there.
 enum Begun {
     Work(AdminWork, Transfer),
     Complete(Cqe),
-    /// It is no Connect that could be looked at.
+    /// It is no Connect that could be examined.
     Refuse(Cqe),
     Disconnect(String),
 }
@@ -199,7 +201,7 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
     };
     match *work {
         connect @ AdminWork::Connect(_) => {
-            // What its queue needs is not at hand here.
+            // What its queue needs is not accessible here.
             command.work = Work::Admin(Box::new(connect));
             resources.connects.push((connection.index, slot));
         }
@@ -229,7 +231,7 @@ fn admin(
         .with(|target| target.execute_admin(request, &mut data, now_us));
     resources.release_receive(connection, slot);
     let AdminOutcome::Complete(cqe) = outcome else {
-        // The response comes later, or there is nobody to send it to.
+        // The response comes later, or the host is gone.
         return connection.free_slot(slot);
     };
     let telling = Telling {
@@ -241,7 +243,8 @@ fn admin(
     tell(resources, connection, slot, telling);
 }
 
-/// Pushes the next piece of what the command in `slot` tells, and the response behind the last.
+/// Pushes the next piece of the data that the command in `slot` returns, and the response behind
+/// the last.
 fn tell(resources: &mut Resources, connection: &mut Connection, slot: u16, mut telling: Telling) {
     let left = telling.data.get(telling.told..).unwrap_or_default();
     let piece = left.get(..ADMIN_PIECE_BYTES as usize).unwrap_or(left);
@@ -273,7 +276,7 @@ fn tell(resources: &mut Resources, connection: &mut Connection, slot: u16, mut t
     resources.unrung(connection);
 }
 
-/// The device has a piece of what the command in `slot` tells behind it.
+/// The device has completed a piece of the data that the command in `slot` returns.
 pub(super) fn on_pushed(resources: &mut Resources, connection: &mut Connection, slot: u16) {
     if !connection.closing() {
         on_data(resources, connection, slot);
@@ -281,14 +284,14 @@ pub(super) fn on_pushed(resources: &mut Resources, connection: &mut Connection, 
 }
 
 impl IoPath {
-    /// Goes on with a command whose medium has been looked at.
+    /// Continues a command whose medium has been looked at.
     pub(super) fn looked_up(&mut self, command: LookingUp) {
         let LookingUp {
             conn,
             request,
             segments,
         } = command;
-        // Of a connection that ends, nobody is answered.
+        // A command of a connection that ends is not answered.
         let Some((resources, connection)) = self.live(conn) else {
             return;
         };
@@ -304,7 +307,7 @@ impl IoPath {
     }
 }
 
-/// Sends a response that the controllers owed.
+/// Sends a response that the controllers held back.
 pub(super) fn respond_late(resources: &mut Resources, connection: &mut Connection, cqe: &Cqe) {
     if connection.closing() {
         return;

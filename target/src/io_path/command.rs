@@ -18,7 +18,7 @@ pub(super) struct Command {
     pub(super) transfer: Transfer,
     /// The host's buffers, when there are several.
     pub(super) segments: Option<Box<[KeyedBuffer]>>,
-    /// Work requests that are kept for them beyond two.
+    /// Work requests that are reserved for them beyond two.
     pub(super) extra_wrs: u32,
     /// The data, and where it starts in the buffer.
     pub(super) data: Option<Buffer>,
@@ -33,7 +33,7 @@ pub(super) struct Command {
     pub(super) pulls: bool,
     /// The registration of its buffer for that, where it needs one of its own.
     pub(super) sink: Option<Rc<dyn MemoryRegion>>,
-    /// Bytes of buffer it waits for.
+    /// Bytes of buffer that it waits for.
     pub(super) wanted_bytes: u32,
     /// Why the connection is closed when the response has gone.
     pub(super) close_after: Option<&'static str>,
@@ -43,7 +43,8 @@ pub(super) struct Command {
     pub(super) parked: Option<Buffer>,
     /// The storage operation under way.
     pub(super) step: Option<Step>,
-    /// What it is answered with, instead of going on, when something under way has ended.
+    /// The status with which it is answered, instead of going on, when something under way has
+    /// ended.
     pub(super) aborted: Option<Status>,
     /// What is left of a command of several ranges.
     pub(super) ranges: Option<Box<Ranges>>,
@@ -59,7 +60,7 @@ pub(super) enum Work {
     Io(IoCommand),
     /// A command of an I/O queue that the controllers execute.
     Control(Box<ControlCommand>),
-    /// The same, once it waits for commands of others.
+    /// The same, while it waits for commands of others.
     Held(Box<ControlCommand>),
     /// The response is on its way; the slot is free when its Send, or one after it, has completed.
     Responded,
@@ -93,7 +94,7 @@ impl Default for Command {
 }
 
 impl Command {
-    /// Whether it holds a buffer that others could have.
+    /// Whether it holds a buffer that others could use.
     pub(super) fn has_buffer(&self) -> bool {
         let own = self.receive.is_some() || self.has_spare;
         self.data.is_some() && !own || self.second.is_some()
@@ -113,15 +114,15 @@ impl Command {
         })
     }
 
-    /// Whether something is done, or memory of the pool or room in the send queue comes free, when
-    /// the response has gone.
+    /// Whether the response's completion is needed: something is to be done then, or memory of the
+    /// pool or room in the send queue comes free.
     pub(super) fn waits_for_response(&self) -> bool {
         let buffers = [&self.data, &self.second, &self.parked];
         let waited_for = self.close_after.is_some() || self.extra_wrs > 0;
         buffers.iter().any(|buffer| buffer.is_some()) || waited_for
     }
 
-    /// Goes on with the second buffer when the in-capsule data has been read.
+    /// Continues with the second buffer when the in-capsule data has been read.
     pub(super) fn use_second(&mut self) {
         if let Some(second) = self.second.take() {
             self.parked = self.data.replace(second);
@@ -186,7 +187,7 @@ impl Command {
         bytes
     }
 
-    /// Frees data that nobody will read. The spare buffer goes back with the slot.
+    /// Frees data that is not needed any more. The spare buffer is freed with the slot.
     pub(super) fn release_buffers(&mut self) {
         if !self.has_spare {
             self.data = None;

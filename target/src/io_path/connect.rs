@@ -1,6 +1,6 @@
 //! From a connection to a queue: a Connect whose data is there. Until then a connection has a place
-//! among strangers; what a queue needs is taken once its host is known to be permitted, before it
-//! is told so.
+//! among strangers; what a queue needs is taken once its host is known to be permitted, before the
+//! response is sent.
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
@@ -18,7 +18,7 @@ use super::{IoPath, Resources, discovery, respond};
 use crate::limits::{CQE_BYTES, SPARE_BYTES, slots as slots_of};
 
 impl IoPath {
-    /// Carries out the Connects whose data has come in this turn.
+    /// Carries out the Connects whose data has arrived in this turn.
     pub(super) fn carry_out_connects(&mut self) {
         while let Some((index, slot)) = self.resources.connects.pop() {
             self.carry_out_connect(index, slot);
@@ -86,7 +86,7 @@ fn request<'a>(connection: &Connection, sqe: &'a Sqe, data: &'a [u8]) -> Connect
     }
 }
 
-/// What a Connect has made of the connection; its response.
+/// What a Connect has made of the connection; returns its response.
 fn became(resources: &mut Resources, connection: &mut Connection, outcome: ConnectOutcome) -> Cqe {
     match outcome {
         ConnectOutcome::AdminQueue { cqe, association } => {
@@ -116,7 +116,7 @@ fn became(resources: &mut Resources, connection: &mut Connection, outcome: Conne
     }
 }
 
-/// Gives a connection what its queue needs, if that is within the share it counts on.
+/// Gives a connection what its queue needs, if that is within its share.
 fn settle(
     port: &mut DevicePort,
     memory: &Memory,

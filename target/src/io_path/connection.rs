@@ -24,7 +24,7 @@ use crate::limits::{
     CQE_BYTES, SGL_DESCRIPTORS_MAX, SGL_LIST_BYTES, SQE_BYTES, SQES_IN_PLACE_AT, slots,
 };
 
-/// Who a connection is.
+/// What identifies a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Identity {
     pub(super) id: ConnId,
@@ -36,13 +36,13 @@ pub(super) struct Identity {
     pub(super) listener: PortId,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
-    /// What the host asked for when it connected.
+    /// The sizes that the host asked for when it connected.
     pub(super) sizes: QueueSizes,
     /// Its host has a controller, and connects another queue of it.
     pub(super) known: bool,
 }
 
-/// Names for the device of what a connection's work requests use.
+/// The keys of the memory that a connection's work requests use.
 pub(super) struct Keys {
     pub(super) data: LKey,
     pub(super) sinks: Sinks,
@@ -65,13 +65,14 @@ pub(super) struct Connection {
     pub(super) sizes: QueueSizes,
     /// Its host had a controller when it connected.
     pub(super) known: bool,
-    /// It is no queue of a permitted host: it has a place among strangers.
+    /// It is not, or not yet, the queue of a permitted host: it has a place among strangers.
     pub(super) has_place: bool,
-    /// What it may have waiting beyond what a place may, as a discovery controller's queue.
+    /// The completions it may have waiting beyond those of a place, as a discovery controller's
+    /// queue.
     pub(super) completions_beside_place: u32,
-    /// What it has of the memory for queues.
+    /// Its part of the memory for queues.
     pub(super) charge: Option<Charge>,
-    /// Whose queue it is, once connected.
+    /// The association whose queue it is, once connected.
     pub(super) association: Option<Arc<Association>>,
     pub(super) phase: Phase,
     pub(super) qp: Box<dyn QueuePair>,
@@ -81,9 +82,9 @@ pub(super) struct Connection {
     pub(super) queue: Option<IoQueue>,
     /// The Disconnect command that waits for the others to be answered.
     pub(super) delete: Option<(u16, Permit)>,
-    /// As many as were ever in flight at once.
+    /// As many entries as there ever were commands in flight at once.
     pub(super) commands: Vec<Command>,
-    /// Those that are not: the one used last is taken first, as it is in the caches.
+    /// The free ones: the last one used is taken first, as it is in the caches.
     free: Vec<u16>,
     /// One response capsule per command slot.
     responses: Buffer,
@@ -94,28 +95,29 @@ pub(super) struct Connection {
     queues_lkey: LKey,
     /// The shared zeroes, where a volume is known to have some.
     zeroes: Option<Sge>,
-    /// Those that may be on their way.
+    /// Responses that may be on their way.
     on_their_way: Responses,
-    /// Commands that were under way together when a response was told of last.
+    /// Commands that were under way at the same time when a response was last reported to have
+    /// gone.
     together: usize,
-    /// What its data buffers are counted on.
+    /// The account for its data buffers.
     pub(super) account: Account,
-    /// A buffer of its own, while no command has it: for a small one that finds no other, and for
-    /// all that an Admin queue tells.
+    /// A buffer of its own, when no command has it: for a small command that finds no other, and
+    /// for everything that an Admin queue returns.
     pub(super) spare: Option<Buffer>,
     /// Commands that wait for a data buffer, oldest first.
     pub(super) waiting: VecDeque<u16>,
-    /// Whether it is among those that wait.
+    /// Whether it is in the list of connections with waiting commands.
     pub(super) starved: bool,
-    /// Whether it is among those whose spare buffer has come back.
+    /// Whether it is in the list of those whose spare buffer is free again.
     pub(super) spared: bool,
-    /// Whether its host goes on.
+    /// Whether its host makes progress.
     pub(super) progress: Progress,
     /// Signaled work requests without a completion.
     pub(super) sends_outstanding: u32,
     /// Commands the storage engine has.
     pub(super) disk_outstanding: u32,
-    /// Whether it is not among those whose doorbell is rung at the end of the turn.
+    /// Whether it is missing from the list of those whose doorbell is rung at the end of the turn.
     pub(super) rung: bool,
     /// Work requests posted since the doorbell was rung.
     unrung: u32,
@@ -188,7 +190,7 @@ impl Connection {
         }
     }
 
-    /// Its host is permitted: it has memory of its own instead of a place.
+    /// Its host is permitted: it gets memory of its own instead of a place.
     pub(super) fn settle(&mut self, keys: Keys, [responses, spare]: [Buffer; 2]) {
         self.has_place = false;
         self.queues_lkey = keys.queues;
@@ -200,8 +202,8 @@ impl Connection {
         self.sinks = keys.sinks;
     }
 
-    /// It is a discovery controller's: it keeps its place, and tells what it has through `page` of
-    /// that. The SGL descriptors of its commands come into `lists`.
+    /// It is a discovery controller's: it keeps its place, and returns data through the place's
+    /// `page`. The SGL descriptors of its commands come into `lists`.
     pub(super) fn keep_place(&mut self, page: Buffer, lists: Vec<Buffer>) {
         self.spare = Some(page);
         self.lists = lists;
@@ -225,7 +227,7 @@ impl Connection {
         self.qp.post_recv(wr_id, &[sqe, list])
     }
 
-    /// Where the SGL descriptors behind the `at`th SQE come.
+    /// Where the SGL descriptors behind the `at`th SQE arrive.
     fn list(&self, at: u16) -> Option<(&Buffer, usize)> {
         let offset = usize::from(at) * SGL_LIST_BYTES as usize;
         let page = self.lists.get(offset / PAGE_BYTES)?;
@@ -241,14 +243,14 @@ impl Connection {
         list.into()
     }
 
-    /// Copies out the SQE that has come into such a receive.
+    /// Copies out the SQE that has arrived in such a receive.
     pub(super) fn sqe_in_place(&self, at: u16) -> [u8; SQE_BYTES as usize] {
         let mut sqe = [0; SQE_BYTES as usize];
         self.responses.copy_to(in_place(at), &mut sqe);
         sqe
     }
 
-    /// Whether a command of it is not answered, or its answer on the way.
+    /// Whether a command is not answered, or a response is on its way.
     pub(super) fn has_commands(&self) -> bool {
         self.commands.len() > self.free.len()
     }
@@ -268,7 +270,7 @@ impl Connection {
         })
     }
 
-    /// Gives a slot back with everything it holds.
+    /// Frees a slot with everything it holds.
     pub(super) fn free_slot(&mut self, slot: u16) {
         let command = self.command(slot);
         if matches!(command.work, Work::Answered) {
@@ -286,7 +288,7 @@ impl Connection {
 
     /// Makes sure that the send queue has room for the command in `slot`: for one buffer of the
     /// host it always has (`limits::send_wrs`), for a list of them when those before it have gone.
-    /// To be asked only for the next one: it has that room from then on.
+    /// To be called for the next command only: it has that room from then on.
     pub(super) fn has_room_for(&mut self, slot: u16) -> bool {
         let command = &mut self.commands[usize::from(slot)];
         let Some(segments) = &command.segments else {
@@ -313,14 +315,14 @@ impl Connection {
         matches!(self.phase, Phase::Closing { .. })
     }
 
-    /// Commands that are not answered, or whose answer is on its way and will be told of.
+    /// Commands that are not answered, or whose response is on its way and will be reported.
     pub(super) fn in_flight(&self) -> usize {
         let taken = self.commands.len() - self.free.len();
         taken - self.on_their_way.len() + self.on_their_way.told()
     }
 
-    /// Commands that are under way together, as far as is known: those in flight, or those that came while the last response
-    /// that was told of was on its way.
+    /// Commands that are under way at the same time, as far as is known: those in flight, or those
+    /// that came while the last response that was reported was on its way.
     pub(super) fn together(&self) -> usize {
         let sent = self.qp.sent_behind() as usize + 1;
         self.in_flight().max(self.together).max(sent)
@@ -331,8 +333,8 @@ impl Connection {
         self.commands.len() == self.free.len() && !self.qp.has_unsent()
     }
 
-    /// Posts the response capsule of `slot`, whose place [`Connection::response`] has filled. It is told of when something
-    /// waits for it, or when enough before it were not.
+    /// Posts the response capsule of `slot`, which [`Connection::response`] has filled. It is
+    /// signaled when something waits for it, or when enough before it were not.
     pub(super) fn post_response(
         &mut self,
         slot: u16,
@@ -349,8 +351,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Where nothing but responses that nobody is told of may be on their way, posts an RDMA WRITE of no bytes behind them,
-    /// which is told of and needs no key (InfiniBand Architecture 1.7, C9-88). Whether there was anything to ask for.
+    /// Where only unsignaled responses may be on their way, posts an RDMA WRITE of no bytes behind
+    /// them, which is signaled and needs no key (InfiniBand Architecture 1.7, C9-88). Returns
+    /// whether there were any.
     pub(super) fn ask_for_responses(&mut self) -> Result<bool, PostError> {
         let newest = self.on_their_way.newest();
         let Some(newest) = newest.filter(|_| self.in_flight() == 0) else {
@@ -370,7 +373,8 @@ impl Connection {
         Ok(true)
     }
 
-    /// The response of `slot` has gone, and with it those before it. The answer is why the connection is to be closed now.
+    /// The response of `slot` has gone, and with it those before it. Returns why the connection is
+    /// to be closed now, if it is.
     pub(super) fn responded(&mut self, slot: u16) -> Option<&'static str> {
         let why = self.command(slot).close_after;
         let mut on_their_way = std::mem::take(&mut self.on_their_way);
@@ -380,8 +384,8 @@ impl Connection {
         why
     }
 
-    /// Whether nobody uses its memory any more: the storage engine never does, and the device has
-    /// flushed everything or had its time (dropping the queue pair then stops it).
+    /// Whether nothing uses its memory any more: the storage engine does not, and the device has
+    /// flushed everything or has had its time (dropping the queue pair then stops it).
     pub(super) fn may_be_freed(&self, now_us: u64) -> bool {
         let late = self
             .phase
@@ -473,13 +477,13 @@ impl Connection {
         sent
     }
 
-    /// Hands what was posted to the device.
+    /// Hands everything that was posted to the device.
     pub(super) fn ring_doorbell(&mut self) {
         self.unrung = 0;
         self.qp.ring_doorbell();
     }
 
-    /// Writes a response capsule into the slot's place; the answer is its SGE.
+    /// Writes a response capsule into the slot's place; returns its SGE.
     pub(super) fn response(&mut self, slot: u16, cqe: Cqe) -> Sge {
         let offset = u32::from(slot) * CQE_BYTES;
         // In registers: see `execute::start` of a write that is done.
@@ -503,7 +507,7 @@ impl Connection {
     }
 }
 
-/// Where the `at`th SQE is in the page of its place that has the responses.
+/// Where the `at`th SQE is, in the page of its place that has the responses.
 fn in_place(at: u16) -> usize {
     (SQES_IN_PLACE_AT + u32::from(at) * SQE_BYTES) as usize
 }

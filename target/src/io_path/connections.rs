@@ -14,7 +14,7 @@ impl Connections {
         self.all.get_mut(index)?.as_deref_mut()
     }
 
-    /// An index nobody uses.
+    /// An index that is not in use.
     pub(super) fn reserve(&mut self) -> usize {
         self.free.pop().unwrap_or_else(|| {
             self.all.push(None);

@@ -1,5 +1,6 @@
-//! The road of reservation commands: data like an I/O command's, executed by the controllers behind
-//! their lock; and what the controllers do to the commands of a queue: abort, drain, complete.
+//! The path of reservation commands: data like that of an I/O command, executed by the controllers
+//! behind their lock; and what the controllers do to the commands of a queue: abort, drain,
+//! complete.
 
 use capstan_nvme_proto::status::Status;
 use capstan_subsystem::{ConnId, ControlCommand, ControlOutcome, DrainId, Transfer};
@@ -76,7 +77,7 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
     answer(resources, connection, slot, *control, status);
 }
 
-/// Ends a command before the controllers had it.
+/// Ends a command that the controllers have not executed.
 pub(super) fn finish(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -105,7 +106,7 @@ fn answer(
     respond::settle(resources, connection);
 }
 
-/// What could be done about a command that is to be aborted.
+/// Where a command is that is to be aborted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// It waits for a buffer.
@@ -118,7 +119,7 @@ enum Stage {
 
 impl Command {
     /// The CID and NSID of a command that is still to be executed; reservation commands have no
-    /// NSID here, because nobody aborts them for that.
+    /// NSID here, because they are never aborted by it.
     fn name(&self) -> Option<(u16, Option<u32>)> {
         match &self.work {
             Work::Io(io) => Some((io.permit.cid(), Some(io.namespace.nsid))),
@@ -149,8 +150,8 @@ impl Connection {
     }
 }
 
-/// Completes the command in `slot` with `status` as soon as nothing of it is under way. Whether it
-/// is kept from the storage engine.
+/// Completes the command in `slot` with `status` as soon as nothing of it is under way. Returns
+/// whether it is kept from the storage engine.
 fn stop(resources: &mut Resources, connection: &mut Connection, slot: u16, status: Status) -> bool {
     let stage = connection.stage(slot);
     match stage {
@@ -169,7 +170,7 @@ fn stop(resources: &mut Resources, connection: &mut Connection, slot: u16, statu
                 queue.withdraw(&mut io.permit);
             }
         }
-        // Of several storage operations, those that have not begun do not.
+        // Of several storage operations, those that have not begun are left out.
         Stage::Storage => connection.command(slot).aborted = Some(status),
     }
     stage != Stage::Storage
@@ -183,7 +184,8 @@ impl IoPath {
         (!connection.closing()).then_some((&mut self.resources, connection))
     }
 
-    /// Completes a command that has not gone to the storage engine yet. Whether it was one.
+    /// Completes a command that has not gone to the storage engine yet. Returns whether there was
+    /// one.
     pub(super) fn abort(&mut self, conn: ConnId, cid: u16) -> bool {
         let Some((resources, connection)) = self.live(conn) else {
             return false;
@@ -195,9 +197,9 @@ impl IoPath {
         })
     }
 
-    /// Aborts what can be aborted of the commands for `nsid`, and answers when the rest is over.
+    /// Aborts what can be aborted of the commands for `nsid`, and answers when the others are over.
     pub(super) fn drain_io(&mut self, conn: ConnId, nsid: u32, drain: DrainId) {
-        // Of a connection that ends, the controllers hear when it has.
+        // When a connection ends, the controllers are told at its end.
         let Some((resources, connection)) = self.live(conn) else {
             return;
         };
@@ -216,10 +218,10 @@ impl IoPath {
     }
 
     /// Answers when no command for `nsid` that was accepted before can change the namespace any
-    /// more. What has not reached the storage engine is asked for again before it does
+    /// more. Those that have not reached the storage engine are checked again before they do
     /// ([`execute::check_again`]).
     pub(super) fn drain_writes(&mut self, conn: ConnId, nsid: u32, drain: DrainId) {
-        // Of a connection that ends, the controllers hear when it has.
+        // When a connection ends, the controllers are told at its end.
         let Some((resources, connection)) = self.live(conn) else {
             return;
         };

@@ -1,7 +1,7 @@
-//! The Admin queue of a discovery controller. Anybody may have one, so it takes nothing of the
-//! queues of permitted hosts: it keeps the place that its connection had among strangers. Of that,
-//! one page is what it tells through; the other has its responses and, behind them, the SQEs of its
-//! commands. These bring no data: what may be behind them is a list of SGL descriptors, for which
+//! The Admin queue of a discovery controller. Any host may have one, so it takes nothing of the
+//! queues of permitted hosts: it keeps the place that its connection had among strangers. One page
+//! of that carries the data it returns; the other has its responses and, behind them, the SQEs of
+//! its commands. These bring no data: what may follow them is a list of SGL descriptors, for which
 //! there are two pages more.
 
 use super::accept::Refusal;
@@ -19,7 +19,7 @@ pub(super) fn keep_place(
 ) -> Result<(), Refusal> {
     let entries = connection.sizes.entries;
     connection.completions_beside_place = port.keep_place(entries)?;
-    // That of its Connect's data, or where that came in the capsule, that it could have had.
+    // The page of its Connect's data, or the one for it where the data came in the capsule.
     let page = memory.strangers.take(ADMIN_PIECE_BYTES);
     let lists = (0..SGL_LIST_PAGES).map(|_| memory.strangers.take(SGL_LIST_PAGE_BYTES));
     let lists = lists.collect::<Option<_>>().ok_or(Refusal::Strangers)?;
@@ -78,8 +78,8 @@ mod tests {
         cm.create_qp(id, pd, &config).unwrap()
     }
 
-    /// A connection that was accepted, as the program is configured when nothing is said, and its
-    /// other end, which waits for no receive.
+    /// A connection that was accepted with the default configuration, and its other end, which
+    /// waits for no receive.
     struct Accepted {
         network: Network,
         host: Box<dyn QueuePair>,
@@ -168,8 +168,8 @@ mod tests {
             }
         }
 
-        /// The host sends as many capsules as its queue has entries before this side looks: those
-        /// that have found a receive.
+        /// The host sends as many capsules as its queue has entries before this side looks; returns
+        /// those that have found a receive.
         fn flood(&mut self) -> Vec<WorkCompletion> {
             let (capsules, region) = &mut self.capsules;
             for nth in 0..ENTRIES {
@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    /// The `nth` that the host sends.
+    /// The `nth` capsule that the host sends.
     fn capsule(nth: u16) -> Vec<u8> {
         vec![u8::try_from(nth).unwrap(); CAPSULE_BYTES as usize]
     }
@@ -250,7 +250,7 @@ mod tests {
         let taken = accepted.flood();
         assert_eq!(taken.len(), usize::from(ENTRIES));
         assert_eq!(accepted.memory.queues.free_bytes(), queues_bytes);
-        // None is where another one has come.
+        // None is where another one has arrived.
         let capsules: BTreeSet<_> = taken.iter().map(|taken| accepted.capsule(taken)).collect();
         assert_eq!(capsules, (0..ENTRIES).map(capsule).collect());
     }

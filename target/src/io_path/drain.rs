@@ -6,7 +6,7 @@ use super::phase::Phase;
 use crate::limits::DRAIN_TIMEOUT_US;
 
 impl IoPath {
-    /// Stops listening and taking in commands; those in flight get a bounded time to end.
+    /// Stops listening and taking in commands; those in flight have a bounded time to end.
     pub(super) fn drain(&mut self) {
         self.resources.draining = true;
         for (fabric, id) in std::mem::take(&mut self.listeners).into_keys() {
@@ -15,8 +15,8 @@ impl IoPath {
         self.drain_deadline_us = Some(self.resources.now_us + DRAIN_TIMEOUT_US);
     }
 
-    /// While draining: closes connections without commands in flight, an Admin queue after its I/O queues; all of them at
-    /// the deadline. Whether everything is over.
+    /// While draining: closes connections without commands in flight, an Admin queue after its I/O
+    /// queues; all of them at the deadline. Returns whether everything is over.
     pub(super) fn drained(&mut self) -> bool {
         let Some(deadline_us) = self.drain_deadline_us else {
             return false;
@@ -38,7 +38,7 @@ impl IoPath {
         self.connections.indices().next().is_none()
     }
 
-    /// Makes idle connections tell when the responses have gone of which they would say nothing.
+    /// Has idle connections report unsignaled responses once they have gone.
     fn ask_for_responses(&mut self) {
         for connection in self.connections.all.iter_mut().flatten() {
             if connection.closing() {
@@ -55,7 +55,7 @@ impl IoPath {
         }
     }
 
-    /// Whether the connection is an Admin queue with I/O queues, on whatever reactor.
+    /// Whether the connection is an Admin queue with I/O queues, on any reactor.
     pub(super) fn has_io_queues(&self, connection: &Connection) -> bool {
         connection.phase == Phase::Admin
             && self

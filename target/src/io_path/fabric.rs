@@ -26,7 +26,7 @@ pub(super) struct Fabric {
     pub(super) cm: Box<dyn ConnectionManager>,
     /// Whether queues share their receives where the device can.
     pub(super) shared_receive_queue: bool,
-    /// Empty places are those of devices that went.
+    /// Empty entries are those of devices that have gone.
     pub(super) ports: Vec<Option<DevicePort>>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct DevicePort {
     data: Rc<dyn MemoryRegion>,
     queues: Rc<dyn MemoryRegion>,
     strangers: Rc<dyn MemoryRegion>,
-    /// The zeroes, which nobody may write.
+    /// The zeroes, which nothing may write.
     zeroes: Option<Rc<dyn MemoryRegion>>,
     /// Which connection a queue pair belongs to.
     pub(super) connection_of: FxHashMap<QpNum, usize>,
@@ -77,12 +77,12 @@ impl Fabric {
         Ok(at)
     }
 
-    /// The port at an index that [`Fabric::port_of`] gave, while it has connections.
+    /// The port at an index that [`Fabric::port_of`] returned, as long as it has connections.
     pub(super) fn port(&mut self, at: usize) -> Option<&mut DevicePort> {
         self.ports.get_mut(at)?.as_mut()
     }
 
-    /// Lets go of devices that were removed, once their connections are gone.
+    /// Releases devices that were removed, once their connections are gone.
     pub(super) fn drop_removed_ports(&mut self) {
         for place in &mut self.ports {
             let over =
@@ -146,7 +146,7 @@ impl DevicePort {
         })
     }
 
-    /// Names for the memory of its queues.
+    /// Keys of the memory of its queues.
     pub(super) fn keys(&self, memory: &Memory) -> Keys {
         Keys {
             data: self.data.lkey(),
@@ -160,7 +160,7 @@ impl DevicePort {
         }
     }
 
-    /// Names for the memory of its connections that are no queue yet.
+    /// Keys of the memory of its connections that are no queue yet.
     pub(super) fn place_keys(&self, memory: &Memory) -> Keys {
         Keys {
             data: self.strangers.lkey(),
@@ -180,9 +180,8 @@ impl DevicePort {
         }
     }
 
-    /// Whether [`DevicePort::reserve`] would succeed now. Nothing is taken: a
-    /// request for a queue that would not fit is refused at once, and a host that is not known yet
-    /// holds nothing.
+    /// Whether [`DevicePort::reserve`] would succeed now. Nothing is taken: a request for a queue
+    /// that would not fit is refused at once, and a host that is not known yet holds nothing.
     pub(super) fn check_room(
         &self,
         entries: u16,
@@ -202,9 +201,9 @@ impl DevicePort {
     }
 
     /// Makes sure that everything a queue of `entries` can have outstanding fits the device and the
-    /// memory beside what it has been promised to others, and that `extra_bytes` of memory are left
-    /// after that. The receives that the queue keeps and posts itself; none with a shared queue. On
-    /// success [`DevicePort::release`] gives everything back.
+    /// memory beside what has been promised to others, and that `extra_bytes` of memory are left
+    /// after that. Returns the receives that the queue keeps and posts itself; none with a shared
+    /// queue. [`DevicePort::release`] gives everything back.
     pub(super) fn reserve(
         &mut self,
         entries: u16,
@@ -222,8 +221,8 @@ impl DevicePort {
         }
     }
 
-    /// Promises what a discovery controller's queue of `entries` can have waiting beyond what its
-    /// place is for; so much it is.
+    /// Promises the completions that a discovery controller's queue of `entries` can have waiting
+    /// beyond those of its place; returns how many.
     pub(super) fn keep_place(&mut self, entries: u16) -> Result<u32, Refusal> {
         let completions = discovery_completions(entries);
         self.completions.take(completions)?;
@@ -235,7 +234,7 @@ impl DevicePort {
         self.completions.has - self.completions.promised
     }
 
-    /// A connection with a place is gone, and what it kept beside that.
+    /// A connection with a place is gone, with what it had beside that.
     pub(super) fn leave_place(&mut self, slots: Vec<u32>, completions: u32) {
         self.completions.give_back(completions);
         self.receives.give_back_place(slots);
@@ -275,14 +274,15 @@ struct Depths {
 
 impl Depths {
     /// How many of `wanted` connections that are no queue yet there may be: what they may have
-    /// waiting is a quarter of what the device has, or less.
+    /// waiting is at most a quarter of what the device has.
     fn places(self, wanted: u32) -> u32 {
         let receives = self.receives / (4 * STRANGER_RECEIVES);
         let completions = self.completions / (4 * STRANGER_COMPLETIONS);
         wanted.min(receives).min(completions).max(1)
     }
 
-    /// For memory of `affordable` receives. What the device has less of is logged.
+    /// For memory of `affordable` receives. Where the device has fewer of something, that is
+    /// logged.
     fn new(attributes: &DeviceAttributes, affordable: u32, shared: bool) -> Self {
         let wanted = affordable.clamp(1, RECEIVES_MAX);
         let receives = if shared {
@@ -315,7 +315,7 @@ impl Depths {
     }
 }
 
-/// So many of something a device has, promised to its connections.
+/// How much a device has of something, and how much of it is promised to connections.
 struct Room {
     what: &'static str,
     has: u32,
@@ -363,7 +363,7 @@ pub(super) struct Memory {
     /// Two pages for each connection that is no queue yet: for the data of its Connect, and for its
     /// response. A discovery controller's Admin queue keeps both, and has two more.
     pub(super) strangers: Pool,
-    /// Connections that are no queue yet that there is room for.
+    /// For how many connections that are no queue yet there is room.
     pub(super) places: u32,
     /// [`TRANSFER_BYTES_MAX`](crate::limits::TRANSFER_BYTES_MAX) of zeroes to push for reads of
     /// what is known to be zero, where a volume has such LBAs. Nothing ever writes here.
@@ -394,7 +394,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What happens to one of two ends of a network next.
+    /// The next event of one of two ends of a network.
     pub(in crate::io_path) fn next(network: &Network, cm: &mut dyn ConnectionManager) -> CmEvent {
         loop {
             if let Some(event) = cm.poll(network.now_us()) {

@@ -1,10 +1,10 @@
-//! What the controllers want to know before a new one of the same host is ready: that everything
+//! What the controllers wait for before a new controller of the same host is ready: that everything
 //! which had arrived on a connection by then is taken in and over.
 //!
-//! Three steps, for which no command pays: the provider passes the mark of what had arrived, the
-//! completions of that are polled, and then the queue itself counts what it has taken in
-//! ([`capstan_subsystem::IoQueue::begin_fence`]). Of a connection that ends meanwhile the
-//! controllers hear when its last command is off the storage engine.
+//! Three steps, which cost the commands nothing: the provider passes the mark of what had arrived,
+//! the completions of that are polled, and then the queue itself counts what it has taken in
+//! ([`capstan_subsystem::IoQueue::begin_fence`]). When a connection ends meanwhile the controllers
+//! are told once its last command is off the storage engine.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub(super) struct Fences {
     all: Vec<Arriving>,
 }
 
-/// A connection on which not all is taken in that had arrived.
+/// A connection on which something that had arrived is not taken in yet.
 struct Arriving {
     conn: ConnId,
     fence: FenceId,
@@ -36,14 +36,14 @@ struct Arriving {
     unpolled: Unpolled,
 }
 
-/// Completions to poll, at most, until all are that were there.
+/// Completions to poll, at most, until all that were there are polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unpolled(u32);
 
 impl Unpolled {
-    /// So many were polled; `emptied`: there were no more.
+    /// `count` were polled; `emptied`: there were no more.
     fn polled(&mut self, count: u32, emptied: bool) {
-        // A queue that is never empty is polled through by number.
+        // A queue that is never empty is followed by counting.
         self.0 = if emptied {
             0
         } else {
@@ -57,7 +57,7 @@ impl Fences {
         self.all.is_empty()
     }
 
-    /// So many completions of a device were polled; `emptied`: there were no more.
+    /// `count` completions of a device were polled; `emptied`: there were no more.
     pub(super) fn polled(&mut self, fabric: usize, port: usize, count: u32, emptied: bool) {
         for arriving in &mut self.all {
             if arriving.passed && (arriving.fabric, arriving.port) == (fabric, port) {
@@ -70,7 +70,7 @@ impl Fences {
 impl IoPath {
     /// Begins to wait for what has arrived on a connection and is not over.
     pub(super) fn fence_io(&mut self, conn: ConnId, fence: FenceId) {
-        // Of a connection that ends, the controllers hear when it has.
+        // When a connection ends, the controllers are told at its end.
         let Some((_, connection)) = self.live(conn) else {
             return;
         };
@@ -86,7 +86,7 @@ impl IoPath {
         self.fences.all.push(arriving);
     }
 
-    /// Takes the steps that can be taken, behind what a turn has taken in.
+    /// Takes the steps that are possible, after a turn has taken in what arrived.
     pub(super) fn follow_fences(&mut self) {
         let mut at = 0;
         while let Some(arriving) = self.fences.all.get(at) {
@@ -115,7 +115,7 @@ impl IoPath {
         }
     }
 
-    /// Says what of a connection a new controller has waited for long.
+    /// Logs what a new controller has waited for long on a connection.
     pub(super) fn tell_outstanding(&mut self, conn: ConnId) {
         let arriving = self.fences.all.iter().any(|other| other.conn == conn);
         let connection = self
@@ -146,7 +146,7 @@ impl IoPath {
     }
 }
 
-/// What a connection has not finished.
+/// The commands that a connection has not finished.
 struct Outstanding {
     commands: usize,
     /// Of those, the ones whose data comes from the host.
@@ -165,7 +165,7 @@ impl Outstanding {
         let ends = matches!(connection.phase, Phase::Closing { .. });
         for command in &connection.commands {
             let Some(nsid) = nsid(command) else { continue };
-            // A connection that ends pulls for nobody.
+            // A connection that ends pulls no more data.
             if ends && command.is_pulling() {
                 continue;
             }

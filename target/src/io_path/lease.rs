@@ -1,9 +1,9 @@
-//! Who may have how much of the data buffers, so that a host that holds some and does not go on
-//! leaves others theirs.
+//! How many of the data buffers each association may have, so that a host which holds some and
+//! makes no progress leaves others theirs.
 //!
 //! An association may have a part of what is free ([`SHARE_TIMES_FREE`]), whatever the others do.
-//! Each queue has a spare buffer beside, for a small command when there is no other: it waits for
-//! nobody but its own host.
+//! Each queue has a spare buffer as well, for a small command when there is no other: it depends on
+//! its own host only.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ struct Member {
 }
 
 impl Shares {
-    /// Another queue of an association: what its buffers are counted on.
+    /// Another queue of an association; returns the account for its buffers.
     fn join(&mut self, association: &Arc<Association>, memory: &Memory) -> Account {
         let is_it = |member: &&mut Member| Arc::ptr_eq(&member.association, association);
         if let Some(member) = self.0.iter_mut().find(is_it) {
@@ -57,7 +57,7 @@ impl Shares {
 }
 
 impl Connection {
-    /// It is a queue of `association` from now on, and has a share of the buffers as that.
+    /// It is a queue of `association` from now on, and shares in its buffers.
     pub(super) fn join(
         &mut self,
         association: Arc<Association>,
@@ -75,7 +75,7 @@ impl Connection {
         }
     }
 
-    /// A buffer for a command, as far as its association may have it now.
+    /// A buffer for a command, if its association may have one of that size now.
     #[inline]
     pub(super) fn lease(&self, memory: &Memory, len_bytes: u32) -> Result<Buffer, Short> {
         memory

@@ -1,23 +1,22 @@
-//! The I/O path of one reactor, one file per step, in the order the data walks:
+//! The I/O path of one reactor, one file per step, in the order in which the data passes:
 //!
 //! 1. [`accept`]: connection-manager events; a request becomes a connection, of which there are few
 //!    ([`unconnected`]) until its Connect makes it a queue ([`connect`]).
-//! 2. [`recv`]: completions; a received capsule becomes a command ([`admin`] has its own road, and
-//!    so have reservations, in [`control`]).
+//! 2. [`recv`]: completions; a received capsule becomes a command (admin commands continue in
+//!    [`admin`], reservations in [`control`]).
 //! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
-//! 4. [`transfer`]: data is pulled from or pushed to the host's memory. What a volume has in memory goes
-//!    to a host on this machine from there, without step 3's buffer and operation.
+//! 4. [`transfer`]: data is pulled from or pushed to the host's memory. What a volume has in memory
+//!    goes to a host on this machine from there, without step 3's buffer and operation.
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
 //! queue pair and its commands in flight), [`fence`] (what a new association waits for),
 //! [`resources`] (what every command may need), [`responses`] (those that may be on their way),
-//! [`unanswered`] (what disks have ended), [`waiting`] (commands that wait for a buffer, for room
-//! or for their turn), [`lease`] (who may have how much of the buffers), [`share`] (how much a turn
-//! moves),
-//! [`stall`] (hosts that do not go on), [`wr_id`]. One turn handles what is ready, then rings one
-//! doorbell per connection, lets some that waited go on and rings for those, and enters the kernel
-//! once for storage, however many there were.
+//! [`unanswered`] (completions of disks), [`waiting`] (commands that wait for a buffer, for room or
+//! for their turn), [`lease`] (how many buffers an association may have), [`share`] (how much a
+//! turn moves), [`stall`] (hosts that make no progress), [`wr_id`]. One turn handles what is ready,
+//! then rings one doorbell per connection, continues some of the commands that waited and rings for
+//! those, and enters the kernel once for storage, however many operations there are.
 
 mod accept;
 mod admin;
@@ -107,7 +106,7 @@ pub(crate) struct IoPath {
     work_completions: Box<[WorkCompletion]>,
 }
 
-/// What a reactor is made of.
+/// The parts of a reactor.
 pub(crate) struct Parts {
     /// Its number.
     pub(crate) reactor: usize,
@@ -125,7 +124,7 @@ pub(crate) struct Parts {
     pub(crate) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
     /// Memory for data.
     pub(crate) data: Pool,
-    /// Memory for receives and responses: what it has room for is who may connect.
+    /// Memory for receives and responses: its size decides how many hosts can connect.
     pub(crate) queues: Pool,
     /// Memory for so many connections that are no queue of a permitted host.
     pub(crate) strangers: Pool,
@@ -187,7 +186,7 @@ impl IoPath {
         }
     }
 
-    /// Listens at `addr` with the `fabric`th provider. The answer is the address bound.
+    /// Listens at `addr` with the `fabric`th provider. Returns the address that was bound.
     pub(crate) fn listen(
         &mut self,
         fabric: usize,
@@ -208,11 +207,12 @@ impl IoPath {
                 Message::Act(action) => self.act(action),
                 Message::LookedUp(command) => self.looked_up(*command),
                 Message::OpenVolume { export, opened } => {
-                    // Whoever asked may have given up waiting.
+                    // The thread that asked may have given up waiting.
                     let _ = opened.send(self.open_volume(&export));
                 }
                 Message::CloseVolume(backend) => {
-                    // Operations in flight keep their file; a command between two of them finds none.
+                    // Operations in flight keep their file; a command between two of them finds no
+                    // volume.
                     self.resources.volumes.remove(&backend);
                     self.resources.lost.retain(|&lost| lost != backend);
                 }
@@ -281,7 +281,7 @@ impl IoPath {
             if let Some(connection) = self.connections.get_mut(index) {
                 connection.rung = true;
                 connection.ring_doorbell();
-                // Nobody waits for an Admin queue, which has keep-alives and little else.
+                // No host waits closely for its Admin queue, which has keep-alives and little else.
                 if connection.phase == Phase::Io || connection.sends_outstanding > 0 {
                     self.looks.wanted(self.resources.now_us);
                 }
@@ -289,7 +289,8 @@ impl IoPath {
         }
     }
 
-    /// The end of a turn: what the commands asked for, all at once. Whether some that waited went on.
+    /// The end of a turn: hands over what the commands have asked for, all at once. Returns whether
+    /// commands that waited were continued.
     fn flush_turn(&mut self) -> bool {
         self.carry_out_connects();
         for ReturnedReceive {
@@ -308,20 +309,21 @@ impl IoPath {
         if !self.fences.is_empty() {
             self.follow_fences();
         }
-        // One doorbell per connection and one system call for storage, however many commands. A disk that has nothing to do
-        // costs more than answers that leave later.
+        // One doorbell per connection and one system call for storage, however many commands. A
+        // disk that has run out of work gets its commands before the responses leave: letting it
+        // stand idle costs more than responses that leave a little later.
         if self.resources.engine.is_short_of_work() {
             self.submit_storage();
         }
         self.ring_doorbells();
-        // Behind the answers that are there, which do not wait for what takes long.
+        // Behind the responses that are ready, so that these do not wait for what takes long.
         let went_on = !self.resources.starved.is_empty()
             && waiting::go_on(&mut self.resources, &mut self.connections);
         self.ring_doorbells();
         self.submit_storage();
         self.end_stalled();
         if !self.resources.broken.is_empty() {
-            // The provider may know more of the cause than a status tells.
+            // The provider may know more of the cause than a status does.
             self.poll_connection_managers();
         }
         for (index, why) in std::mem::take(&mut self.resources.broken) {
@@ -351,7 +353,8 @@ impl Turn for IoPath {
         match (completions, self.resources.in_flight) {
             (0, 0) if !progress && !went_on => Flow::Idle,
             (_, 0) => Flow::Busy(u32::from(went_on)),
-            // Who waits for several commands waits for the next one less.
+            // The more commands are under way, the shorter the spin after them may be, so the loop
+            // is told how many.
             (completions, in_flight) => {
                 let commands = completions.saturating_sub(self.resources.told);
                 Flow::Busy(commands.max(u32::try_from(in_flight).unwrap_or(u32::MAX)))
@@ -360,7 +363,8 @@ impl Turn for IoPath {
     }
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
-        // Commands are what is there most often, and then nothing else was armed in vain.
+        // Completions of commands are the likeliest to be there; nothing else has then been armed
+        // in vain.
         for port in ports(&self.fabrics) {
             if port.cq.arm() {
                 return Armed::Ready;

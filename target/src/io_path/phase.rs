@@ -4,16 +4,16 @@ use crate::limits::{
     CLOSE_TIMEOUT_US, CONNECT_TIMEOUT_US, KNOWN_CONNECT_TIMEOUT_US, REFUSED_TIMEOUT_US,
 };
 
-/// How far a connection's life has come. Deadlines are on the program's clock, in microseconds.
+/// The phase of a connection's life. Deadlines are on the program's clock, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Accepted; the first capsule must be Connect, and come in time.
     AwaitingConnect { deadline_us: u64 },
-    /// Connect has come, and its data is on its way.
+    /// Connect has arrived, and its data is on its way.
     AwaitingData { deadline_us: u64 },
-    /// Its Connect was refused. Ending the connection is left to the host, for a while: an end right
-    /// behind the response can overtake it (over siw it does, and the Linux host then waits for the
-    /// response for a minute).
+    /// Its Connect was refused. Ending the connection is left to the host, for a while: an end
+    /// right behind the response can overtake it (over siw it does, and the Linux host then waits
+    /// for the response for a minute).
     Refused { deadline_us: u64 },
     /// An admin queue.
     Admin,
@@ -69,7 +69,7 @@ impl Phase {
         )
     }
 
-    /// Why the connection is ended at `now_us`, when the host has had its time.
+    /// Why the connection is ended at `now_us`, when the host has used up its time.
     pub(super) fn overdue(self, now_us: u64) -> Option<&'static str> {
         match self {
             Self::AwaitingConnect { deadline_us } if now_us >= deadline_us => {

@@ -1,5 +1,5 @@
-//! Who may have how much of a reactor's memory for queues, counted in receives, as they are most of
-//! it: hosts that are listed all there is, and others a part, as of controllers.
+//! How much of a reactor's memory for queues a host may have, counted in receives, which are most
+//! of it: hosts that are listed may have all there is, others a part, as of controllers.
 
 use std::net::IpAddr;
 

@@ -28,7 +28,7 @@ pub(super) struct Receives {
     data: Vec<Option<Buffer>>,
     /// Slots of queues that are gone, where there is no shared queue.
     free: Vec<u32>,
-    /// Places for connections that are no queue yet, and that nobody has. Their receives are
+    /// Places for connections that are no queue yet, which are not in use. Their receives are
     /// promised from the start: on the shared queue, which such a connection can then not empty, as
     /// it ends with what it sends beyond its Connect.
     places: u32,
@@ -68,8 +68,8 @@ impl Receives {
         Ok(receives)
     }
 
-    /// Takes a place for a connection that is no queue yet: the slots that it posts itself, none
-    /// with a shared queue. `None` when there is none.
+    /// Takes a place for a connection that is no queue yet. Returns the slots that it posts itself,
+    /// none with a shared queue; `None` when there is no place.
     pub(super) fn take_place(&mut self) -> Option<Vec<u32>> {
         self.places = self.places.checked_sub(1)?;
         let left = self
@@ -86,15 +86,15 @@ impl Receives {
     }
 
     /// A connection is a queue now, which has reserved `slots`. It keeps the receives of its place,
-    /// one of which has its Connect, and as many of the others go to the place. The answer is those
-    /// that are to be posted.
+    /// one of which has its Connect, and as many of the others go to the place. Returns those that
+    /// are to be posted.
     pub(super) fn leave_place(&mut self, mut slots: Vec<u32>) -> Vec<u32> {
         let kept = slots.len().saturating_sub(STRANGER_RECEIVES as usize);
         self.give_back_place(slots.split_off(kept));
         slots
     }
 
-    /// Whether all queues take them from one.
+    /// Whether all queues take their receives from a shared one.
     pub(super) fn are_shared(&self) -> bool {
         self.srq.is_some()
     }
@@ -107,9 +107,9 @@ impl Receives {
         }
     }
 
-    /// Makes sure that there is a receive for every entry of one more queue, so that a host never
-    /// finds none, and that `extra_bytes` are left after that. The slots that the queue keeps and
-    /// posts itself; none with a shared queue.
+    /// Makes sure that there is a receive for every entry of one more queue, so that a host always
+    /// finds one, and that `extra_bytes` are left after that. Returns the slots that the queue
+    /// keeps and posts itself; none with a shared queue.
     pub(super) fn reserve(
         &mut self,
         entries: u32,
@@ -192,7 +192,7 @@ impl Receives {
         sqe
     }
 
-    /// Takes the in-capsule data of a filled receive; the slot rests until it is posted again.
+    /// Takes the in-capsule data of a filled receive; the slot is unused until it is posted again.
     pub(super) fn take_data(&mut self, slot: u32) -> Option<Buffer> {
         self.data.get_mut(slot as usize)?.take()
     }
@@ -217,7 +217,7 @@ impl Receives {
     }
 
     /// Posts a slot with `buffer` for its in-capsule data: on the shared queue, or else on that of
-    /// `qp`. Without either it rests: the queue it belongs to is ending.
+    /// `qp`. Without either it stays unposted: its queue is ending.
     pub(super) fn post(
         &mut self,
         slot: u32,

@@ -55,8 +55,8 @@ pub(super) fn complete(
     settle(resources, connection);
 }
 
-/// Responds to an I/O command that is carried out already and has nothing in flight: it needs a slot only where the
-/// response cannot leave at once.
+/// Responds to an I/O command that is carried out already and has nothing in flight: it needs a
+/// slot only where the response cannot leave at once.
 #[expect(
     clippy::inline_always,
     reason = "a second caller, which is rare, costs 40 instructions for each command"
@@ -120,7 +120,8 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
     send(resources, connection, slot, cqe, None);
 }
 
-/// Sends a response capsule from `slot`, which is free at once, or when the Send or one after it has completed.
+/// Sends a response capsule from `slot`, which is free at once, or when the Send or one after it
+/// has completed.
 pub(super) fn send(
     resources: &mut Resources,
     connection: &mut Connection,

@@ -1,5 +1,5 @@
-//! Which responses of a connection may be on their way: the Send of most of them is not signaled, and a signaled one
-//! vouches for those before it.
+//! Which responses of a connection may be on their way: most of their Sends are unsignaled, and a
+//! signaled one stands for those before it as well.
 
 use std::collections::VecDeque;
 
@@ -10,9 +10,9 @@ use crate::limits::UNTOLD_MAX;
 pub(super) struct Responses {
     /// In the order they were posted.
     slots: VecDeque<u16>,
-    /// Signaled ones of them.
+    /// How many of them are signaled.
     told: usize,
-    /// Those behind the last signaled one.
+    /// How many are behind the last signaled one.
     untold: u16,
 }
 
@@ -22,7 +22,7 @@ impl Responses {
         self.slots.len()
     }
 
-    /// How many of them, at least, something is still to be told of.
+    /// How many of them, at least, will be reported by a completion.
     pub(super) fn told(&self) -> usize {
         self.told
     }
@@ -32,7 +32,7 @@ impl Responses {
         self.slots.back().copied()
     }
 
-    /// Whether the next one is to be signaled, whoever waits for it.
+    /// Whether the next one is to be signaled even if nothing waits for it.
     pub(super) fn is_due(&self) -> bool {
         self.untold >= UNTOLD_MAX
     }
@@ -43,7 +43,7 @@ impl Responses {
         self.vouched(signaled);
     }
 
-    /// Something was posted behind them that is signaled with the slot of the newest.
+    /// Something signaled was posted behind them, with the slot of the newest.
     pub(super) fn asked(&mut self) {
         self.vouched(true);
     }
@@ -53,7 +53,8 @@ impl Responses {
         self.untold = if signaled { 0 } else { self.untold + 1 };
     }
 
-    /// What was signaled with `slot` has completed: calls `free` with every slot whose response has gone, oldest first.
+    /// What was signaled with `slot` has completed: calls `free` with every slot whose response has
+    /// gone, oldest first.
     pub(super) fn gone(&mut self, slot: u16, mut free: impl FnMut(u16)) {
         self.told = self.told.saturating_sub(1);
         while let Some(gone) = self.slots.pop_front() {

@@ -1,5 +1,5 @@
-//! How much a turn moves by itself, of volumes in memory and of what controllers tell: what takes
-//! the reactor's time, and not a disk's or a device's.
+//! How much a turn moves by itself, of volumes in memory and of data that controllers return: what
+//! takes the reactor's time, and not a disk's or a device's.
 
 use std::cell::Cell;
 
@@ -12,19 +12,19 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Another turn, or another round of one.
+    /// Begins another turn, or another round of one.
     pub(super) fn begin(&self) {
         self.moved_bytes.set(0);
     }
 
-    /// `bytes` were moved.
+    /// Counts bytes that were moved.
     #[inline]
     pub(super) fn moved(&self, bytes: u32) {
         let before = self.moved_bytes.get();
         self.moved_bytes.set(before.saturating_add(bytes));
     }
 
-    /// Whether the rest is for a later turn.
+    /// Whether what is left is for a later turn.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.moved_bytes.get() >= MOVED_BYTES_PER_TURN

@@ -1,5 +1,5 @@
-//! What the controllers want done: responses they owe, connections they end, and the flush before a
-//! controller says that its shutdown is complete or a namespace write protected.
+//! Carries out what the controllers ask for: responses they owe, connections they end, and the
+//! flush before a controller reports that its shutdown is complete or a namespace write protected.
 
 use std::collections::HashMap;
 
@@ -28,7 +28,7 @@ struct Pending {
 }
 
 impl Shutdowns {
-    /// Counts a flush down; its name, and whether it succeeded, when it was the last backend.
+    /// Counts a flush down; when it was the last backend, returns its id and whether it succeeded.
     fn completed(&mut self, completion: &Completion) -> Option<(FlushId, bool)> {
         let pending = self.pending.get_mut(&completion.token)?;
         pending.left = pending.left.saturating_sub(1);
@@ -44,7 +44,7 @@ impl Shutdowns {
 }
 
 impl IoPath {
-    /// Carries out what the controllers want of one of this reactor's connections.
+    /// Carries out what the controllers ask of one of this reactor's connections.
     pub(super) fn act(&mut self, action: Action) {
         match action {
             Action::Complete { conn, cqe } => {
@@ -96,7 +96,7 @@ impl IoPath {
             return false;
         }
         if let Err(error) = &completion.result {
-            // What is lost has been said, once; hosts come and go as often as they like.
+            // A loss has been logged once; hosts come and go as often as they like.
             if error.kind != IoErrorKind::Lost {
                 tracing::error!("a flush for a controller failed: {error}");
             }

@@ -1,10 +1,10 @@
-//! Hosts that do not go on: they leave an RDMA READ of their memory unanswered, or take no data and
-//! no responses. What their commands hold meanwhile others have not. So their connections end,
+//! Hosts that make no progress: they leave an RDMA READ of their memory unanswered, or take no data
+//! and no responses. What their commands hold is missing to others, so their connections end,
 //! whatever their Keep Alive Timeout.
 //!
-//! Connections are looked at from time to time while anything is under way, and what counts is how
-//! many looks in a row found that nothing had moved: commands pay for none of it, and a target that
-//! was stopped itself blames nobody.
+//! Connections are looked at from time to time while anything is under way, and what counts is in
+//! how many looks in a row nothing had moved: this costs the commands nothing, and a target that
+//! was stopped itself does not blame its hosts.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Progress {
         self.moved = self.moved.wrapping_add(1);
     }
 
-    /// Looks again. How many looks in a row have found that nothing moves that is `under_way`.
+    /// Looks again. Returns in how many looks in a row nothing has moved that is `under_way`.
     fn look(&mut self, under_way: bool) -> u32 {
         if under_way && self.moved == self.seen {
             self.stalled_looks += 1;
@@ -90,19 +90,19 @@ impl Looks {
         self.at_us
     }
 
-    /// Whether it is time; the next look is wanted anew.
+    /// Whether it is time; the next look has to be requested anew.
     fn is_due(&mut self, now_us: u64) -> bool {
         self.at_us.take_if(|at_us| *at_us <= now_us).is_some()
     }
 }
 
 impl Connection {
-    /// Whether the host has yet to do something: send or take data, or take responses.
+    /// Whether the host has something to do: send or take data, or take responses.
     fn awaits_host(&self) -> bool {
         self.sends_outstanding > 0 || self.qp.is_full()
     }
 
-    /// What the host has not done for so many microseconds.
+    /// What the host has not done, and for how long.
     fn complaint(&self, looks: u32, most_looks: u32, waits: &str) -> String {
         let pulls: Vec<_> = self
             .commands
@@ -138,7 +138,7 @@ fn seconds(looks: u32) -> f64 {
 }
 
 impl IoPath {
-    /// Looks at every connection when it is time to, and marks those whose host does not go on.
+    /// Looks at every connection when it is time to, and marks those whose hosts make no progress.
     pub(super) fn end_stalled(&mut self) {
         let now_us = self.resources.now_us;
         if !self.looks.is_due(now_us) {

@@ -1,5 +1,4 @@
-//! What a host is told of a storage error: the one place where the two meet. The log keeps the
-//! cause, the host gets the status.
+//! The status for a storage error, in one place. The log keeps the cause, the host gets the status.
 
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{IoError, IoErrorKind, OpKind};

@@ -21,9 +21,9 @@ use super::wr_id::WrId;
 pub(super) enum Sinks {
     /// Through the registration of the whole slab, which no host can reach.
     Closed,
-    /// The device needs remote write access to the sink of an RDMA READ (iWARP), and tells the host
-    /// its key. So the sink of each is registered for the time of the READ alone: whatever the host
-    /// writes there meanwhile, it writes to the data of its own command.
+    /// The device needs remote write access to the sink of an RDMA READ (iWARP), and sends its key
+    /// to the host. So the sink of each READ is registered for the time of the READ alone: whatever
+    /// the host writes there meanwhile, it writes to the data of its own command.
     Open(Rc<dyn ProtectionDomain>, [Arc<Slab>; 2]),
 }
 
@@ -76,7 +76,7 @@ pub(super) fn pull(connection: &mut Connection, slot: u16) -> Result<(), PullErr
 }
 
 /// Pushes the first `len_bytes` of the data of the command in `slot` to the host. Nothing is
-/// signaled: the response posted behind it tells.
+/// signaled: the response posted behind it stands for it.
 pub(super) fn push(
     connection: &mut Connection,
     slot: u16,
@@ -89,8 +89,8 @@ pub(super) fn push(
     each_segment(connection, slot, data, SendOp::Write, None)
 }
 
-/// The same, of data that goes on: the host's buffers behind these bytes stay for the rest. The
-/// completion is [`WrId::Push`].
+/// The same, of data that has more pieces: the host's buffers behind these bytes stay for the next.
+/// The completion is [`WrId::Push`].
 pub(super) fn push_piece(
     connection: &mut Connection,
     slot: u16,
@@ -135,8 +135,8 @@ fn behind(command: &Command, len_bytes: u32) -> Box<[KeyedBuffer]> {
         .collect()
 }
 
-/// Pushes what `source` has to the host, where the device can copy it now. Nothing is left to be done
-/// then, but the response.
+/// Pushes what `source` has to the host, where the device can copy it now. Only the response is
+/// left to be done then.
 pub(super) fn push_from(
     connection: &mut Connection,
     host: KeyedBuffer,
@@ -149,8 +149,8 @@ pub(super) fn push_from(
     connection.write_now(remote, host.length_bytes, source)
 }
 
-/// Pushes `range` of `slab` to the host, where the device needs no registration and nobody else writes to it.
-/// Nothing is left to be done then, but the response.
+/// Pushes `range` of `slab` to the host, where the device needs no registration and nothing else
+/// writes to it. Only the response is left to be done then.
 pub(super) fn push_in_place(
     connection: &mut Connection,
     host: KeyedBuffer,

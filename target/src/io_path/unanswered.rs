@@ -1,4 +1,5 @@
-//! What storage has ended and no connection has been told yet: passed on a few at a time.
+//! Storage operations that have completed and whose commands are not answered yet: passed on a few
+//! at a time.
 
 use std::collections::VecDeque;
 
@@ -6,7 +7,7 @@ use capstan_storage::Completion;
 
 use crate::limits::{DISK_ANSWER_BYTES_PER_TURN, DISK_ANSWERS_PER_TURN};
 
-/// Completions in the order the disks ended them.
+/// Completions, in the order in which the disks ended them.
 #[derive(Default)]
 pub(super) struct Unanswered(VecDeque<Completion>);
 
@@ -30,7 +31,8 @@ impl Unanswered {
         self.0.extend(completions);
     }
 
-    /// The next one that this turn passes on; `None` once it has passed on its share, or none waits.
+    /// The next one that this turn passes on; `None` once it has passed on its share, or none
+    /// waits.
     pub(super) fn next(&mut self, turn: &mut Answered) -> Option<Completion> {
         if turn.answers >= DISK_ANSWERS_PER_TURN || turn.bytes >= DISK_ANSWER_BYTES_PER_TURN {
             return None;
@@ -52,7 +54,8 @@ mod tests {
 
     use super::{Answered, Unanswered};
 
-    /// How many of `waiting`, which have a buffer of so many KiB each, leave in each turn until none waits.
+    /// How many of `waiting`, which have a buffer of so many KiB each, leave in each turn until
+    /// none waits.
     fn turns(waiting: &[u32]) -> Vec<usize> {
         let pool = Pool::new(8 << 20, Pages::Ordinary).unwrap();
         let mut unanswered = Unanswered::default();

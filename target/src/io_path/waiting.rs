@@ -10,7 +10,7 @@ use super::execute::{AtOnce, check_again, on_data, read_at_once, with_buffer};
 use super::phase::Phase;
 use super::{Connections, Resources, respond};
 
-/// Gives the command in `slot` the buffer it needs, or lines it up for one.
+/// Gives the command in `slot` the buffer it needs, or queues it for one.
 pub(super) fn obtain_buffer(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -20,7 +20,7 @@ pub(super) fn obtain_buffer(
     if len_bytes == 0 {
         return on_data(resources, connection, slot);
     }
-    // Whoever waits already goes first, of this connection and of the others.
+    // Commands that wait already go first, of this connection and of the others.
     if resources.starved.is_empty()
         && !resources.share.is_over()
         && connection.has_room_for(slot)
@@ -31,8 +31,8 @@ pub(super) fn obtain_buffer(
     obtain_spare(resources, connection, slot, len_bytes);
 }
 
-/// Gives the command in `slot` the spare buffer of its queue, if nothing of that waits already; or
-/// lines it up.
+/// Gives the command in `slot` the spare buffer of its queue, if no command waits for that already;
+/// or queues it.
 #[cold]
 fn obtain_spare(resources: &mut Resources, connection: &mut Connection, slot: u16, len_bytes: u32) {
     if connection.waiting.is_empty()
@@ -58,14 +58,16 @@ pub(super) fn line_up(
         resources.starved.push_back(connection.index);
     }
     if connection.phase == Phase::Admin {
-        // It waits for its turn alone, and for nobody who finds no data buffer.
+        // It waits only for its turn, and not for those who find no data buffer.
         spare_came_back(resources, connection);
     }
-    // The device may have become full by what it was given before: it watches for room from the next doorbell on.
+    // The device may have become full with what it was given before: it watches for room from the
+    // next doorbell on.
     resources.unrung(connection);
 }
 
-/// A response has gone, and with it, perhaps, the spare buffer came back for which a command waits.
+/// A response has gone, and with it, perhaps, the spare buffer for which a command waits has come
+/// back.
 #[inline]
 pub(super) fn spare_came_back(resources: &mut Resources, connection: &mut Connection) {
     if !connection.waiting.is_empty()
@@ -76,8 +78,8 @@ pub(super) fn spare_came_back(resources: &mut Resources, connection: &mut Connec
     }
 }
 
-/// Lets the oldest waiting commands of queues whose spare buffer is back go on with that, whoever
-/// waits for the others.
+/// Continues the oldest waiting commands of queues whose spare buffer is back with that buffer,
+/// whatever waits for the others.
 fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     let mut fed = false;
     while !resources.share.is_over()
@@ -91,7 +93,7 @@ fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool
             continue;
         };
         let len_bytes = connection.command(slot).wanted_bytes;
-        // What waits for room of the device is not helped by a buffer.
+        // A command that waits for room of the device is not helped by a buffer.
         if connection.qp.is_full()
             || !connection.has_room_for(slot)
             || check_again(connection, slot).is_err()
@@ -107,9 +109,9 @@ fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool
     fed
 }
 
-/// What became of the command at the head of a connection's line.
+/// What became of the oldest waiting command of a connection.
 enum Next {
-    /// It went on.
+    /// It was continued.
     Went,
     /// Its connection can do nothing now, but others can.
     Passed,
@@ -117,14 +119,14 @@ enum Next {
     HeldUp,
 }
 
-/// Lets waiting commands go on, up to a turn's share, with room of their devices or the buffers
-/// that have come free. Connections take turns. One whose device or send queue is full, or whose
+/// Continues waiting commands, up to a turn's share, with room of their devices or buffers that
+/// have come free. Connections take turns. One whose device or send queue is full, or whose
 /// association has its share of the buffers, is passed over; a command whose buffer is not there
-/// yet holds up the rest. Whether any went on.
+/// yet holds up the others. Returns whether any was continued.
 pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     resources.share.begin();
     let mut fed = spare_go_on(resources, connections);
-    // What goes on with spares leaves the others their share.
+    // What continues with spare buffers leaves the others their share.
     resources.share.begin();
     while !resources.share.is_over()
         && let Some(index) = resources.starved.pop_front()
@@ -158,7 +160,7 @@ pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) ->
     fed
 }
 
-/// Lets the command in `slot` go on, which is the oldest that waits on its connection.
+/// Continues the command in `slot`, the oldest that waits on its connection.
 fn next(resources: &mut Resources, connection: &mut Connection, slot: u16) -> Next {
     if let Err(status) = check_again(connection, slot) {
         connection.waiting.pop_front();

@@ -1,4 +1,4 @@
-//! What a `wr_id` says: which kind of work request completed, and for which slot.
+//! The `wr_id` of a work request: which kind it is, and for which slot.
 
 /// The decoded `wr_id`. The queue pair of the completion says which connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,8 +9,8 @@ pub(super) enum WrId {
     RecvInPlace(u16),
     /// The RDMA READ (the last one of several) that pulls a command's data.
     Pull(u16),
-    /// The RDMA WRITE (the last one of several) of a piece of what a command tells, while there is
-    /// more.
+    /// The RDMA WRITE (the last one of several) of a piece of what a command returns, while there
+    /// is more.
     Push(u16),
     /// A command's response capsule, and with it the RDMA WRITEs before it.
     Respond(u16),
