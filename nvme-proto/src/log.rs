@@ -20,7 +20,7 @@ pub use cross_controller_reset::{
 pub use discovery::{
     AddressFamily, DiscoveryEntryFlags, DiscoveryLog, DiscoveryLogEntry, DiscoveryLogError,
     DiscoveryLogHeader, DiscoverySubsystemType, RdmaCms, RdmaProviderType, RdmaQpType, RdmaTsas,
-    TransportRequirements, TransportType,
+    TcpSecurityType, TcpTsas, TransportRequirements, TransportType,
 };
 pub use effects::{CommandEffects, CommandEffectsLog};
 pub use error_information::ErrorInformationEntry;

@@ -14,7 +14,7 @@ use capstan_nvme_proto::lba_status::{LbaStatusDescriptor, LbaStatusList};
 use capstan_nvme_proto::log::{
     AnaGroupHeader, AnaLogHeader, CommandEffectsLog, CrossControllerResetEntry,
     CrossControllerResetLogHeader, DiscoveryLogEntry, DiscoveryLogHeader, ErrorInformationEntry,
-    FirmwareSlotLog, HealthLog, RdmaTsas, ReservationNotificationLog, SupportedLogPages,
+    FirmwareSlotLog, HealthLog, RdmaTsas, ReservationNotificationLog, SupportedLogPages, TcpTsas,
 };
 use capstan_nvme_proto::nqn::HostId;
 use capstan_nvme_proto::rdma_cm::{AcceptPrivateData, RejectPrivateData, RequestPrivateData};
@@ -65,6 +65,7 @@ fn every_wire_structure_has_its_size_and_alignment_one() {
         DiscoveryLogHeader => 1024,
         DiscoveryLogEntry => 1024,
         RdmaTsas => 256,
+        TcpTsas => 256,
         ReservationNotificationLog => 64,
         TimestampData => 8,
         HostBehaviorSupport => 512,

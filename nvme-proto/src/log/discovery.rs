@@ -1,7 +1,7 @@
 //! Discovery (LID 70h): the NVM subsystems a discovery controller knows, and how to reach them.
 //!
-//! Source: NVMe Base 2.1, section 5.1.12 (Discovery log page); NVMe over RDMA Transport 1.1
-//! (Transport Specific Address Subtype).
+//! Source: NVMe Base 2.1, section 5.1.12 (Discovery log page); NVMe over RDMA Transport 1.1 and
+//! NVMe over TCP Transport 1.1 (Transport Specific Address Subtype).
 
 use core::mem::offset_of;
 
@@ -75,6 +75,16 @@ open_enum! {
     }
 }
 
+open_enum! {
+    /// SECTYPE, Security Type of NVMe/TCP.
+    #[derive(Unaligned)]
+    pub struct TcpSecurityType(u8) {
+        NONE = 0 => "No security",
+        TLS_1_2 = 1 => "TLS 1.2",
+        TLS_1_3 = 2 => "TLS 1.3",
+    }
+}
+
 bitflags! {
     /// EFLAGS, Entry Flags.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -134,6 +144,17 @@ pub struct RdmaTsas {
     reserved10: [u8; 246],
 }
 
+/// Transport Specific Address Subtype of NVMe/TCP, 256 bytes.
+#[repr(C)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+pub struct TcpTsas {
+    /// Security Type.
+    pub sectype: TcpSecurityType,
+    reserved1: [u8; 255],
+}
+
 /// Head of the Discovery log page, 1024 bytes. The entries follow it.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -182,7 +203,8 @@ pub struct DiscoveryLogEntry {
     pub subnqn: [u8; NQN_FIELD_BYTES],
     /// TRADDR, Transport Address as text.
     pub traddr: [u8; 256],
-    /// TSAS, Transport Specific Address Subtype; see [`DiscoveryLogEntry::rdma_tsas`].
+    /// TSAS, Transport Specific Address Subtype; see [`DiscoveryLogEntry::rdma_tsas`] and
+    /// [`DiscoveryLogEntry::tcp_tsas`].
     pub tsas: [u8; 256],
 }
 
@@ -191,6 +213,7 @@ const _: () = {
     assert!(offset_of!(RdmaTsas, prtype) == 1);
     assert!(offset_of!(RdmaTsas, cms) == 2);
     assert!(offset_of!(RdmaTsas, pkey) == 8);
+    assert!(size_of::<TcpTsas>() == 256 && align_of::<TcpTsas>() == 1);
     assert!(size_of::<DiscoveryLogHeader>() == DiscoveryLogHeader::SIZE_BYTES);
     assert!(align_of::<DiscoveryLogHeader>() == 1);
     assert!(offset_of!(DiscoveryLogHeader, numrec) == 8);
@@ -325,7 +348,60 @@ impl DiscoveryLogEntry {
             ..RdmaTsas::new_zeroed()
         };
         Self {
-            trtype: TransportType::RDMA,
+            tsas: zerocopy::transmute!(tsas),
+            ..Self::of_port(
+                TransportType::RDMA,
+                subtype,
+                subnqn,
+                portid,
+                adrfam,
+                traddr,
+                trsvcid,
+            )
+        }
+    }
+
+    /// An entry for an NVMe/TCP port of the dynamic controller model. `traddr` and `trsvcid` are
+    /// cut at 256 and 32 bytes.
+    #[must_use]
+    pub fn tcp(
+        subtype: DiscoverySubsystemType,
+        subnqn: &Nqn,
+        portid: u16,
+        adrfam: AddressFamily,
+        traddr: &str,
+        trsvcid: &str,
+        sectype: TcpSecurityType,
+    ) -> Self {
+        let tsas = TcpTsas {
+            sectype,
+            ..TcpTsas::new_zeroed()
+        };
+        Self {
+            tsas: zerocopy::transmute!(tsas),
+            ..Self::of_port(
+                TransportType::TCP,
+                subtype,
+                subnqn,
+                portid,
+                adrfam,
+                traddr,
+                trsvcid,
+            )
+        }
+    }
+
+    fn of_port(
+        trtype: TransportType,
+        subtype: DiscoverySubsystemType,
+        subnqn: &Nqn,
+        portid: u16,
+        adrfam: AddressFamily,
+        traddr: &str,
+        trsvcid: &str,
+    ) -> Self {
+        Self {
+            trtype,
             adrfam,
             subtype,
             portid: portid.into(),
@@ -334,7 +410,6 @@ impl DiscoveryLogEntry {
             trsvcid: nul_padded(trsvcid),
             subnqn: subnqn.to_field(),
             traddr: nul_padded(traddr),
-            tsas: zerocopy::transmute!(tsas),
             ..Self::new_zeroed()
         }
     }
@@ -366,6 +441,16 @@ impl DiscoveryLogEntry {
     #[must_use]
     pub fn rdma_tsas(&self) -> Option<&RdmaTsas> {
         if self.trtype == TransportType::RDMA {
+            Some(zerocopy::transmute_ref!(&self.tsas))
+        } else {
+            None
+        }
+    }
+
+    /// TSAS of an NVMe/TCP entry; `None` for another transport.
+    #[must_use]
+    pub fn tcp_tsas(&self) -> Option<&TcpTsas> {
+        if self.trtype == TransportType::TCP {
             Some(zerocopy::transmute_ref!(&self.tsas))
         } else {
             None
@@ -403,11 +488,27 @@ mod tests {
             "nqn.2024-01.io.capstan:disk"
         );
         assert_eq!(entry.rdma_tsas().unwrap().prtype, RdmaProviderType::IWARP);
-        let tcp = DiscoveryLogEntry {
-            trtype: TransportType::TCP,
-            ..entry
-        };
-        assert_eq!(tcp.rdma_tsas(), None);
+        assert_eq!(entry.tcp_tsas(), None);
+    }
+
+    #[test]
+    fn a_tcp_entry_reads_back() {
+        let entry = DiscoveryLogEntry::tcp(
+            DiscoverySubsystemType::NVM,
+            &Nqn::new("nqn.2024-01.io.capstan:disk").unwrap(),
+            7,
+            AddressFamily::IPV6,
+            "2001:db8::1",
+            "8009",
+            TcpSecurityType::TLS_1_3,
+        );
+        assert_eq!(entry.as_bytes()[..4], [3, 2, 2, 0]);
+        assert_eq!(entry.as_bytes()[768..770], [2, 0]);
+        assert_eq!(entry.transport_address().as_str(), Some("2001:db8::1"));
+        assert_eq!(entry.transport_service_id().as_str(), Some("8009"));
+        assert_eq!(entry.asqsz.get(), DiscoveryLogEntry::ASQSZ_MIN);
+        assert_eq!(entry.tcp_tsas().unwrap().sectype, TcpSecurityType::TLS_1_3);
+        assert_eq!(entry.rdma_tsas(), None);
     }
 
     #[test]
