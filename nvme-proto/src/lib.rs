@@ -1,7 +1,7 @@
 //! NVMe and NVMe over Fabrics wire structures: bytes to typed values and back.
 //!
-//! Written against NVMe Base 2.1, NVM Command Set 1.1 and NVMe over RDMA Transport 1.1, with Rapid
-//! Path Failure Recovery of NVMe Base 2.3.
+//! Written against NVMe Base 2.1, NVM Command Set 1.1, NVMe over RDMA Transport 1.1 and NVMe over
+//! TCP Transport 1.1, with Rapid Path Failure Recovery of NVMe Base 2.3.
 //!
 //! # Where things are
 //! * On the wire: [`sqe::Sqe`] and [`cqe::Cqe`], [`sgl::SglDescriptor`], the data structures in
@@ -9,6 +9,7 @@
 //!   the private data in [`rdma_cm`]. They are plain bytes with little-endian integers of
 //!   alignment 1, may lie at any address, and hold whatever a peer sent. A size and the offsets of
 //!   its fields are asserted beside each.
+//! * [`tcp`]: NVMe over TCP, from a stream of bytes to capsules and data and back.
 //! * Understood: [`command`] and [`fabrics::FabricsCommand`] (parsed once, with every count
 //!   widened), [`sgl::Sgl`], [`property`], [`features`], [`nqn::Nqn`], [`status::Status`],
 //!   [`async_event::AsyncEvent`]. Parsing fails with a [`error::CommandError`]: the status to
@@ -22,10 +23,10 @@
 //! * Reserved bytes are private: zero in what is built here, ignored in what arrives.
 //!
 //! # What it does not do
-//! It keeps no state, reads no clock, allocates nothing and does no I/O. It does not know what a
-//! controller supports: limits, namespaces and permissions are the caller's. It has no PRPs, no
-//! memory mapped registers or doorbells, no zoned, key-value or computational command sets, and no
-//! TCP or Fibre Channel transport.
+//! It reads no clock, allocates nothing and does no I/O, and keeps no state but that of the streams
+//! and transfers of [`tcp`]. It does not know what a controller supports: limits, namespaces and
+//! permissions are the caller's. It has no PRPs, no memory mapped registers or doorbells, no zoned,
+//! key-value or computational command sets, and no Fibre Channel transport.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(
@@ -58,6 +59,7 @@ pub mod reservation;
 pub mod sgl;
 pub mod sqe;
 pub mod status;
+pub mod tcp;
 pub mod text;
 pub mod transfer;
 pub mod zeroes_based;

@@ -23,6 +23,9 @@ use capstan_nvme_proto::reservation::{
 };
 use capstan_nvme_proto::sgl::SglDescriptor;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::tcp::pdu::{
+    CapsuleCmd, CapsuleResp, CommonHeader, IcReq, IcResp, TermReq, TransferHeader,
+};
 
 macro_rules! table {
     ($($type:ty => $bytes:literal,)+) => {
@@ -66,6 +69,13 @@ fn every_wire_structure_has_its_size_and_alignment_one() {
         DiscoveryLogEntry => 1024,
         RdmaTsas => 256,
         TcpTsas => 256,
+        CommonHeader => 8,
+        IcReq => 128,
+        IcResp => 128,
+        TermReq => 24,
+        CapsuleCmd => 72,
+        CapsuleResp => 24,
+        TransferHeader => 24,
         ReservationNotificationLog => 64,
         TimestampData => 8,
         HostBehaviorSupport => 512,
