@@ -2,7 +2,8 @@
 # Captures golden bytes from the real Linux host and target: boots the lab once per capture, decodes every pcap (which
 # fails on any anomaly) and extracts the files.
 #
-#   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]      CAPTURE: plain crc passthru auth rping p2p probe data (default: all), or none
+#   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]      CAPTURE: plain crc passthru auth rping p2p probe tcp data (default: all),
+#                                                    or none
 #
 # Environment: CAPSTAN_LAB_NEWER_KERNEL   for data: a release from 6.13 on, whose vmlinuz is in $CAPSTAN_LAB_CACHE/boot and
 #                                         whose modules are in /lib/modules
@@ -15,7 +16,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 [ $# -ge 1 ] || die "usage: golden.sh OUTPUT_FOLDER [CAPTURE…]"
 output=$1
 shift
-[ $# -gt 0 ] || set -- plain crc passthru auth rping p2p probe data
+[ $# -gt 0 ] || set -- plain crc passthru auth rping p2p probe tcp data
 captures=$CAPSTAN_LAB_CACHE/captures
 release=$(lab_kernel_release)
 
@@ -36,6 +37,7 @@ for capture; do
         rping) boot rping capture-rping.sh rping-crc 1500 siw-crc.ko ;;
         p2p) boot p2p capture-rping.sh rping-p2p 65536 siw-p2p.ko ;;
         probe) boot probe probe-siw.sh ;;
+        tcp) boot tcp capture-tcp.sh ;;
         data) boot data -n -k "${CAPSTAN_LAB_NEWER_KERNEL:?data needs a newer kernel: see the head of this script}" capture-data.sh ;;
         none) ;;
         *) die "no capture is called $capture" ;;
@@ -51,8 +53,13 @@ extract() { # extract PCAP SOURCE [OPTION…]: earlier captures win, so every na
     "$here/extract_golden.py" "$pcap" "$output" --keep --source "$source; $system" "$@" >>"$captures/extract.log" ||
         die "the decoder found problems in $pcap: see $captures/extract.log"
 }
+extract_tcp() { # extract_tcp CAPTURE SUFFIX [OPTION…]
+    local pcap=$captures/tcp/linux-tcp-$1.pcap
+    "$here/extract_golden_tcp.py" "$pcap" "$output" --source "nvme-tcp host, nvmet-tcp target over lo; $system" \
+        "--suffix=-$2" "${@:3}" >>"$captures/extract.log" || die "$pcap is missing or wrong: see $captures/extract.log"
+}
 mkdir -p "$output"
-rm -f "$output"/rdma/*.hex "$output"/nvme/*.hex "$captures/extract.log"
+rm -f "$output"/rdma/*.hex "$output"/nvme/*.hex "$output"/tcp/*.hex "$captures/extract.log"
 host_and_target="nvme-rdma host, nvmet-rdma target"
 extract plain/linux-siw.pcap "$host_and_target over siw, no CRC, lo MTU 65536"
 extract crc/linux-siw-crc.pcap "$host_and_target over siw built with mpa_crc_required, lo MTU 1500" --match '^(mpa|fpdu)'
@@ -70,10 +77,15 @@ extract passthru/linux-passthru.pcap "$host_and_target over siw, passed through 
 extract auth/linux-auth.pcap "$host_and_target over siw, DH-HMAC-CHAP" --match '(authentication|reservation|connect-admin)'
 extract probe/probe-siw.pcap "siw and nvmet-rdma answering probe_siw.py" --passive-only \
     --match '^(mpa-reply|fpdu-terminate|fpdu-read-response-zero|cm-)'
+for digests in none hdgst ddgst hdgst-ddgst; do
+    extract_tcp $digests $digests
+done
+extract_tcp flow-control flow-control --match '^(c2h-data-read|capsule-resp-(read|connect-admin))'
+extract_tcp discovery none --match discovery
 for file in "$captures"/data/data/*.hex; do
     # Also here earlier captures win.
     [ -e "$output/nvme/${file##*/}" ] || cp "$file" "$output/nvme/"
 done
 cp "$here/golden-readme.md" "$output/README.md"
 count() { find "$output/$1" -name '*.hex' | wc -l; }
-say "$output: $(count rdma) files in rdma/, $(count nvme) in nvme/"
+say "$output: $(count rdma) files in rdma/, $(count nvme) in nvme/, $(count tcp) in tcp/"

@@ -1,7 +1,8 @@
-//! NVMe over TCP: streams cut anywhere, every fault of a PDU, and whole
+//! NVMe over TCP: bytes of real peers, streams cut anywhere, every fault of a PDU, and whole
 //! transfers between the two ends.
 
 mod faults;
+mod golden;
 mod streams;
 mod transfers;
 

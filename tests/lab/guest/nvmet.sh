@@ -4,6 +4,9 @@
 #
 #   $SUBSYSTEM  two namespaces: 1 (512-byte LBAs, 64 MiB) and 3 (4096-byte LBAs, 64 MiB), any host
 #   $RESTRICTED one namespace, allows only $ALLOWED_HOST
+#
+# Set beforehand, TRTYPE=tcp and TRADDR make the port NVMe/TCP's, at that address; INLINE_BYTES is how much in-capsule data it
+# takes.
 
 HOSTNQN=nqn.2014-08.org.nvmexpress:uuid:6f0c1c1e-2b5a-4c0e-9d3f-0a1b2c3d4e5f
 HOSTID=6f0c1c1e-2b5a-4c0e-9d3f-0a1b2c3d4e5f
@@ -56,7 +59,7 @@ disk_of() { # disk_of CONTROLLER NSID, for example disk_of nvme0 3: waits for it
 modprobe -a configfs
 mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
 modprobe null_blk nr_devices=0
-modprobe -a nvmet nvmet-rdma
+modprobe -a nvmet "nvmet-${TRTYPE:-rdma}"
 nullb lab512 512
 nullb lab4096 4096
 nullb labspare 512
@@ -71,9 +74,10 @@ echo 0 >"$NVMET/subsystems/$RESTRICTED/attr_allow_any_host"
 ln -s "$NVMET/hosts/$ALLOWED_HOST" "$NVMET/subsystems/$RESTRICTED/allowed_hosts/"
 
 mkdir "$NVMET/ports/1"
-echo rdma >"$NVMET/ports/1/addr_trtype"
+echo "${TRTYPE:-rdma}" >"$NVMET/ports/1/addr_trtype"
 echo ipv4 >"$NVMET/ports/1/addr_adrfam"
-echo 10.9.0.1 >"$NVMET/ports/1/addr_traddr"
+echo "${TRADDR:-10.9.0.1}" >"$NVMET/ports/1/addr_traddr"
 echo 4420 >"$NVMET/ports/1/addr_trsvcid"
+[ -z "${INLINE_BYTES:-}" ] || echo "$INLINE_BYTES" >"$NVMET/ports/1/param_inline_data_size"
 ln -s "$NVMET/subsystems/$SUBSYSTEM" "$NVMET/ports/1/subsystems/"
 ln -s "$NVMET/subsystems/$RESTRICTED" "$NVMET/ports/1/subsystems/"
