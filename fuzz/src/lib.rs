@@ -10,6 +10,7 @@ mod host;
 mod iwarp;
 mod nvme_proto;
 mod subsystem;
+mod tcp;
 
 pub use config::config_toml;
 pub use host::{host, host_discovery};
@@ -19,6 +20,7 @@ pub use nvme_proto::{
     private_data, sgl,
 };
 pub use subsystem::controller_ops;
+pub use tcp::{tcp_from_controller, tcp_from_host};
 
 /// A fuzz target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -39,6 +41,8 @@ pub const TARGETS: &[Target] = &[
     ("iwarp_receive", iwarp_receive),
     ("iwarp_setup", iwarp_setup),
     ("same_host", same_host),
+    ("tcp_from_host", tcp_from_host),
+    ("tcp_from_controller", tcp_from_controller),
     ("config_toml", config_toml),
     ("host", host),
     ("host_discovery", host_discovery),
