@@ -8,7 +8,7 @@ for _ in 1 2; do
     capstan reset "$DISK"
     is_live
     capstan ns-rescan "$DISK"
-    within 20 "I/O goes on" moves "$DISK"
+    within 20 "I/O goes on" goes_on load "$DISK"
 done
 finish load
 is_live

@@ -7,7 +7,7 @@ for _ in 1 2; do
     echo 1 >"/sys/class/nvme/$CONTROLLER/reset_controller"
     within 20 "$CONTROLLER is live again after a reset" is_live
     echo 1 >"/sys/class/nvme/$CONTROLLER/rescan_controller"
-    within 20 "I/O goes on" moves "$DISK"
+    within 20 "I/O goes on" goes_on load "$DISK"
 done
 finish load
 disk 3
