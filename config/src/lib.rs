@@ -3,8 +3,8 @@
 //! [`Config::from_toml`] parses and checks everything that can be checked without looking at the
 //! machine; [`Config::quick`] builds the same value from `serve --export … --listen …`;
 //! [`Config::check_machine`] looks at the files, devices, cores and addresses that it names.
-//! A [`Config`] that exists is consistent: every NSID, UUID and default is filled in, and whoever
-//! holds one never checks again.
+//! A [`Config`] that exists is consistent: every NSID, UUID and default is filled in, and code
+//! that has one never checks again.
 //!
 //! Every complaint is a [`Problem`]: where (line and field), what was written, what is allowed, and
 //! the nearest thing that would have been right. All problems are found, not the first one; of very
@@ -105,12 +105,12 @@ fn read_text(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-/// Where a process finds the descriptors that it was started with: a pipe there has somebody who
+/// Where a process finds the descriptors that it was started with: a pipe there has a process that
 /// writes, as `-` has.
 const HANDED_OVER: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self/fd"];
 
-/// Opens what can be read at once: a named pipe would keep the process until somebody writes, and a
-/// device may do what nobody asked for.
+/// Opens what can be read at once: a named pipe would keep the process until another one writes,
+/// and a device may do something when it is opened.
 fn open(path: &Path) -> io::Result<File> {
     if HANDED_OVER.iter().any(|place| path.starts_with(place)) {
         return File::open(path);

@@ -31,9 +31,10 @@ pub struct Target {
     /// All memory registered for I/O and queues, over all reactors. A Connect that would exceed it
     /// is refused. Namespaces in RAM are not part of it.
     pub memory_budget_bytes: u64,
-    /// How long a reactor polls after I/O without finding work before it arms its sources and blocks. Of more than 50 us,
-    /// commands that came together have a share each. Admin commands, keep-alives among them, are followed by no spin,
-    /// nor are several commands together where a device is a software one, whose work the kernel does on the same cores.
+    /// How long a reactor polls after I/O without finding work before it arms its sources and
+    /// blocks. Of more than 50 us, commands that came together have a share each. Admin commands,
+    /// keep-alives among them, are followed by no spin, nor are several commands together where a
+    /// device is a software one, whose work the kernel does on the same cores.
     pub spin: Duration,
     /// Least severe level that is logged.
     pub log: LogLevel,
@@ -43,7 +44,7 @@ pub struct Target {
     /// the device has such, and with them connections whose host is not known yet. Otherwise each
     /// has its own.
     pub shared_receive_queue: bool,
-    /// PCI Vendor ID that controllers tell, of whoever sells this target; 0 tells none.
+    /// PCI Vendor ID in Identify Controller, of the vendor of this target; 0 is none.
     pub vendor_id: u16,
     /// PCI Subsystem Vendor ID, likewise.
     pub subsystem_vendor_id: u16,
@@ -79,7 +80,7 @@ pub enum LogLevel {
     Error,
     /// And what may soon.
     Warn,
-    /// And who connected, was refused, went away.
+    /// And which hosts connected, were refused, went away.
     Info,
     /// And what the controller decided.
     Debug,

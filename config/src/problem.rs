@@ -290,7 +290,7 @@ pub enum ProblemKind {
     /// A malformed `--export`.
     #[error(transparent)]
     Backing(#[from] BackingError),
-    /// Nobody could connect.
+    /// No host could connect.
     #[error(
         "no host may connect; list host NQNs in allowed_hosts (the log names a host that is refused, and \
          /etc/nvme/hostnqn of the host has its own), or write `allow_any_host = true` to let in every \

@@ -209,7 +209,7 @@ mod tests {
             assert_eq!(Size(bytes).to_string(), text);
         }
         assert_eq!(Size(1_363_149).to_string(), "1.3 MiB");
-        // Nobody reads 1047527936 MiB or 24684084 KiB.
+        // No one reads 1047527936 MiB or 24684084 KiB.
         assert_eq!(Size((999 << 40) + (256 << 20)).to_string(), "999.0 TiB");
         assert_eq!(Size(24_684_084 << 10).to_string(), "23.5 GiB");
     }

@@ -124,7 +124,7 @@ fn several_hosts() {
     );
     assert!(databases.serial.starts_with("RACK7-") && databases.serial != cache.serial);
     assert_eq!(databases.model, "Rack 7 storage");
-    // Whoever copies the sample keeps what is mounted while `capstan doctor` looks.
+    // A user of the sample keeps what is mounted while `capstan doctor` looks.
     assert!(config.subsystems.iter().all(|s| !s.end_older_association));
     let names = config.subsystems.iter().flat_map(|subsystem| {
         let namespaces = subsystem.namespaces.iter();

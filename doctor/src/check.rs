@@ -178,8 +178,8 @@ pub fn text(checks: &[Check]) -> String {
     text
 }
 
-/// The same for programs: `{"checks": [{name, verdict, seen, expected, remedy, figures?}…], "ok": N,
-/// "warnings": N, "errors": N}`.
+/// The same for programs: `{"checks": [{name, verdict, seen, expected, remedy, figures?}…], "ok":
+/// N, "warnings": N, "errors": N}`.
 #[must_use]
 pub fn json(checks: &[Check]) -> Value {
     let summary = Summary::of(checks);

@@ -3,7 +3,8 @@
 use crate::modules::{State, state};
 use crate::{Check, DeviceFile, Machine};
 
-/// FUSE and loop, which `attach` and `mount` use; ublk and the kernel's own host, which they do not.
+/// FUSE and loop, which `attach` and `mount` use; ublk and the kernel's own host, which they do
+/// not.
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
     vec![
         needed(machine, "FUSE", "/dev/fuse", "fuse"),

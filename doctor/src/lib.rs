@@ -1,9 +1,9 @@
 //! Whether a machine is fit for `capstan` and `capstan-target`, and what would make it so.
 //!
-//! A [`Check`] is a value: what was looked at, what was seen, what was expected, and the command that
-//! mends it. Small functions make them of a [`Machine`], which may be a folder that looks like one;
-//! [`text`] and [`json`] tell them. [`machine_checks`] is all of them in order; what concerns a
-//! configuration is added by `capstan-target`, what concerns a connection by `capstan`.
+//! A [`Check`] is a value: what was looked at, what was seen, what was expected, and the command
+//! that mends it. Small functions make them of a [`Machine`], which may be a folder that looks like
+//! one; [`text`] and [`json`] tell them. [`machine_checks`] is all of them in order; what concerns
+//! a configuration is added by `capstan-target`, what concerns a connection by `capstan`.
 //!
 //! # What it does not do
 //! It changes nothing, loads no module and sends nothing. Devices are read from sysfs, so that a

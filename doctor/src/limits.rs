@@ -22,8 +22,8 @@ pub struct Needs {
     pub srq_wrs: u64,
 }
 
-/// The limits of the device called `device`, against what is needed of it. Nothing where they cannot
-/// be asked for without libibverbs.
+/// The limits of the device called `device`, against what is needed of it. Nothing where they
+/// cannot be asked for without libibverbs.
 pub(crate) fn check(
     device: &str,
     limits: io::Result<Option<DeviceLimits>>,
@@ -68,7 +68,7 @@ pub(crate) fn check(
     if short.is_empty() {
         return Some(Check::ok(name, seen));
     }
-    // What makes do with less is no error, whoever uses the device.
+    // What makes do with less is no error, whatever uses the device.
     let verdict = match verdict {
         Verdict::Error => role.of_device(),
         other => other,

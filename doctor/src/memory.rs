@@ -9,8 +9,8 @@ const HOST_BYTES: u64 = 40 << 20;
 const MEND: &str = "ulimit -l unlimited (as root), for good: echo '* - memlock unlimited' > \
                     /etc/security/limits.d/capstan.conf, and log in again";
 
-/// RLIMIT_MEMLOCK of this process: io_uring and verbs pin what is registered with them, and count it
-/// against the limit unless CAP_IPC_LOCK lifts it. iWARP in user space pins nothing.
+/// RLIMIT_MEMLOCK of this process: io_uring and verbs pin what is registered with them, and count
+/// it against the limit unless CAP_IPC_LOCK lifts it. iWARP in user space pins nothing.
 pub(crate) fn locked(machine: &Machine, devices: &[Device], role: &Role) -> Check {
     const NAME: &str = "RLIMIT_MEMLOCK";
     let Some(limit_bytes) = machine.limit("Max locked memory") else {

@@ -52,7 +52,7 @@ impl Cqe {
         let status_and_phase = status.to_bits() << 1;
         let dwords_2_and_3 =
             u64::from(sqhd) | u64::from(cid) << 32 | u64::from(status_and_phase) << 48;
-        // In two pieces, which whoever sends it loads again at once.
+        // In two pieces, as the sender loads it again at once.
         zerocopy::transmute!([u64::from(dw0).to_le(), dwords_2_and_3.to_le()])
     }
 

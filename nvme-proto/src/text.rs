@@ -78,9 +78,9 @@ impl fmt::Debug for TextField<'_> {
 }
 
 /// Text for people, whatever it holds: what a terminal or a log would not show as it is (control
-/// characters, line and paragraph separators, characters that turn the direction of the text or take
-/// no room) is escaped as in Rust. A backslash stays one: names of devices have them, and what was
-/// escaped before.
+/// characters, line and paragraph separators, characters that turn the direction of the text or
+/// take no room) is escaped as in Rust. A backslash stays one: names of devices have them, and what
+/// was escaped before.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a>(pub &'a str);
 
@@ -100,8 +100,8 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// `escape_debug` knows what Unicode calls a control, a format or a separator. Quotes and backslashes it
-/// escapes for Rust's sake.
+/// `escape_debug` knows what Unicode calls a control, a format or a separator. Quotes and
+/// backslashes it escapes for Rust's sake.
 fn is_shown(char: char) -> bool {
     matches!(char, '\'' | '"' | '\\') || char.escape_debug().len() == 1
 }

@@ -55,7 +55,7 @@ struct Figures {
     per_second: f64,
     bytes_per_second: f64,
     median_us: f64,
-    /// Operations a second in the best slice: what the machine gives when nobody else uses it.
+    /// Operations a second in the best slice: what the machine can do when nothing else uses it.
     best_per_second: f64,
 }
 

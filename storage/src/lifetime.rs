@@ -17,8 +17,8 @@ const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
 /// For how long the content of a [`Store`](crate::Store) lasts, flushed or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lifetime {
-    /// As long as the store: in its memory, or on a memory device (a RAM disk, zram), which anybody
-    /// may reset once nobody has it open, and which nothing tells from what it was before.
+    /// As long as the store: in its memory, or on a memory device (a RAM disk, zram), which any
+    /// program may reset once it is closed, and which nothing then distinguishes from before.
     Store,
     /// Until the machine starts anew: on tmpfs, or on a loop device on it.
     Boot,

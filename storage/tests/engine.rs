@@ -157,7 +157,7 @@ fn an_idle_engine_is_silent_and_wakes_no_one_before_it_is_armed() {
     assert_eq!(driver.wait(1).len(), 1);
     assert!(!driver.engine.arm());
     assert!(!readable(&driver, 30), "the signal is used up");
-    // Who was told that nothing came loses nothing that comes after.
+    // A wait that found nothing loses nothing that comes after it.
     for round in 0..3 {
         assert!(!driver.engine.arm());
         driver.engine.stayed_silent();

@@ -1,5 +1,5 @@
-//! Many hosts on one thread that only send capsules and look at the status of their answers: what is measured is the target, and
-//! not the thousand hosts that one core has to play.
+//! Many hosts on one thread that only send capsules and look at the status of their answers: what
+//! is measured is the target, and not the thousand hosts that one core has to play.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -193,8 +193,9 @@ impl Figure {
         }
     }
 
-    /// A figure that was measured in turn with its reference in every run, with the median score of the turns of each. `value`
-    /// and `reference` have the units of the turns, the latter after its name.
+    /// A figure that was measured in turn with its reference in every run, with the median score of
+    /// the turns of each. `value` and `reference` have the units of the turns, the latter after its
+    /// name.
     pub(crate) fn in_turn(
         name: &str,
         what: &str,

@@ -34,7 +34,8 @@ const TARGET_CORE: usize = 1;
 #[derive(Parser)]
 #[command(name = "scripts/bench.sh")]
 struct Arguments {
-    /// What to measure [default: the whole table, without soft-roce-counted]; --list says what there is.
+    /// What to measure [default: the whole table, without soft-roce-counted]; --list says what
+    /// there is.
     cases: Vec<String>,
     /// Seconds of one run.
     #[arg(long, default_value_t = 1.0)]

@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use crate::figure::percentile;
 
-/// Long enough for thousands of operations. Short enough that what neighbours of a virtual machine take, which changes within
-/// seconds, is taken from both.
+/// Long enough for thousands of operations. Short enough that what neighbours of a virtual machine
+/// take, which changes within seconds, is taken from both.
 pub(crate) const TURN: Duration = Duration::from_millis(50);
 
 /// What turns of one run have found: pairs of a value and its reference.

@@ -37,8 +37,8 @@ impl Fio {
                 }
             }
         }
-        // By a process of its own: a child that another test starts while this one writes the program
-        // would hold it open, and a program that is open for writing cannot be run.
+        // By a process of its own: a child that another test starts while this one writes the
+        // program would hold it open, and a program that is open for writing cannot be run.
         tool(
             "cp",
             &[utf8(&program("capstan")), utf8(&dir.path().join("capstan"))],

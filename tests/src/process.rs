@@ -41,9 +41,9 @@ pub fn resident_bytes_of(pid: u32) -> usize {
     pages * 4096
 }
 
-/// Memory that a process holds, in bytes: what of its mappings is resident, and all of those that it
-/// wants huge pages for (proc(5), smaps), as slabs are. Those are promised at the start, and that a
-/// page of 2 MiB of them is used for the first time is no growth; another slab is.
+/// Memory that a process holds, in bytes: what of its mappings is resident, and all of those that
+/// it wants huge pages for (proc(5), smaps), as slabs are. Those are promised at the start, and
+/// that a page of 2 MiB of them is used for the first time is no growth; another slab is.
 ///
 /// # Panics
 /// Without /proc, or when the process has ended.

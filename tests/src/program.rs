@@ -107,8 +107,8 @@ impl Daemon {
         Self::serve_under(&[], args)
     }
 
-    /// The same, run by `tool`: a command with arguments that puts itself before a program and keeps
-    /// the process, as `valgrind` does.
+    /// The same, run by `tool`: a command with arguments that puts itself before a program and
+    /// keeps the process, as `valgrind` does.
     ///
     /// # Panics
     /// When it does not listen.

@@ -123,7 +123,8 @@ impl WireHost {
         Self::connect_through(wire, address, connect_data(number))
     }
 
-    /// The same with any identity, beside other hosts of the same wire, none of which has commands outstanding.
+    /// The same with any identity, beside other hosts of the same wire, none of which has commands
+    /// outstanding.
     ///
     /// # Panics
     /// As [`WireHost::connect`].
@@ -392,7 +393,8 @@ impl WireHost {
         Cqe::read_from_bytes(&bytes).expect("16 bytes")
     }
 
-    /// Waits for the next response on a queue, whatever becomes of the other one. `None` when the queue has ended.
+    /// Waits for the next response on a queue, whatever becomes of the other one. `None` when the
+    /// queue has ended.
     ///
     /// # Panics
     /// When there is neither within ten seconds.

@@ -296,7 +296,8 @@ fn every_command_that_talks_to_a_target_speaks_json() {
     assert!(daemon.stop().success());
 }
 
-/// I/O commands sent as they are, to a namespace of 4096 LBAs whose LBAs 3 and 4 hold the bytes of `out`.
+/// I/O commands sent as they are, to a namespace of 4096 LBAs whose LBAs 3 and 4 hold the bytes of
+/// `out`.
 fn io_passthru(at: SocketAddr, out: &Path) {
     let ask = |args: &str| capstan_json("io-passthru", at, &args.split(' ').collect::<Vec<_>>());
     let fail = |args: &str| {

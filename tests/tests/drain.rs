@@ -24,7 +24,8 @@ const SECOND: u16 = 1001;
 /// In which a target does all it can without its host.
 const LONG: Duration = Duration::from_millis(50);
 
-/// A host that does nothing but what it is told to, over TCP: what it has not received is in the sockets.
+/// A host that does nothing but what it is told to, over TCP: what it has not received is in the
+/// sockets.
 fn connect(target: &TestTarget) -> (Rc<Wire>, WireHost) {
     let config = Config {
         same_host: false,
@@ -54,8 +55,9 @@ fn assert_success(cqe: Option<Cqe>, cid: u16) {
     assert!(cqe.status().is_success(), "{:?}", cqe.status());
 }
 
-/// Data is read from memory while the host does nothing, so that a command is over for the target before all of its data
-/// and its response have left. With one of these numbers it is the last command whose rest the full socket holds up.
+/// Data is read from memory while the host does nothing, so that a command is over for the target
+/// before all of its data and its response have left. With one of these numbers it is the last
+/// command whose rest the full socket holds up.
 #[test]
 fn a_response_that_a_full_socket_holds_up_leaves_before_the_end() {
     let mut held_up = false;
@@ -100,8 +102,8 @@ fn a_response_that_a_full_socket_holds_up_leaves_before_the_end() {
     );
 }
 
-/// One write waits for its data, which the host does not let the target read yet. A second one comes too late. The Admin
-/// queue has nothing in flight, on the same reactor or on another one.
+/// One write waits for its data, which the host does not let the target read yet. A second one
+/// comes too late. The Admin queue has nothing in flight, on the same reactor or on another one.
 #[test]
 fn what_is_in_flight_is_answered_and_nothing_else_is_begun() {
     for reactors in 1..=2 {

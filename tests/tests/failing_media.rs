@@ -1,5 +1,5 @@
-//! Media that do not answer, fail, shrink or become read-only under a running target: what its hosts
-//! and its operator hear of it. All of it needs root.
+//! Media that do not answer, fail, shrink or become read-only under a running target: what its
+//! hosts and its operator hear of it. All of it needs root.
 
 use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;

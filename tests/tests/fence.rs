@@ -308,8 +308,8 @@ fn a_living_path_goes_on_and_is_waited_for_once() {
     }
 }
 
-/// An I/O queue is lost, or its host has it deleted, with a write on the medium while the association
-/// lives: it is connected again when that is over.
+/// An I/O queue is lost, or its host has it deleted, with a write on the medium while the
+/// association lives: it is connected again when that is over.
 #[test]
 fn a_queue_is_not_connected_again_before_what_the_last_one_left_is_over() {
     let busy = Status::CONNECT_CONTROLLER_BUSY.code();

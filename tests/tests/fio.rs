@@ -195,7 +195,8 @@ fn a_verified_workload_goes_on_when_the_target_is_killed_and_comes_back() {
     let machine = Machine::new(at);
     let device = machine.attach(&[]);
     let fio = Fio::new();
-    // At this rate it writes for thirteen seconds, at least twice what the deaths take, and then reads.
+    // At this rate it writes for thirteen seconds, at least twice what the deaths take, and then
+    // reads.
     let mut job = fio.job("verify", &["--rate=20m"]);
     job.env("CAPSTAN_VOLUME", &device);
     let (verified, _daemon) = thread::scope(|scope| {

@@ -1,5 +1,6 @@
 //! SIGINT and SIGTERM to what makes, serves and takes down disks: it ends within two seconds and
-//! leaves nothing. What has to write dirty data of a mounted disk says so, and ends at a second one.
+//! leaves nothing. What has to write dirty data of a mounted disk says so, and ends at a second
+//! one.
 
 use std::fs::{self, File};
 use std::net::TcpListener;

@@ -80,7 +80,8 @@ fn sockets_hold_it() -> bool {
         let number = text.split_whitespace().nth(at).expect("three numbers");
         number.parse::<u64>().expect("bytes")
     };
-    // The largest of the sender, and what the receiver begins with: that grows as the program reads.
+    // The largest of the sender, and what the receiver begins with: that grows as the program
+    // reads.
     let hold_bytes = number("tcp_wmem", 2) + number("tcp_rmem", 1);
     let holds = hold_bytes >= u64::from(LARGE_READS) * u64::from(LARGE_BYTES) / 2;
     if holds {
@@ -91,8 +92,8 @@ fn sockets_hold_it() -> bool {
     holds
 }
 
-/// A connection that is full does not hold up another one, its commands can be aborted, and they go on when there is room
-/// again, though the target has gone to sleep.
+/// A connection that is full does not hold up another one, its commands can be aborted, and they go
+/// on when there is room again, though the target has gone to sleep.
 #[test]
 fn others_are_answered_while_a_host_takes_nothing() {
     if sockets_hold_it() {
@@ -148,7 +149,8 @@ fn a_host_goes_while_its_reads_wait() {
     target.stop();
 }
 
-/// Of a host whose reads are all there, a few are answered before a small one of another host that came behind them.
+/// Of a host whose reads are all there, a few are answered before a small one of another host that
+/// came behind them.
 #[test]
 fn a_small_read_overtakes_large_ones_of_another_host() {
     let target = TestTarget::ram("reactors = 1");
@@ -156,7 +158,8 @@ fn a_small_read_overtakes_large_ones_of_another_host() {
     fill(&mut large);
     let mut small = connect(target.addresses[0], 2);
     let mut best = usize::MAX;
-    // The target or this thread may be kept from its core for a while: the best of some times counts.
+    // The target or this thread may be kept from its core for a while: the best of some times
+    // counts.
     for _ in 0..10 {
         let mut cids = send_all(&mut large);
         let sqe = read(LbaRange {

@@ -139,7 +139,8 @@ fn idle_means_idle() {
     target.stop();
 }
 
-/// Nobody waits closely for the next keep-alive: a target that spins after I/O does not spin after one.
+/// Nobody waits closely for the next keep-alive: a target that spins after I/O does not spin after
+/// one.
 #[test]
 fn keep_alives_are_no_reason_to_spin() {
     let _alone = alone();

@@ -15,8 +15,8 @@ fn status_bytes(pid: u32, key: &str) -> u64 {
     kib << 10
 }
 
-/// The budget is a promise, not a purchase: its memory becomes resident, and is pinned for disk I/O,
-/// as hosts use it.
+/// The budget is a promise, not a purchase: its memory becomes resident, and is pinned for disk
+/// I/O, as hosts use it.
 #[test]
 fn the_budget_is_not_resident_before_the_first_host() {
     let file = tempfile::NamedTempFile::new().unwrap();

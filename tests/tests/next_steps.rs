@@ -1,5 +1,5 @@
-//! A next step that a message names is taken, and then what was refused works. `quoted.rs` finds those
-//! that no test takes.
+//! A next step that a message names is taken, and then what was refused works. `quoted.rs` finds
+//! those that no test takes.
 
 use std::fs;
 use std::net::SocketAddr;

@@ -338,7 +338,8 @@ fn what_is_quoted_of_the_system_has_a_test() {
     assert_eq!(found, BTreeMap::new(), "quoted in messages, and in no test");
 }
 
-/// The keys of the tables in `docs/configuration.md`, which another test compares with what is read.
+/// The keys of the tables in `docs/configuration.md`, which another test compares with what is
+/// read.
 fn keys() -> BTreeSet<String> {
     let text = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));

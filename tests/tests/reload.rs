@@ -1,4 +1,5 @@
-//! SIGHUP on the real binary: what the configuration file says now is served, while a host is connected.
+//! SIGHUP on the real binary: what the configuration file says now is served, while a host is
+//! connected.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -23,7 +23,8 @@ fn flush(host: &mut WireHost, cid: u16) {
     assert!(cqe.status().is_success(), "{:?}", cqe.status());
 }
 
-/// A queue of two entries has one command at a time; its slots are enough for the responses before it.
+/// A queue of two entries has one command at a time; its slots are enough for the responses before
+/// it.
 #[test]
 fn the_smallest_queue_has_slots_for_responses_that_nobody_is_told_of() {
     let target = TestTarget::ram("reactors = 1");
@@ -54,7 +55,8 @@ fn hundreds_of_responses_leave_no_slot_behind() {
     target.stop();
 }
 
-/// The target ends the connection of a queue that its host has deleted, and is told of that response for it.
+/// The target ends the connection of a queue that its host has deleted, and is told of that
+/// response for it.
 #[test]
 fn a_deleted_queue_is_ended_by_the_target() {
     for flushes in 0..=2 {

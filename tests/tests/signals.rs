@@ -1,5 +1,5 @@
-//! Signals that come to `capstan-target` while it starts: it reads its configuration from a pipe, so
-//! the test knows where it is.
+//! Signals that come to `capstan-target` while it starts: it reads its configuration from a pipe,
+//! so the test knows where it is.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

@@ -1,4 +1,5 @@
-//! A peer that breaks the rules: its connection ends, with what it had asked for before, and nobody else notices.
+//! A peer that breaks the rules: its connection ends, with what it had asked for before, and nobody
+//! else notices.
 
 use std::rc::Rc;
 
@@ -11,8 +12,9 @@ use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
 
 const LBA_BYTES: usize = 4096;
 
-/// The target learns of the writes, whose data still lies where it has come, and of the violation behind them in one look. Without a
-/// shared receive queue nothing is left that the data could be put into.
+/// The target learns of the writes, whose data still lies where it has come, and of the violation
+/// behind them in one look. Without a shared receive queue nothing is left that the data could be
+/// put into.
 #[test]
 fn writes_right_before_a_violation_end_with_their_connection() {
     let disk = tempfile::NamedTempFile::new().unwrap();

@@ -1,6 +1,6 @@
-//! Volumes in memory over each way bytes take between two ends on one machine: what the target sends from where it
-//! is, and stores from where it has come, is what was written, and no LBA is ever a part of one write and a part of
-//! another.
+//! Volumes in memory over each way bytes take between two ends on one machine: what the target
+//! sends from where it is, and stores from where it has come, is what was written, and no LBA is
+//! ever a part of one write and a part of another.
 
 use capstan_initiator::{Completion, DirectQueue, Io, Op};
 use capstan_rdma::iwarp::{Config, CrcUse, Provider};
@@ -50,7 +50,8 @@ impl Model {
         usize::try_from(self.random % bound as u64).unwrap()
     }
 
-    /// Another command: of a page mostly, sometimes of anything; never a write where another one is under way.
+    /// Another command: of a page mostly, sometimes of anything; never a write where another one is
+    /// under way.
     fn command(&mut self) -> Command {
         loop {
             let (lba, lbas) = match self.below(3) {

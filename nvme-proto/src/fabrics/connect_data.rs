@@ -42,7 +42,7 @@ const CNTLID_OFFSET: u16 = 16;
 const SUBNQN_OFFSET: u16 = 256;
 const HOSTNQN_OFFSET: u16 = 512;
 
-/// Who connects to what: the data of a Connect command, parsed.
+/// Which host connects to which subsystem: the data of a Connect command, parsed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectParameters {
     /// Host Identifier.

@@ -1,8 +1,8 @@
 //! Golden bytes: what the Linux host and target really send must parse, and encode back to the
 //! same bytes. `README.md` beside them says how each file was captured.
 //!
-//! Here every file is checked by the structure its name starts with; the modules know the structures,
-//! and assert named fields of particular files.
+//! Here every file is checked by the structure its name starts with; the modules know the
+//! structures, and assert named fields of particular files.
 
 mod commands;
 mod data;

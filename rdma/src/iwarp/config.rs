@@ -25,7 +25,7 @@ pub enum CrcUse {
     /// Ask peers on other machines. What does not leave this one crosses no wire that could damage
     /// it.
     BetweenMachines,
-    /// Ask nobody.
+    /// Ask no peer.
     Never,
 }
 

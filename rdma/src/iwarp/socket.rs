@@ -121,7 +121,7 @@ impl Link {
     /// Receives into `pieces` in order.
     ///
     /// # Safety
-    /// Each piece is mapped memory that the caller may write and that nobody has a reference to.
+    /// Each piece is mapped memory that the caller may write and that nothing has a reference to.
     #[inline]
     pub(super) unsafe fn receive(&mut self, pieces: &mut [Piece]) -> io::Result<Transfer> {
         match self {

@@ -165,7 +165,7 @@ impl<'t> Span<'t> {
 
     /// The bytes, to be read at once (CRC).
     pub(super) fn bytes(self) -> &'t [u8] {
-        // SAFETY: mapped and initialized while the table is borrowed. Nobody writes meanwhile:
+        // SAFETY: mapped and initialized while the table is borrowed. Nothing writes meanwhile:
         // this thread is here, and the users of a region keep other writers off what a work
         // request names (contract: it is in the provider's hands until it completes).
         unsafe { std::slice::from_raw_parts(self.base, self.len_bytes) }
@@ -218,7 +218,7 @@ impl StagTable {
         Ok(stag)
     }
 
-    /// Registers a whole slab of zeroes, which nobody writes to, for sending.
+    /// Registers a whole slab of zeroes, which nothing writes to, for sending.
     pub(super) fn register_zeroes(&mut self, slab: &Arc<Slab>, pd: u32) -> Result<u32, RdmaError> {
         let stag = self.register(slab, 0, slab.len_bytes(), Access::empty(), pd)?;
         if let Some((_, entry)) = self.find_mut(stag) {

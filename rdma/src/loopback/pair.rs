@@ -411,7 +411,7 @@ impl Core {
         Ok(())
     }
 
-    /// Ends all that a queue pair does. Its completions that nobody has polled are lost.
+    /// Ends all that a queue pair does. Its completions that were not polled are lost.
     fn drop_pair(&mut self, qp: u32) {
         if let Some(pair) = self.pairs.get_mut(&qp) {
             // The owner knows; only the peer is notified.

@@ -83,7 +83,7 @@ fn copy_bytes((from, from_at): (&Span, usize), (to, to_at): (&Span, usize), len:
     let sink = to.at(to_at, len);
     // SAFETY: both ranges are inside live mappings (`Span::at`), which start initialized (zeroed);
     // they may overlap, so this is a memmove. Safe code holds no reference into a slab
-    // (`capstan_memory`), and whoever made one by `unsafe` promised that no operation in flight
+    // (`capstan_memory`), and `unsafe` code that made one promised that no operation in flight
     // uses the bytes; everything runs on one thread.
     unsafe { ptr::copy(source, sink, len) };
 }
@@ -93,7 +93,7 @@ pub(super) fn read(from: &Span) -> Vec<u8> {
     let mut bytes = vec![0; from.len_bytes];
     let source = from.at(0, from.len_bytes);
     // SAFETY: the source is inside a live mapping (`Span::at`), the sink a fresh vector of that
-    // length; as for `copy_bytes`, nobody writes the source meanwhile.
+    // length; as for `copy_bytes`, nothing writes the source meanwhile.
     unsafe { ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), from.len_bytes) };
     bytes
 }

@@ -1,5 +1,5 @@
-//! Shared memory between two ends on one machine: who takes it. That it carries everything a socket
-//! does is the conformance suite's (`same_host`).
+//! Shared memory between two ends on one machine: which connections take it. That it carries
+//! everything a socket does is the conformance suite's (`same_host`).
 
 use std::process::Command;
 use std::{env, fs};

@@ -314,7 +314,7 @@ fn is_closed(stream: &mut TcpStream, target: &mut Side, patience: Duration) -> b
         target.turn();
         match stream.read(&mut [0; 1]) {
             Ok(0) => return true,
-            // What was sent and nobody has read makes an end of another kind.
+            // Unread bytes make the end a reset.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return true,
             _ => {}
         }
@@ -327,7 +327,7 @@ fn connections_that_say_nothing_make_room_for_one_that_does() {
     let config = Config {
         half_open_max: 3,
         half_open_per_source_max: 2,
-        // Nobody is helped by the clock.
+        // Long, so that no deadline closes any of them.
         setup_timeout_ms: 60_000,
         ..Config::default()
     };

@@ -168,7 +168,7 @@ fn removed_device_tells_every_id_and_comes_back() {
     assert!(gone.is_removed());
     let any = std::net::SocketAddr::new(super::ends::address(PASSIVE), 0);
     assert!(ends.ends[PASSIVE].manager.listen(any, 1).is_err());
-    // Nobody answers at its address.
+    // Nothing answers at its address.
     assert!(ends.ask(100_000).is_none());
     ends.network.strike(Fault::RestoreDevice {
         provider: ends.machines[PASSIVE].index(),
@@ -242,7 +242,7 @@ fn overrun_completion_queue_breaks_the_queue_pair() {
     for wr_id in 0..5 {
         post_message(&mut active, &mut passive, wr_id);
     }
-    // Nobody polls the passive side's queue while five messages arrive.
+    // The passive side's queue is not polled while five messages arrive.
     ends.network.advance_to(ends.network.now_us() + 1);
     assert!(ends.cause(PASSIVE, passive.id).contains("overrun"));
 }

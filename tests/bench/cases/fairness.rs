@@ -20,7 +20,8 @@ use crate::{Setting, TARGET_CORE};
 /// A thousand commands beside the other host, ten of which are beyond the percentile.
 const TURN: Duration = Duration::from_millis(250);
 
-/// Both hosts of a row: the one that is to be treated fairly, and the one that has more than its share.
+/// Both hosts of a row: the one that is to be treated fairly, and the one that has more than its
+/// share.
 #[derive(Clone, Copy)]
 struct Pair {
     row: &'static str,

@@ -1,10 +1,11 @@
-//! `lines`: the words of the target's memory that both of two reactors touch while each serves a host, and one of them writes.
-//! There are to be none: the cache line of such a word travels between the cores for every command. Told beside them are lines
-//! with different words of both reactors, which is chance: the heap may put what two threads have asked for side by side.
+//! `lines`: the words of the target's memory that both of two reactors touch while each serves a
+//! host, and one of them writes. There are to be none: the cache line of such a word travels
+//! between the cores for every command. Told beside them are lines with different words of both
+//! reactors, which is chance: the heap may put what two threads have asked for side by side.
 //!
-//! Counted by valgrind's lackey, which tells every load and store, with the scheduler's word on whose they are. What one
-//! reactor does rarely, such as for a timer, does not count. That the count would find one is shown by a lock that
-//! reactors do share.
+//! Counted by valgrind's lackey, which tells every load and store, with the scheduler's word on
+//! whose they are. What one reactor does rarely, such as for a timer, does not count. That the
+//! count would find one is shown by a lock that reactors do share.
 //!
 //! From the same trace: how many lines of data, and of code, a command touches in user space.
 
@@ -223,7 +224,8 @@ struct Trace {
 }
 
 impl Trace {
-    /// Reads a pipe until the program that writes it has ended; only what comes while it `counts` matters.
+    /// Reads a pipe until the program that writes it has ended; only what comes while it `counts`
+    /// matters.
     fn read(pipe: &Path, counts: Arc<AtomicBool>) -> JoinHandle<Result<Self>> {
         let pipe = pipe.to_owned();
         thread::spawn(move || {
@@ -240,7 +242,8 @@ impl Trace {
         })
     }
 
-    /// One line: `I  address,bytes` for an instruction, ` L `, ` S ` and ` M ` for loads, stores and both, or the scheduler's.
+    /// One line: `I  address,bytes` for an instruction, ` L `, ` S ` and ` M ` for loads, stores
+    /// and both, or the scheduler's.
     fn take(&mut self, line: &[u8], counts: bool) {
         if let [
             b'I' | b' ',
@@ -278,7 +281,8 @@ impl Trace {
         }
     }
 
-    /// Different lines among as many in a row as a command takes, the mean of all commands of both reactors.
+    /// Different lines among as many in a row as a command takes, the mean of all commands of both
+    /// reactors.
     #[expect(
         clippy::cast_precision_loss,
         reason = "thousands of commands and lines"

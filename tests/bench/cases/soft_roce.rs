@@ -1,6 +1,7 @@
-//! `soft-roce`: `capstan-target` with the verbs provider against the Linux target, in the same boot of the
-//! lab, with the Linux host and fio. Each round has a boot of its own: where kernel and program come to lie in
-//! memory changes the ratio by some 3 %, and stays for as long as the machine is up.
+//! `soft-roce`: `capstan-target` with the verbs provider against the Linux target, in the same boot
+//! of the lab, with the Linux host and fio. Each round has a boot of its own: where kernel and
+//! program come to lie in memory changes the ratio by some 3 %, and stays for as long as the
+//! machine is up.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,14 +33,15 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     measure(setting, &MEASURED, boots, &[turns.to_string()])
 }
 
-/// The same once, on one emulated processor whose time is its instructions: what the host, the device and the target
-/// take together for a command, the same in every run within half a percent.
+/// The same once, on one emulated processor whose time is its instructions: what the host, the
+/// device and the target take together for a command, the same in every run within half a percent.
 pub(crate) fn counted(setting: &Setting) -> Result<Findings> {
     let arguments = ["5", "1", "0.3"].map(str::to_owned);
     measure(setting, &COUNTED, 1, &arguments)
 }
 
-/// Of either target, in a round, for each second that a run takes elsewhere: the emulated machine is slow.
+/// Of either target, in a round, for each second that a run takes elsewhere: the emulated machine
+/// is slow.
 const TURNS_PER_SECOND: f64 = 12.0;
 
 /// A way to boot the lab.
@@ -137,7 +139,8 @@ fn measure(
     Ok(figures.into())
 }
 
-/// The turns of each job, of a file with a line for each turn of both targets: JOB CAPSTAN_IOPS NVMET_IOPS.
+/// The turns of each job, of a file with a line for each turn of both targets: JOB CAPSTAN_IOPS
+/// NVMET_IOPS.
 fn samples(file: &Path) -> Result<BTreeMap<String, Turns>> {
     let text = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
     let mut found: BTreeMap<String, Turns> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! `spdk`: the rows of `wire` beside SPDK's NVMe/TCP target and SPDK's own load, both of the user's installation, in turn.
+//! `spdk`: the rows of `wire` beside SPDK's NVMe/TCP target and SPDK's own load, both of the user's
+//! installation, in turn.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -44,7 +45,8 @@ struct Runs {
     shared: Vec<Turns>,
 }
 
-/// Measures every row, `rounds` times each: the limit, SPDK, Capstan over TCP, Capstan through shared memory.
+/// Measures every row, `rounds` times each: the limit, SPDK, Capstan over TCP, Capstan through
+/// shared memory.
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let (Some(target), Some(perf)) = (find(TARGET), find(LOAD)) else {
         return Ok(Findings::skipped(format!(
@@ -140,7 +142,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// In a network namespace with the congestion control that Capstan's sockets ask for: SPDK's take the system's.
+    /// In a network namespace with the congestion control that Capstan's sockets ask for: SPDK's
+    /// take the system's.
     fn start(program: &Path, perf: PathBuf) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("spdk.json");
@@ -261,8 +264,9 @@ fn pages_missing() -> Result<Option<String>> {
     }))
 }
 
-/// Namespaces as ours, and what makes SPDK fastest over loopback: its RAM lends its own pages to the transport. Sends that lend
-/// pages to the kernel as well wait for the other side's ACK, which it delays by 40 ms at depth 1.
+/// Namespaces as ours, and what makes SPDK fastest over loopback: its RAM lends its own pages to
+/// the transport. Sends that lend pages to the kernel as well wait for the other side's ACK, which
+/// it delays by 40 ms at depth 1.
 fn configuration() -> serde_json::Value {
     let blocks = VOLUME_BYTES / u64::from(LBA_BYTES);
     let method = |method: &str, params| json!({ "method": method, "params": params });

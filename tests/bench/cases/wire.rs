@@ -1,5 +1,6 @@
-//! `wire`: NVMe over iWARP against plain TCP, one core each side. `wire-crc32c`: the same with the CRCs that there are between two
-//! machines. `same-host`: the same, when both ends may take the shared memory they have on one machine.
+//! `wire`: NVMe over iWARP against plain TCP, one core each side. `wire-crc32c`: the same with the
+//! CRCs that there are between two machines. `same-host`: the same, when both ends may take the
+//! shared memory they have on one machine.
 
 use std::time::Duration;
 
@@ -27,7 +28,8 @@ pub(super) struct Row {
     pub(super) what: &'static str,
     pub(super) load: Load,
     against: Against,
-    /// What is required, what is aimed at, and what the best peer has; `None` for rows that only tell.
+    /// What is required, what is aimed at, and what the best peer has; `None` for rows that only
+    /// tell.
     wanted: Option<(f64, f64, &'static str)>,
 }
 

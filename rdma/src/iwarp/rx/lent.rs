@@ -166,7 +166,7 @@ impl Qp {
             return Ok(None);
         };
         // SAFETY: the pieces are spans the table has just resolved and its borrow keeps mapped; the
-        // room is the free end of the stream buffer, which nobody else has a reference to.
+        // room is the free end of the stream buffer, which nothing else has a reference to.
         let lent = unsafe { link.receive_around(&pieces, data_bytes as usize, room) };
         self.rx.pieces = pieces;
         let Some((base, bytes)) = lent.map_err(Fatal::Io)? else {

@@ -321,7 +321,7 @@ impl Qp {
     }
 }
 
-/// A Read Response that nobody asked for.
+/// A Read Response that was not asked for.
 fn unexpected(segment: &Segment) -> Fatal {
     Fatal::segment(ErrorCode::RDMAP_OPCODE, segment)
 }

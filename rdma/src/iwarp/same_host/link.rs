@@ -102,7 +102,7 @@ impl SharedLink {
     /// Receives as a socket does.
     ///
     /// # Safety
-    /// Each piece is mapped memory that may be written and that nobody has a reference to.
+    /// Each piece is mapped memory that may be written and that nothing has a reference to.
     #[inline]
     pub(in crate::iwarp) unsafe fn receive(&mut self, pieces: &[Piece]) -> io::Result<Transfer> {
         // SAFETY: passed on.

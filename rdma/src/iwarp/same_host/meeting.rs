@@ -169,7 +169,7 @@ impl Meeting {
 
     /// The next descriptor of an invited peer, and its queue pair. Forgets invitations of
     /// connections that have begun without shared memory. A socket that is `readable` is read even
-    /// though nobody is invited: it would stay readable.
+    /// though no peer is invited: it would stay readable.
     pub(in crate::iwarp) fn take(&mut self, readable: bool) -> Option<(Rc<RefCell<Qp>>, OwnedFd)> {
         if self.invited.is_empty() && !readable {
             return None;

@@ -120,7 +120,7 @@ mod tests {
         for n in [false, true] {
             let (a, b) = (first.place(n).bytes, second.place(n).bytes);
             for (value, at) in [(7, 0), (8, RING_BYTES - 1)] {
-                // SAFETY: mapped, and nobody else knows it.
+                // SAFETY: mapped, and nothing else knows it.
                 unsafe { a.wrapping_add(at).write(value) };
                 // SAFETY: as above.
                 assert_eq!(unsafe { b.wrapping_add(at).read() }, value);

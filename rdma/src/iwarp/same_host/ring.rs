@@ -309,7 +309,7 @@ impl Reader {
     /// Reads into `pieces`, in order, what there is.
     ///
     /// # Safety
-    /// Each piece is mapped memory that may be written and that nobody has a reference to.
+    /// Each piece is mapped memory that may be written and that nothing has a reference to.
     #[inline]
     pub(super) unsafe fn read(&mut self, pieces: &[Piece]) -> io::Result<usize> {
         let available = self.available()?;
@@ -527,7 +527,7 @@ mod tests {
             let read =
                 unsafe { reader.read_around(&[piece(&mut before)], lent, piece(&mut after)) };
             let (base, length) = read.unwrap()?;
-            // SAFETY: so many bytes of the ring, which nobody writes now.
+            // SAFETY: so many bytes of the ring, which nothing writes now.
             let lent = unsafe { std::slice::from_raw_parts(base.as_ptr(), lent) };
             Some((before, lent.to_vec(), after, length))
         };

@@ -99,7 +99,7 @@ impl Stage {
     fn new() -> Result<Self, Box<dyn std::error::Error>> {
         let engine = Engine::new(Config::default())?;
         let slab = Slab::new(SLAB_BYTES, Pages::Ordinary)?;
-        // SAFETY: the mapping has this length; nobody else knows it yet.
+        // SAFETY: the mapping has this length; nothing else knows it yet.
         unsafe { slab.base().as_ptr().copy_from(FILL.as_ptr(), SLAB_BYTES) };
         let cq = engine.create_cq(256)?;
         let notices = Notices::new()?;

@@ -193,7 +193,7 @@ impl Tx {
             }
             let base = piece.end().wrapping_sub(piece.len_bytes());
             // SAFETY: the pieces of an unfinished batch point into scratch memory or into
-            // registered memory that is kept mapped (`keep`), and nobody writes it meanwhile.
+            // registered memory that is kept mapped (`keep`), and nothing writes it meanwhile.
             rest.extend_from_slice(unsafe { std::slice::from_raw_parts(base, length) });
         }
         self.reset();

@@ -275,7 +275,7 @@ unsafe impl Send for ParkedId {}
 impl ParkedId {
     /// The device it is bound to, open as long as `self`.
     pub(super) fn verbs(&self) -> Option<NonNull<sys::ibv_context>> {
-        // SAFETY: the id is live, and nobody else has it.
+        // SAFETY: the id is live, and nothing else has it.
         unsafe { verbs(self.id) }
     }
 
@@ -310,7 +310,7 @@ impl Drop for ParkedId {
 }
 
 /// # Safety
-/// The id is live, and nobody changes it meanwhile.
+/// The id is live, and nothing changes it meanwhile.
 unsafe fn verbs(id: NonNull<sys::rdma_cm_id>) -> Option<NonNull<sys::ibv_context>> {
     // SAFETY: the caller's promise.
     NonNull::new(unsafe { (*id.as_ptr()).verbs })

@@ -225,7 +225,7 @@ unsafe fn close_with_last_holder(context: NonNull<sys::ibv_context>) {
     let mut all = held();
     match all.iter_mut().find(|held| held.key == key) {
         Some(held) => held.gone = true,
-        // SAFETY: the caller's promise; nobody has made anything of it.
+        // SAFETY: the caller's promise; nothing was made of it.
         None => unsafe { close_descriptors(context) },
     }
 }

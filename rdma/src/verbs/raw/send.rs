@@ -34,7 +34,7 @@ pub(in crate::verbs) struct Broken {
 
 /// Work requests on their way to the device, in memory allocated once.
 pub(in crate::verbs) struct Chain {
-    /// Pointers in here are set just before the list is posted, and used by nobody afterwards.
+    /// Pointers in here are set just before the list is posted, and not used afterwards.
     wrs: Vec<sys::ibv_send_wr>,
     sges: Vec<sys::ibv_sge>,
     /// Per request, its inline data.
