@@ -120,7 +120,7 @@ impl Crowd {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The thread ends the association in order and then ends itself; nobody waits for it here.
+        // The thread ends the association in order and then ends itself; it is not waited for here.
         self.insist(Message::Shutdown { is_awaited: false });
     }
 }
@@ -353,7 +353,7 @@ impl Controller {
 
     /// Ends the association in order and waits for that: I/O in progress is finished first, then
     /// the controller is told. At most about five seconds after the last I/O. What was written and
-    /// may not be on the medium is returned, to the first who calls.
+    /// may not be on the medium is returned, to the first caller.
     #[expect(
         clippy::must_use_candidate,
         reason = "a caller that has written nothing has lost nothing"

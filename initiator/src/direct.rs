@@ -107,7 +107,8 @@ impl DirectQueue {
         self.engine.device_attributes()
     }
 
-    /// Who closed the memory windows of commands so far; none are opened on a device that has none.
+    /// What closed the memory windows of commands so far; none are opened on a device that has
+    /// none.
     #[must_use]
     pub fn windows_closed(&self) -> WindowsClosed {
         self.engine.windows_closed()
@@ -197,13 +198,13 @@ impl DirectQueue {
         self.reply(token, what)
     }
 
-    /// Sends a command on an I/O queue as it is, whatever its opcode, and waits for its answer. `sqe`
-    /// comes complete but for CID and data pointer; only the controller checks it. Data is at most
-    /// 1 MiB. I/O goes on meanwhile; its completions wait for [`DirectQueue::poll`].
+    /// Sends a command on an I/O queue as it is, whatever its opcode, and waits for its answer.
+    /// `sqe` comes complete but for CID and data pointer; only the controller checks it. Data is at
+    /// most 1 MiB. I/O goes on meanwhile; its completions wait for [`DirectQueue::poll`].
     ///
     /// # Errors
-    /// [`CommandError`]; a status other than success is one. A command whose answer was lost with the
-    /// connection is not sent again.
+    /// [`CommandError`]; a status other than success is one. A command whose answer was lost with
+    /// the connection is not sent again.
     pub fn io_passthru(
         &mut self,
         sqe: Sqe,
@@ -291,7 +292,7 @@ impl DirectQueue {
         };
         match deadline_us {
             None => self.run_until(over),
-            // Nobody is told what is given up.
+            // What is given up is not reported.
             Some(_) => self.run_until_deadline(deadline_us, over).unwrap_or(()),
         }
         self.engine.losses()

@@ -23,7 +23,7 @@ const OTHERS: Source = Source(0);
 type IoDone = Promise<Result<Vec<u8>, IoError>>;
 type AdminDone = Promise<Result<CommandReply, CommandError>>;
 
-/// Who an admin command is for.
+/// What an admin command is for.
 enum AdminOwner {
     Caller(AdminDone),
     /// A front end, which asks what is allocated.
@@ -68,7 +68,7 @@ struct Driver {
     live: Option<Promise<Result<(), ConnectError>>>,
     over: bool,
     close_asked: bool,
-    /// Somebody waits for the end, and is told what was lost.
+    /// A caller waits for the end, and will get what was lost.
     is_awaited: bool,
 }
 
@@ -130,7 +130,7 @@ impl Turn for Driver {
             busy = true;
             self.event(event);
         }
-        // Until the last handle is gone, whoever asks is told why the association is over.
+        // Until the last handle is gone, each call returns why the association is over.
         if self.over && self.close_asked && self.engine.in_progress() == 0 {
             return Flow::Stop;
         }

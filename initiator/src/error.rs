@@ -130,7 +130,7 @@ pub enum ConnectError {
     Disconnected {
         /// The queue.
         qid: u16,
-        /// Who ended it, and why when known.
+        /// Which side ended it, and why where that is known.
         cause: String,
     },
     /// The controller reported a fatal error (CSTS.CFS).
@@ -232,7 +232,7 @@ pub enum IoError {
         /// How often it was sent again.
         replays: u8,
     },
-    /// It was sent and not answered, and nobody can tell whether the old controller is gone.
+    /// It was sent and not answered, and it is not known whether the old controller is gone.
     #[error(
         "{opcode} of {nlb} LBAs at LBA {slba} of namespace {nsid} has an unknown outcome, now and later: {why}; \
          it is not sent again, and writes of these LBAs are refused until the volume is attached anew, once the \
@@ -247,7 +247,7 @@ pub enum IoError {
         slba: u64,
         /// Blocks.
         nlb: u32,
-        /// Why nobody can tell.
+        /// Why that is not known.
         why: &'static str,
     },
     /// The target's machine was started anew, and what was acknowledged and not flushed is gone

@@ -78,8 +78,9 @@ pub enum IdentityError {
 
 impl Identity {
     /// What is given, else what nvme-cli has written down, else a stable identity made from the
-    /// machine's, else one that lasts until the next boot (the log says so). A host NQN of the UUID form brings its host identifier with it, so that the pair
-    /// belongs together as targets expect.
+    /// machine's, else one that lasts until the next boot (the log says so). A host NQN of the UUID
+    /// form brings its host identifier with it, so that the pair belongs together as targets
+    /// expect.
     ///
     /// # Errors
     /// A value is not what it should be, or there is none at all.

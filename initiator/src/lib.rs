@@ -2,9 +2,10 @@
 //!
 //! * [`Controller`]: an association on a thread of its own; [`Volume`]s of it read and write from
 //!   any thread, async without a runtime or blocking.
-//! * [`DirectQueue`]: an association on the caller's thread, for those who poll: no hop, no
+//! * [`DirectQueue`]: an association on the caller's thread, for callers that poll: no hop, no
 //!   allocation per I/O.
-//! * [`FrontEnd`]: turns somebody else's requests (FUSE, NBD, ublk) into I/O on the driver's thread.
+//! * [`FrontEnd`]: turns requests of other software (FUSE, NBD, ublk) into I/O on the driver's
+//!   thread.
 //! * [`host`]: the state machine of an association, without I/O.
 //! * [`driver`]: runs it over the RDMA contract.
 //!

@@ -45,7 +45,7 @@ impl<T> Drop for Promise<T> {
 
 fn finish<T>(cell: &Cell<T>, state: State<T>) {
     // The lock is held for a few instructions and never while waiting, so the driver does not wait
-    // for anybody here; a panic inside is impossible, so poison means nothing.
+    // for any caller here; a panic inside is impossible, so poison means nothing.
     let previous = {
         let mut guard = cell.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *guard, state)

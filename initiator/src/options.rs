@@ -73,7 +73,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Options for `subnqn` at `traddr` with the defaults of the fields, as host `hostnqn`/`hostid`.
+    /// Options for `subnqn` at `traddr` with the defaults of the fields, as host
+    /// `hostnqn`/`hostid`.
     #[must_use]
     pub fn new(traddr: &str, subnqn: Nqn, hostnqn: Nqn, hostid: HostId) -> Self {
         Self {

@@ -55,8 +55,8 @@ pub enum Action {
         why: DisconnectReason,
     },
     /// Try to abort a command of an I/O queue: complete it with
-    /// [`Status::ABORT_REQUESTED`](capstan_nvme_proto::status::Status::ABORT_REQUESTED) if that is still
-    /// possible. Then, always, call
+    /// [`Status::ABORT_REQUESTED`](capstan_nvme_proto::status::Status::ABORT_REQUESTED) if that is
+    /// still possible. Then, always, call
     /// [`Target::handle_abort_result`](crate::Target::handle_abort_result).
     AbortIo {
         /// The I/O queue.
@@ -120,7 +120,8 @@ pub enum Action {
         /// The status.
         status: Status,
     },
-    /// Give this table to the I/O queue ([`IoQueue::set_namespaces`](crate::IoQueue::set_namespaces)).
+    /// Give this table to the I/O queue
+    /// ([`IoQueue::set_namespaces`](crate::IoQueue::set_namespaces)).
     SetNamespaces {
         /// The I/O queue.
         conn: ConnId,
@@ -237,7 +238,7 @@ impl DisconnectReason {
     }
 }
 
-/// Who a log line is about.
+/// The host that a log line is about.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Association {
     /// Host NQN.

@@ -98,7 +98,8 @@ impl Target {
             },
         };
         let [oui_high, oui_middle, oui_low] = texts.ieee_oui;
-        // Numbers of others, which only they may give; Linux nvmet leaves them to its operator, too.
+        // Numbers of others, which only they may give; Linux nvmet leaves them to its operator,
+        // too.
         let [vid, ssvid] = config.vendor_ids;
         let mut data = wire!(IdentifyController {
             vid: vid.into(),
@@ -193,7 +194,7 @@ fn io_controller(controller: &Controller, data: &mut IdentifyController) {
         | OptionalNvmCommands::RESERVATIONS
         | OptionalNvmCommands::VERIFY
         | OptionalNvmCommands::COPY;
-    // Without a namespace that can discard, the command would be a hint nobody takes.
+    // Without a namespace that can discard, the command would be a hint without effect.
     let discards = namespaces.iter().any(|ns| ns.geometry.discard);
     oncs.set(
         OptionalNvmCommands::DATASET_MANAGEMENT,

@@ -126,7 +126,7 @@ pub enum RefuseReason {
     OtherHost {
         /// The controller.
         cntlid: u16,
-        /// Who asked.
+        /// The host that asked.
         hostnqn: Box<Nqn>,
     },
     /// An I/O queue through another port than the Admin queue's.

@@ -1,7 +1,7 @@
 //! What the control half and the data half of a controller share: atomics, nothing else.
 //!
-//! The control half ([`Target`](crate::Target)) runs behind one lock; an [`IoQueue`](crate::IoQueue)
-//! runs without any on the reactor that owns its connection.
+//! The control half ([`Target`](crate::Target)) runs behind one lock; an
+//! [`IoQueue`](crate::IoQueue) runs without any on the reactor that owns its connection.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -9,8 +9,8 @@ use capstan_nvme_proto::status::Status;
 
 use crate::bounds::QUEUE_ERRORS;
 
-/// Of one controller, written by its control half unless said otherwise. On its own cache lines, because every command reads
-/// it, and another core may write what is beside it all the time.
+/// Of one controller, written by its control half unless said otherwise. On its own cache lines,
+/// because every command reads it, and another core may write what is beside it all the time.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct ControllerShared {
@@ -35,7 +35,7 @@ impl ControllerShared {
         self.ready.store(ready, Ordering::Release);
     }
 
-    /// Notes that a command arrived. Stores only when nobody has, so that queues on several
+    /// Notes that a command arrived. Stores only when no other queue has, so that queues on several
     /// cores do not fight over the cache line.
     pub(crate) fn note_activity(&self) {
         if !self.active.load(Ordering::Relaxed) {

@@ -90,7 +90,7 @@ impl Allocations {
         lock(&self.0).remove(&backend);
     }
 
-    /// A connection has ended: nobody waits for what it asked.
+    /// A connection has ended: what it asked for is not needed any more.
     pub(crate) fn forget(&self, conn: ConnId) {
         for volume in lock(&self.0).values() {
             lock(&volume.looks).waiting.forget(conn);

@@ -26,13 +26,14 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Say what this machine lacks to serve, with a configuration or an export for that one, each with
-    /// what mends it: exit 1 when something will not work.
+    /// Say what this machine lacks to serve, with a configuration or an export for that one, each
+    /// with what mends it: exit 1 when something will not work.
     Doctor(Doctor),
-    /// Clear what files or devices have lost: writes that hosts were told of as done and that could not be
-    /// stored, for which every Flush and FUA write fails, also after a crash of the target. First mend
-    /// the file system or device, and check or restore what is on it. A target that runs looks at the
-    /// next reload (SIGHUP); one that is stopped in order and started again has cleared it as well.
+    /// Clear what files or devices have lost: writes that hosts were told of as done and that could
+    /// not be stored, for which every Flush and FUA write fails, also after a crash of the target.
+    /// First mend the file system or device, and check or restore what is on it. A target that runs
+    /// looks at the next reload (SIGHUP); one that is stopped in order and started again has
+    /// cleared it as well.
     ClearLostWrites {
         /// What was exported, as in the configuration, or as `doctor` names it.
         #[arg(value_name = "PATH", required = true)]

@@ -1,8 +1,9 @@
 //! `capstan-target`: exports block devices, files and RAM as NVMe namespaces over RDMA.
 //!
 //! The I/O path is in `io_path/`, in the order the data walks. Around it: [`serve`] starts and
-//! stops the reactors, `reload` carries out a changed configuration, `plan` turns the configuration into volumes and subsystems, `control_plane`
-//! holds the controllers behind the one lock that no I/O command takes.
+//! stops the reactors, `reload` carries out a changed configuration, `plan` turns the configuration
+//! into volumes and subsystems, `control_plane` holds the controllers behind the one lock that no
+//! I/O command takes.
 
 mod allocation;
 pub mod cli;

@@ -38,8 +38,8 @@ pub(crate) struct Export {
     pub(crate) shown: capstan_subsystem::Geometry,
 }
 
-/// Opens every volume of the configuration and fills the subsystems. `providers` are the listeners',
-/// in their order; so many `reactors` will have the volumes.
+/// Opens every volume of the configuration and fills the subsystems. `providers` are the
+/// listeners', in their order; so many `reactors` will have the volumes.
 ///
 /// # Errors
 /// What cannot be opened, or does not fit together, with its name.

@@ -23,7 +23,8 @@ fn is_real_time(stat: &str) -> bool {
     matches!(policy, Some("1" | "2"))
 }
 
-/// A thread that is scheduled as real-time and polls leaves others a twentieth of its core (sched(7)).
+/// A thread that is scheduled as real-time and polls leaves others a twentieth of its core
+/// (sched(7)).
 fn warning(real_time: bool, reactors: &Reactors, cores_available: usize) -> Option<String> {
     let what = match reactors {
         Reactors::Cores(cores) if cores.len() < cores_available => return None,

@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(found.len(), 1, "one file system");
         assert_eq!(found[0].verdict, Verdict::Ok, "{found:?}");
         assert!(found[0].seen.contains("2 MiB not stored yet"), "{found:?}");
-        // The file system may be an image on another one that is full: nobody tells.
+        // The file system may be an image on another one that is full: nothing reports that.
         let limit = "in its file system (what is below that is not looked at)";
         assert!(found[0].seen.ends_with(limit), "{found:?}");
         // More than any disk has, in a file that takes nothing.

@@ -51,7 +51,7 @@ pub(crate) fn wait(
     }
 }
 
-/// Whether SIGTERM or SIGINT came while they were held. It is taken: whoever asks ends.
+/// Whether SIGTERM or SIGINT came while they were held. It is taken, so the caller has to end.
 fn is_asked_to_end() -> io::Result<bool> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     let pending = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;

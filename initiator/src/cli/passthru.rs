@@ -164,7 +164,8 @@ impl Passthru {
                 let Input { file, name, .. } = Input::open(path)?;
                 let mut bytes = Vec::new();
                 let max = u64::from(TRANSFER_BYTES_MAX);
-                // One more than there may be tells a file that is longer, without reading all of it.
+                // One more than there may be tells a file that is longer, without reading all of
+                // it.
                 file.take(max + 1)
                     .read_to_end(&mut bytes)
                     .with_context(|| format!("reading {name}"))?;

@@ -148,7 +148,7 @@ impl Engine {
         }
     }
 
-    /// Hands a command back to its owner once nobody else can touch its memory.
+    /// Hands a command back to its owner once nothing else can touch its memory.
     fn finish_if_done(&mut self, qid: u16, slot: SlotIndex, now_us: u64) {
         let Some(entry) = self.line_slot(qid, slot) else {
             return;

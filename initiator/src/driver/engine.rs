@@ -26,10 +26,11 @@ use crate::host::{Event, Held, Host, HostConfig, NamespaceInfo, SlotIndex, Statu
 use crate::limits::RESET_DRAIN_US;
 use crate::options::TRANSFER_BYTES_MAX;
 
-/// Completions taken in one poll: as many as a deep queue has, because the commands that follow them leave with one system call.
+/// Completions taken in one poll: as many as a deep queue has, because the commands that follow
+/// them leave with one system call.
 const POLL_BATCH: usize = 128;
-/// Turns between two looks at the connection manager and at the clock's deadlines while the association is live: there are many
-/// in a millisecond, or a sleep between them.
+/// Turns between two looks at the connection manager and at the clock's deadlines while the
+/// association is live: there are many in a millisecond, or a sleep between them.
 const LOOK_TURNS: u32 = 64;
 /// Between two looks for commands the controller has not answered in time, in microseconds.
 const STALE_CHECK_US: u64 = 500_000;
@@ -47,7 +48,7 @@ pub(crate) struct EngineConfig {
     pub(crate) seed: u64,
 }
 
-/// Who waits for a command.
+/// What waits for the end of a command.
 #[derive(Debug)]
 pub(super) enum Owner {
     Free,
@@ -235,7 +236,7 @@ impl Engine {
         Some(self.device.as_ref()?.attributes())
     }
 
-    /// Who closed the memory windows of commands so far.
+    /// What closed the memory windows of commands so far.
     pub(crate) fn windows_closed(&self) -> WindowsClosed {
         self.windows_closed
     }

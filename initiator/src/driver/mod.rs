@@ -2,8 +2,8 @@
 //!
 //! `Engine` does the work of one turn: it carries out what the [`Host`](crate::host::Host) state
 //! machine wants, cuts I/O into commands, posts them, and takes their completions. It never blocks
-//! and never reads a clock. Who owns it decides when to turn and when to sleep: the driver thread of
-//! a [`Controller`](crate::Controller), or the caller of a [`DirectQueue`](crate::DirectQueue).
+//! and never reads a clock. Its owner decides when to turn and when to sleep: the driver thread
+//! of a [`Controller`](crate::Controller), or the caller of a [`DirectQueue`](crate::DirectQueue).
 //!
 //! Walk of a READ: `submit` → `issue` (bind a memory window on the buffer, Send the capsule, one
 //! doorbell for the batch) → the controller's RDMA WRITEs and its SEND_WITH_INV → `complete` (the

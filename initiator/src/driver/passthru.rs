@@ -12,8 +12,8 @@ use crate::options::TRANSFER_BYTES_MAX;
 
 impl Engine {
     /// Sends a command on an I/O queue: `sqe` complete but for CID and data pointer, and checked by
-    /// nobody but the controller. Its answer is [`Event::CommandDone`] with `token`. When the
-    /// connection is lost it is not sent again: nobody here knows what it does twice.
+    /// the controller only. Its answer is [`Event::CommandDone`] with `token`. When the
+    /// connection is lost it is not sent again: it is not known what it would do twice.
     ///
     /// # Errors
     /// [`CommandError::Busy`], [`CommandError::TooLong`], [`CommandError::Lost`] when the

@@ -174,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Nobody tells what became of what was not answered.
+    /// It is not known what became of commands that were not answered.
     fn outcome_unknown(&mut self, why: &'static str) {
         while let Some(piece) = self.requests.take_unanswered() {
             let Some(request) = self.requests.get(piece.request) else {

@@ -1,5 +1,5 @@
-//! Commands that the controller has failed, kept for a person: whoever submitted them has the
-//! error, but a file system makes "Input/output error" of it.
+//! Commands that the controller has failed, kept for a person: the program that submitted them has
+//! the error, but a file system makes "Input/output error" of it.
 
 use capstan_nvme_proto::status::Status;
 

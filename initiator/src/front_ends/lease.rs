@@ -43,7 +43,7 @@ impl Part<'_> {
         }
     }
 
-    /// A copy of the bytes, for those who have no descriptor.
+    /// A copy of the bytes, where there is no descriptor.
     #[must_use]
     pub fn copied(self) -> Vec<u8> {
         match self {
@@ -138,7 +138,7 @@ pub(super) fn receive(fd: BorrowedFd<'_>, places: &mut [Place<'_>]) -> io::Resul
     }
     // SAFETY: each entry of the `count` that are set names memory that the exclusive borrows in
     // `places` keep alive through the call. No reference to leased memory exists anywhere, and an
-    // I/O in flight owns its lease, so whoever has one may have it written.
+    // I/O in flight owns its lease, so the owner of one may have it written.
     let received = unsafe { libc::readv(fd.as_raw_fd(), iovecs.as_ptr(), count) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }

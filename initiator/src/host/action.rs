@@ -84,7 +84,7 @@ pub enum Event {
     },
     /// The old controller is gone: what changes media may be sent.
     WritesReleased,
-    /// Nobody can tell whether the old controller is gone: what was not answered has an unknown
+    /// It is not known whether the old controller is gone: what was not answered has an unknown
     /// outcome. Other writes may be sent.
     WritesUnknown {
         /// Why.
@@ -104,8 +104,8 @@ pub enum Event {
     NamespacesChanged,
     /// The discovery log page changed.
     DiscoveryLogChanged,
-    /// An admin command of [`Host::submit_admin`](super::Host::submit_admin), or an I/O command that was sent
-    /// as it is, is done.
+    /// An admin command of [`Host::submit_admin`](super::Host::submit_admin), or an I/O command
+    /// that was sent as it is, is done.
     CommandDone {
         /// Its token.
         token: u64,

@@ -164,8 +164,8 @@ impl Host {
     /// answer is [`Event::CommandDone`] with `token`; it may wait for its turn.
     ///
     /// # Errors
-    /// [`CommandError::Busy`], [`CommandError::TooLong`], or [`CommandError::Lost`] when the association
-    /// is over.
+    /// [`CommandError::Busy`], [`CommandError::TooLong`], or [`CommandError::Lost`] when the
+    /// association is over.
     pub fn submit_admin(
         &mut self,
         token: u64,

@@ -319,7 +319,7 @@ impl Host {
                 let look_us = now_us.saturating_add(RESET_LOOK_US);
                 fence.stage = Stage::InProgress { look_us };
             }
-            // Somebody else of this host has asked for the same.
+            // Another program of this host has asked for the same.
             NvmeStatus::CROSS_CONTROLLER_RESET_IN_PROGRESS => fence.stage = again(true),
             NvmeStatus::CROSS_CONTROLLER_RESET_LOG_PAGE_FULL
             | NvmeStatus::CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED => fence.stage = again(false),

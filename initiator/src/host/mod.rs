@@ -1,14 +1,14 @@
 //! The host side of an association, without I/O and without a clock.
 //!
 //! [`Host`] decides; the driver acts. What happened goes in by `handle_*`, what is to be done comes
-//! out of [`Host::poll_action`], what the owner should know out of [`Host::poll_event`], and when to
-//! call [`Host::handle_timeout`] is [`Host::next_deadline_us`]. After every `handle_*` the driver
-//! polls actions first, then events, both until `None`. Time is an argument everywhere.
+//! out of [`Host::poll_action`], what the owner should know out of [`Host::poll_event`], and when
+//! to call [`Host::handle_timeout`] is [`Host::next_deadline_us`]. After every `handle_*` the
+//! driver polls actions first, then events, both until `None`. Time is an argument everywhere.
 //!
 //! The life of an association: RDMA connection and Connect of the Admin Queue, VS and CAP, CC.EN,
 //! wait for CSTS.RDY, Identify, number of queues, event configuration, RDMA connection and Connect
-//! of each I/O queue, namespaces, live. A loss after that leads to waiting and connecting again until
-//! `ctrl_loss_tmo` has passed.
+//! of each I/O queue, namespaces, live. A loss after that leads to waiting and connecting again
+//! until `ctrl_loss_tmo` has passed.
 //!
 //! # What it does not do
 //! It does not know the I/O commands in flight: the driver keeps them, submits them by the CIDs of

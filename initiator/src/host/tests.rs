@@ -409,7 +409,8 @@ fn a_reset_connects_again_at_once() {
     script.pass(0);
     let again = ["lost: a reset of the controller was asked for", "live true"];
     assert_eq!(script.told[1..], again);
-    // A lost controller is not waited for any longer, and a reset does not bring back one that is over.
+    // A lost controller is not waited for any longer, and a reset does not bring back one that is
+    // over.
     script.reachable = false;
     script
         .host

@@ -129,7 +129,7 @@ impl Target {
         }
     }
 
-    /// The controller is gone, and everybody who waited for an answer.
+    /// The controller is gone, and everything that waited for an answer.
     pub(super) fn drop_aborts(&mut self, id: ControllerId) {
         self.aborts.retain(|_, pending| pending.controller != id);
     }

@@ -128,7 +128,7 @@ impl Target {
         });
     }
 
-    /// The controller is gone: nobody waits for its shutdown any more. What it set in motion for
+    /// The controller is gone: its shutdown is not waited for any more. What it set in motion for
     /// its subsystem goes on.
     pub(super) fn drop_flushes(&mut self, id: ControllerId) {
         self.flushes

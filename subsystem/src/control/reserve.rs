@@ -149,8 +149,8 @@ impl Target {
         Ok(self.spread(request, &association.subnqn, nsid, &effects, aborts))
     }
 
-    /// Makes the change take effect on every controller, tells who is to be told, and for Preempt
-    /// and Abort begins to wait for the commands of the preempted.
+    /// Makes the change take effect on every controller, notifies the hosts concerned, and for
+    /// Preempt and Abort begins to wait for the commands of the preempted.
     fn spread(
         &mut self,
         request: &ControlCommand,

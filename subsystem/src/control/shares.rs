@@ -1,4 +1,4 @@
-//! Who may have how much: of what anybody may have, no address keeps others out.
+//! How much each address may have: of what any host may have, no address keeps others out.
 
 use alloc::collections::BTreeMap;
 use core::net::IpAddr;
@@ -12,8 +12,8 @@ use crate::config::HostPolicy;
 use crate::controller::{Controller, ControllerKind};
 use crate::refuse::RefuseReason;
 
-/// Whose share a queue counts on. Where any host may connect it can call itself what it likes, so it
-/// is told by its address.
+/// Whose share a queue counts on. Where any host may connect it can call itself what it likes, so
+/// it is told by its address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Share {
     /// That of a host that is listed, which may have all there is.
@@ -30,7 +30,7 @@ pub enum Share {
 pub struct Stock {
     /// How much there is.
     pub total: usize,
-    /// Of that, what nobody has.
+    /// Of that, what is free.
     pub left: usize,
     /// What all have together that are not listed.
     pub open: usize,

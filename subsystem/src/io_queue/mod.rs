@@ -326,8 +326,8 @@ impl IoQueue {
     /// Writes an error into the controller's Error Information log. Returns the status with More
     /// set, which tells the host that it is there.
     fn record(&self, cid: u16, trace: &Trace, status: Status, location: ErrorLocation) -> Status {
-        // Base 2.0, Figure 207, Media and Data Integrity Errors: data that could not be recovered or
-        // kept. A Compare that finds a difference has done its work.
+        // Base 2.0, Figure 207, Media and Data Integrity Errors: data that could not be recovered
+        // or kept. A Compare that finds a difference has done its work.
         if matches!(status, Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR) {
             self.counters.add_media_error(trace.nsid);
         }

@@ -16,7 +16,7 @@ use cid_table::{CidTable, InsertError};
 /// The right, and the duty, to complete one command, once.
 ///
 /// Given up with [`IoQueue::complete`](crate::IoQueue::complete); when the queue itself is gone
-/// it may be dropped, because there is nobody left to tell.
+/// it may be dropped, because there is no host left to answer.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "a command without a completion stays outstanding for ever"]
 pub struct Permit {

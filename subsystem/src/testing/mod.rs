@@ -230,14 +230,14 @@ impl Bench {
         }
     }
 
-    /// A connection nobody has used.
+    /// A connection that was never used.
     pub fn new_conn(&mut self) -> ConnId {
         let conn = ConnId(self.next_conn);
         self.next_conn = self.next_conn.wrapping_add(1);
         conn
     }
 
-    /// A Command Identifier nobody is using.
+    /// A Command Identifier that is not in use.
     pub fn new_cid(&mut self) -> u16 {
         self.next_cid = self.next_cid.wrapping_add(1);
         self.next_cid

@@ -117,7 +117,7 @@ impl Visit for Words {
     }
 }
 
-/// A line that somebody wants to write.
+/// A line that is to be written.
 #[derive(Clone, Debug)]
 struct Line {
     level: Level,

@@ -73,8 +73,8 @@ impl BenchClaim {
 }
 
 impl Plan {
-    /// Gives the association the memory that the I/Os in progress need. A lease is a power of two of
-    /// pages.
+    /// Gives the association the memory that the I/Os in progress need. A lease is a power of two
+    /// of pages.
     pub(super) fn fit_memory(&mut self) {
         let lease_bytes = (self.bs as usize).next_power_of_two().max(4096);
         self.options.data_memory_bytes = lease_bytes * (usize::from(self.iodepth) + 1);

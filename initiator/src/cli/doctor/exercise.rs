@@ -15,8 +15,8 @@ const LARGE_BYTES: u32 = 128 << 10;
 const COMPARISONS: usize = 3;
 const LOG: &str = "see the target's log: journalctl -u capstan-target";
 
-/// Reads, compares and verifies the first LBAs of a namespace, and ends the association. `None` when
-/// it cannot be read.
+/// Reads, compares and verifies the first LBAs of a namespace, and ends the association. `None`
+/// when it cannot be read.
 pub(super) fn exercise(
     mut queue: DirectQueue,
     nsid: u32,
@@ -197,7 +197,7 @@ impl Patient<'_> {
         self.run(Op::Compare { slba: 0, nlb }, buffer).0
     }
 
-    /// Who took the target's access back after each command.
+    /// Which side took the target's access back after each command.
     fn invalidate(&self) -> Check {
         const NAME: &str = "SEND with Invalidate";
         let now = self.queue.windows_closed();

@@ -1,5 +1,6 @@
-//! Who connects, to what address, by which provider. Nothing is sent: no bare TCP connect either, as one that is closed at
-//! once ends the listener of siw on Linux 6.12 (tests/lab/README.md). Whether the target answers is for the first connect.
+//! Who connects, to what address, by which provider. Nothing is sent: no bare TCP connect either,
+//! as one that is closed at once ends the listener of siw on Linux 6.12 (tests/lab/README.md).
+//! Whether the target answers is for the first connect.
 
 use std::net::SocketAddr;
 

@@ -96,7 +96,7 @@ fn an_engine_that_is_dropped_leaves_nothing_that_reaches_its_memory() {
         ..
     } = world;
     drop(engine);
-    // The memory is of nobody but this test now: no request, region or queue pair has it.
+    // Only this test has the memory now: no request, region or queue pair has it.
     assert_eq!(std::sync::Arc::strong_count(&slab), 1);
     let mut peer = peer;
     for _ in 0..100 {

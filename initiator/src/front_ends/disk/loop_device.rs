@@ -15,7 +15,7 @@ use crate::front_ends::fuse::file_system::FILE_NAME;
 
 /// Where free devices are asked for.
 const LOOP_CONTROL: &str = "/dev/loop-control";
-/// Times a device that was free is taken by somebody else before it could be configured.
+/// Times a device that was free is taken by another program before it could be configured.
 const ATTEMPTS_MAX: u32 = 32;
 /// Bytes of `lo_file_name`, with the zero at its end.
 const NAME_BYTES: usize = 64;
@@ -190,7 +190,7 @@ impl LoopDevice {
         open(path, false, 0)
     }
 
-    /// Opens a loop device, and claims it: nobody has it mounted, or can mount it meanwhile.
+    /// Opens a loop device, and claims it: it is not mounted, and cannot be meanwhile.
     /// `None` when it is claimed by a mount, a mapping or whatever else claims block devices.
     ///
     /// # Errors
@@ -293,7 +293,7 @@ impl LoopDevice {
     }
 }
 
-/// Who uses a loop device or its partitions, as far as the kernel tells: devices stacked on them,
+/// What uses a loop device or its partitions, as far as the kernel tells: devices stacked on them,
 /// and swap.
 #[must_use]
 pub fn holders(path: &Path) -> Vec<String> {

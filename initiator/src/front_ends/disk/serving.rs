@@ -118,7 +118,8 @@ impl Process {
         handle.kill().map_err(system)
     }
 
-    /// Makes sure that it is the process of this user that serves the volume of `folder`, or has ended.
+    /// Makes sure that it is the process of this user that serves the volume of `folder`, or has
+    /// ended.
     ///
     /// # Errors
     /// [`EndError::Other`].
@@ -157,7 +158,7 @@ impl Handle {
         // SAFETY: the system call takes two numbers and touches no memory of the process.
         let result = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let fd = RawFd::try_from(Errno::result(result)?).map_err(io::Error::other)?;
-        // SAFETY: the kernel has just made this descriptor, close-on-exec, and nobody else knows
+        // SAFETY: the kernel has just made this descriptor, close-on-exec, and nothing else knows
         // it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }

@@ -44,7 +44,7 @@ pub enum Answer {
     Error(Errno),
     /// No reply.
     Silence,
-    /// It is I/O: somebody else's.
+    /// It is I/O, which is carried out elsewhere.
     Io,
 }
 

@@ -247,7 +247,7 @@ impl Connection {
             return Ok(0);
         };
         if ahead.is_empty() {
-            // Cannot be: whoever wants input takes what is there.
+            // Cannot be: what wants input takes what is there.
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let Phase::Transmission(transmission) = &mut self.phase else {
