@@ -153,7 +153,7 @@ impl FileStore {
     /// Extents of `lbas` that may hold something other than zeroes: see
     /// [`Store::allocated`](crate::Store::allocated).
     pub(crate) fn allocated(&self, lbas: Range<u64>, extents_max: usize) -> Vec<Range<u64>> {
-        // A device tells nothing of its blocks, and reads find out what a file has lost.
+        // A device says nothing about its blocks, and reads find out what a file has lost.
         if self.block_device || lbas.end > self.lbas() {
             return vec![lbas];
         }

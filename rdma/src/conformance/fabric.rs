@@ -67,7 +67,7 @@ pub struct Behaviour {
     /// The listening side may send before it has received anything (not on iWARP without
     /// peer-to-peer mode).
     pub passive_may_send_first: bool,
-    /// Connecting tells each side how many RDMA READs the other serves and sends (not with MPA
+    /// By connecting each side learns how many RDMA READs the other serves and sends (not with MPA
     /// revision 1, RFC 5044).
     pub exchanges_read_depths: bool,
     /// The device raises how many RDMA READs the accepting side serves to what the other side asked

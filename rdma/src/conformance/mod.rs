@@ -1,6 +1,6 @@
 //! The conformance suite every provider must pass.
 //!
-//! Written against [`contract`](crate::contract) only. A [`Fabric`] tells how to make two endpoints
+//! Written against [`contract`](crate::contract) only. A [`Fabric`] says how to make two endpoints
 //! and how time passes; [`CASES`] lists the cases, and [`run`] runs one. Nothing in here panics or
 //! prints, so the list can be run by a test binary and by a tool that checks a machine's devices.
 //!

@@ -170,8 +170,8 @@ pub trait QueuePair {
     /// Queues a send work request. Nothing moves until [`QueuePair::ring_doorbell`].
     ///
     /// # Errors
-    /// Queue full, too many SGEs, or not connected. Key and bounds errors of the SGEs may be told
-    /// here or by a completion. In the error state the request is taken and flushed.
+    /// Queue full, too many SGEs, or not connected. Key and bounds errors of the SGEs may be
+    /// reported here or by a completion. In the error state the request is taken and flushed.
     fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError>;
 
     /// An RDMA WRITE of bytes that `source` has, registered or not, which has ended when this

@@ -3,12 +3,12 @@
 //! A [`Network`] carries messages between [`Provider`]s (machines with one device each) of one
 //! thread. It keeps the rules of real devices: keys, access, bounds, protection domains, memory
 //! windows, negotiated READ depths, receiver-not-ready retries, completion order, flushes. What
-//! goes wrong is told by value ([`Faults`]), what is random comes from the seed, and time is what
+//! goes wrong is given by value ([`Faults`]), what is random comes from the seed, and time is what
 //! callers say, so the same calls give the same run, event by event ([`Network::trace`]).
 //!
 //! It is stricter than some devices where that finds mistakes: an lkey is never an rkey, keys come
-//! back late, local errors are told by completions, data is gathered when it arrives (not when it
-//! is posted), and completions of a reply may come before that of the request.
+//! back late, local errors are reported by completions, data is gathered when it arrives (not when
+//! it is posted), and completions of a reply may come before that of the request.
 //!
 //! Programs on both sides run in one thread. They are polled until neither has anything to do; then
 //! time jumps to the network's next deadline, or to one of the programs' own:

@@ -152,8 +152,8 @@ impl Terminate {
 }
 
 /// Builds a Terminate FPDU without its CRC: `error`, the offending segment's header (which starts
-/// with its length field) and, for a Read Request, its RDMAP header. `length` tells the bytes used;
-/// they need no pad.
+/// with its length field) and, for a Read Request, its RDMAP header. `length` is the number of
+/// bytes used; they need no pad.
 #[must_use]
 pub fn encode(
     error: ErrorCode,

@@ -38,7 +38,7 @@ impl Manager {
             | kind::RDMA_CM_EVENT_CONNECT_RESPONSE => self.on_connect_error(id, event.status),
             kind::RDMA_CM_EVENT_DISCONNECTED => self.on_disconnected(id),
             kind::RDMA_CM_EVENT_DEVICE_REMOVAL => self.on_removal(id),
-            // A bonded interface moved its address: the connections are told by their timeouts.
+            // A bonded interface moved its address: connections end by their timeouts.
             kind::RDMA_CM_EVENT_ADDR_CHANGE => tracing::warn!("an RDMA address moved"),
             _ => {}
         }

@@ -327,7 +327,7 @@ pub(in crate::verbs) fn name_and_flaw(id: Id) -> Option<(String, bool)> {
 ///   (`check_rkey` in `rxe_resp.c` calls `mr_check_range` only);
 /// * a peer on any connection can invalidate it, of any domain (`rxe_invalidate_mw` looks at the
 ///   key alone);
-/// * a program is not told which key was invalidated: the completion carries the kernel's flag
+/// * a program does not learn which key was invalidated: the completion carries the kernel's flag
 ///   (`IB_WC_WITH_INVALIDATE`, 4), which user space reads as `IBV_WC_IP_CSUM_OK` (`do_complete`).
 fn is_rxe(attr: &sys::ibv_device_attr) -> bool {
     const RXE_VENDOR_ID: u32 = 0xff_ffff;

@@ -46,7 +46,7 @@ impl AsyncEvent {
     const GID_CHANGE: u32 = 18;
 }
 
-/// `struct ibv_async_event` with its kind as a number: a newer kernel may tell one that the
+/// `struct ibv_async_event` with its kind as a number: a newer kernel may report one that the
 /// binding's Rust enum does not have.
 #[repr(C)]
 struct Raw {

@@ -43,7 +43,7 @@ impl Request {
         })
     }
 
-    /// Moves on to the next way of emptying a range that is not known to be refused. A discard
+    /// Takes the next way of emptying a range that is not known to be refused. A discard
     /// never zeroes by writing: as a hint it may as well do nothing.
     pub(super) fn skip_refused(&mut self) {
         let refused = &self.file.refused;

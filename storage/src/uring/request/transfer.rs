@@ -11,7 +11,7 @@ const TRANSFER_MAX_BYTES: u64 = 1 << 30;
 pub(crate) const BOUNCE_MAX_BYTES: u32 = 64 << 10;
 
 impl Request {
-    /// What to ask for, to go on with the data of a read or write.
+    /// What to ask for next of the data of a read or write.
     pub(super) fn next_transfer(&mut self, offset_bytes: u64, left_bytes: u64) -> Next {
         let Some(data) = &mut self.io.data else {
             // `check` refuses transfers without data; this keeps the function total for an empty
