@@ -295,18 +295,18 @@ impl ControlPlane {
     }
 
     /// Volumes whose lost writes are noted, so that the next target would know of them.
-    pub(crate) fn lost_and_noted(&self) -> Vec<BackendId> {
+    pub(crate) fn lost_and_noted(&self) -> Vec<(BackendId, String)> {
         self.lost.noted()
     }
 
     /// The target has stopped as it was asked to, when these had been noted.
-    pub(crate) fn stopped_in_order(&self, noted: &[BackendId]) {
+    pub(crate) fn stopped_in_order(&self, noted: &[(BackendId, String)]) {
         self.lost.stopped_in_order(noted);
     }
 
     /// The target was asked to stop before it served anybody.
-    pub(crate) fn stopped_before_it_served(&self) {
-        self.lost.stopped_before_it_served();
+    pub(crate) fn stopped_before_it_served(&self, noted: &[(BackendId, String)]) {
+        self.lost.stopped_before_it_served(noted);
     }
 
     /// A storage operation failed.

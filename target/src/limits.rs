@@ -170,6 +170,13 @@ pub(crate) const LOST_NOTES_RESERVED: usize = 2;
 /// syncs a small file in a tenth of it.
 pub(crate) const LOST_NOTE_WAIT: Duration = Duration::from_secs(1);
 
+/// How long the state folder may take before the log says that it is waited for: a disk takes a
+/// tenth of it.
+pub(crate) const STATE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long an end waits for a reload that is under way. It opens files and devices, and reads and
+/// writes in the state folder: when that takes longer, one of them does not answer.
+pub(crate) const RELOAD_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Namespaces and media that are remembered, the latest, and NSIDs of which it is known what hosts have
 /// seen there: 16 subsystems full of namespaces.
 pub(crate) const NAMESPACES_KEPT: usize = 16_384;

@@ -77,7 +77,8 @@ impl Lost {
 
     /// Every volume has been looked for: tells of notes that cannot be read and are of none of them.
     pub(crate) fn tell_of_unreadable(&self) {
-        self.kept.tell_of_unreadable();
+        // A folder that does not answer is said to.
+        let _ = self.kept.ask(Kept::tell_of_unreadable);
     }
 
     /// Volumes that have lost something.
@@ -92,7 +93,21 @@ impl Lost {
 
     /// Volumes whose notes the operator has cleared.
     pub(crate) fn cleared_by_command(&self) -> Vec<BackendId> {
-        self.kept.cleared()
+        let cleared = self.kept.ask(Kept::cleared);
+        cleared.unwrap_or_else(|| {
+            if self.has_any() {
+                tracing::warn!(
+                    "whether lost writes were cleared by `capstan-target clear-lost-writes` is not known, as {} does not \
+                     answer: reload again when it does",
+                    self.kept.place()
+                );
+            }
+            Vec::new()
+        })
+    }
+
+    fn has_any(&self) -> bool {
+        !self.running.backends().is_empty()
     }
 
     /// The operator has cleared what a volume has lost.
@@ -103,7 +118,15 @@ impl Lost {
 
     /// A volume is closed: what it has lost is the operator's now.
     pub(crate) fn remove(&self, backend: BackendId) {
-        for (path, removed) in self.kept.remove(&[backend]) {
+        let removed = self.kept.ask(move |kept| kept.remove(&[backend]));
+        if removed.is_none() && self.has_any() {
+            tracing::error!(
+                "what a volume has lost that a reload has taken out of the configuration is cleared when {} answers, and not \
+                 before",
+                self.kept.place()
+            );
+        }
+        for (path, removed) in removed.unwrap_or_default() {
             match removed {
                 Ok(()) => tracing::warn!(
                     "what {path} has lost is cleared, as a reload has taken it out of the configuration: check or restore \
@@ -115,37 +138,55 @@ impl Lost {
         self.running.remove(backend);
     }
 
-    /// Volumes whose loss is noted by now.
-    pub(crate) fn noted(&self) -> Vec<BackendId> {
-        self.kept.noted()
+    /// Volumes whose loss is noted by now, and their paths.
+    pub(crate) fn noted(&self) -> Vec<(BackendId, String)> {
+        let noted = self.kept.ask(Kept::noted);
+        if noted.is_none() && self.has_any() {
+            let of = format!("volumes ({} does not answer)", self.kept.place());
+            say_not_cleared(&of, "PATH", "by this stop");
+        }
+        noted.unwrap_or_default()
     }
 
     /// The target was asked to stop before it served anybody, so it has told nobody.
-    pub(crate) fn stopped_before_it_served(&self) {
-        for path in self.kept.noted_paths() {
-            tracing::error!(
-                "what {path} has lost is not cleared by this stop, which came before this target was ready: the next start \
-                 finds it, and every Flush fails until `capstan-target clear-lost-writes {path}`"
+    pub(crate) fn stopped_before_it_served(&self, noted: &[(BackendId, String)]) {
+        for (_, path) in noted {
+            say_not_cleared(
+                path,
+                path,
+                "by this stop, which came before this target was ready",
             );
         }
     }
 
     /// The target has stopped as it was asked to: what was told before that is the operator's now.
     /// What was lost meanwhile is not.
-    pub(crate) fn stopped_in_order(&self, before: &[BackendId]) {
-        for (path, removed) in self.kept.remove(before) {
+    pub(crate) fn stopped_in_order(&self, before: &[(BackendId, String)]) {
+        let backends: Vec<_> = before.iter().map(|&(backend, _)| backend).collect();
+        let Some(removed) = self.kept.ask(move |kept| kept.remove(&backends)) else {
+            let why = format!("by this stop: {} does not answer", self.kept.place());
+            for (_, path) in before {
+                say_not_cleared(path, path, &why);
+            }
+            return;
+        };
+        for (path, removed) in removed {
             match removed {
                 Ok(()) => tracing::warn!(
                     "what {path} has lost is cleared, as this target was asked to stop: the next start takes what is on it \
                      for good. Check or restore it before"
                 ),
-                Err(error) => tracing::error!(
-                    "what {path} has lost is not cleared by this stop: {error}; the next start finds it, and every Flush \
-                     fails until `capstan-target clear-lost-writes {path}`"
-                ),
+                Err(error) => say_not_cleared(&path, &path, &format!("by this stop: {error}")),
             }
         }
     }
+}
+
+fn say_not_cleared(of: &str, path: &str, why: &str) {
+    tracing::error!(
+        "what {of} has lost is not cleared {why}; the next start finds it, and every Flush fails until `capstan-target \
+         clear-lost-writes {path}`"
+    );
 }
 
 fn now() -> String {

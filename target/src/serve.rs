@@ -1,10 +1,9 @@
 //! `capstan-target serve`: opens what is exported, starts the reactors, waits for the end.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::reload::{Served, clear_lost};
 use crate::scheduling;
-use crate::signals::{self, End, Held};
+use crate::signals::{self, End, Held, Reloads};
 use crate::state;
 
 type ReactorThread = JoinHandle<Result<(), RunError>>;
@@ -38,7 +37,7 @@ type ReactorThread = JoinHandle<Result<(), RunError>>;
 pub struct Running {
     control: Arc<ControlPlane>,
     reactors: Vec<ReactorThread>,
-    served: Served,
+    served: Arc<Mutex<Served>>,
     watch: Option<Watch>,
     /// Where it listens, with the ports that the kernel chose.
     pub addresses: Vec<SocketAddr>,
@@ -59,10 +58,11 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
             false => tracing::warn!("{warning}"),
         }
     }
-    let mut running = Running::start(config)?;
+    let running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
     let status = format!("listening at {}", listening.join(", "));
-    if let Some(why) = running.served.forgets() {
+    let forgets = running.served().forgets();
+    if let Some(why) = forgets {
         // Of one that an operator starts by hand, that is no surprise.
         match file {
             Some(_) => tracing::warn!("{why}"),
@@ -70,18 +70,8 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
         }
     }
     tracing::info!("{status}");
-    let shared = RefCell::new(&mut running);
-    let reload = || match shared.borrow_mut().reload(file) {
-        Ok(changes) => {
-            tracing::info!("configuration reloaded: {changes}");
-            status.clone()
-        }
-        Err(error) => {
-            tracing::error!("the configuration was not reloaded: {error:#}");
-            format!("{status}; the last reload failed, see the log")
-        }
-    };
-    let end = signals::wait_for_end(held, &status, || shared.borrow().alive(), reload)
+    let mut reloads = running.reloads(file, status.clone())?;
+    let end = signals::wait_for_end(held, &status, || running.alive(), &mut reloads)
         .context("the control thread cannot wait for signals")?;
     let control = Arc::clone(&running.control);
     let noted = control.lost_and_noted();
@@ -95,10 +85,11 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
     if let Err(error) = signals::end_at_the_next() {
         tracing::warn!(%error, "a second signal does not end the target before it is drained");
     }
+    reloads.end();
     running.stop()?;
     match end {
         End::Asked(_) => control.stopped_in_order(&noted),
-        End::AskedEarly(_) => control.stopped_before_it_served(),
+        End::AskedEarly(_) => control.stopped_before_it_served(&noted),
         End::ReactorEnded => bail!("a reactor ended, which nobody asked for; see the log above"),
     }
     tracing::info!("stopped");
@@ -151,10 +142,11 @@ impl Running {
             control.backend_opened(export);
         }
         control.tell_of_lost();
+        let served = Served::new(config, lba_sizes, identities);
         let mut running = Self {
             control,
             reactors: Vec::new(),
-            served: Served::new(config, lba_sizes, identities),
+            served: Arc::new(Mutex::new(served)),
             watch: None,
             addresses: Vec::new(),
         };
@@ -191,32 +183,36 @@ impl Running {
         }
     }
 
+    fn served(&self) -> MutexGuard<'_, Served> {
+        // A reload that panics ends the target.
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether every reactor runs.
     #[must_use]
     pub fn alive(&self) -> bool {
         self.reactors.iter().all(|reactor| !reactor.is_finished())
     }
 
-    /// Reads the configuration again and carries out what has changed.
-    fn reload(&mut self, file: Option<&Path>) -> anyhow::Result<String> {
-        let reactors = self.reactors.len();
-        let words = match clear_lost(&self.control, reactors)? {
-            0 => None,
-            cleared => Some(format!("lost writes cleared of volumes: {cleared}")),
-        };
-        match (file, words) {
-            (None, Some(words)) => Ok(words),
-            (None, None) => bail!(
-                "there is no file to read again: the target was started with --export or --config -"
-            ),
-            (Some(file), words) => {
-                let changes = self.served.reload(file, &self.control, reactors)?;
-                Ok(match words {
-                    Some(words) => format!("{words}, {changes}"),
-                    None => changes,
-                })
+    /// The thread that reads `file` again and carries out what has changed. What systemd is told is
+    /// `status`.
+    fn reloads(&self, file: Option<&Path>, status: String) -> anyhow::Result<Reloads> {
+        let (served, control) = (Arc::clone(&self.served), Arc::clone(&self.control));
+        let (reactors, file) = (self.reactors.len(), file.map(Path::to_owned));
+        let work = move || {
+            let mut served = served.lock().unwrap_or_else(PoisonError::into_inner);
+            match reload(&mut served, file.as_deref(), &control, reactors) {
+                Ok(changes) => {
+                    tracing::info!("configuration reloaded: {changes}");
+                    status.clone()
+                }
+                Err(error) => {
+                    tracing::error!("the configuration was not reloaded: {error:#}");
+                    format!("{status}; the last reload failed, see the log")
+                }
             }
-        }
+        };
+        Reloads::start(work).context("no thread for reloads")
     }
 
     /// Stops listening, lets commands in flight end, disconnects, and joins the reactors.
@@ -244,6 +240,32 @@ impl Running {
                 .context("a reactor ended")?;
         }
         Ok(())
+    }
+}
+
+/// Reads the configuration again and carries out what has changed.
+fn reload(
+    served: &mut Served,
+    file: Option<&Path>,
+    control: &Arc<ControlPlane>,
+    reactors: usize,
+) -> anyhow::Result<String> {
+    let words = match clear_lost(control, reactors)? {
+        0 => None,
+        cleared => Some(format!("lost writes cleared of volumes: {cleared}")),
+    };
+    match (file, words) {
+        (None, Some(words)) => Ok(words),
+        (None, None) => bail!(
+            "there is no file to read again: the target was started with --export or --config -"
+        ),
+        (Some(file), words) => {
+            let changes = served.reload(file, control, reactors)?;
+            Ok(match words {
+                Some(words) => format!("{words}, {changes}"),
+                None => changes,
+            })
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::thread;
-use std::time::Duration;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -15,6 +16,9 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::pipe2;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::limits::RELOAD_PATIENCE;
 
 /// How long after SIGTERM or SIGINT the start of a target may go on, and be drained in order.
 const START_PATIENCE_MS: u16 = 1500;
@@ -145,18 +149,87 @@ impl Drop for Held {
     }
 }
 
+/// The thread that carries reloads out: signals are answered and the watchdog is fed while a file
+/// system keeps one waiting.
+pub(crate) struct Reloads {
+    /// Dropped when there are no more.
+    ask: Option<mpsc::Sender<()>>,
+    done: UnboundedReceiver<String>,
+    /// Those that are not done: one that is under way, and one behind it.
+    asked: usize,
+    thread: JoinHandle<()>,
+}
+
+impl Reloads {
+    /// Calls `reload` for each, which answers with the new status.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub(crate) fn start(mut reload: impl FnMut() -> String + Send + 'static) -> io::Result<Self> {
+        let (ask, asked) = mpsc::channel();
+        let (tell, done) = unbounded_channel();
+        let work = move || {
+            // Whoever asked may be gone.
+            while asked.recv().is_ok() && tell.send(reload()).is_ok() {}
+        };
+        let thread = thread::Builder::new().name("reload".into()).spawn(work)?;
+        Ok(Self {
+            ask: Some(ask),
+            done,
+            asked: 0,
+            thread,
+        })
+    }
+
+    /// One that has not begun will see what this one would.
+    fn ask(&mut self) {
+        if self.asked < 2 && self.ask.as_ref().is_some_and(|ask| ask.send(()).is_ok()) {
+            self.asked += 1;
+        }
+    }
+
+    /// The status after the last of those that were asked for; cancel safe.
+    async fn done(&mut self) -> io::Result<String> {
+        loop {
+            let status = self.done.recv().await;
+            let status =
+                status.ok_or_else(|| io::Error::other("a reload panicked: see the log"))?;
+            self.asked = self.asked.saturating_sub(1);
+            if self.asked == 0 {
+                return Ok(status);
+            }
+        }
+    }
+
+    /// There are no more. One that is under way is waited for, and given up after
+    /// [`RELOAD_PATIENCE`].
+    pub(crate) fn end(mut self) {
+        self.ask = None;
+        let deadline = Instant::now() + RELOAD_PATIENCE;
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if !self.thread.is_finished() {
+            tracing::warn!(
+                "a reload that is under way is given up, as it has waited for {RELOAD_PATIENCE:?} and longer: what it was to \
+                 change is not changed"
+            );
+        }
+    }
+}
+
 /// Waits until the process is asked to end: SIGTERM, SIGINT, or `ended` when a reactor has failed.
-/// SIGHUP calls `reload`, which answers with the new status. Tells systemd that the service is ready
+/// SIGHUP asks for a reload. Tells systemd that the service is ready
 /// (again), and feeds its watchdog while every reactor is alive. Signals `held` until now are answered
 /// first.
 ///
 /// # Errors
-/// The runtime (io_uring) or the signal handlers cannot be set up.
+/// The runtime (io_uring) or the signal handlers cannot be set up; a reload panicked.
 pub(crate) fn wait_for_end(
     held: Held,
     status: &str,
     mut alive: impl FnMut() -> bool,
-    mut reload: impl FnMut() -> String,
+    reloads: &mut Reloads,
 ) -> io::Result<End> {
     tokio_uring::start(async {
         let mut terminate = signal(SignalKind::terminate())?;
@@ -175,8 +248,10 @@ pub(crate) fn wait_for_end(
                 _ = interrupt.recv() => return Ok(asked(Signal::SIGINT)),
                 _ = hangup.recv() => {
                     notify(&[NotifyState::Reloading]);
-                    let status = reload();
-                    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+                    reloads.ask();
+                }
+                status = reloads.done() => {
+                    notify(&[NotifyState::Ready, NotifyState::Status(&status?)]);
                 }
                 _ = beat.tick() => {
                     if !alive() {

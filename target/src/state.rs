@@ -1,6 +1,7 @@
 //! The target's state folder: small files that outlive the process.
 
 mod checks;
+pub(crate) mod waits;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -30,10 +31,12 @@ pub(crate) fn folder() -> Option<PathBuf> {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
         )
     };
-    Some(wanted()).filter(|folder| match fs::metadata(folder) {
-        Ok(metadata) => metadata.is_dir(),
-        Err(error) => !is_missing(&error),
-    })
+    Some(wanted()).filter(
+        |folder| match waits::told(folder, || fs::metadata(folder)) {
+            Ok(metadata) => metadata.is_dir(),
+            Err(error) => !is_missing(&error),
+        },
+    )
 }
 
 /// Where it would be.
@@ -60,13 +63,15 @@ fn first_of(folders: &str) -> &Path {
 /// # Errors
 /// It is no regular file, is longer than that, or cannot be read.
 pub(crate) fn read(folder: &Path, name: &str, bytes_max: u64) -> io::Result<Option<String>> {
+    let path = folder.join(name);
+    waits::told(&path, || read_at(&path, bytes_max))
+}
+
+fn read_at(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
     let mut options = OpenOptions::new();
     // Another user may own the folder: nothing that lies there is followed.
     let no_follow = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let opened = options
-        .read(true)
-        .custom_flags(no_follow.bits())
-        .open(folder.join(name));
+    let opened = options.read(true).custom_flags(no_follow.bits()).open(path);
     let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -89,17 +94,20 @@ pub(crate) fn read(folder: &Path, name: &str, bytes_max: u64) -> io::Result<Opti
 /// # Errors
 /// It cannot be written; what was there is as it was.
 pub(crate) fn write(folder: &Path, name: &str, text: &str) -> io::Result<()> {
+    let path = folder.join(name);
     let new = folder.join(format!(".{name}.{}", process::id()));
-    let _ = fs::remove_file(&new);
-    let written = File::create_new(&new).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&new, folder.join(name))
-    });
-    if written.is_err() {
+    waits::told(&path, || {
         let _ = fs::remove_file(&new);
-    }
-    written.and_then(|()| sync(folder))
+        let written = File::create_new(&new).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &path)
+        });
+        if written.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        written.and_then(|()| sync(folder))
+    })
 }
 
 /// Room for a small file that must be written when the file system may be full: a file without a
@@ -142,8 +150,10 @@ impl Reserve {
 /// # Errors
 /// The file system's: some have no locks.
 pub(crate) fn lock(folder: &Path) -> io::Result<Flock<File>> {
-    let folder = File::open(folder)?;
-    Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
+    waits::told(folder, || {
+        let folder = File::open(folder)?;
+        Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
+    })
 }
 
 /// Makes what names there are in the folder last.

@@ -1,11 +1,12 @@
 //! File systems and loop devices for tests that need a medium with a mind of its own. All of it
 //! needs root.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use tempfile::TempDir;
 
@@ -203,5 +204,40 @@ impl Drop for Frozen {
         if let Err(reason) = run("fsfreeze", &["--unfreeze", utf8(&self.0)]) {
             eprintln!("{reason}");
         }
+    }
+}
+
+/// A FUSE mount that nobody answers for: whatever looks below it waits.
+pub struct Unanswered {
+    folder: PathBuf,
+    connection: Option<File>,
+}
+
+impl Unanswered {
+    /// Over a folder.
+    ///
+    /// # Panics
+    /// When it cannot be mounted.
+    #[must_use]
+    pub fn over(folder: &Path) -> Self {
+        let mut options = OpenOptions::new();
+        let fuse = options.read(true).write(true).open("/dev/fuse");
+        let fuse = fuse.expect("a connection");
+        let fd = fuse.as_raw_fd();
+        let data = format!("fd={fd},rootmode=40000,user_id=0,group_id=0");
+        let (name, flags) = (Some("unanswered"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV);
+        mount(name, folder, Some("fuse"), flags, Some(data.as_str())).expect("it is mounted");
+        Self {
+            folder: folder.to_owned(),
+            connection: Some(fuse),
+        }
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        // What waits is told that the connection is over.
+        self.connection = None;
+        umount2(&self.folder, MntFlags::MNT_DETACH).expect("it is mounted");
     }
 }

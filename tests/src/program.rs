@@ -148,7 +148,16 @@ impl Daemon {
     /// When it cannot be started.
     #[must_use]
     pub fn begin(args: &[&str]) -> Self {
-        let (daemon, lines) = Self::spawn(&[], args, None);
+        Self::begin_under(&[], args)
+    }
+
+    /// The same, run by `tool` ([`Daemon::serve_under`]).
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn begin_under(tool: &[&str], args: &[&str]) -> Self {
+        let (daemon, lines) = Self::spawn(tool, args, None);
         daemon.read_on(lines);
         daemon
     }

@@ -3,18 +3,16 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::{Controller, IoError};
 use capstan_nvme_proto::status::Status;
-use capstan_tests::disks::{Loop, Thin, own_mounts};
+use capstan_tests::disks::{Loop, Thin, Unanswered, own_mounts};
 use capstan_tests::host::options;
 use capstan_tests::program::{Daemon, has_disks, own_address, signal, tool, utf8};
 use capstan_tests::target::SUBNQN;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -37,44 +35,6 @@ fn sees(controller: &Controller, lbas: u64) {
             "the host does not see {lbas} LBAs"
         );
         thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A FUSE mount over `folder` that nobody answers for: whatever looks below it waits.
-struct Unanswered {
-    folder: PathBuf,
-    connection: Option<File>,
-}
-
-impl Unanswered {
-    fn over(folder: &Path) -> Self {
-        let mut options = OpenOptions::new();
-        let fuse = options.read(true).write(true).open("/dev/fuse").unwrap();
-        let data = format!(
-            "fd={},rootmode=40000,user_id=0,group_id=0",
-            fuse.as_raw_fd()
-        );
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(
-            Some("unanswered"),
-            folder,
-            Some("fuse"),
-            flags,
-            Some(data.as_str()),
-        )
-        .unwrap();
-        Self {
-            folder: folder.to_owned(),
-            connection: Some(fuse),
-        }
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        // What waits is told that the connection is over.
-        self.connection = None;
-        umount2(&self.folder, MntFlags::MNT_DETACH).unwrap();
     }
 }
 

@@ -8,7 +8,12 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use capstan_tests::program::{Daemon, has_disks, own_address, program, told, tool, utf8};
+use capstan_tests::disks::{Unanswered, own_mounts};
+use capstan_tests::lossy::{
+    STATE, connect, namespace, reload, serve_in, variables, write_configuration,
+};
+use capstan_tests::program::{Daemon, has_disks, own_address, program, signal, told, tool, utf8};
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 
 const MIB: u64 = 1 << 20;
@@ -170,4 +175,73 @@ fn root_a_state_folder_of_another_user_or_that_is_full_or_read_only_is_told() {
     tool("chown", &["-R", "65534", utf8(&state)]);
     let said = said(&target(nobody, utf8(&state), "check", &file));
     assert!(!said.contains("belongs to user"), "{said}");
+}
+
+/// A network file system that is gone, or a FUSE one whose process hangs.
+#[test]
+fn root_a_state_folder_that_does_not_answer_holds_up_no_host_and_no_signal() {
+    let test = "root_a_state_folder_that_does_not_answer_holds_up_no_host_and_no_signal";
+    if !has_disks(test, &[]) {
+        return;
+    }
+    own_mounts();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let state = folder.join(STATE);
+    fs::create_dir(&state).unwrap();
+    let at = own_address();
+    let namespaces = |images: &[u32]| {
+        let of = images.iter().map(|&nsid| {
+            let image = folder.join(format!("volume-{nsid}.img"));
+            File::create(&image).unwrap().set_len(MIB).unwrap();
+            namespace(nsid, &image)
+        });
+        write_configuration(folder, at, &of.collect::<String>())
+    };
+    namespaces(&[1]);
+    let daemon = serve_in(folder);
+    let (host, volume) = connect(at, 1);
+    let silent = ["WARN", utf8(&state), "has not answered for 1s"];
+    let has_hung_reload = || {
+        let unanswered = Unanswered::over(&state);
+        let known = daemon.log().len();
+        signal(daemon.pid(), Signal::SIGHUP);
+        daemon.wait_for_log_after(known, &silent);
+        unanswered
+    };
+
+    let file = namespaces(&[1, 2]);
+    let unanswered = has_hung_reload();
+    volume.write(0, &[1; 4096]).unwrap();
+    volume.flush().unwrap();
+    let (other, its_volume) = connect(at, 2);
+    its_volume.read(0, &mut [0; 4096]).unwrap();
+    let known = daemon.log().len();
+    drop(unanswered);
+    daemon.wait_for_log_after(known, &["answers again, after"]);
+    daemon.wait_for_log_after(known, &["the configuration was not reloaded"]);
+    reload(&daemon, "namespaces added: 1");
+
+    // Its users may go.
+    namespaces(&[1]);
+    let unanswered = Unanswered::over(&state);
+    reload(&daemon, "namespaces removed: 1");
+    drop(unanswered);
+
+    namespaces(&[1, 3]);
+    let unanswered = has_hung_reload();
+    drop((volume, its_volume));
+    host.close();
+    other.close();
+    signal(daemon.pid(), Signal::SIGTERM);
+    daemon.wait_for_log(&["WARN", "a reload that is under way is given up"]);
+    assert!(daemon.ended().success());
+
+    // The start as well.
+    let [its_state, run] = variables(folder);
+    let daemon = Daemon::begin_under(&["env", &its_state, &run], &["--config", utf8(&file)]);
+    daemon.wait_for_log(&silent);
+    signal(daemon.pid(), Signal::SIGTERM);
+    assert_eq!(daemon.ended().code(), Some(1));
+    drop(unanswered);
 }

@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use capstan_subsystem::BackendId;
 use nix::errno::Errno;
@@ -13,7 +11,7 @@ use nix::errno::Errno;
 use super::note::{self, All, Found, Note};
 use crate::limits::{LOST_NOTE_BYTES_MAX, LOST_NOTE_WAIT, LOST_NOTES_RESERVED};
 use crate::plan::Export;
-use crate::state::{self, Reserve};
+use crate::state::{self, Reserve, waits};
 
 /// What is kept in the folder, and what is still to be.
 #[derive(Debug, Default)]
@@ -72,98 +70,13 @@ impl Held {
     }
 }
 
-impl Kept {
-    pub(super) fn here() -> Self {
-        Self::in_folder(state::folder())
-    }
-
-    fn in_folder(folder: Option<PathBuf>) -> Self {
-        Self {
-            folder,
-            notes: Mutex::default(),
-        }
-    }
-
-    fn notes(&self) -> MutexGuard<'_, Notes> {
-        // Every call leaves it whole; a panic elsewhere does not spoil it.
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The same, unless the thread that has them waits for a disk that does not answer.
-    fn notes_if_free(&self) -> Option<MutexGuard<'_, Notes>> {
-        let deadline = Instant::now() + LOST_NOTE_WAIT;
-        loop {
-            match self.notes.try_lock() {
-                Ok(notes) => return Some(notes),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                Err(TryLockError::WouldBlock) => return None,
-            }
-        }
-    }
-
-    /// Writes a note. This thread has hosts to answer, so it waits for a disk only for
-    /// [`LOST_NOTE_WAIT`].
-    pub(super) fn keep(self: Arc<Self>, export: &Export, note: Note) {
-        let Some(folder) = &self.folder else {
-            tracing::error!(
-                "{}: what it has lost is remembered by this process alone, as there is no state folder ({}, or another \
-                 one that {} names): if it is killed, the next one does not know. Clear it before, or make the folder for \
-                 the next time",
-                note.path.display(),
-                state::FOLDER,
-                state::FOLDER_VARIABLE
-            );
-            return;
-        };
-        let name = note.name();
-        let path = note.path.clone();
-        let found = Found { name, note };
-        let spare = Held::new(export, found.clone(), false);
-        let held = Held::new(export, found, false);
-        let backend = export.backend;
-        let (written, done) = mpsc::channel();
-        let kept = Arc::clone(&self);
-        let write = move || {
-            kept.notes().by_backend.insert(backend, held);
-            kept.write_missing();
-            // Nobody may wait any more.
-            let _ = written.send(());
-        };
-        match thread::Builder::new().name("lost".into()).spawn(write) {
-            Ok(_) if done.recv_timeout(LOST_NOTE_WAIT).is_ok() => {}
-            Ok(_) => tracing::error!(
-                "{}: what it has lost is not noted yet, as {} has not answered for {LOST_NOTE_WAIT:?}: a target that ends \
-                 before it is noted forgets it. See the kernel log for a hung device",
-                path.display(),
-                folder.display()
-            ),
-            Err(_) => {
-                self.notes().by_backend.insert(backend, spare);
-                self.write_missing();
-            }
-        }
-    }
-
-    /// As [`Self::write_missing`], unless another thread waits for that.
-    pub(super) fn look(&self) {
-        let is_free = !matches!(self.notes.try_lock(), Err(TryLockError::WouldBlock));
-        if is_free {
-            self.write_missing();
-        }
-    }
-
-    /// Writes what is to be kept and is not, now or once more.
-    pub(super) fn write_missing(&self) {
-        let Some(folder) = &self.folder else { return };
-        let mut notes = self.notes();
+impl Notes {
+    fn write_missing(&mut self, folder: &Path) {
         let Notes {
             by_backend,
             reserves,
             ..
-        } = &mut *notes;
+        } = self;
         for held in by_backend.values_mut() {
             if held.is_missing(folder) {
                 held.is_written = false;
@@ -192,14 +105,110 @@ impl Kept {
         }
         fill(reserves, folder);
     }
+}
+
+impl Kept {
+    pub(super) fn here() -> Self {
+        Self::in_folder(state::folder())
+    }
+
+    fn in_folder(folder: Option<PathBuf>) -> Self {
+        Self {
+            folder,
+            notes: Mutex::default(),
+        }
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        // Every call leaves it whole; a panic elsewhere does not spoil it.
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does `work` on the notes. `None` while the folder does not answer: it is done when that
+    /// does.
+    pub(super) fn ask<R: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> R + Send + 'static,
+    ) -> Option<R> {
+        let kept = Arc::clone(self);
+        let work = move || work(&kept);
+        waits::within(LOST_NOTE_WAIT, work).ok().flatten()
+    }
+
+    /// The folder in words, where there is one.
+    pub(super) fn place(&self) -> String {
+        let folder = self.folder.as_deref();
+        folder
+            .unwrap_or(Path::new(state::FOLDER))
+            .display()
+            .to_string()
+    }
+
+    /// Writes a note. This thread has hosts to answer, so it waits for a disk only for
+    /// [`LOST_NOTE_WAIT`].
+    pub(super) fn keep(self: Arc<Self>, export: &Export, note: Note) {
+        let Some(folder) = &self.folder else {
+            tracing::error!(
+                "{}: what it has lost is remembered by this process alone, as there is no state folder ({}, or another \
+                 one that {} names): if it is killed, the next one does not know. Clear it before, or make the folder for \
+                 the next time",
+                note.path.display(),
+                state::FOLDER,
+                state::FOLDER_VARIABLE
+            );
+            return;
+        };
+        let name = note.name();
+        let path = note.path.clone();
+        let found = Found { name, note };
+        let spare = Held::new(export, found.clone(), false);
+        let held = Held::new(export, found, false);
+        let backend = export.backend;
+        let kept = Arc::clone(&self);
+        let write = move || {
+            kept.notes().by_backend.insert(backend, held);
+            kept.write_missing();
+        };
+        match waits::within(LOST_NOTE_WAIT, write) {
+            Ok(Some(())) => {}
+            Ok(None) => tracing::error!(
+                "{}: what it has lost is not noted yet, as {} has not answered for {LOST_NOTE_WAIT:?}: a target that ends \
+                 before it is noted forgets it. See the kernel log for a hung device",
+                path.display(),
+                folder.display()
+            ),
+            Err(_) => {
+                self.notes().by_backend.insert(backend, spare);
+                self.write_missing();
+            }
+        }
+    }
+
+    /// As [`Self::write_missing`], unless another thread waits for that.
+    pub(super) fn look(self: &Arc<Self>) {
+        let is_free = !matches!(self.notes.try_lock(), Err(TryLockError::WouldBlock));
+        if is_free && self.folder.is_some() {
+            let _ = self.ask(Self::write_missing);
+        }
+    }
+
+    /// Writes what is to be kept and is not, now or once more.
+    pub(super) fn write_missing(&self) {
+        let Some(folder) = &self.folder else { return };
+        let mut notes = self.notes();
+        waits::told(folder, || notes.write_missing(folder));
+    }
 
     /// What an earlier target has noted of this volume.
     pub(super) fn find(&self, export: &Export) -> Option<Note> {
         let medium = export.store.medium_id()?;
         let folder = self.folder.as_ref()?;
         let mut notes = self.notes();
-        fill(&mut notes.reserves, folder);
-        let all = note::all(folder).unwrap_or_else(|error| {
+        let all = waits::told(folder, || {
+            fill(&mut notes.reserves, folder);
+            note::all(folder)
+        });
+        let all = all.unwrap_or_else(|error| {
             tracing::error!(
                 "whether {} has lost writes is not known: {} cannot be read: {error}; let this process read it, and \
                  restart",
@@ -247,23 +256,12 @@ impl Kept {
         }
     }
 
-    /// The paths of volumes whose notes are in the folder.
-    pub(super) fn noted_paths(&self) -> Vec<String> {
-        let Some(notes) = self.notes_if_free() else {
-            return Vec::new();
-        };
-        let written = notes.by_backend.values().filter(|held| held.is_written);
-        let paths = written.map(|held| held.found.note.path.display().to_string());
-        paths.collect()
-    }
-
-    /// Volumes whose notes are in the folder.
-    pub(super) fn noted(&self) -> Vec<BackendId> {
-        let Some(notes) = self.notes_if_free() else {
-            return Vec::new();
-        };
+    /// Volumes whose notes are in the folder, and their paths.
+    pub(super) fn noted(&self) -> Vec<(BackendId, String)> {
+        let notes = self.notes();
         let written = notes.by_backend.iter().filter(|(_, held)| held.is_written);
-        written.map(|(&backend, _)| backend).collect()
+        let noted = written.map(|(&of, held)| (of, held.found.note.path.display().to_string()));
+        noted.collect()
     }
 
     /// Volumes whose notes the operator has cleared.
@@ -271,9 +269,7 @@ impl Kept {
         let Some(folder) = &self.folder else {
             return Vec::new();
         };
-        let Some(notes) = self.notes_if_free() else {
-            return Vec::new();
-        };
+        let notes = self.notes();
         let cleared = notes.by_backend.iter();
         let cleared = cleared.filter(|(_, held)| held.is_cleared(folder));
         cleared.map(|(&backend, _)| backend).collect()
@@ -337,205 +333,4 @@ fn fill(reserves: &mut Vec<Reserve>, folder: &Path) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::{self, File};
-    use std::path::Path;
-    use std::sync::Arc;
-
-    use capstan_nvme_proto::nqn::Nqn;
-    use capstan_storage::{DirectIo, IoError, Op, VolumeSpec};
-    use capstan_subsystem::BackendId;
-
-    use super::super::running::Running;
-    use super::super::{Lost, note};
-    use super::Kept;
-    use crate::plan::{Export, shown_geometry};
-
-    fn export(backend: u32, path: &Path) -> Export {
-        export_for(backend, path, false)
-    }
-
-    fn export_for(backend: u32, path: &Path, read_only: bool) -> Export {
-        let spec = VolumeSpec::Path {
-            path: path.to_owned(),
-            lba_bytes: Some(4096),
-            read_only,
-            direct: DirectIo::Auto,
-        };
-        let store = spec.prepare().unwrap();
-        Export {
-            backend: BackendId(backend),
-            subnqn: Nqn::new("nqn.2026-11.org.example:a").unwrap(),
-            nsid: 7,
-            shown: shown_geometry(store.geometry(), read_only),
-            store,
-        }
-    }
-
-    fn image(path: &Path) {
-        File::create(path).unwrap().set_len(1 << 20).unwrap();
-    }
-
-    fn kept(folder: &Path) -> Arc<Kept> {
-        Arc::new(Kept::in_folder(Some(folder.to_owned())))
-    }
-
-    fn keep(kept: &Arc<Kept>, export: &Export) {
-        let errno = nix::errno::Errno::ENOSPC as i32;
-        let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
-        let note = note(export, &error);
-        Arc::clone(kept).keep(export, note);
-    }
-
-    #[test]
-    fn the_next_process_finds_what_this_one_has_kept_until_it_is_removed() {
-        let root = tempfile::tempdir().unwrap();
-        let state = root.path().join("state");
-        fs::create_dir(&state).unwrap();
-        let [a, b] = ["a", "b"].map(|name| root.path().join(name));
-        image(&a);
-        image(&b);
-        let this = kept(&state);
-        keep(&this, &export(1, &a));
-        assert_eq!(this.noted(), [BackendId(1)]);
-        // Moved meanwhile; and another file has its path.
-        let moved = root.path().join("moved");
-        fs::rename(&a, &moved).unwrap();
-        fs::rename(&b, &a).unwrap();
-        let next = kept(&state);
-        assert_eq!(next.find(&export(1, &a)), None);
-        let note = next.find(&export(2, &moved)).unwrap();
-        assert_eq!((note.errno, note.path, note.nsid), (28, a.clone(), 7));
-        assert!(note.what.starts_with("flush on "), "{}", note.what);
-        // What was lost behind the others is not removed with them.
-        keep(&next, &export(3, &a));
-        assert_eq!(next.noted(), [BackendId(2), BackendId(3)]);
-        let removed = next.remove(&[BackendId(2), BackendId(9)]);
-        assert!(removed.len() == 1 && removed[0].1.is_ok(), "{removed:?}");
-        let third = kept(&state);
-        assert_eq!(third.find(&export(1, &moved)), None);
-        assert!(third.find(&export(2, &a)).is_some());
-        assert_eq!(fs::read_dir(&state).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn a_note_that_the_operator_clears_is_cleared_and_one_that_was_never_written_is_not() {
-        let root = tempfile::tempdir().unwrap();
-        let state = root.path().join("state");
-        let path = root.path().join("a");
-        image(&path);
-        let this = kept(&state);
-        keep(&this, &export(1, &path));
-        assert!(this.noted().is_empty(), "there is no folder");
-        assert!(this.cleared().is_empty());
-        // It is tried again.
-        fs::create_dir(&state).unwrap();
-        this.write_missing();
-        assert_eq!(this.noted(), [BackendId(1)]);
-        assert!(this.cleared().is_empty());
-        for found in note::all(&state).unwrap().found {
-            note::clear(&state, &found.name).unwrap();
-        }
-        assert_eq!(this.cleared(), [BackendId(1)]);
-        this.write_missing();
-        assert_eq!(this.cleared(), [BackendId(1)], "it stays cleared");
-        this.forget(BackendId(1));
-        assert_eq!(fs::read_dir(&state).unwrap().count(), 0, "no mark is left");
-        // A folder that is not mounted clears nothing.
-        keep(&this, &export(1, &path));
-        fs::remove_dir_all(&state).unwrap();
-        assert!(this.cleared().is_empty());
-    }
-
-    /// Other targets may have the same state folder.
-    #[test]
-    fn only_who_writes_clears_a_note_by_its_end_and_only_the_command_while_it_runs() {
-        let root = tempfile::tempdir().unwrap();
-        let state = root.path().join("state");
-        fs::create_dir(&state).unwrap();
-        let path = root.path().join("a");
-        image(&path);
-        let names = || {
-            note::all(&state)
-                .unwrap()
-                .found
-                .into_iter()
-                .map(|found| found.name)
-        };
-        let writer = kept(&state);
-        let written = export(1, &path);
-        keep(&writer, &written);
-        let reader = kept(&state);
-        let read = export_for(1, &path, true);
-        let (_, removed) = {
-            reader.find(&read).unwrap();
-            reader.remove(&[BackendId(1)]).remove(0)
-        };
-        assert!(removed.unwrap_err().to_string().contains("reading only"));
-        assert_eq!(names().count(), 1);
-        // Whatever removes it.
-        reader.find(&read).unwrap();
-        note::remove(&state, &names().next().unwrap()).unwrap();
-        assert!(writer.cleared().is_empty(), "no mark");
-        assert_eq!(reader.cleared(), [BackendId(1)], "it has nothing to keep");
-        writer.write_missing();
-        assert_eq!(names().count(), 1, "written once more");
-        assert!(reader.cleared().is_empty());
-        // The mark is of one loss, and is seen by who writes.
-        note::clear(&state, &names().next().unwrap()).unwrap();
-        assert_eq!(
-            (writer.cleared(), reader.cleared()),
-            (vec![BackendId(1)], vec![BackendId(1)])
-        );
-        reader.forget(BackendId(1));
-        assert_eq!(writer.cleared(), [BackendId(1)]);
-        keep(&writer, &written);
-        note::remove(&state, &names().next().unwrap()).unwrap();
-        assert!(
-            writer.cleared().is_empty(),
-            "the mark was of an earlier loss"
-        );
-        writer.write_missing();
-        note::clear(&state, &names().next().unwrap()).unwrap();
-        drop(writer);
-        let next = kept(&state);
-        assert!(next.find(&read).is_none() && next.find(&written).is_none());
-        assert_eq!(fs::read_dir(&state).unwrap().count(), 0, "no mark is left");
-    }
-
-    #[test]
-    fn writes_that_a_file_loses_which_was_cut_short_are_kept_as_well() {
-        let root = tempfile::tempdir().unwrap();
-        let path = root.path().join("a");
-        image(&path);
-        let lost = Lost {
-            running: Running::in_folder(root.path().join("run")),
-            kept: kept(root.path()),
-        };
-        let export = export(1, &path);
-        lost.add(export.backend, "it was cut");
-        assert!(lost.noted().is_empty(), "that is no failed write");
-        let errno = nix::errno::Errno::EIO as i32;
-        let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
-        for _ in 0..2 {
-            lost.add_writes(&export, &error);
-        }
-        assert_eq!(lost.noted(), [export.backend]);
-        lost.remove(export.backend);
-        assert!(lost.noted().is_empty() && lost.backends().is_empty());
-        assert!(note::all(root.path()).unwrap().found.is_empty());
-    }
-
-    #[test]
-    fn without_a_folder_nothing_is_kept_and_nothing_fails() {
-        let root = tempfile::tempdir().unwrap();
-        let path = root.path().join("a");
-        image(&path);
-        let this = Arc::new(Kept::in_folder(None));
-        let export = export(1, &path);
-        keep(&this, &export);
-        this.write_missing();
-        assert!(this.noted().is_empty() && this.cleared().is_empty());
-        assert!(this.find(&export).is_none() && this.remove(&[BackendId(1)]).is_empty());
-    }
-}
+mod tests;

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
 
-use super::{FOLDER, FOLDER_VARIABLE};
+use super::{FOLDER, FOLDER_VARIABLE, waits};
 use crate::limits::STATE_BYTES_FREE_MIN;
 
 const NAME: &str = "state folder";
@@ -57,7 +57,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
 
 /// `folder` in words, which is at `path`.
 fn check(folder: &str, path: &Path) -> Check {
-    let (seen, remedy) = match look(path) {
+    let (seen, remedy) = match waits::told(path, || look(path)) {
         Ok(free_bytes) => {
             return Check::ok(NAME, format!("{folder}, {} free", Size(free_bytes)));
         }

@@ -1,0 +1,205 @@
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+use capstan_nvme_proto::nqn::Nqn;
+use capstan_storage::{DirectIo, IoError, Op, VolumeSpec};
+use capstan_subsystem::BackendId;
+
+use super::super::running::Running;
+use super::super::{Lost, note};
+use super::Kept;
+use crate::plan::{Export, shown_geometry};
+
+fn export(backend: u32, path: &Path) -> Export {
+    export_for(backend, path, false)
+}
+
+fn export_for(backend: u32, path: &Path, read_only: bool) -> Export {
+    let spec = VolumeSpec::Path {
+        path: path.to_owned(),
+        lba_bytes: Some(4096),
+        read_only,
+        direct: DirectIo::Auto,
+    };
+    let store = spec.prepare().unwrap();
+    Export {
+        backend: BackendId(backend),
+        subnqn: Nqn::new("nqn.2026-11.org.example:a").unwrap(),
+        nsid: 7,
+        shown: shown_geometry(store.geometry(), read_only),
+        store,
+    }
+}
+
+fn image(path: &Path) {
+    File::create(path).unwrap().set_len(1 << 20).unwrap();
+}
+
+fn kept(folder: &Path) -> Arc<Kept> {
+    Arc::new(Kept::in_folder(Some(folder.to_owned())))
+}
+
+fn backends(kept: &Kept) -> Vec<BackendId> {
+    let noted = kept.noted().into_iter();
+    noted.map(|(backend, _)| backend).collect()
+}
+
+fn keep(kept: &Arc<Kept>, export: &Export) {
+    let errno = nix::errno::Errno::ENOSPC as i32;
+    let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
+    let note = note(export, &error);
+    Arc::clone(kept).keep(export, note);
+}
+
+#[test]
+fn the_next_process_finds_what_this_one_has_kept_until_it_is_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let state = root.path().join("state");
+    fs::create_dir(&state).unwrap();
+    let [a, b] = ["a", "b"].map(|name| root.path().join(name));
+    image(&a);
+    image(&b);
+    let this = kept(&state);
+    keep(&this, &export(1, &a));
+    assert_eq!(backends(&this), [BackendId(1)]);
+    // Moved meanwhile; and another file has its path.
+    let moved = root.path().join("moved");
+    fs::rename(&a, &moved).unwrap();
+    fs::rename(&b, &a).unwrap();
+    let next = kept(&state);
+    assert_eq!(next.find(&export(1, &a)), None);
+    let note = next.find(&export(2, &moved)).unwrap();
+    assert_eq!((note.errno, note.path, note.nsid), (28, a.clone(), 7));
+    assert!(note.what.starts_with("flush on "), "{}", note.what);
+    // What was lost behind the others is not removed with them.
+    keep(&next, &export(3, &a));
+    assert_eq!(backends(&next), [BackendId(2), BackendId(3)]);
+    let removed = next.remove(&[BackendId(2), BackendId(9)]);
+    assert!(removed.len() == 1 && removed[0].1.is_ok(), "{removed:?}");
+    let third = kept(&state);
+    assert_eq!(third.find(&export(1, &moved)), None);
+    assert!(third.find(&export(2, &a)).is_some());
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 1);
+}
+
+#[test]
+fn a_note_that_the_operator_clears_is_cleared_and_one_that_was_never_written_is_not() {
+    let root = tempfile::tempdir().unwrap();
+    let state = root.path().join("state");
+    let path = root.path().join("a");
+    image(&path);
+    let this = kept(&state);
+    keep(&this, &export(1, &path));
+    assert!(this.noted().is_empty(), "there is no folder");
+    assert!(this.cleared().is_empty());
+    // It is tried again.
+    fs::create_dir(&state).unwrap();
+    this.write_missing();
+    assert_eq!(backends(&this), [BackendId(1)]);
+    assert!(this.cleared().is_empty());
+    for found in note::all(&state).unwrap().found {
+        note::clear(&state, &found.name).unwrap();
+    }
+    assert_eq!(this.cleared(), [BackendId(1)]);
+    this.write_missing();
+    assert_eq!(this.cleared(), [BackendId(1)], "it stays cleared");
+    this.forget(BackendId(1));
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 0, "no mark is left");
+    // A folder that is not mounted clears nothing.
+    keep(&this, &export(1, &path));
+    fs::remove_dir_all(&state).unwrap();
+    assert!(this.cleared().is_empty());
+}
+
+/// Other targets may have the same state folder.
+#[test]
+fn only_who_writes_clears_a_note_by_its_end_and_only_the_command_while_it_runs() {
+    let root = tempfile::tempdir().unwrap();
+    let state = root.path().join("state");
+    fs::create_dir(&state).unwrap();
+    let path = root.path().join("a");
+    image(&path);
+    let names = || {
+        note::all(&state)
+            .unwrap()
+            .found
+            .into_iter()
+            .map(|found| found.name)
+    };
+    let writer = kept(&state);
+    let written = export(1, &path);
+    keep(&writer, &written);
+    let reader = kept(&state);
+    let read = export_for(1, &path, true);
+    let (_, removed) = {
+        reader.find(&read).unwrap();
+        reader.remove(&[BackendId(1)]).remove(0)
+    };
+    assert!(removed.unwrap_err().to_string().contains("reading only"));
+    assert_eq!(names().count(), 1);
+    // Whatever removes it.
+    reader.find(&read).unwrap();
+    note::remove(&state, &names().next().unwrap()).unwrap();
+    assert!(writer.cleared().is_empty(), "no mark");
+    assert_eq!(reader.cleared(), [BackendId(1)], "it has nothing to keep");
+    writer.write_missing();
+    assert_eq!(names().count(), 1, "written once more");
+    assert!(reader.cleared().is_empty());
+    // The mark is of one loss, and is seen by who writes.
+    note::clear(&state, &names().next().unwrap()).unwrap();
+    assert_eq!(
+        (writer.cleared(), reader.cleared()),
+        (vec![BackendId(1)], vec![BackendId(1)])
+    );
+    reader.forget(BackendId(1));
+    assert_eq!(writer.cleared(), [BackendId(1)]);
+    keep(&writer, &written);
+    note::remove(&state, &names().next().unwrap()).unwrap();
+    assert!(
+        writer.cleared().is_empty(),
+        "the mark was of an earlier loss"
+    );
+    writer.write_missing();
+    note::clear(&state, &names().next().unwrap()).unwrap();
+    drop(writer);
+    let next = kept(&state);
+    assert!(next.find(&read).is_none() && next.find(&written).is_none());
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 0, "no mark is left");
+}
+
+#[test]
+fn writes_that_a_file_loses_which_was_cut_short_are_kept_as_well() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("a");
+    image(&path);
+    let lost = Lost {
+        running: Running::in_folder(root.path().join("run")),
+        kept: kept(root.path()),
+    };
+    let export = export(1, &path);
+    lost.add(export.backend, "it was cut");
+    assert!(lost.noted().is_empty(), "that is no failed write");
+    let errno = nix::errno::Errno::EIO as i32;
+    let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
+    for _ in 0..2 {
+        lost.add_writes(&export, &error);
+    }
+    assert_eq!(backends(&lost.kept), [export.backend]);
+    lost.remove(export.backend);
+    assert!(lost.noted().is_empty() && lost.backends().is_empty());
+    assert!(note::all(root.path()).unwrap().found.is_empty());
+}
+
+#[test]
+fn without_a_folder_nothing_is_kept_and_nothing_fails() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("a");
+    image(&path);
+    let this = Arc::new(Kept::in_folder(None));
+    let export = export(1, &path);
+    keep(&this, &export);
+    this.write_missing();
+    assert!(this.noted().is_empty() && this.cleared().is_empty());
+    assert!(this.find(&export).is_none() && this.remove(&[BackendId(1)]).is_empty());
+}
