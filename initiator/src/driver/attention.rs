@@ -129,7 +129,18 @@ impl Engine {
             ));
         }
         let over = matches!(self.status(0), HostStatus::Closed | HostStatus::Failed(_));
-        (over && self.unflushed.is_dirty(nsid) && !self.host.has_ended_in_order()).then(|| {
+        if !over || !self.unflushed.is_dirty(nsid) {
+            return None;
+        }
+        // The shutdown of a controller covers the namespaces that it has.
+        let is_there = self.namespace(nsid).is_some_and(|n| n.unusable.is_none());
+        if !is_there {
+            return Some(format!(
+                "acknowledged writes to namespace {nsid} may be lost: it was taken out of the subsystem, or another one was \
+                 put in its place, before they were flushed, and no shutdown covers it; {LOST}"
+            ));
+        }
+        (!self.host.has_ended_in_order()).then(|| {
             format!(
                 "whether all acknowledged writes to namespace {nsid} are on the medium is unknown: the association \
                  ended without a shutdown of the controller; `capstan flush` makes them durable, unless the target's \

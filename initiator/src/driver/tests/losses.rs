@@ -54,6 +54,34 @@ fn a_shutdown_that_saves_nothing_is_told_of_what_no_flush_had_covered() {
     }
 }
 
+/// A shutdown saves what is in the places of the namespaces then.
+#[test]
+fn a_shutdown_covers_no_writes_to_a_namespace_that_was_taken_out_or_replaced() {
+    let takes_out: fn(&mut World) = |world| world.peer.controller.namespaces = vec![7];
+    let replaces: fn(&mut World) = |world| world.peer.controller.nguid = [8; 16];
+    for changes in [takes_out, replaces] {
+        for flushed in [false, true] {
+            let mut world = world();
+            world.write(0, 1, 1).result.unwrap();
+            if flushed {
+                world.submit(1, Op::Flush, None);
+                world.next().result.unwrap();
+            }
+            changes(&mut world);
+            world.peer.drop_connections();
+            world.until(|world| !world.engine.host().is_live());
+            world.until_live();
+            let losses = world.end();
+            assert_eq!(losses.is_empty(), flushed, "{losses:?}");
+            for text in losses {
+                for words in ["namespace 1", "may be lost", "put in its place", "restore"] {
+                    assert!(text.contains(words), "{text}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn whoever_has_written_nothing_has_lost_nothing() {
     let mut world = world();
