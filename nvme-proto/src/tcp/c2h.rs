@@ -17,7 +17,7 @@ pub struct C2hData {
     /// LAST_PDU: no data of this command follows.
     pub last: bool,
     /// SUCCESS: the command has succeeded, and no response capsule follows. Only with LAST_PDU,
-    /// and where Connect disabled SQ flow control (the SQHD that nobody sends is not missed).
+    /// and where Connect disabled SQ flow control, as it is the response that brings SQHD.
     pub success: bool,
 }
 

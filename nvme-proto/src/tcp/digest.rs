@@ -1,5 +1,5 @@
-//! CRC32C of headers. Headers are short, so a table of 1 KiB does; whoever moves data has faster
-//! instructions for the digest of that.
+//! CRC32C of headers, from a table of 1 KiB: headers are short. The digest of data is for the code
+//! that moves the data, with the processor's instructions for it.
 
 /// Bytes of a digest on the wire, least significant first.
 pub const DIGEST_BYTES: usize = 4;

@@ -109,7 +109,7 @@ pub enum Event {
 enum Phase {
     /// ICReq, or the ICResp to the request, is due.
     Setup(Option<IcRequest>),
-    /// It was read; what follows from it was not told yet.
+    /// It was read; [`PduReader::agree`] is due.
     Agreeing,
     /// Capsules and data.
     Open(Agreed),

@@ -83,7 +83,7 @@ impl IcRequest {
         Ok(Self {
             hpda,
             digests: Digests::from_bits_truncate(wire.dgst),
-            // 2^32 R2Ts of one command cannot be told from one fewer.
+            // FFFFFFFFh would be 2^32 R2Ts of one command: one fewer makes no difference.
             maxr2t: wire.maxr2t_z.get().saturating_add(1),
         })
     }

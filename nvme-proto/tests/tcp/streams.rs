@@ -230,7 +230,7 @@ fn a_wrong_header_digest_is_a_fault_at_every_byte() {
     let (reader, agreed) = controller(&request, &response);
     let sqe = Sqe::new(2, 7, 1);
     let good = PduWriter::new(Role::Host, &agreed).capsule_cmd(&sqe, 0);
-    // The common header, whose own fields tell first what is wrong, apart.
+    // The common header is left out: a wrong field there is found before the digest.
     for at in 8..good.as_bytes().len() {
         let mut bytes = good.as_bytes().to_vec();
         bytes[at] ^= 0x10;
