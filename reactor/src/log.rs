@@ -99,8 +99,9 @@ impl<S: Subscriber> Layer<S> for Behind {
     }
 }
 
-impl Drop for LastLines {
-    fn drop(&mut self) {
+impl LastLines {
+    /// Waits until the lines so far are written, for a second at most.
+    pub fn flush(&self) {
         let state = self.0.state();
         let left = |state: &mut State| !state.is_written();
         // After that time the log is not being read.
@@ -109,6 +110,12 @@ impl Drop for LastLines {
             .written
             .wait_timeout_while(state, FLUSH_TIMEOUT, left);
         drop(waited);
+    }
+}
+
+impl Drop for LastLines {
+    fn drop(&mut self) {
+        self.flush();
     }
 }
 

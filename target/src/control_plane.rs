@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
 use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::MigratedId;
+use capstan_reactor::log::LastLines;
 use capstan_reactor::{Clock, MailboxError, Sender};
 use capstan_storage::{IoError, OpenError};
 use capstan_subsystem::{
@@ -17,7 +18,7 @@ use capstan_subsystem::{
 use crate::allocation::Allocations;
 use crate::io_path::{LookingUp, Request};
 use crate::limits::MAILBOX_BOUND;
-use crate::lost::Lost;
+use crate::lost::{Lost, Noted};
 use crate::media::{Change, Media};
 use crate::plan::Export;
 
@@ -295,17 +296,17 @@ impl ControlPlane {
     }
 
     /// Volumes whose lost writes are noted, so that the next target would know of them.
-    pub(crate) fn lost_and_noted(&self) -> Vec<(BackendId, String)> {
+    pub(crate) fn lost_and_noted(&self) -> Vec<Noted> {
         self.lost.noted()
     }
 
     /// The target has stopped as it was asked to, when these had been noted.
-    pub(crate) fn stopped_in_order(&self, noted: &[(BackendId, String)]) {
-        self.lost.stopped_in_order(noted);
+    pub(crate) fn stopped_in_order(&self, noted: &[Noted], log: &LastLines) {
+        self.lost.stopped_in_order(noted, log);
     }
 
     /// The target was asked to stop before it served anybody.
-    pub(crate) fn stopped_before_it_served(&self, noted: &[(BackendId, String)]) {
+    pub(crate) fn stopped_before_it_served(&self, noted: &[Noted]) {
         self.lost.stopped_before_it_served(noted);
     }
 

@@ -9,10 +9,13 @@ mod told;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use capstan_reactor::log::LastLines;
 use capstan_storage::IoError;
 use capstan_subsystem::BackendId;
 
 use crate::plan::Export;
+pub(crate) use kept::Noted;
+
 use kept::Kept;
 use note::Note;
 use running::{Running, What};
@@ -138,8 +141,8 @@ impl Lost {
         self.running.remove(backend);
     }
 
-    /// Volumes whose loss is noted by now, and their paths.
-    pub(crate) fn noted(&self) -> Vec<(BackendId, String)> {
+    /// Volumes whose loss is noted by now.
+    pub(crate) fn noted(&self) -> Vec<Noted> {
         let noted = self.kept.ask(Kept::noted);
         if noted.is_none() && self.has_any() {
             let of = format!("volumes ({} does not answer)", self.kept.place());
@@ -149,8 +152,8 @@ impl Lost {
     }
 
     /// The target was asked to stop before it served anybody, so it has told nobody.
-    pub(crate) fn stopped_before_it_served(&self, noted: &[(BackendId, String)]) {
-        for (_, path) in noted {
+    pub(crate) fn stopped_before_it_served(&self, noted: &[Noted]) {
+        for Noted { path, .. } in noted {
             say_not_cleared(
                 path,
                 path,
@@ -160,23 +163,29 @@ impl Lost {
     }
 
     /// The target has stopped as it was asked to: what was told before that is the operator's now.
-    /// What was lost meanwhile is not.
-    pub(crate) fn stopped_in_order(&self, before: &[(BackendId, String)]) {
-        let backends: Vec<_> = before.iter().map(|&(backend, _)| backend).collect();
-        let Some(removed) = self.kept.ask(move |kept| kept.remove(&backends)) else {
-            let why = format!("by this stop: {} does not answer", self.kept.place());
-            for (_, path) in before {
-                say_not_cleared(path, path, &why);
+    /// What was lost meanwhile is not. That is in the log before anything of it is gone.
+    pub(crate) fn stopped_in_order(&self, before: &[Noted], log: &LastLines) {
+        for Noted { path, .. } in before.iter().filter(|noted| noted.is_for_writing) {
+            tracing::warn!(
+                "what {path} has lost is cleared, as this target was asked to stop: the next start takes what is on it for \
+                 good. Check or restore it before"
+            );
+        }
+        log.flush();
+        let backends: Vec<_> = before.iter().map(|noted| noted.backend).collect();
+        match self.kept.ask(move |kept| kept.remove(&backends)) {
+            Some(removed) => {
+                for (path, removed) in removed {
+                    if let Err(error) = removed {
+                        say_not_cleared(&path, &path, &format!("by this stop: {error}"));
+                    }
+                }
             }
-            return;
-        };
-        for (path, removed) in removed {
-            match removed {
-                Ok(()) => tracing::warn!(
-                    "what {path} has lost is cleared, as this target was asked to stop: the next start takes what is on it \
-                     for good. Check or restore it before"
-                ),
-                Err(error) => say_not_cleared(&path, &path, &format!("by this stop: {error}")),
+            None => {
+                let why = format!("by this stop: {} does not answer", self.kept.place());
+                for Noted { path, .. } in before {
+                    say_not_cleared(path, path, &why);
+                }
             }
         }
     }

@@ -66,7 +66,7 @@ fn run_command(command: Command, held: Held) -> anyhow::Result<()> {
 
 fn run(source: &Source, held: Held) -> anyhow::Result<()> {
     let config = config(source)?;
-    let _last_lines =
+    let last_lines =
         log::start(config.target.log.as_str()).context("there is no thread for the log")?;
     raise_limits();
     for warning in first_of(&room::check(&config, in_words_of(source))?) {
@@ -74,7 +74,8 @@ fn run(source: &Source, held: Held) -> anyhow::Result<()> {
     }
     // What came from stdin is gone.
     let file = source.config.as_deref();
-    serve::serve(&config, file.filter(|file| file.as_os_str() != "-"), held)
+    let file = file.filter(|file| file.as_os_str() != "-");
+    serve::serve(&config, file, held, &last_lines)
 }
 
 /// Names the options of a quick export where a configuration file would have fields.

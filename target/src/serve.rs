@@ -11,6 +11,7 @@ use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_rdma::{Preference, ProviderKind, choose};
+use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, EngineConfig, FixedBuffers, Gate, Volume};
 use rustc_hash::FxHashMap;
@@ -45,11 +46,16 @@ pub struct Running {
 
 /// Serves `config` until SIGTERM or SIGINT, then drains. SIGHUP reads `file` again, where the
 /// configuration came from one, and carries out what has changed. Signals `held` while it starts are
-/// answered when it has started.
+/// answered when it has started. `log`: of the lines that this writes.
 ///
 /// # Errors
 /// What cannot be opened, listened at or set up, with the next step.
-pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result<()> {
+pub fn serve(
+    config: &Config,
+    file: Option<&Path>,
+    held: Held,
+    log: &LastLines,
+) -> anyhow::Result<()> {
     lost::prepare();
     for warning in state::warnings(config) {
         // Of a target that an operator starts by hand, that is no surprise.
@@ -73,6 +79,7 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
     let mut reloads = running.reloads(file, status.clone())?;
     let end = signals::wait_for_end(held, &status, || running.alive(), &mut reloads)
         .context("the control thread cannot wait for signals")?;
+    let ending = signals::end_at_the_next();
     let control = Arc::clone(&running.control);
     let noted = control.lost_and_noted();
     tracing::info!(
@@ -82,13 +89,17 @@ pub fn serve(config: &Config, file: Option<&Path>, held: Held) -> anyhow::Result
         Duration::from_micros(STOP_TIMEOUT_US).as_secs()
     );
     signals::notify_stopping();
-    if let Err(error) = signals::end_at_the_next() {
+    if let Err(error) = &ending {
         tracing::warn!(%error, "a second signal does not end the target before it is drained");
     }
     reloads.end();
     running.stop()?;
+    // Behind this, what was lost is cleared: not by a target whose end was cut short.
+    if let Ok(ending) = &ending {
+        ending.is_sure();
+    }
     match end {
-        End::Asked(_) => control.stopped_in_order(&noted),
+        End::Asked(_) => control.stopped_in_order(&noted, log),
         End::AskedEarly(_) => control.stopped_before_it_served(&noted),
         End::ReactorEnded => bail!("a reactor ended, which nobody asked for; see the log above"),
     }

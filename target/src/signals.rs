@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -91,23 +91,54 @@ impl Held {
     }
 }
 
-/// Has a second SIGTERM or SIGINT end the process at once, whatever it waits for.
+/// An end that a second SIGTERM or SIGINT cuts short.
+pub(crate) struct Ending {
+    ends: SignalFd,
+    is_sure: Arc<Mutex<bool>>,
+}
+
+/// Has a second SIGTERM or SIGINT end the process at once, whatever it waits for, until
+/// [`Ending::is_sure`].
 ///
 /// # Errors
 /// The system has no thread or descriptor left.
-pub(crate) fn end_at_the_next() -> io::Result<()> {
-    let ends = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
-    ends.thread_block()?;
-    let ends = Held::ends()?;
+pub(crate) fn end_at_the_next() -> io::Result<Ending> {
+    hold_the_next()?;
+    let (ends, watched) = (Held::ends()?, Held::ends()?);
+    let is_sure = Arc::new(Mutex::new(false));
+    let known = Arc::clone(&is_sure);
     let watch = move || {
-        if is_readable(ends.as_fd(), PollTimeout::NONE) {
-            end("asked to end a second time: what is in flight is given up");
+        if is_readable(watched.as_fd(), PollTimeout::NONE) {
+            let is_sure = known.lock().unwrap_or_else(PoisonError::into_inner);
+            if !*is_sure {
+                give_up();
+            }
         }
     };
     thread::Builder::new()
         .name("signals".to_owned())
         .spawn(watch)?;
-    Ok(())
+    Ok(Ending { ends, is_sure })
+}
+
+impl Ending {
+    /// What is left takes no time, and is not given up any more.
+    pub(crate) fn is_sure(&self) {
+        let mut is_sure = self.is_sure.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that the watch has not seen yet.
+        if is_readable(self.ends.as_fd(), PollTimeout::ZERO) {
+            give_up();
+        }
+        *is_sure = true;
+    }
+}
+
+fn hold_the_next() -> Result<(), Errno> {
+    SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]).thread_block()
+}
+
+fn give_up() {
+    end("asked to end a second time: what is in flight is given up");
 }
 
 /// Whether `first` is readable before `second` is.
@@ -242,10 +273,10 @@ pub(crate) fn wait_for_end(
         drop(held);
         notify(&[NotifyState::Ready, NotifyState::Status(status)]);
         let mut beat = tokio::time::interval(beat_interval());
-        loop {
+        let signal = loop {
             tokio::select! {
-                _ = terminate.recv() => return Ok(asked(Signal::SIGTERM)),
-                _ = interrupt.recv() => return Ok(asked(Signal::SIGINT)),
+                _ = terminate.recv() => break Signal::SIGTERM,
+                _ = interrupt.recv() => break Signal::SIGINT,
                 _ = hangup.recv() => {
                     notify(&[NotifyState::Reloading]);
                     reloads.ask();
@@ -260,7 +291,10 @@ pub(crate) fn wait_for_end(
                     notify(&[NotifyState::Watchdog]);
                 }
             }
-        }
+        };
+        // It waits for `end_at_the_next`.
+        hold_the_next()?;
+        Ok(asked(signal))
     })
 }
 

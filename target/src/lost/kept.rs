@@ -30,6 +30,14 @@ struct Notes {
     reserves: Vec<Reserve>,
 }
 
+/// A volume whose loss is noted in the folder.
+#[derive(Debug)]
+pub(crate) struct Noted {
+    pub(super) backend: BackendId,
+    pub(super) path: String,
+    pub(super) is_for_writing: bool,
+}
+
 #[derive(Debug)]
 struct Held {
     found: Found,
@@ -256,11 +264,15 @@ impl Kept {
         }
     }
 
-    /// Volumes whose notes are in the folder, and their paths.
-    pub(super) fn noted(&self) -> Vec<(BackendId, String)> {
+    /// Volumes whose notes are in the folder.
+    pub(super) fn noted(&self) -> Vec<Noted> {
         let notes = self.notes();
         let written = notes.by_backend.iter().filter(|(_, held)| held.is_written);
-        let noted = written.map(|(&of, held)| (of, held.found.note.path.display().to_string()));
+        let noted = written.map(|(&backend, held)| Noted {
+            backend,
+            path: held.found.note.path.display().to_string(),
+            is_for_writing: held.is_for_writing,
+        });
         noted.collect()
     }
 

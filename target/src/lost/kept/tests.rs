@@ -42,7 +42,7 @@ fn kept(folder: &Path) -> Arc<Kept> {
 
 fn backends(kept: &Kept) -> Vec<BackendId> {
     let noted = kept.noted().into_iter();
-    noted.map(|(backend, _)| backend).collect()
+    noted.map(|noted| noted.backend).collect()
 }
 
 fn keep(kept: &Arc<Kept>, export: &Export) {
