@@ -10,8 +10,10 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::{env, process};
 
+use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
-use nix::unistd::linkat;
+use nix::sys::signal::kill;
+use nix::unistd::{Pid, linkat};
 
 pub(crate) use checks::checks;
 pub use checks::warnings;
@@ -110,6 +112,33 @@ pub(crate) fn write(folder: &Path, name: &str, text: &str) -> io::Result<()> {
     })
 }
 
+/// Removes from the folder what processes that are gone had begun to write.
+pub(crate) fn remove_begun() {
+    if let Some(folder) = folder() {
+        waits::told(&folder, || remove_begun_in(&folder));
+    }
+}
+
+fn remove_begun_in(folder: &Path) {
+    // One that cannot be read is said to by those who need it.
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    for name in names.filter(|name| begun_by(name).is_some_and(is_gone)) {
+        let _ = fs::remove_file(folder.join(name));
+    }
+}
+
+/// The process that has a file of this name only until it is written.
+fn begun_by(name: &str) -> Option<Pid> {
+    let (file, pid) = name.strip_prefix('.')?.rsplit_once('.')?;
+    let pid = pid.parse().ok().filter(|&pid| pid > 0)?;
+    file.ends_with(".toml").then(|| Pid::from_raw(pid))
+}
+
+fn is_gone(pid: Pid) -> bool {
+    kill(pid, None) == Err(Errno::ESRCH)
+}
+
 /// Room for a small file that must be written when the file system may be full: a file without a
 /// name, whose blocks are stored. It goes with the process.
 #[derive(Debug)]
@@ -169,11 +198,12 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::path::Path;
+    use std::process;
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
 
-    use super::{FOLDER, Reserve, folder, read, wanted_by, write};
+    use super::{FOLDER, Reserve, folder, read, remove_begun_in, wanted_by, write};
 
     #[test]
     fn a_file_is_written_as_a_whole_and_nothing_is_followed() {
@@ -201,6 +231,28 @@ mod tests {
         fs::create_dir(folder.join("taken")).unwrap();
         write(folder, "taken", "new").unwrap_err();
         assert_eq!(fs::read_dir(folder).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn what_a_process_that_is_gone_had_begun_is_removed_and_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        let mut child = process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let (gone, here) = (child.id(), process::id());
+        let begun = format!(".a.toml.{gone}");
+        let others = [
+            format!(".a.toml.{here}"),
+            format!("a.toml.{gone}"),
+            format!(".a.swp.{gone}"),
+            ".a.toml.0".to_owned(),
+            ".a.toml".to_owned(),
+        ];
+        for name in others.iter().chain([&begun]) {
+            fs::write(root.path().join(name), "").unwrap();
+        }
+        remove_begun_in(root.path());
+        assert!(!root.path().join(begun).exists());
+        assert!(others.iter().all(|name| root.path().join(name).exists()));
     }
 
     #[test]
