@@ -348,7 +348,11 @@ impl ControlPlane {
             is_sound,
         } = change;
         if let Some(lost) = &lost {
-            self.lost.add(backend, lost);
+            match self.media.export(backend) {
+                Some(export) => self.lost.add_cut(&export, lost),
+                // A reload has closed it meanwhile.
+                None => self.lost.add(backend, lost),
+            }
         }
         let now_us = Clock.now_us();
         self.with(|target| {

@@ -6,12 +6,14 @@ mod note;
 mod running;
 mod told;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use capstan_reactor::log::LastLines;
 use capstan_storage::IoError;
 use capstan_subsystem::BackendId;
+use nix::errno::Errno;
 
 use crate::plan::Export;
 pub(crate) use kept::Noted;
@@ -48,8 +50,24 @@ impl Lost {
 
     /// A volume has lost writes. Before anybody is told, or soon after, that is noted for good.
     pub(crate) fn add_writes(&self, export: &Export, error: &IoError) {
-        let note = note(export, error);
-        self.running.add(export.backend, What::Writes, || {
+        let errno = error.errno.unwrap_or_default();
+        self.add_noted(export, note(export, What::Writes, errno, error.to_string()));
+    }
+
+    /// A volume was cut short: what was behind its end is gone, and comes back with no size that it
+    /// is given again. So a Flush promises nothing more.
+    pub(crate) fn add_cut(&self, export: &Export, what: &str) {
+        // Of one that is exported for reading nothing was promised here.
+        if export.store.geometry().read_only {
+            return self.add(export.backend, what);
+        }
+        let errno = Errno::EIO as i32;
+        export.store.lost_before(errno);
+        self.add_noted(export, note(export, What::End, errno, what.to_owned()));
+    }
+
+    fn add_noted(&self, export: &Export, note: Note) {
+        self.running.add(export.backend, note.kind, || {
             let line = note.line();
             Arc::clone(&self.kept).keep(export, note);
             line
@@ -58,24 +76,22 @@ impl Lost {
 
     /// A volume is about to be served: has it lost writes that nobody has cleared?
     pub(crate) fn find(&self, export: &Export) {
-        let Some(note) = self.kept.find(export) else {
-            return;
-        };
-        export.store.lost_before(note.errno);
-        self.running
-            .add(export.backend, What::Writes, || note.line());
-        let path = export.store.name();
-        let Note { when, what, .. } = &note;
-        let or_restart = match export.store.geometry().read_only {
-            true => "; a stop of this target does not clear it, as it only reads",
-            false => ", or restart this target",
-        };
-        tracing::error!(
-            "{path} has lost writes that hosts were told of as done, at {when} ({what}). The target that served it then was \
-             not stopped in order, so nobody has cleared it: every Flush and FUA write of this volume fails. Mend the file \
-             system or device, and check or restore what is on the volume. Then `capstan-target clear-lost-writes {path}` \
-             and reload{or_restart}"
-        );
+        for note in self.kept.find(export) {
+            export.store.lost_before(note.errno);
+            self.running.add(export.backend, note.kind, || note.line());
+            let path = export.store.name();
+            let Note { when, what, .. } = &note;
+            let or_restart = match export.store.geometry().read_only {
+                true => "; a stop of this target does not clear it, as it only reads",
+                false => ", or restart this target",
+            };
+            tracing::error!(
+                "{path} has lost writes that hosts were told of as done, at {when} ({what}). The target that served it then \
+                 was not stopped in order, so nobody has cleared it: every Flush and FUA write of this volume fails. Mend the \
+                 file system or device, and check or restore what is on the volume. Then `capstan-target clear-lost-writes \
+                 {path}` and reload{or_restart}"
+            );
+        }
     }
 
     /// Every volume has been looked for: tells of notes that cannot be read and are of none of them.
@@ -121,7 +137,9 @@ impl Lost {
 
     /// A volume is closed: what it has lost is the operator's now.
     pub(crate) fn remove(&self, backend: BackendId) {
-        let removed = self.kept.ask(move |kept| kept.remove(&[backend]));
+        let removed = self
+            .kept
+            .ask(move |kept| kept.remove(|of, _| of == backend));
         if removed.is_none() && self.has_any() {
             tracing::error!(
                 "what a volume has lost that a reload has taken out of the configuration is cleared when {} answers, and not \
@@ -172,8 +190,9 @@ impl Lost {
             );
         }
         log.flush();
-        let backends: Vec<_> = before.iter().map(|noted| noted.backend).collect();
-        match self.kept.ask(move |kept| kept.remove(&backends)) {
+        let before_that: BTreeSet<_> = before.iter().map(|n| (n.backend, n.name.clone())).collect();
+        let is_of = move |backend, name: &str| before_that.contains(&(backend, name.to_owned()));
+        match self.kept.ask(|kept| kept.remove(is_of)) {
             Some(removed) => {
                 for (path, removed) in removed {
                     if let Err(error) = removed {
@@ -210,15 +229,16 @@ fn dated(what: &str) -> String {
     format!("{}: {what}", now())
 }
 
-fn note(export: &Export, error: &IoError) -> Note {
+fn note(export: &Export, kind: What, errno: i32, what: String) -> Note {
     let store = &export.store;
     Note {
         path: store.name().to_string().into(),
         subnqn: export.subnqn.as_str().to_owned(),
         nsid: export.nsid,
         when: now(),
-        errno: error.errno.unwrap_or_default(),
-        what: error.to_string(),
+        kind,
+        errno,
+        what,
         medium: store
             .medium_id()
             .map(|medium| medium.facts().clone())

@@ -298,11 +298,11 @@ impl Watched {
             Place::Deleted(kept) => tracing::error!(
                 "{volume} is {place}: hosts go on with what was opened there, which nobody finds any more when this process \
                  ends. To keep it, copy it while no host writes (cp --sparse=always {} FILE), and write the `uuid` for it that \
-                 `capstan-target check` then names, as hosts refuse a copy otherwise; {after}",
+                 `capstan-target check` then names, as hosts refuse a copy otherwise; then {after}",
                 kept.display()
             ),
             Place::Gone(_) => tracing::error!(
-                "{volume} is {place}: every command of hosts fails. See the kernel log of this machine, and bring it back; {after}"
+                "{volume} is {place}: every command of hosts fails. See the kernel log of this machine, and bring it back; then {after}"
             ),
         }
     }
@@ -317,8 +317,9 @@ impl Watched {
         let after = Again(&self.subnqn, self.nsid);
         tracing::error!(
             "{volume} was cut from {before_bytes} to {bytes} bytes: what hosts had stored behind that is lost, and commands \
-             there fail; {shown}. Look for who did it, check or restore what is on it, and make it as long as it was \
-             (`truncate --size={before_bytes} FILE`, a device by what made it); {after}"
+             there fail, as does every Flush; {shown}. Look for who did it, make it as long as it was (`truncate \
+             --size={before_bytes} FILE`, a device by what made it), and check or restore what is on it. Then `capstan-target \
+             clear-lost-writes {volume}` and reload; or {after}"
         );
     }
 }
@@ -331,7 +332,7 @@ impl fmt::Display for Again<'_> {
         let Self(subnqn, nsid) = self;
         write!(
             f,
-            "then restart the target, or take namespace {nsid} of {subnqn} out of the configuration, reload, put it back \
+            "restart the target, or take namespace {nsid} of {subnqn} out of the configuration, reload, put it back \
              in, and reload again"
         )
     }

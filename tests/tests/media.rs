@@ -5,11 +5,13 @@ use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use capstan_initiator::{Controller, IoError};
 use capstan_nvme_proto::status::Status;
 use capstan_tests::host::options;
+use capstan_tests::lossy::{is_write_fault, reload};
 use capstan_tests::program::{
     Daemon, Machine, has_disks, has_tools, own_address, program, signal, told, tool, utf8,
 };
@@ -100,6 +102,13 @@ impl Bench {
     fn resize(&self, bytes: u64) {
         let file = OpenOptions::new().write(true).open(&self.image).unwrap();
         file.set_len(bytes).unwrap();
+    }
+
+    /// Whether a loss is noted in the state folder.
+    fn has_note(&self) -> bool {
+        let entries = fs::read_dir(self.folder.path().join("state")).unwrap();
+        let mut names = entries.map(|entry| entry.unwrap().file_name());
+        names.any(|name| name.to_string_lossy().starts_with("lost-writes-"))
     }
 
     fn len(&self) -> u64 {
@@ -211,6 +220,66 @@ fn an_image_that_grows_or_is_cut_is_told_to_hosts_and_the_log_without_a_reload()
     assert_eq!(daemon.count_log("was cut"), 1);
     controller.close();
     assert!(daemon.stop().success());
+}
+
+/// As long as it was again, it looks as if nothing had been cut off.
+#[test]
+fn a_cut_is_known_to_the_next_target_until_it_is_cleared() {
+    let bench = Bench::new(2 * MIB);
+    let image = utf8(&bench.image).to_owned();
+    let daemon = bench.serve();
+    let controller = bench.connect();
+    let volume = controller.volume_blocking(1).unwrap().blocking();
+    volume.write(2 * MIB - 4096, &[1; 4096]).unwrap();
+    volume.flush().unwrap();
+    bench.resize(MIB);
+    let cut = "was cut from 2097152 to 1048576 bytes";
+    daemon.wait_for_log(&["ERROR", &image, cut, "clear-lost-writes"]);
+    wait_until("a Flush fails", || volume.flush().is_err());
+    wait_until("it is noted", || bench.has_note());
+    drop(volume);
+    daemon.kill();
+    bench.resize(2 * MIB);
+    assert!(bench.check().contains(cut), "{}", bench.check());
+    let daemon = bench.serve();
+    daemon.wait_for_log(&["ERROR", &image, "has lost writes", cut]);
+    let later = Controller::connect(options(bench.at, 2)).unwrap();
+    let volume = later.volume_blocking(1).unwrap().blocking();
+    is_write_fault(&volume.flush());
+    let mut clear = Command::new("env");
+    clear.arg(bench.state()).arg(program("capstan-target"));
+    told(&clear.args(["clear-lost-writes", &image]).output().unwrap());
+    reload(&daemon, "lost writes cleared of volumes: 1");
+    volume.flush().unwrap();
+    drop(volume);
+    later.close();
+    controller.close();
+    assert!(daemon.stop().success());
+    assert!(!bench.has_note());
+}
+
+/// Whenever it comes: what is cleared is told, and what is not told is not cleared.
+#[test]
+fn a_second_signal_finds_what_was_lost_noted_or_told() {
+    let bench = Bench::new(2 * MIB);
+    for delay_ms in (0..20).step_by(2) {
+        bench.resize(2 * MIB);
+        let daemon = bench.serve();
+        bench.resize(MIB);
+        reload(&daemon, "configuration reloaded");
+        wait_until("it is noted", || bench.has_note());
+        signal(daemon.pid(), Signal::SIGTERM);
+        thread::sleep(Duration::from_millis(delay_ms));
+        signal(daemon.pid(), Signal::SIGTERM);
+        wait_until("it has ended", || {
+            daemon.count_log("stopped") + daemon.count_log("asked to end a second time") > 0
+        });
+        let is_told = daemon.count_log("is cleared, as this target was asked to stop") > 0;
+        let log = daemon.log();
+        let status = daemon.ended();
+        assert_ne!(is_told, bench.has_note(), "{delay_ms} ms: {log:#?}");
+        assert_eq!(status.success(), is_told, "{delay_ms} ms: {log:#?}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use capstan_subsystem::BackendId;
 use nix::errno::Errno;
 
 use super::note::{self, All, Found, Note};
+use super::running::What;
 use crate::limits::{LOST_NOTE_BYTES_MAX, LOST_NOTE_WAIT, LOST_NOTES_RESERVED};
 use crate::plan::Export;
 use crate::state::{self, Reserve, waits};
@@ -23,17 +24,21 @@ pub(super) struct Kept {
 
 #[derive(Debug, Default)]
 struct Notes {
-    by_backend: BTreeMap<BackendId, Held>,
+    /// By volume and the name of the file.
+    held: BTreeMap<(BackendId, String), Held>,
     /// Notes that cannot be read and are of no volume here, which the log knows.
     unreadable_told: BTreeSet<String>,
     /// Where the state folder's file system is as full as the volume's.
     reserves: Vec<Reserve>,
 }
 
-/// A volume whose loss is noted in the folder.
+/// A loss of a volume that is noted in the folder.
 #[derive(Debug)]
 pub(crate) struct Noted {
     pub(super) backend: BackendId,
+    /// Of its note.
+    pub(super) name: String,
+    /// Where it is.
     pub(super) path: String,
     pub(super) is_for_writing: bool,
 }
@@ -41,6 +46,8 @@ pub(crate) struct Noted {
 #[derive(Debug)]
 struct Held {
     found: Found,
+    /// Where the volume is.
+    path: String,
     /// Only who writes to the medium clears what is lost of it by an end in order.
     is_for_writing: bool,
     is_written: bool,
@@ -52,6 +59,7 @@ impl Held {
     fn new(export: &Export, found: Found, is_written: bool) -> Self {
         Self {
             found,
+            path: export.store.name().to_string(),
             is_for_writing: !export.store.geometry().read_only,
             is_written,
             said: false,
@@ -79,24 +87,30 @@ impl Held {
 }
 
 impl Notes {
+    /// Takes out those of these volumes and names.
+    fn take(&mut self, which: impl Fn(BackendId, &str) -> bool) -> Vec<(String, Held)> {
+        let all = std::mem::take(&mut self.held).into_iter();
+        let (taken, left): (BTreeMap<_, _>, _) =
+            all.partition(|((backend, name), _)| which(*backend, name));
+        self.held = left;
+        let taken = taken.into_iter();
+        taken.map(|((_, name), held)| (name, held)).collect()
+    }
+
     fn write_missing(&mut self, folder: &Path) {
-        let Notes {
-            by_backend,
-            reserves,
-            ..
-        } = self;
-        for held in by_backend.values_mut() {
+        let Notes { held, reserves, .. } = self;
+        for held in held.values_mut() {
             if held.is_missing(folder) {
                 held.is_written = false;
                 tracing::warn!(
                     "{}: the note of what it has lost, {}, was removed, and not by `capstan-target clear-lost-writes {0}`: \
                      it is written once more",
-                    held.found.note.path.display(),
+                    held.path,
                     folder.join(&held.found.name).display()
                 );
             }
         }
-        for held in by_backend.values_mut().filter(|held| !held.is_written) {
+        for held in held.values_mut().filter(|held| !held.is_written) {
             match write(folder, &held.found, reserves) {
                 Ok(()) => held.is_written = true,
                 Err(error) if !held.said => {
@@ -104,7 +118,7 @@ impl Notes {
                     tracing::error!(
                         "{}: what it has lost cannot be noted in {}: {error}. It is tried again each second; until then a \
                          target that is killed forgets it. Make room there, or let this process write there",
-                        held.found.note.path.display(),
+                        held.path,
                         folder.display()
                     );
                 }
@@ -171,10 +185,11 @@ impl Kept {
         let found = Found { name, note };
         let spare = Held::new(export, found.clone(), false);
         let held = Held::new(export, found, false);
-        let backend = export.backend;
+        let key = (export.backend, held.found.name.clone());
+        let spare_key = key.clone();
         let kept = Arc::clone(&self);
         let write = move || {
-            kept.notes().by_backend.insert(backend, held);
+            kept.notes().held.insert(key, held);
             kept.write_missing();
         };
         match waits::within(LOST_NOTE_WAIT, write) {
@@ -186,7 +201,7 @@ impl Kept {
                 folder.display()
             ),
             Err(_) => {
-                self.notes().by_backend.insert(backend, spare);
+                self.notes().held.insert(spare_key, spare);
                 self.write_missing();
             }
         }
@@ -208,9 +223,10 @@ impl Kept {
     }
 
     /// What an earlier target has noted of this volume.
-    pub(super) fn find(&self, export: &Export) -> Option<Note> {
-        let medium = export.store.medium_id()?;
-        let folder = self.folder.as_ref()?;
+    pub(super) fn find(&self, export: &Export) -> Vec<Note> {
+        let (Some(medium), Some(folder)) = (export.store.medium_id(), &self.folder) else {
+            return Vec::new();
+        };
         let mut notes = self.notes();
         let all = waits::told(folder, || {
             fill(&mut notes.reserves, folder);
@@ -226,26 +242,31 @@ impl Kept {
             All::default()
         });
         let path = Path::new(&**export.store.name());
-        let found = all.of(path, medium, |unreadable| Note {
+        let found = all.of(path, medium, |kind, unreadable| Note {
             path: path.to_owned(),
             subnqn: export.subnqn.as_str().to_owned(),
             nsid: export.nsid,
             when: unreadable.when.clone(),
+            kind,
             errno: Errno::EIO as i32,
             what: unreadable.what(),
             medium: medium.facts().clone(),
         });
         if !export.store.geometry().read_only {
             // Of a clear that a target was not told of before it ended.
-            let name = found.as_ref().map(|found| found.name.clone());
-            let name = name.unwrap_or_else(|| note::name(path, medium));
-            let _ = note::forget_mark(folder, &name);
+            let names = What::ALL.map(|kind| note::name(kind, path, medium));
+            let found = found.iter().map(|found| &found.name);
+            for name in names.iter().chain(found) {
+                let _ = note::forget_mark(folder, name);
+            }
         }
-        let found = found?;
-        let note = found.note.clone();
-        let held = Held::new(export, found, true);
-        notes.by_backend.insert(export.backend, held);
-        Some(note)
+        let of = found.iter().map(|found| found.note.clone()).collect();
+        let held = found.into_iter().map(|found| {
+            let key = (export.backend, found.name.clone());
+            (key, Held::new(export, found, true))
+        });
+        notes.held.extend(held);
+        of
     }
 
     /// Says in the log, once each, which notes cannot be read and are of none of the volumes here.
@@ -255,7 +276,7 @@ impl Kept {
         let all = note::all(folder).unwrap_or_default();
         let mut notes = self.notes();
         for unreadable in all.unreadable {
-            let mut held = notes.by_backend.values();
+            let mut held = notes.held.values();
             if held.all(|held| held.found.name != unreadable.name)
                 && notes.unreadable_told.insert(unreadable.name.clone())
             {
@@ -264,58 +285,60 @@ impl Kept {
         }
     }
 
-    /// Volumes whose notes are in the folder.
+    /// What is noted in the folder.
     pub(super) fn noted(&self) -> Vec<Noted> {
         let notes = self.notes();
-        let written = notes.by_backend.iter().filter(|(_, held)| held.is_written);
-        let noted = written.map(|(&backend, held)| Noted {
-            backend,
-            path: held.found.note.path.display().to_string(),
+        let written = notes.held.iter().filter(|(_, held)| held.is_written);
+        let noted = written.map(|((backend, name), held)| Noted {
+            backend: *backend,
+            name: name.clone(),
+            path: held.path.clone(),
             is_for_writing: held.is_for_writing,
         });
         noted.collect()
     }
 
-    /// Volumes whose notes the operator has cleared.
+    /// Volumes of whose notes the operator has cleared each.
     pub(super) fn cleared(&self) -> Vec<BackendId> {
         let Some(folder) = &self.folder else {
             return Vec::new();
         };
         let notes = self.notes();
-        let cleared = notes.by_backend.iter();
-        let cleared = cleared.filter(|(_, held)| held.is_cleared(folder));
-        cleared.map(|(&backend, _)| backend).collect()
+        let mut cleared = BTreeMap::new();
+        for ((backend, _), held) in &notes.held {
+            *cleared.entry(*backend).or_insert(true) &= held.is_cleared(folder);
+        }
+        let cleared = cleared.into_iter().filter(|&(_, is_cleared)| is_cleared);
+        cleared.map(|(backend, _)| backend).collect()
     }
 
     /// What the operator has cleared of a volume has been seen.
     pub(super) fn forget(&self, backend: BackendId) {
-        let held = self.notes().by_backend.remove(&backend);
-        if let (Some(held), Some(folder)) = (held, &self.folder)
-            && held.is_for_writing
-        {
-            // One that stays is removed before the next note is written.
-            let _ = note::forget_mark(folder, &held.found.name);
+        for (name, held) in self.notes().take(|of, _| of == backend) {
+            if let Some(folder) = self.folder.as_ref().filter(|_| held.is_for_writing) {
+                // One that stays is removed before the next note is written.
+                let _ = note::forget_mark(folder, &name);
+            }
         }
     }
 
-    /// Removes the notes of these volumes: the paths, and how that went.
-    pub(super) fn remove(&self, backends: &[BackendId]) -> Vec<(String, io::Result<()>)> {
-        let Some(folder) = self.folder.as_ref().filter(|_| !backends.is_empty()) else {
+    /// Removes these notes, by volume and name: the paths, and how that went.
+    pub(super) fn remove(
+        &self,
+        which: impl Fn(BackendId, &str) -> bool,
+    ) -> Vec<(String, io::Result<()>)> {
+        let Some(folder) = &self.folder else {
             return Vec::new();
         };
-        let mut notes = self.notes();
-        let held = backends
-            .iter()
-            .filter_map(|backend| notes.by_backend.remove(backend));
-        let removed = held.map(|held| {
-            let Found { name, note } = held.found;
+        let held = self.notes().take(which);
+        let removed = held.into_iter().map(|(name, held)| {
             let removed = match held.is_for_writing {
-                true => note::remove(folder, &name),
+                true => waits::told(folder, || note::remove(folder, &name)),
                 false => Err(io::Error::other(
                     "it is exported for reading only here, and others may write to it",
                 )),
             };
-            (note.path.display().to_string(), removed)
+            (held.path, removed)
         });
         removed.collect()
     }

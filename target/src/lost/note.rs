@@ -15,6 +15,7 @@ use capstan_storage::MediumId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::running::What;
 use crate::limits::LOST_NOTE_BYTES_MAX;
 use crate::state;
 
@@ -24,10 +25,10 @@ const NAME_END: &str = ".toml";
 /// In front of the name of a note that the operator has cleared, until a target has seen that.
 const CLEARED: &str = "cleared-";
 const HEAD: &str = "\
-# Writes that hosts were told of as done are lost; written by capstan-target. While this file is here\n\
+# What hosts were told of as stored is lost; written by capstan-target. While this file is here\n\
 # every Flush and FUA write of the namespace fails. `capstan-target clear-lost-writes PATH` removes it.\n\n";
 
-/// What was lost, where and when.
+/// What was lost, where and when. A file or device has one for each kind of loss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
     pub(super) path: PathBuf,
@@ -35,6 +36,8 @@ pub(super) struct Note {
     pub(super) nsid: u32,
     /// RFC 3339, in seconds.
     pub(super) when: String,
+    #[serde(default)]
+    pub(super) kind: What,
     /// The kernel's reason, positive.
     pub(super) errno: i32,
     pub(super) what: String,
@@ -73,17 +76,20 @@ impl All {
         self,
         path: &Path,
         medium: &MediumId,
-        unread: impl FnOnce(&Unreadable) -> Note,
-    ) -> Option<Found> {
-        let name = name(path, medium);
-        let mut found = self.found.into_iter();
-        let is_of = |found: &Found| found.note.is_of(path, Some(medium)) || found.name == name;
-        found.find(is_of).or_else(|| {
-            let mut unreadable = self.unreadable.into_iter();
-            let unreadable = unreadable.find(|unreadable| unreadable.name == name)?;
-            let note = unread(&unreadable);
-            Some(Found { name, note })
-        })
+        unread: impl Fn(What, &Unreadable) -> Note,
+    ) -> Vec<Found> {
+        let names = What::ALL.map(|kind| (kind, name(kind, path, medium)));
+        let has_name = |of: &str| names.iter().any(|(_, name)| name == of);
+        let found = self.found.into_iter();
+        let found = found.filter(|f| f.note.is_of(path, Some(medium)) || has_name(&f.name));
+        let unreadable = self.unreadable.iter().filter_map(|unreadable| {
+            let (kind, name) = names.iter().find(|(_, name)| *name == unreadable.name)?;
+            Some(Found {
+                name: name.clone(),
+                note: unread(*kind, unreadable),
+            })
+        });
+        found.chain(unreadable).collect()
     }
 }
 
@@ -141,7 +147,7 @@ impl Note {
 
     /// The file that it is kept in.
     pub(super) fn name(&self) -> String {
-        name(&self.path, &MediumId::from(self.medium.clone()))
+        name(self.kind, &self.path, &MediumId::from(self.medium.clone()))
     }
 
     pub(super) fn text(&self) -> io::Result<String> {
@@ -155,18 +161,24 @@ impl Note {
 }
 
 /// The file with the note of a medium: named by what lasts, and by its path where nothing does.
-pub(super) fn name(path: &Path, medium: &MediumId) -> String {
-    let of = match medium.is_known() {
+pub(super) fn name(kind: What, path: &Path, medium: &MediumId) -> String {
+    let mut of = match medium.is_known() {
         true => medium.to_string(),
         false => format!("{}\n{medium}", path.display()),
     };
+    if kind == What::End {
+        of += "\ncut";
+    }
     let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes());
     format!("{NAME}{id}{NAME_END}")
 }
 
-/// Whether a note has the name of that of the medium at `path`.
+/// Whether a note has the name of one of the medium at `path`.
 pub(super) fn is_name_of(of: &str, path: &Path) -> bool {
-    MediumId::at(path).is_ok_and(|medium| name(path, &medium) == of)
+    MediumId::at(path).is_ok_and(|medium| {
+        let mut names = What::ALL.iter().map(|&kind| name(kind, path, &medium));
+        names.any(|name| name == of)
+    })
 }
 
 pub(super) fn is_name(name: &str) -> bool {
@@ -249,7 +261,7 @@ mod tests {
 
     use capstan_storage::MediumId;
 
-    use super::{Found, Note, all, is_name, remove};
+    use super::{Found, Note, What, all, is_name, remove};
 
     fn note(path: &Path) -> Note {
         let medium = MediumId::at(path).unwrap();
@@ -258,6 +270,7 @@ mod tests {
             subnqn: "nqn.2026-11.org.example:a".to_owned(),
             nsid: 7,
             when: "2026-11-26T08:00:00Z".to_owned(),
+            kind: What::Writes,
             errno: 28,
             what: "flush on \"it\": lost".to_owned(),
             medium: medium.facts().clone(),

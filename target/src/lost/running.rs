@@ -16,6 +16,7 @@ use capstan_subsystem::BackendId;
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{AccessFlags, Pid, access};
+use serde::{Deserialize, Serialize};
 
 /// What systemd tells a service with `RuntimeDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).
@@ -26,12 +27,19 @@ const FOLDER: &str = "/run/capstan-target";
 const NOTE: &str = "lost-writes-";
 
 /// What a volume can lose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum What {
     /// Acknowledged writes.
+    #[default]
     Writes,
     /// What was behind its new end.
+    #[serde(rename = "cut")]
     End,
+}
+
+impl What {
+    pub(super) const ALL: [Self; 2] = [Self::Writes, Self::End];
 }
 
 type Volumes = BTreeMap<(BackendId, What), String>;

@@ -193,6 +193,7 @@ mod tests {
     use capstan_doctor::{Machine, Verdict};
 
     use super::super::note::{self, Note};
+    use super::super::running::What;
     use super::{checks_in, clear_in};
 
     fn write_note(folder: &Path, path: &Path) -> Note {
@@ -201,6 +202,7 @@ mod tests {
             subnqn: "nqn.2026-11.org.example:a".to_owned(),
             nsid: 7,
             when: "2026-11-26T08:00:00Z".to_owned(),
+            kind: What::Writes,
             errno: 28,
             what: format!("flush on {}: lost", path.display()),
             medium: std::collections::BTreeMap::new(),

@@ -6,7 +6,7 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_storage::{DirectIo, IoError, Op, VolumeSpec};
 use capstan_subsystem::BackendId;
 
-use super::super::running::Running;
+use super::super::running::{Running, What};
 use super::super::{Lost, note};
 use super::Kept;
 use crate::plan::{Export, shown_geometry};
@@ -48,7 +48,8 @@ fn backends(kept: &Kept) -> Vec<BackendId> {
 fn keep(kept: &Arc<Kept>, export: &Export) {
     let errno = nix::errno::Errno::ENOSPC as i32;
     let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
-    let note = note(export, &error);
+    let what = error.to_string();
+    let note = note(export, What::Writes, errno, what);
     Arc::clone(kept).keep(export, note);
 }
 
@@ -68,18 +69,18 @@ fn the_next_process_finds_what_this_one_has_kept_until_it_is_removed() {
     fs::rename(&a, &moved).unwrap();
     fs::rename(&b, &a).unwrap();
     let next = kept(&state);
-    assert_eq!(next.find(&export(1, &a)), None);
-    let note = next.find(&export(2, &moved)).unwrap();
+    assert_eq!(next.find(&export(1, &a)), []);
+    let note = next.find(&export(2, &moved)).remove(0);
     assert_eq!((note.errno, note.path, note.nsid), (28, a.clone(), 7));
     assert!(note.what.starts_with("flush on "), "{}", note.what);
     // What was lost behind the others is not removed with them.
     keep(&next, &export(3, &a));
     assert_eq!(backends(&next), [BackendId(2), BackendId(3)]);
-    let removed = next.remove(&[BackendId(2), BackendId(9)]);
+    let removed = next.remove(|of, _| of == BackendId(2));
     assert!(removed.len() == 1 && removed[0].1.is_ok(), "{removed:?}");
     let third = kept(&state);
-    assert_eq!(third.find(&export(1, &moved)), None);
-    assert!(third.find(&export(2, &a)).is_some());
+    assert_eq!(third.find(&export(1, &moved)), []);
+    assert!(third.find(&export(2, &a)).len() == 1);
     assert_eq!(fs::read_dir(&state).unwrap().count(), 1);
 }
 
@@ -133,13 +134,13 @@ fn only_who_writes_clears_a_note_by_its_end_and_only_the_command_while_it_runs()
     let reader = kept(&state);
     let read = export_for(1, &path, true);
     let (_, removed) = {
-        reader.find(&read).unwrap();
-        reader.remove(&[BackendId(1)]).remove(0)
+        assert_eq!(reader.find(&read).len(), 1);
+        reader.remove(|of, _| of == BackendId(1)).remove(0)
     };
     assert!(removed.unwrap_err().to_string().contains("reading only"));
     assert_eq!(names().count(), 1);
     // Whatever removes it.
-    reader.find(&read).unwrap();
+    assert_eq!(reader.find(&read).len(), 1);
     note::remove(&state, &names().next().unwrap()).unwrap();
     assert!(writer.cleared().is_empty(), "no mark");
     assert_eq!(reader.cleared(), [BackendId(1)], "it has nothing to keep");
@@ -164,31 +165,60 @@ fn only_who_writes_clears_a_note_by_its_end_and_only_the_command_while_it_runs()
     note::clear(&state, &names().next().unwrap()).unwrap();
     drop(writer);
     let next = kept(&state);
-    assert!(next.find(&read).is_none() && next.find(&written).is_none());
+    assert!(next.find(&read).is_empty() && next.find(&written).is_empty());
     assert_eq!(fs::read_dir(&state).unwrap().count(), 0, "no mark is left");
 }
 
 #[test]
-fn writes_that_a_file_loses_which_was_cut_short_are_kept_as_well() {
+fn a_file_that_is_cut_short_and_loses_writes_has_a_note_of_each() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("a");
     image(&path);
-    let lost = Lost {
+    let lost = || Lost {
         running: Running::in_folder(root.path().join("run")),
         kept: kept(root.path()),
     };
+    let notes = || note::all(root.path()).unwrap().found;
+    let first = lost();
     let export = export(1, &path);
-    lost.add(export.backend, "it was cut");
-    assert!(lost.noted().is_empty(), "that is no failed write");
+    for _ in 0..2 {
+        first.add_cut(&export, "a was cut from 2 to 1 bytes");
+    }
+    assert_eq!(notes().len(), 1);
+    assert_eq!(notes()[0].note.kind, What::End);
+    let noted = first.noted();
     let errno = nix::errno::Errno::EIO as i32;
     let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
     for _ in 0..2 {
-        lost.add_writes(&export, &error);
+        first.add_writes(&export, &error);
     }
-    assert_eq!(backends(&lost.kept), [export.backend]);
-    lost.remove(export.backend);
-    assert!(lost.noted().is_empty() && lost.backends().is_empty());
-    assert!(note::all(root.path()).unwrap().found.is_empty());
+    assert_eq!(backends(&first.kept), [export.backend, export.backend]);
+    // One is cleared by the command, which is not all.
+    note::clear(root.path(), &noted[0].name).unwrap();
+    assert!(first.cleared_by_command().is_empty());
+
+    first.add_cut(&export, "known");
+    drop(first);
+    let second = lost();
+    second.find(&export);
+    assert_eq!(notes().len(), 1, "that of the writes");
+    second.add_cut(&export, "again");
+    let names: Vec<_> = notes().into_iter().map(|found| found.name).collect();
+    assert_eq!(names.len(), 2);
+    for name in &names {
+        note::clear(root.path(), name).unwrap();
+    }
+    assert_eq!(second.cleared_by_command(), [export.backend]);
+    second.forget(export.backend);
+    second.add_cut(&export, "once more");
+    second.remove(export.backend);
+    assert!(second.noted().is_empty() && second.backends().is_empty());
+    assert!(notes().is_empty());
+
+    // What is exported for reading only was promised to nobody here.
+    let third = lost();
+    third.add_cut(&export_for(1, &path, true), "cut");
+    assert!(notes().is_empty() && third.backends() == [export.backend]);
 }
 
 #[test]
@@ -201,5 +231,5 @@ fn without_a_folder_nothing_is_kept_and_nothing_fails() {
     keep(&this, &export);
     this.write_missing();
     assert!(this.noted().is_empty() && this.cleared().is_empty());
-    assert!(this.find(&export).is_none() && this.remove(&[BackendId(1)]).is_empty());
+    assert!(this.find(&export).is_empty() && this.remove(|_, _| true).is_empty());
 }
