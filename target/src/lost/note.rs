@@ -133,6 +133,18 @@ impl Note {
         same.unwrap_or_else(|| self.path == path)
     }
 
+    /// Whether nothing but its path says which medium it is of, or that is there.
+    pub(super) fn is_at_its_path(&self) -> bool {
+        match MediumId::at(&self.path) {
+            Ok(medium) => self.is_of(&self.path, Some(&medium)),
+            Err(_) => !self.names_medium(),
+        }
+    }
+
+    pub(super) fn names_medium(&self) -> bool {
+        MediumId::from(self.medium.clone()).is_known()
+    }
+
     pub(super) fn is_of_namespace(&self, namespace: &Namespace) -> bool {
         let Backing::Path(path) = &namespace.backing else {
             return false;

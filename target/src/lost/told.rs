@@ -1,8 +1,9 @@
 //! What `doctor` and `check` say of lost writes, and the command that clears them.
 
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Backing, Config};
 use capstan_doctor::{Check, Machine};
 use capstan_storage::MediumId;
@@ -35,7 +36,7 @@ fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Conf
         let path = format!("{state}/{name}");
         match note::read(&machine.path(state), name) {
             Ok(note) if running::has(&lines, &note.line()) => {}
-            Ok(note) => checks.push(of_note(&note, config)),
+            Ok(note) => checks.push(of_note(&note, &path, config)),
             Err(_) => checks.push(Check::error(
                 NAME,
                 format!("{path} tells of lost writes and cannot be read"),
@@ -50,11 +51,17 @@ fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Conf
 }
 
 /// Of a target that has ended, or that has its runtime directory elsewhere.
-fn of_note(note: &Note, config: Option<&Config>) -> Check {
+fn of_note(note: &Note, file: &str, config: Option<&Config>) -> Check {
     let Note {
         path, subnqn, nsid, ..
     } = note;
     let path = path.display();
+    let clear = match note.is_at_its_path() {
+        true => format!("capstan-target clear-lost-writes {path}"),
+        false => format!(
+            "capstan-target clear-lost-writes PATH, with the path that it has now (where it is gone for good, as root: rm {file})"
+        ),
+    };
     let seen = format!("{} (namespace {nsid} of {subnqn})", note.line());
     let expected = "every answered write on its medium";
     if config.is_some_and(|config| !note.is_configured(config)) {
@@ -62,9 +69,7 @@ fn of_note(note: &Note, config: Option<&Config>) -> Check {
             NAME,
             format!("{seen}; it is not in this configuration"),
             expected,
-            format!(
-                "check or restore what is on {path} before it is used again, then: capstan-target clear-lost-writes {path}"
-            ),
+            format!("check or restore what is on {path} before it is used again, then: {clear}"),
         );
     }
     Check::error(
@@ -72,8 +77,8 @@ fn of_note(note: &Note, config: Option<&Config>) -> Check {
         format!("{seen}; the target that had it did not end in order"),
         expected,
         format!(
-            "every Flush fails until it is cleared: check or restore what is on {path}, then: capstan-target \
-             clear-lost-writes {path}, and reload a target that runs"
+            "every Flush fails until it is cleared: check or restore what is on {path}, then: {clear}, and reload a target \
+             that runs"
         ),
     )
 }
@@ -107,9 +112,10 @@ fn warnings_in(folder: &Path, config: &Config) -> Vec<String> {
             None => unreadable.line(folder),
         }
     });
-    let found = found
-        .iter()
-        .map(|found| of_note(&found.note, Some(config)).line());
+    let found = found.iter().map(|found| {
+        let file = folder.join(&found.name).display().to_string();
+        of_note(&found.note, &file, Some(config)).line()
+    });
     lines.chain(found).collect()
 }
 
@@ -140,10 +146,21 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
     })?;
     let mut chosen: Vec<(&str, String)> = Vec::new();
     for path in paths {
-        let medium = MediumId::at(path).ok();
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-        // By its path too: what was there may be gone.
-        let is_meant = |note: &Note| note.path == whole || note.is_of(&whole, medium.as_ref());
+        let medium = match MediumId::at(&whole) {
+            Ok(medium) => Some(medium),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => None,
+            Err(error) => bail!(
+                "{} cannot be looked at ({error}): a file or a block device that may be opened was expected. Nothing was \
+                 cleared",
+                path.display()
+            ),
+        };
+        // Where nothing is there, what was is known by its path only if by nothing else.
+        let is_meant = |note: &Note| match &medium {
+            Some(medium) => note.is_of(&whole, Some(medium)),
+            None => note.path == whole && !note.names_medium(),
+        };
         let before = chosen.len();
         let meant = notes.iter();
         let meant = meant.filter(|f| is_meant(&f.note) || note::is_name_of(&f.name, &whole));
@@ -156,20 +173,13 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
         let meant = meant.filter(|unreadable| note::is_name_of(&unreadable.name, &whole));
         chosen.extend(meant.map(|unreadable| (unreadable.name.as_str(), unreadable.what())));
         if chosen.len() == before {
-            let noted: Vec<_> = notes
-                .iter()
-                .map(|f| f.note.path.display().to_string())
-                .collect();
-            let noted = match noted.is_empty() {
-                true => "none are".to_owned(),
-                false => format!("those of {} are", noted.join(", ")),
-            };
-            bail!(
-                "no lost writes of {} are noted in {}: {noted}. Nothing was cleared; what a target without a state folder \
-                 has lost is cleared by its restart",
-                path.display(),
-                folder.display()
-            );
+            return Err(nothing_noted(
+                folder,
+                path,
+                &whole,
+                medium.is_some(),
+                &notes,
+            ));
         }
     }
     let cleared = chosen.into_iter().map(|(name, what)| {
@@ -184,6 +194,43 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
     cleared.collect()
 }
 
+/// Why nothing is cleared for `path`, and what is noted.
+fn nothing_noted(
+    folder: &Path,
+    path: &Path,
+    whole: &Path,
+    is_there: bool,
+    notes: &[Found],
+) -> anyhow::Error {
+    let (path, place) = (path.display(), folder.display());
+    let subject = match is_there {
+        true => format!("no lost writes of what is at {path} now are noted in {place}"),
+        false => format!("nothing is at {path}"),
+    };
+    let mut before = notes.iter().filter(|found| found.note.path == whole);
+    if let Some(found) = before.next() {
+        let file = folder.join(&found.name);
+        return anyhow!(
+            "{subject}. {} is of what was there before, {}. Where that has another path now, name that one; where it is gone \
+             for good, `rm {0}`. Nothing was cleared",
+            file.display(),
+            found.note.line()
+        );
+    }
+    let noted: Vec<_> = notes
+        .iter()
+        .map(|f| f.note.path.display().to_string())
+        .collect();
+    let noted = match noted.is_empty() {
+        true => "none are".to_owned(),
+        false => format!("those of {} are", noted.join(", ")),
+    };
+    anyhow!(
+        "{subject}; of lost writes {noted} noted in {place}. Nothing was cleared; what a target without a state folder has \
+         lost is cleared by its restart"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -191,10 +238,11 @@ mod tests {
 
     use capstan_config::Config;
     use capstan_doctor::{Machine, Verdict};
+    use capstan_storage::MediumId;
 
     use super::super::note::{self, Note};
     use super::super::running::What;
-    use super::{checks_in, clear_in};
+    use super::{checks_in, clear_in, warnings_in};
 
     fn write_note(folder: &Path, path: &Path) -> Note {
         let note = Note {
@@ -284,5 +332,38 @@ mod tests {
         clear_in(root.path(), &[a.into()]).unwrap_err();
         clear_in(root.path(), &[b.into()]).unwrap();
         assert!(note::all(root.path()).unwrap().found.is_empty());
+        let error = clear_in(root.path(), &["/".into()]).unwrap_err();
+        assert!(error.to_string().contains("cannot be looked at"), "{error}");
+    }
+
+    /// Another file may be at its path, or nothing: what it has lost goes with it.
+    #[test]
+    fn what_was_moved_is_cleared_by_the_path_that_it_has() {
+        let root = tempfile::tempdir().unwrap();
+        let [state, path, moved] = ["state", "a", "b"].map(|name| root.path().join(name));
+        fs::create_dir(&state).unwrap();
+        fs::write(&path, "x").unwrap();
+        let medium = MediumId::at(&path).unwrap();
+        let note = Note {
+            medium: medium.facts().clone(),
+            ..write_note(root.path(), &path)
+        };
+        let file = state.join(note.name());
+        fs::write(&file, note.text().unwrap()).unwrap();
+        let told = || warnings_in(&state, &config(&path)).join("\n");
+        let by_path = format!("clear-lost-writes {}", path.display());
+        assert!(told().contains(&by_path), "{}", told());
+        fs::rename(&path, &moved).unwrap();
+        for words in ["nothing is at", "no lost writes of what is at"] {
+            let error = clear_in(&state, &[path.clone()]).unwrap_err().to_string();
+            let remove = format!("rm {}", file.display());
+            assert!(error.contains(words) && error.contains(&remove), "{error}");
+            assert!(!told().contains(&by_path), "{}", told());
+            assert!(told().contains(&remove), "{}", told());
+            fs::write(&path, "another one").unwrap();
+        }
+        assert!(file.exists());
+        clear_in(&state, &[moved]).unwrap();
+        assert!(!file.exists());
     }
 }
