@@ -142,10 +142,12 @@ struct Peer {
 }
 
 impl Peer {
-    /// In a network namespace with the congestion control that Capstan's sockets ask for: SPDK's
-    /// take the system's.
+    /// In a network namespace whose route gives both ends the congestion control that Capstan's
+    /// sockets have: SPDK's take what they are given. The default of a namespace may only be one
+    /// that the system lets everybody have, which often leaves Reno; a route may name any.
     fn start(program: &Path, perf: PathBuf) -> Result<Self> {
         let folder = tempfile::tempdir()?;
+        let control = congestion_control()?;
         let config = folder.path().join("spdk.json");
         let log = folder.path().join("log");
         fs::write(&config, configuration().to_string())?;
@@ -154,11 +156,12 @@ impl Peer {
             .args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-ec"])
             .arg(
                 "ip link set lo up
-                control=/proc/sys/net/ipv4/tcp_congestion_control
-                { echo cubic > $control; } 2>/dev/null || echo reno > $control
+                ip route replace local $1 dev lo table local proto kernel scope host congctl $2
+                shift 2
                 exec \"$@\"",
             )
             .arg("sh")
+            .args([ADDRESS.to_string(), control])
             .arg(program)
             .arg("-m")
             .arg(format!("{:#x}", 1 << TARGET_CORE))
@@ -243,6 +246,15 @@ impl Drop for Peer {
         let _gone = self.child.kill();
         let _status = self.child.wait();
     }
+}
+
+/// What the user-space iWARP provider's sockets have: the system's, unless that is BBR.
+fn congestion_control() -> Result<String> {
+    let control = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")?;
+    Ok(match control.trim() {
+        bbr if bbr.starts_with("bbr") => "cubic".to_owned(),
+        other => other.to_owned(),
+    })
 }
 
 /// What to do when the huge pages are not there that SPDK does not start without.
