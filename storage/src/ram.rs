@@ -19,21 +19,18 @@ use std::collections::VecDeque;
 use std::hint;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::rc::Rc;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use capstan_memory::{PAGE_BYTES, Pages, RawBytes, Slab, SlabError, copy_around, fence_around};
+use capstan_memory::{PAGE_BYTES, Pages, RawBytes, Slab, SlabError, fence_around};
 use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::error::IoError;
 use crate::geometry::{Extent, Geometry};
 use crate::io::{Completion, Data, Io, Op, Submitted};
-use crate::trickle::Trickle;
-#[cfg(target_arch = "x86_64")]
-use crate::trickle::store_by_lines;
+use crate::non_temporal::copy_page;
 use crate::volume::Volume;
 
 /// Stripes of pages: 16 KiB of lock words stay in the first-level cache, and with 4096 stripes two
@@ -102,11 +99,11 @@ struct Access {
 
 impl Access {
     /// `None` when the store is for one volume and has it.
-    fn new(store: Arc<RamStore>, trickle: Rc<Trickle>) -> Option<Self> {
+    fn new(store: Arc<RamStore>) -> Option<Self> {
         let free = !store.is_alone() || !store.taken.swap(true, Ordering::Acquire);
         free.then(|| Self {
             store,
-            streamed: Streamed::new(trickle),
+            streamed: Streamed::new(),
         })
     }
 
@@ -132,21 +129,10 @@ impl Access {
     }
 
     fn write(&self, extent: Extent, data: RawBytes<'_>) {
-        // SAFETY: without a trickle nothing is copied later.
-        unsafe { self.write_with(extent, data, None) };
-    }
-
-    /// Writes `data`. With a `trickle`, a part of it may be copied later.
-    ///
-    /// # Safety
-    /// Until `trickle` has finished, the data may be read.
-    unsafe fn write_with(&self, extent: Extent, data: RawBytes<'_>, trickle: Option<&Trickle>) {
         self.each_page(extent, data, |page, at, memory, len| {
             let lock = self.to_write(page);
-            let trickle = trickle.filter(|_| lock.is_none());
-            // SAFETY: as in `read`, and nothing else reads this page; without a lock, not before it
-            // is settled.
-            let streamed = unsafe { store(memory.as_ptr(), at.as_ptr(), len, trickle) };
+            // SAFETY: as in `read`, and nothing else reads this page.
+            let streamed = unsafe { store(memory.as_ptr(), at.as_ptr(), len) };
             match lock {
                 None if streamed => self.streamed.note(page),
                 // Before the lock is released.
@@ -268,15 +254,13 @@ impl Drop for Access {
     }
 }
 
-/// Pages that were written with non-temporal stores and not fenced yet; of the last one some stores
-/// may be outstanding. Before anything else reads or writes such a page, and before a lock is
-/// released, the page is completed and a fence made. A fence waits until the stores are in memory,
-/// so one fence for many pages lets the processor work on meanwhile.
+/// Pages that were written with non-temporal stores and not fenced yet. Before anything else reads
+/// or writes such a page, and before a lock is released, a fence is made. A fence waits until the
+/// stores are in memory, so one fence for many pages lets the processor work on meanwhile.
 struct Streamed {
     /// A bit for each page, shared by pages that are a multiple of [`Self::BITS`] apart.
     pages: [Cell<u64>; Self::BITS / 64],
     count: Cell<usize>,
-    trickle: Rc<Trickle>,
 }
 
 impl Streamed {
@@ -285,11 +269,10 @@ impl Streamed {
     /// Few beside the bits, so that a page next to never shares the bit of another one.
     const PAGES: usize = 64;
 
-    fn new(trickle: Rc<Trickle>) -> Self {
+    fn new() -> Self {
         Self {
             pages: [const { Cell::new(0) }; Self::BITS / 64],
             count: Cell::new(0),
-            trickle,
         }
     }
 
@@ -318,39 +301,26 @@ impl Streamed {
     fn settle_all(&self) {
         if self.count.replace(0) > 0 {
             self.pages.iter().for_each(|word| word.set(0));
-            self.trickle.finish();
             fence_around();
         }
     }
 }
 
-/// Copies to a page of the volume; `true` when [`fence_around`] has to follow. Whole pages are
-/// written with non-temporal stores where the processor has them: the volume is larger than the
-/// caches, so an ordinary store would first fetch each line from memory.
+/// Copies to a page of the volume, a whole one with non-temporal stores; `true` when
+/// [`fence_around`] has to follow.
 ///
 /// # Safety
-/// `len` bytes that do not overlap may be read at `from` and written at `to`, until `trickle` has
-/// finished.
-unsafe fn store(from: *const u8, to: *mut u8, len: usize, trickle: Option<&Trickle>) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if len == PAGE_BYTES && is_x86_feature_detected!("avx512f") {
-        match trickle {
-            // SAFETY: AVX-512 is there; the caller answers for a page, which a volume aligns to its
-            // size.
-            Some(trickle) => unsafe { trickle.start(from, to) },
-            // SAFETY: as above.
-            None => unsafe { store_by_lines(from, to, PAGE_BYTES) },
-        }
-        return true;
-    }
-    if len == PAGE_BYTES {
+/// `len` bytes that do not overlap may be read at `from` and written at `to`, of one page at most.
+unsafe fn store(from: *const u8, to: *mut u8, len: usize) -> bool {
+    let whole = len == PAGE_BYTES;
+    if whole {
+        // SAFETY: passed on; a volume aligns its pages to their size.
+        unsafe { copy_page(from, to) };
+    } else {
         // SAFETY: passed on.
-        unsafe { copy_around(from, to, len) };
-        return true;
+        unsafe { ptr::copy_nonoverlapping(from, to, len) };
     }
-    // SAFETY: passed on.
-    unsafe { ptr::copy_nonoverlapping(from, to, len) };
-    false
+    whole
 }
 
 fn acquire_exclusive(stripe: &AtomicU32) {
@@ -427,10 +397,9 @@ impl RamVolume {
         lba_bytes: u32,
         lbas: u64,
         name: Arc<str>,
-        trickle: Rc<Trickle>,
     ) -> Option<Self> {
         Some(Self {
-            access: Access::new(store, trickle)?,
+            access: Access::new(store)?,
             geometry: Self::geometry_of(lba_bytes, lbas),
             name,
             zeroing: VecDeque::new(),
@@ -475,16 +444,6 @@ impl Volume for RamVolume {
         let extent = self.extent_for(lba, lbas, data);
         if let Some(extent) = extent {
             self.access.write(extent, data);
-        }
-        extent.is_some()
-    }
-
-    unsafe fn write_lent(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
-        let extent = self.extent_for(lba, lbas, data);
-        if let Some(extent) = extent {
-            let trickle = Some(&*self.access.streamed.trickle);
-            // SAFETY: passed on.
-            unsafe { self.access.write_with(extent, data, trickle) };
         }
         extent.is_some()
     }

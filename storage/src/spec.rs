@@ -229,8 +229,8 @@ impl Store {
                 lba_bytes,
                 lbas,
             } => {
-                let (store, trickle) = (Arc::clone(store), Rc::clone(engine.trickle()));
-                let volume = RamVolume::new(store, lba_bytes, lbas, Arc::clone(&name), trickle);
+                let store = Arc::clone(store);
+                let volume = RamVolume::new(store, lba_bytes, lbas, Arc::clone(&name));
                 Box::new(volume.ok_or(OpenError::Taken { volume: name })?)
             }
             &StoreKind::Null { lba_bytes, lbas } => {

@@ -1,6 +1,5 @@
 //! Helpers for the unit tests of several modules.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Pages, Pool};
@@ -24,7 +23,7 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
 /// A RAM volume of 4096-byte LBAs.
 pub(crate) fn ram(lbas: u64) -> Box<dyn Volume> {
     let store = RamStore::new(usize::try_from(lbas * 4096).unwrap(), true).unwrap();
-    let volume = RamVolume::new(Arc::new(store), 4096, lbas, Arc::from("ram"), Rc::default());
+    let volume = RamVolume::new(Arc::new(store), 4096, lbas, Arc::from("ram"));
     Box::new(volume.unwrap())
 }
 

@@ -7,8 +7,6 @@ use capstan_memory::{RawBytes, Slab};
 
 use crate::geometry::Geometry;
 use crate::io::{Completion, Io, Submitted};
-#[cfg(doc)]
-use crate::trickle::Trickle;
 
 /// A range of LBAs that operations run on. One thread owns it.
 ///
@@ -55,17 +53,6 @@ pub trait Volume {
     fn write_at_once(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
         let _ = (lba, lbas, data);
         false
-    }
-
-    /// As [`Volume::write_at_once`], but a part of the data may be copied later, by the engine's
-    /// [`Trickle`]: whatever this thread reads or writes in the volume is as if it had been copied
-    /// now.
-    ///
-    /// # Safety
-    /// Until [`Trickle::finish`] has returned, the data may be read.
-    #[expect(unsafe_code, reason = "reads data later")]
-    unsafe fn write_lent(&self, lba: u64, lbas: u32, data: RawBytes<'_>) -> bool {
-        self.write_at_once(lba, lbas, data)
     }
 
     /// Starts an operation. `now_us` is the reactor's clock, which never goes back; only decorators

@@ -23,7 +23,6 @@ use super::setup::Mode;
 use super::syncs::Syncs;
 use crate::file::FileStore;
 use crate::io::Completion;
-use crate::trickle::Trickle;
 
 /// Sizes of an [`Engine`].
 #[derive(Clone, Debug)]
@@ -65,16 +64,9 @@ pub struct Engine {
     /// Indices in the table of fixed files whose file is gone.
     retired: Rc<RefCell<Vec<u32>>>,
     drain: Duration,
-    trickle: Rc<Trickle>,
 }
 
 impl Engine {
-    /// The non-temporal stores that the thread's RAM volumes make in steps.
-    #[must_use]
-    pub fn trickle(&self) -> &Rc<Trickle> {
-        &self.trickle
-    }
-
     /// Makes the ring. To be called on the thread that will use it.
     ///
     /// # Errors
@@ -91,7 +83,6 @@ impl Engine {
             ring: ManuallyDrop::new(RefCell::new(ring)),
             retired: Rc::default(),
             drain: Duration::from_millis(config.drain_ms),
-            trickle: Rc::default(),
         }))
     }
 

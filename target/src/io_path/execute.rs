@@ -28,10 +28,9 @@ pub(super) fn start(
         return;
     };
     let result = queue.handle_command(&capsule.sqe, capsule.bytes());
-    resources.step();
     let at_once = at_once(resources, connection, receives, capsule, &result);
-    // No more of the command than is needed: a page is on its way to memory, and what is stored now and
-    // loaded as a whole would wait for it.
+    // No more of the command than is needed: the stores of a page may still be on their way to
+    // memory, and a wide load of what is stored in pieces behind them stalls until they have ended.
     if at_once == AtOnce::Done
         && let IoStep::Execute(IoCommand {
             permit, transfer, ..
@@ -40,7 +39,6 @@ pub(super) fn start(
         if let Some(Received::Landed { slot, buffer, .. }) = capsule.data.take() {
             receives.post_again(slot, buffer, Some(connection.qp()));
         }
-        resources.step();
         return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
     }
     let Some(slot) = connection.take_slot() else {
@@ -213,7 +211,6 @@ fn at_once(
 
 /// Carries out a Write to a volume in memory from where its data has come: the buffer of a receive, or not
 /// even that.
-#[expect(unsafe_code, reason = "lets a volume copy lent data later")]
 fn write_received(
     resources: &Resources,
     connection: &mut Connection,
@@ -230,9 +227,7 @@ fn write_received(
     let skip = place.offset_bytes as usize;
     if let Some(Received::Lent { message, .. }) = capsule.data {
         let written = connection.qp().take_lent(message, &mut |data| {
-            // SAFETY: lent data is there until a completion queue is polled or armed again or its queue pair is dropped
-            // (`QueuePair::take_lent`), and `IoPath::poll_completions` finishes before any of that.
-            unsafe { volume.write_lent(range.slba, range.nlb, data.skip(skip)) }
+            volume.write_at_once(range.slba, range.nlb, data.skip(skip))
         });
         if written || !capsule.land(connection, receives) {
             return written;

@@ -112,8 +112,6 @@ impl IoPath {
                 for completion in &completions[..count] {
                     self.on_completion(fabric, port, completion, &mut last);
                 }
-                // Before what was lent is taken back.
-                self.resources.trickle.finish();
                 last = None;
                 if !self.fences.is_empty() {
                     self.fences.polled(fabric, port, polled, emptied);
@@ -213,7 +211,6 @@ fn on_lent(
     receives: &mut Receives,
     completion: &WorkCompletion,
 ) {
-    resources.step();
     let message = completion.wr_id;
     let Some(head) = connection.qp().lent_head(message) else {
         return;
@@ -224,7 +221,6 @@ fn on_lent(
         sqe: zerocopy::transmute!(head),
         data: (len_bytes != 0).then_some(Received::Lent { message, len_bytes }),
     };
-    resources.step();
     on_capsule(resources, connection, receives, &mut capsule);
 }
 

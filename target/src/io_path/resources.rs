@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::Buffer;
-use capstan_storage::{Engine, IoError, IoErrorKind, Trickle, Volume};
+use capstan_storage::{Engine, IoError, IoErrorKind, Volume};
 use capstan_subsystem::BackendId;
 use rustc_hash::FxHashMap;
 
@@ -23,8 +23,6 @@ pub(super) struct Resources {
     pub(super) now_us: u64,
     pub(super) memory: Memory,
     pub(super) engine: Rc<Engine>,
-    /// The engine's.
-    pub(super) trickle: Rc<Trickle>,
     // Numbers of this program: nobody chooses them so that they collide.
     pub(super) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
     pub(super) control: Arc<ControlPlane>,
@@ -81,7 +79,6 @@ impl Resources {
         Self {
             now_us: 0,
             memory,
-            trickle: Rc::clone(engine.trickle()),
             engine,
             volumes,
             control,
@@ -119,12 +116,6 @@ impl Resources {
         if connection.phase == Phase::Io {
             self.in_flight = self.in_flight.max(connection.together()).max(1);
         }
-    }
-
-    /// Between two steps of a command: a page of the one before may go on to memory.
-    #[inline]
-    pub(super) fn step(&self) {
-        self.trickle.step();
     }
 
     /// Remembers that a connection has work requests to ring for.

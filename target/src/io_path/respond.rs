@@ -72,9 +72,7 @@ pub(super) fn answer(
         return;
     };
     let cqe = queue.complete(permit, Status::SUCCESS, 0);
-    resources.step();
     if connection.respond_now(&cqe, invalidate.map(RKey)) {
-        resources.step();
         resources.unrung(connection);
     } else if let Some(slot) = connection.take_slot() {
         connection.command(slot).work = Work::Answered;
