@@ -77,6 +77,17 @@ pub(crate) const CROSS_RESETS_MAX: u8 = 4;
 /// take: Identify Controller CRDT1. Linux looks at namespaces some milliseconds after it has connected, and
 /// sends a command again five times.
 pub(crate) const RETRY_DELAY_100MS: u16 = 10;
+/// How long a host that has read the identifiers and the shape of a namespace has for deciding
+/// whether it is the one that it means, in microseconds: 3 s. Linux before 6.0 decides within
+/// milliseconds and does not show it. What it sends again a second later comes behind that, and
+/// what is for the right namespace is tried twice more after these 3 s.
+pub(crate) const LOOKED_US_MAX: u64 = 3_000_000;
+/// The same of a host that has read only some of it, from the first on: 7 s. By then Linux has sent
+/// what waited as it connected for the fifth and last time.
+pub(crate) const LOOK_US_MAX: u64 = 7_000_000;
+const _: () = assert!(LOOKED_US_MAX >= 2 * RETRY_DELAY_100MS as u64 * 100_000);
+const _: () = assert!(LOOK_US_MAX > 6 * RETRY_DELAY_100MS as u64 * 100_000);
+
 /// Entries of a controller's Cross-Controller Reset log page. Hosts remove what they have read
 /// (RMC); one that does not has this many lost controllers to tell of.
 pub(crate) const CROSS_RESETS_KEPT: usize = 64;

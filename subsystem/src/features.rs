@@ -312,7 +312,32 @@ impl Controller {
                 ..unsupported(set.fid)
             });
         }
-        self.check_feature_nsid(set.nsid, capabilities.namespace_specific, true)
+        self.check_feature_nsid(set.nsid, capabilities.namespace_specific, true)?;
+        if capabilities.namespace_specific {
+            self.check_identified(set.nsid)?;
+        }
+        Ok(())
+    }
+
+    /// What is set for a namespace that the host has not identified may be meant for another one,
+    /// as its I/O may.
+    fn check_identified(&self, nsid: u32) -> Result<(), CommandError> {
+        let mut namespaces = self.namespaces.iter();
+        let refused = namespaces.find_map(|namespace| {
+            let is_meant = nsid == NSID_BROADCAST || nsid == namespace.nsid;
+            let refused = is_meant.then(|| namespace.gate.check_identified().err());
+            refused.flatten()
+        });
+        match refused {
+            Some(status) => Err(CommandError {
+                status,
+                location: ErrorLocation::sqe(4),
+                field: "NSID",
+                value: nsid.into(),
+                expected: "namespaces that the host has identified in this association",
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Set Features, with the `data` of the host. Returns dword 0 of the response.

@@ -75,6 +75,23 @@ impl Gate {
         Closed(self.0.load(Ordering::Acquire))
     }
 
+    /// The status that refuses what is meant for another namespace than this one, or may be.
+    pub(crate) fn check_identified(&self) -> Result<(), Status> {
+        let closed = self.closed();
+        if closed.has(Closed::GONE) {
+            // For the namespace that the host means, which is gone.
+            Err(Status::INVALID_NAMESPACE_OR_FORMAT.dnr())
+        } else if closed.has(Closed::UNIDENTIFIED_WAITS) {
+            // For the namespace that the host means, which may be this one.
+            // Sent again, it comes behind the look of a host at what there is.
+            Err(Status::NAMESPACE_NOT_READY.with_crd(1))
+        } else if closed.has(Closed::UNIDENTIFIED) {
+            Err(Status::NAMESPACE_NOT_READY)
+        } else {
+            Ok(())
+        }
+    }
+
     /// The status that refuses `access`, if anything does. Path statuses carry no Do Not Retry:
     /// another path, or a later time, may succeed. NVMe Base 2.1, sections 8.1.1.7 (ANA), 8.1.22
     /// (reservations) and 8.1.16 (write protection).
@@ -96,16 +113,8 @@ impl Gate {
         } else {
             Closed::default()
         };
+        self.check_identified()?;
         let refusals = [
-            // For the namespace that the host means, which is gone.
-            (Closed::GONE, Status::INVALID_NAMESPACE_OR_FORMAT.dnr()),
-            // For the namespace that the host means, which may be this one.
-            // Sent again, it comes behind the look of a host at what there is.
-            (
-                Closed::UNIDENTIFIED_WAITS,
-                Status::NAMESPACE_NOT_READY.with_crd(1),
-            ),
-            (Closed::UNIDENTIFIED, Status::NAMESPACE_NOT_READY),
             (
                 Closed::PERSISTENT_LOSS,
                 Status::ASYMMETRIC_ACCESS_PERSISTENT_LOSS,

@@ -61,6 +61,7 @@ mod shared;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod told;
 mod transitions;
 mod wire;
 

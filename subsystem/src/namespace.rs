@@ -1,7 +1,7 @@
 //! Namespaces as a controller shows them to its host, in immutable tables that I/O queues share.
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -102,57 +102,6 @@ impl ChangedNamespaces {
         let mut list = ChangedNamespaceList::new_zeroed();
         list.fill(self.0.iter().copied());
         list
-    }
-}
-
-/// What a host has been told of NSIDs in this association. NSIDs are at most 1,024.
-#[derive(Default, Debug)]
-pub(crate) struct ToldNamespaces {
-    /// Gone, and not yet missing in a list that the host has read.
-    untold: BTreeMap<u32, NamespaceIdentity>,
-    /// Missing in a list that the host has read, and not identified since.
-    gone: BTreeSet<u32>,
-    /// Identified by the host.
-    identified: BTreeSet<u32>,
-}
-
-impl ToldNamespaces {
-    pub(crate) fn add_gone(&mut self, nsid: u32, had: NamespaceIdentity) {
-        self.untold.entry(nsid).or_insert(had);
-    }
-
-    /// A host that sees another namespace in the place of one that it uses, and never that this is gone,
-    /// may send on what was meant for the old one.
-    pub(crate) fn hide(&self, nsid: u32, identity: &NamespaceIdentity) -> bool {
-        self.untold.get(&nsid).is_some_and(|had| had != identity)
-    }
-
-    /// It is there again.
-    pub(crate) fn shown(&mut self, nsid: u32) {
-        self.untold.remove(&nsid);
-    }
-
-    /// The host reads a list of NSIDs above this one, without these.
-    pub(crate) fn list_read(&mut self, above: u32) {
-        for nsid in self.untold.split_off(&above.saturating_add(1)).into_keys() {
-            self.identified.remove(&nsid);
-            self.gone.insert(nsid);
-        }
-    }
-
-    /// The host reads what is under an NSID now.
-    pub(crate) fn identify(&mut self, nsid: u32) {
-        self.gone.remove(&nsid);
-        self.identified.insert(nsid);
-    }
-
-    /// What the host sends there is for one that it has seen go.
-    pub(crate) fn is_gone(&self, nsid: u32) -> bool {
-        self.gone.contains(&nsid)
-    }
-
-    pub(crate) fn is_identified(&self, nsid: u32) -> bool {
-        self.identified.contains(&nsid)
     }
 }
 

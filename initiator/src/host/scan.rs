@@ -1,4 +1,4 @@
-//! Finding the namespaces: the active list, then each namespace and its descriptors.
+//! Finding the namespaces: the active list, then each namespace's descriptors and itself.
 
 use capstan_nvme_proto::command::{AdminCommand, Identify};
 use capstan_nvme_proto::cqe::Cqe;
@@ -19,10 +19,13 @@ enum Stage {
     List {
         above: u32,
     },
-    /// CNS 00h of the namespace at this place of the list.
-    Namespace(usize),
-    /// CNS 03h of the same.
+    /// CNS 03h of the namespace at this place of the list.
     Descriptors(usize),
+    /// CNS 00h of the same.
+    Namespace(usize),
+    /// Once more, as Linux does when it has compared the identifiers: where hosts have seen other
+    /// namespaces, a Capstan target takes I/O at once then. Here `compare_with` decides.
+    Again(usize),
     Done,
 }
 
@@ -31,6 +34,8 @@ enum Stage {
 pub(super) struct Scan {
     stage: Stage,
     nsids: Vec<u32>,
+    /// Of the namespace that is looked at.
+    descriptors: Vec<u8>,
     found: Vec<NamespaceInfo>,
 }
 
@@ -39,6 +44,7 @@ impl Scan {
         Self {
             stage: Stage::List { above: 0 },
             nsids: Vec::new(),
+            descriptors: Vec::new(),
             found: Vec::new(),
         }
     }
@@ -48,8 +54,10 @@ impl Scan {
         let nsid = |at: usize| self.nsids.get(at).copied();
         match self.stage {
             Stage::List { above } => Some(Identify::new(Cns::ACTIVE_NAMESPACES, above)),
-            Stage::Namespace(at) => Some(Identify::new(Cns::NAMESPACE, nsid(at)?)),
             Stage::Descriptors(at) => Some(Identify::new(Cns::NAMESPACE_ID_DESCRIPTORS, nsid(at)?)),
+            Stage::Namespace(at) | Stage::Again(at) => {
+                Some(Identify::new(Cns::NAMESPACE, nsid(at)?))
+            }
             Stage::Done => None,
         }
     }
@@ -82,23 +90,29 @@ impl Scan {
                 };
                 conforms
             }
+            Stage::Descriptors(at) => {
+                // Older controllers do not have them.
+                self.descriptors.clear();
+                self.descriptors
+                    .extend_from_slice(if success { data } else { &[] });
+                self.stage = Stage::Namespace(at);
+                true
+            }
             Stage::Namespace(at) => {
                 let nsid = self.nsids.get(at).copied().unwrap_or(0);
                 // It may have gone since the list was made.
                 let info = success.then(|| NamespaceInfo::parse(nsid, data)).flatten();
                 self.stage = match info {
-                    Some(info) => {
+                    Some(mut info) => {
+                        info.describe(&self.descriptors);
                         self.found.push(info);
-                        Stage::Descriptors(at)
+                        Stage::Again(at)
                     }
                     None => self.namespace_or_done(at + 1),
                 };
                 true
             }
-            Stage::Descriptors(at) => {
-                if success && let Some(info) = self.found.last_mut() {
-                    info.describe(data);
-                }
+            Stage::Again(at) => {
                 self.stage = self.namespace_or_done(at + 1);
                 true
             }
@@ -108,7 +122,7 @@ impl Scan {
 
     fn namespace_or_done(&self, at: usize) -> Stage {
         if at < self.nsids.len() {
-            Stage::Namespace(at)
+            Stage::Descriptors(at)
         } else {
             Stage::Done
         }

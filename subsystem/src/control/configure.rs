@@ -388,6 +388,7 @@ impl Target {
         let Some(controller) = self.controllers.get(&id) else {
             return;
         };
+        let mut look_ends_us: Option<u64> = None;
         for namespace in controller.namespaces.iter() {
             let state = self.ana_state(controller.association.port, namespace.anagrpid);
             let subsystem = self.subsystems.get(&controller.association.subnqn);
@@ -402,6 +403,9 @@ impl Target {
                 .is_some_and(|config| config.replaces);
             let told = &controller.told;
             let unidentified = replaces && !told.is_identified(namespace.nsid);
+            if unidentified && let Some(ends_us) = told.look_ends_us(namespace.nsid) {
+                look_ends_us = Some(look_ends_us.map_or(ends_us, |other| ends_us.min(other)));
+            }
             let waits = unidentified && controller.features.acre;
             let closed = namespace
                 .gate
@@ -422,6 +426,9 @@ impl Target {
                 .with(Closed::PERSISTENT_LOSS, state == AnaState::PERSISTENT_LOSS)
                 .with(Closed::TRANSITION, state == AnaState::CHANGE);
             namespace.gate.set(closed);
+        }
+        if let Some(controller) = self.controllers.get_mut(&id) {
+            controller.look_ends_us = look_ends_us;
         }
     }
 

@@ -30,11 +30,12 @@ use crate::features::{Features, default_events};
 use crate::io_queue::IoQueue;
 use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
-use crate::namespace::{ChangedNamespaces, ToldNamespaces};
+use crate::namespace::ChangedNamespaces;
 use crate::queue::Accounting;
 use crate::queue::transfer::Transfer;
 use crate::refuse::{Refusal, RefuseReason};
 use crate::shared::{ControllerShared, QueueShared};
+use crate::told::ToldNamespaces;
 
 /// Sizes of a queue, agreed on before it is connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -348,6 +349,7 @@ impl Target {
             namespaces: Arc::default(),
             changed: ChangedNamespaces::default(),
             told: ToldNamespaces::default(),
+            look_ends_us: None,
             events: AsyncEvents::new(default_events(kind)),
             features: Features::default(),
             notifications: Notifications::default(),

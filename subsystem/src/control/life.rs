@@ -255,6 +255,7 @@ impl Target {
             self.end_association(id, why);
         }
         self.check_fences(now_us);
+        self.end_looks(now_us);
     }
 }
 

@@ -185,7 +185,13 @@ impl Target {
     pub fn next_deadline_us(&self) -> Option<u64> {
         self.controllers
             .values()
-            .flat_map(|controller| [controller.keep_alive.deadline_us(), controller.enable_by_us])
+            .flat_map(|controller| {
+                [
+                    controller.keep_alive.deadline_us(),
+                    controller.enable_by_us,
+                    controller.look_ends_us,
+                ]
+            })
             .flatten()
             .chain(self.next_fence_deadline_us())
             .min()

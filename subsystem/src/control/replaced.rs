@@ -2,16 +2,19 @@
 //! the specification has no generation of an NSID, so what counts is what the host has been told in
 //! its association. Other programs, and other paths, of the same host know nothing of that.
 
+use alloc::vec::Vec;
+
 use capstan_nvme_proto::async_event::AsyncEvent;
 use capstan_nvme_proto::command::Identify;
 use capstan_nvme_proto::identify::Cns;
 
 use super::Target;
 use crate::action::ControllerId;
+use crate::told::Told;
 
 impl Target {
     /// A host is answered an Identify command: it knows what that says from here on.
-    pub(super) fn host_is_told(&mut self, id: ControllerId, identify: &Identify) {
+    pub(super) fn host_is_told(&mut self, id: ControllerId, identify: &Identify, now_us: u64) {
         let nsid = identify.nsid;
         let Some(controller) = self.controllers.get_mut(&id) else {
             return;
@@ -23,14 +26,32 @@ impl Target {
                     self.raise(id, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
                 }
             }
-            // The two that tell its identity.
-            Cns::NAMESPACE | Cns::NAMESPACE_ID_DESCRIPTORS
-                if controller.namespaces.find(nsid).is_some() =>
-            {
-                controller.told.identify(nsid);
-                self.set_gates(id);
+            cns => {
+                let Some(told) = Told::by(cns) else {
+                    return;
+                };
+                if controller.namespaces.find(nsid).is_some() {
+                    let has_io_queues = !controller.io_queues.is_empty();
+                    controller.told.look(nsid, told, has_io_queues, now_us);
+                    self.set_gates(id);
+                }
             }
-            _ => {}
+        }
+    }
+
+    /// Hosts that have looked at a namespace have found out by now which it is.
+    pub(super) fn end_looks(&mut self, now_us: u64) {
+        let is_due = |at_us: Option<u64>| at_us.is_some_and(|at_us| at_us <= now_us);
+        let controllers = self.controllers.values_mut();
+        let due = controllers.filter(|controller| is_due(controller.look_ends_us));
+        let due: Vec<ControllerId> = due
+            .map(|controller| {
+                controller.told.end_looks(now_us);
+                controller.id
+            })
+            .collect();
+        for id in due {
+            self.set_gates(id);
         }
     }
 }

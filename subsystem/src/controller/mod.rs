@@ -23,9 +23,10 @@ use crate::counters::{NamespaceCounters, QueueCounters};
 use crate::features::Features;
 use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
-use crate::namespace::{ChangedNamespaces, NamespaceTable, ToldNamespaces};
+use crate::namespace::{ChangedNamespaces, NamespaceTable};
 use crate::queue::{Accounting, Permit};
 use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
+use crate::told::ToldNamespaces;
 
 pub(crate) use keep_alive::{Expiry, KeepAlive};
 pub(crate) use properties::VERSION;
@@ -126,6 +127,8 @@ pub(crate) struct Controller {
     /// NSIDs that changed since the host last asked.
     pub(crate) changed: ChangedNamespaces,
     pub(crate) told: ToldNamespaces,
+    /// When the next of its host's looks at namespaces that keep I/O away ends.
+    pub(crate) look_ends_us: Option<u64>,
     pub(crate) events: AsyncEvents,
     pub(crate) features: Features,
     pub(crate) notifications: Notifications,
