@@ -137,6 +137,31 @@ fn nothing_that_changes_media_is_sent_before_the_old_controller_is_gone() {
 }
 
 #[test]
+fn nothing_is_sent_again_to_another_namespace_that_has_the_place_of_its_own() {
+    let mut world = world_of(resets, 5000, ReplayWrites::Immediate);
+    world.unanswered_write(5, 0xAA);
+    world.peer.manner = Manner::Silent;
+    let buffer = world.buffer(1, 0);
+    world.submit(6, Op::Read { slba: 6, nlb: 1 }, Some(buffer));
+    world.until(|world| world.peer.commands.len() == 2);
+    world.peer.manner = Manner::Proper;
+    let own = std::mem::replace(&mut world.peer.controller.nguid, [8; 16]);
+    world.lose();
+    for _ in 0..2 {
+        let error = world.next().result.unwrap_err().to_string();
+        assert!(error.contains("its NGUID changed"), "{error}");
+    }
+    world.pass(20_000_000);
+    assert_eq!(world.peer.commands, []);
+    assert_eq!(world.peer.disk[5 * LBA_BYTES], 0);
+    // The one that it had is back.
+    world.peer.controller.nguid = own;
+    world.lose();
+    world.write(5, 1, 0xBB).result.unwrap();
+    assert_eq!(world.peer.disk[5 * LBA_BYTES], 0xBB);
+}
+
+#[test]
 fn immediate_replay_sends_them_at_once() {
     let mut world = world_of(|_| {}, 5000, ReplayWrites::Immediate);
     world.unanswered_write(5, 0xAA);
