@@ -69,37 +69,36 @@ impl<T: Copy + PartialEq> Strangers<T> {
         }
     }
 
-    /// The peer to remove before another one of `source` can wait: its own oldest when it has as
-    /// many as it may, or, when there is no room at all, [`Strangers::oldest_of_most`].
-    #[must_use]
-    pub fn in_the_way_of(&self, source: Source) -> Option<T> {
-        if self.count_of(source) >= self.per_source_max {
-            return self.oldest_of(source);
-        }
-        if self.all.len() < self.max {
-            return None;
-        }
-        self.oldest_of_most()
+    /// The peers of which one is to be removed before another one of `source` can wait, oldest
+    /// first: its own when it has as many as it may, or, when there is no room at all, those of the
+    /// source that has most. Empty while there is room.
+    pub fn in_the_way_of(&self, source: Source) -> impl Iterator<Item = T> + '_ {
+        let full = if self.count_of(source) >= self.per_source_max {
+            Some(source)
+        } else if self.all.len() >= self.max {
+            self.source_with_most()
+        } else {
+            None
+        };
+        let all = self.all.iter();
+        all.filter(move |(other, _)| Some(*other) == full)
+            .map(|(_, name)| *name)
     }
 
-    /// The oldest peer of the source that has most; of several sources with as many, the one that
-    /// came first.
+    /// The oldest peer of the source that has most.
     #[must_use]
     pub fn oldest_of_most(&self) -> Option<T> {
-        let mut most: Option<(usize, T)> = None;
-        for &(source, name) in &self.all {
-            let count = self.count_of(source);
-            if most.is_none_or(|(before, _)| count > before) {
-                most = Some((count, name));
-            }
-        }
-        most.map(|(_, name)| name)
+        let most = self.source_with_most()?;
+        let mut all = self.all.iter();
+        all.find(|(source, _)| *source == most)
+            .map(|(_, name)| *name)
     }
 
-    fn oldest_of(&self, source: Source) -> Option<T> {
-        let mut all = self.all.iter();
-        all.find(|(other, _)| *other == source)
-            .map(|(_, name)| *name)
+    /// The source that has most peers; of several with as many, the one that came first.
+    fn source_with_most(&self) -> Option<Source> {
+        let most = self.counts.values().max()?;
+        let mut all = self.all.iter().map(|(source, _)| *source);
+        all.find(|source| self.count_of(*source) == *most)
     }
 
     /// How many peers of `source` wait.
@@ -157,6 +156,10 @@ mod tests {
         strangers
     }
 
+    fn goes(strangers: &Strangers<u32>, last: u8) -> Vec<u32> {
+        strangers.in_the_way_of(source(last)).collect()
+    }
+
     #[test]
     fn addresses_that_one_network_may_choose_are_one_source() {
         let of = |text: &str| Source::of(text.parse().unwrap());
@@ -171,29 +174,29 @@ mod tests {
     #[test]
     fn whoever_has_most_makes_room_and_with_the_oldest() {
         let mut strangers = filled(&[(1, 10), (2, 20), (2, 21), (1, 11), (2, 22)]);
-        assert_eq!(strangers.in_the_way_of(source(3)), None, "there is room");
+        assert_eq!(goes(&strangers, 3), [], "there is room");
         strangers.add(source(3), 30);
-        assert_eq!(strangers.in_the_way_of(source(3)), Some(20));
+        assert_eq!(goes(&strangers, 3), [20, 21, 22]);
         assert!(strangers.remove(20) && !strangers.remove(20));
         assert_eq!((strangers.count(), strangers.count_of(source(2))), (5, 2));
         strangers.add(source(3), 31);
         // Two each: the source that came first.
-        assert_eq!(strangers.in_the_way_of(source(4)), Some(10));
+        assert_eq!(goes(&strangers, 4), [10, 11]);
     }
 
     #[test]
     fn a_source_that_has_all_it_may_makes_room_for_itself() {
         let strangers = filled(&[(1, 10), (1, 11), (1, 12), (1, 13)]);
-        assert_eq!(strangers.in_the_way_of(source(1)), Some(10));
-        assert_eq!(strangers.in_the_way_of(source(2)), None);
+        assert_eq!(goes(&strangers, 1), [10, 11, 12, 13]);
+        assert_eq!(goes(&strangers, 2), []);
     }
 
     #[test]
     fn there_is_always_room_for_one() {
         let mut strangers = Strangers::new(0, 0);
-        assert_eq!(strangers.in_the_way_of(source(1)), None);
+        assert_eq!(goes(&strangers, 1), []);
         strangers.add(source(1), 1);
-        assert_eq!(strangers.in_the_way_of(source(2)), Some(1));
+        assert_eq!(goes(&strangers, 2), [1]);
         assert_eq!(strangers.names().collect::<Vec<_>>(), [1]);
     }
 }

@@ -159,8 +159,8 @@ fn nobody(subnqn: Nqn) -> ConnectParameters {
 
 #[test]
 fn silent_tcp_connections() {
-    suffer("silent", 500, |at, source, opened, stop| {
-        hold(500, opened, stop, || tcp(at, source));
+    suffer("silent", 1_000, |at, source, opened, stop| {
+        hold(1_000, opened, stop, || tcp(at, source));
     });
 }
 
@@ -436,6 +436,30 @@ fn of_memory_that_strangers_bring_the_target_has_little() {
         );
         thread::sleep(REST);
     }
+    assert!(daemon.stop().success());
+}
+
+/// A busy machine keeps a host waiting between its connection and its Request: long enough for
+/// another program at its address to open hundreds.
+#[test]
+fn a_host_that_is_slow_to_ask_is_not_closed_for_those_that_ask_nothing() {
+    const SILENT: usize = 500;
+    allow_many_descriptors();
+    let at = own_address();
+    let (daemon, _folder) = target(at);
+    let mut host = tcp(at, Ipv4Addr::LOCALHOST).expect("a connection");
+    let silent: Vec<_> = (0..SILENT)
+        .map(|_| tcp(at, Ipv4Addr::LOCALHOST).expect("a connection"))
+        .collect();
+    // The target has taken the last one: it closes that when it is shut.
+    let mut last = tcp(at, ELSEWHERE).expect("a connection");
+    last.shutdown(Shutdown::Write).expect("shut");
+    assert_eq!(last.read(&mut [0; 1]).expect("closed"), 0);
+    host.write_all(&mpa_request(0)).expect("not closed");
+    let mut reply = [0; 20];
+    host.read_exact(&mut reply).expect("the Reply");
+    assert!(reply.starts_with(b"MPA ID Rep Frame"), "{reply:?}");
+    drop((host, silent));
     assert!(daemon.stop().success());
 }
 

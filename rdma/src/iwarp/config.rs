@@ -108,8 +108,11 @@ impl Default for Config {
             same_host: true,
             crowd: 24,
             setup_timeout_ms: 3_000,
-            half_open_max: 256,
-            half_open_per_source_max: 128,
+            // A busy machine lets a host wait for some milliseconds between its connection and its
+            // Request, and one process opens 70 connections in each: 512 are 7 ms. Each is a socket
+            // of which nothing was read, so 1,024 are 2 MiB or so in the kernel, and nothing here.
+            half_open_max: 1_024,
+            half_open_per_source_max: 512,
             receiver_not_ready_timeout_ms: 10_000,
             linger_ms: 1_000,
             lingering_max: 1_024,

@@ -355,6 +355,28 @@ fn connections_that_say_nothing_make_room_for_one_that_does() {
 }
 
 #[test]
+fn a_request_that_has_come_is_read_before_its_connection_makes_room() {
+    let config = Config {
+        half_open_max: 3,
+        half_open_per_source_max: 2,
+        setup_timeout_ms: 60_000,
+        ..Config::default()
+    };
+    let mut target = Side::new(config);
+    let (_, at) = target.cm.listen(any(), 64).unwrap();
+    let mut asks = TcpStream::connect(at).unwrap();
+    // It is half-open, and the oldest.
+    target.turn();
+    // The listener has something first, by which it would make room for these.
+    let _silent: Vec<_> = (0..8).map(|_| TcpStream::connect(at).unwrap()).collect();
+    asks.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+    target.turn();
+    let is_closed = is_closed(&mut asks, &mut target, Duration::from_millis(20));
+    assert!(!is_closed, "it made room though it had asked");
+    assert_eq!(target.events.len(), 1, "{:?}", target.events);
+}
+
+#[test]
 fn bytes_that_come_one_by_one_are_no_reason_to_wait_longer() {
     let config = Config {
         setup_timeout_ms: 200,

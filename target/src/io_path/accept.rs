@@ -234,10 +234,19 @@ impl IoPath {
         }
     }
 
-    /// The oldest of those that are no queue yet, and have the most, makes room for another one.
+    /// The oldest of those that are no queue yet, and have the most, makes room for another one,
+    /// but for one whose Connect has arrived and waits to be read.
     fn make_room(&mut self, request: &Request) {
         let Request { peer, known, .. } = *request;
-        let Some(conn) = self.unconnected.in_the_way_of(peer, known) else {
+        let (index_of, connections) = (&self.index_of, &mut self.connections);
+        let goes = self.unconnected.in_the_way_of(peer, known, |conn| {
+            let connection = index_of.get(&conn).and_then(|&at| connections.get_mut(at));
+            connection.is_some_and(|connection| {
+                let mark = connection.qp().arrived();
+                !connection.qp().has_passed(mark)
+            })
+        });
+        let Some(conn) = goes else {
             return;
         };
         self.unconnected.remove(conn);

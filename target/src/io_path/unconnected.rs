@@ -6,6 +6,10 @@ use std::net::SocketAddr;
 use capstan_rdma::{Source, Strangers};
 use capstan_subsystem::ConnId;
 
+/// How many connections are asked for what has arrived before one of them makes room: each costs a
+/// system call. Where something has arrived on all of them, the oldest goes all the same.
+const LOOKS_MAX: usize = 8;
+
 /// How the places of a reactor are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Places {
@@ -67,9 +71,18 @@ impl Unconnected {
         }
     }
 
-    /// The connection that has to end before another one of `peer` is accepted.
-    pub(super) fn in_the_way_of(&mut self, peer: SocketAddr, known: bool) -> Option<ConnId> {
-        self.group(known).in_the_way_of(Source::of(peer.ip()))
+    /// The connection to end before another one of `peer` is accepted: the oldest one on which
+    /// nothing has arrived that is still to be read, as `is_to_be_read` tells of a connection.
+    pub(super) fn in_the_way_of(
+        &self,
+        peer: SocketAddr,
+        known: bool,
+        mut is_to_be_read: impl FnMut(ConnId) -> bool,
+    ) -> Option<ConnId> {
+        let group = if known { &self.known } else { &self.unknown };
+        let those = || group.in_the_way_of(Source::of(peer.ip()));
+        let silent = those().take(LOOKS_MAX).find(|&conn| !is_to_be_read(conn));
+        silent.or_else(|| those().next())
     }
 
     /// A connection has been accepted, and has until `deadline_us`.
@@ -119,16 +132,37 @@ mod tests {
         SocketAddr::from(([192, 0, 2, last], 1))
     }
 
+    fn oldest(all: &Unconnected, last: u8, known: bool) -> Option<ConnId> {
+        all.in_the_way_of(peer(last), known, |_| false)
+    }
+
+    #[test]
+    fn what_has_brought_its_connect_does_not_make_room() {
+        let mut all = Unconnected::new(Places::of(capstan_config::STRANGERS_MAX));
+        for number in 0..64 {
+            all.add(ConnId(number), peer(1), false, 100);
+        }
+        let mut looks = 0;
+        let goes = all.in_the_way_of(peer(1), false, |conn| {
+            looks += 1;
+            conn.0 < 3
+        });
+        assert_eq!((goes, looks), (Some(ConnId(3)), 4));
+        // Where something has arrived on all of them, the oldest goes.
+        let goes = all.in_the_way_of(peer(1), false, |_| true);
+        assert_eq!(goes, Some(ConnId(0)));
+    }
+
     #[test]
     fn a_source_that_fills_its_share_drives_out_its_own_and_no_queue_of_a_known_host() {
         let mut all = Unconnected::new(Places::of(capstan_config::STRANGERS_MAX));
         for number in 0..64 {
-            assert_eq!(all.in_the_way_of(peer(1), false), None, "{number}");
+            assert_eq!(oldest(&all, 1, false), None, "{number}");
             all.add(ConnId(number), peer(1), false, 100 + number);
         }
-        assert_eq!(all.in_the_way_of(peer(1), false), Some(ConnId(0)));
-        assert_eq!(all.in_the_way_of(peer(2), false), None);
-        assert_eq!(all.in_the_way_of(peer(1), true), None);
+        assert_eq!(oldest(&all, 1, false), Some(ConnId(0)));
+        assert_eq!(oldest(&all, 2, false), None);
+        assert_eq!(oldest(&all, 1, true), None);
         all.add(ConnId(100), peer(1), true, 50);
         assert_eq!(all.due_us(), Some(50));
         assert!(all.due(49).is_empty());

@@ -175,9 +175,15 @@ impl Manager {
     /// Closes a half-open connection where one more of `source` would be too many. The listener
     /// goes on accepting: a permitted host may be in the backlog.
     fn make_room(&mut self, source: Source) {
-        let Some(id) = self.half_open.in_the_way_of(source) else {
+        let oldest = |manager: &Self| manager.half_open.in_the_way_of(source).next();
+        let Some(id) = oldest(self) else {
             return;
         };
+        // Its Request may have arrived since the last poll: then it is not half-open any more.
+        self.read_request(id);
+        if oldest(self) != Some(id) {
+            return;
+        }
         let peer = self.ids.get(id).and_then(|entry| entry.peer);
         let peer = peer.map(|peer| peer.to_string()).unwrap_or_default();
         tracing::warn!(
