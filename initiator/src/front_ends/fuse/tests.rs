@@ -564,11 +564,9 @@ fn a_volume_that_grows_is_told_to_the_kernel_once_and_nothing_else_is() {
     let len = bench.kernel.read(&mut message).unwrap();
     let (header, rest) = OutHeader::read_from_prefix(&message[..len]).unwrap();
     assert_eq!((header.unique, header.error), (0, NOTIFY_STORE));
-    let store = StoreOut::read_from_bytes(rest).unwrap();
-    assert_eq!(
-        (store.nodeid, store.offset_bytes, store.size_bytes),
-        (2, 8 << 20, 0)
-    );
+    let (store, data) = StoreOut::read_from_prefix(rest).unwrap();
+    assert_eq!((store.nodeid, store.offset_bytes), (2, (8 << 20) - 1));
+    assert_eq!((store.size_bytes, data), (1, &[0][..]));
     let more = bench.kernel.read(&mut message).unwrap_err();
     assert_eq!(more.kind(), std::io::ErrorKind::WouldBlock);
     assert_eq!(nix::unistd::read(&told, &mut message).unwrap(), 1);

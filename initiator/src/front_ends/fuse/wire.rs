@@ -125,7 +125,7 @@ pub struct OutHeader {
 const _: () = assert!(size_of::<OutHeader>() == 16);
 
 /// `error` of an [`OutHeader`] without a request: the kernel is to keep data that follows a
-/// [`StoreOut`]. Of no bytes, this makes the file as long as `offset_bytes`, if it is shorter.
+/// [`StoreOut`]. That makes the file as long as where they end, if it is shorter.
 pub const NOTIFY_STORE: i32 = 4;
 
 /// Behind the header of [`NOTIFY_STORE`].
