@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
