@@ -8,6 +8,7 @@ mod connection;
 mod device;
 pub mod file_system;
 mod front_end;
+mod replies;
 pub mod request;
 #[cfg(test)]
 mod tests;
