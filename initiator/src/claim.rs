@@ -3,13 +3,14 @@
 //! Two file systems' caches over one volume destroy it, and each mount of it is one. So what may
 //! write (a disk, an NBD export, a command) holds a locked file while it has the namespace, in a
 //! folder where every user of the machine meets; the kernel lets go of the lock when the process
-//! ends, however it does. The file says what holds it. A claim is not a reservation: other machines
-//! do not see it.
+//! ends, however it does. The file says what holds it. An exclusive claim also holds a name that
+//! does not go with the file (`name.rs`). A claim is not a reservation: other machines do not see it.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_nvme_proto::text::Shown;
@@ -39,6 +40,8 @@ const HOLDER_BYTES_MAX: u64 = 16 << 10;
 /// How long a process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
 const END_PATIENCE: Duration = Duration::from_secs(6);
+/// How long the kernel may take to close the files of a process that was killed.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two looks at one that ends.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Times the file may be removed by one that lets go between opening and locking it.
@@ -154,9 +157,17 @@ impl Holder {
         ))
     }
 
-    /// It has had a disk, which is gone: it ends.
-    fn is_ending(&self) -> bool {
-        self.disk.as_ref().is_some_and(|disk| !disk.is_there())
+    /// How long it may take to let go: it has ended, or has had a disk, which is gone.
+    fn patience(&self) -> Duration {
+        if !self.process.is_alive() {
+            return CLOSE_PATIENCE;
+        }
+        let is_ending = self.disk.as_ref().is_some_and(|disk| !disk.is_there());
+        if is_ending {
+            END_PATIENCE
+        } else {
+            Duration::ZERO
+        }
     }
 
     fn in_words(&self, (state, end): (String, String), left: &str) -> String {
@@ -244,8 +255,8 @@ impl Claim {
         sharing: Sharing,
         holder: Holder,
     ) -> Result<Self, ClaimError> {
-        let name = format!("{subnqn}\n{}", identity(namespace));
-        let name = Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes());
+        let of = format!("{subnqn}\n{}", identity(namespace));
+        let name = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes());
         let file = |kind| folder.join(format!("capstan-{name}.{kind}"));
         let held = |held| ClaimError::Held {
             nsid: namespace.nsid,
@@ -262,8 +273,8 @@ impl Claim {
             match lock(&path, sharing)? {
                 Locked::Yes(file) => break file,
                 Locked::No(file) => match read(&file) {
-                    Some(holder) if holder.is_ending() && start.elapsed() < END_PATIENCE => {
-                        std::thread::sleep(LOOK_EVERY);
+                    Some(holder) if start.elapsed() < holder.patience() => {
+                        thread::sleep(LOOK_EVERY);
                     }
                     holder => return Err(held(words(holder, &path))),
                 },
@@ -275,7 +286,23 @@ impl Claim {
         {
             return Err(held(left));
         }
-        let claim = Self { file, path, holder };
+        let name = match sharing {
+            Sharing::Exclusive => match take_name(folder, &of, &path)? {
+                Named::Yes(name) => Some(name),
+                Named::No(pid) => {
+                    // Nobody else has this one: it was made here, in place of another's.
+                    let _ = fs::remove_file(&path);
+                    return Err(held(unseen(pid, &path)));
+                }
+            },
+            Sharing::Shared => None,
+        };
+        let claim = Self {
+            file,
+            path,
+            holder,
+            _name: name,
+        };
         if sharing == Sharing::Exclusive && shared.exists() {
             match lock(&shared, Sharing::Exclusive)? {
                 // Left by one that has ended.
@@ -316,6 +343,35 @@ impl Drop for Claim {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// The name beside the file at `path`, for the claim of `of` in `folder`. One that has just ended
+/// may keep it for a moment.
+fn take_name(folder: &Path, of: &str, path: &Path) -> Result<Named, ClaimError> {
+    let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+    let text = format!("{}\n{of}", folder.display());
+    let claim = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes());
+    let start = Instant::now();
+    loop {
+        let named = Name::take(&claim).map_err(|source| ClaimError::System {
+            path: path.to_owned(),
+            source,
+        })?;
+        if matches!(named, Named::Yes(_)) || start.elapsed() >= CLOSE_PATIENCE {
+            return Ok(named);
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// What has a claim whose file was removed.
+fn unseen(pid: Option<i32>, path: &Path) -> String {
+    let path = path.display();
+    let by = pid.map_or_else(
+        || "a process that cannot be seen from here (of another container)".to_owned(),
+        |pid| format!("process {pid} (see ps -fp {pid})"),
+    );
+    format!("claimed by {by}, whose file {path} was removed meanwhile; end that process first")
 }
 
 enum Locked {

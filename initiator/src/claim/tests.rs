@@ -166,3 +166,58 @@ fn everybody_may_take_over_a_file_and_nobody_s_words_move_the_terminal() {
     let said = claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap_err();
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }
+
+#[test]
+fn a_claim_whose_file_was_removed_is_not_taken_a_second_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let claim = || claim(dir.path(), &namespace(1, 7), Sharing::Exclusive);
+    let first = claim().unwrap();
+    fs::remove_file(&first.path).unwrap();
+    let said = claim().unwrap_err();
+    let pid = std::process::id();
+    assert!(
+        said.contains(&format!(
+            "claimed by process {pid} (see ps -fp {pid}), whose file"
+        )) && said.contains("was removed meanwhile"),
+        "{said}"
+    );
+    // Another folder is another place to meet.
+    let other = tempfile::tempdir().unwrap();
+    let namespace = namespace(1, 7);
+    Claim::new_in(
+        other.path(),
+        NQN,
+        &namespace,
+        Sharing::Exclusive,
+        holder("x"),
+    )
+    .unwrap();
+    drop(first);
+    claim().unwrap();
+}
+
+#[test]
+fn a_process_that_was_killed_may_take_a_moment_to_let_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap();
+    let mut dead = holder("attached");
+    dead.process.start_ticks += 1;
+    fs::write(&first.path, serde_json::to_vec(&dead).unwrap()).unwrap();
+    let (begun, begins) = std::sync::mpsc::channel();
+    let second = {
+        let folder = dir.path().to_owned();
+        std::thread::spawn(move || {
+            begun.send(()).unwrap();
+            claim(&folder, &namespace(1, 7), Sharing::Exclusive)
+        })
+    };
+    begins.recv().unwrap();
+    drop(first);
+    second.join().unwrap().unwrap();
+    // Not for ever.
+    let held = claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap();
+    fs::write(&held.path, serde_json::to_vec(&dead).unwrap()).unwrap();
+    let start = std::time::Instant::now();
+    claim(dir.path(), &namespace(1, 7), Sharing::Exclusive).unwrap_err();
+    assert!(start.elapsed() < std::time::Duration::from_secs(4));
+}
