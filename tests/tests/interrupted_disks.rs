@@ -362,3 +362,42 @@ fn a_tool_that_does_not_end_is_given_up_and_named() {
         wait_until("the tool has ended", || !process.exists());
     }
 }
+
+#[test]
+fn a_mount_that_has_failed_ends_while_its_disk_does_not_go() {
+    let test = "a_mount_that_has_failed_ends_while_its_disk_does_not_go";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    for sent in [Signal::SIGTERM, Signal::SIGINT] {
+        let scene = Scene::new();
+        let machine = &scene.machine;
+        let point = machine.mount_point();
+        // A mount(8) that fails, and before that stops what serves the disk: it does not detach it.
+        let folder = machine.path("failing");
+        fs::create_dir_all(&folder).unwrap();
+        let failing = folder.join("mount");
+        let failed = folder.join("failed");
+        let stop = format!(
+            "#!/bin/sh\nkill -STOP $(sed -n 's/.*\"pid\": *\\([0-9]*\\).*/\\1/p' {} | head -1)\n\
+             : >{}\nexit 32\n",
+            utf8(&machine.path("run/0/volume.json")),
+            utf8(&failed)
+        );
+        fs::write(&failing, stop).unwrap();
+        fs::set_permissions(&failing, fs::Permissions::from_mode(0o755)).unwrap();
+        let target = machine.target();
+        let target: Vec<&str> = target.iter().map(String::as_str).collect();
+        let mut mount = machine.command("mount", &[&[utf8(&point)], &target[..]].concat());
+        let path = format!("{}:{}", utf8(&folder), std::env::var("PATH").unwrap());
+        mount.env("PATH", path);
+        let mount = Running::start(mount);
+        wait_until("mount(8) has failed", || failed.exists());
+        let record = fs::read_to_string(machine.path("run/0/volume.json")).unwrap();
+        let record: Value = serde_json::from_str(&record).unwrap();
+        let device = PathBuf::from(record["device"].as_str().unwrap());
+        let output = mount.interrupted(sent);
+        assert_eq!(output.status.code(), Some(128 + sent as i32), "{output:?}");
+        machine.assert_clean(&device);
+    }
+}

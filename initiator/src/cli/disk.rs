@@ -47,7 +47,7 @@ impl Attach {
         let partitions = match signatures::partitions(&record.device, &tools) {
             Ok(partitions) => partitions,
             Err(error) if error.is::<Interrupted>() => {
-                return Err(force::give_up(&dir, &record, error));
+                return Err(force::give_up(&dir, &record, error, &interrupts));
             }
             // The disk is there; what is on it is told as far as that can be found out.
             Err(error) => {

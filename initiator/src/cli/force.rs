@@ -206,14 +206,28 @@ pub(super) fn end(dir: &VolumeDir, record: &Record) -> Result<()> {
     Ok(())
 }
 
-/// Ends a disk that was made for what has failed with `error`: soon, when that is a signal. Nobody
-/// has written to it. What comes back says what is left of it.
-pub(super) fn give_up(dir: &VolumeDir, record: &Record, error: Error) -> Error {
-    let ended = if error.is::<Interrupted>() {
-        end_soon(dir, record)
-    } else {
-        detach(dir, record)
-    };
+/// Ends a disk that was made for what has failed with `error`: soon, when that is a signal, or one
+/// comes meanwhile. Nobody has written to it. What comes back says what is left of it.
+pub(super) fn give_up(
+    dir: &VolumeDir,
+    record: &Record,
+    error: Error,
+    interrupts: &Interrupts,
+) -> Error {
+    if error.is::<Interrupted>() {
+        return and_what_is_left(error, record, end_soon(dir, record));
+    }
+    let volume = (dir.clone(), record.clone());
+    match interrupts.unless_one_comes(move || detach(&volume.0, &volume.1)) {
+        Err(interrupted) if interrupted.is::<Interrupted>() => {
+            let error = interrupted.context(format!("{error:#}"));
+            and_what_is_left(error, record, end_soon(dir, record))
+        }
+        ended => and_what_is_left(error, record, ended),
+    }
+}
+
+fn and_what_is_left(error: Error, record: &Record, ended: Result<()>) -> Error {
     match ended {
         Ok(()) => error,
         Err(left) => error.context(format!("{} stays attached ({left:#})", record.name())),

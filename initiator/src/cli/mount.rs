@@ -16,7 +16,7 @@ use serde_json::json;
 use super::args::{OutputArgs, OutputFormat};
 use super::disk::{self, clean_up, find, find_device, wait_for_exit};
 use super::interrupt::{Interrupted, Interrupts};
-use super::tool::{Tools, run};
+use super::tool::Tools;
 use super::values::within;
 use super::volume::{VolumeArgs, require_root};
 use super::{force, output, signatures};
@@ -76,7 +76,7 @@ impl Mount {
                 record.device.display(),
                 self.mount_point.display()
             )),
-            Err(error) => Err(force::give_up(&dir, &record, error)),
+            Err(error) => Err(force::give_up(&dir, &record, error, &interrupts)),
         }
     }
 
@@ -114,10 +114,12 @@ impl Mount {
         }
         if let Err(error) = check(&self.mount_point, &record.device, &fs_type) {
             // Whatever is there is not what was asked for.
-            let _ = run(Command::new("umount").arg(&self.mount_point));
+            let _ = tools.run(Command::new("umount").arg(&self.mount_point));
             return Err(error);
         }
-        set_autoclear(&record.device)?;
+        let of = record.device.clone();
+        let what = record.device.display().to_string();
+        tools.read(&what, move || Ok(set_autoclear(&of)?))?;
         Ok(fs_type)
     }
 

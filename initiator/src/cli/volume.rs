@@ -157,7 +157,11 @@ impl VolumeArgs {
         if self.share.shared && self.read_only {
             bail!("--shared is for what writes, and --read-only is not; leave one of them out");
         }
-        clean_up_dead();
+        // What is left of others may wait for the kernel.
+        interrupts.unless_one_comes(|| {
+            clean_up_dead();
+            Ok(())
+        })?;
         let dir = VolumeDir::create(&run_dir())?;
         let attached = self
             .spawn(&dir, mount_point)

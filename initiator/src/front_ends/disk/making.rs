@@ -19,7 +19,7 @@ use crate::error::{ConnectError, Losses};
 use crate::options::Options;
 
 /// Does `work` on a thread; what is returned with it is hung up when that is done.
-fn on_thread<T: Send + 'static>(
+pub(super) fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<(JoinHandle<T>, OwnedFd), ServeError> {
     let (done, open) = pipe2(OFlag::O_CLOEXEC).map_err(system("pipe"))?;

@@ -1,6 +1,7 @@
 //! A volume as a disk of the machine: FUSE file, loop device, and a process that serves them.
 
 pub mod control;
+mod going;
 pub mod kept;
 pub mod loop_device;
 pub mod loop_process;

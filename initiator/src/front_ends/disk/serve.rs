@@ -14,6 +14,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::control::{Answer, ControlSocket, Request, State};
+use super::going::{Stays, detach};
 use super::kept;
 use super::loop_device::{holders, is_configured};
 use super::loop_process::{self, LoopAnswer, LoopProcessError, LoopRequest};
@@ -37,8 +38,6 @@ use crate::options::Options;
 /// what is in flight. The loop device sends 128 requests; at 512 KiB and more it is bandwidth
 /// that bounds, not their number.
 const DATA_MEMORY_BYTES: usize = 64 << 20;
-/// How long a cleared loop device may take to let the file go.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the controller may take to be told of the end when a signal has asked for it.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(700);
 /// A second signal within this time after the first ends what is in use.
@@ -189,7 +188,7 @@ fn serve_until_detached(
         .map_err(ServeError::from)
         .and_then(|()| ready(&disk.record).map_err(system("telling that the disk is ready")));
     if let Err(error) = result {
-        if let Err(reason) = detach(&disk) {
+        if let Err(reason) = detach(&disk.record, disk.life.as_fd(), None) {
             tracing::error!("the disk stays: {reason}");
         }
         controller.close();
@@ -342,12 +341,13 @@ fn wait(
             if i32::try_from(signal.ssi_signo) == Ok(Signal::SIGHUP as i32) {
                 continue;
             }
-            match detach(disk) {
+            match detach(&disk.record, disk.life.as_fd(), Some(signals)) {
                 Ok(()) => return Ok(End::Signal),
-                Err(reason) if asked.is_some_and(|at| at.elapsed() < INSISTENCE) => {
+                Err(Stays::Insisted(reason)) => return Err(ServeError::Forced(reason)),
+                Err(Stays::InUse(reason)) if asked.is_some_and(|at| at.elapsed() < INSISTENCE) => {
                     return Err(ServeError::Forced(reason));
                 }
-                Err(reason) => {
+                Err(Stays::InUse(reason)) => {
                     asked = Some(Instant::now());
                     tracing::warn!(
                         "asked to end by a signal, but {reason}; another signal within {} s ends it at once: its I/O \
@@ -371,12 +371,12 @@ fn wait(
                     disk.controller.rescan();
                     asker.answer(&Answer::Begun);
                 }
-                Request::Detach => match detach(disk) {
+                Request::Detach => match detach(&disk.record, disk.life.as_fd(), None) {
                     Ok(()) => {
                         asker.answer(&Answer::Detached);
                         return Ok(End::Detached);
                     }
-                    Err(reason) => asker.answer(&Answer::Refused(reason)),
+                    Err(stays) => asker.answer(&Answer::Refused(stays.to_string())),
                 },
             }
         }
@@ -419,23 +419,6 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
             ),
         }
     });
-}
-
-/// Takes the loop device down unless it is in use; why not, in words, otherwise.
-fn detach(disk: &Disk) -> Result<(), String> {
-    clear_loop(&disk.record)?;
-    // The device lets the file go when its last I/O is done; the kernel then ends the mount.
-    // Asked for nothing, it tells of the hang-up.
-    let mut fds = [PollFd::new(disk.life.as_fd(), PollFlags::empty())];
-    let timeout = PollTimeout::try_from(RELEASE_PATIENCE).unwrap_or(PollTimeout::NONE);
-    match poll(&mut fds, timeout) {
-        Ok(1) => Ok(()),
-        _ => Err(format!(
-            "{} is still open in {}; it is detached when that ends",
-            disk.record.device.display(),
-            users_of(&disk.record.device),
-        )),
-    }
 }
 
 /// Clears the loop device of a volume, if it still is one and nobody has claimed it; `false` where
