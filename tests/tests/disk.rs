@@ -314,7 +314,9 @@ fn when_the_serving_process_is_killed_io_fails_and_everything_is_cleaned_up() {
     wait_until("the process is dead", || {
         machine.list()[0]["state"] == "dead"
     });
-    machine.umount();
+    let mount_point = machine.mount_point();
+    let error = complaint(&machine.run("umount", &[utf8(&mount_point)]));
+    assert!(error.contains("not everything could be written"), "{error}");
     machine.assert_clean(Path::new(&device));
     // A disk that is not mounted is cleaned up by looking.
     let device = machine.attach(&[]);

@@ -2,6 +2,8 @@
 //! `capstan umount --force`, a second signal to what waits for dirty data, and a signal to what
 //! makes a disk.
 
+use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::Command;
@@ -40,6 +42,7 @@ enum Waited {
 }
 
 /// Unmounts `mounts`. A signal tells what that waits for, and a second one ends it as with --force.
+/// What comes back is why not everything is on the disk, if so: umount(2) does not tell it.
 ///
 /// # Errors
 /// What umount(8) says, or [`Interrupted`].
@@ -48,11 +51,15 @@ pub(super) fn unmount_in_order(
     record: &Record,
     mounts: &[Mount],
     interrupts: &Interrupts,
-) -> Result<()> {
+) -> Result<Option<io::Error>> {
     let points: Vec<PathBuf> = mounts.iter().map(|m| m.mount_point.clone()).collect();
+    let device = (!record.read_only && !points.is_empty()).then(|| record.device.clone());
     let unmounting = Work::start(move || {
+        // Opened before, it is told of what fails from now on.
+        let disk = device.and_then(|device| File::open(device).ok());
         let mut points = points.iter();
-        points.try_for_each(|point| run(Command::new("umount").arg(point)))
+        points.try_for_each(|point| run(Command::new("umount").arg(point)))?;
+        Ok(disk.and_then(|disk| disk.sync_all().err()))
     })?;
     match wait(&unmounting, None, dir, record, interrupts)? {
         Waited::Over | Waited::Late => unmounting.result(),

@@ -201,8 +201,9 @@ impl Umount {
             record.mount_points.extend(points());
             dir.write(&record)?;
         }
+        let mut unwritten = None;
         if !self.force {
-            force::unmount_in_order(&dir, &record, &mounts, &interrupts)?;
+            unwritten = force::unmount_in_order(&dir, &record, &mounts, &interrupts)?;
         } else if !force::unmount(&dir, &record, &mounts, &interrupts)? {
             return self.tell(&record, &[], false);
         }
@@ -210,6 +211,14 @@ impl Umount {
         let force = self.force;
         let (record, left) =
             interrupts.unless_one_comes(move || end_unmounted(&dir, record, force))?;
+        if let Some(error) = unwritten {
+            bail!(
+                "{} is unmounted, but not everything could be written to {}: {error}; what was written to it lately may \
+                 be lost: attach it anew and check its file system (fsck), or restore what is on it",
+                self.target.display(),
+                record.device.display()
+            );
+        }
         self.tell(&record, left.as_deref().unwrap_or_default(), left.is_some())
     }
 

@@ -15,5 +15,6 @@ mod fake;
 pub mod fuse;
 pub mod lease;
 pub mod nbd;
+pub mod unwritten;
 
 pub use block::{BlockQueue, Fault, Geometry};

@@ -27,10 +27,11 @@ use super::set_up::SetUp;
 use super::users::users_of;
 use crate::claim::{Claim, ClaimError, Holder, Sharing};
 use crate::controller::{Controller, Snapshot};
-use crate::error::{ConnectError, IoError};
+use crate::error::{ConnectError, IoError, Losses};
 use crate::front_ends::block::Geometry;
 use crate::front_ends::fuse::FuseError;
 use crate::front_ends::fuse::file_system::source_name;
+use crate::front_ends::unwritten::SharedUnwritten;
 use crate::host::Status;
 use crate::options::Options;
 
@@ -130,9 +131,21 @@ struct Disk {
     record: Record,
     /// Closed at the other end when the FUSE file is gone; a byte says that the volume has grown.
     life: OwnedFd,
+    unwritten: SharedUnwritten,
     /// Until the association has ended, and with it the last write; none of a disk that is
     /// read-only.
     _claim: Option<Claim>,
+}
+
+impl Disk {
+    /// What the kernel wrote to it and is not there.
+    fn unwritten_in_words(&self) -> Option<String> {
+        let Record {
+            nsid, lba_bytes, ..
+        } = self.record;
+        self.unwritten
+            .with(|unwritten| unwritten.in_words(nsid, lba_bytes))
+    }
 }
 
 /// Attaches a namespace as a disk and serves it until it is detached. `ready` is called when the
@@ -208,15 +221,13 @@ fn serve_until_detached(
         return result.map(drop);
     }
     let patience = matches!(result, Ok(End::Signal)).then_some(CLOSE_PATIENCE);
-    let ended = match close(&controller, patience)? {
-        Some(losses) => losses.into_result(),
-        None => {
-            tracing::warn!("detached; the controller does not answer, and was not told");
-            Ok(())
-        }
-    };
+    let mut losses = close(&controller, patience)?.unwrap_or_else(|| {
+        tracing::warn!("detached; the controller does not answer, and was not told");
+        Losses::default()
+    });
+    losses.0.extend(disk.unwritten_in_words());
     tracing::info!("detached");
-    if let Err(losses) = ended {
+    if let Err(losses) = losses.into_result() {
         tracing::error!("{losses}");
         // The command that detaches tells it from there, before the folder goes.
         if let Err(error) = kept::keep(dir, &disk.record, &losses) {
@@ -279,6 +290,7 @@ fn attach(
     record.size_bytes = geometry.size_bytes;
     record.lba_bytes = geometry.lba_bytes;
     record.read_only = geometry.read_only;
+    let unwritten = SharedUnwritten::default();
     let set_up = SetUp {
         controller: &controller,
         geometry,
@@ -286,6 +298,7 @@ fn attach(
         making,
         source: &source_name(&subnqn, disk.nsid),
         io_timeout,
+        unwritten: &unwritten,
     };
     let made = set_up.make_disk(&mut record, &mut claim);
     match made {
@@ -293,6 +306,7 @@ fn attach(
             controller,
             record,
             life,
+            unwritten: unwritten.clone(),
             _claim: claim,
         }),
         Err(error) => {

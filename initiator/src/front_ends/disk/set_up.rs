@@ -22,6 +22,7 @@ use crate::controller::Controller;
 use crate::front_ends::block::Geometry;
 use crate::front_ends::fuse::file_system::{FILE_NAME, FileSystem};
 use crate::front_ends::fuse::{FuseConnection, FuseFrontEnd, FuseMount};
+use crate::front_ends::unwritten::SharedUnwritten;
 
 /// Beyond the time that one I/O may take: the kernel's own work, and a reconnect that goes well.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,6 +39,8 @@ pub(super) struct SetUp<'a> {
     pub(super) source: &'a str,
     /// How long one I/O may take.
     pub(super) io_timeout: Duration,
+    /// Where writes are noted that fail.
+    pub(super) unwritten: &'a SharedUnwritten,
 }
 
 impl SetUp<'_> {
@@ -60,11 +63,13 @@ impl SetUp<'_> {
         let time_s = now.map_or(0, |now| now.as_secs());
         let owner = (getuid().as_raw(), getgid().as_raw());
         let geometry = self.geometry;
+        let unwritten = self.unwritten.clone();
         let file_system = FileSystem::new(geometry, owner, time_s);
         self.controller
             .add_front_end(move |pool| {
-                let front_end =
+                let mut front_end =
                     FuseFrontEnd::new(fuse, file_system, geometry, pool, life_of_front_end)?;
+                front_end.set_unwritten(unwritten);
                 Ok(Box::new(front_end))
             })
             .map_err(system("starting the FUSE front end"))?;

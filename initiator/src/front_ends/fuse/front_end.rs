@@ -19,6 +19,7 @@ use crate::error::IoError;
 use crate::front_end::{FrontEnd, QueueHandle};
 use crate::front_ends::block::{BlockQueue, Fault, Geometry, NamespaceQueue};
 use crate::front_ends::lease::{self, Part, Place};
+use crate::front_ends::unwritten::SharedUnwritten;
 use crate::host::NamespaceInfo;
 
 /// Requests taken in one turn.
@@ -88,6 +89,9 @@ pub struct FuseFrontEnd {
     merging: bool,
     retry_us: Option<u64>,
     finished: bool,
+    unwritten: SharedUnwritten,
+    /// Something is in `unwritten`.
+    misses_writes: bool,
     /// Closed with this front end, so that the other end of the pipe knows. A byte says that the
     /// volume has grown.
     life: OwnedFd,
@@ -123,8 +127,15 @@ impl FuseFrontEnd {
             merging: false,
             retry_us: None,
             finished: false,
+            unwritten: SharedUnwritten::default(),
+            misses_writes: false,
             life,
         })
+    }
+
+    /// Where it notes the writes that failed.
+    pub fn set_unwritten(&mut self, unwritten: SharedUnwritten) {
+        self.unwritten = unwritten;
     }
 
     /// Another pipe for a test to hold the end of.
@@ -293,6 +304,7 @@ impl FuseFrontEnd {
                         SubmitError::Busy => refused.buffer.map_or(Data::None, Data::Ready),
                         SubmitError::Invalid(error) => {
                             self.merging = false;
+                            self.note(kind, &op, false);
                             self.device.error(unique, errno(&error));
                             return true;
                         }
@@ -356,6 +368,7 @@ impl FuseFrontEnd {
         }
         // While a merge is under way nothing else is, so this was its last I/O.
         self.merging = false;
+        self.note(kind, &op, result.is_ok());
         if let Err(error) = result {
             tracing::debug!("an I/O of the FUSE file failed: {error}");
             return self.device.error(unique, errno(error));
@@ -378,6 +391,28 @@ impl FuseFrontEnd {
             }
             Kind::Status | Kind::Merge { .. } => self.device.reply(unique, &[]),
         }
+    }
+
+    /// Notes a write that failed, and one that makes an earlier one good.
+    fn note(&mut self, kind: Kind, op: &Op, is_written: bool) {
+        let is_concerned = if is_written {
+            self.misses_writes && changes(op)
+        } else {
+            // A discard that fails loses nothing, and the kernel writes zeroes in another way.
+            matches!(op, Op::Write { .. }) || matches!(kind, Kind::Merge { .. })
+        };
+        if !is_concerned {
+            return;
+        }
+        let (slba, nlb) = op.range();
+        self.misses_writes = self.unwritten.with(|unwritten| {
+            if is_written {
+                unwritten.written(slba, nlb);
+            } else {
+                unwritten.failed(slba, nlb);
+            }
+            !unwritten.is_empty()
+        });
     }
 
     /// Puts what landed into what was read; it is written in the next turn.

@@ -23,6 +23,7 @@ use super::{FuseMount, file_system};
 use crate::front_end::FrontEnd;
 use crate::front_ends::block::Geometry;
 use crate::front_ends::fake::FakeQueue;
+use crate::front_ends::unwritten::SharedUnwritten;
 use crate::host::NamespaceInfo;
 
 const MEMORY_BYTES: usize = 8 << 20;
@@ -335,6 +336,40 @@ fn errors_of_the_volume_are_errors_of_the_file() {
     for unique in 2..5 {
         assert_eq!(bench.reply(), (unique, libc::EIO, Vec::new()));
     }
+    bench.assert_nothing_is_held();
+}
+
+#[test]
+fn writes_that_failed_are_noted_until_they_are_made_good() {
+    let unwritten = SharedUnwritten::default();
+    let mut bench = Bench::new(GEOMETRY);
+    bench.front_end.set_unwritten(unwritten.clone());
+    let words = || unwritten.with(|unwritten| unwritten.in_words(1, 512));
+    bench.queue.bad_lba = Some(9);
+    bench.read(1, 4096, 4096);
+    bench.run();
+    assert_eq!(bench.reply().1, libc::EIO);
+    assert_eq!(words(), None, "a read loses nothing");
+    // Whole LBAs, and parts of one whose read fails.
+    bench.write(2, 4096, &[1; 4096]);
+    bench.write(3, 4700, &[1; 8]);
+    bench.run();
+    for _ in 2..4 {
+        assert_eq!(bench.reply().1, libc::EIO);
+    }
+    let said = words().unwrap();
+    assert!(said.contains("(8 blocks, the first at LBA 8)"), "{said}");
+    bench.queue.bad_lba = None;
+    bench.write(4, 4096, &[2; 4096]);
+    bench.run();
+    assert_eq!(bench.reply().1, 0);
+    assert_eq!(words(), None);
+    // So are those of an association that is over.
+    bench.queue.gone = true;
+    bench.write(5, 0, &[1; 512]);
+    bench.run();
+    assert_eq!(bench.reply().1, libc::EIO);
+    assert!(words().is_some());
     bench.assert_nothing_is_held();
 }
 
