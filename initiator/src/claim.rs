@@ -25,6 +25,11 @@ use crate::front_ends::disk::mounts::{mount_elsewhere, mounts_of};
 use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, run_dir};
 use crate::front_ends::disk::serving::Process;
 use crate::host::NamespaceInfo;
+use crate::shortage::shortage;
+
+mod name;
+
+use name::{Name, Named};
 
 /// Names the folder of the claims.
 pub const FOLDER_VARIABLE: &str = "CAPSTAN_CLAIM_DIR";
@@ -106,7 +111,7 @@ pub enum ClaimError {
         mode: u32,
     },
     /// The file cannot be used.
-    #[error("{}: {source}; expected a folder where every user of this machine can make files, like /run/lock or /dev/shm: give one with {FOLDER_VARIABLE}", .path.display())]
+    #[error("{}: {source}; {}: give one with {FOLDER_VARIABLE}", .path.display(), expected(.source))]
     System {
         /// The file.
         path: PathBuf,
@@ -121,6 +126,18 @@ pub struct Claim {
     file: File,
     path: PathBuf,
     holder: Holder,
+    /// Of an exclusive claim.
+    _name: Option<Name>,
+}
+
+/// What there is to be instead of `error`.
+fn expected(error: &io::Error) -> String {
+    const FOLDER: &str =
+        "a folder where every user of this machine can make files, like /run/lock or /dev/shm";
+    shortage(error).map_or_else(
+        || format!("expected {FOLDER}"),
+        |shortage| format!("{shortage}, or use {FOLDER}"),
+    )
 }
 
 impl Holder {

@@ -32,6 +32,7 @@ pub mod provider;
 mod race;
 #[cfg(test)]
 mod scripted;
+pub mod shortage;
 mod volume;
 
 pub use capstan_rdma::Preference;

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use bytesize::ByteSize;
+use capstan_initiator::shortage::shortage;
 use capstan_nvme_proto::text::Shown;
 use comfy_table::Table;
 use serde_json::{Map, Value};
@@ -56,6 +57,17 @@ pub(crate) fn chain(error: &anyhow::Error) -> String {
             text.push_str(": ");
         }
         text.push_str(&cause);
+    }
+    // Most messages that know of it say it themselves.
+    let mut causes = error.chain();
+    let shortage = causes.find_map(|cause| shortage(cause.downcast_ref::<io::Error>()?));
+    if let Some(shortage) = shortage
+        && !["LimitNOFILE=", "fs.file-max", "df -i"]
+            .iter()
+            .any(|known| text.contains(known))
+    {
+        text.push_str("; ");
+        text.push_str(&shortage);
     }
     text
 }

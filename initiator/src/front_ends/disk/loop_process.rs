@@ -106,7 +106,7 @@ pub struct LoopState {
 pub enum LoopProcessError {
     /// The process cannot be had.
     #[error("starting the process that configures loop devices: {0}")]
-    Start(io::Error),
+    Start(#[source] io::Error),
     /// It has ended without an answer.
     #[error("the process for {what} ended ({status}) without an answer")]
     Ended {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::serving::Process;
 use crate::front_ends::fuse::FuseConnection;
+use crate::shortage::shortage;
 
 /// The default folder. The target's service has one of its own (`RuntimeDirectory=` of its unit),
 /// which belongs to its user and goes when it stops.
@@ -31,7 +32,7 @@ const OTHERS_WRITE: u32 = 0o022;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// A folder or a file is not this user's, or cannot be used.
-    #[error("{}: {source}; expected a folder of this user's own that nobody else can write (root's is {RUN_DIR}, another is given by {RUN_DIR_VARIABLE})", .path.display())]
+    #[error("{}: {source}; {}", .path.display(), expected(.source))]
     System {
         /// What was tried.
         path: PathBuf,
@@ -46,6 +47,15 @@ pub enum RecordError {
         /// What is wrong.
         source: serde_json::Error,
     },
+}
+
+/// What there is to be instead of `error`.
+fn expected(error: &io::Error) -> String {
+    let another = format!("another is given by {RUN_DIR_VARIABLE}");
+    shortage(error).map_or_else(
+        || format!("expected a folder of this user's own that nobody else can write (root's is {RUN_DIR}, {another})"),
+        |shortage| format!("{shortage}, or use another folder: {another}"),
+    )
 }
 
 impl RecordError {
