@@ -374,8 +374,9 @@ fn a_disk_whose_namespace_is_another_one_says_so() {
         detail.contains("refused: namespace 1 is not the one it was"),
         "{detail}"
     );
+    assert_eq!(volume["state"], "refused");
     let text = told(&machine.run("list", &[]));
-    assert!(text.contains("live, but see below"), "{text}");
+    assert!(text.contains("refused, see below"), "{text}");
     assert!(
         text.contains(&format!("{}: refused", utf8(&device))),
         "{text}"

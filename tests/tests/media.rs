@@ -450,9 +450,14 @@ fn root_list_says_what_has_become_of_a_namespace_and_what_it_says_to_do_helps() 
         });
         let list = told(&machine.run("list", &[]));
         assert!(
-            list.contains("live, but see below") && list.contains(words),
+            list.contains("refused, see below") && list.contains(words),
             "{list}"
         );
+        assert_eq!(machine.list()[0]["state"], "refused");
+        // So does doctor, with what to do.
+        let doctor = machine.run("doctor", &[]);
+        let said = String::from_utf8_lossy(&doctor.stdout).into_owned();
+        assert!(said.contains(words), "{said}");
     };
     bench.reload(&daemon, None);
     says("namespace 1 is gone from the controller; put it back on the target");

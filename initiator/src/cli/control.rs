@@ -34,7 +34,7 @@ impl Reset {
         begin(&dir, &record, Request::Reset)?;
         let start = Instant::now();
         let mut now = state(&dir, &record)?;
-        while now.state != "live" && start.elapsed() < Duration::from_secs(self.timeout) {
+        while !now.is_live() && start.elapsed() < Duration::from_secs(self.timeout) {
             if now.state != "reconnecting" {
                 bail!(
                     "the controller of {} is {} after the reset: {}; detach the volume and attach it anew",
@@ -46,7 +46,7 @@ impl Reset {
             thread::sleep(LOOK_EVERY);
             now = state(&dir, &record)?;
         }
-        if self.timeout != 0 && now.state != "live" {
+        if self.timeout != 0 && !now.is_live() {
             bail!(
                 "the controller of {} is not live {} s after the reset: {}; it goes on trying, and \
                  `capstan list` shows how it goes",

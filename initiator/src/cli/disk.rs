@@ -268,7 +268,10 @@ impl Row {
             ..
         } = &self.state;
         let attempt = attempt.map(|attempt| format!("attempt {attempt}"));
-        let see = attention.as_ref().map(|_| "but see below".to_owned());
+        let see = attention.as_ref().map(|_| match state.as_str() {
+            "live" => "but see below".to_owned(),
+            _ => "see below".to_owned(),
+        });
         let texts = [Some(state.clone()), attempt, held.clone(), see];
         let texts: Vec<_> = texts.into_iter().flatten().collect();
         texts.join(", ")

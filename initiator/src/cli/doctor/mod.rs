@@ -1,5 +1,6 @@
 //! `capstan doctor`: what this machine lacks, and what keeps it from a target.
 
+mod attached;
 mod connection;
 mod exercise;
 mod health;
@@ -42,6 +43,7 @@ impl Doctor {
     pub(crate) fn run(&self) -> Result<()> {
         let machine = Machine::here();
         let mut checks = machine_checks(&machine, &Role::Host);
+        checks.extend(attached::attached());
         if let Some(connect) = &self.connect {
             checks.extend(self.try_target(connect));
         }

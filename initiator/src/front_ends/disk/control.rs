@@ -45,7 +45,8 @@ pub enum Answer {
 /// Where an association is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// `live`, `reconnecting` or `lost`.
+    /// `live`, `reconnecting`, `lost`, or `refused`: the controller is live, and all I/O to the
+    /// volume fails, as its namespace is not what it was.
     pub state: String,
     /// The attempt that is under way or comes next, when reconnecting.
     pub attempt: Option<u32>,
@@ -63,6 +64,14 @@ pub struct State {
     /// Namespaces are being looked for.
     #[serde(default)]
     pub scanning: bool,
+}
+
+impl State {
+    /// Whether there is a controller, whatever has become of the volume.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        matches!(self.state.as_str(), "live" | "refused")
+    }
 }
 
 /// The serving side.

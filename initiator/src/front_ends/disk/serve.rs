@@ -526,13 +526,19 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         Some(text) => format!("{}; {text}", now.status),
         None => now.status.to_string(),
     };
+    let refused = of_it(&now.refused);
+    // The controller is there, and the volume is not.
+    let state = match state {
+        "live" if refused.is_some() => "refused",
+        state => state,
+    };
     State {
         state: state.to_owned(),
         attempt,
         detail,
         held: now.held.map(|held| held.to_string()),
         attention,
-        refused: of_it(&now.refused),
+        refused,
         scanning: now.scanning,
     }
 }
