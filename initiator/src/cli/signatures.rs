@@ -20,6 +20,9 @@ use super::tool::Tools;
 const HEAD_BYTES: u64 = 4 << 20;
 /// The same at the end: RAID, ZFS, the second GPT.
 const TAIL_BYTES: u64 = 1 << 20;
+/// LBA size of most partition tables, in bytes, and what a GPT (UEFI 5.3.2) begins with at LBA 1.
+const COMMON_LBA_BYTES: usize = 512;
+const GPT_SIGNATURE: &[u8] = b"EFI PART";
 /// `blkid -p`: nothing was found.
 const BLKID_NOTHING: i32 = 2;
 /// `blkid -p`: several signatures contradict each other.
@@ -230,6 +233,9 @@ fn known(kind: &str, device: &Path, tools: &Tools<'_>) -> (&'static str, String)
 }
 
 fn advice_on_partitions(device: &Path, tools: &Tools<'_>) -> String {
+    if let Some(advice) = advice_on_lbas(device, tools) {
+        return advice;
+    }
     match partitions(device, tools) {
         Ok(found) if found.is_empty() => {
             "it names no partition; `partx --show DEVICE` and `fdisk --list DEVICE` show it"
@@ -244,6 +250,34 @@ fn advice_on_partitions(device: &Path, tools: &Tools<'_>) -> String {
         }
         Err(error) => format!("its partitions cannot be listed: {error:#}"),
     }
+}
+
+/// What to do about a partition table that was made for smaller LBAs than `device` has.
+fn advice_on_lbas(device: &Path, tools: &Tools<'_>) -> Option<String> {
+    let name = device.file_name()?.display();
+    let lba_bytes = format!("/sys/class/block/{name}/queue/logical_block_size");
+    let lba_bytes: usize = std::fs::read_to_string(lba_bytes)
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
+    let (what, device) = (device.display().to_string(), device.to_owned());
+    let head = tools.read(&what, move || {
+        let mut head = [0; 2 * COMMON_LBA_BYTES];
+        File::open(&device)?.read_exact_at(&mut head, 0)?;
+        Ok(head)
+    });
+    is_for_smaller_lbas(&head.ok()?, lba_bytes).then(|| {
+        format!(
+            "that is a GPT for LBAs of {COMMON_LBA_BYTES} bytes, and the volume has LBAs of {lba_bytes}: on the target, \
+             say `lba = {COMMON_LBA_BYTES}` of that namespace and restart it, or export it with `--lba {COMMON_LBA_BYTES}`"
+        )
+    })
+}
+
+fn is_for_smaller_lbas(head: &[u8], lba_bytes: usize) -> bool {
+    let second = head.get(COMMON_LBA_BYTES..).unwrap_or_default();
+    lba_bytes > COMMON_LBA_BYTES && second.starts_with(GPT_SIGNATURE)
 }
 
 /// The different kinds, once each. The protective MBR belongs to its GPT.
@@ -316,6 +350,11 @@ pub(super) fn partition(device: &Path, number: u32, tools: &Tools<'_>) -> Result
     let Some(one) = found.iter().find(|one| one.number == number) else {
         let words: Vec<_> = found.iter().map(Partition::in_words).collect();
         if words.is_empty() {
+            if let Some(advice) = advice_on_lbas(device, tools) {
+                bail!(
+                    "--part is {number}, and the volume's partition table cannot be read: {advice}"
+                );
+            }
             bail!(
                 "--part is {number}, but the volume has no partitions; leave it out to mount the \
                  volume itself"
