@@ -29,10 +29,10 @@ pub enum SizeError {
         binary: String,
     },
     /// Nothing at all.
-    #[error("there is no size; write bytes or a number with KiB, MiB, GiB, TiB or PiB")]
+    #[error("there is no size; write bytes or a number with KiB, MiB, GiB, TiB, PiB or EiB")]
     Empty,
     /// Not a number with a unit.
-    #[error("`{0}` is not a size; write bytes or a number with KiB, MiB, GiB, TiB or PiB")]
+    #[error("`{0}` is not a size; write bytes or a number with KiB, MiB, GiB, TiB, PiB or EiB")]
     NotASize(String),
     /// More than 64 bits of bytes.
     #[error("`{0}` is too large; the largest size is 16383 PiB")]
@@ -59,7 +59,7 @@ impl FromStr for Size {
                 Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err(too_large()),
                 Err(_) => Err(not_a_size()),
             },
-            "kib" | "mib" | "gib" | "tib" | "pib" => {
+            "kib" | "mib" | "gib" | "tib" | "pib" | "eib" => {
                 let size: ByteSize = trimmed.parse().map_err(|_| not_a_size())?;
                 // The parser saturates.
                 if size.as_u64() == u64::MAX {
@@ -68,7 +68,7 @@ impl FromStr for Size {
                     Ok(Self(size.as_u64()))
                 }
             }
-            "k" | "m" | "g" | "t" | "p" | "kb" | "mb" | "gb" | "tb" | "pb" => {
+            "k" | "m" | "g" | "t" | "p" | "e" | "kb" | "mb" | "gb" | "tb" | "pb" | "eb" => {
                 let prefix = unit[..1].to_ascii_uppercase();
                 Err(SizeError::Decimal {
                     text: text.to_owned(),
@@ -185,6 +185,8 @@ mod tests {
             "99999999TiB",
             "99999 PiB",
             "16384PiB",
+            "16EiB",
+            "16 EiB",
             "99999999999999999999TiB",
             "18446744073709551616",
             "99999999999999999999 bytes",
@@ -194,6 +196,7 @@ mod tests {
             assert!(error.to_string().ends_with("largest size is 16383 PiB"));
         }
         assert_eq!("16383 PiB".parse(), Ok(Size(16383 << 50)));
+        assert_eq!("1EiB".parse(), Ok(Size(1 << 60)));
     }
 
     #[test]
