@@ -191,7 +191,10 @@ impl Read {
         };
         let blocks = bytes / u64::from(lba_bytes);
         let mut out = open_output(&self.data)?;
-        let told = || format!("writing to {}", self.data.display());
+        let told = || match self.data.to_str() {
+            Some("-") => "writing to stdout".to_owned(),
+            _ => format!("writing to {}", self.data.display()),
+        };
         let per_chunk = u64::from(CHUNK_BYTES / lba_bytes).max(1);
         let mut chunk = vec![0; CHUNK_BYTES.max(lba_bytes) as usize];
         // Chunks come back in any order and are written in order.
@@ -451,6 +454,11 @@ impl Input {
             File::open(path)
         };
         let file = file.with_context(|| format!("opening {name}"))?;
+        if file.metadata().is_ok_and(|meta| meta.is_dir()) {
+            bail!(
+                "{name} is a folder; expected a file, a device, a pipe, or - for stdin; nothing was written"
+            );
+        }
         let len_bytes = len_ahead(&file).with_context(|| format!("looking at {name}"))?;
         Ok(Self {
             file,
