@@ -4,7 +4,8 @@
 //! write (a disk, an NBD export, a command) holds a locked file while it has the namespace, in a
 //! folder where every user of the machine meets; the kernel lets go of the lock when the process
 //! ends, however it does. The file says what holds it. An exclusive claim also holds a name that
-//! does not go with the file (`name.rs`). A claim is not a reservation: other machines do not see it.
+//! does not go with the file (`name.rs`). A claim is not a reservation: other machines do not see
+//! it.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};

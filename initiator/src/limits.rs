@@ -25,6 +25,6 @@ pub(crate) const UNKNOWN_RANGES_MAX: usize = 4096;
 pub(crate) const TROUBLE_QUIET_US: u64 = 60_000_000;
 /// Statuses of failed commands kept apart: a person reads no more, and a target can make up 2048.
 pub(crate) const TROUBLES_MAX: usize = 32;
-/// Ranges of blocks kept apart whose last write by the kernel failed. A disk that fails at all fails
-/// what is dirty, in runs of a mebibyte: beyond it the ranges become one.
+/// Ranges of blocks kept apart whose last write by the kernel failed. A disk that fails at all
+/// fails what is dirty, in runs of a mebibyte: beyond it the ranges become one.
 pub(crate) const UNWRITTEN_RANGES_MAX: usize = 1024;

@@ -1,6 +1,6 @@
-//! The second half of an exclusive claim: an abstract name of a Unix socket, which nobody can remove
-//! and the kernel lets go of when the process ends. The locked file says what has the claim, but
-//! one who removes that file could lock another one of the same name.
+//! The second half of an exclusive claim: an abstract name of a Unix socket, which nobody can
+//! remove and the kernel lets go of when the process ends. The locked file says what has the claim,
+//! but one who removes that file could lock another one of the same name.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;

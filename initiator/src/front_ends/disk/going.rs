@@ -27,8 +27,8 @@ pub(super) enum Stays {
     Insisted(String),
 }
 
-/// Takes the loop device of a volume down unless it is in use. `life` hangs up when its FUSE file is
-/// gone. One of `signals` gives up waiting for that.
+/// Takes the loop device of a volume down unless it is in use. `life` hangs up when its FUSE file
+/// is gone. One of `signals` gives up waiting for that.
 pub(super) fn detach(
     record: &Record,
     life: BorrowedFd<'_>,
