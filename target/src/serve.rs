@@ -58,7 +58,6 @@ pub fn serve(
 ) -> anyhow::Result<()> {
     lost::prepare();
     state::remove_begun();
-    state::remove_begun();
     for warning in state::warnings(config) {
         // Of a target that an operator starts by hand, that is no surprise.
         match file.is_none() && state::is_by_default() {
