@@ -41,7 +41,7 @@ pub(super) fn detach(
     wait_or_insist(done.as_fd(), PollFlags::POLLIN, signals, None, || {
         format!("{device} is not cleared yet: the kernel waits for its I/O")
     })?;
-    let cleared = clearing.join().unwrap_or_else(|_| Ok(false));
+    let cleared = clearing.join().unwrap_or(Ok(false));
     cleared.map_err(Stays::InUse)?;
     // The device lets the file go when its last I/O is done; the kernel then ends the mount.
     // Asked for nothing, it tells of the hang-up.
