@@ -8,6 +8,7 @@ use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
 use capstan_rdma::choose;
 use nix::errno::Errno;
 
+use crate::identities;
 use crate::lba_size;
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
 use crate::listen_error::obstacle;
@@ -31,6 +32,7 @@ pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Ve
             let mut checks = machine_checks(machine, &Role::target(budget));
             checks.extend(room::checks_of_any(machine));
             checks.extend(state::checks(machine));
+            checks.extend(tables(None));
             checks.extend(lost::checks(machine, None));
             checks
         }
@@ -66,7 +68,7 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
     checks.extend(state::checks(machine));
     checks.extend(lost::checks(machine, Some(config)));
     checks.extend(configuration(config));
-    checks.extend(lba_size::checks(config));
+    checks.extend(tables(Some(config)));
     checks.extend(space::checks(config));
     if let Ok(plan) = &plan {
         checks.push(Check::ok("memory budget", plan.to_string()));
@@ -74,6 +76,23 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
     checks.extend(room::checks(machine, config));
     checks.extend(listeners.iter().map(|listen| listen.check(machine)));
     checks
+}
+
+/// What a start would say of the tables in the state folder, where it would not go on.
+fn tables(config: Option<&Config>) -> Vec<Check> {
+    let errors = match config {
+        Some(config) => [
+            identities::check(config, &mut Vec::new()).err(),
+            lba_size::check(config).err(),
+        ],
+        None => [identities::look().err(), lba_size::look().err()],
+    };
+    let checks = errors.into_iter().flatten().map(|error| Check {
+        verdict: Verdict::Error,
+        // The words say what is expected, and what mends it.
+        ..Check::ok("state folder", format!("{error:#}"))
+    });
+    checks.collect()
 }
 
 /// What is wrong with the configuration on this machine. A budget that is too small is among it.

@@ -324,6 +324,14 @@ fn is_twin(a: &Path, b: &Path, id: &MediumId) -> bool {
         && MediumId::at(a).is_ok_and(|there| there.is_same(id) == Some(true))
 }
 
+/// Whether what is remembered can be read, whatever is configured.
+///
+/// # Errors
+/// It cannot: a target would not start.
+pub(crate) fn look() -> anyhow::Result<()> {
+    Identities::here().map(drop)
+}
+
 /// What `check` says of identities; the configuration with NSIDs.
 ///
 /// # Errors

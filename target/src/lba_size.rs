@@ -13,7 +13,6 @@ use std::{io, mem};
 
 use anyhow::anyhow;
 use capstan_config::{Backing, Config, LbaSize, Namespace, Nqn, namespace_uuid};
-use capstan_doctor::{Check, Verdict};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -229,17 +228,16 @@ pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
     LbaSizes::here().check(config)
 }
 
-/// What `doctor` says where `check` fails.
-pub(crate) fn checks(config: &Config) -> Vec<Check> {
-    let error = check(config).err();
-    let checks = error.map(|error| {
-        // The words say what is expected, too.
-        Check {
-            verdict: Verdict::Error,
-            ..Check::ok("LBA sizes", error.to_string())
-        }
-    });
-    checks.into_iter().collect()
+/// Whether what is remembered can be read, whatever is configured.
+///
+/// # Errors
+/// It cannot.
+pub(crate) fn look() -> anyhow::Result<()> {
+    let sizes = LbaSizes::here();
+    let error = sizes.table.as_ref().err();
+    error.map_or(Ok(()), |error| {
+        Err(sizes.unreadable(Path::new("FILE"), error))
+    })
 }
 
 /// What is behind the last whole LBA, in words, if there is anything.

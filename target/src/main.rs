@@ -134,14 +134,29 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
 fn check(file: &Path) -> anyhow::Result<()> {
     let config = Config::from_file(file)?;
     raise_limits();
-    let mut warnings = room::check(&config, std::convert::identity)?;
+    let (mut warnings, mut errors) = (Vec::new(), Vec::new());
+    match room::check(&config, std::convert::identity) {
+        Ok(found) => warnings = found,
+        Err(error) => errors.push(error),
+    }
     warnings.extend(room::locked_memory(&config));
-    let config = identities::check(&config, &mut warnings)?;
+    let numbered = identities::check(&config, &mut warnings);
+    let config = numbered.unwrap_or_else(|error| {
+        errors.push(error);
+        config
+    });
     warnings.extend(state::warnings(&config));
-    warnings.extend(lba_size::check(&config)?);
+    match lba_size::check(&config) {
+        Ok(found) => warnings.extend(found),
+        Err(error) => errors.push(error),
+    }
     warnings.extend(lost::warnings(&config));
     for warning in first_of(&warnings) {
         println!("warning: {warning}");
+    }
+    if !errors.is_empty() {
+        let errors: Vec<_> = errors.iter().map(|error| format!("{error:#}")).collect();
+        anyhow::bail!("{}", errors.join("\n"));
     }
     let name = match file.to_str() {
         Some("-") => "stdin".into(),

@@ -1,12 +1,12 @@
 //! `capstan doctor` and `capstan-target doctor`, against targets that are well, absent, closed to
 //! this host, or no targets at all.
 
-use std::fs;
+use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output};
 use std::thread;
 
-use capstan_tests::program::{Daemon, own_address, program, told, utf8};
+use capstan_tests::program::{Daemon, complaint, own_address, program, told, utf8};
 use capstan_tests::target::{SUBNQN, TestTarget};
 use serde_json::Value;
 
@@ -328,6 +328,46 @@ fn a_configuration_that_will_not_do_is_an_error() {
         .collect();
     assert_eq!(told.len(), 33, "{told:?}");
     assert!(told[32].starts_with("and 68 more"), "{told:?}");
+}
+
+#[test]
+fn tables_of_the_state_folder_that_cannot_be_read_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("volume.img");
+    File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let path = utf8(&image);
+    let file = folder.path().join("target.toml");
+    let toml = format!(
+        "[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n[[subsystem]]\nnqn = \"nqn.2026-11.org.example:a\"\n\
+         allow_any_host = true\n[[subsystem.namespace]]\npath = \"{path}\"\n"
+    );
+    fs::write(&file, toml).unwrap();
+    let config = ["--config", utf8(&file)];
+    let state = format!("STATE_DIRECTORY={}", folder.path().display());
+    for table in ["namespaces.toml", "lba-sizes.toml"] {
+        let table = folder.path().join(table);
+        fs::write(&table, "[[namespace]]\n\u{0}").unwrap();
+        for args in [&config[..], &[]] {
+            let (report, output) = target_doctor(&["env", &state], args);
+            let error = |check: &&Value| check["verdict"] == "error";
+            let mut errors = report["checks"].as_array().unwrap().iter().filter(error);
+            let seen = errors.next().unwrap()["seen"].as_str().unwrap();
+            assert!(
+                seen.contains(utf8(&table)) && seen.contains("cannot be read"),
+                "{seen}"
+            );
+            assert!(seen.contains("restore it"), "the next step: {seen}");
+            assert!(
+                errors.next().is_none() && !output.status.success(),
+                "{report:#}"
+            );
+        }
+        let mut check = Command::new("env");
+        check.arg(&state).arg(program("capstan-target"));
+        let said = complaint(&check.arg("check").args(config).output().unwrap());
+        assert!(said.contains(utf8(&table)), "{said}");
+        fs::remove_file(&table).unwrap();
+    }
 }
 
 #[test]
