@@ -73,7 +73,7 @@ impl Identities {
                 all.folder = Some(folder);
             }
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                tracing::warn!("{}", Forgotten(Some((&folder, &error))));
+                tracing::warn!("{}", Forgotten(&folder, &error));
             }
             Err(error) => {
                 return Err(error).with_context(|| {
@@ -267,15 +267,8 @@ impl Identities {
             .and_then(|text| state::write(folder, FILE, &format!("{HEAD}{text}")));
         match written {
             Ok(()) => self.table = table,
-            Err(error) => tracing::warn!("{}", Forgotten(Some((folder, &error)))),
+            Err(error) => tracing::warn!("{}", Forgotten(folder, &error)),
         }
-    }
-
-    /// Why the next process will not know what this one serves, if there is anything to know.
-    pub(crate) fn forgets(&self, config: &Config) -> Option<String> {
-        let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
-        let depends = namespaces.any(|n| n.backing.lasts() && n.uuid.is_none());
-        (self.folder.is_none() && depends).then(|| Forgotten(None).to_string())
     }
 
     fn medium_at(&self, path: &Path) -> Option<(Medium, Lifetime)> {
@@ -387,27 +380,18 @@ impl fmt::Display for Told<'_> {
     }
 }
 
-/// What each namespace is on is not remembered: in this folder for this reason, or there is none.
-struct Forgotten<'a>(Option<(&'a Path, &'a io::Error)>);
+/// What each namespace is on is not remembered in this folder, for this reason.
+struct Forgotten<'a>(&'a Path, &'a io::Error);
 
 impl fmt::Display for Forgotten<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("which file or device each namespace is on is not remembered (")?;
-        match self.0 {
-            Some((folder, error)) => {
-                write!(f, "{}: {error}", folder.join(FILE).display())?;
-            }
-            None => write!(
-                f,
-                "no folder {}, and none in {}",
-                state::FOLDER,
-                state::FOLDER_VARIABLE
-            )?,
-        }
-        f.write_str(
-            "): after a restart, hosts may take another medium for the one they had, and namespaces without `nsid` are \
+        let Self(folder, error) = self;
+        write!(
+            f,
+            "which file or device each namespace is on is not remembered ({}: {error}): after a restart, hosts may take another medium for the one they had, and namespaces without `nsid` are \
              numbered by their place. Give the target a state folder that it may write to, or write `nsid` and `uuid` in \
              each [[subsystem.namespace]] with a path",
+            folder.join(FILE).display()
         )
     }
 }

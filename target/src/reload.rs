@@ -77,11 +77,6 @@ impl Served {
         }
     }
 
-    /// Why the next process will not know what this one serves, if there is anything to know.
-    pub(crate) fn forgets(&self) -> Option<String> {
-        self.identities.forgets(&self.config)
-    }
-
     /// Reads the file again and carries out what has changed. Returns it in words.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -68,14 +68,6 @@ pub fn serve(
     let running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
     let status = format!("listening at {}", listening.join(", "));
-    let forgets = running.served().forgets();
-    if let Some(why) = forgets {
-        // Of one that an operator starts by hand, that is no surprise.
-        match file {
-            Some(_) => tracing::warn!("{why}"),
-            None => tracing::info!("{why}"),
-        }
-    }
     tracing::info!("{status}");
     let mut reloads = running.reloads(file, status.clone())?;
     let end = signals::wait_for_end(held, &status, || running.alive(), &mut reloads)
@@ -193,11 +185,6 @@ impl Running {
                 Err(error)
             }
         }
-    }
-
-    fn served(&self) -> MutexGuard<'_, Served> {
-        // A reload that panics ends the target.
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether every reactor runs.

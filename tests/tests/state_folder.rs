@@ -111,6 +111,9 @@ fn a_state_folder_that_cannot_be_used_is_told_by_check_doctor_and_the_log() {
         let variable = format!("STATE_DIRECTORY={state}");
         let daemon = Daemon::serve_under(&["env", &variable], &["--config", &file]);
         daemon.wait_for_log(&["WARN", words]);
+        if state == utf8(&missing) {
+            assert_eq!(daemon.count_log("remember"), 1, "{:#?}", daemon.log());
+        }
         assert!(daemon.stop().success());
     }
     // What the check of a missing one says to do.

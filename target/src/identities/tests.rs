@@ -174,10 +174,6 @@ fn what_cannot_be_written_changes_no_identity_and_what_cannot_be_read_is_an_erro
     let first = start(&mut alone, &[(&a, "")]);
     let second = start(&mut alone, &[(&b, "")]);
     assert_ne!(first[0].1, second[0].1);
-    let config = config(&[(&a, "")]);
-    let words = alone.forgets(&config).unwrap();
-    assert!(words.contains("STATE_DIRECTORY") && words.contains("write `nsid` and `uuid`"));
-    assert_eq!(place.identities().forgets(&config), None);
     // Another process's, or spoilt; emptied, or longer than what is read of it.
     let long = "#".repeat(usize::try_from(NAMESPACES_TEXT_BYTES_MAX).unwrap()) + "\n" + &text;
     for spoil in [

@@ -16,8 +16,8 @@ use crate::limits::STATE_BYTES_FREE_MIN;
 
 const NAME: &str = "state folder";
 /// What is lost without it, in words.
-const EXPECTED: &str = "a folder that the target can write to: what it was told is remembered there over its end, the LBA \
-                        size of each file and writes that were lost";
+const EXPECTED: &str = "a folder that the target can write to: there it remembers, over its end, which file or device each \
+                        namespace is on, the LBA size of each file, and writes that were lost";
 
 /// What `doctor` says of it.
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
@@ -65,7 +65,8 @@ fn check(folder: &str, path: &Path) -> Check {
             "does not exist".to_owned(),
             format!(
                 "make it for the user that the target runs as (`install -d -m 750 -o USER {folder}`), or name another one in \
-                 {FOLDER_VARIABLE}"
+                 {FOLDER_VARIABLE}. Without one, write `nsid`, `uuid` and `lba` at each namespace that has a path, as hosts \
+                 may take another medium for the one they had after a restart"
             ),
         ),
         Err(Obstacle::Unknown(error)) => (
