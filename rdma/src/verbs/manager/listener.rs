@@ -15,6 +15,8 @@ const RETRY_US: u64 = 1_000_000;
 pub(super) struct Listening {
     addr: SocketAddr,
     backlog: u32,
+    /// The log knows why it does not listen now.
+    is_told: bool,
 }
 
 impl Manager {
@@ -33,7 +35,11 @@ impl Manager {
         })?;
         raw.listen(backlog).map_err(failed)?;
         let addr = raw.addresses().0.unwrap_or(addr);
-        let listening = Listening { addr, backlog };
+        let listening = Listening {
+            addr,
+            backlog,
+            is_told: false,
+        };
         let mut entry = Entry::new(State::Listening(listening), raw);
         entry.device = device;
         Ok((entry, addr))
@@ -66,7 +72,8 @@ impl Manager {
         let Some(State::Listening(listening)) = self.ids.get(id).map(|entry| &entry.state) else {
             return;
         };
-        let Listening { addr, backlog } = *listening;
+        let listening = *listening;
+        let Listening { addr, backlog, .. } = listening;
         let bound = self.bind(addr, backlog);
         let now_us = self.now_us;
         let Some(entry) = self.ids.get_mut(id) else {
@@ -81,7 +88,16 @@ impl Manager {
                 *entry = again;
             }
             Err(error) => {
-                tracing::debug!("{error}");
+                if !listening.is_told {
+                    tracing::warn!(
+                        "cannot listen again: {error}; it is tried each second until the device is back, which `rdma link` shows"
+                    );
+                }
+                let is_told = true;
+                entry.state = State::Listening(Listening {
+                    is_told,
+                    ..listening
+                });
                 entry.wait(RETRY_US, now_us);
             }
         }
