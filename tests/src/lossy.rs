@@ -204,8 +204,9 @@ pub fn critical_warning(at: SocketAddr) -> String {
     let line = log
         .lines()
         .find(|line| line.starts_with("critical_warning"));
-    let value = line.and_then(|line| line.rsplit(' ').next());
-    value.expect("a critical warning").to_owned()
+    let value = line.and_then(|line| line.split(' ').find(|word| word.starts_with("0x")));
+    let value = value.expect("a critical warning");
+    value.trim_end_matches(':').to_owned()
 }
 
 /// Has a target read its configuration again, and waits for these words.

@@ -374,10 +374,10 @@ fn tables_of_the_state_folder_that_cannot_be_read_are_errors() {
 fn what_may_be_meant_so_is_not_to_be_mended() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk.img");
-    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    File::create(&disk).unwrap().set_len(1 << 20).unwrap();
     let export = ["--export", utf8(&disk), "--listen", "127.0.0.1:0"];
     // As a target that runs with this very configuration has it.
-    let has_it = fs::File::open(&disk).unwrap();
+    let has_it = File::open(&disk).unwrap();
     has_it.lock().unwrap();
     let (report, output) = target_doctor(&[], &export);
     assert_eq!(output.status.code(), Some(0), "{report:#}");

@@ -6,7 +6,7 @@ use capstan_initiator::host::CommandData;
 use capstan_nvme_proto::command::{AdminCommand, GetLogPage};
 use capstan_nvme_proto::error::ErrorLocation;
 use capstan_nvme_proto::log::{
-    CommandEffects, CommandEffectsLog, ErrorInformationEntry, HealthLog, LogPageId,
+    CommandEffects, CommandEffectsLog, CriticalWarning, ErrorInformationEntry, HealthLog, LogPageId,
 };
 use capstan_nvme_proto::opcode::{AdminOpcode, IoOpcode};
 use capstan_nvme_proto::sgl::Sgl;
@@ -95,7 +95,15 @@ impl SmartLog {
 
 fn health_fields(log: &HealthLog) -> Fields {
     let mut f = Fields::default();
-    f.flags("critical_warning", log.critical_warning);
+    let warning = CriticalWarning::from_bits_retain(log.critical_warning);
+    f.value(
+        "critical_warning",
+        log.critical_warning.into(),
+        match warning.is_empty() {
+            true => "0x0".to_owned(),
+            false => format!("{warning:#x}: {}", warning_words(warning)),
+        },
+    );
     let kelvins = log.composite_temperature_kelvins.get();
     let celsius = i32::from(kelvins) - ZERO_CELSIUS_KELVINS;
     f.value(
@@ -126,6 +134,33 @@ fn health_fields(log: &HealthLog) -> Fields {
     f.number("warning_temp_time", log.warning_temperature_minutes.get());
     f.number("critical_comp_time", log.critical_temperature_minutes.get());
     f
+}
+
+/// Each bit of the Critical Warning field (NVMe Base 2.1, section 5.1.12.1.3) in words.
+pub(super) fn warning_words(warning: CriticalWarning) -> String {
+    const WORDS: [(CriticalWarning, &str); 6] = [
+        (CriticalWarning::AVAILABLE_SPARE, "little spare is left"),
+        (
+            CriticalWarning::TEMPERATURE,
+            "a temperature is beyond its threshold",
+        ),
+        (CriticalWarning::RELIABILITY, "reliability is degraded"),
+        (CriticalWarning::READ_ONLY, "the medium refuses writes"),
+        (
+            CriticalWarning::VOLATILE_MEMORY_BACKUP,
+            "the backup of volatile memory has failed",
+        ),
+        (
+            CriticalWarning::PERSISTENT_MEMORY,
+            "persistent memory is read-only or unreliable",
+        ),
+    ];
+    let set = WORDS.into_iter().filter(|(bit, _)| warning.contains(*bit));
+    let mut words: Vec<&str> = set.map(|(_, words)| words).collect();
+    if !CriticalWarning::all().contains(warning) {
+        words.push("bits that are reserved");
+    }
+    words.join(", ")
 }
 
 /// Units of 1000 times 512 bytes, and what that is.

@@ -49,9 +49,13 @@ fn warned(log: &HealthLog) -> Check {
     }
     Check::warning(
         NAME,
-        format!("critical warning {:#04x}", log.critical_warning),
+        format!(
+            "critical warning {:#04x}: {}",
+            log.critical_warning,
+            logs::warning_words(warning)
+        ),
         EXPECTED,
-        "capstan smart-log; see the target's log",
+        "capstan smart-log -N NSID names the namespace; see the target's log",
     )
 }
 
