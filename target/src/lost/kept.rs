@@ -98,7 +98,7 @@ impl Notes {
     }
 
     fn write_missing(&mut self, folder: &Path) {
-        let Notes { held, reserves, .. } = self;
+        let Self { held, reserves, .. } = self;
         for held in held.values_mut() {
             if held.is_missing(folder) {
                 held.is_written = false;
@@ -161,7 +161,7 @@ impl Kept {
     pub(super) fn place(&self) -> String {
         let folder = self.folder.as_deref();
         folder
-            .unwrap_or(Path::new(state::FOLDER))
+            .unwrap_or_else(|| Path::new(state::FOLDER))
             .display()
             .to_string()
     }

@@ -355,7 +355,9 @@ mod tests {
         assert!(told().contains(&by_path), "{}", told());
         fs::rename(&path, &moved).unwrap();
         for words in ["nothing is at", "no lost writes of what is at"] {
-            let error = clear_in(&state, &[path.clone()]).unwrap_err().to_string();
+            let error = clear_in(&state, std::slice::from_ref(&path))
+                .unwrap_err()
+                .to_string();
             let remove = format!("rm {}", file.display());
             assert!(error.contains(words) && error.contains(&remove), "{error}");
             assert!(!told().contains(&by_path), "{}", told());
