@@ -212,7 +212,7 @@ fn nothing_noted(
         let file = folder.join(&found.name);
         return anyhow!(
             "{subject}. {} is of what was there before, {}. Where that has another path now, name that one; where it is gone \
-             for good, `rm {0}`. Nothing was cleared",
+             for good, remove the note (rm {0}). Nothing was cleared",
             file.display(),
             found.note.line()
         );
