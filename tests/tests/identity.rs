@@ -386,7 +386,7 @@ fn where_nothing_can_be_written_down_that_is_said_and_nothing_changes_in_silence
     assert_eq!(seen[0], seen[1]);
     place.state = place.folder.path().join("none");
     let daemon = place.serve();
-    daemon.wait_for_log(&["is not remembered", "STATE_DIRECTORY"]);
+    daemon.wait_for_log(&["WARN", "does not exist", "STATE_DIRECTORY"]);
     assert_eq!(place.shown(), seen[0]);
     // Spoilt: rather not served than as something else.
     assert!(daemon.stop().success());
