@@ -158,6 +158,26 @@ impl Media {
         is_resized
     }
 
+    /// Volumes that are not at their path any more, with what is there and what to do, in words.
+    pub(crate) fn away(&self) -> Vec<String> {
+        let volumes = self.volumes();
+        volumes.values().filter_map(Watched::away).collect()
+    }
+
+    /// What the end of this process takes with it.
+    pub(crate) fn say_what_ends(&self) {
+        for watched in self.volumes().values() {
+            if matches!(watched.place, Place::Deleted(_)) {
+                let (volume, subnqn, nsid) = (watched.store.name(), &watched.subnqn, watched.nsid);
+                tracing::warn!(
+                    "namespace {nsid} of {subnqn} was served until the end from the file that was opened at {volume} and \
+                     deleted since: it goes with this process. {}",
+                    watched.at_its_path()
+                );
+            }
+        }
+    }
+
     /// An operation failed by what its volume is on.
     pub(crate) fn failed(&self, backend: BackendId, error: &IoError) {
         if !is_of_the_medium(error) {
@@ -284,6 +304,27 @@ impl Watched {
             }),
             is_sound: self.place == Place::AtPath,
         })
+    }
+
+    fn away(&self) -> Option<String> {
+        let (volume, place) = (self.store.name(), &self.place);
+        let (subnqn, nsid) = (&self.subnqn, self.nsid);
+        matches!(place, Place::Deleted(_) | Place::Elsewhere(_)).then(|| {
+            format!(
+                "namespace {nsid} of {subnqn} goes on with what was opened at {volume}, which is {place}. {}: to serve what is \
+                 there as another namespace, {}",
+                self.at_its_path(),
+                Again(subnqn, nsid)
+            )
+        })
+    }
+
+    /// What is at the path now, in words.
+    fn at_its_path(&self) -> &'static str {
+        match std::fs::symlink_metadata(&**self.store.name()) {
+            Ok(_) => "Another file or device is at that path now, without what hosts wrote since",
+            Err(_) => "Nothing is at that path now",
+        }
     }
 
     fn say_place(&self) {

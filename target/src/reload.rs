@@ -138,13 +138,25 @@ impl Served {
             tracing::info!("{line}");
         }
         self.config = wanted;
-        Ok(match control.look_at_media() {
-            0 => difference.to_string(),
-            resized if difference == Difference::default() => {
-                format!("namespaces resized: {resized}")
-            }
-            resized => format!("{difference}, namespaces resized: {resized}"),
-        })
+        let resized = control.look_at_media();
+        let away = control.media().away();
+        for words in &away {
+            tracing::warn!("{words}");
+        }
+        let mut words = Vec::new();
+        if difference != Difference::default() || (resized == 0 && away.is_empty()) {
+            words.push(difference.to_string());
+        }
+        if resized > 0 {
+            words.push(format!("namespaces resized: {resized}"));
+        }
+        if !away.is_empty() {
+            let count = away.len();
+            words.push(format!(
+                "namespaces that go on with what is not at its path any more: {count}"
+            ));
+        }
+        Ok(words.join(", "))
     }
 
     /// A file or device that is served, or was until now, is open until what it is served as has been

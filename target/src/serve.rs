@@ -87,6 +87,7 @@ pub fn serve(
     }
     reloads.end();
     running.stop()?;
+    control.media().say_what_ends();
     // Behind this, what was lost is cleared: not by a target whose end was cut short.
     if let Ok(ending) = &ending {
         ending.is_sure();

@@ -406,3 +406,33 @@ fn where_nothing_can_be_written_down_that_is_said_and_nothing_changes_in_silence
         "{told}"
     );
 }
+
+#[test]
+fn a_backup_that_is_renamed_over_a_file_is_not_taken_for_it_in_silence() {
+    let place = Place::new();
+    let (a, backup) = (place.image("a"), place.image("backup"));
+    place.configure(&[(&a, "nsid = 1")]);
+    let daemon = place.serve();
+    let before = place.shown();
+    let controller = place.connect();
+    let writing = volume(&controller, 1);
+    fs::rename(&backup, &a).unwrap();
+    let log = reload(&daemon);
+    assert!(!has(&log, &["nothing has changed"]), "{log:#?}");
+    let words = [
+        "WARN",
+        "goes on with what was opened at",
+        "Another file",
+        "restart the target",
+    ];
+    assert!(has(&log, &words), "{log:#?}");
+    writing.write(0, &[7; 4096]).expect("goes on");
+    assert!(is_blank(&a));
+    controller.close();
+    assert_eq!(place.shown(), before);
+    let known = daemon.log().len();
+    signal(daemon.pid(), Signal::SIGTERM);
+    daemon.wait_for_log_after(known, &["WARN", "was served until the end", "Another file"]);
+    let told = place.check();
+    assert!(told.contains("another medium than it was"), "{told}");
+}
