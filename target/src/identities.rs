@@ -13,15 +13,16 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
-use capstan_config::{Backing, Config, Namespace, Nqn, namespace_uuid};
+use anyhow::bail;
+use capstan_config::{Backing, Config, Namespace, Nqn, deleted_and_open, namespace_uuid};
 use capstan_storage::{Lifetime, MediumId, Store};
 use capstan_subsystem::NamespaceIdentity;
 use uuid::Uuid;
 
-use crate::limits::NAMESPACES_TEXT_BYTES_MAX;
-use crate::{instance, state};
-use table::{Choice, Medium, Shown, Table};
+use crate::limits::{NAMESPACES_KEPT, NAMESPACES_TEXT_BYTES_MAX, RESERVE_BYTES_MORE};
+use crate::state::Reserve;
+use crate::{instance, lba_size, state};
+use table::{Choice, Known, Medium, Shown, Table};
 
 const FILE: &str = "namespaces.toml";
 const HEAD: &str = "\
@@ -36,7 +37,23 @@ pub(crate) struct Identities {
     table: Table,
     boot: Uuid,
     /// Not yet shown to hosts.
-    chosen: Vec<Shown>,
+    chosen: Vec<Chosen>,
+    /// Shown by this process, oldest first: that stands, whatever becomes of the file.
+    told: Vec<Shown>,
+    /// Some of that is not in the table.
+    is_missing: bool,
+    /// There was no table at the start, though there has been one.
+    is_lost: bool,
+    /// Room for the table where its file system is full.
+    reserve: Option<Reserve>,
+}
+
+/// What is about to be shown, and what of.
+#[derive(Debug)]
+struct Chosen {
+    namespace: Namespace,
+    shown: Shown,
+    replaces: bool,
 }
 
 /// What a host knows a namespace by.
@@ -47,46 +64,70 @@ pub(crate) struct Identity {
     pub(crate) replaces: bool,
 }
 
+/// Whether what was chosen may be shown to hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Kept {
+    Yes,
+    /// Another target with the same state folder has chosen something meanwhile.
+    ChooseAgain,
+}
+
 impl Identities {
     /// What is remembered in the state folder, where there is one.
     ///
     /// # Errors
     /// It cannot be read: hosts might take media for others.
     pub(crate) fn here() -> anyhow::Result<Self> {
-        Self::in_folder(state::folder(), instance::boot()?)
+        let boot = instance::boot()?;
+        match Self::in_folder(state::folder(), boot) {
+            Ok(all) => Ok(all),
+            // Nobody has said that the service's folder is for whoever starts this by hand.
+            Err(Unreadable { file, error })
+                if error.kind() == io::ErrorKind::PermissionDenied && state::is_by_default() =>
+            {
+                tracing::warn!("{}", Forgotten(&file, &error));
+                Ok(Self::in_folder(None, boot)?)
+            }
+            Err(unreadable) => Err(unreadable.into()),
+        }
     }
 
-    fn in_folder(folder: Option<PathBuf>, boot: Uuid) -> anyhow::Result<Self> {
+    fn in_folder(folder: Option<PathBuf>, boot: Uuid) -> Result<Self, Unreadable> {
         let mut all = Self {
-            folder: None,
+            folder,
             table: Table::default(),
             boot,
             chosen: Vec::new(),
+            told: Vec::new(),
+            is_missing: false,
+            is_lost: false,
+            reserve: None,
         };
-        let Some(folder) = folder else {
-            return Ok(all);
-        };
-        match read(&folder) {
-            Ok(table) => {
-                all.table = table;
-                all.table.forget_other_boots(boot);
-                all.folder = Some(folder);
-            }
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                tracing::warn!("{}", Forgotten(&folder, &error));
-            }
-            Err(error) => {
-                return Err(error).with_context(|| {
-                    let file = folder.join(FILE);
-                    format!(
-                        "{} says which namespace each medium is, and cannot be read: restore it, or remove it once no \
-                         host has a namespace attached whose medium was changed",
-                        file.display()
-                    )
-                });
-            }
+        if let Some(folder) = &all.folder {
+            let table = read(folder)?;
+            all.is_lost = table.is_none() && folder.join(lba_size::FILE).exists();
+            all.table = table.unwrap_or_default();
+            all.table.forget_other_boots(boot);
         }
         Ok(all)
+    }
+
+    /// Reads the table once more: other targets may have remembered something, and it may have been
+    /// removed or restored. What this process has told hosts stands.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn look_again(&mut self) -> anyhow::Result<()> {
+        if let Some(folder) = &self.folder {
+            self.table = read(folder)?.unwrap_or_default();
+            self.table.forget_other_boots(self.boot);
+            self.is_missing = false;
+            for told in &self.told {
+                self.is_missing |= self.table.remember_missing(told);
+            }
+        }
+        Ok(())
     }
 
     /// The instance of the machine.
@@ -198,11 +239,15 @@ impl Identities {
         };
         let (nqn, nsid) = (subnqn.clone(), namespace.nsid);
         let replaces = self.table.has_shown_others(&nqn, nsid, uuid);
-        self.chosen.push(Shown {
-            nqn,
-            nsid,
-            uuid,
-            on,
+        self.chosen.push(Chosen {
+            namespace: namespace.clone(),
+            shown: Shown {
+                nqn,
+                nsid,
+                uuid,
+                on,
+            },
+            replaces,
         });
         let shown = NamespaceIdentity {
             uuid: Some(uuid),
@@ -244,31 +289,99 @@ impl Identities {
     }
 
     /// Remembers what was chosen: it is about to be shown to hosts.
-    pub(crate) fn keep(&mut self) {
+    ///
+    /// # Errors
+    /// The table cannot be read any more: it is left as it is.
+    pub(crate) fn keep(&mut self) -> anyhow::Result<Kept> {
         let chosen = std::mem::take(&mut self.chosen);
-        let remember = |table: &mut Table| {
-            let remembered = chosen.iter().map(|shown| table.remember(shown));
-            remembered.fold(false, |any, is_new| any | is_new)
+        let Some(folder) = self.folder.clone() else {
+            self.remember(chosen);
+            return Ok(Kept::Yes);
         };
-        if !remember(&mut self.table) {
-            return;
+        if chosen.is_empty() {
+            return Ok(Kept::Yes);
         }
-        let Some(folder) = &self.folder else {
-            return;
-        };
-        // Another target may have written meanwhile. What cannot be locked is not written either, or
-        // its file system has no locks.
-        let _lock = state::lock(folder);
-        let mut table = read(folder).unwrap_or_else(|_| self.table.clone());
-        table.forget_other_boots(self.boot);
-        remember(&mut table);
-        let written = toml::to_string(&table)
-            .map_err(io::Error::other)
-            .and_then(|text| state::write(folder, FILE, &format!("{HEAD}{text}")));
+        // What cannot be locked is not written either, or its file system has no locks.
+        let _lock = state::lock(&folder);
+        self.look_again()?;
+        if chosen.iter().any(|chosen| !self.is_still_right(chosen)) {
+            return Ok(Kept::ChooseAgain);
+        }
+        let is_new = self.remember(chosen) || self.is_missing;
+        let written = self.write(&folder, is_new);
+        let file = folder.join(FILE);
         match written {
-            Ok(()) => self.table = table,
-            Err(error) => tracing::warn!("{}", Forgotten(folder, &error)),
+            Ok(()) if self.is_missing => tracing::warn!(
+                "{} did not have all that this process has told hosts (it was removed, is an older one, or could not be \
+                 written): that stands, and is written again",
+                file.display()
+            ),
+            Ok(()) => {}
+            Err(error) => tracing::warn!("{}", Forgotten(&file, &error)),
         }
+        Ok(Kept::Yes)
+    }
+
+    /// Writes the table, if it `is_new`, and keeps room for the next one.
+    fn write(&mut self, folder: &Path, is_new: bool) -> io::Result<()> {
+        let text = toml::to_string(&self.table).map_err(io::Error::other)?;
+        let text = format!("{HEAD}{text}");
+        if is_new {
+            state::write(folder, FILE, &text).or_else(|error| match self.reserve.take() {
+                Some(reserve) => reserve.replace(folder, FILE, &text),
+                None => Err(error),
+            })?;
+        }
+        if self.reserve.is_none() {
+            self.reserve = Reserve::new(folder, 2 * text.len() + RESERVE_BYTES_MORE).ok();
+        }
+        Ok(())
+    }
+
+    /// Whether what was chosen is what would be chosen now.
+    fn is_still_right(&self, chosen: &Chosen) -> bool {
+        let Chosen {
+            namespace,
+            shown,
+            replaces,
+        } = chosen;
+        let uuid = match &shown.on {
+            Some(medium) => self.choose(&shown.nqn, namespace, medium).uuid,
+            None => shown.uuid,
+        };
+        let others = self.table.has_shown_others(&shown.nqn, shown.nsid, uuid);
+        uuid == shown.uuid && others == *replaces
+    }
+
+    /// Returns whether that is new.
+    fn remember(&mut self, chosen: Vec<Chosen>) -> bool {
+        let mut is_new = false;
+        for Chosen { shown, .. } in chosen {
+            is_new |= self.table.remember(&shown);
+            let is_it = |told: &Shown| {
+                (&told.nqn, told.nsid, told.uuid) == (&shown.nqn, shown.nsid, shown.uuid)
+            };
+            self.told.retain(|told| !is_it(told));
+            self.told.push(shown);
+        }
+        let too_many = self.told.len().saturating_sub(NAMESPACES_KEPT);
+        self.told.drain(..too_many);
+        is_new
+    }
+
+    /// That the table is not there, though it was, in words.
+    pub(crate) fn lost(&self, config: &Config) -> Option<String> {
+        let folder = self
+            .folder
+            .as_deref()
+            .filter(|_| self.is_lost && depends(config))?;
+        Some(format!(
+            "{} is not there, though {} is: what hosts know each namespace by is forgotten. Each has the UUID of a first \
+             start, so a host that is still attached may go on over a file or device that was another one before: restore it \
+             from a backup, or detach every host before this target starts",
+            folder.join(FILE).display(),
+            folder.join(lba_size::FILE).display()
+        ))
     }
 
     fn medium_at(&self, path: &Path) -> Option<(Medium, Lifetime)> {
@@ -287,6 +400,12 @@ impl Identities {
             id,
         }
     }
+}
+
+/// Whether the table says what a namespace of `config` is known by.
+fn depends(config: &Config) -> bool {
+    let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    namespaces.any(|n| n.backing.lasts() && n.uuid.is_none())
 }
 
 /// Whether hosts know a namespace by what it is on, or by what the operator has chosen.
@@ -333,9 +452,27 @@ pub fn check(config: &Config, warnings: &mut Vec<String>) -> anyhow::Result<Conf
     let identities = Identities::here()?;
     let config = identities.number(config, None)?;
     let expected = identities.expected(&config, None)?;
-    let others = expected.iter().filter(|told| told.choice.before.is_some());
-    warnings.extend(others.map(ToString::to_string));
+    for told in &expected {
+        if let Some(before) = &told.choice.before {
+            warnings.push(told.to_string());
+            warnings.extend(still_open(before, &told.path));
+        }
+    }
+    warnings.extend(identities.lost(&config));
     Ok(config)
+}
+
+/// That the file which was there is deleted, and that a target goes on with it.
+fn still_open(before: &Known, now: &Path) -> Option<String> {
+    let (pid, open) = deleted_and_open(&before.path)?;
+    Some(format!(
+        "process {pid} still has the file open that was at {}, which is deleted: what hosts write goes there, and {} has none \
+         of that since it was made. To keep it, copy it while no host writes (cp --sparse=always {} FILE), before that process \
+         ends",
+        before.path.display(),
+        now.display(),
+        open.display()
+    ))
 }
 
 /// A namespace that is on another medium than hosts have seen there.
@@ -380,32 +517,59 @@ impl fmt::Display for Told<'_> {
     }
 }
 
-/// What each namespace is on is not remembered in this folder, for this reason.
+/// A table that cannot be read. It is left as it is.
+#[derive(Debug)]
+struct Unreadable {
+    file: PathBuf,
+    error: io::Error,
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, error } = self;
+        write!(
+            f,
+            "{} cannot be read ({error}); it says which namespace each medium is: let the user that the target runs as read \
+             it, restore it, or remove it once every host is detached, as each namespace then has the UUID of a first start",
+            file.display()
+        )
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+/// What each namespace is on is not remembered in this file, for this reason.
 struct Forgotten<'a>(&'a Path, &'a io::Error);
 
 impl fmt::Display for Forgotten<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(folder, error) = self;
+        let Self(file, error) = self;
         write!(
             f,
             "which file or device each namespace is on is not remembered ({}: {error}): after a restart, hosts may take another medium for the one they had, and namespaces without `nsid` are \
              numbered by their place. Give the target a state folder that it may write to, or write `nsid` and `uuid` in \
              each [[subsystem.namespace]] with a path",
-            folder.join(FILE).display()
+            file.display()
         )
     }
 }
 
-/// An absent file is an empty table; one that says nothing is none that was written here.
-fn read(folder: &Path) -> io::Result<Table> {
-    let Some(text) = state::read(folder, FILE, NAMESPACES_TEXT_BYTES_MAX)? else {
-        return Ok(Table::default());
+/// `None` where there is none; one that says nothing is none that was written here.
+fn read(folder: &Path) -> Result<Option<Table>, Unreadable> {
+    let table = || -> io::Result<Option<Table>> {
+        let Some(text) = state::read(folder, FILE, NAMESPACES_TEXT_BYTES_MAX)? else {
+            return Ok(None);
+        };
+        let table: Table = toml::from_str(&text).map_err(|error| state::not_toml(&text, &error))?;
+        match table.is_empty() {
+            true => Err(io::Error::other("it is there, and names no namespace")),
+            false => Ok(Some(table)),
+        }
     };
-    let table: Table = toml::from_str(&text).map_err(io::Error::other)?;
-    match table.is_empty() {
-        true => Err(io::Error::other("it is there, and names no namespace")),
-        false => Ok(table),
-    }
+    table().map_err(|error| Unreadable {
+        file: folder.join(FILE),
+        error,
+    })
 }
 
 #[cfg(test)]

@@ -19,7 +19,8 @@ use uuid::Uuid;
 use crate::limits::{LBA_SIZES_KEPT, LBA_SIZES_TEXT_BYTES_MAX};
 use crate::state;
 
-const FILE: &str = "lba-sizes.toml";
+/// In the state folder.
+pub(crate) const FILE: &str = "lba-sizes.toml";
 const HEAD: &str = "\
 # The LBA size that each exported file is used with, by namespace and path; written by capstan-target.\n\
 # What hosts have on a file depends on it: `lba` in the configuration says another one.\n\n";
@@ -70,10 +71,24 @@ impl LbaSizes {
         let Some(folder) = &self.folder else { return };
         let before = mem::replace(&mut self.table, read(folder));
         if let (Ok(table), Ok(before)) = (&mut self.table, before) {
-            // What could not be written.
+            // What could not be written, or was removed.
             let there: HashSet<_> = table.namespace.iter().map(|k| k.path.clone()).collect();
             let mut missing = before.namespace;
             missing.retain(|known| !there.contains(&known.path));
+            if missing.is_empty() {
+                return;
+            }
+            let file = folder.join(FILE);
+            match keep(folder, &missing) {
+                Ok(()) => tracing::warn!(
+                    "{} did not say any more which LBA sizes this process had read or written there: that is written again",
+                    file.display()
+                ),
+                Err(error) => tracing::warn!(
+                    "{} does not say which LBA size each file has, and cannot be written: {error}",
+                    file.display()
+                ),
+            }
             table.namespace.append(&mut missing);
         }
     }
@@ -145,7 +160,7 @@ impl LbaSizes {
             _ => {}
         }
         if let Some(folder) = &self.folder
-            && let Err(error) = keep(folder, &new)
+            && let Err(error) = keep(folder, std::slice::from_ref(&new))
         {
             tracing::warn!(
                 "that {name} has LBAs of {lba_bytes} bytes cannot be remembered in {}: {error}; write `lba = {lba_bytes}` \
@@ -325,11 +340,13 @@ fn first(path: &Path, found: &Evidence, remembers: bool) -> LbaSize {
 
 /// Beside what is there, which another target may have written meanwhile. What cannot be read is not
 /// written over: it may be restored yet.
-fn keep(folder: &Path, new: &Known) -> io::Result<()> {
+fn keep(folder: &Path, new: &[Known]) -> io::Result<()> {
     // What cannot be locked is not written either, or its file system has no locks.
     let _lock = state::lock(folder);
     let mut table = read(folder)?;
-    table.add(new.clone());
+    for known in new {
+        table.add(known.clone());
+    }
     write(folder, &table)
 }
 
@@ -338,7 +355,7 @@ fn read(folder: &Path) -> io::Result<Table> {
     let Some(text) = state::read(folder, FILE, LBA_SIZES_TEXT_BYTES_MAX)? else {
         return Ok(Table::default());
     };
-    let table: Table = toml::from_str(&text).map_err(io::Error::other)?;
+    let table: Table = toml::from_str(&text).map_err(|error| state::not_toml(&text, &error))?;
     match table.namespace.iter().find(|known| known.size().is_none()) {
         Some(Known { path, lba, .. }) => Err(io::Error::other(format!(
             "{}: lba is {lba}, expected 512 or 4096",

@@ -177,12 +177,20 @@ pub(crate) const STATE_PATIENCE: Duration = Duration::from_secs(1);
 /// writes in the state folder: when that takes longer, one of them does not answer.
 pub(crate) const RELOAD_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Room that is set aside for the table beside twice its size, in bytes: 16 namespaces that come.
+pub(crate) const RESERVE_BYTES_MORE: usize = 16 << 10;
+
+/// How often a start chooses what hosts know namespaces by: another target that starts with the
+/// same state folder makes it choose once more, and there are not as many that start at the same
+/// moment.
+pub(crate) const CHOICES_MAX: u32 = 16;
+
 /// Namespaces and media that are remembered, the latest, and NSIDs of which it is known what hosts have
 /// seen there: 16 subsystems full of namespaces.
 pub(crate) const NAMESPACES_KEPT: usize = 16_384;
 /// Bytes of that: 4 KiB are the longest path, and an NQN and what tells a medium go with it; an NQN
 /// and a UUID for each NSID.
-pub(crate) const NAMESPACES_TEXT_BYTES_MAX: u64 = NAMESPACES_KEPT as u64 * (5120 + 512);
+pub(crate) const NAMESPACES_TEXT_BYTES_MAX: u64 = NAMESPACES_KEPT as u64 * (6144 + 512);
 
 /// Command slots of a queue of `entries`.
 pub(crate) const fn slots(entries: u16) -> u16 {

@@ -14,7 +14,7 @@ use capstan_config::{Access, Backing, Config, Namespace, Nqn, Subsystem, first_o
 use capstan_subsystem::{BackendId, NamespaceConfig};
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::identities::Identities;
+use crate::identities::{Identities, Kept};
 use crate::lba_size::LbaSizes;
 use crate::limits::OPEN_TIMEOUT;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
@@ -89,8 +89,7 @@ impl Served {
         reactors: usize,
     ) -> anyhow::Result<String> {
         let written = Config::from_file(file)?;
-        let wanted = self.identities.number(&written, Some(&self.config))?;
-        let difference = difference(&self.config, &wanted)?;
+        let (wanted, difference) = self.compare(&written)?;
         self.check_files_are_free(&difference)?;
         let is_added = |subnqn: &Nqn, namespace: &Namespace| {
             let mut added = difference.namespaces_added.iter();
@@ -102,11 +101,17 @@ impl Served {
         room::check_added(&wanted, is_added, reactors)?;
         let prepared = self.prepare(&difference, reactors)?;
         let exports: Vec<_> = prepared.iter().map(|p| Arc::clone(&p.export)).collect();
-        if let Err(error) = open(&exports, control, reactors) {
+        let opened = open(&exports, control, reactors).and_then(|()| match self.identities.keep()? {
+            Kept::Yes => Ok(()),
+            Kept::ChooseAgain => bail!(
+                "another target with the same state folder has chosen what hosts know a namespace by meanwhile: reload \
+                 again; nothing was changed"
+            ),
+        });
+        if let Err(error) = opened {
             close(exports.iter().map(|export| export.backend), control);
             return Err(error);
         }
-        self.identities.keep();
         let removed: Vec<_> = difference
             .namespaces_removed
             .iter()
@@ -159,6 +164,25 @@ impl Served {
         Ok(words.join(", "))
     }
 
+    /// What is written with an NSID for each namespace, and what that changes. The state folder is
+    /// asked for namespaces that come alone: it may not answer, and what goes does not wait for it.
+    fn compare(&mut self, written: &Config) -> anyhow::Result<(Config, Difference)> {
+        let compare = |wanted| {
+            let difference = difference(&self.config, &wanted)?;
+            anyhow::Ok((wanted, difference))
+        };
+        // What is known so far may not let it be numbered.
+        if let Ok(wanted) = self.identities.number(written, Some(&self.config)) {
+            let known = compare(wanted)?;
+            if known.1.namespaces_added.is_empty() {
+                return Ok(known);
+            }
+        }
+        self.identities.look_again()?;
+        self.lba_sizes.look_again();
+        compare(self.identities.number(written, Some(&self.config))?)
+    }
+
     /// A file or device that is served, or was until now, is open until what it is served as has been
     /// taken out.
     fn check_files_are_free(&self, difference: &Difference) -> anyhow::Result<()> {
@@ -186,9 +210,6 @@ impl Served {
         difference: &Difference,
         reactors: usize,
     ) -> anyhow::Result<Vec<Prepared>> {
-        if !difference.namespaces_added.is_empty() {
-            self.lba_sizes.look_again();
-        }
         let added = difference.namespaces_added.iter();
         self.identities.drop_chosen();
         added

@@ -14,14 +14,16 @@ use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, EngineConfig, FixedBuffers, Gate, Volume};
+use capstan_subsystem::Target;
 use rustc_hash::FxHashMap;
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::identities::Identities;
+use crate::identities::{Identities, Kept};
 use crate::io_path::{IoPath, Parts, discovery_controllers};
 use crate::lba_size::LbaSizes;
 use crate::limits::{
-    DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US, TRANSFER_BYTES_MAX,
+    CHOICES_MAX, DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US,
+    TRANSFER_BYTES_MAX,
 };
 use crate::listen_error::cannot_listen;
 use crate::lost;
@@ -122,9 +124,9 @@ impl Running {
         scheduling::check(&config.target.reactors);
         let mut lba_sizes = LbaSizes::here();
         let mut identities = Identities::here()?;
-        let config = &identities.number(config, None)?;
-        let (target, mut exports) = build(config, &kinds, count, &mut lba_sizes, &mut identities)?;
-        identities.keep();
+        let (config, target, mut exports) =
+            identify(config, &kinds, count, &mut lba_sizes, &mut identities)?;
+        let config = &config;
         if let Some(gate) = gate {
             for export in &mut exports {
                 export.store.set_gate(gate.clone());
@@ -267,6 +269,31 @@ fn reload(
             })
         }
     }
+}
+
+/// Opens every volume of the configuration under what hosts know it by, which is remembered then.
+fn identify(
+    config: &Config,
+    providers: &[ProviderKind],
+    reactors: usize,
+    lba_sizes: &mut LbaSizes,
+    identities: &mut Identities,
+) -> anyhow::Result<(Config, Target, Vec<Export>)> {
+    if let Some(why) = identities.lost(config) {
+        tracing::warn!("{why}");
+    }
+    for _ in 0..CHOICES_MAX {
+        let config = identities.number(config, None)?;
+        let (target, exports) = build(&config, providers, reactors, lba_sizes, identities)?;
+        if identities.keep()? == Kept::Yes {
+            return Ok((config, target, exports));
+        }
+    }
+    bail!(
+        "other targets with the same state folder choose what hosts know namespaces by each time that this one has: start it \
+         again, or give each a folder of its own in {}",
+        state::FOLDER_VARIABLE
+    )
 }
 
 /// What a reactor's thread is started with.

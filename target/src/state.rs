@@ -24,6 +24,8 @@ pub(crate) const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
 /// That folder of capstan-target.service. Nobody makes it but systemd, or who wants it.
 pub(crate) const FOLDER: &str = "/var/lib/capstan";
 
+const LOCK: &str = ".lock";
+
 /// The folder, where there is one. One that cannot be looked at is named as well: reading what may
 /// be there tells why not.
 pub(crate) fn folder() -> Option<PathBuf> {
@@ -158,6 +160,18 @@ impl Reserve {
         Ok(Self(file))
     }
 
+    /// As [`write`].
+    ///
+    /// # Errors
+    /// As [`write`].
+    pub(crate) fn replace(self, folder: &Path, name: &str, text: &str) -> io::Result<()> {
+        let new = format!(".{name}.{}", process::id());
+        let _ = fs::remove_file(folder.join(&new));
+        self.write(folder, &new, text)?;
+        fs::rename(folder.join(&new), folder.join(name))?;
+        sync(folder)
+    }
+
     /// As [`write`], of a file that is not there.
     ///
     /// # Errors
@@ -174,14 +188,38 @@ impl Reserve {
     }
 }
 
-/// Keeps other targets from writing what they have read before, until it is dropped.
+/// Keeps other targets from writing what they have read before, until it is dropped. Who may only
+/// read the folder cannot hold it.
 ///
 /// # Errors
 /// The file system's: some have no locks.
 pub(crate) fn lock(folder: &Path) -> io::Result<Flock<File>> {
-    waits::told(folder, || {
-        let folder = File::open(folder)?;
-        Flock::lock(folder, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
+    let path = folder.join(LOCK);
+    waits::told(&path, || {
+        let mut options = OpenOptions::new();
+        let no_follow = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let options = options.read(true).custom_flags(no_follow.bits());
+        let file = match options.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                options.write(true).create(true).mode(0o600).open(&path)
+            }
+            opened => opened,
+        }?;
+        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
+    })
+}
+
+/// What is wrong with the TOML of a file there, in one line.
+pub(crate) fn not_toml(text: &str, error: &toml::de::Error) -> io::Error {
+    let message = error.message().replace('\n', ", ");
+    let before = error.span().and_then(|span| text.get(..span.start));
+    io::Error::other(match before {
+        Some(before) => {
+            let line = before.matches('\n').count() + 1;
+            let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
+            format!("line {line}, column {column}: {message}")
+        }
+        None => message,
     })
 }
 
@@ -268,6 +306,9 @@ mod tests {
         let error = unused.write(folder, "a", "another").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
         assert_eq!(text().as_deref(), Some("one"));
+        reserve().replace(folder, "a", "another").unwrap();
+        assert_eq!(text().as_deref(), Some("another"));
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
         Reserve::new(&folder.join("none"), 8192).unwrap_err();
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use capstan_initiator::{BlockingVolume, Controller};
@@ -96,10 +96,25 @@ impl Place {
     /// When it finds a mistake.
     #[must_use]
     pub fn check(&self) -> String {
+        told(&self.checked())
+    }
+
+    /// Why `check` finds that a target would not start.
+    ///
+    /// # Panics
+    /// When it would.
+    #[must_use]
+    pub fn refusal(&self) -> String {
+        let refused = self.checked();
+        assert!(!refused.status.success(), "{refused:?}");
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    }
+
+    fn checked(&self) -> Output {
         let mut check = Command::new("env");
         check.arg(self.environment()).arg(program("capstan-target"));
         check.args(["check", "--config", utf8(&self.config())]);
-        told(&check.output().unwrap())
+        check.output().expect("it runs")
     }
 
     /// A host.

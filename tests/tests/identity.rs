@@ -2,6 +2,7 @@
 //! whether a reload or a restart puts it there, and no host goes on in it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use capstan_nvme_proto::identify::Cns;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
 use capstan_tests::place::{Place, has, is_blank, reload, volume, writes_until_it_fails};
-use capstan_tests::program::{program, signal, utf8};
+use capstan_tests::program::{Daemon, program, signal, utf8};
 use capstan_tests::wire_host::{Data, Queue, WireHost};
 use nix::sys::signal::Signal;
 use zerocopy::IntoBytes as _;
@@ -392,17 +393,95 @@ fn where_nothing_can_be_written_down_that_is_said_and_nothing_changes_in_silence
     assert!(daemon.stop().success());
     fs::create_dir(&place.state).unwrap();
     fs::write(place.state.join("namespaces.toml"), "[[namespace").unwrap();
-    let mut check = Command::new("env");
+    let why = place.refusal();
+    assert!(why.contains("restore it, or remove it"), "{why}");
+}
+
+/// The log of a reload that is refused.
+fn refused(daemon: &Daemon, words: &str) {
+    let known = daemon.log().len();
+    signal(daemon.pid(), Signal::SIGHUP);
+    daemon.wait_for_log_after(known, &["ERROR", "was not reloaded", words]);
+}
+
+#[test]
+fn a_table_that_is_spoilt_while_a_target_runs_is_not_written_over_and_one_that_is_gone_is_written()
+{
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    let table = place.state.join("namespaces.toml");
+    place.configure(&[(&a, "nsid = 1")]);
+    let daemon = place.serve();
+    let before = place.shown();
+    place.configure(&[(&b, "nsid = 1")]);
+    for garbage in ["garbage", ""] {
+        fs::write(&table, garbage).unwrap();
+        refused(&daemon, "namespaces.toml cannot be read");
+        assert_eq!(fs::read_to_string(&table).unwrap(), garbage);
+        assert_eq!(place.shown(), before);
+    }
+    fs::remove_file(&table).unwrap();
+    fs::remove_file(place.state.join("lba-sizes.toml")).unwrap();
+    let log = reload(&daemon);
+    assert!(
+        has(&log, &["WARN", "namespaces.toml", "written again"]),
+        "{log:#?}"
+    );
+    assert!(
+        has(&log, &["WARN", "lba-sizes.toml", "written again"]),
+        "{log:#?}"
+    );
+    let other = place.shown();
+    assert_ne!(other, before);
+    daemon.kill();
+    // It has both.
+    let daemon = place.serve();
+    assert_eq!(place.shown(), other);
+    place.configure(&[(&a, "nsid = 1")]);
+    reload(&daemon);
+    assert_eq!(place.shown(), before);
+    // Gone while nothing runs.
+    assert!(daemon.stop().success());
+    fs::remove_file(&table).unwrap();
+    let told = place.check();
+    assert!(
+        told.contains("is forgotten") && told.contains("detach every host"),
+        "{told}"
+    );
+    let daemon = place.serve();
+    daemon.wait_for_log(&["WARN", "is forgotten", "detach every host"]);
+    assert!(daemon.stop().success());
+    assert!(!place.check().contains("is forgotten"));
+    // What is in its place is no table.
+    fs::remove_file(&table).unwrap();
+    fs::create_dir(&table).unwrap();
+    let why = place.refusal();
+    assert!(why.contains("no regular file"), "{why}");
+}
+
+#[test]
+fn root_a_state_folder_that_is_named_and_cannot_be_read_keeps_a_target_from_starting() {
+    let place = Place::new();
+    let a = place.image("a");
+    place.configure(&[(&a, "")]);
+    assert!(place.serve().stop().success());
+    let table = place.state.join("namespaces.toml");
+    let folder = place.folder.path();
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&table, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::set_permissions(&a, fs::Permissions::from_mode(0o666)).unwrap();
+    let mut check = Command::new("setpriv");
+    check.args(["--reuid", "65534", "--clear-groups", "env"]);
     check
         .arg(place.environment())
         .arg(program("capstan-target"));
     let refused = check
         .args(["check", "--config", utf8(&place.config())])
-        .output()
-        .unwrap();
+        .output();
+    let refused = refused.unwrap();
     let told = String::from_utf8_lossy(&refused.stderr);
     assert!(
-        !refused.status.success() && told.contains("restore it, or remove it"),
+        !refused.status.success() && told.contains("namespaces.toml cannot be read"),
         "{told}"
     );
 }
@@ -429,6 +508,12 @@ fn a_backup_that_is_renamed_over_a_file_is_not_taken_for_it_in_silence() {
     writing.write(0, &[7; 4096]).expect("goes on");
     assert!(is_blank(&a));
     controller.close();
+    let told = place.check();
+    let words = format!(
+        "process {} still has the file open that was at",
+        daemon.pid()
+    );
+    assert!(told.contains(&words), "{told}");
     assert_eq!(place.shown(), before);
     let known = daemon.log().len();
     signal(daemon.pid(), Signal::SIGTERM);

@@ -8,7 +8,7 @@ use capstan_nvme_proto::command::{IoCommand, LbaRange, Write};
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
 use capstan_tests::disks::{Loop, own_mounts, run};
-use capstan_tests::place::Place;
+use capstan_tests::place::{Place, has, reload};
 use capstan_tests::program::{has_tools, utf8};
 use capstan_tests::wire_host::{Data, Queue, WireHost};
 
@@ -77,6 +77,28 @@ fn root_no_host_goes_on_over_the_zeroes_of_a_memory_device_that_was_reset() {
     // The operator's word stands.
     let pinned = format!("uuid = \"{}\"", before[0].1);
     assert_eq!(start(&place, &[(&zram.0, &pinned)]), before);
+}
+
+#[test]
+fn root_a_full_state_folder_remembers_what_a_reload_puts_in_the_place_of_others() {
+    own_mounts();
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    let options = ["-t", "tmpfs", "-o", "size=256k", "none", utf8(&place.state)];
+    run("mount", &options).expect("a small file system");
+    place.configure(&[(&a, "nsid = 1\nlba = 4096")]);
+    let daemon = place.serve();
+    let before = place.shown();
+    let full = fs::write(place.state.join("full"), vec![1; 1 << 20]);
+    assert_eq!(full.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    place.configure(&[(&b, "nsid = 1\nlba = 4096")]);
+    let log = reload(&daemon);
+    assert!(!has(&log, &["is not remembered"]), "{log:#?}");
+    let after = place.shown();
+    assert_ne!(after, before);
+    daemon.kill();
+    assert_eq!(start(&place, &[(&b, "nsid = 1\nlba = 4096")]), after);
+    run("umount", &[utf8(&place.state)]).expect("nobody has it");
 }
 
 /// A file system on a loop device, mounted as long as this is there.

@@ -326,7 +326,8 @@ pub(crate) fn with_next_step(
 
 /// A process that has the deleted file `path` open, and where (`proc(5)`, `/proc/PID/fd`): a target
 /// that goes on with it has the only copy. Those of other users are seen by root alone.
-fn deleted_and_open(path: &Path) -> Option<(u32, PathBuf)> {
+#[must_use]
+pub fn deleted_and_open(path: &Path) -> Option<(u32, PathBuf)> {
     let folder = path.parent()?.canonicalize().ok()?;
     let mut deleted = folder.join(path.file_name()?).into_os_string();
     deleted.push(" (deleted)");

@@ -214,6 +214,20 @@ impl Table {
         }
     }
 
+    /// What this process has shown to hosts and the table does not say: it was removed, or is
+    /// older. Returns whether there was anything.
+    pub(crate) fn remember_missing(&mut self, shown: &Shown) -> bool {
+        let is_there = match shown.on {
+            // A UUID that another medium has by now was given to it.
+            Some(_) => self.namespace.iter().any(|known| known.uuid == shown.uuid),
+            None => true,
+        };
+        match is_there && self.seen_at(&shown.nqn, shown.nsid).is_some() {
+            true => false,
+            false => self.remember(shown),
+        }
+    }
+
     /// A namespace is shown to hosts. A UUID is that of the medium that had it last: an operator
     /// who gives it to a copy has said which one goes on. Returns whether anything is new.
     pub(crate) fn remember(&mut self, shown: &Shown) -> bool {

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::limits::NAMESPACES_TEXT_BYTES_MAX;
 
-use super::{FILE, Identities, Told};
+use super::{FILE, Identities, Kept, Told};
 
 const BOOT: Uuid = Uuid::from_u128(1);
 
@@ -81,7 +81,7 @@ fn start(identities: &mut Identities, entries: &[(&Path, &str)]) -> Vec<(u32, Uu
             (namespace.nsid, uuid)
         })
         .collect();
-    identities.keep();
+    assert_eq!(identities.keep().unwrap(), Kept::Yes);
     shown
         .into_iter()
         .zip(said)
@@ -186,8 +186,8 @@ fn what_cannot_be_written_changes_no_identity_and_what_cannot_be_read_is_an_erro
         fs::write(&file, spoil).unwrap();
         let error = Identities::in_folder(Some(place.state()), BOOT).unwrap_err();
         assert!(
-            format!("{error:#}").contains("cannot be read: restore it"),
-            "{error:#}"
+            error.to_string().contains("restore it, or remove it"),
+            "{error}"
         );
         let left = fs::read_to_string(&file).unwrap();
         assert!(left == spoil, "left as it is");
@@ -195,10 +195,100 @@ fn what_cannot_be_written_changes_no_identity_and_what_cannot_be_read_is_an_erro
     fs::remove_file(&file).unwrap();
     mkfifo(&file, Mode::S_IRWXU).unwrap();
     let error = Identities::in_folder(Some(place.state()), BOOT).unwrap_err();
+    assert!(error.to_string().contains("no regular file"), "{error}");
+}
+
+#[test]
+fn what_is_wrong_with_a_table_is_said_in_one_line_with_its_place() {
+    let place = Place::new();
+    fs::write(place.state().join(FILE), "[[namespace]]\nnqn = 1\n").unwrap();
+    let error = Identities::in_folder(Some(place.state()), BOOT).unwrap_err();
+    let words = error.to_string();
     assert!(
-        format!("{error:#}").contains("no regular file"),
-        "{error:#}"
+        words.contains("line 2, column 7: ") && !words.contains('\n'),
+        "{words}"
     );
+}
+
+#[test]
+fn two_targets_that_start_at_once_give_no_uuid_to_two_media() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    // Each has read the table before the other one writes it.
+    let (mut one, mut two) = (place.identities(), place.identities());
+    let first = choose(&mut one, &a);
+    let second = choose(&mut two, &b);
+    assert_eq!(first, second, "derived from their place");
+    assert_eq!(one.keep().unwrap(), Kept::Yes);
+    assert_eq!(two.keep().unwrap(), Kept::ChooseAgain);
+    assert_ne!(choose(&mut two, &b), first);
+    assert_eq!(two.keep().unwrap(), Kept::Yes);
+    // Both are there.
+    assert_eq!(start(&mut place.identities(), &[(&a, "")])[0].1, first);
+}
+
+/// What hosts would know the first namespace by, on `path`.
+fn choose(identities: &mut Identities, path: &Path) -> Uuid {
+    let config = identities.number(&config(&[(path, "")]), None).unwrap();
+    let Subsystem {
+        nqn, namespaces, ..
+    } = &config.subsystems[0];
+    let spec = VolumeSpec::Path {
+        path: path.to_owned(),
+        lba_bytes: None,
+        read_only: true,
+        direct: DirectIo::Off,
+    };
+    let identity = identities.identity(nqn, &namespaces[0], &spec.prepare().unwrap());
+    identity.unwrap().shown.uuid.unwrap()
+}
+
+#[test]
+fn what_a_process_has_told_stands_whatever_becomes_of_the_table() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    let file = place.state().join(FILE);
+    let one = (a.as_path(), "nsid = 1");
+    let mut running = place.identities();
+    let first = start(&mut running, &[one])[0].1;
+    let backup = fs::read_to_string(&file).unwrap();
+    let both = start(&mut running, &[one, (&b, "nsid = 2")]);
+    let text = fs::read_to_string(&file).unwrap();
+    let reload = |running: &mut Identities| {
+        running.look_again().unwrap();
+        start(running, &[one]);
+        fs::read_to_string(&file).unwrap()
+    };
+    fs::remove_file(&file).unwrap();
+    assert_eq!(reload(&mut running), text, "removed");
+    fs::write(&file, &backup).unwrap();
+    assert_eq!(reload(&mut running), text, "restored");
+    // Another target has given the second one its place meanwhile.
+    let other = start(&mut place.identities(), &[(&a, "nsid = 2")])[0].1;
+    assert!(other != first && other != both[1].1);
+    let text = fs::read_to_string(&file).unwrap();
+    assert_eq!(reload(&mut running), text, "nothing is missing");
+    // What cannot be read is not written over.
+    for garbage in ["garbage", ""] {
+        fs::write(&file, garbage).unwrap();
+        running.look_again().unwrap_err();
+        choose(&mut running, &b);
+        running.keep().unwrap_err();
+        assert_eq!(fs::read_to_string(&file).unwrap(), garbage);
+    }
+}
+
+#[test]
+fn a_table_that_is_gone_is_told_where_there_was_one() {
+    let place = Place::new();
+    let a = place.image("a");
+    let config = config(&[(&a, "")]);
+    assert_eq!(place.identities().lost(&config), None, "a first start");
+    fs::write(place.state().join("lba-sizes.toml"), "namespace = []").unwrap();
+    let words = place.identities().lost(&config).unwrap();
+    assert!(words.contains("namespaces.toml is not there") && words.contains("restore it"));
+    start(&mut place.identities(), &[(&a, "")]);
+    assert_eq!(place.identities().lost(&config), None);
 }
 
 #[test]
