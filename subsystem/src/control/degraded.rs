@@ -41,10 +41,21 @@ impl Target {
         }
     }
 
+    /// Says whether the medium of `backend` refuses writes although its namespace does not: its
+    /// file system or device was made read-only, by the kernel after an error, say.
+    pub fn handle_medium_read_only(&mut self, backend: BackendId, is_so: bool, _now_us: u64) {
+        if !is_so {
+            self.refuses_writes.remove(&backend);
+        } else if self.is_in_use(backend) && self.refuses_writes.insert(backend) {
+            // The event for reliability is that of media placed in read only mode as well.
+            self.warn_of_reliability();
+        }
+    }
+
     fn warn_of_reliability(&mut self) {
         let shows = |id: &ControllerId| {
-            self.critical_warning(*id)
-                .contains(CriticalWarning::RELIABILITY)
+            let warning = self.critical_warning(*id);
+            warning.intersects(CriticalWarning::RELIABILITY | CriticalWarning::READ_ONLY)
         };
         let concerned: Vec<ControllerId> = self.controllers.keys().copied().filter(shows).collect();
         for id in concerned {
@@ -66,23 +77,23 @@ impl Target {
 
     /// The same of one backend.
     pub(crate) fn critical_warning_of(&self, backend: BackendId) -> CriticalWarning {
-        if self.degraded.contains(&backend) || self.unsound.contains(&backend) {
-            CriticalWarning::RELIABILITY
-        } else {
-            CriticalWarning::empty()
-        }
+        let is_unreliable = self.degraded.contains(&backend) || self.unsound.contains(&backend);
+        let mut warning = CriticalWarning::empty();
+        warning.set(CriticalWarning::RELIABILITY, is_unreliable);
+        let is_read_only = self.refuses_writes.contains(&backend);
+        warning.set(CriticalWarning::READ_ONLY, is_read_only);
+        warning
     }
 
     /// Forgets backends that no namespace is on any more.
     pub(super) fn forget_degraded(&mut self) {
-        let known = self.degraded.union(&self.unsound);
-        let gone: Vec<BackendId> = known
-            .copied()
-            .filter(|&backend| !self.is_in_use(backend))
-            .collect();
+        let known = self.degraded.iter().chain(&self.unsound);
+        let known = known.chain(&self.refuses_writes).copied();
+        let gone: Vec<BackendId> = known.filter(|&backend| !self.is_in_use(backend)).collect();
         for backend in gone {
             self.degraded.remove(&backend);
             self.unsound.remove(&backend);
+            self.refuses_writes.remove(&backend);
         }
     }
 

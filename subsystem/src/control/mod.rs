@@ -77,6 +77,8 @@ pub struct Target {
     degraded: BTreeSet<BackendId>,
     /// Backends whose medium is not where it belongs.
     unsound: BTreeSet<BackendId>,
+    /// Backends whose medium refuses writes.
+    refuses_writes: BTreeSet<BackendId>,
     next_flush: u64,
     drains: BTreeMap<DrainId, PendingDrain>,
     next_drain: u64,
@@ -165,6 +167,7 @@ impl Target {
             flushes: BTreeMap::new(),
             degraded: BTreeSet::new(),
             unsound: BTreeSet::new(),
+            refuses_writes: BTreeSet::new(),
             next_flush: 1,
             drains: BTreeMap::new(),
             next_drain: 1,

@@ -119,6 +119,30 @@ fn a_host_that_wants_no_such_event_gets_none() {
 }
 
 #[test]
+fn a_medium_that_refuses_writes_is_a_warning_of_its_namespace_until_it_takes_them() {
+    let mut bench = Bench::new();
+    let backend = add(&mut bench, 2, 1);
+    let sees = bench.ready();
+    let read_only = |bench: &mut Bench, is_so| {
+        let now_us = bench.now_us;
+        bench.target.handle_medium_read_only(backend, is_so, now_us);
+    };
+    await_event(&mut bench, &sees);
+    read_only(&mut bench, true);
+    assert_eq!(events(&mut bench), [AsyncEvent::NVM_SUBSYSTEM_RELIABILITY]);
+    await_event(&mut bench, &sees);
+    read_only(&mut bench, true);
+    assert!(events(&mut bench).is_empty(), "told already");
+    assert_eq!(warning(&mut bench, &sees), CriticalWarning::READ_ONLY);
+    bench.target.handle_medium(backend, false, bench.now_us);
+    let both = CriticalWarning::READ_ONLY | CriticalWarning::RELIABILITY;
+    assert_eq!(warning(&mut bench, &sees), both);
+    bench.target.handle_medium(backend, true, bench.now_us);
+    read_only(&mut bench, false);
+    assert_eq!(warning(&mut bench, &sees), CriticalWarning::empty());
+}
+
+#[test]
 fn a_medium_that_is_not_where_it_belongs_is_a_warning_until_it_is_back() {
     let mut bench = Bench::new();
     let backend = add(&mut bench, 2, 1);
