@@ -139,6 +139,42 @@ fn discovery_tells_addresses_that_lead_to_the_target() {
     assert!(daemon.stop().success());
 }
 
+/// As libnvme prints them (`nvme discover -o json`).
+#[test]
+fn discovery_has_the_words_of_nvme_cli() {
+    let at = own_address();
+    let daemon = Daemon::start("ram:1MiB", 4096, at);
+    let log = capstan_json("discover", at, &[]);
+    let record = |subtype: &str, subnqn: &str, eflags: &str| {
+        serde_json::json!({
+            "trtype": "rdma",
+            "adrfam": "ipv4",
+            "subtype": subtype,
+            "treq": "not required, sq flow control disable supported",
+            "portid": 1,
+            "trsvcid": at.port().to_string(),
+            "subnqn": subnqn,
+            "traddr": at.ip().to_string(),
+            "eflags": eflags,
+            "rdma_prtype": "iwarp",
+            "rdma_qptype": "connected",
+            "rdma_cms": "rdma-cm",
+            "rdma_pkey": 0,
+        })
+    };
+    let own = "nqn.2014-08.org.nvmexpress.discovery";
+    let expected = [
+        record(
+            "current discovery subsystem",
+            own,
+            "explicit discovery connections",
+        ),
+        record("nvme subsystem", SUBNQN, "none"),
+    ];
+    assert_eq!(log["records"].as_array().unwrap(), &expected, "{log:#}");
+    assert!(daemon.stop().success());
+}
+
 /// As long as the data does: what a host finds anew under an old identity it takes for the same
 /// volume.
 #[test]
