@@ -18,7 +18,7 @@ use capstan_subsystem::{
 use crate::allocation::Allocations;
 use crate::io_path::{LookingUp, Request};
 use crate::limits::MAILBOX_BOUND;
-use crate::lost::{Lost, Noted};
+use crate::lost::{Lost, Noted, Said, What};
 use crate::media::{Change, Media};
 use crate::plan::Export;
 
@@ -265,7 +265,14 @@ impl ControlPlane {
         match self.media.export(backend) {
             Some(export) => self.lost.add_writes(&export, error),
             // A reload has closed it meanwhile.
-            None => self.lost.add(backend, &error.to_string()),
+            None => {
+                let said = Said {
+                    path: error.volume.to_string(),
+                    what: error.to_string(),
+                    next: "check or restore what is on it".to_owned(),
+                };
+                self.lost.add(backend, What::Writes, said);
+            }
         }
         self.with(|target| target.handle_data_lost(backend, Clock.now_us()));
     }
@@ -345,14 +352,19 @@ impl ControlPlane {
             nsid,
             geometry,
             lost,
+            state,
             is_sound,
         } = change;
-        if let Some(lost) = &lost {
+        let has_lost = lost.is_some();
+        if let Some(lost) = lost {
             match self.media.export(backend) {
                 Some(export) => self.lost.add_cut(&export, lost),
                 // A reload has closed it meanwhile.
-                None => self.lost.add(backend, lost),
+                None => self.lost.add(backend, What::End, lost),
             }
+        }
+        if let Some((what, said)) = state {
+            self.lost.set(backend, what, said);
         }
         let now_us = Clock.now_us();
         self.with(|target| {
@@ -362,11 +374,17 @@ impl ControlPlane {
                 // A reload has taken it out meanwhile.
                 tracing::debug!(%error, %subnqn, nsid, "its new size is nobody's");
             }
-            if lost.is_some() {
+            if has_lost {
                 target.handle_data_lost(backend, now_us);
             }
             target.handle_medium(backend, is_sound, now_us);
         });
+    }
+
+    /// Commands on a backend fail by what it is on, as the operator is `said`, or do not any more.
+    pub(crate) fn medium_failing(&self, backend: BackendId, said: Option<Said>, read_only: bool) {
+        self.lost.set(backend, What::Failing, said);
+        self.with(|target| target.handle_medium_read_only(backend, read_only, Clock.now_us()));
     }
 
     /// No namespace is on a backend any more.

@@ -20,9 +20,9 @@ pub(crate) use kept::Noted;
 
 use kept::Kept;
 use note::Note;
-use running::{Running, What};
+use running::Running;
 
-pub(crate) use running::prepare;
+pub(crate) use running::{Said, What, prepare};
 pub(crate) use told::checks;
 pub use told::{clear, warnings};
 
@@ -42,35 +42,42 @@ impl Lost {
         }
     }
 
-    /// What hosts were told of as stored is gone, for another reason than a write that failed: what
-    /// happened, in one line.
-    pub(crate) fn add(&self, backend: BackendId, what: &str) {
-        self.running.add(backend, What::End, || dated(what));
+    /// What hosts were told of as stored is gone.
+    pub(crate) fn add(&self, backend: BackendId, what: What, said: Said) {
+        self.running.add(backend, what, || dated(said));
+    }
+
+    /// A volume is in such a state from now on; `None`: not any more.
+    pub(crate) fn set(&self, backend: BackendId, what: What, said: Option<Said>) {
+        self.running.set(backend, what, said.map(dated));
     }
 
     /// A volume has lost writes. Before anybody is told, or soon after, that is noted for good.
     pub(crate) fn add_writes(&self, export: &Export, error: &IoError) {
         let errno = error.errno.unwrap_or_default();
-        self.add_noted(export, note(export, What::Writes, errno, error.to_string()));
+        let note = note(export, What::Writes, errno, error.to_string());
+        let next = self.next(&note);
+        self.add_noted(export, note, next);
     }
 
     /// A volume was cut short: what was behind its end is gone, and comes back with no size that it
     /// is given again. So a Flush promises nothing more.
-    pub(crate) fn add_cut(&self, export: &Export, what: &str) {
+    pub(crate) fn add_cut(&self, export: &Export, said: Said) {
         // Of one that is exported for reading nothing was promised here.
         if export.store.geometry().read_only {
-            return self.add(export.backend, what);
+            return self.add(export.backend, What::End, said);
         }
         let errno = Errno::EIO as i32;
         export.store.lost_before(errno);
-        self.add_noted(export, note(export, What::End, errno, what.to_owned()));
+        let Said { what, next, .. } = said;
+        self.add_noted(export, note(export, What::End, errno, what), next);
     }
 
-    fn add_noted(&self, export: &Export, note: Note) {
+    fn add_noted(&self, export: &Export, note: Note, next: String) {
         self.running.add(export.backend, note.kind, || {
-            let line = note.line();
+            let said = said(&note, next);
             Arc::clone(&self.kept).keep(export, note);
-            line
+            said
         });
     }
 
@@ -78,7 +85,9 @@ impl Lost {
     pub(crate) fn find(&self, export: &Export) {
         for note in self.kept.find(export) {
             export.store.lost_before(note.errno);
-            self.running.add(export.backend, note.kind, || note.line());
+            let kind = note.kind;
+            self.running
+                .add(export.backend, kind, || said(&note, self.next(&note)));
             let path = export.store.name();
             let Note { when, what, .. } = &note;
             let or_restart = match export.store.geometry().read_only {
@@ -92,6 +101,22 @@ impl Lost {
                  {path}` and reload{or_restart}"
             );
         }
+    }
+
+    /// What is to be done of a loss that is noted, or would be if there were a state folder.
+    fn next(&self, note: &Note) -> String {
+        let path = note.path.display();
+        let mend = match note.kind {
+            What::End => "look for who has cut it, make it as long as it was",
+            _ => "mend the file system or device",
+        };
+        let clear = match self.kept.has_folder() {
+            true => format!("`capstan-target clear-lost-writes {path}` and reload"),
+            false => "restart the target: there is no state folder that remembers it".to_owned(),
+        };
+        format!(
+            "every Flush fails until it is cleared: {mend}, and check or restore what is on {path}. Then {clear}"
+        )
     }
 
     /// Every volume has been looked for: tells of notes that cannot be read and are of none of them.
@@ -132,7 +157,7 @@ impl Lost {
     /// The operator has cleared what a volume has lost.
     pub(crate) fn forget(&self, backend: BackendId) {
         self.kept.forget(backend);
-        self.running.remove(backend);
+        self.running.forget(backend);
     }
 
     /// A volume is closed: what it has lost is the operator's now.
@@ -225,8 +250,18 @@ fn shown(when: SystemTime) -> String {
     humantime::format_rfc3339_seconds(when).to_string()
 }
 
-fn dated(what: &str) -> String {
-    format!("{}: {what}", now())
+fn dated(said: Said) -> Said {
+    let what = format!("{}: {}", now(), said.what);
+    Said { what, ..said }
+}
+
+/// What `doctor` is told of a loss.
+fn said(note: &Note, next: String) -> Said {
+    Said {
+        path: note.path.display().to_string(),
+        what: note.line(),
+        next,
+    }
 }
 
 fn note(export: &Export, kind: What, errno: i32, what: String) -> Note {

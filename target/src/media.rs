@@ -4,13 +4,14 @@
 
 mod looks;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use std::{fmt, fs, process};
 
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_storage::{IoError, IoErrorKind, Look, Place, Store};
@@ -18,6 +19,7 @@ use capstan_subsystem::{BackendId, Geometry};
 
 use crate::control_plane::ControlPlane;
 use crate::limits::{LOOK_PATIENCE, LOOKS_AT_ONCE_MAX, MEDIA_LOOK_EVERY, MEDIA_SAID_AGAIN};
+use crate::lost::{Said, What};
 use crate::plan::Export;
 use looks::{Asked, Round};
 
@@ -49,8 +51,10 @@ pub(crate) struct Change {
     pub(crate) nsid: u32,
     /// Its new shape; `None` when that is the old one, or there is no LBA left to show.
     pub(crate) geometry: Option<Geometry>,
-    /// What hosts were told of as stored is gone, in words.
-    pub(crate) lost: Option<String>,
+    /// What hosts were told of as stored is gone.
+    pub(crate) lost: Option<Said>,
+    /// What it is like from now on, if that has changed; without words: as it should be.
+    pub(crate) state: Option<(What, Option<Said>)>,
     /// Whether it is where it belongs.
     pub(crate) is_sound: bool,
 }
@@ -114,7 +118,10 @@ impl Media {
         let mut asked = self.asked();
         let silent: Vec<_> = asked
             .values_mut()
-            .filter_map(|look| look.is_due(now).then(|| look.change(false)))
+            .filter_map(|look| {
+                look.is_due(now)
+                    .then(|| look.change(false, Some(look.silent())))
+            })
             .collect();
         let volumes = self.volumes();
         let next = volumes.iter().filter(|(of, _)| !asked.contains_key(of));
@@ -134,7 +141,7 @@ impl Media {
                 break;
             }
         }
-        self.say_failures_again(Instant::now());
+        self.say_failures_again(Instant::now(), control);
         round.resized.load(Ordering::Relaxed)
     }
 
@@ -145,7 +152,7 @@ impl Media {
             let (name, seconds) = (told.store.name(), told.since.elapsed().as_secs());
             tracing::info!("{name} answers again, after {seconds} s");
             let is_sound = look.as_ref().is_none_or(|look| look.place == Place::AtPath);
-            let (backend, change) = told.change(is_sound);
+            let (backend, change) = told.change(is_sound, None);
             control.medium_changed(backend, change);
         }
         let change = match (look, self.volumes().get_mut(&asked.backend)) {
@@ -193,9 +200,13 @@ impl Media {
         }
     }
 
-    fn say_failures_again(&self, now: Instant) {
+    fn say_failures_again(&self, now: Instant, control: &ControlPlane) {
         let mut failures = self.failures();
-        failures.retain(|_, of| {
+        let mut changed = BTreeSet::new();
+        failures.retain(|&(backend, _), of| {
+            if !std::mem::replace(&mut of.is_noted, true) {
+                changed.insert(backend);
+            }
             let Some((count, last)) = of.take_if_due(now) else {
                 return true;
             };
@@ -209,9 +220,39 @@ impl Media {
                 );
             }
             // Quiet for that long: the next one is news.
+            if count == 0 {
+                changed.insert(backend);
+            }
             count > 0
         });
+        let states: Vec<_> = changed
+            .into_iter()
+            .map(|backend| (backend, failing(&failures, backend)))
+            .collect();
+        drop(failures);
+        for (backend, (said, is_read_only)) in states {
+            control.medium_failing(backend, said, is_read_only);
+        }
     }
+}
+
+/// What fails on a volume, for the operator, and whether it cannot be written to.
+fn failing(
+    failures: &HashMap<(BackendId, IoErrorKind), Failures>,
+    backend: BackendId,
+) -> (Option<Said>, bool) {
+    let of_it = || failures.iter().filter(|((of, _), _)| *of == backend);
+    let is_read_only = of_it().any(|((_, kind), _)| *kind == IoErrorKind::ReadOnly);
+    let first = of_it().map(|(_, of)| of).min_by_key(|of| of.since);
+    let said = first.map(|of| Said {
+        path: of.path.clone(),
+        what: of.first.clone(),
+        next: format!(
+            "see the kernel log of this machine, and mend that; this is gone when nothing has failed so for {} s",
+            MEDIA_SAID_AGAIN.as_secs()
+        ),
+    });
+    (said, is_read_only)
 }
 
 /// Whether it is the medium that keeps an operation from being done: not the host's mistake, and
@@ -234,7 +275,10 @@ fn is_of_the_medium(error: &IoError) -> bool {
 #[derive(Debug, Default)]
 struct Failures {
     since: Option<Instant>,
+    path: String,
     first: String,
+    /// Whether `doctor` can find it.
+    is_noted: bool,
     more: u64,
     last: String,
 }
@@ -244,6 +288,7 @@ impl Failures {
     fn add(&mut self, error: &IoError, now: Instant) -> bool {
         if self.since.is_none() {
             self.since = Some(now);
+            self.path = error.volume.to_string();
             self.first = error.to_string();
             return true;
         }
@@ -282,14 +327,12 @@ impl Watched {
         if before_bytes == bytes && !moved {
             return None;
         }
-        if moved {
-            self.say_place();
-        }
+        let state = moved.then(|| (What::Place, self.say_place()));
         let is_gone = matches!(self.place, Place::Gone(_));
-        let was_cut = bytes < before_bytes && !is_gone;
-        if before_bytes != bytes && !is_gone {
-            self.say_size(before_bytes);
-        }
+        let lost = match before_bytes != bytes && !is_gone {
+            true => self.say_size(before_bytes),
+            false => None,
+        };
         let resized = lbas != self.shown.lbas && lbas > 0;
         if resized {
             self.shown.lbas = lbas;
@@ -298,10 +341,8 @@ impl Watched {
             subnqn: self.subnqn.clone(),
             nsid: self.nsid,
             geometry: resized.then_some(self.shown),
-            lost: was_cut.then(|| {
-                let name = self.store.name();
-                format!("{name} was cut from {before_bytes} to {bytes} bytes while hosts had it")
-            }),
+            lost,
+            state,
             is_sound: self.place == Place::AtPath,
         })
     }
@@ -327,41 +368,78 @@ impl Watched {
         }
     }
 
-    fn say_place(&self) {
+    /// Says in the log where it is, and returns that for `doctor` where it is not at its path.
+    fn say_place(&self) -> Option<Said> {
         let (volume, place) = (self.store.name(), &self.place);
         let after = Again(&self.subnqn, self.nsid);
-        match place {
-            Place::AtPath => tracing::info!("{volume} is at its path again"),
-            Place::Elsewhere(kept) => tracing::error!(
-                "{volume} is {place}: hosts go on with what was opened there, which is {} now. Move it back there",
-                std::fs::read_link(kept).unwrap_or_default().display()
+        let goes_on = format!("{volume} is {place}: hosts go on with what was opened there");
+        let (what, next) = match place {
+            Place::AtPath => {
+                tracing::info!("{volume} is at its path again");
+                return None;
+            }
+            Place::Elsewhere(kept) => {
+                let now = fs::read_link(kept).unwrap_or_default();
+                let what = format!("{goes_on}, which is {} now", now.display());
+                (what, back(&now, Path::new(&**volume)))
+            }
+            Place::Deleted(kept) => {
+                let pid = process::id();
+                let next = format!(
+                    "to keep it, copy it while no host writes (cp --sparse=always {} FILE), and write the `uuid` for it that \
+                     `capstan-target check` then names, as hosts refuse a copy otherwise; then {after}",
+                    kept.display()
+                );
+                let what =
+                    format!("{goes_on}, which nobody finds any more when process {pid} ends");
+                (what, next)
+            }
+            Place::Gone(_) => (
+                format!("{volume} is {place}: every command of hosts fails"),
+                format!("see the kernel log of this machine, and bring it back; then {after}"),
             ),
-            Place::Deleted(kept) => tracing::error!(
-                "{volume} is {place}: hosts go on with what was opened there, which nobody finds any more when this process \
-                 ends. To keep it, copy it while no host writes (cp --sparse=always {} FILE), and write the `uuid` for it that \
-                 `capstan-target check` then names, as hosts refuse a copy otherwise; then {after}",
-                kept.display()
-            ),
-            Place::Gone(_) => tracing::error!(
-                "{volume} is {place}: every command of hosts fails. See the kernel log of this machine, and bring it back; then {after}"
-            ),
-        }
+        };
+        tracing::error!("{what}: {next}");
+        let path = volume.to_string();
+        Some(Said { path, what, next })
     }
 
-    fn say_size(&self, before_bytes: u64) {
+    /// Says in the log how its size has changed, and returns that for `doctor` where it was cut.
+    fn say_size(&self, before_bytes: u64) -> Option<Said> {
         let (volume, bytes) = (self.store.name(), self.bytes);
         let shown = "hosts are told of its new size";
         if bytes > before_bytes {
             tracing::info!("{volume} has grown from {before_bytes} to {bytes} bytes; {shown}");
-            return;
+            return None;
         }
+        let what =
+            format!("{volume} was cut from {before_bytes} to {bytes} bytes while hosts had it");
         let after = Again(&self.subnqn, self.nsid);
-        tracing::error!(
-            "{volume} was cut from {before_bytes} to {bytes} bytes: what hosts had stored behind that is lost, and commands \
-             there fail, as does every Flush; {shown}. Look for who did it, make it as long as it was (`truncate \
-             --size={before_bytes} FILE`, a device by what made it), and check or restore what is on it. Then `capstan-target \
-             clear-lost-writes {volume}` and reload; or {after}"
+        let mend = format!(
+            "look for who did it, make it as long as it was (`truncate --size={before_bytes} FILE`, a device by what made \
+             it), and check or restore what is on it"
         );
+        let next = match self.store.geometry().read_only {
+            true => format!("{mend}; then {after}"),
+            false => format!(
+                "every Flush fails until it is cleared: {mend}. Then `capstan-target clear-lost-writes {volume}` and reload; \
+                 or {after}"
+            ),
+        };
+        tracing::error!(
+            "{what}: what they had stored behind that is lost, and commands there fail; {shown}; {next}"
+        );
+        let path = volume.to_string();
+        Some(Said { path, what, next })
+    }
+}
+
+/// How what is at `now` is brought back to `path`.
+fn back(now: &Path, path: &Path) -> String {
+    match (now.is_file(), path.exists()) {
+        (true, false) => format!("move it back (mv -n {} {})", now.display(), path.display()),
+        (true, true) => "move away what is there now, and it back".to_owned(),
+        (false, _) => "bring it back there".to_owned(),
     }
 }
 
@@ -416,6 +494,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::fs::{self, File, OpenOptions};
     use std::path::Path;
     use std::sync::Arc;
@@ -425,7 +504,8 @@ mod tests {
     use capstan_storage::{DirectIo, IoError, IoErrorKind, Op, Place, VolumeSpec};
     use capstan_subsystem::BackendId;
 
-    use super::{Failures, MEDIA_SAID_AGAIN, Media, Watched, is_of_the_medium};
+    use super::{Failures, MEDIA_SAID_AGAIN, Media, Watched, failing, is_of_the_medium};
+    use crate::lost::What;
     use crate::plan::Export;
 
     const MIB: u64 = 1 << 20;
@@ -470,6 +550,7 @@ mod tests {
         file.set_len(2 * MIB).unwrap();
         let grown = look(&mut watched).unwrap();
         assert_eq!((grown.nsid, grown.lost, grown.is_sound), (7, None, true));
+        assert_eq!(grown.state, None);
         assert_eq!(grown.geometry.unwrap().lbas, 512);
         assert_eq!(look(&mut watched), None);
         // Less than an LBA more is nothing for hosts.
@@ -481,6 +562,7 @@ mod tests {
         assert!(
             cut.lost
                 .unwrap()
+                .what
                 .contains("was cut from 2097664 to 1048576 bytes")
         );
         // Of nothing there is no namespace: what hosts see stays, and fails.
@@ -496,11 +578,19 @@ mod tests {
         assert_eq!(look(&mut watched), None);
         let aside = folder.path().join("b");
         fs::rename(&path, &aside).unwrap();
-        assert!(!look(&mut watched).unwrap().is_sound);
+        let moved = look(&mut watched).unwrap();
+        let (what, said) = moved.state.unwrap();
+        assert!(!moved.is_sound && what == What::Place);
+        let (from, to) = (aside.display(), path.display());
+        assert_eq!(
+            said.unwrap().next,
+            format!("move it back (mv -n {from} {to})")
+        );
         File::create(&path).unwrap();
         assert_eq!(look(&mut watched), None, "replaced is as bad as moved");
         fs::rename(&aside, &path).unwrap();
-        assert!(look(&mut watched).unwrap().is_sound);
+        let back = look(&mut watched).unwrap();
+        assert!(back.is_sound && back.state == Some((What::Place, None)));
         fs::remove_file(&path).unwrap();
         assert!(!look(&mut watched).unwrap().is_sound);
         assert!(matches!(watched.place, Place::Deleted(_)));
@@ -525,6 +615,15 @@ mod tests {
         assert!(last.contains("/srv/a.img: no space left"), "{last}");
         let quiet = failures.take_if_due(start + 2 * MEDIA_SAID_AGAIN).unwrap();
         assert_eq!(quiet, (0, String::new()));
+        // What `doctor` and hosts are told.
+        let (full, other) = (BackendId(1), BackendId(2));
+        let failures = HashMap::from([((full, IoErrorKind::NoSpace), failures)]);
+        let (said, is_read_only) = failing(&failures, full);
+        let said = said.unwrap();
+        assert!(said.path == "/srv/a.img" && said.what.contains("no space left") && !is_read_only);
+        assert_eq!(failing(&failures, other), (None, false));
+        let read_only = HashMap::from([((full, IoErrorKind::ReadOnly), Failures::default())]);
+        assert!(failing(&read_only, full).1);
         // What is a host's own mistake, or passes, is no state of the medium.
         let volume: Arc<str> = Arc::from("/srv/a.img");
         for kind in [

@@ -11,8 +11,10 @@ use capstan_initiator::{Controller, IoError};
 use capstan_nvme_proto::status::Status;
 use capstan_tests::disks::{Loop, Thin, Unanswered, own_mounts};
 use capstan_tests::host::options;
+use capstan_tests::lossy::critical_warning;
 use capstan_tests::program::{Daemon, has_disks, own_address, signal, tool, utf8};
 use capstan_tests::target::SUBNQN;
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -239,6 +241,13 @@ fn root_a_file_system_that_has_become_read_only_is_said_once() {
     let mut read = [0; 4096];
     volume.read(0, &mut read).unwrap();
     assert_eq!(read, [1; 4096], "what is there can be read");
+    if daemon.count_log("read-only") > 0 {
+        // A host that leaves has what it wrote flushed, which may find that lost.
+        let warnings = ["0x8", "0xc"];
+        wait_until("hosts are told", || {
+            warnings.contains(&critical_warning(at).as_str())
+        });
+    }
     controller.close();
     let _ = daemon.stop();
 }

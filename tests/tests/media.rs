@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
@@ -71,26 +71,62 @@ impl Bench {
         self.folder.path().join("target.toml")
     }
 
-    fn state(&self) -> String {
-        format!(
-            "STATE_DIRECTORY={}",
-            self.folder.path().join("state").display()
-        )
+    fn folders(&self) -> [String; 2] {
+        let of = |variable, name| format!("{variable}={}", self.folder.path().join(name).display());
+        [
+            of("STATE_DIRECTORY", "state"),
+            of("RUNTIME_DIRECTORY", "run"),
+        ]
     }
 
     fn serve(&self) -> Daemon {
-        Daemon::serve_under(&["env", &self.state()], &["--config", utf8(&self.config())])
+        let [state, run] = self.folders();
+        Daemon::serve_under(&["env", &state, &run], &["--config", utf8(&self.config())])
+    }
+
+    /// What `capstan-target COMMAND` says of the configuration, on stdout and on stderr.
+    fn asked(&self, command: &str) -> Output {
+        let mut asked = Command::new("env");
+        asked.args(self.folders()).arg(program("capstan-target"));
+        asked.args([command, "--config", utf8(&self.config())]);
+        asked.output().unwrap()
     }
 
     fn check(&self) -> String {
-        let mut check = Command::new("env");
-        check.arg(self.state()).arg(program("capstan-target"));
-        told(
-            &check
-                .args(["check", "--config", utf8(&self.config())])
-                .output()
-                .unwrap(),
-        )
+        told(&self.asked("check"))
+    }
+
+    /// The lines of `doctor` that are errors of a medium, with what mends them.
+    fn errors_of_media(&self) -> Vec<String> {
+        let text = String::from_utf8(self.asked("doctor").stdout).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        let is_of_media = |line: &str| {
+            ["error    media", "error    lost writes"]
+                .iter()
+                .any(|start| line.starts_with(start))
+        };
+        let blocks = lines.windows(3).filter(|block| is_of_media(block[0]));
+        blocks.map(|block| block.join("\n")).collect()
+    }
+
+    /// Waits for the only such line, with these words.
+    fn error_of_media(&self, words: &str) -> String {
+        wait_until(words, || {
+            self.errors_of_media()
+                .iter()
+                .any(|error| error.contains(words))
+        });
+        let mut errors = self.errors_of_media();
+        assert_eq!(errors.len(), 1, "{errors:#?}");
+        errors.remove(0)
+    }
+
+    /// What the SMART / Health log of the namespace warns of, in words.
+    fn warns(&self) -> String {
+        let (ip, port) = (self.at.ip().to_string(), self.at.port().to_string());
+        let target = ["-a", &ip, "-s", &port, "-n", SUBNQN, "-N", "1"];
+        let smart = told(&Machine::new(self.at).run("smart-log", &target));
+        smart.lines().next().expect("a line").to_owned()
     }
 
     fn connect(&self) -> Controller {
@@ -247,7 +283,7 @@ fn a_cut_is_known_to_the_next_target_until_it_is_cleared() {
     let volume = later.volume_blocking(1).unwrap().blocking();
     is_write_fault(&volume.flush());
     let mut clear = Command::new("env");
-    clear.arg(bench.state()).arg(program("capstan-target"));
+    clear.args(bench.folders()).arg(program("capstan-target"));
     told(&clear.args(["clear-lost-writes", &image]).output().unwrap());
     reload(&daemon, "lost writes cleared of volumes: 1");
     volume.flush().unwrap();
@@ -333,6 +369,68 @@ fn an_image_without_its_name_is_said_once_and_can_be_saved_as_the_log_says() {
     assert!(saved[4096..8192] == [8; 4096] && saved[8192..12288] == [7; 4096]);
     assert_eq!(daemon.count_log("is deleted"), 1);
     controller.close();
+    assert!(daemon.stop().success());
+}
+
+/// The command in parentheses.
+fn command_of(text: &str) -> &str {
+    let (_, command) = text.rsplit_once("(").unwrap();
+    command.split_once(')').unwrap().0
+}
+
+#[test]
+fn check_and_doctor_tell_what_a_running_target_knows_of_its_media() {
+    let bench = Bench::new(MIB);
+    let daemon = bench.serve();
+    let image = utf8(&bench.image);
+    assert!(bench.errors_of_media().is_empty());
+    assert!(bench.warns().ends_with(": 0x0"), "{}", bench.warns());
+
+    let aside = bench.folder.path().join("aside");
+    fs::rename(&bench.image, &aside).unwrap();
+    let error = bench.error_of_media("is not at its path any more");
+    let pid = format!("(process {})", daemon.pid());
+    assert!(error.contains(image) && error.contains(&pid), "{error}");
+    let warns = bench.warns();
+    assert!(warns.ends_with("0x4: reliability is degraded"), "{warns}");
+    let check = bench.asked("check");
+    let said = String::from_utf8(check.stdout).unwrap();
+    assert!(!check.status.success(), "a start would not find it");
+    assert!(
+        said.starts_with("warning: media: ") && said.contains("(mv -n "),
+        "{said}"
+    );
+    // The next step.
+    let (_, remedy) = error.split_once("mend: ").unwrap();
+    tool("sh", &["-c", command_of(remedy)]);
+    wait_until("it is back", || bench.errors_of_media().is_empty());
+    wait_until("hosts see that", || bench.warns().ends_with(": 0x0"));
+
+    bench.resize(MIB / 2);
+    let error = bench.error_of_media("was cut from 1048576 to 524288 bytes");
+    let clear = format!("`capstan-target clear-lost-writes {image}` and reload");
+    assert!(
+        error.contains("`truncate --size=1048576 FILE`") && error.contains(&clear),
+        "{error}"
+    );
+    let said = bench.check();
+    assert!(
+        said.contains("warning: lost writes: ") && said.contains("was cut from"),
+        "{said}"
+    );
+    // What is lost stays lost as long as this target runs.
+    tool("truncate", &["--size=1048576", image]);
+    daemon.wait_for_log(&["has grown from 524288 to 1048576 bytes"]);
+    assert_eq!(bench.errors_of_media().len(), 1);
+    assert!(daemon.stop().success());
+    assert!(bench.errors_of_media().is_empty());
+    assert!(!bench.check().contains("was cut"));
+
+    let daemon = bench.serve();
+    fs::remove_file(&bench.image).unwrap();
+    let error = bench.error_of_media("is deleted");
+    let copy = format!("cp --sparse=always /proc/{}/fd/", daemon.pid());
+    assert!(error.contains(&copy), "{error}");
     assert!(daemon.stop().success());
 }
 

@@ -157,6 +157,11 @@ impl Kept {
         waits::within(LOST_NOTE_WAIT, work).ok().flatten()
     }
 
+    /// Whether notes outlive this process.
+    pub(super) fn has_folder(&self) -> bool {
+        self.folder.is_some()
+    }
+
     /// The folder in words, where there is one.
     pub(super) fn place(&self) -> String {
         let folder = self.folder.as_deref();
@@ -254,7 +259,7 @@ impl Kept {
         });
         if !export.store.geometry().read_only {
             // Of a clear that a target was not told of before it ended.
-            let names = What::ALL.map(|kind| note::name(kind, path, medium));
+            let names = What::LOSSES.map(|kind| note::name(kind, path, medium));
             let found = found.iter().map(|found| &found.name);
             for name in names.iter().chain(found) {
                 let _ = note::forget_mark(folder, name);

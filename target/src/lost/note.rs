@@ -78,7 +78,7 @@ impl All {
         medium: &MediumId,
         unread: impl Fn(What, &Unreadable) -> Note,
     ) -> Vec<Found> {
-        let names = What::ALL.map(|kind| (kind, name(kind, path, medium)));
+        let names = What::LOSSES.map(|kind| (kind, name(kind, path, medium)));
         let has_name = |of: &str| names.iter().any(|(_, name)| name == of);
         let found = self.found.into_iter();
         let found = found.filter(|f| f.note.is_of(path, Some(medium)) || has_name(&f.name));
@@ -188,7 +188,7 @@ pub(super) fn name(kind: What, path: &Path, medium: &MediumId) -> String {
 /// Whether a note has the name of one of the medium at `path`.
 pub(super) fn is_name_of(of: &str, path: &Path) -> bool {
     MediumId::at(path).is_ok_and(|medium| {
-        let mut names = What::ALL.iter().map(|&kind| name(kind, path, &medium));
+        let mut names = What::LOSSES.iter().map(|&kind| name(kind, path, &medium));
         names.any(|name| name == of)
     })
 }

@@ -1,4 +1,5 @@
-//! Volumes of running targets that have lost writes, where `capstan-target doctor` finds them.
+//! What running targets know of their media that is not as it should be, where `capstan-target
+//! doctor` and `check` find it: lost writes, files that were cut, moved or deleted, what fails.
 //!
 //! Each process has a note of its own in the runtime directory, named by its pid and with its start
 //! in it: one that a killed process has left behind says nothing of what is served now.
@@ -26,23 +27,80 @@ const FOLDER: &str = "/run/capstan-target";
 /// Of the notes' names; the pid is the rest.
 const NOTE: &str = "lost-writes-";
 
-/// What a volume can lose.
+/// What can be wrong with a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum What {
-    /// Acknowledged writes.
+pub(crate) enum What {
+    /// Acknowledged writes are lost.
     #[default]
     Writes,
-    /// What was behind its new end.
+    /// What was behind its new end is lost.
     #[serde(rename = "cut")]
     End,
+    /// It is not at its path.
+    Place,
+    /// It does not answer.
+    Silent,
+    /// Commands fail there.
+    Failing,
 }
 
 impl What {
-    pub(super) const ALL: [Self; 2] = [Self::Writes, Self::End];
+    /// What a volume can lose.
+    pub(super) const LOSSES: [Self; 2] = [Self::Writes, Self::End];
+
+    fn is_loss(self) -> bool {
+        Self::LOSSES.contains(&self)
+    }
+
+    fn name(self) -> &'static str {
+        match self.is_loss() {
+            true => LOST,
+            false => "media",
+        }
+    }
+
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Writes => "every answered write on its medium",
+            Self::End => "a file or device that is as long as hosts have seen it",
+            Self::Place => "a file or device that stays at its path while it is exported",
+            Self::Silent => "a file system or device that answers",
+            Self::Failing => "a file system or device that does what hosts ask",
+        }
+    }
 }
 
-type Volumes = BTreeMap<(BackendId, What), String>;
+/// The name of checks of what is lost.
+pub(super) const LOST: &str = "lost writes";
+
+/// What the operator is told of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Said {
+    /// As in the configuration.
+    pub(crate) path: String,
+    /// What has happened.
+    pub(crate) what: String,
+    /// What to do.
+    pub(crate) next: String,
+}
+
+type Volumes = BTreeMap<(BackendId, What), Said>;
+
+/// A note, as it is written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Text {
+    /// When its process was started: see [`started`].
+    started: u64,
+    volume: Vec<Entry>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Entry {
+    kind: What,
+    #[serde(flatten)]
+    said: Said,
+}
 
 /// The volumes, and the folder for the note that names them.
 #[derive(Debug)]
@@ -64,27 +122,47 @@ impl Running {
         }
     }
 
-    /// A volume has lost something: when and what, in one line. What is known is not asked for its
-    /// line again, and waits until that of another thread is there.
-    pub(super) fn add(&self, backend: BackendId, what: What, line: impl FnOnce() -> String) {
+    /// A volume has lost something. What is known is not asked for its words again, and waits until
+    /// those of another thread are there.
+    pub(super) fn add(&self, backend: BackendId, what: What, said: impl FnOnce() -> Said) {
         self.change(|volumes| {
             let is_new = !volumes.contains_key(&(backend, what));
-            volumes.entry((backend, what)).or_insert_with(line);
+            volumes.entry((backend, what)).or_insert_with(said);
             is_new
         });
     }
 
-    /// It is the operator's now.
+    /// How a volume is from now on; `None`: as it should be.
+    pub(super) fn set(&self, backend: BackendId, what: What, said: Option<Said>) {
+        self.change(|volumes| match said {
+            Some(said) => volumes.insert((backend, what), said.clone()) != Some(said),
+            None => volumes.remove(&(backend, what)).is_some(),
+        });
+    }
+
+    /// What it has lost is the operator's now.
+    pub(super) fn forget(&self, backend: BackendId) {
+        self.retain(|of, what| of != backend || !what.is_loss());
+    }
+
+    /// It is closed.
     pub(super) fn remove(&self, backend: BackendId) {
+        self.retain(|of, _| of != backend);
+    }
+
+    fn retain(&self, is_kept: impl Fn(BackendId, What) -> bool) {
         self.change(|volumes| {
             let before = volumes.len();
-            volumes.retain(|(of, _), _| *of != backend);
+            volumes.retain(|&(of, what), _| is_kept(of, what));
             volumes.len() != before
         });
     }
 
+    /// Volumes that have lost something.
     pub(super) fn backends(&self) -> Vec<BackendId> {
-        self.volumes().keys().map(|&(backend, _)| backend).collect()
+        let volumes = self.volumes();
+        let lost = volumes.keys().filter(|(_, what)| what.is_loss());
+        lost.map(|&(backend, _)| backend).collect()
     }
 
     fn volumes(&self) -> MutexGuard<'_, Volumes> {
@@ -99,7 +177,7 @@ impl Running {
         }
         if let Err(error) = write_note(&self.folder, &volumes) {
             let folder = self.folder.display();
-            tracing::warn!(%folder, %error, "`capstan-target doctor` will not know of lost writes");
+            tracing::warn!(%folder, %error, "`capstan-target doctor` will not know what is wrong with media");
         }
     }
 }
@@ -127,10 +205,18 @@ fn write_note(folder: &Path, volumes: &Volumes) -> io::Result<()> {
         _ => {}
     }
     let started = started(&fs::read_to_string("/proc/self/stat")?).unwrap_or_default();
-    let lines: String = volumes.values().map(|line| format!("{line}\n")).collect();
+    let entries = volumes.iter().map(|(&(_, kind), said)| Entry {
+        kind,
+        said: said.clone(),
+    });
+    let text = Text {
+        started,
+        volume: entries.collect(),
+    };
+    let text = toml::to_string(&text).map_err(io::Error::other)?;
     let new = folder.join(format!(".{NOTE}{pid}"));
     let _ = fs::remove_file(&new);
-    File::create_new(&new)?.write_all(format!("{started}\n{lines}").as_bytes())?;
+    File::create_new(&new)?.write_all(text.as_bytes())?;
     fs::rename(new, note)
 }
 
@@ -156,7 +242,7 @@ pub(crate) fn prepare() {
         tracing::info!(
             folder,
             %error,
-            "`capstan-target doctor` cannot hear of writes that this process may lose; it would in a folder that is \
+            "`capstan-target doctor` cannot hear from this process what is wrong with media; it would in a folder that is \
              named in {FOLDER_VARIABLE}, for both"
         );
     }
@@ -177,8 +263,8 @@ fn remove_stale(machine: &Machine, folder: &str) {
 struct Note {
     path: String,
     pid: u32,
-    /// Its start and lines; none when it cannot be read.
-    text: Option<String>,
+    /// None when it cannot be read.
+    text: Option<Text>,
     /// Whether the process that wrote it is there.
     lives: bool,
 }
@@ -189,10 +275,11 @@ fn notes(machine: &Machine, folder: &str) -> Vec<Note> {
         let pid = name.strip_prefix(NOTE)?.parse().ok()?;
         let path = format!("{folder}/{name}");
         let text = machine.read(&path);
+        let text: Option<Text> = text.and_then(|text| toml::from_str(&text).ok());
         let stat = machine.read(&format!("/proc/{pid}/stat"));
         let now = stat.and_then(|stat| started(&stat));
         let lives = match &text {
-            Some(text) => text.lines().next().and_then(|line| line.parse().ok()) == now,
+            Some(text) => Some(text.started) == now,
             None => true,
         };
         Some(Note {
@@ -210,61 +297,57 @@ pub(super) struct Line {
     pid: u32,
     path: String,
     /// `None` when it cannot be read.
-    text: Option<String>,
+    entry: Option<Entry>,
 }
 
-/// What the targets that run have lost.
+/// What the targets that run say.
 pub(super) fn lines(machine: &Machine, folder: &str) -> Vec<Line> {
     let notes = notes(machine, folder).into_iter().filter(|note| note.lives);
     let lines = notes.flat_map(
         |Note {
              path, pid, text, ..
          }| {
-            let lines: Vec<_> = match text {
-                Some(text) => text
-                    .lines()
-                    .skip(1)
-                    .map(|line| Some(line.to_owned()))
-                    .collect(),
+            let entries = match text {
+                Some(text) => text.volume.into_iter().map(Some).collect(),
                 None => vec![None],
             };
-            let line = move |text| Line {
+            let line = move |entry| Line {
                 pid,
                 path: path.clone(),
-                text,
+                entry,
             };
-            lines.into_iter().map(line)
+            entries.into_iter().map(line)
         },
     );
     lines.collect()
 }
 
-pub(super) fn has(lines: &[Line], line: &str) -> bool {
-    lines
-        .iter()
-        .any(|known| known.text.as_deref() == Some(line))
+impl Line {
+    /// Whether it is of a file or device at this path.
+    pub(super) fn is_of(&self, path: &Path) -> bool {
+        let entry = self.entry.as_ref();
+        entry.is_some_and(|entry| Path::new(&entry.said.path) == path)
+    }
+
+    /// What `doctor` makes of it.
+    pub(super) fn check(&self) -> Check {
+        let Self { pid, path, entry } = self;
+        let Some(Entry { kind, said }) = entry else {
+            return Check::warning(
+                LOST,
+                format!("{path} cannot be read"),
+                format!("to know what process {pid} has lost"),
+                "sudo capstan-target doctor",
+            );
+        };
+        let seen = format!("{} (process {pid})", said.what);
+        Check::error(kind.name(), seen, kind.expected(), &said.next)
+    }
 }
 
-pub(super) fn checks(lines: &[Line]) -> Vec<Check> {
-    const NAME: &str = "lost writes";
-    let check = |Line { pid, path, text }: &Line| match text {
-        None => Check::warning(
-            NAME,
-            format!("{path} cannot be read"),
-            format!("to know what process {pid} has lost"),
-            "sudo capstan-target doctor",
-        ),
-        Some(line) => Check::error(
-            NAME,
-            line,
-            "every answered write on its medium",
-            format!(
-                "look at the log of process {pid} (journalctl -u capstan-target -p err); what is on the volume needs \
-                 a check or a restore"
-            ),
-        ),
-    };
-    lines.iter().map(check).collect()
+pub(super) fn has(lines: &[Line], what: &str) -> bool {
+    let mut entries = lines.iter().filter_map(|line| line.entry.as_ref());
+    entries.any(|entry| entry.said.what == what)
 }
 
 #[cfg(test)]
@@ -277,10 +360,12 @@ mod tests {
     use capstan_storage::{IoError, IoErrorKind, Op};
     use capstan_subsystem::BackendId;
 
-    use super::{FOLDER, Running, What, checks, folder_of, lines, notes, remove_stale, started};
+    use super::{
+        FOLDER, Line, Running, Said, What, folder_of, lines, notes, remove_stale, started,
+    };
 
     fn checks_in(machine: &Machine, folder: &str) -> Vec<Check> {
-        checks(&lines(machine, folder))
+        lines(machine, folder).iter().map(Line::check).collect()
     }
 
     fn here() -> Machine {
@@ -293,8 +378,10 @@ mod tests {
 
     fn add(lost: &Running, backend: u32, volume: &str) {
         let error = IoError::new(IoErrorKind::Lost, &Op::Flush, &Arc::from(volume));
-        lost.add(BackendId(backend), What::Writes, || {
-            format!("{}: {error}", super::super::now())
+        lost.add(BackendId(backend), What::Writes, || Said {
+            path: volume.to_owned(),
+            what: format!("{}: {error}", super::super::now()),
+            next: format!("mend {volume}"),
         });
     }
 
@@ -317,6 +404,38 @@ mod tests {
             found[0].seen.starts_with("20") && found[0].seen.contains("Z: "),
             "when: {found:?}"
         );
+        assert_eq!(found[0].remedy.as_deref(), Some("mend /srv/a.img"));
+        let moved = || Said {
+            path: "/srv/a.img".to_owned(),
+            what: "/srv/a.img is not\nat its path".to_owned(),
+            next: "move it back".to_owned(),
+        };
+        lost.set(BackendId(1), What::Place, Some(moved()));
+        assert_eq!(
+            lost.backends(),
+            [BackendId(1), BackendId(2)],
+            "a moved file has lost nothing"
+        );
+        let found = checks_in(&here(), name);
+        let places: Vec<_> = found.iter().filter(|check| check.name == "media").collect();
+        assert!(found.len() == 3 && places.len() == 1, "{found:?}");
+        assert!(places[0].seen.starts_with(&moved().what), "{places:?}");
+        let all = lines(&here(), name);
+        let of = |path: &str| {
+            all.iter()
+                .filter(|line| line.is_of(Path::new(path)))
+                .count()
+        };
+        assert_eq!(
+            (of("/srv/a.img"), of("/srv/b.img"), of("/srv/c.img")),
+            (2, 1, 0)
+        );
+        lost.forget(BackendId(1));
+        assert_eq!(lost.backends(), [BackendId(2)]);
+        assert_eq!(checks_in(&here(), name).len(), 2, "it is still moved");
+        add(&lost, 1, "/srv/a.img");
+        lost.set(BackendId(1), What::Place, None);
+        assert_eq!(checks_in(&here(), name).len(), 2);
         lost.remove(BackendId(1));
         lost.remove(BackendId(7));
         let found = checks_in(&here(), name);
@@ -359,7 +478,8 @@ mod tests {
         let text = fs::read_to_string(&own).unwrap();
         // No process has this pid; and init was not started then.
         fs::copy(&own, root.path().join("lost-writes-4194305")).unwrap();
-        fs::write(root.path().join("lost-writes-1"), format!("1{text}")).unwrap();
+        let of_init = text.replace("started = ", "started = 1");
+        fs::write(root.path().join("lost-writes-1"), of_init).unwrap();
         assert_eq!(notes(&here(), folder).len(), 3);
         assert_eq!(checks_in(&here(), folder).len(), 1);
         remove_stale(&here(), folder);

@@ -9,12 +9,11 @@ use capstan_doctor::{Check, Machine};
 use capstan_storage::MediumId;
 
 use super::note::{self, All, Found, Note};
-use super::running;
+use super::running::{self, LOST, Line};
 use crate::state;
 
-const NAME: &str = "lost writes";
-
-/// What targets on this machine have lost: those that run, and those that have ended.
+/// What is wrong with media of targets on this machine that run, and what those that have ended
+/// have lost.
 pub(crate) fn checks(machine: &Machine, config: Option<&Config>) -> Vec<Check> {
     let folder = state::wanted();
     checks_in(
@@ -27,7 +26,7 @@ pub(crate) fn checks(machine: &Machine, config: Option<&Config>) -> Vec<Check> {
 
 fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Config>) -> Vec<Check> {
     let lines = running::lines(machine, running);
-    let mut checks = running::checks(&lines);
+    let mut checks: Vec<_> = lines.iter().map(Line::check).collect();
     for name in machine
         .names(state)
         .iter()
@@ -38,7 +37,7 @@ fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Conf
             Ok(note) if running::has(&lines, &note.line()) => {}
             Ok(note) => checks.push(of_note(&note, &path, config)),
             Err(_) => checks.push(Check::error(
-                NAME,
+                LOST,
                 format!("{path} tells of lost writes and cannot be read"),
                 "a note as capstan-target writes it",
                 "a target that has the volume names it at its start, in the log: check or restore what is on that, then: \
@@ -66,14 +65,14 @@ fn of_note(note: &Note, file: &str, config: Option<&Config>) -> Check {
     let expected = "every answered write on its medium";
     if config.is_some_and(|config| !note.is_configured(config)) {
         return Check::warning(
-            NAME,
+            LOST,
             format!("{seen}; it is not in this configuration"),
             expected,
             format!("check or restore what is on {path} before it is used again, then: {clear}"),
         );
     }
     Check::error(
-        NAME,
+        LOST,
         format!("{seen}; the target that had it did not end in order"),
         expected,
         format!(
@@ -83,17 +82,31 @@ fn of_note(note: &Note, file: &str, config: Option<&Config>) -> Check {
     )
 }
 
-/// What `check` says of files and devices that have lost writes.
+/// What `check` says of files and devices that have lost writes, and of those that a target which
+/// runs has found moved, deleted, cut or failing.
 #[must_use]
 pub fn warnings(config: &Config) -> Vec<String> {
+    let machine = Machine::at(Path::new("/"), Vec::new());
+    let running = running::lines(&machine, &running::folder());
+    let mut warnings = warnings_of_running(&running, config);
     // A folder that cannot be read here is one that `serve` cannot read: that says it.
     let Some(folder) = state::folder() else {
-        return Vec::new();
+        return warnings;
     };
-    warnings_in(&folder, config)
+    warnings.extend(warnings_in(&folder, config, &running));
+    warnings
 }
 
-fn warnings_in(folder: &Path, config: &Config) -> Vec<String> {
+fn warnings_of_running(lines: &[Line], config: &Config) -> Vec<String> {
+    let namespaces = || config.subsystems.iter().flat_map(|s| &s.namespaces);
+    let is_configured = |line: &&Line| {
+        namespaces().any(|n| matches!(&n.backing, Backing::Path(path) if line.is_of(path)))
+    };
+    let lines = lines.iter().filter(is_configured);
+    lines.map(|line| line.check().line()).collect()
+}
+
+fn warnings_in(folder: &Path, config: &Config, running: &[Line]) -> Vec<String> {
     let All { found, unreadable } = note::all(folder).unwrap_or_default();
     let namespaces = || config.subsystems.iter().flat_map(|s| &s.namespaces);
     let lines = unreadable.into_iter().map(|unreadable| {
@@ -112,10 +125,13 @@ fn warnings_in(folder: &Path, config: &Config) -> Vec<String> {
             None => unreadable.line(folder),
         }
     });
-    let found = found.iter().map(|found| {
-        let file = folder.join(&found.name).display().to_string();
-        of_note(&found.note, &file, Some(config)).line()
-    });
+    let found = found
+        .iter()
+        .filter(|found| !running::has(running, &found.note.line()))
+        .map(|found| {
+            let file = folder.join(&found.name).display().to_string();
+            of_note(&found.note, &file, Some(config)).line()
+        });
     lines.chain(found).collect()
 }
 
@@ -350,7 +366,7 @@ mod tests {
         };
         let file = state.join(note.name());
         fs::write(&file, note.text().unwrap()).unwrap();
-        let told = || warnings_in(&state, &config(&path)).join("\n");
+        let told = || warnings_in(&state, &config(&path), &[]).join("\n");
         let by_path = format!("clear-lost-writes {}", path.display());
         assert!(told().contains(&by_path), "{}", told());
         fs::rename(&path, &moved).unwrap();

@@ -14,6 +14,7 @@ use capstan_subsystem::BackendId;
 use super::{Change, Watched};
 use crate::control_plane::ControlPlane;
 use crate::limits::MEDIA_SILENT;
+use crate::lost::{Said, What};
 
 /// A look at a volume.
 #[derive(Clone, Debug)]
@@ -44,23 +45,35 @@ impl Asked {
         let is_due = waited >= MEDIA_SILENT && !self.has_told;
         if is_due {
             self.has_told = true;
-            tracing::error!(
-                "{} has not answered for {} s: what looks at it waits in the kernel, as commands of hosts may, and its size \
-                 is not watched. See whether what its file system is on is there, and the kernel log of this machine",
-                self.store.name(),
-                waited.as_secs()
-            );
+            let Said { what, next, .. } = self.silent();
+            tracing::error!("{what}: {next}");
         }
         is_due
     }
 
-    /// What hosts are told of it.
-    pub(super) fn change(&self, is_sound: bool) -> (BackendId, Change) {
+    /// What the operator is told of it.
+    pub(super) fn silent(&self) -> Said {
+        let path = self.store.name().to_string();
+        let seconds = MEDIA_SILENT.as_secs();
+        Said {
+            what: format!(
+                "{path} has not answered for {seconds} s: what looks at it waits in the kernel, as commands of hosts may, \
+                 and its size is not watched"
+            ),
+            next: "see whether what its file system is on is there, and the kernel log of this machine"
+                .to_owned(),
+            path,
+        }
+    }
+
+    /// What hosts and the operator are told of it.
+    pub(super) fn change(&self, is_sound: bool, silent: Option<Said>) -> (BackendId, Change) {
         let change = Change {
             subnqn: self.subnqn.clone(),
             nsid: self.nsid,
             geometry: None,
             lost: None,
+            state: Some((What::Silent, silent)),
             is_sound,
         };
         (self.backend, change)

@@ -6,8 +6,8 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_storage::{DirectIo, IoError, Op, VolumeSpec};
 use capstan_subsystem::BackendId;
 
-use super::super::running::{Running, What};
-use super::super::{Lost, note};
+use super::super::running::Running;
+use super::super::{Lost, Said, What, note};
 use super::Kept;
 use crate::plan::{Export, shown_geometry};
 
@@ -181,8 +181,13 @@ fn a_file_that_is_cut_short_and_loses_writes_has_a_note_of_each() {
     let notes = || note::all(root.path()).unwrap().found;
     let first = lost();
     let export = export(1, &path);
+    let cut = || Said {
+        path: path.display().to_string(),
+        what: "a was cut from 2 to 1 bytes".to_owned(),
+        next: "make it as long as it was".to_owned(),
+    };
     for _ in 0..2 {
-        first.add_cut(&export, "a was cut from 2 to 1 bytes");
+        first.add_cut(&export, cut());
     }
     assert_eq!(notes().len(), 1);
     assert_eq!(notes()[0].note.kind, What::End);
@@ -197,12 +202,12 @@ fn a_file_that_is_cut_short_and_loses_writes_has_a_note_of_each() {
     note::clear(root.path(), &noted[0].name).unwrap();
     assert!(first.cleared_by_command().is_empty());
 
-    first.add_cut(&export, "known");
+    first.add_cut(&export, cut());
     drop(first);
     let second = lost();
     second.find(&export);
     assert_eq!(notes().len(), 1, "that of the writes");
-    second.add_cut(&export, "again");
+    second.add_cut(&export, cut());
     let names: Vec<_> = notes().into_iter().map(|found| found.name).collect();
     assert_eq!(names.len(), 2);
     for name in &names {
@@ -210,14 +215,14 @@ fn a_file_that_is_cut_short_and_loses_writes_has_a_note_of_each() {
     }
     assert_eq!(second.cleared_by_command(), [export.backend]);
     second.forget(export.backend);
-    second.add_cut(&export, "once more");
+    second.add_cut(&export, cut());
     second.remove(export.backend);
     assert!(second.noted().is_empty() && second.backends().is_empty());
     assert!(notes().is_empty());
 
     // What is exported for reading only was promised to nobody here.
     let third = lost();
-    third.add_cut(&export_for(1, &path, true), "cut");
+    third.add_cut(&export_for(1, &path, true), cut());
     assert!(notes().is_empty() && third.backends() == [export.backend]);
 }
 
