@@ -23,6 +23,7 @@ mod driver_thread;
 pub mod error;
 mod front_end;
 pub mod front_ends;
+pub mod health;
 pub mod host;
 pub mod identity;
 mod limits;

@@ -86,10 +86,13 @@ impl Bench {
 
     /// What `capstan-target COMMAND` says of the configuration, on stdout and on stderr.
     fn asked(&self, command: &str) -> Output {
+        self.asked_of(command, &["--config", utf8(&self.config())])
+    }
+
+    fn asked_of(&self, command: &str, args: &[&str]) -> Output {
         let mut asked = Command::new("env");
         asked.args(self.folders()).arg(program("capstan-target"));
-        asked.args([command, "--config", utf8(&self.config())]);
-        asked.output().unwrap()
+        asked.arg(command).args(args).output().unwrap()
     }
 
     fn check(&self) -> String {
@@ -282,9 +285,7 @@ fn a_cut_is_known_to_the_next_target_until_it_is_cleared() {
     let later = Controller::connect(options(bench.at, 2)).unwrap();
     let volume = later.volume_blocking(1).unwrap().blocking();
     is_write_fault(&volume.flush());
-    let mut clear = Command::new("env");
-    clear.args(bench.folders()).arg(program("capstan-target"));
-    told(&clear.args(["clear-lost-writes", &image]).output().unwrap());
+    told(&bench.asked_of("clear-lost-writes", &[&image]));
     reload(&daemon, "lost writes cleared of volumes: 1");
     volume.flush().unwrap();
     drop(volume);
@@ -525,7 +526,13 @@ fn root_a_disk_grows_with_its_volume_and_list_says_when_it_was_cut() {
         "{list}"
     );
     bench.resize(128 * MIB);
-    wait_until("it is as long as it was", || attention().is_none());
+    // What was cut off stays lost.
+    wait_until("it is as long as it was", || {
+        attention().is_some_and(|text| text.contains("warns of the medium of namespace 1"))
+    });
+    told(&bench.asked_of("clear-lost-writes", &[utf8(&bench.image)]));
+    reload(&daemon, "lost writes cleared of volumes: 1");
+    wait_until("it is cleared", || attention().is_none());
     told(&machine.run("detach", &[utf8(&device)]));
     machine.assert_clean(&device);
     assert!(daemon.stop().success());
@@ -564,6 +571,50 @@ fn root_list_says_what_has_become_of_a_namespace_and_what_it_says_to_do_helps() 
     bench.reload(&daemon, None);
     bench.reload(&daemon, Some("lba = 4096"));
     wait_until("it is as it was", || attention().is_none());
+    told(&machine.run("detach", &[utf8(&device)]));
+    machine.assert_clean(&device);
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn root_list_says_that_the_medium_of_a_live_volume_is_not_at_its_path() {
+    let test = "root_list_says_that_the_medium_of_a_live_volume_is_not_at_its_path";
+    if !has_disks(test, &[]) {
+        return;
+    }
+    let bench = Bench::new(32 * MIB);
+    let daemon = bench.serve();
+    let machine = Machine::new(bench.at);
+    let device = machine.attach(&[]);
+    let attention = || machine.list()[0]["attention"].as_str().map(str::to_owned);
+    assert_eq!(attention(), None);
+    let aside = bench.image.with_extension("aside");
+    fs::rename(&bench.image, &aside).unwrap();
+    wait_until("list says that it was moved", || attention().is_some());
+    let words = attention().unwrap();
+    let warns = "reliability is degraded (critical warning 0x4)";
+    assert!(words.contains(warns), "{words}");
+    let row = &machine.list()[0];
+    assert_eq!(row["state"], "live");
+    assert!(row["detail"].as_str().unwrap().contains(&words), "{row}");
+    let list = told(&machine.run("list", &[]));
+    assert!(
+        list.contains("live, but see below") && list.contains(&words),
+        "{list}"
+    );
+    // The next steps that it names.
+    let error = bench.error_of_media("is not at its path any more");
+    assert!(error.contains("mv -n"), "{error}");
+    let quoted = words
+        .split('`')
+        .find(|text| text.starts_with("capstan smart-log "));
+    let args: Vec<_> = quoted.unwrap().split(' ').skip(2).collect();
+    let smart = told(&machine.run("smart-log", &args));
+    assert!(smart.contains("0x4: reliability is degraded"), "{smart}");
+    fs::rename(&aside, &bench.image).unwrap();
+    wait_until("it is back", || attention().is_none());
+    fs::remove_file(&bench.image).unwrap();
+    wait_until("list says that it was deleted", || attention().is_some());
     told(&machine.run("detach", &[utf8(&device)]));
     machine.assert_clean(&device);
     assert!(daemon.stop().success());

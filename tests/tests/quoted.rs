@@ -22,7 +22,7 @@ const CRATES: [&str; 9] = [
 ];
 
 /// What stands for a value in a quoted command, and a value.
-const VALUES: [(&str, &str); 8] = [
+const VALUES: [(&str, &str); 10] = [
     ("{COMMAND}", "serve-fuse"),
     ("{FOLDER_OPTION}", "--volume-dir"),
     ("{folder}", "/tmp"),
@@ -30,6 +30,8 @@ const VALUES: [(&str, &str); 8] = [
     ("{name}", "localhost"),
     ("{port}", "4420"),
     ("{ip}", "127.0.0.1"),
+    ("{subnqn}", "nqn.2026-11.org.example:a"),
+    ("{nsid}", "1"),
     ("{interface}", "lo"),
 ];
 

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use capstan_initiator::DirectQueue;
+use capstan_initiator::health::warning_words;
 use capstan_initiator::host::CommandData;
 use capstan_nvme_proto::command::{AdminCommand, GetLogPage};
 use capstan_nvme_proto::error::ErrorLocation;
@@ -134,33 +135,6 @@ fn health_fields(log: &HealthLog) -> Fields {
     f.number("warning_temp_time", log.warning_temperature_minutes.get());
     f.number("critical_comp_time", log.critical_temperature_minutes.get());
     f
-}
-
-/// Each bit of the Critical Warning field (NVMe Base 2.1, section 5.1.12.1.3) in words.
-pub(super) fn warning_words(warning: CriticalWarning) -> String {
-    const WORDS: [(CriticalWarning, &str); 6] = [
-        (CriticalWarning::AVAILABLE_SPARE, "little spare is left"),
-        (
-            CriticalWarning::TEMPERATURE,
-            "a temperature is beyond its threshold",
-        ),
-        (CriticalWarning::RELIABILITY, "reliability is degraded"),
-        (CriticalWarning::READ_ONLY, "the medium refuses writes"),
-        (
-            CriticalWarning::VOLATILE_MEMORY_BACKUP,
-            "the backup of volatile memory has failed",
-        ),
-        (
-            CriticalWarning::PERSISTENT_MEMORY,
-            "persistent memory is read-only or unreliable",
-        ),
-    ];
-    let set = WORDS.into_iter().filter(|(bit, _)| warning.contains(*bit));
-    let mut words: Vec<&str> = set.map(|(_, words)| words).collect();
-    if !CriticalWarning::all().contains(warning) {
-        words.push("bits that are reserved");
-    }
-    words.join(", ")
 }
 
 /// Units of 1000 times 512 bytes, and what that is.

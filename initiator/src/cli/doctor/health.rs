@@ -2,6 +2,7 @@
 
 use capstan_doctor::Check;
 use capstan_initiator::DirectQueue;
+use capstan_initiator::health::warning_words;
 use capstan_nvme_proto::log::{CriticalWarning, HealthLog, LogPageId};
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 
@@ -52,7 +53,7 @@ fn warned(log: &HealthLog) -> Check {
         format!(
             "critical warning {:#04x}: {}",
             log.critical_warning,
-            logs::warning_words(warning)
+            warning_words(warning)
         ),
         EXPECTED,
         "capstan smart-log -N NSID names the namespace; see the target's log",

@@ -2,6 +2,7 @@
 
 pub mod control;
 mod going;
+mod health;
 pub mod kept;
 pub mod loop_device;
 pub mod loop_process;

@@ -15,6 +15,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::control::{Answer, ControlSocket, Request, State};
 use super::going::{Stays, detach};
+use super::health::Health;
 use super::kept;
 use super::loop_device::{holders, is_configured};
 use super::loop_process::{self, LoopAnswer, LoopProcessError, LoopRequest};
@@ -132,12 +133,27 @@ struct Disk {
     /// Closed at the other end when the FUSE file is gone; a byte says that the volume has grown.
     life: OwnedFd,
     unwritten: SharedUnwritten,
+    health: Health,
     /// Until the association has ended, and with it the last write; none of a disk that is
     /// read-only.
     _claim: Option<Claim>,
 }
 
 impl Disk {
+    /// Where its association is, and what the controller reports of its medium where nothing else
+    /// is wrong.
+    fn state(&mut self) -> State {
+        let mut state = state(&self.controller.snapshot_blocking(), self.record.nsid);
+        if state.state == "live"
+            && state.attention.is_none()
+            && let Some(text) = self.health.attention(&self.controller, &self.record)
+        {
+            state.detail = format!("{}; {text}", state.detail);
+            state.attention = Some(text);
+        }
+        state
+    }
+
     /// What the kernel wrote to it and is not there.
     fn unwritten_in_words(&self) -> Option<String> {
         let Record {
@@ -307,6 +323,7 @@ fn attach(
             record,
             life,
             unwritten: unwritten.clone(),
+            health: Health::new(),
             _claim: claim,
         }),
         Err(error) => {
@@ -374,8 +391,7 @@ fn wait(
         if let Some((request, asker)) = control.accept() {
             match request {
                 Request::Status => {
-                    let now = disk.controller.snapshot_blocking();
-                    asker.answer(&Answer::Status(state(&now, disk.record.nsid)));
+                    asker.answer(&Answer::Status(disk.state()));
                 }
                 Request::Reset => {
                     disk.controller.reset();
