@@ -362,7 +362,7 @@ impl Watched {
 
     /// What is at the path now, in words.
     fn at_its_path(&self) -> &'static str {
-        match std::fs::symlink_metadata(&**self.store.name()) {
+        match fs::symlink_metadata(&**self.store.name()) {
             Ok(_) => "Another file or device is at that path now, without what hosts wrote since",
             Err(_) => "Nothing is at that path now",
         }
