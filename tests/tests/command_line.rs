@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use capstan_tests::program::{CLAIMS, Daemon, complaint, own_address, program, told, utf8};
+use capstan_tests::target;
 use serde_json::Value;
 
 const SUBNQN: &str = "nqn.2026-11.org.example:volume";
@@ -169,7 +170,7 @@ fn discovery_has_the_words_of_nvme_cli() {
             own,
             "explicit discovery connections",
         ),
-        record("nvme subsystem", SUBNQN, "none"),
+        record("nvme subsystem", target::SUBNQN, "none"),
     ];
     assert_eq!(log["records"].as_array().unwrap(), &expected, "{log:#}");
     assert!(daemon.stop().success());
