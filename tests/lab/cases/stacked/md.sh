@@ -20,7 +20,9 @@ dd if=late of=/dev/md0 bs=4k seek=12288 oflag=direct status=none
 within 30 "md has given the volume up" grep -q '\[_U\]' /proc/mdstat
 target_start
 mdadm --quiet /dev/md0 --remove "$DISK"
-detach
+# md was told of the writes that failed, which capstan cannot know.
+refused 'were not repeated' capstan detach "$ATTACHED"
+ATTACHED=''
 attach_nsid 3
 mdadm --quiet /dev/md0 --re-add "$DISK"
 within 60 "the mirror is whole again" grep -q '\[UU\]' /proc/mdstat
