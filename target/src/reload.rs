@@ -219,7 +219,7 @@ impl Served {
                     .next_backend
                     .checked_add(1)
                     .context("too many reloads: restart the target")?;
-                // Who has asked for a reload does not wait for what a killed target has left.
+                // A reload does not wait for what a killed target has left.
                 let opening = Opening {
                     reactors,
                     waits: Duration::ZERO,

@@ -147,7 +147,7 @@ fn only_who_writes_clears_a_note_by_its_end_and_only_the_command_while_it_runs()
     writer.write_missing();
     assert_eq!(names().count(), 1, "written once more");
     assert!(reader.cleared().is_empty());
-    // The mark is of one loss, and is seen by who writes.
+    // The mark is of one loss; a target that writes to the medium takes it.
     note::clear(&state, &names().next().unwrap()).unwrap();
     assert_eq!(
         (writer.cleared(), reader.cleared()),
