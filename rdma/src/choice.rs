@@ -71,7 +71,7 @@ pub fn choose(preference: Preference, addr: IpAddr) -> Result<(ProviderKind, Str
         return Ok((ProviderKind::Iwarp, "asked for".to_owned()));
     }
     match (device_for(addr), preference) {
-        // Named, so that the log has it; a user who asks for it takes the risk.
+        // Named, so that the log has it; asking for it is the user's own risk.
         (
             Ok(Found {
                 name,
