@@ -1,6 +1,15 @@
 //! Queues of NVMe over Fabrics over their wires: a queue delivers capsules, moves data and takes
 //! responses (`docs/decisions/0010-queue-transport.md`).
 //!
-//! * [`tcp`]: NVMe/TCP.
+//! * Names and events of queues: [`queue`].
+//! * What capsules bring, and what is moved: [`data`].
+//! * NVMe/TCP: [`tcp`].
 
+pub mod data;
+pub mod queue;
 pub mod tcp;
+
+pub use data::{
+    CapsuleData, CopyTo, Full, HostMemory, InPlace, KeyedBuffer, Landed, Pushed, Source,
+};
+pub use queue::{EndReason, Event, QueueId, Tag};

@@ -1,0 +1,155 @@
+//! Data: what came with a command capsule, where data is in the host, and what is pushed there.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use capstan_memory::{Buffer, Slab};
+
+/// What came behind the SQE of a command capsule.
+#[derive(Debug)]
+pub enum CapsuleData {
+    /// Nothing.
+    None,
+    /// A copy: a list of SGL descriptors, or data that is not worth a buffer.
+    Copied(Box<[u8]>),
+    /// Where it arrived, in memory of the wire. It stays there until the wire is polled again, and
+    /// before that is either consumed there or landed.
+    InPlace(InPlace),
+    /// In a buffer of its own.
+    Landed(Landed),
+}
+
+/// In-capsule data in memory of the wire: its bytes are seen only by calls of that wire.
+#[derive(Debug)]
+pub struct InPlace {
+    /// What the wire calls it.
+    pub message: u64,
+    /// Bytes behind the SQE, at least 1.
+    pub len_bytes: u32,
+}
+
+/// In-capsule data in a buffer, which belongs to a receive of the wire and goes back to it.
+#[derive(Debug)]
+pub struct Landed {
+    /// The bytes, from the start of the buffer.
+    pub buffer: Buffer,
+    /// Bytes behind the SQE.
+    pub len_bytes: u32,
+    /// The receive.
+    pub receive: u32,
+}
+
+impl CapsuleData {
+    /// Bytes behind the SQE.
+    #[must_use]
+    pub fn len_bytes(&self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Copied(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            Self::InPlace(InPlace { len_bytes, .. }) | Self::Landed(Landed { len_bytes, .. }) => {
+                *len_bytes
+            }
+        }
+    }
+}
+
+/// Where the data of a command is or goes at the host. Only a wire looks inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostMemory {
+    /// The command has no data.
+    None,
+    /// It came in the capsule: this range behind the SQE.
+    InCapsule(Range<u32>),
+    /// So many bytes that the host sends when asked and takes as they come (a Transport Data Block
+    /// of NVMe/TCP).
+    Transport(u32),
+    /// Buffers that RDMA reaches with keys.
+    Keyed(Box<[KeyedBuffer]>),
+}
+
+/// A buffer of the host that RDMA reaches with `rkey`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyedBuffer {
+    /// Its first address.
+    pub address: u64,
+    /// The key (`STag`).
+    pub rkey: u32,
+    /// Bytes to move.
+    pub len_bytes: u32,
+}
+
+impl HostMemory {
+    /// Bytes of data.
+    #[must_use]
+    pub fn len_bytes(&self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::InCapsule(range) => range.end.saturating_sub(range.start),
+            Self::Transport(len_bytes) => *len_bytes,
+            Self::Keyed(buffers) => buffers
+                .iter()
+                .fold(0, |sum: u32, buffer| sum.saturating_add(buffer.len_bytes)),
+        }
+    }
+}
+
+/// Calls its argument with bytes to copy, piece by piece and in order.
+pub type CopyTo<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) + 'a;
+
+/// What a push takes its bytes from.
+pub enum Source<'a> {
+    /// A range of a buffer, which belongs to the wire until
+    /// [`Event::Released`](crate::Event::Released).
+    Buffer(Buffer, Range<u32>),
+    /// So many zeroes, which the wire has.
+    Zeroes(u32),
+    /// A range of memory that stays as it is, or changes by whole pages, until released.
+    Held(Arc<Slab>, Range<usize>),
+    /// So many bytes that are copied during the call, by a wire that can.
+    Copy(u32, &'a mut CopyTo<'a>),
+}
+
+impl Source<'_> {
+    /// Bytes to push.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        match self {
+            Self::Buffer(_, range) => range.end.saturating_sub(range.start) as usize,
+            Self::Zeroes(len_bytes) | Self::Copy(len_bytes, _) => *len_bytes as usize,
+            Self::Held(_, range) => range.len(),
+        }
+    }
+}
+
+impl fmt::Debug for Source<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::Buffer(..) => "Buffer",
+            Self::Zeroes(_) => "Zeroes",
+            Self::Held(..) => "Held",
+            Self::Copy(..) => "Copy",
+        };
+        write!(f, "{name} of {} bytes", self.len_bytes())
+    }
+}
+
+/// What a push that was taken leaves to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pushed {
+    /// Nothing: the bytes are copied, and no event follows.
+    Gone,
+    /// The memory may be used again after [`Event::Released`](crate::Event::Released).
+    UntilReleased,
+}
+
+/// The wire takes nothing now, or never this kind (a [`Source::Copy`] or a [`Source::Held`] where a
+/// buffer is needed): what was to be moved comes back.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full<T> {
+    /// What was to be moved.
+    pub what: T,
+    /// Whether an [`Event::Room`](crate::Event::Room) says when it may be tried again. Where it is
+    /// false, it is to be tried as another kind.
+    pub until_room: bool,
+}
