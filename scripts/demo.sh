@@ -30,7 +30,7 @@ choose_verbs
 as_root true
 
 say "building"
-cargo build --release -p capstan-target -p capstan-initiator "${CARGO_FEATURES[@]}"
+cargo build --release -p capstan-target -p capstan-cli "${CARGO_FEATURES[@]}"
 target=$PWD/build/release/capstan-target
 capstan=$PWD/build/release/capstan
 warm=$SECONDS

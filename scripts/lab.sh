@@ -87,7 +87,7 @@ build() {
     need_packages "a linker for Rust" gcc libc6-dev
     choose_verbs
     say "building capstan, capstan-target and the conformance suite (release)"
-    cargo build --quiet --release -p capstan-target -p capstan-initiator "${CARGO_FEATURES[@]}"
+    cargo build --quiet --release -p capstan-target -p capstan-cli "${CARGO_FEATURES[@]}"
     [ ${#CARGO_FEATURES[@]} -gt 0 ] || cargo build --quiet --release -p capstan-rdma --example conformance_verbs
     bin=build/release
 }

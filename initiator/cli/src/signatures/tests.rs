@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{NoFileSystem, Signature, Verdict, file_system, nothing_to_mount};
-use crate::cli::tool::Tools;
+use crate::tool::Tools;
 
 /// An image of 16 MiB with these bytes in it.
 fn image(dir: &tempfile::TempDir, bytes: &[(u64, &[u8])]) -> PathBuf {

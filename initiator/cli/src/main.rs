@@ -1,4 +1,5 @@
-//! The command line: what is asked, and where it goes.
+//! `capstan`: the host side of NVMe over RDMA, on the command line: what is asked, and where it
+//! goes.
 
 mod args;
 mod bench;
@@ -108,7 +109,7 @@ enum Command {
 }
 
 /// Runs what the command line asks. Failure is told on stderr and in the exit status.
-pub(crate) fn run() -> ExitCode {
+fn main() -> ExitCode {
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
