@@ -135,7 +135,7 @@ impl IoPath {
         if let Some(connection) = connection
             && matches!(connection.phase, Phase::AwaitingConnect { .. })
         {
-            connection.phase = Phase::accepted(self.resources.now_us, connection.known);
+            connection.phase = Phase::accepted(self.resources.now_us, connection.identity.known);
         }
     }
 
@@ -301,7 +301,7 @@ impl IoPath {
             .insert((request.fabric, cm_id), identity.index);
         let keys = port.place_keys(memory);
         let now_us = self.resources.now_us;
-        let connection = Connection::new(&identity, qp, slots, response, keys, now_us);
+        let connection = Connection::new(identity, qp, slots, response, keys, now_us);
         let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
         self.connections.put(connection);
         let Request { peer, known, .. } = *request;
@@ -353,10 +353,10 @@ impl IoPath {
             return;
         }
         if connection.phase.is_unconnected() {
-            self.unconnected.remove(connection.id);
+            self.unconnected.remove(connection.identity.id);
         }
         let is_queue = connection.association.is_some();
-        let (peer, qid) = (connection.peer, connection.sizes.qid);
+        let (peer, qid) = (connection.identity.peer, connection.identity.sizes.qid);
         match &connection.association {
             Some(association) => {
                 let Association {
@@ -375,7 +375,11 @@ impl IoPath {
             None => tracing::info!(target: PEER_CAUSED, %peer, qid, "disconnected: {cause}"),
         }
         connection.phase = Phase::closing(self.resources.now_us);
-        let (fabric, cm_id, id) = (connection.fabric, connection.cm_id, connection.id);
+        let (fabric, cm_id, id) = (
+            connection.identity.fabric,
+            connection.identity.cm_id,
+            connection.identity.id,
+        );
         let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
@@ -409,7 +413,7 @@ impl IoPath {
                 self.unconnected.remove(conn);
                 continue;
             };
-            let (index, phase) = (connection.index, connection.phase);
+            let (index, phase) = (connection.identity.index, connection.phase);
             match phase.overdue(now_us) {
                 Some(why) => self.begin_close(index, why),
                 None => {
@@ -445,8 +449,8 @@ impl IoPath {
     }
 
     fn free(&mut self, mut connection: Box<Connection>) {
-        let fabric = &mut self.fabrics[connection.fabric];
-        if let Some(port) = fabric.port(connection.port) {
+        let fabric = &mut self.fabrics[connection.identity.fabric];
+        if let Some(port) = fabric.port(connection.identity.port) {
             port.connection_of.remove(&connection.qp.num());
             for (slot, buffer) in connection.parked_receives() {
                 port.receives.post_again(slot, buffer, None);
@@ -455,11 +459,12 @@ impl IoPath {
             if connection.has_place {
                 port.leave_place(slots, connection.completions_beside_place);
             } else {
-                port.release(connection.sizes.entries, slots);
+                port.release(connection.identity.sizes.entries, slots);
             }
         }
-        self.index_of.remove(&connection.id);
-        self.cm_index.remove(&(connection.fabric, connection.cm_id));
+        self.index_of.remove(&connection.identity.id);
+        self.cm_index
+            .remove(&(connection.identity.fabric, connection.identity.cm_id));
         let Resources {
             shares,
             queue_shares,
@@ -470,7 +475,7 @@ impl IoPath {
         if let Some(charge) = connection.charge.take() {
             queue_shares.give_back(charge);
         }
-        let cm_id = connection.cm_id;
+        let cm_id = connection.identity.cm_id;
         // The queue pair must be gone before its id.
         drop(connection);
         fabric.cm.destroy(cm_id);

@@ -57,13 +57,13 @@ pub(super) struct Telling {
 pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
     if connection.phase.is_unconnected() && connection.has_commands() {
         resources.give_back_receive(connection, capsule.data.take());
-        let why = "the host sent a second command before its Connect was answered".to_owned();
-        return resources.broken.push((connection.index, why));
+        let why = "the host sent a second command before its Connect was answered";
+        return resources.end(connection, why);
     }
     let Some(slot) = connection.take_slot() else {
         resources.give_back_receive(connection, capsule.data.take());
-        let why = "the host sent more commands than its admin queue has entries".to_owned();
-        return resources.broken.push((connection.index, why));
+        let why = "the host sent more commands than its admin queue has entries";
+        return resources.end(connection, why);
     };
     let (work, transfer) = match begin(resources, connection, capsule) {
         Begun::Work(work, transfer) => (work, transfer),
@@ -79,7 +79,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         Begun::Disconnect(why) => {
             resources.give_back_receive(connection, capsule.data.take());
             connection.free_slot(slot);
-            return resources.broken.push((connection.index, why));
+            return resources.end(connection, why);
         }
     };
     let segments = match &transfer {
@@ -95,7 +95,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             resources.give_back_receive(connection, capsule.data.take());
             connection.free_slot(slot);
             let looking_up = LookingUp {
-                conn: connection.id,
+                conn: connection.identity.id,
                 request,
                 segments,
             };
@@ -156,7 +156,7 @@ fn fetch_connect_data(
         let why = format!(
             "no buffer for {buffer_bytes} bytes of a Connect's data, which is {CONNECT_DATA_BYTES}"
         );
-        return resources.broken.push((connection.index, why));
+        return resources.end(connection, why);
     };
     connection.phase = Phase::connecting(resources.now_us);
     execute::with_buffer(resources, connection, slot, buffer);
@@ -182,7 +182,7 @@ fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> B
     let now_us = resources.now_us;
     let step = resources
         .control
-        .with(|target| target.begin_admin(connection.id, sqe, capsule.bytes(), now_us));
+        .with(|target| target.begin_admin(connection.identity.id, sqe, capsule.bytes(), now_us));
     match step {
         AdminStep::Execute(request) => {
             let transfer = *request.transfer();
@@ -203,7 +203,7 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
         connect @ AdminWork::Connect(_) => {
             // What its queue needs is not accessible here.
             command.work = Work::Admin(Box::new(connect));
-            resources.connects.push((connection.index, slot));
+            resources.connects.push((connection.identity.index, slot));
         }
         AdminWork::Request(request) => admin(resources, connection, slot, request),
         AdminWork::Telling(telling) => tell(resources, connection, slot, telling),
@@ -262,7 +262,7 @@ fn tell(resources: &mut Resources, connection: &mut Connection, slot: u16, mut t
         };
         if let Err(error) = pushed {
             let why = format!("posting an RDMA WRITE failed: {error}");
-            return resources.broken.push((connection.index, why));
+            return resources.end(connection, why);
         }
     }
     if is_last {
@@ -315,8 +315,8 @@ pub(super) fn respond_late(resources: &mut Resources, connection: &mut Connectio
     match connection.take_slot() {
         Some(slot) => respond::send(resources, connection, slot, *cqe, None),
         None => {
-            let why = "no slot for a response: the host left too many unanswered".to_owned();
-            resources.broken.push((connection.index, why));
+            let why = "no slot for a response: the host left too many unanswered";
+            resources.end(connection, why);
         }
     }
 }

@@ -32,7 +32,8 @@ impl IoPath {
         if !connection.phase.is_unconnected() {
             return;
         }
-        let Some(port) = self.fabrics[connection.fabric].port(connection.port) else {
+        let Some(port) = self.fabrics[connection.identity.fabric].port(connection.identity.port)
+        else {
             return;
         };
         let command = connection.command(slot);
@@ -63,11 +64,11 @@ impl IoPath {
         resources.release_receive(connection, slot);
         connection.command(slot).release_buffers();
         if !connection.phase.is_unconnected() {
-            self.unconnected.remove(connection.id);
+            self.unconnected.remove(connection.identity.id);
             if connection.has_place
                 && let Err(why) = discovery::keep_place(port, &resources.memory, connection)
             {
-                return resources.broken.push((connection.index, why.to_string()));
+                return resources.end(connection, why.to_string());
             }
         }
         respond::send(resources, connection, slot, cqe, None);
@@ -76,11 +77,11 @@ impl IoPath {
 
 fn request<'a>(connection: &Connection, sqe: &'a Sqe, data: &'a [u8]) -> ConnectRequest<'a> {
     ConnectRequest {
-        conn: connection.id,
-        port: connection.listener,
-        local: connection.local,
-        peer: connection.peer,
-        sizes: connection.sizes,
+        conn: connection.identity.id,
+        port: connection.identity.listener,
+        local: connection.identity.local,
+        peer: connection.identity.peer,
+        sizes: connection.identity.sizes,
         sqe,
         data,
     }
@@ -107,7 +108,7 @@ fn became(resources: &mut Resources, connection: &mut Connection, outcome: Conne
         ConnectOutcome::Refused { cqe, why } => {
             tracing::warn!(
                 target: PEER_CAUSED,
-                peer = %connection.peer,
+                peer = %connection.identity.peer,
                 "refused a Connect: {why}"
             );
             connection.phase = Phase::refused(resources.now_us);
@@ -124,8 +125,8 @@ fn settle(
     (queue_shares, share): (&mut QueueShares, Share),
 ) -> Result<(), Refusal> {
     let left = port.receives.left(&memory.queues) as usize;
-    let who = (share, connection.peer.ip());
-    let charge = queue_shares.take(who, connection.sizes.entries, left)?;
+    let who = (share, connection.identity.peer.ip());
+    let charge = queue_shares.take(who, connection.identity.sizes.entries, left)?;
     match furnish(port, memory, connection) {
         Ok(()) => {
             connection.charge = Some(charge);
@@ -144,7 +145,7 @@ fn furnish(
     memory: &Memory,
     connection: &mut Connection,
 ) -> Result<(), Refusal> {
-    let entries = connection.sizes.entries;
+    let entries = connection.identity.sizes.entries;
     let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
     let own_bytes = response_bytes + SPARE_BYTES;
     let slots = port.reserve(entries, own_bytes, &memory.queues)?;

@@ -54,17 +54,7 @@ pub(super) struct Keys {
 
 /// A transport connection and the NVMe queue it carries.
 pub(super) struct Connection {
-    pub(super) id: ConnId,
-    pub(super) index: usize,
-    pub(super) fabric: usize,
-    pub(super) port: usize,
-    pub(super) cm_id: CmId,
-    pub(super) listener: PortId,
-    pub(super) local: SocketAddr,
-    pub(super) peer: SocketAddr,
-    pub(super) sizes: QueueSizes,
-    /// Its host had a controller when it connected.
-    pub(super) known: bool,
+    pub(super) identity: Identity,
     /// It is not, or not yet, the queue of a permitted host: it has a place among strangers.
     pub(super) has_place: bool,
     /// The completions it may have waiting beyond those of a place, as a discovery controller's
@@ -90,11 +80,7 @@ pub(super) struct Connection {
     responses: Buffer,
     /// Of a discovery controller's queue, pages for the SGL descriptors of commands.
     lists: Vec<Buffer>,
-    data_lkey: LKey,
-    pub(super) sinks: Sinks,
-    queues_lkey: LKey,
-    /// The shared zeroes, where a volume is known to have some.
-    zeroes: Option<Sge>,
+    pub(super) keys: Keys,
     /// Responses that may be on their way.
     on_their_way: Responses,
     /// Commands that were under way at the same time when a response was last reported to have
@@ -127,41 +113,20 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(
-        identity: &Identity,
+        identity: Identity,
         qp: Box<dyn QueuePair>,
         receive_slots: Vec<u32>,
         responses: Buffer,
         keys: Keys,
         now_us: u64,
     ) -> Self {
-        let Identity {
-            id,
-            index,
-            fabric,
-            port,
-            cm_id,
-            listener,
-            local,
-            peer,
-            sizes,
-            known,
-        } = *identity;
         Self {
-            id,
-            index,
-            fabric,
-            port,
-            cm_id,
-            listener,
-            local,
-            peer,
-            sizes,
-            known,
+            identity,
             has_place: true,
             completions_beside_place: 0,
             charge: None,
             association: None,
-            phase: Phase::accepted(now_us, known),
+            phase: Phase::accepted(now_us, identity.known),
             qp,
             receive_slots,
             queue: None,
@@ -170,10 +135,7 @@ impl Connection {
             free: Vec::new(),
             responses,
             lists: Vec::new(),
-            data_lkey: keys.data,
-            sinks: keys.sinks,
-            queues_lkey: keys.queues,
-            zeroes: keys.zeroes,
+            keys,
             on_their_way: Responses::default(),
             together: 0,
             account: Account::COMMON,
@@ -193,13 +155,11 @@ impl Connection {
     /// Its host is permitted: it gets memory of its own instead of a place.
     pub(super) fn settle(&mut self, keys: Keys, [responses, spare]: [Buffer; 2]) {
         self.has_place = false;
-        self.queues_lkey = keys.queues;
         self.responses = responses;
         self.spare = Some(spare);
-        self.zeroes = keys.zeroes;
-        self.waiting.reserve(usize::from(self.sizes.entries));
-        self.data_lkey = keys.data;
-        self.sinks = keys.sinks;
+        self.waiting
+            .reserve(usize::from(self.identity.sizes.entries));
+        self.keys = keys;
     }
 
     /// It is a discovery controller's: it keeps its place, and returns data through the place's
@@ -207,7 +167,8 @@ impl Connection {
     pub(super) fn keep_place(&mut self, page: Buffer, lists: Vec<Buffer>) {
         self.spare = Some(page);
         self.lists = lists;
-        self.waiting.reserve(usize::from(self.sizes.entries));
+        self.waiting
+            .reserve(usize::from(self.identity.sizes.entries));
     }
 
     /// Posts the receive of the `at`th SQE behind its responses, which takes that and a list of SGL
@@ -216,7 +177,7 @@ impl Connection {
         let sge = |addr, len_bytes| Sge {
             addr,
             len_bytes,
-            lkey: self.queues_lkey,
+            lkey: self.keys.queues,
         };
         let sqe = sge(self.responses.addr() + in_place(at) as u64, SQE_BYTES);
         let wr_id = WrId::RecvInPlace(at).encode();
@@ -264,7 +225,7 @@ impl Connection {
     pub(super) fn take_slot(&mut self) -> Option<u16> {
         self.free.pop().or_else(|| {
             let slot = u16::try_from(self.commands.len()).ok()?;
-            let within = slot < slots(self.sizes.entries);
+            let within = slot < slots(self.identity.sizes.entries);
             within.then(|| self.commands.push(Command::default()))?;
             Some(slot)
         })
@@ -396,22 +357,24 @@ impl Connection {
 
     /// Whether the shared zeroes hold a transfer of `len_bytes`.
     pub(super) fn has_zeroes(&self, len_bytes: u32) -> bool {
-        self.zeroes.is_some_and(|sge| len_bytes <= sge.len_bytes)
+        self.keys
+            .zeroes
+            .is_some_and(|sge| len_bytes <= sge.len_bytes)
     }
 
     /// The SGE of the data of the command in `slot`: its buffer's, or the shared zeroes.
     pub(super) fn data_sge(&self, slot: u16) -> Option<Sge> {
         let command = &self.commands[usize::from(slot)];
         if command.zeroes {
-            return self.zeroes;
+            return self.keys.zeroes;
         }
         command.data.as_ref().map(|buffer| Sge {
             addr: buffer.addr(),
             len_bytes: buffer.len_bytes(),
             lkey: if command.has_spare {
-                self.queues_lkey
+                self.keys.queues
             } else {
-                self.data_lkey
+                self.keys.data
             },
         })
     }
@@ -495,7 +458,7 @@ impl Connection {
         Sge {
             addr: self.responses.addr() + u64::from(offset),
             len_bytes: CQE_BYTES,
-            lkey: self.queues_lkey,
+            lkey: self.keys.queues,
         }
     }
 

@@ -23,7 +23,7 @@ impl Connections {
     }
 
     pub(super) fn put(&mut self, connection: Connection) {
-        let index = connection.index;
+        let index = connection.identity.index;
         if let Some(place) = self.all.get_mut(index) {
             *place = Some(Box::new(connection));
         }

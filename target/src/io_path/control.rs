@@ -69,7 +69,7 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
         let len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
         if let Err(error) = transfer::push(connection, slot, len_bytes) {
             let why = format!("posting an RDMA WRITE failed: {error}");
-            return resources.broken.push((connection.index, why));
+            return resources.end(connection, why);
         }
     } else {
         command.release_buffers();

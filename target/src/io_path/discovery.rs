@@ -17,7 +17,7 @@ pub(super) fn keep_place(
     memory: &Memory,
     connection: &mut Connection,
 ) -> Result<(), Refusal> {
-    let entries = connection.sizes.entries;
+    let entries = connection.identity.sizes.entries;
     connection.completions_beside_place = port.keep_place(entries)?;
     // The page of its Connect's data, or the one for it where the data came in the capsule.
     let page = memory.strangers.take(ADMIN_PIECE_BYTES);
@@ -156,7 +156,7 @@ mod tests {
             };
             let response = memory.strangers.take(PLACE_RESPONSE_BYTES).unwrap();
             let keys = port.place_keys(&memory);
-            let connection = Connection::new(&identity, qp, slots, response, keys, 0);
+            let connection = Connection::new(identity, qp, slots, response, keys, 0);
             Self {
                 network,
                 host,

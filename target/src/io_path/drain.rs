@@ -49,7 +49,7 @@ impl IoPath {
                 Ok(false) => {}
                 Err(error) => {
                     let why = format!("posting an empty RDMA WRITE failed: {error}");
-                    self.resources.broken.push((connection.index, why));
+                    self.resources.end(connection, why);
                 }
             }
         }
@@ -60,6 +60,6 @@ impl IoPath {
         connection.phase == Phase::Admin
             && self
                 .control
-                .with(|target| target.has_io_queues(connection.id))
+                .with(|target| target.has_io_queues(connection.identity.id))
     }
 }

@@ -90,9 +90,7 @@ pub(super) fn start(
         IoStep::Disconnect(reason) => {
             resources.give_back_receive(connection, capsule.data.take());
             connection.free_slot(slot);
-            resources
-                .broken
-                .push((connection.index, reason.to_string()));
+            resources.end(connection, reason.to_string());
         }
     }
 }
@@ -297,7 +295,7 @@ pub(super) fn with_buffer(
         return on_data(resources, connection, slot);
     }
     if let Err(error) = transfer::pull(connection, slot) {
-        resources.broken.push((connection.index, error.to_string()));
+        resources.end(connection, error.to_string());
     }
     resources.unrung(connection);
 }
@@ -378,7 +376,7 @@ pub(super) enum Step {
 
 /// Submits one storage operation for the command in `slot`, or responds.
 fn run(resources: &mut Resources, connection: &mut Connection, slot: u16, step: Step) {
-    let token = token(connection.index, slot);
+    let token = token(connection.identity.index, slot);
     let command = connection.command(slot);
     let Work::Io(io) = &command.work else { return };
     let backend = io.namespace.backend;

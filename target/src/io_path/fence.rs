@@ -77,8 +77,8 @@ impl IoPath {
         let arriving = Arriving {
             conn,
             fence,
-            fabric: connection.fabric,
-            port: connection.port,
+            fabric: connection.identity.fabric,
+            port: connection.identity.port,
             mark: connection.qp().arrived(),
             passed: false,
             unpolled: Unpolled(cq_depth(RECEIVES_MAX)),
@@ -131,10 +131,10 @@ impl IoPath {
         let host = connection.association.as_ref();
         tracing::warn!(
             target: PEER_CAUSED,
-            peer = %connection.peer,
+            peer = %connection.identity.peer,
             host = host.map(|host| host.hostnqn.to_string()),
             cntlid = host.map_or(0, |host| host.cntlid),
-            qid = connection.sizes.qid,
+            qid = connection.identity.sizes.qid,
             commands,
             pulling,
             storage = connection.disk_outstanding,

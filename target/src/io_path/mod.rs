@@ -264,7 +264,7 @@ impl IoPath {
             connection.disk_outstanding -= 1;
             execute::on_disk(&mut self.resources, connection, completion);
             if connection.closing() && connection.disk_outstanding == 0 {
-                let (id, now_us) = (connection.id, self.resources.now_us);
+                let (id, now_us) = (connection.identity.id, self.resources.now_us);
                 self.control.disconnected(id, now_us);
             }
         }

@@ -182,7 +182,7 @@ impl IoPath {
         if !success {
             if !connection.closing() {
                 let why = format!("a work request ended with: {}", completion.status);
-                self.resources.broken.push((connection.index, why));
+                self.resources.end(connection, why);
             }
             return;
         }
@@ -192,9 +192,7 @@ impl IoPath {
             Some(WrId::Respond(slot)) => {
                 self.resources.told += 1;
                 if let Some(why) = connection.responded(slot) {
-                    self.resources
-                        .broken
-                        .push((connection.index, why.to_owned()));
+                    self.resources.end(connection, why);
                 }
                 waiting::spare_came_back(&mut self.resources, connection);
             }
@@ -264,7 +262,7 @@ fn on_receive_in_place(
     };
     if let Err(error) = connection.post_in_place(at) {
         let why = format!("a receive could not be posted again: {error}");
-        return resources.broken.push((connection.index, why));
+        return resources.end(connection, why);
     }
     on_landed(resources, connection, receives, (&mut capsule, byte_len));
 }
@@ -278,7 +276,7 @@ fn on_landed(
 ) {
     if byte_len < SQE_BYTES {
         let why = format!("a capsule of {byte_len} bytes, expected at least {SQE_BYTES}");
-        return resources.broken.push((connection.index, why));
+        return resources.end(connection, why);
     }
     on_capsule(resources, connection, receives, capsule);
 }
@@ -300,8 +298,8 @@ fn on_capsule(
         }
         Phase::Refused { .. } => {
             resources.give_back_receive(connection, capsule.data.take());
-            let why = "the host sent a command though its Connect was refused".to_owned();
-            resources.broken.push((connection.index, why));
+            let why = "the host sent a command though its Connect was refused";
+            resources.end(connection, why);
         }
         Phase::Closing { .. } => {
             resources.give_back_receive(connection, capsule.data.take());

@@ -121,7 +121,7 @@ impl Resources {
     /// Remembers that a connection has work requests to ring for.
     pub(super) fn unrung(&mut self, connection: &mut Connection) {
         if std::mem::take(&mut connection.rung) {
-            self.unrung.push(connection.index);
+            self.unrung.push(connection.identity.index);
         }
     }
 
@@ -145,16 +145,25 @@ impl Resources {
         named.map(|(&backend, _)| backend)
     }
 
+    /// Ends a connection at the end of the turn, and says why.
+    pub(super) fn end(&mut self, connection: &Connection, why: impl Into<String>) {
+        self.broken.push((connection.identity.index, why.into()));
+    }
+
     /// Ends a connection that the device has ended already, and with it data that it lent.
     pub(super) fn lost(&mut self, connection: &Connection) {
-        let why = "the connection ended before a command was taken in".to_owned();
-        self.broken.push((connection.index, why));
+        self.end(
+            connection,
+            "the connection ended before a command was taken in",
+        );
     }
 
     /// Ends a connection that has no slot left for a command.
     pub(super) fn too_many_commands(&mut self, connection: &Connection) {
-        let why = "the host sent more commands than its queue has entries".to_owned();
-        self.broken.push((connection.index, why));
+        self.end(
+            connection,
+            "the host sent more commands than its queue has entries",
+        );
     }
 
     /// Nobody needs the data of a capsule any more: posts its receive again at the end of the turn.
@@ -173,11 +182,11 @@ impl Resources {
     }
 
     pub(super) fn repost(&mut self, connection: &Connection, slot: u32, data: Buffer) {
-        let (fabric, port) = (connection.fabric, connection.port);
+        let (fabric, port) = (connection.identity.fabric, connection.identity.port);
         self.receives.push(ReturnedReceive {
             fabric,
             port,
-            connection: connection.index,
+            connection: connection.identity.index,
             slot,
             data,
         });

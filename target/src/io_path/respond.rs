@@ -29,7 +29,7 @@ pub(super) fn finish(
     if pushes {
         if let Err(error) = transfer::push(connection, slot, io.transfer.length_bytes()) {
             let why = format!("posting an RDMA WRITE failed: {error}");
-            return resources.broken.push((connection.index, why));
+            return resources.end(connection, why);
         }
     } else {
         connection.command(slot).release_buffers();
@@ -88,7 +88,7 @@ pub(super) fn settle(resources: &mut Resources, connection: &mut Connection) {
     if connection.delete.is_some() {
         delete_queue(resources, connection);
     }
-    let (conn, now_us) = (connection.id, resources.now_us);
+    let (conn, now_us) = (connection.identity.id, resources.now_us);
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
@@ -140,7 +140,7 @@ pub(super) fn send(
     let sge = connection.response(slot, cqe);
     if let Err(error) = connection.post_response(slot, sge, invalidate) {
         let why = format!("posting a response failed: {error}");
-        return resources.broken.push((connection.index, why));
+        return resources.end(connection, why);
     }
     resources.unrung(connection);
 }

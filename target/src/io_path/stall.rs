@@ -159,7 +159,7 @@ impl IoPath {
             let (most, waits) = connection.progress.patience(fenced, short);
             if looks >= most {
                 let why = connection.complaint(looks, most, waits);
-                self.resources.broken.push((connection.index, why));
+                self.resources.end(connection, why);
             }
         }
     }

@@ -69,7 +69,7 @@ pub(super) fn pull(connection: &mut Connection, slot: u16) -> Result<(), PullErr
         return Ok(());
     };
     data.len_bytes = len_bytes;
-    (data.lkey, connection.command(slot).sink) = connection.sinks.open(data)?;
+    (data.lkey, connection.command(slot).sink) = connection.keys.sinks.open(data)?;
     let last = Some(WrId::Pull(slot));
     each_segment(connection, slot, data, SendOp::Read, last)?;
     Ok(())

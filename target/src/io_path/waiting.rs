@@ -55,7 +55,7 @@ pub(super) fn line_up(
     connection.command(slot).wanted_bytes = len_bytes;
     connection.waiting.push_back(slot);
     if !std::mem::replace(&mut connection.starved, true) {
-        resources.starved.push_back(connection.index);
+        resources.starved.push_back(connection.identity.index);
     }
     if connection.phase == Phase::Admin {
         // It waits only for its turn, and not for those who find no data buffer.
@@ -74,7 +74,7 @@ pub(super) fn spare_came_back(resources: &mut Resources, connection: &mut Connec
         && connection.spare.is_some()
         && !std::mem::replace(&mut connection.spared, true)
     {
-        resources.spared.push_back(connection.index);
+        resources.spared.push_back(connection.identity.index);
     }
 }
 
