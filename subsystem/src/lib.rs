@@ -83,7 +83,7 @@ pub use io_queue::{
 };
 pub use namespace::{BackendId, Geometry, Namespace, NamespaceIdentity, NamespaceTable};
 pub use queue::Permit;
-pub use queue::transfer::{InCapsule, KeyedBuffer, KeyedList, Transfer};
+pub use queue::transfer::{CapsuleData, InCapsule, KeyedBuffer, KeyedList, Transfer};
 pub use refuse::{Refusal, RefuseReason};
 pub use transitions::IllegalTransition;
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use capstan_memory::{Buffer, Slab};
 
 /// What came behind the SQE of a command capsule.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub enum CapsuleData {
     /// Nothing.
+    #[default]
     None,
     /// A copy: a list of SGL descriptors, or data that is not worth a buffer.
     Copied(Box<[u8]>),
@@ -21,7 +22,7 @@ pub enum CapsuleData {
 }
 
 /// In-capsule data in memory of the wire: its bytes are seen only by calls of that wire.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct InPlace {
     /// What the wire calls it.
     pub message: u64,
@@ -41,6 +42,12 @@ pub struct Landed {
 }
 
 impl CapsuleData {
+    /// Takes the data, and leaves nothing.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+
     /// Bytes behind the SQE.
     #[must_use]
     pub fn len_bytes(&self) -> u32 {

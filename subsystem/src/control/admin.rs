@@ -20,7 +20,7 @@ use crate::action::{Action, ControllerId, DisconnectReason};
 use crate::bounds::ADMIN_DATA_MAX_BYTES;
 use crate::controller::{Controller, ControllerEvent, ControllerKind, ControllerState};
 use crate::features::FeatureValue;
-use crate::queue::transfer::Transfer;
+use crate::queue::transfer::{CapsuleData, Transfer};
 use crate::queue::{AcceptError, Permit};
 
 /// What to do with a command capsule on an Admin queue.
@@ -484,11 +484,13 @@ fn decode(
         ));
     }
     let transfer = match data {
-        DataTransfer::ControllerToHost { .. } => Transfer::resolve(sqe, data, capsule_data)?,
+        DataTransfer::ControllerToHost { .. } => {
+            Transfer::resolve(sqe, data, CapsuleData::Bytes(capsule_data))?
+        }
         DataTransfer::HostToController { .. }
             if takes_data(&command) && controller.kind == ControllerKind::Io =>
         {
-            Transfer::resolve(sqe, data, capsule_data)?
+            Transfer::resolve(sqe, data, CapsuleData::Bytes(capsule_data))?
         }
         // The others that bring data are refused by what they are, not by what they bring.
         DataTransfer::HostToController { .. } | DataTransfer::None => Transfer::None,

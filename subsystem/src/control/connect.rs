@@ -32,7 +32,7 @@ use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
 use crate::namespace::ChangedNamespaces;
 use crate::queue::Accounting;
-use crate::queue::transfer::Transfer;
+use crate::queue::transfer::{CapsuleData, Transfer};
 use crate::refuse::{Refusal, RefuseReason};
 use crate::shared::{ControllerShared, QueueShared};
 use crate::told::ToldNamespaces;
@@ -193,9 +193,11 @@ impl Target {
     /// The response to send when there is no telling; then close the connection.
     pub fn connect_transfer(sqe: &Sqe, capsule_data: &[u8]) -> Result<Transfer, Cqe> {
         let located = match FabricsCommand::parse(sqe) {
-            Ok(command @ FabricsCommand::Connect(_)) => {
-                Transfer::resolve(sqe, command.data_transfer(), capsule_data)
-            }
+            Ok(command @ FabricsCommand::Connect(_)) => Transfer::resolve(
+                sqe,
+                command.data_transfer(),
+                CapsuleData::Bytes(capsule_data),
+            ),
             // What is no Connect needs no data to be refused.
             Ok(
                 FabricsCommand::PropertyGet(_)

@@ -13,7 +13,7 @@ use super::IoQueue;
 use crate::bounds::{COPY_MAX_BYTES, COPY_RANGES_MAX, TRANSFER_MAX_BYTES};
 use crate::gate::Access;
 use crate::namespace::{BackendId, Namespace};
-use crate::queue::transfer::Transfer;
+use crate::queue::transfer::{CapsuleData, Transfer};
 use crate::queue::{Effect, Permit, Trace};
 
 /// A command to execute: checked against the namespace, with its data located.
@@ -251,7 +251,7 @@ impl IoQueue {
     pub(super) fn decode(
         &mut self,
         sqe: &Sqe,
-        capsule_data: &[u8],
+        capsule_data: CapsuleData<'_>,
     ) -> Result<Decoded, CommandError> {
         self.check_state(sqe)?;
         let opcode = sqe.io_opcode();

@@ -9,7 +9,7 @@ use capstan_nvme_proto::transfer::DataTransfer;
 use super::IoQueue;
 use crate::bounds::TRANSFER_MAX_BYTES;
 use crate::gate::Access;
-use crate::queue::transfer::Transfer;
+use crate::queue::transfer::{CapsuleData, Transfer};
 use crate::queue::{Effect, Permit, Trace};
 
 /// A command of an I/O queue for [`Target::execute_control`](crate::Target::execute_control).
@@ -67,7 +67,7 @@ impl IoQueue {
     pub(super) fn decode_control(
         &mut self,
         sqe: &Sqe,
-        capsule_data: &[u8],
+        capsule_data: CapsuleData<'_>,
     ) -> Result<Decoded, CommandError> {
         self.check_state(sqe)?;
         let command = WireCommand::parse(sqe)?;

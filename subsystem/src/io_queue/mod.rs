@@ -21,7 +21,7 @@ use crate::counters::NamespaceCounters;
 use crate::namespace::NamespaceTable;
 use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
 use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
-use crate::{ConnId, DisconnectReason, DrainId, FenceId};
+use crate::{CapsuleData, ConnId, DisconnectReason, DrainId, FenceId};
 use drain::Drains;
 
 pub(crate) use command::{CopyLimits, EXECUTED};
@@ -154,8 +154,8 @@ impl IoQueue {
         }
     }
 
-    /// Takes in a command capsule: `sqe`, and in `capsule_data` the bytes that followed it.
-    pub fn handle_command(&mut self, sqe: &Sqe, capsule_data: &[u8]) -> IoStep {
+    /// Takes in a command capsule: `sqe`, and what followed it.
+    pub fn handle_command(&mut self, sqe: &Sqe, capsule_data: CapsuleData<'_>) -> IoStep {
         self.controller.note_activity();
         let cid = sqe.cid.get();
         let permit = match self.accounting.accept(cid) {

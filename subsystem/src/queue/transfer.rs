@@ -11,6 +11,26 @@ use capstan_nvme_proto::transfer::DataTransfer;
 
 use crate::bounds::SGL_DESCRIPTORS_MAX;
 
+/// What followed the SQE in a command capsule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CapsuleData<'a> {
+    /// These bytes; none where the capsule ended behind the SQE.
+    Bytes(&'a [u8]),
+    /// So many bytes, which stay where they arrived: they can be data, but nothing is read from
+    /// them, so a list of SGL descriptors in them is refused.
+    InPlace(u32),
+}
+
+impl CapsuleData<'_> {
+    /// Bytes behind the SQE.
+    fn len(self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::InPlace(length_bytes) => to_usize(length_bytes),
+        }
+    }
+}
+
 /// Where the data of a command is, and how many bytes of it to move: exactly as many as the
 /// command needs, even when the host's buffers are larger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,7 +149,7 @@ impl Transfer {
     pub(crate) fn resolve(
         sqe: &Sqe,
         data: DataTransfer,
-        capsule_data: &[u8],
+        capsule_data: CapsuleData<'_>,
     ) -> Result<Self, CommandError> {
         let (needed_bytes, from_host) = match data {
             DataTransfer::None => return Ok(Self::None),
@@ -161,7 +181,10 @@ impl Transfer {
                 base: SglBase::CapsuleOffset(_),
                 last: true,
                 ..
-            } => Self::list(&sgl, needed_bytes, capsule_data),
+            } => match capsule_data {
+                CapsuleData::Bytes(bytes) => Self::list(&sgl, needed_bytes, bytes),
+                CapsuleData::InPlace(_) => Err(type_invalid(sqe)),
+            },
             Sgl::InCapsule { .. }
             | Sgl::Segment { .. }
             | Sgl::DataBlock { .. }
@@ -304,14 +327,19 @@ mod tests {
     }
 
     fn status(sgl: Sgl, data: DataTransfer, capsule_data: &[u8]) -> Status {
-        Transfer::resolve(&sqe(sgl), data, capsule_data)
+        Transfer::resolve(&sqe(sgl), data, CapsuleData::Bytes(capsule_data))
             .unwrap_err()
             .status
     }
 
     #[test]
     fn a_keyed_buffer_is_cut_to_what_the_command_needs() {
-        let transfer = Transfer::resolve(&sqe(keyed_sgl(8192, 9, true)), PUSH, &[]).unwrap();
+        let transfer = Transfer::resolve(
+            &sqe(keyed_sgl(8192, 9, true)),
+            PUSH,
+            CapsuleData::Bytes(&[]),
+        )
+        .unwrap();
         assert_eq!(
             transfer,
             Transfer::Keyed(KeyedBuffer {
@@ -335,14 +363,16 @@ mod tests {
             length_bytes,
         };
         let data = [0; 4100];
-        let transfer = Transfer::resolve(&sqe(inline(4, 4096)), PULL, &data).unwrap();
-        assert_eq!(
-            transfer,
-            Transfer::InCapsule(InCapsule {
-                offset_bytes: 4,
-                length_bytes: 4096
-            })
-        );
+        for data in [CapsuleData::Bytes(&data), CapsuleData::InPlace(4100)] {
+            let transfer = Transfer::resolve(&sqe(inline(4, 4096)), PULL, data).unwrap();
+            assert_eq!(
+                transfer,
+                Transfer::InCapsule(InCapsule {
+                    offset_bytes: 4,
+                    length_bytes: 4096
+                })
+            );
+        }
         let cases = [
             (inline(4101, 0), PULL, Status::SGL_OFFSET_INVALID),
             (inline(5, 4096), PULL, Status::DATA_SGL_LENGTH_INVALID),
@@ -383,6 +413,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn no_list_is_read_from_data_that_stays_in_place() {
+        let (sgl, capsule) = list(&[keyed_sgl(4096, 1, false)]);
+        let len = u32::try_from(capsule.len()).unwrap();
+        let refused = Transfer::resolve(&sqe(sgl), PULL, CapsuleData::InPlace(len)).unwrap_err();
+        let expected = Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr();
+        assert_eq!(refused.status, expected);
+    }
+
     fn list(descriptors: &[Sgl]) -> (Sgl, Vec<u8>) {
         let bytes: Vec<u8> = descriptors
             .iter()
@@ -405,7 +444,7 @@ mod tests {
             keyed_sgl(8000, 4, false),
             keyed_sgl(8000, 5, false),
         ]);
-        let transfer = Transfer::resolve(&sqe(sgl), PUSH, &capsule).unwrap();
+        let transfer = Transfer::resolve(&sqe(sgl), PUSH, CapsuleData::Bytes(&capsule)).unwrap();
         assert_eq!(transfer.rkey_to_invalidate(), Some(3));
         assert_eq!(transfer.length_bytes(), 4096);
         let Transfer::KeyedList(list) = transfer else {
@@ -444,7 +483,7 @@ mod tests {
             DataTransfer::HostToController { bytes: 0 },
         ] {
             assert_eq!(
-                Transfer::resolve(&sqe(bucket), data, &[]),
+                Transfer::resolve(&sqe(bucket), data, CapsuleData::Bytes(&[])),
                 Ok(Transfer::None)
             );
         }

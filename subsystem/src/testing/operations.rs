@@ -27,8 +27,8 @@ use super::medium::Medium;
 use super::{Bench, GEOMETRY, host, namespace_config, subnqn};
 use crate::bounds::TRANSFER_MAX_BYTES;
 use crate::{
-    AdminOutcome, AdminStep, ConnId, ControlOutcome, Geometry, HostPolicy, IoCommand, IoOperation,
-    IoStep, Permit, Transfer,
+    AdminOutcome, AdminStep, CapsuleData, ConnId, ControlOutcome, Geometry, HostPolicy, IoCommand,
+    IoOperation, IoStep, Permit, Transfer,
 };
 
 /// Numbers below this make happen what would else happen so often that nothing lives long.
@@ -373,7 +373,7 @@ fn send_io(bench: &mut Bench, model: &mut Model, conn: ConnId, sqe: &Sqe, capsul
         return;
     };
     let was_free = model.sent(conn, sqe.cid.get());
-    match queue.handle_command(sqe, capsule_data) {
+    match queue.handle_command(sqe, CapsuleData::Bytes(capsule_data)) {
         IoStep::Complete(cqe) => model.answered(conn, was_free, &cqe),
         IoStep::Disconnect(_) => forget(bench, model, conn),
         IoStep::DeleteQueue(permit) => model.medium.delete_queue(bench, permit),

@@ -10,7 +10,7 @@ use capstan_nvme_proto::status::Status;
 
 use crate::bounds::{FENCE_TOLD_US, FENCE_US_MAX};
 use crate::testing::{Association, Bench, buffer, host, subnqn};
-use crate::{ConnId, DisconnectReason, IoStep, Permit, RefuseReason};
+use crate::{CapsuleData, ConnId, DisconnectReason, IoStep, Permit, RefuseReason};
 
 fn write(cid: u16) -> Sqe {
     let command = WireCommand::Write(Write {
@@ -31,7 +31,7 @@ fn begin_write(bench: &mut Bench, conn: ConnId, cid: u16) -> Permit {
         .queues
         .get_mut(&conn)
         .unwrap()
-        .handle_command(&write(cid), &[])
+        .handle_command(&write(cid), CapsuleData::Bytes(&[]))
     {
         IoStep::Execute(io) => io.permit,
         other => panic!("{other:?}"),

@@ -19,8 +19,8 @@ use zerocopy::IntoBytes;
 
 use crate::testing::{Bench, GEOMETRY, buffer, namespace_config, subnqn};
 use crate::{
-    BackendId, ConnId, DisconnectReason, Geometry, IoCommand, IoOperation, IoQueue, IoQueueState,
-    IoStep, NamespaceConfig, Transfer,
+    BackendId, CapsuleData, ConnId, DisconnectReason, Geometry, IoCommand, IoOperation, IoQueue,
+    IoQueueState, IoStep, NamespaceConfig, Transfer,
 };
 
 /// A bench whose only controller has one I/O queue of 8 entries.
@@ -45,14 +45,14 @@ fn sqe(command: Command, cid: u16) -> Sqe {
 }
 
 fn execute(bench: &mut Bench, conn: ConnId, sqe: &Sqe, capsule: &[u8]) -> IoCommand {
-    match queue(bench, conn).handle_command(sqe, capsule) {
+    match queue(bench, conn).handle_command(sqe, CapsuleData::Bytes(capsule)) {
         IoStep::Execute(command) => command,
         other => panic!("{other:?}"),
     }
 }
 
 fn refused(bench: &mut Bench, conn: ConnId, sqe: &Sqe) -> Status {
-    match queue(bench, conn).handle_command(sqe, &[]) {
+    match queue(bench, conn).handle_command(sqe, CapsuleData::Bytes(&[])) {
         IoStep::Complete(cqe) => {
             assert_eq!(cqe.cid, sqe.cid);
             cqe.status()
@@ -421,7 +421,7 @@ fn duplicates_are_refused_and_an_overrun_ends_the_queue() {
         refused(&mut bench, conn, &flush(3)),
         Status::COMMAND_ID_CONFLICT.dnr().more()
     );
-    let step = queue(&mut bench, conn).handle_command(&flush(8), &[]);
+    let step = queue(&mut bench, conn).handle_command(&flush(8), CapsuleData::Bytes(&[]));
     let IoStep::Disconnect(why) = step else {
         panic!("{step:?}");
     };
@@ -441,7 +441,7 @@ fn duplicates_are_refused_and_an_overrun_ends_the_queue() {
 fn a_host_can_delete_its_queue() {
     let (mut bench, conn) = bench();
     let disconnect = FabricsCommand::Disconnect.encode(4, Sgl::EMPTY);
-    let step = queue(&mut bench, conn).handle_command(&disconnect, &[]);
+    let step = queue(&mut bench, conn).handle_command(&disconnect, CapsuleData::Bytes(&[]));
     let IoStep::DeleteQueue(permit) = step else {
         panic!("{step:?}");
     };

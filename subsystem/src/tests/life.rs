@@ -16,7 +16,9 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
 use crate::testing::{Association, Bench, GEOMETRY, PORT, buffer, host, subnqn};
-use crate::{AdminStep, BackendId, DisconnectReason, Geometry, HostPolicy, IoQueueState, IoStep};
+use crate::{
+    AdminStep, BackendId, CapsuleData, DisconnectReason, Geometry, HostPolicy, IoQueueState, IoStep,
+};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -151,7 +153,7 @@ fn a_shutdown_ends_when_everything_is_on_the_medium() {
         .queues
         .get_mut(&io)
         .unwrap()
-        .handle_command(&read, &[]);
+        .handle_command(&read, CapsuleData::Bytes(&[]));
     let IoStep::Complete(cqe) = step else {
         panic!("{step:?}");
     };
@@ -256,7 +258,7 @@ fn silence_ends_the_association_and_says_why() {
         .queues
         .get_mut(&io)
         .unwrap()
-        .handle_command(&flush, &[]);
+        .handle_command(&flush, CapsuleData::Bytes(&[]));
     bench.wait_us(5 * SECOND_US);
     assert!(bench.disconnects.is_empty());
     bench.wait_us(3 * SECOND_US);

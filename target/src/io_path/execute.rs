@@ -9,11 +9,12 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Io, Op, Submitted};
 use capstan_subsystem::{BackendId, IoCommand, IoOperation, IoStep, Transfer};
+use capstan_transport::{CapsuleData, InPlace, Landed};
 
 use super::command::{Command, Work};
 use super::connection::Connection;
 use super::receives::Receives;
-use super::recv::{Capsule, Received};
+use super::recv::Capsule;
 use super::{Resources, admin, control, respond, status, transfer, waiting};
 use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
@@ -27,7 +28,7 @@ pub(super) fn start(
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
-    let result = queue.handle_command(&capsule.sqe, capsule.bytes());
+    let result = queue.handle_command(&capsule.sqe, capsule.data());
     let at_once = at_once(resources, connection, receives, capsule, &result);
     // No more of the command than is needed: the stores of a page may still be on their way to
     // memory, and a wide load of what is stored in pieces behind them stalls until they have ended.
@@ -36,8 +37,8 @@ pub(super) fn start(
             permit, transfer, ..
         }) = result
     {
-        if let Some(Received::Landed { slot, buffer, .. }) = capsule.data.take() {
-            receives.post_again(slot, buffer, Some(connection.qp()));
+        if let CapsuleData::Landed(landed) = capsule.data.take() {
+            receives.post_again(landed.receive, landed.buffer, Some(connection.qp()));
         }
         return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
     }
@@ -100,14 +101,14 @@ pub(super) fn place_capsule_data(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    data: Option<Received>,
+    data: CapsuleData,
 ) {
     let command = connection.command(slot);
     match (&command.transfer, data) {
-        (Transfer::InCapsule(place), Some(Received::Landed { slot, buffer, .. })) => {
+        (Transfer::InCapsule(place), CapsuleData::Landed(landed)) => {
             command.data_offset_bytes = place.offset_bytes;
-            command.receive = Some(slot);
-            command.data = Some(buffer);
+            command.receive = Some(landed.receive);
+            command.data = Some(landed.buffer);
         }
         (_, data) => resources.give_back_receive(connection, data),
     }
@@ -196,7 +197,7 @@ fn at_once(
     let IoStep::Execute(io) = step else {
         return AtOnce::Not;
     };
-    if capsule.data.is_none() {
+    if matches!(capsule.data, CapsuleData::None) {
         // Of what takes long, a few a turn are enough, behind the answers to everything else.
         let long = io.transfer.length_bytes() > READ_AT_ONCE_BYTES_MAX;
         if io.operation.moves_data_to_host() && (long || resources.share.is_over()) {
@@ -223,7 +224,7 @@ fn write_received(
         return false;
     };
     let skip = place.offset_bytes as usize;
-    if let Some(Received::Lent { message, .. }) = capsule.data {
+    if let CapsuleData::InPlace(InPlace { message, .. }) = capsule.data {
         let written = connection.qp().take_lent(message, &mut |data| {
             volume.write_at_once(range.slba, range.nlb, data.skip(skip))
         });
@@ -232,10 +233,10 @@ fn write_received(
         }
     }
     match &capsule.data {
-        Some(Received::Landed { buffer, .. }) => {
+        CapsuleData::Landed(Landed { buffer, .. }) => {
             volume.write_at_once(range.slba, range.nlb, buffer.raw().skip(skip))
         }
-        Some(Received::Lent { .. } | Received::Copied(_)) | None => false,
+        CapsuleData::None | CapsuleData::Copied(_) | CapsuleData::InPlace(_) => false,
     }
 }
 

@@ -1,16 +1,16 @@
 //! Step 2: completions. A received capsule becomes a command; a pulled transfer goes on to disk; a
 //! sent response frees its command.
 
-use capstan_memory::Buffer;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{LENT_HEAD_BYTES, QpNum, WcOpcode, WcStatus, WorkCompletion};
+use capstan_transport::{CapsuleData, InPlace, Landed};
 
 use super::connection::Connection;
 use super::phase::Phase;
 use super::receives::Receives;
 use super::wr_id::WrId;
 use super::{IoPath, Resources, admin, execute, waiting};
-use crate::limits::{IN_CAPSULE_BYTES, SQE_BYTES};
+use crate::limits::SQE_BYTES;
 
 const _: () = assert!(LENT_HEAD_BYTES == SQE_BYTES as usize);
 
@@ -18,73 +18,56 @@ const _: () = assert!(LENT_HEAD_BYTES == SQE_BYTES as usize);
 pub(super) struct Capsule {
     pub(super) sqe: Sqe,
     /// What came behind the SQE. A receive without any is posted again at once.
-    pub(super) data: Option<Received>,
-}
-
-/// The data of a capsule.
-pub(super) enum Received {
-    /// Where it has come: it takes no receive, unless it is landed.
-    Lent {
-        /// What the device calls it.
-        message: u64,
-        /// Bytes that arrived.
-        len_bytes: u32,
-    },
-    /// In a receive that is not posted again yet, because its data is in use.
-    Landed {
-        slot: u32,
-        buffer: Buffer,
-        /// Bytes that arrived.
-        len_bytes: u32,
-    },
-    /// In a receive of a discovery controller's queue: a copy.
-    Copied(Box<[u8]>),
-}
-
-impl Received {
-    /// Bytes that arrived.
-    pub(super) fn len_bytes(&self) -> u32 {
-        match self {
-            Self::Lent { len_bytes, .. } | Self::Landed { len_bytes, .. } => *len_bytes,
-            Self::Copied(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
-        }
-    }
+    pub(super) data: CapsuleData,
 }
 
 impl Capsule {
-    /// The data that came with the command, or as many zeroes where it is lent: nobody but a volume looks at it there.
-    #[expect(unsafe_code, reason = "reads received bytes in place")]
-    pub(super) fn bytes(&self) -> &[u8] {
-        static ZEROES: [u8; IN_CAPSULE_BYTES as usize] = [0; IN_CAPSULE_BYTES as usize];
-        let Some(received) = &self.data else {
-            return &[];
-        };
-        let bytes = match received {
-            Received::Lent { .. } => ZEROES.as_slice(),
-            Received::Copied(bytes) => bytes,
-            // SAFETY: its receive has completed and is posted again only after this capsule gave the
-            // buffer away, and the region grants hosts no remote access, so nobody writes it.
-            Received::Landed { buffer, .. } => unsafe { buffer.bytes() },
-        };
-        bytes.get(..received.len_bytes() as usize).unwrap_or(bytes)
+    /// What came with the command, as the controllers look at it.
+    pub(super) fn data(&self) -> capstan_subsystem::CapsuleData<'_> {
+        match &self.data {
+            CapsuleData::InPlace(InPlace { len_bytes, .. }) => {
+                capstan_subsystem::CapsuleData::InPlace(*len_bytes)
+            }
+            CapsuleData::None | CapsuleData::Copied(_) | CapsuleData::Landed(_) => {
+                capstan_subsystem::CapsuleData::Bytes(self.bytes())
+            }
+        }
     }
 
-    /// Puts data that is lent into a receive, where it can stay. `false` when the connection has ended meanwhile, and the data
-    /// with it.
+    /// The bytes that came with the command and can be read here: none while they are in place.
+    #[expect(unsafe_code, reason = "reads received bytes in place")]
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.data {
+            CapsuleData::None | CapsuleData::InPlace(_) => &[],
+            CapsuleData::Copied(bytes) => bytes,
+            CapsuleData::Landed(Landed {
+                buffer, len_bytes, ..
+            }) => {
+                // SAFETY: its receive has completed and is posted again only after this capsule
+                // gave the buffer away, and the region grants hosts no remote access, so nobody
+                // writes it.
+                let bytes = unsafe { buffer.bytes() };
+                bytes.get(..*len_bytes as usize).unwrap_or(bytes)
+            }
+        }
+    }
+
+    /// Puts data that is in place into a receive, where it can stay. `false` when the connection
+    /// has ended meanwhile, and the data with it.
     #[must_use]
     pub(super) fn land(&mut self, connection: &mut Connection, receives: &mut Receives) -> bool {
-        let Some(Received::Lent { message, len_bytes }) = self.data else {
+        let CapsuleData::InPlace(InPlace { message, len_bytes }) = self.data else {
             return true;
         };
         let wr_id = connection.qp().land_lent(message);
-        let Some(WrId::Recv(slot)) = wr_id.and_then(WrId::decode) else {
+        let Some(WrId::Recv(receive)) = wr_id.and_then(WrId::decode) else {
             return false;
         };
-        let Some(buffer) = receives.take_data(slot) else {
+        let Some(buffer) = receives.take_data(receive) else {
             return false;
         };
-        self.data = Some(Received::Landed {
-            slot,
+        self.data = CapsuleData::Landed(Landed {
+            receive,
             buffer,
             len_bytes,
         });
@@ -214,10 +197,14 @@ fn on_lent(
         return;
     };
     let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
-    // In its place from the start: pieces of it that are loaded as a whole wait for every store before.
+    // Made in its final place: a wide load behind narrow stores waits for all stores before it.
     let mut capsule = Capsule {
         sqe: zerocopy::transmute!(head),
-        data: (len_bytes != 0).then_some(Received::Lent { message, len_bytes }),
+        data: if len_bytes == 0 {
+            CapsuleData::None
+        } else {
+            CapsuleData::InPlace(InPlace { message, len_bytes })
+        },
     };
     on_capsule(resources, connection, receives, &mut capsule);
 }
@@ -231,14 +218,14 @@ fn on_receive(
 ) {
     let mut capsule = Capsule {
         sqe: zerocopy::transmute!(receives.sqe(slot)),
-        data: None,
+        data: CapsuleData::None,
     };
     let len_bytes = byte_len.saturating_sub(SQE_BYTES);
     if len_bytes == 0 {
         let _ = receives.repost(slot, Some(connection.qp()));
     } else if let Some(buffer) = receives.take_data(slot) {
-        capsule.data = Some(Received::Landed {
-            slot,
+        capsule.data = CapsuleData::Landed(Landed {
+            receive: slot,
             buffer,
             len_bytes,
         });
@@ -255,10 +242,10 @@ fn on_receive_in_place(
 ) {
     let mut capsule = Capsule {
         sqe: zerocopy::transmute!(connection.sqe_in_place(at)),
-        data: byte_len
-            .checked_sub(SQE_BYTES)
-            .filter(|len_bytes| *len_bytes != 0)
-            .map(|len_bytes| Received::Copied(connection.list_in_place(at, len_bytes))),
+        data: match byte_len.saturating_sub(SQE_BYTES) {
+            0 => CapsuleData::None,
+            len_bytes => CapsuleData::Copied(connection.list_in_place(at, len_bytes)),
+        },
     };
     if let Err(error) = connection.post_in_place(at) {
         let why = format!("a receive could not be posted again: {error}");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use capstan_memory::Buffer;
 use capstan_storage::{Engine, IoError, IoErrorKind, Volume};
 use capstan_subsystem::BackendId;
+use capstan_transport::{CapsuleData, InPlace, Landed};
 use rustc_hash::FxHashMap;
 
 use super::connection::Connection;
@@ -14,7 +15,6 @@ use super::fabric::Memory;
 use super::lease::Shares;
 use super::phase::Phase;
 use super::queue_shares::QueueShares;
-use super::recv::Received;
 use super::share::Share;
 use crate::control_plane::ControlPlane;
 
@@ -167,17 +167,15 @@ impl Resources {
     }
 
     /// Nobody needs the data of a capsule any more: posts its receive again at the end of the turn.
-    pub(super) fn give_back_receive(
-        &mut self,
-        connection: &mut Connection,
-        received: Option<Received>,
-    ) {
-        match received {
-            Some(Received::Landed { slot, buffer, .. }) => self.repost(connection, slot, buffer),
-            Some(Received::Lent { message, .. }) => {
+    pub(super) fn give_back_receive(&mut self, connection: &mut Connection, data: CapsuleData) {
+        match data {
+            CapsuleData::Landed(Landed {
+                receive, buffer, ..
+            }) => self.repost(connection, receive, buffer),
+            CapsuleData::InPlace(InPlace { message, .. }) => {
                 connection.qp().take_lent(message, &mut |_| true);
             }
-            Some(Received::Copied(_)) | None => {}
+            CapsuleData::Copied(_) | CapsuleData::None => {}
         }
     }
 
