@@ -7,25 +7,21 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_subsystem::{
-    AdminOutcome, AdminRequest, AdminStep, ConnId, KeyedBuffer, Target, Transfer,
-};
+use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, Target, Transfer};
 
-use super::command::Work;
+use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
 use super::phase::Phase;
 use super::recv::Capsule;
+use super::transfer::HostBuffers;
 use super::{IoPath, Resources, execute, respond, transfer, waiting};
 use crate::limits::{ADMIN_COST_BYTES, ADMIN_PIECE_BYTES, CONNECT_DATA_BYTES};
 
-/// An admin command in flight.
-pub(super) enum AdminWork {
-    /// The Connect that makes the connection a queue.
-    Connect(Sqe),
-    /// A command of an admin queue.
-    Request(AdminRequest),
-    /// A command that was executed: the data it returns is on its way.
-    Telling(Telling),
+/// The Connect that makes a connection a queue.
+pub(super) struct Connect {
+    pub(super) sqe: Sqe,
+    /// Where its data is.
+    pub(super) transfer: Transfer,
 }
 
 /// A command that asks which blocks are allocated, while the medium is looked at: it has no slot
@@ -34,7 +30,7 @@ pub(super) enum AdminWork {
 pub(crate) struct LookingUp {
     conn: ConnId,
     pub(crate) request: AdminRequest,
-    segments: Option<Box<[KeyedBuffer]>>,
+    host: HostBuffers,
 }
 
 impl LookingUp {
@@ -65,16 +61,18 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         let why = "the host sent more commands than its admin queue has entries";
         return resources.end(connection, why);
     };
-    let (work, transfer) = match begin(resources, connection, capsule) {
-        Begun::Work(work, transfer) => (work, transfer),
+    let work = match begin(resources, connection, capsule) {
+        Begun::Work(work) => work,
         Begun::Complete(cqe) => {
             resources.give_back_receive(connection, capsule.data.take());
-            return respond::send(resources, connection, slot, cqe, None);
+            let nothing = Responding::default();
+            return respond::send(resources, connection, slot, nothing, cqe, None);
         }
         Begun::Refuse(cqe) => {
             resources.give_back_receive(connection, capsule.data.take());
             connection.phase = Phase::refused(resources.now_us);
-            return respond::send(resources, connection, slot, cqe, None);
+            let nothing = Responding::default();
+            return respond::send(resources, connection, slot, nothing, cqe, None);
         }
         Begun::Disconnect(why) => {
             resources.give_back_receive(connection, capsule.data.take());
@@ -82,59 +80,59 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
             return resources.end(connection, why);
         }
     };
-    let segments = match &transfer {
-        Transfer::KeyedList(list) => Some(list.buffers(capsule.bytes()).collect()),
-        Transfer::None | Transfer::InCapsule(_) | Transfer::Keyed(_) => None,
-    };
-    let query = match &work {
-        AdminWork::Request(request) => request.allocation_query().cloned(),
-        AdminWork::Connect(_) | AdminWork::Telling(_) => None,
-    };
-    let work = match (work, query) {
-        (AdminWork::Request(request), Some(query)) => {
+    let transfer = *work.transfer();
+    let host = HostBuffers::of(&transfer, capsule.bytes());
+    let work = match work {
+        Work::Admin(request) if request.allocation_query().is_some() => {
             resources.give_back_receive(connection, capsule.data.take());
             connection.free_slot(slot);
-            let looking_up = LookingUp {
-                conn: connection.identity.id,
-                request,
-                segments,
-            };
-            return resources.control.look_up(query, Box::new(looking_up));
+            return look_up(resources, connection, *request, host);
         }
-        (work, _) => work,
+        work => work,
     };
-    let command = connection.command(slot);
-    command.segments = segments;
-    let connects = matches!(work, AdminWork::Connect(_));
-    let brings = match &work {
-        AdminWork::Request(request) => request.brings_data(),
-        AdminWork::Connect(_) => true,
-        AdminWork::Telling(_) => false,
+    let mut holds = Holds::new(host);
+    execute::keep_capsule_data(resources, connection, &transfer, capsule, &mut holds);
+    let buffer_bytes = match transfer {
+        Transfer::InCapsule(_) => 0,
+        _ => transfer.length_bytes(),
     };
-    let in_capsule = matches!(transfer, Transfer::InCapsule(_));
-    let buffer_bytes = if in_capsule {
-        0
-    } else {
-        transfer.length_bytes()
-    };
-    command.transfer = transfer;
-    command.work = Work::Admin(Box::new(work));
-    command.pulls = brings && !in_capsule;
-    execute::place_capsule_data(resources, connection, slot, capsule.data.take());
-    if connects {
-        return fetch_connect_data(resources, connection, slot, buffer_bytes);
-    }
     if buffer_bytes == 0 {
-        return execute::on_data(resources, connection, slot);
+        return execute::on_data(resources, connection, slot, work, holds);
     }
-    line_up(resources, connection, slot, buffer_bytes);
+    if matches!(work, Work::Connect(_)) {
+        return fetch_connect_data(resources, connection, slot, (work, holds), buffer_bytes);
+    }
+    line_up(resources, connection, slot, (work, holds), buffer_bytes);
+}
+
+/// Has the medium looked at that a command asks about; it has no slot meanwhile.
+fn look_up(
+    resources: &Resources,
+    connection: &Connection,
+    request: AdminRequest,
+    host: HostBuffers,
+) {
+    if let Some(query) = request.allocation_query().cloned() {
+        let looking_up = LookingUp {
+            conn: connection.identity.id,
+            request,
+            host,
+        };
+        resources.control.look_up(query, Box::new(looking_up));
+    }
 }
 
 /// Lets a command that returns or brings data wait for its queue's page.
-fn line_up(resources: &mut Resources, connection: &mut Connection, slot: u16, buffer_bytes: u32) {
+fn line_up(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    command: (Work, Holds),
+    buffer_bytes: u32,
+) {
     let piece_bytes = buffer_bytes.min(ADMIN_PIECE_BYTES);
     // Behind the responses of this turn, so that it holds up no others.
-    waiting::line_up(resources, connection, slot, piece_bytes);
+    waiting::line_up(resources, connection, slot, command, piece_bytes);
 }
 
 /// Pulls the data of a Connect, when it has not come in the capsule. It waits for no buffer of
@@ -143,11 +141,9 @@ fn fetch_connect_data(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
+    (work, mut holds): (Work, Holds),
     buffer_bytes: u32,
 ) {
-    if buffer_bytes == 0 {
-        return execute::on_data(resources, connection, slot);
-    }
     let place = (buffer_bytes <= CONNECT_DATA_BYTES).then(|| {
         let strangers = &resources.memory.strangers;
         strangers.take(buffer_bytes)
@@ -159,12 +155,13 @@ fn fetch_connect_data(
         return resources.end(connection, why);
     };
     connection.phase = Phase::connecting(resources.now_us);
-    execute::with_buffer(resources, connection, slot, buffer);
+    holds.own = Own::Leased(buffer);
+    execute::with_buffer(resources, connection, slot, work, holds);
 }
 
 /// The capsule before its data is there.
 enum Begun {
-    Work(AdminWork, Transfer),
+    Work(Work),
     Complete(Cqe),
     /// It is no Connect that could be examined.
     Refuse(Cqe),
@@ -175,7 +172,10 @@ fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> B
     let Capsule { sqe, .. } = capsule;
     if connection.phase.is_unconnected() {
         return match Target::connect_transfer(sqe, capsule.bytes()) {
-            Ok(transfer) => Begun::Work(AdminWork::Connect(*sqe), transfer),
+            Ok(transfer) => Begun::Work(Work::Connect(Box::new(Connect {
+                sqe: *sqe,
+                transfer,
+            }))),
             Err(cqe) => Begun::Refuse(cqe),
         };
     }
@@ -184,44 +184,25 @@ fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> B
         .control
         .with(|target| target.begin_admin(connection.identity.id, sqe, capsule.bytes(), now_us));
     match step {
-        AdminStep::Execute(request) => {
-            let transfer = *request.transfer();
-            Begun::Work(AdminWork::Request(request), transfer)
-        }
+        AdminStep::Execute(request) => Begun::Work(Work::Admin(Box::new(request))),
         AdminStep::Complete(cqe) => Begun::Complete(cqe),
         AdminStep::Disconnect(why) => Begun::Disconnect(why.to_string()),
     }
 }
 
 /// Buffer and data are there: executes the command.
-pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
-    let command = connection.command(slot);
-    let Work::Admin(work) = std::mem::replace(&mut command.work, Work::Responded) else {
-        return;
-    };
-    match *work {
-        connect @ AdminWork::Connect(_) => {
-            // What its queue needs is not accessible here.
-            command.work = Work::Admin(Box::new(connect));
-            resources.connects.push((connection.identity.index, slot));
-        }
-        AdminWork::Request(request) => admin(resources, connection, slot, request),
-        AdminWork::Telling(telling) => tell(resources, connection, slot, telling),
-    }
-}
-
-fn admin(
+pub(super) fn on_data(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
     mut request: AdminRequest,
+    mut holds: Holds,
 ) {
-    let command = connection.command(slot);
     if request.brings_data() {
-        request.set_data(command.data_bytes(command.transfer.length_bytes() as usize));
+        request.set_data(holds.data_bytes(request.transfer().length_bytes() as usize));
     }
-    let invalidate = command.transfer.rkey_to_invalidate();
-    if command.data.is_some() {
+    let invalidate = request.transfer().rkey_to_invalidate();
+    if holds.data().is_some() {
         resources.share.moved(ADMIN_COST_BYTES);
     }
     let mut data = Vec::new();
@@ -229,10 +210,10 @@ fn admin(
     let outcome = resources
         .control
         .with(|target| target.execute_admin(request, &mut data, now_us));
-    resources.release_receive(connection, slot);
+    resources.release_receive(connection, &mut holds);
     let AdminOutcome::Complete(cqe) = outcome else {
         // The response comes later, or the host is gone.
-        return connection.free_slot(slot);
+        return connection.free_slot_of(slot, holds);
     };
     let telling = Telling {
         data,
@@ -240,46 +221,54 @@ fn admin(
         cqe,
         invalidate,
     };
-    tell(resources, connection, slot, telling);
+    tell(resources, connection, slot, Box::new(telling), holds);
 }
 
 /// Pushes the next piece of the data that the command in `slot` returns, and the response behind
 /// the last.
-fn tell(resources: &mut Resources, connection: &mut Connection, slot: u16, mut telling: Telling) {
+fn tell(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    mut telling: Box<Telling>,
+    mut holds: Holds,
+) {
     let left = telling.data.get(telling.told..).unwrap_or_default();
     let piece = left.get(..ADMIN_PIECE_BYTES as usize).unwrap_or(left);
     let is_last = piece.len() == left.len();
-    let command = connection.command(slot);
-    if let Some(buffer) = command.data.as_mut()
+    if let Some(buffer) = holds.own.buffer_mut()
         && !piece.is_empty()
     {
         buffer.copy_from(0, piece);
         let len_bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
         let pushed = if is_last {
-            transfer::push(connection, slot, len_bytes)
+            transfer::push(connection, &holds, len_bytes)
         } else {
-            transfer::push_piece(connection, slot, len_bytes)
+            transfer::push_piece(connection, slot, &mut holds, len_bytes)
         };
         if let Err(error) = pushed {
-            let why = format!("posting an RDMA WRITE failed: {error}");
-            return resources.end(connection, why);
+            return respond::not_pushed(resources, connection, slot, holds, &error);
         }
     }
     if is_last {
         let Telling {
             cqe, invalidate, ..
-        } = telling;
-        return respond::send(resources, connection, slot, cqe, invalidate);
+        } = *telling;
+        return respond::send(resources, connection, slot, holds.into(), cqe, invalidate);
     }
     telling.told += piece.len();
-    connection.command(slot).work = Work::Admin(Box::new(AdminWork::Telling(telling)));
+    *connection.command(slot) = Command::Pushing(telling, holds);
     resources.unrung(connection);
 }
 
 /// The device has completed a piece of the data that the command in `slot` returns.
 pub(super) fn on_pushed(resources: &mut Resources, connection: &mut Connection, slot: u16) {
-    if !connection.closing() {
-        on_data(resources, connection, slot);
+    if connection.closing() {
+        return;
+    }
+    match connection.take_command(slot) {
+        Command::Pushing(telling, holds) => tell(resources, connection, slot, telling, holds),
+        other => *connection.command(slot) = other,
     }
 }
 
@@ -289,7 +278,7 @@ impl IoPath {
         let LookingUp {
             conn,
             request,
-            segments,
+            host,
         } = command;
         // A command of a connection that ends is not answered.
         let Some((resources, connection)) = self.live(conn) else {
@@ -298,12 +287,9 @@ impl IoPath {
         let Some(slot) = connection.take_slot() else {
             return resources.too_many_commands(connection);
         };
-        let transfer = *request.transfer();
-        let command = connection.command(slot);
-        command.transfer = transfer;
-        command.segments = segments;
-        command.work = Work::Admin(Box::new(AdminWork::Request(request)));
-        line_up(resources, connection, slot, transfer.length_bytes());
+        let len_bytes = request.transfer().length_bytes();
+        let command = (Work::Admin(Box::new(request)), Holds::new(host));
+        line_up(resources, connection, slot, command, len_bytes);
     }
 }
 
@@ -313,7 +299,10 @@ pub(super) fn respond_late(resources: &mut Resources, connection: &mut Connectio
         return;
     }
     match connection.take_slot() {
-        Some(slot) => respond::send(resources, connection, slot, *cqe, None),
+        Some(slot) => {
+            let nothing = Responding::default();
+            respond::send(resources, connection, slot, nothing, *cqe, None);
+        }
         None => {
             let why = "no slot for a response: the host left too many unanswered";
             resources.end(connection, why);

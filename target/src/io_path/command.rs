@@ -1,4 +1,4 @@
-//! One command in flight: what it is, what it has, and what it waits for.
+//! One command in flight: what it is, how far it is, and what it has.
 
 use std::rc::Rc;
 
@@ -6,194 +6,408 @@ use capstan_memory::Buffer;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::MemoryRegion;
 use capstan_storage::Data;
-use capstan_subsystem::{ControlCommand, IoCommand, KeyedBuffer, Transfer};
+use capstan_subsystem::{
+    AdminRequest, ControlCommand, InCapsule, IoCommand, IoOperation, Transfer,
+};
+use capstan_transport::Landed;
 
-use super::admin::AdminWork;
+use super::admin::{Connect, Telling};
 use super::execute::Step;
 use super::ranges::Ranges;
+use super::transfer::HostBuffers;
 
-/// One command in flight.
-pub(super) struct Command {
-    pub(super) work: Work,
-    pub(super) transfer: Transfer,
-    /// The host's buffers, when there are several.
-    pub(super) segments: Option<Box<[KeyedBuffer]>>,
-    /// Work requests that are reserved for them beyond two.
-    pub(super) extra_wrs: u32,
-    /// The data, and where it starts in the buffer.
-    pub(super) data: Option<Buffer>,
-    pub(super) data_offset_bytes: u32,
-    /// Whether the data is in the spare buffer of the queue.
-    pub(super) has_spare: bool,
-    /// Whether the data is zeroes, without a buffer of its own.
-    pub(super) zeroes: bool,
-    /// A buffer beside in-capsule data, for commands that read as well.
-    pub(super) second: Option<Buffer>,
-    /// Whether the data comes from the host by RDMA READ.
-    pub(super) pulls: bool,
-    /// The registration of its buffer for that, where it needs one of its own.
-    pub(super) sink: Option<Rc<dyn MemoryRegion>>,
-    /// Bytes of buffer that it waits for.
-    pub(super) wanted_bytes: u32,
-    /// Why the connection is closed when the response has gone.
-    pub(super) close_after: Option<&'static str>,
-    /// The receive slot to post again when its in-capsule data is no longer needed.
-    pub(super) receive: Option<u32>,
-    /// In-capsule data that has been read and waits to be posted with its receive again.
-    pub(super) parked: Option<Buffer>,
-    /// The storage operation under way.
-    pub(super) step: Option<Step>,
-    /// The status with which it is answered, instead of going on, when something under way has
-    /// ended.
-    pub(super) aborted: Option<Status>,
-    /// What is left of a command of several ranges.
-    pub(super) ranges: Option<Box<Ranges>>,
+/// What a slot holds: a command, in the state in which it waits for something.
+#[derive(Default)]
+pub(super) enum Command {
+    /// Nothing, or a command that is being carried on right now.
+    #[default]
+    Empty,
+    /// It waits for a buffer of so many bytes, for room or for its turn.
+    Waiting {
+        work: Work,
+        holds: Holds,
+        wanted_bytes: u32,
+    },
+    /// Its data is on its way from the host.
+    Pulling {
+        work: Work,
+        holds: Holds,
+        /// The registration of its buffer for that, where it needs one of its own.
+        sink: Option<Rc<dyn MemoryRegion>>,
+        /// The status with which it is answered, instead of going on, when the pull has ended.
+        aborted: Option<Status>,
+    },
+    /// A Connect whose data is there, until the end of the turn.
+    Connecting(Box<Connect>, Holds),
+    /// The storage engine has an operation of it.
+    OnMedium(OnMedium),
+    /// A reservation command that waits for commands of others.
+    Held(Box<ControlCommand>),
+    /// A piece of what it returns is on its way to the host, and there is more.
+    Pushing(Box<Telling>, Holds),
+    /// The response is on its way; the slot is free when its Send, or one after it, has completed.
+    Responding(Responding),
 }
 
-/// What a slot holds.
+/// A command before it is answered.
 pub(super) enum Work {
-    /// Nothing.
-    Free,
-    /// An admin or fabrics command.
-    Admin(Box<AdminWork>),
+    /// A Connect, which makes the connection a queue.
+    Connect(Box<Connect>),
+    /// A command of an Admin queue.
+    Admin(Box<AdminRequest>),
     /// An I/O command.
     Io(IoCommand),
     /// A command of an I/O queue that the controllers execute.
     Control(Box<ControlCommand>),
-    /// The same, while it waits for commands of others.
-    Held(Box<ControlCommand>),
-    /// The response is on its way; the slot is free when its Send, or one after it, has completed.
-    Responded,
-    /// The same, of a command that left nothing else in the slot.
-    Answered,
 }
 
-impl Default for Command {
-    fn default() -> Self {
-        Self {
-            work: Work::Free,
-            transfer: Transfer::None,
-            segments: None,
-            extra_wrs: 0,
-            data: None,
-            data_offset_bytes: 0,
-            has_spare: false,
-            zeroes: false,
-            second: None,
-            pulls: false,
-            sink: None,
-            wanted_bytes: 0,
-            close_after: None,
-            receive: None,
-            parked: None,
-            step: None,
-            aborted: None,
-            ranges: None,
+impl Work {
+    /// Where the host has its data.
+    pub(super) fn transfer(&self) -> &Transfer {
+        match self {
+            Self::Connect(connect) => &connect.transfer,
+            Self::Admin(request) => request.transfer(),
+            Self::Io(io) => &io.transfer,
+            Self::Control(control) => control.transfer(),
+        }
+    }
+
+    /// Whether its data, if it has any, comes from the host.
+    pub(super) fn brings_data(&self) -> bool {
+        match self {
+            Self::Connect(_) => true,
+            Self::Admin(request) => request.brings_data(),
+            Self::Io(io) => !io.operation.moves_data_to_host(),
+            Self::Control(control) => !control.moves_data_to_host(),
         }
     }
 }
 
-impl Command {
-    /// Whether it holds a buffer that others could use.
-    pub(super) fn has_buffer(&self) -> bool {
-        let own = self.receive.is_some() || self.has_spare;
-        self.data.is_some() && !own || self.second.is_some()
+/// An I/O command from its first storage operation on.
+pub(super) struct OnMedium {
+    pub(super) io: IoCommand,
+    pub(super) holds: Holds,
+    /// The storage operation under way.
+    pub(super) step: Step,
+    /// What is left of a command of several ranges.
+    pub(super) ranges: Option<Box<Ranges>>,
+    /// The status with which it is answered, instead of going on, when that operation has ended.
+    pub(super) aborted: Option<Status>,
+}
+
+/// What a command is answered from.
+#[derive(Default)]
+pub(super) struct Responding {
+    /// What its data was pushed from.
+    own: Own,
+    /// As in [`Holds`].
+    extra_wrs: u32,
+    /// Why the connection is closed when the response has gone.
+    close_after: Option<&'static str>,
+}
+
+impl Responding {
+    /// The last response of a connection, which is closed behind it.
+    pub(super) fn last(why: &'static str) -> Self {
+        Self {
+            close_after: Some(why),
+            ..Self::default()
+        }
     }
 
-    /// Whether its data is on its way from the host.
-    pub(super) fn is_pulling(&self) -> bool {
-        self.pulls && self.data.is_some() && self.step.is_none()
-    }
-
-    /// The data for a storage operation: the second buffer where in-capsule data has been read.
-    pub(super) fn take_data(&mut self) -> Option<Data> {
-        let offset_bytes = self.data_offset_bytes;
-        self.data.take().map(|buffer| Data {
-            buffer,
-            offset_bytes,
-        })
+    /// Why the connection is closed when it has gone.
+    pub(super) fn close_after(&self) -> Option<&'static str> {
+        self.close_after
     }
 
     /// Whether the response's completion is needed: something is to be done then, or memory of the
     /// pool or room in the send queue comes free.
-    pub(super) fn waits_for_response(&self) -> bool {
-        let buffers = [&self.data, &self.second, &self.parked];
-        let waited_for = self.close_after.is_some() || self.extra_wrs > 0;
-        buffers.iter().any(|buffer| buffer.is_some()) || waited_for
+    pub(super) fn waits(&self) -> bool {
+        self.own.has_buffer() || self.close_after.is_some() || self.extra_wrs > 0
     }
 
-    /// Continues with the second buffer when the in-capsule data has been read.
-    pub(super) fn use_second(&mut self) {
-        if let Some(second) = self.second.take() {
-            self.parked = self.data.replace(second);
-            self.data_offset_bytes = 0;
+    /// What comes free with the response: the queue's spare buffer, and work requests.
+    pub(super) fn into_parts(self) -> (Option<Buffer>, u32) {
+        match self.own {
+            Own::Spare(buffer) => (Some(buffer), self.extra_wrs),
+            Own::Nothing | Own::Leased(_) | Own::Zeroes | Own::AtEngine { .. } => {
+                (None, self.extra_wrs)
+            }
+        }
+    }
+}
+
+impl From<Holds> for Responding {
+    fn from(holds: Holds) -> Self {
+        Self {
+            own: holds.own,
+            extra_wrs: holds.extra_wrs,
+            close_after: None,
+        }
+    }
+}
+
+/// What a command has until it is answered.
+#[derive(Default)]
+pub(super) struct Holds {
+    /// The host's memory that its data is pulled from or pushed to.
+    pub(super) host: HostBuffers,
+    /// Work requests that are reserved for that beyond two.
+    pub(super) extra_wrs: u32,
+    /// The host's data, where it came in the capsule.
+    capsule: Option<Received>,
+    /// Its memory beside that.
+    pub(super) own: Own,
+}
+
+/// In-capsule data, in the receive that it came in.
+struct Received {
+    receive: u32,
+    offset_bytes: u32,
+    /// `None` while the storage engine has it.
+    buffer: Option<Buffer>,
+}
+
+/// Memory of this side that a command has for its data.
+#[derive(Default)]
+pub(super) enum Own {
+    /// None.
+    #[default]
+    Nothing,
+    /// A buffer of a pool.
+    Leased(Buffer),
+    /// The spare buffer of the queue.
+    Spare(Buffer),
+    /// The shared zeroes.
+    Zeroes,
+    /// The storage engine has it.
+    AtEngine { is_spare: bool },
+}
+
+impl Own {
+    pub(super) fn has_buffer(&self) -> bool {
+        matches!(self, Self::Leased(_) | Self::Spare(_))
+    }
+
+    pub(super) fn buffer(&self) -> Option<&Buffer> {
+        match self {
+            Self::Leased(buffer) | Self::Spare(buffer) => Some(buffer),
+            Self::Nothing | Self::Zeroes | Self::AtEngine { .. } => None,
         }
     }
 
-    /// The buffer of the receive this command holds.
-    pub(super) fn take_received(&mut self) -> Option<Buffer> {
-        self.parked.take().or_else(|| self.data.take())
+    pub(super) fn buffer_mut(&mut self) -> Option<&mut Buffer> {
+        match self {
+            Self::Leased(buffer) | Self::Spare(buffer) => Some(buffer),
+            Self::Nothing | Self::Zeroes | Self::AtEngine { .. } => None,
+        }
     }
 
-    /// Where a Compare reads the medium to: behind the host's data, or the second buffer.
-    pub(super) fn take_compare_half(&mut self, len_bytes: u32) -> Option<Data> {
-        match self.second.take() {
-            Some(buffer) => Some(Data {
-                buffer,
-                offset_bytes: 0,
-            }),
-            None => self.data.take().map(|buffer| Data {
-                buffer,
-                offset_bytes: len_bytes,
-            }),
+    /// Frees memory that is not needed any more. The spare buffer is freed with the slot.
+    pub(super) fn release(&mut self) {
+        if !matches!(self, Self::Spare(_)) {
+            *self = Self::Nothing;
         }
+    }
+
+    /// The buffer, for the storage engine.
+    fn lend(&mut self) -> Option<Buffer> {
+        match std::mem::take(self) {
+            Self::Leased(buffer) => {
+                *self = Self::AtEngine { is_spare: false };
+                Some(buffer)
+            }
+            Self::Spare(buffer) => {
+                *self = Self::AtEngine { is_spare: true };
+                Some(buffer)
+            }
+            other @ (Self::Nothing | Self::Zeroes | Self::AtEngine { .. }) => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+impl Holds {
+    /// Of a command whose data is in those buffers of the host.
+    pub(super) fn new(host: HostBuffers) -> Self {
+        Self {
+            host,
+            ..Self::default()
+        }
+    }
+
+    /// Keeps the receive with the in-capsule data.
+    pub(super) fn keep(&mut self, landed: Landed, place: &InCapsule) {
+        self.capsule = Some(Received {
+            receive: landed.receive,
+            offset_bytes: place.offset_bytes,
+            buffer: Some(landed.buffer),
+        });
+    }
+
+    pub(super) fn has_capsule_data(&self) -> bool {
+        self.capsule.is_some()
+    }
+
+    /// The receive that is to be posted again, and its buffer.
+    pub(super) fn take_receive(&mut self) -> Option<(u32, Buffer)> {
+        let Received {
+            receive, buffer, ..
+        } = self.capsule.take()?;
+        Some((receive, buffer?))
+    }
+
+    /// Where the host's data is, once it is here: the buffer, and its offset there.
+    pub(super) fn data(&self) -> Option<(&Buffer, u32)> {
+        match &self.capsule {
+            Some(received) => Some((received.buffer.as_ref()?, received.offset_bytes)),
+            None => Some((self.own.buffer()?, 0)),
+        }
+    }
+
+    /// A copy of the first `len` bytes of the host's data.
+    pub(super) fn data_bytes(&self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        if let Some((data, offset_bytes)) = self.data() {
+            data.copy_to(offset_bytes as usize, &mut bytes);
+        }
+        bytes
+    }
+
+    /// The host's data, for a storage operation that writes it.
+    pub(super) fn lend_data(&mut self) -> Option<Data> {
+        match &mut self.capsule {
+            Some(received) => Some(Data {
+                buffer: received.buffer.take()?,
+                offset_bytes: received.offset_bytes,
+            }),
+            None => self.lend_own(0),
+        }
+    }
+
+    /// The memory beside in-capsule data from an offset on, for a storage operation.
+    pub(super) fn lend_own(&mut self, offset_bytes: u32) -> Option<Data> {
+        Some(Data {
+            buffer: self.own.lend()?,
+            offset_bytes,
+        })
+    }
+
+    /// Where a Compare of `len_bytes` reads the medium to: behind the host's data, or a buffer of
+    /// its own.
+    fn compare_offset(&self, len_bytes: u32) -> u32 {
+        if self.has_capsule_data() {
+            0
+        } else {
+            len_bytes
+        }
+    }
+
+    /// The memory for that, for a storage operation.
+    pub(super) fn lend_for_compare(&mut self, len_bytes: u32) -> Option<Data> {
+        self.lend_own(self.compare_offset(len_bytes))
     }
 
     /// Takes back what a storage operation had.
-    pub(super) fn put_back(&mut self, data: Option<Data>) {
+    pub(super) fn take_back(&mut self, data: Option<Data>) {
         let Some(Data { buffer, .. }) = data else {
             return;
         };
-        if self.data.is_none() {
-            self.data = Some(buffer);
-        } else {
-            self.second = Some(buffer);
+        if let Own::AtEngine { is_spare } = self.own {
+            self.own = if is_spare {
+                Own::Spare(buffer)
+            } else {
+                Own::Leased(buffer)
+            };
+        } else if let Some(received) = &mut self.capsule {
+            received.buffer = Some(buffer);
         }
     }
 
     /// Compare: whether the host's data and the medium's are equal.
     pub(super) fn compare(&self, len_bytes: u32) -> Status {
-        let Some(data) = &self.data else {
+        let (Some(expected), Some(own)) = (self.data(), self.own.buffer()) else {
             return Status::INTERNAL_ERROR;
         };
-        let expected = (data, self.data_offset_bytes);
-        let found = match &self.second {
-            Some(second) => (second, 0),
-            None => (data, len_bytes),
-        };
+        let found = (own, self.compare_offset(len_bytes));
         if equal(expected, found, len_bytes) {
             Status::SUCCESS
         } else {
             Status::COMPARE_FAILURE.dnr()
         }
     }
+}
 
-    /// A copy of the first `len` bytes of the data.
-    pub(super) fn data_bytes(&self, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        if let Some(data) = &self.data {
-            data.copy_to(self.data_offset_bytes as usize, &mut bytes);
+impl OnMedium {
+    /// The data for a storage operation that writes: the host's, or what a Copy has read.
+    pub(super) fn lend_written(&mut self) -> Option<Data> {
+        match self.io.operation {
+            IoOperation::Copy { .. } => self.holds.lend_own(0),
+            _ => self.holds.lend_data(),
         }
-        bytes
+    }
+}
+
+impl Command {
+    /// The command that is not answered, for whoever has to name it.
+    pub(super) fn not_answered(&self) -> Option<NotAnswered<'_>> {
+        match self {
+            Self::Waiting { work, .. } | Self::Pulling { work, .. } => match work {
+                Work::Io(io) => Some(NotAnswered::Io(io)),
+                Work::Control(control) => Some(NotAnswered::Control(control)),
+                Work::Connect(_) | Work::Admin(_) => None,
+            },
+            Self::OnMedium(on) => Some(NotAnswered::Io(&on.io)),
+            Self::Held(_) => Some(NotAnswered::Held),
+            Self::Empty | Self::Connecting(..) | Self::Pushing(..) | Self::Responding(_) => None,
+        }
     }
 
-    /// Frees data that is not needed any more. The spare buffer is freed with the slot.
-    pub(super) fn release_buffers(&mut self) {
-        if !self.has_spare {
-            self.data = None;
+    /// What it has, where that is more than the host or the device may still use.
+    pub(super) fn holds_mut(&mut self) -> Option<&mut Holds> {
+        match self {
+            Self::Waiting { holds, .. }
+            | Self::Pulling { holds, .. }
+            | Self::Connecting(_, holds)
+            | Self::Pushing(_, holds)
+            | Self::OnMedium(OnMedium { holds, .. }) => Some(holds),
+            Self::Empty | Self::Held(_) | Self::Responding(_) => None,
         }
-        self.second = None;
     }
+
+    /// Whether it has a buffer that others could use.
+    pub(super) fn has_buffer(&self) -> bool {
+        let own = match self {
+            Self::Waiting { holds, .. }
+            | Self::Pulling { holds, .. }
+            | Self::Connecting(_, holds)
+            | Self::Pushing(_, holds)
+            | Self::OnMedium(OnMedium { holds, .. }) => &holds.own,
+            Self::Responding(responding) => &responding.own,
+            Self::Empty | Self::Held(_) => return false,
+        };
+        matches!(own, Own::Leased(_))
+    }
+
+    /// How many bytes are on their way from the host.
+    pub(super) fn pulled_bytes(&self) -> Option<u32> {
+        match self {
+            Self::Pulling { work, .. } => Some(work.transfer().length_bytes()),
+            _ => None,
+        }
+    }
+}
+
+/// A command of an I/O queue that is not answered.
+pub(super) enum NotAnswered<'a> {
+    /// An I/O command.
+    Io(&'a IoCommand),
+    /// One that the controllers are still to execute.
+    Control(&'a ControlCommand),
+    /// One that they have executed, and that waits for commands of others.
+    Held,
 }
 
 /// Whether `len_bytes` of two buffers, each from its offset, are equal.

@@ -8,8 +8,8 @@ use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnectOutcome, ConnectRequest, Share};
 
 use super::accept::Refusal;
-use super::admin::AdminWork;
-use super::command::Work;
+use super::admin::Connect;
+use super::command::Command;
 use super::connection::Connection;
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
@@ -36,18 +36,15 @@ impl IoPath {
         else {
             return;
         };
-        let command = connection.command(slot);
-        let work = match std::mem::replace(&mut command.work, Work::Responded) {
-            Work::Admin(work) => *work,
+        let (connect, mut holds) = match connection.take_command(slot) {
+            Command::Connecting(connect, holds) => (*connect, holds),
             other => {
-                command.work = other;
+                *connection.command(slot) = other;
                 return;
             }
         };
-        let AdminWork::Connect(sqe) = work else {
-            return;
-        };
-        let data = command.data_bytes(command.transfer.length_bytes() as usize);
+        let Connect { sqe, transfer } = connect;
+        let data = holds.data_bytes(transfer.length_bytes() as usize);
         let resources = &mut self.resources;
         let now_us = resources.now_us;
         let request = request(connection, &sqe, &data);
@@ -61,8 +58,8 @@ impl IoPath {
             .control
             .with(|target| target.handle_connect(&request, &mut settle, now_us));
         let cqe = became(resources, connection, outcome);
-        resources.release_receive(connection, slot);
-        connection.command(slot).release_buffers();
+        resources.release_receive(connection, &mut holds);
+        holds.own.release();
         if !connection.phase.is_unconnected() {
             self.unconnected.remove(connection.identity.id);
             if connection.has_place
@@ -71,7 +68,7 @@ impl IoPath {
                 return resources.end(connection, why.to_string());
             }
         }
-        respond::send(resources, connection, slot, cqe, None);
+        respond::send(resources, connection, slot, holds.into(), cqe, None);
     }
 }
 

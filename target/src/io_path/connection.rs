@@ -13,7 +13,7 @@ use capstan_rdma::contract::{
 use capstan_subsystem::{Association, ConnId, IoQueue, Permit, PortId, QueueSizes};
 use zerocopy::IntoBytes;
 
-use super::command::{Command, Work};
+use super::command::{Command, Holds, Own, Responding};
 use super::phase::Phase;
 use super::queue_shares::Charge;
 use super::responses::Responses;
@@ -231,40 +231,52 @@ impl Connection {
         })
     }
 
-    /// Frees a slot with everything it holds.
+    /// Frees a slot, with what its response was made from.
     pub(super) fn free_slot(&mut self, slot: u16) {
-        let command = self.command(slot);
-        if matches!(command.work, Work::Answered) {
-            command.work = Work::Free;
-        } else {
-            let command = &self.commands[usize::from(slot)];
-            self.extra_wrs -= command.extra_wrs;
-            if command.has_spare {
-                self.spare = self.commands[usize::from(slot)].data.take();
-            }
-            self.commands[usize::from(slot)] = Command::default();
+        if let Command::Responding(responding) = self.take_command(slot) {
+            self.take_back(responding);
         }
         self.free.push(slot);
     }
 
-    /// Makes sure that the send queue has room for the command in `slot`: for one buffer of the
-    /// host it always has (`limits::send_wrs`), for a list of them when those before it have gone.
-    /// To be called for the next command only: it has that room from then on.
-    pub(super) fn has_room_for(&mut self, slot: u16) -> bool {
-        let command = &mut self.commands[usize::from(slot)];
-        let Some(segments) = &command.segments else {
-            return true;
-        };
-        let extra = u32::try_from(segments.len()).unwrap_or(u32::MAX);
-        let extra = extra.saturating_sub(1);
-        if command.extra_wrs != extra {
+    /// Frees a slot whose command has no response now, or had it without one of its own.
+    pub(super) fn free_slot_of(&mut self, slot: u16, holds: Holds) {
+        self.put_back(holds);
+        self.free.push(slot);
+    }
+
+    /// Frees what a command holds.
+    pub(super) fn put_back(&mut self, holds: Holds) {
+        self.take_back(holds.into());
+    }
+
+    fn take_back(&mut self, responding: Responding) {
+        let (spare, extra_wrs) = responding.into_parts();
+        self.extra_wrs -= extra_wrs;
+        if spare.is_some() {
+            self.spare = spare;
+        }
+    }
+
+    /// Makes sure that the send queue has room for the command that holds this: for one buffer of
+    /// the host it always has (`limits::send_wrs`), for a list of them when those before it have
+    /// gone. To be called for the next command only: it has that room from then on.
+    pub(super) fn has_room_for(&mut self, holds: &mut Holds) -> bool {
+        let extra = holds.host.as_slice().len().saturating_sub(1);
+        let extra = u32::try_from(extra).unwrap_or(u32::MAX);
+        if holds.extra_wrs < extra {
             if self.extra_wrs.saturating_add(extra) > SGL_DESCRIPTORS_MAX {
                 return false;
             }
-            command.extra_wrs = extra;
+            holds.extra_wrs = extra;
             self.extra_wrs += extra;
         }
         true
+    }
+
+    /// Takes the command out of its slot, to carry it on.
+    pub(super) fn take_command(&mut self, slot: u16) -> Command {
+        std::mem::take(self.command(slot))
     }
 
     /// The command in a slot that `take_slot` gave.
@@ -299,10 +311,10 @@ impl Connection {
     pub(super) fn post_response(
         &mut self,
         slot: u16,
-        sge: Sge,
+        (sge, waits): (Sge, bool),
         invalidate: Option<RKey>,
     ) -> Result<(), PostError> {
-        let signaled = self.on_their_way.is_due() || self.command(slot).waits_for_response();
+        let signaled = waits || self.on_their_way.is_due();
         let op = SendOp::Send {
             invalidate,
             solicited: false,
@@ -337,7 +349,10 @@ impl Connection {
     /// The response of `slot` has gone, and with it those before it. Returns why the connection is
     /// to be closed now, if it is.
     pub(super) fn responded(&mut self, slot: u16) -> Option<&'static str> {
-        let why = self.command(slot).close_after;
+        let why = match self.command(slot) {
+            Command::Responding(responding) => responding.close_after(),
+            _ => None,
+        };
         let mut on_their_way = std::mem::take(&mut self.on_their_way);
         on_their_way.gone(slot, |slot| self.free_slot(slot));
         self.on_their_way = on_their_way;
@@ -362,20 +377,18 @@ impl Connection {
             .is_some_and(|sge| len_bytes <= sge.len_bytes)
     }
 
-    /// The SGE of the data of the command in `slot`: its buffer's, or the shared zeroes.
-    pub(super) fn data_sge(&self, slot: u16) -> Option<Sge> {
-        let command = &self.commands[usize::from(slot)];
-        if command.zeroes {
-            return self.keys.zeroes;
-        }
-        command.data.as_ref().map(|buffer| Sge {
+    /// The SGE of memory that a command has: its buffer's, or the shared zeroes.
+    pub(super) fn sge(&self, own: &Own) -> Option<Sge> {
+        let (buffer, lkey) = match own {
+            Own::Leased(buffer) => (buffer, self.keys.data),
+            Own::Spare(buffer) => (buffer, self.keys.queues),
+            Own::Zeroes => return self.keys.zeroes,
+            Own::Nothing | Own::AtEngine { .. } => return None,
+        };
+        Some(Sge {
             addr: buffer.addr(),
             len_bytes: buffer.len_bytes(),
-            lkey: if command.has_spare {
-                self.keys.queues
-            } else {
-                self.keys.data
-            },
+            lkey,
         })
     }
 
@@ -464,9 +477,8 @@ impl Connection {
 
     /// Takes the receives that commands still hold.
     pub(super) fn parked_receives(&mut self) -> Vec<(u32, Buffer)> {
-        let parked =
-            |command: &mut Command| Some((command.receive.take()?, command.take_received()?));
-        self.commands.iter_mut().filter_map(parked).collect()
+        let held = self.commands.iter_mut().filter_map(Command::holds_mut);
+        held.filter_map(Holds::take_receive).collect()
     }
 }
 

@@ -5,9 +5,10 @@
 use capstan_nvme_proto::status::Status;
 use capstan_subsystem::{ConnId, ControlCommand, ControlOutcome, DrainId, Transfer};
 
-use super::command::{Command, Work};
+use super::command::{Command, Holds, NotAnswered, OnMedium, Work};
 use super::connection::Connection;
 use super::recv::Capsule;
+use super::transfer::HostBuffers;
 use super::{IoPath, Resources, execute, respond, transfer, waiting};
 use crate::limits::ADMIN_COST_BYTES;
 
@@ -19,32 +20,29 @@ pub(super) fn start(
     control: ControlCommand,
     capsule: &mut Capsule,
 ) {
-    let moved = *control.transfer();
-    let command = connection.command(slot);
-    command.segments = match &moved {
-        Transfer::KeyedList(list) => Some(list.buffers(capsule.bytes()).collect()),
-        Transfer::None | Transfer::InCapsule(_) | Transfer::Keyed(_) => None,
+    let transfer = *control.transfer();
+    let mut holds = Holds::new(HostBuffers::of(&transfer, capsule.bytes()));
+    execute::keep_capsule_data(resources, connection, &transfer, capsule, &mut holds);
+    let len_bytes = match transfer {
+        Transfer::InCapsule(_) => 0,
+        _ => transfer.length_bytes(),
     };
-    let in_capsule = matches!(moved, Transfer::InCapsule(_));
-    command.pulls = !control.moves_data_to_host() && !in_capsule;
-    command.transfer = moved;
-    command.work = Work::Control(Box::new(control));
-    let len_bytes = if in_capsule { 0 } else { moved.length_bytes() };
-    execute::place_capsule_data(resources, connection, slot, capsule.data.take());
-    waiting::obtain_buffer(resources, connection, slot, len_bytes);
+    let command = (Work::Control(Box::new(control)), holds);
+    waiting::obtain_buffer(resources, connection, slot, command, len_bytes);
 }
 
 /// Buffer and data are there: executes the command.
-pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
-    let command = connection.command(slot);
-    let Work::Control(control) = std::mem::replace(&mut command.work, Work::Responded) else {
-        return;
-    };
-    let len = command.transfer.length_bytes() as usize;
+pub(super) fn on_data(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    control: Box<ControlCommand>,
+    mut holds: Holds,
+) {
     let data_in = if control.moves_data_to_host() {
         Vec::new()
     } else {
-        command.data_bytes(len)
+        holds.data_bytes(control.transfer().length_bytes() as usize)
     };
     resources.share.moved(ADMIN_COST_BYTES);
     let mut out = Vec::new();
@@ -52,29 +50,27 @@ pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, sl
     let outcome = resources
         .control
         .with(|target| target.execute_control(&control, &data_in, &mut out, now_us));
-    resources.release_receive(connection, slot);
-    let command = connection.command(slot);
+    resources.release_receive(connection, &mut holds);
     let status = match outcome {
         ControlOutcome::Complete(status) => status,
         ControlOutcome::Held => {
-            command.release_buffers();
-            command.work = Work::Held(control);
+            connection.put_back(holds);
+            *connection.command(slot) = Command::Held(control);
             return;
         }
     };
-    if let Some(buffer) = command.data.as_mut()
+    if let Some(buffer) = holds.own.buffer_mut()
         && !out.is_empty()
     {
         buffer.copy_from(0, &out);
         let len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
-        if let Err(error) = transfer::push(connection, slot, len_bytes) {
-            let why = format!("posting an RDMA WRITE failed: {error}");
-            return resources.end(connection, why);
+        if let Err(error) = transfer::push(connection, &holds, len_bytes) {
+            return respond::not_pushed(resources, connection, slot, holds, &error);
         }
     } else {
-        command.release_buffers();
+        holds.own.release();
     }
-    answer(resources, connection, slot, *control, status);
+    answer(resources, connection, slot, *control, holds, status);
 }
 
 /// Ends a command that the controllers have not executed.
@@ -83,11 +79,12 @@ pub(super) fn finish(
     connection: &mut Connection,
     slot: u16,
     control: ControlCommand,
+    mut holds: Holds,
     status: Status,
 ) {
-    resources.release_receive(connection, slot);
-    connection.command(slot).release_buffers();
-    answer(resources, connection, slot, control, status);
+    resources.release_receive(connection, &mut holds);
+    holds.own.release();
+    answer(resources, connection, slot, control, holds, status);
 }
 
 fn answer(
@@ -95,6 +92,7 @@ fn answer(
     connection: &mut Connection,
     slot: u16,
     control: ControlCommand,
+    holds: Holds,
     status: Status,
 ) {
     let invalidate = control.transfer().rkey_to_invalidate();
@@ -102,7 +100,7 @@ fn answer(
         return;
     };
     let cqe = queue.complete(control.permit, status, 0);
-    respond::send(resources, connection, slot, cqe, invalidate);
+    respond::send(resources, connection, slot, holds.into(), cqe, invalidate);
     respond::settle(resources, connection);
 }
 
@@ -121,25 +119,29 @@ impl Command {
     /// The CID and NSID of a command that is still to be executed; reservation commands have no
     /// NSID here, because they are never aborted by it.
     fn name(&self) -> Option<(u16, Option<u32>)> {
-        match &self.work {
-            Work::Io(io) => Some((io.permit.cid(), Some(io.namespace.nsid))),
-            Work::Control(control) => Some((control.permit.cid(), None)),
-            Work::Free | Work::Admin(_) | Work::Held(_) | Work::Responded | Work::Answered => None,
+        match self.not_answered()? {
+            NotAnswered::Io(io) => Some((io.permit.cid(), Some(io.namespace.nsid))),
+            NotAnswered::Control(control) => Some((control.permit.cid(), None)),
+            NotAnswered::Held => None,
+        }
+    }
+
+    /// Where a command is that is still to be executed.
+    fn stage(&self) -> Option<Stage> {
+        match self {
+            Self::Waiting { .. } => Some(Stage::Waiting),
+            Self::Pulling { .. } => Some(Stage::Pulling),
+            Self::OnMedium(_) => Some(Stage::Storage),
+            Self::Empty
+            | Self::Connecting(..)
+            | Self::Held(_)
+            | Self::Pushing(..)
+            | Self::Responding(_) => None,
         }
     }
 }
 
 impl Connection {
-    fn stage(&self, slot: u16) -> Stage {
-        if self.waiting.contains(&slot) {
-            Stage::Waiting
-        } else if self.commands[usize::from(slot)].is_pulling() {
-            Stage::Pulling
-        } else {
-            Stage::Storage
-        }
-    }
-
     /// The slots of commands that are still to be executed and that `matches` their CID and NSID.
     fn slots_where(&self, matches: impl Fn(u16, Option<u32>) -> bool) -> Vec<u16> {
         (0..)
@@ -153,27 +155,33 @@ impl Connection {
 /// Completes the command in `slot` with `status` as soon as nothing of it is under way. Returns
 /// whether it is kept from the storage engine.
 fn stop(resources: &mut Resources, connection: &mut Connection, slot: u16, status: Status) -> bool {
-    let stage = connection.stage(slot);
-    match stage {
-        Stage::Waiting => {
+    match connection.take_command(slot) {
+        Command::Waiting { work, holds, .. } => {
             connection.waiting.retain(|&other| other != slot);
-            respond::finish(resources, connection, slot, status);
+            respond::finish(resources, connection, slot, work, holds, status);
+            return true;
         }
-        Stage::Pulling => {
-            let Connection {
-                queue, commands, ..
-            } = connection;
-            let command = &mut commands[usize::from(slot)];
+        other => *connection.command(slot) = other,
+    }
+    let Connection {
+        queue, commands, ..
+    } = connection;
+    match &mut commands[usize::from(slot)] {
+        Command::Pulling { work, aborted, .. } => {
             // The device still writes into its buffer: it is answered when that has ended.
-            command.aborted = Some(status);
-            if let (Some(queue), Work::Io(io)) = (queue, &mut command.work) {
+            *aborted = Some(status);
+            if let (Some(queue), Work::Io(io)) = (queue, work) {
                 queue.withdraw(&mut io.permit);
             }
+            true
         }
         // Of several storage operations, those that have not begun are left out.
-        Stage::Storage => connection.command(slot).aborted = Some(status),
+        Command::OnMedium(on) => {
+            on.aborted = Some(status);
+            false
+        }
+        _ => false,
     }
-    stage != Stage::Storage
 }
 
 impl IoPath {
@@ -192,7 +200,7 @@ impl IoPath {
         };
         let slots = connection.slots_where(|other, _| other == cid);
         slots.first().is_some_and(|&slot| {
-            connection.stage(slot) != Stage::Storage
+            connection.command(slot).stage() != Some(Stage::Storage)
                 && stop(resources, connection, slot, Status::ABORT_REQUESTED)
         })
     }
@@ -225,11 +233,6 @@ impl IoPath {
         let Some((resources, connection)) = self.live(conn) else {
             return;
         };
-        let slots = connection.slots_where(|_, other| other == Some(nsid));
-        let stages: Vec<_> = slots
-            .iter()
-            .map(|&slot| (slot, connection.stage(slot)))
-            .collect();
         let Connection {
             queue: Some(queue),
             commands,
@@ -239,10 +242,18 @@ impl IoPath {
             return;
         };
         queue.begin_drain_of_writes(nsid, drain);
-        for (slot, stage) in stages {
-            if let Work::Io(io) = &mut commands[usize::from(slot)].work
-                && (stage != Stage::Storage || !io.operation.changes_blocks())
-            {
+        for command in commands {
+            let io = match command {
+                Command::Waiting {
+                    work: Work::Io(io), ..
+                }
+                | Command::Pulling {
+                    work: Work::Io(io), ..
+                } => io,
+                Command::OnMedium(OnMedium { io, .. }) if !io.operation.changes_blocks() => io,
+                _ => continue,
+            };
+            if io.namespace.nsid == nsid {
                 queue.excuse(&mut io.permit);
             }
         }
@@ -254,12 +265,13 @@ impl IoPath {
         let Some((resources, connection)) = self.live(conn) else {
             return;
         };
-        let held = (0..).zip(&mut connection.commands).find(|(_, command)| {
-            matches!(&command.work, Work::Held(control) if control.permit.cid() == cid)
-        });
-        let Some((slot, command)) = held else { return };
-        if let Work::Held(control) = std::mem::replace(&mut command.work, Work::Responded) {
-            answer(resources, connection, slot, *control, status);
+        let held = (0..).zip(&connection.commands).find(
+            |(_, command)| matches!(command, Command::Held(control) if control.permit.cid() == cid),
+        );
+        let Some((slot, _)) = held else { return };
+        if let Command::Held(control) = connection.take_command(slot) {
+            let nothing = Holds::default();
+            answer(resources, connection, slot, *control, nothing, status);
         }
     }
 }

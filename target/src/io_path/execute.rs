@@ -1,20 +1,20 @@
 //! Step 3: a command gets its buffer, its data, and goes to the storage engine; what comes back
 //! decides the response.
 
-use capstan_memory::Buffer;
 use capstan_nvme_proto::command::LbaRange;
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
-use capstan_storage::{Completion, Io, Op, Submitted};
-use capstan_subsystem::{BackendId, IoCommand, IoOperation, IoStep, Transfer};
+use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted};
+use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
 use capstan_transport::{CapsuleData, InPlace, Landed};
 
-use super::command::{Command, Work};
+use super::command::{Command, Holds, OnMedium, Own, Responding, Work};
 use super::connection::Connection;
 use super::receives::Receives;
 use super::recv::Capsule;
+use super::transfer::HostBuffers;
 use super::{Resources, admin, control, respond, status, transfer, waiting};
 use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
@@ -48,32 +48,24 @@ pub(super) fn start(
     };
     match result {
         IoStep::Execute(io) => {
-            let segments = match &io.transfer {
-                Transfer::KeyedList(list) => Some(list.buffers(capsule.bytes()).collect()),
-                Transfer::None | Transfer::InCapsule(_) | Transfer::Keyed(_) => None,
-            };
-            let command = connection.command(slot);
-            command.transfer = io.transfer;
-            command.segments = segments;
-            let in_capsule = matches!(io.transfer, Transfer::InCapsule(_));
-            command.pulls = !io.operation.moves_data_to_host()
-                && matches!(io.transfer, Transfer::Keyed(_) | Transfer::KeyedList(_));
-            let len_bytes = buffer_bytes(&io, in_capsule);
+            let host = HostBuffers::of(&io.transfer, capsule.bytes());
             if !capsule.land(connection, receives) {
                 connection.free_slot(slot);
                 return resources.lost(connection);
             }
-            let command = connection.command(slot);
-            command.work = Work::Io(io);
-            place_capsule_data(resources, connection, slot, capsule.data.take());
-            if at_once == AtOnce::Zeroes && connection.has_room_for(slot) {
-                connection.command(slot).zeroes = true;
-                return respond::finish(resources, connection, slot, Status::SUCCESS);
+            let mut holds = Holds::new(host);
+            keep_capsule_data(resources, connection, &io.transfer, capsule, &mut holds);
+            if at_once == AtOnce::Zeroes && connection.has_room_for(&mut holds) {
+                holds.own = Own::Zeroes;
+                return respond::finish_io(resources, connection, slot, io, holds, Status::SUCCESS);
             }
+            let in_capsule = matches!(io.transfer, Transfer::InCapsule(_));
+            let len_bytes = buffer_bytes(&io, in_capsule);
+            let command = (Work::Io(io), holds);
             if at_once == AtOnce::Later || at_once == AtOnce::Zeroes {
-                waiting::line_up(resources, connection, slot, len_bytes);
+                waiting::line_up(resources, connection, slot, command, len_bytes);
             } else {
-                waiting::obtain_buffer(resources, connection, slot, len_bytes);
+                waiting::obtain_buffer(resources, connection, slot, command, len_bytes);
             }
         }
         IoStep::Control(command) => {
@@ -81,7 +73,8 @@ pub(super) fn start(
         }
         IoStep::Complete(cqe) => {
             resources.give_back_receive(connection, capsule.data.take());
-            respond::send(resources, connection, slot, cqe, None);
+            let nothing = Responding::default();
+            respond::send(resources, connection, slot, nothing, cqe, None);
         }
         IoStep::DeleteQueue(permit) => {
             resources.give_back_receive(connection, capsule.data.take());
@@ -97,19 +90,15 @@ pub(super) fn start(
 }
 
 /// Keeps the receive with a command whose data is in it; posts it again otherwise.
-pub(super) fn place_capsule_data(
+pub(super) fn keep_capsule_data(
     resources: &mut Resources,
     connection: &mut Connection,
-    slot: u16,
-    data: CapsuleData,
+    transfer: &Transfer,
+    capsule: &mut Capsule,
+    holds: &mut Holds,
 ) {
-    let command = connection.command(slot);
-    match (&command.transfer, data) {
-        (Transfer::InCapsule(place), CapsuleData::Landed(landed)) => {
-            command.data_offset_bytes = place.offset_bytes;
-            command.receive = Some(landed.receive);
-            command.data = Some(landed.buffer);
-        }
+    match (transfer, capsule.data.take()) {
+        (Transfer::InCapsule(place), CapsuleData::Landed(landed)) => holds.keep(landed, place),
         (_, data) => resources.give_back_receive(connection, data),
     }
 }
@@ -242,18 +231,15 @@ fn write_received(
 
 /// Carries out a write to a volume in memory: without a storage operation, whose data goes there and
 /// back, and would be loaded again while the processor still stores the page. Whether that was so.
-fn write_at_once(resources: &Resources, command: &Command) -> bool {
-    let Work::Io(io) = &command.work else {
-        return false;
-    };
+fn write_at_once(resources: &Resources, io: &IoCommand, holds: &Holds) -> bool {
     let IoOperation::Write { range, .. } = io.operation else {
         return false;
     };
     let volume = resources.volumes.get(&io.namespace.backend);
-    let (Some(volume), Some(data)) = (volume, &command.data) else {
+    let (Some(volume), Some((data, offset_bytes))) = (volume, holds.data()) else {
         return false;
     };
-    let data = data.raw().skip(command.data_offset_bytes as usize);
+    let data = data.raw().skip(offset_bytes as usize);
     volume.write_at_once(range.slba, range.nlb, data)
 }
 
@@ -284,83 +270,99 @@ pub(super) fn with_buffer(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    buffer: Buffer,
+    work: Work,
+    holds: Holds,
 ) {
-    let command = connection.command(slot);
-    if command.data.is_some() {
-        command.second = Some(buffer);
-        return on_data(resources, connection, slot);
+    if holds.host.as_slice().is_empty() || !work.brings_data() {
+        return on_data(resources, connection, slot, work, holds);
     }
-    command.data = Some(buffer);
-    if !command.pulls {
-        return on_data(resources, connection, slot);
-    }
-    if let Err(error) = transfer::pull(connection, slot) {
-        resources.end(connection, error.to_string());
-    }
+    let len_bytes = work.transfer().length_bytes();
+    let sink = match transfer::pull(connection, slot, &holds, len_bytes) {
+        Ok(sink) => sink,
+        Err(error) => {
+            resources.end(connection, error.to_string());
+            None
+        }
+    };
+    // After an error as well: the device may still write what was posted before.
+    *connection.command(slot) = Command::Pulling {
+        work,
+        holds,
+        sink,
+        aborted: None,
+    };
     resources.unrung(connection);
 }
 
 /// The data of the command in `slot` was pulled.
 pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, slot: u16) {
-    // Nobody writes to the data from here on.
-    connection.command(slot).sink = None;
-    if connection.closing() {
-        return;
+    let closing = connection.closing();
+    let command = connection.command(slot);
+    if let Command::Pulling { sink, .. } = command {
+        // Nothing writes to the data from here on.
+        *sink = None;
+        if closing {
+            return;
+        }
     }
-    match check_again(connection, slot) {
-        Ok(()) => on_data(resources, connection, slot),
-        Err(status) => respond::finish(resources, connection, slot, status),
+    match connection.take_command(slot) {
+        Command::Pulling {
+            work,
+            holds,
+            aborted,
+            ..
+        } => match aborted.map_or_else(|| check_again(connection, &work), Err) {
+            Ok(()) => on_data(resources, connection, slot, work, holds),
+            Err(status) => respond::finish(resources, connection, slot, work, holds, status),
+        },
+        other => *connection.command(slot) = other,
     }
 }
 
-/// Whether the command in `slot`, which has waited, may still go to the medium: the namespace may
-/// have been reserved or write protected meanwhile. What it is answered with otherwise.
-pub(super) fn check_again(connection: &Connection, slot: u16) -> Result<(), Status> {
-    let command = &connection.commands[usize::from(slot)];
-    match (&connection.queue, &command.work, command.aborted) {
-        (Some(queue), Work::Io(io), None) => queue.check_again(io),
+/// Whether a command that has waited may still go to the medium: the namespace may have been
+/// reserved or write protected meanwhile. What it is answered with otherwise.
+pub(super) fn check_again(connection: &Connection, work: &Work) -> Result<(), Status> {
+    match (&connection.queue, work) {
+        (Some(queue), Work::Io(io)) => queue.check_again(io),
         _ => Ok(()),
     }
 }
 
-/// Buffer and data are there: the first storage operation of the command.
-pub(super) fn on_data(resources: &mut Resources, connection: &mut Connection, slot: u16) {
-    let command = connection.command(slot);
-    if let Some(status) = command.aborted {
-        return respond::finish(resources, connection, slot, status);
-    }
-    if write_at_once(resources, command) {
-        return respond::finish(resources, connection, slot, Status::SUCCESS);
-    }
-    let io = match &command.work {
+/// Buffer and data are there: the first storage operation of the command, or what the controllers
+/// do.
+pub(super) fn on_data(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    work: Work,
+    holds: Holds,
+) {
+    let io = match work {
         Work::Io(io) => io,
-        Work::Admin(_) => return admin::on_data(resources, connection, slot),
-        Work::Control(_) => return control::on_data(resources, connection, slot),
-        Work::Held(_) | Work::Free | Work::Responded | Work::Answered => return,
-    };
-    let first = match io.operation {
-        // What is volatile goes to the medium before it is read back from there.
-        IoOperation::Read { fua: true, .. }
-        | IoOperation::Compare { fua: true, .. }
-        | IoOperation::Verify { fua: true, .. }
-        | IoOperation::Flush => Step::Flush,
-        IoOperation::Read { range, .. } | IoOperation::Verify { range, .. } => Step::Read(range),
-        IoOperation::Compare { range, .. } => Step::ReadForCompare(range),
-        IoOperation::Write { range, fua } => Step::Write(range, fua),
-        IoOperation::WriteZeroes {
-            range,
-            deallocate,
-            fua,
-        } => Step::WriteZeroes(range, deallocate, fua),
-        IoOperation::DatasetManagement { .. } | IoOperation::Copy { .. } => {
-            match command.read_ranges() {
-                Ok(()) => command.next_range(),
-                Err(status) => Step::Done(status),
-            }
+        Work::Admin(request) => {
+            return admin::on_data(resources, connection, slot, *request, holds);
+        }
+        Work::Control(control) => {
+            return control::on_data(resources, connection, slot, control, holds);
+        }
+        Work::Connect(connect) => {
+            // What its queue needs is not accessible here.
+            *connection.command(slot) = Command::Connecting(connect, holds);
+            return resources.connects.push((connection.identity.index, slot));
         }
     };
-    run(resources, connection, slot, first);
+    if write_at_once(resources, &io, &holds) {
+        return respond::finish_io(resources, connection, slot, io, holds, Status::SUCCESS);
+    }
+    let mut on = OnMedium {
+        io,
+        holds,
+        step: Step::Flush,
+        ranges: None,
+        aborted: None,
+    };
+    on.step = on.first();
+    run(resources, connection, slot, on);
 }
 
 /// What a command does next.
@@ -375,71 +377,41 @@ pub(super) enum Step {
     Done(Status),
 }
 
-/// Submits one storage operation for the command in `slot`, or responds.
-fn run(resources: &mut Resources, connection: &mut Connection, slot: u16, step: Step) {
+/// Carries the command in `slot` on until the storage engine has an operation of it, or it is
+/// answered.
+fn run(resources: &mut Resources, connection: &mut Connection, slot: u16, mut on: OnMedium) {
     let token = token(connection.identity.index, slot);
-    let command = connection.command(slot);
-    let Work::Io(io) = &command.work else { return };
-    let backend = io.namespace.backend;
-    let len_bytes = io.transfer.length_bytes();
-    let (op, data) = match step {
-        Step::Done(status) => return respond::finish(resources, connection, slot, status),
-        Step::Flush => (Op::Flush, None),
-        Step::Read(LbaRange { slba, nlb }) => (
-            Op::Read {
-                lba: slba,
-                lbas: nlb,
-            },
-            command.take_data(),
-        ),
-        Step::ReadForCompare(LbaRange { slba, nlb }) => (
-            Op::Read {
-                lba: slba,
-                lbas: nlb,
-            },
-            command.take_compare_half(len_bytes),
-        ),
-        Step::Write(LbaRange { slba, nlb }, fua) => (
-            Op::Write {
-                lba: slba,
-                lbas: nlb,
-                fua,
-            },
-            command.take_data(),
-        ),
-        Step::WriteZeroes(LbaRange { slba, nlb }, deallocate, fua) => (
-            Op::WriteZeroes {
-                lba: slba,
-                lbas: nlb,
-                deallocate,
-                fua,
-            },
-            None,
-        ),
-        Step::Discard(LbaRange { slba, nlb }) => (
-            Op::Discard {
-                lba: slba,
-                lbas: u64::from(nlb),
-            },
-            None,
-        ),
-    };
-    command.step = Some(step);
-    let Some(volume) = resources.volumes.get_mut(&backend) else {
-        // The namespace went away between the check and here.
-        return respond::finish(resources, connection, slot, Status::NAMESPACE_NOT_READY);
-    };
-    let reads = matches!(op, Op::Read { .. });
-    match volume.submit(Io { token, op, data }, resources.now_us) {
-        Submitted::Done(completion) => {
-            if reads {
-                let data = completion.data.as_ref();
-                let bytes = data.map_or(0, |data| data.buffer.len_bytes());
-                resources.share.moved(bytes);
+    loop {
+        let (op, data) = match on.operation() {
+            Ok(operation) => operation,
+            Err(status) => {
+                let OnMedium { io, holds, .. } = on;
+                return respond::finish_io(resources, connection, slot, io, holds, status);
             }
-            on_disk(resources, connection, completion);
+        };
+        let Some(volume) = resources.volumes.get_mut(&on.io.namespace.backend) else {
+            // The namespace went away between the check and here.
+            on.holds.take_back(data);
+            on.step = Step::Done(Status::NAMESPACE_NOT_READY);
+            continue;
+        };
+        let reads = matches!(op, Op::Read { .. });
+        match volume.submit(Io { token, op, data }, resources.now_us) {
+            Submitted::Done(completion) => {
+                if reads {
+                    let data = completion.data.as_ref();
+                    let bytes = data.map_or(0, |data| data.buffer.len_bytes());
+                    resources.share.moved(bytes);
+                }
+                on.holds.take_back(completion.data);
+                on.step = next(resources, connection, &mut on, completion.result);
+            }
+            Submitted::Pending => {
+                connection.disk_outstanding += 1;
+                *connection.command(slot) = Command::OnMedium(on);
+                return;
+            }
         }
-        Submitted::Pending => connection.disk_outstanding += 1,
     }
 }
 
@@ -450,57 +422,84 @@ pub(super) fn on_disk(
     completion: Completion,
 ) {
     let (_, slot) = split_token(completion.token);
-    let command = connection.command(slot);
-    command.put_back(completion.data);
-    if connection.closing() {
+    let closing = connection.closing();
+    let Command::OnMedium(on) = connection.command(slot) else {
+        return;
+    };
+    on.holds.take_back(completion.data);
+    if closing {
         if let Err(error) = &completion.result {
-            let backend = connection.command(slot).backend();
-            resources.storage_failed(backend, error);
+            let backend = on.io.namespace.backend;
+            resources.storage_failed(Some(backend), error);
         }
         return;
     }
-    // A command of several operations waits between them.
-    let stopped = match connection.commands[usize::from(slot)].ranges {
-        Some(_) => check_again(connection, slot).err(),
-        None => None,
-    };
-    let command = connection.command(slot);
-    let next = match (completion.result, command.step) {
-        (Err(error), _) => {
-            resources.storage_failed(command.backend(), &error);
-            Step::Done(status::of(&error))
-        }
-        (Ok(()), Some(step)) => match (command.after(step), command.aborted.or(stopped)) {
-            // What is done is done; what is left of an aborted command is not.
-            (Step::Done(status), _) | (_, Some(status)) => Step::Done(status),
-            (next, None) => next,
-        },
-        (Ok(()), None) => Step::Done(Status::INTERNAL_ERROR),
-    };
-    run(resources, connection, slot, next);
+    if let Command::OnMedium(mut on) = connection.take_command(slot) {
+        on.step = next(resources, connection, &mut on, completion.result);
+        run(resources, connection, slot, on);
+    }
 }
 
-impl Command {
-    /// Where its blocks are.
-    fn backend(&self) -> Option<BackendId> {
-        match &self.work {
-            Work::Io(io) => Some(io.namespace.backend),
-            _ => None,
+/// What a command does after a storage operation with this result.
+fn next(
+    resources: &mut Resources,
+    connection: &Connection,
+    on: &mut OnMedium,
+    result: Result<(), IoError>,
+) -> Step {
+    if let Err(error) = result {
+        resources.storage_failed(Some(on.io.namespace.backend), &error);
+        return Step::Done(status::of(&error));
+    }
+    // A command of several operations waits between them.
+    let stopped = match (&on.ranges, &connection.queue) {
+        (Some(_), Some(queue)) => queue.check_again(&on.io).err(),
+        _ => None,
+    };
+    match (on.after(), on.aborted.or(stopped)) {
+        // What is done is done; what is left of an aborted command is not.
+        (Step::Done(status), _) | (_, Some(status)) => Step::Done(status),
+        (next, None) => next,
+    }
+}
+
+impl OnMedium {
+    /// The first step.
+    fn first(&mut self) -> Step {
+        match self.io.operation {
+            // What is volatile goes to the medium before it is read back from there.
+            IoOperation::Read { fua: true, .. }
+            | IoOperation::Compare { fua: true, .. }
+            | IoOperation::Verify { fua: true, .. }
+            | IoOperation::Flush => Step::Flush,
+            IoOperation::Read { range, .. } | IoOperation::Verify { range, .. } => {
+                Step::Read(range)
+            }
+            IoOperation::Compare { range, .. } => Step::ReadForCompare(range),
+            IoOperation::Write { range, fua } => Step::Write(range, fua),
+            IoOperation::WriteZeroes {
+                range,
+                deallocate,
+                fua,
+            } => Step::WriteZeroes(range, deallocate, fua),
+            IoOperation::DatasetManagement { .. } | IoOperation::Copy { .. } => {
+                match self.read_ranges() {
+                    Ok(()) => self.next_range(),
+                    Err(status) => Step::Done(status),
+                }
+            }
         }
     }
 
     /// The step after one that succeeded.
-    fn after(&mut self, step: Step) -> Step {
-        let Work::Io(io) = &self.work else {
-            return Step::Done(Status::INTERNAL_ERROR);
-        };
-        match (io.operation, step) {
+    fn after(&mut self) -> Step {
+        match (self.io.operation, self.step) {
             (IoOperation::Read { range, .. } | IoOperation::Verify { range, .. }, Step::Flush) => {
                 Step::Read(range)
             }
             (IoOperation::Compare { range, .. }, Step::Flush) => Step::ReadForCompare(range),
             (IoOperation::Compare { .. }, _) => {
-                Step::Done(self.compare(io.transfer.length_bytes()))
+                Step::Done(self.holds.compare(self.io.transfer.length_bytes()))
             }
             (IoOperation::Copy { fua, .. }, Step::Read(_)) => self.copy_write(fua),
             (IoOperation::DatasetManagement { .. } | IoOperation::Copy { .. }, _) => {
@@ -508,6 +507,53 @@ impl Command {
             }
             _ => Step::Done(Status::SUCCESS),
         }
+    }
+
+    /// The storage operation of the step, with the memory for it; at the end, the status.
+    fn operation(&mut self) -> Result<(Op, Option<Data>), Status> {
+        let operation = match self.step {
+            Step::Done(status) => return Err(status),
+            Step::Flush => (Op::Flush, None),
+            Step::Read(LbaRange { slba, nlb }) => (
+                Op::Read {
+                    lba: slba,
+                    lbas: nlb,
+                },
+                self.holds.lend_own(0),
+            ),
+            Step::ReadForCompare(LbaRange { slba, nlb }) => (
+                Op::Read {
+                    lba: slba,
+                    lbas: nlb,
+                },
+                self.holds.lend_for_compare(self.io.transfer.length_bytes()),
+            ),
+            Step::Write(LbaRange { slba, nlb }, fua) => (
+                Op::Write {
+                    lba: slba,
+                    lbas: nlb,
+                    fua,
+                },
+                self.lend_written(),
+            ),
+            Step::WriteZeroes(LbaRange { slba, nlb }, deallocate, fua) => (
+                Op::WriteZeroes {
+                    lba: slba,
+                    lbas: nlb,
+                    deallocate,
+                    fua,
+                },
+                None,
+            ),
+            Step::Discard(LbaRange { slba, nlb }) => (
+                Op::Discard {
+                    lba: slba,
+                    lbas: u64::from(nlb),
+                },
+                None,
+            ),
+        };
+        Ok(operation)
     }
 }
 

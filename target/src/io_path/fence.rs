@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnId, FenceId};
 
-use super::command::{Command, Work};
+use super::command::{Command, NotAnswered};
 use super::connection::Connection;
 use super::phase::Phase;
 use super::{IoPath, respond};
@@ -165,12 +165,13 @@ impl Outstanding {
         let ends = matches!(connection.phase, Phase::Closing { .. });
         for command in &connection.commands {
             let Some(nsid) = nsid(command) else { continue };
+            let pulls = command.pulled_bytes().is_some();
             // A connection that ends pulls no more data.
-            if ends && command.is_pulling() {
+            if ends && pulls {
                 continue;
             }
             outstanding.commands += 1;
-            outstanding.pulling += usize::from(command.is_pulling());
+            outstanding.pulling += usize::from(pulls);
             *outstanding.namespaces.entry(nsid).or_default() += 1;
         }
         outstanding
@@ -179,10 +180,9 @@ impl Outstanding {
 
 /// The namespace of a command that is not answered; 0 for reservation commands.
 fn nsid(command: &Command) -> Option<u32> {
-    match &command.work {
-        Work::Io(io) => Some(io.namespace.nsid),
-        Work::Control(_) | Work::Held(_) => Some(0),
-        Work::Free | Work::Admin(_) | Work::Responded | Work::Answered => None,
+    match command.not_answered()? {
+        NotAnswered::Io(io) => Some(io.namespace.nsid),
+        NotAnswered::Control(_) | NotAnswered::Held => Some(0),
     }
 }
 

@@ -7,9 +7,10 @@
 
 use std::sync::Arc;
 
-use capstan_memory::{Account, Buffer, Short};
+use capstan_memory::{Account, Short};
 use capstan_subsystem::Association;
 
+use super::command::{Holds, Own};
 use super::connection::Connection;
 use super::fabric::Memory;
 use crate::limits::{SHARE_TIMES_FREE, SPARE_BYTES};
@@ -77,22 +78,20 @@ impl Connection {
 
     /// A buffer for a command, if its association may have one of that size now.
     #[inline]
-    pub(super) fn lease(&self, memory: &Memory, len_bytes: u32) -> Result<Buffer, Short> {
+    pub(super) fn lease(&self, memory: &Memory, len_bytes: u32) -> Result<Own, Short> {
         memory
             .data
             .take_share(self.account, len_bytes, SHARE_TIMES_FREE)
+            .map(Own::Leased)
     }
 
-    /// The queue's own buffer, for the command in `slot`, if it is free and large enough.
+    /// The queue's own buffer, for a command that holds this, if it is free and large enough.
     #[cold]
-    pub(super) fn take_spare(&mut self, slot: u16, len_bytes: u32) -> Option<Buffer> {
-        let command = self.command(slot);
-        if len_bytes > SPARE_BYTES || command.data.is_some() {
+    pub(super) fn take_spare(&mut self, holds: &Holds, len_bytes: u32) -> Option<Own> {
+        if len_bytes > SPARE_BYTES || holds.has_capsule_data() {
             return None;
         }
-        let spare = self.spare.take()?;
-        self.command(slot).has_spare = true;
-        Some(spare)
+        self.spare.take().map(Own::Spare)
     }
 }
 

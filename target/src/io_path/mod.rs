@@ -10,13 +10,14 @@
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
 //! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
-//! queue pair and its commands in flight), [`fence`] (what a new association waits for),
-//! [`resources`] (what every command may need), [`responses`] (those that may be on their way),
-//! [`unanswered`] (completions of disks), [`waiting`] (commands that wait for a buffer, for room or
-//! for their turn), [`lease`] (how many buffers an association may have), [`share`] (how much a
-//! turn moves), [`stall`] (hosts that make no progress), [`wr_id`]. One turn handles what is ready,
-//! then rings one doorbell per connection, continues some of the commands that waited and rings for
-//! those, and enters the kernel once for storage, however many operations there are.
+//! queue pair and its commands in flight), [`command`] (the states of a command, and what each
+//! has), [`fence`] (what a new association waits for), [`resources`] (what every command may need),
+//! [`responses`] (those that may be on their way), [`unanswered`] (completions of disks),
+//! [`waiting`] (commands that wait for a buffer, for room or for their turn), [`lease`] (how many
+//! buffers an association may have), [`share`] (how much a turn moves), [`stall`] (hosts that make
+//! no progress), [`wr_id`]. One turn handles what is ready, then rings one doorbell per connection,
+//! continues some of the commands that waited and rings for those, and enters the kernel once for
+//! storage, however many operations there are.
 
 mod accept;
 mod admin;

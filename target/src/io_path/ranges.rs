@@ -4,7 +4,7 @@ use capstan_nvme_proto::command::LbaRange;
 use capstan_nvme_proto::status::Status;
 use capstan_subsystem::IoOperation;
 
-use super::command::{Command, Work};
+use super::command::OnMedium;
 use super::execute::Step;
 use crate::limits::TRANSFER_BYTES_MAX;
 
@@ -17,13 +17,11 @@ pub(super) struct Ranges {
     read_lbas: u32,
 }
 
-impl Command {
+impl OnMedium {
     /// Reads the ranges from the command's data.
     pub(super) fn read_ranges(&mut self) -> Result<(), Status> {
-        let Work::Io(io) = &self.work else {
-            return Err(Status::INTERNAL_ERROR);
-        };
-        let data = self.data_bytes(io.transfer.length_bytes() as usize);
+        let io = &self.io;
+        let data = self.holds.data_bytes(io.transfer.length_bytes() as usize);
         let lba_bytes = io.namespace.lba_bytes;
         let mut ranges = Ranges::default();
         match io.operation {
@@ -45,16 +43,13 @@ impl Command {
             }
             _ => {}
         }
-        // The ranges have been read: in-capsule data is not needed any more.
-        self.use_second();
         self.ranges = Some(Box::new(ranges));
         Ok(())
     }
 
     /// The storage operation for the next range, or the end.
     pub(super) fn next_range(&mut self) -> Step {
-        let copies = matches!(&self.work, Work::Io(io)
-            if matches!(io.operation, IoOperation::Copy { .. }));
+        let copies = matches!(self.io.operation, IoOperation::Copy { .. });
         let Some(ranges) = self.ranges.as_mut() else {
             return Step::Done(Status::SUCCESS);
         };

@@ -10,6 +10,7 @@ use capstan_subsystem::BackendId;
 use capstan_transport::{CapsuleData, InPlace, Landed};
 use rustc_hash::FxHashMap;
 
+use super::command::Holds;
 use super::connection::Connection;
 use super::fabric::Memory;
 use super::lease::Shares;
@@ -191,11 +192,8 @@ impl Resources {
     }
 
     /// Posts the receive of a command again, when it kept one for its in-capsule data.
-    pub(super) fn release_receive(&mut self, connection: &mut Connection, slot: u16) {
-        let command = connection.command(slot);
-        if let Some(receive) = command.receive.take()
-            && let Some(data) = command.take_received()
-        {
+    pub(super) fn release_receive(&mut self, connection: &Connection, holds: &mut Holds) {
+        if let Some((receive, data)) = holds.take_receive() {
             self.repost(connection, receive, data);
         }
     }

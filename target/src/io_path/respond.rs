@@ -2,57 +2,70 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
-use capstan_rdma::contract::RKey;
-use capstan_subsystem::{Drained, Permit};
+use capstan_rdma::contract::{PostError, RKey};
+use capstan_subsystem::{Drained, IoCommand, Permit};
 
-use super::command::Work;
+use super::command::{Command, Holds, Responding, Work};
 use super::connection::Connection;
 use super::{Resources, control, transfer};
 
-/// Ends the I/O command in `slot`: pushes its data when it read successfully, then responds.
+/// Ends a command of an I/O queue that is not carried out, or not to its end.
 pub(super) fn finish(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
+    work: Work,
+    holds: Holds,
     status: Status,
 ) {
-    let command = connection.command(slot);
-    let io = match std::mem::replace(&mut command.work, Work::Responded) {
-        Work::Io(io) => io,
+    match work {
+        Work::Io(io) => finish_io(resources, connection, slot, io, holds, status),
         Work::Control(control) => {
-            return control::finish(resources, connection, slot, *control, status);
+            control::finish(resources, connection, slot, *control, holds, status);
         }
-        Work::Free | Work::Admin(_) | Work::Held(_) | Work::Responded | Work::Answered => return,
-    };
-    let pushes = io.operation.moves_data_to_host() && status.is_success();
-    resources.release_receive(connection, slot);
-    if pushes {
-        if let Err(error) = transfer::push(connection, slot, io.transfer.length_bytes()) {
-            let why = format!("posting an RDMA WRITE failed: {error}");
-            return resources.end(connection, why);
-        }
-    } else {
-        connection.command(slot).release_buffers();
+        // Nothing ends these before they are executed, but the end of their connection.
+        Work::Admin(_) | Work::Connect(_) => connection.free_slot_of(slot, holds),
     }
-    let invalidate = io.transfer.rkey_to_invalidate();
-    complete(resources, connection, slot, io.permit, status, invalidate);
 }
 
-/// Responds to an I/O command with nothing left of it but its `slot`.
-pub(super) fn complete(
+/// Ends an I/O command: pushes its data when it read successfully, then responds.
+pub(super) fn finish_io(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    permit: Permit,
+    io: IoCommand,
+    mut holds: Holds,
     status: Status,
-    invalidate: Option<u32>,
 ) {
+    resources.release_receive(connection, &mut holds);
+    if io.operation.moves_data_to_host() && status.is_success() {
+        if let Err(error) = transfer::push(connection, &holds, io.transfer.length_bytes()) {
+            return not_pushed(resources, connection, slot, holds, &error);
+        }
+    } else {
+        holds.own.release();
+    }
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
-    let cqe = queue.complete(permit, status, 0);
-    send(resources, connection, slot, cqe, invalidate);
+    let invalidate = io.transfer.rkey_to_invalidate();
+    let cqe = queue.complete(io.permit, status, 0);
+    send(resources, connection, slot, holds.into(), cqe, invalidate);
     settle(resources, connection);
+}
+
+/// Ends a connection on which data could not be pushed. The device may still read what it was given
+/// before: the command keeps that until the connection is freed.
+pub(super) fn not_pushed(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    holds: Holds,
+    error: &PostError,
+) {
+    *connection.command(slot) = Command::Responding(holds.into());
+    let why = format!("posting an RDMA WRITE failed: {error}");
+    resources.end(connection, why);
 }
 
 /// Responds to an I/O command that is carried out already and has nothing in flight: it needs a
@@ -75,8 +88,14 @@ pub(super) fn answer(
     if connection.respond_now(&cqe, invalidate.map(RKey)) {
         resources.unrung(connection);
     } else if let Some(slot) = connection.take_slot() {
-        connection.command(slot).work = Work::Answered;
-        send(resources, connection, slot, cqe, invalidate);
+        post(
+            resources,
+            connection,
+            slot,
+            Responding::default(),
+            cqe,
+            invalidate,
+        );
     } else {
         return resources.too_many_commands(connection);
     }
@@ -114,8 +133,8 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
         return;
     };
     let cqe = queue.complete(permit, Status::SUCCESS, 0);
-    connection.command(slot).close_after = Some("the host deleted the queue");
-    send(resources, connection, slot, cqe, None);
+    let last = Responding::last("the host deleted the queue");
+    send(resources, connection, slot, last, cqe, None);
 }
 
 /// Sends a response capsule from `slot`, which is free at once, or when the Send or one after it
@@ -124,21 +143,31 @@ pub(super) fn send(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
+    responding: Responding,
     cqe: Cqe,
     invalidate: Option<u32>,
 ) {
-    let invalidate = invalidate.map(RKey);
-    let command = connection.command(slot);
-    if !command.waits_for_response() && connection.respond_now(&cqe, invalidate) {
+    if !responding.waits() && connection.respond_now(&cqe, invalidate.map(RKey)) {
+        *connection.command(slot) = Command::Responding(responding);
         connection.free_slot(slot);
         return resources.unrung(connection);
     }
-    let work = &mut connection.command(slot).work;
-    if !matches!(work, Work::Answered) {
-        *work = Work::Responded;
-    }
+    post(resources, connection, slot, responding, cqe, invalidate);
+}
+
+/// The same, of one that does not leave at once.
+fn post(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    responding: Responding,
+    cqe: Cqe,
+    invalidate: Option<u32>,
+) {
+    let waits = responding.waits();
+    *connection.command(slot) = Command::Responding(responding);
     let sge = connection.response(slot, cqe);
-    if let Err(error) = connection.post_response(slot, sge, invalidate) {
+    if let Err(error) = connection.post_response(slot, (sge, waits), invalidate.map(RKey)) {
         let why = format!("posting a response failed: {error}");
         return resources.end(connection, why);
     }

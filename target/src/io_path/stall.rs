@@ -107,8 +107,8 @@ impl Connection {
         let pulls: Vec<_> = self
             .commands
             .iter()
-            .filter(|command| command.is_pulling())
-            .map(|command| u64::from(command.transfer.length_bytes()))
+            .filter_map(Command::pulled_bytes)
+            .map(u64::from)
             .collect();
         let seconds = seconds(looks);
         let most = format!("at most {} s{waits}", self::seconds(most_looks));

@@ -12,7 +12,7 @@ use capstan_rdma::contract::{
 };
 use capstan_subsystem::{KeyedBuffer, Transfer};
 
-use super::command::Command;
+use super::command::Holds;
 use super::connection::Connection;
 use super::wr_id::WrId;
 
@@ -61,68 +61,40 @@ impl Sinks {
     }
 }
 
-/// Pulls the data of the command in `slot` from the host into its buffer. The completion is
-/// [`WrId::Pull`].
-pub(super) fn pull(connection: &mut Connection, slot: u16) -> Result<(), PullError> {
-    let len_bytes = connection.command(slot).transfer.length_bytes();
-    let Some(mut data) = connection.data_sge(slot) else {
-        return Ok(());
-    };
-    data.len_bytes = len_bytes;
-    (data.lkey, connection.command(slot).sink) = connection.keys.sinks.open(data)?;
-    let last = Some(WrId::Pull(slot));
-    each_segment(connection, slot, data, SendOp::Read, last)?;
-    Ok(())
+/// The host's buffers of a command, which RDMA reaches.
+#[derive(Debug, Default)]
+pub(super) enum HostBuffers {
+    /// None: there is no data, or it came in the capsule.
+    #[default]
+    Nothing,
+    /// One.
+    One(KeyedBuffer),
+    /// Several.
+    List(Box<[KeyedBuffer]>),
 }
 
-/// Pushes the first `len_bytes` of the data of the command in `slot` to the host. Nothing is
-/// signaled: the response posted behind it stands for it.
-pub(super) fn push(
-    connection: &mut Connection,
-    slot: u16,
-    len_bytes: u32,
-) -> Result<(), PostError> {
-    let Some(mut data) = connection.data_sge(slot) else {
-        return Ok(());
-    };
-    data.len_bytes = len_bytes;
-    each_segment(connection, slot, data, SendOp::Write, None)
-}
+impl HostBuffers {
+    /// Those of `transfer`, where it came in a capsule with `bytes` behind the SQE.
+    pub(super) fn of(transfer: &Transfer, bytes: &[u8]) -> Self {
+        match transfer {
+            Transfer::None | Transfer::InCapsule(_) => Self::Nothing,
+            Transfer::Keyed(buffer) => Self::One(*buffer),
+            Transfer::KeyedList(list) => Self::List(list.buffers(bytes).collect()),
+        }
+    }
 
-/// The same, of data that has more pieces: the host's buffers behind these bytes stay for the next.
-/// The completion is [`WrId::Push`].
-pub(super) fn push_piece(
-    connection: &mut Connection,
-    slot: u16,
-    len_bytes: u32,
-) -> Result<(), PostError> {
-    let Some(mut data) = connection.data_sge(slot) else {
-        return Ok(());
-    };
-    data.len_bytes = len_bytes;
-    let rest = behind(connection.command(slot), len_bytes);
-    each_segment(
-        connection,
-        slot,
-        data,
-        SendOp::Write,
-        Some(WrId::Push(slot)),
-    )?;
-    connection.command(slot).segments = Some(rest);
-    Ok(())
-}
+    pub(super) fn as_slice(&self) -> &[KeyedBuffer] {
+        match self {
+            Self::Nothing => &[],
+            Self::One(buffer) => std::slice::from_ref(buffer),
+            Self::List(buffers) => buffers,
+        }
+    }
 
-/// The host's buffers of a command behind the first `len_bytes` of them.
-fn behind(command: &Command, len_bytes: u32) -> Box<[KeyedBuffer]> {
-    let single = match command.transfer {
-        Transfer::Keyed(buffer) => Some(buffer),
-        Transfer::None | Transfer::InCapsule(_) | Transfer::KeyedList(_) => None,
-    };
-    let all = command.segments.as_deref();
-    let mut skip_bytes = len_bytes;
-    all.unwrap_or(single.as_slice())
-        .iter()
-        .filter_map(|buffer| {
+    /// What is behind the first `len_bytes`.
+    fn behind(&self, len_bytes: u32) -> Self {
+        let mut skip_bytes = len_bytes;
+        let rest = self.as_slice().iter().filter_map(|buffer| {
             let skipped = skip_bytes.min(buffer.length_bytes);
             skip_bytes -= skipped;
             let rest = KeyedBuffer {
@@ -131,8 +103,63 @@ fn behind(command: &Command, len_bytes: u32) -> Box<[KeyedBuffer]> {
                 ..*buffer
             };
             (rest.length_bytes > 0).then_some(rest)
-        })
-        .collect()
+        });
+        match self {
+            Self::Nothing | Self::One(_) => rest.last().map_or(Self::Nothing, Self::One),
+            Self::List(_) => Self::List(rest.collect()),
+        }
+    }
+}
+
+/// Pulls `len_bytes` from the host into the memory of the command in `slot`. The completion is
+/// [`WrId::Pull`]. Returns the registration that is to be kept until then, if there is one.
+pub(super) fn pull(
+    connection: &mut Connection,
+    slot: u16,
+    holds: &Holds,
+    len_bytes: u32,
+) -> Result<Option<Rc<dyn MemoryRegion>>, PullError> {
+    let Some(mut data) = connection.sge(&holds.own) else {
+        return Ok(None);
+    };
+    data.len_bytes = len_bytes;
+    let sink;
+    (data.lkey, sink) = connection.keys.sinks.open(data)?;
+    let last = Some(WrId::Pull(slot));
+    each_buffer(connection, &holds.host, data, SendOp::Read, last)?;
+    Ok(sink)
+}
+
+/// Pushes the first `len_bytes` of a command's memory to the host. Nothing is signaled: the
+/// response posted behind it stands for it.
+pub(super) fn push(
+    connection: &mut Connection,
+    holds: &Holds,
+    len_bytes: u32,
+) -> Result<(), PostError> {
+    let Some(mut data) = connection.sge(&holds.own) else {
+        return Ok(());
+    };
+    data.len_bytes = len_bytes;
+    each_buffer(connection, &holds.host, data, SendOp::Write, None)
+}
+
+/// The same, of data that has more pieces: the host's buffers behind these bytes stay for the next.
+/// The completion is [`WrId::Push`].
+pub(super) fn push_piece(
+    connection: &mut Connection,
+    slot: u16,
+    holds: &mut Holds,
+    len_bytes: u32,
+) -> Result<(), PostError> {
+    let Some(mut data) = connection.sge(&holds.own) else {
+        return Ok(());
+    };
+    data.len_bytes = len_bytes;
+    let last = Some(WrId::Push(slot));
+    each_buffer(connection, &holds.host, data, SendOp::Write, last)?;
+    holds.host = holds.host.behind(len_bytes);
+    Ok(())
 }
 
 /// Pushes what `source` has to the host, where the device can copy it now. Only the response is
@@ -166,40 +193,29 @@ pub(super) fn push_in_place(
 
 /// Posts one work request per buffer of the host, in order, for all of `data`; the last one is
 /// signaled when `last` names a completion. They complete in order, so it stands for all of them.
-fn each_segment(
+fn each_buffer(
     connection: &mut Connection,
-    slot: u16,
+    host: &HostBuffers,
     data: Sge,
     op: impl Fn(Remote) -> SendOp,
     last: Option<WrId>,
 ) -> Result<(), PostError> {
     let len_bytes = data.len_bytes;
-    let command = connection.command(slot);
-    let segments = std::mem::take(&mut command.segments);
-    let single;
-    let list: &[KeyedBuffer] = match (&command.transfer, &segments) {
-        (_, Some(segments)) => segments,
-        (Transfer::Keyed(buffer), None) => {
-            single = [*buffer];
-            &single
-        }
-        (Transfer::None | Transfer::InCapsule(_) | Transfer::KeyedList(_), None) => &[],
-    };
     let mut left = len_bytes;
-    for segment in list {
-        let segment_bytes = segment.length_bytes.min(left);
-        if segment_bytes == 0 {
+    for buffer in host.as_slice() {
+        let buffer_bytes = buffer.length_bytes.min(left);
+        if buffer_bytes == 0 {
             break;
         }
         let sge = Sge {
             addr: data.addr + u64::from(len_bytes - left),
-            len_bytes: segment_bytes,
+            len_bytes: buffer_bytes,
             ..data
         };
-        left -= segment_bytes;
+        left -= buffer_bytes;
         let remote = Remote {
-            addr: segment.address,
-            rkey: RKey(segment.rkey),
+            addr: buffer.address,
+            rkey: RKey(buffer.rkey),
         };
         let signal = last.filter(|_| left == 0);
         connection.post(
@@ -210,4 +226,36 @@ fn each_segment(
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffer(address: u64, length_bytes: u32) -> KeyedBuffer {
+        KeyedBuffer {
+            address,
+            rkey: 7,
+            length_bytes,
+            invalidate: false,
+        }
+    }
+
+    fn rest(host: &HostBuffers, len_bytes: u32) -> Vec<(u64, u32)> {
+        let rest = host.behind(len_bytes);
+        let rest = rest.as_slice().iter();
+        rest.map(|buffer| (buffer.address, buffer.length_bytes))
+            .collect()
+    }
+
+    #[test]
+    fn what_is_behind_a_piece_begins_in_the_middle_of_a_buffer() {
+        let one = HostBuffers::One(buffer(0x1000, 100));
+        assert_eq!(rest(&one, 40), [(0x1028, 60)]);
+        assert_eq!(rest(&one, 100), []);
+        let list = HostBuffers::List([buffer(0x1000, 10), buffer(0x2000, 10)].into());
+        assert_eq!(rest(&list, 4), [(0x1004, 6), (0x2000, 10)]);
+        assert_eq!(rest(&list, 10), [(0x2000, 10)]);
+        assert_eq!(rest(&HostBuffers::Nothing, 10), []);
+    }
 }

@@ -4,7 +4,7 @@
 use capstan_memory::Short;
 use capstan_nvme_proto::status::Status;
 
-use super::command::Work;
+use super::command::{Command, Holds, Own, Work};
 use super::connection::Connection;
 use super::execute::{AtOnce, check_again, on_data, read_at_once, with_buffer};
 use super::phase::Phase;
@@ -15,34 +15,43 @@ pub(super) fn obtain_buffer(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
+    (work, mut holds): (Work, Holds),
     len_bytes: u32,
 ) {
     if len_bytes == 0 {
-        return on_data(resources, connection, slot);
+        return on_data(resources, connection, slot, work, holds);
     }
     // Commands that wait already go first, of this connection and of the others.
     if resources.starved.is_empty()
         && !resources.share.is_over()
-        && connection.has_room_for(slot)
-        && let Ok(buffer) = connection.lease(&resources.memory, len_bytes)
+        && connection.has_room_for(&mut holds)
+        && let Ok(own) = connection.lease(&resources.memory, len_bytes)
     {
-        return with_buffer(resources, connection, slot, buffer);
+        holds.own = own;
+        return with_buffer(resources, connection, slot, work, holds);
     }
-    obtain_spare(resources, connection, slot, len_bytes);
+    obtain_spare(resources, connection, slot, (work, holds), len_bytes);
 }
 
 /// Gives the command in `slot` the spare buffer of its queue, if no command waits for that already;
 /// or queues it.
 #[cold]
-fn obtain_spare(resources: &mut Resources, connection: &mut Connection, slot: u16, len_bytes: u32) {
+fn obtain_spare(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    (work, mut holds): (Work, Holds),
+    len_bytes: u32,
+) {
     if connection.waiting.is_empty()
         && !resources.share.is_over()
-        && connection.has_room_for(slot)
-        && let Some(buffer) = connection.take_spare(slot, len_bytes)
+        && connection.has_room_for(&mut holds)
+        && let Some(own) = connection.take_spare(&holds, len_bytes)
     {
-        return with_buffer(resources, connection, slot, buffer);
+        holds.own = own;
+        return with_buffer(resources, connection, slot, work, holds);
     }
-    line_up(resources, connection, slot, len_bytes);
+    line_up(resources, connection, slot, (work, holds), len_bytes);
 }
 
 /// Lets the command in `slot` wait until [`go_on`] comes to it.
@@ -50,9 +59,14 @@ pub(super) fn line_up(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    len_bytes: u32,
+    (work, holds): (Work, Holds),
+    wanted_bytes: u32,
 ) {
-    connection.command(slot).wanted_bytes = len_bytes;
+    *connection.command(slot) = Command::Waiting {
+        work,
+        holds,
+        wanted_bytes,
+    };
     connection.waiting.push_back(slot);
     if !std::mem::replace(&mut connection.starved, true) {
         resources.starved.push_back(connection.identity.index);
@@ -89,22 +103,23 @@ fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool
             continue;
         };
         connection.spared = false;
-        let Some(&slot) = connection.waiting.front() else {
+        // A command that waits for room of the device is not helped by a buffer.
+        if connection.qp.is_full() {
+            continue;
+        }
+        let Some((slot, mut waiting)) = Waiting::take(connection) else {
             continue;
         };
-        let len_bytes = connection.command(slot).wanted_bytes;
-        // A command that waits for room of the device is not helped by a buffer.
-        if connection.qp.is_full()
-            || !connection.has_room_for(slot)
-            || check_again(connection, slot).is_err()
-        {
+        let may_go = connection.has_room_for(&mut waiting.holds)
+            && check_again(connection, &waiting.work).is_ok();
+        let spare = may_go.then(|| connection.take_spare(&waiting.holds, waiting.wanted_bytes));
+        let Some(own) = spare.flatten() else {
+            waiting.put_back(connection, slot);
             continue;
-        }
-        if let Some(buffer) = connection.take_spare(slot, len_bytes) {
-            connection.waiting.pop_front();
-            with_buffer(resources, connection, slot, buffer);
-            fed = true;
-        }
+        };
+        waiting.holds.own = own;
+        with_buffer(resources, connection, slot, waiting.work, waiting.holds);
+        fed = true;
     }
     fed
 }
@@ -134,11 +149,11 @@ pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) ->
         let Some(connection) = connections.get_mut(index) else {
             continue;
         };
-        let Some(&slot) = connection.waiting.front() else {
+        let Some((slot, waiting)) = Waiting::take(connection) else {
             connection.starved = false;
             continue;
         };
-        match next(resources, connection, slot) {
+        match next(resources, connection, slot, waiting) {
             Next::Went => {
                 fed = true;
                 connection.progress.moved();
@@ -160,71 +175,133 @@ pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) ->
     fed
 }
 
-/// Continues the command in `slot`, the oldest that waits on its connection.
-fn next(resources: &mut Resources, connection: &mut Connection, slot: u16) -> Next {
-    if let Err(status) = check_again(connection, slot) {
-        connection.waiting.pop_front();
-        respond::finish(resources, connection, slot, status);
-        return Next::Went;
-    }
-    if !connection.has_room_for(slot) {
-        return Next::Passed;
-    }
-    match read_waiting(resources, connection, slot) {
-        AtOnce::Done => {
-            connection.waiting.pop_front();
-        }
-        AtOnce::Zeroes => {
-            connection.waiting.pop_front();
-            let command = connection.command(slot);
-            command.zeroes = true;
-            resources.share.moved(command.wanted_bytes);
-            respond::finish(resources, connection, slot, Status::SUCCESS);
-        }
-        AtOnce::Later => return Next::Passed,
-        AtOnce::Not => {
-            let len_bytes = connection.command(slot).wanted_bytes;
-            let leased = if connection.phase == Phase::Admin {
-                Err(Short::Share)
-            } else {
-                connection.lease(&resources.memory, len_bytes)
-            };
-            let buffer = match leased {
-                Ok(buffer) => buffer,
-                Err(short) => match (connection.take_spare(slot, len_bytes), short) {
-                    (Some(spare), _) => spare,
-                    (None, Short::Share) => return Next::Passed,
-                    (None, Short::Memory) => return Next::HeldUp,
-                },
-            };
-            connection.waiting.pop_front();
-            with_buffer(resources, connection, slot, buffer);
-        }
-    }
-    Next::Went
+/// A command that waits, out of its slot.
+struct Waiting {
+    work: Work,
+    holds: Holds,
+    wanted_bytes: u32,
 }
 
-/// Carries out the waiting command in `slot` where it is a read that takes no buffer now.
-#[cold]
-fn read_waiting(resources: &mut Resources, connection: &mut Connection, slot: u16) -> AtOnce {
-    let command = connection.command(slot);
-    if command.data.is_some() {
-        return AtOnce::Not;
-    }
-    let io = match std::mem::replace(&mut command.work, Work::Free) {
-        Work::Io(io) => io,
-        other => {
-            command.work = other;
-            return AtOnce::Not;
+impl Waiting {
+    /// The oldest of a connection, and its slot.
+    fn take(connection: &mut Connection) -> Option<(u16, Self)> {
+        let slot = connection.waiting.pop_front()?;
+        match connection.take_command(slot) {
+            Command::Waiting {
+                work,
+                holds,
+                wanted_bytes,
+            } => {
+                let waiting = Self {
+                    work,
+                    holds,
+                    wanted_bytes,
+                };
+                Some((slot, waiting))
+            }
+            other => {
+                *connection.command(slot) = other;
+                None
+            }
         }
-    };
-    let at_once = read_at_once(resources, connection, &io);
-    if at_once != AtOnce::Done {
-        connection.command(slot).work = Work::Io(io);
-        return at_once;
     }
-    let invalidate = io.transfer.rkey_to_invalidate();
-    connection.free_slot(slot);
-    respond::answer(resources, connection, io.permit, invalidate);
-    AtOnce::Done
+
+    /// It waits on, as the oldest of its connection.
+    fn put_back(self, connection: &mut Connection, slot: u16) {
+        let Self {
+            work,
+            holds,
+            wanted_bytes,
+        } = self;
+        *connection.command(slot) = Command::Waiting {
+            work,
+            holds,
+            wanted_bytes,
+        };
+        connection.waiting.push_front(slot);
+    }
+}
+
+/// Continues the command of `slot`, the oldest that waited on its connection.
+fn next(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    mut waiting: Waiting,
+) -> Next {
+    if let Err(status) = check_again(connection, &waiting.work) {
+        let Waiting { work, holds, .. } = waiting;
+        respond::finish(resources, connection, slot, work, holds, status);
+        return Next::Went;
+    }
+    if !connection.has_room_for(&mut waiting.holds) {
+        waiting.put_back(connection, slot);
+        return Next::Passed;
+    }
+    go_on_with(resources, connection, slot, waiting)
+}
+
+/// Continues a command, if it can do without a buffer or finds one.
+fn go_on_with(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    waiting: Waiting,
+) -> Next {
+    if let Work::Io(io) = &waiting.work
+        && !waiting.holds.has_capsule_data()
+    {
+        match read_at_once(resources, connection, io) {
+            AtOnce::Done => {
+                let Waiting { work, holds, .. } = waiting;
+                connection.free_slot_of(slot, holds);
+                if let Work::Io(io) = work {
+                    let invalidate = io.transfer.rkey_to_invalidate();
+                    respond::answer(resources, connection, io.permit, invalidate);
+                }
+                return Next::Went;
+            }
+            AtOnce::Zeroes => {
+                let Waiting {
+                    work, mut holds, ..
+                } = waiting;
+                holds.own = Own::Zeroes;
+                resources.share.moved(waiting.wanted_bytes);
+                respond::finish(resources, connection, slot, work, holds, Status::SUCCESS);
+                return Next::Went;
+            }
+            AtOnce::Later => {
+                waiting.put_back(connection, slot);
+                return Next::Passed;
+            }
+            AtOnce::Not => {}
+        }
+    }
+    let wanted_bytes = waiting.wanted_bytes;
+    let leased = if connection.phase == Phase::Admin {
+        Err(Short::Share)
+    } else {
+        connection.lease(&resources.memory, wanted_bytes)
+    };
+    let own = leased.or_else(|short| {
+        let spare = connection.take_spare(&waiting.holds, wanted_bytes);
+        spare.ok_or(short)
+    });
+    match own {
+        Ok(own) => {
+            let Waiting {
+                work, mut holds, ..
+            } = waiting;
+            holds.own = own;
+            with_buffer(resources, connection, slot, work, holds);
+            Next::Went
+        }
+        Err(short) => {
+            waiting.put_back(connection, slot);
+            match short {
+                Short::Share => Next::Passed,
+                Short::Memory => Next::HeldUp,
+            }
+        }
+    }
 }
