@@ -68,6 +68,15 @@ impl RawBytes<'_> {
         }
     }
 
+    /// The first `bytes`, or all when there are fewer.
+    #[must_use]
+    pub fn first(self, bytes: usize) -> Self {
+        Self {
+            len: self.len.min(bytes),
+            ..self
+        }
+    }
+
     /// Copies the start of the bytes to `out`; what does not fit is left out.
     pub fn copy_to(self, out: &mut [u8]) {
         let len = out.len().min(self.len);
@@ -90,6 +99,9 @@ mod tests {
         let mut out = [0; 4];
         raw.skip(98).copy_to(&mut out);
         assert_eq!(out, [9, 10, 0, 0]);
+        raw.skip(90).first(2).copy_to(&mut out);
+        assert_eq!(out, [1, 2, 0, 0]);
+        assert_eq!((raw.first(0).len(), raw.first(101).len()), (0, 100));
         for bytes in [100, 101, usize::MAX] {
             assert!(raw.skip(bytes).is_empty());
         }
