@@ -86,6 +86,12 @@ impl C2hWindow {
         }
     }
 
+    /// Bytes of the whole transfer.
+    #[must_use]
+    pub const fn total_bytes(&self) -> u32 {
+        self.total_bytes
+    }
+
     /// Looks whether `data` is what is due: each byte once and in order, and LAST_PDU on the last.
     ///
     /// # Errors

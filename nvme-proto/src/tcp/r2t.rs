@@ -59,6 +59,12 @@ impl R2tPlan {
         self.cid
     }
 
+    /// Bytes of the whole transfer.
+    #[must_use]
+    pub const fn total_bytes(&self) -> u32 {
+        self.total_bytes
+    }
+
     /// The data of `data`, which [`R2tLedger::receive`] has accepted, has arrived.
     pub const fn landed(&mut self, data: &H2cData) {
         self.landed_bytes = self.landed_bytes.saturating_add(data.length_bytes);

@@ -1,2 +1,14 @@
-//! A queue of NVMe/TCP (NVM Express TCP Transport Specification 1.1), over the PDUs of
+//! Queues of NVMe/TCP (NVM Express TCP Transport Specification 1.1), over the PDUs of
 //! [`capstan_nvme_proto::tcp`].
+//!
+//! * The controller's side of a queue, without I/O: [`controller`].
+//! * The host's: [`host`].
+//! * Bounds: [`limits`].
+
+pub mod controller;
+pub mod host;
+pub mod limits;
+mod outgoing;
+mod stream;
+
+pub use stream::{End, Place};

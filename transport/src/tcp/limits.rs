@@ -1,0 +1,24 @@
+//! Bounds of a queue of NVMe/TCP.
+
+/// Payload of at least this many bytes goes from its buffer to the socket, and from the socket to
+/// its buffer. Smaller payload is copied once, so that several PDUs share a system call.
+pub const DIRECT_MIN_BYTES: u32 = 16 * 1024;
+
+/// Bytes that are copied to be sent, from which on nothing more is pushed until half of them have
+/// left. Responses and R2Ts are added regardless: a queue of 1024 entries and its R2Ts have
+/// `1024 * 28 + 256 * 28` bytes of them at most.
+pub const STAGED_MAX_BYTES: usize = 256 * 1024;
+
+/// R2Ts outstanding on one queue, over all its commands: about 6 KiB of memory, from the first pull
+/// on. Pulls beyond it wait for one that is answered.
+pub const R2TS_MAX: usize = 256;
+
+/// From the connection to the first command capsule, which is Connect.
+pub const SETUP_US: u64 = 10_000_000;
+
+/// From a TermReq that was sent to the end of the connection: the peer has 30 seconds to read it
+/// and to close (NVMe over TCP Transport 1.1, section 3.6.1).
+pub const TERM_US: u64 = 30_000_000;
+
+/// Data of one H2CData PDU (MAXH2CDATA): the largest transfer there is in one piece.
+pub const MAXH2CDATA_BYTES: u32 = 4 << 20;

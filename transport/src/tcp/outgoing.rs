@@ -1,0 +1,305 @@
+//! What a queue has to send: heads and small payload in one piece of memory, references to large
+//! payload between them.
+
+use std::collections::VecDeque;
+
+use capstan_memory::RawBytes;
+use crc_fast::{CrcAlgorithm, Digest};
+
+/// Zeroes to send, any number of times.
+static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
+/// Space of sent bytes at the front from which on what is behind them moves there.
+const COMPACT_BYTES: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 4096;
+
+enum Segment {
+    /// The next so many staged bytes.
+    Staged(usize),
+    /// So many bytes from `at` on of the buffer of a command.
+    Memory {
+        slot: u16,
+        at: u32,
+        len_bytes: usize,
+    },
+    Zeroes(usize),
+}
+
+impl Segment {
+    fn len_bytes(&self) -> usize {
+        match self {
+            Self::Staged(len_bytes) | Self::Zeroes(len_bytes) | Self::Memory { len_bytes, .. } => {
+                *len_bytes
+            }
+        }
+    }
+}
+
+/// A place in the staged bytes, counted from the first of the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Mark(u64);
+
+/// Bytes to send, in order.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    /// Heads, digests and small payload. The first `gone_bytes` have left.
+    staged: Vec<u8>,
+    gone_bytes: usize,
+    /// Bytes that were removed from the front of `staged`.
+    removed_bytes: u64,
+    segments: VecDeque<Segment>,
+    /// Bytes of the first segment that have left.
+    front_gone_bytes: usize,
+}
+
+impl Outgoing {
+    /// Copies `bytes`.
+    pub(super) fn stage(&mut self, bytes: &[u8]) -> Mark {
+        let mark = self.mark();
+        self.staged.extend_from_slice(bytes);
+        self.staged_more(bytes.len());
+        mark
+    }
+
+    /// Copies the start of `bytes`, `len_bytes` of them.
+    pub(super) fn stage_raw(&mut self, bytes: RawBytes<'_>, len_bytes: usize) -> Mark {
+        let mark = self.stage_zeroes(len_bytes);
+        let start = self.staged.len().saturating_sub(len_bytes);
+        bytes.copy_to(self.staged.get_mut(start..).unwrap_or_default());
+        mark
+    }
+
+    /// So many zeroes, copied.
+    pub(super) fn stage_zeroes(&mut self, len_bytes: usize) -> Mark {
+        let mark = self.mark();
+        let end = self.staged.len().saturating_add(len_bytes);
+        self.staged.resize(end, 0);
+        self.staged_more(len_bytes);
+        mark
+    }
+
+    fn staged_more(&mut self, more_bytes: usize) {
+        match self.segments.back_mut() {
+            Some(Segment::Staged(bytes)) => *bytes = bytes.saturating_add(more_bytes),
+            _ if more_bytes == 0 => {}
+            _ => self.segments.push_back(Segment::Staged(more_bytes)),
+        }
+    }
+
+    /// The end of what is staged.
+    pub(super) fn mark(&self) -> Mark {
+        Mark(self.removed_bytes.saturating_add(self.staged.len() as u64))
+    }
+
+    /// The staged bytes from `mark` on.
+    pub(super) fn staged_from(&self, mark: Mark) -> &[u8] {
+        self.place(mark)
+            .and_then(|start| self.staged.get(start..))
+            .unwrap_or_default()
+    }
+
+    fn place(&self, mark: Mark) -> Option<usize> {
+        usize::try_from(mark.0.checked_sub(self.removed_bytes)?).ok()
+    }
+
+    /// Overwrites what was staged at `mark`, unless some of it has left.
+    pub(super) fn rewrite(&mut self, mark: Mark, bytes: &[u8]) -> bool {
+        let place = self.place(mark).filter(|start| *start >= self.gone_bytes);
+        let Some(start) = place else { return false };
+        let end = start.saturating_add(bytes.len());
+        let Some(old) = self.staged.get_mut(start..end) else {
+            return false;
+        };
+        old.copy_from_slice(bytes);
+        true
+    }
+
+    /// `len_bytes` from `at` on of the buffer of the command `slot`, which stays there until
+    /// [`Outgoing::gone`] has said that they have left.
+    pub(super) fn memory(&mut self, slot: u16, at: u32, len_bytes: usize) {
+        self.segments.push_back(Segment::Memory {
+            slot,
+            at,
+            len_bytes,
+        });
+    }
+
+    /// So many zeroes, not copied.
+    pub(super) fn zeroes(&mut self, len_bytes: usize) {
+        self.segments.push_back(Segment::Zeroes(len_bytes));
+    }
+
+    pub(super) fn staged_bytes(&self) -> usize {
+        self.staged.len().saturating_sub(self.gone_bytes)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Calls `take` with piece after piece until it answers false. `memory` gives the buffer of a
+    /// command.
+    pub(super) fn gather<'a>(
+        &'a self,
+        memory: impl Fn(u16) -> Option<RawBytes<'a>>,
+        mut take: impl FnMut(RawBytes<'a>) -> bool,
+    ) {
+        let mut staged_at = self.gone_bytes;
+        let mut skip = self.front_gone_bytes;
+        for segment in &self.segments {
+            let mut left = segment.len_bytes().saturating_sub(skip);
+            match segment {
+                Segment::Staged(_) => {
+                    let end = staged_at.saturating_add(left);
+                    let bytes = self.staged.get(staged_at..end).unwrap_or_default();
+                    staged_at = end;
+                    if !take(RawBytes::from(bytes)) {
+                        return;
+                    }
+                }
+                Segment::Memory { slot, at, .. } => {
+                    let Some(bytes) = memory(*slot) else { return };
+                    let bytes = bytes.skip((*at as usize).saturating_add(skip));
+                    if !take(bytes.first(left)) {
+                        return;
+                    }
+                }
+                Segment::Zeroes(_) => {
+                    while left > 0 {
+                        let some = left.min(ZEROES.len());
+                        if !take(RawBytes::from(&ZEROES[..]).first(some)) {
+                            return;
+                        }
+                        left = left.saturating_sub(some);
+                    }
+                }
+            }
+            skip = 0;
+        }
+    }
+
+    /// The first `bytes` have left. Calls `memory_gone` with each command of whose buffer a segment
+    /// has left as a whole.
+    pub(super) fn gone(&mut self, mut bytes: usize, mut memory_gone: impl FnMut(u16)) {
+        while let Some(front) = self.segments.front() {
+            let left = front.len_bytes().saturating_sub(self.front_gone_bytes);
+            let some = left.min(bytes);
+            if let Segment::Staged(_) = front {
+                self.gone_bytes = self.gone_bytes.saturating_add(some);
+            }
+            bytes = bytes.saturating_sub(some);
+            if some < left {
+                self.front_gone_bytes = self.front_gone_bytes.saturating_add(some);
+                break;
+            }
+            self.front_gone_bytes = 0;
+            if let Some(Segment::Memory { slot, .. }) = self.segments.pop_front() {
+                memory_gone(slot);
+            }
+        }
+        let all = self.gone_bytes == self.staged.len();
+        if all || self.gone_bytes >= COMPACT_BYTES {
+            self.removed_bytes = self.removed_bytes.saturating_add(self.gone_bytes as u64);
+            self.staged.drain(..self.gone_bytes);
+            self.gone_bytes = 0;
+        }
+    }
+
+    /// Nothing is sent any more.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// CRC32C of the first `len_bytes`. They are looked at through copies of 4 KiB, which stay in the
+/// first cache.
+pub(super) fn crc32c_raw(mut bytes: RawBytes<'_>, len_bytes: usize) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    let mut chunk = [0; CHUNK_BYTES];
+    bytes = bytes.first(len_bytes);
+    while !bytes.is_empty() {
+        let some = bytes.len().min(CHUNK_BYTES);
+        let chunk = chunk.get_mut(..some).unwrap_or_default();
+        bytes.copy_to(chunk);
+        digest.update(chunk);
+        bytes = bytes.skip(some);
+    }
+    low32(digest.finalize())
+}
+
+/// CRC32C of `len_bytes` of zeroes.
+pub(super) fn crc32c_zeroes(mut len_bytes: usize) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    while len_bytes > 0 {
+        let some = len_bytes.min(ZEROES.len());
+        digest.update(ZEROES.get(..some).unwrap_or_default());
+        len_bytes = len_bytes.saturating_sub(some);
+    }
+    low32(digest.finalize())
+}
+
+/// CRC32C of `bytes`.
+pub(super) fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+fn low32(value: u64) -> u32 {
+    u32::try_from(value & u64::from(u32::MAX)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of(out: &Outgoing, memory: &[u8]) -> Vec<u8> {
+        let mut all = Vec::new();
+        out.gather(
+            |_| Some(RawBytes::from(memory)),
+            |piece| {
+                let start = all.len();
+                all.resize(start + piece.len(), 0);
+                piece.copy_to(&mut all[start..]);
+                true
+            },
+        );
+        all
+    }
+
+    #[test]
+    fn what_is_left_is_the_end_of_what_was_queued_however_it_is_cut() {
+        let memory: Vec<u8> = (0..100).collect();
+        for step in 1..40 {
+            let mut out = Outgoing::default();
+            let mut all = b"head".to_vec();
+            out.stage(b"he");
+            out.stage(b"ad");
+            out.memory(3, 10, 50);
+            all.extend(10..60);
+            out.zeroes(20);
+            all.extend([0; 20]);
+            let mark = out.stage(b"tail");
+            all.extend(b"TAIL");
+            assert!(out.rewrite(mark, b"TAIL"));
+            let mut released = Vec::new();
+            while !out.is_empty() {
+                assert_eq!(bytes_of(&out, &memory), all, "{step}");
+                let some = step.min(all.len());
+                out.gone(some, |slot| released.push(slot));
+                all.drain(..some);
+                assert_eq!(released.is_empty(), all.len() > 24);
+            }
+            assert_eq!((all.len(), out.staged_bytes()), (0, 0));
+            assert!(!out.rewrite(mark, b"gone"), "it has left");
+        }
+    }
+
+    #[test]
+    fn the_digest_of_pieces_is_that_of_the_whole() {
+        let bytes: Vec<u8> = (0..10_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+        assert_eq!(
+            crc32c_raw(RawBytes::from(&bytes[..]), 9_999),
+            crc32c(&bytes[..9_999])
+        );
+        assert_eq!(crc32c_zeroes(70_000), crc32c(&vec![0; 70_000]));
+        assert_eq!(crc32c(b"123456789"), 0xE306_9283);
+    }
+}

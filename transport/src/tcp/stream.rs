@@ -1,0 +1,237 @@
+//! What both sides of a connection have in common: the stream of bytes in, what is to be sent, and
+//! how it ends.
+
+use std::ptr::NonNull;
+
+use capstan_memory::{Buffer, RawBytes};
+use capstan_nvme_proto::tcp::Role;
+use capstan_nvme_proto::tcp::fault::{FatalErrorStatus, Fault};
+use capstan_nvme_proto::tcp::reader::{Event, Pdu, PduReader};
+
+use super::limits::{DIRECT_MIN_BYTES, SETUP_US, TERM_US};
+use super::outgoing::Outgoing;
+use crate::queue::EndReason;
+
+/// Where the next bytes of the stream belong, for a socket to put them there.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The first byte, in a buffer that the queue owns.
+    pub base: NonNull<u8>,
+    /// Bytes that belong there, at least 1.
+    pub len_bytes: usize,
+}
+
+impl Place {
+    /// From byte `at` of `buffer` on, `len_bytes` or what there is.
+    pub(super) fn of(buffer: &mut Buffer, at: u32, len_bytes: u32) -> Option<Self> {
+        let room = buffer.len_bytes().checked_sub(at)?;
+        let len_bytes = room.min(len_bytes) as usize;
+        let base = buffer.base().as_ptr().wrapping_add(at as usize);
+        let base = NonNull::new(base).filter(|_| len_bytes > 0)?;
+        Some(Self { base, len_bytes })
+    }
+}
+
+/// How a side ends its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// At once: what has not left is not sent.
+    Now,
+    /// When everything that was pushed and responded has left.
+    Drained,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Bytes are read and sent.
+    Open,
+    /// Nothing is read any more; the connection may be closed when all has left.
+    Draining,
+    /// A TermReq was sent. The peer is to close, so that it has read it before.
+    Terminating,
+    /// The connection is to be closed now.
+    Over,
+    /// It is closed.
+    Closed,
+}
+
+/// What a side does with what comes.
+pub(super) trait Side {
+    /// A header has come.
+    fn pdu(&mut self, stream: &mut Stream, pdu: Pdu) -> Result<(), Fault>;
+    /// Data of the last header has come.
+    fn land(&mut self, bytes: &[u8]);
+    /// All data of the last header has come, and the digest where there is one.
+    fn data_end(&mut self, stream: &mut Stream, digest: Option<u32>) -> Result<(), Fault>;
+    /// Nothing is read any more: buffers that waited for data are given back.
+    fn ended(&mut self, reason: EndReason);
+}
+
+pub(super) struct Stream {
+    role: Role,
+    pub(super) reader: PduReader,
+    pub(super) out: Outgoing,
+    phase: Phase,
+    deadline_us: Option<u64>,
+    now_us: u64,
+}
+
+impl Stream {
+    pub(super) fn new(role: Role, reader: PduReader, now_us: u64) -> Self {
+        Self {
+            role,
+            reader,
+            out: Outgoing::default(),
+            phase: Phase::Open,
+            deadline_us: Some(now_us.saturating_add(SETUP_US)),
+            now_us,
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
+    /// The set-up is complete.
+    pub(super) fn set_up(&mut self) {
+        if self.is_open() {
+            self.deadline_us = None;
+        }
+    }
+
+    pub(super) fn deadline_us(&self) -> Option<u64> {
+        self.deadline_us
+    }
+
+    /// Reads all of `bytes`.
+    pub(super) fn handle_bytes(&mut self, side: &mut impl Side, mut bytes: &[u8], now_us: u64) {
+        self.now_us = now_us;
+        while self.is_open() {
+            match self.read(side, bytes) {
+                Ok(Some(used)) => bytes = bytes.get(used..).unwrap_or_default(),
+                Ok(None) => return,
+                Err(fault) => self.fault(side, &fault),
+            }
+        }
+    }
+
+    /// Reads up to the next event. Gives the bytes it took, or `None` when more are needed.
+    fn read(&mut self, side: &mut impl Side, bytes: &[u8]) -> Result<Option<usize>, Fault> {
+        let due = usize::try_from(self.reader.data_due_bytes()).unwrap_or(usize::MAX);
+        let (data, rest) = bytes.split_at(due.min(bytes.len()));
+        if !data.is_empty() {
+            side.land(data);
+            self.reader.data_moved(data.len());
+        }
+        let (used, event) = self.reader.read(rest)?;
+        match event {
+            Some(Event::Pdu(Pdu::TermReq {
+                status,
+                information,
+            })) => self.term_req(side, status, information),
+            Some(Event::Pdu(pdu)) => side.pdu(self, pdu)?,
+            Some(Event::DataEnd { digest }) => side.data_end(self, digest)?,
+            None => return Ok(None),
+        }
+        Ok(Some(data.len().saturating_add(used)))
+    }
+
+    /// The peer ends the connection.
+    fn term_req(&mut self, side: &mut impl Side, status: FatalErrorStatus, information: u32) {
+        self.out.clear();
+        self.deadline_us = None;
+        self.phase = Phase::Over;
+        side.ended(EndReason::Lost(format!(
+            "the peer ended it with a TermReq: FES {:02X}h ({status}), FEI {information:X}h",
+            status.0
+        )));
+    }
+
+    fn fault(&mut self, side: &mut impl Side, fault: &Fault) {
+        let term = fault.term_req(self.role, self.reader.header());
+        self.phase = match &term {
+            Some(term) => {
+                self.out.stage(term.as_bytes());
+                Phase::Terminating
+            }
+            None => Phase::Draining,
+        };
+        self.deadline_us = Some(self.now_us.saturating_add(TERM_US));
+        side.ended(EndReason::Violation(fault.to_string()));
+    }
+
+    /// Data of the last header that goes to a place of its own.
+    pub(super) fn direct_due_bytes(&self) -> Option<u32> {
+        let due = self.reader.data_due_bytes();
+        (self.is_open() && due >= DIRECT_MIN_BYTES).then_some(due)
+    }
+
+    /// The time is `now_us`.
+    pub(super) fn handle_timeout(&mut self, side: &mut impl Side, now_us: u64) {
+        self.now_us = now_us;
+        if self.deadline_us.is_none_or(|deadline| now_us < deadline) {
+            return;
+        }
+        self.deadline_us = None;
+        if self.is_open() {
+            let expected = match self.role {
+                Role::Host => "ICResp",
+                Role::Controller => "ICReq and Connect",
+            };
+            side.ended(EndReason::Violation(format!(
+                "the connection is not set up, expected {expected} within {} s of its begin",
+                SETUP_US / 1_000_000
+            )));
+        }
+        self.phase = Phase::Over;
+    }
+
+    /// This side ends the queue.
+    pub(super) fn end(&mut self, side: &mut impl Side, how: End) {
+        if !self.is_open() {
+            return;
+        }
+        self.phase = match how {
+            End::Now => Phase::Over,
+            End::Drained => Phase::Draining,
+        };
+        self.deadline_us = Some(self.now_us.saturating_add(TERM_US));
+        side.ended(EndReason::Controller);
+    }
+
+    /// The peer has closed the connection, or the network has lost it.
+    pub(super) fn handle_end(&mut self, side: &mut impl Side, lost: Option<String>) {
+        if self.is_open() {
+            side.ended(lost.map_or(EndReason::Host, EndReason::Lost));
+        }
+        self.deadline_us = None;
+        self.out.clear();
+        if self.phase != Phase::Closed {
+            self.phase = Phase::Over;
+        }
+    }
+
+    /// Whether the connection is to be closed now.
+    pub(super) fn wants_close(&self) -> bool {
+        match self.phase {
+            Phase::Open | Phase::Terminating | Phase::Closed => false,
+            Phase::Draining => self.out.is_empty(),
+            Phase::Over => true,
+        }
+    }
+
+    /// It is closed. False where it was before.
+    pub(super) fn closed(&mut self) -> bool {
+        let first = self.phase != Phase::Closed;
+        self.phase = Phase::Closed;
+        self.deadline_us = None;
+        self.out.clear();
+        first
+    }
+}
+
+/// Whether `digest` is that of `len_bytes` of `buffer` from `at` on; true where there is none.
+pub(super) fn is_intact(buffer: &Buffer, at: u32, len_bytes: u32, digest: Option<u32>) -> bool {
+    let bytes: RawBytes<'_> = buffer.raw().skip(at as usize);
+    digest.is_none_or(|digest| super::outgoing::crc32c_raw(bytes, len_bytes as usize) == digest)
+}
