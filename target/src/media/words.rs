@@ -1,0 +1,121 @@
+//! What the log and `doctor` say of a volume that has changed.
+
+use std::path::Path;
+use std::{fmt, fs, process};
+
+use capstan_nvme_proto::nqn::Nqn;
+use capstan_storage::Place;
+
+use super::Watched;
+use crate::lost::Said;
+
+impl Watched {
+    pub(super) fn away(&self) -> Option<String> {
+        let (volume, place) = (self.store.name(), &self.place);
+        let (subnqn, nsid) = (&self.subnqn, self.nsid);
+        matches!(place, Place::Deleted(_) | Place::Elsewhere(_)).then(|| {
+            format!(
+                "namespace {nsid} of {subnqn} goes on with what was opened at {volume}, which is {place}. {}: to serve what is \
+                 there as another namespace, {}",
+                self.at_its_path(),
+                Again(subnqn, nsid)
+            )
+        })
+    }
+
+    /// What is at the path now, in words.
+    pub(super) fn at_its_path(&self) -> &'static str {
+        match fs::symlink_metadata(&**self.store.name()) {
+            Ok(_) => "Another file or device is at that path now, without what hosts wrote since",
+            Err(_) => "Nothing is at that path now",
+        }
+    }
+
+    /// Says in the log where it is, and returns that for `doctor` where it is not at its path.
+    pub(super) fn say_place(&self) -> Option<Said> {
+        let (volume, place) = (self.store.name(), &self.place);
+        let after = Again(&self.subnqn, self.nsid);
+        let goes_on = format!("{volume} is {place}: hosts go on with what was opened there");
+        let (what, next) = match place {
+            Place::AtPath => {
+                tracing::info!("{volume} is at its path again");
+                return None;
+            }
+            Place::Elsewhere(kept) => {
+                let now = fs::read_link(kept).unwrap_or_default();
+                let what = format!("{goes_on}, which is {} now", now.display());
+                (what, back(&now, Path::new(&**volume)))
+            }
+            Place::Deleted(kept) => {
+                let pid = process::id();
+                let next = format!(
+                    "to keep it, copy it while no host writes (cp --sparse=always {} FILE), and write the `uuid` for it that \
+                     `capstan-target check` then names, as hosts refuse a copy otherwise; then {after}",
+                    kept.display()
+                );
+                let what =
+                    format!("{goes_on}, which nobody finds any more when process {pid} ends");
+                (what, next)
+            }
+            Place::Gone(_) => (
+                format!("{volume} is {place}: every command of hosts fails"),
+                format!("see the kernel log of this machine, and bring it back; then {after}"),
+            ),
+        };
+        tracing::error!("{what}: {next}");
+        let path = volume.to_string();
+        Some(Said { path, what, next })
+    }
+
+    /// Says in the log how its size has changed, and returns that for `doctor` where it was cut.
+    pub(super) fn say_size(&self, before_bytes: u64) -> Option<Said> {
+        let (volume, bytes) = (self.store.name(), self.bytes);
+        let shown = "hosts are told of its new size";
+        if bytes > before_bytes {
+            tracing::info!("{volume} has grown from {before_bytes} to {bytes} bytes; {shown}");
+            return None;
+        }
+        let what =
+            format!("{volume} was cut from {before_bytes} to {bytes} bytes while hosts had it");
+        let after = Again(&self.subnqn, self.nsid);
+        let mend = format!(
+            "look for who did it, make it as long as it was (`truncate --size={before_bytes} FILE`, a device by what made \
+             it), and check or restore what is on it"
+        );
+        let next = match self.store.geometry().read_only {
+            true => format!("{mend}; then {after}"),
+            false => format!(
+                "every Flush fails until it is cleared: {mend}. Then `capstan-target clear-lost-writes {volume}` and reload; \
+                 or {after}"
+            ),
+        };
+        tracing::error!(
+            "{what}: what they had stored behind that is lost, and commands there fail; {shown}; {next}"
+        );
+        let path = volume.to_string();
+        Some(Said { path, what, next })
+    }
+}
+
+/// How what is at `now` is brought back to `path`.
+fn back(now: &Path, path: &Path) -> String {
+    match (now.is_file(), path.exists()) {
+        (true, false) => format!("move it back (mv -n {} {})", now.display(), path.display()),
+        (true, true) => "move away what is there now, and it back".to_owned(),
+        (false, _) => "bring it back there".to_owned(),
+    }
+}
+
+/// How a volume is opened anew.
+struct Again<'a>(&'a Nqn, u32);
+
+impl fmt::Display for Again<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(subnqn, nsid) = self;
+        write!(
+            f,
+            "restart the target, or take namespace {nsid} of {subnqn} out of the configuration, reload, put it back \
+             in, and reload again"
+        )
+    }
+}
