@@ -11,6 +11,9 @@ use nix::sys::stat::{major, minor};
 
 use crate::sys;
 
+/// Loop devices on files on loop devices are followed so deep.
+pub(crate) const DEPTH_MAX: u32 = 8;
+
 /// The file or block device that a loop device keeps its data in.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Backing {
@@ -51,6 +54,19 @@ pub(crate) fn backing(devices: &Path, device: u64) -> Option<Backing> {
         offset: asked.map(|(offset, _)| offset).or(told).unwrap_or(0),
         what: asked.map(|(_, what)| what),
     })
+}
+
+impl What {
+    /// That of a path with this state.
+    pub(crate) fn of(metadata: &fs::Metadata) -> Self {
+        match metadata.file_type().is_block_device() {
+            true => Self::Device(metadata.rdev()),
+            false => Self::File {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+            },
+        }
+    }
 }
 
 impl Backing {

@@ -16,7 +16,7 @@ use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{self, BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType};
 use nix::sys::statvfs;
 
-use crate::loop_device::{self, Backing, What};
+use crate::loop_device::{self, Backing, DEPTH_MAX, What};
 use crate::{mounts, sys};
 
 /// Where the kernel tells of block devices by their numbers.
@@ -29,8 +29,6 @@ const WHOLE: &str = "all";
 /// In front of what is known of the device under the file system of a file: a copy of a file system
 /// has all else that the original has.
 const ON: &str = "on_";
-/// Loop devices on files on loop devices are followed so deep.
-const DEPTH_MAX: u32 = 8;
 /// The major number of file systems that are on no block device of their own.
 const NO_DEVICE: u64 = 0;
 /// Names of a block device that last, the best first (`Documentation/ABI/` of Linux, `sysfs-block`,

@@ -13,6 +13,7 @@ use crate::lba_size;
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
 use crate::listen_error::obstacle;
 use crate::lost;
+use crate::overlaps;
 use crate::plan::queue_pool_bytes;
 use crate::room::{self, HOST_QUEUES};
 use crate::serve::preference;
@@ -97,6 +98,12 @@ fn tables(config: Option<&Config>) -> Vec<Check> {
 
 /// What is wrong with the configuration on this machine. A budget that is too small is among it.
 fn configuration(config: &Config) -> Vec<Check> {
+    let overlaps = overlaps::found(config);
+    if !overlaps.is_empty() {
+        return findings(Verdict::Error, &overlaps, |_| {
+            "take one of the two out of the configuration".to_owned()
+        });
+    }
     match config.check_machine() {
         Err(problems) => findings(Verdict::Error, problems.as_slice(), |problem| {
             format!("change {}, or the machine", problem.at.field)

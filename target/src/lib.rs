@@ -18,6 +18,7 @@ mod listen_error;
 pub mod log;
 pub mod lost;
 mod media;
+mod overlaps;
 mod plan;
 mod reload;
 pub mod room;

@@ -18,7 +18,7 @@ use crate::identities::{Identities, Kept};
 use crate::lba_size::LbaSizes;
 use crate::limits::OPEN_TIMEOUT;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
-use crate::room;
+use crate::{overlaps, room};
 use refused::Refused;
 
 mod refused;
@@ -95,6 +95,7 @@ impl Served {
             let mut added = difference.namespaces_added.iter();
             added.any(|(nqn, new)| nqn == subnqn && new.nsid == namespace.nsid)
         };
+        overlaps::check_added(&self.config, &wanted, is_added)?;
         for warning in first_of(&wanted.check_machine_opening(is_added)?) {
             tracing::warn!("{warning}");
         }

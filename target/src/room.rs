@@ -6,6 +6,8 @@ use capstan_config::{Backing, Config, MemoryPlan, Namespace, Nqn, Problems, Targ
 use capstan_doctor::room::{MemoryNeed, memory, open_files, processors, threads};
 use capstan_doctor::{Check, Machine, Role, Verdict};
 
+use crate::overlaps;
+
 /// Descriptors of the process besides its reactors': log, signals, timers, the sockets of systemd.
 const PROCESS_FDS: u64 = 16;
 /// Descriptors of one reactor besides its connections: ring, wake-ups, epoll, listeners.
@@ -39,6 +41,7 @@ pub fn check(
         ),
         Err(problems) => (vec![in_words(problems).to_string()], Vec::new()),
     };
+    errors.extend(overlaps::found(config));
     // A budget that is too small is one of the problems.
     for check in checks(&Machine::here(), config) {
         match check.verdict {

@@ -1,0 +1,106 @@
+//! Namespaces of one configuration that have the same bytes under two names: a file, and a loop
+//! device or a partition of one on it. Hosts of one would overwrite what hosts of the other wrote.
+
+use std::path::Path;
+
+use anyhow::bail;
+use capstan_config::{Backing, Config, Namespace, Nqn};
+use capstan_storage::Layers;
+
+/// A namespace on a file or device.
+struct Place<'a> {
+    subnqn: &'a Nqn,
+    namespace: &'a Namespace,
+    path: &'a Path,
+    layers: Layers,
+}
+
+impl Place<'_> {
+    /// Whether one of them may be written, with bytes of the other. That one path is not two
+    /// namespaces is for the configuration's own check to say.
+    fn collides(&self, other: &Self) -> bool {
+        let is_written = !(self.namespace.read_only && other.namespace.read_only);
+        is_written && self.path != other.path && self.layers.overlaps(&other.layers)
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        (self.subnqn, self.namespace.nsid) == (other.subnqn, other.namespace.nsid)
+    }
+
+    fn name(&self) -> String {
+        let nsid = self.namespace.nsid;
+        format!(
+            "namespace {nsid} of {} ({})",
+            self.subnqn,
+            self.path.display()
+        )
+    }
+}
+
+fn places(config: &Config) -> Vec<Place<'_>> {
+    let namespaces = config.subsystems.iter().flat_map(|subsystem| {
+        let namespaces = subsystem.namespaces.iter();
+        namespaces.map(|namespace| (&subsystem.nqn, namespace))
+    });
+    let places = namespaces.filter_map(|(subnqn, namespace)| {
+        let Backing::Path(path) = &namespace.backing else {
+            return None;
+        };
+        Some(Place {
+            subnqn,
+            namespace,
+            path,
+            layers: Layers::of(path).ok()?,
+        })
+    });
+    places.collect()
+}
+
+/// What the namespaces of a configuration have in common, a line for each two.
+pub(crate) fn found(config: &Config) -> Vec<String> {
+    let places = places(config);
+    let pairs = places.iter().enumerate().flat_map(|(at, one)| {
+        let others = places[at + 1..].iter();
+        others
+            .filter(|other| one.collides(other))
+            .map(move |other| (one, other))
+    });
+    pairs.map(|(one, other)| both(one, other)).collect()
+}
+
+fn both(one: &Place<'_>, other: &Place<'_>) -> String {
+    format!(
+        "{} and {} have the same bytes, so hosts of one would overwrite what hosts of the other wrote: take one of them out \
+         of the configuration (`lsblk` and `losetup --list` show which device is on what)",
+        one.name(),
+        other.name()
+    )
+}
+
+/// Compares what a reload adds with all else that is `wanted`, and with what is `served` before.
+///
+/// # Errors
+/// Some of it has the same bytes.
+pub(crate) fn check_added(
+    served: &Config,
+    wanted: &Config,
+    is_added: impl Fn(&Nqn, &Namespace) -> bool,
+) -> anyhow::Result<()> {
+    let (before, after) = (places(served), places(wanted));
+    let added = || after.iter().filter(|p| is_added(p.subnqn, p.namespace));
+    for new in added() {
+        let mut others = after.iter().filter(|other| !other.is(new));
+        if let Some(other) = others.find(|other| new.collides(other)) {
+            bail!("{}; nothing was changed", both(other, new));
+        }
+        if let Some(other) = before.iter().find(|other| new.collides(other)) {
+            bail!(
+                "{} has bytes of {}, which is open until that has been taken out: take both out of the file, reload, put \
+                 this one back in, and reload again; nothing was changed",
+                new.name(),
+                other.name()
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! A file that is exported as itself, and once more by a loop device on it.
+
+use std::path::Path;
+use std::process::Command;
+
+use capstan_tests::disks::{Loop, own_mounts};
+use capstan_tests::place::{Place, has};
+use capstan_tests::program::{complaint, has_disks, program, signal, tool, utf8};
+use nix::sys::signal::Signal;
+
+#[test]
+fn root_a_file_and_a_loop_device_on_it_are_not_two_namespaces() {
+    if !has_disks(
+        "root_a_file_and_a_loop_device_on_it_are_not_two_namespaces",
+        &["losetup"],
+    ) {
+        return;
+    }
+    own_mounts();
+    let place = Place::new();
+    let [file, other] = ["disk", "other"].map(|name| place.image(name));
+    let device = Loop::new(&file);
+    let above = Loop::new(device.path());
+    let names = |path: &Path, nsid: u32| {
+        format!(
+            "namespace {nsid} of {} ({})",
+            capstan_tests::target::SUBNQN,
+            path.display()
+        )
+    };
+    // At the start, and in `check` and `doctor`; the one may be read only.
+    for (first, second, keys) in [
+        (&*file, device.path(), ""),
+        (device.path(), &*file, "read_only = true"),
+        (&*file, above.path(), ""),
+    ] {
+        place.configure(&[(first, "nsid = 1"), (second, &format!("nsid = 2\n{keys}"))]);
+        let expected = [names(first, 1), names(second, 2)];
+        let words = [
+            &*expected[0],
+            &expected[1],
+            "take one of them out of the configuration",
+        ];
+        let refusal = place.refusal();
+        assert!(words.iter().all(|word| refusal.contains(word)), "{refusal}");
+        for command in ["serve", "doctor"] {
+            let mut run = Command::new("env");
+            run.arg(place.environment()).arg(program("capstan-target"));
+            let output = run
+                .args([command, "--config", utf8(&place.config())])
+                .output()
+                .unwrap();
+            let said = complaint(&output) + &String::from_utf8_lossy(&output.stdout);
+            assert!(!output.status.success(), "{said}");
+            assert!(words[..2].iter().all(|word| said.contains(word)), "{said}");
+            assert!(!said.contains("is exported already"), "{said}");
+        }
+    }
+    // Both are only read.
+    let read = "read_only = true";
+    place.configure(&[(&file, read), (device.path(), read)]);
+    let reading = place.check();
+    assert!(reading.contains("ok, "), "{reading}");
+    reloads(&place, [&*file, device.path(), &other]);
+    drop(above);
+    tool("losetup", &["--list"]);
+}
+
+fn reloads(place: &Place, [file, device, other]: [&Path; 3]) {
+    place.configure(&[(file, "nsid = 1")]);
+    let target = place.serve();
+    let refused = |entries: &[(&Path, &str)], words: &[&str]| {
+        place.configure(entries);
+        let known = target.log().len();
+        signal(target.pid(), Signal::SIGHUP);
+        target.wait_for_log_after(known, &["nothing was changed"]);
+        let log = target.log().split_off(known);
+        assert!(has(&log, words), "{log:?}");
+        assert!(!has(&log, &["is exported already"]), "{log:?}");
+    };
+    let [one, another] = [file, device].map(utf8);
+    refused(
+        &[(file, "nsid = 1"), (device, "nsid = 2")],
+        &[one, another, "take one of them out of the configuration"],
+    );
+    // In its place.
+    refused(
+        &[(device, "nsid = 1")],
+        &[
+            one,
+            another,
+            "take both out of the file, reload, put this one back in",
+        ],
+    );
+    place.configure(&[(other, "nsid = 1")]);
+    capstan_tests::place::reload(&target);
+    place.configure(&[(other, "nsid = 1"), (device, "nsid = 2")]);
+    capstan_tests::place::reload(&target);
+    assert!(target.stop().success());
+}
