@@ -8,14 +8,12 @@ mod table;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use capstan_config::{Backing, Config, Namespace, Nqn, deleted_and_open, namespace_uuid};
-use capstan_storage::{Lifetime, MediumId, Store};
+use capstan_storage::{Layers, Lifetime, MediumId, Store};
 use capstan_subsystem::NamespaceIdentity;
 use uuid::Uuid;
 
@@ -424,16 +422,15 @@ fn has(config: &Config, nqn: &Nqn, namespace: &Namespace) -> bool {
     subsystems.any(|subsystem| subsystem.namespaces.iter().any(is_it))
 }
 
-/// Whether both paths lead to files with these facts, and not to one file: a snapshot has the inodes
-/// of what it is of. Two devices with one name are two ways to one disk.
-fn is_twin(a: &Path, b: &Path, id: &MediumId) -> bool {
-    let (Ok(at_a), Ok(at_b)) = (fs::metadata(a), fs::metadata(b)) else {
+/// Whether both paths lead to files with these facts, or to loop devices on some, and not to one
+/// file: a snapshot has the inodes of what it is of. Two devices with one name are two ways to one
+/// disk.
+pub(crate) fn is_twin(a: &Path, b: &Path, id: &MediumId) -> bool {
+    let file = |path: &Path| Layers::of(path).ok()?.file();
+    let (Some(at_a), Some(at_b)) = (file(a), file(b)) else {
         return false;
     };
-    at_a.is_file()
-        && at_b.is_file()
-        && (at_a.dev(), at_a.ino()) != (at_b.dev(), at_b.ino())
-        && MediumId::at(a).is_ok_and(|there| there.is_same(id) == Some(true))
+    at_a != at_b && MediumId::at(a).is_ok_and(|there| there.is_same(id) == Some(true))
 }
 
 /// Whether what is remembered can be read, whatever is configured.

@@ -9,7 +9,6 @@ use capstan_subsystem::BackendId;
 use nix::errno::Errno;
 
 use super::note::{self, All, Found, Note};
-use super::running::What;
 use crate::limits::{LOST_NOTE_BYTES_MAX, LOST_NOTE_WAIT, LOST_NOTES_RESERVED};
 use crate::plan::Export;
 use crate::state::{self, Reserve, waits};
@@ -43,7 +42,7 @@ pub(crate) struct Noted {
     pub(super) is_for_writing: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Held {
     found: Found,
     /// Where the volume is.
@@ -185,16 +184,13 @@ impl Kept {
             );
             return;
         };
-        let name = note.name();
         let path = note.path.clone();
-        let found = Found { name, note };
-        let spare = Held::new(export, found.clone(), false);
-        let held = Held::new(export, found, false);
-        let key = (export.backend, held.found.name.clone());
-        let spare_key = key.clone();
+        let name = note.name();
+        let held = Held::new(export, Found { name, note }, false);
+        let (spare, backend) = (held.clone(), export.backend);
         let kept = Arc::clone(&self);
         let write = move || {
-            kept.notes().held.insert(key, held);
+            kept.hold(backend, held);
             kept.write_missing();
         };
         match waits::within(LOST_NOTE_WAIT, write) {
@@ -206,10 +202,30 @@ impl Kept {
                 folder.display()
             ),
             Err(_) => {
-                self.notes().held.insert(spare_key, spare);
+                self.hold(backend, spare);
                 self.write_missing();
             }
         }
+    }
+
+    /// Takes up a note, under a name that is not of another medium's.
+    fn hold(&self, backend: BackendId, mut held: Held) {
+        let Some(folder) = &self.folder else { return };
+        let note = &held.found.note;
+        let mut notes = self.notes();
+        let others = notes.held.iter().filter(|((of, _), _)| *of != backend);
+        let mut others = others.map(|(_, other)| &other.found);
+        let mut beside = others
+            .find(|other| other.name == held.found.name)
+            .map(|other| other.note.clone());
+        if beside.is_none() {
+            beside = waits::told(folder, || note::read(folder, &held.found.name)).ok();
+        }
+        if let Some(other) = beside {
+            held.found.name = note.name_beside(&other);
+        }
+        let key = (backend, held.found.name.clone());
+        notes.held.insert(key, held);
     }
 
     /// As [`Self::write_missing`], unless another thread waits for that.
@@ -259,9 +275,14 @@ impl Kept {
         });
         if !export.store.geometry().read_only {
             // Of a clear that a target was not told of before it ended.
-            let names = What::LOSSES.map(|kind| note::name(kind, path, medium));
+            let names = note::names(path, medium);
+            let names = names.iter().map(|(_, name)| name);
+            let is_of_twin = |name: &String| {
+                let mut held = notes.held.keys();
+                held.any(|(of, held)| *of != export.backend && held == name)
+            };
             let found = found.iter().map(|found| &found.name);
-            for name in names.iter().chain(found) {
+            for name in names.chain(found).filter(|name| !is_of_twin(name)) {
                 let _ = note::forget_mark(folder, name);
             }
         }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::running::What;
+use crate::identities::is_twin;
 use crate::limits::LOST_NOTE_BYTES_MAX;
 use crate::state;
 
@@ -78,10 +79,9 @@ impl All {
         medium: &MediumId,
         unread: impl Fn(What, &Unreadable) -> Note,
     ) -> Vec<Found> {
-        let names = What::LOSSES.map(|kind| (kind, name(kind, path, medium)));
-        let has_name = |of: &str| names.iter().any(|(_, name)| name == of);
+        let names = names(path, medium);
         let found = self.found.into_iter();
-        let found = found.filter(|f| f.note.is_of(path, Some(medium)) || has_name(&f.name));
+        let found = found.filter(|found| found.is_of(path, medium));
         let unreadable = self.unreadable.iter().filter_map(|unreadable| {
             let (kind, name) = names.iter().find(|(_, name)| *name == unreadable.name)?;
             Some(Found {
@@ -90,6 +90,21 @@ impl All {
             })
         });
         found.chain(unreadable).collect()
+    }
+}
+
+impl Found {
+    /// Whether it is of the medium that is at `path`.
+    pub(super) fn is_of(&self, path: &Path, medium: &MediumId) -> bool {
+        let has_name = || {
+            names(path, medium)
+                .iter()
+                .any(|(_, name)| *name == self.name)
+        };
+        match is_twin(&self.note.path, path, medium) {
+            true => false,
+            false => self.note.is_of(path, Some(medium)) || has_name(),
+        }
     }
 }
 
@@ -129,8 +144,11 @@ impl Note {
     /// Whether it is of this medium: by what lasts, and by its path where nothing does.
     pub(super) fn is_of(&self, path: &Path, medium: Option<&MediumId>) -> bool {
         let noted = MediumId::from(self.medium.clone());
-        let same = medium.and_then(|medium| medium.is_same(&noted));
-        same.unwrap_or_else(|| self.path == path)
+        match medium.and_then(|medium| medium.is_same(&noted)) {
+            Some(true) => !is_twin(&self.path, path, &noted),
+            Some(false) => false,
+            None => self.path == path,
+        }
     }
 
     /// Whether nothing but its path says which medium it is of, or that is there.
@@ -157,9 +175,18 @@ impl Note {
         namespaces.any(|namespace| self.is_of_namespace(namespace))
     }
 
-    /// The file that it is kept in.
+    /// The file that it is kept in, unless a twin has that.
     pub(super) fn name(&self) -> String {
         name(self.kind, &self.path, &MediumId::from(self.medium.clone()))
+    }
+
+    /// The file that it is kept in where `other` has the first choice.
+    pub(super) fn name_beside(&self, other: &Self) -> String {
+        let medium = MediumId::from(self.medium.clone());
+        match is_twin(&other.path, &self.path, &medium) {
+            true => name_beside_twin(self.kind, &self.path, &medium),
+            false => self.name(),
+        }
     }
 
     pub(super) fn text(&self) -> io::Result<String> {
@@ -172,12 +199,32 @@ impl Note {
     }
 }
 
+/// The files that have or had the notes of a medium at `path`. The second of each kind is used
+/// where a twin of it has the first.
+pub(super) fn names(path: &Path, medium: &MediumId) -> [(What, String); 2 * What::LOSSES.len()] {
+    let [writes, end] = What::LOSSES;
+    [
+        (writes, name(writes, path, medium)),
+        (writes, name_beside_twin(writes, path, medium)),
+        (end, name(end, path, medium)),
+        (end, name_beside_twin(end, path, medium)),
+    ]
+}
+
 /// The file with the note of a medium: named by what lasts, and by its path where nothing does.
 pub(super) fn name(kind: What, path: &Path, medium: &MediumId) -> String {
-    let mut of = match medium.is_known() {
-        true => medium.to_string(),
-        false => format!("{}\n{medium}", path.display()),
-    };
+    match medium.is_known() {
+        true => name_of(kind, medium.to_string()),
+        false => name_beside_twin(kind, path, medium),
+    }
+}
+
+/// The same where another file is known by the same: a snapshot of a file system without a name.
+fn name_beside_twin(kind: What, path: &Path, medium: &MediumId) -> String {
+    name_of(kind, format!("{}\n{medium}", path.display()))
+}
+
+fn name_of(kind: What, mut of: String) -> String {
     if kind == What::End {
         of += "\ncut";
     }
@@ -187,10 +234,7 @@ pub(super) fn name(kind: What, path: &Path, medium: &MediumId) -> String {
 
 /// Whether a note has the name of one of the medium at `path`.
 pub(super) fn is_name_of(of: &str, path: &Path) -> bool {
-    MediumId::at(path).is_ok_and(|medium| {
-        let mut names = What::LOSSES.iter().map(|&kind| name(kind, path, &medium));
-        names.any(|name| name == of)
-    })
+    MediumId::at(path).is_ok_and(|medium| names(path, &medium).iter().any(|(_, name)| *name == of))
 }
 
 pub(super) fn is_name(name: &str) -> bool {

@@ -173,13 +173,13 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
             ),
         };
         // Where nothing is there, what was is known by its path only if by nothing else.
-        let is_meant = |note: &Note| match &medium {
-            Some(medium) => note.is_of(&whole, Some(medium)),
-            None => note.path == whole && !note.names_medium(),
+        let is_meant = |found: &Found| match &medium {
+            Some(medium) => found.is_of(&whole, medium),
+            None => found.note.path == whole && !found.note.names_medium(),
         };
         let before = chosen.len();
         let meant = notes.iter();
-        let meant = meant.filter(|f| is_meant(&f.note) || note::is_name_of(&f.name, &whole));
+        let meant = meant.filter(|found| is_meant(found));
         chosen.extend(meant.map(|Found { name, note }| {
             let Note { nsid, subnqn, .. } = note;
             let what = format!("{} (namespace {nsid} of {subnqn})", note.line());

@@ -6,6 +6,7 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_storage::{DirectIo, IoError, Op, VolumeSpec};
 use capstan_subsystem::BackendId;
 
+use super::super::note::Note;
 use super::super::running::Running;
 use super::super::{Lost, Said, What, note};
 use super::Kept;
@@ -237,4 +238,50 @@ fn without_a_folder_nothing_is_kept_and_nothing_fails() {
     this.write_missing();
     assert!(this.noted().is_empty() && this.cleared().is_empty());
     assert!(this.find(&export).is_empty() && this.remove(|_, _| true).is_empty());
+}
+
+/// Snapshots of a file system on a device without a name have the same files.
+#[test]
+fn twins_have_a_note_each() {
+    let root = tempfile::tempdir().unwrap();
+    let state = root.path().join("state");
+    fs::create_dir(&state).unwrap();
+    let [a, b] = ["a", "b"].map(|name| root.path().join(name));
+    image(&a);
+    image(&b);
+    let facts = [("kind", "file"), ("part", "all")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+    let lost = |export: &Export| Note {
+        medium: facts.clone().into(),
+        ..note(export, What::Writes, 28, export.store.name().to_string())
+    };
+    let this = kept(&state);
+    let exports = [export(1, &a), export(2, &b)];
+    for export in &exports {
+        Arc::clone(&this).keep(export, lost(export));
+    }
+    assert_eq!(backends(&this), [BackendId(1), BackendId(2)]);
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 2);
+    // Each is found by its own, also by a process that starts with the second.
+    for order in [[0, 1], [1, 0]] {
+        let next = kept(&state);
+        for of in order {
+            let found = next.find(&exports[of]);
+            let path = Path::new(&**exports[of].store.name());
+            assert!(found.len() == 1 && found[0].path == path, "{found:?}");
+        }
+    }
+    // The clear of one is not that of the other.
+    let name = |of: BackendId| {
+        let noted = this.noted().into_iter();
+        noted
+            .filter(|noted| noted.backend == of)
+            .map(|noted| noted.name)
+            .next()
+            .unwrap()
+    };
+    note::clear(&state, &name(BackendId(2))).unwrap();
+    assert_eq!(this.cleared(), [BackendId(2)]);
+    this.forget(BackendId(2));
+    assert_eq!(kept(&state).find(&exports[1]), []);
+    assert_eq!(kept(&state).find(&exports[0]).len(), 1);
 }
