@@ -3,24 +3,16 @@
 use std::time::Duration;
 
 use capstan_config::{ADMIN_QUEUE_DEPTH, STRANGERS_MAX};
+pub(crate) use capstan_transport::limits::{
+    CQE_BYTES, IN_CAPSULE_BYTES, SGL_DESCRIPTORS_MAX, SGL_LIST_BYTES, SQE_BYTES, STRANGER_RECEIVES,
+    UNTOLD_MAX,
+};
 
-/// Bytes of a command capsule before its in-capsule data (NVMe-oF: the SQE).
-pub(crate) const SQE_BYTES: u32 = 64;
-/// Bytes of a response capsule.
-pub(crate) const CQE_BYTES: u32 = 16;
-/// In-capsule data a host may send, in bytes: two pages, so that it lands page-aligned in a buffer
-/// of its own and goes to disk without a copy.
-pub(crate) const IN_CAPSULE_BYTES: u32 = 8192;
 /// Largest transfer of one command, in bytes (MDTS).
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// Command slots per queue entry, beside those of [`UNTOLD_MAX`]. A host may use an entry again as soon as it has the response,
 /// which can be before this side has polled the completion of the Send that carried it.
 const SLOTS_PER_ENTRY: u16 = 2;
-/// Responses in a row whose Send is not signaled: completions of Sends cost the device, the memory and the processor as much
-/// as those of receives. The one after them vouches for all.
-pub(crate) const UNTOLD_MAX: u16 = 7;
-/// Keyed SGL descriptors of one command (MSDBD).
-pub(crate) const SGL_DESCRIPTORS_MAX: u32 = 16;
 /// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
 /// 4 MiB; their data buffers are taken from the memory budget as queues connect.
 pub(crate) const RECEIVES_MAX: u32 = 65_536;
@@ -74,9 +66,6 @@ pub(crate) const KNOWN_CONNECT_TIMEOUT_US: u64 = 60_000_000;
 pub(crate) const REFUSED_TIMEOUT_US: u64 = 3_000_000;
 /// The data of a Connect, in bytes (NVMe Base 2.1, section 6.3).
 pub(crate) const CONNECT_DATA_BYTES: u32 = 1024;
-/// Receives of a connection that is no queue yet: one for its Connect, and one that finds out who
-/// sends more.
-pub(crate) const STRANGER_RECEIVES: u32 = 2;
 /// Completions that it can have waiting when it breaks: its receives, the RDMA READs of its
 /// Connect's data, and its response.
 pub(crate) const STRANGER_COMPLETIONS: u32 = STRANGER_RECEIVES + SGL_DESCRIPTORS_MAX + 1;
@@ -89,9 +78,7 @@ pub(crate) const SQES_IN_PLACE_AT: u32 =
 /// The most of them: as many as the queue has entries, less those that the place has a receive for
 /// anyway.
 pub(crate) const SQES_IN_PLACE: u32 = ADMIN_QUEUE_DEPTH as u32 - STRANGER_RECEIVES;
-/// Bytes of SGL descriptors that may be behind each of them: of as many as a command may have.
-pub(crate) const SGL_LIST_BYTES: u32 = SGL_DESCRIPTORS_MAX * 16;
-/// Pages for these, and bytes of one.
+/// Pages for the lists of SGL descriptors behind them, and bytes of one.
 pub(crate) const SGL_LIST_PAGES: u32 = 2;
 pub(crate) const SGL_LIST_PAGE_BYTES: u32 = 4096;
 /// Bytes of the page with responses and SQEs.

@@ -62,17 +62,20 @@ impl CapsuleData {
 }
 
 /// Where the data of a command is or goes at the host. Only a wire looks inside.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostMemory {
     /// The command has no data.
+    #[default]
     None,
     /// It came in the capsule: this range behind the SQE.
     InCapsule(Range<u32>),
     /// So many bytes that the host sends when asked and takes as they come (a Transport Data Block
     /// of NVMe/TCP).
     Transport(u32),
-    /// Buffers that RDMA reaches with keys.
-    Keyed(Box<[KeyedBuffer]>),
+    /// A buffer that RDMA reaches with a key.
+    Keyed(KeyedBuffer),
+    /// Several of them.
+    KeyedList(Box<[KeyedBuffer]>),
 }
 
 /// A buffer of the host that RDMA reaches with `rkey`.
@@ -94,9 +97,45 @@ impl HostMemory {
             Self::None => 0,
             Self::InCapsule(range) => range.end.saturating_sub(range.start),
             Self::Transport(len_bytes) => *len_bytes,
-            Self::Keyed(buffers) => buffers
+            Self::Keyed(buffer) => buffer.len_bytes,
+            Self::KeyedList(buffers) => buffers
                 .iter()
                 .fold(0, |sum: u32, buffer| sum.saturating_add(buffer.len_bytes)),
+        }
+    }
+
+    /// Its buffers that RDMA reaches, in order.
+    #[must_use]
+    pub fn keyed(&self) -> &[KeyedBuffer] {
+        match self {
+            Self::None | Self::InCapsule(_) | Self::Transport(_) => &[],
+            Self::Keyed(buffer) => std::slice::from_ref(buffer),
+            Self::KeyedList(buffers) => buffers,
+        }
+    }
+
+    /// What is behind the first `len_bytes`.
+    #[must_use]
+    pub fn behind(&self, len_bytes: u32) -> Self {
+        let mut skip_bytes = len_bytes;
+        let rest = self.keyed().iter().filter_map(|buffer| {
+            let skipped = skip_bytes.min(buffer.len_bytes);
+            skip_bytes -= skipped;
+            let rest = KeyedBuffer {
+                address: buffer.address.wrapping_add(skipped.into()),
+                len_bytes: buffer.len_bytes - skipped,
+                ..*buffer
+            };
+            (rest.len_bytes > 0).then_some(rest)
+        });
+        match self {
+            Self::None => Self::None,
+            Self::InCapsule(Range { start, end }) => {
+                Self::InCapsule(start.saturating_add(len_bytes).min(*end)..*end)
+            }
+            Self::Transport(all) => Self::Transport(all.saturating_sub(len_bytes)),
+            Self::Keyed(_) => rest.last().map_or(Self::None, Self::Keyed),
+            Self::KeyedList(_) => Self::KeyedList(rest.collect()),
         }
     }
 }
@@ -159,4 +198,37 @@ pub struct Full<T> {
     /// Whether an [`Event::Room`](crate::Event::Room) says when it may be tried again. Where it is
     /// false, it is to be tried as another kind.
     pub until_room: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffer(address: u64, len_bytes: u32) -> KeyedBuffer {
+        KeyedBuffer {
+            address,
+            rkey: 7,
+            len_bytes,
+        }
+    }
+
+    fn rest(host: &HostMemory, len_bytes: u32) -> Vec<(u64, u32)> {
+        let rest = host.behind(len_bytes);
+        assert_eq!(rest.len_bytes(), host.len_bytes() - len_bytes);
+        let rest = rest.keyed().iter();
+        rest.map(|buffer| (buffer.address, buffer.len_bytes))
+            .collect()
+    }
+
+    #[test]
+    fn what_is_behind_a_piece_begins_in_the_middle_of_a_buffer() {
+        let one = HostMemory::Keyed(buffer(0x1000, 100));
+        assert_eq!(rest(&one, 40), [(0x1028, 60)]);
+        assert_eq!(rest(&one, 100), []);
+        let list = HostMemory::KeyedList([buffer(0x1000, 10), buffer(0x2000, 10)].into());
+        assert_eq!(rest(&list, 4), [(0x1004, 6), (0x2000, 10)]);
+        assert_eq!(rest(&list, 10), [(0x2000, 10)]);
+        assert_eq!(rest(&HostMemory::Transport(10), 4), []);
+        assert_eq!(rest(&HostMemory::InCapsule(4..24), 15), []);
+    }
 }

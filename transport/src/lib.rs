@@ -3,10 +3,13 @@
 //!
 //! * Names and events of queues: [`queue`].
 //! * What capsules bring, and what is moved: [`data`].
+//! * NVMe/RDMA: [`rdma`].
 //! * NVMe/TCP: [`tcp`].
 
 pub mod data;
+pub mod limits;
 pub mod queue;
+pub mod rdma;
 pub mod tcp;
 
 pub use data::{

@@ -12,6 +12,7 @@ use capstan_rdma::contract::{
 };
 use capstan_rdma::{PEER_CAUSED, Source};
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
+use capstan_transport::rdma::{NoReceives, Queue};
 use zerocopy::IntoBytes;
 
 use super::connection::{Connection, Identity};
@@ -35,6 +36,16 @@ pub(crate) struct Request {
     pub(crate) peer: SocketAddr,
     /// Its host has a controller, and connects another queue of it.
     pub(crate) known: bool,
+}
+
+impl From<NoReceives> for Refusal {
+    fn from(why: NoReceives) -> Self {
+        match why {
+            NoReceives::Memory(why) => Self::Budget(why),
+            NoReceives::Device(why) => Self::Device(why),
+            NoReceives::Rdma(error) => Self::Rdma(error),
+        }
+    }
 }
 
 /// Why a request is refused: what the host is told, and what the log says.
@@ -242,8 +253,8 @@ impl IoPath {
         let goes = self.unconnected.in_the_way_of(peer, known, |conn| {
             let connection = index_of.get(&conn).and_then(|&at| connections.get_mut(at));
             connection.is_some_and(|connection| {
-                let mark = connection.qp().arrived();
-                !connection.qp().has_passed(mark)
+                let mark = connection.transport.arrived();
+                !connection.transport.has_passed(mark)
             })
         });
         let Some(conn) = goes else {
@@ -301,7 +312,8 @@ impl IoPath {
             .insert((request.fabric, cm_id), identity.index);
         let keys = port.place_keys(memory);
         let now_us = self.resources.now_us;
-        let connection = Connection::new(identity, qp, slots, response, keys, now_us);
+        let queue = Queue::new(qp, response, keys);
+        let connection = Connection::new(identity, queue, slots, now_us);
         let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
         self.connections.put(connection);
         let Request { peer, known, .. } = *request;
@@ -451,7 +463,7 @@ impl IoPath {
     fn free(&mut self, mut connection: Box<Connection>) {
         let fabric = &mut self.fabrics[connection.identity.fabric];
         if let Some(port) = fabric.port(connection.identity.port) {
-            port.connection_of.remove(&connection.qp.num());
+            port.connection_of.remove(&connection.transport.num());
             for (slot, buffer) in connection.parked_receives() {
                 port.receives.post_again(slot, buffer, None);
             }

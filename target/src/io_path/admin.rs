@@ -8,13 +8,14 @@
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, Target, Transfer};
+use capstan_transport::{HostMemory, Tag};
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
 use super::phase::Phase;
 use super::recv::Capsule;
-use super::transfer::HostBuffers;
-use super::{IoPath, Resources, execute, respond, transfer, waiting};
+use super::transfer::host_memory;
+use super::{IoPath, Resources, execute, respond, waiting};
 use crate::limits::{ADMIN_COST_BYTES, ADMIN_PIECE_BYTES, CONNECT_DATA_BYTES};
 
 /// The Connect that makes a connection a queue.
@@ -30,7 +31,7 @@ pub(super) struct Connect {
 pub(crate) struct LookingUp {
     conn: ConnId,
     pub(crate) request: AdminRequest,
-    host: HostBuffers,
+    host: HostMemory,
 }
 
 impl LookingUp {
@@ -81,7 +82,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         }
     };
     let transfer = *work.transfer();
-    let host = HostBuffers::of(&transfer, capsule.bytes());
+    let host = host_memory(&transfer, capsule.bytes());
     let work = match work {
         Work::Admin(request) if request.allocation_query().is_some() => {
             resources.give_back_receive(connection, capsule.data.take());
@@ -110,7 +111,7 @@ fn look_up(
     resources: &Resources,
     connection: &Connection,
     request: AdminRequest,
-    host: HostBuffers,
+    host: HostMemory,
 ) {
     if let Some(query) = request.allocation_query().cloned() {
         let looking_up = LookingUp {
@@ -241,10 +242,11 @@ fn tell(
     {
         buffer.copy_from(0, piece);
         let len_bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+        let (host, queue) = (&holds.host, &mut connection.transport);
         let pushed = if is_last {
-            transfer::push(connection, &holds, len_bytes)
+            queue.push(host, buffer, len_bytes)
         } else {
-            transfer::push_piece(connection, slot, &mut holds, len_bytes)
+            queue.push_piece(Tag(slot), host, buffer, len_bytes)
         };
         if let Err(error) = pushed {
             return respond::not_pushed(resources, connection, slot, holds, &error);
@@ -257,6 +259,9 @@ fn tell(
         return respond::send(resources, connection, slot, holds.into(), cqe, invalidate);
     }
     telling.told += piece.len();
+    holds.host = holds
+        .host
+        .behind(u32::try_from(piece.len()).unwrap_or(u32::MAX));
     *connection.command(slot) = Command::Pushing(telling, holds);
     resources.unrung(connection);
 }

@@ -1,20 +1,17 @@
 //! One command in flight: what it is, how far it is, and what it has.
 
-use std::rc::Rc;
-
 use capstan_memory::Buffer;
 use capstan_nvme_proto::status::Status;
-use capstan_rdma::contract::MemoryRegion;
 use capstan_storage::Data;
 use capstan_subsystem::{
     AdminRequest, ControlCommand, InCapsule, IoCommand, IoOperation, Transfer,
 };
-use capstan_transport::Landed;
+use capstan_transport::rdma::OpenSink;
+use capstan_transport::{HostMemory, Landed};
 
 use super::admin::{Connect, Telling};
 use super::execute::Step;
 use super::ranges::Ranges;
-use super::transfer::HostBuffers;
 
 /// What a slot holds: a command, in the state in which it waits for something.
 #[derive(Default)]
@@ -32,8 +29,8 @@ pub(super) enum Command {
     Pulling {
         work: Work,
         holds: Holds,
-        /// The registration of its buffer for that, where it needs one of its own.
-        sink: Option<Rc<dyn MemoryRegion>>,
+        /// What the transport keeps open for that.
+        sink: OpenSink,
         /// The status with which it is answered, instead of going on, when the pull has ended.
         aborted: Option<Status>,
     },
@@ -151,7 +148,7 @@ impl From<Holds> for Responding {
 #[derive(Default)]
 pub(super) struct Holds {
     /// The host's memory that its data is pulled from or pushed to.
-    pub(super) host: HostBuffers,
+    pub(super) host: HostMemory,
     /// Work requests that are reserved for that beyond two.
     pub(super) extra_wrs: u32,
     /// The host's data, where it came in the capsule.
@@ -231,7 +228,7 @@ impl Own {
 
 impl Holds {
     /// Of a command whose data is in those buffers of the host.
-    pub(super) fn new(host: HostBuffers) -> Self {
+    pub(super) fn new(host: HostMemory) -> Self {
         Self {
             host,
             ..Self::default()

@@ -156,7 +156,7 @@ fn furnish(
     };
     // The receives of the place are as good as those of the queue, and one of them has the Connect.
     let slots = port.receives.leave_place(slots);
-    let posted = port.receives.post_own(&slots, connection.qp());
+    let posted = port.receives.post_own(&slots, connection.transport.qp());
     connection.receive_slots.extend(slots);
     connection.settle(port.keys(memory), buffers.into());
     posted.map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))

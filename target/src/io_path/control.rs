@@ -8,8 +8,8 @@ use capstan_subsystem::{ConnId, ControlCommand, ControlOutcome, DrainId, Transfe
 use super::command::{Command, Holds, NotAnswered, OnMedium, Work};
 use super::connection::Connection;
 use super::recv::Capsule;
-use super::transfer::HostBuffers;
-use super::{IoPath, Resources, execute, respond, transfer, waiting};
+use super::transfer::host_memory;
+use super::{IoPath, Resources, execute, respond, waiting};
 use crate::limits::ADMIN_COST_BYTES;
 
 /// Takes in a command that the controllers execute.
@@ -21,7 +21,7 @@ pub(super) fn start(
     capsule: &mut Capsule,
 ) {
     let transfer = *control.transfer();
-    let mut holds = Holds::new(HostBuffers::of(&transfer, capsule.bytes()));
+    let mut holds = Holds::new(host_memory(&transfer, capsule.bytes()));
     execute::keep_capsule_data(resources, connection, &transfer, capsule, &mut holds);
     let len_bytes = match transfer {
         Transfer::InCapsule(_) => 0,
@@ -64,7 +64,7 @@ pub(super) fn on_data(
     {
         buffer.copy_from(0, &out);
         let len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
-        if let Err(error) = transfer::push(connection, &holds, len_bytes) {
+        if let Err(error) = connection.transport.push(&holds.host, buffer, len_bytes) {
             return respond::not_pushed(resources, connection, slot, holds, &error);
         }
     } else {

@@ -31,6 +31,7 @@ pub(super) fn keep_place(
     let others = u32::from(entries).saturating_sub(STRANGER_RECEIVES);
     for at in 0..u16::try_from(others).unwrap_or(u16::MAX) {
         connection
+            .transport
             .post_in_place(at)
             .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
     }
@@ -51,10 +52,10 @@ mod tests {
     };
     use capstan_rdma::loopback::{Network, attributes};
     use capstan_subsystem::{ConnId, PortId, QueueSizes};
+    use capstan_transport::rdma::{Queue, WrId};
 
     use super::super::connection::Identity;
     use super::super::fabric::tests::{HERE, memory, next};
-    use super::super::wr_id::WrId;
     use super::*;
     use crate::limits::{PLACE_RESPONSE_BYTES, SGL_LIST_BYTES, SQE_BYTES, STRANGER_COMPLETIONS};
 
@@ -156,7 +157,8 @@ mod tests {
             };
             let response = memory.strangers.take(PLACE_RESPONSE_BYTES).unwrap();
             let keys = port.place_keys(&memory);
-            let connection = Connection::new(identity, qp, slots, response, keys, 0);
+            let queue = Queue::new(qp, response, keys);
+            let connection = Connection::new(identity, queue, slots, 0);
             Self {
                 network,
                 host,
@@ -216,8 +218,8 @@ mod tests {
                     [&sqe[..], &list].concat()
                 }
                 Some(WrId::RecvInPlace(at)) => {
-                    let sqe = self.connection.sqe_in_place(at);
-                    let list = self.connection.list_in_place(at, SGL_LIST_BYTES);
+                    let sqe = self.connection.transport.sqe_in_place(at);
+                    let list = self.connection.transport.list_in_place(at, SGL_LIST_BYTES);
                     [&sqe[..], &list].concat()
                 }
                 other => panic!("{other:?} is no receive"),

@@ -44,13 +44,9 @@ impl IoPath {
             if connection.closing() {
                 continue;
             }
-            match connection.ask_for_responses() {
-                Ok(true) => connection.ring_doorbell(),
-                Ok(false) => {}
-                Err(error) => {
-                    let why = format!("posting an empty RDMA WRITE failed: {error}");
-                    self.resources.end(connection, why);
-                }
+            if let Err(error) = connection.ask_for_responses() {
+                let why = format!("posting an empty RDMA WRITE failed: {error}");
+                self.resources.end(connection, why);
             }
         }
     }

@@ -8,14 +8,14 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
-use capstan_transport::{CapsuleData, InPlace, Landed};
+use capstan_transport::rdma::{OpenSink, Receives};
+use capstan_transport::{CapsuleData, Landed, Tag};
 
 use super::command::{Command, Holds, OnMedium, Own, Responding, Work};
 use super::connection::Connection;
-use super::receives::Receives;
 use super::recv::Capsule;
-use super::transfer::HostBuffers;
-use super::{Resources, admin, control, respond, status, transfer, waiting};
+use super::transfer::{host_memory, keyed};
+use super::{Resources, admin, control, respond, status, waiting};
 use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
 /// Takes in a command of an I/O queue.
@@ -38,7 +38,11 @@ pub(super) fn start(
         }) = result
     {
         if let CapsuleData::Landed(landed) = capsule.data.take() {
-            receives.post_again(landed.receive, landed.buffer, Some(connection.qp()));
+            receives.post_again(
+                landed.receive,
+                landed.buffer,
+                Some(connection.transport.qp()),
+            );
         }
         return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
     }
@@ -48,7 +52,7 @@ pub(super) fn start(
     };
     match result {
         IoStep::Execute(io) => {
-            let host = HostBuffers::of(&io.transfer, capsule.bytes());
+            let host = host_memory(&io.transfer, capsule.bytes());
             if !capsule.land(connection, receives) {
                 connection.free_slot(slot);
                 return resources.lost(connection);
@@ -140,11 +144,14 @@ pub(super) fn read_at_once(
         return AtOnce::Not;
     };
     let len_bytes = io.transfer.length_bytes();
-    if volume.known_zero(range.slba, range.nlb) && connection.has_zeroes(len_bytes) {
+    if volume.known_zero(range.slba, range.nlb) && connection.transport.has_zeroes(len_bytes) {
         let (Transfer::Keyed(host), Some(slab)) = (io.transfer, &resources.memory.zeroes) else {
             return AtOnce::Zeroes;
         };
-        if transfer::push_in_place(connection, host, slab, 0..len_bytes as usize) {
+        if connection
+            .transport
+            .push_held(keyed(&host), slab, 0..len_bytes as usize)
+        {
             resources.share.moved(len_bytes);
             return AtOnce::Done;
         }
@@ -154,12 +161,12 @@ pub(super) fn read_at_once(
         return AtOnce::Not;
     };
     // What is outside the volume puts nothing; the storage operation will say what is wrong.
-    let mut read = transfer::push_from(connection, host, &mut |put| {
+    let mut read = connection.transport.push_copy(keyed(&host), &mut |put| {
         volume.read_in_place(range.slba, range.nlb, put);
     });
     if !read && let Some((slab, range)) = volume.place_of(range.slba, range.nlb) {
-        read = transfer::push_in_place(connection, host, slab, range);
-        if !read && connection.qp().is_full() {
+        read = connection.transport.push_held(keyed(&host), slab, range);
+        if !read && connection.transport.is_full() {
             return AtOnce::Later;
         }
     }
@@ -213,8 +220,8 @@ fn write_received(
         return false;
     };
     let skip = place.offset_bytes as usize;
-    if let CapsuleData::InPlace(InPlace { message, .. }) = capsule.data {
-        let written = connection.qp().take_lent(message, &mut |data| {
+    if let CapsuleData::InPlace(in_place) = capsule.data {
+        let written = connection.transport.consume(in_place, &mut |data| {
             volume.write_at_once(range.slba, range.nlb, data.skip(skip))
         });
         if written || !capsule.land(connection, receives) {
@@ -273,17 +280,18 @@ pub(super) fn with_buffer(
     work: Work,
     holds: Holds,
 ) {
-    if holds.host.as_slice().is_empty() || !work.brings_data() {
+    if holds.host.keyed().is_empty() || !work.brings_data() {
         return on_data(resources, connection, slot, work, holds);
     }
     let len_bytes = work.transfer().length_bytes();
-    let sink = match transfer::pull(connection, slot, &holds, len_bytes) {
-        Ok(sink) => sink,
-        Err(error) => {
-            resources.end(connection, error.to_string());
-            None
-        }
+    let pulled = match holds.own.buffer() {
+        Some(sink) => (connection.transport).pull(Tag(slot), &holds.host, sink, len_bytes),
+        None => Ok(OpenSink::default()),
     };
+    let sink = pulled.unwrap_or_else(|error| {
+        resources.end(connection, error.to_string());
+        OpenSink::default()
+    });
     // After an error as well: the device may still write what was posted before.
     *connection.command(slot) = Command::Pulling {
         work,
@@ -300,7 +308,7 @@ pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, 
     let command = connection.command(slot);
     if let Command::Pulling { sink, .. } = command {
         // Nothing writes to the data from here on.
-        *sink = None;
+        *sink = OpenSink::default();
         if closing {
             return;
         }

@@ -9,12 +9,10 @@ use capstan_rdma::contract::{
     Access, CompletionQueue, ConnectionManager, Device, DeviceAttributes, MemoryRegion,
     ProtectionDomain, QpNum, Sge,
 };
+use capstan_transport::rdma::{Keys, Receives, Sinks};
 use rustc_hash::FxHashMap;
 
 use super::accept::Refusal;
-use super::connection::Keys;
-use super::receives::Receives;
-use super::transfer::Sinks;
 use crate::limits::{
     IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, STRANGER_COMPLETIONS, STRANGER_RECEIVES,
     TRANSFER_BYTES_MAX, completions, cq_depth, discovery_completions, send_wrs,
@@ -151,7 +149,7 @@ impl DevicePort {
         Keys {
             data: self.data.lkey(),
             sinks: self.sinks([&memory.data, &memory.queues]),
-            queues: self.queues.lkey(),
+            queues: (memory.queues.slab().id(), self.queues.lkey()),
             zeroes: self.zeroes.as_ref().map(|zeroes| Sge {
                 addr: zeroes.addr(),
                 len_bytes: TRANSFER_BYTES_MAX,
@@ -165,7 +163,7 @@ impl DevicePort {
         Keys {
             data: self.strangers.lkey(),
             sinks: self.sinks([&memory.strangers; 2]),
-            queues: self.strangers.lkey(),
+            queues: (memory.strangers.slab().id(), self.strangers.lkey()),
             zeroes: None,
         }
     }

@@ -79,7 +79,7 @@ impl IoPath {
             fence,
             fabric: connection.identity.fabric,
             port: connection.identity.port,
-            mark: connection.qp().arrived(),
+            mark: connection.transport.arrived(),
             passed: false,
             unpolled: Unpolled(cq_depth(RECEIVES_MAX)),
         };
@@ -102,7 +102,7 @@ impl IoPath {
                 continue;
             };
             if unpolled != Unpolled(0) {
-                let passed = connection.qp().has_passed(mark);
+                let passed = connection.transport.has_passed(mark);
                 self.fences.all[at].passed |= passed;
                 at += 1;
                 continue;

@@ -5,19 +5,20 @@
 //! 2. [`recv`]: completions; a received capsule becomes a command (admin commands continue in
 //!    [`admin`], reservations in [`control`]).
 //! 3. [`execute`]: the command gets its buffer and goes to the storage engine.
-//! 4. [`transfer`]: data is pulled from or pushed to the host's memory. What a volume has in memory
-//!    goes to a host on this machine from there, without step 3's buffer and operation.
+//! 4. Data is pulled from or pushed to the host's memory by the queue's transport
+//!    ([`capstan_transport::rdma::Queue`]). What a volume has in memory goes to a host on this
+//!    machine from there, without step 3's buffer and operation.
 //! 5. [`respond`]: the response capsule is sent, chained behind the pushed data.
 //!
-//! Beside them: [`fabric`] and [`receives`] (what a device's connections share), [`connection`] (a
-//! queue pair and its commands in flight), [`command`] (the states of a command, and what each
-//! has), [`fence`] (what a new association waits for), [`resources`] (what every command may need),
-//! [`responses`] (those that may be on their way), [`unanswered`] (completions of disks),
-//! [`waiting`] (commands that wait for a buffer, for room or for their turn), [`lease`] (how many
-//! buffers an association may have), [`share`] (how much a turn moves), [`stall`] (hosts that make
-//! no progress), [`wr_id`]. One turn handles what is ready, then rings one doorbell per connection,
-//! continues some of the commands that waited and rings for those, and enters the kernel once for
-//! storage, however many operations there are.
+//! Beside them: [`fabric`] (what a device's connections share), [`connection`] (a queue and its
+//! commands in flight), [`command`] (the states of a command, and what each has), [`transfer`]
+//! (where its data is at the host), [`fence`] (what a new association waits for), [`resources`]
+//! (what every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that
+//! wait for a buffer, for room or for their turn), [`lease`] (how many buffers an association may
+//! have), [`share`] (how much a turn moves), [`stall`] (hosts that make no progress). One turn
+//! handles what is ready, then rings one doorbell per connection, continues some of the commands
+//! that waited and rings for those, and enters the kernel once for storage, however many operations
+//! there are.
 
 mod accept;
 mod admin;
@@ -35,11 +36,9 @@ mod lease;
 mod phase;
 mod queue_shares;
 mod ranges;
-mod receives;
 mod recv;
 mod resources;
 mod respond;
-mod responses;
 mod share;
 mod shutdown;
 mod stall;
@@ -48,7 +47,6 @@ mod transfer;
 mod unanswered;
 mod unconnected;
 mod waiting;
-mod wr_id;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -65,7 +63,6 @@ use rustc_hash::FxHashMap;
 
 pub(crate) use accept::Request;
 pub(crate) use admin::LookingUp;
-use connection::Connection;
 use connections::Connections;
 use fabric::{Fabric, Memory, ports};
 use fence::Fences;
@@ -277,13 +274,13 @@ impl IoPath {
         }
     }
 
-    fn ring_doorbells(&mut self) {
+    fn flush_queues(&mut self) {
         for index in self.resources.unrung.drain(..) {
             if let Some(connection) = self.connections.get_mut(index) {
                 connection.rung = true;
-                connection.ring_doorbell();
+                connection.transport.flush();
                 // No host waits closely for its Admin queue, which has keep-alives and little else.
-                if connection.phase == Phase::Io || connection.sends_outstanding > 0 {
+                if connection.phase == Phase::Io || connection.transport.sends_outstanding() > 0 {
                     self.looks.wanted(self.resources.now_us);
                 }
             }
@@ -303,7 +300,10 @@ impl IoPath {
         } in self.resources.receives.drain(..)
         {
             if let Some(port) = self.fabrics[fabric].port(port) {
-                let qp = self.connections.get_mut(connection).map(Connection::qp);
+                let qp = self
+                    .connections
+                    .get_mut(connection)
+                    .map(|connection| connection.transport.qp());
                 port.receives.post_again(slot, data, qp);
             }
         }
@@ -316,11 +316,11 @@ impl IoPath {
         if self.resources.engine.is_short_of_work() {
             self.submit_storage();
         }
-        self.ring_doorbells();
+        self.flush_queues();
         // Behind the responses that are ready, so that these do not wait for what takes long.
         let went_on = !self.resources.starved.is_empty()
             && waiting::go_on(&mut self.resources, &mut self.connections);
-        self.ring_doorbells();
+        self.flush_queues();
         self.submit_storage();
         self.end_stalled();
         if !self.resources.broken.is_empty() {

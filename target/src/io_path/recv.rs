@@ -2,17 +2,14 @@
 //! sent response frees its command.
 
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{LENT_HEAD_BYTES, QpNum, WcOpcode, WcStatus, WorkCompletion};
+use capstan_rdma::contract::{QpNum, WcOpcode, WcStatus, WorkCompletion};
+use capstan_transport::rdma::{Receives, WrId};
 use capstan_transport::{CapsuleData, InPlace, Landed};
 
 use super::connection::Connection;
 use super::phase::Phase;
-use super::receives::Receives;
-use super::wr_id::WrId;
 use super::{IoPath, Resources, admin, execute, waiting};
 use crate::limits::SQE_BYTES;
-
-const _: () = assert!(LENT_HEAD_BYTES == SQE_BYTES as usize);
 
 /// A capsule as it arrived.
 pub(super) struct Capsule {
@@ -56,22 +53,13 @@ impl Capsule {
     /// has ended meanwhile, and the data with it.
     #[must_use]
     pub(super) fn land(&mut self, connection: &mut Connection, receives: &mut Receives) -> bool {
-        let CapsuleData::InPlace(InPlace { message, len_bytes }) = self.data else {
+        let CapsuleData::InPlace(in_place) = self.data else {
             return true;
         };
-        let wr_id = connection.qp().land_lent(message);
-        let Some(WrId::Recv(receive)) = wr_id.and_then(WrId::decode) else {
-            return false;
-        };
-        let Some(buffer) = receives.take_data(receive) else {
-            return false;
-        };
-        self.data = CapsuleData::Landed(Landed {
-            receive,
-            buffer,
-            len_bytes,
-        });
-        true
+        let landed = connection.transport.land(in_place, receives);
+        let is_landed = landed.is_some();
+        self.data = landed.map_or(CapsuleData::None, CapsuleData::Landed);
+        is_landed
     }
 }
 
@@ -160,7 +148,7 @@ impl IoPath {
             return;
         }
         let Some(connection) = connection else { return };
-        connection.sends_outstanding = connection.sends_outstanding.saturating_sub(1);
+        connection.transport.completed();
         connection.progress.moved();
         if !success {
             if !connection.closing() {
@@ -193,7 +181,7 @@ fn on_lent(
     completion: &WorkCompletion,
 ) {
     let message = completion.wr_id;
-    let Some(head) = connection.qp().lent_head(message) else {
+    let Some(head) = connection.transport.sqe_of(message) else {
         return;
     };
     let len_bytes = completion.byte_len.saturating_sub(SQE_BYTES);
@@ -222,7 +210,7 @@ fn on_receive(
     };
     let len_bytes = byte_len.saturating_sub(SQE_BYTES);
     if len_bytes == 0 {
-        let _ = receives.repost(slot, Some(connection.qp()));
+        let _ = receives.repost(slot, Some(connection.transport.qp()));
     } else if let Some(buffer) = receives.take_data(slot) {
         capsule.data = CapsuleData::Landed(Landed {
             receive: slot,
@@ -241,13 +229,13 @@ fn on_receive_in_place(
     (at, byte_len): (u16, u32),
 ) {
     let mut capsule = Capsule {
-        sqe: zerocopy::transmute!(connection.sqe_in_place(at)),
+        sqe: zerocopy::transmute!(connection.transport.sqe_in_place(at)),
         data: match byte_len.saturating_sub(SQE_BYTES) {
             0 => CapsuleData::None,
-            len_bytes => CapsuleData::Copied(connection.list_in_place(at, len_bytes)),
+            len_bytes => CapsuleData::Copied(connection.transport.list_in_place(at, len_bytes)),
         },
     };
-    if let Err(error) = connection.post_in_place(at) {
+    if let Err(error) = connection.transport.post_in_place(at) {
         let why = format!("a receive could not be posted again: {error}");
         return resources.end(connection, why);
     }

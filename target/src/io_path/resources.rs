@@ -7,7 +7,7 @@ use std::sync::Arc;
 use capstan_memory::Buffer;
 use capstan_storage::{Engine, IoError, IoErrorKind, Volume};
 use capstan_subsystem::BackendId;
-use capstan_transport::{CapsuleData, InPlace, Landed};
+use capstan_transport::{CapsuleData, Landed};
 use rustc_hash::FxHashMap;
 
 use super::command::Holds;
@@ -173,8 +173,8 @@ impl Resources {
             CapsuleData::Landed(Landed {
                 receive, buffer, ..
             }) => self.repost(connection, receive, buffer),
-            CapsuleData::InPlace(InPlace { message, .. }) => {
-                connection.qp().take_lent(message, &mut |_| true);
+            CapsuleData::InPlace(in_place) => {
+                connection.transport.consume(in_place, &mut |_| true);
             }
             CapsuleData::Copied(_) | CapsuleData::None => {}
         }

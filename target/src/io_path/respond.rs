@@ -2,12 +2,13 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
-use capstan_rdma::contract::{PostError, RKey};
+use capstan_rdma::contract::PostError;
 use capstan_subsystem::{Drained, IoCommand, Permit};
+use capstan_transport::Tag;
 
-use super::command::{Command, Holds, Responding, Work};
+use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
-use super::{Resources, control, transfer};
+use super::{Resources, control};
 
 /// Ends a command of an I/O queue that is not carried out, or not to its end.
 pub(super) fn finish(
@@ -39,7 +40,13 @@ pub(super) fn finish_io(
 ) {
     resources.release_receive(connection, &mut holds);
     if io.operation.moves_data_to_host() && status.is_success() {
-        if let Err(error) = transfer::push(connection, &holds, io.transfer.length_bytes()) {
+        let (queue, len_bytes) = (&mut connection.transport, io.transfer.length_bytes());
+        let pushed = match (&holds.own, holds.own.buffer()) {
+            (Own::Zeroes, _) => queue.push_zeroes(&holds.host, len_bytes),
+            (_, Some(buffer)) => queue.push(&holds.host, buffer, len_bytes),
+            (_, None) => Ok(()),
+        };
+        if let Err(error) = pushed {
             return not_pushed(resources, connection, slot, holds, &error);
         }
     } else {
@@ -85,7 +92,7 @@ pub(super) fn answer(
         return;
     };
     let cqe = queue.complete(permit, Status::SUCCESS, 0);
-    if connection.respond_now(&cqe, invalidate.map(RKey)) {
+    if connection.transport.respond_now(&cqe, invalidate) {
         resources.unrung(connection);
     } else if let Some(slot) = connection.take_slot() {
         post(
@@ -147,7 +154,7 @@ pub(super) fn send(
     cqe: Cqe,
     invalidate: Option<u32>,
 ) {
-    if !responding.waits() && connection.respond_now(&cqe, invalidate.map(RKey)) {
+    if !responding.waits() && connection.transport.respond_now(&cqe, invalidate) {
         *connection.command(slot) = Command::Responding(responding);
         connection.free_slot(slot);
         return resources.unrung(connection);
@@ -166,8 +173,8 @@ fn post(
 ) {
     let waits = responding.waits();
     *connection.command(slot) = Command::Responding(responding);
-    let sge = connection.response(slot, cqe);
-    if let Err(error) = connection.post_response(slot, (sge, waits), invalidate.map(RKey)) {
+    let posted = (connection.transport).respond(Tag(slot), cqe, invalidate, waits);
+    if let Err(error) = posted {
         let why = format!("posting a response failed: {error}");
         return resources.end(connection, why);
     }

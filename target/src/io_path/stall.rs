@@ -99,7 +99,7 @@ impl Looks {
 impl Connection {
     /// Whether the host has something to do: send or take data, or take responses.
     fn awaits_host(&self) -> bool {
-        self.sends_outstanding > 0 || self.qp.is_full()
+        self.transport.sends_outstanding() > 0 || self.transport.is_full()
     }
 
     /// What the host has not done, and for how long.

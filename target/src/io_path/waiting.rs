@@ -104,7 +104,7 @@ fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool
         };
         connection.spared = false;
         // A command that waits for room of the device is not helped by a buffer.
-        if connection.qp.is_full() {
+        if connection.transport.is_full() {
             continue;
         }
         let Some((slot, mut waiting)) = Waiting::take(connection) else {

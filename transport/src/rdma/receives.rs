@@ -10,12 +10,25 @@ use capstan_rdma::contract::{
     LKey, PostError, QueuePair, RdmaError, ReceiveSource, Sge, SharedReceiveQueue,
 };
 
-use super::accept::Refusal;
 use super::wr_id::WrId;
 use crate::limits::{IN_CAPSULE_BYTES, SQE_BYTES, STRANGER_RECEIVES};
 
+/// Why a queue gets no receives.
+#[derive(Debug, thiserror::Error)]
+pub enum NoReceives {
+    /// There is no memory for them; the text says how much there is.
+    #[error("{0}")]
+    Memory(String),
+    /// The device has no more of them.
+    #[error("{0}")]
+    Device(String),
+    /// Making them failed.
+    #[error(transparent)]
+    Rdma(#[from] RdmaError),
+}
+
 /// The receives of a reactor's queues on one device.
-pub(super) struct Receives {
+pub struct Receives {
     /// Dropped first: then the device has none of the memory below. `None` where each queue has
     /// receives of its own, whose slots it keeps while it lives.
     srq: Option<Rc<dyn SharedReceiveQueue>>,
@@ -39,13 +52,13 @@ pub(super) struct Receives {
 impl Receives {
     /// `depth` receives, on `srq` where it is given, with those of `places` for connections that
     /// are no queue yet.
-    pub(super) fn new(
+    pub fn new(
         srq: Option<Rc<dyn SharedReceiveQueue>>,
         depth: u32,
         lkey: LKey,
         pool: &Pool,
         places: u32,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, NoReceives> {
         let sqes = pool
             .take(depth * SQE_BYTES)
             .ok_or_else(|| RdmaError::Limit {
@@ -70,7 +83,7 @@ impl Receives {
 
     /// Takes a place for a connection that is no queue yet. Returns the slots that it posts itself,
     /// none with a shared queue; `None` when there is no place.
-    pub(super) fn take_place(&mut self) -> Option<Vec<u32>> {
+    pub fn take_place(&mut self) -> Option<Vec<u32>> {
         self.places = self.places.checked_sub(1)?;
         let left = self
             .place_slots
@@ -80,7 +93,7 @@ impl Receives {
     }
 
     /// A connection that was no queue is gone.
-    pub(super) fn give_back_place(&mut self, slots: Vec<u32>) {
+    pub fn give_back_place(&mut self, slots: Vec<u32>) {
         self.places += 1;
         self.place_slots.extend(slots);
     }
@@ -88,19 +101,19 @@ impl Receives {
     /// A connection is a queue now, which has reserved `slots`. It keeps the receives of its place,
     /// one of which has its Connect, and as many of the others go to the place. Returns those that
     /// are to be posted.
-    pub(super) fn leave_place(&mut self, mut slots: Vec<u32>) -> Vec<u32> {
+    pub fn leave_place(&mut self, mut slots: Vec<u32>) -> Vec<u32> {
         let kept = slots.len().saturating_sub(STRANGER_RECEIVES as usize);
         self.give_back_place(slots.split_off(kept));
         slots
     }
 
     /// Whether all queues take their receives from a shared one.
-    pub(super) fn are_shared(&self) -> bool {
+    pub fn are_shared(&self) -> bool {
         self.srq.is_some()
     }
 
     /// Where a queue of `entries` takes its receives from.
-    pub(super) fn source(&self, entries: u16) -> ReceiveSource {
+    pub fn source(&self, entries: u16) -> ReceiveSource {
         match &self.srq {
             Some(srq) => ReceiveSource::Shared(Rc::clone(srq)),
             None => ReceiveSource::Own(u32::from(entries)),
@@ -110,17 +123,17 @@ impl Receives {
     /// Makes sure that there is a receive for every entry of one more queue, so that a host always
     /// finds one, and that `extra_bytes` are left after that. Returns the slots that the queue
     /// keeps and posts itself; none with a shared queue.
-    pub(super) fn reserve(
+    pub fn reserve(
         &mut self,
         entries: u32,
         extra_bytes: u32,
         pool: &Pool,
-    ) -> Result<Vec<u32>, Refusal> {
+    ) -> Result<Vec<u32>, NoReceives> {
         let missing = self.missing(entries, extra_bytes, pool)?;
         let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         for slot in slots..slots + missing {
             let buffer = pool.take(IN_CAPSULE_BYTES).ok_or_else(|| {
-                Refusal::Budget("no contiguous bytes are free for a receive".to_owned())
+                NoReceives::Memory("no contiguous bytes are free for a receive".to_owned())
             })?;
             match &self.srq {
                 None => {
@@ -130,7 +143,7 @@ impl Receives {
                 Some(_) => {
                     self.data.push(None);
                     self.post(slot, buffer, None).map_err(|error| {
-                        Refusal::Budget(format!("posting a receive failed: {error}"))
+                        NoReceives::Memory(format!("posting a receive failed: {error}"))
                     })?;
                 }
             }
@@ -144,7 +157,7 @@ impl Receives {
     }
 
     /// How many receives there are for more queues.
-    pub(super) fn left(&self, pool: &Pool) -> u32 {
+    pub fn left(&self, pool: &Pool) -> u32 {
         let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         let free = u32::try_from(pool.free_bytes()).unwrap_or(u32::MAX) / IN_CAPSULE_BYTES;
         let room = self.depth.saturating_sub(self.promised);
@@ -153,25 +166,20 @@ impl Receives {
 
     /// How many receives one more queue of `entries` is short of, when there is room for them and
     /// `extra_bytes`.
-    pub(super) fn missing(
-        &self,
-        entries: u32,
-        extra_bytes: u32,
-        pool: &Pool,
-    ) -> Result<u32, Refusal> {
+    pub fn missing(&self, entries: u32, extra_bytes: u32, pool: &Pool) -> Result<u32, NoReceives> {
         let wanted = self.promised + entries;
         let slots = u32::try_from(self.data.len()).unwrap_or(u32::MAX);
         let missing = wanted.saturating_sub(slots);
         let needed_bytes = (missing * IN_CAPSULE_BYTES + extra_bytes) as usize;
         let free_bytes = pool.free_bytes();
         if needed_bytes > free_bytes {
-            return Err(Refusal::Budget(format!(
+            return Err(NoReceives::Memory(format!(
                 "a queue of {entries} entries needs {needed_bytes} bytes for receives and \
                  responses, {free_bytes} are left"
             )));
         }
         if wanted > self.depth {
-            return Err(Refusal::Device(format!(
+            return Err(NoReceives::Device(format!(
                 "{wanted} receives needed, there are {} on this device and reactor",
                 self.depth
             )));
@@ -180,29 +188,25 @@ impl Receives {
     }
 
     /// A queue of `entries` is gone or was never made; its receives serve the next one.
-    pub(super) fn release(&mut self, entries: u16, slots: Vec<u32>) {
+    pub fn release(&mut self, entries: u16, slots: Vec<u32>) {
         self.promised = self.promised.saturating_sub(u32::from(entries));
         self.free.extend(slots);
     }
 
     /// Copies the SQE of a filled receive out of memory the host can no longer reach.
-    pub(super) fn sqe(&self, slot: u32) -> [u8; SQE_BYTES as usize] {
+    pub fn sqe(&self, slot: u32) -> [u8; SQE_BYTES as usize] {
         let mut sqe = [0; SQE_BYTES as usize];
         self.sqes.copy_to((slot * SQE_BYTES) as usize, &mut sqe);
         sqe
     }
 
     /// Takes the in-capsule data of a filled receive; the slot is unused until it is posted again.
-    pub(super) fn take_data(&mut self, slot: u32) -> Option<Buffer> {
+    pub fn take_data(&mut self, slot: u32) -> Option<Buffer> {
         self.data.get_mut(slot as usize)?.take()
     }
 
     /// Posts a slot again with the data buffer it still has; see [`Receives::post`].
-    pub(super) fn repost(
-        &mut self,
-        slot: u32,
-        qp: Option<&mut dyn QueuePair>,
-    ) -> Result<(), PostError> {
+    pub fn repost(&mut self, slot: u32, qp: Option<&mut dyn QueuePair>) -> Result<(), PostError> {
         match self.take_data(slot) {
             Some(buffer) => self.post(slot, buffer, qp),
             None => Ok(()),
@@ -210,7 +214,7 @@ impl Receives {
     }
 
     /// As [`Receives::post`], for a slot that was posted before: a failure loses it.
-    pub(super) fn post_again(&mut self, slot: u32, buffer: Buffer, qp: Option<&mut dyn QueuePair>) {
+    pub fn post_again(&mut self, slot: u32, buffer: Buffer, qp: Option<&mut dyn QueuePair>) {
         if let Err(error) = self.post(slot, buffer, qp) {
             tracing::error!(slot, "a receive could not be posted again: {error}");
         }
@@ -218,7 +222,7 @@ impl Receives {
 
     /// Posts a slot with `buffer` for its in-capsule data: on the shared queue, or else on that of
     /// `qp`. Without either it stays unposted: its queue is ending.
-    pub(super) fn post(
+    pub fn post(
         &mut self,
         slot: u32,
         buffer: Buffer,
@@ -249,11 +253,7 @@ impl Receives {
     }
 
     /// Posts the slots that a new queue keeps.
-    pub(super) fn post_own(
-        &mut self,
-        slots: &[u32],
-        qp: &mut dyn QueuePair,
-    ) -> Result<(), PostError> {
+    pub fn post_own(&mut self, slots: &[u32], qp: &mut dyn QueuePair) -> Result<(), PostError> {
         slots
             .iter()
             .try_for_each(|&slot| self.repost(slot, Some(&mut *qp)))

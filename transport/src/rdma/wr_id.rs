@@ -2,7 +2,7 @@
 
 /// The decoded `wr_id`. The queue pair of the completion says which connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WrId {
+pub enum WrId {
     /// A receive, and its slot.
     Recv(u32),
     /// A receive of a discovery controller's queue that is in the place of its connection.
@@ -24,6 +24,7 @@ const PUSH: u64 = 4;
 const RECV_IN_PLACE: u64 = 5;
 
 impl WrId {
+    #[inline]
     pub(super) fn encode(self) -> u64 {
         let (kind, slot) = match self {
             Self::Recv(slot) => (RECV, u64::from(slot)),
@@ -36,7 +37,9 @@ impl WrId {
     }
 
     /// `None` for a value no work request of this program carries.
-    pub(super) fn decode(wr_id: u64) -> Option<Self> {
+    #[must_use]
+    #[inline]
+    pub fn decode(wr_id: u64) -> Option<Self> {
         let slot = u32::try_from(wr_id & u64::from(u32::MAX)).ok()?;
         match wr_id >> KIND_SHIFT {
             RECV => Some(Self::Recv(slot)),

@@ -1,0 +1,18 @@
+//! A queue over RDMA: what a queue does, in work requests and completions of one queue pair.
+//!
+//! * What the queues on one device share: [`Receives`].
+//! * One of them: [`Queue`]. It posts RDMA READs and WRITEs and responses, and knows which of them
+//!   are under way.
+//! * How data gets into memory of this side: [`Sinks`].
+//! * Which work request a completion is of: [`WrId`].
+
+mod queue;
+mod receives;
+mod responses;
+mod sinks;
+mod wr_id;
+
+pub use queue::{Keys, Queue};
+pub use receives::{NoReceives, Receives};
+pub use sinks::{OpenSink, PullError, Sinks};
+pub use wr_id::WrId;

@@ -1,0 +1,489 @@
+//! One queue of the controller's side: its queue pair, and what is under way on it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use capstan_memory::{Buffer, PAGE_BYTES, RawBytes, Slab, SlabId};
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_rdma::contract::{
+    LENT_HEAD_BYTES, LKey, PostError, QpNum, QueuePair, RKey, Remote, SendOp, SendWr, Sge,
+};
+use zerocopy::IntoBytes;
+
+use super::receives::Receives;
+use super::responses::Responses;
+use super::sinks::{OpenSink, PullError, Sinks};
+use super::wr_id::WrId;
+use crate::data::{CopyTo, HostMemory, InPlace, KeyedBuffer, Landed};
+use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
+use crate::queue::Tag;
+
+const _: () = assert!(LENT_HEAD_BYTES == SQE_BYTES as usize);
+
+/// The keys of the memory that a queue's work requests use.
+pub struct Keys {
+    /// Of the slab of data buffers.
+    pub data: LKey,
+    /// How data is pulled into it, or into the other slab.
+    pub sinks: Sinks,
+    /// The slab of receives, responses and spare buffers, and its key.
+    pub queues: (SlabId, LKey),
+    /// All of the shared zeroes, where there are some.
+    pub zeroes: Option<Sge>,
+}
+
+impl Keys {
+    fn sge(&self, buffer: &Buffer, len_bytes: u32) -> Sge {
+        let (queues, lkey) = self.queues;
+        let lkey = if buffer.slab_id() == queues {
+            lkey
+        } else {
+            self.data
+        };
+        Sge {
+            addr: buffer.addr(),
+            len_bytes,
+            lkey,
+        }
+    }
+}
+
+/// A queue over one queue pair. Nothing that is posted leaves before [`Queue::flush`], but where
+/// leaving early costs nothing.
+pub struct Queue {
+    qp: Box<dyn QueuePair>,
+    keys: Keys,
+    /// One response capsule per tag.
+    responses: Buffer,
+    in_place: Option<ReceivesInPlace>,
+    /// Responses that may be on their way.
+    on_their_way: Responses,
+    /// Signaled work requests without a completion.
+    sends_outstanding: u32,
+    /// Work requests posted since the last flush.
+    unflushed: u32,
+}
+
+/// Receives of a discovery controller's queue, in memory of its own.
+struct ReceivesInPlace {
+    /// Where the SQEs are, behind the responses.
+    sqes_at_bytes: u32,
+    /// Pages for the lists of SGL descriptors behind them.
+    lists: Vec<Buffer>,
+}
+
+impl Queue {
+    /// A queue over `qp`, with a buffer for its response capsules.
+    #[must_use]
+    pub fn new(qp: Box<dyn QueuePair>, responses: Buffer, keys: Keys) -> Self {
+        Self {
+            qp,
+            keys,
+            responses,
+            in_place: None,
+            on_their_way: Responses::default(),
+            sends_outstanding: 0,
+            unflushed: 0,
+        }
+    }
+
+    /// It gets other memory for its responses and data. None of them is on its way.
+    pub fn settle(&mut self, responses: Buffer, keys: Keys) {
+        self.responses = responses;
+        self.keys = keys;
+    }
+
+    /// The number of its queue pair.
+    #[must_use]
+    pub fn num(&self) -> QpNum {
+        self.qp.num()
+    }
+
+    /// For the receives that it takes from [`Receives`].
+    pub fn qp(&mut self) -> &mut dyn QueuePair {
+        &mut *self.qp
+    }
+
+    /// Its memory for responses has room for SQEs from `sqes_at_bytes` on, and `lists` for the SGL
+    /// descriptors behind each: [`Queue::post_in_place`] posts receives there.
+    pub fn receive_in_place(&mut self, sqes_at_bytes: u32, lists: Vec<Buffer>) {
+        self.in_place = Some(ReceivesInPlace {
+            sqes_at_bytes,
+            lists,
+        });
+    }
+
+    /// Posts the receive of the `at`th SQE and of the list of SGL descriptors behind it. Its
+    /// completion is [`WrId::RecvInPlace`].
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_recv`].
+    pub fn post_in_place(&mut self, at: u16) -> Result<(), PostError> {
+        let (_, lkey) = self.keys.queues;
+        let sge = |addr, len_bytes| Sge {
+            addr,
+            len_bytes,
+            lkey,
+        };
+        let sqe = sge(self.responses.addr() + self.sqe_at(at) as u64, SQE_BYTES);
+        let wr_id = WrId::RecvInPlace(at).encode();
+        let Some((page, offset)) = self.list(at) else {
+            return self.qp.post_recv(wr_id, &[sqe]);
+        };
+        let list = sge(page.addr() + offset as u64, SGL_LIST_BYTES);
+        self.qp.post_recv(wr_id, &[sqe, list])
+    }
+
+    /// Where the `at`th SQE is, in the buffer of the responses.
+    fn sqe_at(&self, at: u16) -> usize {
+        let first = self.in_place.as_ref();
+        let first = first.map_or(0, |in_place| in_place.sqes_at_bytes);
+        (first + u32::from(at) * SQE_BYTES) as usize
+    }
+
+    /// Where the SGL descriptors behind the `at`th SQE arrive.
+    fn list(&self, at: u16) -> Option<(&Buffer, usize)> {
+        let offset = usize::from(at) * SGL_LIST_BYTES as usize;
+        let lists = &self.in_place.as_ref()?.lists;
+        Some((lists.get(offset / PAGE_BYTES)?, offset % PAGE_BYTES))
+    }
+
+    /// Copies out `len_bytes` of them, at most as many as there can be.
+    #[must_use]
+    pub fn list_in_place(&self, at: u16, len_bytes: u32) -> Box<[u8]> {
+        let mut list = vec![0; len_bytes.min(SGL_LIST_BYTES) as usize];
+        if let Some((page, offset)) = self.list(at) {
+            page.copy_to(offset, &mut list);
+        }
+        list.into()
+    }
+
+    /// Copies out the SQE that has arrived in such a receive.
+    #[must_use]
+    pub fn sqe_in_place(&self, at: u16) -> [u8; SQE_BYTES as usize] {
+        let mut sqe = [0; SQE_BYTES as usize];
+        self.responses.copy_to(self.sqe_at(at), &mut sqe);
+        sqe
+    }
+
+    /// The SQE of a capsule that has come and took no receive; `None` when the queue has ended.
+    #[inline]
+    pub fn sqe_of(&mut self, message: u64) -> Option<[u8; SQE_BYTES as usize]> {
+        self.qp.lent_head(message)
+    }
+
+    /// Calls `take` with in-capsule data where it arrived; another process may write it meanwhile.
+    /// `true` when `take` says that it has what it wants, or will have copied it before the wire is
+    /// polled or armed again: the data is gone then.
+    #[inline]
+    pub fn consume(&mut self, data: InPlace, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
+        self.qp.take_lent(data.message, take)
+    }
+
+    /// Puts in-capsule data into a receive, where it can stay. `None` when the queue has ended, and
+    /// the data with it.
+    pub fn land(&mut self, data: InPlace, receives: &mut Receives) -> Option<Landed> {
+        let wr_id = self.qp.land_lent(data.message)?;
+        let Some(WrId::Recv(receive)) = WrId::decode(wr_id) else {
+            return None;
+        };
+        Some(Landed {
+            buffer: receives.take_data(receive)?,
+            len_bytes: data.len_bytes,
+            receive,
+        })
+    }
+
+    /// Pulls `len_bytes` from the host into `sink`, for the command `tag`. The completion is
+    /// [`WrId::Pull`]; until then the buffer and what is returned are to be kept.
+    ///
+    /// # Errors
+    /// The sink could not be registered, or the queue pair takes no more. What was posted before
+    /// the error may still be written to the buffer.
+    pub fn pull(
+        &mut self,
+        tag: Tag,
+        from: &HostMemory,
+        sink: &Buffer,
+        len_bytes: u32,
+    ) -> Result<OpenSink, PullError> {
+        let mut data = self.keys.sge(sink, len_bytes);
+        let open;
+        (data.lkey, open) = self.keys.sinks.open(data)?;
+        self.each_buffer(from, data, SendOp::Read, Some(WrId::Pull(tag.0)))?;
+        Ok(open)
+    }
+
+    /// Pushes the first `len_bytes` of `source` to the host. Nothing tells of it but the response
+    /// that is posted behind it.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_send`]. What was posted before may still be read.
+    pub fn push(
+        &mut self,
+        to: &HostMemory,
+        source: &Buffer,
+        len_bytes: u32,
+    ) -> Result<(), PostError> {
+        let data = self.keys.sge(source, len_bytes);
+        self.each_buffer(to, data, SendOp::Write, None)
+    }
+
+    /// As [`Queue::push`], of a piece of the data of the command `tag`, whose completion is
+    /// [`WrId::Push`].
+    ///
+    /// # Errors
+    /// As [`Queue::push`].
+    pub fn push_piece(
+        &mut self,
+        tag: Tag,
+        to: &HostMemory,
+        source: &Buffer,
+        len_bytes: u32,
+    ) -> Result<(), PostError> {
+        let data = self.keys.sge(source, len_bytes);
+        self.each_buffer(to, data, SendOp::Write, Some(WrId::Push(tag.0)))
+    }
+
+    /// As [`Queue::push`], of the shared zeroes.
+    ///
+    /// # Errors
+    /// As [`Queue::push`].
+    pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) -> Result<(), PostError> {
+        let Some(zeroes) = self.keys.zeroes else {
+            return Ok(());
+        };
+        let data = Sge {
+            len_bytes,
+            ..zeroes
+        };
+        self.each_buffer(to, data, SendOp::Write, None)
+    }
+
+    /// Whether the shared zeroes hold a transfer of `len_bytes`.
+    #[must_use]
+    #[inline]
+    pub fn has_zeroes(&self, len_bytes: u32) -> bool {
+        let zeroes = self.keys.zeroes.as_ref();
+        zeroes.is_some_and(|sge| len_bytes <= sge.len_bytes)
+    }
+
+    /// Pushes what `source` has to the host, where the wire can copy it now: only the response is
+    /// left to be done then.
+    #[inline]
+    pub fn push_copy(&mut self, to: KeyedBuffer, source: &mut CopyTo<'_>) -> bool {
+        let written = self.qp.write_now(remote(to), to.len_bytes, source);
+        self.unflushed += u32::from(written);
+        written
+    }
+
+    /// Pushes `range` of `slab` to the host, where the wire needs no registration and nothing else
+    /// writes there: only the response is left to be done then.
+    #[inline]
+    pub fn push_held(&mut self, to: KeyedBuffer, slab: &Arc<Slab>, range: Range<usize>) -> bool {
+        let written =
+            range.len() == to.len_bytes as usize && self.qp.write_in_place(remote(to), slab, range);
+        self.unflushed += u32::from(written);
+        written
+    }
+
+    /// Whether [`Queue::push_held`] takes nothing only because the wire is full: it does again when
+    /// something has left.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.qp.is_full()
+    }
+
+    /// Posts one work request per buffer of the host, in order, for all of `data`; the last one is
+    /// signaled when `last` names a completion. They complete in order, so it stands for all.
+    fn each_buffer(
+        &mut self,
+        host: &HostMemory,
+        data: Sge,
+        op: impl Fn(Remote) -> SendOp,
+        last: Option<WrId>,
+    ) -> Result<(), PostError> {
+        let len_bytes = data.len_bytes;
+        let mut left = len_bytes;
+        for buffer in host.keyed() {
+            let buffer_bytes = buffer.len_bytes.min(left);
+            if buffer_bytes == 0 {
+                break;
+            }
+            let sge = Sge {
+                addr: data.addr + u64::from(len_bytes - left),
+                len_bytes: buffer_bytes,
+                ..data
+            };
+            left -= buffer_bytes;
+            let signal = last.filter(|_| left == 0);
+            let wr_id = signal.map_or(0, WrId::encode);
+            self.post(wr_id, op(remote(*buffer)), &[sge], signal.is_some())?;
+        }
+        Ok(())
+    }
+
+    /// Sends a response that nothing waits for, where the wire takes a copy of it now: it has no
+    /// completion then.
+    #[inline]
+    pub fn respond_now(&mut self, cqe: &Cqe, invalidate: Option<u32>) -> bool {
+        let sent = self.qp.send_now(cqe.as_bytes(), invalidate.map(RKey));
+        if sent {
+            self.count_posted();
+        }
+        sent
+    }
+
+    /// Posts the response of the command `tag`. It is signaled when something waits for its
+    /// completion, or when enough before it were not; the completion is [`WrId::Respond`].
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_send`].
+    pub fn respond(
+        &mut self,
+        tag: Tag,
+        cqe: Cqe,
+        invalidate: Option<u32>,
+        waits: bool,
+    ) -> Result<(), PostError> {
+        let offset = u32::from(tag.0) * CQE_BYTES;
+        // Two stores of eight bytes: one wide load behind narrow stores would wait for them.
+        let [low, high]: [u64; 2] = zerocopy::transmute!(cqe);
+        self.responses
+            .copy_from(offset as usize, &low.to_ne_bytes());
+        self.responses
+            .copy_from(offset as usize + 8, &high.to_ne_bytes());
+        let (_, lkey) = self.keys.queues;
+        let sge = Sge {
+            addr: self.responses.addr() + u64::from(offset),
+            len_bytes: CQE_BYTES,
+            lkey,
+        };
+        let signaled = waits || self.on_their_way.is_due();
+        let op = SendOp::Send {
+            invalidate: invalidate.map(RKey),
+            solicited: false,
+        };
+        self.post(WrId::Respond(tag.0).encode(), op, &[sge], signaled)?;
+        self.on_their_way.posted(tag.0, signaled);
+        Ok(())
+    }
+
+    /// The response of `tag` has gone: calls `free` with every command whose response has, oldest
+    /// first.
+    pub fn responded(&mut self, tag: Tag, mut free: impl FnMut(Tag)) {
+        self.on_their_way.gone(tag.0, |tag| free(Tag(tag)));
+    }
+
+    /// Responses on their way of which no completion will tell, unless others follow.
+    #[must_use]
+    #[inline]
+    pub fn untold_responses(&self) -> usize {
+        self.on_their_way.len() - self.on_their_way.told()
+    }
+
+    /// Where responses may be on their way, posts an RDMA WRITE of no bytes behind them, which is
+    /// signaled and needs no key (InfiniBand Architecture 1.7, C9-88), and flushes.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_send`].
+    pub fn ask_for_responses(&mut self) -> Result<(), PostError> {
+        let Some(newest) = self.on_their_way.newest() else {
+            return Ok(());
+        };
+        let nowhere = Remote {
+            addr: 0,
+            rkey: RKey(0),
+        };
+        self.post(
+            WrId::Respond(newest).encode(),
+            SendOp::Write(nowhere),
+            &[],
+            true,
+        )?;
+        self.on_their_way.asked();
+        self.flush();
+        Ok(())
+    }
+
+    /// Whether something that was taken without a work request has not left yet, as far as is
+    /// known: ending the connection now would lose it.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        self.qp.has_unsent()
+    }
+
+    /// How many responses the host had coming when the last completion was made, beside that one; 0
+    /// where that is not known.
+    #[must_use]
+    #[inline]
+    pub fn sent_behind(&self) -> usize {
+        self.qp.sent_behind() as usize
+    }
+
+    /// A signaled work request has completed.
+    #[inline]
+    pub fn completed(&mut self) {
+        self.sends_outstanding = self.sends_outstanding.saturating_sub(1);
+    }
+
+    /// Signaled work requests without a completion.
+    #[must_use]
+    #[inline]
+    pub fn sends_outstanding(&self) -> u32 {
+        self.sends_outstanding
+    }
+
+    /// A mark behind everything of the host that has arrived here by now.
+    pub fn arrived(&mut self) -> u64 {
+        self.qp.arrived()
+    }
+
+    /// Whether every capsule that had arrived as a whole at `mark` has its completion.
+    #[must_use]
+    pub fn has_passed(&self, mark: u64) -> bool {
+        self.qp.has_passed(mark)
+    }
+
+    /// Posts a work request; it leaves with the next flush, or before that where it costs nothing.
+    fn post(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        sges: &[Sge],
+        signaled: bool,
+    ) -> Result<(), PostError> {
+        self.qp.post_send(&SendWr {
+            wr_id,
+            op,
+            sges,
+            signaled,
+            fence: false,
+        })?;
+        self.sends_outstanding += u32::from(signaled);
+        self.count_posted();
+        Ok(())
+    }
+
+    #[inline]
+    fn count_posted(&mut self) {
+        self.unflushed += 1;
+        if self.unflushed >= self.qp.doorbell_interval() {
+            self.flush();
+        }
+    }
+
+    /// Hands everything that was posted to the device.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.unflushed = 0;
+        self.qp.ring_doorbell();
+    }
+}
+
+fn remote(buffer: KeyedBuffer) -> Remote {
+    Remote {
+        addr: buffer.address,
+        rkey: RKey(buffer.rkey),
+    }
+}
