@@ -2,6 +2,7 @@
 //!
 //! * [`contract`]: the traits and values every provider implements. Everything above this crate is
 //!   written against them.
+//! * [`Pair`]: a queue pair with what its provider does beyond that.
 //! * [`iwarp`]: the iWARP suite in user space over ordinary TCP sockets.
 //! * [`loopback`]: deterministic, in memory, for tests and simulation.
 //! * [`conformance`] (feature `conformance`): the suite every provider passes.
@@ -18,6 +19,7 @@ mod device_limits;
 mod ids;
 pub mod iwarp;
 pub mod loopback;
+mod pair;
 mod splitmix;
 mod strangers;
 #[cfg(feature = "verbs")]
@@ -25,6 +27,7 @@ pub mod verbs;
 
 pub use choice::{ChoiceError, Preference, ProviderKind, choose};
 pub use device_limits::{DeviceLimits, device_limits};
+pub use pair::{LENT_HEAD_BYTES, Pair, WriteSource};
 pub use strangers::{Source, Strangers};
 
 /// The `tracing` target of log lines of which a peer can cause any number. The subscriber limits

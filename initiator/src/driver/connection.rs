@@ -11,6 +11,7 @@ use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::Pair;
 use capstan_rdma::contract::{
     Access, CmId, LKey, MemoryWindow, PostError, QueuePair, RKey, SendOp, SendWr, Sge,
 };
@@ -108,7 +109,7 @@ struct Mark {
 /// One connection of one queue.
 pub(super) struct Connection {
     /// Dropped first: from then on nothing below is in a device's hands.
-    qp: Box<dyn QueuePair>,
+    qp: Pair,
     windows: Vec<Box<dyn MemoryWindow>>,
     ring: Buffer,
     pub(super) id: CmId,
@@ -134,7 +135,7 @@ pub(super) struct Connection {
 
 /// What a [`Connection`] is made from.
 pub(super) struct ConnectionParts {
-    pub(super) qp: Box<dyn QueuePair>,
+    pub(super) qp: Pair,
     /// One per slot, or none when the device has none.
     pub(super) windows: Vec<Box<dyn MemoryWindow>>,
     /// At least [`RingSizes::control_bytes`].

@@ -252,7 +252,7 @@ impl Engine {
             .ok_or_else(|| resources("control memory", "none is free".to_owned()))?;
         self.epoch = self.epoch.wrapping_add(1);
         let mut connection = Connection::new(ConnectionParts {
-            qp,
+            qp: qp.into(),
             windows,
             ring,
             control_lkey: context.control_keys().lkey,

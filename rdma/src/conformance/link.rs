@@ -10,6 +10,7 @@ use crate::contract::{
     QpState, QueuePair, ReceiveSource, Remote, SendOp, SendWr, Sge, SharedReceiveQueue, WcOpcode,
     WcStatus, WorkCompletion,
 };
+use crate::pair::Pair;
 
 /// `wr_id` of the first, empty Send of the connecting side.
 const HELLO: u64 = u64::MAX - 1;
@@ -111,7 +112,7 @@ impl World<'_> {
         side: Side,
         id: CmId,
         options: &LinkOptions,
-    ) -> Outcome<Box<dyn QueuePair>> {
+    ) -> Outcome<Pair> {
         let resources = self.resources(side, id)?;
         let pd = options.pd[side.index()].as_ref().unwrap_or(&resources.pd);
         let recv_cq = options.recv_cq[side.index()].as_ref();
@@ -128,7 +129,7 @@ impl World<'_> {
             recv_sge_max: sge_max,
         };
         let pd = Rc::clone(pd);
-        let qp = self.end(side).cm.create_qp(id, &pd, &config)?;
+        let qp = Pair::from(self.end(side).cm.create_qp(id, &pd, &config)?);
         ensure_eq!(qp.state(), QpState::Init, "state of a new queue pair");
         Ok(qp)
     }

@@ -9,8 +9,9 @@ use super::fabric::{Behaviour, Fabric, Side};
 use super::outcome::{Outcome, Stop};
 use crate::contract::{
     CmEvent, CmEventKind, CmId, CompletionQueue, ConnectionManager, Device, ProtectionDomain,
-    QpNum, QueuePair, WorkCompletion,
+    QpNum, WorkCompletion,
 };
+use crate::pair::Pair;
 
 /// Completions taken per poll; few, so that a provider must keep what does not fit.
 const POLL_BATCH: usize = 16;
@@ -72,7 +73,7 @@ impl Endpoint {
 pub(crate) struct LinkEnd {
     pub(crate) id: CmId,
     pub(crate) num: QpNum,
-    pub(crate) qp: Option<Box<dyn QueuePair>>,
+    pub(crate) qp: Option<Pair>,
 }
 
 /// Both sides, and the connections between them.
@@ -146,9 +147,9 @@ impl<'f> World<'f> {
         Ok(Rc::clone(&self.has(side)?.pd))
     }
 
-    pub(crate) fn qp(&mut self, link: usize, side: Side) -> Outcome<&mut dyn QueuePair> {
+    pub(crate) fn qp(&mut self, link: usize, side: Side) -> Outcome<&mut Pair> {
         match &mut self.links[link][side.index()].qp {
-            Some(qp) => Ok(qp.as_mut()),
+            Some(qp) => Ok(qp),
             None => Err(Stop::failed("the queue pair has been dropped")),
         }
     }

@@ -30,7 +30,7 @@ pub use cm::{
 pub use error::{CmError, PostError, RdmaError};
 pub use memory::{Access, LKey, MemoryRegion, MemoryWindow, ProtectionDomain, RKey};
 pub use queue::{
-    CompletionQueue, Device, DeviceAttributes, LENT_HEAD_BYTES, QpConfig, QpNum, QpState,
-    QueuePair, ReceiveSource, SharedReceiveQueue, Source, Transport,
+    CompletionQueue, Device, DeviceAttributes, QpConfig, QpNum, QpState, QueuePair, ReceiveSource,
+    SharedReceiveQueue, Transport,
 };
 pub use work::{Remote, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion};

@@ -142,7 +142,7 @@ pub enum WcOpcode {
     LocalInvalidate,
     Recv,
     /// A message that took no receive: see
-    /// [`QueuePair::lend_messages`](super::QueuePair::lend_messages).
+    /// [`Pair::lend_messages`](crate::Pair::lend_messages).
     RecvLent,
 }
 

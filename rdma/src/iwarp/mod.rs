@@ -47,3 +47,4 @@ pub mod wire;
 
 pub use config::{Config, CrcUse, FpduSize};
 pub use provider::Provider;
+pub(crate) use qp::QpHandle;

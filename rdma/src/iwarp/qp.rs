@@ -20,9 +20,10 @@ use super::srq::{Receive, ReceiveRing, SharedQueue, check_sges};
 use super::stag::{Asker, StagTable};
 use super::tx::Tx;
 use crate::contract::{
-    Access, LENT_HEAD_BYTES, PostError, QpNum, QpState, QueuePair, RKey, Remote, SendOp, SendWr,
-    Sge, Source, WcOpcode, WcStatus, WorkCompletion,
+    Access, PostError, QpNum, QpState, QueuePair, RKey, Remote, SendOp, SendWr, Sge, WcOpcode,
+    WcStatus, WorkCompletion,
 };
+use crate::pair::{LENT_HEAD_BYTES, WriteSource};
 
 /// Where receives come from.
 pub(super) enum Receives {
@@ -243,10 +244,10 @@ fn flushed(wr_id: u64, qp: QpNum, opcode: WcOpcode) -> WorkCompletion {
 }
 
 /// What the program holds of a queue pair.
-pub(super) struct QpHandle {
-    pub engine: Rc<Engine>,
-    pub cell: Rc<RefCell<Qp>>,
-    pub num: QpNum,
+pub(crate) struct QpHandle {
+    pub(super) engine: Rc<Engine>,
+    pub(super) cell: Rc<RefCell<Qp>>,
+    pub(super) num: QpNum,
 }
 
 impl QueuePair for QpHandle {
@@ -315,80 +316,6 @@ impl QueuePair for QpHandle {
         Ok(())
     }
 
-    fn write_now(&mut self, remote: Remote, len_bytes: u32, source: &mut Source<'_>) -> bool {
-        let mut qp = self.cell.borrow_mut();
-        let qp = &mut *qp;
-        qp.tx.ahead.fetch_more();
-        if qp.state != QpState::ReadyToSend {
-            return false;
-        }
-        let written = qp.write_now(
-            &mut self.engine.stags.borrow_mut(),
-            remote,
-            len_bytes,
-            source,
-        );
-        written.unwrap_or_else(|fatal| {
-            self.engine.end(qp, &fatal);
-            false
-        })
-    }
-
-    fn write_in_place(&mut self, remote: Remote, slab: &Arc<Slab>, range: Range<usize>) -> bool {
-        let mut qp = self.cell.borrow_mut();
-        let qp = &mut *qp;
-        if qp.state != QpState::ReadyToSend {
-            return false;
-        }
-        let written = qp.write_in_place(&mut self.engine.stags.borrow_mut(), remote, slab, &range);
-        written.unwrap_or_else(|fatal| {
-            self.engine.end(qp, &fatal);
-            false
-        })
-    }
-
-    fn is_full(&self) -> bool {
-        let qp = self.cell.borrow();
-        qp.state == QpState::ReadyToSend && qp.tx.blocked && qp.writes_in_place()
-    }
-
-    fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
-        let mut qp = self.cell.borrow_mut();
-        let qp = &mut *qp;
-        if qp.state != QpState::ReadyToSend {
-            return false;
-        }
-        qp.tx.ahead.fetch_more();
-        let sent = qp.send_now(&mut self.engine.stags.borrow_mut(), bytes, invalidate);
-        qp.tx.ahead.fetch_more();
-        sent.unwrap_or_else(|fatal| {
-            self.engine.end(qp, &fatal);
-            false
-        })
-    }
-
-    fn has_unsent(&self) -> bool {
-        let qp = self.cell.borrow();
-        qp.state == QpState::ReadyToSend && qp.tx.has_unsent()
-    }
-
-    fn lend_messages(&mut self) {
-        self.cell.borrow_mut().rx.lent.wanted = true;
-    }
-
-    fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
-        self.with_lent(|qp| qp.lent_head(message))
-    }
-
-    fn take_lent(&mut self, message: u64, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
-        self.with_lent(|qp| qp.take_lent(message, take))
-    }
-
-    fn land_lent(&mut self, message: u64) -> Option<u64> {
-        let engine = Rc::clone(&self.engine);
-        self.with_lent(|qp| qp.land_lent(&engine.stags.borrow(), message))
-    }
-
     fn arrived(&mut self) -> u64 {
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;
@@ -405,14 +332,6 @@ impl QueuePair for QpHandle {
         let qp = self.cell.borrow();
         // Every whole message that was received has been handled, unless a receive is missing.
         qp.state != QpState::ReadyToSend || !qp.rx.stalled && qp.received_bytes() >= mark
-    }
-
-    fn doorbell_interval(&self) -> u32 {
-        match self.cell.borrow().link {
-            // No system call is needed, so a few at a time cost no more.
-            Some(Link::Shared(_)) => 8,
-            _ => u32::MAX,
-        }
     }
 
     fn ring_doorbell(&mut self) {
@@ -434,7 +353,114 @@ impl QueuePair for QpHandle {
     }
 }
 
+/// What it does beyond verbs.
 impl QpHandle {
+    /// As [`Pair::write_now`](crate::Pair::write_now).
+    pub(crate) fn write_now(
+        &mut self,
+        remote: Remote,
+        len_bytes: u32,
+        source: &mut WriteSource<'_>,
+    ) -> bool {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        qp.tx.ahead.fetch_more();
+        if qp.state != QpState::ReadyToSend {
+            return false;
+        }
+        let written = qp.write_now(
+            &mut self.engine.stags.borrow_mut(),
+            remote,
+            len_bytes,
+            source,
+        );
+        written.unwrap_or_else(|fatal| {
+            self.engine.end(qp, &fatal);
+            false
+        })
+    }
+
+    /// As [`Pair::write_in_place`](crate::Pair::write_in_place).
+    pub(crate) fn write_in_place(
+        &mut self,
+        remote: Remote,
+        slab: &Arc<Slab>,
+        range: Range<usize>,
+    ) -> bool {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.state != QpState::ReadyToSend {
+            return false;
+        }
+        let written = qp.write_in_place(&mut self.engine.stags.borrow_mut(), remote, slab, &range);
+        written.unwrap_or_else(|fatal| {
+            self.engine.end(qp, &fatal);
+            false
+        })
+    }
+
+    /// As [`Pair::is_full`](crate::Pair::is_full).
+    pub(crate) fn is_full(&self) -> bool {
+        let qp = self.cell.borrow();
+        qp.state == QpState::ReadyToSend && qp.tx.blocked && qp.writes_in_place()
+    }
+
+    /// As [`Pair::send_now`](crate::Pair::send_now).
+    pub(crate) fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+        let mut qp = self.cell.borrow_mut();
+        let qp = &mut *qp;
+        if qp.state != QpState::ReadyToSend {
+            return false;
+        }
+        qp.tx.ahead.fetch_more();
+        let sent = qp.send_now(&mut self.engine.stags.borrow_mut(), bytes, invalidate);
+        qp.tx.ahead.fetch_more();
+        sent.unwrap_or_else(|fatal| {
+            self.engine.end(qp, &fatal);
+            false
+        })
+    }
+
+    /// As [`Pair::has_unsent`](crate::Pair::has_unsent).
+    pub(crate) fn has_unsent(&self) -> bool {
+        let qp = self.cell.borrow();
+        qp.state == QpState::ReadyToSend && qp.tx.has_unsent()
+    }
+
+    /// As [`Pair::lend_messages`](crate::Pair::lend_messages).
+    pub(crate) fn lend_messages(&mut self) {
+        self.cell.borrow_mut().rx.lent.wanted = true;
+    }
+
+    /// As [`Pair::lent_head`](crate::Pair::lent_head).
+    pub(crate) fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
+        self.with_lent(|qp| qp.lent_head(message))
+    }
+
+    /// As [`Pair::take_lent`](crate::Pair::take_lent).
+    pub(crate) fn take_lent(
+        &mut self,
+        message: u64,
+        take: &mut dyn FnMut(RawBytes<'_>) -> bool,
+    ) -> bool {
+        self.with_lent(|qp| qp.take_lent(message, take))
+    }
+
+    /// As [`Pair::land_lent`](crate::Pair::land_lent).
+    pub(crate) fn land_lent(&mut self, message: u64) -> Option<u64> {
+        let engine = Rc::clone(&self.engine);
+        self.with_lent(|qp| qp.land_lent(&engine.stags.borrow(), message))
+    }
+
+    /// As [`Pair::doorbell_interval`](crate::Pair::doorbell_interval).
+    pub(crate) fn doorbell_interval(&self) -> u32 {
+        match self.cell.borrow().link {
+            // No system call is needed, so a few at a time cost no more.
+            Some(Link::Shared(_)) => 8,
+            _ => u32::MAX,
+        }
+    }
+
     /// Does something with lent messages. Queue pairs that wait for a receive may find one
     /// afterwards.
     #[inline]

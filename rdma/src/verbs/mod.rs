@@ -59,4 +59,5 @@ mod wr_id;
 pub use address::{AddressDevice, device_for};
 pub use devices::device_names;
 pub(crate) use limits::device_limits;
+pub(crate) use pair::Handle;
 pub use provider::Provider;

@@ -395,7 +395,7 @@ impl Core {
 }
 
 /// What the program holds of a queue pair.
-pub(super) struct Handle(pub(super) Rc<Core>);
+pub(crate) struct Handle(pub(super) Rc<Core>);
 
 impl QueuePair for Handle {
     fn num(&self) -> QpNum {
@@ -414,20 +414,26 @@ impl QueuePair for Handle {
         self.0.post(wr, false)
     }
 
-    fn send_now(&mut self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
+    fn ring_doorbell(&mut self) {
+        self.0.ring_doorbell();
+    }
+}
+
+/// What it does beyond verbs.
+impl Handle {
+    /// As [`Pair::send_now`](crate::Pair::send_now).
+    pub(crate) fn send_now(&self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
         self.0.send_now(bytes, invalidate)
     }
 
-    fn has_unsent(&self) -> bool {
+    /// As [`Pair::has_unsent`](crate::Pair::has_unsent).
+    pub(crate) fn has_unsent(&self) -> bool {
         self.0.has_unsent()
     }
 
-    fn sent_behind(&self) -> u32 {
+    /// As [`Pair::sent_behind`](crate::Pair::sent_behind).
+    pub(crate) fn sent_behind(&self) -> u32 {
         self.0.behind.get()
-    }
-
-    fn ring_doorbell(&mut self) {
-        self.0.ring_doorbell();
     }
 }
 

@@ -10,7 +10,7 @@ use capstan_rdma::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, MigratedId, PrivateData,
     QpConfig, QueuePair, RdmaError,
 };
-use capstan_rdma::{PEER_CAUSED, Source};
+use capstan_rdma::{PEER_CAUSED, Pair, Source};
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use capstan_transport::rdma::{NoReceives, Queue};
 use zerocopy::IntoBytes;
@@ -503,7 +503,7 @@ fn establish(
     cm_id: CmId,
     request: &Request,
     slots: &[u32],
-) -> Result<(Box<dyn QueuePair>, Buffer), Refusal> {
+) -> Result<(Pair, Buffer), Refusal> {
     let entries = request.sizes.entries;
     let response = memory.strangers.take(PLACE_RESPONSE_BYTES);
     let response = response.ok_or(Refusal::Strangers)?;
@@ -519,9 +519,9 @@ fn establish(
     let initiator_depth = INITIATOR_DEPTH_MAX
         .min(attributes.initiator_depth_max)
         .min(request.param.responder_resources);
-    let mut qp = cm.create_qp(cm_id, &port.pd, &config)?;
+    let mut qp = Pair::from(cm.create_qp(cm_id, &port.pd, &config)?);
     port.receives
-        .post_own(slots, &mut *qp)
+        .post_own(slots, &mut qp)
         .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
     let accept = ConnectParam {
         private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())

@@ -157,7 +157,7 @@ mod tests {
             };
             let response = memory.strangers.take(PLACE_RESPONSE_BYTES).unwrap();
             let keys = port.place_keys(&memory);
-            let queue = Queue::new(qp, response, keys);
+            let queue = Queue::new(qp.into(), response, keys);
             let connection = Connection::new(identity, queue, slots, 0);
             Self {
                 network,

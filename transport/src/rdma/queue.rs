@@ -6,8 +6,9 @@ use std::sync::Arc;
 use capstan_memory::{Buffer, PAGE_BYTES, RawBytes, Slab, SlabId};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_rdma::contract::{
-    LENT_HEAD_BYTES, LKey, PostError, QpNum, QueuePair, RKey, Remote, SendOp, SendWr, Sge,
+    LKey, PostError, QpNum, QueuePair, RKey, Remote, SendOp, SendWr, Sge,
 };
+use capstan_rdma::{LENT_HEAD_BYTES, Pair};
 use zerocopy::IntoBytes;
 
 use super::receives::Receives;
@@ -51,7 +52,7 @@ impl Keys {
 /// A queue over one queue pair. Nothing that is posted leaves before [`Queue::flush`], but where
 /// leaving early costs nothing.
 pub struct Queue {
-    qp: Box<dyn QueuePair>,
+    qp: Pair,
     keys: Keys,
     /// One response capsule per tag.
     responses: Buffer,
@@ -75,7 +76,7 @@ struct ReceivesInPlace {
 impl Queue {
     /// A queue over `qp`, with a buffer for its response capsules.
     #[must_use]
-    pub fn new(qp: Box<dyn QueuePair>, responses: Buffer, keys: Keys) -> Self {
+    pub fn new(qp: Pair, responses: Buffer, keys: Keys) -> Self {
         Self {
             qp,
             keys,
@@ -101,7 +102,7 @@ impl Queue {
 
     /// For the receives that it takes from [`Receives`].
     pub fn qp(&mut self) -> &mut dyn QueuePair {
-        &mut *self.qp
+        &mut self.qp
     }
 
     /// Its memory for responses has room for SQEs from `sqes_at_bytes` on, and `lists` for the SGL

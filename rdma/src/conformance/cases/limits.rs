@@ -8,7 +8,7 @@ use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{read_sink, sink, source};
-use crate::contract::{PostError, QpConfig, ReceiveSource, Sge, WcOpcode, WcStatus};
+use crate::contract::{PostError, QpConfig, QueuePair, ReceiveSource, Sge, WcOpcode, WcStatus};
 
 const DEPTH: u32 = 8;
 

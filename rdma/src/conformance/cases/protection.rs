@@ -8,7 +8,7 @@ use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{ALL, Attempt, Kind, provoke, read_sink, sink, source, write_at_once};
-use crate::contract::{Access, LKey, PostError, RKey, Remote, SendWr, Sge, WcOpcode};
+use crate::contract::{Access, LKey, PostError, QueuePair, RKey, Remote, SendWr, Sge, WcOpcode};
 
 const LEN: usize = 500;
 

@@ -10,9 +10,9 @@ use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{sink, source};
 use crate::contract::{
-    LENT_HEAD_BYTES, PostError, QpState, QueuePair, SendWr, SharedReceiveQueue, Transport,
-    WcOpcode, WcStatus,
+    PostError, QpState, QueuePair, SendWr, SharedReceiveQueue, Transport, WcOpcode, WcStatus,
 };
+use crate::pair::{LENT_HEAD_BYTES, Pair};
 
 /// Sends without a receive; a receive posted a little later takes the message.
 pub(super) fn send_before_the_receive_is_posted(fabric: &mut dyn Fabric) -> Outcome {
@@ -140,7 +140,7 @@ pub(super) fn messages_are_lent_or_in_their_receives(fabric: &mut dyn Fabric) ->
 /// Takes a message that was lent, or puts it into a receive; returns which.
 #[expect(unsafe_code, reason = "reads data that is lent")]
 fn take_or_land(
-    qp: &mut dyn QueuePair,
+    qp: &mut Pair,
     message: u64,
     (first, rest): (&[u8], &[u8]),
     takes: bool,

@@ -5,7 +5,9 @@ use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{read_sink, sink, source};
-use crate::contract::{CmId, ConnectionManager, QpState, RKey, Remote, SendWr, WcOpcode, WcStatus};
+use crate::contract::{
+    CmId, ConnectionManager, QpState, QueuePair, RKey, Remote, SendWr, WcOpcode, WcStatus,
+};
 
 /// How long after the doorbell something breaks.
 #[derive(Clone, Copy)]

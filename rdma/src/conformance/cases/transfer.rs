@@ -6,7 +6,7 @@ use super::super::link::{LinkOptions, read, send, write};
 use super::super::outcome::{Outcome, ensure_eq};
 use super::super::world::{LinkEnd, World};
 use super::support::{read_sink, sink, source};
-use crate::contract::{RKey, Remote, Sge, WcOpcode};
+use crate::contract::{QueuePair, RKey, Remote, Sge, WcOpcode};
 use crate::splitmix::SplitMix;
 
 pub(super) fn send_write_and_read_move_bytes(fabric: &mut dyn Fabric) -> Outcome {

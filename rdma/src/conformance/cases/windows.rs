@@ -6,7 +6,7 @@ use super::super::link::{LinkOptions, read, request, send, write};
 use super::super::outcome::{Outcome, Stop, ensure, ensure_eq};
 use super::super::world::World;
 use super::support::{ALL, Attempt, Kind, need_windows, provoke, read_sink, sink, source};
-use crate::contract::{Access, MemoryWindow, RKey, Remote, SendOp, WcOpcode, WcStatus};
+use crate::contract::{Access, MemoryWindow, QueuePair, RKey, Remote, SendOp, WcOpcode, WcStatus};
 
 const LEN: usize = 1000;
 /// Where the windows of most cases lie in their region.

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use capstan_memory::RawBytes;
 
 use super::{MEMORY_BULK_BYTES, Message, Phase, Received, Rx, spare};
-use crate::contract::{Access, LENT_HEAD_BYTES};
+use crate::contract::Access;
 use crate::iwarp::fatal::Fatal;
 use crate::iwarp::qp::Qp;
 use crate::iwarp::same_host::Memory;
@@ -17,6 +17,7 @@ use crate::iwarp::srq::Receive;
 use crate::iwarp::stag::StagTable;
 use crate::iwarp::tx::each_span;
 use crate::iwarp::wire::ddp::Segment;
+use crate::pair::LENT_HEAD_BYTES;
 
 /// Lent messages with data after which a run receives nothing more: two stream buffers of thirty
 /// capsules with 4 KiB each. A target takes 128 completions at once, half of them of its own Sends;
@@ -269,7 +270,7 @@ impl Qp {
         Ok(true)
     }
 
-    /// As [`QueuePair::lent_head`](crate::contract::QueuePair::lent_head).
+    /// As [`Pair::lent_head`](crate::Pair::lent_head).
     #[inline]
     pub(in crate::iwarp) fn lent_head(&mut self, message: u64) -> Option<[u8; LENT_HEAD_BYTES]> {
         let at = self.rx.lent.position(message)?;
@@ -280,7 +281,7 @@ impl Qp {
         self.end_loan(at).map(|loan| loan.head)
     }
 
-    /// As [`QueuePair::take_lent`](crate::contract::QueuePair::take_lent).
+    /// As [`Pair::take_lent`](crate::Pair::take_lent).
     pub(in crate::iwarp) fn take_lent(
         &mut self,
         message: u64,
@@ -304,7 +305,7 @@ impl Qp {
         taken
     }
 
-    /// As [`QueuePair::land_lent`](crate::contract::QueuePair::land_lent).
+    /// As [`Pair::land_lent`](crate::Pair::land_lent).
     pub(in crate::iwarp) fn land_lent(&mut self, stags: &StagTable, message: u64) -> Option<u64> {
         let at = self.rx.lent.position(message)?;
         let loan = self.end_loan(at)?;

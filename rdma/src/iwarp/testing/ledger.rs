@@ -6,9 +6,9 @@ use std::ptr::NonNull;
 use capstan_memory::RawBytes;
 
 use super::scene::{READS, RECEIVE_BYTES, RECEIVES};
-use crate::contract::{
-    CompletionQueue, LENT_HEAD_BYTES, QueuePair, WcOpcode, WcStatus, WorkCompletion,
-};
+use crate::contract::{CompletionQueue, WcOpcode, WcStatus, WorkCompletion};
+use crate::iwarp::QpHandle;
+use crate::pair::LENT_HEAD_BYTES;
 
 /// Identifier of the first work request of the send queue, which is an RDMA Read.
 pub(super) const FIRST_SEND: u64 = 100;
@@ -61,7 +61,7 @@ impl Ledger {
     /// receives.
     pub(super) fn take_messages(
         &mut self,
-        qp: &mut dyn QueuePair,
+        qp: &mut QpHandle,
         cq: &dyn CompletionQueue,
         takes: bool,
     ) -> usize {

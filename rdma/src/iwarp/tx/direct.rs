@@ -3,12 +3,13 @@
 use zerocopy::IntoBytes;
 
 use super::{Opcode, TAGGED_BYTES, Target, pad_bytes, tagged_header};
-use crate::contract::{Remote, Source};
+use crate::contract::Remote;
 use crate::iwarp::fatal::Fatal;
 use crate::iwarp::qp::Qp;
 use crate::iwarp::socket::Link;
 use crate::iwarp::stag::StagTable;
 use crate::iwarp::wire::ddp::CRC_BYTES;
+use crate::pair::WriteSource;
 
 impl Qp {
     /// Writes `len_bytes` of `source` to `remote` at once, behind everything posted so far. `false`
@@ -18,7 +19,7 @@ impl Qp {
         stags: &mut StagTable,
         remote: Remote,
         len_bytes: u32,
-        source: &mut Source<'_>,
+        source: &mut WriteSource<'_>,
     ) -> Result<bool, Fatal> {
         if !matches!(self.link, Some(Link::Shared(_))) || len_bytes == 0 {
             return Ok(false);

@@ -9,7 +9,7 @@ use crate::iwarp::qp::Qp;
 use crate::iwarp::stag::StagTable;
 
 impl Qp {
-    /// As [`QueuePair::send_now`](crate::contract::QueuePair::send_now).
+    /// As [`Pair::send_now`](crate::Pair::send_now).
     pub(in crate::iwarp) fn send_now(
         &mut self,
         stags: &mut StagTable,

@@ -66,8 +66,9 @@ impl Core {
         Ok(())
     }
 
-    /// As [`QueuePair::send_now`]: for what fits into a work request of the device. Some are
-    /// signaled, so that the queue empties. Half of the queue stays free for what is posted.
+    /// As [`Pair::send_now`](crate::Pair::send_now): for what fits into a work request of the
+    /// device. Some are signaled, so that the queue empties. Half of the queue stays free for what
+    /// is posted.
     pub(super) fn send_now(&self, bytes: &[u8], invalidate: Option<RKey>) -> bool {
         // siw does not take inline data with an invalidation.
         let fits = bytes.len() <= self.limits.inline_bytes_max
@@ -93,8 +94,8 @@ impl Core {
         true
     }
 
-    /// As [`QueuePair::has_unsent`]. Where no completion would show when they have left, one is
-    /// requested.
+    /// As [`Pair::has_unsent`](crate::Pair::has_unsent). Where no completion would show when they
+    /// have left, one is requested.
     pub(super) fn has_unsent(&self) -> bool {
         let has_silent = self.sends.borrow().has_silent();
         if !has_silent || self.state.get() != QpState::ReadyToSend {
