@@ -10,6 +10,7 @@ use capstan_rdma::contract::CmError;
 
 use crate::address::AddressError;
 use crate::host::Held;
+use crate::words::Count;
 
 /// An option has a value it cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -227,16 +228,17 @@ pub enum IoError {
     #[error("the controller does not support {0}")]
     Unsupported(&'static str),
     /// The connection broke each time while this command was outstanding.
-    #[error("given up after {replays} reconnects while it was outstanding; see the target's log")]
+    #[error("given up after {} while it was outstanding; see the target's log", Count(u64::from(*replays), "reconnect"))]
     Replays {
         /// How often it was sent again.
         replays: u8,
     },
     /// It was sent and not answered, and it is not known whether the old controller is gone.
     #[error(
-        "{opcode} of {nlb} LBAs at LBA {slba} of namespace {nsid} has an unknown outcome, now and later: {why}; \
+        "{opcode} of {} at LBA {slba} of namespace {nsid} has an unknown outcome, now and later: {why}; \
          it is not sent again, and writes of these LBAs are refused until the volume is attached anew, once the \
-         target has certainly ended the old connection"
+         target has certainly ended the old connection",
+        Count(u64::from(*nlb), "LBA")
     )]
     OutcomeUnknown {
         /// The command.
@@ -291,7 +293,8 @@ impl fmt::Display for Range {
             0 => write!(f, "{opcode} of namespace {nsid}"),
             _ => write!(
                 f,
-                "{opcode} of {nlb} LBAs at LBA {slba} of namespace {nsid}"
+                "{opcode} of {} at LBA {slba} of namespace {nsid}",
+                Count(u64::from(*nlb), "LBA")
             ),
         }
     }

@@ -35,6 +35,7 @@ mod race;
 mod scripted;
 pub mod shortage;
 mod volume;
+pub mod words;
 
 pub use capstan_rdma::Preference;
 pub use capstan_reactor::Armed;

@@ -489,7 +489,10 @@ fn leave_a_write_unanswered(arguments: &[&str], look: impl FnOnce(&Machine)) {
 
 fn look_at_the_end(arguments: &[&str], machine: &Machine) {
     let immediate = usize::from(!arguments.is_empty());
-    let words = ["1 commands that change media", "sent again at once"];
+    let words = [
+        "1 command, sent and not answered, that would change media",
+        "sent again at once",
+    ];
     assert_loud_lines(machine, &words, immediate);
 }
 

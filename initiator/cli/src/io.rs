@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::host::NamespaceInfo;
+use capstan_initiator::words::Count;
 use capstan_initiator::{Completion, DirectQueue, Io, Op};
 use capstan_memory::Buffer;
 use clap::Args;
@@ -285,8 +286,9 @@ impl Write {
             .filter(|asked| *asked != total)
         {
             bail!(
-                "{} ended after {total} bytes, expected {asked}; what there was is written",
-                input.name
+                "{} ended after {}, expected {asked}; what there was is written",
+                input.name,
+                Count(total, "byte")
             );
         }
         if has_more {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
+use capstan_initiator::words::Count;
 use capstan_initiator::{DirectQueue, IoError};
 
 /// What is known of it while I/Os are in progress, in bytes of the input.
@@ -41,7 +42,8 @@ impl fmt::Display for Written {
             (0, _) => {
                 return write!(
                     f,
-                    "of the first {behind} bytes of {name} some may be written"
+                    "of the first {} of {name} some may be written",
+                    Count(behind, "byte")
                 );
             }
             _ => write!(f, "the first {first} bytes of {name} are written")?,

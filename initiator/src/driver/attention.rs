@@ -8,6 +8,7 @@ use super::request::Piece;
 use super::troubles::{Kind, Trouble};
 use crate::error::{Losses, next_step};
 use crate::host::Status as HostStatus;
+use crate::words::Count;
 
 /// What to do about writes that may be lost.
 const LOST: &str = "see the target's log and `capstan-target doctor` there, and check what is on the volume or restore it";
@@ -100,8 +101,8 @@ impl Engine {
         let unanswered = self.unanswered.iter().find(|(of, _)| *of == nsid);
         let unanswered = unanswered.map(|(_, count)| {
             format!(
-                "{count} writes to namespace {nsid} were sent and never answered, and whether they were carried out \
-                 is unknown: check what is there"
+                "{} to namespace {nsid}, sent and never answered, may have been carried out or not: check what is there",
+                Count(u64::try_from(*count).unwrap_or(u64::MAX), "write")
             )
         });
         // A failed Flush says the same of them.

@@ -13,6 +13,7 @@ use crate::error::IoError;
 use crate::host::Event;
 use crate::limits::UNKNOWN_RANGES_MAX;
 use crate::options::ReplayWrites;
+use crate::words::Count;
 
 /// Blocks whose last write has an unknown outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,8 +169,9 @@ impl Engine {
         let again = self.requests.writes_sent_again();
         if again > 0 && self.config.host.replay_writes == ReplayWrites::Immediate {
             tracing::warn!(
-                "{again} commands that change media were sent and not answered: they are sent again at once, as \
-                 --replay-writes=immediate asks; an old copy may undo what is written there later"
+                "{}, sent and not answered, that would change media: sent again at once, as --replay-writes=immediate asks; \
+                 an old copy may undo what is written there later",
+                Count(u64::try_from(again).unwrap_or(u64::MAX), "command")
             );
         }
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::limits::UNWRITTEN_RANGES_MAX;
+use crate::words::Count;
 
 /// Blocks whose last write failed.
 #[derive(Clone, Debug, Default)]
@@ -65,8 +66,9 @@ impl Unwritten {
         let bytes = nlb.saturating_mul(lba_bytes.into());
         Some(format!(
             "{bytes} bytes that were written to this disk are not on namespace {nsid}: their writes failed and were \
-             not repeated ({nlb} blocks, the first at LBA {first}). Programs may not have been told: check what is \
-             there (fsck), or restore it"
+             not repeated ({}, the first at LBA {first}). Programs may not have been told: check what is \
+             there (fsck), or restore it",
+            Count(nlb, "block")
         ))
     }
 }
@@ -110,7 +112,10 @@ mod tests {
             words.contains("(13 blocks, the first at LBA 10)"),
             "{words}"
         );
-        unwritten.written(10, 91);
+        unwritten.written(10, 90);
+        let words = unwritten.in_words(1, 512).unwrap();
+        assert!(words.contains("(1 block, the first at LBA 100)"), "{words}");
+        unwritten.written(100, 1);
         assert!(unwritten.is_empty());
     }
 

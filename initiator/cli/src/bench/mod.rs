@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::Options;
+use capstan_initiator::words::Count;
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -240,7 +241,8 @@ impl Bench {
         if wrong > 0 {
             let first = results.iter().find_map(|r| r.verify.first.clone());
             bail!(
-                "{wrong} blocks do not hold what was written: {}",
+                "{} with other bytes than were written: {}",
+                Count(wrong, "block"),
                 first.unwrap_or_default()
             );
         }

@@ -1,6 +1,7 @@
 //! What was measured, for people and for programs.
 
 use anyhow::Result;
+use capstan_initiator::words::Count;
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
@@ -83,8 +84,9 @@ pub(super) fn print(
     ))?;
     if plan.verify {
         output::line(&format!(
-            "  verify: {} blocks checked, {} wrong",
-            total.verify.blocks, total.verify.wrong
+            "  verify: {} checked, {} wrong",
+            Count(total.verify.blocks, "block"),
+            total.verify.wrong
         ))?;
     }
     if let Some(interrupted) = interrupted {

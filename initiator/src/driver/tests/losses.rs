@@ -213,7 +213,7 @@ fn writes_that_were_never_answered_are_told_when_the_association_fails() {
     for words in [
         "all I/O to namespace 1 fails",
         "attach it anew",
-        "3 writes to namespace 1 were sent and never answered",
+        "3 writes to namespace 1, sent and never answered,",
     ] {
         assert!(text.contains(words), "{text}");
     }
