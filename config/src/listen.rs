@@ -219,7 +219,7 @@ fn of_this_machine(
             .map_err(|error| error.to_string())
             .and_then(|()| {
                 let bound = UdpSocket::bind((ip, 0));
-                bound.map_err(|error| format!("{ip} ({error})"))
+                bound.map_err(|error| format!("{ip}: {error}"))
             });
         match usable {
             Ok(_) if here.contains(&address) => {}

@@ -165,7 +165,7 @@ impl Config {
             let address = listener.address;
             if let Err(error) = UdpSocket::bind((address.ip(), 0)) {
                 let message = format!(
-                    "{} is not an address of this machine now ({error}); `ip address` lists them",
+                    "{} is not an address of this machine now: {error}; `ip address` lists them",
                     address.ip()
                 );
                 findings.warning(format!("listener[{index}].address"), message);
@@ -388,7 +388,7 @@ mod tests {
         };
         assert!(
             foreign.starts_with(
-                "listener[0].address: 192.0.2.77 is not an address of this machine now ("
+                "listener[0].address: 192.0.2.77 is not an address of this machine now: "
             ),
             "{foreign}"
         );

@@ -23,7 +23,7 @@ pub(crate) fn check(
             let why = reason(&error);
             Check::ok(
                 NAME,
-                format!("not here ({why}); only capstan-target uses it"),
+                format!("not here: {why}; only capstan-target uses it"),
             )
         }
         (Err(error), Role::Target { .. }) => refused(disabled, &error),

@@ -54,7 +54,7 @@ pub(crate) fn refused(
     let is_link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let message = match (error.raw_os_error(), source) {
         (Some(libc::EADDRNOTAVAIL), Some(source)) => format!(
-            "the address to connect from (host-traddr), {source}, is not one of this machine ({error}); \
+            "the address to connect from (host-traddr), {source}, is not one of this machine: {error}; \
              `ip address` lists those it has"
         ),
         (Some(libc::EADDRNOTAVAIL), None) => format!(

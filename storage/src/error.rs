@@ -153,7 +153,7 @@ impl fmt::Display for IoError {
         }
         write!(f, "on {}: {}", self.volume, self.kind.what())?;
         match self.errno {
-            Some(errno) => write!(f, " ({})", io::Error::from_raw_os_error(errno)),
+            Some(errno) => write!(f, " ({})", in_words(&io::Error::from_raw_os_error(errno))),
             None => Ok(()),
         }
     }
@@ -166,6 +166,14 @@ impl fmt::Debug for IoError {
 }
 
 impl std::error::Error for IoError {}
+
+/// What the system says, without the number of it: for the brackets of a sentence.
+pub(crate) fn in_words(error: &io::Error) -> String {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(errno) if errno != Errno::UnknownErrno => errno.desc().to_owned(),
+        _ => error.to_string(),
+    }
+}
 
 /// Why a volume cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -338,7 +346,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "write of LBA 16+8 on /srv/a.img: no space left; free space on the file system or \
-             device (No space left on device (os error 28))"
+             device (No space left on device)"
         );
         let flush = IoError::from_errno(libc::EIO, &Op::Flush, &volume);
         assert!(

@@ -16,7 +16,7 @@ use nix::sys::stat::{major, minor};
 
 use crate::allocation;
 use crate::claim;
-use crate::error::{LockHolder, OpenError};
+use crate::error::{LockHolder, OpenError, in_words};
 use crate::geometry::Geometry;
 use crate::lifetime::{self, Lifetime};
 use crate::loop_device::{self, Backing};
@@ -327,7 +327,7 @@ impl FileStore {
                 "it needs transfers of {} bytes, more than an LBA of {lba_bytes}",
                 alignment.offset_bytes
             ),
-            Err(error) => format!("the file system refuses it ({error})"),
+            Err(error) => format!("the file system refuses it ({})", in_words(&error)),
         };
         if wanted == DirectIo::On {
             return Err(OpenError::NotDirect {
@@ -457,7 +457,7 @@ impl Opening<'_> {
                     return Err(self.open_error(block_device, error));
                 }
                 Err(error) if direct == DirectIo::On => {
-                    let reason = format!("the file system refuses it ({error})");
+                    let reason = format!("the file system refuses it ({})", in_words(&error));
                     return Err(OpenError::NotDirect {
                         volume: Arc::clone(self.name),
                         reason,

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::error::in_words;
 use crate::geometry::Geometry;
 use crate::sys;
 
@@ -112,7 +113,7 @@ pub(crate) fn bytes_of(file: &File, is_block_device: bool) -> io::Result<u64> {
 
 /// The size of an open file or device, and where it is; asks the file system and may wait for it.
 pub(crate) fn look(file: &File, path: &Path) -> (u64, Place) {
-    let gone = |error: &io::Error| (0, Place::Gone(error.to_string()));
+    let gone = |error: &io::Error| (0, Place::Gone(in_words(error)));
     let metadata = match file.metadata() {
         Ok(metadata) => metadata,
         Err(error) => return gone(&error),

@@ -121,7 +121,7 @@ impl Allocations {
             Err(error) => {
                 tracing::warn!(
                     volume = %volume.store.name(),
-                    "no thread to look at what is allocated ({error}): hosts are told that everything is"
+                    "no thread to look at what is allocated: {error}; hosts are told that everything is"
                 );
                 while let Some((query, command)) = looks.waiting.next() {
                     answer_unknown(control, query, command);

@@ -526,7 +526,7 @@ impl fmt::Display for Unreadable {
         let Self { file, error } = self;
         write!(
             f,
-            "{} cannot be read ({error}); it says which namespace each medium is: let the user that the target runs as read \
+            "{} cannot be read: {error}; it says which namespace each medium is: let the user that the target runs as read \
              it, restore it, or remove it once every host is detached, as each namespace then has the UUID of a first start",
             file.display()
         )

@@ -127,7 +127,7 @@ impl LbaSizes {
             .as_deref()
             .unwrap_or_else(|| Path::new(state::FOLDER));
         anyhow!(
-            "{} says which LBA size each file was used with, and cannot be read ({error}): restore it, let the user that \
+            "{} says which LBA size each file was used with, and cannot be read: {error}; restore it, let the user that \
              the target runs as read it, or write what {} was used with, `lba = 512` or `lba = 4096` (with --export: \
              --lba)",
             folder.join(FILE).display(),

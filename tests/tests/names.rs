@@ -216,7 +216,7 @@ fn a_target_listens_at_every_address_of_a_name_that_is_its_machines() {
     assert!(!output.status.success());
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
-        error.contains("`two.test` is 192.0.2.7 (Cannot assign"),
+        error.contains("`two.test` is 192.0.2.7: Cannot assign"),
         "{error}"
     );
 }

@@ -164,7 +164,7 @@ fn root_a_state_folder_of_another_user_or_that_is_full_or_read_only_is_told() {
         (
             nobody,
             "belongs to user 0 (mode 0700), and user 65534 cannot read and write there",
-            "namespaces.toml cannot be read (Permission denied",
+            "namespaces.toml cannot be read: Permission denied",
         ),
         (
             &read_only[..],

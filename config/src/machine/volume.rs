@@ -178,7 +178,7 @@ fn check_direct(field: &str, path: &Path, findings: &mut Findings) {
             ProblemKind::NotAllowed {
                 value: "true".to_owned(),
                 allowed: format!(
-                    "false; the file system of {} has no direct I/O ({error})",
+                    "false; the file system of {} has no direct I/O: {error}",
                     path.display()
                 ),
             },

@@ -42,8 +42,7 @@ pub struct AddressDevice {
 /// # Errors
 /// No device, no kernel support, or no device for this address.
 pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
-    let names =
-        device_names().map_err(|error| format!("no RDMA device can be listed ({error})"))?;
+    let names = device_names().map_err(|error| format!("no RDMA device can be listed: {error}"))?;
     if names.is_empty() {
         return Err("no RDMA device on this machine".to_owned());
     }
@@ -59,8 +58,8 @@ pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
     }
     // The discard port; any port will do.
     let source = local_address(SocketAddr::new(addr, 9), None)
-        .map_err(|error| format!("no route to {addr} ({error})"))?;
-    let unusable = |error: io::Error| format!("the RDMA connection manager is unusable ({error})");
+        .map_err(|error| format!("no route to {addr}: {error}"))?;
+    let unusable = |error: io::Error| format!("the RDMA connection manager is unusable: {error}");
     let channel = Channel::new().map_err(unusable)?;
     let id = Id::new(&channel).map_err(unusable)?;
     let bound = id.bind(source).ok();

@@ -167,7 +167,7 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
             Ok(medium) => Some(medium),
             Err(error) if matches!(error.kind(), NotFound | NotADirectory) => None,
             Err(error) => bail!(
-                "{} cannot be looked at ({error}): a file or a block device that may be opened was expected. Nothing was \
+                "{} cannot be looked at: {error}; a file or a block device that may be opened was expected. Nothing was \
                  cleared",
                 path.display()
             ),

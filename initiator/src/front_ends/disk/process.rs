@@ -29,7 +29,7 @@ pub(super) fn prepare() {
         let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(soft, _)| soft);
         tracing::warn!(
             limit_bytes = limit,
-            "memory is not locked ({error}); raise RLIMIT_MEMLOCK or grant CAP_IPC_LOCK, or this \
+            "memory is not locked: {error}; raise RLIMIT_MEMLOCK or grant CAP_IPC_LOCK, or this \
              process may have to wait for its own disk when memory is short"
         );
     }

@@ -195,7 +195,7 @@ impl Handle {
 /// Whether a process of this user serves the volume of `folder`; what it is instead.
 fn serves(pid: i32, folder: &Path) -> Result<(), String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))
-        .map_err(|error| format!("cannot be looked at ({error})"))?;
+        .map_err(|error| format!("cannot be looked at: {error}"))?;
     // Real, effective, saved and file system user (proc_pid_status(5)).
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     let mut users = users.unwrap_or_default().split_whitespace();
@@ -204,7 +204,7 @@ fn serves(pid: i32, folder: &Path) -> Result<(), String> {
         return Err(format!("is user {other}'s"));
     }
     let line = fs::read(format!("/proc/{pid}/cmdline"))
-        .map_err(|error| format!("cannot be looked at ({error})"))?;
+        .map_err(|error| format!("cannot be looked at: {error}"))?;
     let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
     let follows =
         |first: &[u8], second: &[u8]| words.windows(2).any(|pair| pair == [first, second]);
