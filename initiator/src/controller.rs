@@ -15,7 +15,7 @@ use capstan_rdma::contract::ConnectionManager;
 use capstan_reactor::{MailboxError, Sender};
 
 use crate::direct;
-use crate::driver::{Engine, Io};
+use crate::driver::{AssociationEngine, Io};
 use crate::driver_thread;
 use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::front_end::FrontEnd;
@@ -93,15 +93,15 @@ pub(crate) struct Shared {
     sender: Sender<Message>,
     thread: Mutex<Option<JoinHandle<Losses>>>,
     /// Tasks that found the mailbox full.
-    crowd: Arc<Crowd>,
+    room_waiters: Arc<RoomWaiters>,
 }
 
 /// Tasks that wait for room in the mailbox.
 #[derive(Default)]
-pub(crate) struct Crowd(Mutex<Vec<Waker>>);
+pub(crate) struct RoomWaiters(Mutex<Vec<Waker>>);
 
-impl Crowd {
-    fn join(&self, waker: &Waker) {
+impl RoomWaiters {
+    fn add(&self, waker: &Waker) {
         self.lock().push(waker.clone());
     }
 
@@ -144,8 +144,8 @@ impl Shared {
             Ok(()) => Ok(()),
             Err(MailboxError::Closed(_)) => Err(None),
             Err(MailboxError::Full(back)) => {
-                // Join first, offer again after: room made in between is not missed.
-                self.crowd.join(waker);
+                // Added first, offered again after: room made in between is not missed.
+                self.room_waiters.add(waker);
                 match self.sender.send(back) {
                     Ok(()) => Ok(()),
                     Err(MailboxError::Closed(_)) => Err(None),
@@ -196,14 +196,14 @@ impl Controller {
     }
 
     async fn start(
-        start: impl FnOnce() -> Result<Engine, ConnectError> + Send + 'static,
+        start: impl FnOnce() -> Result<AssociationEngine, ConnectError> + Send + 'static,
     ) -> Result<Self, ConnectError> {
         let resources = |what, message: String| ConnectError::Resources { what, message };
         let (sender, mailbox) = capstan_reactor::mailbox(MAILBOX_MESSAGES)
             .map_err(|error| resources("eventfd", error.to_string()))?;
-        let crowd = Arc::new(Crowd::default());
+        let room_waiters = Arc::new(RoomWaiters::default());
         let (promise, live) = oneshot();
-        let room = Arc::clone(&crowd);
+        let room = Arc::clone(&room_waiters);
         let thread = std::thread::Builder::new()
             .name("capstan-driver".to_owned())
             .spawn(move || driver_thread::run(start, mailbox, promise, room))
@@ -211,7 +211,7 @@ impl Controller {
         let shared = Arc::new(Shared {
             sender,
             thread: Mutex::new(Some(thread)),
-            crowd,
+            room_waiters,
         });
         let controller = Self { shared };
         live.await.unwrap_or(Err(ConnectError::Closed))?;

@@ -12,7 +12,9 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 
-use crate::driver::{Completion, Engine, EngineConfig, Io, Refused, Source, WindowsClosed};
+use crate::driver::{
+    AssociationConfig, AssociationEngine, Completion, Io, Refused, Source, WindowsClosed,
+};
 use crate::error::{CommandError, ConnectError, Losses};
 use crate::host::{
     CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event, HostConfig,
@@ -24,7 +26,7 @@ use crate::race;
 /// One association on the calling thread. It works only while it is called: between calls
 /// nothing is sent, received or kept alive.
 pub struct DirectQueue {
-    engine: Engine,
+    engine: AssociationEngine,
     spin: SpinBudget,
     next_token: u64,
 }
@@ -50,7 +52,7 @@ impl DirectQueue {
         Self::go_live(engine(options, first_address(options)?, cm)?)
     }
 
-    fn go_live(mut engine: Engine) -> Result<Self, ConnectError> {
+    fn go_live(mut engine: AssociationEngine) -> Result<Self, ConnectError> {
         // The caller has each error.
         engine.log_no_failures();
         let mut queue = Self {
@@ -280,7 +282,7 @@ impl DirectQueue {
     )]
     pub fn close_by(mut self, deadline_us: Option<u64>) -> Losses {
         self.engine.shutdown();
-        let over = |engine: &mut Engine| {
+        let over = |engine: &mut AssociationEngine| {
             loop {
                 match engine.poll_event() {
                     Some(Event::Closed | Event::Failed { .. }) => return Some(()),
@@ -298,7 +300,7 @@ impl DirectQueue {
         self.engine.losses()
     }
 
-    fn run_until<T>(&mut self, found: impl FnMut(&mut Engine) -> Option<T>) -> T {
+    fn run_until<T>(&mut self, found: impl FnMut(&mut AssociationEngine) -> Option<T>) -> T {
         let mut found = found;
         loop {
             // Without a deadline the run ends only with what it waits for, unless the system
@@ -312,7 +314,7 @@ impl DirectQueue {
     fn run_until_deadline<T>(
         &mut self,
         deadline_us: Option<u64>,
-        found: impl FnMut(&mut Engine) -> Option<T>,
+        found: impl FnMut(&mut AssociationEngine) -> Option<T>,
     ) -> Option<T> {
         let mut until = Until {
             engine: &mut self.engine,
@@ -327,19 +329,19 @@ impl DirectQueue {
     }
 }
 
-fn is_over(engine: &Engine) -> bool {
+fn is_over(engine: &AssociationEngine) -> bool {
     matches!(engine.status(0), Status::Closed | Status::Failed(_))
 }
 
 /// Turns an engine until something is found.
 struct Until<'a, T, F> {
-    engine: &'a mut Engine,
+    engine: &'a mut AssociationEngine,
     deadline_us: Option<u64>,
     found: F,
     value: Option<T>,
 }
 
-impl<T, F: FnMut(&mut Engine) -> Option<T>> Turn for Until<'_, T, F> {
+impl<T, F: FnMut(&mut AssociationEngine) -> Option<T>> Turn for Until<'_, T, F> {
     fn turn(&mut self, now_us: u64) -> Flow {
         let busy = self.engine.turn(now_us);
         self.value = (self.found)(self.engine);
@@ -377,11 +379,11 @@ pub(crate) fn engine(
     options: &Options,
     destination: SocketAddr,
     cm: Box<dyn ConnectionManager>,
-) -> Result<Engine, ConnectError> {
+) -> Result<AssociationEngine, ConnectError> {
     options.check()?;
     let us =
         |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
-    let config = EngineConfig {
+    let config = AssociationConfig {
         destination,
         source: options.host_traddr,
         io_timeout_us: us(options.io_timeout),
@@ -402,7 +404,7 @@ pub(crate) fn engine(
             scan_namespaces: options.scan_namespaces,
         },
     };
-    Engine::new(config, cm, Clock.now_us())
+    AssociationEngine::new(config, cm, Clock.now_us())
 }
 
 /// Jitter of reconnects differs between processes and associations.

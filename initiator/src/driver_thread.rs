@@ -8,8 +8,8 @@ use capstan_memory::Buffer;
 use capstan_reactor::{Armed, Flow, Mailbox, SpinBudget, Turn};
 
 use crate::allocation::{Allocated, Asked};
-use crate::controller::{Crowd, IoData, Message, Snapshot};
-use crate::driver::{Completion, Engine, Io, Refused, Source, SubmitError};
+use crate::controller::{IoData, Message, RoomWaiters, Snapshot};
+use crate::driver::{AssociationEngine, Completion, Io, Refused, Source, SubmitError};
 use crate::error::{CommandError, ConnectError, IoError, Losses};
 use crate::front_end::{FrontEnd, QueueHandle};
 use crate::host::{CommandReply, Event, Status};
@@ -50,9 +50,9 @@ struct Attached {
 }
 
 struct Driver {
-    engine: Engine,
+    engine: AssociationEngine,
     mailbox: Mailbox<Message>,
-    crowd: Arc<Crowd>,
+    room_waiters: Arc<RoomWaiters>,
     front_ends: Vec<Attached>,
     next_source: u32,
     /// I/O that waits for memory or a place; nothing is taken from the mailbox meanwhile.
@@ -74,10 +74,10 @@ struct Driver {
 
 /// Runs until the association has ended and nothing is left to tell but what it has lost.
 pub(crate) fn run(
-    start: impl FnOnce() -> Result<Engine, ConnectError>,
+    start: impl FnOnce() -> Result<AssociationEngine, ConnectError>,
     mailbox: Mailbox<Message>,
     live: Promise<Result<(), ConnectError>>,
-    crowd: Arc<Crowd>,
+    room_waiters: Arc<RoomWaiters>,
 ) -> Losses {
     let engine = match start() {
         Ok(engine) => engine,
@@ -90,7 +90,7 @@ pub(crate) fn run(
     let mut driver = Driver {
         engine,
         mailbox,
-        crowd,
+        room_waiters,
         front_ends: Vec::new(),
         next_source: OTHERS.0 + 1,
         waiting: VecDeque::new(),
@@ -211,7 +211,7 @@ impl Driver {
             }
         }
         if busy {
-            self.crowd.wake();
+            self.room_waiters.wake();
         }
         busy
     }
@@ -227,7 +227,7 @@ impl Driver {
             status: self.engine.status(now_us),
             held: self.engine.held(now_us),
             attention: self.of_front_ends(|engine, nsid| engine.attention(nsid, now_us)),
-            refused: self.of_front_ends(Engine::refusal),
+            refused: self.of_front_ends(AssociationEngine::refusal),
             scanning: host.is_scanning(),
             controller: host.controller().clone(),
             namespaces: host.namespaces().to_vec(),
@@ -237,7 +237,10 @@ impl Driver {
     }
 
     /// What there is to say of the namespaces that front ends serve.
-    fn of_front_ends(&self, ask: impl Fn(&Engine, u32) -> Option<String>) -> Vec<(u32, String)> {
+    fn of_front_ends(
+        &self,
+        ask: impl Fn(&AssociationEngine, u32) -> Option<String>,
+    ) -> Vec<(u32, String)> {
         let mut nsids: Vec<u32> = self.front_ends.iter().map(|a| a.front_end.nsid()).collect();
         nsids.sort_unstable();
         nsids.dedup();
@@ -248,12 +251,12 @@ impl Driver {
 
     fn namespaces_changed(&mut self) {
         tracing::info!("namespaces changed");
-        let refused = self.of_front_ends(Engine::refusal);
+        let refused = self.of_front_ends(AssociationEngine::refusal);
         for (nsid, text) in refused.iter().filter(|now| !self.refused.contains(now)) {
             tracing::error!(nsid, "all I/O is {text}");
         }
         self.refused = refused;
-        let shrunk = self.of_front_ends(Engine::shrunk);
+        let shrunk = self.of_front_ends(AssociationEngine::shrunk);
         for (_, text) in shrunk.iter().filter(|now| !self.shrunk.contains(now)) {
             tracing::error!("{text}");
         }
@@ -444,7 +447,7 @@ impl Driver {
 
 impl Attached {
     /// Shows the front end its namespace as it is now.
-    fn tell(&mut self, engine: &Engine) {
+    fn tell(&mut self, engine: &AssociationEngine) {
         let nsid = self.front_end.nsid();
         let mut namespaces = engine.host().namespaces().iter();
         if let Some(namespace) = namespaces.find(|n| n.nsid == nsid) {
@@ -455,7 +458,7 @@ impl Attached {
     /// Calls the front end, counting what it submits.
     fn with<T>(
         &mut self,
-        engine: &mut Engine,
+        engine: &mut AssociationEngine,
         now_us: u64,
         call: impl FnOnce(&mut dyn FrontEnd, &mut QueueHandle<'_>) -> T,
     ) -> T {

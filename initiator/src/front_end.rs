@@ -7,7 +7,7 @@ use capstan_memory::Buffer;
 use capstan_reactor::Armed;
 
 use crate::allocation::{Allocated, Asked};
-use crate::driver::{Completion, Engine, Io, Refused, Source};
+use crate::driver::{AssociationEngine, Completion, Io, Refused, Source};
 use crate::host::{NamespaceInfo, Status};
 
 /// A source of I/O on the driver's thread.
@@ -51,7 +51,7 @@ pub trait FrontEnd {
 
 /// A front end's way to submit I/O.
 pub struct QueueHandle<'a> {
-    pub(crate) engine: &'a mut Engine,
+    pub(crate) engine: &'a mut AssociationEngine,
     pub(crate) source: Source,
     pub(crate) now_us: u64,
     /// I/Os taken through this handle.

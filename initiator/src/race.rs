@@ -10,7 +10,7 @@ use capstan_rdma::choose;
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 
 use crate::direct;
-use crate::driver::Engine;
+use crate::driver::AssociationEngine;
 use crate::error::{ConnectError, Failures};
 use crate::host::Status;
 use crate::options::Options;
@@ -25,7 +25,10 @@ const ATTEMPT_DELAY_US: u64 = 250_000;
 ///
 /// # Errors
 /// Wrong options, or why there is none with any of them.
-pub(crate) fn start(options: &Options, addresses: &[SocketAddr]) -> Result<Engine, ConnectError> {
+pub(crate) fn start(
+    options: &Options,
+    addresses: &[SocketAddr],
+) -> Result<AssociationEngine, ConnectError> {
     if let [only] = addresses {
         return begin(options, *only);
     }
@@ -50,7 +53,7 @@ pub(crate) fn start(options: &Options, addresses: &[SocketAddr]) -> Result<Engin
     })
 }
 
-fn begin(options: &Options, address: SocketAddr) -> Result<Engine, ConnectError> {
+fn begin(options: &Options, address: SocketAddr) -> Result<AssociationEngine, ConnectError> {
     let cm = provider::open(options.provider, address)?;
     direct::engine(options, address, cm)
 }
@@ -59,11 +62,11 @@ struct Race<'a> {
     options: &'a Options,
     addresses: &'a [SocketAddr],
     waiting: VecDeque<SocketAddr>,
-    attempts: Vec<(SocketAddr, Engine)>,
+    attempts: Vec<(SocketAddr, AssociationEngine)>,
     failures: Vec<(SocketAddr, Arc<ConnectError>)>,
     /// When the next address has its turn.
     next_us: u64,
-    winner: Option<Engine>,
+    winner: Option<AssociationEngine>,
 }
 
 impl Race<'_> {

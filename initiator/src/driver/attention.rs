@@ -2,7 +2,7 @@
 
 use capstan_nvme_proto::status::Status;
 
-use super::engine::Engine;
+use super::engine::AssociationEngine;
 use super::io::Op;
 use super::request::Piece;
 use super::troubles::{Kind, Trouble};
@@ -13,7 +13,7 @@ use crate::words::Count;
 /// What to do about writes that may be lost.
 const LOST: &str = "see the target's log and `capstan-target doctor` there, and check what is on the volume or restore it";
 
-impl Engine {
+impl AssociationEngine {
     /// Why all I/O to a namespace that was there is refused, with what to do; `None` when it is
     /// not.
     pub(crate) fn refusal(&self, nsid: u32) -> Option<String> {

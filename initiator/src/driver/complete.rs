@@ -5,7 +5,7 @@ use capstan_nvme_proto::status::{Status, StatusCodeType};
 use capstan_rdma::contract::{RKey, WcStatus, WorkCompletion};
 
 use super::connection::RESPONSE_BYTES;
-use super::engine::{Engine, Owner, Slot};
+use super::engine::{AssociationEngine, Owner, Slot};
 use super::request::Piece;
 use super::wr_id::{WorkKind, WrId};
 use crate::error::{ConnectError, IoError};
@@ -16,19 +16,19 @@ const RETRIES_MAX: u8 = 5;
 /// The wait before the first of them; it doubles.
 const RETRY_DELAY_US: u64 = 50_000;
 
-impl Engine {
+impl AssociationEngine {
     /// Takes one work completion.
     pub(super) fn handle_wc(&mut self, wc: &WorkCompletion, now_us: u64) {
         let Some(id) = WrId::unpack(wc.wr_id) else {
             return;
         };
-        let line = self.lines.get_mut(usize::from(id.qid));
-        let Some(line) = line.and_then(Option::as_mut) else {
+        let queue = self.queues.get_mut(usize::from(id.qid));
+        let Some(queue) = queue.and_then(Option::as_mut) else {
             // A queue that is being connected has only receives out; their flush says nothing the
             // connection manager does not.
             return;
         };
-        if line.connection.epoch() != id.epoch {
+        if queue.connection.epoch() != id.epoch {
             return;
         }
         match wc.status {
@@ -39,13 +39,13 @@ impl Engine {
         let slot = SlotIndex(id.value);
         match id.kind {
             WorkKind::Recv => self.response(id.qid, id.value, wc, now_us),
-            WorkKind::Send => line.connection.retire(),
+            WorkKind::Send => queue.connection.retire(),
             WorkKind::SendData => {
-                line.connection.retire();
+                queue.connection.retire();
                 self.awaited(id.qid, slot, now_us, |slot| slot.await_send = false);
             }
             WorkKind::Invalidate => {
-                line.connection.retire();
+                queue.connection.retire();
                 self.awaited(id.qid, slot, now_us, |slot| slot.await_invalidate = false);
             }
         }
@@ -65,14 +65,14 @@ impl Engine {
     }
 
     fn response(&mut self, qid: u16, index: u16, wc: &WorkCompletion, now_us: u64) {
-        let Some(line) = self
-            .lines
+        let Some(queue) = self
+            .queues
             .get_mut(usize::from(qid))
             .and_then(Option::as_mut)
         else {
             return;
         };
-        let cqe = match line.connection.take_response(index) {
+        let cqe = match queue.connection.take_response(index) {
             Ok(cqe) => cqe,
             Err(error) => {
                 let cause = format!("posting a receive again: {error}");
@@ -113,14 +113,14 @@ impl Engine {
         invalidated: Option<RKey>,
         now_us: u64,
     ) {
-        let Some(line) = self
-            .lines
+        let Some(queue) = self
+            .queues
             .get_mut(usize::from(qid))
             .and_then(Option::as_mut)
         else {
             return;
         };
-        let Some(entry) = line.slots.get_mut(slot.index()) else {
+        let Some(entry) = queue.slots.get_mut(slot.index()) else {
             return;
         };
         entry.cqe = *cqe;
@@ -128,11 +128,11 @@ impl Engine {
         if let Some(rkey) = entry.window.take() {
             if invalidated == Some(rkey) {
                 self.windows_closed.by_controller += 1;
-                line.connection.window_closed_by_peer();
+                queue.connection.window_closed_by_peer();
             } else {
                 self.windows_closed.by_host += 1;
                 entry.await_invalidate = true;
-                if let Err(error) = line.connection.close_window(slot, rkey) {
+                if let Err(error) = queue.connection.close_window(slot, rkey) {
                     let cause = format!("closing a memory window: {error}");
                     return self.host.handle_disconnected(qid, cause, now_us);
                 }
@@ -239,10 +239,10 @@ impl Engine {
     pub(super) fn check_stale(&mut self, now_us: u64) {
         let timeout_us = self.config.io_timeout_us;
         let oldest_us = self
-            .lines
+            .queues
             .iter()
             .flatten()
-            .flat_map(|line| &*line.slots)
+            .flat_map(|queue| &*queue.slots)
             .filter(|slot| matches!(slot.owner, Owner::Io(_) | Owner::Passthru { .. }))
             .map(|slot| slot.sent_us)
             .min();

@@ -80,7 +80,7 @@ pub(super) struct Span {
 
 /// How a command's data travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transfer {
+pub(super) enum CommandTransfer {
     /// It has none.
     None,
     /// Behind the SQE in the capsule.
@@ -204,7 +204,7 @@ impl Connection {
         &mut self,
         slot: SlotIndex,
         sqe: &mut Sqe,
-        transfer: Transfer,
+        transfer: CommandTransfer,
     ) -> Result<Issued, PostError> {
         let mut issued = Issued {
             window: None,
@@ -212,8 +212,8 @@ impl Connection {
         };
         let mut data_sge = None;
         sqe.dptr = match transfer {
-            Transfer::None => Sgl::EMPTY,
-            Transfer::InCapsule(span) => {
+            CommandTransfer::None => Sgl::EMPTY,
+            CommandTransfer::InCapsule(span) => {
                 issued.await_send = true;
                 data_sge = Some(Sge {
                     addr: span.addr,
@@ -225,7 +225,7 @@ impl Connection {
                     length_bytes: span.len_bytes,
                 }
             }
-            Transfer::Keyed(span, access) => {
+            CommandTransfer::Keyed(span, access) => {
                 issued.window = self.open_window(slot, span, access)?;
                 Sgl::Keyed {
                     address: span.addr,

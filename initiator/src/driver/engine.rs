@@ -37,9 +37,9 @@ const STALE_CHECK_US: u64 = 500_000;
 /// How long flushed work requests wait for the connection manager to say why, in microseconds.
 const CAUSE_WAIT_US: u64 = 100_000;
 
-/// What an [`Engine`] is made for.
+/// What an [`AssociationEngine`] is made for.
 #[derive(Clone, Debug)]
-pub(crate) struct EngineConfig {
+pub(crate) struct AssociationConfig {
     pub(crate) host: HostConfig,
     pub(crate) destination: SocketAddr,
     pub(crate) source: Option<IpAddr>,
@@ -97,7 +97,7 @@ impl Slot {
 }
 
 /// One queue: its connection and its commands.
-pub(super) struct Line {
+pub(super) struct ActiveQueue {
     pub(super) connection: Connection,
     pub(super) slots: Box<[Slot]>,
 }
@@ -112,9 +112,9 @@ pub struct WindowsClosed {
 }
 
 /// One association at work. See the [module](super).
-pub(crate) struct Engine {
+pub(crate) struct AssociationEngine {
     /// By QID. Dropped first: connections before their device and their memory.
-    pub(super) lines: Vec<Option<Line>>,
+    pub(super) queues: Vec<Option<ActiveQueue>>,
     pub(super) opening: Option<Opening>,
     pub(super) requests: Requests,
     pub(super) device: Option<DeviceContext>,
@@ -123,7 +123,7 @@ pub(crate) struct Engine {
     /// Of the same target, which `cm` reaches as well: those that have failed longest first.
     pub(super) other_addresses: VecDeque<SocketAddr>,
     pub(super) host: Host,
-    pub(super) config: EngineConfig,
+    pub(super) config: AssociationConfig,
     pub(super) epoch: u16,
     /// Actions of the host that wait for memory.
     pub(super) stalled: VecDeque<crate::host::Action>,
@@ -164,10 +164,10 @@ pub(crate) struct Engine {
     scratch: Vec<u8>,
 }
 
-impl Engine {
+impl AssociationEngine {
     /// Starts connecting through `cm`.
     pub(crate) fn new(
-        config: EngineConfig,
+        config: AssociationConfig,
         cm: Box<dyn ConnectionManager>,
         now_us: u64,
     ) -> Result<Self, ConnectError> {
@@ -179,7 +179,7 @@ impl Engine {
         let commands = usize::from(io_queues) * usize::from(config.host.queue_size);
         let requests = u32::try_from((2 * commands).max(64)).unwrap_or(u32::MAX);
         Ok(Self {
-            lines: Vec::new(),
+            queues: Vec::new(),
             opening: None,
             requests: Requests::new(requests, commands),
             device: None,
@@ -228,7 +228,7 @@ impl Engine {
 
     /// Whether the target has accepted a connection.
     pub(crate) fn is_connected(&self) -> bool {
-        self.lines.iter().any(Option::is_some)
+        self.queues.iter().any(Option::is_some)
     }
 
     /// What the RDMA device of the association can do; `None` while there is no connection.
@@ -312,9 +312,9 @@ impl Engine {
     }
 
     fn continue_reset(&mut self, now_us: u64) {
-        let outstanding = self.lines.iter().flatten().any(|line| {
+        let outstanding = self.queues.iter().flatten().any(|queue| {
             let is_io = |slot: &Slot| matches!(slot.owner, Owner::Io(_) | Owner::Passthru { .. });
-            line.slots.iter().any(is_io)
+            queue.slots.iter().any(is_io)
         });
         let over = self.reset_until_us.is_some_and(|at_us| now_us >= at_us);
         if !outstanding || over || !self.host.is_live() {
@@ -509,8 +509,8 @@ impl Engine {
     }
 
     pub(super) fn ring_doorbells(&mut self) {
-        for line in self.lines.iter_mut().flatten() {
-            line.connection.ring_doorbell();
+        for queue in self.queues.iter_mut().flatten() {
+            queue.connection.ring_doorbell();
         }
     }
 
@@ -536,8 +536,8 @@ impl Engine {
 
     /// Gives the slot's owner its outcome.
     pub(super) fn line_slot(&mut self, qid: u16, slot: SlotIndex) -> Option<&mut Slot> {
-        let line = self.lines.get_mut(usize::from(qid))?.as_mut()?;
-        line.slots.get_mut(slot.index())
+        let queue = self.queues.get_mut(usize::from(qid))?.as_mut()?;
+        queue.slots.get_mut(slot.index())
     }
 
     /// Bytes of a read admin command, copied out of its buffer.
@@ -593,7 +593,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for AssociationEngine {
     fn drop(&mut self) {
         self.close_all(false);
     }

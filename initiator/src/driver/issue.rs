@@ -8,8 +8,8 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{Access, PostError};
 
-use super::connection::Transfer;
-use super::engine::{DISCARD_BYTES, Engine, Owner, Slot};
+use super::connection::CommandTransfer;
+use super::engine::{AssociationEngine, DISCARD_BYTES, Owner, Slot};
 use super::io::{Direction, Io, Op};
 use super::request::Piece;
 use crate::error::{ConnectError, IoError};
@@ -18,7 +18,7 @@ use crate::host::{CommandData, ControllerInfo, NamespaceInfo, SlotIndex};
 /// Most blocks of a command without data: NLB counts to 65536.
 const NLB_MAX: u32 = 1 << 16;
 
-impl Engine {
+impl AssociationEngine {
     /// Sends what waits, as far as queues, credit and rings allow, and rings the doorbells.
     pub(super) fn dispatch(&mut self, now_us: u64) -> bool {
         if !self.host.is_live() || self.is_resetting() {
@@ -69,10 +69,10 @@ impl Engine {
             let qid = self.next_qid;
             self.next_qid = if qid >= count { 1 } else { qid + 1 };
             let room = self
-                .lines
+                .queues
                 .get(usize::from(qid))
                 .and_then(Option::as_ref)
-                .is_some_and(|line| line.connection.has_room());
+                .is_some_and(|queue| queue.connection.has_room());
             if room && self.host.queue(qid).is_some_and(|q| q.credit() > 0) {
                 return Some(qid);
             }
@@ -131,13 +131,13 @@ impl Engine {
     }
 
     /// How the data of a piece travels, and whether its buffer holds it.
-    fn transfer(&self, io: &Io, piece: Piece, lba_bytes: u32) -> (Transfer, bool) {
+    fn transfer(&self, io: &Io, piece: Piece, lba_bytes: u32) -> (CommandTransfer, bool) {
         let Some(device) = &self.device else {
-            return (Transfer::None, false);
+            return (CommandTransfer::None, false);
         };
         let request = self.requests.get(piece.request);
         let Some(buffer) = request.and_then(|request| request.buffer.as_ref()) else {
-            return (Transfer::None, io.op.direction() == Direction::None);
+            return (CommandTransfer::None, io.op.direction() == Direction::None);
         };
         let (offset, len_bytes, direction) = match io.op {
             Op::Discard { .. } => (0, u64::from(DISCARD_BYTES), Direction::Out),
@@ -148,21 +148,21 @@ impl Engine {
             ),
         };
         if direction == Direction::None {
-            return (Transfer::None, true);
+            return (CommandTransfer::None, true);
         }
         let fits = offset + len_bytes <= u64::from(buffer.len_bytes());
         let Ok(len_bytes) = u32::try_from(len_bytes) else {
-            return (Transfer::None, false);
+            return (CommandTransfer::None, false);
         };
         let span = device.span(buffer, offset, len_bytes);
         let transfer = match direction {
-            Direction::In => Transfer::Keyed(span, Access::REMOTE_WRITE),
+            Direction::In => CommandTransfer::Keyed(span, Access::REMOTE_WRITE),
             _ if len_bytes <= self.host.controller().in_capsule_bytes
                 && device.attributes().sge_max >= 2 =>
             {
-                Transfer::InCapsule(span)
+                CommandTransfer::InCapsule(span)
             }
-            _ => Transfer::Keyed(span, Access::REMOTE_READ),
+            _ => CommandTransfer::Keyed(span, Access::REMOTE_READ),
         };
         (transfer, fits)
     }
@@ -173,15 +173,15 @@ impl Engine {
         qid: u16,
         slot: SlotIndex,
         sqe: &mut Sqe,
-        transfer: Transfer,
+        transfer: CommandTransfer,
         owner: Owner,
         now_us: u64,
     ) -> Result<(), PostError> {
-        let line = self.lines.get_mut(usize::from(qid));
-        let Some(line) = line.and_then(Option::as_mut) else {
+        let queue = self.queues.get_mut(usize::from(qid));
+        let Some(queue) = queue.and_then(Option::as_mut) else {
             return Err(PostError::NotConnected);
         };
-        let Some(entry) = line.slots.get_mut(slot.index()) else {
+        let Some(entry) = queue.slots.get_mut(slot.index()) else {
             return Err(PostError::NotConnected);
         };
         // Noted before it is posted: whatever fails, the piece is found and sent again.
@@ -191,7 +191,7 @@ impl Engine {
             sent_us: now_us,
             ..Slot::free()
         };
-        let issued = line.connection.issue(slot, sqe, transfer)?;
+        let issued = queue.connection.issue(slot, sqe, transfer)?;
         entry.window = issued.window;
         entry.await_send = issued.await_send;
         Ok(())
@@ -221,13 +221,17 @@ impl Engine {
 
     /// Puts the data of a command into its buffer, or clears the buffer for it: how it travels, and
     /// the bytes to read out at the end.
-    pub(super) fn stage(&self, buffer: Option<&mut Buffer>, data: &CommandData) -> (Transfer, u32) {
+    pub(super) fn stage(
+        &self,
+        buffer: Option<&mut Buffer>,
+        data: &CommandData,
+    ) -> (CommandTransfer, u32) {
         let (Some(buffer), Some(device)) = (buffer, &self.device) else {
-            return (Transfer::None, 0);
+            return (CommandTransfer::None, 0);
         };
         let len_bytes = data.len_bytes();
         let (access, read_bytes) = match data {
-            CommandData::None => return (Transfer::None, 0),
+            CommandData::None => return (CommandTransfer::None, 0),
             CommandData::ToController(bytes) => {
                 buffer.copy_from(0, bytes);
                 (Access::REMOTE_READ, 0)
@@ -239,7 +243,7 @@ impl Engine {
             }
         };
         let span = device.span(buffer, 0, len_bytes);
-        (Transfer::Keyed(span, access), read_bytes)
+        (CommandTransfer::Keyed(span, access), read_bytes)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Runs an association over the RDMA contract, on one thread.
 //!
-//! `Engine` does the work of one turn: it carries out what the [`Host`](crate::host::Host) state
-//! machine wants, cuts I/O into commands, posts them, and takes their completions. It never blocks
-//! and never reads a clock. Its owner decides when to turn and when to sleep: the driver thread
-//! of a [`Controller`](crate::Controller), or the caller of a [`DirectQueue`](crate::DirectQueue).
+//! `AssociationEngine` does the work of one turn: it carries out what the
+//! [`Host`](crate::host::Host) state machine wants, cuts I/O into commands, posts them, and takes
+//! their completions. It never blocks and never reads a clock. Its owner decides when to turn and
+//! when to sleep: the driver thread of a [`Controller`](crate::Controller), or the caller of a
+//! [`DirectQueue`](crate::DirectQueue).
 //!
 //! Walk of a READ: `submit` → `issue` (bind a memory window on the buffer, Send the capsule, one
 //! doorbell for the batch) → the controller's RDMA WRITEs and its SEND_WITH_INV → `complete` (the
@@ -26,7 +27,7 @@ mod unflushed;
 mod wr_id;
 
 pub use engine::WindowsClosed;
-pub(crate) use engine::{Engine, EngineConfig};
+pub(crate) use engine::{AssociationConfig, AssociationEngine};
 pub(crate) use io::Source;
 pub use io::{Completion, Io, Op, Refused, SubmitError};
 

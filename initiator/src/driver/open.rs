@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::connection::{Connection, ConnectionParts, RingSizes};
 use super::device::DeviceContext;
-use super::engine::{Engine, Line, Owner, Slot};
+use super::engine::{ActiveQueue, AssociationEngine, Owner, Slot};
 use super::replay::may_change;
 use crate::error::{CommandError, ConnectError};
 use crate::host::{ADMIN_QUEUE_ENTRIES, Action};
@@ -31,7 +31,7 @@ pub(super) struct Opening {
     id: CmId,
 }
 
-impl Engine {
+impl AssociationEngine {
     /// Carries out one action; gives it back when memory for it is not free yet.
     pub(super) fn carry_out(&mut self, action: Action, now_us: u64) -> Result<(), Action> {
         match action {
@@ -165,7 +165,7 @@ impl Engine {
 
     /// Lets go of a device that was removed, once no connection is left.
     fn forget_removed_device(&mut self) {
-        let idle = self.opening.is_none() && self.lines.iter().all(Option::is_none);
+        let idle = self.opening.is_none() && self.queues.iter().all(Option::is_none);
         if let Some(device) = self
             .device
             .take_if(|context| idle && context.device.is_removed())
@@ -186,10 +186,10 @@ impl Engine {
     }
 
     fn qid_of(&self, id: CmId) -> Option<u16> {
-        let lines = (0_u16..).zip(&self.lines);
-        lines
-            .filter_map(|(qid, line)| line.as_ref().map(|line| (qid, line)))
-            .find(|(_, line)| line.connection.id == id)
+        let queues = (0_u16..).zip(&self.queues);
+        queues
+            .filter_map(|(qid, queue)| queue.as_ref().map(|queue| (qid, queue)))
+            .find(|(_, queue)| queue.connection.id == id)
             .map(|(qid, _)| qid)
     }
 
@@ -289,7 +289,7 @@ impl Engine {
         if same {
             return Ok(());
         }
-        if self.lines.iter().any(Option::is_some) {
+        if self.queues.iter().any(Option::is_some) {
             return Err(ConnectError::Resources {
                 what: "RDMA device",
                 message: "the queues of one association resolved to different devices".to_owned(),
@@ -318,11 +318,11 @@ impl Engine {
         };
         let slots = (1..entries).map(|_| Slot::free()).collect();
         let at = usize::from(qid);
-        if self.lines.len() <= at {
-            self.lines.resize_with(at + 1, || None);
+        if self.queues.len() <= at {
+            self.queues.resize_with(at + 1, || None);
         }
-        if let Some(line) = self.lines.get_mut(at) {
-            *line = Some(Line { connection, slots });
+        if let Some(queue) = self.queues.get_mut(at) {
+            *queue = Some(ActiveQueue { connection, slots });
         }
         self.host
             .handle_established(qid, param.private_data.as_bytes(), now_us);
@@ -346,11 +346,11 @@ impl Engine {
         self.flushed = None;
         self.losses += 1;
         let mut unanswered = false;
-        for at in 0..self.lines.len() {
-            let Some(line) = self.lines.get_mut(at).and_then(Option::take) else {
+        for at in 0..self.queues.len() {
+            let Some(queue) = self.queues.get_mut(at).and_then(Option::take) else {
                 continue;
             };
-            let Line { connection, slots } = line;
+            let ActiveQueue { connection, slots } = queue;
             let id = connection.id;
             if !orderly {
                 self.cm.abort(id);

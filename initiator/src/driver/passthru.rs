@@ -4,13 +4,13 @@ use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 
-use super::engine::{Engine, Owner};
+use super::engine::{AssociationEngine, Owner};
 use super::replay::may_change;
 use crate::error::{CommandError, ConnectError};
 use crate::host::{CommandData, CommandReply, Event};
 use crate::options::TRANSFER_BYTES_MAX;
 
-impl Engine {
+impl AssociationEngine {
     /// Sends a command on an I/O queue: `sqe` complete but for CID and data pointer, and checked by
     /// the controller only. Its answer is [`Event::CommandDone`] with `token`. When the
     /// connection is lost it is not sent again: it is not known what it would do twice.

@@ -6,7 +6,7 @@
 
 use capstan_nvme_proto::opcode::IoOpcode;
 
-use super::engine::Engine;
+use super::engine::AssociationEngine;
 use super::io::{Io, Op};
 use super::request::Piece;
 use crate::error::IoError;
@@ -45,7 +45,7 @@ pub(super) fn may_change(opcode: IoOpcode) -> bool {
     )
 }
 
-impl Engine {
+impl AssociationEngine {
     /// A piece was sent and not answered when its connection was given up. `true` when it may have
     /// changed something, or may still.
     pub(super) fn left_unanswered(&mut self, piece: Piece) -> bool {

@@ -7,14 +7,14 @@ use capstan_rdma::loopback::attributes;
 
 use super::peer::Manner;
 use super::{World, bytes, config};
-use crate::driver::engine::Engine;
+use crate::driver::engine::AssociationEngine;
 use crate::driver::io::Op;
 use crate::error::IoError;
 use crate::host::CommandData;
 
 /// Queue pairs there are.
-fn queue_pairs(engine: &Engine) -> usize {
-    engine.lines.iter().flatten().count()
+fn queue_pairs(engine: &AssociationEngine) -> usize {
+    engine.queues.iter().flatten().count()
 }
 
 /// A read that the target keeps, and the key of its buffer.

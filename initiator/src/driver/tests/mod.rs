@@ -15,7 +15,7 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
 use capstan_rdma::loopback::{Network, attributes};
 
-use crate::driver::engine::{Engine, EngineConfig};
+use crate::driver::engine::{AssociationConfig, AssociationEngine};
 use crate::driver::io::{Completion, Io, Op, Source};
 use crate::host::{Event, HostConfig};
 use crate::options::ReplayWrites;
@@ -28,7 +28,7 @@ const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 const TIME_MAX_US: u64 = 3_600_000_000;
 
 struct World {
-    engine: Engine,
+    engine: AssociationEngine,
     peer: Peer,
     network: Network,
     /// Of the host's machine on the network.
@@ -36,8 +36,8 @@ struct World {
     events: Vec<String>,
 }
 
-fn config() -> EngineConfig {
-    EngineConfig {
+fn config() -> AssociationConfig {
+    AssociationConfig {
         host: HostConfig {
             subnqn: Nqn::new("nqn.2026-11.io.capstan:s").unwrap(),
             hostnqn: Nqn::new("nqn.2026-11.io.capstan:h").unwrap(),
@@ -61,7 +61,7 @@ fn config() -> EngineConfig {
 }
 
 impl World {
-    fn with(config: EngineConfig, host: DeviceAttributes) -> Self {
+    fn with(config: AssociationConfig, host: DeviceAttributes) -> Self {
         let network = Network::new(1);
         let target = network.provider(&[TARGET], attributes()).unwrap();
         let mut target_cm = target.manager().unwrap();
@@ -69,7 +69,7 @@ impl World {
         let host = network.provider(&[HOST], host).unwrap();
         let cm = Box::new(host.manager().unwrap());
         Self {
-            engine: Engine::new(config, cm, 0).unwrap(),
+            engine: AssociationEngine::new(config, cm, 0).unwrap(),
             peer: Peer::new(Box::new(target_cm)),
             network,
             host: host.index(),

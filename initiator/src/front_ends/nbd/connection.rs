@@ -23,7 +23,7 @@ const READS_PER_TURN: u32 = 16;
 /// Bytes of unsent handshake replies, beyond which no option is taken.
 const REPLY_BYTES_MAX: usize = 64 << 10;
 
-enum Phase {
+enum NbdPhase {
     Handshake {
         handshake: Handshake,
         reply: Vec<u8>,
@@ -37,7 +37,7 @@ enum Phase {
 pub(super) struct Connection {
     /// `None` once nothing can be sent or received any more.
     stream: Option<UnixStream>,
-    phase: Phase,
+    phase: NbdPhase,
     input: Box<[u8; INPUT_BYTES]>,
     start: usize,
     end: usize,
@@ -60,7 +60,7 @@ impl Connection {
         let handshake = Handshake::new(&mut reply);
         Self {
             stream: Some(stream),
-            phase: Phase::Handshake {
+            phase: NbdPhase::Handshake {
                 handshake,
                 reply,
                 end: None,
@@ -96,19 +96,19 @@ impl Connection {
     pub(super) fn hung_up(&mut self) {
         self.stream = None;
         match &mut self.phase {
-            Phase::Handshake { reply, end, .. } => {
+            NbdPhase::Handshake { reply, end, .. } => {
                 reply.clear();
                 end.get_or_insert("the client hung up");
             }
-            Phase::Transmission(transmission) => transmission.break_off("the client hung up"),
+            NbdPhase::Transmission(transmission) => transmission.break_off("the client hung up"),
         }
     }
 
     /// Why the connection is over, once it can be dropped.
     pub(super) fn is_over(&self) -> Option<&'static str> {
         match &self.phase {
-            Phase::Handshake { reply, end, .. } => end.filter(|_| reply.is_empty()),
-            Phase::Transmission(transmission) => {
+            NbdPhase::Handshake { reply, end, .. } => end.filter(|_| reply.is_empty()),
+            NbdPhase::Transmission(transmission) => {
                 transmission.end().filter(|_| transmission.is_idle())
             }
         }
@@ -117,15 +117,17 @@ impl Connection {
     /// It waits for memory or a place in the queue.
     pub(super) fn is_blocked(&self) -> bool {
         match &self.phase {
-            Phase::Handshake { .. } => false,
-            Phase::Transmission(transmission) => transmission.is_blocked(),
+            NbdPhase::Handshake { .. } => false,
+            NbdPhase::Transmission(transmission) => transmission.is_blocked(),
         }
     }
 
     fn wants_input(&self) -> bool {
         match &self.phase {
-            Phase::Handshake { reply, end, .. } => end.is_none() && reply.len() < REPLY_BYTES_MAX,
-            Phase::Transmission(transmission) => transmission.wants_input(),
+            NbdPhase::Handshake { reply, end, .. } => {
+                end.is_none() && reply.len() < REPLY_BYTES_MAX
+            }
+            NbdPhase::Transmission(transmission) => transmission.wants_input(),
         }
     }
 
@@ -135,13 +137,13 @@ impl Connection {
         result: Result<(), IoError>,
         lease: Option<Buffer>,
     ) {
-        if let Phase::Transmission(transmission) = &mut self.phase {
+        if let NbdPhase::Transmission(transmission) = &mut self.phase {
             transmission.completed(token, result, lease);
         }
     }
 
     pub(super) fn looked_up(&mut self, token: u64, allocated: Option<&Allocated>) {
-        if let Phase::Transmission(transmission) = &mut self.phase {
+        if let NbdPhase::Transmission(transmission) = &mut self.phase {
             transmission.looked_up(token, allocated);
         }
     }
@@ -185,10 +187,10 @@ impl Connection {
 
     fn stop(&mut self, reason: &'static str) {
         match &mut self.phase {
-            Phase::Handshake { end, .. } => {
+            NbdPhase::Handshake { end, .. } => {
                 end.get_or_insert(reason);
             }
-            Phase::Transmission(transmission) => transmission.stop(reason),
+            NbdPhase::Transmission(transmission) => transmission.stop(reason),
         }
     }
 
@@ -204,12 +206,12 @@ impl Connection {
         loop {
             let bytes = self.input.get(self.start..self.end).unwrap_or_default();
             match &mut self.phase {
-                Phase::Transmission(transmission) => {
+                NbdPhase::Transmission(transmission) => {
                     let taken = transmission.input(bytes, queue);
                     self.start += taken;
                     return busy || taken > 0;
                 }
-                Phase::Handshake {
+                NbdPhase::Handshake {
                     handshake,
                     reply,
                     end,
@@ -226,7 +228,7 @@ impl Connection {
                         Step::Start(negotiated) => {
                             let mut transmission = Transmission::new(*geometry, negotiated);
                             transmission.send_first(std::mem::take(reply));
-                            self.phase = Phase::Transmission(Box::new(transmission));
+                            self.phase = NbdPhase::Transmission(Box::new(transmission));
                         }
                     }
                 }
@@ -250,7 +252,7 @@ impl Connection {
             // Cannot be: what wants input takes what is there.
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let Phase::Transmission(transmission) = &mut self.phase else {
+        let NbdPhase::Transmission(transmission) = &mut self.phase else {
             let count = stream.read(ahead)?;
             self.end += count;
             return Ok(count);
@@ -277,7 +279,7 @@ impl Connection {
             return Ok(0);
         };
         match &mut self.phase {
-            Phase::Handshake { reply, .. } => {
+            NbdPhase::Handshake { reply, .. } => {
                 if reply.is_empty() {
                     return Ok(0);
                 }
@@ -285,7 +287,7 @@ impl Connection {
                 reply.drain(..count);
                 Ok(count)
             }
-            Phase::Transmission(transmission) => {
+            NbdPhase::Transmission(transmission) => {
                 let mut parts = [Part::EMPTY; PARTS_MAX];
                 let filled = transmission.output(&mut parts);
                 if filled == 0 {
