@@ -7,7 +7,7 @@
 //! * [`FrontEnd`]: turns requests of other software (FUSE, NBD, ublk) into I/O on the driver's
 //!   thread.
 //! * [`host`]: the state machine of an association, without I/O.
-//! * [`driver`]: runs it over the RDMA contract.
+//! * `driver`: runs it over the RDMA contract.
 //!
 //! # What it does not do
 //! Authentication and multipath. One association has one path; when it is lost, I/O waits for its
@@ -18,7 +18,7 @@ pub mod allocation;
 pub mod claim;
 mod controller;
 mod direct;
-pub mod driver;
+mod driver;
 mod driver_thread;
 pub mod error;
 mod front_end;
@@ -29,7 +29,7 @@ pub mod identity;
 mod limits;
 mod oneshot;
 pub mod options;
-pub mod provider;
+mod provider;
 mod race;
 #[cfg(test)]
 mod scripted;

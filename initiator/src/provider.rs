@@ -12,7 +12,7 @@ use crate::error::ConnectError;
 ///
 /// # Errors
 /// The provider asked for cannot be used, or the system has no resources for it.
-pub fn open(
+pub(crate) fn open(
     preference: Preference,
     destination: SocketAddr,
 ) -> Result<Box<dyn ConnectionManager>, ConnectError> {

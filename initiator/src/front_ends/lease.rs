@@ -12,11 +12,11 @@ use capstan_memory::Buffer;
 use nix::libc;
 
 /// Parts of one system call.
-pub const PARTS_MAX: usize = 64;
+pub(crate) const PARTS_MAX: usize = 64;
 
 /// Bytes to send.
 #[derive(Clone, Copy, Debug)]
-pub enum Part<'a> {
+pub(crate) enum Part<'a> {
     /// Of this process alone.
     Bytes(&'a [u8]),
     /// `len_bytes` of a lease from `start` on.
@@ -32,11 +32,11 @@ pub enum Part<'a> {
 
 impl Part<'_> {
     /// Nothing.
-    pub const EMPTY: Self = Part::Bytes(&[]);
+    pub(crate) const EMPTY: Self = Part::Bytes(&[]);
 
     /// Bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Part::Bytes(bytes) => bytes.len(),
             Part::Lease { len_bytes, .. } => *len_bytes as usize,
@@ -44,8 +44,9 @@ impl Part<'_> {
     }
 
     /// A copy of the bytes, where there is no descriptor.
+    #[cfg(test)]
     #[must_use]
-    pub fn copied(self) -> Vec<u8> {
+    pub(crate) fn copied(self) -> Vec<u8> {
         match self {
             Part::Bytes(bytes) => bytes.to_vec(),
             Part::Lease {
@@ -63,7 +64,7 @@ impl Part<'_> {
 
 /// Where to receive.
 #[derive(Debug)]
-pub enum Place<'a> {
+pub(crate) enum Place<'a> {
     /// Memory of this process alone.
     Bytes(&'a mut [u8]),
     /// `len_bytes` of a lease from `start` on.
@@ -80,7 +81,7 @@ pub enum Place<'a> {
 impl Place<'_> {
     /// Bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Place::Bytes(bytes) => bytes.len(),
             Place::Lease { len_bytes, .. } => *len_bytes as usize,

@@ -8,13 +8,13 @@
 //! memory, and what the controller wrote there is sent from it. That is why both protocols are
 //! spoken here and by no crate (`docs/decisions/0009-fuse-and-nbd-by-our-own-code.md`).
 
-pub mod block;
+mod block;
 pub mod disk;
 #[cfg(test)]
 mod fake;
 pub mod fuse;
-pub mod lease;
+mod lease;
 pub mod nbd;
-pub mod unwritten;
+mod unwritten;
 
 pub use block::{BlockQueue, Fault, Geometry};

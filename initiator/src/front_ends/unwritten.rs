@@ -11,14 +11,14 @@ use crate::words::Count;
 
 /// Blocks whose last write failed.
 #[derive(Clone, Debug, Default)]
-pub struct Unwritten {
+pub(crate) struct Unwritten {
     /// Ends by first blocks. None overlap.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl Unwritten {
     /// A write of `nlb` blocks from `slba` on failed.
-    pub fn failed(&mut self, slba: u64, nlb: u32) {
+    pub(crate) fn failed(&mut self, slba: u64, nlb: u32) {
         let (mut first, mut end) = (slba, slba.saturating_add(nlb.into()));
         let is_full = self.ranges.len() >= UNWRITTEN_RANGES_MAX;
         self.ranges.retain(|&of, to| {
@@ -33,7 +33,7 @@ impl Unwritten {
     }
 
     /// A write of `nlb` blocks from `slba` on succeeded.
-    pub fn written(&mut self, slba: u64, nlb: u32) {
+    pub(crate) fn written(&mut self, slba: u64, nlb: u32) {
         let end = slba.saturating_add(nlb.into());
         let hit: Vec<(u64, u64)> = self
             .ranges
@@ -54,13 +54,13 @@ impl Unwritten {
 
     /// Whether every write that failed was made good.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
     /// What was not written to namespace `nsid`, and what to do; `None` when nothing.
     #[must_use]
-    pub fn in_words(&self, nsid: u32, lba_bytes: u32) -> Option<String> {
+    pub(crate) fn in_words(&self, nsid: u32, lba_bytes: u32) -> Option<String> {
         let (first, _) = self.ranges.first_key_value()?;
         let nlb = self.ranges.iter().map(|(of, to)| to - of).sum::<u64>();
         let bytes = nlb.saturating_mul(lba_bytes.into());
@@ -76,11 +76,11 @@ impl Unwritten {
 /// What a front end has not written, shared with what ends its disk. Its lock is taken when a write
 /// fails, and then until all is made good.
 #[derive(Clone, Debug, Default)]
-pub struct SharedUnwritten(Arc<Mutex<Unwritten>>);
+pub(crate) struct SharedUnwritten(Arc<Mutex<Unwritten>>);
 
 impl SharedUnwritten {
     /// Changes it, or looks at it.
-    pub fn with<T>(&self, work: impl FnOnce(&mut Unwritten) -> T) -> T {
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Unwritten) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -33,7 +33,7 @@ pub enum FuseError {
 
 /// A mounted FUSE file system; unmounted when dropped.
 #[derive(Debug)]
-pub struct FuseMount {
+pub(crate) struct FuseMount {
     path: Option<PathBuf>,
 }
 
@@ -43,7 +43,11 @@ impl FuseMount {
     ///
     /// # Errors
     /// [`FuseError`].
-    pub fn new(path: &Path, source: &str, read_only: bool) -> Result<(Self, File), FuseError> {
+    pub(crate) fn new(
+        path: &Path,
+        source: &str,
+        read_only: bool,
+    ) -> Result<(Self, File), FuseError> {
         let device = File::options()
             .read(true)
             .write(true)
@@ -78,7 +82,7 @@ impl FuseMount {
     ///
     /// # Errors
     /// umount2(2).
-    pub fn detach(mut self) -> io::Result<()> {
+    pub(crate) fn detach(mut self) -> io::Result<()> {
         match self.path.take() {
             Some(path) => Ok(umount2(&path, MntFlags::MNT_DETACH)?),
             None => Ok(()),

@@ -12,11 +12,11 @@ use super::wire::{
 use crate::front_ends::block::Geometry;
 
 /// Name of the file.
-pub const FILE_NAME: &str = "volume";
+pub(crate) const FILE_NAME: &str = "volume";
 /// Node of the file.
-pub const FILE_ID: u64 = 2;
+pub(crate) const FILE_ID: u64 = 2;
 /// Most data of one read or write, in bytes.
-pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// Pages of that: what `max_pages` of INIT may be at most without a sysctl.
 const PAGES_MAX: u16 = 256;
 const _: () = assert!(PAGES_MAX as u32 * 4096 == TRANSFER_BYTES_MAX);
@@ -37,7 +37,7 @@ const S_IFREG: u32 = 0o100_000;
 
 /// What becomes of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// Reply with these bytes.
     Reply(Vec<u8>),
     /// Reply with an error.
@@ -50,7 +50,7 @@ pub enum Answer {
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]
-pub struct FileSystem {
+pub(crate) struct FileSystem {
     geometry: Geometry,
     uid: u32,
     gid: u32,
@@ -61,7 +61,7 @@ impl FileSystem {
     /// A file system whose file is the volume, of user and group `owner`, with all times `time_s`
     /// (seconds since 1970).
     #[must_use]
-    pub fn new(geometry: Geometry, owner: (u32, u32), time_s: u64) -> Self {
+    pub(crate) fn new(geometry: Geometry, owner: (u32, u32), time_s: u64) -> Self {
         Self {
             geometry,
             uid: owner.0,
@@ -71,13 +71,13 @@ impl FileSystem {
     }
 
     /// The volume has another size.
-    pub fn set_size(&mut self, size_bytes: u64) {
+    pub(crate) fn set_size(&mut self, size_bytes: u64) {
         self.geometry.size_bytes = size_bytes;
     }
 
     /// The answer to a request about node `nodeid`.
     #[must_use]
-    pub fn answer(&self, nodeid: u64, request: &Request<'_>) -> Answer {
+    pub(crate) fn answer(&self, nodeid: u64, request: &Request<'_>) -> Answer {
         if nodeid > FILE_ID {
             return Answer::Error(Errno::ENOENT);
         }
@@ -265,7 +265,7 @@ fn readdir(offset: u64, size_bytes: u32) -> Answer {
 
 /// How mount(8) and mountinfo name the source.
 #[must_use]
-pub fn source_name(subnqn: &Nqn, nsid: u32) -> String {
+pub(crate) fn source_name(subnqn: &Nqn, nsid: u32) -> String {
     format!("capstan:{}/{nsid}", subnqn.as_str())
 }
 

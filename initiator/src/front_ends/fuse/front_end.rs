@@ -73,7 +73,7 @@ struct Stalled {
 }
 
 /// Serves a volume as the file of a FUSE mount. See the [module](super).
-pub struct FuseFrontEnd {
+pub(crate) struct FuseFrontEnd {
     device: Device,
     file_system: FileSystem,
     geometry: Geometry,
@@ -104,7 +104,7 @@ impl FuseFrontEnd {
     ///
     /// # Errors
     /// `pool` has less than a mebibyte.
-    pub fn new(
+    pub(crate) fn new(
         device: File,
         file_system: FileSystem,
         geometry: Geometry,
@@ -134,7 +134,7 @@ impl FuseFrontEnd {
     }
 
     /// Where it notes the writes that failed.
-    pub fn set_unwritten(&mut self, unwritten: SharedUnwritten) {
+    pub(crate) fn set_unwritten(&mut self, unwritten: SharedUnwritten) {
         self.unwritten = unwritten;
     }
 

@@ -7,11 +7,11 @@ use super::wire::{
 };
 
 /// Most bytes of a request's body that are looked at: the longest name and its end.
-pub const BODY_BYTES_MAX: usize = 264;
+pub(crate) const BODY_BYTES_MAX: usize = 264;
 
 /// A request. Nodes: 1 is the folder, 2 the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request<'a> {
+pub(crate) enum Request<'a> {
     /// The kernel introduces itself: major and minor version, bytes read ahead, flags.
     Init {
         /// Major version.
@@ -80,7 +80,7 @@ pub enum Request<'a> {
 impl<'a> Request<'a> {
     /// What `header` and the bytes behind it mean.
     #[must_use]
-    pub fn parse(header: &InHeader, body: &'a [u8]) -> Self {
+    pub(crate) fn parse(header: &InHeader, body: &'a [u8]) -> Self {
         Self::parse_body(Opcode(header.opcode), body).unwrap_or(Self::Malformed)
     }
 

@@ -17,41 +17,41 @@ use super::wire::{
 /// Most data of one option that is looked at, in bytes: the longest export name with its length,
 /// and as much again for what is asked of it: kinds of information, metadata contexts. Longer ones
 /// are refused.
-pub const OPTION_BYTES_MAX: u32 = 2 * (STRING_BYTES_MAX + 4);
+pub(crate) const OPTION_BYTES_MAX: u32 = 2 * (STRING_BYTES_MAX + 4);
 /// Options one connection may send: far more than any client needs, and an end to one that loops.
-pub const OPTIONS_MAX: u32 = 128;
+pub(crate) const OPTIONS_MAX: u32 = 128;
 
 /// What a connection is told about the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
+pub(crate) struct Export {
     /// Its name; the empty name means it, too.
-    pub name: String,
+    pub(crate) name: String,
     /// For people.
-    pub description: String,
+    pub(crate) description: String,
     /// Size in bytes.
-    pub size_bytes: u64,
+    pub(crate) size_bytes: u64,
     /// What it can do. [`TransmissionFlags::SEND_DF`] is added with structured replies.
-    pub flags: TransmissionFlags,
+    pub(crate) flags: TransmissionFlags,
     /// Offsets and lengths are multiples of this, in bytes; a power of two.
-    pub minimum_bytes: u32,
+    pub(crate) minimum_bytes: u32,
     /// What is fast, in bytes.
-    pub preferred_bytes: u32,
+    pub(crate) preferred_bytes: u32,
     /// Most data of one request, in bytes.
-    pub maximum_bytes: u32,
+    pub(crate) maximum_bytes: u32,
 }
 
 /// What client and server have agreed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Negotiated {
+pub(crate) struct Negotiated {
     /// Reads are answered by structured replies.
-    pub structured: bool,
+    pub(crate) structured: bool,
     /// Block status tells of `base:allocation`.
-    pub allocation: bool,
+    pub(crate) allocation: bool,
 }
 
 /// What comes after a call of [`Handshake::input`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// More bytes are needed.
     More,
     /// The transmission phase begins with the next byte.
@@ -73,7 +73,7 @@ enum State {
 
 /// The handshake of one connection.
 #[derive(Debug)]
-pub struct Handshake {
+pub(crate) struct Handshake {
     state: State,
     client: ClientFlags,
     negotiated: Negotiated,
@@ -82,7 +82,7 @@ pub struct Handshake {
 
 impl Handshake {
     /// Greets the client.
-    pub fn new(output: &mut Vec<u8>) -> Self {
+    pub(crate) fn new(output: &mut Vec<u8>) -> Self {
         let flags = HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES;
         let greeting = Greeting {
             init_magic: INIT_MAGIC.into(),
@@ -101,7 +101,12 @@ impl Handshake {
     /// Takes whole items from the start of `bytes` and appends the answers to `output`. Returns how
     /// many bytes were taken; the rest is to come again with more behind it. An item has at most
     /// 16 + [`OPTION_BYTES_MAX`] bytes.
-    pub fn input(&mut self, export: &Export, bytes: &[u8], output: &mut Vec<u8>) -> (usize, Step) {
+    pub(crate) fn input(
+        &mut self,
+        export: &Export,
+        bytes: &[u8],
+        output: &mut Vec<u8>,
+    ) -> (usize, Step) {
         let mut taken = 0;
         // Bounded: every round takes bytes or returns.
         loop {

@@ -1,22 +1,23 @@
 //! A volume for everything that speaks NBD, on a unix socket.
 //!
-//! [`handshake`], [`request`] and [`transmission`] are the protocol, without sockets; `front_end`
+//! `handshake`, `request` and `transmission` are the protocol, without sockets; `front_end`
 //! runs them on the driver's thread.
 
 mod connection;
 mod front_end;
-pub mod handshake;
+mod handshake;
 mod open;
 mod reply;
-pub mod request;
+mod request;
 mod scan;
 mod socket;
 #[cfg(test)]
 mod tests;
-pub mod transmission;
+mod transmission;
 mod uri;
-pub mod wire;
+mod wire;
 
 pub use front_end::NbdFrontEnd;
 pub use socket::{NbdSocket, SocketError};
 pub use uri::uri;
+pub use wire::STRING_BYTES_MAX;

@@ -9,13 +9,13 @@ use crate::front_ends::block::{Fault, Geometry};
 
 /// Most data of one I/O of the driver, in bytes: larger requests become several. One lease of
 /// registered memory holds it, and one is all a slow client keeps busy.
-pub const CHUNK_BYTES: u32 = 1 << 20;
+pub(crate) const CHUNK_BYTES: u32 = 1 << 20;
 /// Bytes of a request without its data.
-pub const HEADER_BYTES: usize = size_of::<RequestHeader>();
+pub(crate) const HEADER_BYTES: usize = size_of::<RequestHeader>();
 
 /// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub(crate) enum Command {
     /// Read.
     Read,
     /// Write the data that follows.
@@ -48,25 +48,25 @@ pub enum Command {
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// Comes back in the reply.
-    pub cookie: u64,
+    pub(crate) cookie: u64,
     /// What it wants; `None` is a command this server does not have.
-    pub command: Option<Command>,
+    pub(crate) command: Option<Command>,
     /// First LBA and count, if it has a range.
-    pub lbas: (u64, u32),
+    pub(crate) lbas: (u64, u32),
     /// Offset in bytes, as it came.
-    pub offset_bytes: u64,
+    pub(crate) offset_bytes: u64,
     /// Length in bytes, as it came.
-    pub len_bytes: u32,
+    pub(crate) len_bytes: u32,
     /// It is answered with this error, after the data that follows has been taken.
-    pub refused: Option<NbdError>,
+    pub(crate) refused: Option<NbdError>,
 }
 
 impl Request {
     /// Bytes of data behind the request.
     #[must_use]
-    pub fn payload_bytes(&self) -> u32 {
+    pub(crate) fn payload_bytes(&self) -> u32 {
         match self.command {
             Some(Command::Write { .. }) => self.len_bytes,
             _ => 0,
@@ -75,13 +75,13 @@ impl Request {
 
     /// I/Os of at most [`CHUNK_BYTES`] that move its data.
     #[must_use]
-    pub fn chunks(&self) -> u32 {
+    pub(crate) fn chunks(&self) -> u32 {
         self.len_bytes.div_ceil(CHUNK_BYTES)
     }
 
     /// Offset in the request, and length, of one of them; in bytes.
     #[must_use]
-    pub fn chunk(&self, index: u32) -> (u32, u32) {
+    pub(crate) fn chunk(&self, index: u32) -> (u32, u32) {
         let start = index.saturating_mul(CHUNK_BYTES).min(self.len_bytes);
         (start, (self.len_bytes - start).min(CHUNK_BYTES))
     }
@@ -89,7 +89,7 @@ impl Request {
     /// Parses the header at the start of `bytes`; `None` when it does not begin with the magic, and
     /// then nothing behind it can be understood either.
     #[must_use]
-    pub fn parse(bytes: &[u8; HEADER_BYTES], geometry: &Geometry) -> Option<Self> {
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES], geometry: &Geometry) -> Option<Self> {
         let header = RequestHeader::read_from_bytes(bytes).ok()?;
         if header.magic.get() != REQUEST_MAGIC {
             return None;

@@ -21,9 +21,9 @@ use crate::front_ends::block::{BlockQueue, Fault, Geometry};
 use crate::front_ends::lease::Place;
 
 /// Requests of one connection in progress or waiting to be sent.
-pub const REQUESTS_MAX: usize = 256;
+pub(crate) const REQUESTS_MAX: usize = 256;
 /// Registered memory one connection may hold, in bytes.
-pub const HELD_BYTES_MAX: u32 = 16 << 20;
+pub(crate) const HELD_BYTES_MAX: u32 = 16 << 20;
 /// Replies that wait to be sent, beyond which no request is taken. Each chunk is one: those of the
 /// requests in progress, and errors at once.
 const REPLIES_MAX: usize = 2 * REQUESTS_MAX;
@@ -49,7 +49,7 @@ enum Current {
 
 /// One connection in its transmission phase.
 #[derive(Debug)]
-pub struct Transmission {
+pub(crate) struct Transmission {
     geometry: Geometry,
     negotiated: Negotiated,
     open: Vec<Option<Open>>,
@@ -73,7 +73,7 @@ pub struct Transmission {
 impl Transmission {
     /// A transmission phase that begins.
     #[must_use]
-    pub fn new(geometry: Geometry, negotiated: Negotiated) -> Self {
+    pub(crate) fn new(geometry: Geometry, negotiated: Negotiated) -> Self {
         let slots = u16::try_from(REQUESTS_MAX).unwrap_or(u16::MAX);
         Self {
             geometry,
@@ -93,19 +93,19 @@ impl Transmission {
     }
 
     /// Sends the last replies of the handshake before anything else.
-    pub fn send_first(&mut self, bytes: Vec<u8>) {
+    pub(crate) fn send_first(&mut self, bytes: Vec<u8>) {
         self.first = bytes;
     }
 
     /// Why no more requests are taken, once it is so. The connection is to be closed when
     /// [`Transmission::is_idle`].
     #[must_use]
-    pub fn end(&self) -> Option<&'static str> {
+    pub(crate) fn end(&self) -> Option<&'static str> {
         self.end
     }
 
     /// Takes no more requests.
-    pub fn stop(&mut self, reason: &'static str) {
+    pub(crate) fn stop(&mut self, reason: &'static str) {
         self.end.get_or_insert(reason);
         while let Some(slot) = self.lookups.pop_front().or_else(|| self.scans.pop_front()) {
             self.give_up(slot);
@@ -132,7 +132,7 @@ impl Transmission {
     }
 
     /// Nothing can be sent any more, and no more requests are taken.
-    pub fn break_off(&mut self, reason: &'static str) {
+    pub(crate) fn break_off(&mut self, reason: &'static str) {
         self.broken = true;
         while let Some(outgoing) = self.output.pop_front() {
             self.drop_lease(outgoing.into_lease());
@@ -143,13 +143,13 @@ impl Transmission {
 
     /// Nothing is in progress, and nothing waits to be sent.
     #[must_use]
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.free.len() == self.open.len() && self.output.is_empty() && self.first.is_empty()
     }
 
     /// It waits for memory or a place in the queue.
     #[must_use]
-    pub fn is_blocked(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         match &self.current {
             Some(Current::Submit { .. }) => true,
             Some(Current::Receive { .. }) => !self.wants_input(),
@@ -159,7 +159,7 @@ impl Transmission {
 
     /// Bytes can be taken now.
     #[must_use]
-    pub fn wants_input(&self) -> bool {
+    pub(crate) fn wants_input(&self) -> bool {
         match &self.current {
             Some(Current::Receive { lease, filled, .. }) => lease
                 .as_ref()
@@ -183,7 +183,7 @@ impl Transmission {
 
     /// Takes bytes from the start of `bytes`, and returns how many. The rest is to come again,
     /// after a completion or with more behind it.
-    pub fn input(&mut self, bytes: &[u8], queue: &mut dyn BlockQueue) -> usize {
+    pub(crate) fn input(&mut self, bytes: &[u8], queue: &mut dyn BlockQueue) -> usize {
         let mut taken = 0;
         // Bounded: every round takes bytes or ends.
         loop {
@@ -218,7 +218,7 @@ impl Transmission {
     }
 
     /// Where the data that comes next belongs; `None` when what comes next is no data.
-    pub fn payload(&mut self) -> Option<Place<'_>> {
+    pub(crate) fn payload(&mut self) -> Option<Place<'_>> {
         let Some(Current::Receive {
             lease: Some(lease),
             filled,
@@ -236,7 +236,7 @@ impl Transmission {
     }
 
     /// `count` bytes were received into [`Transmission::payload`].
-    pub fn payload_received(&mut self, count: usize, queue: &mut dyn BlockQueue) {
+    pub(crate) fn payload_received(&mut self, count: usize, queue: &mut dyn BlockQueue) {
         if let Some(Current::Receive { filled, .. }) = &mut self.current {
             *filled += u32::try_from(count).unwrap_or(0);
         }
@@ -295,7 +295,7 @@ impl Transmission {
     }
 
     /// Submits what can be submitted. To be called after completions of any kind.
-    pub fn advance(&mut self, queue: &mut dyn BlockQueue) {
+    pub(crate) fn advance(&mut self, queue: &mut dyn BlockQueue) {
         while let Some(&slot) = self.flushes.front() {
             if !self.start(slot, Op::Flush, 0, None, queue) {
                 return;
@@ -478,7 +478,7 @@ impl Transmission {
     }
 
     /// What was asked with `token` is answered: `None` where that tells nothing.
-    pub fn looked_up(&mut self, token: u64, allocated: Option<&Allocated>) {
+    pub(crate) fn looked_up(&mut self, token: u64, allocated: Option<&Allocated>) {
         let (slot, _) = untoken(token);
         if let Some(open) = self.open_mut(slot) {
             open.in_flight -= 1;
@@ -503,7 +503,12 @@ impl Transmission {
     }
 
     /// An I/O submitted with `token` is finished.
-    pub fn completed(&mut self, token: u64, result: Result<(), IoError>, lease: Option<Buffer>) {
+    pub(crate) fn completed(
+        &mut self,
+        token: u64,
+        result: Result<(), IoError>,
+        lease: Option<Buffer>,
+    ) {
         let (slot, chunk) = untoken(token);
         self.finished(slot, chunk, result, lease);
     }

@@ -6,40 +6,40 @@ use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// `NBDMAGIC`, the first bytes the server sends.
-pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
+pub(crate) const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`, before every option and in the greeting of the newstyle handshake.
-pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+pub(crate) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// Before every reply to an option.
-pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+pub(crate) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// Before every request.
-pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+pub(crate) const REQUEST_MAGIC: u32 = 0x2560_9513;
 /// Before every simple reply.
-pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+pub(crate) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Before every chunk of a structured reply.
-pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+pub(crate) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// The longest string the protocol allows, in bytes ("Conventions").
 pub const STRING_BYTES_MAX: u32 = 4096;
 /// The largest request a client may send that has not asked for block sizes, in bytes
 /// ("Block size constraints").
-pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+pub(crate) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// The metadata context that says where zeroes are ("The `base:allocation` metadata context").
-pub const BASE_ALLOCATION: &str = "base:allocation";
+pub(crate) const BASE_ALLOCATION: &str = "base:allocation";
 /// Its number, on every connection.
-pub const BASE_ALLOCATION_ID: u32 = 1;
+pub(crate) const BASE_ALLOCATION_ID: u32 = 1;
 /// State of an extent in it: nothing is allocated there.
-pub const STATE_HOLE: u32 = 1 << 0;
+pub(crate) const STATE_HOLE: u32 = 1 << 0;
 /// State of an extent in it: everything there reads as zero.
-pub const STATE_ZERO: u32 = 1 << 1;
+pub(crate) const STATE_ZERO: u32 = 1 << 1;
 
 /// Bytes of the zeroes behind the reply to `NBD_OPT_EXPORT_NAME`.
-pub const EXPORT_NAME_ZEROES_BYTES: usize = 124;
+pub(crate) const EXPORT_NAME_ZEROES_BYTES: usize = 124;
 
 bitflags! {
     /// Handshake flags of the server.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct HandshakeFlags: u16 {
+    pub(crate) struct HandshakeFlags: u16 {
         /// More than one option is understood.
         const FIXED_NEWSTYLE = 1;
         /// The zeroes behind `NBD_OPT_EXPORT_NAME` can be left out.
@@ -50,7 +50,7 @@ bitflags! {
 bitflags! {
     /// Handshake flags of the client.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct ClientFlags: u32 {
+    pub(crate) struct ClientFlags: u32 {
         /// As [`HandshakeFlags::FIXED_NEWSTYLE`].
         const FIXED_NEWSTYLE = 1;
         /// As [`HandshakeFlags::NO_ZEROES`].
@@ -61,7 +61,7 @@ bitflags! {
 bitflags! {
     /// What the export can do.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct TransmissionFlags: u16 {
+    pub(crate) struct TransmissionFlags: u16 {
         /// Always set.
         const HAS_FLAGS = 1;
         /// Writes are refused.
@@ -84,7 +84,7 @@ bitflags! {
 bitflags! {
     /// Flags of a request.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct CommandFlags: u16 {
+    pub(crate) struct CommandFlags: u16 {
         /// Reply when the data is on stable storage.
         const FUA = 1;
         /// Zeroes must not become a hole.
@@ -100,10 +100,10 @@ macro_rules! numbers {
     ($(#[$doc:meta])* $name:ident($int:ty): $($(#[$vdoc:meta])* $variant:ident = $value:expr,)+) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub struct $name(pub $int);
+        pub(crate) struct $name(pub $int);
 
         impl $name {
-            $($(#[$vdoc])* pub const $variant: Self = Self($value);)+
+            $($(#[$vdoc])* pub(crate) const $variant: Self = Self($value);)+
         }
     };
 }
@@ -193,23 +193,19 @@ numbers! {
     BLOCK_STATUS = 5,
     /// An error of the whole request.
     ERROR = (1 << 15) + 1,
-    /// An error, and where.
-    ERROR_OFFSET = (1 << 15) + 2,
 }
 
 /// Bit of [`StructuredReply::flags`]: the last chunk of its reply.
-pub const CHUNK_DONE: u16 = 1;
+pub(crate) const CHUNK_DONE: u16 = 1;
 
 /// Error numbers of replies. They are Linux's, whatever the system ("Error values").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub enum NbdError {
+pub(crate) enum NbdError {
     /// Operation not permitted: the export is read-only.
     Eperm = 1,
     /// Input/output error.
     Eio = 5,
-    /// Out of memory.
-    Enomem = 12,
     /// Invalid argument.
     Einval = 22,
     /// No space left: a write past the end.
@@ -225,7 +221,7 @@ pub enum NbdError {
 impl NbdError {
     /// The number on the wire.
     #[must_use]
-    pub fn code(self) -> u32 {
+    pub(crate) fn code(self) -> u32 {
         self as u32
     }
 }
@@ -233,129 +229,129 @@ impl NbdError {
 /// What the server sends first.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct Greeting {
+pub(crate) struct Greeting {
     /// [`INIT_MAGIC`].
-    pub init_magic: U64,
+    pub(crate) init_magic: U64,
     /// [`OPTION_MAGIC`].
-    pub option_magic: U64,
+    pub(crate) option_magic: U64,
     /// [`HandshakeFlags`].
-    pub flags: U16,
+    pub(crate) flags: U16,
 }
 const _: () = assert!(size_of::<Greeting>() == 18);
 
 /// Before the data of an option.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct OptionHeader {
+pub(crate) struct OptionHeader {
     /// [`OPTION_MAGIC`].
-    pub magic: U64,
+    pub(crate) magic: U64,
     /// [`OptionCode`].
-    pub option: U32,
+    pub(crate) option: U32,
     /// Bytes of data that follow.
-    pub len_bytes: U32,
+    pub(crate) len_bytes: U32,
 }
 const _: () = assert!(size_of::<OptionHeader>() == 16);
 
 /// Before the data of a reply to an option.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct OptionReplyHeader {
+pub(crate) struct OptionReplyHeader {
     /// [`OPTION_REPLY_MAGIC`].
-    pub magic: U64,
+    pub(crate) magic: U64,
     /// The option that is answered.
-    pub option: U32,
+    pub(crate) option: U32,
     /// [`OptionReplyType`].
-    pub reply_type: U32,
+    pub(crate) reply_type: U32,
     /// Bytes of data that follow.
-    pub len_bytes: U32,
+    pub(crate) len_bytes: U32,
 }
 const _: () = assert!(size_of::<OptionReplyHeader>() == 20);
 
 /// Information [`InfoType::EXPORT`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct InfoExport {
+pub(crate) struct InfoExport {
     /// [`InfoType::EXPORT`].
-    pub info_type: U16,
+    pub(crate) info_type: U16,
     /// Size of the export in bytes.
-    pub size_bytes: U64,
+    pub(crate) size_bytes: U64,
     /// [`TransmissionFlags`].
-    pub flags: U16,
+    pub(crate) flags: U16,
 }
 const _: () = assert!(size_of::<InfoExport>() == 12);
 
 /// Information [`InfoType::BLOCK_SIZE`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct InfoBlockSize {
+pub(crate) struct InfoBlockSize {
     /// [`InfoType::BLOCK_SIZE`].
-    pub info_type: U16,
+    pub(crate) info_type: U16,
     /// Offsets and lengths are multiples of this, in bytes.
-    pub minimum_bytes: U32,
+    pub(crate) minimum_bytes: U32,
     /// What is fast, in bytes.
-    pub preferred_bytes: U32,
+    pub(crate) preferred_bytes: U32,
     /// Most data of one request, in bytes.
-    pub maximum_bytes: U32,
+    pub(crate) maximum_bytes: U32,
 }
 const _: () = assert!(size_of::<InfoBlockSize>() == 14);
 
 /// The reply to `NBD_OPT_EXPORT_NAME`, without the zeroes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct ExportNameReply {
+pub(crate) struct ExportNameReply {
     /// Size of the export in bytes.
-    pub size_bytes: U64,
+    pub(crate) size_bytes: U64,
     /// [`TransmissionFlags`].
-    pub flags: U16,
+    pub(crate) flags: U16,
 }
 const _: () = assert!(size_of::<ExportNameReply>() == 10);
 
 /// A request of the transmission phase.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct RequestHeader {
+pub(crate) struct RequestHeader {
     /// [`REQUEST_MAGIC`].
-    pub magic: U32,
+    pub(crate) magic: U32,
     /// [`CommandFlags`].
-    pub flags: U16,
+    pub(crate) flags: U16,
     /// [`CommandType`].
-    pub command: U16,
+    pub(crate) command: U16,
     /// Comes back in the reply.
-    pub cookie: U64,
+    pub(crate) cookie: U64,
     /// First byte.
-    pub offset_bytes: U64,
+    pub(crate) offset_bytes: U64,
     /// Bytes.
-    pub len_bytes: U32,
+    pub(crate) len_bytes: U32,
 }
 const _: () = assert!(size_of::<RequestHeader>() == 28);
 
 /// A simple reply; the data of a read follows.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct SimpleReply {
+pub(crate) struct SimpleReply {
     /// [`SIMPLE_REPLY_MAGIC`].
-    pub magic: U32,
+    pub(crate) magic: U32,
     /// Zero, or an [`NbdError`].
-    pub error: U32,
+    pub(crate) error: U32,
     /// Of the request.
-    pub cookie: U64,
+    pub(crate) cookie: U64,
 }
 const _: () = assert!(size_of::<SimpleReply>() == 16);
 
 /// A chunk of a structured reply, without its data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct StructuredReply {
+pub(crate) struct StructuredReply {
     /// [`STRUCTURED_REPLY_MAGIC`].
-    pub magic: U32,
+    pub(crate) magic: U32,
     /// [`CHUNK_DONE`].
-    pub flags: U16,
+    pub(crate) flags: U16,
     /// [`ChunkType`].
-    pub chunk_type: U16,
+    pub(crate) chunk_type: U16,
     /// Of the request.
-    pub cookie: U64,
+    pub(crate) cookie: U64,
     /// Bytes that follow.
-    pub len_bytes: U32,
+    pub(crate) len_bytes: U32,
 }
 const _: () = assert!(size_of::<StructuredReply>() == 20);
 
@@ -364,21 +360,21 @@ const _: () = assert!(size_of::<StructuredReply>() == 20);
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct Extent {
+pub(crate) struct Extent {
     /// Bytes.
-    pub len_bytes: U32,
+    pub(crate) len_bytes: U32,
     /// State.
-    pub state: U32,
+    pub(crate) state: U32,
 }
 const _: () = assert!(size_of::<Extent>() == 8);
 
 /// The start of an [`ChunkType::ERROR`] chunk; no message is sent.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct ErrorChunk {
+pub(crate) struct ErrorChunk {
     /// [`NbdError`].
-    pub error: U32,
+    pub(crate) error: U32,
     /// Bytes of the message.
-    pub message_len_bytes: U16,
+    pub(crate) message_len_bytes: U16,
 }
 const _: () = assert!(size_of::<ErrorChunk>() == 6);

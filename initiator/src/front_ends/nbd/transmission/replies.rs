@@ -99,7 +99,7 @@ impl Transmission {
 
     /// Fills `parts` with what is to be sent, and returns how many it filled.
     #[must_use]
-    pub fn output<'a>(&'a self, parts: &mut [Part<'a>]) -> usize {
+    pub(crate) fn output<'a>(&'a self, parts: &mut [Part<'a>]) -> usize {
         let first = std::iter::once(Part::Bytes(&self.first));
         let all = first.chain(self.output.iter().flat_map(Outgoing::parts));
         let mut count = 0;
@@ -111,7 +111,7 @@ impl Transmission {
     }
 
     /// `count` bytes of the output were sent.
-    pub fn sent(&mut self, mut count: usize) {
+    pub(crate) fn sent(&mut self, mut count: usize) {
         let of_first = count.min(self.first.len());
         self.first.drain(..of_first);
         count -= of_first;
