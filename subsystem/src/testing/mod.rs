@@ -60,6 +60,8 @@ pub struct Bench {
     pub target: Target,
     /// The clock.
     pub now_us: u64,
+    /// Where connections come to.
+    pub local: SocketAddr,
     /// Where connections come from.
     pub peer: SocketAddr,
     /// I/O queues by connection.
@@ -215,6 +217,7 @@ impl Bench {
         Self {
             target,
             now_us: 0,
+            local: address("10.0.0.5:4420"),
             peer: address("10.0.0.9:50000"),
             queues: BTreeMap::new(),
             completions: Vec::new(),
@@ -342,7 +345,7 @@ impl Bench {
         let request = ConnectRequest {
             conn,
             port: PORT,
-            local: address("10.0.0.5:4420"),
+            local: self.local,
             peer: self.peer,
             sizes: QueueSizes {
                 cntlid: parameters.cntlid,
@@ -370,8 +373,22 @@ impl Bench {
     ) -> Result<Association, RefuseReason> {
         // Host n has Host Identifier nn…n.
         let number = hostnqn.as_str().bytes().last().unwrap_or(b'0') & 0xF;
+        self.associate_as(hostnqn, HostId([number; 16]), subnqn, kato_ms)
+    }
+
+    /// Connects the Admin queue of a host with another Host Identifier.
+    ///
+    /// # Errors
+    /// Why it was refused.
+    pub fn associate_as(
+        &mut self,
+        hostnqn: Nqn,
+        hostid: HostId,
+        subnqn: Nqn,
+        kato_ms: u32,
+    ) -> Result<Association, RefuseReason> {
         let parameters = ConnectParameters {
-            hostid: HostId([number; 16]),
+            hostid,
             cntlid: CNTLID_DYNAMIC,
             subnqn,
             hostnqn,

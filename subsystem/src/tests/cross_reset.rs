@@ -1,5 +1,6 @@
 //! Cross-Controller Reset: who may be reset by whom, and when it is told to be over.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::async_event::AsyncEvent;
@@ -7,18 +8,19 @@ use capstan_nvme_proto::command::{
     AdminCommand, CrossControllerReset, GetLogPage, Identify, SetFeatures,
 };
 use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::fabrics::CNTLID_MAX;
 use capstan_nvme_proto::features::{AsyncEventConfiguration, FeatureId};
 use capstan_nvme_proto::identify::{Cns, IdentifyController};
 use capstan_nvme_proto::log::{
     CrossControllerResetEntry, CrossControllerResetFlags, CrossControllerResetLogHeader,
     CrossControllerResetStatus, LSP_REMOVE_COMPLETED, LogPageId,
 };
-use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::property::Cc;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
 
-use crate::testing::{Association, Bench, host, subnqn, subsystem_config};
+use crate::testing::{Association, Bench, address, host, subnqn, subsystem_config};
 use crate::{DisconnectReason, SubsystemConfig, TargetConfig};
 
 const DISABLED: Cc = Cc {
@@ -175,11 +177,17 @@ fn a_controller_that_has_ended_is_reset_when_its_commands_are_over() {
     bench.disconnects.clear();
     assert!(!is_immediate(&reset(&mut bench, &new, target)));
     assert!(bench.disconnects.is_empty(), "there is nothing to end");
-    // Its CNTLID is not used again: the next controllers have others.
-    let cntlids: Vec<u16> = (0..3)
-        .map(|_| bench.associate(host(2), subnqn(), 0).unwrap().cntlid)
-        .collect();
-    assert!(!cntlids.contains(&old.cntlid));
+    // Its CNTLID is not used again, however many controllers come and go.
+    let mut given = 0;
+    let mut cntlids = BTreeSet::from([old.cntlid, new.cntlid]);
+    while cntlids.len() < usize::from(CNTLID_MAX) {
+        let next = bench.associate(host(2), subnqn(), 0).unwrap();
+        assert!(cntlids.insert(next.cntlid), "CNTLID {}", next.cntlid);
+        bench.disconnect(next.conn);
+        given += 1;
+    }
+    let again = bench.associate(host(2), subnqn(), 0).unwrap();
+    assert_eq!((given, again.cntlid), (CNTLID_MAX - 2, new.cntlid + 1));
     bench.disconnect(conn);
     let entries = log(&mut bench, &new, 0);
     assert_eq!(statuses(&entries), [CrossControllerResetStatus::SUCCESSFUL]);
@@ -211,11 +219,22 @@ fn an_instance_that_was_reset_is_not_the_one_that_came_after_it() {
 fn nobody_resets_itself_or_another_host() {
     let mut bench = Bench::new();
     let own = bench.ready();
-    let other = bench.associate(host(2), subnqn(), 0).unwrap();
-    bench.enable(&other);
-    for target in [reset_of(&mut bench, &own), reset_of(&mut bench, &other)] {
+    // Both the Host NQN and the Host Identifier have to be the same.
+    let hostid = own.parameters.hostid;
+    let others = [
+        (host(2), HostId([2; 16])),
+        (host(1), HostId([2; 16])),
+        (host(2), hostid),
+    ];
+    let mut targets = Vec::from([reset_of(&mut bench, &own)]);
+    for (hostnqn, hostid) in others {
+        let other = bench.associate_as(hostnqn, hostid, subnqn(), 0).unwrap();
+        bench.enable(&other);
+        targets.push(reset_of(&mut bench, &other));
+    }
+    for target in targets {
         let status = reset(&mut bench, &own, target).status();
-        assert_eq!(status.code(), Status::INVALID_FIELD);
+        assert_eq!(status.code(), Status::INVALID_FIELD, "{target:?}");
         assert!(status.is_dnr());
     }
     assert!(bench.disconnects.is_empty());
@@ -281,7 +300,20 @@ fn an_older_association_from_the_same_address_ends_where_the_operator_wants_it()
         bench.target.add_subsystem(config).unwrap();
         let old = bench.ready();
         let conn = bench.io_queue(&old, 1).unwrap();
-        let other = bench.associate(host(2), subnqn(), 0).unwrap();
+        // Each of these differs in one thing, and is none of it.
+        let hostid = old.parameters.hostid;
+        let other_id = HostId([7; 16]);
+        let other_nqn = bench.associate_as(host(2), hostid, subnqn(), 0).unwrap();
+        let other_id = bench.associate_as(host(1), other_id, subnqn(), 0).unwrap();
+        let (local, peer) = (bench.local, bench.peer);
+        bench.peer = address("10.0.0.8:50000");
+        let other_peer = bench.associate(host(1), subnqn(), 0).unwrap();
+        (bench.peer, bench.local) = (peer, address("10.0.0.6:4420"));
+        let other_local = bench.associate(host(1), subnqn(), 0).unwrap();
+        bench.local = local;
+        assert_eq!(bench.disconnects, []);
+        // Another port of the host is another connection of the same address.
+        bench.peer = address("10.0.0.9:50001");
         let new = bench.associate(host(1), subnqn(), 0).unwrap();
         let why = DisconnectReason::Replaced {
             cntlid: new.cntlid,
@@ -296,7 +328,8 @@ fn an_older_association_from_the_same_address_ends_where_the_operator_wants_it()
         assert_eq!(ended, [(old.conn, why), (conn, why)]);
         bench.disconnect(conn);
         bench.disconnect(old.conn);
-        bench.enable(&new);
-        bench.enable(&other);
+        for association in [new, other_nqn, other_id, other_peer, other_local] {
+            bench.enable(&association);
+        }
     }
 }

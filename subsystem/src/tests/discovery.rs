@@ -16,7 +16,7 @@ use capstan_nvme_proto::status::Status;
 
 use crate::bounds::{DISCOVERY_CONTROLLERS_MAX, DISCOVERY_KATO_MS};
 use crate::testing::{Association, Bench, PORT, address, host, nqn, subnqn, subsystem_config};
-use crate::{DisconnectReason, HostPolicy, PortConfig, PortId, SubsystemConfig};
+use crate::{DisconnectReason, HostPolicy, PortConfig, PortId, SubsystemConfig, TargetConfig};
 
 fn discover(bench: &mut Bench, number: u8) -> Association {
     let association = bench.associate(host(number), Nqn::discovery(), 0).unwrap();
@@ -191,7 +191,10 @@ fn a_discovery_controller_is_no_io_controller() {
 
 #[test]
 fn discovery_controllers_are_few_and_take_no_place_of_others() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::with(TargetConfig {
+        controllers: 2,
+        ..TargetConfig::default()
+    });
     bench.peer = address("10.0.0.1:1000");
     let alone = discover(&mut bench, 1);
     bench.peer = address("10.0.0.2:1000");
@@ -211,9 +214,13 @@ fn discovery_controllers_are_few_and_take_no_place_of_others() {
         .collect();
     assert_eq!(bench.disconnects, expected);
     bench.close();
-    // It is still there, and a host with an I/O controller comes in as before.
+    // It is still there, and as many hosts as there may be come in as before.
     assert!(!records(&mut bench, &alone).is_empty());
     bench.ready();
+    let last = bench.associate(host(2), subnqn(), 0).unwrap();
+    bench.enable(&last);
+    let one_more = bench.associate(host(2), subnqn(), 0).unwrap_err();
+    assert_eq!(one_more.status(), Status::CONNECT_CONTROLLER_BUSY);
 }
 
 #[test]

@@ -4,13 +4,16 @@
 use alloc::vec::Vec;
 
 use capstan_nvme_proto::command::{IoCommand as WireCommand, LbaRange, Protection, Write};
+use capstan_nvme_proto::nqn::HostId;
 use capstan_nvme_proto::property::{Cc, ShutdownNotification};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 
 use crate::bounds::{FENCE_TOLD_US, FENCE_US_MAX};
-use crate::testing::{Association, Bench, buffer, host, subnqn};
-use crate::{CapsuleData, ConnId, DisconnectReason, IoStep, Permit, RefuseReason};
+use crate::testing::{Association, Bench, buffer, host, nqn, subnqn, subsystem_config};
+use crate::{
+    CapsuleData, ConnId, DisconnectReason, IoStep, Permit, RefuseReason, SubsystemConfig,
+};
 
 fn write(cid: u16) -> Sqe {
     let command = WireCommand::Write(Write {
@@ -150,6 +153,32 @@ fn other_hosts_and_discovery_controllers_neither_wait_nor_are_waited_for() {
     let discovery = capstan_nvme_proto::nqn::Nqn::discovery();
     let discovery = bench.associate(host(1), discovery, 0).unwrap();
     bench.enable(&discovery);
+}
+
+/// A host is known by its Host Identifier, whatever it calls itself.
+#[test]
+fn the_host_identifier_and_the_subsystem_say_what_is_waited_for() {
+    let mut bench = Bench::new();
+    let other_subsystem = nqn("nqn.2024-01.org.example:other");
+    let config = SubsystemConfig {
+        nqn: other_subsystem.clone(),
+        ..subsystem_config()
+    };
+    bench.target.add_subsystem(config).unwrap();
+    let (old, conn) = with_queue(&mut bench);
+    let permit = begin_write(&mut bench, conn, 1);
+    let hostid = old.parameters.hostid;
+    for (hostnqn, hostid, subnqn, waits) in [
+        (host(2), hostid, subnqn(), true),
+        (host(1), HostId([7; 16]), subnqn(), false),
+        (host(1), hostid, other_subsystem, false),
+    ] {
+        let new = bench.associate_as(hostnqn, hostid, subnqn, 0).unwrap();
+        let cqe = bench.set_cc(&new, Cc::ENABLE_NVM);
+        assert!(cqe.status().is_success());
+        assert_eq!(bench.csts(&new).rdy, !waits, "{:?}", new.parameters);
+    }
+    end_write(&mut bench, permit);
 }
 
 #[test]
