@@ -90,6 +90,22 @@ impl MediumId {
             .reduce(|a, b| a && b)
     }
 
+    /// Whether one of two has the bytes of the other, as a disk has those of its partitions: they
+    /// are the same, or parts of the same of which one is in the other. A part that begins behind
+    /// the start of another is taken to be in it.
+    #[must_use]
+    pub fn shares_bytes(&self, other: &Self) -> bool {
+        let whole_of = |id: &Self| {
+            let mut id = id.clone();
+            id.0.remove(PART);
+            id
+        };
+        let parts = [self, other].map(|id| id.0.get(PART).map_or(WHOLE, String::as_str));
+        let [one, another] = parts.map(|part| if part == WHOLE { "" } else { part });
+        let is_in = one.starts_with(another) || another.starts_with(one);
+        is_in && whole_of(self).is_same(&whole_of(other)) == Some(true)
+    }
+
     /// Whether anything but its path tells it from others.
     #[must_use]
     pub fn is_known(&self) -> bool {
@@ -449,6 +465,19 @@ mod tests {
                 "kind device",
             ]
         );
+        // The whole has the bytes of each part, and no part those of another.
+        let [sda, sda1, sda2] = [&ids[1], &ids[2], &ids[3]];
+        for (one, other, shares) in [
+            (sda, sda1, true),
+            (sda1, sda1, true),
+            (sda1, sda2, false),
+            (sda, &ids[0], false),
+            (&ids[8], &ids[9], true),
+            (&ids[5], &ids[7], false),
+        ] {
+            assert_eq!(one.shares_bytes(other), shares, "{one} and {other}");
+            assert_eq!(other.shares_bytes(one), shares, "{other} and {one}");
+        }
         // A loop device is its file, from its beginning or not.
         let file = MediumId::at(&image).unwrap();
         assert_eq!(file.is_same(&ids[8]), Some(true));

@@ -94,7 +94,8 @@ impl All {
 }
 
 impl Found {
-    /// Whether it is of the medium that is at `path`.
+    /// Whether it is of the medium that is at `path`, or of one that has bytes of it: a file, and a
+    /// loop device on a part of it.
     pub(super) fn is_of(&self, path: &Path, medium: &MediumId) -> bool {
         let has_name = || {
             names(path, medium)
@@ -103,7 +104,10 @@ impl Found {
         };
         match is_twin(&self.note.path, path, medium) {
             true => false,
-            false => self.note.is_of(path, Some(medium)) || has_name(),
+            false => {
+                let noted = MediumId::from(self.note.medium.clone());
+                self.note.is_of(path, Some(medium)) || has_name() || medium.shares_bytes(&noted)
+            }
         }
     }
 }
