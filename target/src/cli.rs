@@ -39,6 +39,13 @@ pub enum Command {
         #[arg(value_name = "PATH", required = true)]
         paths: Vec<PathBuf>,
     },
+    /// Open files and devices that may not answer, for `check` and `doctor`.
+    #[command(hide = true)]
+    Open {
+        /// What is to be opened.
+        #[arg(value_name = "PATH", required = true)]
+        paths: Vec<PathBuf>,
+    },
 }
 
 /// `serve`: from a configuration file, or one export given here.

@@ -79,6 +79,16 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
     checks
 }
 
+/// Of files and devices that do not answer, a line each, which says what mends it.
+#[must_use]
+pub fn of_silent(lines: Vec<String>) -> Vec<Check> {
+    let checks = lines.into_iter().map(|line| Check {
+        verdict: Verdict::Error,
+        ..Check::ok("media", line)
+    });
+    checks.collect()
+}
+
 /// What a start would say of the tables in the state folder, where it would not go on.
 fn tables(config: Option<&Config>) -> Vec<Check> {
     let errors = match config {

@@ -6,6 +6,7 @@
 //! I/O command takes.
 
 mod allocation;
+pub mod answers;
 pub mod cli;
 mod control_plane;
 pub mod doctor;

@@ -9,7 +9,7 @@ use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
 use capstan_target::signals::Held;
-use capstan_target::{doctor, identities, lba_size, log, lost, room, serve, state};
+use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, state};
 use clap::Parser as _;
 use clap::error::ErrorKind;
 
@@ -60,6 +60,10 @@ fn run_command(command: Command, held: Held) -> anyhow::Result<()> {
         Command::ClearLostWrites { paths } => {
             drop(held);
             clear_lost_writes(&paths)
+        }
+        Command::Open { paths } => {
+            drop(held);
+            Ok(answers::open(&paths)?)
         }
     }
 }
@@ -132,9 +136,11 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
 
 #[expect(clippy::print_stdout, reason = "the answer of `check` is its output")]
 fn check(file: &Path) -> anyhow::Result<()> {
-    let config = Config::from_file(file)?;
+    let mut config = Config::from_file(file)?;
     raise_limits();
     let (mut warnings, mut errors) = (Vec::new(), Vec::new());
+    let silent = answers::take_out_silent(&mut config);
+    errors.extend(silent.into_iter().map(anyhow::Error::msg));
     match room::check(&config, std::convert::identity) {
         Ok(found) => warnings = found,
         Err(error) => errors.push(error),
@@ -182,8 +188,14 @@ fn examine(options: &Doctor) -> anyhow::Result<()> {
     let source = &options.source;
     let is_given = source.config.is_some() || source.export.is_some();
     raise_limits();
-    let config = is_given.then(|| config(source).map_err(|error| format!("{error:#}")));
-    let checks = doctor::checks(&Machine::here(), config.as_ref().map(Result::as_ref));
+    let mut config = is_given.then(|| config(source).map_err(|error| format!("{error:#}")));
+    let silent = match &mut config {
+        Some(Ok(config)) => answers::take_out_silent(config),
+        Some(Err(_)) | None => Vec::new(),
+    };
+    let config = config.as_ref().map(Result::as_ref);
+    let mut checks = doctor::checks(&Machine::here(), config);
+    checks.extend(doctor::of_silent(silent));
     match options.output {
         Output::Normal => println!("{}", capstan_doctor::text(&checks)),
         Output::Json => println!("{:#}", capstan_doctor::json(&checks)),

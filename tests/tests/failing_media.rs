@@ -4,6 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use capstan_nvme_proto::status::Status;
 use capstan_tests::disks::{Loop, Thin, Unanswered, own_mounts};
 use capstan_tests::host::options;
 use capstan_tests::lossy::critical_warning;
-use capstan_tests::program::{Daemon, has_disks, own_address, signal, tool, utf8};
+use capstan_tests::program::{Daemon, has_disks, own_address, program, signal, tool, utf8};
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
@@ -102,6 +103,56 @@ fn root_a_file_system_that_does_not_answer_holds_up_the_watching_of_its_own_volu
         start.elapsed()
     );
     drop(unanswered);
+}
+
+/// They are what one turns to in this state.
+#[test]
+fn root_check_and_doctor_name_what_does_not_answer() {
+    if !has_disks("root_check_and_doctor_name_what_does_not_answer", &[]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let remote = folder.path().join("remote");
+    fs::create_dir(&remote).unwrap();
+    let images = [remote.join("1"), folder.path().join("2"), remote.join("3")];
+    let mut toml = format!(
+        "[[listener]]\naddress = \"127.0.0.1\"\nport = 0\nprovider = \"iwarp\"\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n"
+    );
+    for image in &images {
+        File::create(image).unwrap().set_len(MIB).unwrap();
+        toml += &format!("[[subsystem.namespace]]\npath = \"{}\"\n", image.display());
+    }
+    let config = folder.path().join("target.toml");
+    fs::write(&config, toml).unwrap();
+    let asked = |command| {
+        Command::new(program("capstan-target"))
+            .args([command, "--config", utf8(&config)])
+            .output()
+            .unwrap()
+    };
+    let words = |output: &Output| {
+        let both = [&output.stdout[..], &output.stderr[..]].concat();
+        String::from_utf8(both).unwrap()
+    };
+    let unanswered = Unanswered::over(&remote);
+    for command in ["check", "doctor"] {
+        let output = asked(command);
+        assert_eq!(output.status.code(), Some(1), "{command}");
+        let words = words(&output);
+        for (image, seconds) in [(&images[0], 5), (&images[2], 1)] {
+            let line = format!(
+                "{} does not answer: it was not opened within {seconds} s",
+                image.display()
+            );
+            assert!(words.contains(&line), "{command}: {words}");
+        }
+        let other = format!("{} does not answer", images[1].display());
+        assert!(!words.contains(&other), "{command}: {words}");
+    }
+    drop(unanswered);
+    let output = asked("check");
+    assert!(output.status.success(), "{}", words(&output));
 }
 
 /// A target of a loop device, and its file below.
