@@ -316,10 +316,12 @@ struct Thin {
     folder: Folder,
     device: Option<LoopDevice>,
     store: Store,
+    lba_bytes: u32,
 }
 
 impl Thin {
-    fn new() -> Self {
+    /// `sector_bytes` of the device, `lba_bytes` of the volume.
+    fn new(sector_bytes: u32, lba_bytes: u32, direct: DirectIo) -> Self {
         own_mounts();
         let folder = Folder::new();
         let [below, at] = ["below", "at"].map(|name| folder.path().join(name));
@@ -333,6 +335,8 @@ impl Thin {
         let options = [
             "-q",
             "-F",
+            "-b",
+            "4096",
             "-O",
             "^has_journal",
             "-E",
@@ -342,21 +346,30 @@ impl Thin {
         ];
         let options = [&options[..], &[image.to_str().unwrap()]].concat();
         run("mkfs.ext4", &options).unwrap();
-        let device = LoopDevice::new(&image, 512);
+        let device = LoopDevice::new(&image, sector_bytes);
         let device_path = device.path().to_str().unwrap();
         run("mount", &[device_path, at.to_str().unwrap()]).unwrap();
         let path = folder.file("at/volume", 32 << 20);
-        let store = spec(&path, 4096, DirectIo::Off).prepare().unwrap();
+        let store = spec(&path, lba_bytes, direct).prepare().unwrap();
         let device = Some(device);
         Self {
             folder,
             device,
             store,
+            lba_bytes,
         }
     }
 
     fn driver(&self) -> Driver {
         Driver::of(&self.store, &EngineConfig::default(), true)
+    }
+
+    /// Writes 30 MiB, all of which are told to be done.
+    fn write_too_much(&self, driver: &mut Driver) {
+        let mib = 1 << 20;
+        for lba in (0..30 * mib / self.lba_bytes).step_by((mib / self.lba_bytes) as usize) {
+            driver.write(lba.into(), &vec![1; mib as usize]);
+        }
     }
 
     fn end(mut self) {
@@ -369,18 +382,20 @@ impl Thin {
     }
 }
 
-/// Writes 30 MiB, all of which are told to be done.
-fn write_too_much(driver: &mut Driver) {
-    for lba in (0..30 * 256).step_by(256) {
-        driver.write(lba, &vec![1; 1 << 20]);
-    }
-}
-
 #[test]
 fn root_what_was_lost_fails_every_flush_of_every_reactor_until_it_is_opened_anew() {
-    let thin = Thin::new();
+    fails_every_flush(Thin::new(512, 4096, DirectIo::Off));
+}
+
+/// LBAs that are too small for O_DIRECT of this device go through the page cache as well.
+#[test]
+fn root_what_was_lost_without_o_direct_fails_every_flush_though_nobody_asked_for_the_page_cache() {
+    fails_every_flush(Thin::new(4096, 512, DirectIo::Auto));
+}
+
+fn fails_every_flush(thin: Thin) {
     let [mut writer, other] = [thin.driver(), thin.driver()];
-    write_too_much(&mut writer);
+    thin.write_too_much(&mut writer);
     // The kernel tells of it once, and the first to ask has written nothing.
     let mut drivers = [other, writer];
     for turn in 0..4 {
@@ -401,9 +416,9 @@ fn root_what_was_lost_fails_every_flush_of_every_reactor_until_it_is_opened_anew
 
 #[test]
 fn root_flushes_that_run_together_fail_together() {
-    let thin = Thin::new();
+    let thin = Thin::new(512, 4096, DirectIo::Off);
     let [mut writer, mut other] = [thin.driver(), thin.driver()];
-    write_too_much(&mut writer);
+    thin.write_too_much(&mut writer);
     for token in 0..8 {
         writer.submit(token, Op::Flush, None);
         other.submit(token, Op::Flush, None);

@@ -16,7 +16,7 @@ use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
 /// How long the medium stands still behind the death of its target.
-const SLOW: Duration = Duration::from_secs(3);
+const SLOW: Duration = Duration::from_secs(9);
 /// How long a target may take to end that serves nobody.
 const SOON: Duration = Duration::from_secs(2);
 const LBA: usize = 4096;

@@ -205,6 +205,27 @@ fn a_host_that_stands_still_is_not_waited_for_long() {
     }
 }
 
+/// What is waited for is logged, with the commands and where they are.
+#[test]
+fn the_log_says_what_a_new_association_waits_for() {
+    for scene in &SCENES[..2] {
+        let at = own_address();
+        let daemon = Daemon::start("ram:64MiB", 4096, at);
+        let mut old = WireHost::connect_through(scene.wire(), at, connect_data(1));
+        let data = [1; 64 * LBA_BYTES];
+        old.send(Queue::Io, write(LARGE), Data::Pulled(&data));
+        let mut new = WireHost::associate(scene.wire(), at, connect_data(1));
+        assert_not_ready(&mut new);
+        daemon.wait_for_log(&[
+            "WARN",
+            "a new association of this host waits for what this connection has not finished",
+            "commands=1 pulling=1 storage=0 namespaces={1: 1}",
+        ]);
+        drop((old, new));
+        assert!(daemon.stop().success());
+    }
+}
+
 /// The target is stopped, as in a virtual machine that is moved, and has not read a write when it
 /// goes on: the data of it is pulled then.
 #[test]

@@ -18,8 +18,18 @@ fn connect(at: SocketAddr) -> Controller {
 /// A host that goes on over zeroes would take them for its data.
 #[test]
 fn memory_that_did_not_survive_is_another_namespace() {
+    is_another_namespace("ram:16MiB");
+}
+
+/// It has nothing to lose, but is memory of a process like the other.
+#[test]
+fn a_null_namespace_of_another_process_is_another_namespace() {
+    is_another_namespace("null:16MiB");
+}
+
+fn is_another_namespace(export: &str) {
     let at = own_address();
-    let daemon = Daemon::start("ram:16MiB", 4096, at);
+    let daemon = Daemon::start(export, 4096, at);
     let mut options = options(at, 1);
     options.reconnect_delay = Duration::from_millis(200);
     let controller = Controller::connect(options).expect("connects");
@@ -29,7 +39,7 @@ fn memory_that_did_not_survive_is_another_namespace() {
         .blocking();
     volume.write(0, &[1; 4096]).expect("writes");
     daemon.kill();
-    let _daemon = Daemon::start("ram:16MiB", 4096, at);
+    let _daemon = Daemon::start(export, 4096, at);
     let read = volume.read(0, &mut [0; 4096]);
     let write = volume.write(4096, &[2; 4096]);
     for result in [read, write] {

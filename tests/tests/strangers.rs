@@ -515,11 +515,14 @@ fn every_stage_of_a_connect_has_its_time() {
                 *end = Some(start.elapsed());
             }
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "{ended:?}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{ended:?}");
         thread::sleep(REST);
     }
+    // Three seconds each.
     for end in ended.into_iter().flatten() {
-        assert!(end > Duration::from_secs(2), "{ended:?}");
+        assert!(end > Duration::from_millis(2_900), "{ended:?}");
+        let late = Duration::from_millis(3_000 + 1_000 * u64::from(tolerance()));
+        assert!(end < late, "{ended:?}");
     }
     for why in [
         "no Connect in time",

@@ -11,9 +11,7 @@ use capstan_nvme_proto::status::Status;
 
 use crate::bounds::{FENCE_TOLD_US, FENCE_US_MAX};
 use crate::testing::{Association, Bench, buffer, host, nqn, subnqn, subsystem_config};
-use crate::{
-    CapsuleData, ConnId, DisconnectReason, IoStep, Permit, RefuseReason, SubsystemConfig,
-};
+use crate::{CapsuleData, ConnId, DisconnectReason, IoStep, Permit, RefuseReason, SubsystemConfig};
 
 fn write(cid: u16) -> Sqe {
     let command = WireCommand::Write(Write {

@@ -242,26 +242,35 @@ fn a_command_that_was_sent_as_it_is_is_never_sent_again() {
     let mut world = world_of(resets, 5000, ReplayWrites::Fenced);
     world.peer.controller.reset_manner = ResetManner::Goes(CrossControllerResetStatus::IN_PROGRESS);
     world.peer.manner = Manner::Silent;
-    for (token, opcode) in [(1, 0x01), (2, 0x00)] {
-        let sqe = Sqe::new(opcode, 0, 1);
+    let changing = [
+        (0x01, "Write"),
+        (0x0D, "Reservation Register"),
+        (0x11, "Reservation Acquire"),
+        (0x15, "Reservation Release"),
+        (0x19, "Copy"),
+    ];
+    let opcodes = changing.iter().map(|(opcode, _)| *opcode).chain([0x00]);
+    for (token, opcode) in (1..).zip(opcodes) {
+        let mut sqe = Sqe::new(opcode, 0, 1);
+        // Reservation Type 1, in the commands that have one.
+        sqe.cdw10 = 0x0100.into();
         let now_us = world.now_us();
         world
             .engine
             .submit_passthru(token, sqe, &CommandData::None, now_us)
             .unwrap();
     }
-    world.until(|world| world.peer.commands.len() == 2);
+    world.until(|world| world.peer.commands.len() == changing.len() + 1);
     world.lose();
     world.pass(1_000_000);
     assert!(world.peer.commands.is_empty());
     let told = |start: &str| world.events.iter().any(|event| event.starts_with(start));
+    for (token, (_, name)) in (1..).zip(changing) {
+        let words = format!("done {token}: {name} has an unknown outcome");
+        assert!(told(&words), "{words}: {:?}", world.events);
+    }
     assert!(
-        told("done 1: Write has an unknown outcome"),
-        "{:?}",
-        world.events
-    );
-    assert!(
-        told("done 2: the association was lost"),
+        told("done 6: the association was lost"),
         "{:?}",
         world.events
     );
