@@ -55,6 +55,7 @@ impl Attach {
                 Vec::new()
             }
         };
+        interrupts.leave_to_the_kernel()?;
         if self.output.is_json() {
             let mut told = serde_json::to_value(&record)?;
             told["partitions"] = partitions.iter().map(partition_json).collect();

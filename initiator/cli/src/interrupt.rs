@@ -21,6 +21,9 @@ use super::output;
 /// with the rest it does, less than two seconds.
 pub(super) const PATIENCE: Duration = Duration::from_millis(1200);
 
+/// How long a command that was asked to end may take to print what it has: see [`PATIENCE`].
+const PRINTING: Duration = Duration::from_millis(500);
+
 /// A command was ended by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Interrupted(pub(super) Signal);
@@ -64,6 +67,32 @@ impl Interrupts {
     pub(super) fn wait(&self, patience: Duration) -> Result<Option<Interrupted>> {
         wait_for(&[self.as_fd()], Some(patience))?;
         Ok(self.next())
+    }
+
+    /// What is left is to print what was done, to a reader who may take no more: a signal ends the
+    /// process where it is.
+    ///
+    /// # Errors
+    /// The kernel refuses, which it does not for these signals.
+    pub(super) fn leave_to_the_kernel(&self) -> Result<()> {
+        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        signals.thread_unblock().context("unblocking signals")
+    }
+
+    /// The same when `came` has come: so the process ends soon in any case.
+    ///
+    /// # Errors
+    /// There is no thread that waits so long.
+    pub(super) fn end_the_process_soon(self, came: Interrupted) -> Result<()> {
+        let wait = move || {
+            let _ = self.wait(PRINTING);
+            process::exit(came.exit_status().into());
+        };
+        thread::Builder::new()
+            .name("capstan-signals".to_owned())
+            .spawn(wait)
+            .context("starting a thread")?;
+        Ok(())
     }
 
     /// Has a signal end the process where it is, as the kernel would, once what `state` says is

@@ -64,7 +64,11 @@ impl Mount {
         let interrupts = Interrupts::take()?;
         let point = resolved(&self.mount_point).context("the mount point")?;
         let (dir, record) = self.volume.attach(Some(&point), &interrupts)?;
-        match self.mount(&record, &Tools::new(&interrupts, self.volume.patience())) {
+        let mounted = self.mount(&record, &Tools::new(&interrupts, self.volume.patience()));
+        if mounted.is_ok() {
+            interrupts.leave_to_the_kernel()?;
+        }
+        match mounted {
             Ok(fs_type) if self.output == OutputFormat::Json => {
                 let mut told = serde_json::to_value(&record)?;
                 told["mount_point"] = json!(self.mount_point);
@@ -219,6 +223,7 @@ impl Umount {
                 record.device.display()
             );
         }
+        interrupts.leave_to_the_kernel()?;
         self.tell(&record, left.as_deref().unwrap_or_default(), left.is_some())
     }
 

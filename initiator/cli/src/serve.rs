@@ -95,17 +95,19 @@ impl ServeNbd {
             })
             .context("starting the NBD front end")?;
         let uri = nbd::uri(&self.export_name, &socket_path);
-        if self.output.is_json() {
-            output::json(&json!({
+        let is_json = self.output.is_json();
+        // Whoever reads it may not.
+        let told = interrupts.unless_one_comes(move || match is_json {
+            true => output::json(&json!({
                 "uri": uri,
                 "size_bytes": geometry.size_bytes,
                 "lba_bytes": geometry.lba_bytes,
                 "read_only": geometry.read_only,
-            }))?;
-        } else {
-            output::line(&uri)?;
-        }
-        let result = wait_for_the_end(&controller, &interrupts).context(serving.clone());
+            })),
+            false => output::line(&uri),
+        });
+        let result = told.and_then(|()| wait_for_the_end(&controller, &interrupts));
+        let result = result.context(serving.clone());
         let in_progress = controller.snapshot_blocking().in_progress;
         let Some(losses) = within(PATIENCE, move || Ok(controller.close()))? else {
             // Its owner does not come to it any more.

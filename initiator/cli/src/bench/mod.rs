@@ -236,6 +236,10 @@ impl Bench {
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
+        match interrupted {
+            None => interrupts.leave_to_the_kernel()?,
+            Some(came) => interrupts.end_the_process_soon(came)?,
+        }
         report::print(self, &plan, &results, interrupted)?;
         let wrong: u64 = results.iter().map(|r| r.verify.wrong).sum();
         if wrong > 0 {
