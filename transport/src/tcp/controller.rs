@@ -214,6 +214,12 @@ impl ControllerQueue {
         self.side.large_pulls > 0
     }
 
+    /// Data of the last header that has not come, in bytes.
+    #[must_use]
+    pub fn due_bytes(&self) -> usize {
+        usize::try_from(self.stream.reader.data_due_bytes()).unwrap_or(usize::MAX)
+    }
+
     /// When [`ControllerQueue::handle_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {

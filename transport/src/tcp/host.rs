@@ -238,6 +238,12 @@ impl HostQueue {
         self.side.large > 0
     }
 
+    /// Data of the last header that has not come, in bytes.
+    #[must_use]
+    pub fn due_bytes(&self) -> usize {
+        usize::try_from(self.stream.reader.data_due_bytes()).unwrap_or(usize::MAX)
+    }
+
     /// When [`HostQueue::handle_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {

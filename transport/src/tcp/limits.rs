@@ -22,3 +22,14 @@ pub const TERM_US: u64 = 30_000_000;
 
 /// Data of one H2CData PDU (MAXH2CDATA): the largest transfer there is in one piece.
 pub const MAXH2CDATA_BYTES: u32 = 4 << 20;
+
+/// System calls of one queue in one turn in one direction: what is left is for the next turn, so
+/// that no queue keeps others waiting.
+pub const CALLS_PER_TURN: usize = 4;
+
+/// Pieces of one call to send: 4 KiB of the stack. `IOV_MAX` of Linux is 1024.
+pub const PIECES_MAX: usize = 256;
+
+/// Where data that has a place of its own may come, so much is read elsewhere at once: the header
+/// of its PDU, other small PDUs, and what of the data is behind them, which is copied.
+pub const LARGE_HEAD_BYTES: usize = 512;

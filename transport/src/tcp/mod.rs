@@ -3,11 +3,13 @@
 //!
 //! * The controller's side of a queue, without I/O: [`controller`].
 //! * The host's: [`host`].
+//! * Either over its socket: [`link`].
 //! * Bounds: [`limits`].
 
 pub mod controller;
 pub mod host;
 pub mod limits;
+pub mod link;
 mod outgoing;
 mod stream;
 

@@ -3,6 +3,7 @@
 
 mod bad_peers;
 mod golden;
+mod link;
 mod pair;
 
 use std::collections::VecDeque;
