@@ -99,7 +99,10 @@ fn without_crc() -> Box<dyn Fabric> {
 
 /// As one of thousands of queue pairs, which epoll watches all the time.
 fn crowd() -> Box<dyn Fabric> {
-    let config = Config { crowd: 0, ..tcp() };
+    let config = Config {
+        edge_triggered_from: 0,
+        ..tcp()
+    };
     Tcp::boxed(&config, Behaviour::FULL)
 }
 

@@ -58,7 +58,7 @@ pub struct Config {
     /// Queue pairs at work from which on epoll watches all of them, edge-triggered, and says which
     /// has received something: with so many, nearly every receive call would find nothing. Below a
     /// third of this number they are polled again.
-    pub crowd: u32,
+    pub edge_triggered_from: u32,
     /// Time that a listening side waits for the first byte of the peer's Request, from then for all
     /// of it, and for its first message where that was agreed; each in milliseconds. Further bytes
     /// do not prolong it. A segment that is lost takes TCP a second.
@@ -106,7 +106,7 @@ impl Default for Config {
             peer_to_peer: true,
             fpdu_size: FpduSize::Negotiated,
             same_host: true,
-            crowd: 24,
+            edge_triggered_from: 24,
             setup_timeout_ms: 3_000,
             // A busy machine lets a host wait for some milliseconds between its connection and its
             // Request, and one process opens 70 connections in each: 512 are 7 ms. Each is a socket

@@ -1,60 +1,13 @@
 //! Completion queues.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::rc::Rc;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::engine::Engine;
-use crate::contract::{CompletionQueue, QpNum, RdmaError, WorkCompletion};
-
-/// An eventfd that wakes a waiting thread: written at most once between two polls, and only while
-/// armed.
-pub(super) struct Waker {
-    event: EventFd,
-    armed: Cell<bool>,
-    written: Cell<bool>,
-}
-
-impl Waker {
-    pub(super) fn new() -> nix::Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        Ok(Self {
-            event: EventFd::from_value_and_flags(0, flags)?,
-            armed: Cell::new(false),
-            written: Cell::new(false),
-        })
-    }
-
-    pub(super) fn fd(&self) -> &EventFd {
-        &self.event
-    }
-
-    pub(super) fn arm(&self) {
-        self.armed.set(true);
-    }
-
-    /// Wakes the thread, if it waits.
-    #[inline]
-    pub(super) fn wake(&self) {
-        if self.armed.get() && !self.written.get() {
-            // A write of 1 to an eventfd that holds 0 cannot fail.
-            self.written.set(self.event.write(1).is_ok());
-        }
-    }
-
-    /// The thread is awake.
-    #[inline]
-    pub(super) fn disarm(&self) {
-        if self.armed.replace(false) && self.written.replace(false) {
-            // Emptying a non-blocking eventfd; when it is empty already nothing is lost.
-            let _ = self.event.read();
-        }
-    }
-}
+use super::completions::CompletionRing;
+use super::driver::{IwarpEngine, system};
+use crate::contract::{CompletionQueue, RdmaError, WorkCompletion};
 
 /// An epoll instance that contains `fds`.
 pub(super) fn epoll_of(fds: &[(&dyn AsFdDyn, u64)]) -> nix::Result<Epoll> {
@@ -77,90 +30,52 @@ impl<T: AsFd> AsFdDyn for T {
     }
 }
 
-/// A system error while a resource is made.
-pub(super) fn system(what: &'static str) -> impl FnOnce(nix::Error) -> RdmaError {
-    move |error| RdmaError::System {
-        what,
-        source: error.into(),
-        hint: match error {
-            nix::Error::EMFILE | nix::Error::ENFILE => {
-                "; raise the limit of open files (ulimit -n, LimitNOFILE=)"
-            }
-            _ => "",
-        },
-    }
-}
-
 /// A completion queue: a ring in memory. Polling an empty one drives the whole provider.
 pub(super) struct Completions {
-    engine: Rc<Engine>,
-    ring: RefCell<VecDeque<WorkCompletion>>,
-    depth: usize,
-    waker: Waker,
+    engine: Rc<IwarpEngine>,
+    ring: Rc<CompletionRing>,
     /// Readable when a socket has something to do or the waker was written.
     epoll: Epoll,
 }
 
 impl Completions {
-    pub(super) fn new(engine: &Rc<Engine>, depth: u32) -> Result<Rc<Self>, RdmaError> {
-        let waker = Waker::new().map_err(system("eventfd of a completion queue"))?;
-        let epoll = epoll_of(&[(&engine.poller.epoll.0, 0), (waker.fd(), 1)])
+    pub(super) fn new(engine: &Rc<IwarpEngine>, depth: u32) -> Result<Rc<Self>, RdmaError> {
+        let ring = CompletionRing::new(depth).map_err(system("eventfd of a completion queue"))?;
+        let epoll = epoll_of(&[(&engine.poller.epoll.0, 0), (ring.waker().fd(), 1)])
             .map_err(system("epoll of a completion queue"))?;
-        let depth = depth as usize;
         Ok(Rc::new(Self {
             engine: Rc::clone(engine),
-            ring: RefCell::new(VecDeque::with_capacity(depth)),
-            depth,
-            waker,
+            ring: Rc::new(ring),
             epoll,
         }))
     }
 
     /// Whether it belongs to this provider.
-    pub(super) fn is_of(&self, engine: &Rc<Engine>) -> bool {
+    pub(super) fn is_of(&self, engine: &Rc<IwarpEngine>) -> bool {
         Rc::ptr_eq(&self.engine, engine)
     }
 
-    /// Adds a completion. Users of the queue keep within its depth; should they not, the ring grows
-    /// rather than lose a completion.
-    #[inline]
-    pub(super) fn push(&self, completion: WorkCompletion) {
-        self.ring.borrow_mut().push_back(completion);
-        self.waker.wake();
-    }
-
-    /// Whether another completion fits.
-    #[inline]
-    pub(super) fn has_room(&self) -> bool {
-        self.ring.borrow().len() < self.depth
-    }
-
-    /// Forgets the completions of a dropped queue pair.
-    pub(super) fn forget(&self, qp: QpNum) {
-        self.ring.borrow_mut().retain(|c| c.qp != qp);
+    /// Where queue pairs put their completions.
+    pub(super) fn ring(&self) -> &Rc<CompletionRing> {
+        &self.ring
     }
 }
 
 impl CompletionQueue for Completions {
     fn poll(&self, out: &mut [WorkCompletion]) -> usize {
-        self.waker.disarm();
-        if self.ring.borrow().is_empty() {
+        self.ring.waker().disarm();
+        if self.ring.len() == 0 {
             let asked = out.len();
-            self.engine.progress(|| self.ring.borrow().len() >= asked);
+            self.engine.progress(|| self.ring.len() >= asked);
         }
-        let mut ring = self.ring.borrow_mut();
-        let taken = out.len().min(ring.len());
-        for (slot, completion) in out.iter_mut().zip(ring.drain(..taken)) {
-            *slot = completion;
-        }
-        taken
+        self.ring.take(out)
     }
 
     fn arm(&self) -> bool {
-        if !self.ring.borrow().is_empty() || self.engine.arm() {
+        if self.ring.len() != 0 || self.engine.arm() {
             return true;
         }
-        self.waker.arm();
+        self.ring.waker().arm();
         false
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use capstan_memory::Slab;
 
-use super::engine::Engine;
+use super::driver::IwarpEngine;
 use super::srq::SharedQueue;
 use crate::contract::{
     Access, LKey, MemoryRegion, MemoryWindow, ProtectionDomain, RKey, RdmaError, SharedReceiveQueue,
@@ -13,17 +13,17 @@ use crate::contract::{
 
 /// A protection domain.
 pub(super) struct Domain {
-    engine: Rc<Engine>,
+    engine: Rc<IwarpEngine>,
     id: u32,
 }
 
 impl Domain {
-    pub(super) fn new(engine: Rc<Engine>, id: u32) -> Self {
+    pub(super) fn new(engine: Rc<IwarpEngine>, id: u32) -> Self {
         Self { engine, id }
     }
 
     /// Whether it belongs to this provider.
-    pub(super) fn is_of(&self, engine: &Rc<Engine>) -> bool {
+    pub(super) fn is_of(&self, engine: &Rc<IwarpEngine>) -> bool {
         Rc::ptr_eq(&self.engine, engine)
     }
 }
@@ -84,7 +84,7 @@ impl ProtectionDomain for Domain {
 
 /// A memory region; one STag serves as lkey and rkey.
 struct Region {
-    engine: Rc<Engine>,
+    engine: Rc<IwarpEngine>,
     stag: u32,
     addr: u64,
     len_bytes: usize,
@@ -119,7 +119,7 @@ impl Drop for Region {
 
 /// A type 2 memory window.
 struct Window {
-    engine: Rc<Engine>,
+    engine: Rc<IwarpEngine>,
     index: usize,
 }
 

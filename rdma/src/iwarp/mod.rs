@@ -20,29 +20,49 @@
 //! * A Send that finds no receive waits, and TCP holds the peer back, until a receive is posted or
 //!   [`Config::receiver_not_ready_timeout_ms`] has passed.
 //!
+//! # Layers
+//! The lowest first; no file imports from a layer above its own (`layers` tests it).
+//!
+//! 1. wire: the formats of MPA, DDP, RDMAP and Terminate (`wire`), and what can be chosen
+//!    (`config`).
+//! 2. memory: STags and what they open (`stag`), and ranges of it that are read or written
+//!    (`piece`).
+//! 3. queues: work requests (`sq`), receives, completions, RDMA Reads (`read`), and what ends a
+//!    connection (`fatal`).
+//! 4. core: a connection as a state machine without input, output or clock; receiving (`core::rx`)
+//!    and sending (`core::tx`).
+//! 5. link: a TCP socket, rings in shared memory, or in tests a pipe. Core and link do not know
+//!    each other.
+//! 6. driver: a connection's core and link together, and which of them run when.
+//! 7. provider: the objects of the [contract](crate::contract), and the connection manager (`cm`).
+//!
 //! # What it does not do
 //! MPA markers: a peer that insists on them is refused. Immediate data and atomics (RFC 7306).
 //! Fast registration work requests: memory windows of type 2 do that here.
 
 mod cm;
+mod completions;
 mod config;
+mod core;
 mod cq;
-mod engine;
+mod device;
+mod driver;
 mod fatal;
+#[cfg(test)]
+mod layers;
+mod link;
 mod memory;
+mod piece;
 mod provider;
 mod qp;
 mod read;
-mod rx;
-mod same_host;
-mod socket;
+mod receives;
 mod sq;
 mod srq;
 mod stag;
 mod stag_keys;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod testing;
-mod tx;
 pub mod wire;
 
 pub use config::{Config, CrcUse, FpduSize};

@@ -4,13 +4,15 @@ use std::rc::Rc;
 
 use super::cm::Manager;
 use super::config::Config;
-use super::engine::{COMPLETIONS_MAX, Engine, SENDS_MAX};
-use super::srq::{RECEIVES_MAX, SGES_MAX};
+use super::device::COMPLETIONS_MAX;
+use super::driver::IwarpEngine;
+use super::receives::{RECEIVES_MAX, SGES_MAX};
+use super::sq::SENDS_MAX;
 use crate::contract::{ConnectionManager, Device, DeviceAttributes, RdmaError, Transport};
 
 /// The user-space iWARP provider of one thread.
 pub struct Provider {
-    engine: Rc<Engine>,
+    engine: Rc<IwarpEngine>,
 }
 
 impl Provider {
@@ -19,8 +21,9 @@ impl Provider {
     /// # Errors
     /// The system has no descriptors left.
     pub fn new(config: Config) -> Result<Self, RdmaError> {
+        let attributes = attributes(&config);
         Ok(Self {
-            engine: Engine::new(config)?,
+            engine: IwarpEngine::new(config, attributes)?,
         })
     }
 

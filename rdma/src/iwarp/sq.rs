@@ -1,6 +1,6 @@
 //! The send queue: work requests in order until they complete.
 
-use super::cq::Completions;
+use super::completions::CompletionRing;
 use crate::contract::{
     LKey, PostError, QpNum, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
@@ -48,6 +48,9 @@ const NO_SGE: Sge = Sge {
     len_bytes: 0,
     lkey: LKey(0),
 };
+
+/// Most work requests of one send queue.
+pub(super) const SENDS_MAX: u32 = 1 << 16;
 
 /// A ring of work requests. Positions count up from the last time it was empty; `position & mask`
 /// is the index.
@@ -181,7 +184,7 @@ impl SendQueue {
 
     /// Completes, in order, what is finished now that `sent` bytes of the stream are with TCP.
     #[inline]
-    pub(super) fn complete(&mut self, sent: u64, qp: QpNum, cq: &Completions) {
+    pub(super) fn complete(&mut self, sent: u64, qp: QpNum, cq: &CompletionRing) {
         while self.head != self.next {
             let wqe = &self.wqes[self.place(self.head)];
             let done = match wqe.progress {
@@ -201,7 +204,12 @@ impl SendQueue {
 
     /// Completes everything with an error: first the one at `culprit` with its status, then the
     /// rest in order as flushed.
-    pub(super) fn flush(&mut self, culprit: Option<(u32, WcStatus)>, qp: QpNum, cq: &Completions) {
+    pub(super) fn flush(
+        &mut self,
+        culprit: Option<(u32, WcStatus)>,
+        qp: QpNum,
+        cq: &CompletionRing,
+    ) {
         if let Some((position, status)) = culprit {
             cq.push(completion(self.wqe(position), qp, status));
         }
@@ -242,10 +250,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Progress, SendQueue};
-    use crate::contract::{CompletionQueue, LKey, QpNum, SendOp, SendWr, Sge, WorkCompletion};
-    use crate::iwarp::config::Config;
-    use crate::iwarp::cq::Completions;
-    use crate::iwarp::engine::Engine;
+    use crate::contract::{LKey, QpNum, SendOp, SendWr, Sge, WorkCompletion};
+    use crate::iwarp::completions::CompletionRing;
 
     const DEPTH: u32 = 6;
 
@@ -281,8 +287,7 @@ mod tests {
         /// as are outstanding at once.
         #[test]
         fn places_are_as_many_as_were_in_use(rounds in prop::collection::vec((1..=DEPTH, 1..=DEPTH), 1..60)) {
-            let engine = Engine::new(Config::default()).unwrap();
-            let cq = Completions::new(&engine, 64).unwrap();
+            let cq = CompletionRing::new(64).unwrap();
             let mut queue = SendQueue::new(DEPTH, 2);
             let (mut posted, mut done, mut most) = (0, 0, 0);
             for (post, complete) in rounds {
@@ -303,7 +308,7 @@ mod tests {
                 // Up to the end of a stream position, as with TCP.
                 queue.complete(u64::from(end).saturating_sub(1), QpNum(1), &cq);
                 let mut out = [WorkCompletion::EMPTY; 64];
-                let count = cq.poll(&mut out);
+                let count = cq.take(&mut out);
                 for completion in &out[..count] {
                     prop_assert_eq!(completion.wr_id, u64::from(done));
                     done += 1;
@@ -318,8 +323,7 @@ mod tests {
 
     #[test]
     fn an_empty_queue_starts_with_its_first_place_again() {
-        let engine = Engine::new(Config::default()).unwrap();
-        let cq = Completions::new(&engine, 64).unwrap();
+        let cq = CompletionRing::new(64).unwrap();
         let mut queue = SendQueue::new(64, 1);
         for round in 0..100 {
             for wr_id in [3 * round, 3 * round] {
@@ -333,6 +337,6 @@ mod tests {
         }
         assert_eq!((queue.wqes.len(), queue.sges.len()), (2, 2));
         let mut out = [WorkCompletion::EMPTY; 256];
-        assert_eq!(cq.poll(&mut out), 200);
+        assert_eq!(cq.take(&mut out), 200);
     }
 }

@@ -3,7 +3,6 @@
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::listen::negotiated;
-use super::nudge::Unheard;
 use super::setup::{
     self, Agreed, FrameReader, Heard, Read1, ReplyError, read_failed, settle, write_frame,
 };
@@ -13,10 +12,11 @@ use crate::contract::{
     CmError, CmEventKind, CmId, ConnectParam, LKey, PrivateData, RKey, RejectReason, Remote, Sge,
 };
 use crate::ids::may_connect;
-use crate::iwarp::engine::SetUp;
+use crate::iwarp::core::Terms;
+use crate::iwarp::driver::rendezvous::{is_same_host, take_up};
 use crate::iwarp::fatal::{Fatal, terminate_bytes};
-use crate::iwarp::same_host::{is_same_host, take_up};
-use crate::iwarp::socket::{Link, connecting, tune};
+use crate::iwarp::link::Link;
+use crate::iwarp::link::socket::{connecting, tune};
 use crate::iwarp::wire::mpa::{Frame, FrameKind, Rtr};
 use crate::iwarp::wire::terminate::ErrorCode;
 
@@ -242,8 +242,7 @@ impl Manager {
                 }
             },
         };
-        let set_up = SetUp {
-            link,
+        let terms = Terms {
             framing: agreed.framing(&self.engine.config),
             crc: agreed.crc,
             may_send: true,
@@ -251,23 +250,22 @@ impl Manager {
             ord: agreed.ord,
             ird: agreed.ird,
         };
-        self.engine.attach(&qp, set_up);
+        self.engine.attach(&qp, link, terms);
         let param = negotiated(&agreed, heard.private_data);
         self.tell(id, CmEventKind::Established { param });
         if let Some(first) = agreed.first {
             self.send_first(&qp, first);
         }
-        let unheard = Unheard::new(qp, self.now_us);
-        self.engine.unheard.borrow_mut().push(unheard);
+        self.engine.start_reminders(&qp, self.now_us);
     }
 
     /// Sends the first message of peer-to-peer mode (RFC 6581 §4.3.1).
-    fn send_first(&self, qp: &std::cell::RefCell<crate::iwarp::qp::Qp>, first: Rtr) {
+    fn send_first(&self, qp: &std::cell::RefCell<crate::iwarp::driver::qp::Qp>, first: Rtr) {
         let mut qp = qp.borrow_mut();
         let qp = &mut *qp;
         let mut stags = self.engine.stags.borrow_mut();
         if first.write {
-            qp.tx.add_empty_write();
+            qp.core.tx.add_empty_write();
         } else if first.read {
             let nowhere = Sge {
                 addr: 0,
@@ -279,9 +277,9 @@ impl Manager {
                 addr: 0,
                 rkey: RKey(1),
             };
-            qp.add_read_request(&mut stags, None, nowhere, source);
+            qp.core.add_read_request(&mut stags, None, nowhere, source);
         } else {
-            qp.tx.add_empty_fpdu();
+            qp.core.tx.add_empty_fpdu();
         }
         let sent = qp.transmit(&mut stags);
         drop(stags);

@@ -11,9 +11,10 @@ use super::{Entry, Manager, SetUpSocket, State, os_error};
 use crate::PEER_CAUSED;
 use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
 use crate::ids::{foreign, may_accept};
-use crate::iwarp::engine::SetUp;
-use crate::iwarp::same_host::is_same_host;
-use crate::iwarp::socket::{Link, listener, tune};
+use crate::iwarp::core::Terms;
+use crate::iwarp::driver::rendezvous::is_same_host;
+use crate::iwarp::link::Link;
+use crate::iwarp::link::socket::{listener, tune};
 use crate::iwarp::wire::mpa::FrameKind;
 use crate::strangers::Source;
 
@@ -323,8 +324,7 @@ impl Manager {
             return Err(CmError::Invalid("there is no connection request to accept"));
         };
         let param = negotiated(&agreed, PrivateData::EMPTY);
-        let set_up = SetUp {
-            link: Link::Tcp(request.stream),
+        let terms = Terms {
             framing: agreed.framing(config),
             crc: agreed.crc,
             // RFC 5044 §7.1.2: not before the first FPDU of the connecting side.
@@ -339,7 +339,7 @@ impl Manager {
             entry.state = State::AwaitFirst { param };
             self.time(id, None);
         }
-        self.engine.attach(&qp, set_up);
+        self.engine.attach(&qp, Link::Tcp(request.stream), terms);
         if agreed.first.is_none() {
             self.tell(id, CmEventKind::Established { param });
         }

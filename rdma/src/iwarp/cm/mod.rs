@@ -1,10 +1,7 @@
 //! The connection manager: listeners, set-ups, and the ids of connections.
 
 mod connect;
-pub(super) mod linger;
 mod listen;
-pub(super) mod notice;
-pub(super) mod nudge;
 mod setup;
 
 use std::cell::RefCell;
@@ -16,14 +13,14 @@ use std::rc::{Rc, Weak};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use self::listen::Request;
-use self::notice::{Link2Cm, Notice, Notices};
-use self::nudge::Unheard;
 use self::setup::FrameReader;
 use super::config::Config;
-use super::cq::{epoll_of, system};
-use super::engine::Engine;
+use super::cq::epoll_of;
+use super::device;
+use super::driver::notice::{Link2Cm, Notice, Notices};
+use super::driver::qp::Qp;
+use super::driver::{IwarpEngine, system};
 use super::fatal::Fatal;
-use super::qp::Qp;
 use crate::address_words::{check_families, refused, system_words};
 use crate::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
@@ -78,7 +75,7 @@ impl Entry {
 
 /// A thread's connection manager.
 pub(super) struct Manager {
-    engine: Rc<Engine>,
+    engine: Rc<IwarpEngine>,
     notices: Rc<Notices>,
     /// Watches listeners and set-ups; the engine watches it in turn.
     epoll: Epoll,
@@ -95,13 +92,13 @@ pub(super) struct Manager {
     now_us: u64,
     /// When the deadlines were last looked at.
     looked_us: Option<u64>,
-    /// [`Engine::set_ups`] at that time.
+    /// [`IwarpEngine::set_ups`] at that time.
     set_ups: u32,
     ticks: u32,
 }
 
 impl Manager {
-    pub(super) fn new(engine: &Rc<Engine>) -> Result<Self, RdmaError> {
+    pub(super) fn new(engine: &Rc<IwarpEngine>) -> Result<Self, RdmaError> {
         let notices = Notices::new().map_err(system("eventfd of a connection manager"))?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .map_err(system("epoll of a connection manager"))?;
@@ -224,9 +221,8 @@ impl Manager {
         }
         let linger_us = self.engine.config.linger_ms * 1000;
         self.engine.lingering.run(now, linger_us);
-        self.run_not_ready();
-        self.run_unheard();
-        self.engine.resting.run(&self.engine, now);
+        self.engine.handle_timeouts(now);
+        self.engine.idle_links.run(&self.engine, now);
     }
 
     /// Ends the waits of ids that are due, and finds the next deadline.
@@ -252,36 +248,6 @@ impl Manager {
         for id in due {
             self.time_out(id);
         }
-    }
-
-    /// Reminds peers that have sent nothing yet.
-    fn run_unheard(&self) {
-        let mut unheard = self.engine.unheard.take();
-        unheard.retain_mut(|connection| connection.run(&self.engine, self.now_us));
-        self.engine.unheard.borrow_mut().append(&mut unheard);
-    }
-
-    /// Terminates connections whose Send has waited too long for a receive.
-    fn run_not_ready(&self) {
-        if self.engine.not_ready.borrow().is_empty() {
-            return;
-        }
-        let waited_ms = self.engine.config.receiver_not_ready_timeout_ms;
-        let mut waiting = self.engine.not_ready.take();
-        waiting.retain(|cell| {
-            let mut qp = cell.borrow_mut();
-            if !qp.rx.stalled || qp.link.is_none() {
-                qp.not_ready_since_us = None;
-                return false;
-            }
-            let since = *qp.not_ready_since_us.get_or_insert(self.now_us);
-            if self.now_us < since + waited_ms * 1000 {
-                return true;
-            }
-            self.engine.end(&mut qp, &Fatal::NotReady { waited_ms });
-            false
-        });
-        self.engine.not_ready.borrow_mut().extend(waiting);
     }
 
     fn time_out(&mut self, id: CmId) {
@@ -389,7 +355,7 @@ impl ConnectionManager for Manager {
         let waits = matches!(entry.state, State::Resolved { .. } | State::Requested(_));
         may_make_qp(waits, entry.qp.strong_count() > 0)?;
         let cm = Link2Cm::new(&self.notices, id);
-        let qp = self.engine.create_qp(pd, config, cm)?;
+        let qp = device::create_qp(&self.engine, pd, config, cm)?;
         entry.qp = Rc::downgrade(&qp.cell);
         Ok(Box::new(qp))
     }
@@ -446,7 +412,7 @@ impl ConnectionManager for Manager {
         let qp = self.ids.get(id).and_then(|entry| entry.qp.upgrade());
         match qp {
             // During a set-up nothing can have been posted.
-            Some(qp) if qp.borrow().state != QpState::Init => {
+            Some(qp) if qp.borrow().core.state != QpState::Init => {
                 self.engine.abort(&mut qp.borrow_mut());
             }
             _ => self.disconnect(id),
@@ -536,20 +502,9 @@ impl ConnectionManager for Manager {
     fn next_deadline_us(&self) -> Option<u64> {
         let entries = (!self.timed.is_empty()).then_some(self.due_us);
         let lingering = self.engine.lingering.due_us();
-        let wait_us = self.engine.config.receiver_not_ready_timeout_ms * 1000;
-        let not_ready = self.engine.not_ready.borrow();
-        let not_ready = not_ready
-            .iter()
-            .map(|cell| {
-                cell.borrow()
-                    .not_ready_since_us
-                    .map_or(0, |at| at + wait_us)
-            })
-            .min();
-        let unheard = self.engine.unheard.borrow();
-        let unheard = unheard.iter().map(Unheard::due_us).min();
-        let resting = self.engine.resting.due_us();
-        let times = [entries, lingering, not_ready, unheard, resting];
+        let connections = self.engine.poll_timeout();
+        let idle_links = self.engine.idle_links.due_us();
+        let times = [entries, lingering, connections, idle_links];
         times.into_iter().flatten().min()
     }
 }

@@ -5,8 +5,8 @@ use std::net::TcpStream;
 
 use crate::contract::{CmError, ConnectParam, PrivateData};
 use crate::iwarp::config::{Config, FpduSize};
-use crate::iwarp::same_host::Invitation;
-use crate::iwarp::tx::Framing;
+use crate::iwarp::core::tx::Framing;
+use crate::iwarp::driver::rendezvous::Invitation;
 use crate::iwarp::wire::mpa::{
     DEPTH_UNSPECIFIED, Enhanced, FRAME_BYTES, Frame, FrameError, FrameHeader, FrameKind,
     PRIVATE_DATA_MAX, Rtr,

@@ -9,7 +9,9 @@
 //! every work request completes exactly once, and the end of a connection has a cause.
 
 mod ledger;
-mod link;
+#[cfg(test)]
+mod pair;
+mod peer;
 mod scene;
 mod shared;
 mod stream;
@@ -17,11 +19,11 @@ mod stream;
 use scene::{Agreed, Scene, Stage};
 use stream::{Choices, Composer};
 
-use super::socket::Link;
+use super::link::Link;
+use super::link::pipe::TestPipe;
 use crate::contract::{QpState, QueuePair};
 use ledger::Ledger;
 
-pub(super) use link::MemoryLink;
 pub use shared::receive_shared;
 
 /// Feeds a stream made out of `data` to a queue pair.
@@ -39,7 +41,7 @@ pub fn receive(data: &[u8]) {
     let steps = [1, 7, 64, 1460, 4096, 16_384, 65_536, 1 << 20];
     let step = steps[usize::from(flags >> 5)];
     Stage::with(|stage| {
-        let mut scene = Scene::new(stage, Link::Memory(MemoryLink::empty()), agreed);
+        let mut scene = Scene::new(stage, Link::Pipe(TestPipe::empty()), agreed);
         if flags & 4 != 0 {
             scene.qp.lend_messages();
         }
@@ -54,12 +56,12 @@ pub fn receive(data: &[u8]) {
         let turns = bytes.len() / step + 32;
         // The queue pair of the other connection has nothing to do.
         let _ready = stage.engine.arm();
-        scene.qp.cell.borrow_mut().link = Some(Link::Memory(MemoryLink::new(bytes, step)));
+        scene.qp.cell.borrow_mut().link = Some(Link::Pipe(TestPipe::new(bytes, step)));
         let mut ledger = Ledger::new();
         for turn in 0..turns {
             if turn % 16 == 0 {
                 // An idle queue pair is not asked again by itself.
-                stage.engine.heat_memory(&scene.qp.cell);
+                stage.engine.make_pipe_busy(&scene.qp.cell);
             }
             let takes = flags & 8 != 0 && turn % 2 == 0;
             let count = ledger.take_messages(&mut scene.qp, &*stage.cq, takes);
@@ -78,25 +80,25 @@ mod tests {
     use proptest::prelude::*;
     use zerocopy::IntoBytes;
 
-    use super::{Agreed, Link, MemoryLink, Scene, Stage};
-    use crate::iwarp::tx::empty_write;
+    use super::{Agreed, Link, Scene, Stage, TestPipe};
+    use crate::iwarp::core::tx::empty_write;
 
     /// A byte stream, and how much of it one run receives.
     fn bytes_of_a_run(beside_another: bool) -> usize {
         let mut received = 0;
         Stage::with(|stage| {
-            let scene = Scene::new(stage, Link::Memory(MemoryLink::empty()), Agreed::default());
+            let scene = Scene::new(stage, Link::Pipe(TestPipe::empty()), Agreed::default());
             // Neither queue pair has anything to do.
             let _ready = stage.engine.arm();
             let fpdu = [empty_write().as_bytes(), &[0; 4]].concat();
-            let link = MemoryLink::new(fpdu.repeat(100_000), usize::MAX);
-            scene.qp.cell.borrow_mut().link = Some(Link::Memory(link));
-            stage.engine.heat_memory(&scene.qp.cell);
+            let link = TestPipe::new(fpdu.repeat(100_000), usize::MAX);
+            scene.qp.cell.borrow_mut().link = Some(Link::Pipe(link));
+            stage.engine.make_pipe_busy(&scene.qp.cell);
             if beside_another {
-                stage.heat_other();
+                stage.make_other_busy();
             }
             stage.engine.progress(|| false);
-            if let Some(Link::Memory(link)) = &scene.qp.cell.borrow_mut().link {
+            if let Some(Link::Pipe(link)) = &scene.qp.cell.borrow_mut().link {
                 received = link.received();
             }
         });

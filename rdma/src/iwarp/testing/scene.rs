@@ -8,18 +8,21 @@ use std::sync::{Arc, LazyLock};
 use capstan_memory::{Pages, Slab};
 
 use super::ledger::{FIRST_SEND, UNSIGNALED};
-use super::link::MemoryLink;
+use super::peer::Peer;
 use crate::contract::{
     Access, CmId, CompletionQueue, Device, LKey, MemoryRegion, MemoryWindow, ProtectionDomain,
     QpConfig, QueuePair, RKey, ReceiveSource, Remote, SendOp, SendWr, Sge,
 };
-use crate::iwarp::cm::notice::{Link2Cm, Notice, Notices};
 use crate::iwarp::config::Config;
-use crate::iwarp::engine::{Engine, SetUp};
+use crate::iwarp::core::Terms;
+use crate::iwarp::core::tx::Framing;
+use crate::iwarp::device::create_qp;
+use crate::iwarp::driver::IwarpEngine;
+use crate::iwarp::driver::notice::{Link2Cm, Notice, Notices};
+use crate::iwarp::link::Link;
+use crate::iwarp::link::pipe::TestPipe;
+use crate::iwarp::provider::attributes;
 use crate::iwarp::qp::QpHandle;
-use crate::iwarp::same_host::testing::Peer;
-use crate::iwarp::socket::Link;
-use crate::iwarp::tx::Framing;
 
 /// Length of the slab; everything lies in its first pages, guards between.
 const SLAB_BYTES: usize = 128 << 10;
@@ -66,7 +69,7 @@ const RUNS_MAX: u32 = 1000;
 
 /// What many runs share: a provider and memory. Each run leaves it as it found it.
 pub(super) struct Stage {
-    pub(super) engine: Rc<Engine>,
+    pub(super) engine: Rc<IwarpEngine>,
     pub(super) cq: Rc<dyn CompletionQueue>,
     /// The other process; `None` while a run has it.
     pub(super) peer: Option<Peer>,
@@ -97,7 +100,7 @@ impl Stage {
     }
 
     fn new() -> Result<Self, Box<dyn std::error::Error>> {
-        let engine = Engine::new(Config::default())?;
+        let engine = IwarpEngine::new(Config::default(), attributes(&Config::default()))?;
         let slab = Slab::new(SLAB_BYTES, Pages::Ordinary)?;
         // SAFETY: the mapping has this length; nothing else knows it yet.
         unsafe { slab.base().as_ptr().copy_from(FILL.as_ptr(), SLAB_BYTES) };
@@ -105,10 +108,11 @@ impl Stage {
         let notices = Notices::new()?;
         let pd = engine.allocate_pd()?;
         let link2cm = Link2Cm::new(&notices, CmId(2));
-        let other = engine.create_qp(&pd, &qp_config(&cq), link2cm)?;
+        let other = create_qp(&engine, &pd, &qp_config(&cq), link2cm)?;
         engine.attach(
             &other.cell,
-            set_up(Link::Memory(MemoryLink::empty()), Agreed::default()),
+            Link::Pipe(TestPipe::empty()),
+            terms(Agreed::default()),
         );
         Ok(Self {
             cq,
@@ -135,8 +139,8 @@ impl Stage {
 
     /// Makes the queue pair of the other connection busy.
     #[cfg(test)]
-    pub(super) fn heat_other(&self) {
-        self.engine.heat_memory(&self.other.cell);
+    pub(super) fn make_other_busy(&self) {
+        self.engine.make_pipe_busy(&self.other.cell);
     }
 
     /// Compares everything between the opened pieces with its initial content, and restores these.
@@ -159,8 +163,8 @@ impl Stage {
         }
         while self.notices.take().is_some() {}
         self.engine.lingering.clear();
-        let left = self.engine.not_ready.borrow().len();
-        assert_eq!(left, 0, "queue pairs that wait for a receive and are gone");
+        let left = self.engine.timed.borrow().len();
+        assert_eq!(left, 0, "queue pairs that wait for a time and are gone");
     }
 }
 
@@ -206,7 +210,7 @@ impl Scene {
             ..
         } = stage;
         let link2cm = Link2Cm::new(notices, SCENE);
-        let qp = engine.create_qp(pd, &qp_config(cq), link2cm);
+        let qp = create_qp(engine, pd, &qp_config(cq), link2cm);
         let mut qp = qp.expect("a queue pair");
         let local = Access::LOCAL_WRITE;
         let register = |pd: &Rc<dyn ProtectionDomain>, (at, len): (usize, usize), access| {
@@ -220,7 +224,7 @@ impl Scene {
             register(pd, SINK, local),
             register(other_pd, FOREIGN, local | Access::REMOTE_WRITE),
         ];
-        engine.attach(&qp.cell, set_up(link, agreed));
+        engine.attach(&qp.cell, link, terms(agreed));
         let mut stags: Vec<u32> = regions.iter().map(|r| r.rkey().0).collect();
         let mut windows = Vec::new();
         // Bound here, bound elsewhere, bound and invalidated, unbound.
@@ -250,7 +254,7 @@ impl Scene {
         post(&mut qp, &regions, slab.addr());
         let outstanding = |qp: &QpHandle| -> Vec<u32> {
             let qp = qp.cell.borrow();
-            qp.reads.outstanding.iter().map(|r| r.stag).collect()
+            qp.core.reads.outstanding.iter().map(|r| r.stag).collect()
         };
         stags.extend(outstanding(&qp));
         stags.extend([0, 1, u32::MAX]);
@@ -280,9 +284,8 @@ fn qp_config(cq: &Rc<dyn CompletionQueue>) -> QpConfig {
     }
 }
 
-fn set_up(link: Link, agreed: Agreed) -> SetUp {
-    SetUp {
-        link,
+fn terms(agreed: Agreed) -> Terms {
+    Terms {
         framing: Framing::Large,
         crc: agreed.crc,
         may_send: !agreed.peer_first,

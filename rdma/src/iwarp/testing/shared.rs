@@ -1,11 +1,11 @@
 //! A peer on this machine, in the same memory.
 
 use super::ledger::Ledger;
+use super::peer::{Brings, End};
 use super::scene::{Agreed, Scene, Stage};
 use super::stream::{Choices, Composer};
 use crate::contract::{QpState, QueuePair, SendOp, SendWr, Sge};
-use crate::iwarp::same_host::testing::{Brings, End};
-use crate::iwarp::socket::Link;
+use crate::iwarp::link::Link;
 
 /// Most steps of one run.
 const STEPS_MAX: usize = 400;
@@ -50,7 +50,7 @@ pub fn receive_shared(data: &[u8]) {
     });
 }
 
-#[expect(clippy::expect_used, reason = "without a meeting nothing is tested")]
+#[expect(clippy::expect_used, reason = "without a rendezvous nothing is tested")]
 fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_>, lends: bool) {
     let invited = matches!(link, Link::Tcp(_));
     let agreed = Agreed {
@@ -58,7 +58,7 @@ fn run(stage: &mut Stage, link: Link, mut end: End<'_>, choices: &mut Choices<'_
         ..Agreed::default()
     };
     let mut scene = Scene::new(stage, link, agreed);
-    let invitation = invited.then(|| stage.engine.invite(&scene.qp.cell).expect("a meeting"));
+    let invitation = invited.then(|| stage.engine.invite(&scene.qp.cell).expect("a rendezvous"));
     if lends {
         scene.qp.lend_messages();
     }
