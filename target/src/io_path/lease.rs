@@ -1,13 +1,15 @@
-//! How many of the data buffers each association may have, so that a host which holds some and
-//! makes no progress leaves others theirs.
+//! How many of the data buffers each host may have, so that one which holds some and makes no
+//! progress leaves others theirs.
 //!
-//! An association may have a part of what is free ([`SHARE_TIMES_FREE`]), whatever the others do.
+//! A host, by its Host NQN and over all its associations, may have a part of what is free
+//! ([`SHARE_TIMES_FREE`]), whatever the others do.
 //! Each queue has a spare buffer as well, for a small command when there is no other: it depends on
 //! its own host only.
 
 use std::sync::Arc;
 
 use capstan_memory::{Account, Short};
+use capstan_nvme_proto::nqn::Nqn;
 use capstan_subsystem::Association;
 
 use super::command::{Holds, Own};
@@ -15,27 +17,26 @@ use super::connection::Connection;
 use super::fabric::Memory;
 use crate::limits::{SHARE_TIMES_FREE, SPARE_BYTES};
 
-/// The associations that have queues on this reactor.
+/// The hosts that have queues on this reactor.
 #[derive(Default)]
 pub(super) struct Shares(Vec<Member>);
 
 struct Member {
-    association: Arc<Association>,
+    host: Nqn,
     account: Account,
     queues: usize,
 }
 
 impl Shares {
-    /// Another queue of an association; returns the account for its buffers.
-    fn join(&mut self, association: &Arc<Association>, memory: &Memory) -> Account {
-        let is_it = |member: &&mut Member| Arc::ptr_eq(&member.association, association);
-        if let Some(member) = self.0.iter_mut().find(is_it) {
+    /// Another queue of `host`; returns the account for its buffers.
+    fn join(&mut self, host: &Nqn, memory: &Memory) -> Account {
+        if let Some(member) = self.0.iter_mut().find(|member| member.host == *host) {
             member.queues += 1;
             return member.account;
         }
         let account = memory.data.open_account();
         self.0.push(Member {
-            association: Arc::clone(association),
+            host: host.clone(),
             account,
             queues: 1,
         });
@@ -43,9 +44,8 @@ impl Shares {
     }
 
     /// A queue is gone.
-    fn leave(&mut self, association: &Arc<Association>, memory: &Memory) {
-        let is_it = |member: &Member| Arc::ptr_eq(&member.association, association);
-        let Some(at) = self.0.iter().position(is_it) else {
+    fn leave(&mut self, host: &Nqn, memory: &Memory) {
+        let Some(at) = self.0.iter().position(|member| member.host == *host) else {
             return;
         };
         let member = &mut self.0[at];
@@ -58,25 +58,25 @@ impl Shares {
 }
 
 impl Connection {
-    /// It is a queue of `association` from now on, and shares in its buffers.
+    /// It is a queue of `association` from now on, and shares in its host's buffers.
     pub(super) fn join(
         &mut self,
         association: Arc<Association>,
         shares: &mut Shares,
         memory: &Memory,
     ) {
-        self.account = shares.join(&association, memory);
+        self.account = shares.join(&association.hostnqn, memory);
         self.association = Some(association);
     }
 
     /// It is going to be freed.
     pub(super) fn leave(&self, shares: &mut Shares, memory: &Memory) {
         if let Some(association) = &self.association {
-            shares.leave(association, memory);
+            shares.leave(&association.hostnqn, memory);
         }
     }
 
-    /// A buffer for a command, if its association may have one of that size now.
+    /// A buffer for a command, if its host may have one of that size now.
     #[inline]
     pub(super) fn lease(&self, memory: &Memory, len_bytes: u32) -> Result<Own, Short> {
         memory
@@ -97,27 +97,16 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use capstan_memory::{Pages, Pool};
-    use capstan_nvme_proto::nqn::{HostId, Nqn};
-    use capstan_subsystem::PortId;
 
     use super::*;
 
-    fn association(cntlid: u16) -> Arc<Association> {
-        Arc::new(Association {
-            hostnqn: Nqn::new("nqn.2026-11.org.example:host").unwrap(),
-            hostid: HostId([1; 16]),
-            subnqn: Nqn::new("nqn.2026-11.org.example:volume").unwrap(),
-            cntlid,
-            port: PortId(0),
-            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
-        })
+    fn host(number: u16) -> Nqn {
+        Nqn::new(&format!("nqn.2026-11.org.example:host{number}")).unwrap()
     }
 
     #[test]
-    fn queues_of_an_association_have_one_share_until_the_last_is_gone() {
+    fn queues_of_a_host_have_one_share_until_the_last_is_gone() {
         let pool = || Pool::new(4 << 20, Pages::Ordinary).unwrap();
         let memory = Memory {
             data: pool(),
@@ -127,7 +116,7 @@ mod tests {
             zeroes: None,
         };
         let mut shares = Shares::default();
-        let [one, two] = [1, 2].map(association);
+        let [one, two] = [1, 2].map(host);
         let account = shares.join(&one, &memory);
         assert_eq!(shares.join(&one, &memory), account);
         assert_ne!(shares.join(&two, &memory), account);
@@ -136,8 +125,8 @@ mod tests {
         shares.leave(&one, &memory);
         shares.leave(&one, &memory);
         shares.leave(&one, &memory);
-        assert_eq!(shares.0.len(), 1, "the other association");
+        assert_eq!(shares.0.len(), 1, "the other host");
         // It is free for the next one.
-        assert_eq!(shares.join(&association(3), &memory), account);
+        assert_eq!(shares.join(&host(3), &memory), account);
     }
 }

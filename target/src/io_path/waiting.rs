@@ -136,7 +136,7 @@ enum Next {
 
 /// Continues waiting commands, up to a turn's share, with room of their devices or buffers that
 /// have come free. Connections take turns. One whose device or send queue is full, or whose
-/// association has its share of the buffers, is passed over; a command whose buffer is not there
+/// host has its share of the buffers, is passed over; a command whose buffer is not there
 /// yet holds up the others. Returns whether any was continued.
 pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     resources.share.begin();

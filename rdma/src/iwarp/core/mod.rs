@@ -3,13 +3,15 @@
 //! It sees no socket, no other connection and no clock. The driver moves the bytes and says what
 //! has happened; the core says what is to be done next:
 //!
-//! | asked | then told |
-//! | --- | --- |
-//! | [`IwarpCore::poll_receive`]: where the next bytes of the stream go | [`IwarpCore::handle_received`]: how many have come; [`IwarpCore::handle_buffered`] looks at them |
-//! | [`IwarpCore::poll_transmit`]: whether there are bytes for the peer ([`Tx::unsent`]) | [`Tx::handle_sent`]: how many the link took; [`IwarpCore::handle_flushed`] completes work requests |
-//! | [`IwarpCore::poll_timeout`]: when its time has come | [`IwarpCore::handle_timeout`]: what the time is |
-//! | [`IwarpCore::poll_begun`]: whether the first FPDU has come | |
-//! | | [`IwarpCore::handle_end`]: the connection ends, and why |
+//! * [`IwarpCore::poll_receive`]: where the next bytes of the stream go.
+//!   [`IwarpCore::handle_received`] says how many have come, and [`IwarpCore::handle_buffered`]
+//!   looks at them.
+//! * [`IwarpCore::poll_transmit`]: whether there are bytes for the peer ([`Tx::unsent`]).
+//!   [`Tx::handle_sent`] says how many the link took, and [`IwarpCore::handle_flushed`] completes
+//!   work requests.
+//! * [`IwarpCore::poll_timeout`]: when [`IwarpCore::handle_timeout`] is to be told the time.
+//! * [`IwarpCore::poll_begun`]: whether the first FPDU has come.
+//! * [`IwarpCore::handle_end`]: the connection ends, and why.
 //!
 //! Errors are a [`Fatal`]: the driver passes each on to [`IwarpCore::handle_end`].
 
