@@ -114,6 +114,38 @@ fn io_waits_for_a_lost_controller_and_fails_after_ctrl_loss_tmo() {
     assert_eq!(world.peer.connections(), 0);
 }
 
+/// A target whose fence does not open within its bound ends the association that waits. Commands
+/// wait through that, and are carried out when the target is ready.
+#[test]
+fn an_association_that_ends_before_it_is_ready_fails_no_command() {
+    let mut world = World::live();
+    world.peer.manner = Manner::Silent;
+    let buffer = world.buffer(1, 0x5A);
+    let write = Op::Write {
+        slba: 3,
+        nlb: 1,
+        fua: false,
+    };
+    world.submit(1, write, Some(buffer));
+    world.until(|world| world.peer.commands.len() == 1);
+    world.peer.controller.polls_before_ready = u32::MAX;
+    world.peer.drop_connections();
+    world.peer.manner = Manner::Proper;
+    for _ in 0..2 {
+        let waits = |world: &mut World| {
+            let status = world.engine.status(world.now_us()).to_string();
+            status.contains("waiting for CSTS.RDY")
+        };
+        world.until(waits);
+        world.peer.drop_connections();
+        world.until(|world| !waits(world));
+    }
+    assert!(world.engine.poll_completion().is_none());
+    world.peer.controller.polls_before_ready = 0;
+    world.next().result.unwrap();
+    assert_eq!(world.peer.disk[3 * LBA_BYTES], 0x5A);
+}
+
 #[test]
 fn a_command_that_kills_the_connection_each_time_is_given_up() {
     let mut world = World::live();
