@@ -312,7 +312,7 @@ mod tests {
         let error = of_this_machine("disks", none.into_iter()).unwrap_err();
         let error = error.to_string();
         assert!(
-            error.starts_with("`disks` is 192.0.2.7 (Cannot assign"),
+            error.starts_with("`disks` is 192.0.2.7: Cannot assign"),
             "{error}"
         );
         assert_eq!(error.matches("192.0.2.7").count(), 1, "{error}");

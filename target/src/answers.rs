@@ -64,8 +64,8 @@ impl fmt::Display for Silent {
         write!(
             f,
             "{path} does not answer: it was not opened within {seconds} s, expected at once; a target that is \
-             started now waits for it, and nothing else of it was looked at: look at what it is on \
-             (`findmnt --target {path}`, `dmesg`)"
+             started now waits for it, and nothing else of it was looked at: look at what it is on: \
+             `findmnt` has what is mounted, `dmesg` what failed"
         )
     }
 }

@@ -1,7 +1,8 @@
 //! Namespaces of one configuration that have the same bytes under two names: a file, and a loop
 //! device or a partition of one on it. Hosts of one would overwrite what hosts of the other wrote.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use capstan_config::{Backing, Config, Namespace, Nqn};
@@ -37,7 +38,11 @@ impl Place<'_> {
     }
 }
 
-fn places(config: &Config) -> Vec<Place<'_>> {
+/// Those that `layers` tells of.
+fn places(
+    config: &Config,
+    layers: impl Fn(&Nqn, &Namespace, &Path) -> Option<Layers>,
+) -> Vec<Place<'_>> {
     let namespaces = config.subsystems.iter().flat_map(|subsystem| {
         let namespaces = subsystem.namespaces.iter();
         namespaces.map(|namespace| (&subsystem.nqn, namespace))
@@ -50,7 +55,7 @@ fn places(config: &Config) -> Vec<Place<'_>> {
             subnqn,
             namespace,
             path,
-            layers: Layers::of(path).ok()?,
+            layers: layers(subnqn, namespace, path)?,
         })
     });
     places.collect()
@@ -58,7 +63,7 @@ fn places(config: &Config) -> Vec<Place<'_>> {
 
 /// What the namespaces of a configuration have in common, a line for each two.
 pub(crate) fn found(config: &Config) -> Vec<String> {
-    let places = places(config);
+    let places = places(config, |_, _, path| Layers::of(path).ok());
     let pairs = places.iter().enumerate().flat_map(|(at, one)| {
         let others = places[at + 1..].iter();
         others
@@ -77,30 +82,67 @@ fn both(one: &Place<'_>, other: &Place<'_>) -> String {
     )
 }
 
-/// Compares what a reload adds with all else that is `wanted`, and with what is `served` before.
-///
-/// # Errors
-/// Some of it has the same bytes.
-pub(crate) fn check_added(
-    served: &Config,
-    wanted: &Config,
-    is_added: impl Fn(&Nqn, &Namespace) -> bool,
-) -> anyhow::Result<()> {
-    let (before, after) = (places(served), places(wanted));
-    let added = || after.iter().filter(|p| is_added(p.subnqn, p.namespace));
-    for new in added() {
-        let mut others = after.iter().filter(|other| !other.is(new));
-        if let Some(other) = others.find(|other| new.collides(other)) {
-            bail!("{}; nothing was changed", both(other, new));
-        }
-        if let Some(other) = before.iter().find(|other| new.collides(other)) {
-            bail!(
-                "{} has bytes of {}, which is open until that has been taken out: take both out of the file, reload, put \
-                 this one back in, and reload again; nothing was changed",
-                new.name(),
-                other.name()
-            );
-        }
+/// What the files and devices that are served are on, as it was when they were opened: they are not
+/// looked at again, as they may not answer.
+pub(crate) struct Opened(HashMap<PathBuf, Layers>);
+
+impl Opened {
+    /// Of a configuration that is about to be served.
+    pub(crate) fn of(config: &Config) -> Self {
+        let mut opened = Self(HashMap::new());
+        opened.follow(config, |_, _| true);
+        opened
     }
-    Ok(())
+
+    /// What was added is open, and what is in `served` no more has been closed.
+    pub(crate) fn follow(&mut self, served: &Config, is_added: impl Fn(&Nqn, &Namespace) -> bool) {
+        let layers = |subnqn: &Nqn, namespace: &Namespace, path: &Path| {
+            if is_added(subnqn, namespace) {
+                Layers::of(path).ok()
+            } else {
+                self.0.get(path).cloned()
+            }
+        };
+        let places = places(served, layers).into_iter();
+        self.0 = places
+            .map(|place| (place.path.to_owned(), place.layers))
+            .collect();
+    }
+
+    /// Compares what a reload adds with all else that is `wanted`, and with what is `served`
+    /// before.
+    ///
+    /// # Errors
+    /// Some of it has the same bytes.
+    pub(crate) fn check_added(
+        &self,
+        served: &Config,
+        wanted: &Config,
+        is_added: impl Fn(&Nqn, &Namespace) -> bool,
+    ) -> anyhow::Result<()> {
+        let opened = |path: &Path| self.0.get(path).cloned();
+        let before = places(served, |_, _, path| opened(path));
+        let after = places(wanted, |subnqn, namespace, path| {
+            if is_added(subnqn, namespace) {
+                Layers::of(path).ok()
+            } else {
+                opened(path)
+            }
+        });
+        for new in after.iter().filter(|p| is_added(p.subnqn, p.namespace)) {
+            let mut others = after.iter().filter(|other| !other.is(new));
+            if let Some(other) = others.find(|other| new.collides(other)) {
+                bail!("{}; nothing was changed", both(other, new));
+            }
+            if let Some(other) = before.iter().find(|other| new.collides(other)) {
+                bail!(
+                    "{} has bytes of {}, which is open until that has been taken out: take both out of the file, reload, put \
+                     this one back in, and reload again; nothing was changed",
+                    new.name(),
+                    other.name()
+                );
+            }
+        }
+        Ok(())
+    }
 }

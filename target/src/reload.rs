@@ -17,8 +17,9 @@ use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
 use crate::lba_size::LbaSizes;
 use crate::limits::OPEN_TIMEOUT;
+use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
-use crate::{overlaps, room};
+use crate::room;
 use refused::Refused;
 
 mod refused;
@@ -30,6 +31,7 @@ pub(crate) struct Served {
     backends: HashMap<(Nqn, u32), BackendId>,
     /// What is open, by subsystem and NSID.
     files: HashMap<FileId, (Nqn, u32)>,
+    opened: Opened,
     /// Never used before: a volume that is being closed keeps its name to itself.
     next_backend: u32,
     lba_sizes: LbaSizes,
@@ -72,6 +74,7 @@ impl Served {
             next_backend: u32::try_from(backends.len()).unwrap_or(u32::MAX),
             backends,
             files: files.collect(),
+            opened: Opened::of(config),
             lba_sizes,
             identities,
         }
@@ -95,7 +98,7 @@ impl Served {
             let mut added = difference.namespaces_added.iter();
             added.any(|(nqn, new)| nqn == subnqn && new.nsid == namespace.nsid)
         };
-        overlaps::check_added(&self.config, &wanted, is_added)?;
+        self.opened.check_added(&self.config, &wanted, is_added)?;
         for warning in first_of(&wanted.check_machine_opening(is_added)?) {
             tracing::warn!("{warning}");
         }
@@ -143,6 +146,7 @@ impl Served {
         {
             tracing::info!("{line}");
         }
+        self.opened.follow(&wanted, is_added);
         self.config = wanted;
         let resized = control.look_at_media();
         let away = control.media().away();

@@ -9,16 +9,18 @@ use std::process::{Command, Stdio};
 use capstan_tests::program::{has_tools, program, shell};
 
 /// The crates whose messages people read.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 11] = [
     "config",
     "doctor",
     "initiator",
+    "initiator/cli",
     "memory",
     "rdma",
     "reactor",
     "storage",
     "subsystem",
     "target",
+    "transport",
 ];
 
 /// What stands for a value in a quoted command, and a value.
@@ -50,12 +52,13 @@ use Step::{In, Looks, Tool};
 /// Where steps are taken.
 const HERE: &str = "tests/tests/next_steps.rs";
 
-const STEPS: [(&str, Step); 52] = [
+const STEPS: [(&str, Step); 55] = [
     ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
     (
         "cryptsetup open DEVICE NAME",
         In("tests/lab/cases/stacked", "cryptsetup"),
     ),
+    ("dmesg", Looks),
     (
         "fallocate --keep-size --length {bytes} {name}",
         In(HERE, "fn root_space_is_reserved"),
@@ -64,6 +67,7 @@ const STEPS: [(&str, Step); 52] = [
         "fdisk --list DEVICE",
         In(HERE, "fn what_shows_a_partition_table"),
     ),
+    ("findmnt", Looks),
     ("findmnt -T {path}", Looks),
     ("findmnt -t btrfs", Tool("there may be none")),
     ("getent ahosts {name}", Looks),
@@ -89,6 +93,7 @@ const STEPS: [(&str, Step); 52] = [
         In(HERE, "fn root_a_loop_device_is_detached"),
     ),
     ("lsattr {path}", In(HERE, "fn root_an_immutable_file")),
+    ("losetup --list", Looks),
     ("lsblk", Looks),
     ("lslocks", Looks),
     (

@@ -19,7 +19,7 @@ use nix::unistd::{dup2_stdout, setsid};
 use serde_json::json;
 
 use super::args::OutputArgs;
-use super::interrupt::{Interrupts, PATIENCE, within};
+use super::interrupt::{Interrupted, Interrupts, PATIENCE, within};
 use super::output;
 use super::volume::{Report, VolumeArgs};
 
@@ -106,7 +106,12 @@ impl ServeNbd {
             })),
             false => output::line(&uri),
         });
-        let result = told.and_then(|()| wait_for_the_end(&controller, &interrupts));
+        let result = match told {
+            Ok(()) => wait_for_the_end(&controller, &interrupts),
+            // It serves already: this is its end, as it would be later.
+            Err(error) if error.is::<Interrupted>() => Ok(()),
+            Err(error) => Err(error),
+        };
         let result = result.context(serving.clone());
         let in_progress = controller.snapshot_blocking().in_progress;
         let Some(losses) = within(PATIENCE, move || Ok(controller.close()))? else {
