@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use crate::identities;
 use crate::lba_size;
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
-use crate::listen_error::obstacle;
+use crate::listen_error::{Obstacle, obstacle};
 use crate::lost;
 use crate::overlaps;
 use crate::plan::queue_pool_bytes;
@@ -202,21 +202,55 @@ impl<'a> Listen<'a> {
                 ..place
             };
         }
-        if provider != "iwarp" || address.port() == 0 {
+        if provider != "iwarp" {
             return Check::ok(name, seen);
         }
-        let Err(error) = TcpListener::bind(address) else {
+        let Some((errno, obstacle)) = self.obstacle(machine) else {
             return Check::ok(name, seen);
         };
-        let errno = error.raw_os_error().map(Errno::from_raw);
-        let obstacle = obstacle(machine, address, errno, &error.to_string());
         let seen = format!("{seen}; {}", obstacle.seen);
         if errno == Some(Errno::EADDRINUSE) {
-            let expected = format!("{}, unless this target runs already", obstacle.expected);
+            let expected = format!("{}{UNLESS_IT_RUNS}", obstacle.expected);
             return Check::warning(name, seen, expected, obstacle.remedy);
         }
         Check::error(name, seen, obstacle.expected, obstacle.remedy)
     }
+
+    /// What keeps a TCP port from being listened at now.
+    fn obstacle(&self, machine: &Machine) -> Option<(Option<Errno>, Obstacle)> {
+        let address = self.listener.address;
+        if address.port() == 0 {
+            return None;
+        }
+        let error = TcpListener::bind(address).err()?;
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        let obstacle = obstacle(machine, address, errno, &error.to_string());
+        Some((errno, obstacle))
+    }
+}
+
+const UNLESS_IT_RUNS: &str = ", unless this target runs already";
+
+/// Ports of the configuration that are in use, a line each.
+#[must_use]
+pub fn ports_in_use(machine: &Machine, config: &Config) -> Vec<String> {
+    let listeners = config.listeners.iter().map(Listen::choose);
+    let lines = listeners.filter_map(|listen| {
+        if listen.provider != Some("iwarp") {
+            return None;
+        }
+        let (errno, obstacle) = listen.obstacle(machine)?;
+        (errno == Some(Errno::EADDRINUSE)).then(|| {
+            let Obstacle {
+                seen,
+                expected,
+                remedy,
+            } = obstacle;
+            let address = listen.listener.address;
+            format!("listen {address}: {seen}, expected {expected}{UNLESS_IT_RUNS}: {remedy}")
+        })
+    });
+    lines.collect()
 }
 
 #[cfg(test)]

@@ -54,6 +54,10 @@ impl Lost {
 
     /// A volume has lost writes. Before anybody is told, or soon after, that is noted for good.
     pub(crate) fn add_writes(&self, export: &Export, error: &IoError) {
+        // Every Flush of a volume that was cut fails: that is no other loss.
+        if self.running.has(export.backend, What::End) {
+            return;
+        }
         let errno = error.errno.unwrap_or_default();
         let note = note(export, What::Writes, errno, error.to_string());
         let next = self.next(&note);

@@ -157,6 +157,7 @@ fn check(file: &Path) -> anyhow::Result<()> {
         Err(error) => errors.push(error),
     }
     warnings.extend(lost::warnings(&config));
+    warnings.extend(doctor::ports_in_use(&Machine::here(), &config));
     for warning in first_of(&warnings) {
         println!("warning: {warning}");
     }

@@ -243,7 +243,7 @@ impl Served {
 }
 
 /// The namespaces that have another NSID than that of their place, in words.
-fn numbers_kept(written: &Config, wanted: &Config) -> impl Iterator<Item = String> {
+pub(crate) fn numbers_kept(written: &Config, wanted: &Config) -> impl Iterator<Item = String> {
     let subsystems = written.subsystems.iter().zip(&wanted.subsystems);
     subsystems.flat_map(|(written, wanted)| {
         let open = written.namespaces.iter();

@@ -29,7 +29,7 @@ use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
-use crate::reload::{Served, clear_lost};
+use crate::reload::{Served, clear_lost, numbers_kept};
 use crate::scheduling;
 use crate::signals::{self, End, Held, Reloads};
 use crate::state;
@@ -283,10 +283,13 @@ fn identify(
         tracing::warn!("{why}");
     }
     for _ in 0..CHOICES_MAX {
-        let config = identities.number(config, None)?;
-        let (target, exports) = build(&config, providers, reactors, lba_sizes, identities)?;
+        let numbered = identities.number(config, None)?;
+        let (target, exports) = build(&numbered, providers, reactors, lba_sizes, identities)?;
         if identities.keep()? == Kept::Yes {
-            return Ok((config, target, exports));
+            for line in numbers_kept(config, &numbered) {
+                tracing::info!("{line}");
+            }
+            return Ok((numbered, target, exports));
         }
     }
     bail!(

@@ -325,6 +325,7 @@ fn what_is_left_keeps_its_number_when_the_first_one_goes() {
     assert_eq!(place.shown(), both[1..]);
     assert!(daemon.stop().success());
     let daemon = place.serve();
+    daemon.wait_for_log(&["namespace 2", "number kept"]);
     second
         .write(8192, &[2; 4096])
         .expect("goes on after a restart");

@@ -145,9 +145,15 @@ impl Bench {
 
     /// Whether a loss is noted in the state folder.
     fn has_note(&self) -> bool {
+        self.notes() > 0
+    }
+
+    fn notes(&self) -> usize {
         let entries = fs::read_dir(self.folder.path().join("state")).unwrap();
-        let mut names = entries.map(|entry| entry.unwrap().file_name());
-        names.any(|name| name.to_string_lossy().starts_with("lost-writes-"))
+        let names = entries.map(|entry| entry.unwrap().file_name());
+        names
+            .filter(|name| name.to_string_lossy().starts_with("lost-writes-"))
+            .count()
     }
 
     fn len(&self) -> u64 {
@@ -276,8 +282,11 @@ fn a_cut_is_known_to_the_next_target_until_it_is_cleared() {
     daemon.wait_for_log(&["ERROR", &image, cut, "clear-lost-writes"]);
     wait_until("a Flush fails", || volume.flush().is_err());
     wait_until("it is noted", || bench.has_note());
+    // What a Flush says of it is no second loss.
+    is_write_fault(&volume.flush());
     drop(volume);
     daemon.kill();
+    assert_eq!(bench.notes(), 1);
     bench.resize(2 * MIB);
     assert!(bench.check().contains(cut), "{}", bench.check());
     let daemon = bench.serve();
@@ -293,6 +302,20 @@ fn a_cut_is_known_to_the_next_target_until_it_is_cleared() {
     controller.close();
     assert!(daemon.stop().success());
     assert!(!bench.has_note());
+}
+
+#[test]
+fn growth_to_no_whole_number_of_lbas_says_what_is_out_of_reach() {
+    let bench = Bench::new(2 * MIB);
+    let daemon = bench.serve();
+    bench.resize(3 * MIB + 1000);
+    daemon.wait_for_log(&[
+        "WARN",
+        utf8(&bench.image),
+        "has grown from 2097152 to 3146728 bytes",
+        "its last 1000 bytes make no whole LBA of 4096 bytes",
+    ]);
+    assert!(daemon.stop().success());
 }
 
 /// Whenever it comes: what is cleared is told, and what is not told is not cleared.

@@ -132,6 +132,11 @@ impl Running {
         });
     }
 
+    /// Whether a volume is in such a state.
+    pub(super) fn has(&self, backend: BackendId, what: What) -> bool {
+        self.volumes().contains_key(&(backend, what))
+    }
+
     /// How a volume is from now on; `None`: as it should be.
     pub(super) fn set(&self, backend: BackendId, what: What, said: Option<Said>) {
         self.change(|volumes| match said {

@@ -72,7 +72,15 @@ impl Watched {
         let (volume, bytes) = (self.store.name(), self.bytes);
         let shown = "hosts are told of its new size";
         if bytes > before_bytes {
-            tracing::info!("{volume} has grown from {before_bytes} to {bytes} bytes; {shown}");
+            let grown = format!("{volume} has grown from {before_bytes} to {bytes} bytes; {shown}");
+            let lba_bytes = self.store.geometry().lba_bytes;
+            match bytes % u64::from(lba_bytes) {
+                0 => tracing::info!("{grown}"),
+                rest_bytes => tracing::warn!(
+                    "{grown}, but its last {rest_bytes} bytes make no whole LBA of {lba_bytes} bytes and are out of reach of \
+                     hosts"
+                ),
+            }
             return None;
         }
         let what =
