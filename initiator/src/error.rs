@@ -216,7 +216,8 @@ pub enum IoError {
     NoNamespace(u32),
     /// After a reconnect the namespace is another one.
     #[error(
-        "namespace {nsid} is not the one it was: {change}; connect anew to use it: `capstan detach`, then `capstan attach`"
+        "namespace {nsid} is not the one it was: {change}; connect anew to use it: `capstan detach`, then `capstan attach` (where it is \
+         mounted: `capstan umount`, then `capstan mount`)"
     )]
     NamespaceReplaced {
         /// Namespace.

@@ -591,8 +591,21 @@ fn root_list_says_what_has_become_of_a_namespace_and_what_it_says_to_do_helps() 
     says("namespace 1 is gone from the controller; put it back on the target");
     bench.reload(&daemon, Some("lba = 512"));
     says("its LBAs have 512 bytes, had 4096");
+    let to = format!("of={}", utf8(&device));
+    let writes = || {
+        let words = ["if=/dev/zero", &to, "bs=4096", "count=1", "conv=fsync"];
+        let output = Command::new("dd").args(words).output().unwrap();
+        output.status.success()
+    };
+    assert!(!writes(), "to another namespace");
     bench.reload(&daemon, None);
     bench.reload(&daemon, Some("lba = 4096"));
+    // Nobody else says that it failed once the program has not looked.
+    let missing = "4096 bytes that were written to this disk are not on namespace 1";
+    wait_until(missing, || {
+        attention().is_some_and(|text| text.contains(missing))
+    });
+    assert!(writes());
     wait_until("it is as it was", || attention().is_none());
     told(&machine.run("detach", &[utf8(&device)]));
     machine.assert_clean(&device);

@@ -140,13 +140,16 @@ struct Disk {
 }
 
 impl Disk {
-    /// Where its association is, and what the controller reports of its medium where nothing else
-    /// is wrong.
+    /// Where its association is; where nothing else is wrong, what of the disk is not written, or
+    /// what the controller reports of its medium.
     fn state(&mut self) -> State {
         let mut state = state(&self.controller.snapshot_blocking(), self.record.nsid);
         if state.state == "live"
             && state.attention.is_none()
-            && let Some(text) = self.health.attention(&self.controller, &self.record)
+            && let Some(text) = self.unwritten_in_words().or_else(|| {
+                // Of the medium, as far as the controller knows.
+                self.health.attention(&self.controller, &self.record)
+            })
         {
             state.detail = format!("{}; {text}", state.detail);
             state.attention = Some(text);
