@@ -73,6 +73,13 @@ impl R2tPlan {
         }
     }
 
+    /// Whether there is an R2T to send: not everything was asked for, and fewer than MAXR2T are
+    /// outstanding.
+    #[must_use]
+    pub const fn has_r2t(&self) -> bool {
+        self.asked_bytes < self.total_bytes && self.outstanding < self.outstanding_max
+    }
+
     /// Whether all data has arrived.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
@@ -123,10 +130,10 @@ impl<const R2TS: usize> R2tLedger<R2TS> {
     /// The next R2T of `plan` to send. `None` when it has asked for everything, has MAXR2T
     /// outstanding, or the ledger is full.
     pub fn ask(&mut self, plan: &mut R2tPlan) -> Option<R2t> {
-        let left_bytes = plan.total_bytes.saturating_sub(plan.asked_bytes);
-        if left_bytes == 0 || plan.outstanding >= plan.outstanding_max {
+        if !plan.has_r2t() {
             return None;
         }
+        let left_bytes = plan.total_bytes.saturating_sub(plan.asked_bytes);
         let place = self.free_count.checked_sub(1)?;
         let ttag = *self.free.get(place)?;
         let entry = self.open.get_mut(usize::from(ttag))?;

@@ -100,8 +100,6 @@ struct Pull {
     plan: R2tPlan,
     sink: Buffer,
     intact: bool,
-    /// It waits for an R2T of others to be answered.
-    waits: bool,
 }
 
 /// A push whose head has not left as far as is known.
@@ -147,6 +145,7 @@ struct ControllerSide {
     outstanding: u32,
     slots: Vec<Slot>,
     r2ts: Option<Box<R2ts>>,
+    /// Pulls that have R2Ts to send, while as many are outstanding as may be. Each is here once.
     waiting: VecDeque<u16>,
     /// Pulls of at least [`DIRECT_MIN_BYTES`].
     large_pulls: u32,
@@ -315,7 +314,6 @@ impl ControllerQueue {
             plan,
             sink,
             intact: true,
-            waits: false,
         });
         side.ask(&mut self.stream, &writer, tag.0);
         Ok(())

@@ -1,5 +1,7 @@
 //! A host and a controller: all data arrives, however the bytes between them are cut.
 
+use std::collections::VecDeque;
+
 use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
@@ -401,4 +403,69 @@ fn success_stands_for_a_response_only_without_flow_control() {
     let data = 128 + 2 * 24 + 4096 + 65_536;
     assert_eq!(bytes_to_host(false), data);
     assert_eq!(bytes_to_host(true), data + 2 * 24);
+}
+
+/// More writes than there are R2Ts, which are answered one by one: each that waits is asked for in
+/// the end, however long that goes on.
+#[test]
+fn a_pull_that_waits_for_an_r2t_is_never_forgotten() {
+    const AT_ONCE: u16 = 900;
+    const COMMANDS: usize = 20_000;
+    const TAGS: u16 = 8000;
+    let pool = pool();
+    let mut host = HostQueue::new(request(Digests::empty(), 0, 1), AT_ONCE, false, 0);
+    let mut controller = ControllerQueue::new(Settings::default(), pool.clone(), 0);
+    controller.handle_bytes(&sent_by_host(&mut host, usize::MAX), 0);
+    host.handle_bytes(&sent_by_controller(&mut controller, usize::MAX), 0);
+    controller.connected(Connected {
+        entries: AT_ONCE,
+        in_capsule_max_bytes: 8192,
+        flow_control: false,
+    });
+    let send = |host: &mut HostQueue, cid, memory| {
+        let payload = Payload::ToController(memory, 512);
+        host.send(Sqe::new(WRITE, cid, 1), payload).expect("room");
+    };
+    for cid in 0..AT_ONCE {
+        send(&mut host, cid, pool.take(512).expect("memory"));
+    }
+    let (mut sent, mut done) = (usize::from(AT_ONCE), 0);
+    // Tags that were used lately come last.
+    let mut tags: VecDeque<u16> = (0..TAGS).collect();
+    let mut cid_of = [0; TAGS as usize];
+    loop {
+        controller.handle_bytes(&sent_by_host(&mut host, usize::MAX), 0);
+        for event in controller_events(&mut controller) {
+            match event {
+                Event::Capsule { sqe, .. } => {
+                    let (cid, sink) = (sqe.cid.get(), pool.take(512).expect("memory"));
+                    let tag = tags.pop_front().expect("a tag");
+                    cid_of[usize::from(tag)] = cid;
+                    controller.pull(Tag(tag), cid, 512, sink).expect("open");
+                }
+                Event::Pulled { tag, .. } => {
+                    let cid = cid_of[usize::from(tag.0)];
+                    controller.respond(tag, &Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));
+                    tags.push_back(tag.0);
+                }
+                event => panic!("{event:?}"),
+            }
+        }
+        // One R2T or one response.
+        let one = sent_by_controller(&mut controller, 24);
+        if one.is_empty() {
+            break;
+        }
+        host.handle_bytes(&one, 0);
+        for event in host_events(&mut host) {
+            if let host::Event::Response { cqe, memory, .. } = event {
+                done += 1;
+                if sent < COMMANDS {
+                    sent += 1;
+                    send(&mut host, cqe.cid.get(), memory.expect("memory"));
+                }
+            }
+        }
+    }
+    assert_eq!((sent, done), (COMMANDS, COMMANDS));
 }

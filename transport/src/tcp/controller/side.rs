@@ -36,7 +36,8 @@ impl ControllerSide {
         }
     }
 
-    /// Sends the R2Ts of a pull that may be sent now.
+    /// Sends the R2Ts of a pull that may be sent now. Where more are outstanding over all commands
+    /// than may be, it waits.
     pub(super) fn ask(&mut self, stream: &mut Stream, writer: &PduWriter, slot: u16) {
         let place = self.slots.get_mut(usize::from(slot));
         let Some(pull) = place.and_then(|place| place.pull.as_mut()) else {
@@ -54,9 +55,19 @@ impl ControllerSide {
             }
             stream.out.stage(writer.r2t(&r2t).as_bytes());
         }
-        if r2ts.ledger.outstanding() == R2TS_MAX && !pull.waits {
-            pull.waits = true;
+        if pull.plan.has_r2t() {
             self.waiting.push_back(slot);
+        }
+    }
+
+    /// An R2T is answered: others may be sent, first of those that have waited longest. A pull is
+    /// among them once at most, and leaves nothing there, as it is not complete before.
+    fn ask_waiting(&mut self, stream: &mut Stream, writer: &PduWriter) {
+        let is_full = |r2ts: &R2ts| r2ts.ledger.outstanding() == R2TS_MAX;
+        while !self.r2ts.as_deref().is_none_or(is_full)
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.ask(stream, writer, next);
         }
     }
 
@@ -142,6 +153,7 @@ impl ControllerSide {
             return;
         };
         pull.intact &= is_intact(&pull.sink, data.offset_bytes, data.length_bytes, digest);
+        let waited = pull.plan.has_r2t();
         pull.plan.landed(data);
         let Some((_, writer)) = self.agreed else {
             return;
@@ -153,19 +165,14 @@ impl ControllerSide {
             let (tag, sink, intact) = (Tag(slot), pull.sink, pull.intact);
             self.events.push_back(Event::Pulled { tag, sink, intact });
         } else {
+            // One that waits already has an R2T to send without this answer.
+            if data.last && pull.plan.has_r2t() && !waited {
+                self.waiting.push_back(slot);
+            }
             self.slot(Tag(slot)).pull = Some(pull);
-            if data.last {
-                self.ask(stream, &writer, slot);
-            }
         }
-        if data.last
-            && let Some(next) = self.waiting.pop_front()
-        {
-            let place = self.slots.get_mut(usize::from(next));
-            if let Some(pull) = place.and_then(|place| place.pull.as_mut()) {
-                pull.waits = false;
-            }
-            self.ask(stream, &writer, next);
+        if data.last {
+            self.ask_waiting(stream, &writer);
         }
     }
 }
