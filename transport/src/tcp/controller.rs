@@ -54,7 +54,8 @@ impl Default for Settings {
 /// What Connect has settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connected {
-    /// Entries of the submission queue: commands that may be outstanding.
+    /// Entries of the submission queue: commands that may be outstanding, with those whose
+    /// response has not left.
     pub entries: u16,
     /// In-capsule data of one command, by IOCCSZ (8192 on the Admin Queue).
     pub in_capsule_max_bytes: u32,
@@ -141,8 +142,10 @@ struct ControllerSide {
     pool: Pool,
     agreed: Option<(Agreed, PduWriter)>,
     connected: Option<Connected>,
-    /// Capsules without a response.
+    /// Capsules whose response has not left.
     outstanding: u32,
+    /// Where the responses end that have not left.
+    leaving: VecDeque<Mark>,
     slots: Vec<Slot>,
     r2ts: Option<Box<R2ts>>,
     /// Pulls that have R2Ts to send, while as many are outstanding as may be. Each is here once.
@@ -169,6 +172,7 @@ impl ControllerQueue {
                 agreed: None,
                 connected: None,
                 outstanding: 0,
+                leaving: VecDeque::new(),
                 slots: Vec::new(),
                 r2ts: None,
                 waiting: VecDeque::new(),
@@ -242,10 +246,12 @@ impl ControllerQueue {
         self.stream.out.gather(memory, take);
     }
 
-    /// The first `bytes` of what is to be sent have left.
+    /// The first `bytes` of what is to be sent have left. To be called before what the host sends
+    /// after it has read them is handled: a response that leaves makes room for a command.
     pub fn transmitted(&mut self, bytes: usize) {
         let side = &mut self.side;
         self.stream.out.gone(bytes, |slot| side.release(slot));
+        side.responses_left(self.stream.out.left());
         if side.wants_room && self.stream.out.staged_bytes() <= STAGED_MAX_BYTES / 2 {
             side.wants_room = false;
             side.events.push_back(Event::Room);
@@ -278,7 +284,7 @@ impl ControllerQueue {
 
     /// Asks the host for `len_bytes` of data of the command `cid`, to the start of `sink`. At most
     /// one pull per command, and none together with a push. Where the queue has ended the sink
-    /// comes back with [`Event::Released`].
+    /// comes back with [`Event::Released`]; not to be called after [`Event::Quiesced`].
     ///
     /// # Errors
     /// The sink, where it is shorter than that.
@@ -320,7 +326,8 @@ impl ControllerQueue {
     }
 
     /// Sends all data of the command `cid`. Where [`Pushed::UntilReleased`] is answered, the buffer
-    /// comes back with [`Event::Released`]; so it does where the queue has ended.
+    /// comes back with [`Event::Released`]; so it does where the queue has ended. Not to be called
+    /// after [`Event::Quiesced`].
     ///
     /// # Errors
     /// The source: until there is room, or as another kind ([`Source::Held`] always).
@@ -393,7 +400,6 @@ impl ControllerQueue {
         let Some((_, writer)) = side.agreed.filter(|_| self.stream.is_open()) else {
             return;
         };
-        side.outstanding = side.outstanding.saturating_sub(1);
         let may_be_success = side.connected.is_some_and(|settled| !settled.flow_control)
             && cqe.status() == Status::SUCCESS
             && cqe.result() == 0;
@@ -404,10 +410,13 @@ impl ControllerQueue {
                 .out
                 .rewrite(at, writer.c2h_data(&data).as_bytes())
             {
+                // Its data, as all that is pushed, is bounded by `STAGED_MAX_BYTES`.
+                side.outstanding = side.outstanding.saturating_sub(1);
                 return;
             }
         }
         self.stream.out.stage(writer.capsule_resp(cqe).as_bytes());
+        side.leaving.push_back(self.stream.out.mark());
     }
 
     /// Ends the queue. Sinks of pulls come back at once; [`ControllerQueue::wants_close`] says when

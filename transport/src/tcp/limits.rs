@@ -5,8 +5,9 @@
 pub const DIRECT_MIN_BYTES: u32 = 16 * 1024;
 
 /// Bytes that are copied to be sent, from which on nothing more is pushed until half of them have
-/// left. Responses and R2Ts are added regardless: a queue of 1024 entries and its R2Ts have
-/// `1024 * 28 + 256 * 28` bytes of them at most.
+/// left. Responses and R2Ts are added regardless, and hold their command until they have left: a
+/// queue of 1024 entries and its R2Ts have `1024 * 28 + 256 * 28` bytes of them at most, or as many
+/// R2Ts as the data of its commands needs, where a host answers them before it can have read them.
 pub const STAGED_MAX_BYTES: usize = 256 * 1024;
 
 /// R2Ts outstanding on one queue, over all its commands: about 6 KiB of memory, from the first pull

@@ -90,6 +90,11 @@ impl Outgoing {
         Mark(self.removed_bytes.saturating_add(self.staged.len() as u64))
     }
 
+    /// The end of what was staged and has left.
+    pub(super) fn left(&self) -> Mark {
+        Mark(self.removed_bytes.saturating_add(self.gone_bytes as u64))
+    }
+
     /// The staged bytes from `mark` on.
     pub(super) fn staged_from(&self, mark: Mark) -> &[u8] {
         self.place(mark)

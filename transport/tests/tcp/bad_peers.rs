@@ -182,6 +182,31 @@ fn no_more_commands_are_taken_than_the_queue_has_entries() {
     );
 }
 
+#[test]
+fn a_host_that_does_not_read_its_responses_has_no_room_for_more_commands() {
+    let pool = pool();
+    let (_, mut controller, by_host, _) = ends(Digests::empty(), &pool);
+    let command = by_host.capsule_cmd(&Sqe::new(0, 1, 1), 0);
+    let respond = |controller: &mut ControllerQueue| {
+        let events = controller_events(controller);
+        assert!(matches!(events[..], [Event::Capsule { .. }]), "{events:?}");
+        controller.respond(Tag(0), &Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
+    };
+    for _ in 0..64 {
+        controller.handle_bytes(command.as_bytes(), 0);
+        respond(&mut controller);
+    }
+    // One response has left, and the first byte of the next.
+    assert_eq!(sent_by_controller(&mut controller, 25).len(), 25);
+    controller.handle_bytes(command.as_bytes(), 0);
+    respond(&mut controller);
+    controller.handle_bytes(command.as_bytes(), 0);
+    let events = controller_events(&mut controller);
+    assert!(matches!(events[..], [Event::Ended(_)]), "{events:?}");
+    let sent = sent_by_controller(&mut controller, usize::MAX);
+    assert_eq!(term_req(&sent[23 + 63 * 24..], 0x03), (0x02, 0));
+}
+
 /// What a host with a read (command 1) and a write (command 2) of 4 KiB outstanding answers.
 fn to_host(digests: Digests, bytes: &[&[u8]]) -> (u16, u32) {
     let pool = pool();

@@ -12,7 +12,7 @@ use capstan_nvme_proto::tcp::writer::PduWriter;
 use zerocopy::IntoBytes;
 
 use super::super::limits::{DIRECT_MIN_BYTES, R2TS_MAX};
-use super::super::outgoing::crc32c;
+use super::super::outgoing::{Mark, crc32c};
 use super::super::stream::{Place, Side, Stream, is_intact};
 use super::{ControllerSide, Event, Landing, R2ts, Slot};
 use crate::data::{CapsuleData, Landed};
@@ -97,6 +97,14 @@ impl ControllerSide {
         self.agreed = Some((agreed, PduWriter::new(Role::Controller, &agreed)));
     }
 
+    /// What has left of the responses makes room for commands.
+    pub(super) fn responses_left(&mut self, left: Mark) {
+        while self.leaving.front().is_some_and(|end| *end <= left) {
+            self.leaving.pop_front();
+            self.outstanding = self.outstanding.saturating_sub(1);
+        }
+    }
+
     fn capsule(&mut self, stream: &mut Stream, sqe: Sqe, bytes: u32) -> Result<(), Fault> {
         let entries = self.connected.map_or(1, |settled| settled.entries);
         let outstanding = self.outstanding.saturating_add(1);
@@ -105,7 +113,8 @@ impl ControllerSide {
                 PduType::CAPSULE_CMD,
                 "outstanding commands",
                 outstanding,
-                "no more than the queue has entries, and one before Connect is answered",
+                "no more than the queue has entries (one before Connect is answered), with those \
+                 whose response was not read",
             ));
         }
         self.outstanding = outstanding;
@@ -240,6 +249,7 @@ impl Side for ControllerSide {
     fn ended(&mut self, reason: EndReason) {
         self.landing = Landing::None;
         self.waiting.clear();
+        self.leaving.clear();
         self.large_pulls = 0;
         self.events.push_back(Event::Ended(reason));
         for (slot, place) in (0..=u16::MAX).zip(&mut self.slots) {
