@@ -20,42 +20,12 @@ use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::RejectReason;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::input::Input;
+
 /// Operations of one input.
 const OPERATIONS_MAX: usize = 2000;
 /// Times `handle_timeout` may be due again at the same moment.
 const TIMEOUTS_AT_ONCE_MAX: u32 = 100;
-
-/// The input, taken from the front; zero once it is used up.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        let mut out = [0; N];
-        let len = N.min(self.0.len());
-        out[..len].copy_from_slice(&self.0[..len]);
-        self.0 = &self.0[len..];
-        out
-    }
-
-    fn byte(&mut self) -> u8 {
-        let [byte] = self.bytes();
-        byte
-    }
-
-    fn word(&mut self) -> u16 {
-        u16::from_le_bytes(self.bytes())
-    }
-
-    /// Spoils up to three bytes of `data`.
-    fn spoil(&mut self, data: &mut [u8]) {
-        for _ in 0..self.byte() & 0b11 {
-            let (at, value) = (usize::from(self.word()), self.byte());
-            if let Some(byte) = data.get_mut(at) {
-                *byte = value;
-            }
-        }
-    }
-}
 
 struct Outstanding {
     qid: u16,
@@ -77,7 +47,7 @@ struct World<'a> {
 
 /// Feeds the state machine answers, connects, losses and time in any order.
 pub fn host(data: &[u8]) {
-    let mut input = Input(data);
+    let mut input = Input::new(data);
     let [flags, queues, entries, kato] = input.bytes();
     let nqn = |name| Nqn::new(name).expect("a name");
     let config = HostConfig {
@@ -108,7 +78,7 @@ pub fn host(data: &[u8]) {
     };
     for _ in 0..OPERATIONS_MAX {
         world.settle();
-        if world.input.0.is_empty() {
+        if world.input.is_empty() {
             break;
         }
         world.operation();

@@ -7,10 +7,14 @@
 
 mod config;
 mod host;
+mod input;
 mod iwarp;
 mod nvme_proto;
 mod subsystem;
 mod tcp;
+mod tcp_controller;
+mod tcp_host;
+mod tcp_queue;
 
 pub use config::config_toml;
 pub use host::{host, host_discovery};
@@ -21,6 +25,8 @@ pub use nvme_proto::{
 };
 pub use subsystem::controller_ops;
 pub use tcp::{tcp_from_controller, tcp_from_host};
+pub use tcp_controller::tcp_controller_queue;
+pub use tcp_host::tcp_host_queue;
 
 /// A fuzz target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -43,6 +49,8 @@ pub const TARGETS: &[Target] = &[
     ("same_host", same_host),
     ("tcp_from_host", tcp_from_host),
     ("tcp_from_controller", tcp_from_controller),
+    ("tcp_controller_queue", tcp_controller_queue),
+    ("tcp_host_queue", tcp_host_queue),
     ("config_toml", config_toml),
     ("host", host),
     ("host_discovery", host_discovery),

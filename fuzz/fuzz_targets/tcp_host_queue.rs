@@ -1,0 +1,4 @@
+//! See [`capstan_fuzz::tcp_host_queue`].
+#![cfg_attr(fuzzing, no_main)]
+
+capstan_fuzz::fuzz_target!(tcp_host_queue);
