@@ -122,8 +122,9 @@ impl Passthru {
     }
 
     fn answer(&self, reply: Result<CommandReply, CommandError>, queue: DirectQueue) -> Result<()> {
-        let reply = reply.with_context(|| format!("opcode {:#04x}", self.opcode))?;
+        // In order also where the command has failed: else the target hears of a reset.
         queue.close();
+        let reply = reply.with_context(|| format!("opcode {:#04x}", self.opcode))?;
         if self.raw_binary {
             let mut stdout = std::io::stdout().lock();
             stdout.write_all(&reply.data)?;
