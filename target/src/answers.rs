@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -139,8 +140,15 @@ fn give_up(child: &mut Child) {
 pub fn open(paths: &[PathBuf]) -> io::Result<()> {
     let mut output = io::stdout().lock();
     for path in paths {
-        // What is refused is told where it is looked at.
-        let _ = File::open(path).and_then(|file| file.metadata());
+        // What is refused is told where it is looked at. Others, such as a FIFO without a writer,
+        // are never opened.
+        let is_medium = path.metadata().is_ok_and(|metadata| {
+            let kind = metadata.file_type();
+            kind.is_file() || kind.is_block_device()
+        });
+        if is_medium {
+            let _ = File::open(path).and_then(|file| file.metadata());
+        }
         writeln!(output)?;
         output.flush()?;
     }

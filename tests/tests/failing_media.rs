@@ -17,6 +17,8 @@ use capstan_tests::program::{Daemon, has_disks, own_address, program, signal, to
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -153,6 +155,13 @@ fn root_check_and_doctor_name_what_does_not_answer() {
     drop(unanswered);
     let output = asked("check");
     assert!(output.status.success(), "{}", words(&output));
+    // What is no medium is refused as that, and not waited for.
+    fs::remove_file(&images[1]).unwrap();
+    mkfifo(&images[1], Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    let output = asked("check");
+    assert_eq!(output.status.code(), Some(1));
+    let words = words(&output);
+    assert!(!words.contains("does not answer"), "{words}");
 }
 
 /// A target of a loop device, and its file below.
