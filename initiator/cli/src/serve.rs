@@ -96,7 +96,7 @@ impl ServeNbd {
             .context("starting the NBD front end")?;
         let uri = nbd::uri(&self.export_name, &socket_path);
         let is_json = self.output.is_json();
-        // Whoever reads it may not.
+        // Its reader may stop reading: a signal ends this then.
         let told = interrupts.unless_one_comes(move || match is_json {
             true => output::json(&json!({
                 "uri": uri,

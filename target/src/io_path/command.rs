@@ -348,7 +348,7 @@ impl OnMedium {
 }
 
 impl Command {
-    /// The command that is not answered, for whoever has to name it.
+    /// The command, while it is not answered: for log lines that name it.
     pub(super) fn not_answered(&self) -> Option<NotAnswered<'_>> {
         match self {
             Self::Waiting { work, .. } | Self::Pulling { work, .. } => match work {

@@ -403,8 +403,8 @@ proptest! {
         prop_assert_eq!((host.begun, target.begun), (1, 1));
     }
 
-    /// The stream of one side ends after any byte, in order or not: both find out, nothing completes
-    /// twice, and what did not get through completes as flushed.
+    /// The stream of one side ends after any byte, in order or not: both sides find out, nothing
+    /// completes twice, and what did not get through completes as flushed.
     #[test]
     fn an_end_anywhere_completes_everything_once(
         (crc, framing, delivery, len) in deliveries(),

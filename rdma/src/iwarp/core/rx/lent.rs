@@ -140,8 +140,8 @@ impl Rx {
     fn lent_bytes<'a>(&'a self, data: &'a Data) -> RawBytes<'a> {
         let length = data.len_bytes as usize;
         match data.from {
-            // SAFETY: inside the ring, which the driver keeps mapped until everything was given back
-            // (`Qp::lent_rings`). Only the peer writes there.
+            // SAFETY: inside the ring, which the driver keeps mapped until all of it was given
+            // back (`Qp::lent_rings`). Only the peer writes there.
             Held::Ring(base) => unsafe { RawBytes::new(base, length) },
             Held::Buffer { index, offset } => {
                 let buffer = self.lent.buffers.get(index).unwrap_or(&self.buffer);

@@ -17,8 +17,8 @@ pub(in crate::iwarp) struct DirectWrite {
 }
 
 impl IwarpCore {
-    /// An RDMA WRITE of `len_bytes`, at least 1, to `remote` behind everything posted so far; `None`
-    /// when something of that has not been sent.
+    /// An RDMA WRITE of `len_bytes`, at least 1, to `remote`, behind all that is posted so far;
+    /// `None` when something of that has not been sent.
     #[inline]
     pub(in crate::iwarp) fn poll_direct(
         &self,

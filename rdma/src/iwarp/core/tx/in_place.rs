@@ -26,8 +26,8 @@ impl IwarpCore {
         tx.framing == Framing::Large && !tx.crc && tx.may_send
     }
 
-    /// How many FPDUs an RDMA WRITE of `range` of `slab` takes; `None` when there is nothing, or not
-    /// inside the slab.
+    /// How many FPDUs an RDMA WRITE of `range` of `slab` takes; `None` when the range is empty or
+    /// not inside the slab.
     #[inline]
     pub(in crate::iwarp) fn fpdus_in_place(
         &mut self,

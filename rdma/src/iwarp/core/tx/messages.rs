@@ -66,8 +66,8 @@ impl IwarpCore {
         self.tx.blocked = !took_all;
     }
 
-    /// Whether `fpdus` FPDUs with `bytes` of payload in all can be added behind everything posted so
-    /// far; `None` when something has to be built or sent first.
+    /// Whether `fpdus` FPDUs with `bytes` of payload in all can be added behind all that is posted
+    /// so far; `None` when something has to be built or sent first.
     #[inline]
     pub(in crate::iwarp) fn poll_room(&mut self, fpdus: usize, bytes: usize) -> Option<bool> {
         self.sq.ring();

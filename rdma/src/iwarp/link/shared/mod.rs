@@ -12,7 +12,7 @@
 //! * [`link`]: both directions beside their TCP connection, which stays open: it wakes an end that
 //!   sleeps, and tells when the peer is gone.
 //!
-//! How the memory gets from one process to the other is the driver's business (`driver::rendezvous`).
+//! The driver passes the memory from one process to the other (`driver::rendezvous`).
 //! Where any step is not possible (another network namespace, a peer with other software, no room
 //! for the memory) the connection stays with TCP.
 
