@@ -187,20 +187,24 @@ fn a_file_that_is_cut_short_and_loses_writes_has_a_note_of_each() {
         what: "a was cut from 2 to 1 bytes".to_owned(),
         next: "make it as long as it was".to_owned(),
     };
-    for _ in 0..2 {
-        first.add_cut(&export, cut());
-    }
-    assert_eq!(notes().len(), 1);
-    assert_eq!(notes()[0].note.kind, What::End);
-    let noted = first.noted();
     let errno = nix::errno::Errno::EIO as i32;
     let error = IoError::from_errno(errno, &Op::Flush, export.store.name());
     for _ in 0..2 {
         first.add_writes(&export, &error);
     }
+    assert_eq!(notes().len(), 1);
+    assert_eq!(notes()[0].note.kind, What::Writes);
+    let of_writes = first.noted().remove(0).name;
+    for _ in 0..2 {
+        first.add_cut(&export, cut());
+    }
+    // Now each Flush fails for the cut.
+    first.add_writes(&export, &error);
     assert_eq!(backends(&first.kept), [export.backend, export.backend]);
     // One is cleared by the command, which is not all.
-    note::clear(root.path(), &noted[0].name).unwrap();
+    let mut noted = first.noted().into_iter();
+    let of_cut = noted.find(|noted| noted.name != of_writes).unwrap().name;
+    note::clear(root.path(), &of_cut).unwrap();
     assert!(first.cleared_by_command().is_empty());
 
     first.add_cut(&export, cut());
