@@ -32,9 +32,9 @@ mod problem;
 mod quick;
 mod read;
 mod schema;
+mod shown;
 mod size;
 mod suggest;
-mod told;
 
 pub use capstan_nvme_proto::nqn::{Nqn, NqnError};
 
@@ -53,8 +53,8 @@ pub use model::{
 };
 pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};
 pub use quick::QuickExport;
+pub use shown::first_of;
 pub use size::{Size, SizeError};
-pub use told::first_of;
 
 impl Config {
     /// Parses and checks the text of a configuration file, without a look at the machine.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::{
     Access, At, Backing, Config, MemoryPlan, Namespace, Nqn, Problem, ProblemKind, Problems,
-    Reactors, Warning, told,
+    Reactors, Warning, shown,
 };
 
 pub(crate) mod volume;
@@ -105,7 +105,7 @@ impl Config {
         for core in cores.iter().filter(|core| !allowed.contains(core)) {
             let kind = ProblemKind::Core {
                 core: *core,
-                allowed: told::ranges(allowed),
+                allowed: shown::ranges(allowed),
             };
             findings.problem("target.reactors", kind);
         }
@@ -193,7 +193,7 @@ impl Config {
     }
 }
 
-/// Whether it is told that something else has a file or device.
+/// Whether it is shown that something else has a file or device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claims {
     Told,

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::machine::volume::{nearest_sibling, with_next_step};
-use crate::{BackingError, ListenError, NqnError, Size, told};
+use crate::{BackingError, ListenError, NqnError, Size, shown};
 
 /// Why there is no [`Config`](crate::Config).
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum ConfigError {
     #[error(
         "cannot read the configuration {}: {}",
         name(path),
-        told::line(&not_read(path, error))
+        shown::line(&not_read(path, error))
     )]
     Read {
         /// The file.
@@ -52,7 +52,7 @@ pub enum ConfigError {
         at: usize,
     },
     /// Not TOML.
-    #[error("{}", told::lines(message))]
+    #[error("{}", shown::lines(message))]
     Syntax {
         /// The parser's words, with line, column and the text of the line. Ends in a newline.
         message: String,
@@ -73,7 +73,7 @@ fn whole_lbas(size_bytes: u64, lba_bytes: u32) -> u64 {
 fn name(path: &Path) -> String {
     match path.to_str() {
         Some("-") => "on stdin".to_owned(),
-        _ => told::line(&path.display().to_string()),
+        _ => shown::line(&path.display().to_string()),
     }
 }
 
@@ -172,7 +172,7 @@ impl IntoIterator for Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&told::first_of(&self.0).join("\n"))
+        f.write_str(&shown::first_of(&self.0).join("\n"))
     }
 }
 
@@ -196,7 +196,7 @@ impl fmt::Display for At {
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", told::line(&format!("{at}: {kind}")))]
+#[error("{}", shown::line(&format!("{at}: {kind}")))]
 pub struct Problem {
     /// Where.
     pub at: At,
@@ -390,7 +390,7 @@ pub enum ProblemKind {
 
 /// Something that works but an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", told::line(&format!("{at}: {message}")))]
+#[error("{}", shown::line(&format!("{at}: {message}")))]
 pub struct Warning {
     /// Where.
     pub at: At,

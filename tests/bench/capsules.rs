@@ -31,7 +31,7 @@ const SLBA_AT: u32 = 40;
 const SQE_BYTES: u32 = 64;
 
 /// Hosts that read 4 KiB at random from namespace 1, all of them into the same memory.
-pub(crate) struct Crowd {
+pub(crate) struct Readers {
     /// Each with its capsules.
     hosts: Vec<(WireHost, Buffer)>,
     by_qp: HashMap<QpNum, usize>,
@@ -43,7 +43,7 @@ pub(crate) struct Crowd {
     landing: Buffer,
 }
 
-impl Crowd {
+impl Readers {
     /// Connects `count` hosts to a target.
     pub(crate) fn connect(address: SocketAddr, count: u16) -> Result<Self> {
         let config = Config {
@@ -53,7 +53,7 @@ impl Crowd {
         let bytes = (usize::from(count) * BYTES_PER_HOST).next_power_of_two();
         let wire = Wire::new(config, 1 << 17, bytes.max(1 << 20));
         let landing = wire.take(LBA_BYTES);
-        let mut crowd = Self {
+        let mut readers = Self {
             hosts: Vec::new(),
             by_qp: HashMap::new(),
             completions: vec![WorkCompletion::EMPTY; BATCH].into(),
@@ -64,14 +64,14 @@ impl Crowd {
         };
         for number in 0..count {
             let parameters = parameters(number)?;
-            let host = WireHost::connect_through(Rc::clone(&crowd.wire), address, parameters);
-            crowd
+            let host = WireHost::connect_through(Rc::clone(&readers.wire), address, parameters);
+            readers
                 .by_qp
-                .insert(host.qp_num(Queue::Io), crowd.hosts.len());
-            let capsules = crowd.capsules();
-            crowd.hosts.push((host, capsules));
+                .insert(host.qp_num(Queue::Io), readers.hosts.len());
+            let capsules = readers.capsules();
+            readers.hosts.push((host, capsules));
         }
-        Ok(crowd)
+        Ok(readers)
     }
 
     fn capsules(&self) -> Buffer {

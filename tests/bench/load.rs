@@ -93,7 +93,7 @@ pub(crate) fn on_core<T: Send>(core: usize, work: impl FnOnce() -> Result<T> + S
 
 /// How the bytes go between a host and the target, which are on one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Link {
     /// Over TCP; without CRCs, as the two are on one machine.
     Tcp,
     /// Over TCP, with the CRC32c that there is between two machines.
@@ -109,7 +109,7 @@ pub(crate) struct Load {
     pub(crate) write: bool,
     pub(crate) bytes: u32,
     pub(crate) depth: u16,
-    pub(crate) way: Way,
+    pub(crate) link: Link,
 }
 
 impl Load {
@@ -120,7 +120,7 @@ impl Load {
             write: false,
             bytes,
             depth,
-            way: Way::Tcp,
+            link: Link::Tcp,
         }
     }
 
@@ -132,9 +132,9 @@ impl Load {
         }
     }
 
-    /// The same, with the bytes going that way.
-    pub(crate) const fn by(self, way: Way) -> Self {
-        Self { way, ..self }
+    /// The same, with the bytes going over that link.
+    pub(crate) const fn over(self, link: Link) -> Self {
+        Self { link, ..self }
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) struct Loader {
 impl Loader {
     /// The `number`th host of the target at `address`.
     pub(crate) fn connect(address: SocketAddr, number: u16, load: Load) -> Result<Self> {
-        let queue = connect(&options(address, number, load), load.way)
+        let queue = connect(&options(address, number, load), load.link)
             .with_context(|| format!("connecting host {number}"))?;
         Ok(Self {
             queue,
@@ -334,15 +334,15 @@ impl Loader {
 
 /// Connects a host that goes over TCP.
 pub(crate) fn connect_over_tcp(options: &Options) -> Result<DirectQueue> {
-    connect(options, Way::Tcp)
+    connect(options, Link::Tcp)
 }
 
-fn connect(options: &Options, way: Way) -> Result<DirectQueue> {
+fn connect(options: &Options, link: Link) -> Result<DirectQueue> {
     let mut config = iwarp::Config {
-        same_host: way == Way::SharedMemory,
+        same_host: link == Link::SharedMemory,
         ..iwarp::Config::default()
     };
-    if way == Way::TcpCrc32c {
+    if link == Link::TcpCrc32c {
         config.crc = iwarp::CrcUse::Always;
     }
     let manager = iwarp::Provider::new(config)?.connection_manager()?;

@@ -175,14 +175,14 @@ impl Pipe {
 }
 
 /// A connection and what is on its way.
-struct Line {
+struct Connection {
     host: Option<Arc<TcpStream>>,
     target: Option<Arc<TcpStream>>,
     to_target: Pipe,
     to_host: Pipe,
 }
 
-impl Line {
+impl Connection {
     fn pipe(&mut self, direction: Direction) -> &mut Pipe {
         match direction {
             Direction::ToTarget => &mut self.to_target,
@@ -255,7 +255,7 @@ fn abort(stream: &TcpStream) {
 }
 
 struct State {
-    lines: Vec<Line>,
+    connections: Vec<Connection>,
     /// What new connections begin with, by direction.
     flow: [Flow; 2],
     /// New connections are cut at once.
@@ -305,7 +305,7 @@ impl Proxy {
         }
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                lines: Vec::new(),
+                connections: Vec::new(),
                 flow: [Flow::Pass; 2],
                 refuses: false,
                 stops: false,
@@ -327,7 +327,7 @@ impl Proxy {
     /// How many connections have come.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.shared.state().lines.len()
+        self.shared.state().connections.len()
     }
 
     /// Waits until so many connections have come.
@@ -335,7 +335,7 @@ impl Proxy {
     /// # Panics
     /// When they have not within a minute.
     pub fn wait_for_connections(&self, count: usize) {
-        self.wait("connections", |state| state.lines.len() >= count);
+        self.wait("connections", |state| state.connections.len() >= count);
     }
 
     /// Changes what happens to the bytes of a connection, those that are kept as well.
@@ -343,14 +343,14 @@ impl Proxy {
     /// # Panics
     /// When there is no such connection.
     pub fn set(&self, connection: usize, direction: Direction, flow: Flow) {
-        self.change(|state| state.lines[connection].pipe(direction).flow = flow);
+        self.change(|state| state.connections[connection].pipe(direction).flow = flow);
     }
 
     /// The same for every connection there is; those that come later pass.
     pub fn set_all(&self, direction: Direction, flow: Flow) {
         self.change(|state| {
-            for line in &mut state.lines {
-                line.pipe(direction).flow = flow;
+            for connection in &mut state.connections {
+                connection.pipe(direction).flow = flow;
             }
         });
     }
@@ -371,10 +371,10 @@ impl Proxy {
     /// When there is no such connection.
     pub fn reset(&self, connection: usize) {
         self.change(|state| {
-            let line = &mut state.lines[connection];
+            let connection = &mut state.connections[connection];
             for direction in Direction::BOTH {
-                line.reset(direction);
-                line.pipe(direction).over = true;
+                connection.reset(direction);
+                connection.pipe(direction).over = true;
             }
         });
     }
@@ -386,9 +386,9 @@ impl Proxy {
     /// When there is no such connection.
     pub fn half_close(&self, connection: usize, direction: Direction) {
         self.change(|state| {
-            let line = &mut state.lines[connection];
-            line.pipe(direction).over = true;
-            if let Some(taker) = line.taker(direction) {
+            let connection = &mut state.connections[connection];
+            connection.pipe(direction).over = true;
+            if let Some(taker) = connection.taker(direction) {
                 taker.shutdown(Shutdown::Write).expect("a connected socket");
             }
         });
@@ -400,7 +400,7 @@ impl Proxy {
     /// When there is no such connection.
     #[must_use]
     pub fn kept_bytes(&self, connection: usize, direction: Direction) -> usize {
-        self.shared.state().lines[connection]
+        self.shared.state().connections[connection]
             .pipe(direction)
             .kept_bytes
     }
@@ -411,7 +411,7 @@ impl Proxy {
     /// When they are not within a minute, or there is no such connection.
     pub fn wait_for_kept_bytes(&self, connection: usize, direction: Direction, count: usize) {
         self.wait("kept bytes", |state| {
-            state.lines[connection].pipe(direction).kept_bytes >= count
+            state.connections[connection].pipe(direction).kept_bytes >= count
         });
     }
 
@@ -421,8 +421,9 @@ impl Proxy {
     /// When there are not within a minute.
     pub fn wait_for_kept(&self, connections: usize, direction: Direction) {
         self.wait("connections that are held", |state| {
-            let lines = state.lines.iter_mut();
-            let held = lines.filter_map(|line| (line.pipe(direction).kept_bytes > 0).then_some(()));
+            let all = state.connections.iter_mut();
+            let held = all
+                .filter_map(|connection| (connection.pipe(direction).kept_bytes > 0).then_some(()));
             held.count() >= connections
         });
     }
@@ -433,7 +434,7 @@ impl Proxy {
     /// When it has not within a minute, or there is no such connection.
     pub fn wait_for_end(&self, connection: usize, direction: Direction) {
         self.wait("the end of a connection", |state| {
-            state.lines[connection].pipe(direction).end.is_some()
+            state.connections[connection].pipe(direction).end.is_some()
         });
     }
 
@@ -444,7 +445,7 @@ impl Proxy {
     #[must_use]
     pub fn was_reset(&self, connection: usize, direction: Direction) -> bool {
         let mut state = self.shared.state();
-        state.lines[connection].pipe(direction).end == Some(End::Reset)
+        state.connections[connection].pipe(direction).end == Some(End::Reset)
     }
 
     /// Waits until everything that has come of a direction, and its end if there was one, is passed
@@ -454,7 +455,7 @@ impl Proxy {
     /// When it is not within a minute, or there is no such connection.
     pub fn wait_until_passed(&self, connection: usize, direction: Direction) {
         self.wait("the passing of bytes", |state| {
-            let pipe = state.lines[connection].pipe(direction);
+            let pipe = state.connections[connection].pipe(direction);
             pipe.over || (pipe.kept.is_empty() && pipe.end.is_none())
         });
     }
@@ -495,7 +496,7 @@ fn work(shared: &Shared, listener: &TcpListener, woken: &UnixStream, target: Soc
                 return;
             }
             let sockets = state
-                .lines
+                .connections
                 .iter_mut()
                 .flat_map(interests)
                 .collect::<Vec<_>>();
@@ -521,14 +522,14 @@ fn work(shared: &Shared, listener: &TcpListener, woken: &UnixStream, target: Soc
         while let Ok((host, _)) = listener.accept() {
             take_in(&mut state, host, target);
         }
-        for line in &mut state.lines {
+        for connection in &mut state.connections {
             for direction in Direction::BOTH {
-                line.read(direction);
-                if line.pipe(direction).is_due() {
-                    line.write(direction);
+                connection.read(direction);
+                if connection.pipe(direction).is_due() {
+                    connection.write(direction);
                 }
             }
-            line.forget();
+            connection.forget();
         }
         drop(state);
         shared.changed.notify_all();
@@ -547,7 +548,7 @@ fn take_in(state: &mut State, host: TcpStream, target: SocketAddr) {
         stream.set_nonblocking(true).expect("not blocking");
     }
     let [to_target, to_host] = state.flow.map(Pipe::new);
-    state.lines.push(Line {
+    state.connections.push(Connection {
         host: Some(Arc::new(host)),
         target: Some(Arc::new(target)),
         to_target,
@@ -556,14 +557,14 @@ fn take_in(state: &mut State, host: TcpStream, target: SocketAddr) {
 }
 
 /// What a connection waits for.
-fn interests(line: &mut Line) -> Vec<(Arc<TcpStream>, PollFlags)> {
+fn interests(connection: &mut Connection) -> Vec<(Arc<TcpStream>, PollFlags)> {
     let ends = Direction::BOTH.map(|direction| {
-        let reads = line.pipe(direction.back()).reads();
-        let writes = line.pipe(direction).is_due();
+        let reads = connection.pipe(direction.back()).reads();
+        let writes = connection.pipe(direction).is_due();
         let mut events = PollFlags::empty();
         events.set(PollFlags::POLLIN, reads);
         events.set(PollFlags::POLLOUT, writes);
-        let end = line.taker(direction).clone();
+        let end = connection.taker(direction).clone();
         // An end without events would be told of as hung up, over and over.
         end.filter(|_| !events.is_empty()).map(|end| (end, events))
     });
@@ -573,9 +574,9 @@ fn interests(line: &mut Line) -> Vec<(Arc<TcpStream>, PollFlags)> {
 /// Until the next delayed bytes are due.
 fn timeout(state: &State) -> PollTimeout {
     let pipes = state
-        .lines
+        .connections
         .iter()
-        .flat_map(|line| [&line.to_target, &line.to_host]);
+        .flat_map(|connection| [&connection.to_target, &connection.to_host]);
     let due = pipes
         .filter_map(Pipe::due)
         .filter(|at| *at > Instant::now())

@@ -90,7 +90,7 @@ impl Default for Manner {
     }
 }
 
-struct Line {
+struct ConnectedQueue {
     qp: Box<dyn QueuePair>,
     /// A place for a CQE for each receive.
     receives: Buffer,
@@ -100,7 +100,7 @@ struct Line {
 /// A host with an Admin queue and one I/O queue.
 pub struct WireHost {
     // In this order: a queue pair must be gone before its connection manager.
-    lines: HashMap<Queue, Line>,
+    queues: HashMap<Queue, ConnectedQueue>,
     wire: Rc<Wire>,
     /// Capsules and data of commands, by queue and CID; kept until the command is answered.
     outstanding: HashMap<(Queue, u16), (Buffer, Option<Buffer>)>,
@@ -200,7 +200,7 @@ impl WireHost {
 
     /// Closes the connection of a queue.
     pub fn disconnect(&mut self, queue: Queue) {
-        if let Some(Line { qp, id, .. }) = self.lines.remove(&queue) {
+        if let Some(ConnectedQueue { qp, id, .. }) = self.queues.remove(&queue) {
             drop(qp);
             self.wire.cm.borrow_mut().destroy(id);
         }
@@ -238,12 +238,12 @@ impl WireHost {
     /// # Panics
     /// When the queue is not connected.
     pub fn give_up(&mut self, queue: Queue) {
-        let line = self.lines.remove(&queue).expect("a connected queue");
-        self.end(line);
+        let connected = self.queues.remove(&queue).expect("a connected queue");
+        self.end(connected);
         self.outstanding.retain(|(of, _), _| *of != queue);
     }
 
-    fn end(&self, Line { qp, id, .. }: Line) {
+    fn end(&self, ConnectedQueue { qp, id, .. }: ConnectedQueue) {
         drop(qp);
         self.wire.cm.borrow_mut().destroy(id);
     }
@@ -298,7 +298,7 @@ impl WireHost {
 
     fn new(wire: Rc<Wire>) -> Self {
         Self {
-            lines: HashMap::new(),
+            queues: HashMap::new(),
             wire,
             outstanding: HashMap::new(),
             answers: HashMap::new(),
@@ -313,7 +313,7 @@ impl WireHost {
     /// # Panics
     /// When it has not within ten seconds.
     pub fn wait_for_the_end(&mut self) {
-        for queue in self.lines.keys().copied().collect::<Vec<_>>() {
+        for queue in self.queues.keys().copied().collect::<Vec<_>>() {
             self.wait_for_the_end_of(queue);
         }
     }
@@ -323,7 +323,7 @@ impl WireHost {
     /// # Panics
     /// When it has not within ten seconds.
     pub fn wait_for_the_end_of(&mut self, queue: Queue) {
-        let id = self.lines[&queue].id;
+        let id = self.queues[&queue].id;
         self.wait_for(id, "the target's end of the connection", |kind| {
             matches!(kind, CmEventKind::Disconnected { .. })
         });
@@ -335,7 +335,7 @@ impl WireHost {
     /// When it is not connected.
     #[must_use]
     pub fn qp_num(&self, queue: Queue) -> QpNum {
-        self.lines[&queue].qp.num()
+        self.queues[&queue].qp.num()
     }
 
     /// Posts a capsule as it is, which stays until it has been answered.
@@ -355,8 +355,9 @@ impl WireHost {
     /// # Panics
     /// When the queue is not connected or full.
     pub fn post_op(&mut self, queue: Queue, op: SendOp, sges: &[Sge], signaled: bool) {
-        let line = self.lines.get_mut(&queue).expect("a connected queue");
-        line.qp
+        let connected = self.queues.get_mut(&queue).expect("a connected queue");
+        connected
+            .qp
             .post_send(&SendWr {
                 wr_id: 0,
                 op,
@@ -372,8 +373,8 @@ impl WireHost {
     /// # Panics
     /// When the queue is not connected.
     pub fn ring_doorbell(&mut self, queue: Queue) {
-        let line = self.lines.get_mut(&queue).expect("a connected queue");
-        line.qp.ring_doorbell();
+        let connected = self.queues.get_mut(&queue).expect("a connected queue");
+        connected.qp.ring_doorbell();
     }
 
     /// The CQE that has been received, whose receive is posted again until the next doorbell.
@@ -382,12 +383,13 @@ impl WireHost {
     /// When it is no CQE, or not of this queue.
     pub fn take_response(&mut self, queue: Queue, completion: &WorkCompletion) -> Cqe {
         assert_eq!(completion.byte_len, CQE_BYTES);
-        let line = self.lines.get_mut(&queue).expect("a connected queue");
+        let connected = self.queues.get_mut(&queue).expect("a connected queue");
         let at = u32::try_from(completion.wr_id & !RECV).expect("small") * CQE_BYTES;
         let mut bytes = [0; CQE_BYTES as usize];
-        line.receives.copy_to(at as usize, &mut bytes);
-        let sge = self.wire.sge(&line.receives, at, CQE_BYTES);
-        line.qp
+        connected.receives.copy_to(at as usize, &mut bytes);
+        let sge = self.wire.sge(&connected.receives, at, CQE_BYTES);
+        connected
+            .qp
             .post_recv(completion.wr_id, &[sge])
             .expect("a receive again");
         Cqe::read_from_bytes(&bytes).expect("16 bytes")
@@ -529,9 +531,9 @@ impl WireHost {
     }
 
     fn received(&mut self, completion: &WorkCompletion) {
-        let mut lines = self.lines.iter();
-        let (&queue, _) = lines
-            .find(|(_, line)| line.qp.num() == completion.qp)
+        let mut queues = self.queues.iter();
+        let (&queue, _) = queues
+            .find(|(_, connected)| connected.qp.num() == completion.qp)
             .expect("a queue pair of this host");
         let cqe = self.take_response(queue, completion);
         self.ring_doorbell(queue);
@@ -574,8 +576,8 @@ pub fn connect_data(number: u8) -> ConnectParameters {
 
 impl Drop for WireHost {
     fn drop(&mut self) {
-        for (_, line) in std::mem::take(&mut self.lines) {
-            self.end(line);
+        for (_, connected) in std::mem::take(&mut self.queues) {
+            self.end(connected);
         }
     }
 }

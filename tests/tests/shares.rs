@@ -106,22 +106,22 @@ fn write(range: LbaRange) -> Sqe {
 
 /// How two ends on one machine reach each other.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Link {
     Tcp,
     SharedMemory,
 }
 
-fn connect_from(source: Option<IpAddr>, at: SocketAddr, number: u8, way: Way) -> WireHost {
+fn connect_from(source: Option<IpAddr>, at: SocketAddr, number: u8, link: Link) -> WireHost {
     let config = Config {
-        same_host: matches!(way, Way::SharedMemory),
+        same_host: matches!(link, Link::SharedMemory),
         ..Config::default()
     };
     let wire = Wire::from(source, config, 1024, 48 << 20);
     WireHost::connect_through(wire, at, connect_data(number))
 }
 
-fn connect(at: SocketAddr, number: u8, way: Way) -> WireHost {
-    connect_from(None, at, number, way)
+fn connect(at: SocketAddr, number: u8, link: Link) -> WireHost {
+    connect_from(None, at, number, link)
 }
 
 /// What a host asks for and then leaves as it is.
@@ -155,10 +155,10 @@ fn timed(host: &mut WireHost, sqe: Sqe, data: Data<'_>) -> Duration {
 
 /// A host that holds buffers and does not go on leaves others theirs, large ones as well, and is
 /// ended with a reason though its Keep Alive Timeout is 0.
-fn one_host_leaves(what: Leaves, way: Way, complaint: &[&str]) {
+fn one_host_leaves(what: Leaves, link: Link, complaint: &[&str]) {
     let target = FileTarget::start(4);
-    let mut other = connect(target.at, 2, Way::Tcp);
-    let mut one = connect(target.at, 1, way);
+    let mut other = connect(target.at, 2, Link::Tcp);
+    let mut one = connect(target.at, 1, link);
     leave(&mut one, what);
     let data = vec![0x22; MIB as usize];
     for n in 0..5 {
@@ -173,7 +173,7 @@ fn one_host_leaves(what: Leaves, way: Way, complaint: &[&str]) {
         ];
         assert!(
             times.iter().all(|took| *took < STALLED / 2),
-            "{times:?} beside a host that leaves its {what:?} over {way:?}"
+            "{times:?} beside a host that leaves its {what:?} over {link:?}"
         );
     }
     let line = target.wait_for_log(complaint);
@@ -181,7 +181,7 @@ fn one_host_leaves(what: Leaves, way: Way, complaint: &[&str]) {
     timed(&mut other, read(mebibyte(0)), Data::Pushed(MIB));
     // It may come back.
     drop(one);
-    let mut one = connect(target.at, 1, way);
+    let mut one = connect(target.at, 1, link);
     timed(&mut one, read(mebibyte(0)), Data::Pushed(MIB));
     drop((one, other));
     assert!(target.daemon.stop().success());
@@ -190,25 +190,25 @@ fn one_host_leaves(what: Leaves, way: Way, complaint: &[&str]) {
 #[test]
 fn a_host_that_answers_no_rdma_read_leaves_others_their_buffers() {
     let complaint = ["RDMA READs of", "from the host was answered for 10 s"];
-    one_host_leaves(Leaves::Writes, Way::Tcp, &complaint);
+    one_host_leaves(Leaves::Writes, Link::Tcp, &complaint);
 }
 
 #[test]
 fn a_host_that_answers_no_rdma_read_through_shared_memory_leaves_others_their_buffers() {
     let complaint = ["RDMA READs of", "from the host was answered for 10 s"];
-    one_host_leaves(Leaves::Writes, Way::SharedMemory, &complaint);
+    one_host_leaves(Leaves::Writes, Link::SharedMemory, &complaint);
 }
 
 #[test]
 fn a_host_that_takes_no_data_leaves_others_their_buffers() {
     let complaint = ["the host took neither data nor responses for 10 s"];
-    one_host_leaves(Leaves::Reads, Way::Tcp, &complaint);
+    one_host_leaves(Leaves::Reads, Link::Tcp, &complaint);
 }
 
 #[test]
 fn a_host_that_keeps_the_shared_memory_full_leaves_others_their_buffers() {
     let complaint = ["the host took neither data nor responses for 10 s"];
-    one_host_leaves(Leaves::Reads, Way::SharedMemory, &complaint);
+    one_host_leaves(Leaves::Reads, Link::SharedMemory, &complaint);
 }
 
 /// Several associations together have all buffers, and leave them as they are: what is small goes
@@ -216,9 +216,9 @@ fn a_host_that_keeps_the_shared_memory_full_leaves_others_their_buffers() {
 #[test]
 fn when_others_wait_hosts_that_hold_everything_are_ended_sooner() {
     let target = FileTarget::start(3);
-    let mut other = connect(target.at, 9, Way::Tcp);
+    let mut other = connect(target.at, 9, Link::Tcp);
     let mut holders: Vec<_> = (1..=4)
-        .map(|number| connect(target.at, number, Way::Tcp))
+        .map(|number| connect(target.at, number, Link::Tcp))
         .collect();
     for holder in &mut holders {
         leave(holder, Leaves::Writes);
@@ -253,7 +253,7 @@ fn an_address_leaves_others_a_part_of_the_memory_for_queues() {
     assert!(refusal.contains("Controller Busy"), "{refusal}");
     target.wait_for_log(&["127.0.0.1", "may have three times as many as it leaves"]);
     let elsewhere = Some(ELSEWHERE.into());
-    let other = connect_from(elsewhere, target.at, 200, Way::Tcp);
+    let other = connect_from(elsewhere, target.at, 200, Link::Tcp);
     // What is given back is there again.
     for host in hosts.drain(..2) {
         host.close();
@@ -310,11 +310,11 @@ fn withstand(name: &str, attack: impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy
 }
 
 /// Hosts with large commands that they leave as they are, again and again.
-fn left(what: Leaves, way: Way) -> impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send {
+fn left(what: Leaves, link: Link) -> impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send {
     move |at, source, stop| {
         while !stop.load(Ordering::Relaxed) {
             let mut hosts: Vec<_> = attackers()
-                .map(|number| connect_from(Some(source), at, number, way))
+                .map(|number| connect_from(Some(source), at, number, link))
                 .collect();
             for host in &mut hosts {
                 leave(host, what);
@@ -327,25 +327,25 @@ fn left(what: Leaves, way: Way) -> impl Fn(SocketAddr, IpAddr, &AtomicBool) + Co
 
 #[test]
 fn unanswered_rdma_reads_of_many_hosts_are_withstood() {
-    withstand("unanswered RDMA READs", left(Leaves::Writes, Way::Tcp));
+    withstand("unanswered RDMA READs", left(Leaves::Writes, Link::Tcp));
 }
 
 #[test]
 fn unanswered_rdma_reads_through_shared_memory_are_withstood() {
-    let attack = left(Leaves::Writes, Way::SharedMemory);
+    let attack = left(Leaves::Writes, Link::SharedMemory);
     withstand("unanswered RDMA READs, shared memory", attack);
 }
 
 #[test]
 fn data_that_many_hosts_do_not_take_is_withstood() {
-    withstand("data not taken", left(Leaves::Reads, Way::Tcp));
+    withstand("data not taken", left(Leaves::Reads, Link::Tcp));
 }
 
 #[test]
 fn shared_memory_that_many_hosts_keep_full_is_withstood() {
     withstand(
         "shared memory kept full",
-        left(Leaves::Reads, Way::SharedMemory),
+        left(Leaves::Reads, Link::SharedMemory),
     );
 }
 
@@ -358,7 +358,7 @@ fn ask(host: &mut WireHost, sqe: Sqe) {
 fn admin_queues_full_of_event_requests_and_aborts_are_withstood() {
     withstand("event requests and aborts", |at, source, stop| {
         let mut hosts: Vec<_> = attackers()
-            .map(|number| connect_from(Some(source), at, number, Way::Tcp))
+            .map(|number| connect_from(Some(source), at, number, Link::Tcp))
             .collect();
         let event = AdminCommand::AsynchronousEventRequest.encode(0, Sgl::EMPTY);
         let abort = AdminCommand::Abort(Abort { sqid: 1, cid: 7 }).encode(0, Sgl::EMPTY);

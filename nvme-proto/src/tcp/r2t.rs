@@ -89,7 +89,7 @@ impl R2tPlan {
 
 /// What one R2T has asked for and has not come yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Open {
+struct Outstanding {
     cid: u16,
     start_bytes: u32,
     next_bytes: u32,
@@ -100,7 +100,7 @@ struct Open {
 /// (up to 65,536). The TTAG is the place in it.
 #[derive(Clone, Debug)]
 pub struct R2tLedger<const R2TS: usize> {
-    open: [Option<Open>; R2TS],
+    outstanding: [Option<Outstanding>; R2TS],
     free: [u16; R2TS],
     free_count: usize,
 }
@@ -121,7 +121,7 @@ impl<const R2TS: usize> R2tLedger<R2TS> {
             *place = tag;
         }
         Self {
-            open: [None; R2TS],
+            outstanding: [None; R2TS],
             free,
             free_count: R2TS,
         }
@@ -136,11 +136,11 @@ impl<const R2TS: usize> R2tLedger<R2TS> {
         let left_bytes = plan.total_bytes.saturating_sub(plan.asked_bytes);
         let place = self.free_count.checked_sub(1)?;
         let ttag = *self.free.get(place)?;
-        let entry = self.open.get_mut(usize::from(ttag))?;
+        let entry = self.outstanding.get_mut(usize::from(ttag))?;
         let length_bytes = left_bytes.min(plan.r2t_max_bytes);
         let start_bytes = plan.asked_bytes;
         let end_bytes = start_bytes.saturating_add(length_bytes);
-        *entry = Some(Open {
+        *entry = Some(Outstanding {
             cid: plan.cid,
             start_bytes,
             next_bytes: start_bytes,
@@ -172,10 +172,10 @@ impl<const R2TS: usize> R2tLedger<R2TS> {
     /// for a LAST_PDU too early or missing.
     pub fn receive(&mut self, data: &H2cData) -> Result<(), Fault> {
         let pdu = PduType::H2C_DATA;
-        let place = self.open.get_mut(usize::from(data.ttag));
-        let Some((place, open)) = place.and_then(|place| {
-            let open = *place.as_ref()?;
-            Some((place, open))
+        let place = self.outstanding.get_mut(usize::from(data.ttag));
+        let Some((place, outstanding)) = place.and_then(|place| {
+            let outstanding = *place.as_ref()?;
+            Some((place, outstanding))
         }) else {
             let ttag = u32::from(data.ttag);
             return Err(Fault::header_field(
@@ -186,13 +186,13 @@ impl<const R2TS: usize> R2tLedger<R2TS> {
                 "that of an R2T that is not answered yet",
             ));
         };
-        if data.cid != open.cid {
+        if data.cid != outstanding.cid {
             return Err(Fault::unknown_command(pdu, data.cid));
         }
         let start_bytes = data.offset_bytes;
         let end_bytes = start_bytes
             .checked_add(data.length_bytes)
-            .filter(|end| start_bytes >= open.start_bytes && *end <= open.end_bytes);
+            .filter(|end| start_bytes >= outstanding.start_bytes && *end <= outstanding.end_bytes);
         let Some(end_bytes) = end_bytes else {
             return Err(Fault::out_of_range(
                 pdu,
@@ -201,7 +201,7 @@ impl<const R2TS: usize> R2tLedger<R2TS> {
                 "data that the R2T asked for",
             ));
         };
-        if start_bytes != open.next_bytes {
+        if start_bytes != outstanding.next_bytes {
             return Err(Fault::sequence(
                 pdu,
                 "DATAO",
@@ -209,7 +209,7 @@ impl<const R2TS: usize> R2tLedger<R2TS> {
                 "the byte behind the data that came before",
             ));
         }
-        let complete = end_bytes == open.end_bytes;
+        let complete = end_bytes == outstanding.end_bytes;
         if complete != data.last {
             return Err(Fault::sequence(
                 pdu,
@@ -225,9 +225,9 @@ impl<const R2TS: usize> R2tLedger<R2TS> {
                 self.free_count = self.free_count.saturating_add(1);
             }
         } else {
-            *place = Some(Open {
+            *place = Some(Outstanding {
                 next_bytes: end_bytes,
-                ..open
+                ..outstanding
             });
         }
         Ok(())

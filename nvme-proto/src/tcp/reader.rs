@@ -106,7 +106,7 @@ pub enum Event {
 
 /// How far the setup of the connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum Stage {
     /// ICReq, or the ICResp to the request, is due.
     Setup(Option<IcRequest>),
     /// It was read; [`PduReader::agree`] is due.
@@ -139,7 +139,7 @@ enum At {
 #[derive(Clone, Debug)]
 pub struct PduReader {
     role: Role,
-    phase: Phase,
+    stage: Stage,
     in_capsule_max_bytes: u32,
     at: At,
     /// Bytes of the current head or data digest that have been read.
@@ -165,7 +165,7 @@ impl PduReader {
     const fn new(role: Role, request: Option<IcRequest>, in_capsule_max_bytes: u32) -> Self {
         Self {
             role,
-            phase: Phase::Setup(request),
+            stage: Stage::Setup(request),
             in_capsule_max_bytes,
             at: At::Common,
             have_bytes: 0,
@@ -176,8 +176,8 @@ impl PduReader {
 
     /// What ICReq and ICResp agree on, which holds from the next PDU on.
     pub fn agree(&mut self, agreed: &Agreed) {
-        if self.phase == Phase::Agreeing {
-            self.phase = Phase::Open(*agreed);
+        if self.stage == Stage::Agreeing {
+            self.stage = Stage::Open(*agreed);
         }
     }
 
@@ -238,7 +238,7 @@ impl PduReader {
     pub fn read(&mut self, input: &[u8]) -> Result<(usize, Option<Event>), Fault> {
         let mut used = 0;
         loop {
-            if self.phase == Phase::Ended {
+            if self.stage == Stage::Ended {
                 return Ok((input.len(), None));
             }
             if let At::Data { left_bytes, digest } = self.at {
@@ -264,7 +264,7 @@ impl PduReader {
                 Ok(None) => {}
                 Ok(Some(event)) => return Ok((used, Some(event))),
                 Err(fault) => {
-                    self.phase = Phase::Ended;
+                    self.stage = Stage::Ended;
                     return Err(fault);
                 }
             }
@@ -318,9 +318,9 @@ impl PduReader {
 
     /// The digests that a PDU of this type has.
     fn digests(&self, pdu_type: PduType) -> Digests {
-        match self.phase {
-            Phase::Open(agreed) if pdu_type.has_header_digest() => agreed.digests,
-            Phase::Open(_) | Phase::Setup(_) | Phase::Agreeing | Phase::Ended => Digests::empty(),
+        match self.stage {
+            Stage::Open(agreed) if pdu_type.has_header_digest() => agreed.digests,
+            Stage::Open(_) | Stage::Setup(_) | Stage::Agreeing | Stage::Ended => Digests::empty(),
         }
     }
 
@@ -391,9 +391,9 @@ impl PduReader {
             let expected = "a header and at least a byte of data";
             return Err(Fault::header_field(pdu, "PLEN", 4, plen, expected));
         }
-        let alignment = match self.phase {
-            Phase::Open(agreed) => agreed.alignment_from(pdu.sender()).bytes(),
-            Phase::Setup(_) | Phase::Agreeing | Phase::Ended => 1,
+        let alignment = match self.stage {
+            Stage::Open(agreed) => agreed.alignment_from(pdu.sender()).bytes(),
+            Stage::Setup(_) | Stage::Agreeing | Stage::Ended => 1,
         };
         let pdo = u32::from(common.pdo);
         if pdo < head_bytes || common.pdo.checked_rem(alignment) != Some(0) {
@@ -425,15 +425,15 @@ impl PduReader {
             return Err(Fault::header_field(pdu, "PDU-Type", 0, value, expected));
         };
         let is_setup = matches!(pdu, PduType::IC_REQ | PduType::IC_RESP);
-        let expected = match self.phase {
-            Phase::Setup(_) if is_setup => return Ok(hlen),
+        let expected = match self.stage {
+            Stage::Setup(_) if is_setup => return Ok(hlen),
             // A peer may end what has not begun.
-            Phase::Setup(_) if !pdu.has_header_digest() => return Ok(hlen),
-            Phase::Open(_) if !is_setup => return Ok(hlen),
-            Phase::Setup(None) => "00h, ICReq",
-            Phase::Setup(Some(_)) => "01h, ICResp",
-            Phase::Agreeing => "nothing before ICResp is sent",
-            Phase::Open(_) | Phase::Ended => "a capsule or data, as the connection is set up",
+            Stage::Setup(_) if !pdu.has_header_digest() => return Ok(hlen),
+            Stage::Open(_) if !is_setup => return Ok(hlen),
+            Stage::Setup(None) => "00h, ICReq",
+            Stage::Setup(Some(_)) => "01h, ICResp",
+            Stage::Agreeing => "nothing before ICResp is sent",
+            Stage::Open(_) | Stage::Ended => "a capsule or data, as the connection is set up",
         };
         Err(Fault::sequence(pdu, "PDU-Type", value, expected))
     }
@@ -455,15 +455,15 @@ impl PduReader {
         match pdu {
             PduType::IC_REQ => {
                 let request = IcRequest::parse(&header_as::<IcReq>(&self.header))?;
-                self.phase = Phase::Agreeing;
+                self.stage = Stage::Agreeing;
                 Ok(Pdu::IcReq(request))
             }
             PduType::IC_RESP => {
-                let Phase::Setup(Some(request)) = self.phase else {
+                let Stage::Setup(Some(request)) = self.stage else {
                     return Err(Fault::sequence(pdu, "PDU-Type", 1, "another PDU"));
                 };
                 let response = IcResponse::parse(&header_as::<IcResp>(&self.header), &request)?;
-                self.phase = Phase::Agreeing;
+                self.stage = Stage::Agreeing;
                 Ok(Pdu::IcResp(response))
             }
             PduType::CAPSULE_CMD => Ok(Pdu::CapsuleCmd {
@@ -476,7 +476,7 @@ impl PduReader {
             PduType::H2C_DATA | PduType::C2H_DATA | PduType::R2T => self.transfer(common, digests),
             _ => {
                 let term = header_as::<TermReq>(&self.header);
-                self.phase = Phase::Ended;
+                self.stage = Stage::Ended;
                 Ok(Pdu::TermReq {
                     status: FatalErrorStatus(term.fes.get()),
                     information: term.fei.get(),
@@ -525,14 +525,14 @@ impl PduReader {
                 success: flags.contains(PduFlags::SUCCESS),
             }));
         }
-        match self.phase {
-            Phase::Open(agreed) if length_bytes > agreed.maxh2cdata_bytes => Err(Fault::limit(
+        match self.stage {
+            Stage::Open(agreed) if length_bytes > agreed.maxh2cdata_bytes => Err(Fault::limit(
                 pdu,
                 "DATAL",
                 length_bytes,
                 "at most MAXH2CDATA",
             )),
-            Phase::Open(_) | Phase::Setup(_) | Phase::Agreeing | Phase::Ended => {
+            Stage::Open(_) | Stage::Setup(_) | Stage::Agreeing | Stage::Ended => {
                 Ok(Pdu::H2cData(H2cData {
                     cid,
                     ttag,

@@ -25,7 +25,7 @@ use crate::io::{Completion, Io, Op, OpKind};
 const RETRIES_MAX: u8 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum Step {
     Transfer,
     BlockDiscard,
     Punch,
@@ -41,7 +41,7 @@ pub(crate) struct Request {
     io: Io,
     file: Rc<OpenFile>,
     extent: Extent,
-    phase: Phase,
+    step: Step,
     /// How much of the extent is done.
     done_bytes: u64,
     retries: u8,
@@ -53,21 +53,21 @@ pub(crate) struct Request {
 impl Request {
     /// A request for an operation that [`crate::Geometry::check`] accepted.
     pub(crate) fn new(io: Io, file: Rc<OpenFile>, extent: Extent) -> Self {
-        let phase = match io.op {
-            Op::Read { .. } | Op::Write { .. } => Phase::Transfer,
-            Op::Flush => Phase::Sync,
+        let step = match io.op {
+            Op::Read { .. } | Op::Write { .. } => Step::Transfer,
+            Op::Flush => Step::Sync,
             Op::WriteZeroes {
                 deallocate: true, ..
-            } => Phase::Punch,
-            Op::WriteZeroes { .. } => Phase::ZeroRange,
-            Op::Discard { .. } if file.store.is_block_device() => Phase::BlockDiscard,
-            Op::Discard { .. } => Phase::Punch,
+            } => Step::Punch,
+            Op::WriteZeroes { .. } => Step::ZeroRange,
+            Op::Discard { .. } if file.store.is_block_device() => Step::BlockDiscard,
+            Op::Discard { .. } => Step::Punch,
         };
         let mut request = Self {
             io,
             file,
             extent,
-            phase,
+            step,
             done_bytes: 0,
             retries: 0,
             bounce: None,
@@ -83,13 +83,13 @@ impl Request {
 
     /// Whether its next command is a sync.
     pub(crate) fn syncs(&self) -> bool {
-        self.phase == Phase::Sync
+        self.step == Step::Sync
     }
 
     /// Whether there is nothing to ask the kernel for (a discard that nothing can do).
     pub(crate) fn is_done(&self) -> bool {
         let empty = self.extent.len_bytes == 0 && self.io.op != Op::Flush;
-        empty || (self.phase == Phase::Fill && self.io.op.kind() == OpKind::Discard)
+        empty || (self.step == Step::Fill && self.io.op.kind() == OpKind::Discard)
     }
 
     /// What to ask for now. `zeroes` is a buffer of zeroes that lives until the result is there.
@@ -98,29 +98,29 @@ impl Request {
         let left_bytes = self.extent.len_bytes - self.done_bytes;
         let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let zero = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-        Next::Command(match self.phase {
-            Phase::Transfer => return self.next_transfer(offset_bytes, left_bytes),
-            Phase::BlockDiscard => Command::BlockDiscard {
+        Next::Command(match self.step {
+            Step::Transfer => return self.next_transfer(offset_bytes, left_bytes),
+            Step::BlockDiscard => Command::BlockDiscard {
                 offset_bytes,
                 len_bytes: left_bytes,
             },
-            Phase::Punch => Command::Fallocate {
+            Step::Punch => Command::Fallocate {
                 mode: punch,
                 offset_bytes,
                 len_bytes: left_bytes,
             },
-            Phase::ZeroRange => Command::Fallocate {
+            Step::ZeroRange => Command::Fallocate {
                 mode: zero,
                 offset_bytes,
                 len_bytes: left_bytes,
             },
-            Phase::Fill => Command::Write {
+            Step::Fill => Command::Write {
                 memory: zeroes.base().as_ptr(),
                 len_bytes: clamp(left_bytes, u64::from(zeroes.len_bytes())),
                 offset_bytes,
                 dsync: false,
             },
-            Phase::Sync => {
+            Step::Sync => {
                 let Extent { offset_bytes, .. } = self.extent;
                 // A length that does not fit stands for the whole file.
                 let range = u32::try_from(self.extent.len_bytes).map(|len| (offset_bytes, len));
@@ -143,10 +143,10 @@ impl Request {
         let Ok(count) = u32::try_from(answer) else {
             return self.refused(answer.saturating_neg());
         };
-        match self.phase {
-            Phase::Transfer | Phase::Fill => self.transferred(count),
-            Phase::BlockDiscard | Phase::Punch | Phase::ZeroRange => self.emptied(),
-            Phase::Sync => self.synced(),
+        match self.step {
+            Step::Transfer | Step::Fill => self.transferred(count),
+            Step::BlockDiscard | Step::Punch | Step::ZeroRange => self.emptied(),
+            Step::Sync => self.synced(),
         }
     }
 
@@ -185,7 +185,7 @@ impl Request {
         }
         if self.may_be_lost(errno) {
             self.failed = Some(errno);
-            self.phase = Phase::Sync;
+            self.step = Step::Sync;
             self.retries = 0;
             return Progress::Again;
         }
@@ -201,7 +201,7 @@ impl Request {
             IoErrorKind::from_errno(errno),
             IoErrorKind::NoSpace | IoErrorKind::Unaligned | IoErrorKind::ReadOnly
         );
-        self.phase == Phase::Transfer && self.is_fua() && !of_the_write
+        self.step == Step::Transfer && self.is_fua() && !of_the_write
     }
 
     fn failed_with(&self, errno: i32) -> Progress {

@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
 
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
-use crate::load::{self, Load, NULL, RAM, Target, Way};
+use crate::load::{self, Link, Load, NULL, RAM, Target};
 use crate::{Setting, TARGET_CORE};
 
 const NSID_NULL: u32 = 1;
@@ -92,7 +92,7 @@ const INSTRUCTIONS: [Row; 10] = [
         name: "instructions-ram-read-4k-crc32c",
         what: "the same with CRC32c, as between two machines",
         end: End::Target,
-        load: Load::read(NSID_RAM, 4096, 128).by(Way::TcpCrc32c),
+        load: Load::read(NSID_RAM, 4096, 128).over(Link::TcpCrc32c),
         bounds: || Bounds::none(Better::Lower).gate(gate(7500.0, a_tenth_more(10_837.0))),
     },
     Row {
@@ -106,7 +106,7 @@ const INSTRUCTIONS: [Row; 10] = [
         name: "instructions-same-host-ram-read-4k",
         what: "target instructions per 4 KiB read, RAM, depth 128, through shared memory",
         end: End::Target,
-        load: Load::read(NSID_RAM, 4096, 128).by(Way::SharedMemory),
+        load: Load::read(NSID_RAM, 4096, 128).over(Link::SharedMemory),
         bounds: || Bounds {
             gate: dev_gate(a_tenth_more(5156.0)),
             ..Bounds::none(Better::Lower)
@@ -116,7 +116,7 @@ const INSTRUCTIONS: [Row; 10] = [
         name: "instructions-same-host-ram-write-4k",
         what: "target instructions per 4 KiB write, RAM, depth 128, through shared memory",
         end: End::Target,
-        load: Load::write(NSID_RAM, 4096, 128).by(Way::SharedMemory),
+        load: Load::write(NSID_RAM, 4096, 128).over(Link::SharedMemory),
         bounds: || Bounds {
             gate: dev_gate(a_tenth_more(7677.0)),
             ..Bounds::none(Better::Lower)
@@ -146,7 +146,7 @@ const INSTRUCTIONS: [Row; 10] = [
         name: "instructions-host-same-host-read-4k",
         what: "host instructions per 4 KiB read, RAM, depth 128, through shared memory",
         end: End::Host,
-        load: Load::read(NSID_RAM, 4096, 128).by(Way::SharedMemory),
+        load: Load::read(NSID_RAM, 4096, 128).over(Link::SharedMemory),
         bounds: || Bounds {
             gate: dev_gate(a_tenth_more(7207.0)),
             ..Bounds::none(Better::Lower)
@@ -156,7 +156,7 @@ const INSTRUCTIONS: [Row; 10] = [
         name: "instructions-host-same-host-write-4k",
         what: "host instructions per 4 KiB write, RAM, depth 128, through shared memory",
         end: End::Host,
-        load: Load::write(NSID_RAM, 4096, 128).by(Way::SharedMemory),
+        load: Load::write(NSID_RAM, 4096, 128).over(Link::SharedMemory),
         bounds: || Bounds {
             gate: dev_gate(a_tenth_more(5464.0)),
             ..Bounds::none(Better::Lower)

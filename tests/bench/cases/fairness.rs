@@ -12,7 +12,7 @@ use capstan_reactor::SpinBudget;
 use nix::unistd::gettid;
 
 use crate::figure::{Better, Bounds, Figure, Findings, percentile};
-use crate::load::{self, Load, Loader, NULL, RAM, Target, Way};
+use crate::load::{self, Link, Load, Loader, NULL, RAM, Target};
 use crate::slices::Slices;
 use crate::turns::in_turn;
 use crate::{Setting, TARGET_CORE};
@@ -27,7 +27,7 @@ struct Pair {
     row: &'static str,
     what: &'static str,
     nsid: u32,
-    way: Way,
+    link: Link,
     /// Whether the second one writes, and does not read.
     writes: bool,
 }
@@ -41,42 +41,42 @@ const PAIRS: [Pair; 6] = [
         row: "fairness-p99",
         what: "null",
         nsid: NSID_NULL,
-        way: Way::Tcp,
+        link: Link::Tcp,
         writes: true,
     },
     Pair {
         row: "fairness-p99-ram",
         what: "RAM",
         nsid: NSID_RAM,
-        way: Way::Tcp,
+        link: Link::Tcp,
         writes: true,
     },
     Pair {
         row: "fairness-p99-same-host",
         what: "null, through shared memory",
         nsid: NSID_NULL,
-        way: Way::SharedMemory,
+        link: Link::SharedMemory,
         writes: true,
     },
     Pair {
         row: "fairness-p99-same-host-ram",
         what: "RAM, through shared memory",
         nsid: NSID_RAM,
-        way: Way::SharedMemory,
+        link: Link::SharedMemory,
         writes: true,
     },
     Pair {
         row: "fairness-p99-ram-reads",
         what: "RAM",
         nsid: NSID_RAM,
-        way: Way::Tcp,
+        link: Link::Tcp,
         writes: false,
     },
     Pair {
         row: "fairness-p99-same-host-ram-reads",
         what: "RAM, through shared memory",
         nsid: NSID_RAM,
-        way: Way::SharedMemory,
+        link: Link::SharedMemory,
         writes: false,
     },
 ];
@@ -102,14 +102,14 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
 impl Pair {
     fn small(self) -> Load {
         Load {
-            way: self.way,
+            link: self.link,
             ..Load::read(self.nsid, 4096, 1)
         }
     }
 
     fn large(self) -> Load {
         Load {
-            way: self.way,
+            link: self.link,
             write: self.writes,
             ..Load::read(self.nsid, 1 << 20, 128)
         }

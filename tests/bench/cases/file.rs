@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
-use crate::load::{self, Load, Target, VOLUME_BYTES, Way};
+use crate::load::{self, Link, Load, Target, VOLUME_BYTES};
 use crate::tcp;
 use crate::turns::in_turn;
 use crate::{HOST_CORE, Setting};
@@ -49,7 +49,7 @@ const ROWS: [Row; 4] = [
         name: "file-read-4k-qd32-same-host",
         what: "through shared memory: file, O_DIRECT, 4 KiB random read, depth 32",
         load: Load {
-            way: Way::SharedMemory,
+            link: Link::SharedMemory,
             ..Load::read(1, 4096, 32)
         },
         wanted: Some((0.95, 0.99, "0.97")),

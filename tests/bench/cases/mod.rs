@@ -1,7 +1,7 @@
 //! The cases: each measures rows of the table.
 
+mod connections;
 mod counts;
-mod crowd;
 mod fairness;
 mod file;
 mod idle;
@@ -69,7 +69,11 @@ pub(crate) const CASES: [Case; 16] = [
     ),
     case("idle", "CPU time with 64 idle hosts", idle::idle),
     case("wake", "the first command after idle", idle::wake),
-    case("crowd", "2,000 connections against 10", crowd::crowd),
+    case(
+        "connections",
+        "2,000 connections against 10",
+        connections::connections,
+    ),
     case(
         "memory",
         "before the first host, and per connection",
@@ -88,7 +92,7 @@ pub(crate) const CASES: [Case; 16] = [
     case(
         "reactors",
         "two reactors against one (four cores)",
-        crowd::reactors,
+        connections::reactors,
     ),
     case(
         "soft-roce",

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::wire::{self, NSID_RAM, Row};
 use crate::figure::{Better, Bounds, Figure, Findings};
-use crate::load::{self, LBA_BYTES, Load, NULL, RAM, Target, VOLUME_BYTES, Way};
+use crate::load::{self, LBA_BYTES, Link, Load, NULL, RAM, Target, VOLUME_BYTES};
 use crate::turns::Turns;
 use crate::{HOST_CORE, Setting, TARGET_CORE};
 
@@ -92,25 +92,25 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
 fn measure(row: &Row, ours: &Target, peer: &Peer, time: Duration, runs: &mut Runs) -> Result<()> {
     let limit = ours.aside(|| row.limit(time / 4))?;
     let theirs = row.value(ours.aside(|| peer.rate(row.load, time))?);
-    let rate = |way| -> Result<f64> {
-        let load = Load { way, ..row.load };
+    let rate = |link| -> Result<f64> {
+        let load = Load { link, ..row.load };
         // As SPDK counts: altogether.
         Ok(row.value(load::rate(ours.address, load, time)?.mean()))
     };
     let turn = |value, reference| Turns(vec![(value, reference)]);
     runs.theirs.push(turn(theirs, limit));
-    runs.tcp.push(turn(rate(Way::Tcp)?, theirs));
-    runs.shared.push(turn(rate(Way::SharedMemory)?, theirs));
+    runs.tcp.push(turn(rate(Link::Tcp)?, theirs));
+    runs.shared.push(turn(rate(Link::SharedMemory)?, theirs));
     Ok(())
 }
 
 /// Capstan's figure of a row: how many times as fast as SPDK.
-fn beside(row: &Row, name: &str, way: &str, runs: &[Turns]) -> Figure {
+fn beside(row: &Row, name: &str, link: &str, runs: &[Turns]) -> Figure {
     let unit = row.unit();
     let better = row.better();
     Figure::in_turn(
         &format!("{name}-{}", row.name),
-        &format!("Capstan {way}: {}", row.what),
+        &format!("Capstan {link}: {}", row.what),
         runs,
         unit,
         ("SPDK", unit),

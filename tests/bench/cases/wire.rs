@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::Setting;
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity, percentile};
-use crate::load::{self, Load, NULL, RAM, Target, Way};
+use crate::load::{self, Link, Load, NULL, RAM, Target};
 use crate::tcp;
 use crate::turns::{TURN, Turns, in_turn};
 
@@ -152,41 +152,41 @@ pub(super) fn rows(setting: &Setting) -> Vec<&'static Row> {
 
 /// Measures the rows over TCP.
 pub(crate) fn wire(setting: &Setting) -> Result<Findings> {
-    run(setting, Way::Tcp)
+    run(setting, Link::Tcp)
 }
 
 /// Measures the rows over TCP with CRC32c.
 pub(crate) fn wire_crc32c(setting: &Setting) -> Result<Findings> {
-    run(setting, Way::TcpCrc32c)
+    run(setting, Link::TcpCrc32c)
 }
 
 /// Measures the rows through shared memory.
 pub(crate) fn same_host(setting: &Setting) -> Result<Findings> {
-    run(setting, Way::SharedMemory)
+    run(setting, Link::SharedMemory)
 }
 
 /// Measures the rows, `rounds` times each, every one in turn with what it is compared with.
-fn run(setting: &Setting, way: Way) -> Result<Findings> {
+fn run(setting: &Setting, link: Link) -> Result<Findings> {
     let target = Target::spinning(&[NULL, RAM])?;
     load::fill(target.address, NSID_RAM)?;
     let rows = rows(setting);
     let mut runs = vec![Vec::new(); rows.len()];
     for _ in 0..setting.rounds {
         for (row, runs) in rows.iter().zip(&mut runs) {
-            runs.push(measure(&target, row, way, setting.runtime)?);
+            runs.push(measure(&target, row, link, setting.runtime)?);
         }
     }
     let mut figures = Vec::new();
     // What all stand beside is a figure once.
-    if way == Way::Tcp {
+    if link == Link::Tcp {
         figures.extend(limits(&rows, &runs));
     }
     for (row, runs) in rows.iter().zip(&runs) {
-        let mut figure = figure(row, way, runs);
-        let (name, what) = match way {
-            Way::Tcp => ("", ""),
-            Way::TcpCrc32c => ("crc32c-", "with CRC32c: "),
-            Way::SharedMemory => ("same-host-", "through shared memory: "),
+        let mut figure = figure(row, link, runs);
+        let (name, what) = match link {
+            Link::Tcp => ("", ""),
+            Link::TcpCrc32c => ("crc32c-", "with CRC32c: "),
+            Link::SharedMemory => ("same-host-", "through shared memory: "),
         };
         figure.name.insert_str(0, name);
         figure.what.insert_str(0, what);
@@ -196,8 +196,8 @@ fn run(setting: &Setting, way: Way) -> Result<Findings> {
 }
 
 /// One run of a row, in the units of its figure.
-fn measure(target: &Target, row: &Row, way: Way, time: Duration) -> Result<Turns> {
-    let load = Load { way, ..row.load };
+fn measure(target: &Target, row: &Row, link: Link, time: Duration) -> Result<Turns> {
+    let load = Load { link, ..row.load };
     let limit = |time| target.aside(|| row.limit(time));
     let value = |time| Ok(row.value(load::rate(target.address, load, time)?.median()));
     in_turn(time, TURN, limit, value)
@@ -237,9 +237,9 @@ fn limits(rows: &[&Row], runs: &[Vec<Turns>]) -> Vec<Figure> {
     round_trip.into_iter().chain(stream).collect()
 }
 
-fn figure(row: &Row, way: Way, runs: &[Turns]) -> Figure {
+fn figure(row: &Row, link: Link, runs: &[Turns]) -> Figure {
     // The peers have no digests on by default.
-    let bounds = match row.wanted.filter(|_| way != Way::TcpCrc32c) {
+    let bounds = match row.wanted.filter(|_| link != Link::TcpCrc32c) {
         Some((now, aim, peer)) => Bounds::new(row.better(), now, aim).peer(peer),
         None => Bounds::none(row.better()),
     };

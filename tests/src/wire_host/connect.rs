@@ -16,7 +16,7 @@ use capstan_reactor::Clock;
 use zerocopy::IntoBytes;
 
 use super::wire::RECV;
-use super::{CQE_BYTES, Data, Line, PATIENCE, Queue, WireHost};
+use super::{CQE_BYTES, ConnectedQueue, Data, PATIENCE, Queue, WireHost};
 
 impl WireHost {
     pub(super) fn connect_queue(
@@ -86,7 +86,8 @@ impl WireHost {
         self.wait_for(id, "connecting", |kind| {
             matches!(kind, CmEventKind::Established { .. })
         });
-        self.lines.insert(queue, Line { qp, receives, id });
+        self.queues
+            .insert(queue, ConnectedQueue { qp, receives, id });
     }
 
     pub(super) fn connect_established(

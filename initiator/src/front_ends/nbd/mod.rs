@@ -6,7 +6,7 @@
 mod connection;
 mod front_end;
 mod handshake;
-mod open;
+mod in_progress;
 mod reply;
 mod request;
 mod scan;

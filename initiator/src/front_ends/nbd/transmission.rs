@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use capstan_memory::Buffer;
 
 use super::handshake::Negotiated;
-use super::open::{Open, token, untoken};
+use super::in_progress::{InProgress, token, untoken};
 use super::reply::{Outgoing, Reply};
 use super::request::{CHUNK_BYTES, Command, HEADER_BYTES, Request};
 use super::wire::NbdError;
@@ -52,7 +52,7 @@ enum Current {
 pub(crate) struct Transmission {
     geometry: Geometry,
     negotiated: Negotiated,
-    open: Vec<Option<Open>>,
+    in_progress: Vec<Option<InProgress>>,
     free: Vec<u16>,
     current: Option<Current>,
     /// Slots of requests that end with a flush.
@@ -78,7 +78,7 @@ impl Transmission {
         Self {
             geometry,
             negotiated,
-            open: (0..slots).map(|_| None).collect(),
+            in_progress: (0..slots).map(|_| None).collect(),
             free: (0..slots).rev().collect(),
             current: None,
             flushes: VecDeque::with_capacity(REQUESTS_MAX),
@@ -124,9 +124,9 @@ impl Transmission {
 
     /// Submits nothing more of a request.
     fn give_up(&mut self, slot: u16) {
-        if let Some(open) = self.open_mut(slot) {
-            open.started = open.ios();
-            open.error.get_or_insert(NbdError::Eio);
+        if let Some(in_progress) = self.in_progress_mut(slot) {
+            in_progress.started = in_progress.ios();
+            in_progress.error.get_or_insert(NbdError::Eio);
         }
         self.close_if_finished(slot);
     }
@@ -144,7 +144,7 @@ impl Transmission {
     /// Nothing is in progress, and nothing waits to be sent.
     #[must_use]
     pub(crate) fn is_idle(&self) -> bool {
-        self.free.len() == self.open.len() && self.output.is_empty() && self.first.is_empty()
+        self.free.len() == self.in_progress.len() && self.output.is_empty() && self.first.is_empty()
     }
 
     /// It waits for memory or a place in the queue.
@@ -170,8 +170,8 @@ impl Transmission {
         }
     }
 
-    fn open_mut(&mut self, slot: u16) -> Option<&mut Open> {
-        self.open.get_mut(usize::from(slot))?.as_mut()
+    fn in_progress_mut(&mut self, slot: u16) -> Option<&mut InProgress> {
+        self.in_progress.get_mut(usize::from(slot))?.as_mut()
     }
 
     fn has_room(&self) -> bool {
@@ -270,9 +270,9 @@ impl Transmission {
             return HEADER_BYTES;
         }
         if let Some(slot) = self.free.pop()
-            && let Some(entry) = self.open.get_mut(usize::from(slot))
+            && let Some(entry) = self.in_progress.get_mut(usize::from(slot))
         {
-            *entry = Some(Open::new(request, self.geometry.lba_bytes));
+            *entry = Some(InProgress::new(request, self.geometry.lba_bytes));
             self.current = match request.command {
                 Some(Command::Write { .. }) => Some(Current::Receive {
                     slot,
@@ -303,9 +303,9 @@ impl Transmission {
             self.flushes.pop_front();
         }
         while let Some(slot) = self.lookups.pop_front() {
-            if let Some(open) = self.open_mut(slot) {
-                open.in_flight += 1;
-                let (slba, nlb) = open.request.lbas;
+            if let Some(in_progress) = self.in_progress_mut(slot) {
+                in_progress.in_flight += 1;
+                let (slba, nlb) = in_progress.request.lbas;
                 queue.look_up(token(slot, 0), slba, nlb);
             }
         }
@@ -314,8 +314,8 @@ impl Transmission {
             if self.submit_next(slot, queue) {
                 continue;
             }
-            let waits = |open: &mut Open| open.started < open.ios();
-            if self.open_mut(slot).is_some_and(waits) {
+            let waits = |in_progress: &mut InProgress| in_progress.started < in_progress.ios();
+            if self.in_progress_mut(slot).is_some_and(waits) {
                 break;
             }
             // One that has failed is gone already.
@@ -336,15 +336,21 @@ impl Transmission {
             self.current = Some(current);
             return false;
         };
-        let Some(open) = self.open.get(usize::from(slot)).and_then(Option::as_ref) else {
+        let Some(in_progress) = self
+            .in_progress
+            .get(usize::from(slot))
+            .and_then(Option::as_ref)
+        else {
             return false;
         };
-        let chunk = open.started;
-        if chunk == open.ios() {
+        let chunk = in_progress.started;
+        if chunk == in_progress.ios() {
             return false;
         }
-        let len_bytes = open.data(chunk).map_or(0, |(_, len_bytes)| len_bytes);
-        let op = open.op(chunk, self.geometry.lba_bytes);
+        let len_bytes = in_progress
+            .data(chunk)
+            .map_or(0, |(_, len_bytes)| len_bytes);
+        let op = in_progress.op(chunk, self.geometry.lba_bytes);
         match current {
             Current::Submit { .. } => {
                 self.current = Some(current);
@@ -382,15 +388,19 @@ impl Transmission {
     /// Submits the next I/O of a request that sends no data; `false` when it cannot be now, or
     /// there is none.
     fn submit_next(&mut self, slot: u16, queue: &mut dyn BlockQueue) -> bool {
-        let Some(open) = self.open.get(usize::from(slot)).and_then(Option::as_ref) else {
+        let Some(in_progress) = self
+            .in_progress
+            .get(usize::from(slot))
+            .and_then(Option::as_ref)
+        else {
             return false;
         };
-        let io = open.started;
-        if io == open.ios() {
+        let io = in_progress.started;
+        if io == in_progress.ios() {
             return false;
         }
-        let op = open.op(io, self.geometry.lba_bytes);
-        let lease = match open.data(io) {
+        let op = in_progress.op(io, self.geometry.lba_bytes);
+        let lease = match in_progress.data(io) {
             None => None,
             Some((_, len_bytes)) => match self.take_lease(len_bytes, queue) {
                 None => return false,
@@ -464,12 +474,12 @@ impl Transmission {
                 SubmitError::Invalid(error) => (Err(error), refused.buffer),
             },
         };
-        let Some(open) = self.open_mut(slot) else {
+        let Some(in_progress) = self.in_progress_mut(slot) else {
             return (true, lease);
         };
-        open.in_flight += 1;
-        if !open.flushed {
-            open.started += 1;
+        in_progress.in_flight += 1;
+        if !in_progress.flushed {
+            in_progress.started += 1;
         }
         if let Err(error) = result {
             self.finished(slot, chunk, Err(error), lease);
@@ -480,8 +490,8 @@ impl Transmission {
     /// What was asked with `token` is answered: `None` where that tells nothing.
     pub(crate) fn looked_up(&mut self, token: u64, allocated: Option<&Allocated>) {
         let (slot, _) = untoken(token);
-        if let Some(open) = self.open_mut(slot) {
-            open.in_flight -= 1;
+        if let Some(in_progress) = self.in_progress_mut(slot) {
+            in_progress.in_flight -= 1;
         }
         self.begin_scan(slot, allocated);
     }
@@ -491,10 +501,10 @@ impl Transmission {
         if self.end.is_some() {
             return self.give_up(slot);
         }
-        if let Some(open) = self.open_mut(slot)
-            && let Some(scan) = &mut open.scan
+        if let Some(in_progress) = self.in_progress_mut(slot)
+            && let Some(scan) = &mut in_progress.scan
         {
-            scan.begin(allocated, open.request.lbas.0);
+            scan.begin(allocated, in_progress.request.lbas.0);
             if scan.reads() > 0 {
                 return self.scans.push_back(slot);
             }
@@ -520,29 +530,29 @@ impl Transmission {
         result: Result<(), IoError>,
         lease: Option<Buffer>,
     ) {
-        let Some(open) = self.open_mut(slot) else {
+        let Some(in_progress) = self.in_progress_mut(slot) else {
             return self.drop_lease(lease);
         };
-        open.in_flight -= 1;
-        let command = open.request.command;
+        in_progress.in_flight -= 1;
+        let command = in_progress.request.command;
         match (result, command) {
-            (Ok(()), Some(Command::Read)) if open.error.is_none() => {
+            (Ok(()), Some(Command::Read)) if in_progress.error.is_none() => {
                 if let Some(lease) = lease {
                     self.chunk_read(slot, chunk, lease);
                 }
             }
-            (Ok(()), Some(Command::Trim { fua: true })) if !open.flushed => {
-                open.flushed = true;
+            (Ok(()), Some(Command::Trim { fua: true })) if !in_progress.flushed => {
+                in_progress.flushed = true;
                 self.flushes.push_back(slot);
                 return self.drop_lease(lease);
             }
             (Ok(()), Some(Command::BlockStatus { .. })) => {
-                if let (Some(scan), Some(lease)) = (&mut open.scan, &lease) {
+                if let (Some(scan), Some(lease)) = (&mut in_progress.scan, &lease) {
                     scan.was_read(chunk, lease);
                 }
-                let is_pass_done = open.is_finished() && open.error.is_none();
+                let is_pass_done = in_progress.is_finished() && in_progress.error.is_none();
                 let goes_on = is_pass_done
-                    && open
+                    && in_progress
                         .scan
                         .as_mut()
                         .is_some_and(|scan| scan.begin_second_pass());
@@ -555,10 +565,10 @@ impl Transmission {
             (Err(error), _) => {
                 tracing::debug!("an I/O of an NBD client failed: {error}");
                 let error = NbdError::from(Fault::of(&error));
-                open.error.get_or_insert(error);
+                in_progress.error.get_or_insert(error);
                 if let Some(Command::Read | Command::BlockStatus { .. }) = command {
                     // What is not submitted yet is not worth the trouble.
-                    open.started = open.ios();
+                    in_progress.started = in_progress.ios();
                 }
                 self.drop_lease(lease);
             }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{Phase, Request};
+use super::{Request, Step};
 use crate::io::{Op, OpKind};
 use crate::uring::command::Progress;
 
@@ -10,7 +10,7 @@ impl Request {
     /// The range is empty; what is left is whether it has to be on the medium, too.
     pub(super) fn emptied(&mut self) -> Progress {
         if matches!(self.io.op, Op::WriteZeroes { fua: true, .. }) {
-            self.phase = Phase::Sync;
+            self.step = Step::Sync;
             return Progress::Again;
         }
         self.succeeded()
@@ -20,11 +20,11 @@ impl Request {
     /// `None` when the result is no refusal but an error of the operation.
     pub(super) fn fall_back(&mut self, errno: i32) -> Option<Progress> {
         let file = Rc::clone(&self.file);
-        let way = match self.phase {
-            Phase::BlockDiscard => &file.refused.block_discard,
-            Phase::Punch => &file.refused.punch,
-            Phase::ZeroRange => &file.refused.zero_range,
-            Phase::Transfer | Phase::Fill | Phase::Sync => return None,
+        let way = match self.step {
+            Step::BlockDiscard => &file.refused.block_discard,
+            Step::Punch => &file.refused.punch,
+            Step::ZeroRange => &file.refused.zero_range,
+            Step::Transfer | Step::Fill | Step::Sync => return None,
         };
         let unknown = matches!(
             errno,
@@ -33,7 +33,7 @@ impl Request {
         if !unknown {
             return None;
         }
-        tracing::debug!(volume = %self.name(), phase = ?self.phase, errno, "falling back");
+        tracing::debug!(volume = %self.name(), step = ?self.step, errno, "falling back");
         way.set(true);
         self.skip_refused();
         Some(if self.is_done() {
@@ -47,19 +47,15 @@ impl Request {
     /// never zeroes by writing: as a hint it may as well do nothing.
     pub(super) fn skip_refused(&mut self) {
         let refused = &self.file.refused;
-        if self.phase == Phase::BlockDiscard && refused.block_discard.get() {
-            self.phase = Phase::Punch;
+        if self.step == Step::BlockDiscard && refused.block_discard.get() {
+            self.step = Step::Punch;
         }
-        if self.phase == Phase::Punch && refused.punch.get() {
+        if self.step == Step::Punch && refused.punch.get() {
             let discard = self.io.op.kind() == OpKind::Discard;
-            self.phase = if discard {
-                Phase::Fill
-            } else {
-                Phase::ZeroRange
-            };
+            self.step = if discard { Step::Fill } else { Step::ZeroRange };
         }
-        if self.phase == Phase::ZeroRange && refused.zero_range.get() {
-            self.phase = Phase::Fill;
+        if self.step == Step::ZeroRange && refused.zero_range.get() {
+            self.step = Step::Fill;
         }
     }
 }

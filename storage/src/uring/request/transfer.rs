@@ -1,6 +1,6 @@
 //! Moving data: reads, writes and writing zeroes, in as many pieces as necessary.
 
-use super::{Phase, Request};
+use super::{Request, Step};
 use crate::error::IoErrorKind;
 use crate::io::{Op, OpKind};
 use crate::uring::command::{Command, Next, Progress};
@@ -98,11 +98,11 @@ impl Request {
         if self.done_bytes < self.extent.len_bytes {
             return Progress::Again;
         }
-        if self.phase == Phase::Fill {
+        if self.step == Step::Fill {
             return self.emptied();
         }
         if self.is_fua() && self.file.store.direct().is_none() {
-            self.phase = Phase::Sync;
+            self.step = Step::Sync;
             return Progress::Again;
         }
         self.succeeded()

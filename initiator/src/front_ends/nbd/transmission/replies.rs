@@ -4,7 +4,7 @@ use capstan_memory::Buffer;
 
 use super::Transmission;
 use crate::front_ends::lease::Part;
-use crate::front_ends::nbd::open::Open;
+use crate::front_ends::nbd::in_progress::InProgress;
 use crate::front_ends::nbd::reply::{Outgoing, Reply};
 use crate::front_ends::nbd::request::Command;
 
@@ -12,74 +12,86 @@ impl Transmission {
     /// Queues a chunk of a read for sending, in order where the reply has no offsets.
     pub(super) fn chunk_read(&mut self, slot: u16, chunk: u32, lease: Buffer) {
         let structured = self.negotiated.structured;
-        let Some(open) = self.open_mut(slot) else {
+        let Some(in_progress) = self.in_progress_mut(slot) else {
             return self.drop_lease(Some(lease));
         };
-        let (cookie, request) = (open.request.cookie, open.request);
+        let (cookie, request) = (in_progress.request.cookie, in_progress.request);
         if structured {
             let offset_bytes = request.offset_bytes + u64::from(request.chunk(chunk).0);
-            let done = open.is_finished();
-            open.sent += 1;
+            let done = in_progress.is_finished();
+            in_progress.sent += 1;
             return self.send(Outgoing::data_chunk(cookie, offset_bytes, lease, done));
         }
-        if chunk != open.sent {
-            return open.early.push((chunk, lease));
+        if chunk != in_progress.sent {
+            return in_progress.early.push((chunk, lease));
         }
         let mut next = Some(lease);
         while let Some(lease) = next {
-            let first = self.open_mut(slot).is_some_and(|open| open.sent == 0);
+            let first = self
+                .in_progress_mut(slot)
+                .is_some_and(|in_progress| in_progress.sent == 0);
             self.send(if first {
                 Outgoing::simple_data(cookie, lease)
             } else {
                 Outgoing::more_data(lease)
             });
-            next = self.open_mut(slot).and_then(|open| {
-                open.sent += 1;
-                let at = open.early.iter().position(|(chunk, _)| *chunk == open.sent);
-                at.map(|at| open.early.swap_remove(at).1)
+            next = self.in_progress_mut(slot).and_then(|in_progress| {
+                in_progress.sent += 1;
+                let at = in_progress
+                    .early
+                    .iter()
+                    .position(|(chunk, _)| *chunk == in_progress.sent);
+                at.map(|at| in_progress.early.swap_remove(at).1)
             });
         }
     }
 
     pub(super) fn close_if_finished(&mut self, slot: u16) {
-        let Some(entry) = self.open.get_mut(usize::from(slot)) else {
+        let Some(entry) = self.in_progress.get_mut(usize::from(slot)) else {
             return;
         };
-        if !entry.as_ref().is_some_and(Open::is_finished) {
+        if !entry.as_ref().is_some_and(InProgress::is_finished) {
             return;
         }
-        let Some(open) = entry.take() else {
+        let Some(in_progress) = entry.take() else {
             return;
         };
         self.free.push(slot);
-        if open.scan.is_some() {
+        if in_progress.scan.is_some() {
             // The slot is another request's from here on.
             self.scans.retain(|scan| *scan != slot);
         }
-        for (_, lease) in open.early {
+        for (_, lease) in in_progress.early {
             self.drop_lease(Some(lease));
         }
-        let is_read = open.request.command == Some(Command::Read);
-        match open.error {
-            Some(_) if is_read && !self.negotiated.structured && open.sent > 0 => {
+        let is_read = in_progress.request.command == Some(Command::Read);
+        match in_progress.error {
+            Some(_) if is_read && !self.negotiated.structured && in_progress.sent > 0 => {
                 // "the server MUST initiate a hard disconnect" when an error comes after the
                 // head of a simple reply to a read.
                 self.break_off("a read failed after its reply had begun");
             }
             Some(error) => {
                 self.reply(
-                    open.request.cookie,
+                    in_progress.request.cookie,
                     Reply::Error(error),
-                    open.request.command,
+                    in_progress.request.command,
                 );
             }
             // Its chunks are its reply.
             None if is_read => {}
-            None if open.scan.is_some() => {
-                let extents = open.scan.map(|scan| scan.extents()).unwrap_or_default();
-                self.send(Outgoing::extents(open.request.cookie, &extents));
+            None if in_progress.scan.is_some() => {
+                let extents = in_progress
+                    .scan
+                    .map(|scan| scan.extents())
+                    .unwrap_or_default();
+                self.send(Outgoing::extents(in_progress.request.cookie, &extents));
             }
-            None => self.reply(open.request.cookie, Reply::Done, open.request.command),
+            None => self.reply(
+                in_progress.request.cookie,
+                Reply::Done,
+                in_progress.request.command,
+            ),
         }
     }
 

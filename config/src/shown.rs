@@ -6,15 +6,15 @@ use std::fmt::Display;
 use capstan_nvme_proto::text::Shown;
 
 /// Problems, or warnings, of one configuration that are told.
-const TOLD_MAX: usize = 32;
+const SHOWN_MAX: usize = 32;
 /// Characters of one of them: its beginning, and its end with what to do.
 const BEGINNING_CHARS: usize = 600;
 const END_CHARS: usize = 400;
 
 /// The first of `all`, a line each, and how many more there are.
 pub fn first_of<T: Display>(all: &[T]) -> Vec<String> {
-    let mut lines: Vec<String> = all.iter().take(TOLD_MAX).map(T::to_string).collect();
-    if let Some(more) = all.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
+    let mut lines: Vec<String> = all.iter().take(SHOWN_MAX).map(T::to_string).collect();
+    if let Some(more) = all.len().checked_sub(SHOWN_MAX).filter(|more| *more > 0) {
         lines.push(format!(
             "and {more} more, which are told once these are mended"
         ));

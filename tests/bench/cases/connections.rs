@@ -1,35 +1,35 @@
-//! `crowd` and `reactors`: many connections, and two cores.
+//! `connections` and `reactors`: many connections, and two cores.
 
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 
-use crate::capsules::Crowd;
+use crate::capsules::Readers;
 use crate::figure::{Better, Bounds, Figure, Findings, Quantity};
 use crate::load::{self, Load, Loader, NULL, Target};
 use crate::turns::in_turn;
 use crate::{HOST_CORE, Setting, TARGET_CORE};
 
-/// Hosts of the crowd; each has an admin and an I/O connection.
+/// Hosts; each has an admin and an I/O connection.
 const MANY: u16 = 1000;
 const FEW: u16 = 5;
 /// Some turns of all connections.
-const CROWD_TURN: Duration = Duration::from_millis(250);
+const CONNECTIONS_TURN: Duration = Duration::from_millis(250);
 
 /// Total IOPS over 2,000 connections against 10, at the same depth each.
-pub(crate) fn crowd(setting: &Setting) -> Result<Findings> {
+pub(crate) fn connections(setting: &Setting) -> Result<Findings> {
     let table = format!(
         "reactors = [{TARGET_CORE}]\nspin = \"100ms\"\nmemory_budget = \"2GiB\"\nhosts_max = 2048"
     );
     let target = Target::start(&table, &[NULL])?;
     let runs = load::on_host_core(|| {
-        let mut few = Crowd::connect(target.address, FEW)?;
-        let mut many = Crowd::connect(target.address, MANY)?;
+        let mut few = Readers::connect(target.address, FEW)?;
+        let mut many = Readers::connect(target.address, MANY)?;
         let mut run = || {
             in_turn(
                 setting.runtime,
-                CROWD_TURN,
+                CONNECTIONS_TURN,
                 |time| Ok(few.rate(time)? / 1e3),
                 |time| Ok(many.rate(time)? / 1e3),
             )
@@ -39,7 +39,7 @@ pub(crate) fn crowd(setting: &Setting) -> Result<Findings> {
             .collect::<Result<Vec<_>>>()
     })?;
     Ok(vec![Figure::in_turn(
-        "crowd-2000-connections",
+        "connections-2000",
         "4 KiB random read, null, depth 16 each: 2,000 connections of 1,000 hosts",
         &runs,
         "k IOPS",

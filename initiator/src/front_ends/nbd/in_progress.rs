@@ -14,7 +14,7 @@ const _: () = assert!(
 
 /// One request in progress.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct InProgress {
     pub(super) request: Request,
     /// I/Os submitted.
     pub(super) started: u32,
@@ -31,7 +31,7 @@ pub(super) struct Open {
     pub(super) scan: Option<Box<Scan>>,
 }
 
-impl Open {
+impl InProgress {
     pub(super) fn new(request: Request, lba_bytes: u32) -> Self {
         let scan = match request.command {
             Some(Command::BlockStatus { one }) => {
