@@ -99,7 +99,6 @@ impl QueuePair for QpHandle {
         }
         let len_bytes = check_sges(&self.engine.stags.borrow(), qp.core.asker.pd, wr.sges, need)?;
         qp.core.sq.push(wr, len_bytes);
-        qp.core.tx.ahead.fetch_more();
         Ok(())
     }
 
@@ -151,7 +150,6 @@ impl QpHandle {
     ) -> bool {
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;
-        qp.core.tx.ahead.fetch_more();
         if qp.core.state != QpState::ReadyToSend {
             return false;
         }
@@ -199,9 +197,7 @@ impl QpHandle {
         if qp.core.state != QpState::ReadyToSend {
             return false;
         }
-        qp.core.tx.ahead.fetch_more();
         let sent = qp.send_now(&mut self.engine.stags.borrow_mut(), bytes, invalidate);
-        qp.core.tx.ahead.fetch_more();
         sent.unwrap_or_else(|fatal| {
             self.engine.end(qp, &fatal);
             false

@@ -14,9 +14,6 @@ use crate::iwarp::core::IwarpCore;
 use crate::iwarp::piece::Piece;
 use crate::iwarp::stag::Span;
 
-/// Payloads up to this are prefetched while the rest of the batch is built.
-const AHEAD_BYTES: usize = 16 << 10;
-
 impl IwarpCore {
     /// Whether pages that may change can be sent from where they are, over TCP. Not with CRCs, as
     /// one would be of the earlier content; nor with short FPDUs, which may end anywhere in a page.
@@ -30,12 +27,11 @@ impl IwarpCore {
     /// not inside the slab.
     #[inline]
     pub(in crate::iwarp) fn fpdus_in_place(
-        &mut self,
+        &self,
         slab: &Arc<Slab>,
         range: &Range<usize>,
     ) -> Option<usize> {
         let inside = !range.is_empty() && Span::of_slab(slab, range).is_some();
-        self.tx.ahead.fetch_rest();
         inside.then(|| range.len().div_ceil(self.tx.tagged_max as usize))
     }
 }
@@ -71,11 +67,6 @@ impl Tx {
                 Ok(())
             });
             at = end;
-        }
-        if range.len() <= AHEAD_BYTES
-            && let Some(span) = Span::of_slab(slab, range)
-        {
-            self.ahead.start(span);
         }
     }
 

@@ -4,7 +4,6 @@
     reason = "gathers headers and registered memory into one system call"
 )]
 
-mod ahead;
 mod batch;
 mod direct;
 mod in_place;
@@ -27,7 +26,6 @@ use crate::iwarp::wire::ddp::{
     CRC_BYTES, Control, LENGTH_BYTES, Opcode, QN_SEND, TAGGED_BYTES, TaggedHeader, UNTAGGED_BYTES,
     UntaggedHeader, pad_bytes,
 };
-use ahead::Ahead;
 use batch::Batch;
 
 /// Most pieces of one system call: the kernel allows 1024 (`UIO_MAXIOV`), and one may be cut in
@@ -91,8 +89,6 @@ pub(in crate::iwarp) struct Tx {
     keep: Vec<Arc<Slab>>,
     /// The rest of a page of which TCP has taken the first part.
     rest_of_page: Vec<u8>,
-    /// The prefetch for the last RDMA WRITE in place.
-    pub ahead: Ahead,
     /// The listening side may send only after the first FPDU has come (RFC 5044 §7.1.2).
     pub may_send: bool,
     /// The socket takes nothing now.
@@ -119,7 +115,6 @@ impl Tx {
             framing: Framing::Large,
             keep: Vec::new(),
             rest_of_page: Vec::new(),
-            ahead: Ahead::NONE,
             may_send: false,
             blocked: false,
             wanted: false,
