@@ -11,10 +11,9 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
+use capstan_transport::host::WindowsClosed;
 
-use crate::driver::{
-    AssociationConfig, AssociationEngine, Completion, Io, Refused, Source, WindowsClosed,
-};
+use crate::driver::{AssociationConfig, AssociationEngine, Completion, Io, Refused, Source};
 use crate::error::{CommandError, ConnectError, Losses};
 use crate::host::{
     CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event, HostConfig,

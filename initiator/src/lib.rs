@@ -7,7 +7,7 @@
 //! * [`FrontEnd`]: turns requests of other software (FUSE, NBD, ublk) into I/O on the driver's
 //!   thread.
 //! * [`host`]: the state machine of an association, without I/O.
-//! * `driver`: runs it over the RDMA contract.
+//! * `driver`: runs it over the queues of a wire.
 //!
 //! # Example
 //! Connects to a target, opens the volume of namespace 1, writes, flushes and reads.
@@ -91,9 +91,10 @@ pub mod words;
 pub use capstan_nvme_proto::nqn::{HostId, Nqn};
 pub use capstan_rdma::Preference;
 pub use capstan_reactor::Armed;
+pub use capstan_transport::host::WindowsClosed;
 pub use controller::{Controller, Snapshot};
 pub use direct::DirectQueue;
-pub use driver::{Completion, Io, Op, Refused, SubmitError, WindowsClosed};
+pub use driver::{Completion, Io, Op, Refused, SubmitError};
 pub use error::{CommandError, ConnectError, IoError, Losses, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
 pub use options::{Options, ReplayWrites};

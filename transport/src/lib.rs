@@ -3,10 +3,12 @@
 //!
 //! * Names and events of queues: [`queue`].
 //! * What capsules bring, and what is moved: [`data`].
+//! * The host's side of queues: [`host`].
 //! * NVMe/RDMA: [`rdma`].
 //! * NVMe/TCP: [`tcp`].
 
 pub mod data;
+pub mod host;
 pub mod limits;
 pub mod queue;
 pub mod rdma;

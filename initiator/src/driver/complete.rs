@@ -1,13 +1,11 @@
-//! From work completions to finished commands.
+//! From responses to finished commands.
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::{Status, StatusCodeType};
-use capstan_rdma::contract::{RKey, WcStatus, WorkCompletion};
+use capstan_transport::host::Response;
 
-use super::connection::RESPONSE_BYTES;
-use super::engine::{AssociationEngine, Owner, Slot};
+use super::engine::{AssociationEngine, Owner};
 use super::request::Piece;
-use super::wr_id::{WorkKind, WrId};
 use crate::error::{ConnectError, IoError};
 use crate::host::SlotIndex;
 
@@ -17,78 +15,11 @@ const RETRIES_MAX: u8 = 5;
 const RETRY_DELAY_US: u64 = 50_000;
 
 impl AssociationEngine {
-    /// Takes one work completion.
-    pub(super) fn handle_wc(&mut self, wc: &WorkCompletion, now_us: u64) {
-        let Some(id) = WrId::unpack(wc.wr_id) else {
-            return;
-        };
-        let queue = self.queues.get_mut(usize::from(id.qid));
-        let Some(queue) = queue.and_then(Option::as_mut) else {
-            // A queue that is being connected has only receives out; their flush says nothing the
-            // connection manager does not.
-            return;
-        };
-        if queue.connection.epoch() != id.epoch {
-            return;
-        }
-        match wc.status {
-            WcStatus::Success => {}
-            WcStatus::WrFlushError => return self.note_flush(id.qid, now_us),
-            status => return self.broken(id, status, now_us),
-        }
-        let slot = SlotIndex(id.value);
-        match id.kind {
-            WorkKind::Recv => self.response(id.qid, id.value, wc, now_us),
-            WorkKind::Send => queue.connection.retire(),
-            WorkKind::SendData => {
-                queue.connection.retire();
-                self.awaited(id.qid, slot, now_us, |slot| slot.await_send = false);
-            }
-            WorkKind::Invalidate => {
-                queue.connection.retire();
-                self.awaited(id.qid, slot, now_us, |slot| slot.await_invalidate = false);
-            }
-        }
-    }
-
-    /// A work request failed: the queue pair is in the error state.
-    fn broken(&mut self, id: WrId, status: WcStatus, now_us: u64) {
-        let what = match id.kind {
-            WorkKind::Recv => "receiving a response",
-            WorkKind::Send | WorkKind::SendData => "sending a command",
-            WorkKind::Invalidate => "closing a memory window",
-        };
-        // The provider knows more of the cause than the status tells.
-        self.poll_cm(now_us);
-        let cause = format!("{what}: {status}");
-        self.host.handle_disconnected(id.qid, cause, now_us);
-    }
-
-    fn response(&mut self, qid: u16, index: u16, wc: &WorkCompletion, now_us: u64) {
-        let Some(queue) = self
-            .queues
-            .get_mut(usize::from(qid))
-            .and_then(Option::as_mut)
-        else {
-            return;
-        };
-        let cqe = match queue.connection.take_response(index) {
-            Ok(cqe) => cqe,
-            Err(error) => {
-                let cause = format!("posting a receive again: {error}");
-                return self.host.handle_disconnected(qid, cause, now_us);
-            }
-        };
-        if wc.byte_len != RESPONSE_BYTES {
-            let what = format!(
-                "a response capsule has {} bytes, expected {RESPONSE_BYTES}",
-                wc.byte_len
-            );
-            return self
-                .host
-                .handle_broken(ConnectError::Protocol { qid, what }, now_us);
-        }
-        let slot = match self.host.take_response(qid, &cqe, now_us) {
+    /// A response has come. The command is finished once its memory is back.
+    #[inline]
+    pub(super) fn response(&mut self, qid: u16, response: &Response, now_us: u64) {
+        let cqe = &response.cqe;
+        let slot = match self.host.take_response(qid, cqe, now_us) {
             Ok(slot) => slot,
             Err(error) => {
                 // Bounded: the host gives the connection up after a few dozen.
@@ -96,66 +27,29 @@ impl AssociationEngine {
                 return;
             }
         };
-        // The answer to a Keep Alive does not make the next one superfluous.
-        self.traffic |= matches!(
-            self.line_slot(qid, slot).map(|slot| &slot.owner),
-            Some(Owner::Io(_) | Owner::Passthru { .. })
-        );
-        self.answered(qid, slot, &cqe, wc.invalidated, now_us);
-    }
-
-    /// A command was answered: its window closes now, if the controller did not close it.
-    fn answered(
-        &mut self,
-        qid: u16,
-        slot: SlotIndex,
-        cqe: &Cqe,
-        invalidated: Option<RKey>,
-        now_us: u64,
-    ) {
-        let Some(queue) = self
-            .queues
-            .get_mut(usize::from(qid))
-            .and_then(Option::as_mut)
-        else {
-            return;
-        };
-        let Some(entry) = queue.slots.get_mut(slot.index()) else {
+        let Some(entry) = self.line_slot(qid, slot) else {
             return;
         };
         entry.cqe = *cqe;
         entry.await_response = false;
-        if let Some(rkey) = entry.window.take() {
-            if invalidated == Some(rkey) {
-                self.windows_closed.by_controller += 1;
-                queue.connection.window_closed_by_peer();
-            } else {
-                self.windows_closed.by_host += 1;
-                entry.await_invalidate = true;
-                if let Err(error) = queue.connection.close_window(slot, rkey) {
-                    let cause = format!("closing a memory window: {error}");
-                    return self.host.handle_disconnected(qid, cause, now_us);
-                }
+        // The answer to a Keep Alive does not make the next one superfluous.
+        let is_traffic = matches!(entry.owner, Owner::Io(_) | Owner::Passthru { .. });
+        self.traffic |= is_traffic;
+        match self.wire.answered(qid, slot.0, response) {
+            Ok(true) => self.finish(qid, slot, now_us),
+            Ok(false) => {}
+            Err(error) => {
+                let cause = format!("closing a memory window: {error}");
+                self.host.handle_disconnected(qid, cause, now_us);
             }
         }
-        self.finish_if_done(qid, slot, now_us);
     }
 
-    fn awaited(&mut self, qid: u16, slot: SlotIndex, now_us: u64, note: impl FnOnce(&mut Slot)) {
-        if let Some(entry) = self.line_slot(qid, slot) {
-            note(entry);
-            self.finish_if_done(qid, slot, now_us);
-        }
-    }
-
-    /// Hands a command back to its owner once nothing else can touch its memory.
-    fn finish_if_done(&mut self, qid: u16, slot: SlotIndex, now_us: u64) {
+    /// Hands an answered command back to its owner: nothing else can touch its memory any more.
+    pub(super) fn finish(&mut self, qid: u16, slot: SlotIndex, now_us: u64) {
         let Some(entry) = self.line_slot(qid, slot) else {
             return;
         };
-        if entry.await_response || entry.await_send || entry.await_invalidate {
-            return;
-        }
         let cqe = entry.cqe;
         match std::mem::replace(&mut entry.owner, Owner::Free) {
             Owner::Free => {}
@@ -242,7 +136,7 @@ impl AssociationEngine {
             .queues
             .iter()
             .flatten()
-            .flat_map(|queue| &*queue.slots)
+            .flatten()
             .filter(|slot| matches!(slot.owner, Owner::Io(_) | Owner::Passthru { .. }))
             .map(|slot| slot.sent_us)
             .min();

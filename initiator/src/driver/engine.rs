@@ -9,14 +9,15 @@ use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{ConnectionManager, DeviceAttributes, RKey, WorkCompletion};
+use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
 use capstan_reactor::Armed;
+use capstan_transport::host::{HostEvent, WindowsClosed};
+use capstan_transport::rdma::host::{HostWire, Settings};
 use zerocopy::FromZeros;
 
-use super::connection::{Connection, RingSizes};
-use super::device::{DeviceContext, Memory};
 use super::io::{Completion, Direction, Io, Op, Refused, Source, SubmitError};
-use super::open::Opening;
+use super::memory::Memory;
+use super::open::open_error;
 use super::replay::UnknownRange;
 use super::request::{Piece, Requests};
 use super::troubles::Troubles;
@@ -26,16 +27,11 @@ use crate::host::{Event, Held, Host, HostConfig, NamespaceInfo, SlotIndex, Statu
 use crate::limits::RESET_DRAIN_US;
 use crate::options::TRANSFER_BYTES_MAX;
 
-/// Completions taken in one poll: as many as a deep queue has, because the commands that follow
-/// them leave with one system call.
-const POLL_BATCH: usize = 128;
-/// Turns between two looks at the connection manager and at the clock's deadlines while the
+/// Turns between two looks at the connections and at the clock's deadlines while the
 /// association is live: there are many in a millisecond, or a sleep between them.
 const LOOK_TURNS: u32 = 64;
 /// Between two looks for commands the controller has not answered in time, in microseconds.
 const STALE_CHECK_US: u64 = 500_000;
-/// How long flushed work requests wait for the connection manager to say why, in microseconds.
-const CAUSE_WAIT_US: u64 = 100_000;
 
 /// What an [`AssociationEngine`] is made for.
 #[derive(Clone, Debug)]
@@ -71,13 +67,7 @@ pub(super) enum Owner {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) owner: Owner,
-    /// The window that is open for it.
-    pub(super) window: Option<RKey>,
     pub(super) await_response: bool,
-    /// The Send that carries its data has not completed.
-    pub(super) await_send: bool,
-    /// Its window is being closed by this side.
-    pub(super) await_invalidate: bool,
     pub(super) cqe: Cqe,
     pub(super) sent_us: u64,
 }
@@ -86,56 +76,35 @@ impl Slot {
     pub(super) fn free() -> Self {
         Self {
             owner: Owner::Free,
-            window: None,
             await_response: false,
-            await_send: false,
-            await_invalidate: false,
             cqe: Cqe::new_zeroed(),
             sent_us: 0,
         }
     }
 }
 
-/// One queue: its connection and its commands.
-pub(super) struct ActiveQueue {
-    pub(super) connection: Connection,
-    pub(super) slots: Box<[Slot]>,
-}
-
-/// How often each end closed the memory window of a command that was answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct WindowsClosed {
-    /// By the controller, with SEND_WITH_INV.
-    pub by_controller: u64,
-    /// By this host.
-    pub by_host: u64,
-}
-
 /// One association at work. See the [module](super).
 pub(crate) struct AssociationEngine {
-    /// By QID. Dropped first: connections before their device and their memory.
-    pub(super) queues: Vec<Option<ActiveQueue>>,
-    pub(super) opening: Option<Opening>,
+    /// Dropped first: connections before the memory that they use.
+    pub(super) wire: HostWire,
+    /// The commands of each connected queue, by QID.
+    pub(super) queues: Vec<Option<Box<[Slot]>>>,
+    /// How many entries the queue has that is being connected.
+    pub(super) opening: Option<u16>,
     pub(super) requests: Requests,
-    pub(super) device: Option<DeviceContext>,
     pub(super) memory: Memory,
-    pub(super) cm: Box<dyn ConnectionManager>,
-    /// Of the same target, which `cm` reaches as well: those that have failed longest first.
+    /// Of the same target, which the wire reaches as well: those that have failed longest first.
     pub(super) other_addresses: VecDeque<SocketAddr>,
     pub(super) host: Host,
     pub(super) config: AssociationConfig,
-    pub(super) epoch: u16,
     /// Actions of the host that wait for memory.
     pub(super) stalled: VecDeque<crate::host::Action>,
     /// Pieces that failed for a passing reason, and when to send them again.
     pub(super) delayed: Vec<(u64, Piece)>,
     pub(super) next_qid: u16,
     pub(super) losses: u64,
-    pub(super) windows_closed: WindowsClosed,
     /// Passthrough commands outstanding.
     pub(super) passthru: u32,
-    /// Work requests were flushed; the cause is awaited until then.
-    pub(super) flushed: Option<(u16, u64)>,
     pub(super) traffic: bool,
     /// I/O needs a look before it is sent: writes are held, or a namespace has something to be
     /// told.
@@ -157,7 +126,8 @@ pub(crate) struct AssociationEngine {
     /// A reset waits for the I/O that is outstanding, until then.
     reset_until_us: Option<u64>,
     pub(super) events: VecDeque<Event>,
-    wcs: Box<[WorkCompletion; POLL_BATCH]>,
+    /// What the wire has told; empty between turns.
+    wire_events: Vec<(u16, HostEvent)>,
     unlooked_turns: u32,
     next_stale_check_us: u64,
     draining: bool,
@@ -172,29 +142,30 @@ impl AssociationEngine {
         now_us: u64,
     ) -> Result<Self, ConnectError> {
         let io_queues = config.host.nr_io_queues;
-        // The device may take fewer work requests; that is known when it is.
-        let sizes = RingSizes::new(config.host.queue_size, u32::MAX);
-        let admin_sizes = RingSizes::new(crate::host::ADMIN_QUEUE_ENTRIES, u32::MAX);
-        let memory = Memory::new(sizes, admin_sizes, io_queues, config.data_bytes)?;
+        let memory = Memory::new(config.data_bytes)?;
+        let settings = Settings {
+            admin_entries: crate::host::ADMIN_QUEUE_ENTRIES,
+            io_queues,
+            io_entries: config.host.queue_size,
+            admin: memory.admin.clone(),
+            data: memory.data.clone(),
+        };
+        let wire = HostWire::new(cm, settings).map_err(|error| open_error(0, error))?;
         let commands = usize::from(io_queues) * usize::from(config.host.queue_size);
         let requests = u32::try_from((2 * commands).max(64)).unwrap_or(u32::MAX);
         Ok(Self {
+            wire,
             queues: Vec::new(),
             opening: None,
             requests: Requests::new(requests, commands),
-            device: None,
             memory,
-            cm,
             other_addresses: VecDeque::new(),
             host: Host::new(config.host.clone(), config.seed, now_us),
-            epoch: 0,
             stalled: VecDeque::new(),
             delayed: Vec::with_capacity(commands),
             next_qid: 1,
             losses: 0,
-            windows_closed: WindowsClosed::default(),
             passthru: 0,
-            flushed: None,
             traffic: false,
             careful: false,
             unknown: Vec::new(),
@@ -207,7 +178,7 @@ impl AssociationEngine {
             boot_id: None,
             reset_until_us: None,
             events: VecDeque::new(),
-            wcs: Box::new([WorkCompletion::EMPTY; POLL_BATCH]),
+            wire_events: Vec::new(),
             unlooked_turns: 0,
             next_stale_check_us: now_us + STALE_CHECK_US,
             draining: false,
@@ -233,12 +204,12 @@ impl AssociationEngine {
 
     /// What the RDMA device of the association can do; `None` while there is no connection.
     pub(crate) fn device_attributes(&self) -> Option<&DeviceAttributes> {
-        Some(self.device.as_ref()?.attributes())
+        self.wire.device_attributes()
     }
 
     /// What closed the memory windows of commands so far.
     pub(crate) fn windows_closed(&self) -> WindowsClosed {
-        self.windows_closed
+        self.wire.windows_closed()
     }
 
     /// Leases registered memory for I/O.
@@ -314,7 +285,7 @@ impl AssociationEngine {
     fn continue_reset(&mut self, now_us: u64) {
         let outstanding = self.queues.iter().flatten().any(|queue| {
             let is_io = |slot: &Slot| matches!(slot.owner, Owner::Io(_) | Owner::Passthru { .. });
-            queue.slots.iter().any(is_io)
+            queue.iter().any(is_io)
         });
         let over = self.reset_until_us.is_some_and(|at_us| now_us >= at_us);
         if !outstanding || over || !self.host.is_live() {
@@ -407,11 +378,11 @@ impl AssociationEngine {
     /// Does one round. `true` when something was done.
     pub(crate) fn turn(&mut self, now_us: u64) -> bool {
         let mut busy = self.dispatch(now_us);
-        busy |= self.poll_cq(now_us);
+        busy |= self.poll_wire(now_us);
         self.unlooked_turns += 1;
-        if !self.host.is_live() || self.unlooked_turns >= LOOK_TURNS || self.flushed.is_some() {
+        if !self.host.is_live() || self.unlooked_turns >= LOOK_TURNS || self.wire.awaits_cause() {
             self.unlooked_turns = 0;
-            busy |= self.poll_cm(now_us);
+            busy |= self.poll_connections(now_us);
             self.check_times(now_us);
         }
         if self.reset_until_us.is_some() {
@@ -426,13 +397,6 @@ impl AssociationEngine {
     }
 
     fn check_times(&mut self, now_us: u64) {
-        if let Some((qid, deadline_us)) = self.flushed
-            && now_us >= deadline_us
-        {
-            let cause = "work requests were flushed and no cause was told".to_owned();
-            self.flushed = None;
-            self.host.handle_disconnected(qid, cause, now_us);
-        }
         if std::mem::take(&mut self.traffic) {
             self.host.note_traffic();
         }
@@ -469,7 +433,7 @@ impl AssociationEngine {
                 break;
             }
         }
-        self.ring_doorbells();
+        self.wire.flush();
         while let Some(event) = self.host.poll_event() {
             busy = true;
             match &event {
@@ -495,30 +459,27 @@ impl AssociationEngine {
         self.requests.fail_all(error);
     }
 
-    /// Takes completions until there are none, within the budget of a turn.
-    fn poll_cq(&mut self, now_us: u64) -> bool {
-        let Some(device) = &self.device else {
-            return false;
-        };
-        let count = device.cq.poll(&mut self.wcs[..]);
-        for at in 0..count.min(POLL_BATCH) {
-            let wc = self.wcs[at];
-            self.handle_wc(&wc, now_us);
-        }
-        count > 0
+    /// Takes what has happened to commands, within the budget of a turn.
+    fn poll_wire(&mut self, now_us: u64) -> bool {
+        let mut events = std::mem::take(&mut self.wire_events);
+        let busy = self.wire.poll(now_us, &mut events);
+        self.take_events(events, now_us);
+        busy
     }
 
-    pub(super) fn ring_doorbells(&mut self) {
-        for queue in self.queues.iter_mut().flatten() {
-            queue.connection.ring_doorbell();
-        }
+    /// Takes what has happened to connections.
+    fn poll_connections(&mut self, now_us: u64) -> bool {
+        let mut events = std::mem::take(&mut self.wire_events);
+        let busy = self.wire.poll_connections(now_us, &mut events);
+        self.take_events(events, now_us);
+        busy
     }
 
-    /// The cause of flushed work requests is waited for a moment.
-    pub(super) fn note_flush(&mut self, qid: u16, now_us: u64) {
-        if self.flushed.is_none() {
-            self.flushed = Some((qid, now_us + CAUSE_WAIT_US));
+    fn take_events(&mut self, mut events: Vec<(u16, HostEvent)>, now_us: u64) {
+        for (qid, event) in events.drain(..) {
+            self.happened(qid, event, now_us);
         }
+        self.wire_events = events;
     }
 
     pub(super) fn namespace(&self, nsid: u32) -> Option<&NamespaceInfo> {
@@ -537,7 +498,7 @@ impl AssociationEngine {
     /// Gives the slot's owner its outcome.
     pub(super) fn line_slot(&mut self, qid: u16, slot: SlotIndex) -> Option<&mut Slot> {
         let queue = self.queues.get_mut(usize::from(qid))?.as_mut()?;
-        queue.slots.get_mut(slot.index())
+        queue.get_mut(slot.index())
     }
 
     /// Bytes of a read admin command, copied out of its buffer.
@@ -557,17 +518,10 @@ impl AssociationEngine {
 
     /// Prepares to sleep: pushes what to wait for.
     pub(crate) fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
-        if let Some(device) = &self.device {
-            if device.cq.arm() {
-                return Armed::Ready;
-            }
-            fds.push(device.cq.fd());
-        }
-        if self.cm.arm() {
+        if self.wire.arm(fds) {
             self.unlooked_turns = LOOK_TURNS;
             return Armed::Ready;
         }
-        fds.push(self.cm.fd());
         // The turn after the sleep looks at everything.
         self.unlooked_turns = LOOK_TURNS;
         Armed::Quiet
@@ -578,24 +532,16 @@ impl AssociationEngine {
         let outstanding = self.requests.unfinished() > 0 || self.passthru > 0;
         let stale = outstanding.then_some(self.next_stale_check_us);
         let delayed = self.delayed.iter().map(|(due_us, _)| *due_us).min();
-        let flushed = self.flushed.map(|(_, deadline_us)| deadline_us);
         [
             self.host.next_deadline_us(),
-            self.cm.next_deadline_us(),
+            self.wire.next_deadline_us(),
             stale,
             delayed,
-            flushed,
             self.reset_until_us,
         ]
         .into_iter()
         .flatten()
         .min()
-    }
-}
-
-impl Drop for AssociationEngine {
-    fn drop(&mut self) {
-        self.close_all(false);
     }
 }
 

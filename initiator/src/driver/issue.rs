@@ -1,4 +1,4 @@
-//! From a waiting request to work requests.
+//! From a waiting request to a command that is sent.
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::command::{
@@ -6,9 +6,8 @@ use capstan_nvme_proto::command::{
 };
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{Access, PostError};
+use capstan_transport::host::{Offer, SendError, Span};
 
-use super::connection::CommandTransfer;
 use super::engine::{AssociationEngine, DISCARD_BYTES, Owner, Slot};
 use super::io::{Direction, Io, Op};
 use super::request::Piece;
@@ -19,7 +18,7 @@ use crate::host::{CommandData, ControllerInfo, NamespaceInfo, SlotIndex};
 const NLB_MAX: u32 = 1 << 16;
 
 impl AssociationEngine {
-    /// Sends what waits, as far as queues, credit and rings allow, and rings the doorbells.
+    /// Sends what waits, as far as credit and the wire allow.
     pub(super) fn dispatch(&mut self, now_us: u64) -> bool {
         if !self.host.is_live() || self.is_resetting() {
             return false;
@@ -50,14 +49,14 @@ impl AssociationEngine {
             };
             busy = true;
             if let Err(error) = self.issue(qid, piece, &io, now_us) {
-                let what = format!("a work request was not taken: {error}");
+                let what = error.to_string();
                 self.host
                     .handle_broken(ConnectError::Protocol { qid, what }, now_us);
                 break;
             }
         }
         if busy {
-            self.ring_doorbells();
+            self.wire.flush();
         }
         busy
     }
@@ -68,12 +67,7 @@ impl AssociationEngine {
         for _ in 0..count {
             let qid = self.next_qid;
             self.next_qid = if qid >= count { 1 } else { qid + 1 };
-            let room = self
-                .queues
-                .get(usize::from(qid))
-                .and_then(Option::as_ref)
-                .is_some_and(|queue| queue.connection.has_room());
-            if room && self.host.queue(qid).is_some_and(|q| q.credit() > 0) {
+            if self.wire.has_room(qid) && self.host.queue(qid).is_some_and(|q| q.credit() > 0) {
                 return Some(qid);
             }
         }
@@ -106,14 +100,14 @@ impl AssociationEngine {
         })
     }
 
-    fn issue(&mut self, qid: u16, piece: Piece, io: &Io, now_us: u64) -> Result<(), PostError> {
+    fn issue(&mut self, qid: u16, piece: Piece, io: &Io, now_us: u64) -> Result<(), SendError> {
         let Some((slot, cid)) = self.host.queue(qid).and_then(|queue| queue.submit()) else {
             self.requests.put_back(piece);
             return Ok(());
         };
         let lba_bytes = self.namespace(io.nsid).map_or(0, |n| n.lba_bytes);
         let mut sqe = encode(io, piece).encode(cid, Sgl::EMPTY);
-        let (transfer, fits) = self.transfer(io, piece, lba_bytes);
+        let (offer, fits) = self.offer(io, piece, lba_bytes);
         if !fits {
             // The buffer was made for another LBA size than the namespace has.
             if let Some(queue) = self.host.queue(qid) {
@@ -127,17 +121,14 @@ impl AssociationEngine {
             self.requests.finish(piece.request, Err(error));
             return Ok(());
         }
-        self.post(qid, slot, &mut sqe, transfer, Owner::Io(piece), now_us)
+        self.post(qid, slot, &mut sqe, offer, Owner::Io(piece), now_us)
     }
 
     /// How the data of a piece travels, and whether its buffer holds it.
-    fn transfer(&self, io: &Io, piece: Piece, lba_bytes: u32) -> (CommandTransfer, bool) {
-        let Some(device) = &self.device else {
-            return (CommandTransfer::None, false);
-        };
+    fn offer(&self, io: &Io, piece: Piece, lba_bytes: u32) -> (Offer, bool) {
         let request = self.requests.get(piece.request);
         let Some(buffer) = request.and_then(|request| request.buffer.as_ref()) else {
-            return (CommandTransfer::None, io.op.direction() == Direction::None);
+            return (Offer::None, io.op.direction() == Direction::None);
         };
         let (offset, len_bytes, direction) = match io.op {
             Op::Discard { .. } => (0, u64::from(DISCARD_BYTES), Direction::Out),
@@ -148,53 +139,49 @@ impl AssociationEngine {
             ),
         };
         if direction == Direction::None {
-            return (CommandTransfer::None, true);
+            return (Offer::None, true);
         }
         let fits = offset + len_bytes <= u64::from(buffer.len_bytes());
-        let Ok(len_bytes) = u32::try_from(len_bytes) else {
-            return (CommandTransfer::None, false);
+        let (Ok(offset_bytes), Ok(len_bytes)) = (u32::try_from(offset), u32::try_from(len_bytes))
+        else {
+            return (Offer::None, false);
         };
-        let span = device.span(buffer, offset, len_bytes);
-        let transfer = match direction {
-            Direction::In => CommandTransfer::Keyed(span, Access::REMOTE_WRITE),
+        let span = Span::of(buffer, offset_bytes, len_bytes);
+        let offer = match direction {
+            Direction::In => Offer::FromController(span),
             _ if len_bytes <= self.host.controller().in_capsule_bytes
-                && device.attributes().sge_max >= 2 =>
+                && self.wire.takes_in_capsule() =>
             {
-                CommandTransfer::InCapsule(span)
+                Offer::InCapsule(span)
             }
-            _ => CommandTransfer::Keyed(span, Access::REMOTE_READ),
+            _ => Offer::ToController(span),
         };
-        (transfer, fits)
+        (offer, fits)
     }
 
-    /// Posts one command and notes what is awaited of it.
+    /// Sends one command and notes what waits for it.
     pub(super) fn post(
         &mut self,
         qid: u16,
         slot: SlotIndex,
         sqe: &mut Sqe,
-        transfer: CommandTransfer,
+        offer: Offer,
         owner: Owner,
         now_us: u64,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), SendError> {
         let queue = self.queues.get_mut(usize::from(qid));
-        let Some(queue) = queue.and_then(Option::as_mut) else {
-            return Err(PostError::NotConnected);
+        let slots = queue.and_then(Option::as_mut);
+        let Some(entry) = slots.and_then(|slots| slots.get_mut(slot.index())) else {
+            return Err(SendError::NotConnected);
         };
-        let Some(entry) = queue.slots.get_mut(slot.index()) else {
-            return Err(PostError::NotConnected);
-        };
-        // Noted before it is posted: whatever fails, the piece is found and sent again.
+        // Noted before it is sent: whatever fails, the piece is found and sent again.
         *entry = Slot {
             owner,
             await_response: true,
             sent_us: now_us,
             ..Slot::free()
         };
-        let issued = queue.connection.issue(slot, sqe, transfer)?;
-        entry.window = issued.window;
-        entry.await_send = issued.await_send;
-        Ok(())
+        self.wire.send(qid, slot.0, sqe, offer)
     }
 
     /// Sends a command of the host state machine.
@@ -207,13 +194,13 @@ impl AssociationEngine {
         data: &CommandData,
         now_us: u64,
     ) {
-        let (transfer, read_bytes) = self.stage(buffer.as_mut(), data);
+        let (offer, read_bytes) = Self::stage(buffer.as_mut(), data);
         let owner = Owner::Host {
             data: buffer,
             read_bytes,
         };
-        if let Err(error) = self.post(qid, slot, &mut sqe, transfer, owner, now_us) {
-            let what = format!("a work request was not taken: {error}");
+        if let Err(error) = self.post(qid, slot, &mut sqe, offer, owner, now_us) {
+            let what = error.to_string();
             self.host
                 .handle_broken(ConnectError::Protocol { qid, what }, now_us);
         }
@@ -221,29 +208,24 @@ impl AssociationEngine {
 
     /// Puts the data of a command into its buffer, or clears the buffer for it: how it travels, and
     /// the bytes to read out at the end.
-    pub(super) fn stage(
-        &self,
-        buffer: Option<&mut Buffer>,
-        data: &CommandData,
-    ) -> (CommandTransfer, u32) {
-        let (Some(buffer), Some(device)) = (buffer, &self.device) else {
-            return (CommandTransfer::None, 0);
+    pub(super) fn stage(buffer: Option<&mut Buffer>, data: &CommandData) -> (Offer, u32) {
+        let Some(buffer) = buffer else {
+            return (Offer::None, 0);
         };
         let len_bytes = data.len_bytes();
-        let (access, read_bytes) = match data {
-            CommandData::None => return (CommandTransfer::None, 0),
+        let span = Span::of(buffer, 0, len_bytes);
+        match data {
+            CommandData::None => (Offer::None, 0),
             CommandData::ToController(bytes) => {
                 buffer.copy_from(0, bytes);
-                (Access::REMOTE_READ, 0)
+                (Offer::ToController(span), 0)
             }
             CommandData::FromController(_) => {
                 // What the controller does not send must not be what an earlier command left.
                 buffer.zero(0..len_bytes as usize);
-                (Access::REMOTE_WRITE, len_bytes)
+                (Offer::FromController(span), len_bytes)
             }
-        };
-        let span = device.span(buffer, 0, len_bytes);
-        (CommandTransfer::Keyed(span, access), read_bytes)
+        }
     }
 }
 

@@ -5,7 +5,9 @@
 //!   are under way.
 //! * How data gets into memory of this side: [`Sinks`].
 //! * Which work request a completion is of: [`WrId`].
+//! * The host's side: [`host`].
 
+pub mod host;
 mod queue;
 mod receives;
 mod responses;

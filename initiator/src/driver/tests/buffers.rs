@@ -14,7 +14,7 @@ use crate::host::CommandData;
 
 /// Queue pairs there are.
 fn queue_pairs(engine: &AssociationEngine) -> usize {
-    engine.queues.iter().flatten().count()
+    engine.wire.connections()
 }
 
 /// A read that the target keeps, and the key of its buffer.

@@ -18,16 +18,13 @@ use capstan_rdma::contract::{
 use zerocopy::IntoBytes;
 
 use super::wr_id::{WorkKind, WrId};
-use crate::host::SlotIndex;
+use crate::host::{SendError, WindowsClosed};
+use crate::limits::{CQE_BYTES, SQE_BYTES};
 
 /// Work requests between two signaled ones.
 const SIGNAL_EVERY: u32 = 16;
-/// Bytes of a command capsule's entry in the ring; in-capsule data is gathered from where it is.
-pub(super) const CAPSULE_BYTES: u32 = 64;
-/// Bytes of a response capsule.
-pub(super) const RESPONSE_BYTES: u32 = 16;
-const _: () = assert!(Sqe::SIZE_BYTES == CAPSULE_BYTES as usize);
-const _: () = assert!(Cqe::SIZE_BYTES == RESPONSE_BYTES as usize);
+const _: () = assert!(Sqe::SIZE_BYTES == SQE_BYTES as usize);
+const _: () = assert!(Cqe::SIZE_BYTES == CQE_BYTES as usize);
 
 /// Sizes of one queue's rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +56,7 @@ impl RingSizes {
 
     /// Bytes of control memory: the capsule ring, then the response ring.
     pub(super) fn control_bytes(self) -> u32 {
-        self.capsules * CAPSULE_BYTES + u32::from(self.responses) * RESPONSE_BYTES
+        self.capsules * SQE_BYTES + u32::from(self.responses) * CQE_BYTES
     }
 }
 
@@ -72,7 +69,7 @@ pub(super) struct Keys {
 
 /// Registered bytes of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct Keyed {
     pub(super) addr: u64,
     pub(super) len_bytes: u32,
     pub(super) keys: Keys,
@@ -80,23 +77,32 @@ pub(super) struct Span {
 
 /// How a command's data travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CommandTransfer {
+pub(super) enum Transfer {
     /// It has none.
     None,
     /// Behind the SQE in the capsule.
-    InCapsule(Span),
+    InCapsule(Keyed),
     /// The controller reaches it by RDMA, with this access.
-    Keyed(Span, Access),
+    Keyed(Keyed, Access),
 }
 
-/// What has to happen before the memory of an issued command is its owner's again, beside the
-/// response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Issued {
-    /// The window opened for it.
-    pub(super) window: Option<RKey>,
-    /// Its Send is signaled and carries its data.
-    pub(super) await_send: bool,
+/// What of a command can still reach or use its memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    /// The window that is open for it.
+    window: Option<RKey>,
+    /// It is not answered.
+    unanswered: bool,
+    /// The Send that carries its data has not completed.
+    sending: bool,
+    /// Its window is being closed by this side.
+    closing: bool,
+}
+
+impl Use {
+    fn is_over(self) -> bool {
+        !(self.unanswered || self.sending || self.closing)
+    }
 }
 
 /// Where the rings stand when a signaled work request completes.
@@ -111,6 +117,8 @@ pub(super) struct Connection {
     /// Dropped first: from then on nothing below is in a device's hands.
     qp: Pair,
     windows: Vec<Box<dyn MemoryWindow>>,
+    /// By slot.
+    uses: Box<[Use]>,
     ring: Buffer,
     pub(super) id: CmId,
     qid: u16,
@@ -155,6 +163,7 @@ impl Connection {
             invalidate: parts.send_with_invalidate && !parts.windows.is_empty(),
             qp: parts.qp,
             windows: parts.windows,
+            uses: (1..parts.sizes.responses).map(|_| Use::default()).collect(),
             ring: parts.ring,
             id: parts.id,
             qid: parts.qid,
@@ -185,7 +194,7 @@ impl Connection {
     fn post_receive(&mut self, index: u16) -> Result<(), PostError> {
         let sge = Sge {
             addr: self.ring.addr() + self.response_offset(index) as u64,
-            len_bytes: RESPONSE_BYTES,
+            len_bytes: CQE_BYTES,
             lkey: self.control_lkey,
         };
         self.qp.post_recv(self.wr_id(WorkKind::Recv, index), &[sge])
@@ -202,82 +211,79 @@ impl Connection {
     /// pointer.
     pub(super) fn issue(
         &mut self,
-        slot: SlotIndex,
+        slot: u16,
         sqe: &mut Sqe,
-        transfer: CommandTransfer,
-    ) -> Result<Issued, PostError> {
-        let mut issued = Issued {
-            window: None,
-            await_send: false,
+        transfer: Transfer,
+    ) -> Result<(), SendError> {
+        let entry = self.uses.get_mut(usize::from(slot));
+        let entry = entry.ok_or(SendError::NotConnected)?;
+        *entry = Use {
+            unanswered: true,
+            ..Use::default()
         };
         let mut data_sge = None;
         sqe.dptr = match transfer {
-            CommandTransfer::None => Sgl::EMPTY,
-            CommandTransfer::InCapsule(span) => {
-                issued.await_send = true;
+            Transfer::None => Sgl::EMPTY,
+            Transfer::InCapsule(data) => {
+                entry.sending = true;
                 data_sge = Some(Sge {
-                    addr: span.addr,
-                    len_bytes: span.len_bytes,
-                    lkey: span.keys.lkey,
+                    addr: data.addr,
+                    len_bytes: data.len_bytes,
+                    lkey: data.keys.lkey,
                 });
                 Sgl::InCapsule {
                     offset_bytes: 0,
-                    length_bytes: span.len_bytes,
+                    length_bytes: data.len_bytes,
                 }
             }
-            CommandTransfer::Keyed(span, access) => {
-                issued.window = self.open_window(slot, span, access)?;
+            Transfer::Keyed(data, access) => {
+                let window = self.open_window(slot, data, access)?;
                 Sgl::Keyed {
-                    address: span.addr,
-                    length_bytes: span.len_bytes,
-                    rkey: issued.window.unwrap_or(span.keys.rkey).0,
+                    address: data.addr,
+                    length_bytes: data.len_bytes,
+                    rkey: window.unwrap_or(data.keys.rkey).0,
                     invalidate: self.invalidate,
                 }
             }
         }
         .encode();
-        self.send_capsule(slot, sqe, data_sge)?;
-        if issued.window.is_some() {
-            self.reserved += 1;
-        }
-        Ok(issued)
+        Ok(self.send_capsule(slot, sqe, data_sge)?)
     }
 
-    /// Binds the slot's window to `span`; `None` on a device without windows.
+    /// Binds the slot's window to `data`; `None` on a device without windows.
     fn open_window(
         &mut self,
-        slot: SlotIndex,
-        span: Span,
+        slot: u16,
+        data: Keyed,
         access: Access,
     ) -> Result<Option<RKey>, PostError> {
-        let Some(window) = self.windows.get_mut(slot.index()) else {
+        let Some(window) = self.windows.get_mut(usize::from(slot)) else {
             return Ok(None);
         };
         let rkey = window.next_rkey();
         let op = SendOp::BindWindow {
             rkey,
-            lkey: span.keys.lkey,
-            addr: span.addr,
-            len_bytes: u64::from(span.len_bytes),
+            lkey: data.keys.lkey,
+            addr: data.addr,
+            len_bytes: u64::from(data.len_bytes),
             access,
         };
         self.post(WorkKind::Send, slot, op, &[], false)?;
+        self.reserved += 1;
+        if let Some(entry) = self.uses.get_mut(usize::from(slot)) {
+            entry.window = Some(rkey);
+        }
         Ok(Some(rkey))
     }
 
-    fn send_capsule(
-        &mut self,
-        slot: SlotIndex,
-        sqe: &Sqe,
-        data: Option<Sge>,
-    ) -> Result<(), PostError> {
+    fn send_capsule(&mut self, slot: u16, sqe: &Sqe, data: Option<Sge>) -> Result<(), PostError> {
         let entry = self.capsules_posted % u64::from(self.sizes.capsules);
-        let at = entry * u64::from(CAPSULE_BYTES);
+        let at = entry * u64::from(SQE_BYTES);
         self.ring
             .copy_from(usize::try_from(at).unwrap_or(0), sqe.as_bytes());
         let capsule = Sge {
             addr: self.ring.addr() + at,
-            len_bytes: CAPSULE_BYTES,
+            len_bytes: SQE_BYTES,
             lkey: self.control_lkey,
         };
         self.capsules_posted += 1;
@@ -291,23 +297,57 @@ impl Connection {
         }
     }
 
-    /// Closes the window of an answered command that the controller did not invalidate. Leads to a
-    /// completion of kind [`WorkKind::Invalidate`].
-    pub(super) fn close_window(&mut self, slot: SlotIndex, rkey: RKey) -> Result<(), PostError> {
+    /// The command of `slot` is answered: its window closes now, unless the controller has
+    /// `invalidated` it. Whether its memory is back; otherwise [`Connection::not_sending`] or
+    /// [`Connection::closed`] says so later.
+    #[inline]
+    pub(super) fn answered(
+        &mut self,
+        slot: u16,
+        invalidated: Option<RKey>,
+        windows: &mut WindowsClosed,
+    ) -> Result<bool, PostError> {
+        let Some(entry) = self.uses.get_mut(usize::from(slot)) else {
+            return Ok(true);
+        };
+        entry.unanswered = false;
+        let Some(window) = entry.window.take() else {
+            return Ok(entry.is_over());
+        };
         self.reserved = self.reserved.saturating_sub(1);
-        let op = SendOp::LocalInvalidate(rkey);
-        self.post(WorkKind::Invalidate, slot, op, &[], true)
+        if invalidated == Some(window) {
+            windows.by_controller += 1;
+            return Ok(entry.is_over());
+        }
+        windows.by_host += 1;
+        entry.closing = true;
+        let op = SendOp::LocalInvalidate(window);
+        self.post(WorkKind::Invalidate, slot, op, &[], true)?;
+        Ok(false)
     }
 
-    /// The controller invalidated the window of an answered command.
-    pub(super) fn window_closed_by_peer(&mut self) {
-        self.reserved = self.reserved.saturating_sub(1);
+    /// The Send with the data of the command of `slot` has completed. Whether its memory is back.
+    pub(super) fn not_sending(&mut self, slot: u16) -> bool {
+        self.no_longer(slot, |entry| entry.sending = false)
+    }
+
+    /// This side has closed the window of the command of `slot`. Whether its memory is back.
+    pub(super) fn closed(&mut self, slot: u16) -> bool {
+        self.no_longer(slot, |entry| entry.closing = false)
+    }
+
+    fn no_longer(&mut self, slot: u16, note: impl FnOnce(&mut Use)) -> bool {
+        let Some(entry) = self.uses.get_mut(usize::from(slot)) else {
+            return false;
+        };
+        note(entry);
+        entry.is_over()
     }
 
     fn post(
         &mut self,
         kind: WorkKind,
-        slot: SlotIndex,
+        slot: u16,
         op: SendOp,
         sges: &[Sge],
         signaled: bool,
@@ -316,7 +356,7 @@ impl Connection {
         let signaled = signaled
             || (self.since_signal >= self.signal_every && matches!(op, SendOp::Send { .. }));
         self.qp.post_send(&SendWr {
-            wr_id: self.wr_id(kind, slot.0),
+            wr_id: self.wr_id(kind, slot),
             op,
             sges,
             signaled,
@@ -347,7 +387,7 @@ impl Connection {
 
     /// Copies the response in receive `index` out and posts the receive again.
     pub(super) fn take_response(&mut self, index: u16) -> Result<Cqe, PostError> {
-        let mut bytes = [0; RESPONSE_BYTES as usize];
+        let mut bytes = [0; CQE_BYTES as usize];
         if index < self.sizes.responses {
             self.ring.copy_to(self.response_offset(index), &mut bytes);
         }
@@ -356,6 +396,7 @@ impl Connection {
     }
 
     /// Rings the doorbell if anything was posted.
+    #[inline]
     pub(super) fn ring_doorbell(&mut self) {
         if self.unrung > 0 {
             self.unrung = 0;
@@ -364,7 +405,7 @@ impl Connection {
     }
 
     fn response_offset(&self, index: u16) -> usize {
-        (self.sizes.capsules * CAPSULE_BYTES + u32::from(index) * RESPONSE_BYTES) as usize
+        (self.sizes.capsules * SQE_BYTES + u32::from(index) * CQE_BYTES) as usize
     }
 
     fn wr_id(&self, kind: WorkKind, value: u16) -> u64 {

@@ -4,17 +4,13 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::{Buffer, Pages, Pool, Slab, SlabId};
+use capstan_memory::{Pages, Pool, Slab, SlabId};
 use capstan_rdma::contract::{
     Access, CompletionQueue, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, RdmaError,
 };
 
-use super::connection::{Keys, RingSizes, Span};
-use crate::error::ConnectError;
-
-/// Memory for the data of admin commands: a page for each of the 31 that can be outstanding, and
-/// room for a few long log pages.
-const ADMIN_MEMORY_BYTES: usize = 512 << 10;
+use super::connection::{Keyed, Keys, RingSizes};
+use crate::host::{OpenError, Span};
 
 /// Memory of one association, in slabs by what the peer may reach.
 pub(super) struct Memory {
@@ -22,31 +18,31 @@ pub(super) struct Memory {
     pub(super) control: Pool,
     /// Data of admin commands.
     pub(super) admin: Pool,
-    /// Data of I/O; what [`DirectQueue`](crate::DirectQueue) and front ends lease.
+    /// Data of I/O.
     pub(super) data: Pool,
 }
 
 impl Memory {
-    /// Slabs for `queues` queues with the rings of `sizes`, and `data_bytes` of data.
+    /// With room for the rings of the Admin queue and of `io_queues` of `io_sizes`.
     pub(super) fn new(
-        sizes: RingSizes,
         admin_sizes: RingSizes,
+        io_sizes: RingSizes,
         io_queues: u16,
-        data_bytes: usize,
-    ) -> Result<Self, ConnectError> {
+        admin: Pool,
+        data: Pool,
+    ) -> Result<Self, OpenError> {
         let ring = |sizes: RingSizes| (sizes.control_bytes() as usize).next_power_of_two();
         // Twice the sum, as leases are powers of two of whole pages and must not fragment.
-        let control = 2 * (ring(admin_sizes) + usize::from(io_queues) * ring(sizes));
-        let pool = |len_bytes| {
-            Pool::new(len_bytes, Pages::Ordinary).map_err(|error| ConnectError::Resources {
+        let control = 2 * (ring(admin_sizes) + usize::from(io_queues) * ring(io_sizes));
+        let control =
+            Pool::new(control, Pages::Ordinary).map_err(|error| OpenError::Resources {
                 what: "memory",
                 message: error.to_string(),
-            })
-        };
+            })?;
         Ok(Self {
-            control: pool(control)?,
-            admin: pool(ADMIN_MEMORY_BYTES)?,
-            data: pool(data_bytes.max(1))?,
+            control,
+            admin,
+            data,
         })
     }
 }
@@ -70,9 +66,9 @@ impl DeviceContext {
         device: Rc<dyn Device>,
         memory: &Memory,
         cqes: u32,
-    ) -> Result<Self, ConnectError> {
+    ) -> Result<Self, OpenError> {
         let error = |what| {
-            move |error: RdmaError| ConnectError::Resources {
+            move |error: RdmaError| OpenError::Resources {
                 what,
                 message: error.to_string(),
             }
@@ -80,7 +76,7 @@ impl DeviceContext {
         let pd = device.allocate_pd().map_err(error("protection domain"))?;
         let cqe_max = device.attributes().cqe_max;
         if cqes > cqe_max {
-            return Err(ConnectError::Resources {
+            return Err(OpenError::Resources {
                 what: "completion queue",
                 message: format!(
                     "the queues can have {cqes} completions waiting, the device {} holds \
@@ -126,16 +122,17 @@ impl DeviceContext {
         keys(&self.control)
     }
 
-    /// `len_bytes` bytes of a lease at `offset`.
-    pub(super) fn span(&self, buffer: &Buffer, offset: u64, len_bytes: u32) -> Span {
-        let region = if buffer.slab_id() == self.data_slab {
+    /// Bytes of a lease as work requests name them.
+    #[inline]
+    pub(super) fn keyed(&self, span: Span) -> Keyed {
+        let region = if span.slab == self.data_slab {
             &self.data
         } else {
             &self.admin
         };
-        Span {
-            addr: buffer.addr() + offset,
-            len_bytes,
+        Keyed {
+            addr: span.addr,
+            len_bytes: span.len_bytes,
             keys: keys(region),
         }
     }
