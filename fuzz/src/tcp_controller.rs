@@ -278,7 +278,7 @@ impl World<'_> {
             [Status::SUCCESS, Status::TRANSIENT_TRANSPORT_ERROR][usize::from(how >> 5 & 1)];
         let sqhd = if self.flow_control { 1 } else { 0xFFFF };
         let cqe = Cqe::new(serving.cid, sqhd, status, u32::from(how >> 6 & 1));
-        self.queue.respond(Tag(tag), &cqe);
+        self.queue.respond(&cqe);
         self.outstanding -= 1;
         self.responded += 1;
         self.let_go(tag);
@@ -315,6 +315,7 @@ impl World<'_> {
                     (serving.holds, serving.pulls) = (false, false);
                     self.let_go(tag.0);
                 }
+                Event::PartLeft(_) => panic!("no part was pushed"),
                 Event::Room => assert!(std::mem::take(&mut self.room_is_due)),
                 Event::Ended(_) => assert!(!std::mem::replace(&mut self.ended, true)),
                 Event::Quiesced => {
@@ -511,8 +512,11 @@ pub fn tcp_controller_queue(data: &[u8]) {
         r2t_max_bytes: [R2T_MIN_BYTES, 4096, 65_536, u32::MAX][usize::from(size >> 3 & 0b11)],
     };
     let pool = Pool::new(POOL_BYTES, Pages::Ordinary).expect("memory");
+    let mut queue = ControllerQueue::new(settings, 0);
+    // Some in-capsule data lands there, other is copied.
+    queue.give(pool.take(4096).expect("memory"));
     let mut world = World {
-        queue: ControllerQueue::new(settings, pool.clone(), 0),
+        queue,
         pool,
         memory: Memory::default(),
         input,

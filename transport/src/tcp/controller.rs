@@ -6,7 +6,7 @@ mod side;
 
 use std::collections::VecDeque;
 
-use capstan_memory::{Buffer, Pool, RawBytes};
+use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::error::CommandError;
 use capstan_nvme_proto::sqe::Sqe;
@@ -51,6 +51,15 @@ impl Default for Settings {
     }
 }
 
+/// Where a part of the data of a command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// From the start of the data, in bytes.
+    pub offset_bytes: u32,
+    /// Nothing follows it.
+    pub last: bool,
+}
+
 /// What Connect has settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connected {
@@ -88,6 +97,8 @@ pub enum Event {
     /// The memory of a push may be used again; or the sink of a pull that will not be complete, as
     /// the queue has ended.
     Released(Tag, Buffer),
+    /// A part of the data of a command has left ([`ControllerQueue::push_part`]).
+    PartLeft(Tag),
     /// There is room again after a [`Full`].
     Room,
     /// The queue takes nothing any more.
@@ -103,7 +114,7 @@ struct Pull {
     intact: bool,
 }
 
-/// A push whose head has not left as far as is known.
+/// The head of the last push, which may have left.
 #[derive(Clone, Copy)]
 struct Head {
     at: Mark,
@@ -114,7 +125,6 @@ struct Head {
 #[derive(Default)]
 struct Slot {
     pull: Option<Pull>,
-    head: Option<Head>,
     source: Option<Buffer>,
 }
 
@@ -139,17 +149,23 @@ pub struct ControllerQueue {
 
 struct ControllerSide {
     settings: Settings,
-    pool: Pool,
+    /// For in-capsule data.
+    free: Vec<Buffer>,
     agreed: Option<(Agreed, PduWriter)>,
     connected: Option<Connected>,
     /// Capsules whose response has not left.
     outstanding: u32,
     /// Where the responses end that have not left.
     leaving: VecDeque<Mark>,
+    /// Where parts of data end that have not left, and whose they are.
+    parts: VecDeque<(Mark, Tag)>,
+    /// Of the last push, until another one or a response follows.
+    head: Option<Head>,
     slots: Vec<Slot>,
     r2ts: Option<Box<R2ts>>,
     /// Pulls that have R2Ts to send, while as many are outstanding as may be. Each is here once.
     waiting: VecDeque<u16>,
+    pulls: u32,
     /// Pulls of at least [`DIRECT_MIN_BYTES`].
     large_pulls: u32,
     landing: Landing,
@@ -159,29 +175,39 @@ struct ControllerSide {
 }
 
 impl ControllerQueue {
-    /// Of a connection that has just come. In-capsule data of a connected queue lands in buffers of
-    /// `pool`, or is copied where there are none.
+    /// Of a connection that has just come.
     #[must_use]
-    pub fn new(settings: Settings, pool: Pool, now_us: u64) -> Self {
+    pub fn new(settings: Settings, now_us: u64) -> Self {
         let reader = PduReader::controller(ADMIN_IN_CAPSULE_BYTES);
         Self {
             stream: Stream::new(Role::Controller, reader, now_us),
             side: ControllerSide {
                 settings,
-                pool,
+                free: Vec::new(),
                 agreed: None,
                 connected: None,
                 outstanding: 0,
                 leaving: VecDeque::new(),
+                parts: VecDeque::new(),
+                head: None,
                 slots: Vec::new(),
                 r2ts: None,
                 waiting: VecDeque::new(),
+                pulls: 0,
                 large_pulls: 0,
                 landing: Landing::None,
                 landed_bytes: 0,
                 wants_room: false,
                 events: VecDeque::new(),
             },
+        }
+    }
+
+    /// Memory for the in-capsule data of one command, which takes it where the data fits, and is
+    /// given back with it. Data that finds none is copied.
+    pub fn give(&mut self, buffer: Buffer) {
+        if self.stream.is_open() {
+            self.side.free.push(buffer);
         }
     }
 
@@ -251,7 +277,9 @@ impl ControllerQueue {
     pub fn transmitted(&mut self, bytes: usize) {
         let side = &mut self.side;
         self.stream.out.gone(bytes, |slot| side.release(slot));
-        side.responses_left(self.stream.out.left());
+        let left = self.stream.out.left();
+        side.responses_left(left);
+        side.parts_left(left);
         if side.wants_room && self.stream.out.staged_bytes() <= STAGED_MAX_BYTES / 2 {
             side.wants_room = false;
             side.events.push_back(Event::Room);
@@ -313,6 +341,7 @@ impl ControllerQueue {
             side.events.push_back(Event::Pulled { tag, sink, intact });
             return Ok(());
         }
+        side.pulls = side.pulls.saturating_add(1);
         if len_bytes >= DIRECT_MIN_BYTES {
             side.large_pulls = side.large_pulls.saturating_add(1);
         }
@@ -330,7 +359,8 @@ impl ControllerQueue {
     /// after [`Event::Quiesced`].
     ///
     /// # Errors
-    /// The source: until there is room, or as another kind ([`Source::Held`] always).
+    /// The source: until there is room ([`Source::Copy`]), or as another kind ([`Source::Held`]
+    /// always, [`Source::Buffer`] where the range is not inside).
     pub fn push<'s>(
         &mut self,
         tag: Tag,
@@ -359,7 +389,8 @@ impl ControllerQueue {
             }
             return Ok(Pushed::Gone);
         };
-        if out.staged_bytes() >= STAGED_MAX_BYTES {
+        let is_full = out.staged_bytes() >= STAGED_MAX_BYTES;
+        if is_full && matches!(source, Source::Copy(..)) {
             side.wants_room = true;
             return Err(Full {
                 what: source,
@@ -378,25 +409,78 @@ impl ControllerQueue {
         };
         let head = writer.c2h_data(&data);
         let at = out.stage(head.as_bytes());
-        side.slot(tag).head = Some(Head { at, data });
-        let pushed = stage_source(
-            out,
-            tag.0,
-            &mut source,
-            length_bytes,
-            head.has_data_digest(),
-        );
+        side.head = Some(Head { at, data });
+        let copies = length_bytes < DIRECT_MIN_BYTES && !is_full;
+        let has_digest = head.has_data_digest();
+        let pushed = stage_source(out, tag.0, &mut source, (length_bytes, copies), has_digest);
         if let (Source::Buffer(buffer, _), Pushed::UntilReleased) = (source, pushed) {
             side.slot(tag).source = Some(buffer);
         }
         Ok(pushed)
     }
 
+    /// Sends a part of the data of the command `cid`: so many bytes, copied from the start of a
+    /// buffer that has them. One at a time of each command: [`Event::PartLeft`] follows when the
+    /// connection has taken it.
+    pub fn push_part(&mut self, tag: Tag, cid: u16, part: Part, (from, len_bytes): (&Buffer, u32)) {
+        let side = &mut self.side;
+        let Some((_, writer)) = side.agreed.filter(|_| self.stream.is_open()) else {
+            return;
+        };
+        let out = &mut self.stream.out;
+        let head = writer.c2h_data(&C2hData {
+            cid,
+            offset_bytes: part.offset_bytes,
+            length_bytes: len_bytes,
+            last: part.last,
+            success: false,
+        });
+        out.stage(head.as_bytes());
+        let start = out.stage_raw(from.raw(), len_bytes as usize);
+        if head.has_data_digest() {
+            let digest = crc32c(out.staged_from(start));
+            out.stage(&digest.to_le_bytes());
+        }
+        side.parts.push_back((out.mark(), tag));
+    }
+
+    /// Whether a push that copies takes nothing now; [`Event::Room`] follows when it does again.
+    pub fn is_full(&mut self) -> bool {
+        let is_full = self.stream.out.staged_bytes() >= STAGED_MAX_BYTES;
+        self.side.wants_room |= is_full;
+        is_full
+    }
+
+    /// Whether there is an event.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        !self.side.events.is_empty()
+    }
+
+    /// Whether something is to be sent.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        !self.stream.out.is_empty()
+    }
+
+    /// Whether the host is asked for data.
+    #[must_use]
+    pub fn is_pulling(&self) -> bool {
+        self.side.pulls > 0
+    }
+
+    /// Whether the queue has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        !self.stream.is_open()
+    }
+
     /// Completes a command, behind what was pushed for it. After success without a result SUCCESS
     /// of the last C2HData does it, where SQ flow control is disabled and the head has not left.
-    pub fn respond(&mut self, tag: Tag, cqe: &Cqe) {
+    pub fn respond(&mut self, cqe: &Cqe) {
         let side = &mut self.side;
-        let head = side.slot(tag).head.take();
+        let head = side.head.take();
+        let head = head.filter(|head| head.data.cid == cqe.cid.get());
         let Some((_, writer)) = side.agreed.filter(|_| self.stream.is_open()) else {
             return;
         };
@@ -455,15 +539,14 @@ fn slot_of(slots: &[Slot], slot: u16) -> Option<&Slot> {
     slots.get(usize::from(slot))
 }
 
-/// Queues the bytes of `source`, and their digest behind them. Copied where they are few.
+/// Queues so many bytes of `source`, copied or not, and their digest behind them.
 fn stage_source(
     out: &mut Outgoing,
     slot: u16,
     source: &mut Source<'_>,
-    length_bytes: u32,
+    (length_bytes, copies): (u32, bool),
     has_digest: bool,
 ) -> Pushed {
-    let small = length_bytes < DIRECT_MIN_BYTES;
     let len = length_bytes as usize;
     let start = out.mark();
     let (pushed, digest) = match source {
@@ -477,7 +560,7 @@ fn stage_source(
             out.stage_zeroes(len.saturating_sub(have));
             (Pushed::Gone, None)
         }
-        Source::Zeroes(_) if small => {
+        Source::Zeroes(_) if copies => {
             out.stage_zeroes(len);
             (Pushed::Gone, None)
         }
@@ -485,7 +568,7 @@ fn stage_source(
             out.zeroes(len);
             (Pushed::Gone, has_digest.then(|| crc32c_zeroes(len)))
         }
-        Source::Buffer(buffer, range) if small => {
+        Source::Buffer(buffer, range) if copies => {
             out.stage_raw(buffer.raw().skip(range.start as usize), len);
             (Pushed::Gone, None)
         }

@@ -34,3 +34,19 @@ pub const PIECES_MAX: usize = 256;
 /// Where data that has a place of its own may come, so much is read elsewhere at once: the header
 /// of its PDU, other small PDUs, and what of the data is behind them, which is copied.
 pub const LARGE_HEAD_BYTES: usize = 512;
+
+/// Bytes of a call to receive what has no place of its own: the capsules of a deep queue.
+pub const SCRATCH_BYTES: usize = 64 * 1024;
+
+/// Calls that find nothing, over all queues that are read in every turn, before one of them is left
+/// to epoll. As user-space iWARP, whose measurements these four are.
+pub const IDLE_RUNS: u32 = 2048;
+
+/// Turns between two looks at epoll while queues are read in every turn.
+pub const EPOLL_EVERY: u32 = 8;
+
+/// Queues at work from which on epoll says which of them to read.
+pub const MANY_AT_WORK: usize = 24;
+
+/// Events of one look at epoll.
+pub const EPOLL_EVENTS: usize = 64;

@@ -142,6 +142,16 @@ impl Link {
         self.counts
     }
 
+    /// Bytes that have arrived and were not received.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> u64 {
+        let Some(stream) = &self.stream else { return 0 };
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: FIONREAD stores one int, which outlives the call.
+        let asked = unsafe { libc::ioctl(stream.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+        u64::try_from(bytes).unwrap_or(0) * u64::from(asked == 0)
+    }
+
     /// Hands to `queue` what has arrived. `scratch`, of any content and some 64 KiB, is for what
     /// has no place of its own; the links of a thread share it. Whether anything came.
     pub fn receive(&mut self, queue: &mut impl Queue, scratch: &mut [u8], now_us: u64) -> bool {

@@ -4,6 +4,7 @@
 //! * The controller's side of a queue, without I/O: [`controller`].
 //! * The host's: [`host`].
 //! * Either over its socket: [`link`].
+//! * All sockets of a reactor: [`wire`].
 //! * Bounds: [`limits`].
 
 pub mod controller;
@@ -12,5 +13,6 @@ pub mod limits;
 pub mod link;
 mod outgoing;
 mod stream;
+pub mod wire;
 
 pub use stream::{End, Place};

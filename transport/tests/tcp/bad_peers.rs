@@ -150,7 +150,7 @@ fn data_that_nothing_asked_for_is_a_fault() {
 
 #[test]
 fn an_ic_req_of_another_version_is_an_unsupported_parameter() {
-    let mut controller = ControllerQueue::new(SETTINGS, pool(), 0);
+    let mut controller = ControllerQueue::new(SETTINGS, 0);
     let mut icreq = request(Digests::empty(), 0, 1).encode();
     icreq.pfv = 1.into();
     controller.handle_bytes(icreq.as_bytes(), 0);
@@ -163,8 +163,7 @@ fn an_ic_req_of_another_version_is_an_unsupported_parameter() {
 #[test]
 fn no_more_commands_are_taken_than_the_queue_has_entries() {
     // One, before Connect is answered.
-    let pool = pool();
-    let mut controller = ControllerQueue::new(SETTINGS, pool, 0);
+    let mut controller = ControllerQueue::new(SETTINGS, 0);
     controller.handle_bytes(request(Digests::empty(), 0, 1).encode().as_bytes(), 0);
     sent_by_controller(&mut controller, usize::MAX);
     let command = PduWriter::new(Role::Host, &agreed(Digests::empty()));
@@ -190,7 +189,7 @@ fn a_host_that_does_not_read_its_responses_has_no_room_for_more_commands() {
     let respond = |controller: &mut ControllerQueue| {
         let events = controller_events(controller);
         assert!(matches!(events[..], [Event::Capsule { .. }]), "{events:?}");
-        controller.respond(Tag(0), &Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
+        controller.respond(&Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
     };
     for _ in 0..64 {
         controller.handle_bytes(command.as_bytes(), 0);
@@ -355,7 +354,7 @@ fn a_term_req_ends_the_queue_without_an_answer() {
 
 #[test]
 fn a_connection_that_is_not_set_up_ends_at_its_deadline() {
-    let mut controller = ControllerQueue::new(SETTINGS, pool(), 5);
+    let mut controller = ControllerQueue::new(SETTINGS, 5);
     assert_eq!(controller.poll_timeout(), Some(SETUP_US + 5));
     // ICReq alone is not enough: Connect has to follow.
     controller.handle_bytes(request(Digests::empty(), 0, 1).encode().as_bytes(), 6);
@@ -378,7 +377,7 @@ fn a_queue_that_is_drained_sends_what_it_has_and_closes() {
     let pool = pool();
     let (_, mut controller, by_host, _) = ends(Digests::empty(), &pool);
     controller.handle_bytes(by_host.capsule_cmd(&Sqe::new(0, 1, 1), 0).as_bytes(), 0);
-    controller.respond(Tag(0), &Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
+    controller.respond(&Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
     controller.end(End::Drained);
     assert!(!controller.wants_close());
     assert_eq!(sent_by_controller(&mut controller, usize::MAX).len(), 24);

@@ -37,12 +37,13 @@ fn load(name: &str) -> Vec<u8> {
 
 /// A controller that a Linux host has set up, and answers as the Linux target does.
 fn controller(combination: &str) -> ControllerQueue {
-    let mut queue = ControllerQueue::new(Settings::default(), pool(), 0);
+    let mut queue = ControllerQueue::new(Settings::default(), 0);
     queue.handle_bytes(&load(&format!("icreq-{combination}")), 0);
     assert_eq!(
         sent_by_controller(&mut queue, usize::MAX),
         load(&format!("icresp-{combination}"))
     );
+    queue.give(pool().take(8192).expect("memory"));
     queue.connected(Connected {
         entries: 128,
         in_capsule_max_bytes: 8192,
@@ -127,7 +128,7 @@ fn a_read_is_answered_byte_for_byte_as_the_linux_target_does() {
         let mut copy = |to: &mut dyn FnMut(&[u8])| to(data);
         let pushed = queue.push(Tag(0), cid, Source::Copy(4096, &mut copy));
         assert!(pushed.is_ok());
-        queue.respond(Tag(0), &Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));
+        queue.respond(&Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));
         assert_eq!(
             sent_by_controller(&mut queue, usize::MAX),
             answer,

@@ -43,7 +43,7 @@ impl Ends {
         let mut ends = Self {
             host: HostQueue::new(request(Digests::empty(), 0, 1), DEPTH, false, 0),
             host_link: Link::new(host).expect("options"),
-            controller: ControllerQueue::new(Settings::default(), pool.clone(), 0),
+            controller: ControllerQueue::new(Settings::default(), 0),
             controller_link: Link::new(controller).expect("options"),
             pool,
             scratch: vec![0; 64 * 1024],
@@ -83,7 +83,7 @@ impl Ends {
                         .push(tag, cid, Source::Buffer(buffer, 0..len));
                     assert!(pushed.is_ok());
                     let cqe = Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0);
-                    self.controller.respond(tag, &cqe);
+                    self.controller.respond(&cqe);
                 }
                 Event::Pulled {
                     tag,
@@ -95,7 +95,7 @@ impl Ends {
                     sink.copy_to(sink.len_bytes() as usize - 1, &mut ends[1..]);
                     assert_eq!(ends, [7, 9]);
                     let cqe = Cqe::new(tag.0, 0xFFFF, Status::SUCCESS, 0);
-                    self.controller.respond(tag, &cqe);
+                    self.controller.respond(&cqe);
                 }
                 Event::Released(..) | Event::Room => {}
                 event => panic!("{event:?}"),

@@ -5,6 +5,7 @@ mod bad_peers;
 mod golden;
 mod link;
 mod pair;
+mod wire;
 
 use std::collections::VecDeque;
 
@@ -90,7 +91,7 @@ impl Pipe {
 /// A controller, and a host that has its ICResp.
 fn connected(settings: Settings, request: IcRequest, pool: &Pool) -> (HostQueue, ControllerQueue) {
     let mut host = HostQueue::new(request, 64, false, 0);
-    let mut controller = ControllerQueue::new(settings, pool.clone(), 0);
+    let mut controller = ControllerQueue::new(settings, 0);
     controller.handle_bytes(&sent_by_host(&mut host, usize::MAX), 0);
     host.handle_bytes(&sent_by_controller(&mut controller, usize::MAX), 0);
     assert!(matches!(
@@ -102,5 +103,6 @@ fn connected(settings: Settings, request: IcRequest, pool: &Pool) -> (HostQueue,
         in_capsule_max_bytes: 8192,
         flow_control: false,
     });
+    controller.give(pool.take(8192).expect("memory"));
     (host, controller)
 }

@@ -130,7 +130,7 @@ impl Pair {
         let count = plan.commands.len();
         Self {
             host: HostQueue::new(plan.request, 64, plan.flow_control, 0),
-            controller: ControllerQueue::new(plan.settings, pool.clone(), 0),
+            controller: ControllerQueue::new(plan.settings, 0),
             pool,
             plan,
             to_controller: Pipe::default(),
@@ -167,8 +167,7 @@ impl Pair {
 
     fn respond(&mut self, cid: u16, status: Status) {
         let sqhd = if self.plan.flow_control { 1 } else { 0xFFFF };
-        self.controller
-            .respond(Tag(cid), &Cqe::new(cid, sqhd, status, 0));
+        self.controller.respond(&Cqe::new(cid, sqhd, status, 0));
     }
 
     fn capsule(&mut self, sqe: &Sqe, data: &CapsuleData, intact: bool) {
@@ -244,7 +243,7 @@ impl Pair {
                     };
                     self.respond(cid, status);
                 }
-                Event::Released(..) | Event::Room | Event::Quiesced => {}
+                Event::Released(..) | Event::PartLeft(_) | Event::Room | Event::Quiesced => {}
                 Event::Ended(reason) => self.controller_ended = Some(reason),
             }
         }
@@ -254,6 +253,9 @@ impl Pair {
         for event in host_events(&mut self.host) {
             match event {
                 host::Event::Ready(_) => {
+                    for _ in &self.plan.commands {
+                        self.controller.give(self.pool.take(8192).expect("memory"));
+                    }
                     self.controller.connected(Connected {
                         entries: 64,
                         in_capsule_max_bytes: 8192,
@@ -414,7 +416,7 @@ fn a_pull_that_waits_for_an_r2t_is_never_forgotten() {
     const TAGS: u16 = 8000;
     let pool = pool();
     let mut host = HostQueue::new(request(Digests::empty(), 0, 1), AT_ONCE, false, 0);
-    let mut controller = ControllerQueue::new(Settings::default(), pool.clone(), 0);
+    let mut controller = ControllerQueue::new(Settings::default(), 0);
     controller.handle_bytes(&sent_by_host(&mut host, usize::MAX), 0);
     host.handle_bytes(&sent_by_controller(&mut controller, usize::MAX), 0);
     controller.connected(Connected {
@@ -445,7 +447,7 @@ fn a_pull_that_waits_for_an_r2t_is_never_forgotten() {
                 }
                 Event::Pulled { tag, .. } => {
                     let cid = cid_of[usize::from(tag.0)];
-                    controller.respond(tag, &Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));
+                    controller.respond(&Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));
                     tags.push_back(tag.0);
                 }
                 event => panic!("{event:?}"),

@@ -1,5 +1,6 @@
 //! What a controller does with the PDUs that come, and the R2Ts it sends.
 
+use capstan_memory::Buffer;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::Role;
 use capstan_nvme_proto::tcp::fault::Fault;
@@ -105,6 +106,16 @@ impl ControllerSide {
         }
     }
 
+    /// What has left of the parts of data.
+    pub(super) fn parts_left(&mut self, left: Mark) {
+        while let Some(&(end, tag)) = self.parts.front()
+            && end <= left
+        {
+            self.parts.pop_front();
+            self.events.push_back(Event::PartLeft(tag));
+        }
+    }
+
     fn capsule(&mut self, stream: &mut Stream, sqe: Sqe, bytes: u32) -> Result<(), Fault> {
         let entries = self.connected.map_or(1, |settled| settled.entries);
         let outstanding = self.outstanding.saturating_add(1);
@@ -123,8 +134,8 @@ impl ControllerSide {
             self.capsule_whole(sqe, CapsuleData::None, true);
             return Ok(());
         }
-        let buffer = self.connected.and_then(|_| self.pool.take(bytes));
-        let data = match buffer {
+        let fits = |buffer: &mut Buffer| buffer.len_bytes() >= bytes;
+        let data = match self.free.pop_if(fits) {
             Some(buffer) => CapsuleData::Landed(Landed {
                 buffer,
                 len_bytes: bytes,
@@ -168,6 +179,7 @@ impl ControllerSide {
             return;
         };
         if pull.plan.is_complete() {
+            self.pulls = self.pulls.saturating_sub(1);
             if pull.plan.total_bytes() >= DIRECT_MIN_BYTES {
                 self.large_pulls = self.large_pulls.saturating_sub(1);
             }
@@ -248,9 +260,11 @@ impl Side for ControllerSide {
 
     fn ended(&mut self, reason: EndReason) {
         self.landing = Landing::None;
+        self.free.clear();
         self.waiting.clear();
         self.leaving.clear();
-        self.large_pulls = 0;
+        self.parts.clear();
+        (self.pulls, self.large_pulls) = (0, 0);
         self.events.push_back(Event::Ended(reason));
         for (slot, place) in (0..=u16::MAX).zip(&mut self.slots) {
             if let Some(pull) = place.pull.take() {

@@ -1,0 +1,417 @@
+//! The sockets of one reactor's queues: which of them are read in a turn, and what they bring.
+//!
+//! Epoll watches all of them. Those that are at work are read in every turn without asking it: a
+//! call that finds nothing costs less. With many at work most calls would find nothing, so epoll
+//! says then which to read.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::rc::Rc;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::controller::{self, ControllerQueue, Settings};
+use super::limits::{EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK, SCRATCH_BYTES};
+use super::link::{Counts, Link};
+use super::stream::End;
+use crate::queue::QueueId;
+
+/// What has happened on a queue.
+#[derive(Debug)]
+pub enum Event {
+    /// Something of the queue itself.
+    Of(controller::Event),
+    /// All that had arrived when [`Queue::fence`] was called has come before this.
+    Fenced(u64),
+}
+
+/// The user's queues, by their names.
+pub trait Queues {
+    /// The queue `id`; `None` where that is none of NVMe/TCP.
+    fn tcp_queue(&mut self, id: QueueId) -> Option<&mut Queue>;
+}
+
+/// What the wire and its queues have in common.
+struct Shared {
+    epoll: Epoll,
+    /// Queues that have events.
+    noted: RefCell<Vec<QueueId>>,
+    /// Queues that have a deadline, and the earliest of all.
+    timed: RefCell<Vec<QueueId>>,
+    due_us: Cell<u64>,
+}
+
+/// A controller's queue over its socket.
+pub struct Queue {
+    id: QueueId,
+    link: Link,
+    queue: ControllerQueue,
+    shared: Rc<Shared>,
+    /// It is read in every turn.
+    is_busy: bool,
+    /// Epoll has said that it can be read or sent to.
+    is_reported: bool,
+    /// It is among the queues that have events.
+    is_noted: bool,
+    /// It is among those that have a deadline.
+    is_timed: bool,
+    /// Epoll says as well when it can be sent to.
+    watches_room: bool,
+    /// Reads in a row that have brought nothing.
+    idle_runs: u32,
+    /// How much has to be received before each fence is over.
+    fences: Vec<(u64, u64)>,
+    /// Bytes have left or arrived since this was last asked.
+    has_moved: bool,
+}
+
+impl Queue {
+    /// Does something with the queue itself. What it stages leaves with [`Queue::flush`].
+    pub fn with<R>(&mut self, act: impl FnOnce(&mut ControllerQueue) -> R) -> R {
+        let result = act(&mut self.queue);
+        self.note();
+        result
+    }
+
+    /// The queue itself.
+    #[must_use]
+    pub fn queue(&self) -> &ControllerQueue {
+        &self.queue
+    }
+
+    /// What its socket was used for so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.link.counts()
+    }
+
+    /// Ends it: at once, or when all has left.
+    pub fn end(&mut self, how: End) {
+        self.queue.end(how);
+        self.flush();
+    }
+
+    /// Whether its socket is closed: nothing of it is under way any more.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.link.socket().is_none()
+    }
+
+    /// Whether bytes have left or arrived since this was last asked.
+    pub fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.has_moved)
+    }
+
+    /// [`Event::Fenced`] with this number follows when everything has been taken in that has
+    /// arrived by now.
+    pub fn fence(&mut self, fence: u64) {
+        let waiting = self.link.waiting_bytes();
+        self.fences.push((self.received_bytes() + waiting, fence));
+        self.note();
+    }
+
+    /// Whether something has arrived that is not read yet.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        self.link.waiting_bytes() > 0
+    }
+
+    /// Sends what is staged, as far as the socket takes it, and closes the socket of a queue that
+    /// is over.
+    pub fn flush(&mut self) {
+        if self.queue.has_unsent() || self.queue.wants_close() {
+            self.has_moved |= self.link.send(&mut self.queue);
+            self.watch_room();
+        }
+        self.note();
+    }
+
+    fn received_bytes(&self) -> u64 {
+        let counts = self.link.counts();
+        counts.direct_bytes + counts.copied_bytes
+    }
+
+    /// Lets epoll say when there is room again, while there is none.
+    fn watch_room(&mut self) {
+        let wanted = self.link.is_blocked();
+        if wanted == self.watches_room {
+            return;
+        }
+        let Some(socket) = self.link.socket() else {
+            return;
+        };
+        let mut interest = EpollFlags::EPOLLIN;
+        interest.set(EpollFlags::EPOLLOUT, wanted);
+        let mut event = EpollEvent::new(interest, u64::from(self.id.0));
+        // Changing a watch that is there does not fail.
+        if self.shared.epoll.modify(socket, &mut event).is_ok() {
+            self.watches_room = wanted;
+        }
+    }
+
+    /// A fence that is over.
+    fn passed_fence(&self) -> Option<usize> {
+        let (received, is_closed) = (self.received_bytes(), self.is_closed());
+        let mut fences = self.fences.iter();
+        fences.position(|(mark, _)| *mark <= received || is_closed)
+    }
+
+    fn next_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.queue.poll_event() {
+            return Some(Event::Of(event));
+        }
+        let (_, fence) = self.fences.remove(self.passed_fence()?);
+        Some(Event::Fenced(fence))
+    }
+
+    /// Puts it among those that have events or a deadline, where it has.
+    fn note(&mut self) {
+        if !self.is_noted && (self.queue.has_events() || self.passed_fence().is_some()) {
+            self.is_noted = true;
+            self.shared.noted.borrow_mut().push(self.id);
+        }
+        if !self.is_timed
+            && let Some(deadline_us) = self.queue.poll_timeout()
+        {
+            self.is_timed = true;
+            self.shared.timed.borrow_mut().push(self.id);
+            let due_us = &self.shared.due_us;
+            due_us.set(due_us.get().min(deadline_us));
+        }
+    }
+
+    /// Reads it. Whether anything has come.
+    fn run(&mut self, scratch: &mut [u8], now_us: u64) -> bool {
+        let any = self.link.receive(&mut self.queue, scratch, now_us);
+        self.has_moved |= any;
+        let may_send = self.link.is_blocked() && (any || self.is_reported);
+        self.is_reported = false;
+        if may_send || self.queue.wants_close() {
+            self.flush();
+        } else if any {
+            self.note();
+        }
+        any
+    }
+}
+
+/// The sockets of one reactor's queues.
+pub struct Wire {
+    shared: Rc<Shared>,
+    /// Queues that are read in every turn.
+    busy: Vec<QueueId>,
+    /// Queues that have something to send which nothing of their user's has led to.
+    unsent: Vec<QueueId>,
+    /// How many queues there are.
+    count: usize,
+    turns: u32,
+    reported: Vec<EpollEvent>,
+    scratch: Box<[u8]>,
+}
+
+impl Wire {
+    /// Without a queue.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            shared: Rc::new(Shared {
+                epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+                noted: RefCell::default(),
+                timed: RefCell::default(),
+                due_us: Cell::new(u64::MAX),
+            }),
+            busy: Vec::new(),
+            unsent: Vec::new(),
+            count: 0,
+            turns: 0,
+            reported: vec![EpollEvent::empty(); EPOLL_EVENTS],
+            scratch: vec![0; SCRATCH_BYTES].into(),
+        })
+    }
+
+    /// The queue `id` of a connection that has come over `stream`, of which `bytes` were read.
+    ///
+    /// # Errors
+    /// The socket takes no options, or the system has no memory to watch it.
+    pub fn add(
+        &mut self,
+        id: QueueId,
+        stream: TcpStream,
+        (settings, bytes): (Settings, &[u8]),
+        now_us: u64,
+    ) -> io::Result<Queue> {
+        let link = Link::new(stream)?;
+        if let Some(socket) = link.socket() {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, u64::from(id.0));
+            self.shared.epoll.add(socket, event)?;
+        }
+        let mut queue = Queue {
+            id,
+            link,
+            queue: ControllerQueue::new(settings, now_us),
+            shared: Rc::clone(&self.shared),
+            is_busy: true,
+            is_reported: true,
+            is_noted: false,
+            is_timed: false,
+            watches_room: false,
+            idle_runs: 0,
+            fences: Vec::new(),
+            has_moved: false,
+        };
+        queue.with(|queue| queue.handle_bytes(bytes, now_us));
+        self.count += 1;
+        self.busy.push(id);
+        self.unsent.push(id);
+        Ok(queue)
+    }
+
+    /// The queue is about to be dropped, or was: another one may have its name.
+    pub fn forget(&mut self, id: QueueId) {
+        self.count = self.count.saturating_sub(1);
+        self.busy.retain(|other| *other != id);
+        self.unsent.retain(|other| *other != id);
+        self.shared.noted.borrow_mut().retain(|other| *other != id);
+        self.shared.timed.borrow_mut().retain(|other| *other != id);
+    }
+
+    /// Reads the queues that may have something. How many had.
+    pub fn poll(&mut self, queues: &mut impl Queues, now_us: u64) -> u32 {
+        if self.count == 0 {
+            return 0;
+        }
+        self.run_deadlines(queues, now_us);
+        self.turns = self.turns.wrapping_add(1);
+        let are_many = self.busy.len() >= MANY_AT_WORK;
+        if are_many || self.busy.is_empty() || self.turns.is_multiple_of(EPOLL_EVERY) {
+            self.look_at_epoll(queues);
+        }
+        let count = u32::try_from(self.busy.len()).unwrap_or(u32::MAX);
+        let idle_runs_max = IDLE_RUNS / count.max(1);
+        let Self {
+            busy,
+            unsent,
+            scratch,
+            ..
+        } = self;
+        let mut had = 0;
+        busy.retain(|&id| {
+            let Some(queue) = queues.tcp_queue(id) else {
+                return false;
+            };
+            if !are_many || queue.is_reported {
+                if queue.run(scratch, now_us) {
+                    had += 1;
+                    queue.idle_runs = 0;
+                }
+                if queue.queue.has_unsent() && !queue.link.is_blocked() {
+                    unsent.push(id);
+                }
+            }
+            queue.idle_runs = queue.idle_runs.saturating_add(1);
+            queue.is_busy = queue.idle_runs <= idle_runs_max && !queue.is_closed();
+            queue.is_busy
+        });
+        had
+    }
+
+    /// The next event.
+    pub fn next_event(&mut self, queues: &mut impl Queues) -> Option<(QueueId, Event)> {
+        loop {
+            let id = *self.shared.noted.borrow().last()?;
+            if let Some(queue) = queues.tcp_queue(id) {
+                if let Some(event) = queue.next_event() {
+                    return Some((id, event));
+                }
+                queue.is_noted = false;
+            }
+            self.shared.noted.borrow_mut().pop();
+        }
+    }
+
+    /// Sends what the queues have to send by themselves: the answer to ICReq, R2Ts that waited, and
+    /// TermReqs. What their user has them send, it flushes.
+    pub fn flush(&mut self, queues: &mut impl Queues) {
+        for id in self.unsent.drain(..) {
+            if let Some(queue) = queues.tcp_queue(id) {
+                queue.flush();
+            }
+        }
+    }
+
+    /// Before waiting at [`Wire::fd`]: leaves all queues to epoll. `true` when something can be
+    /// done at once.
+    #[must_use = "waiting when something is ready loses it until the next wake-up"]
+    pub fn arm(&mut self, queues: &mut impl Queues) -> bool {
+        if !self.unsent.is_empty() || !self.shared.noted.borrow().is_empty() {
+            return true;
+        }
+        for id in self.busy.drain(..) {
+            if let Some(queue) = queues.tcp_queue(id) {
+                queue.is_busy = false;
+            }
+        }
+        false
+    }
+
+    /// Readable when there is something to poll.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.shared.epoll.0.as_raw_fd()
+    }
+
+    /// When [`Wire::poll`] is to be called at the latest.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        let due_us = self.shared.due_us.get();
+        (due_us < u64::MAX).then_some(due_us)
+    }
+
+    fn look_at_epoll(&mut self, queues: &mut impl Queues) {
+        let Self {
+            shared,
+            busy,
+            reported,
+            ..
+        } = self;
+        let found = shared.epoll.wait(reported, EpollTimeout::ZERO);
+        for event in reported.iter().take(found.unwrap_or(0)) {
+            let id = QueueId(u32::try_from(event.data()).unwrap_or(u32::MAX));
+            let Some(queue) = queues.tcp_queue(id) else {
+                continue;
+            };
+            queue.is_reported = true;
+            if !queue.is_busy {
+                queue.is_busy = true;
+                queue.idle_runs = 0;
+                busy.push(id);
+            }
+        }
+    }
+
+    /// Ends the waits of queues whose time has come.
+    fn run_deadlines(&mut self, queues: &mut impl Queues, now_us: u64) {
+        if now_us < self.shared.due_us.get() {
+            return;
+        }
+        self.shared.due_us.set(u64::MAX);
+        for id in self.shared.timed.take() {
+            let Some(queue) = queues.tcp_queue(id) else {
+                continue;
+            };
+            queue.is_timed = false;
+            queue.queue.handle_timeout(now_us);
+            queue.flush();
+        }
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.epoll.0.as_fd()
+    }
+}
