@@ -16,8 +16,6 @@ const SLOTS_PER_ENTRY: u16 = 2;
 /// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
 /// 4 MiB; their data buffers are taken from the memory budget as queues connect.
 pub(crate) const RECEIVES_MAX: u32 = 65_536;
-/// Completions handled per turn, so that timers and the mailbox get theirs.
-pub(crate) const COMPLETIONS_PER_TURN: usize = 128;
 /// Answers from disks that are passed on per turn. Disks tend to end many operations at once: the host takes up the first of
 /// them, and the disk gets new ones, while the last are being sent.
 pub(crate) const DISK_ANSWERS_PER_TURN: usize = 4;

@@ -42,6 +42,25 @@ pub struct Landed {
 }
 
 impl CapsuleData {
+    /// The bytes that can be read here: none while they are in place.
+    #[must_use]
+    #[expect(unsafe_code, reason = "reads received bytes where they landed")]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::None | Self::InPlace(_) => &[],
+            Self::Copied(bytes) => bytes,
+            Self::Landed(Landed {
+                buffer, len_bytes, ..
+            }) => {
+                // SAFETY: a wire makes a `Landed` of a receive that has completed, and posts it
+                // again only after the buffer was given back to it; hosts have no remote access to
+                // that memory. So nobody writes it while it is borrowed here.
+                let bytes = unsafe { buffer.bytes() };
+                bytes.get(..*len_bytes as usize).unwrap_or(bytes)
+            }
+        }
+    }
+
     /// Takes the data, and leaves nothing.
     #[must_use]
     pub fn take(&mut self) -> Self {

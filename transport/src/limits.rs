@@ -17,3 +17,5 @@ pub const UNTOLD_MAX: u16 = 7;
 /// Receives of a connection that is no queue yet: one for its Connect, and one that finds out
 /// whether more is sent.
 pub const STRANGER_RECEIVES: u32 = 2;
+/// Completions that one poll of a device's queues takes, so that timers and the mailbox get theirs.
+pub const COMPLETIONS_PER_TURN: usize = 128;

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use capstan_memory::Buffer;
 use capstan_nvme_proto::sqe::Sqe;
 
 use crate::data::CapsuleData;
@@ -18,25 +17,46 @@ pub struct QueueId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u16);
 
-/// What has happened on a queue of the controller's side.
+/// The queues of one wire, by the names that it has for them.
+pub trait Queues<Q> {
+    /// The queue of that name, while there is one.
+    fn queue(&mut self, id: QueueId) -> Option<&mut Q>;
+}
+
+/// A command capsule, as it came.
+#[derive(Debug)]
+pub struct Capsule {
+    /// The command.
+    pub sqe: Sqe,
+    /// What came behind it.
+    pub data: CapsuleData,
+}
+
+/// What has happened on a queue of the controller's side. A wire is polled once per turn, and then
+/// asked for one event after the other.
 #[derive(Debug)]
 pub enum Event {
     /// A command capsule has come.
-    Capsule(Sqe, CapsuleData),
-    /// All data of a pull has come. The buffer belonged to the wire until now.
-    Pulled(Tag, Buffer),
-    /// What was pushed for a command has left, and its response where there was one. The memory may
-    /// be used again: the buffer of a [`Source::Buffer`](crate::Source), or what a
-    /// [`Source::Held`](crate::Source) held.
-    Released(Tag, Option<Buffer>),
+    Capsule(Capsule),
+    /// All data of a pull has come.
+    Pulled(Tag),
+    /// A piece of the data that a command returns has left.
+    Pushed(Tag),
+    /// Responses have left, and what was pushed before them: the queue says of which commands.
+    Released,
     /// There is room again after a [`Full`](crate::Full).
     Room,
     /// The queue takes nothing any more. What has arrived may still land in buffers of pulls.
     Ended(EndReason),
-    /// The last event of a queue: nothing can land any more, and every buffer has been returned.
-    /// This is what fences wait for.
+    /// Everything that had arrived when this fence was set has come before this event.
+    Fenced(FenceNumber),
+    /// The last event of a queue that was ended: nothing can land in its buffers any more.
     Quiesced,
 }
+
+/// Names a fence of a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FenceNumber(pub u64);
 
 /// Why a queue has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,13 +4,12 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use capstan_memory::Buffer;
 use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
 use capstan_rdma::contract::{
     CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, MigratedId, PrivateData,
-    QpConfig, QueuePair, RdmaError,
+    QpConfig, RdmaError,
 };
-use capstan_rdma::{PEER_CAUSED, Pair, Source};
+use capstan_rdma::{PEER_CAUSED, Source};
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use capstan_transport::rdma::{NoReceives, Queue};
 use zerocopy::IntoBytes;
@@ -252,10 +251,7 @@ impl IoPath {
         let (index_of, connections) = (&self.index_of, &mut self.connections);
         let goes = self.unconnected.in_the_way_of(peer, known, |conn| {
             let connection = index_of.get(&conn).and_then(|&at| connections.get_mut(at));
-            connection.is_some_and(|connection| {
-                let mark = connection.transport.arrived();
-                !connection.transport.has_passed(mark)
-            })
+            connection.is_some_and(|connection| connection.transport.has_arrivals())
         });
         let Some(conn) = goes else {
             return;
@@ -283,12 +279,13 @@ impl IoPath {
         let entries = request.sizes.entries;
         let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
         port.check_room(entries, response_bytes + SPARE_BYTES, &memory.queues)?;
-        let slots = port.receives.take_place().ok_or(Refusal::Strangers)?;
+        let slots = port.wire.receives().take_place();
+        let slots = slots.ok_or(Refusal::Strangers)?;
         let established = establish(&mut *fabric.cm, port, memory, cm_id, request, &slots);
-        let (qp, response) = match established {
-            Ok(established) => established,
+        let queue = match established {
+            Ok(queue) => queue,
             Err(refusal) => {
-                port.receives.give_back_place(slots);
+                port.wire.receives().give_back_place(slots);
                 return Err(refusal);
             }
         };
@@ -306,13 +303,11 @@ impl IoPath {
             known: request.known,
         };
         let provider = fabric.name;
-        port.connection_of.insert(qp.num(), identity.index);
+        port.wire.add(identity.queue_id(), &queue);
         self.index_of.insert(identity.id, identity.index);
         self.cm_index
             .insert((request.fabric, cm_id), identity.index);
-        let keys = port.place_keys(memory);
         let now_us = self.resources.now_us;
-        let queue = Queue::new(qp, response, keys);
         let connection = Connection::new(identity, queue, slots, now_us);
         let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
         self.connections.put(connection);
@@ -387,15 +382,22 @@ impl IoPath {
             None => tracing::info!(target: PEER_CAUSED, %peer, qid, "disconnected: {cause}"),
         }
         connection.phase = Phase::closing(self.resources.now_us);
-        let (fabric, cm_id, id) = (
-            connection.identity.fabric,
-            connection.identity.cm_id,
-            connection.identity.id,
-        );
+        let Identity {
+            id,
+            fabric,
+            port,
+            cm_id,
+            ..
+        } = connection.identity;
         let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
-        let cm = &mut self.fabrics[fabric].cm;
+        let fabric = &mut self.fabrics[fabric];
+        if let Some(port) = fabric.port(port) {
+            let queue = connection.queue_id();
+            port.wire.end(queue, &mut connection.transport);
+        }
+        let cm = &mut fabric.cm;
         if gives_up {
             cm.abort(cm_id);
         } else {
@@ -463,9 +465,10 @@ impl IoPath {
     fn free(&mut self, mut connection: Box<Connection>) {
         let fabric = &mut self.fabrics[connection.identity.fabric];
         if let Some(port) = fabric.port(connection.identity.port) {
-            port.connection_of.remove(&connection.transport.num());
+            port.wire
+                .remove(connection.queue_id(), &connection.transport);
             for (slot, buffer) in connection.parked_receives() {
-                port.receives.post_again(slot, buffer, None);
+                connection.transport.post_again(slot, buffer);
             }
             let slots = std::mem::take(&mut connection.receive_slots);
             if connection.has_place {
@@ -475,6 +478,7 @@ impl IoPath {
             }
         }
         self.index_of.remove(&connection.identity.id);
+        self.fences.forget(connection.identity.id);
         self.cm_index
             .remove(&(connection.identity.fabric, connection.identity.cm_id));
         let Resources {
@@ -494,34 +498,35 @@ impl IoPath {
     }
 }
 
-/// Makes the queue pair of a request, posts the receives of its place (`slots`) and accepts. The
-/// memory for its response comes with it.
+/// Makes the queue of a request, posts the receives of its place (`slots`) and accepts.
 fn establish(
     cm: &mut dyn ConnectionManager,
-    port: &mut DevicePort,
+    port: &DevicePort,
     memory: &Memory,
     cm_id: CmId,
     request: &Request,
     slots: &[u32],
-) -> Result<(Pair, Buffer), Refusal> {
+) -> Result<Queue, Refusal> {
     let entries = request.sizes.entries;
     let response = memory.strangers.take(PLACE_RESPONSE_BYTES);
     let response = response.ok_or(Refusal::Strangers)?;
     let attributes = port.device.attributes();
     let config = QpConfig {
-        send_cq: Rc::clone(&port.cq),
-        recv_cq: Rc::clone(&port.cq),
+        send_cq: Rc::clone(port.wire.cq()),
+        recv_cq: Rc::clone(port.wire.cq()),
         send_wr_max: send_wrs(entries),
-        receives: port.receives.source(entries),
+        receives: port.wire.receives().source(entries),
         send_sge_max: 1,
         recv_sge_max: 2,
     };
     let initiator_depth = INITIATOR_DEPTH_MAX
         .min(attributes.initiator_depth_max)
         .min(request.param.responder_resources);
-    let mut qp = Pair::from(cm.create_qp(cm_id, &port.pd, &config)?);
-    port.receives
-        .post_own(slots, &mut qp)
+    let qp = cm.create_qp(cm_id, &port.pd, &config)?;
+    let receives = port.wire.shared_receives();
+    let mut queue = Queue::new(qp.into(), response, port.place_keys(memory), receives);
+    queue
+        .post_receives(slots)
         .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
     let accept = ConnectParam {
         private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())
@@ -532,6 +537,6 @@ fn establish(
         rnr_retry_count: 7,
     };
     cm.accept(cm_id, &accept)?;
-    qp.lend_messages();
-    Ok((qp, response))
+    queue.accepted();
+    Ok(queue)
 }

@@ -8,12 +8,11 @@
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, Target, Transfer};
-use capstan_transport::{HostMemory, Tag};
+use capstan_transport::{Capsule, HostMemory, Tag};
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
 use super::phase::Phase;
-use super::recv::Capsule;
 use super::transfer::host_memory;
 use super::{IoPath, Resources, execute, respond, waiting};
 use crate::limits::{ADMIN_COST_BYTES, ADMIN_PIECE_BYTES, CONNECT_DATA_BYTES};
@@ -53,46 +52,46 @@ pub(super) struct Telling {
 /// Takes in a capsule of a connection that is no I/O queue (yet).
 pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
     if connection.phase.is_unconnected() && connection.has_commands() {
-        resources.give_back_receive(connection, capsule.data.take());
+        connection.transport.give_back(capsule.data.take());
         let why = "the host sent a second command before its Connect was answered";
         return resources.end(connection, why);
     }
     let Some(slot) = connection.take_slot() else {
-        resources.give_back_receive(connection, capsule.data.take());
+        connection.transport.give_back(capsule.data.take());
         let why = "the host sent more commands than its admin queue has entries";
         return resources.end(connection, why);
     };
     let work = match begin(resources, connection, capsule) {
         Begun::Work(work) => work,
         Begun::Complete(cqe) => {
-            resources.give_back_receive(connection, capsule.data.take());
+            connection.transport.give_back(capsule.data.take());
             let nothing = Responding::default();
             return respond::send(resources, connection, slot, nothing, cqe, None);
         }
         Begun::Refuse(cqe) => {
-            resources.give_back_receive(connection, capsule.data.take());
+            connection.transport.give_back(capsule.data.take());
             connection.phase = Phase::refused(resources.now_us);
             let nothing = Responding::default();
             return respond::send(resources, connection, slot, nothing, cqe, None);
         }
         Begun::Disconnect(why) => {
-            resources.give_back_receive(connection, capsule.data.take());
+            connection.transport.give_back(capsule.data.take());
             connection.free_slot(slot);
             return resources.end(connection, why);
         }
     };
     let transfer = *work.transfer();
-    let host = host_memory(&transfer, capsule.bytes());
+    let host = host_memory(&transfer, capsule.data.bytes());
     let work = match work {
         Work::Admin(request) if request.allocation_query().is_some() => {
-            resources.give_back_receive(connection, capsule.data.take());
+            connection.transport.give_back(capsule.data.take());
             connection.free_slot(slot);
             return look_up(resources, connection, *request, host);
         }
         work => work,
     };
     let mut holds = Holds::new(host);
-    execute::keep_capsule_data(resources, connection, &transfer, capsule, &mut holds);
+    execute::keep_capsule_data(connection, &transfer, capsule, &mut holds);
     let buffer_bytes = match transfer {
         Transfer::InCapsule(_) => 0,
         _ => transfer.length_bytes(),
@@ -172,7 +171,7 @@ enum Begun {
 fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> Begun {
     let Capsule { sqe, .. } = capsule;
     if connection.phase.is_unconnected() {
-        return match Target::connect_transfer(sqe, capsule.bytes()) {
+        return match Target::connect_transfer(sqe, capsule.data.bytes()) {
             Ok(transfer) => Begun::Work(Work::Connect(Box::new(Connect {
                 sqe: *sqe,
                 transfer,
@@ -181,9 +180,9 @@ fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> B
         };
     }
     let now_us = resources.now_us;
-    let step = resources
-        .control
-        .with(|target| target.begin_admin(connection.identity.id, sqe, capsule.bytes(), now_us));
+    let step = resources.control.with(|target| {
+        target.begin_admin(connection.identity.id, sqe, capsule.data.bytes(), now_us)
+    });
     match step {
         AdminStep::Execute(request) => Begun::Work(Work::Admin(Box::new(request))),
         AdminStep::Complete(cqe) => Begun::Complete(cqe),
@@ -211,7 +210,7 @@ pub(super) fn on_data(
     let outcome = resources
         .control
         .with(|target| target.execute_admin(request, &mut data, now_us));
-    resources.release_receive(connection, &mut holds);
+    connection.release_receive(&mut holds);
     let AdminOutcome::Complete(cqe) = outcome else {
         // The response comes later, or the host is gone.
         return connection.free_slot_of(slot, holds);

@@ -58,7 +58,7 @@ impl IoPath {
             .control
             .with(|target| target.handle_connect(&request, &mut settle, now_us));
         let cqe = became(resources, connection, outcome);
-        resources.release_receive(connection, &mut holds);
+        connection.release_receive(&mut holds);
         holds.own.release();
         if !connection.phase.is_unconnected() {
             self.unconnected.remove(connection.identity.id);
@@ -121,7 +121,7 @@ fn settle(
     connection: &mut Connection,
     (queue_shares, share): (&mut QueueShares, Share),
 ) -> Result<(), Refusal> {
-    let left = port.receives.left(&memory.queues) as usize;
+    let left = port.wire.receives().left(&memory.queues) as usize;
     let who = (share, connection.identity.peer.ip());
     let charge = queue_shares.take(who, connection.identity.sizes.entries, left)?;
     match furnish(port, memory, connection) {
@@ -155,8 +155,8 @@ fn furnish(
         )));
     };
     // The receives of the place are as good as those of the queue, and one of them has the Connect.
-    let slots = port.receives.leave_place(slots);
-    let posted = port.receives.post_own(&slots, connection.transport.qp());
+    let slots = port.wire.receives().leave_place(slots);
+    let posted = connection.transport.post_receives(&slots);
     connection.receive_slots.extend(slots);
     connection.settle(port.keys(memory), buffers.into());
     posted.map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use capstan_memory::{Account, Buffer};
 use capstan_rdma::contract::{CmId, PostError};
 use capstan_subsystem::{Association, ConnId, IoQueue, Permit, PortId, QueueSizes};
-use capstan_transport::Tag;
 use capstan_transport::rdma::{Keys, Queue};
+use capstan_transport::{QueueId, Tag};
 
 use super::command::{Command, Holds, Responding};
 use super::phase::Phase;
@@ -34,6 +34,13 @@ pub(super) struct Identity {
     pub(super) known: bool,
 }
 
+impl Identity {
+    /// What the wire calls its queue.
+    pub(super) fn queue_id(&self) -> QueueId {
+        QueueId(u32::try_from(self.index).unwrap_or(u32::MAX))
+    }
+}
+
 /// A transport connection and the NVMe queue it carries.
 pub(super) struct Connection {
     pub(super) identity: Identity,
@@ -49,6 +56,8 @@ pub(super) struct Connection {
     pub(super) phase: Phase,
     /// The queue of its wire.
     pub(super) transport: Queue,
+    /// Nothing can land in memory of that queue any more.
+    pub(super) quiesced: bool,
     /// Receives that are this connection's own; none where they are shared.
     pub(super) receive_slots: Vec<u32>,
     /// The data half of an I/O queue.
@@ -98,6 +107,7 @@ impl Connection {
             association: None,
             phase: Phase::accepted(now_us, identity.known),
             transport,
+            quiesced: false,
             receive_slots,
             queue: None,
             delete: None,
@@ -114,6 +124,11 @@ impl Connection {
             rung: true,
             extra_wrs: 0,
         }
+    }
+
+    /// What its wire calls its queue.
+    pub(super) fn queue_id(&self) -> QueueId {
+        self.identity.queue_id()
     }
 
     /// Its host is permitted: it gets memory of its own instead of a place.
@@ -230,28 +245,16 @@ impl Connection {
         self.transport.ask_for_responses()
     }
 
-    /// The response of `slot` has gone, and with it those before it. Returns why the connection is
-    /// to be closed now, if it is.
-    pub(super) fn responded(&mut self, slot: u16) -> Option<&'static str> {
-        let why = match self.command(slot) {
-            Command::Responding(responding) => responding.close_after(),
-            _ => None,
-        };
-        let Self {
-            transport,
-            commands,
-            free,
-            spare,
-            extra_wrs,
-            ..
-        } = self;
-        transport.responded(Tag(slot), |Tag(slot)| {
-            let command = std::mem::take(&mut commands[usize::from(slot)]);
-            if let Command::Responding(responding) = command {
-                take_back(responding, spare, extra_wrs);
+    /// Responses have left. Returns why the connection is to be closed now, if it is.
+    pub(super) fn release(&mut self) -> Option<&'static str> {
+        let mut why = None;
+        while let Some(Tag(slot)) = self.transport.poll_released() {
+            if let Command::Responding(responding) = self.take_command(slot) {
+                why = responding.close_after();
+                self.take_back(responding);
             }
-            free.push(slot);
-        });
+            self.free.push(slot);
+        }
         self.together = 1 + self.commands.len() - self.free.len();
         why
     }
@@ -263,7 +266,14 @@ impl Connection {
             .phase
             .deadline_us()
             .is_some_and(|deadline_us| now_us >= deadline_us);
-        self.disk_outstanding == 0 && (self.transport.sends_outstanding() == 0 || late)
+        self.disk_outstanding == 0 && (self.quiesced || late)
+    }
+
+    /// Posts the receive of a command again, when it kept one for its in-capsule data.
+    pub(super) fn release_receive(&mut self, holds: &mut Holds) {
+        if let Some((receive, data)) = holds.take_receive() {
+            self.transport.post_again(receive, data);
+        }
     }
 
     /// Takes the receives that commands still hold.

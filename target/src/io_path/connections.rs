@@ -1,5 +1,8 @@
 //! Every connection of a reactor.
 
+use capstan_transport::rdma::Queue;
+use capstan_transport::{QueueId, Queues};
+
 use super::connection::Connection;
 
 /// The connections of a reactor, by index.
@@ -12,6 +15,12 @@ pub(super) struct Connections {
 impl Connections {
     pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Connection> {
         self.all.get_mut(index)?.as_deref_mut()
+    }
+
+    /// The connection whose queue has that name.
+    #[inline]
+    pub(super) fn named(&mut self, id: QueueId) -> Option<&mut Connection> {
+        self.get_mut(usize::try_from(id.0).ok()?)
     }
 
     /// An index that is not in use.
@@ -37,5 +46,12 @@ impl Connections {
 
     pub(super) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.all.len()).filter(|&index| self.all[index].is_some())
+    }
+}
+
+impl Queues<Queue> for Connections {
+    #[inline]
+    fn queue(&mut self, id: QueueId) -> Option<&mut Queue> {
+        Some(&mut self.named(id)?.transport)
     }
 }

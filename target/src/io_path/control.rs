@@ -4,10 +4,10 @@
 
 use capstan_nvme_proto::status::Status;
 use capstan_subsystem::{ConnId, ControlCommand, ControlOutcome, DrainId, Transfer};
+use capstan_transport::Capsule;
 
 use super::command::{Command, Holds, NotAnswered, OnMedium, Work};
 use super::connection::Connection;
-use super::recv::Capsule;
 use super::transfer::host_memory;
 use super::{IoPath, Resources, execute, respond, waiting};
 use crate::limits::ADMIN_COST_BYTES;
@@ -21,8 +21,8 @@ pub(super) fn start(
     capsule: &mut Capsule,
 ) {
     let transfer = *control.transfer();
-    let mut holds = Holds::new(host_memory(&transfer, capsule.bytes()));
-    execute::keep_capsule_data(resources, connection, &transfer, capsule, &mut holds);
+    let mut holds = Holds::new(host_memory(&transfer, capsule.data.bytes()));
+    execute::keep_capsule_data(connection, &transfer, capsule, &mut holds);
     let len_bytes = match transfer {
         Transfer::InCapsule(_) => 0,
         _ => transfer.length_bytes(),
@@ -50,7 +50,7 @@ pub(super) fn on_data(
     let outcome = resources
         .control
         .with(|target| target.execute_control(&control, &data_in, &mut out, now_us));
-    resources.release_receive(connection, &mut holds);
+    connection.release_receive(&mut holds);
     let status = match outcome {
         ControlOutcome::Complete(status) => status,
         ControlOutcome::Held => {
@@ -82,7 +82,7 @@ pub(super) fn finish(
     mut holds: Holds,
     status: Status,
 ) {
-    resources.release_receive(connection, &mut holds);
+    connection.release_receive(&mut holds);
     holds.own.release();
     answer(resources, connection, slot, control, holds, status);
 }

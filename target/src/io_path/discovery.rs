@@ -24,7 +24,7 @@ pub(super) fn keep_place(
     let lists = (0..SGL_LIST_PAGES).map(|_| memory.strangers.take(SGL_LIST_PAGE_BYTES));
     let lists = lists.collect::<Option<_>>().ok_or(Refusal::Strangers)?;
     connection.keep_place(page.ok_or(Refusal::Strangers)?, lists);
-    if port.receives.are_shared() {
+    if port.wire.receives().are_shared() {
         return Ok(());
     }
     // The two of its place are as good: one of them has the Connect.
@@ -47,12 +47,13 @@ mod tests {
     use capstan_config::Config;
     use capstan_rdma::contract::{
         Access, CmId, CompletionQueue, ConnectParam, ConnectionManager, MemoryRegion, PrivateData,
-        ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp, SendWr, Sge, WcStatus,
-        WorkCompletion,
+        ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp, SendWr, Sge,
     };
     use capstan_rdma::loopback::{Network, attributes};
     use capstan_subsystem::{ConnId, PortId, QueueSizes};
-    use capstan_transport::rdma::{Queue, WrId};
+    use capstan_transport::rdma::Queue;
+    use capstan_transport::{Capsule, Event, QueueId, Queues};
+    use zerocopy::IntoBytes;
 
     use super::super::connection::Identity;
     use super::super::fabric::tests::{HERE, memory, next};
@@ -129,11 +130,14 @@ mod tests {
             let mut port = DevicePort::open(&device, &memory, shared).unwrap();
             // A queue of a permitted host is there already.
             port.reserve(ENTRIES, 0, &memory.queues).unwrap();
-            let slots = port.receives.take_place().unwrap();
-            let ends = (Rc::clone(&port.pd), Rc::clone(&port.cq));
-            let receives = port.receives.source(ENTRIES);
-            let mut qp = queue_pair((&mut cm, id), (&ends.0, &ends.1), receives);
-            port.receives.post_own(&slots, &mut *qp).unwrap();
+            let slots = port.wire.receives().take_place().unwrap();
+            let receives = port.wire.receives().source(ENTRIES);
+            let qp = queue_pair((&mut cm, id), (&port.pd, port.wire.cq()), receives);
+            let response = memory.strangers.take(PLACE_RESPONSE_BYTES).unwrap();
+            let keys = port.place_keys(&memory);
+            let receives = port.wire.shared_receives();
+            let mut queue = Queue::new(qp.into(), response, keys, receives);
+            queue.post_receives(&slots).unwrap();
             cm.accept(id, &param).unwrap();
             next(&network, &mut host_cm);
 
@@ -155,9 +159,7 @@ mod tests {
                 sizes,
                 known: false,
             };
-            let response = memory.strangers.take(PLACE_RESPONSE_BYTES).unwrap();
-            let keys = port.place_keys(&memory);
-            let queue = Queue::new(qp.into(), response, keys);
+            port.wire.add(identity.queue_id(), &queue);
             let connection = Connection::new(identity, queue, slots, 0);
             Self {
                 network,
@@ -172,7 +174,7 @@ mod tests {
 
         /// The host sends as many capsules as its queue has entries before this side looks; returns
         /// those that have found a receive.
-        fn flood(&mut self) -> Vec<WorkCompletion> {
+        fn flood(&mut self) -> Vec<Capsule> {
             let (capsules, region) = &mut self.capsules;
             for nth in 0..ENTRIES {
                 let at = u32::from(nth) * CAPSULE_BYTES;
@@ -200,31 +202,28 @@ mod tests {
             while let Some(then_us) = self.network.next_deadline_us() {
                 self.network.advance_to(then_us);
             }
-            let mut completions = vec![WorkCompletion::EMPTY; 2 * usize::from(ENTRIES)];
-            let count = self.port.cq.poll(&mut completions);
-            completions.truncate(count);
-            completions.retain(|completion| completion.status == WcStatus::Success);
-            completions
+            let (wire, mut queues) = (&mut self.port.wire, One(&mut self.connection));
+            assert!(wire.poll(&mut queues) > 0);
+            let events = std::iter::from_fn(|| wire.next_event(&mut queues));
+            let capsules = events.filter_map(|(id, event)| match event {
+                Event::Capsule(capsule) if id == QueueId(0) => Some(capsule),
+                _ => None,
+            });
+            capsules.collect()
         }
+    }
 
-        fn capsule(&mut self, completion: &WorkCompletion) -> Vec<u8> {
-            assert_eq!(completion.byte_len, CAPSULE_BYTES);
-            match WrId::decode(completion.wr_id) {
-                Some(WrId::Recv(slot)) => {
-                    let sqe = self.port.receives.sqe(slot);
-                    let buffer = self.port.receives.take_data(slot).unwrap();
-                    let mut list = [0; SGL_LIST_BYTES as usize];
-                    buffer.copy_to(0, &mut list);
-                    [&sqe[..], &list].concat()
-                }
-                Some(WrId::RecvInPlace(at)) => {
-                    let sqe = self.connection.transport.sqe_in_place(at);
-                    let list = self.connection.transport.list_in_place(at, SGL_LIST_BYTES);
-                    [&sqe[..], &list].concat()
-                }
-                other => panic!("{other:?} is no receive"),
-            }
+    /// The queue of the connection.
+    struct One<'a>(&'a mut Connection);
+
+    impl Queues<Queue> for One<'_> {
+        fn queue(&mut self, id: QueueId) -> Option<&mut Queue> {
+            (id == self.0.queue_id()).then_some(&mut self.0.transport)
         }
+    }
+
+    fn bytes(capsule: &Capsule) -> Vec<u8> {
+        [capsule.sqe.as_bytes(), capsule.data.bytes()].concat()
     }
 
     /// The `nth` capsule that the host sends.
@@ -253,7 +252,7 @@ mod tests {
         assert_eq!(taken.len(), usize::from(ENTRIES));
         assert_eq!(accepted.memory.queues.free_bytes(), queues_bytes);
         // None is where another one has arrived.
-        let capsules: BTreeSet<_> = taken.iter().map(|taken| accepted.capsule(taken)).collect();
+        let capsules: BTreeSet<_> = taken.iter().map(bytes).collect();
         assert_eq!(capsules, (0..ENTRIES).map(capsule).collect());
     }
 

@@ -8,28 +8,23 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
-use capstan_transport::rdma::{OpenSink, Receives};
-use capstan_transport::{CapsuleData, Landed, Tag};
+use capstan_transport::rdma::OpenSink;
+use capstan_transport::{Capsule, CapsuleData, Landed, Tag};
 
 use super::command::{Command, Holds, OnMedium, Own, Responding, Work};
 use super::connection::Connection;
-use super::recv::Capsule;
+use super::recv::{data_of, land};
 use super::transfer::{host_memory, keyed};
 use super::{Resources, admin, control, respond, status, waiting};
 use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
 /// Takes in a command of an I/O queue.
-pub(super) fn start(
-    resources: &mut Resources,
-    connection: &mut Connection,
-    receives: &mut Receives,
-    capsule: &mut Capsule,
-) {
+pub(super) fn start(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
     let Some(queue) = connection.queue.as_mut() else {
         return;
     };
-    let result = queue.handle_command(&capsule.sqe, capsule.data());
-    let at_once = at_once(resources, connection, receives, capsule, &result);
+    let result = queue.handle_command(&capsule.sqe, data_of(capsule));
+    let at_once = at_once(resources, connection, capsule, &result);
     // No more of the command than is needed: the stores of a page may still be on their way to
     // memory, and a wide load of what is stored in pieces behind them stalls until they have ended.
     if at_once == AtOnce::Done
@@ -38,27 +33,26 @@ pub(super) fn start(
         }) = result
     {
         if let CapsuleData::Landed(landed) = capsule.data.take() {
-            receives.post_again(
-                landed.receive,
-                landed.buffer,
-                Some(connection.transport.qp()),
-            );
+            let Landed {
+                receive, buffer, ..
+            } = landed;
+            connection.transport.post_again(receive, buffer);
         }
         return respond::answer(resources, connection, permit, transfer.rkey_to_invalidate());
     }
     let Some(slot) = connection.take_slot() else {
-        resources.give_back_receive(connection, capsule.data.take());
+        connection.transport.give_back(capsule.data.take());
         return resources.too_many_commands(connection);
     };
     match result {
         IoStep::Execute(io) => {
-            let host = host_memory(&io.transfer, capsule.bytes());
-            if !capsule.land(connection, receives) {
+            let host = host_memory(&io.transfer, capsule.data.bytes());
+            if !land(capsule, connection) {
                 connection.free_slot(slot);
                 return resources.lost(connection);
             }
             let mut holds = Holds::new(host);
-            keep_capsule_data(resources, connection, &io.transfer, capsule, &mut holds);
+            keep_capsule_data(connection, &io.transfer, capsule, &mut holds);
             if at_once == AtOnce::Zeroes && connection.has_room_for(&mut holds) {
                 holds.own = Own::Zeroes;
                 return respond::finish_io(resources, connection, slot, io, holds, Status::SUCCESS);
@@ -76,17 +70,17 @@ pub(super) fn start(
             control::start(resources, connection, slot, command, capsule);
         }
         IoStep::Complete(cqe) => {
-            resources.give_back_receive(connection, capsule.data.take());
+            connection.transport.give_back(capsule.data.take());
             let nothing = Responding::default();
             respond::send(resources, connection, slot, nothing, cqe, None);
         }
         IoStep::DeleteQueue(permit) => {
-            resources.give_back_receive(connection, capsule.data.take());
+            connection.transport.give_back(capsule.data.take());
             connection.delete = Some((slot, permit));
             respond::delete_queue(resources, connection);
         }
         IoStep::Disconnect(reason) => {
-            resources.give_back_receive(connection, capsule.data.take());
+            connection.transport.give_back(capsule.data.take());
             connection.free_slot(slot);
             resources.end(connection, reason.to_string());
         }
@@ -95,7 +89,6 @@ pub(super) fn start(
 
 /// Keeps the receive with a command whose data is in it; posts it again otherwise.
 pub(super) fn keep_capsule_data(
-    resources: &mut Resources,
     connection: &mut Connection,
     transfer: &Transfer,
     capsule: &mut Capsule,
@@ -103,7 +96,7 @@ pub(super) fn keep_capsule_data(
 ) {
     match (transfer, capsule.data.take()) {
         (Transfer::InCapsule(place), CapsuleData::Landed(landed)) => holds.keep(landed, place),
-        (_, data) => resources.give_back_receive(connection, data),
+        (_, data) => connection.transport.give_back(data),
     }
 }
 
@@ -186,7 +179,6 @@ pub(super) fn writes_capsule_data(sqe: &Sqe) -> bool {
 fn at_once(
     resources: &Resources,
     connection: &mut Connection,
-    receives: &mut Receives,
     capsule: &mut Capsule,
     step: &IoStep,
 ) -> AtOnce {
@@ -201,7 +193,7 @@ fn at_once(
         }
         return read_at_once(resources, connection, io);
     }
-    AtOnce::done(write_received(resources, connection, receives, capsule, io))
+    AtOnce::done(write_received(resources, connection, capsule, io))
 }
 
 /// Carries out a Write to a volume in memory from where its data has come: the buffer of a receive, or not
@@ -209,7 +201,6 @@ fn at_once(
 fn write_received(
     resources: &Resources,
     connection: &mut Connection,
-    receives: &mut Receives,
     capsule: &mut Capsule,
     io: &IoCommand,
 ) -> bool {
@@ -224,7 +215,7 @@ fn write_received(
         let written = connection.transport.consume(in_place, &mut |data| {
             volume.write_at_once(range.slba, range.nlb, data.skip(skip))
         });
-        if written || !capsule.land(connection, receives) {
+        if written || !land(capsule, connection) {
             return written;
         }
     }

@@ -6,11 +6,9 @@ use std::sync::Arc;
 
 use capstan_memory::{Pool, Slab};
 use capstan_rdma::contract::{
-    Access, CompletionQueue, ConnectionManager, Device, DeviceAttributes, MemoryRegion,
-    ProtectionDomain, QpNum, Sge,
+    Access, ConnectionManager, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, Sge,
 };
-use capstan_transport::rdma::{Keys, Receives, Sinks};
-use rustc_hash::FxHashMap;
+use capstan_transport::rdma::{Keys, Receives, Sinks, Wire};
 
 use super::accept::Refusal;
 use crate::limits::{
@@ -33,8 +31,7 @@ pub(super) struct Fabric {
 pub(super) struct DevicePort {
     pub(super) device: Rc<dyn Device>,
     pub(super) pd: Rc<dyn ProtectionDomain>,
-    pub(super) cq: Rc<dyn CompletionQueue>,
-    pub(super) receives: Receives,
+    pub(super) wire: Wire,
     /// Entries of the completion queue that connections may need.
     completions: Room,
     /// The slab of data buffers, the slab of receives and responses, and that of connections that
@@ -44,8 +41,6 @@ pub(super) struct DevicePort {
     strangers: Rc<dyn MemoryRegion>,
     /// The zeroes, which nothing may write.
     zeroes: Option<Rc<dyn MemoryRegion>>,
-    /// Which connection a queue pair belongs to.
-    pub(super) connection_of: FxHashMap<QpNum, usize>,
 }
 
 /// The open ports of all fabrics, always in the same order.
@@ -83,8 +78,7 @@ impl Fabric {
     /// Releases devices that were removed, once their connections are gone.
     pub(super) fn drop_removed_ports(&mut self) {
         for place in &mut self.ports {
-            let over =
-                |port: &mut DevicePort| port.device.is_removed() && port.connection_of.is_empty();
+            let over = |port: &mut DevicePort| port.device.is_removed() && port.wire.is_empty();
             if let Some(port) = place.take_if(over) {
                 let device = &port.device.attributes().name;
                 tracing::info!(device, "closed the RDMA device that was removed");
@@ -133,14 +127,12 @@ impl DevicePort {
         Ok(Self {
             device: Rc::clone(device),
             pd,
-            cq,
-            receives,
+            wire: Wire::new(cq, depths.completions, receives),
             completions: room,
             data,
             queues,
             strangers,
             zeroes,
-            connection_of: FxHashMap::default(),
         })
     }
 
@@ -194,7 +186,8 @@ impl DevicePort {
             )));
         }
         // Memory first: that is what an operator can give more of.
-        self.receives.missing(entries.into(), extra_bytes, pool)?;
+        let receives = self.wire.receives();
+        receives.missing(entries.into(), extra_bytes, pool)?;
         self.completions.check(completions(entries))
     }
 
@@ -209,11 +202,12 @@ impl DevicePort {
         pool: &Pool,
     ) -> Result<Vec<u32>, Refusal> {
         self.check_room(entries, extra_bytes, pool)?;
-        let slots = self.receives.reserve(entries.into(), extra_bytes, pool)?;
+        let reserved = (self.wire.receives()).reserve(entries.into(), extra_bytes, pool);
+        let slots = reserved?;
         match self.completions.take(completions(entries)) {
             Ok(()) => Ok(slots),
             Err(refusal) => {
-                self.receives.release(entries, slots);
+                self.wire.receives().release(entries, slots);
                 Err(refusal)
             }
         }
@@ -235,13 +229,13 @@ impl DevicePort {
     /// A connection with a place is gone, with what it had beside that.
     pub(super) fn leave_place(&mut self, slots: Vec<u32>, completions: u32) {
         self.completions.give_back(completions);
-        self.receives.give_back_place(slots);
+        self.wire.receives().give_back_place(slots);
     }
 
     /// A queue of `entries` with these receives is gone, or was never made.
     pub(super) fn release(&mut self, entries: u16, receive_slots: Vec<u32>) {
         self.completions.give_back(completions(entries));
-        self.receives.release(entries, receive_slots);
+        self.wire.receives().release(entries, receive_slots);
     }
 }
 
@@ -487,17 +481,17 @@ pub(super) mod tests {
         let (mut port, memory) = port(attributes());
         let before = memory.queues.free_bytes();
         for _ in 0..2 {
-            let slots = port.receives.take_place().expect("two places");
+            let slots = port.wire.receives().take_place().expect("two places");
             assert!(slots.is_empty(), "they are shared");
         }
-        assert_eq!(port.receives.take_place(), None);
+        assert_eq!(port.wire.receives().take_place(), None);
         assert_eq!(memory.queues.free_bytes(), before);
         // It becomes a queue: it has what it needs, and another one its place.
         let slots = port.reserve(32, 0, &memory.queues).unwrap();
-        port.receives.leave_place(slots);
+        port.wire.receives().leave_place(slots);
         assert!(memory.queues.free_bytes() < before);
-        assert!(port.receives.take_place().is_some());
-        port.receives.give_back_place(Vec::new());
+        assert!(port.wire.receives().take_place().is_some());
+        port.wire.receives().give_back_place(Vec::new());
     }
 
     #[test]

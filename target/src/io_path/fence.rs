@@ -1,118 +1,84 @@
 //! What the controllers wait for before a new controller of the same host is ready: that everything
 //! which had arrived on a connection by then is taken in and over.
 //!
-//! Three steps, which cost the commands nothing: the provider passes the mark of what had arrived,
-//! the completions of that are polled, and then the queue itself counts what it has taken in
-//! ([`capstan_subsystem::IoQueue::begin_fence`]). When a connection ends meanwhile the controllers
-//! are told once its last command is off the storage engine.
+//! The wire of a connection says when it has told of everything that had arrived; then the queue
+//! itself counts what it has taken in ([`capstan_subsystem::IoQueue::begin_fence`]). When a
+//! connection ends meanwhile the controllers are told once its last command is off the storage
+//! engine.
 
 use std::collections::BTreeMap;
 
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnId, FenceId};
+use capstan_transport::FenceNumber;
 
 use super::command::{Command, NotAnswered};
-use super::connection::Connection;
+use super::connection::{Connection, Identity};
 use super::phase::Phase;
-use super::{IoPath, respond};
-use crate::limits::{RECEIVES_MAX, cq_depth};
+use super::{IoPath, Resources, respond};
 
-/// Connections whose arrivals are followed.
+/// Connections of which something that had arrived may not be taken in yet.
 #[derive(Default)]
 pub(super) struct Fences {
     all: Vec<Arriving>,
+    serial: u64,
 }
 
-/// A connection on which something that had arrived is not taken in yet.
 struct Arriving {
+    number: FenceNumber,
     conn: ConnId,
     fence: FenceId,
-    fabric: usize,
-    port: usize,
-    /// Behind what had arrived.
-    mark: u64,
-    /// Every message before the mark has its completion.
-    passed: bool,
-    unpolled: Unpolled,
-}
-
-/// Completions to poll, at most, until all that were there are polled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Unpolled(u32);
-
-impl Unpolled {
-    /// `count` were polled; `emptied`: there were no more.
-    fn polled(&mut self, count: u32, emptied: bool) {
-        // A queue that is never empty is followed by counting.
-        self.0 = if emptied {
-            0
-        } else {
-            self.0.saturating_sub(count)
-        };
-    }
 }
 
 impl Fences {
-    pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty()
+    /// A connection is gone; the controllers have been told of its end.
+    pub(super) fn forget(&mut self, conn: ConnId) {
+        self.all.retain(|arriving| arriving.conn != conn);
     }
+}
 
-    /// `count` completions of a device were polled; `emptied`: there were no more.
-    pub(super) fn polled(&mut self, fabric: usize, port: usize, count: u32, emptied: bool) {
-        for arriving in &mut self.all {
-            if arriving.passed && (arriving.fabric, arriving.port) == (fabric, port) {
-                arriving.unpolled.polled(count, emptied);
-            }
-        }
+/// Everything that had arrived on the connection when the fence was set is taken in.
+pub(super) fn passed(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    fences: &mut Fences,
+    number: FenceNumber,
+) {
+    let arriving = fences.all.iter().position(|other| other.number == number);
+    let Some(Arriving { fence, .. }) = arriving.map(|at| fences.all.swap_remove(at)) else {
+        return;
+    };
+    if connection.closing() {
+        return;
     }
+    if let Some(queue) = connection.queue.as_mut() {
+        queue.begin_fence(fence);
+    }
+    respond::settle(resources, connection);
 }
 
 impl IoPath {
     /// Begins to wait for what has arrived on a connection and is not over.
     pub(super) fn fence_io(&mut self, conn: ConnId, fence: FenceId) {
         // When a connection ends, the controllers are told at its end.
-        let Some((_, connection)) = self.live(conn) else {
+        let index = self.index_of.get(&conn).copied();
+        let connection = index.and_then(|index| self.connections.get_mut(index));
+        let Some(connection) = connection.filter(|connection| !connection.closing()) else {
             return;
         };
-        let arriving = Arriving {
+        let Identity { fabric, port, .. } = connection.identity;
+        let Some(port) = self.fabrics[fabric].port(port) else {
+            return;
+        };
+        self.fences.serial += 1;
+        let number = FenceNumber(self.fences.serial);
+        let id = connection.queue_id();
+        port.wire.fence(id, &mut connection.transport, number);
+        self.fences.all.push(Arriving {
+            number,
             conn,
             fence,
-            fabric: connection.identity.fabric,
-            port: connection.identity.port,
-            mark: connection.transport.arrived(),
-            passed: false,
-            unpolled: Unpolled(cq_depth(RECEIVES_MAX)),
-        };
-        self.fences.all.push(arriving);
-    }
-
-    /// Takes the steps that are possible, after a turn has taken in what arrived.
-    pub(super) fn follow_fences(&mut self) {
-        let mut at = 0;
-        while let Some(arriving) = self.fences.all.get(at) {
-            let Arriving {
-                conn,
-                fence,
-                mark,
-                unpolled,
-                ..
-            } = *arriving;
-            let Some((resources, connection)) = self.live(conn) else {
-                self.fences.all.swap_remove(at);
-                continue;
-            };
-            if unpolled != Unpolled(0) {
-                let passed = connection.transport.has_passed(mark);
-                self.fences.all[at].passed |= passed;
-                at += 1;
-                continue;
-            }
-            if let Some(queue) = connection.queue.as_mut() {
-                queue.begin_fence(fence);
-            }
-            respond::settle(resources, connection);
-            self.fences.all.swap_remove(at);
-        }
+        });
     }
 
     /// Logs what a new controller has waited for long on a connection.
@@ -183,22 +149,5 @@ fn nsid(command: &Command) -> Option<u32> {
     match command.not_answered()? {
         NotAnswered::Io(io) => Some(io.namespace.nsid),
         NotAnswered::Control(_) | NotAnswered::Held => Some(0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_completion_queue_that_is_never_empty_is_polled_through_all_the_same() {
-        let mut unpolled = Unpolled(300);
-        for left in [172, 44, 0] {
-            unpolled.polled(128, false);
-            assert_eq!(unpolled, Unpolled(left));
-        }
-        let mut unpolled = Unpolled(300);
-        unpolled.polled(5, true);
-        assert_eq!(unpolled, Unpolled(0));
     }
 }

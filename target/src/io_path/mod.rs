@@ -55,7 +55,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Pool, Slab};
-use capstan_rdma::contract::{CmError, CmId, ConnectionManager, WorkCompletion};
+use capstan_rdma::contract::{CmError, CmId, ConnectionManager};
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
@@ -67,7 +67,7 @@ use connections::Connections;
 use fabric::{Fabric, Memory, ports};
 use fence::Fences;
 use phase::Phase;
-use resources::{Resources, ReturnedReceive};
+use resources::Resources;
 use shutdown::Shutdowns;
 use stall::Looks;
 use unanswered::{Answered, Unanswered};
@@ -75,7 +75,7 @@ pub(crate) use unconnected::discovery_controllers;
 use unconnected::{Places, Unconnected};
 
 use crate::control_plane::{ControlPlane, Message};
-use crate::limits::{COMPLETIONS_PER_TURN, LISTEN_BACKLOG};
+use crate::limits::LISTEN_BACKLOG;
 use crate::plan::Export;
 
 /// Everything one reactor owns.
@@ -100,8 +100,6 @@ pub(crate) struct IoPath {
     resources: Resources,
     completions: Vec<Completion>,
     unanswered: Unanswered,
-    /// Room for the completions of one poll.
-    work_completions: Box<[WorkCompletion]>,
 }
 
 /// The parts of a reactor.
@@ -180,7 +178,6 @@ impl IoPath {
             resources: Resources::new(memory, engine, volumes, control),
             completions: Vec::new(),
             unanswered: Unanswered::default(),
-            work_completions: vec![WorkCompletion::EMPTY; COMPLETIONS_PER_TURN].into(),
         }
     }
 
@@ -291,25 +288,6 @@ impl IoPath {
     /// commands that waited were continued.
     fn flush_turn(&mut self) -> bool {
         self.carry_out_connects();
-        for ReturnedReceive {
-            fabric,
-            port,
-            connection,
-            slot,
-            data,
-        } in self.resources.receives.drain(..)
-        {
-            if let Some(port) = self.fabrics[fabric].port(port) {
-                let qp = self
-                    .connections
-                    .get_mut(connection)
-                    .map(|connection| connection.transport.qp());
-                port.receives.post_again(slot, data, qp);
-            }
-        }
-        if !self.fences.is_empty() {
-            self.follow_fences();
-        }
         // One doorbell per connection and one system call for storage, however many commands. A
         // disk that has run out of work gets its commands before the responses leave: letting it
         // stand idle costs more than responses that leave a little later.
@@ -342,7 +320,7 @@ impl Turn for IoPath {
         self.resources.share.begin();
         let mut progress = self.poll_mailbox();
         progress |= self.poll_connection_managers();
-        let completions = self.poll_completions();
+        let completions = self.poll_wires();
         let answered = self.poll_storage();
         if self.reactor == 0 {
             self.control.run_timers(now_us);
@@ -367,10 +345,10 @@ impl Turn for IoPath {
         // Completions of commands are the likeliest to be there; nothing else has then been armed
         // in vain.
         for port in ports(&self.fabrics) {
-            if port.cq.arm() {
+            if port.wire.arm() {
                 return Armed::Ready;
             }
-            fds.push(port.cq.fd());
+            fds.push(port.wire.fd());
         }
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
@@ -428,7 +406,8 @@ impl Turn for IoPath {
         });
         // While draining, and while something is to be taken in, look again soon: a quiet
         // connection gives no sign of its own.
-        let soon = self.drain_deadline_us.is_some() || !self.fences.is_empty();
+        let fenced = ports(&self.fabrics).any(|port| port.wire.has_fences());
+        let soon = self.drain_deadline_us.is_some() || fenced;
         let drain = soon.then(|| self.resources.now_us + 1_000);
         managers
             .chain(volumes)
@@ -441,7 +420,6 @@ impl Turn for IoPath {
     }
 
     fn waits_for_kernel(&self) -> bool {
-        ports(&self.fabrics)
-            .any(|port| port.device.attributes().in_kernel && !port.connection_of.is_empty())
+        ports(&self.fabrics).any(|port| port.device.attributes().in_kernel && !port.wire.is_empty())
     }
 }

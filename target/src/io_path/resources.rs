@@ -4,13 +4,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::Buffer;
 use capstan_storage::{Engine, IoError, IoErrorKind, Volume};
 use capstan_subsystem::BackendId;
-use capstan_transport::{CapsuleData, Landed};
 use rustc_hash::FxHashMap;
 
-use super::command::Holds;
 use super::connection::Connection;
 use super::fabric::Memory;
 use super::lease::Shares;
@@ -54,20 +51,8 @@ pub(super) struct Resources {
     pub(super) in_flight: usize,
     /// Completions of this turn that tell of responses, for which nobody waits.
     pub(super) told: u32,
-    /// Receives to post again.
-    pub(super) receives: Vec<ReturnedReceive>,
     /// No command is taken in any more.
     pub(super) draining: bool,
-}
-
-/// A receive to post again.
-pub(super) struct ReturnedReceive {
-    pub(super) fabric: usize,
-    pub(super) port: usize,
-    /// Index of the connection it came on.
-    pub(super) connection: usize,
-    pub(super) slot: u32,
-    pub(super) data: Buffer,
 }
 
 impl Resources {
@@ -96,7 +81,6 @@ impl Resources {
             broken: Vec::new(),
             in_flight: 0,
             told: 0,
-            receives: Vec::new(),
             draining: false,
         }
     }
@@ -165,36 +149,5 @@ impl Resources {
             connection,
             "the host sent more commands than its queue has entries",
         );
-    }
-
-    /// Nobody needs the data of a capsule any more: posts its receive again at the end of the turn.
-    pub(super) fn give_back_receive(&mut self, connection: &mut Connection, data: CapsuleData) {
-        match data {
-            CapsuleData::Landed(Landed {
-                receive, buffer, ..
-            }) => self.repost(connection, receive, buffer),
-            CapsuleData::InPlace(in_place) => {
-                connection.transport.consume(in_place, &mut |_| true);
-            }
-            CapsuleData::Copied(_) | CapsuleData::None => {}
-        }
-    }
-
-    pub(super) fn repost(&mut self, connection: &Connection, slot: u32, data: Buffer) {
-        let (fabric, port) = (connection.identity.fabric, connection.identity.port);
-        self.receives.push(ReturnedReceive {
-            fabric,
-            port,
-            connection: connection.identity.index,
-            slot,
-            data,
-        });
-    }
-
-    /// Posts the receive of a command again, when it kept one for its in-capsule data.
-    pub(super) fn release_receive(&mut self, connection: &Connection, holds: &mut Holds) {
-        if let Some((receive, data)) = holds.take_receive() {
-            self.repost(connection, receive, data);
-        }
     }
 }

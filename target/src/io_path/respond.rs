@@ -38,7 +38,7 @@ pub(super) fn finish_io(
     mut holds: Holds,
     status: Status,
 ) {
-    resources.release_receive(connection, &mut holds);
+    connection.release_receive(&mut holds);
     if io.operation.moves_data_to_host() && status.is_success() {
         let (queue, len_bytes) = (&mut connection.transport, io.transfer.length_bytes());
         let pushed = match (&holds.own, holds.own.buffer()) {

@@ -3,8 +3,9 @@
 //! * What the queues on one device share: [`Receives`].
 //! * One of them: [`Queue`]. It posts RDMA READs and WRITEs and responses, and knows which of them
 //!   are under way.
+//! * What happens on them: [`Wire`], which tells their completions apart.
 //! * How data gets into memory of this side: [`Sinks`].
-//! * Which work request a completion is of: [`WrId`].
+//! * Which work request a completion is of: `WrId`.
 //! * The host's side: [`host`].
 
 pub mod host;
@@ -12,9 +13,10 @@ mod queue;
 mod receives;
 mod responses;
 mod sinks;
+mod wire;
 mod wr_id;
 
 pub use queue::{Keys, Queue};
 pub use receives::{NoReceives, Receives};
 pub use sinks::{OpenSink, PullError, Sinks};
-pub use wr_id::WrId;
+pub use wire::Wire;

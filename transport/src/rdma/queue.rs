@@ -1,6 +1,8 @@
 //! One queue of the controller's side: its queue pair, and what is under way on it.
 
+use std::cell::RefCell;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Buffer, PAGE_BYTES, RawBytes, Slab, SlabId};
@@ -15,7 +17,7 @@ use super::receives::Receives;
 use super::responses::Responses;
 use super::sinks::{OpenSink, PullError, Sinks};
 use super::wr_id::WrId;
-use crate::data::{CopyTo, HostMemory, InPlace, KeyedBuffer, Landed};
+use crate::data::{CapsuleData, CopyTo, HostMemory, InPlace, KeyedBuffer, Landed};
 use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
 use crate::queue::Tag;
 
@@ -54,15 +56,32 @@ impl Keys {
 pub struct Queue {
     qp: Pair,
     keys: Keys,
+    /// Those of all queues on the device.
+    receives: Rc<RefCell<Receives>>,
     /// One response capsule per tag.
     responses: Buffer,
     in_place: Option<ReceivesInPlace>,
     /// Responses that may be on their way.
     on_their_way: Responses,
+    /// The newest of those that have left and are not released.
+    gone: Option<u16>,
+    life: Life,
     /// Signaled work requests without a completion.
     sends_outstanding: u32,
     /// Work requests posted since the last flush.
     unflushed: u32,
+}
+
+/// How far a queue has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Open,
+    /// It has broken.
+    Ended,
+    /// Its user ends it.
+    Ending,
+    /// So it has, and nothing that was posted can land any more.
+    Quiescent,
 }
 
 /// Receives of a discovery controller's queue, in memory of its own.
@@ -74,15 +93,18 @@ struct ReceivesInPlace {
 }
 
 impl Queue {
-    /// A queue over `qp`, with a buffer for its response capsules.
+    /// A queue over `qp`, with a buffer for its response capsules, of a device with `receives`.
     #[must_use]
-    pub fn new(qp: Pair, responses: Buffer, keys: Keys) -> Self {
+    pub fn new(qp: Pair, responses: Buffer, keys: Keys, receives: Rc<RefCell<Receives>>) -> Self {
         Self {
             qp,
             keys,
+            receives,
             responses,
             in_place: None,
             on_their_way: Responses::default(),
+            gone: None,
+            life: Life::Open,
             sends_outstanding: 0,
             unflushed: 0,
         }
@@ -95,14 +117,21 @@ impl Queue {
     }
 
     /// The number of its queue pair.
-    #[must_use]
-    pub fn num(&self) -> QpNum {
+    pub(super) fn num(&self) -> QpNum {
         self.qp.num()
     }
 
-    /// For the receives that it takes from [`Receives`].
-    pub fn qp(&mut self) -> &mut dyn QueuePair {
-        &mut self.qp
+    /// The connection is accepted: capsules may stay where they arrive from now on.
+    pub fn accepted(&mut self) {
+        self.qp.lend_messages();
+    }
+
+    /// Posts receives that are its own.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_recv`].
+    pub fn post_receives(&mut self, slots: &[u32]) -> Result<(), PostError> {
+        self.receives.borrow_mut().post_own(slots, &mut self.qp)
     }
 
     /// Its memory for responses has room for SQEs from `sqes_at_bytes` on, and `lists` for the SGL
@@ -114,8 +143,7 @@ impl Queue {
         });
     }
 
-    /// Posts the receive of the `at`th SQE and of the list of SGL descriptors behind it. Its
-    /// completion is [`WrId::RecvInPlace`].
+    /// Posts the receive of the `at`th SQE and of the list of SGL descriptors behind it.
     ///
     /// # Errors
     /// As [`QueuePair::post_recv`].
@@ -150,8 +178,7 @@ impl Queue {
     }
 
     /// Copies out `len_bytes` of them, at most as many as there can be.
-    #[must_use]
-    pub fn list_in_place(&self, at: u16, len_bytes: u32) -> Box<[u8]> {
+    pub(super) fn list_in_place(&self, at: u16, len_bytes: u32) -> Box<[u8]> {
         let mut list = vec![0; len_bytes.min(SGL_LIST_BYTES) as usize];
         if let Some((page, offset)) = self.list(at) {
             page.copy_to(offset, &mut list);
@@ -160,8 +187,7 @@ impl Queue {
     }
 
     /// Copies out the SQE that has arrived in such a receive.
-    #[must_use]
-    pub fn sqe_in_place(&self, at: u16) -> [u8; SQE_BYTES as usize] {
+    pub(super) fn sqe_in_place(&self, at: u16) -> [u8; SQE_BYTES as usize] {
         let mut sqe = [0; SQE_BYTES as usize];
         self.responses.copy_to(self.sqe_at(at), &mut sqe);
         sqe
@@ -169,8 +195,24 @@ impl Queue {
 
     /// The SQE of a capsule that has come and took no receive; `None` when the queue has ended.
     #[inline]
-    pub fn sqe_of(&mut self, message: u64) -> Option<[u8; SQE_BYTES as usize]> {
+    pub(super) fn sqe_of(&mut self, message: u64) -> Option<[u8; SQE_BYTES as usize]> {
         self.qp.lent_head(message)
+    }
+
+    /// What has come into a receive: the SQE, and the buffer with what is behind it. The receive is
+    /// posted again at once unless it `has_data`.
+    pub(super) fn take_received(
+        &mut self,
+        slot: u32,
+        has_data: bool,
+    ) -> ([u8; SQE_BYTES as usize], Option<Buffer>) {
+        let mut receives = self.receives.borrow_mut();
+        let sqe = receives.sqe(slot);
+        if has_data {
+            return (sqe, receives.take_data(slot));
+        }
+        let _ = receives.repost(slot, Some(&mut self.qp));
+        (sqe, None)
     }
 
     /// Calls `take` with in-capsule data where it arrived; another process may write it meanwhile.
@@ -183,20 +225,43 @@ impl Queue {
 
     /// Puts in-capsule data into a receive, where it can stay. `None` when the queue has ended, and
     /// the data with it.
-    pub fn land(&mut self, data: InPlace, receives: &mut Receives) -> Option<Landed> {
+    pub fn land(&mut self, data: InPlace) -> Option<Landed> {
         let wr_id = self.qp.land_lent(data.message)?;
         let Some(WrId::Recv(receive)) = WrId::decode(wr_id) else {
             return None;
         };
         Some(Landed {
-            buffer: receives.take_data(receive)?,
+            buffer: self.receives.borrow_mut().take_data(receive)?,
             len_bytes: data.len_bytes,
             receive,
         })
     }
 
-    /// Pulls `len_bytes` from the host into `sink`, for the command `tag`. The completion is
-    /// [`WrId::Pull`]; until then the buffer and what is returned are to be kept.
+    /// Nobody needs the data of a capsule any more.
+    pub fn give_back(&mut self, data: CapsuleData) {
+        match data {
+            CapsuleData::Landed(Landed {
+                receive, buffer, ..
+            }) => self.post_again(receive, buffer),
+            CapsuleData::InPlace(in_place) => {
+                self.consume(in_place, &mut |_| true);
+            }
+            CapsuleData::Copied(_) | CapsuleData::None => {}
+        }
+    }
+
+    /// Posts a receive that has completed, with the buffer of its in-capsule data.
+    pub fn post_again(&mut self, receive: u32, buffer: Buffer) {
+        let mut receives = self.receives.borrow_mut();
+        if self.has_ended() {
+            receives.post_again(receive, buffer, None);
+        } else {
+            receives.post_again(receive, buffer, Some(&mut self.qp));
+        }
+    }
+
+    /// Pulls `len_bytes` from the host into `sink`, for the command `tag`. Until
+    /// [`Event::Pulled`](crate::Event::Pulled) the buffer and what is returned are to be kept.
     ///
     /// # Errors
     /// The sink could not be registered, or the queue pair takes no more. What was posted before
@@ -230,8 +295,8 @@ impl Queue {
         self.each_buffer(to, data, SendOp::Write, None)
     }
 
-    /// As [`Queue::push`], of a piece of the data of the command `tag`, whose completion is
-    /// [`WrId::Push`].
+    /// As [`Queue::push`], of a piece of the data of the command `tag`; when it has left there is
+    /// [`Event::Pushed`](crate::Event::Pushed).
     ///
     /// # Errors
     /// As [`Queue::push`].
@@ -336,7 +401,8 @@ impl Queue {
     }
 
     /// Posts the response of the command `tag`. It is signaled when something waits for its
-    /// completion, or when enough before it were not; the completion is [`WrId::Respond`].
+    /// completion, or when enough before it were not: then there is
+    /// [`Event::Released`](crate::Event::Released).
     ///
     /// # Errors
     /// As [`QueuePair::post_send`].
@@ -370,10 +436,21 @@ impl Queue {
         Ok(())
     }
 
-    /// The response of `tag` has gone: calls `free` with every command whose response has, oldest
-    /// first.
-    pub fn responded(&mut self, tag: Tag, mut free: impl FnMut(Tag)) {
-        self.on_their_way.gone(tag.0, |tag| free(Tag(tag)));
+    /// The response of `slot` has left, and those before it.
+    pub(super) fn responded(&mut self, slot: u16) {
+        self.on_their_way.told_of_one();
+        self.gone = Some(slot);
+    }
+
+    /// The next command whose response has left and is not released yet, oldest first. To be asked
+    /// until there is none at each [`Event::Released`](crate::Event::Released).
+    pub fn poll_released(&mut self) -> Option<Tag> {
+        let newest = self.gone?;
+        let slot = self.on_their_way.take_oldest();
+        if slot.is_none_or(|slot| slot == newest) {
+            self.gone = None;
+        }
+        slot.map(Tag)
     }
 
     /// Responses on their way of which no completion will tell, unless others follow.
@@ -424,8 +501,38 @@ impl Queue {
 
     /// A signaled work request has completed.
     #[inline]
-    pub fn completed(&mut self) {
+    pub(super) fn completed(&mut self) {
         self.sends_outstanding = self.sends_outstanding.saturating_sub(1);
+    }
+
+    /// Capsules that come are dropped from now on.
+    pub(super) fn take_nothing_more(&mut self) {
+        if self.life == Life::Open {
+            self.life = Life::Ended;
+        }
+    }
+
+    #[inline]
+    pub(super) fn has_ended(&self) -> bool {
+        self.life != Life::Open
+    }
+
+    /// Its user ends it.
+    pub(super) fn end(&mut self) {
+        if self.life != Life::Quiescent {
+            self.life = Life::Ending;
+        }
+    }
+
+    /// Whether it has just become quiescent: its user ended it, and nothing that was posted can
+    /// land any more. That is so once.
+    #[inline]
+    pub(super) fn becomes_quiescent(&mut self) -> bool {
+        let is_over = self.life == Life::Ending && self.sends_outstanding == 0;
+        if is_over {
+            self.life = Life::Quiescent;
+        }
+        is_over
     }
 
     /// Signaled work requests without a completion.
@@ -435,14 +542,19 @@ impl Queue {
         self.sends_outstanding
     }
 
+    /// Whether something of the host has arrived here that has not been looked at.
+    pub fn has_arrivals(&mut self) -> bool {
+        let mark = self.arrived();
+        !self.has_passed(mark)
+    }
+
     /// A mark behind everything of the host that has arrived here by now.
-    pub fn arrived(&mut self) -> u64 {
+    pub(super) fn arrived(&mut self) -> u64 {
         self.qp.arrived()
     }
 
     /// Whether every capsule that had arrived as a whole at `mark` has its completion.
-    #[must_use]
-    pub fn has_passed(&self, mark: u64) -> bool {
+    pub(super) fn has_passed(&self, mark: u64) -> bool {
         self.qp.has_passed(mark)
     }
 

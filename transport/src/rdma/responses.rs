@@ -53,16 +53,14 @@ impl Responses {
         self.untold = if signaled { 0 } else { self.untold + 1 };
     }
 
-    /// What was signaled with `slot` has completed: calls `free` with every slot whose response has
-    /// gone, oldest first.
-    pub(super) fn gone(&mut self, slot: u16, mut free: impl FnMut(u16)) {
+    /// What was signaled with one of them has completed: it and those before it have left.
+    pub(super) fn told_of_one(&mut self) {
         self.told = self.told.saturating_sub(1);
-        while let Some(gone) = self.slots.pop_front() {
-            free(gone);
-            if gone == slot {
-                break;
-            }
-        }
+    }
+
+    /// Takes out the slot of the oldest.
+    pub(super) fn take_oldest(&mut self) -> Option<u16> {
+        self.slots.pop_front()
     }
 }
 
@@ -72,8 +70,11 @@ mod tests {
     use crate::limits::UNTOLD_MAX;
 
     fn gone(responses: &mut Responses, slot: u16) -> Vec<u16> {
+        responses.told_of_one();
         let mut freed = Vec::new();
-        responses.gone(slot, |slot| freed.push(slot));
+        while freed.last() != Some(&slot) {
+            freed.push(responses.take_oldest().expect("it is on its way"));
+        }
         freed
     }
 

@@ -2,7 +2,7 @@
 
 /// The decoded `wr_id`. The queue pair of the completion says which connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WrId {
+pub(super) enum WrId {
     /// A receive, and its slot.
     Recv(u32),
     /// A receive of a discovery controller's queue that is in the place of its connection.
@@ -37,9 +37,8 @@ impl WrId {
     }
 
     /// `None` for a value no work request of this program carries.
-    #[must_use]
     #[inline]
-    pub fn decode(wr_id: u64) -> Option<Self> {
+    pub(super) fn decode(wr_id: u64) -> Option<Self> {
         let slot = u32::try_from(wr_id & u64::from(u32::MAX)).ok()?;
         match wr_id >> KIND_SHIFT {
             RECV => Some(Self::Recv(slot)),
