@@ -212,7 +212,7 @@ fn many_hosts_are_all_served() {
             host.queue.send(flush(cid), Payload::None).expect("room");
             host.link.send(&mut host.queue);
         }
-        let mut served = vec![false; HOSTS];
+        let mut served = [false; HOSTS];
         while !served.iter().all(|served| *served) {
             for (QueueId(id), event) in world.events(1) {
                 let index = id as usize;
