@@ -11,7 +11,7 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
-use capstan_transport::host::WindowsClosed;
+use capstan_transport::host::{Way, WindowsClosed};
 
 use crate::driver::{AssociationConfig, AssociationEngine, Completion, Io, Refused, Source};
 use crate::error::{CommandError, ConnectError, Losses};
@@ -48,7 +48,7 @@ impl DirectQueue {
         options: &Options,
         cm: Box<dyn ConnectionManager>,
     ) -> Result<Self, ConnectError> {
-        Self::go_live(engine(options, first_address(options)?, cm)?)
+        Self::go_live(engine(options, first_address(options)?, Way::Rdma(cm))?)
     }
 
     fn go_live(mut engine: AssociationEngine) -> Result<Self, ConnectError> {
@@ -377,7 +377,7 @@ pub(crate) fn first_address(options: &Options) -> Result<SocketAddr, ConnectErro
 pub(crate) fn engine(
     options: &Options,
     destination: SocketAddr,
-    cm: Box<dyn ConnectionManager>,
+    way: Way,
 ) -> Result<AssociationEngine, ConnectError> {
     options.check()?;
     let us =
@@ -401,9 +401,10 @@ pub(crate) fn engine(
             ctrl_loss_tmo_us: options.ctrl_loss_tmo.map(us),
             replay_writes: options.replay_writes,
             scan_namespaces: options.scan_namespaces,
+            transport: options.transport,
         },
     };
-    AssociationEngine::new(config, cm, Clock.now_us())
+    AssociationEngine::new(config, way, Clock.now_us())
 }
 
 /// Jitter of reconnects differs between processes and associations.

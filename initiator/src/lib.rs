@@ -1,4 +1,5 @@
-//! The host side of Capstan: NVMe over RDMA as a library, without kernel module and without root.
+//! The host side of Capstan: NVMe over RDMA and over TCP as a library, without kernel module and
+//! without root.
 //!
 //! * [`Controller`]: an association on a thread of its own; [`Volume`]s of it read and write from
 //!   any thread, async without a runtime or blocking.
@@ -97,5 +98,5 @@ pub use direct::DirectQueue;
 pub use driver::{Completion, Io, Op, Refused, SubmitError};
 pub use error::{CommandError, ConnectError, IoError, Losses, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
-pub use options::{Options, ReplayWrites};
+pub use options::{Options, ReplayWrites, Transport};
 pub use volume::{BlockingVolume, Volume};

@@ -11,7 +11,8 @@ use crate::error::OptionsError;
 use crate::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
 use crate::race::in_turn;
 
-/// Port of NVMe over RDMA assigned by IANA; also the usual port of discovery services.
+/// Port of NVMe over Fabrics assigned by IANA, over RDMA and over TCP; also the usual one of
+/// discovery services.
 pub const DEFAULT_TRSVCID: u16 = 4420;
 /// Most I/O queues of one association this library opens.
 pub const NR_IO_QUEUES_MAX: u16 = 128;
@@ -29,6 +30,16 @@ pub enum ReplayWrites {
     /// At once, as Linux does. A write that was acknowledged may be undone by an old copy of an
     /// earlier one.
     Immediate,
+}
+
+/// Transports of NVMe over Fabrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// RDMA, by a provider.
+    #[default]
+    Rdma,
+    /// TCP without RDMA.
+    Tcp,
 }
 
 /// Options of one association, with the names of `nvme connect`.
@@ -64,8 +75,14 @@ pub struct Options {
     pub io_timeout: Duration,
     /// When writes that were not answered are issued again after a loss.
     pub replay_writes: ReplayWrites,
+    /// What carries the queues.
+    pub transport: Transport,
     /// RDMA provider.
     pub provider: Preference,
+    /// CRC32C of the headers of NVMe/TCP, where the target has it.
+    pub header_digest: bool,
+    /// CRC32C of the data of NVMe/TCP, where the target has it.
+    pub data_digest: bool,
     /// Registered memory for data, in bytes.
     pub data_memory_bytes: usize,
     /// Look for namespaces after connecting (and again when the controller says they changed).
@@ -93,7 +110,10 @@ impl Options {
             admin_timeout: Duration::from_secs(30),
             io_timeout: Duration::from_secs(30),
             replay_writes: ReplayWrites::default(),
+            transport: Transport::default(),
             provider: Preference::Auto,
+            header_digest: false,
+            data_digest: false,
             data_memory_bytes: 32 << 20,
             scan_namespaces: true,
         }

@@ -1,28 +1,35 @@
-//! The RDMA provider of a connect.
+//! How a connect reaches its target: the transport, and the RDMA provider.
 
 use std::net::SocketAddr;
 
-use capstan_rdma::contract::ConnectionManager;
-use capstan_rdma::{Preference, choose};
+use capstan_nvme_proto::tcp::setup::Digests;
+use capstan_rdma::choose;
+use capstan_transport::host::Way;
 
 use crate::error::ConnectError;
+use crate::options::{Options, Transport};
 
-/// A connection manager for the calling thread that reaches `destination`. What was chosen and why
-/// is one line of the log.
+/// The way to `destination`, for the calling thread. What was chosen and why is one line of the
+/// log.
 ///
 /// # Errors
 /// The provider asked for cannot be used, or the system has no resources for it.
-pub(crate) fn open(
-    preference: Preference,
-    destination: SocketAddr,
-) -> Result<Box<dyn ConnectionManager>, ConnectError> {
+pub(crate) fn open(options: &Options, destination: SocketAddr) -> Result<Way, ConnectError> {
+    if options.transport == Transport::Tcp {
+        let mut digests = Digests::empty();
+        digests.set(Digests::HEADER, options.header_digest);
+        digests.set(Digests::DATA, options.data_digest);
+        tracing::info!(%destination, "using NVMe/TCP: asked for");
+        return Ok(Way::Tcp(digests));
+    }
     let resources = |message| ConnectError::Resources {
         what: "RDMA provider",
         message,
     };
     let (kind, why) =
-        choose(preference, destination.ip()).map_err(|error| resources(error.to_string()))?;
+        choose(options.provider, destination.ip()).map_err(|error| resources(error.to_string()))?;
     tracing::info!(%destination, "using the {} provider: {why}", kind.name());
     kind.connection_manager()
+        .map(Way::Rdma)
         .map_err(|error| resources(error.to_string()))
 }

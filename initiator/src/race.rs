@@ -13,7 +13,7 @@ use crate::direct;
 use crate::driver::AssociationEngine;
 use crate::error::{ConnectError, Failures};
 use crate::host::Status;
-use crate::options::Options;
+use crate::options::{Options, Transport};
 use crate::provider;
 
 /// How long an address is waited for before the next one is tried beside it, in microseconds: the
@@ -54,8 +54,8 @@ pub(crate) fn start(
 }
 
 fn begin(options: &Options, address: SocketAddr) -> Result<AssociationEngine, ConnectError> {
-    let cm = provider::open(options.provider, address)?;
-    direct::engine(options, address, cm)
+    let way = provider::open(options, address)?;
+    direct::engine(options, address, way)
 }
 
 struct Race<'a> {
@@ -90,11 +90,12 @@ impl Race<'_> {
         }
     }
 
-    /// The addresses besides `address` that the same provider reaches.
+    /// The addresses besides `address` that the same wire reaches.
     fn others(&self, address: SocketAddr) -> impl Iterator<Item = SocketAddr> {
         let kind = |at: SocketAddr| {
             let chosen = choose(self.options.provider, at.ip());
-            chosen.ok().map(|(kind, _)| kind)
+            let is_rdma = self.options.transport == Transport::Rdma;
+            chosen.ok().filter(|_| is_rdma).map(|(kind, _)| kind)
         };
         let own = kind(address);
         let others = self.addresses.iter().copied();

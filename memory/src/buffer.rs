@@ -31,6 +31,9 @@ struct PoolInner {
 struct Leased {
     buddy: Buddy,
     accounts: Accounts,
+    /// How many parts there are of each lease beside itself, by its first page; empty until there
+    /// has been one.
+    parts: Vec<u16>,
 }
 
 /// Why there is no buffer now.
@@ -55,6 +58,7 @@ impl Pool {
             leased: RefCell::new(Leased {
                 buddy: Buddy::new(units, ORDER_MAX),
                 accounts: Accounts::new(),
+                parts: Vec::new(),
             }),
         })))
     }
@@ -115,7 +119,9 @@ impl Pool {
             .filter(|&o| o <= ORDER_MAX)
             .ok_or(Short::Memory)?;
         let mut leased = self.0.leased.borrow_mut();
-        let Leased { buddy, accounts } = &mut *leased;
+        let Leased {
+            buddy, accounts, ..
+        } = &mut *leased;
         let held = accounts.held(account.0);
         if let Some(times_free) = times_free
             && held != 0
@@ -153,7 +159,8 @@ impl Pool {
     }
 }
 
-/// An exclusive, page-aligned lease of slab memory; returns to its pool when dropped.
+/// An exclusive, page-aligned lease of slab memory, or a [part](Buffer::part) of one; the lease
+/// returns to its pool when the last is dropped.
 ///
 /// An operation in flight owns the buffer it names, so it cannot be dropped before the device is
 /// done with it.
@@ -183,6 +190,33 @@ impl Buffer {
     #[must_use]
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
+    }
+
+    /// The bytes of `range` as a buffer of their own, which has the lease as well: it ends with the
+    /// last of them. What one writes the other reads. `None` where the range leaves the buffer, or
+    /// when there are as many parts as can be counted (65,535).
+    #[must_use]
+    pub fn part(&self, range: Range<u32>) -> Option<Self> {
+        let len_bytes = range.end.checked_sub(range.start)?;
+        if range.end > self.len_bytes {
+            return None;
+        }
+        let mut leased = self.pool.leased.borrow_mut();
+        let units = self.pool.slab.len_bytes() / PAGE_BYTES;
+        if leased.parts.is_empty() {
+            leased.parts.resize(units, 0);
+        }
+        let parts = leased.parts.get_mut(self.unit as usize)?;
+        *parts = parts.checked_add(1)?;
+        drop(leased);
+        // SAFETY: the range was just compared with the length of the lease.
+        let base = unsafe { self.base.add(range.start as usize) };
+        Some(Self {
+            pool: Rc::clone(&self.pool),
+            base,
+            len_bytes,
+            ..*self
+        })
     }
 
     /// The slab this is a piece of.
@@ -219,9 +253,8 @@ impl Buffer {
     pub fn copy_from_buffer(&mut self, offset: usize, other: &Self, range: Range<usize>) {
         let from = other.check(range.start, range.len());
         let to = self.check(offset, range.len());
-        // SAFETY: `check` proved both ranges; two live leases never overlap:
-        // those of one pool by the buddy, those of two because each pool maps its own slab.
-        unsafe { ptr::copy_nonoverlapping(from, to, range.len()) };
+        // SAFETY: `check` proved both ranges, which may overlap where both are parts of one lease.
+        unsafe { ptr::copy(from, to, range.len()) };
     }
 
     /// Sets `range` to zero.
@@ -278,6 +311,12 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let mut leased = self.pool.leased.borrow_mut();
+        if let Some(parts) = leased.parts.get_mut(self.unit as usize)
+            && *parts > 0
+        {
+            *parts -= 1;
+            return;
+        }
         leased.buddy.give(self.unit, self.order);
         leased.accounts.sub(self.account, 1 << self.order);
     }
@@ -385,6 +424,29 @@ mod tests {
     #[should_panic(expected = "leaves a buffer")]
     fn copying_past_the_end_panics() {
         pool(8192).take(100).unwrap().copy_from(99, &[0, 0]);
+    }
+
+    #[test]
+    fn a_lease_ends_with_the_last_of_its_parts() {
+        let pool = pool(1 << 20);
+        let mut whole = pool.take(8192).unwrap();
+        let part = whole.part(100..110).unwrap();
+        let again = part.part(5..10).unwrap();
+        assert!(part.part(5..11).is_none(), "it leaves the part");
+        assert_eq!((again.addr() - whole.addr(), again.len_bytes()), (105, 5));
+        whole.copy_from(105, b"again");
+        let mut out = [0; 5];
+        again.copy_to(0, &mut out);
+        assert_eq!(&out, b"again");
+        for held in [whole, part] {
+            drop(held);
+            assert_eq!(pool.free_bytes(), (1 << 20) - 8192);
+        }
+        drop(again);
+        assert_eq!(pool.free_bytes(), 1 << 20);
+        let next = pool.take(8192).unwrap();
+        drop(next);
+        assert_eq!(pool.free_bytes(), 1 << 20);
     }
 
     #[test]

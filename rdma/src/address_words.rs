@@ -8,7 +8,8 @@ use crate::contract::CmError;
 
 /// The address to connect from, as a socket address: a link-local one, which names no link of its
 /// own, gets the link of `destination`.
-pub(crate) fn source_address(source: IpAddr, destination: SocketAddr) -> SocketAddr {
+#[must_use]
+pub fn source_address(source: IpAddr, destination: SocketAddr) -> SocketAddr {
     let mut address = SocketAddr::new(source, 0);
     if let (SocketAddr::V6(address), SocketAddr::V6(destination)) = (&mut address, destination)
         && address.ip().is_unicast_link_local()
@@ -20,7 +21,10 @@ pub(crate) fn source_address(source: IpAddr, destination: SocketAddr) -> SocketA
 
 /// Refuses a source address of the other family than `destination`, which system calls refuse in
 /// different ways.
-pub(crate) fn check_families(
+///
+/// # Errors
+/// The family of the source, and the one that is needed.
+pub fn check_families(
     what: impl FnOnce() -> String,
     destination: SocketAddr,
     source: Option<IpAddr>,
@@ -44,7 +48,8 @@ pub(crate) fn check_families(
 
 /// Why the system refused, with `error`, a step of a connect to `destination`, from `source` where
 /// that was given.
-pub(crate) fn refused(
+#[must_use]
+pub fn refused(
     what: String,
     destination: SocketAddr,
     source: Option<IpAddr>,

@@ -10,7 +10,7 @@
 //! A provider and everything it hands out belong to one thread (a reactor). Only
 //! [`contract::MigratedId`] crosses threads.
 
-mod address_words;
+pub mod address_words;
 mod choice;
 #[cfg(feature = "conformance")]
 pub mod conformance;

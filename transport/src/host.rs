@@ -5,10 +5,18 @@
 //! it is revoked: with the response, with [`HostEvent::Revoked`], or when the queues are closed.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
 
-use capstan_memory::{Buffer, SlabId};
+use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
-use capstan_rdma::contract::{CmError, PostError, PrivateData, RKey, RejectReason};
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::tcp::command::ADMIN_IN_CAPSULE_BYTES;
+use capstan_nvme_proto::tcp::setup::Digests;
+use capstan_rdma::contract::{
+    CmError, ConnectionManager, DeviceAttributes, PostError, PrivateData, RKey, RejectReason,
+};
+
+use crate::{rdma, tcp};
 
 /// The way of one queue to its controller.
 #[derive(Clone, Debug)]
@@ -27,42 +35,28 @@ pub struct OpenQueue {
     pub private_data: PrivateData,
 }
 
-/// Where bytes of a lease are. It borrows nothing: what keeps the lease where it is until the
-/// memory has been revoked is up to the caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// The slab of the lease.
-    pub slab: SlabId,
-    /// The first byte.
-    pub addr: u64,
+/// Bytes of a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    /// The lease.
+    pub buffer: &'a Buffer,
+    /// From here on.
+    pub offset_bytes: u32,
     /// So many.
     pub len_bytes: u32,
 }
 
-impl Span {
-    /// `len_bytes` from `offset_bytes` on of `buffer`, or what there is of them.
-    #[must_use]
-    pub fn of(buffer: &Buffer, offset_bytes: u32, len_bytes: u32) -> Self {
-        let offset_bytes = offset_bytes.min(buffer.len_bytes());
-        Self {
-            slab: buffer.slab_id(),
-            addr: buffer.addr() + u64::from(offset_bytes),
-            len_bytes: len_bytes.min(buffer.len_bytes() - offset_bytes),
-        }
-    }
-}
-
-/// The data of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offer {
+/// The data of a command. The lease is to stay where it is until the memory has been revoked.
+#[derive(Clone, Copy, Debug)]
+pub enum Offer<'a> {
     /// None.
     None,
     /// To the controller, behind the SQE.
-    InCapsule(Span),
+    InCapsule(Span<'a>),
     /// To the controller, when it asks for it.
-    ToController(Span),
+    ToController(Span<'a>),
     /// From the controller.
-    FromController(Span),
+    FromController(Span<'a>),
 }
 
 /// A response, and what the wire knows of the memory of its command.
@@ -77,8 +71,8 @@ pub struct Response {
 /// What happens on a queue of the host's side.
 #[derive(Debug)]
 pub enum HostEvent {
-    /// The connection is made, with what the controller sent along: Connect may be sent.
-    Connected(Box<PrivateData>),
+    /// The connection is made, with what the controller sent along over RDMA: Connect may be sent.
+    Connected(Option<Box<PrivateData>>),
     /// The controller refused the connection.
     Rejected(RejectReason, Box<PrivateData>),
     /// There is no connection for another reason.
@@ -128,6 +122,9 @@ pub enum SendError {
     /// The queue pair refused it.
     #[error("a work request was not taken: {0}")]
     Post(#[from] PostError),
+    /// The queue refused it.
+    #[error("a command was not taken: {0}")]
+    Refused(&'static str),
 }
 
 /// How often each end closed the memory window of a command that was answered.
@@ -137,4 +134,187 @@ pub struct WindowsClosed {
     pub by_controller: u64,
     /// By this host.
     pub by_host: u64,
+}
+
+/// How an association reaches its controller.
+pub enum Way {
+    /// RDMA, through this connection manager.
+    Rdma(Box<dyn ConnectionManager>),
+    /// NVMe/TCP, with these digests where the controller has them.
+    Tcp(Digests),
+}
+
+/// The queues of one association over their wire.
+pub enum HostWire {
+    /// NVMe/RDMA.
+    Rdma(Box<rdma::host::HostWire>),
+    /// NVMe/TCP.
+    Tcp(Box<tcp::host_wire::HostWire>),
+}
+
+/// What is done over either wire.
+macro_rules! either {
+    ($wire:expr, $inner:ident => $done:expr) => {
+        match $wire {
+            HostWire::Rdma($inner) => $done,
+            HostWire::Tcp($inner) => $done,
+        }
+    };
+}
+
+impl HostWire {
+    /// The wire of a way.
+    ///
+    /// # Errors
+    /// This side lacks something.
+    pub fn new(way: Way, settings: rdma::host::Settings) -> Result<Self, OpenError> {
+        Ok(match way {
+            Way::Rdma(cm) => Self::Rdma(Box::new(rdma::host::HostWire::new(cm, settings)?)),
+            Way::Tcp(digests) => Self::Tcp(Box::new(tcp::host_wire::HostWire::new(digests)?)),
+        })
+    }
+
+    /// Begins to connect a queue, one at a time. Leads to [`HostEvent::Connected`],
+    /// [`HostEvent::Rejected`] or [`HostEvent::OpenFailed`].
+    ///
+    /// # Errors
+    /// It could not be begun.
+    pub fn open(&mut self, queue: OpenQueue, now_us: u64) -> Result<(), OpenError> {
+        either!(self, wire => wire.open(queue, now_us))
+    }
+
+    /// What the RDMA device can do; `None` while there is no connection, and over NVMe/TCP.
+    #[must_use]
+    pub fn device_attributes(&self) -> Option<&DeviceAttributes> {
+        match self {
+            Self::Rdma(wire) => wire.device_attributes(),
+            Self::Tcp(_) => None,
+        }
+    }
+
+    /// What closed the memory windows of commands so far; NVMe/TCP has none.
+    #[must_use]
+    pub fn windows_closed(&self) -> WindowsClosed {
+        match self {
+            Self::Rdma(wire) => wire.windows_closed(),
+            Self::Tcp(_) => WindowsClosed::default(),
+        }
+    }
+
+    /// Whether capsules of I/O can carry data, as far as the controller takes it.
+    #[must_use]
+    #[inline]
+    pub fn takes_in_capsule(&self) -> bool {
+        match self {
+            Self::Rdma(wire) => wire.takes_in_capsule(),
+            Self::Tcp(_) => true,
+        }
+    }
+
+    /// How much data to the controller an Admin or Fabrics command has in its capsule, in bytes.
+    /// Over NVMe/TCP every controller takes so much there, and Linux sends no other way.
+    #[must_use]
+    pub fn admin_in_capsule_bytes(&self) -> u32 {
+        match self {
+            Self::Rdma(_) => 0,
+            Self::Tcp(_) => ADMIN_IN_CAPSULE_BYTES,
+        }
+    }
+
+    /// How many queues are connected.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        either!(self, wire => wire.connections())
+    }
+
+    /// Whether a queue takes another command now.
+    #[must_use]
+    #[inline]
+    pub fn has_room(&self, qid: u16) -> bool {
+        either!(self, wire => wire.has_room(qid))
+    }
+
+    /// Sends a command, whose data pointer the wire fills in, in `slot` of its queue: one less than
+    /// the entries, each until its memory is back. The low bits of its CID are the slot. It leaves
+    /// with [`HostWire::flush`].
+    ///
+    /// # Errors
+    /// The queue is to be closed.
+    #[inline]
+    pub fn send(
+        &mut self,
+        qid: u16,
+        slot: u16,
+        sqe: &mut Sqe,
+        offer: Offer<'_>,
+    ) -> Result<(), SendError> {
+        match self {
+            Self::Rdma(wire) => wire.send(qid, slot, sqe, offer),
+            Self::Tcp(wire) => wire.send(qid, sqe, offer),
+        }
+    }
+
+    /// `response` is that of the command in `slot`. Whether its memory is back; where it is not,
+    /// [`HostEvent::Revoked`] follows.
+    ///
+    /// # Errors
+    /// The queue is to be closed.
+    #[inline]
+    pub fn answered(
+        &mut self,
+        qid: u16,
+        slot: u16,
+        response: &Response,
+    ) -> Result<bool, SendError> {
+        match self {
+            Self::Rdma(wire) => wire.answered(qid, slot, response),
+            Self::Tcp(_) => Ok(true),
+        }
+    }
+
+    /// What was sent leaves.
+    #[inline]
+    pub fn flush(&mut self) {
+        either!(self, wire => wire.flush());
+    }
+
+    /// Takes what has happened to commands, within the budget of a turn. Whether anything has.
+    #[inline]
+    pub fn poll(&mut self, now_us: u64, events: &mut Vec<(u16, HostEvent)>) -> bool {
+        either!(self, wire => wire.poll(now_us, events))
+    }
+
+    /// Takes what has happened to connections. Whether anything has.
+    pub fn poll_connections(&mut self, now_us: u64, events: &mut Vec<(u16, HostEvent)>) -> bool {
+        either!(self, wire => wire.poll_connections(now_us, events))
+    }
+
+    /// Whether [`HostWire::poll_connections`] is to be called in each turn.
+    #[must_use]
+    pub fn awaits_cause(&self) -> bool {
+        match self {
+            Self::Rdma(wire) => wire.awaits_cause(),
+            Self::Tcp(_) => false,
+        }
+    }
+
+    /// Closes every queue, and gives up the one that is being connected. Nothing of them reaches
+    /// memory any more when this returns, and no event of theirs follows.
+    ///
+    /// Unless it is an `orderly` end, the connections are given up first: what has not left is not
+    /// sent any more.
+    pub fn close(&mut self, orderly: bool) {
+        either!(self, wire => wire.close(orderly));
+    }
+
+    /// Prepares to sleep: adds what to wait for. True where there is something to take.
+    pub fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+        either!(self, wire => wire.arm(fds))
+    }
+
+    /// When to poll even if every descriptor stays silent.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        either!(self, wire => wire.next_deadline_us())
+    }
 }

@@ -22,7 +22,7 @@ const KEEP_ALIVE_S_MAX: u32 = u32::MAX / 1000;
 /// Which controller to connect to, and how.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ConnectArgs {
-    /// Transport. Only RDMA.
+    /// Transport: RDMA, or TCP without it.
     #[arg(short = 't', long, value_enum, default_value_t = Transport::Rdma)]
     pub(crate) transport: Transport,
     /// Address of the target: IPv4, IPv6 or a host name, all of whose addresses are tried.
@@ -43,9 +43,15 @@ pub(crate) struct ConnectArgs {
     /// Address to connect from.
     #[arg(short = 'w', long, value_name = "ADDR", value_parser = parse_host_traddr)]
     pub(crate) host_traddr: Option<IpAddr>,
-    /// RDMA provider.
+    /// RDMA provider; without a meaning for `-t tcp`.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
+    /// With `-t tcp`: a CRC32C of each header, where the target has it.
+    #[arg(long)]
+    pub(crate) hdr_digest: bool,
+    /// With `-t tcp`: a CRC32C of all data, where the target has it.
+    #[arg(long)]
+    pub(crate) data_digest: bool,
     /// I/O queues, 1 to 128.
     #[arg(short = 'i', long, value_name = "N", default_value_t = 1, value_parser = within::<u16>(1..=NR_IO_QUEUES_MAX))]
     pub(crate) nr_io_queues: u16,
@@ -68,7 +74,7 @@ pub(crate) struct ConnectArgs {
         value_parser = parse_ctrl_loss_tmo
     )]
     pub(crate) ctrl_loss_tmo: i64,
-    /// How long each RDMA connection may take to set up, in seconds.
+    /// How long each connection may take to set up, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = within::<u32>(1..=DAY_S))]
     pub(crate) connect_timeout: u32,
     /// How long an I/O may take before the connection counts as lost, in seconds.
@@ -103,10 +109,12 @@ impl ReplayArgs {
 }
 
 /// Transports.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
     /// RDMA.
     Rdma,
+    /// TCP.
+    Tcp,
 }
 
 /// When writes are sent again.
@@ -169,9 +177,8 @@ impl ConnectArgs {
             Options::discovery(&self.traddr, identity.hostnqn.clone(), identity.hostid);
         options.trsvcid = self.trsvcid;
         options.host_traddr = self.host_traddr;
-        options.provider = self.preference();
         options.connect_timeout = seconds(self.connect_timeout);
-        options
+        self.over_transport(options)
     }
 
     /// Who this host is.
@@ -190,8 +197,21 @@ impl ConnectArgs {
         }
     }
 
+    fn over_transport(&self, options: Options) -> Options {
+        Options {
+            transport: match self.transport {
+                Transport::Rdma => capstan_initiator::Transport::Rdma,
+                Transport::Tcp => capstan_initiator::Transport::Tcp,
+            },
+            provider: self.preference(),
+            header_digest: self.hdr_digest,
+            data_digest: self.data_digest,
+            ..options
+        }
+    }
+
     fn apply(&self, options: Options) -> Options {
-        let Transport::Rdma = self.transport;
+        let options = self.over_transport(options);
         Options {
             trsvcid: self.trsvcid,
             host_traddr: self.host_traddr,
@@ -204,7 +224,6 @@ impl ConnectArgs {
                 .map(Duration::from_secs),
             connect_timeout: seconds(self.connect_timeout),
             io_timeout: seconds(self.io_timeout),
-            provider: self.preference(),
             ..options
         }
     }
@@ -216,10 +235,14 @@ impl ConnectArgs {
             .with_context(|| format!("asking the discovery service at {at} for subsystems"))?;
         let (_, entries) = queue.discover()?;
         queue.close();
+        let trtype = match self.transport {
+            Transport::Rdma => TransportType::RDMA,
+            Transport::Tcp => TransportType::TCP,
+        };
         let mut names: Vec<Nqn> = entries
             .iter()
             .filter(|e| e.subtype == DiscoverySubsystemType::NVM)
-            .filter(|e| e.trtype == TransportType::RDMA)
+            .filter(|e| e.trtype == trtype)
             .filter_map(|e| e.subsystem_nqn().ok())
             .collect();
         names.sort();

@@ -9,10 +9,10 @@ use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
+use capstan_rdma::contract::DeviceAttributes;
 use capstan_reactor::Armed;
-use capstan_transport::host::{HostEvent, WindowsClosed};
-use capstan_transport::rdma::host::{HostWire, Settings};
+use capstan_transport::host::{HostEvent, HostWire, Way, WindowsClosed};
+use capstan_transport::rdma::host::Settings;
 use zerocopy::FromZeros;
 
 use super::io::{Completion, Direction, Io, Op, Refused, Source, SubmitError};
@@ -135,10 +135,10 @@ pub(crate) struct AssociationEngine {
 }
 
 impl AssociationEngine {
-    /// Starts connecting through `cm`.
+    /// Starts connecting.
     pub(crate) fn new(
         config: AssociationConfig,
-        cm: Box<dyn ConnectionManager>,
+        way: Way,
         now_us: u64,
     ) -> Result<Self, ConnectError> {
         let io_queues = config.host.nr_io_queues;
@@ -150,7 +150,7 @@ impl AssociationEngine {
             admin: memory.admin.clone(),
             data: memory.data.clone(),
         };
-        let wire = HostWire::new(cm, settings).map_err(|error| open_error(0, error))?;
+        let wire = HostWire::new(way, settings).map_err(|error| open_error(0, error))?;
         let commands = usize::from(io_queues) * usize::from(config.host.queue_size);
         let requests = u32::try_from((2 * commands).max(64)).unwrap_or(u32::MAX);
         Ok(Self {
@@ -202,7 +202,8 @@ impl AssociationEngine {
         self.queues.iter().any(Option::is_some)
     }
 
-    /// What the RDMA device of the association can do; `None` while there is no connection.
+    /// What the RDMA device of the association can do; `None` while there is no connection, and
+    /// over NVMe/TCP.
     pub(crate) fn device_attributes(&self) -> Option<&DeviceAttributes> {
         self.wire.device_attributes()
     }

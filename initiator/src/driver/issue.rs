@@ -17,6 +17,37 @@ use crate::host::{CommandData, ControllerInfo, NamespaceInfo, SlotIndex};
 /// Most blocks of a command without data: NLB counts to 65536.
 const NLB_MAX: u32 = 1 << 16;
 
+/// How the data of a command travels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Travel {
+    InCapsule,
+    ToController,
+    FromController,
+}
+
+/// The data of a command, in the buffer that the owner of the command has.
+#[derive(Clone, Copy)]
+pub(super) struct Data {
+    travel: Travel,
+    offset_bytes: u32,
+    len_bytes: u32,
+}
+
+impl Data {
+    fn of(self, buffer: &Buffer) -> Offer<'_> {
+        let span = Span {
+            buffer,
+            offset_bytes: self.offset_bytes,
+            len_bytes: self.len_bytes,
+        };
+        match self.travel {
+            Travel::InCapsule => Offer::InCapsule(span),
+            Travel::ToController => Offer::ToController(span),
+            Travel::FromController => Offer::FromController(span),
+        }
+    }
+}
+
 impl AssociationEngine {
     /// Sends what waits, as far as credit and the wire allow.
     pub(super) fn dispatch(&mut self, now_us: u64) -> bool {
@@ -107,7 +138,7 @@ impl AssociationEngine {
         };
         let lba_bytes = self.namespace(io.nsid).map_or(0, |n| n.lba_bytes);
         let mut sqe = encode(io, piece).encode(cid, Sgl::EMPTY);
-        let (offer, fits) = self.offer(io, piece, lba_bytes);
+        let (data, fits) = self.data(io, piece, lba_bytes);
         if !fits {
             // The buffer was made for another LBA size than the namespace has.
             if let Some(queue) = self.host.queue(qid) {
@@ -121,14 +152,14 @@ impl AssociationEngine {
             self.requests.finish(piece.request, Err(error));
             return Ok(());
         }
-        self.post(qid, slot, &mut sqe, offer, Owner::Io(piece), now_us)
+        self.post(qid, slot, &mut sqe, data, Owner::Io(piece), now_us)
     }
 
     /// How the data of a piece travels, and whether its buffer holds it.
-    fn offer(&self, io: &Io, piece: Piece, lba_bytes: u32) -> (Offer, bool) {
+    fn data(&self, io: &Io, piece: Piece, lba_bytes: u32) -> (Option<Data>, bool) {
         let request = self.requests.get(piece.request);
         let Some(buffer) = request.and_then(|request| request.buffer.as_ref()) else {
-            return (Offer::None, io.op.direction() == Direction::None);
+            return (None, io.op.direction() == Direction::None);
         };
         let (offset, len_bytes, direction) = match io.op {
             Op::Discard { .. } => (0, u64::from(DISCARD_BYTES), Direction::Out),
@@ -139,24 +170,28 @@ impl AssociationEngine {
             ),
         };
         if direction == Direction::None {
-            return (Offer::None, true);
+            return (None, true);
         }
         let fits = offset + len_bytes <= u64::from(buffer.len_bytes());
         let (Ok(offset_bytes), Ok(len_bytes)) = (u32::try_from(offset), u32::try_from(len_bytes))
         else {
-            return (Offer::None, false);
+            return (None, false);
         };
-        let span = Span::of(buffer, offset_bytes, len_bytes);
-        let offer = match direction {
-            Direction::In => Offer::FromController(span),
+        let travel = match direction {
+            Direction::In => Travel::FromController,
             _ if len_bytes <= self.host.controller().in_capsule_bytes
                 && self.wire.takes_in_capsule() =>
             {
-                Offer::InCapsule(span)
+                Travel::InCapsule
             }
-            _ => Offer::ToController(span),
+            _ => Travel::ToController,
         };
-        (offer, fits)
+        let data = Data {
+            travel,
+            offset_bytes,
+            len_bytes,
+        };
+        (Some(data), fits)
     }
 
     /// Sends one command and notes what waits for it.
@@ -165,7 +200,7 @@ impl AssociationEngine {
         qid: u16,
         slot: SlotIndex,
         sqe: &mut Sqe,
-        offer: Offer,
+        data: Option<Data>,
         owner: Owner,
         now_us: u64,
     ) -> Result<(), SendError> {
@@ -181,6 +216,18 @@ impl AssociationEngine {
             sent_us: now_us,
             ..Slot::free()
         };
+        let buffer = match &entry.owner {
+            Owner::Io(piece) => self
+                .requests
+                .get(piece.request)
+                .and_then(|request| request.buffer.as_ref()),
+            Owner::Host { data, .. } | Owner::Passthru { data, .. } => data.as_ref(),
+            Owner::Free => None,
+        };
+        let offer = match (data, buffer) {
+            (Some(data), Some(buffer)) => data.of(buffer),
+            _ => Offer::None,
+        };
         self.wire.send(qid, slot.0, sqe, offer)
     }
 
@@ -194,12 +241,18 @@ impl AssociationEngine {
         data: &CommandData,
         now_us: u64,
     ) {
-        let (offer, read_bytes) = Self::stage(buffer.as_mut(), data);
+        let (mut staged, read_bytes) = Self::stage(buffer.as_mut(), data);
+        if let Some(staged) = &mut staged
+            && staged.travel == Travel::ToController
+            && staged.len_bytes <= self.wire.admin_in_capsule_bytes()
+        {
+            staged.travel = Travel::InCapsule;
+        }
         let owner = Owner::Host {
             data: buffer,
             read_bytes,
         };
-        if let Err(error) = self.post(qid, slot, &mut sqe, offer, owner, now_us) {
+        if let Err(error) = self.post(qid, slot, &mut sqe, staged, owner, now_us) {
             let what = error.to_string();
             self.host
                 .handle_broken(ConnectError::Protocol { qid, what }, now_us);
@@ -208,24 +261,29 @@ impl AssociationEngine {
 
     /// Puts the data of a command into its buffer, or clears the buffer for it: how it travels, and
     /// the bytes to read out at the end.
-    pub(super) fn stage(buffer: Option<&mut Buffer>, data: &CommandData) -> (Offer, u32) {
+    pub(super) fn stage(buffer: Option<&mut Buffer>, data: &CommandData) -> (Option<Data>, u32) {
         let Some(buffer) = buffer else {
-            return (Offer::None, 0);
+            return (None, 0);
         };
         let len_bytes = data.len_bytes();
-        let span = Span::of(buffer, 0, len_bytes);
-        match data {
-            CommandData::None => (Offer::None, 0),
+        let (travel, read_bytes) = match data {
+            CommandData::None => return (None, 0),
             CommandData::ToController(bytes) => {
                 buffer.copy_from(0, bytes);
-                (Offer::ToController(span), 0)
+                (Travel::ToController, 0)
             }
             CommandData::FromController(_) => {
                 // What the controller does not send must not be what an earlier command left.
                 buffer.zero(0..len_bytes as usize);
-                (Offer::FromController(span), len_bytes)
+                (Travel::FromController, len_bytes)
             }
-        }
+        };
+        let data = Data {
+            travel,
+            offset_bytes: 0,
+            len_bytes,
+        };
+        (Some(data), read_bytes)
     }
 }
 

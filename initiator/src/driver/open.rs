@@ -83,7 +83,9 @@ impl AssociationEngine {
 
     fn connection_event(&mut self, qid: u16, event: HostEvent, now_us: u64) {
         match event {
-            HostEvent::Connected(sent_along) => self.connected(qid, &sent_along, now_us),
+            HostEvent::Connected(sent_along) => {
+                self.connected(qid, sent_along.as_deref(), now_us);
+            }
             HostEvent::Rejected(reason, sent_along) => {
                 self.opening = None;
                 self.turn_to_next_address(qid);
@@ -125,7 +127,7 @@ impl AssociationEngine {
         }
     }
 
-    fn connected(&mut self, qid: u16, sent_along: &PrivateData, now_us: u64) {
+    fn connected(&mut self, qid: u16, sent_along: Option<&PrivateData>, now_us: u64) {
         let Some(entries) = self.opening.take() else {
             return;
         };
@@ -136,15 +138,19 @@ impl AssociationEngine {
         if let Some(queue) = self.queues.get_mut(at) {
             *queue = Some((1..entries).map(|_| Slot::free()).collect());
         }
-        self.host
-            .handle_established(qid, sent_along.as_bytes(), now_us);
+        match sent_along {
+            Some(sent_along) => self
+                .host
+                .handle_established(qid, sent_along.as_bytes(), now_us),
+            None => self.host.handle_set_up(qid, now_us),
+        }
     }
 
     /// Drops every connection. Commands of I/O that were not answered wait to be sent again;
     /// those that were answered are finished: no queue reaches their memory any more.
     ///
     /// Unless it is an `orderly` end, the connections are given up: see
-    /// [`HostWire::close`](capstan_transport::rdma::host::HostWire::close). `true` when commands
+    /// [`HostWire::close`](capstan_transport::host::HostWire::close). `true` when commands
     /// were not answered that change something.
     pub(super) fn close_all(&mut self, orderly: bool) -> bool {
         self.wire.close(orderly);

@@ -52,7 +52,7 @@ impl AssociationEngine {
         let submitted = self.host.queue(qid).and_then(|queue| queue.submit());
         let (slot, cid) = submitted.ok_or(CommandError::Busy)?;
         sqe.cid = cid.into();
-        let (offer, read_bytes) = Self::stage(buffer.as_mut(), data);
+        let (staged, read_bytes) = Self::stage(buffer.as_mut(), data);
         let owner = Owner::Passthru {
             token,
             data: buffer,
@@ -60,7 +60,7 @@ impl AssociationEngine {
             opcode: sqe.io_opcode(),
         };
         self.passthru += 1;
-        if let Err(error) = self.post(qid, slot, &mut sqe, offer, owner, now_us) {
+        if let Err(error) = self.post(qid, slot, &mut sqe, staged, owner, now_us) {
             let what = error.to_string();
             self.host
                 .handle_broken(ConnectError::Protocol { qid, what }, now_us);

@@ -18,7 +18,7 @@ use super::queue::{ResponseError, SlotIndex, SubmissionQueue};
 use super::scan::Scan;
 use super::words;
 use crate::error::ConnectError;
-use crate::options::ReplayWrites;
+use crate::options::{ReplayWrites, Transport};
 
 /// Entries of the Admin Queue: the least every controller has (NVMe Base 2.1, section 3.3.3.1:
 /// Admin Submission Queue of 32 entries over fabrics).
@@ -43,7 +43,7 @@ pub struct HostConfig {
     pub queue_size: u16,
     /// Keep Alive Timeout in milliseconds; 0 is off.
     pub kato_ms: u32,
-    /// Bound of each RDMA connection of the set-up, in microseconds.
+    /// Bound of each connection of the set-up, in microseconds.
     pub connect_timeout_us: u64,
     /// Bound of each admin command, in microseconds.
     pub admin_timeout_us: u64,
@@ -55,6 +55,8 @@ pub struct HostConfig {
     pub replay_writes: ReplayWrites,
     /// Look for namespaces.
     pub scan_namespaces: bool,
+    /// What carries the queues: what a controller has to have depends on it.
+    pub transport: Transport,
 }
 
 /// What the controller did wrong, counted.
@@ -317,6 +319,13 @@ impl Host {
         }
     }
 
+    /// A queue's NVMe/TCP connection is set up.
+    pub fn handle_set_up(&mut self, qid: u16, now_us: u64) {
+        if self.is_opening(qid) {
+            self.connect_queue(qid, now_us);
+        }
+    }
+
     /// A queue's RDMA connection was refused.
     pub fn handle_rejected(
         &mut self,
@@ -331,7 +340,7 @@ impl Host {
         }
     }
 
-    /// A queue's RDMA connection could not be made, for this side's or the network's reasons.
+    /// A queue's connection could not be made, for this side's or the network's reasons.
     pub fn handle_open_failed(&mut self, qid: u16, cause: ConnectError, now_us: u64) {
         if self.is_opening(qid) {
             self.fail(cause, now_us);

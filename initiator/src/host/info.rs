@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::association::HostConfig;
 use crate::error::{ConnectError, IoError};
-use crate::options::TRANSFER_BYTES_MAX;
+use crate::options::{TRANSFER_BYTES_MAX, Transport};
 
 /// The least IOCCSZ: the 64 bytes of an SQE, in units of 16.
 const IOCCSZ_MIN: u32 = 4;
@@ -122,7 +122,7 @@ impl ControllerInfo {
         })?;
         let sgls = SglSupport::from_bits_retain(identify.sgls.get());
         if config.nr_io_queues > 0 {
-            require(sgls, identify.ioccsz_16bytes.get())?;
+            require(config.transport, sgls, identify.ioccsz_16bytes.get())?;
         }
         self.serial = identify.serial_number().to_string();
         self.model = identify.model_number().to_string();
@@ -173,9 +173,9 @@ impl ControllerInfo {
     }
 }
 
-/// NVMe over RDMA Transport 1.1, section 3.2: keyed SGLs, and capsules that hold an SQE.
-fn require(sgls: SglSupport, ioccsz: u32) -> Result<(), ConnectError> {
-    if !sgls.contains(SglSupport::KEYED) {
+/// Capsules that hold an SQE; and NVMe over RDMA Transport 1.1, section 3.2: keyed SGLs.
+fn require(transport: Transport, sgls: SglSupport, ioccsz: u32) -> Result<(), ConnectError> {
+    if transport == Transport::Rdma && !sgls.contains(SglSupport::KEYED) {
         return Err(ConnectError::Unsupported {
             what: "SGLS of Identify Controller",
             value: sgls.bits().into(),

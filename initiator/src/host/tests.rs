@@ -18,7 +18,7 @@ use super::action::{Action, CommandData, Event, Status as HostStatus, Step};
 use super::association::{Host, HostConfig};
 use super::queue::SlotIndex;
 use crate::error::{CommandError, ConnectError};
-use crate::options::ReplayWrites;
+use crate::options::{ReplayWrites, Transport};
 use crate::scripted::{HOSTID, ScriptedController};
 
 fn config() -> HostConfig {
@@ -35,6 +35,7 @@ fn config() -> HostConfig {
         ctrl_loss_tmo_us: Some(60_000_000),
         replay_writes: ReplayWrites::Fenced,
         scan_namespaces: true,
+        transport: Transport::Rdma,
     }
 }
 

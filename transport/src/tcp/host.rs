@@ -77,6 +77,7 @@ pub enum Event {
 
 /// A command that is outstanding.
 struct Command {
+    cid: u16,
     memory: Option<Buffer>,
     /// Whether its data comes from the controller.
     takes: bool,
@@ -100,6 +101,7 @@ struct HostSide {
     request: IcRequest,
     flow_control: bool,
     agreed: Option<(Agreed, PduWriter)>,
+    /// By the low bits of their CIDs.
     commands: Vec<Option<Command>>,
     /// R2Ts to be answered, in order.
     answers: VecDeque<H2cPlan>,
@@ -112,8 +114,9 @@ struct HostSide {
 }
 
 impl HostQueue {
-    /// Of a connection to a controller: sends ICReq. CIDs are those below `entries`. With
-    /// `flow_control`, which Connect is to ask for, SUCCESS is a fault.
+    /// Of a connection to a controller: sends ICReq. The low bits of a CID, as many as a number
+    /// below `entries` has, are such a number, which no other outstanding command has; the others
+    /// may be anything. With `flow_control`, which Connect is to ask for, SUCCESS is a fault.
     #[must_use]
     pub fn new(request: IcRequest, entries: u16, flow_control: bool, now_us: u64) -> Self {
         let reader = PduReader::host(request);
@@ -143,14 +146,17 @@ impl HostQueue {
     ///
     /// # Errors
     /// The payload: until there is room; or for good, where the queue has ended or is not ready,
-    /// the CID is outstanding or not below the entries, or the buffer is shorter than the data.
+    /// the CID is outstanding or not of this queue, or the buffer is shorter than the data.
     pub fn send(&mut self, mut sqe: Sqe, payload: Payload) -> Result<(), Full<Payload>> {
         let side = &mut self.side;
-        let cid = usize::from(sqe.cid.get());
+        let cid = sqe.cid.get();
+        let slot = side.slot(cid);
         let agreed = side.agreed.filter(|_| self.stream.is_open());
-        let (Some((agreed, writer)), Some(place @ None), true) =
-            (agreed, side.commands.get_mut(cid), payload.fits())
-        else {
+        let (Some((agreed, writer)), Some(place @ None), true) = (
+            agreed,
+            side.commands.get_mut(usize::from(slot)),
+            payload.fits(),
+        ) else {
             return Err(Full {
                 what: payload,
                 until_room: false,
@@ -201,6 +207,7 @@ impl HostQueue {
             side.large = side.large.saturating_add(1);
         }
         *place = Some(Command {
+            cid,
             memory,
             takes: from_bytes > 0,
             r2t: R2tWindow::new(to_bytes, &agreed),
@@ -211,6 +218,13 @@ impl HostQueue {
             response: None,
         });
         Ok(())
+    }
+
+    /// Whether [`HostQueue::send`] takes a command now.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let is_ready = self.side.agreed.is_some() && self.stream.is_open();
+        is_ready && self.stream.out.staged_bytes() < STAGED_MAX_BYTES
     }
 
     /// Reads all of `bytes`, which are the next of the connection.
@@ -313,9 +327,9 @@ impl HostQueue {
             side.ended(EndReason::Host);
         }
         if self.stream.closed() {
-            for (cid, place) in (0..=u16::MAX).zip(&mut side.commands) {
-                if let Some(memory) = place.take().and_then(|command| command.memory) {
-                    side.events.push_back(Event::Returned(cid, memory));
+            for command in side.commands.iter_mut().filter_map(Option::take) {
+                if let Some(memory) = command.memory {
+                    side.events.push_back(Event::Returned(command.cid, memory));
                 }
             }
             side.events.push_back(Event::Quiesced);
@@ -335,10 +349,20 @@ impl Payload {
 }
 
 impl HostSide {
+    /// The place of a command.
+    fn slot(&self, cid: u16) -> u16 {
+        let places = self.commands.len().next_power_of_two();
+        cid & u16::try_from(places.saturating_sub(1)).unwrap_or(u16::MAX)
+    }
+
+    fn outstanding(&mut self, cid: u16) -> Option<&mut Command> {
+        let slot = self.slot(cid);
+        let command = self.commands.get_mut(usize::from(slot))?.as_mut();
+        command.filter(|command| command.cid == cid)
+    }
+
     fn command(&mut self, pdu: PduType, cid: u16) -> Result<&mut Command, Fault> {
-        let command = self.commands.get_mut(usize::from(cid));
-        command
-            .and_then(Option::as_mut)
+        self.outstanding(cid)
             .filter(|command| command.response.is_none())
             .ok_or_else(|| Fault::unknown_command(pdu, cid))
     }
@@ -346,7 +370,8 @@ impl HostSide {
     fn place(&mut self, due: u32) -> Option<Place> {
         let data = self.landing.as_ref()?;
         let at = data.offset_bytes.saturating_add(self.landed_bytes);
-        let command = self.commands.get_mut(usize::from(data.cid))?.as_mut()?;
+        let cid = data.cid;
+        let command = self.outstanding(cid)?;
         Place::of(command.memory.as_mut()?, at, due)
     }
 
@@ -386,8 +411,8 @@ impl HostSide {
             if data.last {
                 self.answers.pop_front();
             }
-            let command = self.commands.get_mut(usize::from(data.cid));
-            let Some(command) = command.and_then(Option::as_mut) else {
+            let slot = self.slot(data.cid);
+            let Some(command) = self.outstanding(data.cid) else {
                 continue;
             };
             if data.last {
@@ -398,7 +423,7 @@ impl HostSide {
                 if data.length_bytes >= DIRECT_MIN_BYTES {
                     command.sending = command.sending.saturating_add(1);
                 }
-                stage_h2c_data(stream, &writer, &data, memory.raw());
+                stage_h2c_data(stream, &writer, &data, slot, memory.raw());
             }
             self.complete(data.cid);
         }
@@ -406,7 +431,8 @@ impl HostSide {
 
     /// Reports a command that has its response, once no piece of its memory is to be sent.
     fn complete(&mut self, cid: u16) {
-        let Some(place) = self.commands.get_mut(usize::from(cid)) else {
+        let slot = self.slot(cid);
+        let Some(place) = self.commands.get_mut(usize::from(slot)) else {
             return;
         };
         let idle = |command: &mut Command| {
@@ -437,14 +463,20 @@ impl HostSide {
 }
 
 /// One H2CData PDU: its data is copied where it is small.
-fn stage_h2c_data(stream: &mut Stream, writer: &PduWriter, data: &H2cData, memory: RawBytes<'_>) {
+fn stage_h2c_data(
+    stream: &mut Stream,
+    writer: &PduWriter,
+    data: &H2cData,
+    slot: u16,
+    memory: RawBytes<'_>,
+) {
     let out = &mut stream.out;
     let head = writer.h2c_data(data);
     out.stage(head.as_bytes());
     let bytes = memory.skip(data.offset_bytes as usize);
     let len_bytes = data.length_bytes as usize;
     if data.length_bytes >= DIRECT_MIN_BYTES {
-        out.memory(data.cid, data.offset_bytes, len_bytes);
+        out.memory(slot, data.offset_bytes, len_bytes);
     } else {
         out.stage_raw(bytes, len_bytes);
     }
@@ -488,9 +520,9 @@ impl Side for HostSide {
     fn land(&mut self, bytes: &[u8]) {
         if let Some(data) = &self.landing {
             let at = data.offset_bytes.saturating_add(self.landed_bytes);
-            let command = self.commands.get_mut(usize::from(data.cid));
-            let memory = command.and_then(|c| c.as_mut()?.memory.as_mut());
-            if let Some(memory) = memory {
+            let cid = data.cid;
+            let command = self.outstanding(cid);
+            if let Some(memory) = command.and_then(|command| command.memory.as_mut()) {
                 memory.copy_from(at as usize, bytes);
             }
         }

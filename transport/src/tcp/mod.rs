@@ -5,10 +5,12 @@
 //! * The host's: [`host`].
 //! * Either over its socket: [`link`].
 //! * All sockets of a reactor: [`wire`].
+//! * The host's side of all queues of an association, over their sockets: [`host_wire`].
 //! * Bounds: [`limits`].
 
 pub mod controller;
 pub mod host;
+pub mod host_wire;
 pub mod limits;
 pub mod link;
 mod outgoing;

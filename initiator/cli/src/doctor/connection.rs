@@ -24,11 +24,11 @@ pub(super) fn discover(connect: &ConnectArgs, reached: &Reached, checks: &mut Ve
         Err(error) => {
             // A target may refuse its discovery service to this host and not a subsystem.
             let go_on = matches!(error, ConnectError::Refused { .. });
-            checks.extend(refused("discovery", reached.address, error));
+            checks.extend(refused("discovery", reached, error));
             return go_on;
         }
     };
-    checks.push(connected(start.elapsed()));
+    checks.push(connected(reached.connecting(), start.elapsed()));
     let log = queue.discover();
     queue.close();
     match log {
@@ -49,10 +49,10 @@ pub(super) fn discover(connect: &ConnectArgs, reached: &Reached, checks: &mut Ve
     }
 }
 
-fn connected(elapsed: Duration) -> Check {
+fn connected(name: &'static str, elapsed: Duration) -> Check {
     let ms = elapsed.as_secs_f64() * 1e3;
     let seen = format!("accepted; the discovery controller was ready in {ms:.1} ms");
-    Check::ok("CM connect", seen).with_figure("ready_ms", ms)
+    Check::ok(name, seen).with_figure("ready_ms", ms)
 }
 
 /// What the discovery log offers this host.
@@ -118,7 +118,7 @@ pub(super) fn connect(
             Some(queue)
         }
         Err(error) => {
-            checks.extend(refused("subsystem", reached.address, error));
+            checks.extend(refused("subsystem", reached, error));
             None
         }
     }
@@ -129,7 +129,7 @@ fn controller(queue: &DirectQueue, reached: &Reached) -> Check {
     let largest = info
         .transfer_bytes_max
         .map_or_else(|| "any size".to_owned(), |max| output::size(max.into()));
-    let device = queue.device().map_or("no device", |device| &device.name);
+    let device = queue.device().map_or("NVMe/TCP", |device| &device.name);
     Check::ok(
         "subsystem",
         format!(
@@ -145,26 +145,39 @@ fn controller(queue: &DirectQueue, reached: &Reached) -> Check {
     )
 }
 
-/// Why there is no association: at the connection manager, or behind it.
-fn refused(step: &'static str, address: SocketAddr, error: ConnectError) -> Vec<Check> {
-    const CM: &str = "CM connect";
+fn refused(step: &'static str, reached: &Reached, error: ConnectError) -> Vec<Check> {
+    why_refused(step, reached.connecting(), reached.address, error)
+}
+
+/// Why there is no association: in the step `connecting`, or behind it.
+fn why_refused(
+    step: &'static str,
+    connecting: &'static str,
+    address: SocketAddr,
+    error: ConnectError,
+) -> Vec<Check> {
     match error {
         ConnectError::Rejected {
             qid, reason, next, ..
         } => vec![Check::error(
-            CM,
+            connecting,
             format!("queue {qid}: rejected: {reason}"),
             "accepted",
             next,
         )],
         ConnectError::Transport { qid, source } => vec![Check::error(
-            CM,
+            connecting,
             format!("queue {qid}: {source}"),
             "a connection",
             unreachable_remedy(&source, address),
         )],
         ConnectError::Timeout { .. } | ConnectError::Disconnected { .. } => {
-            vec![Check::error(CM, error.to_string(), "an answer", LOG)]
+            vec![Check::error(
+                connecting,
+                error.to_string(),
+                "an answer",
+                LOG,
+            )]
         }
         ConnectError::Refused {
             qid,
@@ -172,7 +185,7 @@ fn refused(step: &'static str, address: SocketAddr, error: ConnectError) -> Vec<
             location,
             reason,
         } => vec![
-            Check::ok(CM, format!("accepted, queue {qid} of the {step}")),
+            Check::ok(connecting, format!("accepted, queue {qid} of the {step}")),
             Check::error(
                 step,
                 format!(
@@ -185,8 +198,10 @@ fn refused(step: &'static str, address: SocketAddr, error: ConnectError) -> Vec<
         ],
         ConnectError::Addresses { failures, .. } => {
             let each = failures.0.iter();
-            each.flat_map(|(address, error)| refused(step, *address, ConnectError::clone(error)))
-                .collect()
+            each.flat_map(|(address, error)| {
+                why_refused(step, connecting, *address, ConnectError::clone(error))
+            })
+            .collect()
         }
         other => vec![Check::error(step, other.to_string(), "an association", LOG)],
     }
@@ -214,7 +229,9 @@ mod tests {
 
     use capstan_rdma::contract::CmError;
 
-    use super::{offers, refused};
+    use super::{offers, why_refused};
+
+    const CM: &str = "CM connect";
 
     fn address() -> SocketAddr {
         SocketAddr::from(([192, 0, 2, 1], 4420))
@@ -241,7 +258,7 @@ mod tests {
         ];
         for (source, remedy) in cases {
             let error = ConnectError::Transport { qid: 0, source };
-            let checks = refused("discovery", address(), error);
+            let checks = why_refused("discovery", CM, address(), error);
             assert_eq!(checks[0].name, "CM connect");
             let told = checks[0].remedy.as_deref().unwrap();
             assert!(told.starts_with(remedy), "{told}");
@@ -250,8 +267,9 @@ mod tests {
 
     #[test]
     fn a_reject_is_the_connection_managers_and_a_refusal_is_not() {
-        let rejected = refused(
+        let rejected = why_refused(
             "discovery",
+            CM,
             address(),
             ConnectError::Rejected {
                 qid: 0,
@@ -263,8 +281,9 @@ mod tests {
         assert_eq!(rejected[0].name, "CM connect");
         assert_eq!(rejected[0].seen, "queue 0: rejected: nobody listens there");
         assert_eq!(rejected[0].remedy.as_deref(), Some("check the address"));
-        let refused = refused(
+        let refused = why_refused(
             "subsystem",
+            CM,
             address(),
             ConnectError::Refused {
                 qid: 0,

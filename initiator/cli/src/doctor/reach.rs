@@ -8,12 +8,23 @@ use capstan_doctor::Check;
 use capstan_initiator::identity::Identity;
 use capstan_rdma::choose;
 
-use super::super::args::ConnectArgs;
+use super::super::args::{ConnectArgs, Transport};
 
 /// What the way to the target is.
 pub(super) struct Reached {
     pub(super) identity: Identity,
     pub(super) address: SocketAddr,
+    transport: Transport,
+}
+
+impl Reached {
+    /// What connecting is called.
+    pub(super) fn connecting(&self) -> &'static str {
+        match self.transport {
+            Transport::Rdma => "CM connect",
+            Transport::Tcp => "TCP connect",
+        }
+    }
 }
 
 /// The host NQN, which has the host identifier in it where it has a UUID.
@@ -64,6 +75,15 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
         format!("{} is {}", connect.traddr, list.join(", ")),
     ));
     let address = *addresses.first()?;
+    let reached = Reached {
+        identity,
+        address,
+        transport: connect.transport,
+    };
+    if connect.transport == Transport::Tcp {
+        checks.push(Check::ok("transport", "NVMe/TCP: asked for".to_owned()));
+        return Some(reached);
+    }
     let (kind, why) = match choose(connect.preference(), address.ip()) {
         Ok(chosen) => chosen,
         Err(error) => {
@@ -77,5 +97,5 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
         }
     };
     checks.push(Check::ok("provider", format!("{}: {why}", kind.name())));
-    Some(Reached { identity, address })
+    Some(reached)
 }

@@ -7,6 +7,7 @@ mod life;
 mod losses;
 mod peer;
 mod replay;
+mod tcp;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -18,8 +19,9 @@ use capstan_rdma::loopback::{Network, attributes};
 use crate::driver::engine::{AssociationConfig, AssociationEngine};
 use crate::driver::io::{Completion, Io, Op, Source};
 use crate::host::{Event, HostConfig};
-use crate::options::ReplayWrites;
+use crate::options::{ReplayWrites, Transport};
 use crate::scripted::{HOSTID, LBA_BYTES};
+use capstan_transport::host::Way;
 use peer::Peer;
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -51,6 +53,7 @@ fn config() -> AssociationConfig {
             ctrl_loss_tmo_us: Some(60_000_000),
             replay_writes: ReplayWrites::Fenced,
             scan_namespaces: true,
+            transport: Transport::Rdma,
         },
         destination: SocketAddr::new(TARGET, 4420),
         source: None,
@@ -69,7 +72,7 @@ impl World {
         let host = network.provider(&[HOST], host).unwrap();
         let cm = Box::new(host.manager().unwrap());
         Self {
-            engine: AssociationEngine::new(config, cm, 0).unwrap(),
+            engine: AssociationEngine::new(config, Way::Rdma(cm), 0).unwrap(),
             peer: Peer::new(Box::new(target_cm)),
             network,
             host: host.index(),

@@ -124,14 +124,14 @@ impl DeviceContext {
 
     /// Bytes of a lease as work requests name them.
     #[inline]
-    pub(super) fn keyed(&self, span: Span) -> Keyed {
-        let region = if span.slab == self.data_slab {
+    pub(super) fn keyed(&self, span: Span<'_>) -> Keyed {
+        let region = if span.buffer.slab_id() == self.data_slab {
             &self.data
         } else {
             &self.admin
         };
         Keyed {
-            addr: span.addr,
+            addr: span.buffer.addr() + u64::from(span.offset_bytes),
             len_bytes: span.len_bytes,
             keys: keys(region),
         }

@@ -60,7 +60,7 @@ impl HostWire {
                 }
                 CmEventKind::Established { param } if opening => {
                     if self.established() {
-                        let sent_along = Box::new(param.private_data);
+                        let sent_along = Some(Box::new(param.private_data));
                         events.push((qid, HostEvent::Connected(sent_along)));
                     }
                 }

@@ -135,7 +135,7 @@ impl HostWire {
         qid: u16,
         slot: u16,
         sqe: &mut Sqe,
-        offer: Offer,
+        offer: Offer<'_>,
     ) -> Result<(), SendError> {
         let queue = self.queues.get_mut(usize::from(qid));
         let (Some(Some(queue)), Some(device)) = (queue, &self.device) else {
