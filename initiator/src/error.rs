@@ -57,7 +57,15 @@ pub enum ConnectError {
         /// Why, of each.
         failures: Failures,
     },
-    /// The RDMA connection could not be made.
+    /// No transport leads to a controller.
+    #[error("{name} is reached over no transport: {failures}")]
+    Ladder {
+        /// The name or address.
+        name: String,
+        /// Why, of each.
+        failures: RungFailures,
+    },
+    /// The connection could not be made.
     #[error("queue {qid}: {source}")]
     Transport {
         /// The queue.
@@ -179,6 +187,26 @@ impl fmt::Display for Failures {
             write!(f, "{separator}{address}: {error}")?;
         }
         Ok(())
+    }
+}
+
+/// What is wrong with each of several transports, by their names.
+#[derive(Clone, Debug)]
+pub struct RungFailures(pub Arc<[(String, Arc<ConnectError>)]>);
+
+impl RungFailures {
+    pub(crate) fn told(failures: &[(String, Arc<ConnectError>)]) -> String {
+        let each = failures.iter();
+        let texts: Vec<_> = each
+            .map(|(name, error)| format!("{name}: {error}"))
+            .collect();
+        texts.join("; ")
+    }
+}
+
+impl fmt::Display for RungFailures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&Self::told(&self.0))
     }
 }
 

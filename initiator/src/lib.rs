@@ -78,6 +78,7 @@ pub mod front_ends;
 pub mod health;
 pub mod host;
 pub mod identity;
+mod ladder;
 mod limits;
 mod oneshot;
 pub mod options;

@@ -40,6 +40,9 @@ pub enum Transport {
     Rdma,
     /// TCP without RDMA.
     Tcp,
+    /// The first that leads to a controller: RDMA over a device, over iWARP, TCP. A connection that
+    /// is lost is made again over the same.
+    Auto,
 }
 
 /// Options of one association, with the names of `nvme connect`.

@@ -10,16 +10,22 @@ use crate::error::ConnectError;
 use crate::options::{Options, Transport};
 
 /// The way to `destination`, for the calling thread. What was chosen and why is one line of the
-/// log.
+/// log, unless it `is_tried` among others.
 ///
 /// # Errors
 /// The provider asked for cannot be used, or the system has no resources for it.
-pub(crate) fn open(options: &Options, destination: SocketAddr) -> Result<Way, ConnectError> {
+pub(crate) fn open(
+    options: &Options,
+    destination: SocketAddr,
+    is_tried: bool,
+) -> Result<Way, ConnectError> {
     if options.transport == Transport::Tcp {
         let mut digests = Digests::empty();
         digests.set(Digests::HEADER, options.header_digest);
         digests.set(Digests::DATA, options.data_digest);
-        tracing::info!(%destination, "using NVMe/TCP: asked for");
+        if !is_tried {
+            tracing::info!(%destination, "using NVMe/TCP: asked for");
+        }
         return Ok(Way::Tcp(digests));
     }
     let resources = |message| ConnectError::Resources {
@@ -28,7 +34,9 @@ pub(crate) fn open(options: &Options, destination: SocketAddr) -> Result<Way, Co
     };
     let (kind, why) =
         choose(options.provider, destination.ip()).map_err(|error| resources(error.to_string()))?;
-    tracing::info!(%destination, "using the {} provider: {why}", kind.name());
+    if !is_tried {
+        tracing::info!(%destination, "using the {} provider: {why}", kind.name());
+    }
     kind.connection_manager()
         .map(Way::Rdma)
         .map_err(|error| resources(error.to_string()))

@@ -13,6 +13,7 @@ use crate::direct;
 use crate::driver::AssociationEngine;
 use crate::error::{ConnectError, Failures};
 use crate::host::Status;
+use crate::ladder;
 use crate::options::{Options, Transport};
 use crate::provider;
 
@@ -29,11 +30,28 @@ pub(crate) fn start(
     options: &Options,
     addresses: &[SocketAddr],
 ) -> Result<AssociationEngine, ConnectError> {
-    if let [only] = addresses {
-        return begin(options, *only);
+    if options.transport == Transport::Auto {
+        return ladder::climb(options, addresses);
     }
+    if let [only] = addresses {
+        return begin(options, *only, false);
+    }
+    settle(options, addresses, false)
+}
+
+/// Starts an association with one of `addresses`; it is there. Whether its transport `is_tried`
+/// among others is for the log.
+///
+/// # Errors
+/// Why there is none with any of them.
+pub(crate) fn settle(
+    options: &Options,
+    addresses: &[SocketAddr],
+    is_tried: bool,
+) -> Result<AssociationEngine, ConnectError> {
     let mut race = Race {
         options,
+        is_tried,
         addresses,
         waiting: addresses.iter().copied().collect(),
         attempts: Vec::new(),
@@ -47,19 +65,27 @@ pub(crate) fn start(
     let Race {
         winner, failures, ..
     } = race;
-    winner.ok_or_else(|| ConnectError::Addresses {
-        name: options.traddr.clone(),
-        failures: Failures(failures.into()),
+    winner.ok_or_else(|| match &failures[..] {
+        [(_, only)] => ConnectError::clone(only),
+        _ => ConnectError::Addresses {
+            name: options.traddr.clone(),
+            failures: Failures(failures.into()),
+        },
     })
 }
 
-fn begin(options: &Options, address: SocketAddr) -> Result<AssociationEngine, ConnectError> {
-    let way = provider::open(options, address)?;
+fn begin(
+    options: &Options,
+    address: SocketAddr,
+    is_tried: bool,
+) -> Result<AssociationEngine, ConnectError> {
+    let way = provider::open(options, address, is_tried)?;
     direct::engine(options, address, way)
 }
 
 struct Race<'a> {
     options: &'a Options,
+    is_tried: bool,
     addresses: &'a [SocketAddr],
     waiting: VecDeque<SocketAddr>,
     attempts: Vec<(SocketAddr, AssociationEngine)>,
@@ -84,7 +110,7 @@ impl Race<'_> {
             return;
         };
         self.next_us = now_us + ATTEMPT_DELAY_US;
-        match begin(self.options, address) {
+        match begin(self.options, address, self.is_tried) {
             Ok(engine) => self.attempts.push((address, engine)),
             Err(error) => self.fail(address, Arc::new(error)),
         }
@@ -104,7 +130,9 @@ impl Race<'_> {
 
     /// The next one need not wait.
     fn fail(&mut self, address: SocketAddr, error: Arc<ConnectError>) {
-        tracing::info!(%address, "{error}; trying the next address of {}", self.options.traddr);
+        if !self.waiting.is_empty() {
+            tracing::info!(%address, "{error}; trying the next address of {}", self.options.traddr);
+        }
         self.next_us = 0;
         self.failures.push((address, error));
     }

@@ -115,6 +115,8 @@ pub(crate) enum Transport {
     Rdma,
     /// TCP.
     Tcp,
+    /// The first that leads to a controller: RDMA over a device, over iWARP, TCP.
+    Auto,
 }
 
 /// When writes are sent again.
@@ -202,6 +204,7 @@ impl ConnectArgs {
             transport: match self.transport {
                 Transport::Rdma => capstan_initiator::Transport::Rdma,
                 Transport::Tcp => capstan_initiator::Transport::Tcp,
+                Transport::Auto => capstan_initiator::Transport::Auto,
             },
             provider: self.preference(),
             header_digest: self.hdr_digest,
@@ -235,14 +238,15 @@ impl ConnectArgs {
             .with_context(|| format!("asking the discovery service at {at} for subsystems"))?;
         let (_, entries) = queue.discover()?;
         queue.close();
-        let trtype = match self.transport {
-            Transport::Rdma => TransportType::RDMA,
-            Transport::Tcp => TransportType::TCP,
+        let trtypes: &[TransportType] = match self.transport {
+            Transport::Rdma => &[TransportType::RDMA],
+            Transport::Tcp => &[TransportType::TCP],
+            Transport::Auto => &[TransportType::RDMA, TransportType::TCP],
         };
         let mut names: Vec<Nqn> = entries
             .iter()
             .filter(|e| e.subtype == DiscoverySubsystemType::NVM)
-            .filter(|e| e.trtype == trtype)
+            .filter(|e| trtypes.contains(&e.trtype))
             .filter_map(|e| e.subsystem_nqn().ok())
             .collect();
         names.sort();

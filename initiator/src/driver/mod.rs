@@ -29,4 +29,4 @@ pub(crate) use io::Source;
 pub use io::{Completion, Io, Op, Refused, SubmitError};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

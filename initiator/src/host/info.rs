@@ -175,7 +175,7 @@ impl ControllerInfo {
 
 /// Capsules that hold an SQE; and NVMe over RDMA Transport 1.1, section 3.2: keyed SGLs.
 fn require(transport: Transport, sgls: SglSupport, ioccsz: u32) -> Result<(), ConnectError> {
-    if transport == Transport::Rdma && !sgls.contains(SglSupport::KEYED) {
+    if transport != Transport::Tcp && !sgls.contains(SglSupport::KEYED) {
         return Err(ConnectError::Unsupported {
             what: "SGLS of Identify Controller",
             value: sgls.bits().into(),

@@ -23,6 +23,7 @@ impl Reached {
         match self.transport {
             Transport::Rdma => "CM connect",
             Transport::Tcp => "TCP connect",
+            Transport::Auto => "connect",
         }
     }
 }

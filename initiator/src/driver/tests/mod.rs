@@ -7,7 +7,7 @@ mod life;
 mod losses;
 mod peer;
 mod replay;
-mod tcp;
+pub(crate) mod tcp;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

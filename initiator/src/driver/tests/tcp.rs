@@ -34,7 +34,7 @@ struct Queue {
 }
 
 /// A target of one thread, with one namespace of RAM.
-struct Peer {
+pub(crate) struct Peer {
     listener: TcpListener,
     settings: Settings,
     controller: ScriptedController,
@@ -49,7 +49,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         Self {
@@ -65,12 +65,16 @@ impl Peer {
         }
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
+    }
+
     fn in_capsule_buffer(&self) -> Buffer {
         let len = u32::try_from(IN_CAPSULE_BYTES).unwrap();
         self.pool.take(len).unwrap()
     }
 
-    fn turn(&mut self, now_us: u64) -> bool {
+    pub(crate) fn turn(&mut self, now_us: u64) -> bool {
         let mut busy = false;
         while let Ok((stream, _)) = self.listener.accept() {
             let mut queue = ControllerQueue::new(self.settings, now_us);
@@ -232,7 +236,7 @@ impl World {
     fn new(digests: Digests) -> Self {
         let peer = Peer::new();
         Self {
-            engine: engine(peer.listener.local_addr().unwrap(), digests),
+            engine: engine(peer.address(), digests),
             peer,
             events: Vec::new(),
         }
