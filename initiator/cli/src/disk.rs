@@ -7,19 +7,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
 use capstan_initiator::front_ends::disk::kept;
-use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, mounts_of, resolved};
+use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::front_ends::disk::serve::{claimed, clear_loop, clear_loop_later};
+use capstan_initiator::front_ends::disk::serve::claimed;
 use clap::Args;
-use nix::mount::{MntFlags, umount2};
 use serde_json::{Value, json};
 
 use super::args::OutputArgs;
 use super::interrupt::{Interrupted, Interrupts};
+use super::left_over::{Trouble, clean_up, clean_up_ended, clean_up_unborn};
 use super::signatures::{self, Partition};
 use super::tool::Tools;
 use super::volume::{VolumeArgs, require_root};
-use super::{force, output};
+use super::{force, left_over, output};
 
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
@@ -191,21 +191,26 @@ struct Row {
 impl Row {
     /// `None` when the volume's process had died and what it left could be cleaned up.
     fn new(dir: &VolumeDir, record: Record) -> Result<Option<Self>> {
-        let mounts = mounts_of(&record.device).context("/proc/self/mountinfo")?;
+        let mounts = left_over::mounts(&record).context("/proc/self/mountinfo")?;
         let state = if record.process.is_alive() {
             match ask(&dir.control(), Request::Status) {
                 Ok(Answer::Status(state)) => state,
-                Ok(other) => plain("confused", format!("answered {other:?}")),
-                Err(error) => plain("silent", format!("does not answer: {error}")),
+                Ok(other) => {
+                    let why = format!("answered {other:?}");
+                    mute("confused", Trouble::mute(dir, &record, &mounts, &why))
+                }
+                Err(error) => {
+                    let why = format!("does not answer: {error}");
+                    mute("silent", Trouble::mute(dir, &record, &mounts, &why))
+                }
             }
         } else if mounts.is_empty() && clean_up(dir, &record).is_ok() {
             return Ok(None);
         } else {
-            let text = "the serving process has died; I/O fails".to_owned();
-            plain("dead", text)
+            mute("dead", Trouble::dead(dir, &record, &mounts))
         };
         let mut state = state;
-        if !record.has_disk() {
+        if !record.has_disk() && record.process.is_alive() {
             let folder = dir.path().display();
             state.attention = Some(format!(
                 "it has no disk yet ({}); to give it up: capstan detach {folder}",
@@ -304,10 +309,12 @@ impl Row {
     }
 }
 
-fn plain(state: &str, detail: String) -> State {
+/// The state of a volume whose process does not tell it.
+fn mute(state: &str, trouble: Trouble) -> State {
     State {
         state: state.to_owned(),
-        detail,
+        attention: Some(format!("{}; {}", trouble.seen, trouble.next_in_words())),
+        detail: trouble.seen,
         ..State::default()
     }
 }
@@ -326,7 +333,7 @@ pub(super) fn find_device(name: &Path) -> Result<(VolumeDir, Record)> {
         record.device == whole
             || record.mount_points.contains(&path)
             || mounted.as_ref().is_some_and(|mount| {
-                mounts_of(&record.device).is_ok_and(|mounts| mounts.contains(mount))
+                left_over::mounts(record).is_ok_and(|mounts| mounts.contains(mount))
             })
     };
     let found = find(|dir, record| dir.path() == path || has(record))?;
@@ -421,97 +428,4 @@ pub(super) fn check_losses(dir: &VolumeDir, record: &Record) -> Result<()> {
             kept::path(dir, record).display()
         ),
     }
-}
-
-/// Takes away what a process that has died left behind.
-pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
-    // In order: it has removed its folder itself.
-    let has_died = dir.path().exists();
-    let taken = take_away(dir, record)?;
-    if has_died && record.has_disk() {
-        tracing::warn!("{}", unflushed(record, "had died", taken));
-    }
-    Ok(())
-}
-
-/// Takes away what processes that have died left behind, where nobody uses it.
-pub(super) fn clean_up_dead() {
-    for (dir, record) in volumes(&run_dir()).unwrap_or_default() {
-        if let Ok(Some(record)) = record
-            && !record.process.is_alive()
-            && mounts_of(&record.device).is_ok_and(|mounts| mounts.is_empty())
-            && let Err(error) = clean_up(&dir, &record)
-        {
-            tracing::debug!("{} stays: {error:#}", dir.path().display());
-        }
-    }
-}
-
-/// Takes away what a process that was ended here left behind.
-pub(super) fn clean_up_ended(dir: &VolumeDir, record: &Record) -> Result<()> {
-    let taken = take_away(dir, record)?;
-    if record.has_disk() {
-        tracing::warn!("{}", unflushed(record, "was ended", taken));
-    }
-    Ok(())
-}
-
-/// Whether a loop device was still a volume's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
-    Disk,
-    Nothing,
-}
-
-fn unflushed(record: &Record, what: &str, taken: Taken) -> String {
-    let name = record.name();
-    let disk = match taken {
-        Taken::Disk => ", and the disk was taken down".to_owned(),
-        Taken::Nothing => {
-            format!("; nothing was taken down, for {name} is not its disk any more")
-        }
-    };
-    format!(
-        "process {}, which served {name}, {what}{disk}: what was written and not flushed may be lost",
-        record.process.pid,
-    )
-}
-
-/// Loop device and folder; the FUSE mount went with the process.
-fn take_away(dir: &VolumeDir, record: &Record) -> Result<Taken> {
-    let is_cleared = clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
-    remove(dir)?;
-    Ok(if is_cleared {
-        Taken::Disk
-    } else {
-        Taken::Nothing
-    })
-}
-
-/// Gives a volume up whose process has ended while its disk is in use: the disk goes with its last
-/// user.
-pub(super) fn abandon(dir: &VolumeDir, record: &Record) -> Result<()> {
-    clear_loop_later(record).map_err(|reason| anyhow!("{reason}"))?;
-    remove(dir)
-}
-
-/// A folder without record: of a volume that is being attached, unless nobody holds its log.
-fn clean_up_unborn(dir: &VolumeDir) {
-    let log = std::fs::File::open(dir.log());
-    let abandoned = match log {
-        Ok(log) => log.try_lock().is_ok(),
-        // Between the folder and its log there is a moment.
-        Err(_) => false,
-    };
-    if abandoned && let Err(error) = remove(dir) {
-        tracing::warn!("{error:#}");
-    }
-}
-
-/// Removes a folder, and a FUSE mount in it that its process did not live to detach.
-pub(super) fn remove(dir: &VolumeDir) -> Result<()> {
-    // Not looked into: it may be one that nobody answers for. Mostly there is none.
-    let _ = umount2(&dir.mount_point(), MntFlags::MNT_DETACH);
-    dir.remove()
-        .with_context(|| format!("removing {}", dir.path().display()))
 }

@@ -17,8 +17,9 @@ use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
 use nix::mount::{MntFlags, umount2};
 
-use super::disk::{abandon, clean_up_ended, detach, end_process};
+use super::disk::{detach, end_process};
 use super::interrupt::{Interrupted, Interrupts, Work, wait_for, within};
+use super::left_over::{abandon, clean_up_ended};
 use super::output;
 use super::tool::run;
 

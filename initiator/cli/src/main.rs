@@ -14,6 +14,7 @@ mod identify;
 mod idle;
 mod interrupt;
 mod io;
+mod left_over;
 mod logs;
 mod mount;
 mod output;

@@ -14,12 +14,13 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{OutputArgs, OutputFormat};
-use super::disk::{self, clean_up, find, find_device, wait_for_exit};
+use super::disk::{self, find, find_device, wait_for_exit};
 use super::interrupt::{Interrupted, Interrupts};
+use super::left_over::clean_up;
 use super::tool::Tools;
 use super::values::within;
 use super::volume::{VolumeArgs, require_root};
-use super::{force, output, signatures};
+use super::{force, left_over, output, signatures};
 
 /// Arguments of `mount`.
 #[derive(Args, Debug)]
@@ -253,11 +254,11 @@ impl Umount {
             .is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_block_device(&meta.file_type()));
         if is_device {
             let (dir, record) = find_device(&self.target)?;
-            let mounts = mounts_of(&record.device);
+            let mounts = left_over::mounts(&record);
             return Ok((dir, record, mounts.context("/proc/self/mountinfo")?));
         }
         let path = resolved(&self.target).with_context(|| target.to_string())?;
-        let of = |record: &Record| mounts_of(&record.device).unwrap_or_default();
+        let of = |record: &Record| left_over::mounts(record).unwrap_or_default();
         let Some(mount) = mount_at(&path).context("/proc/self/mountinfo")? else {
             // The kernel forgets it before its unmount is over.
             let found = find(|_, record| record.mount_points.contains(&path))?;

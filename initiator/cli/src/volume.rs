@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use super::args::{ConnectArgs, ReplayArgs};
 use super::claim::ShareArgs;
-use super::disk::{clean_up_dead, clean_up_ended, remove};
 use super::interrupt::{Interrupts, PATIENCE, wait_for, within};
+use super::left_over::{clean_up_dead, clean_up_ended, remove};
 use super::values::parse_nsid;
 
 /// What the serving process is called. systemd leaves processes alone at shutdown whose name begins

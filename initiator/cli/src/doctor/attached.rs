@@ -7,11 +7,11 @@ use capstan_initiator::front_ends::disk::control::{Answer, Request, ask};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 
 use super::super::interrupt::within;
+use super::super::left_over::{self, Trouble};
 
 /// How long a serving process may take to say how its volume is.
 const PATIENCE: Duration = Duration::from_secs(2);
 const EXPECTED: &str = "a live controller, and the volume as it was attached";
-const LIST: &str = "capstan list";
 
 /// A check of each volume; none where there is no volume.
 pub(super) fn attached() -> Vec<Check> {
@@ -22,7 +22,8 @@ pub(super) fn attached() -> Vec<Check> {
                 Ok(record) => Some(volume(&dir, &record?)),
                 Err(error) => {
                     let name = format!("volume {}", dir.path().display());
-                    Some(Check::warning(name, error.to_string(), EXPECTED, LIST))
+                    let remedy = format!("ls -la {}", dir.path().display());
+                    Some(Check::warning(name, error.to_string(), EXPECTED, remedy))
                 }
             })
             .collect(),
@@ -32,30 +33,41 @@ pub(super) fn attached() -> Vec<Check> {
 
 fn volume(dir: &VolumeDir, record: &Record) -> Check {
     let name = format!("volume {}", record.name());
+    let mounts = left_over::mounts(record).unwrap_or_default();
+    let mute = |trouble: Trouble| {
+        let remedy = trouble.next_in_words();
+        Check::error(name.clone(), trouble.seen, EXPECTED, remedy)
+    };
     if !record.process.is_alive() {
-        let pid = record.process.pid;
-        let seen = format!("process {pid}, which served it, has died: its I/O fails");
-        return Check::error(name, seen, EXPECTED, LIST);
+        return mute(Trouble::dead(dir, record, &mounts));
     }
     let control = dir.control();
     let asked = within(PATIENCE, move || Ok(ask(&control, Request::Status)?));
     let state = match asked {
         Ok(Some(Answer::Status(state))) => state,
         Ok(Some(other)) => {
-            let seen = format!("its process answered {other:?}");
-            return Check::error(name, seen, EXPECTED, LIST);
+            let why = format!("answered {other:?}");
+            return mute(Trouble::mute(dir, record, &mounts, &why));
         }
         Ok(None) | Err(_) => {
-            let seen = format!("process {} does not answer", record.process.pid);
-            return Check::error(name, seen, EXPECTED, LIST);
+            return mute(Trouble::mute(dir, record, &mounts, "does not answer"));
         }
     };
     let seen = state.detail.clone();
+    let log = format!("its log says more: cat {}", dir.log().display());
     match (state.state.as_str(), &state.attention) {
         ("live", None) => Check::ok(name, seen),
-        ("live" | "reconnecting" | "connecting" | "setting up", _) => {
-            Check::warning(name, seen, EXPECTED, LIST)
+        ("live", Some(_)) => Check::warning(name, seen, EXPECTED, log),
+        ("reconnecting" | "connecting" | "setting up", _) => {
+            let Record {
+                traddr,
+                trsvcid,
+                subnqn,
+                ..
+            } = record;
+            let why = format!("capstan doctor -a {traddr} -s {trsvcid} -n {subnqn}");
+            Check::warning(name, seen, EXPECTED, why)
         }
-        _ => Check::error(name, seen, EXPECTED, LIST),
+        _ => Check::error(name, seen, EXPECTED, log),
     }
 }

@@ -41,8 +41,9 @@ pub(super) fn detach(
     wait_or_insist(done.as_fd(), PollFlags::POLLIN, signals, None, || {
         format!("{device} is not cleared yet: the kernel waits for its I/O")
     })?;
-    let cleared = clearing.join().unwrap_or(Ok(false));
-    cleared.map_err(Stays::InUse)?;
+    if let Ok(cleared) = clearing.join() {
+        cleared.map_err(Stays::InUse)?;
+    }
     // The device lets the file go when its last I/O is done; the kernel then ends the mount.
     // Asked for nothing, it tells of the hang-up.
     let patience = Some(RELEASE_PATIENCE);

@@ -454,12 +454,22 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
     });
 }
 
-/// Clears the loop device of a volume, if it still is one and nobody has claimed it; `false` where
-/// it is not.
+/// When the loop device of a volume was cleared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cleared {
+    /// Now.
+    Now,
+    /// Before, with its last user.
+    Before,
+    /// Before, and it is another's since.
+    Anothers,
+}
+
+/// Clears the loop device of a volume, if it still is one and nobody has claimed it.
 ///
 /// # Errors
 /// Why it cannot be cleared, in words.
-pub fn clear_loop(record: &Record) -> Result<bool, String> {
+pub fn clear_loop(record: &Record) -> Result<Cleared, String> {
     clear(record, false)
 }
 
@@ -471,10 +481,10 @@ pub fn clear_loop_later(record: &Record) -> Result<(), String> {
     clear(record, true).map(drop)
 }
 
-fn clear(record: &Record, in_use_too: bool) -> Result<bool, String> {
+fn clear(record: &Record, in_use_too: bool) -> Result<Cleared, String> {
     let path = &record.device;
     if !is_configured(path) {
-        return Ok(false);
+        return Ok(Cleared::Before);
     }
     let request = LoopRequest::Clear {
         device: path.clone(),
@@ -483,7 +493,8 @@ fn clear(record: &Record, in_use_too: bool) -> Result<bool, String> {
     };
     match loop_process::ask(&request) {
         Ok(LoopAnswer::InUse) => Err(format!("{} is {}", path.display(), use_of(path))),
-        Ok(answer) => Ok(answer != LoopAnswer::Another),
+        Ok(LoopAnswer::Another) => Ok(Cleared::Anothers),
+        Ok(_) => Ok(Cleared::Now),
         Err(error) => Err(error.to_string()),
     }
 }

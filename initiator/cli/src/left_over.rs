@@ -1,0 +1,175 @@
+//! What processes that serve volumes leave behind when they are killed, and those that do not
+//! answer: what is said of them, and what takes it away.
+
+use std::io;
+
+use anyhow::{Context, Result, anyhow};
+use capstan_initiator::front_ends::disk::loop_device::is_configured;
+use capstan_initiator::front_ends::disk::loop_process::look;
+use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
+use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::front_ends::disk::serve::{Cleared, claimed, clear_loop, clear_loop_later};
+use nix::mount::{MntFlags, umount2};
+
+/// What is wrong with a volume whose process does not say how it is.
+pub(super) struct Trouble {
+    /// What has happened, and what is left.
+    pub(super) seen: String,
+    /// The command that takes that away.
+    pub(super) next: String,
+    /// When that is to be done.
+    when: String,
+}
+
+impl Trouble {
+    /// Of one whose process has ended; `mounts` are those of its disk.
+    pub(super) fn dead(dir: &VolumeDir, record: &Record, mounts: &[Mount]) -> Self {
+        let pid = record.process.pid;
+        let left = match mounts {
+            _ if !record.has_disk() => "it had no disk yet".to_owned(),
+            [] => format!("{} is left, and its I/O fails", record.name()),
+            _ => format!("{} is left mounted, and its I/O fails", record.name()),
+        };
+        Self {
+            seen: format!(
+                "process {pid}, which served it, was killed or has ended, and its log is {}: {left}; what was \
+                 written and not flushed may be lost",
+                dir.log().display()
+            ),
+            next: end(dir, record, mounts, ""),
+            // A mount that this process sees goes with that command.
+            when: claimed(record)
+                .filter(|_| mounts.is_empty() && is_its_disk(record))
+                .map_or_else(|| "to clean up".to_owned(), |used| format!("{used}; then")),
+        }
+    }
+
+    /// Of one whose process lives, and what that does instead of telling how the volume is.
+    pub(super) fn mute(dir: &VolumeDir, record: &Record, mounts: &[Mount], why: &str) -> Self {
+        let (pid, log) = (record.process.pid, dir.log());
+        Self {
+            seen: format!(
+                "process {pid}, which serves it, {why}; its log is {}",
+                log.display()
+            ),
+            next: end(dir, record, mounts, "--force "),
+            when: "if it does not come back, what ends it without what is not written".to_owned(),
+        }
+    }
+
+    /// What is to be done, for people.
+    pub(super) fn next_in_words(&self) -> String {
+        format!("{}: {}", self.when, self.next)
+    }
+}
+
+/// The command that ends a volume.
+fn end(dir: &VolumeDir, record: &Record, mounts: &[Mount], force: &str) -> String {
+    if !record.has_disk() {
+        return format!("capstan detach {force}{}", dir.path().display());
+    }
+    let device = record.name();
+    match mounts {
+        [] => format!("capstan detach {force}{device}"),
+        _ => format!("capstan umount --force {device}"),
+    }
+}
+
+/// The mounts of a volume's disk.
+///
+/// # Errors
+/// `/proc` is not there.
+pub(super) fn mounts(record: &Record) -> io::Result<Vec<Mount>> {
+    let mounts = mounts_of(&record.device)?;
+    let has_any = !mounts.is_empty() && is_its_disk(record);
+    Ok(if has_any { mounts } else { Vec::new() })
+}
+
+/// Whether the device is the volume's: one that a dead process was to end with may be another's by
+/// now.
+fn is_its_disk(record: &Record) -> bool {
+    record.process.is_alive()
+        || is_configured(&record.device)
+            && look(&record.device).map_or(true, |now| now.name.as_ref() == Some(&record.loop_name))
+}
+
+/// Takes away what a process that has died left behind.
+pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
+    // In order: it has removed its folder itself.
+    let has_died = dir.path().exists();
+    let cleared = take_away(dir, record)?;
+    if has_died && record.has_disk() {
+        tracing::warn!("{}", unflushed(record, "had died", cleared));
+    }
+    Ok(())
+}
+
+/// Takes away what processes that have died left behind, where nobody uses it.
+pub(super) fn clean_up_dead() {
+    for (dir, record) in volumes(&run_dir()).unwrap_or_default() {
+        if let Ok(Some(record)) = record
+            && !record.process.is_alive()
+            && mounts(&record).is_ok_and(|mounts| mounts.is_empty())
+            && let Err(error) = clean_up(&dir, &record)
+        {
+            tracing::debug!("{} stays: {error:#}", dir.path().display());
+        }
+    }
+}
+
+/// Takes away what a process that was ended here left behind.
+pub(super) fn clean_up_ended(dir: &VolumeDir, record: &Record) -> Result<()> {
+    let cleared = take_away(dir, record)?;
+    if record.has_disk() {
+        tracing::warn!("{}", unflushed(record, "was ended", cleared));
+    }
+    Ok(())
+}
+
+fn unflushed(record: &Record, what: &str, cleared: Cleared) -> String {
+    let name = record.name();
+    let disk = match cleared {
+        Cleared::Now => ", and the disk was taken down",
+        Cleared::Before => ", and the disk had gone with its last user",
+        Cleared::Anothers => "; the device is another's by now, and was left alone",
+    };
+    format!(
+        "process {}, which served {name}, {what}{disk}: what was written and not flushed may be lost",
+        record.process.pid,
+    )
+}
+
+/// Loop device and folder; the FUSE mount went with the process.
+fn take_away(dir: &VolumeDir, record: &Record) -> Result<Cleared> {
+    let cleared = clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
+    remove(dir)?;
+    Ok(cleared)
+}
+
+/// Gives a volume up whose process has ended while its disk is in use: the disk goes with its last
+/// user.
+pub(super) fn abandon(dir: &VolumeDir, record: &Record) -> Result<()> {
+    clear_loop_later(record).map_err(|reason| anyhow!("{reason}"))?;
+    remove(dir)
+}
+
+/// A folder without record: of a volume that is being attached, unless nobody holds its log.
+pub(super) fn clean_up_unborn(dir: &VolumeDir) {
+    let log = std::fs::File::open(dir.log());
+    let abandoned = match log {
+        Ok(log) => log.try_lock().is_ok(),
+        // Between the folder and its log there is a moment.
+        Err(_) => false,
+    };
+    if abandoned && let Err(error) = remove(dir) {
+        tracing::warn!("{error:#}");
+    }
+}
+
+/// Removes a folder, and a FUSE mount in it that its process did not live to detach.
+pub(super) fn remove(dir: &VolumeDir) -> Result<()> {
+    // Not looked into: it may be one that nobody answers for. Mostly there is none.
+    let _ = umount2(&dir.mount_point(), MntFlags::MNT_DETACH);
+    dir.remove()
+        .with_context(|| format!("removing {}", dir.path().display()))
+}
