@@ -242,6 +242,66 @@ fn an_unmount_says_what_it_waits_for_and_a_second_signal_ends_it() {
 }
 
 #[test]
+fn an_unmount_that_takes_long_says_what_it_waits_for_unasked() {
+    let test = "an_unmount_that_takes_long_says_what_it_waits_for_unasked";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let scene = Scene::new();
+    let device = scene.mounted_and_dirty();
+    let machine = &scene.machine;
+    let mut umount = Running::start(machine.command("umount", &[utf8(&machine.mount_point())]));
+    let mut stderr = umount.child.stderr.take().unwrap();
+    let mut said = String::new();
+    let mut wait_for = |words: &str| {
+        while !said.contains(words) {
+            let mut piece = [0; 512];
+            let count = std::io::Read::read(&mut stderr, &mut piece).unwrap();
+            assert!(count > 0, "no {words} in {said}");
+            said.push_str(&String::from_utf8_lossy(&piece[..count]));
+        }
+    };
+    wait_for("two signals (twice ctrl-C) end the disk at once");
+    signal(umount.child.id(), Signal::SIGINT);
+    wait_for("another signal ends the disk at once");
+    drop(umount.interrupted(Signal::SIGINT));
+    machine.assert_clean(&device);
+}
+
+/// Nothing dirty is held: the kernel unmounts at once, and only the controller is not told.
+#[test]
+fn an_unmount_without_dirty_data_ends_by_itself_and_says_so_to_a_signal() {
+    let test = "an_unmount_without_dirty_data_ends_by_itself_and_says_so_to_a_signal";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    for sent in [None, Some(Signal::SIGTERM), Some(Signal::SIGINT)] {
+        let scene = Scene::new();
+        let machine = &scene.machine;
+        let point = machine.mount_point();
+        machine.mount(&["--read-only"]);
+        let device = scene.device();
+        let pid = machine.serving_pid();
+        scene.stand_still();
+        if let Some(sent) = sent {
+            let umount = Running::start(machine.command("umount", &[utf8(&point)]));
+            wait_until("its disk has ended", || {
+                let list = machine.list();
+                list.first().is_some_and(|v| v["state"] == "closing")
+            });
+            let said = complaint(&umount.interrupted(sent));
+            for words in [&*format!("process {pid}"), "ends by itself", utf8(&point)] {
+                assert!(said.contains(words), "no {words} in {said}");
+            }
+        } else {
+            machine.umount();
+        }
+        wait_until("it has ended by itself", || machine.list().is_empty());
+        machine.assert_clean(&device);
+    }
+}
+
+#[test]
 fn a_second_signal_ends_the_process_of_a_mounted_disk() {
     let test = "a_second_signal_ends_the_process_of_a_mounted_disk";
     if !has_disks(test, &["mkfs.ext4"]) {

@@ -246,6 +246,53 @@ fn a_mount_that_only_another_namespace_sees_is_named() {
     machine.assert_clean(&device);
 }
 
+/// A service with mounts of its own keeps those that there were when it was started.
+#[test]
+fn an_unmount_names_the_mount_that_another_namespace_keeps() {
+    let test = "an_unmount_names_the_mount_that_another_namespace_keeps";
+    if !has_disks(test, &["mkfs.ext4", "unshare", "nsenter"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "ext4");
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    for output in ["normal", "json"] {
+        let machine = Machine::new(at);
+        let point = machine.mount_point();
+        machine.mount(&[]);
+        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+        let mut container = std::process::Command::new("unshare")
+            .args(["--mount", "--propagation", "private"])
+            .args(["sh", "-c", "echo && read -r _"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0];
+        std::io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let text = told(&machine.run("umount", &["--output", output, utf8(&point)]));
+        let advice = format!(
+            "nsenter --target {} --mount umount {}",
+            container.id(),
+            utf8(&point)
+        );
+        assert!(text.contains(&advice), "{text}");
+        assert!(
+            text.contains(&format!("of sh (pid {})", container.id())),
+            "{text}"
+        );
+        assert_eq!(machine.list()[0]["attention"], serde_json::Value::Null);
+        let words: Vec<&str> = advice.split(' ').collect();
+        tool(words[0], &words[1..]);
+        // Nothing else is to be done: the disk goes with its last user.
+        capstan_tests::wait::wait_until("it has gone", || machine.list().is_empty());
+        drop(container.stdin.take());
+        assert!(container.wait().is_ok());
+        machine.assert_clean(&device);
+    }
+}
+
 #[test]
 fn a_bad_record_hides_no_other_volume() {
     if !has_disks("a_bad_record_hides_no_other_volume", &[]) {

@@ -199,6 +199,7 @@ impl Row {
                     let why = format!("answered {other:?}");
                     mute("confused", Trouble::mute(dir, &record, &mounts, &why))
                 }
+                Err(error) if is_gone(&error) => ending(),
                 Err(error) => {
                     let why = format!("does not answer: {error}");
                     mute("silent", Trouble::mute(dir, &record, &mounts, &why))
@@ -218,6 +219,7 @@ impl Row {
             ));
         }
         if let Some(point) = record.mount_points.first()
+            && state.state != "closing"
             && mounts.is_empty()
             && state.attention.is_none()
         {
@@ -309,6 +311,15 @@ impl Row {
     }
 }
 
+/// The state of a volume whose process has taken its disk down.
+pub(super) fn ending() -> State {
+    State {
+        state: "closing".to_owned(),
+        detail: "its process tells the controller of the end, and ends then".to_owned(),
+        ..State::default()
+    }
+}
+
 /// The state of a volume whose process does not tell it.
 fn mute(state: &str, trouble: Trouble) -> State {
     State {
@@ -388,7 +399,8 @@ pub(super) fn detach(dir: &VolumeDir, record: &Record) -> Result<()> {
     }
 }
 
-fn is_gone(error: &std::io::Error) -> bool {
+/// Whether a serving process listens no more: it ends.
+pub(super) fn is_gone(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset

@@ -28,6 +28,8 @@ use super::tool::run;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a disk that a signal gives up may take to go in order, and again by force.
 const SOON: Duration = Duration::from_millis(750);
+/// How long an unmount may take before it says what it waits for, unasked.
+const TELL_AFTER: Duration = Duration::from_secs(2);
 /// How long the serving process may take to say how it is.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 /// Between two looks at a disk that goes.
@@ -111,7 +113,8 @@ fn tell_loss(record: &Record, why: &str) {
     );
 }
 
-/// Waits for `unmounting`. The first signal is answered with what it waits for.
+/// Waits for `unmounting`. What it waits for is said to the first signal, and unasked when it takes
+/// long.
 fn wait<T: Send + 'static>(
     unmounting: &Work<T>,
     patience: Option<Duration>,
@@ -120,22 +123,20 @@ fn wait<T: Send + 'static>(
     interrupts: &Interrupts,
 ) -> Result<Waited> {
     let start = Instant::now();
-    let mut has_told = false;
+    let mut has_come = false;
+    if !wait_for(&[unmounting.as_fd(), interrupts.as_fd()], Some(TELL_AFTER))? {
+        tell_wait(dir, record, "two signals (twice ctrl-C) end");
+    }
     loop {
         let rest = patience.map(|patience| patience.saturating_sub(start.elapsed()));
         if !wait_for(&[unmounting.as_fd(), interrupts.as_fd()], rest)? {
             return Ok(Waited::Late);
         }
         match interrupts.next() {
-            Some(interrupted) if has_told => return Ok(Waited::Insisted(interrupted)),
+            Some(interrupted) if has_come => return Ok(Waited::Insisted(interrupted)),
             Some(_) => {
-                has_told = true;
-                output::note(&format!(
-                    "the file system is being unmounted: it writes what is not written yet to {}, {}; another signal \
-                     ends the disk at once, and what is not written is lost",
-                    record.name(),
-                    how_it_is(dir)
-                ));
+                has_come = true;
+                tell_wait(dir, record, "another signal ends");
             }
             None if wait_for(&[unmounting.as_fd()], Some(Duration::ZERO))? => {
                 return Ok(Waited::Over);
@@ -143,6 +144,15 @@ fn wait<T: Send + 'static>(
             None => {}
         }
     }
+}
+
+fn tell_wait(dir: &VolumeDir, record: &Record, signals_end: &str) {
+    output::note(&format!(
+        "the file system is being unmounted: it writes what is not written yet to {}, {}; {signals_end} the disk at \
+         once, and what is not written is lost",
+        record.name(),
+        how_it_is(dir)
+    ));
 }
 
 /// How the controller of a volume is, in words.

@@ -10,6 +10,7 @@ use capstan_initiator::front_ends::disk::mounts::{
     Mount as Mounted, mount_at, mounts_of, resolved,
 };
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
+use capstan_initiator::front_ends::disk::serve::claimed;
 use clap::Args;
 use serde_json::json;
 
@@ -210,12 +211,22 @@ impl Umount {
         if !self.force {
             unwritten = force::unmount_in_order(&dir, &record, &mounts, &interrupts)?;
         } else if !force::unmount(&dir, &record, &mounts, &interrupts)? {
-            return self.tell(&record, &[], false);
+            return self.tell(&record, None);
         }
         // Nothing is dirty any more, and what is left goes on without this process.
         let force = self.force;
-        let (record, left) =
-            interrupts.unless_one_comes(move || end_unmounted(&dir, record, force))?;
+        let pid = record.process.pid;
+        let ended = interrupts.unless_one_comes(move || end_unmounted(&dir, record, force));
+        let (record, left) = match ended {
+            Err(error) if error.is::<Interrupted>() && unwritten.is_none() => {
+                return Err(error.context(format!(
+                    "{} is unmounted; process {pid}, which serves its disk, ends by itself once nothing else uses that \
+                     and the controller is told or does not answer (`capstan list`)",
+                    self.target.display()
+                )));
+            }
+            ended => ended?,
+        };
         if let Some(error) = unwritten {
             bail!(
                 "{} is unmounted, but not everything could be written to {}: {error}; what was written to it lately may \
@@ -225,24 +236,32 @@ impl Umount {
             );
         }
         interrupts.leave_to_the_kernel()?;
-        self.tell(&record, left.as_deref().unwrap_or_default(), left.is_some())
+        self.tell(&record, left.as_ref())
     }
 
     /// Says what is left; to people, nothing when that is nothing.
-    fn tell(&self, record: &Record, mounts: &[Mounted], attached: bool) -> Result<()> {
+    fn tell(&self, record: &Record, left: Option<&Left>) -> Result<()> {
         let device = record.device.display();
+        let mounts = left.map_or(&[][..], |left| &left.mounts);
+        let used = left.and_then(|left| left.used.as_ref());
         if self.output.is_json() {
-            return output::json(&disk::left(record, mounts, attached));
+            let mut told = disk::left(record, mounts, left.is_some());
+            told["in_use"] = json!(used);
+            return output::json(&told);
         }
-        match mounts.first() {
-            Some(other) => output::line(&format!(
+        match (mounts.first(), used, left) {
+            (Some(other), ..) => output::line(&format!(
                 "{device} is still mounted at {}",
                 other.mount_point.display()
             )),
-            None if attached => {
+            (None, Some(used), Some(Left { stays: true, .. })) => output::line(&format!(
+                "{device} stays attached; {used}, then: capstan detach {device}"
+            )),
+            (None, Some(used), _) => output::line(&format!("{used}; the disk stays until then")),
+            (None, None, Some(_)) => {
                 output::line(&format!("{device} stays attached; capstan detach {device}"))
             }
-            None => Ok(()),
+            (None, None, None) => Ok(()),
         }
     }
 
@@ -290,28 +309,48 @@ impl Umount {
     }
 }
 
-/// Ends the disk of a volume that was unmounted. One that was attached by hand stays, or that is
-/// mounted at other places: these are returned then.
+/// What keeps the disk of a volume that was unmounted.
+struct Left {
+    /// Other places where it is mounted.
+    mounts: Vec<Mounted>,
+    /// What else uses it, as a mount that only another mount namespace sees, and what ends that.
+    used: Option<String>,
+    /// It was attached by hand, and is detached by hand.
+    stays: bool,
+}
+
+/// Leaves a volume as it is, with where it is mounted on record.
+fn leave(dir: &VolumeDir, mut record: Record, left: Left) -> Result<(Record, Option<Left>)> {
+    let points = left.mounts.iter().map(|mount| mount.mount_point.clone());
+    record.mount_points = points.collect();
+    dir.write(&record)?;
+    Ok((record, Some(left)))
+}
+
+/// Ends the disk of a volume that was unmounted. One that was attached by hand stays, and one that
+/// is still in use: by what is returned then.
 fn end_unmounted(
     dir: &VolumeDir,
-    mut record: Record,
+    record: Record,
     by_force: bool,
-) -> Result<(Record, Option<Vec<Mounted>>)> {
+) -> Result<(Record, Option<Left>)> {
     if !record.process.is_alive() {
         clean_up(dir, &record)?;
         disk::check_losses(dir, &record)?;
         return Ok((record, None));
     }
-    let left = mounts_of(&record.device).context("/proc/self/mountinfo")?;
+    let mounts = mounts_of(&record.device).context("/proc/self/mountinfo")?;
     // Mounted by `capstan mount`, the disk goes with its file system.
     let stays = is_configured(&record.device)
         && look(&record.device)
             .is_ok_and(|now| now.name.as_ref() == Some(&record.loop_name) && !now.autoclear);
-    if !left.is_empty() || stays && !by_force {
-        let points = left.iter().map(|mount| mount.mount_point.clone());
-        record.mount_points = points.collect();
-        dir.write(&record)?;
-        return Ok((record, Some(left)));
+    if !mounts.is_empty() || stays && !by_force {
+        let left = Left {
+            used: claimed(&record).filter(|_| mounts.is_empty()),
+            mounts,
+            stays,
+        };
+        return leave(dir, record, left);
     }
     let ended = if stays || !record.has_disk() {
         disk::detach(dir, &record)
@@ -320,7 +359,16 @@ fn end_unmounted(
     };
     match ended {
         Err(_) if by_force => force::end(dir, &record)?,
-        ended => ended?,
+        Err(error) => {
+            // It may have been in use for a moment, as where a container is made.
+            let left = Left {
+                mounts,
+                used: Some(claimed(&record).ok_or(error)?),
+                stays,
+            };
+            return leave(dir, record, left);
+        }
+        Ok(()) => {}
     }
     disk::check_losses(dir, &record)?;
     Ok((record, None))

@@ -6,6 +6,7 @@ use capstan_doctor::Check;
 use capstan_initiator::front_ends::disk::control::{Answer, Request, ask};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 
+use super::super::disk::{ending, is_gone};
 use super::super::interrupt::within;
 use super::super::left_over::{self, Trouble};
 
@@ -48,6 +49,9 @@ fn volume(dir: &VolumeDir, record: &Record) -> Check {
         Ok(Some(other)) => {
             let why = format!("answered {other:?}");
             return mute(Trouble::mute(dir, record, &mounts, &why));
+        }
+        Err(error) if error.downcast_ref().is_some_and(is_gone) => {
+            return Check::ok(name, ending().detail);
         }
         Ok(None) | Err(_) => {
             return mute(Trouble::mute(dir, record, &mounts, "does not answer"));
