@@ -52,6 +52,7 @@ pub fn checks(machine: &Machine, config: Option<Result<&Config, &String>>) -> Ve
 }
 
 fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
+    let config = &identities::numbered(config);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let plan = config.memory_plan(config.target.reactors.count(cores));
     let listeners: Vec<_> = config.listeners.iter().map(Listen::choose).collect();
@@ -89,21 +90,27 @@ pub fn of_silent(lines: Vec<String>) -> Vec<Check> {
     checks.collect()
 }
 
-/// What a start would say of the tables in the state folder, where it would not go on.
+/// What a start would say of the tables in the state folder, where it would not go on, and of media
+/// that are not those which hosts know.
 fn tables(config: Option<&Config>) -> Vec<Check> {
+    let mut of_media = Vec::new();
     let errors = match config {
         Some(config) => [
-            identities::check(config, &mut Vec::new()).err(),
+            identities::check(config, &mut of_media).err(),
             lba_size::check(config).err(),
         ],
         None => [identities::look().err(), lba_size::look().err()],
     };
-    let checks = errors.into_iter().flatten().map(|error| Check {
+    // The words say what is expected, and what mends it.
+    let errors = errors.into_iter().flatten().map(|error| Check {
         verdict: Verdict::Error,
-        // The words say what is expected, and what mends it.
         ..Check::ok("state folder", format!("{error:#}"))
     });
-    checks.collect()
+    let warnings = of_media.into_iter().map(|line| Check {
+        verdict: Verdict::Warning,
+        ..Check::ok("identity", line)
+    });
+    errors.chain(warnings).collect()
 }
 
 /// What is wrong with the configuration on this machine. A budget that is too small is among it.

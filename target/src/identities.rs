@@ -441,6 +441,15 @@ pub(crate) fn look() -> anyhow::Result<()> {
     Identities::here().map(drop)
 }
 
+/// The configuration with the NSIDs that hosts see, as far as that can be told: for what is said of
+/// namespaces before one is served.
+#[must_use]
+pub fn numbered(config: &Config) -> Config {
+    let numbered = Identities::here().and_then(|identities| identities.number(config, None));
+    // Why not is said by what needs them.
+    numbered.unwrap_or_else(|_| config.clone())
+}
+
 /// What `check` says of identities; the configuration with NSIDs.
 ///
 /// # Errors

@@ -73,7 +73,8 @@ fn run(source: &Source, held: Held) -> anyhow::Result<()> {
     let last_lines =
         log::start(config.target.log.as_str()).context("there is no thread for the log")?;
     raise_limits();
-    for warning in first_of(&room::check(&config, in_words_of(source))?) {
+    let numbered = identities::numbered(&config);
+    for warning in first_of(&room::check(&numbered, in_words_of(source))?) {
         tracing::warn!("{warning}");
     }
     // What came from stdin is gone.
@@ -141,16 +142,20 @@ fn check(file: &Path) -> anyhow::Result<()> {
     let (mut warnings, mut errors) = (Vec::new(), Vec::new());
     let silent = answers::take_out_silent(&mut config);
     errors.extend(silent.into_iter().map(anyhow::Error::msg));
+    // First, as what is said of a namespace has its NSID.
+    let mut of_media = Vec::new();
+    let numbered = identities::check(&config, &mut of_media);
+    let (config, unnumbered) = match numbered {
+        Ok(numbered) => (numbered, None),
+        Err(error) => (identities::numbered(&config), Some(error)),
+    };
     match room::check(&config, std::convert::identity) {
         Ok(found) => warnings = found,
         Err(error) => errors.push(error),
     }
     warnings.extend(room::locked_memory(&config));
-    let numbered = identities::check(&config, &mut warnings);
-    let config = numbered.unwrap_or_else(|error| {
-        errors.push(error);
-        config
-    });
+    errors.extend(unnumbered);
+    warnings.extend(of_media);
     warnings.extend(state::warnings(&config));
     match lba_size::check(&config) {
         Ok(found) => warnings.extend(found),

@@ -100,6 +100,37 @@ fn a_host_does_not_go_on_in_the_file_that_a_restart_puts_in_its_place() {
     assert!(daemon.stop().success());
 }
 
+#[test]
+fn what_is_said_of_a_namespace_has_the_nsid_that_hosts_see() {
+    let place = Place::new();
+    let (a, b) = (place.image("a"), place.image("b"));
+    place.configure(&[(&a, ""), (&b, "")]);
+    let daemon = place.serve();
+    assert_eq!(place.shown().len(), 2);
+    assert!(daemon.stop().success());
+    // The second one of the file is the first one now, and hosts know it as 2.
+    place.configure(&[(&b, "")]);
+    let in_use = fs::File::open(&b).unwrap();
+    in_use.lock().unwrap();
+    let run = |command: &str, args: &[&str]| {
+        let config = place.config();
+        let environment = place.environment();
+        let program = program("capstan-target");
+        let words = [&environment, utf8(&program), command, "--config"];
+        let mut run = Command::new("timeout");
+        run.args(["5", "env"]).args(words).arg(&config).args(args);
+        let output = run.output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|t| String::from_utf8(t).unwrap());
+        out + &err
+    };
+    for command in ["check", "doctor", "serve"] {
+        let said = run(command, &[]);
+        assert!(said.contains("nsid 2 path: "), "{command}: {said}");
+        assert!(!said.contains("nsid 1"), "{command}: {said}");
+    }
+    drop(in_use);
+}
+
 /// What Linux does after it has connected again: it sends what waited, and looks later.
 fn write_at_once(host: &mut WireHost, nsid: u32) -> Status {
     let write = Write::new(nsid, LbaRange { slba: 0, nlb: 1 });
