@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use capstan_nvme_proto::text::Count;
+
 use crate::machine::volume::{nearest_sibling, with_next_step};
 use crate::{BackingError, ListenError, NqnError, Size, shown};
 
@@ -317,7 +319,8 @@ pub enum ProblemKind {
         found: &'static str,
     },
     /// A size that is no whole number of LBAs.
-    #[error("{size_bytes} bytes are not a multiple of the LBA size, {lba_bytes} bytes; write {} bytes{}",
+    #[error("a size of {} is not a multiple of the LBA size, {lba_bytes} bytes; write {} bytes{}",
+        Count(*size_bytes, "byte"),
         whole_lbas(*size_bytes, *lba_bytes),
         smaller_lba.map(|write| format!(", or {write} for LBAs of 512 bytes")).unwrap_or_default())]
     PartialLba {

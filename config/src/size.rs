@@ -5,6 +5,7 @@ use std::num::IntErrorKind;
 use std::str::FromStr;
 
 use bytesize::ByteSize;
+use capstan_nvme_proto::text::Count;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
 /// A number of bytes, written as `1048576`, `"1048576"`, `"1MiB"` or `"1.5 GiB"`.
@@ -97,7 +98,7 @@ impl fmt::Display for Size {
             }
         }
         if self.0 < 1024 {
-            return write!(f, "{} bytes", self.0);
+            return write!(f, "{}", Count(self.0, "byte"));
         }
         write!(f, "{}", ByteSize::b(self.0).display().iec())
     }

@@ -289,17 +289,17 @@ fn namespaces_that_cannot_be() {
         ),
         (
             "ram = 1536\nlba = 4096",
-            "line 7: subsystem[0].namespace[0].ram: 1536 bytes are not a multiple of the LBA size, 4096 \
+            "line 7: subsystem[0].namespace[0].ram: a size of 1536 bytes is not a multiple of the LBA size, 4096 \
              bytes; write 4096 bytes, or `lba = 512` for LBAs of 512 bytes",
         ),
         (
             "null = 1000",
-            "line 7: subsystem[0].namespace[0].null: 1000 bytes are not a multiple of the LBA size, \
+            "line 7: subsystem[0].namespace[0].null: a size of 1000 bytes is not a multiple of the LBA size, \
              4096 bytes; write 4096 bytes",
         ),
         (
             "null = 1000\nlba = 512",
-            "line 7: subsystem[0].namespace[0].null: 1000 bytes are not a multiple of the LBA size, \
+            "line 7: subsystem[0].namespace[0].null: a size of 1000 bytes is not a multiple of the LBA size, \
              512 bytes; write 1024 bytes",
         ),
         (

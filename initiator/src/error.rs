@@ -161,8 +161,8 @@ pub enum ConnectError {
     Reset,
     /// The controller did not come back.
     #[error(
-        "the controller was lost for {lost_s} s ({attempts} attempts; ctrl-loss-tmo is \
-         {ctrl_loss_tmo_s} s): {cause}"
+        "the controller was lost for {lost_s} s ({}; ctrl-loss-tmo is {ctrl_loss_tmo_s} s): {cause}",
+        Count((*attempts).into(), "attempt")
     )]
     LossTimeout {
         /// How long, in seconds.

@@ -1,5 +1,5 @@
-//! Text from an untrusted peer. Fields of fixed length are ASCII, space or NUL padded and not
-//! terminated.
+//! Text from an untrusted peer, and words of messages. Fields of fixed length are ASCII, space or
+//! NUL padded and not terminated.
 
 use core::fmt;
 
@@ -106,6 +106,19 @@ fn is_shown(char: char) -> bool {
     matches!(char, '\'' | '"' | '\\') || char.escape_debug().len() == 1
 }
 
+/// So many of something, whose name is given in the singular: `1 block`, `2 blocks`.
+#[derive(Clone, Copy, Debug)]
+pub struct Count<'a>(pub u64, pub &'a str);
+
+impl fmt::Display for Count<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self(1, one) => write!(f, "1 {one}"),
+            Self(count, one) => write!(f, "{count} {one}s"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -124,6 +137,12 @@ mod tests {
         let shown = Shown("/dev/a\\x20b\u{1b}[31m\u{202e}'\"\n").to_string();
         assert_eq!(shown, "/dev/a\\x20b\\u{1b}[31m\\u{202e}'\"\\n");
         assert_eq!(Shown(&shown).to_string(), shown);
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        let said = [0, 1, 2].map(|count| Count(count, "block").to_string());
+        assert_eq!(said, ["0 blocks", "1 block", "2 blocks"]);
     }
 
     #[test]

@@ -203,8 +203,9 @@ pub enum OpenError {
     /// There is not one LBA; or memory is not a whole number of LBAs, or too large for this
     /// machine.
     #[error(
-        "{volume}: a size of {bytes} bytes is not at least one LBA of {lba_bytes}, or, of memory, no whole number \
-         of LBAs or too large; make it larger or choose another LBA size"
+        "{volume}: a size of {bytes} byte{} is not at least one LBA of {lba_bytes}, or, of memory, no whole number \
+         of LBAs or too large; make it larger or choose another LBA size",
+        if *bytes == 1 { "" } else { "s" }
     )]
     Size {
         /// The volume's name.

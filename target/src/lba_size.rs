@@ -13,6 +13,7 @@ use std::{io, mem};
 
 use anyhow::anyhow;
 use capstan_config::{Backing, Config, LbaSize, Namespace, Nqn, namespace_uuid};
+use capstan_nvme_proto::text::Count;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -264,8 +265,10 @@ pub(crate) fn out_of_reach(
     let tail_bytes = bytes % u64::from(lba_bytes);
     (tail_bytes != 0).then(|| {
         format!(
-            "{name} has {bytes} bytes, no whole number of LBAs of {lba_bytes}: its last {tail_bytes} bytes are out of reach \
-             of hosts; `truncate --size=%{lba_bytes} FILE` rounds it up"
+            "{name} has {}, no whole number of LBAs of {lba_bytes}, which leaves {} at its end out of reach of hosts; \
+             `truncate --size=%{lba_bytes} FILE` rounds it up",
+            Count(bytes, "byte"),
+            Count(tail_bytes, "byte")
         )
     })
 }
@@ -596,7 +599,7 @@ mod tests {
         assert_eq!(out_of_reach(&"/a", MIB, 4096), None);
         let words = out_of_reach(&"/a", MIB + 1536, 4096).unwrap();
         assert!(
-            words.contains("its last 1536 bytes are out of reach"),
+            words.contains("1536 bytes at its end out of reach"),
             "{words}"
         );
         let root = tempfile::tempdir().unwrap();

@@ -187,13 +187,13 @@ fn the_lba_size_of_an_image_does_not_follow_its_size() {
     bench.resize(MIB + 1536);
     let checked = bench.check();
     assert!(
-        checked.contains("its last 1536 bytes are out of reach"),
+        checked.contains("1536 bytes at its end out of reach"),
         "{checked}"
     );
     let daemon = bench.serve();
     let controller = bench.connect();
     assert_eq!(shape(&controller), (4096, 256));
-    assert_eq!(daemon.count_log("its last 1536 bytes are out of reach"), 1);
+    assert_eq!(daemon.count_log("1536 bytes at its end out of reach"), 1);
     controller.close();
     assert!(daemon.stop().success());
     // The next step that it names.
@@ -313,7 +313,7 @@ fn growth_to_no_whole_number_of_lbas_says_what_is_out_of_reach() {
         "WARN",
         utf8(&bench.image),
         "has grown from 2097152 to 3146728 bytes",
-        "its last 1000 bytes make no whole LBA of 4096 bytes",
+        "leaves 1000 bytes at its end, no whole LBA of 4096 bytes, out of reach of hosts",
     ]);
     assert!(daemon.stop().success());
 }

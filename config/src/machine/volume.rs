@@ -6,6 +6,8 @@ use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use capstan_nvme_proto::text::Count;
+
 use super::{Claims, Findings};
 use crate::{At, DirectIo, LbaSize, Namespace, ProblemKind, Size, suggest};
 
@@ -159,9 +161,10 @@ fn check_size(
         findings.warning(
             field,
             format!(
-                "{} is {}; its last {rest_bytes} bytes make no whole LBA of {lba_bytes} bytes and are out of reach of hosts",
+                "{} is {}, which leaves {} at its end, no whole LBA of {lba_bytes} bytes, out of reach of hosts",
                 path.display(),
                 Size(size_bytes),
+                Count(rest_bytes, "byte"),
             ),
         );
     }
@@ -538,7 +541,7 @@ mod tests {
         let odd = findings(&[file(folder.path(), "odd", 5000) + "\nlba = 4096"]);
         assert!(
             odd[0].contains(
-                "its last 904 bytes make no whole LBA of 4096 bytes and are out of reach of hosts"
+                "leaves 904 bytes at its end, no whole LBA of 4096 bytes, out of reach of hosts"
             ),
             "{odd:?}"
         );

@@ -80,8 +80,9 @@ impl AssociationEngine {
         let ranges = self.unknown_ranges(nsid);
         let unknown = (ranges > 0).then(|| {
             format!(
-                "writes to namespace {nsid} were never answered: those of the same blocks ({ranges} ranges, see \
-                 the log) are refused until it is attached anew"
+                "writes to namespace {nsid} were never answered: those of the same blocks ({}, see the log) are \
+                 refused until it is attached anew",
+                Count(u64::try_from(ranges).unwrap_or(u64::MAX), "range")
             )
         });
         let lost = self.unflushed.has_ever_lost(nsid).then(|| {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::{fmt, fs, process};
 
 use capstan_nvme_proto::nqn::Nqn;
+use capstan_nvme_proto::text::Count;
 use capstan_storage::Place;
 
 use super::Watched;
@@ -72,19 +73,24 @@ impl Watched {
         let (volume, bytes) = (self.store.name(), self.bytes);
         let shown = "hosts are told of its new size";
         if bytes > before_bytes {
-            let grown = format!("{volume} has grown from {before_bytes} to {bytes} bytes; {shown}");
+            let grown = format!(
+                "{volume} has grown from {before_bytes} to {}",
+                Count(bytes, "byte")
+            );
             let lba_bytes = self.store.geometry().lba_bytes;
             match bytes % u64::from(lba_bytes) {
-                0 => tracing::info!("{grown}"),
+                0 => tracing::info!("{grown}; {shown}"),
                 rest_bytes => tracing::warn!(
-                    "{grown}, but its last {rest_bytes} bytes make no whole LBA of {lba_bytes} bytes and are out of reach of \
-                     hosts"
+                    "{grown}, which leaves {} at its end, no whole LBA of {lba_bytes} bytes, out of reach of hosts; {shown}",
+                    Count(rest_bytes, "byte")
                 ),
             }
             return None;
         }
-        let what =
-            format!("{volume} was cut from {before_bytes} to {bytes} bytes while hosts had it");
+        let what = format!(
+            "{volume} was cut from {before_bytes} to {} while hosts had it",
+            Count(bytes, "byte")
+        );
         let after = Again(&self.subnqn, self.nsid);
         let mend = format!(
             "look for who did it, make it as long as it was (`truncate --size={before_bytes} FILE`, a device by what made \

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::rc::Rc;
 
+use capstan_nvme_proto::text::Count;
 use capstan_rdma::contract::{CompletionQueue, QpNum, WcOpcode, WcStatus, WorkCompletion};
 use rustc_hash::FxHashMap;
 
@@ -256,7 +257,10 @@ fn capsule(
 ) -> Event {
     if byte_len < SQE_BYTES {
         queue.give_back(data);
-        let what = format!("a capsule of {byte_len} bytes, expected at least {SQE_BYTES}");
+        let what = format!(
+            "a capsule of {}, expected at least {SQE_BYTES}",
+            Count(byte_len.into(), "byte")
+        );
         return ended(queue, EndReason::Violation(what));
     }
     Event::Capsule(Capsule {

@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 
 use capstan_memory::Pool;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::text::Count;
 use capstan_rdma::contract::{
     Access, ConnectionManager, DeviceAttributes, WcStatus, WorkCompletion,
 };
@@ -353,8 +354,8 @@ fn response(queue: &mut Connection, receive: u16, completion: &WorkCompletion) -
     };
     if completion.byte_len != CQE_BYTES {
         let what = format!(
-            "a response capsule has {} bytes, expected {CQE_BYTES}",
-            completion.byte_len
+            "a response capsule has {}, expected {CQE_BYTES}",
+            Count(completion.byte_len.into(), "byte")
         );
         return HostEvent::Ended(Box::new(HostEnd::Violation(what)));
     }
