@@ -1,7 +1,7 @@
 //! A file or block device, opened once per process: what it is, what it can do, and the lock
 //! against a second export.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
@@ -433,15 +433,7 @@ impl Opening<'_> {
         if kind.is_file() {
             return Ok(false);
         }
-        let what = if kind.is_dir() {
-            "a directory"
-        } else if kind.is_char_device() {
-            "a character device"
-        } else if kind.is_fifo() {
-            "a FIFO"
-        } else {
-            "a socket"
-        };
+        let what = kind_in_words(kind);
         Err(OpenError::NotAVolume {
             volume: Arc::clone(self.name),
             what,
@@ -561,6 +553,19 @@ impl Opening<'_> {
             atomic_lbas: 1,
             read_only: self.read_only,
         })
+    }
+}
+
+/// What is no volume, in words.
+pub(crate) fn kind_in_words(kind: FileType) -> &'static str {
+    if kind.is_dir() {
+        "a folder"
+    } else if kind.is_char_device() {
+        "a character device"
+    } else if kind.is_fifo() {
+        "a named pipe"
+    } else {
+        "a socket"
     }
 }
 

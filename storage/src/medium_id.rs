@@ -16,6 +16,7 @@ use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{self, BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType};
 use nix::sys::statvfs;
 
+use crate::file::kind_in_words;
 use crate::loop_device::{self, Backing, DEPTH_MAX, What};
 use crate::{mounts, sys};
 
@@ -64,7 +65,11 @@ impl MediumId {
     pub fn at(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         if !metadata.is_file() && !metadata.file_type().is_block_device() {
-            return Err(io::ErrorKind::InvalidInput.into());
+            let what = kind_in_words(metadata.file_type());
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("it is {what}, expected a file or a block device"),
+            ));
         }
         Ok(Self::of(path, &metadata))
     }

@@ -55,8 +55,10 @@ fn what_is_no_volume_is_refused_with_its_name() {
     let text = |path: &Path| prepare(path, None, DirectIo::Auto).unwrap_err().to_string();
     let fifo = folder.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    assert!(text(&fifo).ends_with("fifo is a FIFO; expected a regular file or a block device"));
-    assert!(text(folder.path()).contains("is a directory"));
+    assert!(
+        text(&fifo).ends_with("fifo is a named pipe; expected a regular file or a block device")
+    );
+    assert!(text(folder.path()).contains("is a folder"));
     assert!(text(Path::new("/dev/zero")).contains("is a character device"));
     let missing = text(&folder.path().join("missing"));
     let error = prepare(&folder.path().join("missing"), None, DirectIo::Auto).unwrap_err();

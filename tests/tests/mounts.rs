@@ -337,3 +337,36 @@ fn a_bad_record_hides_no_other_volume() {
     }
     machine.assert_clean(&device);
 }
+
+#[test]
+fn what_is_no_volume_and_no_mount_point_is_named_for_what_it_is() {
+    if !has_disks(
+        "what_is_no_volume_and_no_mount_point_is_named_for_what_it_is",
+        &[],
+    ) {
+        return;
+    }
+    let machine = Machine::new(own_address());
+    let [pipe, link, file] = ["pipe", "link", "file"].map(|name| machine.path(name));
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    std::os::unix::fs::symlink("absent", &link).unwrap();
+    fs::write(&file, "").unwrap();
+    for (path, is) in [
+        (&machine.mount_point(), "it is a folder"),
+        (&pipe, "it is a named pipe"),
+        (&link, "it is a link to absent, and nothing is there"),
+        (&file, "it is a file"),
+        (&machine.path("absent"), "it is not there"),
+        (&PathBuf::from("/dev/null"), "it is a character device"),
+    ] {
+        for command in ["detach", "umount", "reset", "ns-rescan"] {
+            let error = complaint(&machine.run(command, &[utf8(path)]));
+            for words in [utf8(path), is, "expected", "`capstan list`"] {
+                assert!(error.contains(words), "{command}: no {words} in {error}");
+            }
+        }
+        let error = complaint(&machine.run_on_target("mount", &[utf8(path)]));
+        let no_folder = !is.contains("folder") && !is.contains("not there");
+        assert_eq!(error.contains(is), no_folder, "{error}");
+    }
+}

@@ -5,7 +5,8 @@
 //! what is said on stdout and stderr, and the exit status in brackets. Lines between cases are for
 //! people.
 //! `TARGET` is the address of a target that runs, `FOLDER` a folder with an empty file
-//! (`plain.toml`) and symbolic links that lead nowhere (`a`, `loop`). With `RENEW=1` in the
+//! (`plain.toml`), a named pipe (`pipe`) and symbolic links that lead nowhere (`a`, `loop`,
+//! `dangling`). With `RENEW=1` in the
 //! environment the text is written anew: read the difference before it is committed.
 
 use std::fmt::Write as _;
@@ -16,6 +17,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use capstan_tests::program::{Daemon, own_address, program, utf8};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 /// How many mistakes there are at least.
 const CASES_MIN: usize = 50;
@@ -101,10 +104,16 @@ fn every_mistake_gets_the_words_that_were_agreed() {
     let target = Daemon::start("ram:1MiB", 4096, at);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let ip = at.ip().to_string();
-    for (to, link) in [("loop", "loop"), ("b", "a"), ("a", "b")] {
+    for (to, link) in [
+        ("loop", "loop"),
+        ("b", "a"),
+        ("a", "b"),
+        ("absent", "dangling"),
+    ] {
         symlink(to, folder.path().join(link)).expect("a symbolic link");
     }
     fs::write(folder.path().join("plain.toml"), "").expect("a file");
+    mkfifo(&folder.path().join("pipe"), Mode::S_IRUSR).expect("a named pipe");
     let replace = [("TARGET", &*ip), ("FOLDER", utf8(folder.path()))];
     let (mut now, mut cases) = (String::new(), 0);
     for piece in parse(&agreed) {

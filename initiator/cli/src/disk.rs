@@ -14,6 +14,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::args::OutputArgs;
+use super::found::found_at;
 use super::interrupt::{Interrupted, Interrupts};
 use super::left_over::{Trouble, clean_up, clean_up_ended, clean_up_unborn};
 use super::signatures::{self, Partition};
@@ -350,8 +351,9 @@ pub(super) fn find_device(name: &Path) -> Result<(VolumeDir, Record)> {
     let found = find(|dir, record| dir.path() == path || has(record))?;
     found.ok_or_else(|| {
         anyhow!(
-            "{} is no volume of capstan; `capstan list` shows those that are attached",
-            name.display()
+            "{} is no volume of capstan ({}), expected the disk of one or its mount point: `capstan list` shows both",
+            name.display(),
+            found_at(name)
         )
     })
 }

@@ -132,9 +132,10 @@ fn room(namespace: &NamespaceInfo, start_block: u64) -> Result<u64> {
     let lbas = namespace.nsze_lbas;
     let Some(rest) = lbas.checked_sub(start_block).filter(|rest| *rest > 0) else {
         bail!(
-            "--start-block is {start_block}, expected 0 to {}: namespace {} has {lbas} LBAs",
+            "--start-block is {start_block}, expected 0 to {}: namespace {} has {}",
             lbas.saturating_sub(1),
-            namespace.nsid
+            namespace.nsid,
+            Count(lbas, "LBA")
         );
     };
     Ok(rest.saturating_mul(namespace.lba_bytes.into()))
@@ -278,6 +279,12 @@ impl Write {
                 });
             }
         };
+        if total == 0 {
+            bail!(
+                "{} is empty, expected something to write; nothing was written",
+                input.name
+            );
+        }
         let is_limited = self.data_size.is_some() || input.len_bytes.is_some();
         let has_more = !is_limited && total == most && input.has_more()?;
         if let Some(asked) = self
@@ -318,9 +325,10 @@ impl Write {
         }
         match input.len_bytes {
             Some(bytes) if bytes > room => bail!(
-                "{} has {bytes} bytes, and namespace {} has {room} from --start-block {} on; nothing \
-                 was written; --data-size {room} writes the first of them",
+                "{} has {}, and namespace {} has {room} from --start-block {} on; nothing was written; \
+                 --data-size {room} writes the first of them",
                 input.name,
+                Count(bytes, "byte"),
                 namespace.nsid,
                 self.range.start_block
             ),
@@ -424,7 +432,10 @@ fn open_output(path: &Path) -> Result<Box<dyn io::Write>> {
     if path.as_os_str() == "-" {
         return Ok(Box::new(io::stdout().lock()));
     }
-    let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+    let file = File::create(path).map_err(|error| {
+        let path = path.display();
+        anyhow!("{path}: {error}; expected a file that can be made or written, or - for stdout")
+    })?;
     Ok(Box::new(file))
 }
 
@@ -455,7 +466,9 @@ impl Input {
         } else {
             File::open(path)
         };
-        let file = file.with_context(|| format!("opening {name}"))?;
+        let file = file.map_err(|error| {
+            anyhow!("{name}: {error}; expected a file, a device, a pipe, or - for stdin; nothing was written")
+        })?;
         if file.metadata().is_ok_and(|meta| meta.is_dir()) {
             bail!(
                 "{name} is a folder; expected a file, a device, a pipe, or - for stdin; nothing was written"

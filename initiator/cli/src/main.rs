@@ -10,6 +10,7 @@ mod disk;
 mod doctor;
 mod feature;
 mod force;
+mod found;
 mod identify;
 mod idle;
 mod interrupt;

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::args::{OutputArgs, OutputFormat};
 use super::disk::{self, find, find_device, wait_for_exit};
+use super::found::found_at;
 use super::interrupt::{Interrupted, Interrupts};
 use super::left_over::clean_up;
 use super::tool::Tools;
@@ -57,7 +58,8 @@ impl Mount {
             let point = self.mount_point.display();
             if self.mount_point.symlink_metadata().is_ok() {
                 bail!(
-                    "mount point {point} is no folder; expected one, and empty: give another path"
+                    "mount point {point} is no folder ({}); expected one, and empty: give another path",
+                    found_at(&self.mount_point)
                 );
             }
             bail!("mount point {point} is not there; make it first: `mkdir -p {point}`");
@@ -109,11 +111,13 @@ impl Mount {
         }
         if let Err(error) = tools.run(command.arg(&device).arg(&self.mount_point)) {
             if !error.is::<Interrupted>() && signatures::is_unknown_to_kernel(&fs_type) {
+                let said = match &self.fs_type {
+                    Some(_) => format!("--type is {fs_type}"),
+                    None => format!("{} holds {fs_type}", self.named(record)),
+                };
                 bail!(
-                    "{} holds {fs_type}, which cannot be mounted here: this kernel does not have \
-                     it (`modprobe {fs_type}`), and there is no mount.{fs_type}; where the kernel \
-                     has it by another name, say that with --type",
-                    self.named(record)
+                    "{said}, which cannot be mounted here: this kernel does not have it (`modprobe {fs_type}`), and there \
+                     is no mount.{fs_type}; where the kernel has it by another name, say that with --type"
                 );
             }
             return Err(error);
@@ -282,7 +286,11 @@ impl Umount {
             // The kernel forgets it before its unmount is over.
             let found = find(|_, record| record.mount_points.contains(&path))?;
             let (dir, record) = found.ok_or_else(|| {
-                anyhow!("nothing is mounted at {target}; `capstan list` shows what is")
+                anyhow!(
+                    "nothing is mounted at {target} ({}), expected a mount point or the disk of a volume: `capstan list` \
+                     shows both",
+                    found_at(&self.target)
+                )
             })?;
             return Ok((dir, record, Vec::new()));
         };

@@ -392,7 +392,7 @@ fn open(path: &Path, write: bool, flags: i32) -> Result<LoopDevice, LoopError> {
     let meta = file.metadata().map_err(error)?;
     // Major number 7 is the loop driver's (Documentation/admin-guide/devices.txt).
     if !meta.file_type().is_block_device() || libc::major(meta.rdev()) != 7 {
-        return Err(error(io::ErrorKind::InvalidInput.into()));
+        return Err(error(io::Error::other("it is none")));
     }
     Ok(LoopDevice {
         path: path.to_owned(),
