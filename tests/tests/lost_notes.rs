@@ -90,6 +90,51 @@ fn root_a_target_that_only_reads_clears_nothing_that_another_one_has_lost() {
     assert!(!left.iter().any(is_of_a_loss), "{left:?}");
 }
 
+/// What `check` and `doctor` say of lost writes with this configuration.
+fn said_of_losses(folder: &Path, file: &Path) -> [Vec<String>; 2] {
+    ["check", "doctor"].map(|command| {
+        let said = target_command(folder, &[command, "--config", utf8(file)]);
+        let of_losses = said.lines().filter(|line| line.contains("lost writes"));
+        of_losses.map(str::to_owned).collect()
+    })
+}
+
+/// Under the name that the target has it by, and under others.
+#[test]
+fn root_check_and_doctor_tell_the_same_losses_whatever_the_volume_is_called() {
+    let Lossy {
+        thin: _thin,
+        path,
+        folder,
+        at,
+        file,
+        daemon,
+        ..
+    } = Lossy::new();
+    let folder = folder.path();
+    let other = tempfile::tempdir().unwrap();
+    let link = other.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let by_link = write_configuration(other.path(), at, &namespace(1, &link));
+    let when = || {
+        let text = fs::read_to_string(&notes(folder)[0]).unwrap();
+        let when = text.split("when = \"").nth(1).unwrap();
+        when.split('"').next().unwrap().to_owned()
+    };
+    let when = when();
+    let is_told = |state: &str| {
+        for file in [&file, &by_link] {
+            for lines in said_of_losses(folder, file) {
+                let told = lines.iter().filter(|line| line.contains(&when)).count();
+                assert_eq!(told, 1, "{state}, {}: {lines:#?}", file.display());
+            }
+        }
+    };
+    is_told("it runs");
+    daemon.kill();
+    is_told("it was killed");
+}
+
 /// Its name says which medium it is of.
 #[test]
 fn root_a_note_that_cannot_be_read_fails_every_flush_until_it_is_cleared() {
@@ -136,6 +181,12 @@ fn root_a_note_that_cannot_be_read_fails_every_flush_until_it_is_cleared() {
         }
         let report = target_command(folder, &["doctor"]);
         assert!(report.contains("lost writes"), "{damage}: {report}");
+        for lines in said_of_losses(folder, &folder.join("target.toml")) {
+            let lines = lines.join("\n");
+            for words in [utf8(&path), name, "cannot be read"] {
+                assert!(lines.contains(words), "{damage}: no {words} in {lines}");
+            }
+        }
         let cleared = target_command(folder, &["clear-lost-writes", utf8(&path)]);
         assert!(cleared.starts_with("cleared: "), "{damage}: {cleared}");
         assert!(notes(folder).is_empty(), "{damage}");

@@ -60,7 +60,7 @@ pub(super) struct Unreadable {
     pub(super) name: String,
     /// RFC 3339, in seconds: when it was changed last.
     pub(super) when: String,
-    error: io::Error,
+    pub(super) error: io::Error,
 }
 
 /// What is in the folder.
@@ -118,6 +118,11 @@ impl Unreadable {
         let changed = changed.and_then(|metadata| metadata.modified());
         let when = super::shown(changed.unwrap_or(SystemTime::UNIX_EPOCH));
         Self { name, when, error }
+    }
+
+    /// Whether another user may read it.
+    pub(super) fn is_refused(&self) -> bool {
+        self.error.kind() == io::ErrorKind::PermissionDenied
     }
 
     /// What has happened to the medium, as far as is known.

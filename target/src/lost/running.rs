@@ -13,11 +13,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, process};
 
 use capstan_doctor::{Check, Machine};
+use capstan_storage::MediumId;
 use capstan_subsystem::BackendId;
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{AccessFlags, Pid, access};
 use serde::{Deserialize, Serialize};
+
+use crate::identities::is_twin;
 
 /// What systemd tells a service with `RuntimeDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).
@@ -328,10 +331,23 @@ pub(super) fn lines(machine: &Machine, folder: &str) -> Vec<Line> {
 }
 
 impl Line {
-    /// Whether it is of a file or device at this path.
+    /// Whether it cannot be read, and may be of any file or device.
+    pub(super) fn is_unreadable(&self) -> bool {
+        self.entry.is_none()
+    }
+
+    /// Whether it is of what is at this path, by that name or another.
     pub(super) fn is_of(&self, path: &Path) -> bool {
-        let entry = self.entry.as_ref();
-        entry.is_some_and(|entry| Path::new(&entry.said.path) == path)
+        let Some(entry) = &self.entry else {
+            return false;
+        };
+        let said = Path::new(&entry.said.path);
+        let is_same = || {
+            let (there, here) = (MediumId::at(said).ok()?, MediumId::at(path).ok()?);
+            let is_same = there.is_same(&here) == Some(true) && !is_twin(said, path, &here);
+            Some(is_same || there.shares_bytes(&here))
+        };
+        said == path || is_same() == Some(true)
     }
 
     /// What `doctor` makes of it.
@@ -350,8 +366,8 @@ impl Line {
     }
 }
 
-pub(super) fn has(lines: &[Line], what: &str) -> bool {
-    let mut entries = lines.iter().filter_map(|line| line.entry.as_ref());
+pub(super) fn has<'a>(lines: impl IntoIterator<Item = &'a Line>, what: &str) -> bool {
+    let mut entries = lines.into_iter().filter_map(|line| line.entry.as_ref());
     entries.any(|entry| entry.said.what == what)
 }
 

@@ -1,6 +1,7 @@
 //! What `doctor` and `check` say of lost writes, and the command that clears them.
 
-use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::fs;
+use std::io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -8,7 +9,7 @@ use capstan_config::{Backing, Config};
 use capstan_doctor::{Check, Machine};
 use capstan_storage::MediumId;
 
-use super::note::{self, All, Found, Note};
+use super::note::{self, All, Found, Note, Unreadable};
 use super::running::{self, LOST, Line};
 use crate::state;
 
@@ -27,26 +28,53 @@ pub(crate) fn checks(machine: &Machine, config: Option<&Config>) -> Vec<Check> {
 fn checks_in(machine: &Machine, running: &str, state: &str, config: Option<&Config>) -> Vec<Check> {
     let lines = running::lines(machine, running);
     let mut checks: Vec<_> = lines.iter().map(Line::check).collect();
-    for name in machine
-        .names(state)
+    // A folder that cannot be read is said to by another check.
+    let All { found, unreadable } = note::all(&machine.path(state)).unwrap_or_default();
+    let found = found
         .iter()
-        .filter(|name| note::is_name(name))
-    {
-        let path = format!("{state}/{name}");
-        match note::read(&machine.path(state), name) {
-            Ok(note) if running::has(&lines, &note.line()) => {}
-            Ok(note) => checks.push(of_note(&note, &path, config)),
-            Err(_) => checks.push(Check::error(
-                LOST,
-                format!("{path} tells of lost writes and cannot be read"),
-                "a note as capstan-target writes it",
-                "a target that has the volume names it at its start, in the log: check or restore what is on that, then: \
-                 capstan-target clear-lost-writes PATH. Where none does, as root look into the file for the path, and \
-                 remove it",
-            )),
-        }
-    }
+        .filter(|found| !running::has(&lines, &found.note.line()));
+    checks.extend(
+        found.map(|Found { name, note }| of_note(note, &format!("{state}/{name}"), config)),
+    );
+    let unreadable = unreadable.iter();
+    checks.extend(unreadable.map(|unreadable| of_unreadable(unreadable, state, config)));
     checks
+}
+
+/// Of a note that cannot be read: of the volume whose note has its name, where that is configured.
+fn of_unreadable(unreadable: &Unreadable, folder: &str, config: Option<&Config>) -> Check {
+    let namespaces = config.into_iter().flat_map(|config| &config.subsystems);
+    let mut namespaces = namespaces.flat_map(|subsystem| &subsystem.namespaces);
+    let of = namespaces.find_map(|namespace| match &namespace.backing {
+        Backing::Path(path) if note::is_name_of(&unreadable.name, path) => Some(path.display()),
+        _ => None,
+    });
+    let remedy = match &of {
+        _ if unreadable.is_refused() => {
+            "look again as a user that may read it: sudo capstan-target doctor".to_owned()
+        }
+        Some(path) => format!(
+            "every Flush of {path} fails until it is cleared: check or restore what is on it, then: capstan-target \
+             clear-lost-writes {path}"
+        ),
+        None if config.is_some() => format!(
+            "it is of no volume that is known here: look into it for the path of one, check or restore what is on that, \
+             and remove it, as root: rm {folder}/{}",
+            unreadable.name
+        ),
+        None => "a target that has the volume names it at its start, in the log, and so does capstan-target doctor \
+                 --config FILE: check or restore what is on that, then: capstan-target clear-lost-writes PATH. Where none \
+                 does, as root look into the file for the path, and remove it"
+            .to_owned(),
+    };
+    let of = of
+        .map(|path| format!(", which is of {path}"))
+        .unwrap_or_default();
+    let seen = format!(
+        "{folder}/{}{of}, tells of lost writes at {} and cannot be read: {}",
+        unreadable.name, unreadable.when, unreadable.error
+    );
+    Check::error(LOST, seen, "a note as capstan-target writes it", remedy)
 }
 
 /// Of a target that has ended, or that has its runtime directory elsewhere.
@@ -88,51 +116,38 @@ fn of_note(note: &Note, file: &str, config: Option<&Config>) -> Check {
 pub fn warnings(config: &Config) -> Vec<String> {
     let machine = Machine::at(Path::new("/"), Vec::new());
     let running = running::lines(&machine, &running::folder());
-    let mut warnings = warnings_of_running(&running, config);
+    let of_config: Vec<&Line> = running.iter().filter(|line| is_of(line, config)).collect();
+    let told = of_config.iter().map(|line| line.check().line());
+    let mut warnings: Vec<String> = told.collect();
     // A folder that cannot be read here is one that `serve` cannot read: that says it.
     let Some(folder) = state::folder() else {
         return warnings;
     };
-    warnings.extend(warnings_in(&folder, config, &running));
+    let is_told = |note: &Note| {
+        let has = |lines: &mut dyn Iterator<Item = &Line>| running::has(lines, &note.line());
+        has(&mut of_config.iter().copied())
+            || has(&mut running.iter()) && !note.is_configured(config)
+    };
+    warnings.extend(warnings_in(&folder, config, is_told));
     warnings
 }
 
-fn warnings_of_running(lines: &[Line], config: &Config) -> Vec<String> {
-    let namespaces = || config.subsystems.iter().flat_map(|s| &s.namespaces);
-    let is_configured = |line: &&Line| {
-        namespaces().any(|n| matches!(&n.backing, Backing::Path(path) if line.is_of(path)))
-    };
-    let lines = lines.iter().filter(is_configured);
-    lines.map(|line| line.check().line()).collect()
+/// Whether a target that runs may have said it of a volume of `config`, whatever path it has there.
+fn is_of(line: &Line, config: &Config) -> bool {
+    let mut namespaces = config.subsystems.iter().flat_map(|s| &s.namespaces);
+    line.is_unreadable()
+        || namespaces.any(|n| matches!(&n.backing, Backing::Path(path) if line.is_of(path)))
 }
 
-fn warnings_in(folder: &Path, config: &Config, running: &[Line]) -> Vec<String> {
+fn warnings_in(folder: &Path, config: &Config, is_told: impl Fn(&Note) -> bool) -> Vec<String> {
     let All { found, unreadable } = note::all(folder).unwrap_or_default();
-    let namespaces = || config.subsystems.iter().flat_map(|s| &s.namespaces);
-    let lines = unreadable.into_iter().map(|unreadable| {
-        let of = namespaces().find_map(|namespace| match &namespace.backing {
-            Backing::Path(path) if note::is_name_of(&unreadable.name, path) => Some(path),
-            _ => None,
-        });
-        match of {
-            Some(path) => format!(
-                "lost writes: {}: {}: every Flush of {path} fails until it is cleared: check or restore what is on it, then: \
-                 capstan-target clear-lost-writes {path}",
-                unreadable.when,
-                unreadable.what(),
-                path = path.display()
-            ),
-            None => unreadable.line(folder),
-        }
-    });
-    let found = found
-        .iter()
-        .filter(|found| !running::has(running, &found.note.line()))
-        .map(|found| {
-            let file = folder.join(&found.name).display().to_string();
-            of_note(&found.note, &file, Some(config)).line()
-        });
-    lines.chain(found).collect()
+    let place = folder.display().to_string();
+    let unreadable = unreadable.iter();
+    let unreadable = unreadable.map(|unreadable| of_unreadable(unreadable, &place, Some(config)));
+    let found = found.iter().filter(|found| !is_told(&found.note));
+    let found =
+        found.map(|Found { name, note }| of_note(note, &format!("{place}/{name}"), Some(config)));
+    unreadable.chain(found).map(|check| check.line()).collect()
 }
 
 /// Clears what these files or devices have lost: what was cleared, a line each.
@@ -156,7 +171,8 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
         unreadable,
     } = note::all(folder).with_context(|| {
         format!(
-            "notes of lost writes cannot be read in {}",
+            "notes of lost writes cannot be read in {}, expected a folder that this user may read and write: run this as \
+             root, or as the user of the target",
             folder.display()
         )
     })?;
@@ -166,6 +182,9 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
         let medium = match MediumId::at(&whole) {
             Ok(medium) => Some(medium),
             Err(error) if matches!(error.kind(), NotFound | NotADirectory) => None,
+            Err(error) if error.kind() == InvalidInput => {
+                bail!("{}: {error}. Nothing was cleared", path.display())
+            }
             Err(error) => bail!(
                 "{} cannot be looked at: {error}; a file or a block device that may be opened was expected. Nothing was \
                  cleared",
@@ -201,7 +220,11 @@ fn clear_in(folder: &Path, paths: &[PathBuf]) -> anyhow::Result<Vec<String>> {
     let cleared = chosen.into_iter().map(|(name, what)| {
         note::clear(folder, name).with_context(|| {
             let path = folder.join(name);
-            format!("{} cannot be marked as cleared", path.display())
+            format!(
+                "{} cannot be marked as cleared, expected a folder that this user may write to: run this as root, or as \
+                 the user of the target",
+                path.display()
+            )
         })?;
         Ok(format!(
             "cleared: {what}. A target that runs with it is to be told: systemctl reload capstan-target, or kill -HUP"
@@ -221,7 +244,10 @@ fn nothing_noted(
     let (path, place) = (path.display(), folder.display());
     let subject = match is_there {
         true => format!("no lost writes of what is at {path} now are noted in {place}"),
-        false => format!("nothing is at {path}"),
+        false => match fs::read_link(whole) {
+            Ok(to) => format!("{path} is a link to {}, and nothing is there", to.display()),
+            Err(_) => format!("nothing is at {path}"),
+        },
     };
     let mut before = notes.iter().filter(|found| found.note.path == whole);
     if let Some(found) = before.next() {
@@ -348,8 +374,34 @@ mod tests {
         clear_in(root.path(), &[a.into()]).unwrap_err();
         clear_in(root.path(), &[b.into()]).unwrap();
         assert!(note::all(root.path()).unwrap().found.is_empty());
-        let error = clear_in(root.path(), &["/".into()]).unwrap_err();
-        assert!(error.to_string().contains("cannot be looked at"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_file_and_no_device_is_named_with_what_was_expected() {
+        let root = tempfile::tempdir().unwrap();
+        let [pipe, socket, link] = ["pipe", "socket", "link"].map(|name| root.path().join(name));
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        for (path, is) in [
+            (
+                Path::new("/"),
+                "it is a folder, expected a file or a block device",
+            ),
+            (Path::new("/dev/null"), "it is a character device, expected"),
+            (&pipe, "it is a named pipe, expected"),
+            (&socket, "it is a socket, expected"),
+            (&link, "is a link to nowhere, and nothing is there"),
+        ] {
+            let error = clear_in(root.path(), &[path.into()])
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(is) && error.contains("othing was cleared"),
+                "{error}"
+            );
+            assert!(error.contains(&path.display().to_string()), "{error}");
+        }
     }
 
     /// Another file may be at its path, or nothing: what it has lost goes with it.
@@ -366,7 +418,7 @@ mod tests {
         };
         let file = state.join(note.name());
         fs::write(&file, note.text().unwrap()).unwrap();
-        let told = || warnings_in(&state, &config(&path), &[]).join("\n");
+        let told = || warnings_in(&state, &config(&path), |_| false).join("\n");
         let by_path = format!("clear-lost-writes {}", path.display());
         assert!(told().contains(&by_path), "{}", told());
         fs::rename(&path, &moved).unwrap();
