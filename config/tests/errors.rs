@@ -40,6 +40,14 @@ fn the_file_the_mistakes_are_put_into_is_valid() {
 }
 
 #[test]
+fn a_path_with_what_no_path_has_is_told_from_a_relative_one() {
+    let said = namespace_error("path = \"/srv/a\\u0000b\"");
+    assert!(said.contains("allowed: a path without NUL"), "{said}");
+    let said = namespace_error("path = \"srv/a\"");
+    assert!(said.contains("allowed: an absolute path"), "{said}");
+}
+
+#[test]
 fn an_unknown_key_names_the_nearest() {
     assert_eq!(
         error_with("[target]\nreactor = 1\n"),

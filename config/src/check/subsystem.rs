@@ -291,8 +291,14 @@ impl Checker<'_> {
 
     fn path(&mut self, field: &str, text: &Spanned<String>) -> Option<Backing> {
         let path = Path::new(text.get_ref());
-        if !path.is_absolute() || text.get_ref().contains('\0') {
-            let allowed = "an absolute path; the daemon has no folder to start from";
+        let refused = if text.get_ref().contains('\0') {
+            Some("a path without NUL, with which the kernel ends it")
+        } else if !path.is_absolute() {
+            Some("an absolute path; the daemon has no folder to start from")
+        } else {
+            None
+        };
+        if let Some(allowed) = refused {
             self.not_allowed(field, text.span(), format!("{:?}", text.get_ref()), allowed);
             return None;
         }

@@ -291,13 +291,36 @@ pub(crate) fn with_next_step(
              {path}`, or export it with `read_only = true`",
             path = path.display(),
         ),
-        (ErrorKind::PermissionDenied, Some(metadata)) => format!(
-            "{error}; it belongs to UID {} and GID {} with mode {:04o}: run the target as that \
-             user, put its user into that group, or export it with `read_only = true`",
-            metadata.uid(),
-            metadata.gid(),
-            metadata.mode() & 0o7777,
-        ),
+        (ErrorKind::PermissionDenied, Some(metadata)) => {
+            let mode = metadata.mode() & 0o7777;
+            // No more than what would do.
+            let ways = [
+                Some("run the target as that user"),
+                (mode & GROUP_MAY_WRITE == GROUP_MAY_WRITE)
+                    .then_some("put its user into that group"),
+                File::open(path)
+                    .is_ok()
+                    .then_some("export it with `read_only = true`"),
+            ];
+            let ways: Vec<_> = ways.into_iter().flatten().collect();
+            format!(
+                "{error}; it belongs to UID {} and GID {} with mode {mode:04o}: {}",
+                metadata.uid(),
+                metadata.gid(),
+                ways.join(", or "),
+            )
+        }
+        (ErrorKind::PermissionDenied, None) => match first_closed(path) {
+            Some((folder, of)) => format!(
+                "{error}: this user may not look into {}, which belongs to UID {} and GID {} with mode {:04o}: let it, \
+                 or run the target as a user that may",
+                folder.display(),
+                of.uid(),
+                of.gid(),
+                of.mode() & 0o7777,
+            ),
+            None => error.to_string(),
+        },
         (ErrorKind::ReadOnlyFilesystem, _) => format!(
             "{error}; its file system is mounted read-only here (`findmnt -T {path}`; in the unit: \
              ReadWritePaths=): mount it for writing, or export it with `read_only = true`",
@@ -307,6 +330,9 @@ pub(crate) fn with_next_step(
             "{error}; a symbolic link of it leads back to itself: `namei --long {}` shows which",
             path.display()
         ),
+        (ErrorKind::InvalidFilename, _) => {
+            format!("{error}; expected at most 255 bytes between two slashes, and 4095 in all")
+        }
         (ErrorKind::NotADirectory, _) => match first_no_folder(path) {
             Some(file) => format!(
                 "{error}: {} is none; expected a folder there",
@@ -362,6 +388,21 @@ fn how_to_have_it(path: &Path) -> String {
             format!("`truncate -s 1G {path}` makes a file of 1 GiB")
         }
     }
+}
+
+/// Bits of a mode: the group may read and write.
+const GROUP_MAY_WRITE: u32 = 0o060;
+
+/// The first folder on the way to `path` that this user may not look into.
+fn first_closed(path: &Path) -> Option<(PathBuf, Metadata)> {
+    let on_the_way: Vec<&Path> = path.ancestors().collect();
+    let mut from_root = on_the_way.into_iter().rev();
+    let refused = from_root.find(|path| {
+        let looked = fs::metadata(path);
+        looked.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+    })?;
+    let folder = refused.parent()?;
+    Some((folder.to_owned(), fs::metadata(folder).ok()?))
 }
 
 /// What is in the way of `path`, and not a folder.
@@ -443,6 +484,8 @@ mod tests {
                  {path}` shows i or a): `chattr -i -a {path}`, or export it with `read_only = true`"
             )
         );
+        let long = told(libc::ENAMETOOLONG);
+        assert!(long.contains("at most 255 bytes"), "{long}");
         // That one is the mode's.
         assert!(told(libc::EACCES).contains("it belongs to UID"));
         let read_only = told(libc::EROFS);

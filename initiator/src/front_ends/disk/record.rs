@@ -52,6 +52,9 @@ pub enum RecordError {
 /// What there is to be instead of `error`.
 fn expected(error: &io::Error) -> String {
     let another = format!("another is given by {RUN_DIR_VARIABLE}");
+    if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
+        return format!("its file system is mounted read-only: use another folder, {another}");
+    }
     shortage(error).map_or_else(
         || format!("expected a folder of this user's own that nobody else can write (root's is {RUN_DIR}, {another})"),
         |shortage| format!("{shortage}, or use another folder: {another}"),
@@ -386,6 +389,22 @@ mod tests {
         assert!(said[2].starts_with("volume.json: neither"), "{said:?}");
         assert_eq!(said[3], "Some(1)");
         assert_eq!(said.len(), 4);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_told_from_one_of_another_user() {
+        let said = |errno| {
+            let source = std::io::Error::from_raw_os_error(errno);
+            let path = PathBuf::from("/run/capstan-host");
+            super::RecordError::System { path, source }.to_string()
+        };
+        let read_only = said(nix::libc::EROFS);
+        assert!(
+            read_only.contains("mounted read-only: use another"),
+            "{read_only}"
+        );
+        assert!(!read_only.contains("own"), "{read_only}");
+        assert!(said(nix::libc::EACCES).contains("a folder of this user's own"));
     }
 
     #[test]
