@@ -103,6 +103,8 @@ impl QueuePair for QpHandle {
     }
 
     fn arrived(&mut self) -> u64 {
+        // A peer sends in shared memory as soon as it has delivered it here.
+        self.engine.take_memory(false);
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;
         if qp.core.state != QpState::ReadyToSend {

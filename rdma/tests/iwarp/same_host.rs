@@ -7,7 +7,7 @@ use std::{env, fs};
 use capstan_rdma::contract::{Remote, SendOp, WcStatus};
 use capstan_rdma::iwarp::Config;
 
-use crate::side::{Pair, disconnected, pattern, send, wr};
+use crate::side::{Pair, Side, any, disconnected, established, pattern, send, wr};
 
 /// Mappings of this process that come from a connection.
 fn mappings() -> usize {
@@ -62,6 +62,38 @@ fn one_end_alone_does_not() {
         let _pair = Pair::with(host, target);
         assert_eq!(mappings(), 0);
     }
+}
+
+/// The accepting end moves into shared memory when it is polled, and the other one sends there
+/// before that.
+#[test]
+fn a_message_in_memory_that_the_target_has_not_looked_at_has_arrived() {
+    let [host, target] = [(); 2].map(|()| Side::new(Config::default()));
+    let mut pair = Pair::accepted(host, target, any());
+    let inbox = [pair.target.sge(0, 64)];
+    pair.target_qp.post_recv(7, &inbox).unwrap();
+    let host_id = pair.host_id;
+    let is_up = |host: &Side| established(host, host_id);
+    pair.host.turn_until("established", is_up);
+    let sges = [pair.host.sge(0, 64)];
+    pair.host_qp.post_send(&send(1, &sges)).unwrap();
+    pair.host_qp.ring_doorbell();
+    pair.host
+        .turn_until("a completion", |host| !host.completions.is_empty());
+    let mark = pair.target_qp.arrived();
+    assert!(!pair.target_qp.has_passed(mark), "it was not polled yet");
+    while !pair.target_qp.has_passed(mark) {
+        pair.target.turn();
+    }
+    // As the contract says: once the mark is passed, one poll more has it.
+    pair.target.turn();
+    let [completion] = &pair.target.completions[..] else {
+        panic!("{:?}", pair.target.completions);
+    };
+    assert_eq!(
+        (completion.wr_id, completion.status),
+        (7, WcStatus::Success)
+    );
 }
 
 /// Bytes of memory behind those mappings; what both ends have mapped counts twice.

@@ -174,7 +174,19 @@ impl Pair {
         Self::between(Side::new(host), Side::new(target), any())
     }
 
-    pub(crate) fn between(mut host: Side, mut target: Side, addr: SocketAddr) -> Self {
+    pub(crate) fn between(host: Side, target: Side, addr: SocketAddr) -> Self {
+        let mut pair = Self::accepted(host, target, addr);
+        let (host_id, target_id) = (pair.host_id, pair.target_id);
+        pair.turn_until("established", |h, t| {
+            established(h, host_id) && established(t, target_id)
+        });
+        pair.host.events.clear();
+        pair.target.events.clear();
+        pair
+    }
+
+    /// The target has accepted, and nothing has happened since.
+    pub(crate) fn accepted(mut host: Side, mut target: Side, addr: SocketAddr) -> Self {
         let (listener, addr) = target.cm.listen(addr, 16).unwrap();
         let now = host.now_us();
         let host_id = host.cm.resolve(addr, None, 1_000_000, now).unwrap();
@@ -198,11 +210,6 @@ impl Pair {
         let target_qp = target.create_qp(target_id);
         let answer = param(b"welcome", 16, 16);
         target.cm.accept(target_id, &answer).unwrap();
-        turn_until(&mut host, &mut target, "established", |h, t| {
-            established(h, host_id) && established(t, target_id)
-        });
-        host.events.clear();
-        target.events.clear();
         target.cm.destroy(listener);
         Self {
             host,

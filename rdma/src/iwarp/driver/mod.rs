@@ -207,7 +207,7 @@ impl IwarpEngine {
     }
 
     /// Moves connections whose peers have delivered shared memory into it.
-    fn take_memory(&self, readable: bool) {
+    pub(super) fn take_memory(&self, readable: bool) {
         let next = || self.rendezvous.borrow_mut().as_mut()?.take(readable);
         while let Some((cell, fd)) = next() {
             let mut qp = cell.borrow_mut();
