@@ -54,6 +54,18 @@ pub fn locked_memory(machine: &Machine, role: &Role) -> Check {
     memory::locked(machine, &Device::all(machine), role)
 }
 
+/// The memory that the io_uring rings of a target count as locked: so many bytes, for `what`.
+/// `try_all` makes them.
+#[must_use]
+pub fn rings(
+    machine: &Machine,
+    needed_bytes: u64,
+    what: &str,
+    try_all: impl FnOnce() -> Result<(), EngineError>,
+) -> Check {
+    memory::rings(machine, needed_bytes, what, try_all)
+}
+
 /// As [`machine_checks`], with what only the kernel of this machine and libibverbs can answer.
 fn checks(
     machine: &Machine,

@@ -1,5 +1,9 @@
 //! Locked memory and huge pages.
 
+use std::io;
+
+use capstan_storage::EngineError;
+
 use crate::machine::{Capability, size};
 use crate::{Check, Device, Machine, Role};
 
@@ -62,6 +66,35 @@ pub(crate) fn locked(machine: &Machine, devices: &[Device], role: &Role) -> Chec
     }
 }
 
+/// What the io_uring rings of a target count against RLIMIT_MEMLOCK, where the kernel counts them:
+/// some versions do. `try_all` makes them all, which tells; other processes of the user may have
+/// some of what it allows.
+pub(crate) fn rings(
+    machine: &Machine,
+    needed_bytes: u64,
+    what: &str,
+    try_all: impl FnOnce() -> Result<(), EngineError>,
+) -> Check {
+    const NAME: &str = "io_uring rings";
+    let limit_bytes = machine.limit("Max locked memory").unwrap_or(u64::MAX);
+    if limit_bytes == u64::MAX || machine.has_capability(Capability::IpcLock) {
+        return Check::ok(NAME, format!("{} needed, no limit", size(needed_bytes)));
+    }
+    let seen = format!("RLIMIT_MEMLOCK is {}", size(limit_bytes));
+    let expected = format!("{} for those of {what}", size(needed_bytes));
+    match try_all() {
+        // What else is wrong with io_uring has a check of its own.
+        Err(EngineError::Setup { error, .. }) if error.kind() == io::ErrorKind::OutOfMemory => {
+            if limit_bytes < needed_bytes {
+                return Check::error(NAME, seen, expected, MEND);
+            }
+            let seen = format!("{seen}, and other processes of this user have much of that");
+            Check::warning(NAME, seen, format!("{expected}, unless they end"), MEND)
+        }
+        _ => Check::ok(NAME, format!("{}; {seen}", size(needed_bytes))),
+    }
+}
+
 /// Huge pages are tried, and never needed.
 pub(crate) fn huge_pages(machine: &Machine) -> Check {
     let reserved = machine
@@ -83,7 +116,11 @@ pub(crate) fn huge_pages(machine: &Machine) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::{huge_pages, locked};
+    use std::io;
+
+    use capstan_storage::EngineError;
+
+    use super::{huge_pages, locked, rings};
     use crate::testing::Tree;
     use crate::{Check, Device, Role, Verdict, trees};
 
@@ -126,6 +163,37 @@ mod tests {
         let check = check(&tree, &Role::target(1 << 30));
         assert_eq!(check.verdict, Verdict::Ok);
         assert_eq!(check.seen, "64 KiB, which CAP_IPC_LOCK lifts");
+    }
+
+    #[test]
+    fn rings_that_have_no_room_are_an_error_and_those_of_others_a_warning() {
+        let refused = || {
+            Err(EngineError::Setup {
+                error: io::ErrorKind::OutOfMemory.into(),
+                remedy: "",
+            })
+        };
+        let tree = Tree::new().memlock("65536");
+        let machine = tree.machine();
+        let check = |needed, is_room: bool| {
+            rings(&machine, needed, "2 reactor(s)", || match is_room {
+                true => Ok(()),
+                false => refused(),
+            })
+        };
+        assert_eq!(check(65536, true).verdict, Verdict::Ok);
+        // A kernel that does not count them.
+        assert_eq!(check(65537, true).verdict, Verdict::Ok);
+        assert_eq!(check(65536, false).verdict, Verdict::Warning);
+        let error = check(90 << 10, false);
+        assert_eq!(error.verdict, Verdict::Error);
+        let line = error.line();
+        let words = "RLIMIT_MEMLOCK is 64 KiB; expected 90 KiB for those of 2 reactor(s): ulimit -l unlimited";
+        assert!(line.contains(words), "{line}");
+        let tree = Tree::new().memlock("0");
+        let tree = tree.file("proc/self/status", "CapEff:\t000001ffffffffff\n");
+        let lifted = rings(&tree.machine(), 1, "", refused);
+        assert_eq!(lifted.verdict, Verdict::Ok);
     }
 
     #[test]

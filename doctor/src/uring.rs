@@ -99,9 +99,12 @@ fn refused(disabled: Option<u64>, error: &EngineError) -> Check {
 
 /// The kernel's words.
 fn reason(error: &EngineError) -> String {
-    error
-        .source()
-        .map_or_else(|| error.to_string(), ToString::to_string)
+    match error {
+        EngineError::Setup { error, .. } => error.to_string(),
+        _ => error
+            .source()
+            .map_or_else(|| error.to_string(), ToString::to_string),
+    }
 }
 
 #[cfg(test)]
@@ -126,7 +129,7 @@ pub(crate) mod tests {
 
     fn refusal() -> EngineError {
         EngineError::Setup {
-            source: io::Error::from_raw_os_error(1),
+            error: io::Error::from_raw_os_error(1),
             remedy: "a seccomp filter forbids it",
         }
     }

@@ -87,6 +87,8 @@ pub use lifetime::Lifetime;
 pub use medium::{Look, Place};
 pub use medium_id::MediumId;
 pub use spec::{DirectIo, SpecError, Store, VolumeSpec};
-pub use uring::{Capabilities, Engine, EngineConfig, EngineError, FixedBuffers};
+pub use uring::{
+    Capabilities, Engine, EngineConfig, EngineError, FixedBuffers, ring_bytes, try_rings,
+};
 pub use volume::Volume;
 pub use write_back::{WriteBack, WriteBackVolume};

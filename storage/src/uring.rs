@@ -14,7 +14,8 @@ mod volume;
 
 pub use engine::{Engine, EngineConfig};
 pub use fixed::FixedBuffers;
-pub use probe::Capabilities;
+pub use probe::{Capabilities, try_rings};
+pub use setup::ring_bytes;
 pub(crate) use volume::UringVolume;
 
 /// An io_uring that cannot be made or no longer works.
@@ -22,10 +23,10 @@ pub(crate) use volume::UringVolume;
 #[non_exhaustive]
 pub enum EngineError {
     /// The kernel refuses to make the ring.
-    #[error("cannot create an io_uring: {source}; {remedy}")]
+    #[error("cannot create an io_uring: {error}; {remedy}")]
     Setup {
         /// The kernel's reason.
-        source: std::io::Error,
+        error: std::io::Error,
         /// What to do about it.
         remedy: &'static str,
     },

@@ -22,6 +22,7 @@ mod media;
 mod overlaps;
 mod plan;
 mod reload;
+mod rings;
 pub mod room;
 mod scheduling;
 pub mod serve;

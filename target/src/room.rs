@@ -7,6 +7,7 @@ use capstan_doctor::room::{MemoryNeed, memory, open_files, processors, threads};
 use capstan_doctor::{Check, Machine, Role, Verdict};
 
 use crate::overlaps;
+use crate::rings;
 
 /// Descriptors of the process besides its reactors': log, signals, timers, the sockets of systemd.
 const PROCESS_FDS: u64 = 16;
@@ -97,6 +98,7 @@ pub(crate) fn checks(machine: &Machine, config: &Config) -> Vec<Check> {
         let needed = PROCESS_THREADS + REACTOR_THREADS * plan.reactors;
         checks.push(threads(machine, needed));
     }
+    checks.push(rings::check(machine, reactors));
     checks.push(processors(machine, reactors, cores));
     checks
 }
@@ -115,6 +117,7 @@ pub(crate) fn checks_of_any(machine: &Machine) -> Vec<Check> {
     vec![
         memory(machine, &need),
         threads(machine, PROCESS_THREADS + REACTOR_THREADS * reactors),
+        rings::check(machine, cores),
         processors(machine, cores, cores),
     ]
 }

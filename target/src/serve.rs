@@ -13,7 +13,7 @@ use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
-use capstan_storage::{Engine, EngineConfig, FixedBuffers, Gate, Volume};
+use capstan_storage::{Engine, FixedBuffers, Gate, Volume};
 use capstan_subsystem::Target;
 use rustc_hash::FxHashMap;
 
@@ -30,6 +30,7 @@ use crate::lost;
 use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
 use crate::reload::{Served, clear_lost, numbers_kept};
+use crate::rings;
 use crate::scheduling;
 use crate::signals::{self, End, Held, Reloads};
 use crate::state;
@@ -67,12 +68,14 @@ pub fn serve(
             false => tracing::warn!("{warning}"),
         }
     }
+    // Before anything listens, as there may be no room for its ring.
+    let runtime = rings::control(reactors(config))?;
     let running = Running::start(config)?;
     let listening: Vec<_> = running.addresses.iter().map(ToString::to_string).collect();
     let status = format!("listening at {}", listening.join(", "));
     tracing::info!("{status}");
     let mut reloads = running.reloads(file, status.clone())?;
-    let end = signals::wait_for_end(held, &status, || running.alive(), &mut reloads)
+    let end = signals::wait_for_end(&runtime, held, &status, || running.alive(), &mut reloads)
         .context("the control thread cannot wait for signals")?;
     let ending = signals::end_at_the_next();
     let control = Arc::clone(&running.control);
@@ -103,6 +106,11 @@ pub fn serve(
     Ok(())
 }
 
+fn reactors(config: &Config) -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    config.target.reactors.count(cores)
+}
+
 impl Running {
     /// Starts every reactor of `config` and listens.
     ///
@@ -119,8 +127,7 @@ impl Running {
     pub fn start_behind(config: &Config, gate: Option<&Gate>) -> anyhow::Result<Self> {
         let providers = Arc::new(choose_providers(config)?);
         let kinds: Vec<_> = providers.iter().map(|chosen| chosen.kind).collect();
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let count = config.target.reactors.count(cores);
+        let count = reactors(config);
         scheduling::check(&config.target.reactors);
         let mut lba_sizes = LbaSizes::here();
         let mut identities = Identities::here()?;
@@ -356,7 +363,7 @@ impl Starting {
         let data = Pool::new(data_bytes, Pages::TryHuge)?;
         let queues = Pool::new(queue_bytes, Pages::TryHuge)?;
         let strangers = Pool::new(stranger_pages * PAGE_BYTES, Pages::Ordinary)?;
-        let engine = Engine::new(&EngineConfig::default())?;
+        let engine = rings::engine(reactors(&self.config))?;
         self.register(&engine, [&data, &queues]);
         let mut volumes: FxHashMap<_, Box<dyn Volume>> = FxHashMap::default();
         for export in self.exports.iter() {

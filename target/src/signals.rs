@@ -17,6 +17,7 @@ use nix::unistd::pipe2;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio_uring::Runtime;
 
 use crate::limits::RELOAD_PATIENCE;
 
@@ -255,14 +256,15 @@ impl Reloads {
 /// first.
 ///
 /// # Errors
-/// The runtime (io_uring) or the signal handlers cannot be set up; a reload panicked.
+/// The signal handlers cannot be set up; a reload panicked.
 pub(crate) fn wait_for_end(
+    runtime: &Runtime,
     held: Held,
     status: &str,
     mut alive: impl FnMut() -> bool,
     reloads: &mut Reloads,
 ) -> io::Result<End> {
-    tokio_uring::start(async {
+    runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;

@@ -299,6 +299,41 @@ fn little_locked_memory_is_a_warning_and_no_obstacle() {
     assert!(daemon.stop().success());
 }
 
+/// `ulimit -l` below what the rings need, on a kernel that counts them: named before the start, and
+/// no panic. With as much as is named it starts each time, though rings of the one before may count
+/// for a moment.
+#[test]
+fn locked_memory_for_the_rings_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = config(dir.path(), "reactors = 1", &ram("1MiB"));
+    let tool = |limit| {
+        let mut tool = vec!["prlimit", limit];
+        if geteuid().is_root() {
+            tool.extend(["setpriv", "--bounding-set", "-ipc_lock"]);
+        }
+        tool
+    };
+    let none = tool("--memlock=0:0");
+    let output = under(&none)("capstan-target", &["check", "--config", utf8(&file)]);
+    if output.status.success() {
+        eprintln!("SKIPPED: this kernel does not count rings as locked memory");
+        return;
+    }
+    let few = tool("--memlock=32768:32768");
+    let words = [
+        "RLIMIT_MEMLOCK is 32 KiB",
+        "36 KiB for those of 1 reactor(s) and the control thread",
+        "ulimit -l unlimited",
+    ];
+    assert_refused(under(&few), &file, &words);
+    for _ in 0..5 {
+        let enough = tool("--memlock=36864:36864");
+        let daemon = Daemon::serve_under(&enough, &["--config", utf8(&file)]);
+        assert_eq!(daemon.count_log("panicked"), 0);
+        assert!(daemon.stop().success());
+    }
+}
+
 #[test]
 fn reactors_are_told_which_cores_they_may_have() {
     let dir = tempfile::tempdir().unwrap();

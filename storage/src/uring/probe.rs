@@ -61,6 +61,18 @@ impl Capabilities {
     }
 }
 
+/// Makes rings of so many entries and operations in flight all at once, and closes them: whether
+/// there is room for them now.
+///
+/// # Errors
+/// [`EngineError::Setup`] when the kernel refuses to make one, with what to do about it.
+pub fn try_rings(sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<(), EngineError> {
+    let made = sizes
+        .into_iter()
+        .map(|(entries, in_flight_max)| setup::ring(entries, in_flight_max, Mode::DeferredNoArray));
+    made.collect::<Result<Vec<_>, _>>().map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::Capabilities;

@@ -79,7 +79,7 @@ impl Ring {
             Pages::Ordinary,
         )?;
         let no_memory = || EngineError::Setup {
-            source: io::Error::from_raw_os_error(libc::ENOMEM),
+            error: io::Error::from_raw_os_error(libc::ENOMEM),
             remedy: "the bounce slab is too small; this is a bug",
         };
         let zeroes = bounce.take(ZEROES_BYTES).ok_or_else(no_memory)?;

@@ -2,10 +2,32 @@
 
 use std::fs;
 use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use io_uring::{Builder, IoUring, cqueue, squeue};
 
 use super::EngineError;
+
+/// How long a ring that RLIMIT_MEMLOCK has no room for is tried again: what rings of a process that
+/// has ended count is given back some milliseconds later, and nothing tells when.
+const MEMLOCK_PATIENCE: Duration = Duration::from_millis(500);
+/// How often it is tried meanwhile.
+const MEMLOCK_AGAIN: Duration = Duration::from_millis(10);
+
+/// What a ring of so many entries counts against RLIMIT_MEMLOCK at most, in bytes, on a kernel that
+/// counts rings: whole pages of SQEs, and of CQEs with the index array behind the heads and tails
+/// of both queues (`rings_size` in Linux's io_uring.c).
+#[must_use]
+pub fn ring_bytes(entries: u32, in_flight_max: u32) -> u64 {
+    /// `struct io_rings`: heads, tails, masks and flags, in cache lines of their own.
+    const HEAD_BYTES: u64 = 320;
+    const PAGE_BYTES: u64 = 4096;
+    let sqes = u64::from(entries.next_power_of_two());
+    let cqes = u64::from(in_flight_max.max(entries).next_power_of_two());
+    let queues_bytes = HEAD_BYTES + cqes * 16 + sqes * 4;
+    (sqes * 64).next_multiple_of(PAGE_BYTES) + queues_bytes.next_multiple_of(PAGE_BYTES)
+}
 
 /// How a ring processes its completions, best first. Each needs a newer kernel than the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,7 +92,7 @@ pub(crate) fn ring(
         // Every operation in flight has room for its completion, so the queue cannot overflow.
         builder.setup_cqsize(in_flight_max.max(entries)).dontfork();
         mode.apply(&mut builder);
-        match builder.build(entries) {
+        match build(&builder, entries) {
             Ok(ring) => return Ok((ring, mode)),
             // A flag this kernel does not know.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
@@ -78,6 +100,21 @@ pub(crate) fn ring(
         }
     }
     Err(refused(last, None))
+}
+
+/// Waits for room where processes that have ended still count.
+fn build(builder: &Builder<squeue::Entry, cqueue::Entry>, entries: u32) -> io::Result<IoUring> {
+    let deadline = Instant::now() + MEMLOCK_PATIENCE;
+    loop {
+        match builder.build(entries) {
+            Err(error)
+                if error.raw_os_error() == Some(libc::ENOMEM) && Instant::now() < deadline =>
+            {
+                thread::sleep(MEMLOCK_AGAIN);
+            }
+            built => return built,
+        }
+    }
 }
 
 /// `kernel.io_uring_disabled` (Linux 6.6).
@@ -104,8 +141,8 @@ fn refused(source: io::Error, disabled: Option<&str>) -> EngineError {
              CONFIG_IO_URING is needed"
         }
         (Some(libc::ENOMEM), _) => {
-            "rings count against RLIMIT_MEMLOCK, which all processes of a user share: raise it with \
-             `ulimit -l` or LimitMEMLOCK= in the systemd unit, or lower the number of entries"
+            "rings count against RLIMIT_MEMLOCK (`ulimit -l`), which all processes of a user share: raise \
+             it with `ulimit -l unlimited` (as root) or LimitMEMLOCK=infinity in the systemd unit"
         }
         (Some(libc::EMFILE | libc::ENFILE), _) => {
             "out of file descriptors: raise `ulimit -Hn` or LimitNOFILE= in the systemd unit"
@@ -115,14 +152,25 @@ fn refused(source: io::Error, disabled: Option<&str>) -> EngineError {
         }
         _ => "unexpected; see io_uring_setup(2)",
     };
-    EngineError::Setup { source, remedy }
+    EngineError::Setup {
+        error: source,
+        remedy,
+    }
+}
+
+impl EngineError {
+    /// The kernel has refused to make a ring, of the engine or of anything else.
+    #[must_use]
+    pub fn refused(error: io::Error) -> Self {
+        refused(error, io_uring_disabled().as_deref())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io;
 
-    use super::{Mode, refused, ring};
+    use super::{Mode, refused, ring, ring_bytes};
 
     #[test]
     fn every_mode_makes_a_ring_here() {
@@ -131,6 +179,14 @@ mod tests {
             // On an older kernel it may fall back, never forward.
             assert!(got >= mode, "{mode:?} became {got:?}");
         }
+    }
+
+    #[test]
+    fn a_ring_counts_whole_pages() {
+        // The smallest has a page of each; 16 KiB of CQEs need a fifth one for the heads.
+        assert_eq!(ring_bytes(8, 16), 8 << 10);
+        assert_eq!(ring_bytes(128, 1024), 28 << 10);
+        assert_eq!(ring_bytes(100, 1000), ring_bytes(128, 1024));
     }
 
     #[test]
@@ -145,6 +201,7 @@ mod tests {
         assert!(text(libc::EPERM, Some("1")).contains("io_uring_group"));
         assert!(text(libc::EPERM, Some("0")).contains("seccomp"));
         assert!(text(libc::ENOSYS, None).contains("5.6"));
+        assert!(text(libc::ENOMEM, None).contains("`ulimit -l unlimited`"));
     }
 
     #[test]
