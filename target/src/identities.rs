@@ -22,7 +22,8 @@ use crate::state::Reserve;
 use crate::{instance, lba_size, state};
 use table::{Choice, Known, Medium, Shown, Table};
 
-const FILE: &str = "namespaces.toml";
+/// In the state folder.
+pub(crate) const FILE: &str = "namespaces.toml";
 const HEAD: &str = "\
 # What hosts know each namespace by, and the file or device that it was on; written by capstan-target.\n\
 # Oldest first. `nsid` and `uuid` in the configuration say other ones.\n\n";
@@ -380,6 +381,13 @@ impl Identities {
             folder.join(FILE).display(),
             folder.join(lba_size::FILE).display()
         ))
+    }
+
+    /// Whether hosts have had what is at this path, there or elsewhere.
+    pub(crate) fn was_served(&self, path: &Path) -> bool {
+        let mut known = self.table.all().iter();
+        self.medium_at(path)
+            .is_some_and(|(medium, _)| known.any(|known| known.is_on(&medium)))
     }
 
     fn medium_at(&self, path: &Path) -> Option<(Medium, Lifetime)> {

@@ -5,30 +5,45 @@
 //! UUID and the file's path. A block device says its LBA size itself; what is in memory is new each
 //! time.
 
+mod evidence;
+
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::{io, mem};
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use capstan_config::{Backing, Config, LbaSize, Namespace, Nqn, namespace_uuid};
 use capstan_nvme_proto::text::Count;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::identities::Identities;
 use crate::limits::{LBA_SIZES_KEPT, LBA_SIZES_TEXT_BYTES_MAX};
-use crate::state;
+use crate::{identities, state};
+use evidence::Evidence;
 
 /// In the state folder.
 pub(crate) const FILE: &str = "lba-sizes.toml";
 const HEAD: &str = "\
 # The LBA size that each exported file is used with, by namespace and path; written by capstan-target.\n\
 # What hosts have on a file depends on it: `lba` in the configuration says another one.\n\n";
-/// A GPT's header is at LBA 1 and begins so (UEFI 2.10, section 5.3.2).
-const GPT_SIGNATURE: [u8; 8] = *b"EFI PART";
-/// Where partition tables and file systems have something, but for btrfs (64 KiB).
-const FIRST_BYTES: usize = (64 << 10) + 4096;
+/// What to open a namespace with, and what is to be said of that.
+#[derive(Debug, Default)]
+pub(crate) struct Chosen {
+    /// `None` leaves it to what the namespace is on.
+    pub(crate) size: Option<LbaSize>,
+    pub(crate) warning: Option<String>,
+}
+
+impl Chosen {
+    fn with(size: LbaSize, warning: Option<String>) -> Self {
+        Self {
+            size: Some(size),
+            warning,
+        }
+    }
+}
 
 /// What is remembered.
 #[derive(Debug)]
@@ -94,32 +109,43 @@ impl LbaSizes {
         }
     }
 
-    /// The LBA size to open a namespace with; `None` leaves it to what the namespace is on.
+    /// The LBA size to open a namespace with. `was_served` says of a file whether hosts have had
+    /// it, as far as that is remembered elsewhere.
     ///
     /// # Errors
-    /// What the file was used with cannot be read: hosts might not find what they have on it.
+    /// What the file was used with cannot be read or is forgotten, and nothing on it tells: hosts
+    /// might not find what they have on it.
     pub(crate) fn of(
         &self,
         subnqn: &Nqn,
         namespace: &Namespace,
-    ) -> anyhow::Result<Option<LbaSize>> {
+        was_served: impl FnOnce(&Path) -> bool,
+    ) -> anyhow::Result<Chosen> {
         if namespace.lba.is_some() {
-            return Ok(namespace.lba);
+            return Ok(Chosen {
+                size: namespace.lba,
+                warning: None,
+            });
         }
         let Some(path) = file_of(namespace) else {
-            return Ok(None);
+            return Ok(Chosen::default());
         };
         let table = self
             .table
             .as_ref()
             .map_err(|error| self.unreadable(path, error))?;
         // Where it cannot be looked at, opening it will tell.
-        Ok(
-            evidence(path).and_then(|found| match table.known(name(subnqn, namespace), path) {
-                Some(known) => known.size(),
-                None => Some(first(path, &found, self.folder.is_some())),
+        let Some(found) = Evidence::of(path) else {
+            return Ok(Chosen::default());
+        };
+        match (table.known(name(subnqn, namespace), path), &self.folder) {
+            (Some(known), _) => Ok(Chosen {
+                size: known.size(),
+                warning: unusable(path, &found).filter(|_| known.lba == 4096),
             }),
-        )
+            (None, Some(folder)) if was_served(path) => forgotten(folder, path, &found),
+            (None, folder) => Ok(first(path, &found, folder.is_some())),
+        }
     }
 
     fn unreadable(&self, path: &Path, error: &io::Error) -> anyhow::Error {
@@ -153,11 +179,18 @@ impl LbaSizes {
         }
         let name = path.display();
         match before {
-            Some(before) if before.lba != lba_bytes => tracing::warn!(
-                "{name} was used with LBAs of {} bytes and has {lba_bytes} now, as the configuration says: a partition \
-                 table that hosts have made is not found any more",
-                before.lba
-            ),
+            Some(before) if before.lba != lba_bytes => {
+                let change = format!(
+                    "{name} was used with LBAs of {} bytes and has {lba_bytes} now, as the configuration says",
+                    before.lba
+                );
+                match Evidence::of(path) {
+                    Some(found) if found.is_for(lba_bytes) => tracing::info!("{change}"),
+                    _ => tracing::warn!(
+                        "{change}: a partition table that hosts have made with the others is not found any more"
+                    ),
+                }
+            }
             _ => {}
         }
         if let Some(folder) = &self.folder
@@ -175,7 +208,11 @@ impl LbaSizes {
     }
 
     /// What is to be said of files whose LBA size the configuration leaves open.
-    fn check(&self, config: &Config) -> anyhow::Result<Vec<String>> {
+    fn check(
+        &self,
+        config: &Config,
+        was_served: impl Fn(&Path) -> bool,
+    ) -> anyhow::Result<Vec<String>> {
         let mut warnings = Vec::new();
         let namespaces = config.subsystems.iter().flat_map(|subsystem| {
             let namespaces = subsystem.namespaces.iter();
@@ -185,11 +222,13 @@ impl LbaSizes {
             let Some(path) = file_of(namespace) else {
                 continue;
             };
-            match self.of(subnqn, namespace) {
-                Ok(None) => {}
-                Ok(Some(size)) => {
+            match self.of(subnqn, namespace, &was_served) {
+                Ok(Chosen { size, warning }) => {
+                    warnings.extend(warning);
                     let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
-                    warnings.extend(out_of_reach(&path.display(), bytes, size.bytes()));
+                    let tail =
+                        size.and_then(|size| out_of_reach(&path.display(), bytes, size.bytes()));
+                    warnings.extend(tail);
                 }
                 // The user that the target runs as may read it.
                 Err(error) if self.is_of_another_user() => warnings.push(error.to_string()),
@@ -241,7 +280,13 @@ impl Known {
 /// # Errors
 /// What one was used with cannot be read: a target would not start.
 pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
-    LbaSizes::here().check(config)
+    // What is wrong with these is said where they are looked at.
+    let identities = Identities::here().ok();
+    LbaSizes::here().check(config, |path| {
+        identities
+            .as_ref()
+            .is_some_and(|known| known.was_served(path))
+    })
 }
 
 /// Whether what is remembered can be read, whatever is configured.
@@ -287,33 +332,37 @@ fn file_of(namespace: &Namespace) -> Option<&Path> {
     fs::metadata(path).ok()?.is_file().then_some(path)
 }
 
-/// What a file says of the LBA size that it was used with.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Evidence {
-    bytes: u64,
-    gpt_of_512: bool,
-    gpt_of_4096: bool,
-    is_blank: bool,
+/// The LBA size of a file that hosts have had with one that is not remembered any more: what is on
+/// it may tell. A blank one has nothing that depends on it.
+fn forgotten(folder: &Path, path: &Path, found: &Evidence) -> anyhow::Result<Chosen> {
+    let (name, table) = (path.display(), folder.join(FILE));
+    let known = folder.join(identities::FILE);
+    let forgotten = format!(
+        "{name} was served before ({} has it), and {} does not say any more with which LBA size",
+        known.display(),
+        table.display()
+    );
+    let (size, why) = match found.surely() {
+        Some(found) => found,
+        None if found.is_blank => (LbaSize::DEFAULT, "nothing is on it yet".to_owned()),
+        None => bail!(
+            "{forgotten}, nor does what is on it: restore that file, or write what hosts have used {name} with, `lba = 512` \
+             or `lba = 4096` (with --export: --lba)"
+        ),
+    };
+    Ok(Chosen::with(
+        size,
+        Some(format!(
+            "{forgotten}: it has LBAs of {} bytes, because {why}; `lba` in the configuration says another size",
+            size.bytes()
+        )),
+    ))
 }
 
-/// `None` where it cannot be looked at: opening it will tell.
-fn evidence(path: &Path) -> Option<Evidence> {
-    let file = File::open(path).ok()?;
-    let bytes = file.metadata().ok()?.len();
-    let mut start = vec![0; FIRST_BYTES.min(usize::try_from(bytes).unwrap_or(FIRST_BYTES))];
-    file.read_exact_at(&mut start, 0).ok()?;
-    let gpt_at = |at: usize| start.get(at..at + 8) == Some(&GPT_SIGNATURE);
-    Some(Evidence {
-        bytes,
-        gpt_of_512: gpt_at(512),
-        gpt_of_4096: gpt_at(4096),
-        is_blank: start.iter().all(|&byte| byte == 0),
-    })
-}
-
-/// The LBA size of a file of which nothing is known. `remembers`: whether it would be, if this
-/// version had served it. Until 0.1 files whose size is no multiple of 4096 had 512.
-fn first(path: &Path, found: &Evidence, remembers: bool) -> LbaSize {
+/// The LBA size of a file of which nothing is known, and what is to be said of that. `remembers`:
+/// whether it would be, if this version had served it. Until 0.1 files whose size is no multiple of
+/// 4096 had 512.
+fn first(path: &Path, found: &Evidence, remembers: bool) -> Chosen {
     let name = path.display();
     let had_512 = !found.bytes.is_multiple_of(4096) && !found.gpt_of_4096;
     if had_512 && (found.gpt_of_512 || (remembers && !found.is_blank)) {
@@ -322,23 +371,31 @@ fn first(path: &Path, found: &Evidence, remembers: bool) -> LbaSize {
         } else {
             "it has data on it, and earlier versions used such where the size is no multiple of 4096"
         };
-        tracing::warn!(
-            "{name} has LBAs of 512 bytes, because {why}; `lba` in the configuration says another size"
-        );
-        return LbaSize::B512;
-    }
-    if found.gpt_of_512 && !found.gpt_of_4096 {
-        tracing::warn!(
-            "{name} has a partition table for LBAs of 512 bytes, which hosts do not find with LBAs of 4096, the default: \
-             write `lba = 512` (with --export: --lba 512) if it is to be used"
-        );
-    } else if had_512 && !found.is_blank {
-        tracing::warn!(
-            "{name} has LBAs of 4096 bytes; earlier versions used 512 where the size is no multiple of 4096: write --lba 512 \
-             if hosts have used it so"
+        return Chosen::with(
+            LbaSize::B512,
+            Some(format!(
+                "{name} has LBAs of 512 bytes, because {why}; `lba` in the configuration says another size"
+            )),
         );
     }
-    LbaSize::DEFAULT
+    let warning = unusable(path, found).or_else(|| {
+        (had_512 && !found.is_blank).then(|| {
+            format!(
+                "{name} has LBAs of 4096 bytes; earlier versions used 512 where the size is no multiple of 4096: write --lba 512 \
+                 if hosts have used it so"
+            )
+        })
+    });
+    Chosen::with(LbaSize::DEFAULT, warning)
+}
+
+/// That hosts cannot use what is on a file, with LBAs of 4096 bytes.
+fn unusable(path: &Path, found: &Evidence) -> Option<String> {
+    let what = found.needs_512()?;
+    Some(format!(
+        "{} {what}, the default: write `lba = 512` (with --export: --lba 512) if it is to be used",
+        path.display()
+    ))
 }
 
 /// Beside what is there, which another target may have written meanwhile. What cannot be read is not
@@ -374,240 +431,4 @@ fn write(folder: &Path, table: &Table) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::File;
-    use std::os::unix::fs::FileExt as _;
-    use std::path::{Path, PathBuf};
-
-    use capstan_config::{Config, LbaSize, Namespace, Nqn};
-
-    use super::{LbaSizes, out_of_reach};
-
-    fn image(folder: &Path, name: &str, bytes: u64, write: &[(u64, &[u8])]) -> PathBuf {
-        let path = folder.join(name);
-        let file = File::create(&path).unwrap();
-        file.set_len(bytes).unwrap();
-        for (at, data) in write {
-            file.write_all_at(data, *at).unwrap();
-        }
-        path
-    }
-
-    fn config(path: &Path, nqn: &str, keys: &str) -> Config {
-        let toml = format!(
-            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.org.example:{nqn}\"\n\
-             allow_any_host = true\n[[subsystem.namespace]]\npath = {:?}\n{keys}",
-            path.display().to_string()
-        );
-        Config::from_toml(&toml).unwrap()
-    }
-
-    fn namespace(path: &Path, nqn: &str, keys: &str) -> (Nqn, Namespace) {
-        let subsystem = config(path, nqn, keys).subsystems.remove(0);
-        (subsystem.nqn, subsystem.namespaces[0].clone())
-    }
-
-    /// The size of what `namespace` has made.
-    fn size(sizes: &LbaSizes, (nqn, namespace): &(Nqn, Namespace)) -> Option<LbaSize> {
-        sizes.of(nqn, namespace).unwrap()
-    }
-
-    fn remember(sizes: &mut LbaSizes, (nqn, namespace): &(Nqn, Namespace), lba_bytes: u32) {
-        sizes.remember(nqn, namespace, lba_bytes);
-    }
-
-    const MIB: u64 = 1 << 20;
-    /// Name, bytes and content of a file, and its LBA size with and without a state folder.
-    type Case<'a> = (&'a str, u64, &'a [(u64, &'a [u8])], u32, u32);
-
-    #[test]
-    fn what_a_file_was_used_with_outlives_growth_moves_and_lines_that_go() {
-        let root = tempfile::tempdir().unwrap();
-        let state = root.path().join("state");
-        std::fs::create_dir(&state).unwrap();
-        // Each start reads it anew.
-        let sizes = || LbaSizes::in_folder(state.clone());
-        let path = image(root.path(), "a", MIB, &[(0, b"data")]);
-        let a = namespace(&path, "a", "");
-        assert_eq!(size(&sizes(), &a), Some(LbaSize::B4096));
-        remember(&mut sizes(), &a, 4096);
-        image(root.path(), "a", MIB + 1536, &[(0, b"data")]);
-        assert_eq!(size(&sizes(), &a), Some(LbaSize::B4096), "grown");
-        // Chosen by the configuration, which does not say it any more.
-        let explicit = namespace(&path, "a", "lba = 512");
-        assert_eq!(size(&sizes(), &explicit), Some(LbaSize::B512));
-        remember(&mut sizes(), &explicit, 512);
-        assert_eq!(size(&sizes(), &a), Some(LbaSize::B512));
-        image(root.path(), "a", MIB, &[(0, b"data")]);
-        assert_eq!(size(&sizes(), &a), Some(LbaSize::B512), "shrunk");
-        // Under another name, and in another subsystem.
-        let moved = image(root.path(), "b", MIB, &[(0, b"data")]);
-        let of = |path: &Path, nqn: &str| size(&sizes(), &namespace(path, nqn, ""));
-        assert_eq!(of(&path, "z"), Some(LbaSize::B512));
-        assert_eq!(of(&moved, "a"), Some(LbaSize::B4096), "both are there");
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(of(&moved, "a"), Some(LbaSize::B512));
-        assert_eq!(of(&moved, "z"), Some(LbaSize::B4096));
-    }
-
-    #[test]
-    fn a_file_of_which_nothing_is_known_has_4096_unless_it_was_used_otherwise() {
-        let root = tempfile::tempdir().unwrap();
-        let remembers = LbaSizes::in_folder(root.path().to_owned());
-        let forgets = LbaSizes::default();
-        let gpt: &[u8] = b"EFI PART";
-        let cases: [Case<'_>; 7] = [
-            ("whole", MIB, &[(0, b"x")], 4096, 4096),
-            ("blank", MIB + 1536, &[], 4096, 4096),
-            // Upgraded: there is no telling from a file that has grown before the first start.
-            ("odd", MIB + 512, &[(1080, b"x")], 512, 4096),
-            ("odd with a GPT", MIB + 512, &[(512, gpt)], 512, 512),
-            (
-                "odd with a larger GPT",
-                MIB + 512,
-                &[(4096, gpt)],
-                4096,
-                4096,
-            ),
-            // It had 4096 in earlier versions, too.
-            ("whole with a GPT", MIB, &[(512, gpt)], 4096, 4096),
-            ("tiny", 512, &[(0, b"x")], 512, 4096),
-        ];
-        for (name, bytes, write, with_state, without) in cases {
-            let path = image(root.path(), name, bytes, write);
-            let of = |sizes: &LbaSizes| size(sizes, &namespace(&path, "a", "")).unwrap().bytes();
-            assert_eq!(
-                (of(&remembers), of(&forgets)),
-                (with_state, without),
-                "{name}"
-            );
-        }
-    }
-
-    #[test]
-    fn devices_and_memory_are_asked_themselves() {
-        let root = tempfile::tempdir().unwrap();
-        let mut sizes = LbaSizes::in_folder(root.path().to_owned());
-        for path in ["/dev/null", "/no/such/file"] {
-            let namespace = namespace(Path::new(path), "a", "");
-            assert_eq!(size(&sizes, &namespace), None);
-            remember(&mut sizes, &namespace, 4096);
-        }
-        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
-    }
-
-    /// Puts something in the place of the table.
-    type Spoil = fn(&Path);
-
-    #[test]
-    fn where_the_table_cannot_be_read_no_size_is_guessed_and_nothing_is_written_over_it() {
-        let spoilt: [(&str, Spoil); 6] = [
-            ("garbage", |file| std::fs::write(file, "garbage").unwrap()),
-            ("another key", |file| std::fs::write(file, "a = 1").unwrap()),
-            ("empty", |file| std::fs::write(file, "").unwrap()),
-            ("a size that is none", |file| {
-                let text = std::fs::read_to_string(file).unwrap();
-                std::fs::write(file, text.replace("lba = 512", "lba = 513")).unwrap();
-            }),
-            ("a folder", |file| {
-                std::fs::remove_file(file).unwrap();
-                std::fs::create_dir(file).unwrap();
-            }),
-            ("a link", |file| {
-                let other = file.with_extension("other");
-                std::fs::rename(file, &other).unwrap();
-                std::os::unix::fs::symlink(other, file).unwrap();
-            }),
-        ];
-        for (what, spoil) in spoilt {
-            let root = tempfile::tempdir().unwrap();
-            let path = image(root.path(), "a", MIB, &[(0, b"data")]);
-            let sizes = || LbaSizes::in_folder(root.path().to_owned());
-            let explicit = namespace(&path, "a", "lba = 512");
-            remember(&mut sizes(), &explicit, 512);
-            let file = root.path().join(super::FILE);
-            let mut running = sizes();
-            spoil(&file);
-            let spoilt = || {
-                (
-                    std::fs::symlink_metadata(&file).unwrap(),
-                    std::fs::read(&file).ok(),
-                )
-            };
-            let (metadata, content) = spoilt();
-            let open = namespace(&path, "a", "");
-            let error = sizes().of(&open.0, &open.1).expect_err(what).to_string();
-            for word in [
-                &*file.display().to_string(),
-                &*path.display().to_string(),
-                "--lba",
-            ] {
-                assert!(error.contains(word), "{what}: {error}");
-            }
-            sizes().check(&config(&path, "a", "")).expect_err(what);
-            // What says its size needs no table, nor do devices.
-            assert_eq!(size(&sizes(), &explicit), Some(LbaSize::B512), "{what}");
-            sizes().check(&config(&path, "a", "lba = 512")).expect(what);
-            assert_eq!(
-                size(&sizes(), &namespace(Path::new("/dev/null"), "a", "")),
-                None
-            );
-            // One that runs knows what it has read, until it looks again.
-            assert_eq!(size(&running, &open), Some(LbaSize::B512), "{what}");
-            remember(&mut running, &namespace(&path, "b", "lba = 4096"), 4096);
-            running.look_again();
-            running.of(&open.0, &open.1).expect_err(what);
-            let (now, content_now) = spoilt();
-            assert_eq!(
-                (metadata.file_type(), content),
-                (now.file_type(), content_now),
-                "{what}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_reload_knows_what_other_targets_and_this_one_have_opened_files_with() {
-        let root = tempfile::tempdir().unwrap();
-        let [one, two] = ["a", "b"].map(|name| image(root.path(), name, MIB, &[(0, b"data")]));
-        let mut sizes = LbaSizes::in_folder(root.path().to_owned());
-        let mut other = LbaSizes::in_folder(root.path().to_owned());
-        remember(&mut other, &namespace(&two, "b", "lba = 512"), 512);
-        remember(&mut sizes, &namespace(&one, "a", "lba = 512"), 512);
-        sizes.look_again();
-        for path in [&one, &two] {
-            let known = size(&sizes, &namespace(path, "z", ""));
-            assert_eq!(known, Some(LbaSize::B512), "{}", path.display());
-        }
-        // Without a folder a line that goes changes nothing either, while the process lives.
-        let mut alone = LbaSizes::default();
-        remember(&mut alone, &namespace(&one, "a", "lba = 512"), 512);
-        alone.look_again();
-        let known = size(&alone, &namespace(&one, "a", ""));
-        assert_eq!(known, Some(LbaSize::B512));
-        // What could not be written is known as long as that.
-        let gone = root.path().join("gone");
-        let mut unwritten = LbaSizes::in_folder(gone);
-        remember(&mut unwritten, &namespace(&one, "a", "lba = 512"), 512);
-        unwritten.look_again();
-        let known = size(&unwritten, &namespace(&one, "a", ""));
-        assert_eq!(known, Some(LbaSize::B512));
-    }
-
-    #[test]
-    fn what_is_out_of_reach_is_said_in_bytes() {
-        assert_eq!(out_of_reach(&"/a", MIB, 4096), None);
-        let words = out_of_reach(&"/a", MIB + 1536, 4096).unwrap();
-        assert!(
-            words.contains("1536 bytes at its end out of reach"),
-            "{words}"
-        );
-        let root = tempfile::tempdir().unwrap();
-        let path = image(root.path(), "a", MIB + 1536, &[]);
-        let sizes = LbaSizes::default();
-        assert_eq!(sizes.check(&config(&path, "a", "")).unwrap().len(), 1);
-        // The check of the configuration says it already.
-        let explicit = sizes.check(&config(&path, "a", "lba = 512")).unwrap();
-        assert!(explicit.is_empty(), "{explicit:?}");
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! From a checked configuration to what the parts need: opened volumes, and the subsystems.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -118,8 +119,13 @@ impl Opening<'_> {
     ) -> anyhow::Result<(Export, NamespaceConfig)> {
         let nsid = namespace.nsid;
         let cannot = || format!("namespace {nsid} of {subnqn} cannot be exported");
-        let lba = self.lba_sizes.of(subnqn, namespace).with_context(cannot)?;
-        let spec = spec(namespace, lba);
+        let was_served = |path: &Path| self.identities.was_served(path);
+        let lba = self.lba_sizes.of(subnqn, namespace, was_served);
+        let lba = lba.with_context(cannot)?;
+        if let Some(warning) = lba.warning {
+            tracing::warn!("{warning}");
+        }
+        let spec = spec(namespace, lba.size);
         let prepare = || match self.reactors {
             1 => spec.prepare_alone(),
             _ => spec.prepare(),

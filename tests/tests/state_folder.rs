@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -83,6 +83,86 @@ fn a_file_is_not_served_while_what_it_was_used_with_cannot_be_read() {
     assert!(daemon.stop().success());
     assert_eq!(fs::read(&table).unwrap(), b"garbage");
     fs::write(&table, remembered).unwrap();
+    let check = target(&[], utf8(&state), "check", &configured(folder, ""));
+    assert!(told(&check).contains("ok, 0 warning(s)"), "{check:?}");
+}
+
+/// `lba-sizes.toml` is lost, and `namespaces.toml` says that the file was served: never another
+/// size in silence, and never one that is guessed.
+#[test]
+fn a_file_whose_lba_size_is_forgotten_has_the_one_it_was_used_with_or_is_not_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let state = folder.join("state");
+    fs::create_dir(&state).unwrap();
+    let table = state.join("lba-sizes.toml");
+    let serve = |file: &str| {
+        let state = format!("STATE_DIRECTORY={}", utf8(&state));
+        Daemon::serve_under(&["env", &state], &["--config", file])
+    };
+    let first = configured(folder, "lba = 512");
+    let image = File::options()
+        .write(true)
+        .open(folder.join("volume.img"))
+        .unwrap();
+    image.write_all_at(b"what a host has written", 0).unwrap();
+    assert!(serve(&first).stop().success());
+    fs::remove_file(&table).unwrap();
+    let file = configured(folder, "");
+    image.write_all_at(b"what a host has written", 0).unwrap();
+    for command in ["serve", "check", "doctor"] {
+        let output = target(&[], utf8(&state), command, &file);
+        let said = said(&output);
+        assert!(!output.status.success(), "{command}: {said}");
+        for word in [utf8(&table), "volume.img", "was served before", "lba = 512"] {
+            assert!(said.contains(word), "{command}: {word}: {said}");
+        }
+    }
+    // A file system tells: xfs with sectors of 512 bytes.
+    image.write_all_at(b"XFSB", 0).unwrap();
+    image.write_all_at(&[2, 0], 102).unwrap();
+    let warning = "has LBAs of 512 bytes, because it has a file system (xfs)";
+    let check = target(&[], utf8(&state), "check", &file);
+    assert!(told(&check).contains(warning), "{check:?}");
+    let daemon = serve(&file);
+    daemon.wait_for_log(&["WARN", warning]);
+    assert!(daemon.stop().success());
+    // It is remembered again.
+    let check = target(&[], utf8(&state), "check", &file);
+    assert!(told(&check).contains("ok, 0 warning(s)"), "{check:?}");
+}
+
+/// What `serve` warns of a file, `check` does.
+#[test]
+fn what_hosts_cannot_use_with_the_default_lba_size_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let state = folder.join("state");
+    fs::create_dir(&state).unwrap();
+    let file = configured(folder, "");
+    let image = File::options()
+        .write(true)
+        .open(folder.join("volume.img"))
+        .unwrap();
+    // The superblock of ext4 with blocks of 1 KiB, as of an image of 50 MiB.
+    image.write_all_at(&[0x53, 0xef], 1024 + 56).unwrap();
+    let words = "volume.img has a file system (ext2 to ext4) with blocks of 1024 bytes, which hosts cannot mount with LBAs \
+                 of 4096, the default: write `lba = 512`";
+    let serve = |file: &str| {
+        let state = format!("STATE_DIRECTORY={}", utf8(&state));
+        Daemon::serve_under(&["env", &state], &["--config", file])
+    };
+    for _ in 0..2 {
+        let check = target(&[], utf8(&state), "check", &file);
+        assert!(told(&check).contains(words), "{check:?}");
+        let daemon = serve(&file);
+        daemon.wait_for_log(&["WARN", words]);
+        assert!(daemon.stop().success());
+    }
+    // The next step is nothing to warn of.
+    let daemon = serve(&configured(folder, "lba = 512"));
+    assert_eq!(daemon.count_log("not found any more"), 0);
+    assert!(daemon.stop().success());
     let check = target(&[], utf8(&state), "check", &configured(folder, ""));
     assert!(told(&check).contains("ok, 0 warning(s)"), "{check:?}");
 }
