@@ -13,6 +13,7 @@ use crate::{
     Reactors, Warning, shown,
 };
 
+mod in_use;
 pub(crate) mod volume;
 
 impl Config {

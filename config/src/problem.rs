@@ -198,12 +198,20 @@ impl fmt::Display for At {
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", shown::line(&format!("{at}: {kind}")))]
+#[error("{}", shown::line(&in_words_of(at, format!("{at}: {kind}"))))]
 pub struct Problem {
     /// Where.
     pub at: At,
     /// What.
     pub kind: ProblemKind,
+}
+
+/// What an option is called where there is no file.
+fn in_words_of(at: &At, line: String) -> String {
+    match at.field.starts_with("--") {
+        true => line.replace("`read_only = true`", "`--read-only`"),
+        false => line,
+    }
 }
 
 /// What is wrong, with the value, what is allowed, and the way out.
@@ -380,6 +388,30 @@ pub enum ProblemKind {
         path: PathBuf,
         /// Where.
         mount_point: PathBuf,
+    },
+    /// The same of a file that a loop device has.
+    #[error("{path} is attached to {device}, which is mounted at {mount_point}; writes of a host would destroy its file system: `umount {mount_point}`, or export it with `read_only = true`", path = path.display(), device = device.display(), mount_point = mount_point.display())]
+    MountedThrough {
+        /// The file.
+        path: PathBuf,
+        /// The loop device.
+        device: PathBuf,
+        /// Where it, or a partition of it, is mounted.
+        mount_point: PathBuf,
+    },
+    /// A loop device on the file is claimed.
+    #[error("{path} is attached to {device}, which another program or the kernel uses (a mounted file system, swap, RAID, LVM, or a target that serves it); writes of a host would destroy what is there: end that (`lsblk {device}` shows more), or export it with `read_only = true`", path = path.display(), device = device.display())]
+    HeldThrough {
+        /// The file.
+        path: PathBuf,
+        /// The loop device.
+        device: PathBuf,
+    },
+    /// A file that the kernel pages to.
+    #[error("{path} is swap of this machine; writes of a host would destroy what is in it: `swapoff {path}`, or export it with `read_only = true`", path = path.display())]
+    Swap {
+        /// The file.
+        path: PathBuf,
     },
     /// A core that the process may not run on.
     #[error("core {core} is not one this process may run on; allowed: {allowed}")]

@@ -98,3 +98,80 @@ fn reloads(place: &Place, [file, device, other]: [&Path; 3]) {
     capstan_tests::place::reload(&target);
     assert!(target.stop().success());
 }
+
+/// What runs a command, and what undoes it however the test ends.
+struct Undone(&'static str, String);
+
+impl Drop for Undone {
+    fn drop(&mut self) {
+        let _ = Command::new(self.0).arg(&self.1).output();
+    }
+}
+
+/// A file is in use where a loop device on it is, or where it is swap: as the device would be.
+#[test]
+fn root_a_file_in_use_is_not_exported_for_writing() {
+    let test = "root_a_file_in_use_is_not_exported_for_writing";
+    if !has_disks(test, &["losetup", "mkfs.ext4", "mkswap", "swapon"]) {
+        return;
+    }
+    own_mounts();
+    let place = Place::new();
+    let file = place.image("disk");
+    let refused = |words: &[&str]| {
+        place.configure(&[(&file, "")]);
+        let refusal = place.refusal();
+        assert!(words.iter().all(|word| refusal.contains(word)), "{refusal}");
+        let at = capstan_tests::program::own_address().to_string();
+        let output = Command::new(program("capstan-target"))
+            .args(["serve", "--export", utf8(&file), "--listen", &at])
+            .output()
+            .unwrap();
+        let said = complaint(&output);
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        assert!(said.contains("`--read-only`"), "{said}");
+        place.configure(&[(&file, "read_only = true")]);
+        assert!(place.serve().stop().success());
+        refusal
+    };
+    // A step of the message, taken.
+    let runs = |refusal: &str, step: &str| {
+        let (_, behind) = refusal.split_once(&format!("`{step}")).unwrap();
+        let (step, _) = behind.split_once('`').unwrap();
+        step.trim().to_owned()
+    };
+    tool("mkfs.ext4", &["-q", utf8(&file)]);
+    let device = Loop::new(&file);
+    let point = tempfile::tempdir().unwrap();
+    tool("mount", &[utf8(device.path()), utf8(point.path())]);
+    let mounted = Undone("umount", utf8(point.path()).to_owned());
+    let on = format!("{}, which is mounted at", utf8(device.path()));
+    let refusal = refused(&[utf8(&file), &on, utf8(point.path())]);
+    tool("umount", &[&runs(&refusal, "umount ")]);
+    drop(mounted);
+    tool("mkswap", &[utf8(device.path())]);
+    tool("swapon", &[utf8(device.path())]);
+    let swap = Undone("swapoff", utf8(device.path()).to_owned());
+    refused(&[utf8(device.path()), "another program or the kernel uses"]);
+    drop(swap);
+    drop(device);
+    // A sparse file is no swap.
+    std::fs::write(&file, vec![0; 4 << 20]).unwrap();
+    tool("chmod", &["600", utf8(&file)]);
+    tool("mkswap", &[utf8(&file)]);
+    if Command::new("swapon")
+        .arg(&file)
+        .status()
+        .unwrap()
+        .success()
+    {
+        let swap = Undone("swapoff", utf8(&file).to_owned());
+        let refusal = refused(&[utf8(&file), "is swap of this machine"]);
+        tool("swapoff", &[&runs(&refusal, "swapoff ")]);
+        drop(swap);
+    } else {
+        eprintln!("SKIPPED in part: this file system has no swap files");
+    }
+    place.configure(&[(&file, "")]);
+    assert!(place.serve().stop().success());
+}

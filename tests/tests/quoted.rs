@@ -52,7 +52,10 @@ use Step::{In, Looks, Tool};
 /// Where steps are taken.
 const HERE: &str = "tests/tests/next_steps.rs";
 
-const STEPS: [(&str, Step); 55] = [
+/// Where files are exported that are in use.
+const IN_USE: &str = "tests/tests/overlaps.rs";
+
+const STEPS: [(&str, Step); 59] = [
     ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
     (
         "cryptsetup open DEVICE NAME",
@@ -95,6 +98,7 @@ const STEPS: [(&str, Step); 55] = [
     ("lsattr {path}", In(HERE, "fn root_an_immutable_file")),
     ("losetup --list", Looks),
     ("lsblk", Looks),
+    ("lsblk {device}", In(IN_USE, "fn root_a_file_in_use")),
     ("lslocks", Looks),
     (
         "mdadm --assemble --scan",
@@ -104,6 +108,10 @@ const STEPS: [(&str, Step); 55] = [
     (
         "mkdir -p {point}",
         In(HERE, "fn root_a_mount_point_is_made"),
+    ),
+    (
+        "mount {device}pN FOLDER",
+        In("tests/tests/signatures.rs", "mounts another partition"),
     ),
     ("modprobe fuse", Tool("it changes the kernel")),
     ("modprobe loop", Tool("it changes the kernel")),
@@ -137,6 +145,7 @@ const STEPS: [(&str, Step); 55] = [
         "sudo chown -R {user} {folder}",
         In("tests/tests/state_folder.rs", "tool(\"chown\""),
     ),
+    ("swapoff {path}", In(IN_USE, "runs(&refusal, \"swapoff \")")),
     ("swapon", Looks),
     ("swapon DEVICE", Tool("it changes the machine")),
     (
@@ -162,6 +171,10 @@ const STEPS: [(&str, Step); 55] = [
     ),
     ("ulimit -Hn {all}", In(HERE, "fn the_limit_of_descriptors")),
     ("ulimit -l unlimited", Looks),
+    (
+        "umount {mount_point}",
+        In(IN_USE, "runs(&refusal, \"umount \")"),
+    ),
     ("uuidgen", Looks),
     (
         "vgchange --activate y",

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use capstan_nvme_proto::text::Count;
 
+use super::in_use::{self, Places};
 use super::{Claims, Findings};
 use crate::{At, DirectIo, LbaSize, Namespace, ProblemKind, Size, suggest};
 
@@ -94,7 +95,7 @@ pub(super) fn check(
         if claims == Claims::Told {
             check_lock(field, path, &file, findings);
         }
-        check_loop_devices(field, path, Path::new("/sys/block"), findings);
+        in_use::check(field, path, &metadata, &Places::here(), findings);
     }
 }
 
@@ -191,7 +192,8 @@ fn check_direct(field: &str, path: &Path, findings: &mut Findings) {
 
 fn report_busy(field: &str, path: &Path, device: u64, claims: Claims, findings: &mut Findings) {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    if let Some(mount_point) = mount_point_of(&mountinfo, device) {
+    let number = format!("{}:{}", libc::major(device), libc::minor(device));
+    if let Some(mount_point) = mount_point_of(&mountinfo, &number) {
         let path = path.to_owned();
         findings.problem(field, ProblemKind::Mounted { path, mount_point });
     } else if claims == Claims::Told {
@@ -223,8 +225,7 @@ fn check_lock(field: &str, path: &Path, file: &File, findings: &mut Findings) {
 
 /// Where the device is mounted, from the text of `/proc/self/mountinfo` (proc(5)): the third field
 /// is `major:minor`, the fifth the mount point with octal escapes.
-fn mount_point_of(mountinfo: &str, device: u64) -> Option<PathBuf> {
-    let number = format!("{}:{}", libc::major(device), libc::minor(device));
+pub(super) fn mount_point_of(mountinfo: &str, number: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let mut fields = line.split(' ');
         (fields.nth(2)? == number)
@@ -235,38 +236,13 @@ fn mount_point_of(mountinfo: &str, device: u64) -> Option<PathBuf> {
 }
 
 /// `\040` and its like back to characters.
-fn unescape(text: &str) -> PathBuf {
+pub(super) fn unescape(text: &str) -> PathBuf {
     PathBuf::from(
         text.replace("\\040", " ")
             .replace("\\011", "\t")
             .replace("\\012", "\n")
             .replace("\\134", "\\"),
     )
-}
-
-/// A loop device on the same file writes behind the target's back.
-fn check_loop_devices(field: &str, path: &Path, sys_block: &Path, findings: &mut Findings) {
-    let Ok(canonical) = path.canonicalize() else {
-        return;
-    };
-    let Ok(devices) = fs::read_dir(sys_block) else {
-        return;
-    };
-    for device in devices.flatten() {
-        let backing = fs::read_to_string(device.path().join("loop/backing_file"));
-        if backing.is_ok_and(|backing| Path::new(backing.trim_end_matches('\n')) == canonical) {
-            let name = device.file_name();
-            let name = name.to_string_lossy();
-            findings.warning(
-                field,
-                format!(
-                    "{} is also attached to /dev/{name}; whatever writes there corrupts what hosts \
-                     see (`losetup -d /dev/{name}` detaches it)",
-                    path.display()
-                ),
-            );
-        }
-    }
 }
 
 /// What the system said, and what to do about it.
@@ -607,34 +583,10 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_device_on_the_file_is_a_warning() {
-        let folder = tempfile::tempdir().unwrap();
-        file(folder.path(), "disk.img", 4096);
-        let path = folder.path().join("disk.img").canonicalize().unwrap();
-        let attribute = folder.path().join("sys/loop7/loop");
-        fs::create_dir_all(&attribute).unwrap();
-        fs::write(
-            attribute.join("backing_file"),
-            format!("{}\n", path.display()),
-        )
-        .unwrap();
-        let mut findings = Findings::default();
-        check_loop_devices("f", &path, &folder.path().join("sys"), &mut findings);
-        assert!(
-            findings.warnings[0]
-                .message
-                .contains("`losetup -d /dev/loop7` detaches it")
-        );
-    }
-
-    #[test]
     fn a_mount_point_is_found_by_device_number() {
         let mountinfo = "22 1 254:0 / / rw - ext4 /dev/root rw\n\
                          31 22 7:3 / /mnt/a\\040b rw,relatime shared:1 - ext4 /dev/loop3 rw\n";
-        assert_eq!(
-            mount_point_of(mountinfo, libc::makedev(7, 3)),
-            Some("/mnt/a b".into())
-        );
-        assert_eq!(mount_point_of(mountinfo, libc::makedev(7, 4)), None);
+        assert_eq!(mount_point_of(mountinfo, "7:3"), Some("/mnt/a b".into()));
+        assert_eq!(mount_point_of(mountinfo, "7:4"), None);
     }
 }
