@@ -237,7 +237,14 @@ impl HolderDisk {
         if let Some(mount) = mounts.first() {
             let at = mount.mount_point.display();
             let end = format!("{with}capstan umount {at}");
-            return (format!(" as {device}, mounted at {at}"), end);
+            // A disk with partitions has room for other mounts.
+            let source = mount.source.to_str().unwrap_or_default();
+            let number = source.strip_prefix(&format!("{device}p"));
+            let others = match number.is_some_and(|number| number.parse::<u32>().is_ok()) {
+                true => format!(" (`mount {device}pN FOLDER` mounts another partition of it)"),
+                false => String::new(),
+            };
+            return (format!(" as {device}, mounted at {at}{others}"), end);
         }
         let end = format!("{with}capstan detach {device}");
         let elsewhere = mount_elsewhere(&self.device).map_or_else(String::new, |found| {

@@ -25,13 +25,22 @@ fn image(dir: &Path, bytes: &[(u64, &[u8])]) -> PathBuf {
     path
 }
 
+/// Types of partitions.
+const LINUX: u8 = 0x83;
+const EXTENDED: u8 = 0x05;
+
 /// A DOS partition table with these partitions: first byte and bytes of each.
 fn dos_table(partitions: &[(u64, u64)]) -> Vec<u8> {
+    let partitions = partitions.iter().map(|&(start, size)| (LINUX, start, size));
+    dos_table_of(LBA, &partitions.collect::<Vec<_>>())
+}
+
+/// The same for LBAs of so many bytes, with the type of each.
+fn dos_table_of(lba_bytes: u64, partitions: &[(u8, u64, u64)]) -> Vec<u8> {
     let mut table = vec![0; 512];
-    for (entry, (start, size)) in table[446..].chunks_mut(16).zip(partitions) {
-        // Type 83h, Linux.
-        entry[4] = 0x83;
-        let [start, size] = [start, size].map(|bytes| u32::try_from(bytes / LBA).unwrap());
+    for (entry, (kind, start, size)) in table[446..].chunks_mut(16).zip(partitions) {
+        entry[4] = *kind;
+        let [start, size] = [start, size].map(|bytes| u32::try_from(bytes / lba_bytes).unwrap());
         entry[8..12].copy_from_slice(&start.to_le_bytes());
         entry[12..].copy_from_slice(&size.to_le_bytes());
     }
@@ -96,11 +105,118 @@ fn partitions_are_named_and_mounted_by_number() {
     let list = machine.list();
     assert_eq!(list[0]["mount_points"][0], utf8(&machine.mount_point()));
     fs::write(machine.mount_point().join("file"), "in the partition").unwrap();
+    // Another one is not mounted by way of a second disk.
+    let second = tempfile::tempdir().unwrap();
+    let again = machine.run_on_target("mount", &["--part", "2", utf8(second.path())]);
+    let error = complaint(&again);
+    let device = list[0]["device"].as_str().unwrap();
+    let step = format!("(`mount {device}pN FOLDER` mounts another partition");
+    assert!(error.contains(&step), "{error}");
+    tool("mount", &[&format!("{device}p1"), utf8(second.path())]);
+    tool("umount", &[utf8(second.path())]);
     machine.umount();
     machine.assert_clean(Path::new(list[0]["device"].as_str().unwrap()));
     machine.mount(&["--part", "1", "--read-only"]);
     let text = fs::read_to_string(machine.mount_point().join("file")).unwrap();
     assert_eq!(text, "in the partition");
+    machine.umount();
+}
+
+/// The kernel takes no partition of 1024 bytes from a disk with LBAs of 4096, which is what an
+/// extended one has for it; that keeps nobody from the others.
+#[test]
+fn an_extended_partition_keeps_nobody_from_the_others() {
+    let test = "an_extended_partition_keeps_nobody_from_the_others";
+    if !has_disks(test, &["mkfs.ext4", "partx"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let table = dos_table_of(
+        4096,
+        &[(LINUX, MIB, 24 * MIB), (EXTENDED, 32 * MIB, 16 * MIB)],
+    );
+    let logical = dos_table_of(4096, &[(LINUX, MIB, 8 * MIB)]);
+    let image = image(dir.path(), &[(0, &table), (32 * MIB, &logical)]);
+    for (first_byte, size) in [("1048576", "24M"), ("34603008", "8M")] {
+        let offset = format!("offset={first_byte}");
+        tool(
+            "mkfs.ext4",
+            &["-q", "-b", "4096", "-E", &offset, utf8(&image), size],
+        );
+    }
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    for number in ["1", "5"] {
+        machine.mount(&["--part", number]);
+        machine.umount();
+    }
+    let error = refused(&machine, &["--part", "2"]);
+    assert!(
+        error.contains("1: ext4, 24.0 MiB") && error.contains("5: ext4, 8.0 MiB"),
+        "{error}"
+    );
+    let attached = machine.run_on_target("attach", &[]);
+    let note = String::from_utf8_lossy(&attached.stderr).into_owned();
+    let device = told(&attached);
+    assert!(note.contains("p5 is partition 5: ext4"), "{note}");
+    told(&machine.run("detach", &[device.trim()]));
+}
+
+/// `mkfs` on an image of less than 512 MiB: what a newcomer has.
+#[test]
+fn a_file_system_with_blocks_smaller_than_the_lba_is_named() {
+    let test = "a_file_system_with_blocks_smaller_than_the_lba_is_named";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), &[]);
+    tool("mkfs.ext4", &["-q", "-b", "1024", utf8(&image)]);
+    let at = own_address();
+    let daemon = Daemon::start(utf8(&image), 4096, at);
+    let error = refused(&Machine::new(at), &[]);
+    for words in [
+        "holds ext4 with blocks of 1024 bytes",
+        "a volume with LBAs of 4096",
+        "`--lba 512`",
+    ] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    assert!(daemon.stop().success());
+    // The next step.
+    let _daemon = Daemon::start(utf8(&image), 512, at);
+    let machine = Machine::new(at);
+    machine.mount(&[]);
+    machine.umount();
+    let error = refused(&machine, &["--type", "xfs"]);
+    assert!(error.contains("holds ext4, and --type is xfs"), "{error}");
+}
+
+/// A journal is replayed by a mount, also by a read-only one: not from a disk that is read-only.
+#[test]
+fn a_journal_is_left_alone_by_a_read_only_mount_that_is_told_to() {
+    let test = "a_journal_is_left_alone_by_a_read_only_mount_that_is_told_to";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), &[]);
+    tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    machine.mount(&[]);
+    fs::write(machine.mount_point().join("file"), "x").unwrap();
+    let second = tempfile::tempdir().unwrap();
+    let mount = |options: &[&str]| {
+        let point = [utf8(second.path())];
+        machine.run_on_target("mount", &[&["--read-only"], options, &point].concat())
+    };
+    let error = complaint(&mount(&[]));
+    assert!(error.contains("`-o noload`"), "{error}");
+    told(&mount(&["-o", "noload"]));
+    told(&machine.run("umount", &[utf8(second.path())]));
     machine.umount();
 }
 

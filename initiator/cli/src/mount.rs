@@ -120,6 +120,16 @@ impl Mount {
                      is no mount.{fs_type}; where the kernel has it by another name, say that with --type"
                 );
             }
+            if error.is::<Interrupted>() {
+                return Err(error);
+            }
+            let named = self.named(record);
+            if let Some(why) = signatures::why_not_mounted(&named, &device, &fs_type, tools) {
+                return Err(error.context(why));
+            }
+            if let Some(why) = read_only.and_then(|_| without_journal(&fs_type, &options)) {
+                return Err(error.context(format!("{named} {why}")));
+            }
             return Err(error);
         }
         if let Err(error) = check(&self.mount_point, &record.device, &fs_type) {
@@ -141,6 +151,24 @@ impl Mount {
             None => volume,
         }
     }
+}
+
+/// What may keep a file system of this type from being mounted read-only, and the option that
+/// leaves it out (mount(8), xfs(5), btrfs(5)): its journal is replayed by a mount, which writes.
+fn without_journal(fs_type: &str, options: &[&str]) -> Option<String> {
+    let option = match fs_type {
+        "ext3" | "ext4" => "noload",
+        "xfs" => "norecovery",
+        "btrfs" => "rescue=nologreplay",
+        _ => return None,
+    };
+    (!options.iter().any(|given| given.contains(option))).then(|| {
+        format!(
+            "may have a journal to be replayed, which a read-only mount cannot do (it is mounted for writing elsewhere, or was \
+             not unmounted): to look at it without, add `-o {option}`; what the journal holds is missing then, and files that \
+             are being written may look damaged"
+        )
+    })
 }
 
 /// The kind of file system on `device`, which is called `what` and is this partition, or a disk.

@@ -12,6 +12,7 @@ use std::process::{Command, Output};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use serde::Deserialize;
 
+use super::interrupt::Interrupted;
 use super::output;
 use super::tool::Tools;
 
@@ -60,11 +61,18 @@ pub(super) struct Partition {
     pub(super) size_bytes: u64,
     /// What is on it, in libblkid's words.
     pub(super) kind: Option<String>,
+    /// Why it has no device: the kernel takes no partition that is no whole number of LBAs, as an
+    /// extended one of an MBR is with LBAs of 4096 bytes.
+    pub(super) refused: Option<String>,
 }
 
 impl Partition {
     pub(super) fn in_words(&self) -> String {
-        let kind = self.kind.as_deref().unwrap_or("no signature");
+        let kind = match (&self.kind, &self.refused) {
+            (Some(kind), _) => kind,
+            (None, Some(_)) => "not taken by the kernel",
+            (None, None) => "no signature",
+        };
         let size = output::size(self.size_bytes);
         format!("{}: {kind}, {size}", self.number)
     }
@@ -76,6 +84,8 @@ struct Verdict {
     kind: Option<String>,
     is_file_system: bool,
     table: Option<String>,
+    /// Of a file system: what it is read and written in.
+    block_bytes: Option<u32>,
     ambivalent: bool,
 }
 
@@ -86,6 +96,7 @@ impl Verdict {
             match name {
                 "TYPE" => verdict.kind = Some(value.to_owned()),
                 "USAGE" => verdict.is_file_system = value == "filesystem",
+                "BLOCK_SIZE" => verdict.block_bytes = value.parse().ok(),
                 "PTTYPE" => verdict.table = Some(value.to_owned()),
                 _ => {}
             }
@@ -252,15 +263,49 @@ fn advice_on_partitions(device: &Path, tools: &Tools<'_>) -> String {
     }
 }
 
-/// What to do about a partition table that was made for smaller LBAs than `device` has.
-fn advice_on_lbas(device: &Path, tools: &Tools<'_>) -> Option<String> {
+/// Why a file system that is on `device`, which is called `what`, cannot be mounted as `fs_type`,
+/// where what is on it says so.
+pub(super) fn why_not_mounted(
+    what: &str,
+    device: &Path,
+    fs_type: &str,
+    tools: &Tools<'_>,
+) -> Option<String> {
+    let found = blkid(device, tools).ok()?;
+    let kind = found.file_system()?;
+    if let (Some(block_bytes), Some(lba_bytes)) =
+        (found.block_bytes, lba_bytes(&disk_of(device.to_owned())))
+        && block_bytes < lba_bytes
+    {
+        return Some(format!(
+            "{what} holds {kind} with blocks of {block_bytes} bytes, which cannot be mounted from a volume with LBAs of \
+             {lba_bytes}: {}",
+            with_common_lbas()
+        ));
+    }
+    let is_other = kind != fs_type && !(kind.starts_with("ext") && fs_type.starts_with("ext"));
+    is_other.then(|| {
+        format!("{what} holds {kind}, and --type is {fs_type}: leave --type out, or say {kind}")
+    })
+}
+
+/// What is to be done at the target for smaller LBAs.
+fn with_common_lbas() -> String {
+    format!(
+        "on the target, say `lba = {COMMON_LBA_BYTES}` of that namespace and restart it, or export it with `--lba {COMMON_LBA_BYTES}`"
+    )
+}
+
+/// What an LBA of a disk has.
+fn lba_bytes(device: &Path) -> Option<u32> {
     let name = device.file_name()?.display();
     let lba_bytes = format!("/sys/class/block/{name}/queue/logical_block_size");
-    let lba_bytes: usize = std::fs::read_to_string(lba_bytes)
-        .ok()?
-        .trim()
-        .parse()
-        .ok()?;
+    std::fs::read_to_string(lba_bytes).ok()?.trim().parse().ok()
+}
+
+/// What to do about a partition table that was made for smaller LBAs than `device` has.
+fn advice_on_lbas(device: &Path, tools: &Tools<'_>) -> Option<String> {
+    let lba_bytes = usize::try_from(lba_bytes(device)?).ok()?;
     let (what, device) = (device.display().to_string(), device.to_owned());
     let head = tools.read(&what, move || {
         let mut head = [0; 2 * COMMON_LBA_BYTES];
@@ -269,8 +314,8 @@ fn advice_on_lbas(device: &Path, tools: &Tools<'_>) -> Option<String> {
     });
     is_for_smaller_lbas(&head.ok()?, lba_bytes).then(|| {
         format!(
-            "that is a GPT for LBAs of {COMMON_LBA_BYTES} bytes, and the volume has LBAs of {lba_bytes}: on the target, \
-             say `lba = {COMMON_LBA_BYTES}` of that namespace and restart it, or export it with `--lba {COMMON_LBA_BYTES}`"
+            "that is a GPT for LBAs of {COMMON_LBA_BYTES} bytes, and the volume has LBAs of {lba_bytes}: {}",
+            with_common_lbas()
         )
     })
 }
@@ -324,18 +369,23 @@ pub(super) fn partitions(device: &Path, tools: &Tools<'_>) -> Result<Vec<Partiti
     lines
         .map(|(number, size_bytes)| {
             let path = partition_path(device, number);
-            show_to_kernel(device, number, &path, tools)?;
-            let kind = if path.exists() {
-                let found = blkid(&path, tools)?;
-                found.kind.or(found.table)
-            } else {
-                None
+            let shown = show_to_kernel(device, number, &path, tools);
+            let found = shown.and_then(|()| match path.exists() {
+                true => blkid(&path, tools),
+                false => Ok(Verdict::default()),
+            });
+            // One that cannot be had keeps nobody from the others.
+            let (kind, refused) = match found {
+                Ok(found) => (found.kind.or(found.table), None),
+                Err(error) if error.is::<Interrupted>() => return Err(error),
+                Err(error) => (None, Some(format!("{error:#}"))),
             };
             Ok(Partition {
                 number,
                 device: path,
                 size_bytes,
                 kind,
+                refused,
             })
         })
         .collect()
@@ -362,6 +412,13 @@ pub(super) fn partition(device: &Path, number: u32, tools: &Tools<'_>) -> Result
         }
         bail!("--part is {number}, expected one of: {}", words.join("; "));
     };
+    if let Some(error) = &one.refused {
+        let words: Vec<_> = found.iter().map(Partition::in_words).collect();
+        bail!(
+            "partition {number} cannot be had from the kernel: {error}; there are {}",
+            words.join("; ")
+        );
+    }
     if !one.device.exists() {
         bail!(
             "{} does not exist; expected devtmpfs or udev to make it",
