@@ -196,7 +196,16 @@ fn a_busy_file_system_is_unmounted_by_force_entirely() {
         fs::write(&path, "written").unwrap();
         let user = File::open(&path).unwrap();
         let error = complaint(&machine.run("umount", &[utf8(&mount_point)]));
-        assert!(error.contains("busy"), "{error}");
+        // This process, as the test runs in it.
+        let uses = format!(
+            "{} is in use by ",
+            mount_point.canonicalize().unwrap().display()
+        );
+        let id = format!("(pid {})", std::process::id());
+        let step = format!("capstan umount --force {}", utf8(&mount_point));
+        for words in ["busy", &uses, &id, &step] {
+            assert!(error.contains(words), "{words}: {error}");
+        }
         assert_eq!(machine.list()[0]["state"], "live");
         let output = machine.run("umount", &["--force", utf8(&mount_point)]);
         told(&output);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail};
 use capstan_initiator::front_ends::disk::control::{Answer, Request, ask};
-use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
+use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
 use nix::mount::{MntFlags, umount2};
@@ -65,7 +65,9 @@ pub(super) fn unmount_in_order(
         Ok(disk.and_then(|disk| disk.sync_all().err()))
     })?;
     match wait(&unmounting, None, dir, record, interrupts)? {
-        Waited::Over | Waited::Late => unmounting.result(),
+        Waited::Over | Waited::Late => unmounting
+            .result()
+            .map_err(|error| with_users(error, mounts)),
         Waited::Insisted(interrupted) => {
             end_mounted(dir, record, Some(&unmounting))?;
             Err(Error::new(interrupted).context(format!(
@@ -74,6 +76,23 @@ pub(super) fn unmount_in_order(
             )))
         }
     }
+}
+
+/// With what uses a file system that is busy, and what ends it.
+fn with_users(error: Error, mounts: &[Mount]) -> Error {
+    // The kernel's word for EBUSY, which umount(8) repeats in its own.
+    let is_busy = format!("{error:#}").contains("busy");
+    let points = mounts.iter().map(|mount| &mount.mount_point);
+    let still_there = |point: &&PathBuf| mount_at(point).is_ok_and(|mount| mount.is_some());
+    let Some(point) = points.filter(|_| is_busy).find(still_there) else {
+        return error;
+    };
+    error.context(format!(
+        "{point} is in use by {users}: end that and unmount it again, or take the disk away from it, with the \
+         loss of what is not written: capstan umount --force {point}",
+        users = users_of(point),
+        point = point.display(),
+    ))
 }
 
 /// Unmounts `mounts`: `true` when that was done in order, and the disk is left. Otherwise it was
