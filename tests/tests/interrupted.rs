@@ -262,6 +262,23 @@ fn a_measurement_that_is_interrupted_tells_what_it_has() {
     let output = measuring(at, "--runtime 60 --ramp-time 60").interrupted(Signal::SIGINT);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("nothing was measured"), "{text}");
+    assert!(text.contains("usr=0.0%, sys=0.0%"), "{text}");
+    assert!(target.stop().success());
+}
+
+/// What a ramp takes of the processor is no part of what is measured.
+#[test]
+fn one_job_has_one_core_at_most_however_long_its_ramp_was() {
+    let at = own_address();
+    let target = Daemon::start("ram:16MiB", 4096, at);
+    let mut capstan = Command::new(program("capstan"));
+    capstan.args(["bench", "--rw", "randread", "--iodepth", "4", "-o", "json"]);
+    capstan.args(["--ramp-time", "2s", "--runtime", "100ms"]);
+    let report = json(&capstan.args(Running::target(at)).output().expect("capstan"));
+    let percent = |name: &str| report[name].as_f64().expect("a number");
+    // The kernel counts in ticks of up to 10 ms.
+    let all = percent("usr_cpu") + percent("sys_cpu");
+    assert!(all > 0.0 && all < 130.0, "{report}");
     assert!(target.stop().success());
 }
 

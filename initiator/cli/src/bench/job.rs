@@ -11,7 +11,7 @@ use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
 use capstan_memory::Buffer;
 use capstan_reactor::Clock;
 use hdrhistogram::Histogram;
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
 
 use super::super::claim::ShareArgs;
 use super::super::io::namespace;
@@ -159,6 +159,8 @@ pub(super) struct Job {
     read: Side,
     write: Side,
     measuring: bool,
+    /// When that began.
+    usage_before: Option<Usage>,
     /// When to look next whether a signal has come.
     look_us: u64,
 }
@@ -286,6 +288,7 @@ impl Job {
             read: Side::new()?,
             write: Side::new()?,
             measuring: false,
+            usage_before: None,
             look_us: 0,
         };
         job.prepare()?;
@@ -333,15 +336,20 @@ impl Job {
 
     /// Runs the workload from `start` on.
     pub(super) fn run(&mut self, start: Instant) -> Result<JobResult> {
-        let usage_before = getrusage(UsageWho::RUSAGE_THREAD)?;
         let measure_from = start + self.plan.ramp_time;
         let end = self.plan.runtime.map(|runtime| measure_from + runtime);
         // Without a run time every block is visited once.
         let limit = if end.is_none() { self.blocks } else { u64::MAX };
-        self.measuring = self.plan.ramp_time.is_zero();
+        self.usage_before = None;
+        self.measuring = false;
+        if self.plan.ramp_time.is_zero() {
+            self.measure()?;
+        }
         let finished = self.workload(limit, measure_from, end)?;
         let elapsed = finished.saturating_duration_since(measure_from);
         let usage = getrusage(UsageWho::RUSAGE_THREAD)?;
+        // Ended before anything was measured, it has spent nothing on that.
+        let usage_before = self.usage_before.unwrap_or(usage);
         let spent = |now: nix::sys::time::TimeVal, before: nix::sys::time::TimeVal| {
             let us =
                 (now.tv_sec() - before.tv_sec()) * 1_000_000 + now.tv_usec() - before.tv_usec();
@@ -359,6 +367,13 @@ impl Job {
             verify: self.checked.clone(),
             losses: self.queue.counters().losses,
         })
+    }
+
+    /// What is done from now on counts: I/Os, and time of the processor.
+    fn measure(&mut self) -> Result<()> {
+        self.usage_before = Some(getrusage(UsageWho::RUSAGE_THREAD)?);
+        self.measuring = true;
+        Ok(())
     }
 
     /// Keeps the queue full until `limit` I/Os are done or `end` has come.
@@ -387,7 +402,9 @@ impl Job {
                 Next::GivenUp(at) => return Ok(at),
             };
             now = Instant::now();
-            self.measuring = self.measuring || now >= measure_from;
+            if !self.measuring && now >= measure_from {
+                self.measure()?;
+            }
             self.completed(completion, now)?;
             ios += 1;
             if ios - told == PROGRESS_IOS {
