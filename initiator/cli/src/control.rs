@@ -37,7 +37,7 @@ impl Reset {
         while !now.is_live() && start.elapsed() < Duration::from_secs(self.timeout) {
             if now.state != "reconnecting" {
                 bail!(
-                    "the controller of {} is {} after the reset: {}; detach the volume and attach it anew",
+                    "the controller of {} is {} after the reset: {}; unmount or detach the volume, and attach it anew",
                     record.device.display(),
                     now.state,
                     now.detail

@@ -31,10 +31,14 @@ impl Discover {
                 Nqn::new(nqn).with_context(|| format!("--nqn is {nqn:?}, expected an NQN"))?;
         }
         let mut queue = DirectQueue::connect(&options).with_context(|| {
-            format!(
-                "connecting to the discovery service at {} port {}",
-                self.connect.traddr, self.connect.trsvcid
-            )
+            let (at, port) = (&self.connect.traddr, self.connect.trsvcid);
+            let service = format!("connecting to the discovery service at {at} port {port}");
+            match &self.connect.nqn {
+                Some(nqn) if nqn != Nqn::discovery().as_str() => format!(
+                    "{service}, which is called {nqn} by --nqn: leave that out to see every subsystem there"
+                ),
+                _ => service,
+            }
         })?;
         let (genctr, entries) = queue.discover()?;
         queue.close();

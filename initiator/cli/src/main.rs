@@ -18,6 +18,7 @@ mod io;
 mod left_over;
 mod logs;
 mod mount;
+mod other_words;
 mod output;
 mod passthru;
 mod serve;
@@ -182,6 +183,11 @@ fn command() -> clap::Command {
             // A negative number is a value, which its option refuses in words of its own.
             let is_value = arg.get_long().is_some() && arg.get_action().takes_values();
             let arg = if is_idle { arg.hide(true) } else { arg };
+            let names_service = name == "discover" && arg.get_id() == "nqn";
+            let arg = match names_service {
+                true => arg.help("Discovery subsystem [default: the one that every target has]"),
+                false => arg,
+            };
             arg.allow_negative_numbers(is_value)
         })
     })
@@ -191,7 +197,7 @@ fn parse(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let mut command = command();
     let matches = command
         .try_get_matches_from_mut(words)
-        .map_err(|error| idle::with_owners(error, &command))?;
+        .map_err(|error| other_words::with_ours(idle::with_owners(error, &command)))?;
     idle::check(&mut command, &matches)?;
     Cli::from_arg_matches(&matches)
 }

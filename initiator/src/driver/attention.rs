@@ -44,8 +44,8 @@ impl AssociationEngine {
     pub(crate) fn attention(&self, nsid: u32, now_us: u64) -> Option<String> {
         let failed = matches!(self.status(now_us), HostStatus::Failed(_)).then(|| {
             format!(
-                "all I/O to namespace {nsid} fails, as the association has failed: detach the volume, then attach it \
-                 anew"
+                "all I/O to namespace {nsid} fails, as the association has failed: unmount the volume with \
+                 `capstan umount`, or detach it where it is not mounted, then mount or attach it anew"
             )
         });
         let troubles = self.troubles.of(nsid, now_us).map(Trouble::to_string);

@@ -1,0 +1,88 @@
+//! Commands by the names that `nvme` has for them, which are other ones here.
+
+use clap::Error;
+use clap::error::{ContextKind, ContextValue};
+
+/// Names there, and what does it here.
+const WORDS: [(&[&str], &str); 5] = [
+    (
+        &["connect", "connect-all"],
+        "'attach' makes a namespace a disk of this machine, and 'mount' mounts it; the other commands connect by themselves",
+    ),
+    (
+        &["disconnect", "disconnect-all"],
+        "'detach' ends a disk that 'attach' made, and 'umount' one that 'mount' made",
+    ),
+    (
+        &["list-subsys", "show-topology"],
+        "'list' shows the volumes attached to this machine, and 'discover' the subsystems of a target",
+    ),
+    (
+        &[
+            "get-log",
+            "set-feature",
+            "format",
+            "sanitize",
+            "fw-log",
+            "ns-descs",
+            "list-ctrl",
+        ],
+        "'admin-passthru' sends any admin command",
+    ),
+    (
+        &[
+            "compare",
+            "dsm",
+            "resv-acquire",
+            "resv-register",
+            "resv-release",
+            "resv-report",
+            "verify",
+            "write-uncor",
+            "write-zeroes",
+        ],
+        "'io-passthru' sends any I/O command",
+    ),
+];
+
+/// Says of a command that is not there what does the same.
+pub(super) fn with_ours(mut error: Error) -> Error {
+    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else {
+        return error;
+    };
+    let found = WORDS
+        .iter()
+        .find(|(names, _)| names.contains(&name.as_str()));
+    if let Some((_, tip)) = found {
+        error.remove(ContextKind::SuggestedSubcommand);
+        let tip = ContextValue::StyledStrs(vec![(*tip).into()]);
+        error.insert(ContextKind::Suggested, tip);
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{command, parse};
+    use super::WORDS;
+
+    #[test]
+    fn words_of_nvme_are_answered_with_commands_that_there_are() {
+        let command = command();
+        for (names, tip) in WORDS {
+            for name in names {
+                assert!(command.find_subcommand(name).is_none(), "{name}");
+                let error = parse(["capstan", name].into_iter().map(Into::into)).unwrap_err();
+                let told = error.to_string();
+                assert!(told.contains(&format!("tip: {tip}")), "{told}");
+                assert!(!told.contains("similar"), "{told}");
+            }
+            let quoted = tip.split('\'').skip(1).step_by(2);
+            for name in quoted {
+                assert!(command.find_subcommand(name).is_some(), "{name}");
+            }
+        }
+        let error = parse(["capstan", "idctrl"].into_iter().map(Into::into)).unwrap_err();
+        assert!(error.to_string().contains("similar"), "{error}");
+    }
+}
