@@ -27,6 +27,6 @@ pub mod room;
 mod scheduling;
 pub mod serve;
 pub mod signals;
-mod space;
+pub mod space;
 pub mod state;
 mod unfinished;

@@ -9,7 +9,7 @@ use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
 use capstan_target::signals::Held;
-use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, state};
+use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, space, state};
 use clap::Parser as _;
 use clap::error::ErrorKind;
 
@@ -161,6 +161,7 @@ fn check(file: &Path) -> anyhow::Result<()> {
         Ok(found) => warnings.extend(found),
         Err(error) => errors.push(error),
     }
+    warnings.extend(space::warnings(&config));
     warnings.extend(lost::warnings(&config));
     warnings.extend(doctor::ports_in_use(&Machine::here(), &config));
     for warning in first_of(&warnings) {

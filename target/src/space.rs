@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use capstan_config::{Backing, Config, Namespace, Size};
-use capstan_doctor::Check;
+use capstan_doctor::{Check, Verdict};
 use nix::sys::statvfs::statvfs;
 
 const NAME: &str = "space";
@@ -38,6 +38,14 @@ pub(crate) fn checks(config: &Config) -> Vec<Check> {
         }
     }
     promised.values().map(Promised::check).collect()
+}
+
+/// What `check` says of files that have not the space that they promise, a line each.
+#[must_use]
+pub fn warnings(config: &Config) -> Vec<String> {
+    let checks = checks(config).into_iter();
+    let promise_more = checks.filter(|check| check.verdict != Verdict::Ok);
+    promise_more.map(|check| check.line()).collect()
 }
 
 /// What cannot be looked at is told by the check of the configuration.
@@ -98,10 +106,8 @@ impl Promised {
 mod tests {
     use std::fs::File;
 
+    use super::*;
     use capstan_config::Config;
-    use capstan_doctor::Verdict;
-
-    use super::{Promised, checks};
 
     #[test]
     fn sparse_files_are_added_up_and_compared_with_what_is_free() {

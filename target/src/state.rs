@@ -79,6 +79,11 @@ fn read_at(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
     let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::ELOOP as i32) => {
+            return Err(io::Error::other(
+                "it is a symbolic link, which is not followed",
+            ));
+        }
         Err(error) => return Err(error),
     };
     if !file.metadata()?.is_file() {
@@ -261,7 +266,8 @@ mod tests {
         }
         fs::remove_file(folder.join("fifo")).unwrap();
         symlink(folder.join("a"), folder.join("link")).unwrap();
-        read(folder, "link", 100).expect_err("a link");
+        let error = read(folder, "link", 100).unwrap_err().to_string();
+        assert!(error.contains("a symbolic link"), "{error}");
         // The link goes, not what it leads to.
         write(folder, "link", "new").unwrap();
         assert_eq!(text("a").as_deref(), Some("another"));

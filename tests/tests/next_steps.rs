@@ -175,6 +175,8 @@ fn root_space_is_reserved_for_a_file_that_promises_more_than_there_is() {
     let file = config(folder.path(), "127.0.0.1", ANY, &on_path(&path));
     let (_, said) = target("doctor", &file);
     let step = command(&said, "fallocate ");
+    let (_, checked) = target("check", &file);
+    assert!(checked.contains(&step), "{checked}");
     // "free some, and reserve it then"
     assert!(said.contains("free some, and reserve it then: "), "{said}");
     fs::remove_file(&other).unwrap();

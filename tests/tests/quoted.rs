@@ -55,12 +55,13 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 59] = [
+const STEPS: [(&str, Step); 60] = [
     ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
     (
         "cryptsetup open DEVICE NAME",
         In("tests/lab/cases/stacked", "cryptsetup"),
     ),
+    ("df {path}", Looks),
     ("dmesg", Looks),
     (
         "fallocate --keep-size --length {bytes} {name}",

@@ -70,16 +70,27 @@ pub(super) fn failing(
 ) -> (Option<Said>, bool) {
     let of_it = || failures.iter().filter(|((of, _), _)| *of == backend);
     let is_read_only = of_it().any(|((_, kind), _)| *kind == IoErrorKind::ReadOnly);
-    let first = of_it().map(|(_, of)| of).min_by_key(|of| of.since);
-    let said = first.map(|of| Said {
+    let first = of_it().min_by_key(|(_, of)| of.since);
+    let said = first.map(|((_, kind), of)| Said {
         path: of.path.clone(),
         what: of.first.clone(),
         next: format!(
-            "see the kernel log of this machine, and mend that; this is gone when nothing has failed so for {} s",
+            "{}; this is gone when nothing has failed so for {} s",
+            what_mends(*kind, &of.path),
             MEDIA_SAID_AGAIN.as_secs()
         ),
     });
     (said, is_read_only)
+}
+
+fn what_mends(kind: IoErrorKind, path: &str) -> String {
+    match kind {
+        IoErrorKind::NoSpace => format!(
+            "free some of what the file system has (`df {path}` shows it), or make the device below larger: no restart is \
+             needed"
+        ),
+        _ => "see the kernel log of this machine, and mend that".to_owned(),
+    }
 }
 
 /// Whether it is the medium that keeps an operation from being done: not the host's mistake, and
