@@ -246,7 +246,12 @@ fn a_host_out_of_descriptors_says_how_to_have_more() {
     let output = under(&["prlimit", "--nofile=32:32"])("capstan", &bench);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{output:?}");
-    for word in ["Too many open files", "`ulimit -Hn`", "LimitNOFILE="] {
+    for word in [
+        "Too many open files",
+        "`ulimit -Hn`",
+        "LimitNOFILE=",
+        "for 1 job with 64 I/O queues each, some 79 descriptors are needed, and the limit is 32",
+    ] {
         assert_eq!(told.matches(word).count(), 1, "{told}");
     }
     assert!(target.stop().success());

@@ -20,7 +20,7 @@ use super::args::{self, ConnectArgs, OutputArgs, ReplayArgs};
 use super::claim::ShareArgs;
 use super::interrupt::Interrupts;
 use super::output;
-use super::values::{parse_nsid, parse_some_bytes};
+use super::values::{parse_nsid, parse_some_bytes, within};
 use super::written::{Unanswered, Written};
 
 /// Bytes of one I/O.
@@ -35,7 +35,7 @@ struct RangeArgs {
     #[arg(short = 'N', long, value_name = "NSID", default_value_t = 1, value_parser = parse_nsid())]
     namespace_id: u32,
     /// First LBA.
-    #[arg(long, value_name = "LBA", default_value_t = 0)]
+    #[arg(long, value_name = "LBA", default_value_t = 0, value_parser = within::<u64>(0..=u64::MAX))]
     start_block: u64,
 }
 

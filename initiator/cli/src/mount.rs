@@ -109,7 +109,9 @@ impl Mount {
         if !options.is_empty() {
             command.args(["-o", &options.join(",")]);
         }
-        if let Err(error) = tools.run(command.arg(&device).arg(&self.mount_point)) {
+        // A folder may have a name that looks like an option.
+        command.arg("--").arg(&device).arg(&self.mount_point);
+        if let Err(error) = tools.run(&mut command) {
             if !error.is::<Interrupted>() && signatures::is_unknown_to_kernel(&fs_type) {
                 let said = match &self.fs_type {
                     Some(_) => format!("--type is {fs_type}"),

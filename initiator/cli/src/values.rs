@@ -169,6 +169,28 @@ mod tests {
 
     use super::{parse_bytes, parse_ctrl_loss_tmo, parse_duration, parse_time, within};
 
+    /// The words of the standard library say neither the range nor the unit.
+    #[test]
+    fn every_value_that_is_wrong_is_told_what_was_expected() {
+        let all = super::super::command();
+        for command in all.get_subcommands().filter(|c| !c.is_hide_set()) {
+            let options = command
+                .get_arguments()
+                .filter(|arg| arg.get_long().is_some());
+            for arg in options.filter(|arg| arg.get_action().takes_values()) {
+                let (name, long) = (command.get_name(), arg.get_long().unwrap_or_default());
+                for value in ["-1", "x", "", "99999999999999999999999"] {
+                    let words = ["capstan", name, &format!("--{long}={value}")];
+                    let parsed = super::super::parse(words.into_iter().map(Into::into));
+                    let told = parsed.expect_err("more is needed, or less").to_string();
+                    for words in ["invalid digit", "too large to fit", "cannot parse"] {
+                        assert!(!told.contains(words), "{name} --{long}={value}: {told}");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn bytes_have_fio_units() {
         assert_eq!(parse_bytes("4096"), Ok(4096));

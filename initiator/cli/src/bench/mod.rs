@@ -23,6 +23,7 @@ use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sched::{CpuSet, sched_getaffinity};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::Pid;
 
 use super::args::{ConnectArgs, OutputArgs, ReplayArgs};
@@ -85,10 +86,10 @@ pub(crate) struct Bench {
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "crc32c")]
     verify: Option<Verify>,
     /// Cores to run the jobs on, one each in turn.
-    #[arg(long, value_name = "CORE,...", value_delimiter = ',')]
+    #[arg(long, value_name = "CORE,...", value_delimiter = ',', value_parser = within::<usize>(0..=CpuSet::count() - 1))]
     cpus_allowed: Vec<usize>,
     /// Start of the random sequence.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within::<u64>(0..=u64::MAX))]
     randseed: u64,
     #[command(flatten)]
     output: OutputArgs,
@@ -357,12 +358,17 @@ impl Bench {
             );
         }
         drop(ready);
+        let queues = plan.options.nr_io_queues;
         interrupts.unless_one_comes(move || {
             let mut connected = readies.iter().take(usize::from(jobs));
             // Dropping the starts ends the other jobs.
-            connected
-                .find_map(Result::err)
-                .map_or(Ok(()), |error| bail!("{error}"))
+            match connected.find_map(Result::err) {
+                Some(error) if error.contains("Too many open files") => {
+                    bail!("{error}; {}", descriptors(jobs, queues))
+                }
+                Some(error) => bail!("{error}"),
+                None => Ok(()),
+            }
         })?;
         let now = Instant::now();
         for start in starts {
@@ -429,4 +435,17 @@ impl Bench {
             .collect();
         Ok((results?, interrupted))
     }
+}
+
+/// What jobs take of the limit of open files, with a few more: 6 of the process, and of each job 7
+/// and one for each of its I/O queues.
+fn descriptors(jobs: u16, queues: u16) -> String {
+    let needed = 8 + u64::from(jobs) * (7 + u64::from(queues));
+    let limit = getrlimit(Resource::RLIMIT_NOFILE);
+    let limit = limit.map_or_else(|_| "not known".to_owned(), |(soft, _)| soft.to_string());
+    format!(
+        "for {} with {} each, some {needed} descriptors are needed, and the limit is {limit}",
+        Count(jobs.into(), "job"),
+        Count(queues.into(), "I/O queue")
+    )
 }
