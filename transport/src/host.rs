@@ -221,6 +221,13 @@ impl HostWire {
         }
     }
 
+    /// Whether data that fits the capsule is always to go there. Linux's target over NVMe/TCP waits
+    /// for it there when it refuses a command, whatever the SGL says.
+    #[must_use]
+    pub fn needs_in_capsule(&self) -> bool {
+        matches!(self, Self::Tcp(_))
+    }
+
     /// How many queues are connected.
     #[must_use]
     pub fn connections(&self) -> usize {

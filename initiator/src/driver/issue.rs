@@ -34,6 +34,13 @@ pub(super) struct Data {
 }
 
 impl Data {
+    /// Goes in the capsule where that has room for `room_bytes`.
+    pub(super) fn put_in_capsule(&mut self, room_bytes: u32) {
+        if self.travel == Travel::ToController && self.len_bytes <= room_bytes {
+            self.travel = Travel::InCapsule;
+        }
+    }
+
     fn of(self, buffer: &Buffer) -> Offer<'_> {
         let span = Span {
             buffer,
@@ -242,11 +249,8 @@ impl AssociationEngine {
         now_us: u64,
     ) {
         let (mut staged, read_bytes) = Self::stage(buffer.as_mut(), data);
-        if let Some(staged) = &mut staged
-            && staged.travel == Travel::ToController
-            && staged.len_bytes <= self.wire.admin_in_capsule_bytes()
-        {
-            staged.travel = Travel::InCapsule;
+        if let Some(staged) = &mut staged {
+            staged.put_in_capsule(self.wire.admin_in_capsule_bytes());
         }
         let owner = Owner::Host {
             data: buffer,

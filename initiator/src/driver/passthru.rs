@@ -52,7 +52,12 @@ impl AssociationEngine {
         let submitted = self.host.queue(qid).and_then(|queue| queue.submit());
         let (slot, cid) = submitted.ok_or(CommandError::Busy)?;
         sqe.cid = cid.into();
-        let (staged, read_bytes) = Self::stage(buffer.as_mut(), data);
+        let (mut staged, read_bytes) = Self::stage(buffer.as_mut(), data);
+        if let Some(staged) = &mut staged
+            && self.wire.needs_in_capsule()
+        {
+            staged.put_in_capsule(self.host.controller().in_capsule_bytes);
+        }
         let owner = Owner::Passthru {
             token,
             data: buffer,

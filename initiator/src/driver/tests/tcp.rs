@@ -4,9 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::RawFd;
 
 use capstan_memory::{Buffer, Pages, Pool};
-use capstan_nvme_proto::command::{FabricsCommand, IoCommand};
+use capstan_nvme_proto::command::{FabricsCommand, IoCommand, LbaRange, Write};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::opcode::DataDirection;
+use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
@@ -19,7 +20,7 @@ use super::config;
 use crate::driver::engine::AssociationEngine;
 use crate::driver::io::{Completion, Io, Op, Source as Submitter};
 use crate::error::ConnectError;
-use crate::host::{Event as HostEvent, Status};
+use crate::host::{CommandData, Event as HostEvent, Status};
 use crate::options::Transport;
 use crate::scripted::{Answer, IN_CAPSULE_BYTES, LBA_BYTES, NSZE_LBAS, ScriptedController};
 
@@ -364,6 +365,31 @@ fn data_that_is_asked_for_in_pieces_and_deep_queues_arrive_whole() {
     }
     for place in world.peer.disk.chunks_exact(bytes.len()).take(20) {
         assert!(place == bytes, "not what was written");
+    }
+}
+
+#[test]
+fn data_of_a_command_that_is_sent_as_it_is_goes_in_the_capsule_where_it_fits() {
+    let mut world = World::live(Digests::empty());
+    for (blocks, in_capsule) in [(2_u32, true), (3, false)] {
+        let range = LbaRange {
+            slba: 9,
+            nlb: blocks,
+        };
+        let sqe = IoCommand::Write(Write::new(1, range)).encode(0, Sgl::EMPTY);
+        let bytes = pattern(blocks as usize);
+        let data = CommandData::ToController(bytes.clone().into());
+        let now_us = Clock.now_us();
+        world.engine.submit_passthru(1, sqe, &data, now_us).unwrap();
+        world.until(|world| {
+            world
+                .events
+                .iter()
+                .any(|event| event.starts_with("CommandDone"))
+        });
+        world.events.clear();
+        assert_eq!(world.peer.commands.last().unwrap().1, in_capsule);
+        assert!(world.peer.disk[9 * LBA_BYTES..][..bytes.len()] == bytes);
     }
 }
 
