@@ -114,7 +114,7 @@ impl Patient<'_> {
 
     /// The capsule comes by SEND, the data by RDMA WRITE, the response by SEND.
     fn read(&mut self) -> Check {
-        const NAME: &str = "SEND, RDMA WRITE";
+        let name = self.name("SEND, RDMA WRITE", "C2HData");
         let mut told = Vec::new();
         for bytes in [self.namespace.lba_bytes, LARGE_BYTES] {
             let nlb = self.blocks(bytes);
@@ -124,46 +124,46 @@ impl Patient<'_> {
             let bytes = u64::from(nlb) * u64::from(self.namespace.lba_bytes);
             if let Err(error) = result {
                 let seen = format!("Read of {}: {error}", output::size(bytes));
-                return Check::error(NAME, seen, "success", LOG);
+                return Check::error(name, seen, "success", LOG);
             }
             told.push(output::size(bytes));
         }
-        Check::ok(NAME, format!("Read of {}", told.join(" and of ")))
+        Check::ok(name, format!("Read of {}", told.join(" and of ")))
     }
 
     /// Data too large for a capsule is pulled by RDMA READ.
     fn pull(&mut self) -> Check {
-        const NAME: &str = "RDMA READ";
+        let name = self.name("RDMA READ", "H2CData");
         let nlb = self.blocks(LARGE_BYTES);
         let bytes = nlb * self.namespace.lba_bytes;
         // Connect has brought its data this way already.
         if !self.queue.controller().compare {
             return Check::ok(
-                NAME,
+                name,
                 "1024 bytes, by Connect; more was not tried, as the controller has no Compare",
             );
         }
         if bytes <= self.queue.controller().in_capsule_bytes {
             return Check::ok(
-                NAME,
+                name,
                 "1024 bytes, by Connect; more was not tried, as the namespace fits into a capsule",
             );
         }
-        self.compare(NAME, nlb)
+        self.compare(name, nlb)
     }
 
     fn in_capsule(&mut self) -> Check {
-        const NAME: &str = "SEND with data";
+        let name = self.name("SEND with data", "capsule with data");
         let in_capsule_bytes = self.queue.controller().in_capsule_bytes;
         let lba_bytes = self.namespace.lba_bytes;
         if !self.queue.controller().compare {
-            return Check::ok(NAME, "not tried: the controller has no Compare");
+            return Check::ok(name, "not tried: the controller has no Compare");
         }
         if in_capsule_bytes < lba_bytes {
             let room = output::size(in_capsule_bytes.into());
-            return Check::ok(NAME, format!("not tried: a capsule has room for {room}"));
+            return Check::ok(name, format!("not tried: a capsule has room for {room}"));
         }
-        self.compare(NAME, self.blocks(in_capsule_bytes))
+        self.compare(name, self.blocks(in_capsule_bytes))
     }
 
     /// Reads, and lets the controller compare: what travelled there and back is what it has.
@@ -195,6 +195,14 @@ impl Patient<'_> {
         let (read, buffer) = self.run(Op::Read { slba: 0, nlb }, Some(buffer));
         read?;
         self.run(Op::Compare { slba: 0, nlb }, buffer).0
+    }
+
+    /// What a way to move data is called over RDMA and over NVMe/TCP.
+    fn name(&self, rdma: &'static str, tcp: &'static str) -> &'static str {
+        match self.queue.device() {
+            Some(_) => rdma,
+            None => tcp,
+        }
     }
 
     /// Which side took the target's access back after each command. Over NVMe/TCP it has none.
@@ -231,7 +239,7 @@ impl Patient<'_> {
 
     /// Commands that move no data: the capsule and the response only.
     fn without_data(&mut self) -> Check {
-        const NAME: &str = "SEND without data";
+        let name = self.name("SEND without data", "capsule without data");
         let nlb = self.blocks(LARGE_BYTES);
         let mut commands = vec![("Flush", Op::Flush)];
         if self.queue.controller().verify {
@@ -240,11 +248,11 @@ impl Patient<'_> {
         let mut told = Vec::new();
         for (command, op) in commands {
             if let (Err(error), _) = self.run(op, None) {
-                return Check::error(NAME, format!("{command}: {error}"), "success", LOG);
+                return Check::error(name, format!("{command}: {error}"), "success", LOG);
             }
             told.push(command);
         }
-        Check::ok(NAME, told.join(", "))
+        Check::ok(name, told.join(", "))
     }
 }
 
