@@ -2,8 +2,8 @@
 # Sourced in the guest by each file of cells/, which says with these words what meets what, and then runs the cases:
 #
 #   use_link LINK      siw or rxe, over a link of its own (guest/link.sh)
-#   use_target NAME    capstan iwarp | capstan verbs | nvmet: starts it with the volumes of guest/volumes.sh
-#   use_host NAME      linux | capstan iwarp | capstan verbs
+#   use_target NAME    capstan iwarp | capstan verbs | nvmet | nvmet tcp: starts it with the volumes of guest/volumes.sh
+#   use_host NAME      linux | capstan iwarp | capstan verbs | capstan tcp
 #   run_cases NAME…    runs these cases, or all of the folders of cases/ whose names the cell's begins with
 #
 # Every case is a process of its own (guest/case.sh), and after each one nothing may be left behind: no controller, no
@@ -91,8 +91,9 @@ warm_up_linux() {
 }
 
 warm_up_capstan() {
-    ${HOST_IN_NETNS-$IN_NETNS} "$LAB/capstan" discover -a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" -q "$HOSTNQN" -I "$HOSTID" \
-        --provider "$HOST_PROVIDER" >/dev/null
+    # shellcheck source=tests/lab/guest/host-capstan.sh
+    . "$LAB/host-capstan.sh"
+    ${HOST_IN_NETNS-$IN_NETNS} "$LAB/capstan" discover "${PORTAL[@]}" "${AS_HOST[@]}" >/dev/null
 }
 
 run_case() { # run_case NAME FILE

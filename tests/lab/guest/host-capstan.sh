@@ -1,10 +1,15 @@
 # shellcheck shell=bash
-# Sourced in the guest by case.sh: capstan, without any kernel module.
+# Sourced in the guest by case.sh: capstan, without any kernel module; over NVMe/TCP where the provider is called `tcp`.
 #
 #   capstan_to COMMAND [OPTION…]   on $SUBSYSTEM as $HOSTNQN
 
 # shellcheck disable=SC2034 # for the cases
-PORTAL=(-a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" --provider "$HOST_PROVIDER")
+case $HOST_PROVIDER in
+    tcp) WAY=(-t tcp) ;;
+    *) WAY=(--provider "$HOST_PROVIDER") ;;
+esac
+# shellcheck disable=SC2034 # for the cases
+PORTAL=(-a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" "${WAY[@]}")
 AS_HOST=(-q "$HOSTNQN" -I "$HOSTID")
 
 # shellcheck disable=SC2086 # $IN_NETNS is a command and its arguments, or nothing

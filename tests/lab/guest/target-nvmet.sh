@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced in the guest: the Linux target, nvmet-rdma. A kernel cannot be killed: its port is removed. Over siw its
+# Sourced in the guest: the Linux target, nvmet-rdma or nvmet-tcp. A kernel cannot be killed: its port is removed. Over siw its
 # connections are reset and the link goes down instead, because nvmet-rdma there never ends a queue of which it has RDMA
 # READs outstanding (README.md says why); that may happen all the same, as one reset connection makes it end the others itself.
 
@@ -7,7 +7,8 @@ TARGET_ADDRESS=$KERNEL_ADDRESS
 NVMET=/sys/kernel/config/nvmet
 
 target_set_up() {
-    modprobe -a nvmet nvmet-rdma
+    case $TARGET_PROVIDER in tcp) TRTYPE=tcp ;; *) TRTYPE=rdma ;; esac
+    modprobe -a nvmet "nvmet-$TRTYPE"
     # shellcheck disable=SC2153 # of volumes.sh
     mkdir "$NVMET/subsystems/$SUBSYSTEM"
     echo 1 >"$NVMET/subsystems/$SUBSYSTEM/attr_allow_any_host"
@@ -42,7 +43,7 @@ target_start() {
     link_up
     target_runs && return 0
     mkdir "$NVMET/ports/1"
-    echo rdma >"$NVMET/ports/1/addr_trtype"
+    echo "$TRTYPE" >"$NVMET/ports/1/addr_trtype"
     echo ipv4 >"$NVMET/ports/1/addr_adrfam"
     echo "$TARGET_ADDRESS" >"$NVMET/ports/1/addr_traddr"
     echo 4420 >"$NVMET/ports/1/addr_trsvcid"

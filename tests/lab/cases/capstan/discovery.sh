@@ -5,7 +5,7 @@ subsystems() { sed -n 's/^subnqn: *//p' "$1" | grep -v discovery | sort -u; }
 capstan discover "${PORTAL[@]}" "${AS_HOST[@]}" >any
 awk -v nqn="$SUBSYSTEM" 'BEGIN { RS = "=====" } $0 ~ "subnqn: +" nqn "\n"' any >entry
 values entry <<EXPECTED
-trtype:  rdma
+trtype:  $(case $HOST_PROVIDER in tcp) echo tcp ;; *) echo rdma ;; esac)
 adrfam:  ipv4
 subtype: nvme subsystem
 trsvcid: 4420
