@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use capstan_nvme_proto::text::Count;
 
-use crate::machine::volume::{nearest_sibling, with_next_step};
+use crate::machine::volume::{leads_nowhere, nearest_sibling, with_next_step};
 use crate::{BackingError, ListenError, NqnError, Size, shown};
 
 /// Why there is no [`Config`](crate::Config).
@@ -82,9 +82,10 @@ fn name(path: &Path) -> String {
 /// What the system said, and what would be right.
 fn not_read(path: &Path, error: &io::Error) -> String {
     match (error.kind(), path.metadata()) {
-        (io::ErrorKind::NotFound, _) => match nearest_sibling(path) {
-            Some(nearest) => format!("{error}; did you mean {}?", nearest.display()),
-            None => format!("{error}; expected a TOML file"),
+        (io::ErrorKind::NotFound, _) => match (leads_nowhere(path), nearest_sibling(path)) {
+            (Some(words), _) => format!("{error}; {words}"),
+            (None, Some(nearest)) => format!("{error}; did you mean {}?", nearest.display()),
+            (None, None) => format!("{error}; expected a TOML file"),
         },
         (io::ErrorKind::IsADirectory, _) => format!("{error}; expected a TOML file, as one in it"),
         (io::ErrorKind::PermissionDenied, Ok(metadata)) => format!(

@@ -10,7 +10,7 @@ use capstan_nvme_proto::text::Count;
 
 use super::in_use::{self, Places};
 use super::{Claims, Findings};
-use crate::{At, DirectIo, LbaSize, Namespace, ProblemKind, Size, suggest};
+use crate::{At, DirectIo, LbaSize, Namespace, ProblemKind, Size, shown, suggest};
 
 /// What a path leads to: a device by its number, a file by its inode. Two paths with one identity
 /// are one volume.
@@ -252,6 +252,9 @@ pub(crate) fn with_next_step(
     metadata: Option<&Metadata>,
 ) -> String {
     match (error.kind(), metadata) {
+        (ErrorKind::NotFound, _) if let Some(words) = leads_nowhere(path) => {
+            format!("{error}; {words}")
+        }
         (ErrorKind::NotFound, _) => match (deleted_and_open(path), nearest_sibling(path)) {
             (Some((pid, open)), _) => format!(
                 "{error}; it was deleted, process {pid} still has it open, and with the end of that it is gone: copy it \
@@ -388,6 +391,15 @@ fn first_no_folder(path: &Path) -> Option<&Path> {
     from_root.find(|part| part.metadata().is_ok_and(|metadata| !metadata.is_dir()))
 }
 
+/// That `path` is a link to what is not there, in words.
+pub(crate) fn leads_nowhere(path: &Path) -> Option<String> {
+    let to = fs::read_link(path).ok()?;
+    Some(format!(
+        "it is a link to {}, and nothing is there: mend the link, or name the file itself",
+        shown::line(&to.display().to_string())
+    ))
+}
+
 /// The entry of the same folder whose name is nearest to that of `path`.
 pub(crate) fn nearest_sibling(path: &Path) -> Option<PathBuf> {
     let (folder, name) = (path.parent()?, path.file_name()?.to_str()?);
@@ -396,6 +408,8 @@ pub(crate) fn nearest_sibling(path: &Path) -> Option<PathBuf> {
         .flatten()
         .take(4096)
         .filter_map(|entry| entry.file_name().into_string().ok())
+        // A link that leads nowhere is there itself.
+        .filter(|entry| entry != name)
         .collect();
     suggest::nearest(name, names.iter().map(String::as_str)).map(|nearest| folder.join(nearest))
 }
@@ -534,6 +548,19 @@ mod tests {
                 folder.path().join("disk1.img").display()
             )]
         );
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_named_and_is_not_meant_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.img");
+        std::os::unix::fs::symlink("absent.img", &path).unwrap();
+        let found = findings(&[format!("path = \"{}\"", path.display())]);
+        assert!(
+            found[0].contains("it is a link to absent.img, and nothing is there"),
+            "{found:?}"
+        );
+        assert!(!found[0].contains("did you mean"), "{found:?}");
     }
 
     #[test]
