@@ -246,7 +246,19 @@ fn a_mount_that_only_another_namespace_sees_is_named() {
     machine.assert_clean(&device);
 }
 
-/// A service with mounts of its own keeps those that there were when it was started.
+/// Has mounts of its own, as a service may: the one at `$0` is kept, and those of other tests below
+/// `$1` are not, which would keep their disks.
+const KEEP_ONE_MOUNT: &str = r#"
+for at in $(cut -d' ' -f2 /proc/mounts); do
+    case "$at" in
+        "$0") ;;
+        "$1"/*) umount --lazy "$at" 2>/dev/null ;;
+    esac
+done
+echo
+read -r _
+"#;
+
 #[test]
 fn an_unmount_names_the_mount_that_another_namespace_keeps() {
     let test = "an_unmount_names_the_mount_that_another_namespace_keeps";
@@ -264,7 +276,9 @@ fn an_unmount_names_the_mount_that_another_namespace_keeps() {
         let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
         let mut container = std::process::Command::new("unshare")
             .args(["--mount", "--propagation", "private"])
-            .args(["sh", "-c", "echo && read -r _"])
+            .args(["sh", "-c", KEEP_ONE_MOUNT])
+            .arg(&point)
+            .arg(std::env::temp_dir())
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
