@@ -1,9 +1,11 @@
 //! Which provider a listener or a connect uses, and why.
 
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use crate::contract::{ConnectionManager, RdmaError};
 use crate::iwarp;
+use crate::iwarp::OtherStreams;
 #[cfg(feature = "verbs")]
 use crate::verbs;
 
@@ -49,6 +51,28 @@ impl ProviderKind {
             #[cfg(not(feature = "verbs"))]
             Self::Verbs => Err(RdmaError::Invalid("built without verbs")),
             Self::Iwarp => iwarp::Provider::new(iwarp::Config::default())?.connection_manager(),
+        }
+    }
+}
+
+/// A connection manager, and the connections of another protocol that come to its listeners.
+pub type Beside = (Box<dyn ConnectionManager>, Option<Rc<OtherStreams>>);
+
+impl ProviderKind {
+    /// As [`ProviderKind::connection_manager`], and its listeners take connections of another TCP
+    /// protocol as well, where the provider has TCP sockets of its own: those that begin with
+    /// `first_byte`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connection_manager_beside(self, first_byte: u8) -> Result<Beside, RdmaError> {
+        match self {
+            Self::Verbs => Ok((self.connection_manager()?, None)),
+            Self::Iwarp => {
+                let provider = iwarp::Provider::new(iwarp::Config::default())?;
+                let (manager, others) = provider.connection_manager_beside(first_byte)?;
+                Ok((manager, Some(others)))
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ mod strangers;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-pub use choice::{ChoiceError, Preference, ProviderKind, choose};
+pub use choice::{Beside, ChoiceError, Preference, ProviderKind, choose};
 pub use device_limits::{DeviceLimits, device_limits};
 pub use pair::{LENT_HEAD_BYTES, Pair, WriteSource};
 pub use strangers::{Source, Strangers};

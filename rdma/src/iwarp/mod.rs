@@ -65,6 +65,7 @@ mod stag_keys;
 pub mod testing;
 pub mod wire;
 
+pub use cm::{OtherStream, OtherStreams};
 pub use config::{Config, CrcUse, FpduSize};
 pub use provider::Provider;
 pub(crate) use qp::QpHandle;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::cm::Manager;
+use super::cm::{Manager, OtherStreams};
 use super::config::Config;
 use super::device::COMPLETIONS_MAX;
 use super::driver::IwarpEngine;
@@ -32,7 +32,21 @@ impl Provider {
     /// # Errors
     /// The system has no descriptors left.
     pub fn connection_manager(&self) -> Result<Box<dyn ConnectionManager>, RdmaError> {
-        Ok(Box::new(Manager::new(&self.engine)?))
+        Ok(Box::new(Manager::new(&self.engine, None)?))
+    }
+
+    /// The same, whose listeners take connections of another protocol as well: those whose first
+    /// byte is `first_byte`, which is none that MPA begins with.
+    ///
+    /// # Errors
+    /// The system has no descriptors left.
+    pub fn connection_manager_beside(
+        &self,
+        first_byte: u8,
+    ) -> Result<(Box<dyn ConnectionManager>, Rc<OtherStreams>), RdmaError> {
+        let others = Rc::new(OtherStreams::new(first_byte));
+        let manager = Manager::new(&self.engine, Some(Rc::clone(&others)))?;
+        Ok((Box::new(manager), others))
     }
 
     /// The provider's device, for memory that is registered before the first connection.

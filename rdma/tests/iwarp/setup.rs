@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use capstan_rdma::contract::{CmError, CmEventKind, PrivateData, QpState, RejectReason};
-use capstan_rdma::iwarp::{Config, CrcUse, FpduSize};
+use capstan_rdma::iwarp::{Config, CrcUse, FpduSize, Provider};
 
 use crate::side::{Pair, Side, any, disconnected, established, param, turn_until};
 
@@ -429,4 +429,49 @@ fn markers_are_refused_with_a_reason() {
     assert_eq!(&answer[..18], b"MPA ID Rep Frame\x60\x01");
     assert!(String::from_utf8_lossy(&answer[20..]).contains("markers"));
     assert!(target.events.is_empty());
+}
+
+#[test]
+fn a_listener_hands_over_what_speaks_the_other_protocol() {
+    let provider = Provider::new(Config::default()).unwrap();
+    let (mut cm, others) = provider.connection_manager_beside(0).unwrap();
+    let (listener, at) = cm.listen(any(), 4).unwrap();
+    let mut streams = ["\0and what follows, which is longer than a frame", "\0"].map(|text| {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+        (stream, text)
+    });
+    let mut mpa = TcpStream::connect(at).unwrap();
+    mpa.write_all(b"GET / HTTP/1.1 of neither").unwrap();
+    for _ in 0..streams.len() {
+        let begin = Instant::now();
+        let mut other = loop {
+            assert!(cm.poll(1).is_none());
+            if let Some(other) = others.take() {
+                break other;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(10), "it did not come");
+        };
+        let (stream, text) = streams
+            .iter_mut()
+            .find(|(stream, _)| stream.local_addr().unwrap() == other.peer)
+            .unwrap();
+        assert_eq!((other.listener, other.local), (listener, at));
+        // What was not read is in the socket.
+        let (read, rest) = text.as_bytes().split_at(other.bytes.len());
+        assert_eq!(other.bytes, read);
+        let mut left = vec![0; rest.len()];
+        other.stream.set_nonblocking(false).unwrap();
+        other.stream.read_exact(&mut left).unwrap();
+        assert_eq!(left, rest);
+        other.stream.write_all(b"!").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+    }
+    // What is neither is closed.
+    let begin = Instant::now();
+    mpa.set_nonblocking(true).unwrap();
+    while !matches!(mpa.read(&mut [0]), Ok(0)) {
+        assert!(cm.poll(1).is_none() && others.take().is_none());
+        assert!(begin.elapsed() < Duration::from_secs(10), "it is open");
+    }
 }

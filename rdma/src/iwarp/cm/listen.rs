@@ -7,7 +7,7 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use zerocopy::IntoBytes;
 
 use super::setup::{self, Agreed, FrameReader, Heard, Read1, peer_depths, write_frame};
-use super::{Entry, Manager, SetUpSocket, State, os_error};
+use super::{Entry, Manager, OtherStream, SetUpSocket, State, os_error};
 use crate::PEER_CAUSED;
 use crate::contract::{CmError, CmEventKind, CmId, ConnectParam, MigratedId, PrivateData};
 use crate::ids::{foreign, may_accept};
@@ -238,6 +238,10 @@ impl Manager {
             return;
         };
         let read = half_open.socket.reader.read(&half_open.socket.stream);
+        let others = self.others.as_ref();
+        if others.is_some_and(|others| others.begins(half_open.socket.reader.bytes())) {
+            return self.hand_over(id);
+        }
         let heard = match read {
             Ok(Read1::Waiting) => {
                 // Only once: a peer that sends byte by byte gets no more time for it.
@@ -288,6 +292,26 @@ impl Manager {
             }
             let listener = half_open.listener;
             self.tell(id, CmEventKind::ConnectRequest { listener, param });
+        }
+    }
+
+    /// Gives a connection to those of the other protocol.
+    fn hand_over(&mut self, id: CmId) {
+        self.half_open.remove(id);
+        let entry = self.ids.remove(id);
+        if let (Some(others), Some(entry)) = (&self.others, entry)
+            && let (State::HalfOpen(half_open), Some(local), Some(peer)) =
+                (entry.state, entry.local, entry.peer)
+        {
+            let SetUpSocket { stream, reader } = half_open.socket;
+            let _ = self.epoll.delete(&stream);
+            others.add(OtherStream {
+                listener: half_open.listener,
+                stream,
+                bytes: reader.into_bytes(),
+                local,
+                peer,
+            });
         }
     }
 

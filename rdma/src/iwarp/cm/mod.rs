@@ -2,6 +2,7 @@
 
 mod connect;
 mod listen;
+mod others;
 mod setup;
 
 use std::cell::RefCell;
@@ -13,6 +14,7 @@ use std::rc::{Rc, Weak};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use self::listen::Request;
+pub use self::others::{OtherStream, OtherStreams};
 use self::setup::FrameReader;
 use super::config::Config;
 use super::cq::epoll_of;
@@ -89,6 +91,8 @@ pub(super) struct Manager {
     /// No deadline is earlier than this; 0 while some are not known.
     due_us: u64,
     half_open: Strangers<CmId>,
+    /// Connections of another protocol that listeners take as well.
+    others: Option<Rc<OtherStreams>>,
     now_us: u64,
     /// When the deadlines were last looked at.
     looked_us: Option<u64>,
@@ -98,7 +102,10 @@ pub(super) struct Manager {
 }
 
 impl Manager {
-    pub(super) fn new(engine: &Rc<IwarpEngine>) -> Result<Self, RdmaError> {
+    pub(super) fn new(
+        engine: &Rc<IwarpEngine>,
+        others: Option<Rc<OtherStreams>>,
+    ) -> Result<Self, RdmaError> {
         let notices = Notices::new().map_err(system("eventfd of a connection manager"))?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .map_err(system("epoll of a connection manager"))?;
@@ -119,6 +126,7 @@ impl Manager {
                 Config::descriptors(engine.config.half_open_max),
                 engine.config.half_open_per_source_max,
             ),
+            others,
             now_us: 0,
             looked_us: None,
             set_ups: engine.set_ups(),

@@ -53,6 +53,16 @@ impl FrameReader {
         }
     }
 
+    /// What has arrived.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The same, which is all that was read.
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
     /// Whether any byte has arrived.
     pub(super) fn has_begun(&self) -> bool {
         !self.bytes.is_empty()
