@@ -88,9 +88,16 @@ pub enum HostMemory {
     None,
     /// It came in the capsule: this range behind the SQE.
     InCapsule(Range<u32>),
-    /// So many bytes that the host sends when asked and takes as they come (a Transport Data Block
-    /// of NVMe/TCP).
-    Transport(u32),
+    /// What the host sends when asked and takes as it comes, by the identifier of the command (a
+    /// Transport Data Block of NVMe/TCP).
+    Transport {
+        /// Command Identifier.
+        cid: u16,
+        /// From the start of the command's data, in bytes.
+        offset_bytes: u32,
+        /// Bytes from there on.
+        length_bytes: u32,
+    },
     /// A buffer that RDMA reaches with a key.
     Keyed(KeyedBuffer),
     /// Several of them.
@@ -115,7 +122,7 @@ impl HostMemory {
         match self {
             Self::None => 0,
             Self::InCapsule(range) => range.end.saturating_sub(range.start),
-            Self::Transport(len_bytes) => *len_bytes,
+            Self::Transport { length_bytes, .. } => *length_bytes,
             Self::Keyed(buffer) => buffer.len_bytes,
             Self::KeyedList(buffers) => buffers
                 .iter()
@@ -123,11 +130,20 @@ impl HostMemory {
         }
     }
 
+    /// Whether data has to be asked for, or sent there.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        match self {
+            Self::None | Self::InCapsule(_) => false,
+            Self::Transport { .. } | Self::Keyed(_) | Self::KeyedList(_) => true,
+        }
+    }
+
     /// Its buffers that RDMA reaches, in order.
     #[must_use]
     pub fn keyed(&self) -> &[KeyedBuffer] {
         match self {
-            Self::None | Self::InCapsule(_) | Self::Transport(_) => &[],
+            Self::None | Self::InCapsule(_) | Self::Transport { .. } => &[],
             Self::Keyed(buffer) => std::slice::from_ref(buffer),
             Self::KeyedList(buffers) => buffers,
         }
@@ -152,7 +168,15 @@ impl HostMemory {
             Self::InCapsule(Range { start, end }) => {
                 Self::InCapsule(start.saturating_add(len_bytes).min(*end)..*end)
             }
-            Self::Transport(all) => Self::Transport(all.saturating_sub(len_bytes)),
+            Self::Transport {
+                cid,
+                offset_bytes,
+                length_bytes,
+            } => Self::Transport {
+                cid: *cid,
+                offset_bytes: offset_bytes.saturating_add(len_bytes),
+                length_bytes: length_bytes.saturating_sub(len_bytes),
+            },
             Self::Keyed(_) => rest.last().map_or(Self::None, Self::Keyed),
             Self::KeyedList(_) => Self::KeyedList(rest.collect()),
         }
@@ -247,7 +271,12 @@ mod tests {
         let list = HostMemory::KeyedList([buffer(0x1000, 10), buffer(0x2000, 10)].into());
         assert_eq!(rest(&list, 4), [(0x1004, 6), (0x2000, 10)]);
         assert_eq!(rest(&list, 10), [(0x2000, 10)]);
-        assert_eq!(rest(&HostMemory::Transport(10), 4), []);
+        let transport = |offset_bytes, length_bytes| HostMemory::Transport {
+            cid: 7,
+            offset_bytes,
+            length_bytes,
+        };
+        assert_eq!(transport(0, 10).behind(4), transport(4, 6));
         assert_eq!(rest(&HostMemory::InCapsule(4..24), 15), []);
     }
 }

@@ -2,9 +2,14 @@
 
 use std::fmt;
 
+use capstan_memory::{Buffer, RawBytes};
+use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_rdma::contract::PostError;
 
-use crate::data::CapsuleData;
+use crate::data::{CapsuleData, InPlace, Landed};
+use crate::tcp::controller::ControllerQueue;
+use crate::{rdma, tcp};
 
 /// A queue of one wire of one reactor: an Admin queue or an I/O queue, and the connection under it.
 /// The wire uses it again once the queue has [quiesced](Event::Quiesced) and its user has let go.
@@ -81,6 +86,202 @@ impl fmt::Display for EndReason {
             Self::Violation(what) => write!(f, "the host broke the rules of its transport: {what}"),
             Self::Lost(why) => write!(f, "the connection was lost: {why}"),
             Self::DeviceRemoved => f.write_str("the device was removed"),
+        }
+    }
+}
+
+/// A queue of the controller's side, over its wire.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a queue over RDMA lies within its connection, so that its commands load one pointer less"
+)]
+pub enum Queue {
+    /// NVMe/RDMA.
+    Rdma(rdma::Queue),
+    /// NVMe/TCP.
+    Tcp(Box<tcp::wire::Queue>),
+}
+
+impl Queue {
+    /// The queue, where it is over NVMe/RDMA.
+    #[inline]
+    pub fn rdma(&mut self) -> Option<&mut rdma::Queue> {
+        match self {
+            Self::Rdma(queue) => Some(queue),
+            Self::Tcp(_) => None,
+        }
+    }
+
+    /// The queue, where it is over NVMe/TCP.
+    #[inline]
+    pub fn tcp(&mut self) -> Option<&mut tcp::wire::Queue> {
+        match self {
+            Self::Tcp(queue) => Some(queue),
+            Self::Rdma(_) => None,
+        }
+    }
+
+    /// Calls `take` with in-capsule data where it arrived, as [`rdma::Queue::consume`]. NVMe/TCP
+    /// leaves none in place.
+    #[inline]
+    pub fn consume(&mut self, data: InPlace, take: &mut dyn FnMut(RawBytes<'_>) -> bool) -> bool {
+        match self {
+            Self::Rdma(queue) => queue.consume(data, take),
+            Self::Tcp(_) => false,
+        }
+    }
+
+    /// Puts in-capsule data where it can stay, as [`rdma::Queue::land`].
+    pub fn land(&mut self, data: InPlace) -> Option<Landed> {
+        self.rdma()?.land(data)
+    }
+
+    /// In-capsule data is not needed any more.
+    pub fn give_back(&mut self, data: CapsuleData) {
+        match self {
+            Self::Rdma(queue) => queue.give_back(data),
+            Self::Tcp(queue) => queue.give_back(data),
+        }
+    }
+
+    /// The same, of what was taken apart.
+    pub fn post_again(&mut self, receive: u32, buffer: Buffer) {
+        match self {
+            Self::Rdma(queue) => queue.post_again(receive, buffer),
+            Self::Tcp(queue) => queue.with(|queue| queue.give(buffer)),
+        }
+    }
+
+    /// Whether there are zeroes to push for a transfer of `len_bytes`.
+    #[must_use]
+    #[inline]
+    pub fn has_zeroes(&self, len_bytes: u32) -> bool {
+        match self {
+            Self::Rdma(queue) => queue.has_zeroes(len_bytes),
+            Self::Tcp(_) => true,
+        }
+    }
+
+    /// Whether a push that is copied at once finds no room now.
+    #[must_use]
+    pub fn is_full(&mut self) -> bool {
+        match self {
+            Self::Rdma(queue) => queue.is_full(),
+            Self::Tcp(queue) => queue.with(ControllerQueue::is_full),
+        }
+    }
+
+    /// Sends a response that nothing waits for, where the wire takes it so.
+    #[inline]
+    pub fn respond_now(&mut self, cqe: &Cqe, invalidate: Option<u32>) -> bool {
+        match self {
+            Self::Rdma(queue) => queue.respond_now(cqe, invalidate),
+            Self::Tcp(queue) => {
+                queue.respond_now(cqe);
+                true
+            }
+        }
+    }
+
+    /// Sends the response of the command `tag`: [`Event::Released`] follows.
+    ///
+    /// # Errors
+    /// As [`rdma::Queue::respond`].
+    pub fn respond(
+        &mut self,
+        tag: Tag,
+        cqe: Cqe,
+        invalidate: Option<u32>,
+        waits: bool,
+    ) -> Result<(), PostError> {
+        match self {
+            Self::Rdma(queue) => queue.respond(tag, cqe, invalidate, waits),
+            Self::Tcp(queue) => {
+                queue.respond(tag, &cqe);
+                Ok(())
+            }
+        }
+    }
+
+    /// A command that is over.
+    #[inline]
+    pub fn poll_released(&mut self) -> Option<Tag> {
+        match self {
+            Self::Rdma(queue) => queue.poll_released(),
+            Self::Tcp(queue) => queue.poll_released(),
+        }
+    }
+
+    /// Responses on their way of which nothing will tell, unless others follow.
+    #[must_use]
+    #[inline]
+    pub fn untold_responses(&self) -> usize {
+        match self {
+            Self::Rdma(queue) => queue.untold_responses(),
+            Self::Tcp(_) => 0,
+        }
+    }
+
+    /// Has it told that responses have left, as [`rdma::Queue::ask_for_responses`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ask_for_responses(&mut self) -> Result<(), PostError> {
+        match self {
+            Self::Rdma(queue) => queue.ask_for_responses(),
+            Self::Tcp(_) => Ok(()),
+        }
+    }
+
+    /// Whether something has not left: ending the connection now would lose it.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        match self {
+            Self::Rdma(queue) => queue.has_unsent(),
+            Self::Tcp(queue) => queue.queue().has_unsent(),
+        }
+    }
+
+    /// Responses that the host had coming beside the last that was told of; 0 where that is not
+    /// known.
+    #[must_use]
+    #[inline]
+    pub fn sent_behind(&self) -> usize {
+        match self {
+            Self::Rdma(queue) => queue.sent_behind(),
+            Self::Tcp(_) => 0,
+        }
+    }
+
+    /// What is under way that the host, or the network, has to do something about.
+    #[must_use]
+    #[inline]
+    pub fn sends_outstanding(&self) -> u32 {
+        match self {
+            Self::Rdma(queue) => queue.sends_outstanding(),
+            Self::Tcp(queue) => queue.outstanding(),
+        }
+    }
+
+    /// Whether bytes have moved of which no event has told, since this was last asked.
+    pub fn take_moved(&mut self) -> bool {
+        self.tcp().is_some_and(tcp::wire::Queue::take_moved)
+    }
+
+    /// Whether something has arrived that was not told of yet.
+    pub fn has_arrivals(&mut self) -> bool {
+        match self {
+            Self::Rdma(queue) => queue.has_arrivals(),
+            Self::Tcp(queue) => queue.has_unread(),
+        }
+    }
+
+    /// Lets everything leave that was posted.
+    #[inline]
+    pub fn flush(&mut self) {
+        match self {
+            Self::Rdma(queue) => queue.flush(),
+            Self::Tcp(queue) => queue.flush(),
         }
     }
 }

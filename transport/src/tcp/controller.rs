@@ -24,7 +24,7 @@ use capstan_nvme_proto::transfer::DataTransfer;
 use super::limits::{DIRECT_MIN_BYTES, MAXH2CDATA_BYTES, R2TS_MAX, STAGED_MAX_BYTES};
 use super::outgoing::{Mark, Outgoing, crc32c, crc32c_raw, crc32c_zeroes};
 use super::stream::{End, Place, Side, Stream};
-use crate::data::{CapsuleData, Full, HostMemory, Pushed, Source};
+use crate::data::{CapsuleData, CopyTo, Full, HostMemory, Pushed, Source};
 use crate::queue::{EndReason, Tag};
 
 /// What a controller answers to ICReq.
@@ -211,6 +211,11 @@ impl ControllerQueue {
         }
     }
 
+    /// Drops what was given and is not in use.
+    pub fn drop_given(&mut self) {
+        self.side.free.clear();
+    }
+
     /// Connect was accepted. To be called before its response.
     pub fn connected(&mut self, connected: Connected) {
         let max_bytes = connected.in_capsule_max_bytes;
@@ -305,7 +310,11 @@ impl ControllerQueue {
                 CommandData::InCapsule(range) => {
                     HostMemory::InCapsule(narrow(range.start)..narrow(range.end))
                 }
-                CommandData::Transport { length_bytes } => HostMemory::Transport(length_bytes),
+                CommandData::Transport { length_bytes } => HostMemory::Transport {
+                    cid: sqe.cid.get(),
+                    offset_bytes: 0,
+                    length_bytes,
+                },
             },
         )
     }
@@ -419,10 +428,76 @@ impl ControllerQueue {
         Ok(pushed)
     }
 
+    /// Sends all data of the command `cid`, `length_bytes` of it, if there is room to copy it now
+    /// and `copy` puts all of it. Nothing tells of it.
+    pub fn push_now(&mut self, cid: u16, length_bytes: u32, copy: &mut CopyTo<'_>) -> bool {
+        self.push_staged(cid, length_bytes, |out| {
+            let mut have = 0_usize;
+            copy(&mut |bytes| {
+                out.stage(bytes);
+                have = have.saturating_add(bytes.len());
+            });
+            have
+        })
+    }
+
+    /// The same, from the start of a buffer that has so much.
+    pub fn push_copied(&mut self, cid: u16, length_bytes: u32, from: RawBytes<'_>) -> bool {
+        self.push_staged(cid, length_bytes, |out| {
+            let some = from.len().min(length_bytes as usize);
+            out.stage_raw(from, some);
+            some
+        })
+    }
+
+    fn push_staged(
+        &mut self,
+        cid: u16,
+        length_bytes: u32,
+        stage: impl FnOnce(&mut Outgoing) -> usize,
+    ) -> bool {
+        let side = &mut self.side;
+        let Some((_, writer)) = side.agreed.filter(|_| self.stream.is_open()) else {
+            return false;
+        };
+        let out = &mut self.stream.out;
+        if out.staged_bytes() >= STAGED_MAX_BYTES {
+            side.wants_room = true;
+            return false;
+        }
+        let data = C2hData {
+            cid,
+            offset_bytes: 0,
+            length_bytes,
+            last: true,
+            success: false,
+        };
+        let head = writer.c2h_data(&data);
+        let at = out.stage(head.as_bytes());
+        let start = out.mark();
+        if stage(out) != length_bytes as usize {
+            out.unstage(at);
+            return false;
+        }
+        if head.has_data_digest() {
+            let digest = crc32c(out.staged_from(start));
+            out.stage(&digest.to_le_bytes());
+        }
+        side.head = Some(Head { at, data });
+        true
+    }
+
     /// Sends a part of the data of the command `cid`: so many bytes, copied from the start of a
-    /// buffer that has them. One at a time of each command: [`Event::PartLeft`] follows when the
-    /// connection has taken it.
-    pub fn push_part(&mut self, tag: Tag, cid: u16, part: Part, (from, len_bytes): (&Buffer, u32)) {
+    /// buffer that has them. One at a time of each command: where `tells`, [`Event::PartLeft`]
+    /// follows when the connection has taken it.
+    pub fn push_part(
+        &mut self,
+        tag: Tag,
+        cid: u16,
+        part: Part,
+        (from, len_bytes): (&Buffer, u32),
+        tells: bool,
+    ) {
         let side = &mut self.side;
         let Some((_, writer)) = side.agreed.filter(|_| self.stream.is_open()) else {
             return;
@@ -441,7 +516,31 @@ impl ControllerQueue {
             let digest = crc32c(out.staged_from(start));
             out.stage(&digest.to_le_bytes());
         }
-        side.parts.push_back((out.mark(), tag));
+        if tells {
+            side.parts.push_back((out.mark(), tag));
+        }
+    }
+
+    /// Sends zeroes as the last `length_bytes` of the data of the command `cid`, from
+    /// `offset_bytes` on.
+    pub fn pad(&mut self, cid: u16, offset_bytes: u32, length_bytes: u32) {
+        let agreed = self.side.agreed.filter(|_| self.stream.is_open());
+        let Some((_, writer)) = agreed.filter(|_| length_bytes > 0) else {
+            return;
+        };
+        let out = &mut self.stream.out;
+        let head = writer.c2h_data(&C2hData {
+            cid,
+            offset_bytes,
+            length_bytes,
+            last: true,
+            success: false,
+        });
+        out.stage(head.as_bytes());
+        out.zeroes(length_bytes as usize);
+        if head.has_data_digest() {
+            out.stage(&crc32c_zeroes(length_bytes as usize).to_le_bytes());
+        }
     }
 
     /// Whether a push that copies takes nothing now; [`Event::Room`] follows when it does again.
@@ -461,6 +560,12 @@ impl ControllerQueue {
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         !self.stream.out.is_empty()
+    }
+
+    /// Whether the buffer of a push for `tag` has not left.
+    #[must_use]
+    pub fn has_source(&self, tag: Tag) -> bool {
+        slot_of(&self.side.slots, tag.0).is_some_and(|slot| slot.source.is_some())
     }
 
     /// Whether the host is asked for data.

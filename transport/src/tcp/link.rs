@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use capstan_memory::RawBytes;
+use nix::sys::socket::{setsockopt, sockopt};
 
 use super::controller::ControllerQueue;
 use super::host::HostQueue;
@@ -140,6 +141,18 @@ impl Link {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// Makes the end of the connection a reset: the kernel drops what it has not sent, and
+    /// retransmits nothing (`socket(7)`, `SO_LINGER` with a time of 0).
+    pub fn reset_when_closed(&self) {
+        let Some(stream) = &self.stream else { return };
+        let at_once = libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        // Only a descriptor that is no socket is refused.
+        let _ = setsockopt(stream, sockopt::Linger, &at_once);
     }
 
     /// Bytes that have arrived and were not received.

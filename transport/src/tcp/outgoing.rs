@@ -77,6 +77,21 @@ impl Outgoing {
         mark
     }
 
+    /// Takes back what was staged last, from `mark` on; nothing else was queued since.
+    pub(super) fn unstage(&mut self, mark: Mark) {
+        let Some(start) = self.place(mark) else {
+            return;
+        };
+        let taken = self.staged.len().saturating_sub(start);
+        self.staged.truncate(start);
+        if let Some(Segment::Staged(bytes)) = self.segments.back_mut() {
+            *bytes = bytes.saturating_sub(taken);
+        }
+        if matches!(self.segments.back(), Some(Segment::Staged(0))) {
+            self.segments.pop_back();
+        }
+    }
+
     fn staged_more(&mut self, more_bytes: usize) {
         match self.segments.back_mut() {
             Some(Segment::Staged(bytes)) => *bytes = bytes.saturating_add(more_bytes),
@@ -295,6 +310,21 @@ mod tests {
             assert_eq!((all.len(), out.staged_bytes()), (0, 0));
             assert!(!out.rewrite(mark, b"gone"), "it has left");
         }
+    }
+
+    #[test]
+    fn what_is_taken_back_is_not_sent() {
+        let mut out = Outgoing::default();
+        let mark = out.stage(b"no");
+        out.unstage(mark);
+        assert!(out.is_empty());
+        out.stage(b"yes");
+        let mark = out.stage(b"no");
+        out.unstage(mark);
+        out.stage(b"!");
+        assert_eq!(bytes_of(&out, &[]), b"yes!");
+        out.gone(4, |_| {});
+        assert!(out.is_empty());
     }
 
     #[test]

@@ -5,32 +5,34 @@
 //! says then which to read.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 
+use capstan_memory::Buffer;
+use capstan_nvme_proto::cqe::Cqe;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::controller::{self, ControllerQueue, Settings};
-use super::limits::{EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK, SCRATCH_BYTES};
+use super::controller::{self, ControllerQueue, Part, Settings};
+use super::limits::{
+    DIRECT_MIN_BYTES, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK, SCRATCH_BYTES,
+};
 use super::link::{Counts, Link};
 use super::stream::End;
-use crate::queue::QueueId;
+use crate::data::{CapsuleData, CopyTo, HostMemory, Landed, Source};
+use crate::queue::{FenceNumber, QueueId, Queues, Tag};
 
 /// What has happened on a queue.
 #[derive(Debug)]
 pub enum Event {
     /// Something of the queue itself.
     Of(controller::Event),
+    /// Commands are over whose response was staged: [`Queue::poll_released`] has their names.
+    Released,
     /// All that had arrived when [`Queue::fence`] was called has come before this.
-    Fenced(u64),
-}
-
-/// The user's queues, by their names.
-pub trait Queues {
-    /// The queue `id`; `None` where that is none of NVMe/TCP.
-    fn tcp_queue(&mut self, id: QueueId) -> Option<&mut Queue>;
+    Fenced(FenceNumber),
 }
 
 /// What the wire and its queues have in common.
@@ -62,12 +64,143 @@ pub struct Queue {
     /// Reads in a row that have brought nothing.
     idle_runs: u32,
     /// How much has to be received before each fence is over.
-    fences: Vec<(u64, u64)>,
+    fences: Vec<(u64, FenceNumber)>,
     /// Bytes have left or arrived since this was last asked.
     has_moved: bool,
+    /// Commands that are over, and of which the user is not told yet.
+    released: VecDeque<Tag>,
+    /// Whether that is to be told.
+    tells_released: bool,
 }
 
 impl Queue {
+    /// Asks the host for `len_bytes` of data of a command. The sink comes back with
+    /// [`controller::Event::Pulled`], or [`controller::Event::Released`] where the queue has ended.
+    pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
+        let cid = cid_of(from);
+        if let Err(full) = self.with(|queue| queue.pull(tag, cid, len_bytes, sink)) {
+            // The user leases what it asks for, and more where it has less is its mistake.
+            drop(full.what);
+            self.end(End::Now);
+        }
+    }
+
+    /// Pushes the first `len_bytes` of `source`, copied if they are few and there is room. Whether
+    /// that was so.
+    pub fn push_copied(&mut self, to: &HostMemory, source: &Buffer, len_bytes: u32) -> bool {
+        let few = len_bytes < DIRECT_MIN_BYTES;
+        few && (self.queue).push_copied(
+            cid_of(to),
+            len_bytes,
+            source.raw().first(len_bytes as usize),
+        )
+    }
+
+    /// Pushes the first `len_bytes` of `source`, which comes back with
+    /// [`controller::Event::Released`].
+    pub fn push(&mut self, tag: Tag, to: &HostMemory, source: Buffer, len_bytes: u32) {
+        let source = Source::Buffer(source, 0..len_bytes);
+        // Only what lies outside of the buffer is refused.
+        if self
+            .with(|queue| queue.push(tag, cid_of(to), source))
+            .is_err()
+        {
+            self.end(End::Now);
+        }
+    }
+
+    /// Pushes so many zeroes.
+    pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) {
+        // Zeroes are always taken, and concern no tag.
+        let _ = self.with(|queue| queue.push(Tag(0), cid_of(to), Source::Zeroes(len_bytes)));
+    }
+
+    /// Pushes what `copy` puts, where there is room for it now and it puts all of it.
+    pub fn push_now(&mut self, cid: u16, len_bytes: u32, copy: &mut CopyTo<'_>) -> bool {
+        len_bytes < DIRECT_MIN_BYTES && self.queue.push_now(cid, len_bytes, copy)
+    }
+
+    /// Pushes a piece of what a command returns: the first `len_bytes` of `source`, copied. Where it
+    /// is not the last [`controller::Event::PartLeft`] follows; where it is, zeroes take the place
+    /// of what the host has asked for beyond it.
+    pub fn push_piece(
+        &mut self,
+        tag: Tag,
+        to: &HostMemory,
+        (source, len_bytes): (&Buffer, u32),
+        last: bool,
+    ) {
+        let HostMemory::Transport {
+            cid,
+            offset_bytes,
+            length_bytes,
+        } = *to
+        else {
+            return;
+        };
+        let rest_bytes = length_bytes.saturating_sub(len_bytes);
+        let ends = last && rest_bytes == 0;
+        if len_bytes > 0 {
+            let part = Part {
+                offset_bytes,
+                last: ends,
+            };
+            self.queue
+                .push_part(tag, cid, part, (source, len_bytes), !last);
+        }
+        if last {
+            let at_bytes = offset_bytes.saturating_add(len_bytes);
+            self.queue.pad(cid, at_bytes, rest_bytes);
+        }
+    }
+
+    /// Sends a response of which nothing is to be told.
+    pub fn respond_now(&mut self, cqe: &Cqe) {
+        self.queue.respond(cqe);
+    }
+
+    /// Sends the response of the command `tag`. [`Event::Released`] follows: at once, or when the
+    /// buffer of its push has come back, by [`Queue::buffer_is_back`].
+    pub fn respond(&mut self, tag: Tag, cqe: &Cqe) {
+        self.queue.respond(cqe);
+        if !self.queue.has_source(tag) {
+            self.buffer_is_back(tag);
+        }
+    }
+
+    /// The user has the buffer of a command that is answered.
+    pub fn buffer_is_back(&mut self, tag: Tag) {
+        // The commands of a queue that has ended stay with it.
+        if !self.queue.has_ended() {
+            self.released.push_back(tag);
+            self.tells_released = true;
+            self.note();
+        }
+    }
+
+    /// A command that is over.
+    pub fn poll_released(&mut self) -> Option<Tag> {
+        self.released.pop_front()
+    }
+
+    /// In-capsule data is not needed any more.
+    pub fn give_back(&mut self, data: CapsuleData) {
+        if let CapsuleData::Landed(Landed { buffer, .. }) = data {
+            self.queue.give(buffer);
+        }
+    }
+
+    /// Requests and data that the host has to do something about.
+    #[must_use]
+    pub fn outstanding(&self) -> u32 {
+        if self.is_closed() {
+            return 0;
+        }
+        u32::from(self.queue.is_pulling())
+            + u32::from(self.queue.has_unsent())
+            + u32::from(self.queue.has_ended())
+    }
+
     /// Does something with the queue itself. What it stages leaves with [`Queue::flush`].
     pub fn with<R>(&mut self, act: impl FnOnce(&mut ControllerQueue) -> R) -> R {
         let result = act(&mut self.queue);
@@ -93,6 +226,12 @@ impl Queue {
         self.flush();
     }
 
+    /// Ends it at once, and with it what the kernel has and has not sent.
+    pub fn abort(&mut self) {
+        self.link.reset_when_closed();
+        self.end(End::Now);
+    }
+
     /// Whether its socket is closed: nothing of it is under way any more.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -106,7 +245,7 @@ impl Queue {
 
     /// [`Event::Fenced`] with this number follows when everything has been taken in that has
     /// arrived by now.
-    pub fn fence(&mut self, fence: u64) {
+    pub fn fence(&mut self, fence: FenceNumber) {
         let waiting = self.link.waiting_bytes();
         self.fences.push((self.received_bytes() + waiting, fence));
         self.note();
@@ -162,13 +301,18 @@ impl Queue {
         if let Some(event) = self.queue.poll_event() {
             return Some(Event::Of(event));
         }
+        if std::mem::take(&mut self.tells_released) {
+            return Some(Event::Released);
+        }
         let (_, fence) = self.fences.remove(self.passed_fence()?);
         Some(Event::Fenced(fence))
     }
 
     /// Puts it among those that have events or a deadline, where it has.
     fn note(&mut self) {
-        if !self.is_noted && (self.queue.has_events() || self.passed_fence().is_some()) {
+        let has_events =
+            self.queue.has_events() || self.tells_released || self.passed_fence().is_some();
+        if has_events && !self.is_noted {
             self.is_noted = true;
             self.shared.noted.borrow_mut().push(self.id);
         }
@@ -194,6 +338,18 @@ impl Queue {
             self.note();
         }
         any
+    }
+}
+
+/// The identifier of the command whose data is there.
+fn cid_of(host: &HostMemory) -> u16 {
+    match host {
+        HostMemory::Transport { cid, .. } => *cid,
+        // Nothing is pushed there or pulled from there.
+        HostMemory::None
+        | HostMemory::InCapsule(_)
+        | HostMemory::Keyed(_)
+        | HostMemory::KeyedList(_) => 0,
     }
 }
 
@@ -262,6 +418,8 @@ impl Wire {
             idle_runs: 0,
             fences: Vec::new(),
             has_moved: false,
+            released: VecDeque::new(),
+            tells_released: false,
         };
         queue.with(|queue| queue.handle_bytes(bytes, now_us));
         self.count += 1;
@@ -280,7 +438,7 @@ impl Wire {
     }
 
     /// Reads the queues that may have something. How many had.
-    pub fn poll(&mut self, queues: &mut impl Queues, now_us: u64) -> u32 {
+    pub fn poll(&mut self, queues: &mut impl Queues<Queue>, now_us: u64) -> u32 {
         if self.count == 0 {
             return 0;
         }
@@ -300,7 +458,7 @@ impl Wire {
         } = self;
         let mut had = 0;
         busy.retain(|&id| {
-            let Some(queue) = queues.tcp_queue(id) else {
+            let Some(queue) = queues.queue(id) else {
                 return false;
             };
             if !are_many || queue.is_reported {
@@ -320,10 +478,10 @@ impl Wire {
     }
 
     /// The next event.
-    pub fn next_event(&mut self, queues: &mut impl Queues) -> Option<(QueueId, Event)> {
+    pub fn next_event(&mut self, queues: &mut impl Queues<Queue>) -> Option<(QueueId, Event)> {
         loop {
             let id = *self.shared.noted.borrow().last()?;
-            if let Some(queue) = queues.tcp_queue(id) {
+            if let Some(queue) = queues.queue(id) {
                 if let Some(event) = queue.next_event() {
                     return Some((id, event));
                 }
@@ -335,9 +493,9 @@ impl Wire {
 
     /// Sends what the queues have to send by themselves: the answer to ICReq, R2Ts that waited, and
     /// TermReqs. What their user has them send, it flushes.
-    pub fn flush(&mut self, queues: &mut impl Queues) {
+    pub fn flush(&mut self, queues: &mut impl Queues<Queue>) {
         for id in self.unsent.drain(..) {
-            if let Some(queue) = queues.tcp_queue(id) {
+            if let Some(queue) = queues.queue(id) {
                 queue.flush();
             }
         }
@@ -346,12 +504,12 @@ impl Wire {
     /// Before waiting at [`Wire::fd`]: leaves all queues to epoll. `true` when something can be
     /// done at once.
     #[must_use = "waiting when something is ready loses it until the next wake-up"]
-    pub fn arm(&mut self, queues: &mut impl Queues) -> bool {
+    pub fn arm(&mut self, queues: &mut impl Queues<Queue>) -> bool {
         if !self.unsent.is_empty() || !self.shared.noted.borrow().is_empty() {
             return true;
         }
         for id in self.busy.drain(..) {
-            if let Some(queue) = queues.tcp_queue(id) {
+            if let Some(queue) = queues.queue(id) {
                 queue.is_busy = false;
             }
         }
@@ -364,6 +522,12 @@ impl Wire {
         self.shared.epoll.0.as_raw_fd()
     }
 
+    /// Whether it has no queues.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// When [`Wire::poll`] is to be called at the latest.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
@@ -371,7 +535,7 @@ impl Wire {
         (due_us < u64::MAX).then_some(due_us)
     }
 
-    fn look_at_epoll(&mut self, queues: &mut impl Queues) {
+    fn look_at_epoll(&mut self, queues: &mut impl Queues<Queue>) {
         let Self {
             shared,
             busy,
@@ -381,7 +545,7 @@ impl Wire {
         let found = shared.epoll.wait(reported, EpollTimeout::ZERO);
         for event in reported.iter().take(found.unwrap_or(0)) {
             let id = QueueId(u32::try_from(event.data()).unwrap_or(u32::MAX));
-            let Some(queue) = queues.tcp_queue(id) else {
+            let Some(queue) = queues.queue(id) else {
                 continue;
             };
             queue.is_reported = true;
@@ -394,13 +558,13 @@ impl Wire {
     }
 
     /// Ends the waits of queues whose time has come.
-    fn run_deadlines(&mut self, queues: &mut impl Queues, now_us: u64) {
+    fn run_deadlines(&mut self, queues: &mut impl Queues<Queue>, now_us: u64) {
         if now_us < self.shared.due_us.get() {
             return;
         }
         self.shared.due_us.set(u64::MAX);
         for id in self.shared.timed.take() {
-            let Some(queue) = queues.tcp_queue(id) else {
+            let Some(queue) = queues.queue(id) else {
                 continue;
             };
             queue.is_timed = false;

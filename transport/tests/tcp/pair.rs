@@ -197,7 +197,12 @@ impl Pair {
                 return self.respond(cid, Status::SUCCESS);
             }
             Kind::WritePulled => {
-                assert_eq!(memory, HostMemory::Transport(len));
+                let expected = HostMemory::Transport {
+                    cid,
+                    offset_bytes: 0,
+                    length_bytes: len,
+                };
+                assert_eq!(memory, expected);
                 let sink = self.pool.take(len).expect("memory");
                 self.controller
                     .pull(tag, cid, len, sink)
