@@ -21,7 +21,8 @@ use crate::read::Read;
 use crate::schema::{RawListener, RawQueues, RawReactors, RawTarget};
 use crate::{
     At, Config, ConfigError, DEFAULT_PORT, ListenError, Listener, LogLevel, MemoryPlan, Nqn,
-    Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors, Size, Target, limits,
+    Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors, Size, Target,
+    Transports, limits,
 };
 
 /// Checks what was read of `text`.
@@ -367,6 +368,7 @@ impl Checker<'_> {
             DEFAULT_PORT,
             0..=u16::MAX.into(),
         );
+        let transports = self.transports(&format!("{field}.transports"), raw.transports.as_ref());
         let field = format!("{field}.address");
         let Some(text) = &raw.address else {
             self.report(
@@ -380,6 +382,7 @@ impl Checker<'_> {
             Ok(ip) => Some(Listener {
                 address: SocketAddr::new(ip, port),
                 provider: raw.provider.unwrap_or(ProviderChoice::Auto),
+                transports,
             }),
             Err(ListenError::NotAnAddress(value)) if value.parse::<SocketAddr>().is_ok() => {
                 let allowed = "an address alone; the port goes to `port = …`";
@@ -391,6 +394,32 @@ impl Checker<'_> {
                 None
             }
         }
+    }
+
+    fn transports(
+        &mut self,
+        field: &str,
+        raw: Option<&Spanned<Vec<Spanned<String>>>>,
+    ) -> Transports {
+        const ALLOWED: &str = "\"rdma\", \"tcp\" or both";
+        let Some(raw) = raw else {
+            return Transports::default();
+        };
+        let mut transports = Transports {
+            rdma: false,
+            tcp: false,
+        };
+        for word in raw.get_ref() {
+            match word.get_ref().as_str() {
+                "rdma" => transports.rdma = true,
+                "tcp" => transports.tcp = true,
+                other => self.not_allowed(field, word.span(), format!("\"{other}\""), ALLOWED),
+            }
+        }
+        if raw.get_ref().is_empty() {
+            self.not_allowed(field, raw.span(), "[]".to_owned(), ALLOWED);
+        }
+        transports
     }
 
     fn count(&mut self, field: &str, count: usize, most: usize) {

@@ -49,7 +49,7 @@ pub use listen::{ListenAddresses, ListenError, parse_listen};
 pub use machine::volume::deleted_and_open;
 pub use model::{
     Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, ProviderChoice, QueueBounds,
-    Reactors, Subsystem, Target, WordError,
+    Reactors, Subsystem, Target, Transports, WordError,
 };
 pub use problem::{At, ConfigError, Problem, ProblemKind, Problems, Warning};
 pub use quick::QuickExport;

@@ -159,6 +159,26 @@ pub struct Listener {
     pub address: SocketAddr,
     /// Provider to listen with.
     pub provider: ProviderChoice,
+    /// What hosts may connect by, at least one of them.
+    pub transports: Transports,
+}
+
+/// The NVMe transports of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transports {
+    /// NVMe/RDMA.
+    pub rdma: bool,
+    /// NVMe/TCP.
+    pub tcp: bool,
+}
+
+impl Default for Transports {
+    fn default() -> Self {
+        Self {
+            rdma: true,
+            tcp: false,
+        }
+    }
 }
 
 /// `[[subsystem]]`: an NVM subsystem.

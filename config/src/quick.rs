@@ -7,7 +7,7 @@ use crate::machine::volume::with_next_step;
 use crate::{
     Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, ListenAddresses, Listener,
     LogLevel, Namespace, Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors,
-    Subsystem, Target, identity, limits,
+    Subsystem, Target, Transports, identity, limits,
 };
 
 /// The options of a quick export: one namespace, one subsystem, one listener.
@@ -101,6 +101,7 @@ impl Config {
                 .map(|address| Listener {
                     address,
                     provider: export.provider,
+                    transports: Transports::default(),
                 })
                 .collect(),
             subsystems: vec![Subsystem {

@@ -54,6 +54,7 @@ pub(crate) struct RawListener {
     pub(crate) address: Field<String>,
     pub(crate) port: Field<u64>,
     pub(crate) provider: Option<ProviderChoice>,
+    pub(crate) transports: Field<Vec<Spanned<String>>>,
 }
 
 #[derive(Debug, Deserialize)]

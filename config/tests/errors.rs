@@ -70,6 +70,27 @@ fn an_unknown_key_names_the_nearest() {
 }
 
 #[test]
+fn a_listener_has_one_transport_at_least_and_none_that_there_is_not() {
+    let allowed = "allowed: \"rdma\", \"tcp\" or both";
+    for (written, named) in [("[]", "[]"), ("[\"tcp\", \"udp\"]", "\"udp\"")] {
+        let text = format!("address = \"127.0.0.1\"\ntransports = {written}");
+        let error = listener_error(&text);
+        let expected = format!("line 3: listener[0].transports: {named} is not allowed; {allowed}");
+        assert!(error.contains(&expected), "{error}");
+    }
+    for (written, rdma, tcp) in [
+        ("", true, false),
+        ("transports = [\"tcp\"]", false, true),
+        ("transports = [\"tcp\", \"rdma\"]", true, true),
+    ] {
+        let text = format!("{LISTENER}{written}\n{SUBSYSTEM}{NAMESPACE}");
+        let config = Config::from_toml(&text).unwrap();
+        let transports = config.listeners[0].transports;
+        assert_eq!((transports.rdma, transports.tcp), (rdma, tcp), "{written}");
+    }
+}
+
+#[test]
 fn an_unknown_word_names_the_nearest() {
     let text = listener_error("address = \"127.0.0.1\"\nprovider = \"verb\"");
     assert_eq!(
@@ -454,7 +475,7 @@ fn a_wrong_key_or_type_hides_no_other_mistake() {
             "line 8: listener[0].port: invalid type: string \"many\", expected a whole number from 0 on",
             "line 9: listener[0].provider: unknown word `verb`, expected one of `auto`, `verbs`, `iwarp`; did \
              you mean `verbs`?",
-            "line 10: listener[0].zone: there is no such key; expected one of address, port, provider",
+            "line 10: listener[0].zone: there is no such key; expected one of address, port, provider, transports",
             "line 12: subsystem[0].nqn: ``: the NQN is empty, expected 1 to 223 bytes",
             "line 13: subsystem[0].allowed_hosts: invalid type: integer `5`, expected a string",
             "line 14: subsystem[0].serial: \"\" is not allowed; allowed: 1 to 20 printable ASCII characters, \

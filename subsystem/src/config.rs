@@ -3,9 +3,10 @@
 
 use alloc::collections::BTreeSet;
 use alloc::string::String;
+use core::fmt;
 use core::net::SocketAddr;
 
-use capstan_nvme_proto::log::RdmaProviderType;
+use capstan_nvme_proto::log::{RdmaProviderType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
 
 use crate::bounds;
@@ -64,6 +65,36 @@ impl Default for TargetConfig {
     }
 }
 
+/// An NVMe transport that queues are reached by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Transport {
+    /// NVMe/RDMA.
+    #[default]
+    Rdma,
+    /// NVMe/TCP.
+    Tcp,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rdma => "NVMe/RDMA",
+            Self::Tcp => "NVMe/TCP",
+        })
+    }
+}
+
+impl Transport {
+    /// Its TRTYPE.
+    #[must_use]
+    pub const fn trtype(self) -> TransportType {
+        match self {
+            Self::Rdma => TransportType::RDMA,
+            Self::Tcp => TransportType::TCP,
+        }
+    }
+}
+
 /// A listener.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortConfig {
@@ -72,8 +103,21 @@ pub struct PortConfig {
     /// Where it listens. A wildcard address is replaced, in the discovery log, by the address
     /// the asking host reached.
     pub address: SocketAddr,
-    /// The kind of RDMA it speaks, for the discovery log.
-    pub provider: RdmaProviderType,
+    /// The kind of RDMA it speaks, if any, for the discovery log.
+    pub rdma: Option<RdmaProviderType>,
+    /// Whether it speaks NVMe/TCP.
+    pub tcp: bool,
+}
+
+impl PortConfig {
+    /// Whether it speaks `transport`.
+    #[must_use]
+    pub const fn speaks(&self, transport: Transport) -> bool {
+        match transport {
+            Transport::Rdma => self.rdma.is_some(),
+            Transport::Tcp => self.tcp,
+        }
+    }
 }
 
 /// Who may connect to a subsystem.

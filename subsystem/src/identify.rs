@@ -22,6 +22,7 @@ use crate::bounds::{
     ABORT_MAX, AER_MAX, ANA_GROUPS_MAX, COPY_RANGES_MAX, CROSS_RESETS_MAX, ERROR_LOG_ENTRIES,
     IOCCSZ, IORCSZ, KAS, MDTS, NAMESPACES_MAX, QUIESCE_MS, RETRY_DELAY_100MS, SGL_DESCRIPTORS_MAX,
 };
+use crate::config::Transport;
 use crate::control::{Executed, Execution, Target, gone};
 use crate::controller::{Controller, ControllerKind, Instance, VERSION};
 use crate::features::supported_events;
@@ -127,15 +128,21 @@ impl Target {
             elpe_z: zeroes_based(ERROR_LOG_ENTRIES),
             kas_100ms: KAS.into(),
             sgls: (SglSupport::SUPPORTED
-                | SglSupport::KEYED
                 | SglSupport::OVERSIZED
-                | SglSupport::OFFSET)
-                .bits()
-                .into(),
+                | SglSupport::OFFSET
+                | match controller.transport {
+                    Transport::Rdma => SglSupport::KEYED,
+                    Transport::Tcp => SglSupport::TRANSPORT,
+                })
+            .bits()
+            .into(),
             subnqn: subnqn.to_field(),
             ioccsz_16bytes: IOCCSZ.into(),
             iorcsz_16bytes: IORCSZ.into(),
-            msdbd: SGL_DESCRIPTORS_MAX,
+            msdbd: match controller.transport {
+                Transport::Rdma => SGL_DESCRIPTORS_MAX,
+                Transport::Tcp => 1,
+            },
         });
         match controller.kind {
             ControllerKind::Discovery => {

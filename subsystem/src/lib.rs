@@ -70,6 +70,7 @@ pub use action::{
 };
 pub use config::{
     ConfigError, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
+    Transport,
 };
 pub use control::{
     AdminOutcome, AdminRequest, AdminStep, AllocationQuery, CmRefusal, ConnectOutcome,
@@ -83,7 +84,9 @@ pub use io_queue::{
 };
 pub use namespace::{BackendId, Geometry, Namespace, NamespaceIdentity, NamespaceTable};
 pub use queue::Permit;
-pub use queue::transfer::{CapsuleData, InCapsule, KeyedBuffer, KeyedList, Transfer};
+pub use queue::transfer::{
+    CapsuleData, InCapsule, KeyedBuffer, KeyedList, Transfer, TransportData,
+};
 pub use refuse::{Refusal, RefuseReason};
 pub use transitions::IllegalTransition;
 

@@ -8,7 +8,7 @@ use capstan_nvme_proto::fabrics::ConnectData;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::Status;
 
-use crate::config::PortId;
+use crate::config::{PortId, Transport};
 
 /// Why a Connect was refused. Each message ends with the next step where there is one.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -137,6 +137,27 @@ pub enum RefuseReason {
         /// The port of this connection.
         port: PortId,
     },
+    /// A queue by a transport that the port is not to speak.
+    #[error(
+        "the host connects by {transport}, which port {} does not speak; look at transports of its listener",
+        port.0
+    )]
+    TransportNotOnPort {
+        /// What the host has used.
+        transport: Transport,
+        /// The port.
+        port: PortId,
+    },
+    /// An I/O queue by another transport than the Admin queue's.
+    #[error(
+        "controller {cntlid:04X}h is reached by {transport}, expected all its queues to use that"
+    )]
+    OtherTransport {
+        /// The controller.
+        cntlid: u16,
+        /// What its Admin queue uses.
+        transport: Transport,
+    },
     /// An I/O queue before CSTS.RDY.
     #[error("controller {cntlid:04X}h is not ready, expected CC.EN = 1 and CSTS.RDY = 1 first")]
     NotReady {
@@ -211,6 +232,8 @@ impl RefuseReason {
             Self::UnknownSubsystem { .. }
             | Self::OtherCase { .. }
             | Self::NotOnPort { .. }
+            | Self::TransportNotOnPort { .. }
+            | Self::OtherTransport { .. }
             | Self::StaticController { .. }
             | Self::UnknownController { .. }
             | Self::OtherPort { .. }
@@ -246,12 +269,14 @@ impl RefuseReason {
             Self::StaticController { .. }
             | Self::UnknownController { .. }
             | Self::OtherPort { .. }
+            | Self::OtherTransport { .. }
             | Self::CntlidChanged { .. } => ConnectData::CNTLID_LOCATION,
             Self::QidOutOfRange { .. } | Self::QidChanged { .. } | Self::QidInUse { .. } => {
                 ErrorLocation::sqe(42)
             }
             Self::QueueTooLarge { .. } => ErrorLocation::sqe(44),
             Self::AlreadyConnected
+            | Self::TransportNotOnPort { .. }
             | Self::TooManyControllers { .. }
             | Self::ShareOfControllers { .. }
             | Self::ControllersReserved { .. }

@@ -16,7 +16,7 @@ use capstan_subsystem::{
 };
 
 use crate::allocation::Allocations;
-use crate::io_path::{LookingUp, Request};
+use crate::io_path::{LookingUp, Request, TcpRequest};
 use crate::limits::MAILBOX_BOUND;
 use crate::lost::{Lost, Noted, Said, What};
 use crate::media::{Change, Media};
@@ -32,6 +32,8 @@ pub(crate) enum Message {
         /// The checked half.
         request: Box<Request>,
     },
+    /// Take over a connection of NVMe/TCP.
+    AdoptTcp(Box<TcpRequest>),
     /// Carry out what the controllers want of one of this reactor's connections.
     Act(Action),
     /// Go on with a command that asked what is allocated.
@@ -156,6 +158,13 @@ impl ControlPlane {
             // What comes back is what was sent.
             Ok(()) | Err(_) => Ok(()),
         }
+    }
+
+    /// The same of a connection of NVMe/TCP, which is closed where the reactor does not take it.
+    /// Whether it does.
+    pub(crate) fn offer_tcp(&self, reactor: usize, request: Box<TcpRequest>) -> bool {
+        let sender = self.sender(reactor);
+        sender.is_some_and(|sender| sender.send(Message::AdoptTcp(request)).is_ok())
     }
 
     /// Makes reactor 0 look at the timers of the controllers.
@@ -432,7 +441,9 @@ mod tests {
     use capstan_nvme_proto::status::Status;
     use capstan_rdma::contract::{ConnectParam, MigratedId, PrivateData};
     use capstan_reactor::mailbox;
-    use capstan_subsystem::{Action, DisconnectReason, PortId, QueueSizes, Target, TargetConfig};
+    use capstan_subsystem::{
+        Action, DisconnectReason, PortId, QueueSizes, Target, TargetConfig, Transport,
+    };
 
     use super::{ControlPlane, Message, Turns, conn_id};
     use crate::io_path::Request;
@@ -452,6 +463,7 @@ mod tests {
             fabric: 0,
             port: PortId(1),
             sizes: QueueSizes {
+                transport: Transport::Rdma,
                 qid: 0,
                 entries: 32,
                 host_receives: 32,

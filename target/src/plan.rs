@@ -68,11 +68,12 @@ pub(crate) fn build(
         target.add_port(PortConfig {
             id: port_id(at),
             address: listener.address,
-            provider: match kind {
+            rdma: listener.transports.rdma.then_some(match kind {
                 ProviderKind::Iwarp => RdmaProviderType::IWARP,
                 // Which kind of device it is shows when a host connects; a wildcard has several.
                 ProviderKind::Verbs => RdmaProviderType::NOT_SPECIFIED,
-            },
+            }),
+            tcp: listener.transports.tcp,
         })?;
     }
     let mut exports = Vec::new();

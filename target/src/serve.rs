@@ -8,13 +8,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
+use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors, Transports};
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
+use capstan_nvme_proto::tcp::pdu::PduType;
 use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, FixedBuffers, Gate, Volume};
 use capstan_subsystem::Target;
+use capstan_transport::tcp::wire::Wire;
 use rustc_hash::FxHashMap;
 
 use crate::control_plane::{ControlPlane, Message};
@@ -373,11 +375,16 @@ impl Starting {
         let zeroes = has_zeroes.then(|| Slab::new(TRANSFER_BYTES_MAX as usize, Pages::Ordinary));
         let control = self.control;
         // The same ones in the same order on every reactor: requests migrate between them.
-        let kinds: BTreeSet<_> = self.providers.iter().map(|chosen| chosen.kind).collect();
+        let mut kinds: BTreeSet<_> = self.providers.iter().map(|chosen| chosen.kind).collect();
+        // It has the sockets at which NVMe/TCP is listened for.
+        let listeners = &self.config.listeners;
+        if listeners.iter().any(|listener| listener.transports.tcp) {
+            kinds.insert(ProviderKind::Iwarp);
+        }
         let mut managers = Vec::new();
         for kind in &kinds {
             let name = kind.name();
-            let manager = kind.connection_manager();
+            let manager = kind.connection_manager_beside(PduType::IC_REQ.0);
             let manager =
                 manager.with_context(|| format!("the {name} provider cannot be set up"))?;
             managers.push((name, manager));
@@ -387,6 +394,7 @@ impl Starting {
             control: Arc::clone(&control),
             mailbox: self.mailbox,
             managers,
+            tcp: Wire::new().context("no epoll for NVMe/TCP")?,
             shared_receive_queue: self.config.target.shared_receive_queue,
             engine,
             volumes,
@@ -400,11 +408,27 @@ impl Starting {
         if self.reactor == 0 {
             let listeners = self.config.listeners.iter().zip(self.providers.iter());
             for (at, (listener, Chosen { kind, why })) in listeners.enumerate() {
-                let fabric = kinds.iter().take_while(|other| *other != kind).count();
+                let fabric_of =
+                    |kind: &ProviderKind| kinds.iter().take_while(|other| *other != kind).count();
+                let Transports { rdma, tcp } = listener.transports;
                 let bound = path
-                    .listen(fabric, listener.address, port_id(at))
+                    .listen(fabric_of(kind), listener.address, port_id(at), rdma)
                     .map_err(|error| cannot_listen(listener.address, error))?;
-                tracing::info!(address = %bound, provider = kind.name(), "listening: {why}");
+                if rdma {
+                    tracing::info!(address = %bound, provider = kind.name(), "listening: {why}");
+                }
+                if tcp && *kind != ProviderKind::Iwarp {
+                    // An RDMA device in hardware, or RoCE, leaves the TCP port to others.
+                    path.listen(fabric_of(&ProviderKind::Iwarp), bound, port_id(at), false)
+                        .map_err(|error| cannot_listen(bound, error))
+                        .context(
+                            "NVMe/TCP needs a port that the RDMA device has not: give it a listener of its own, with \
+                             transports = [\"tcp\"]",
+                        )?;
+                }
+                if tcp {
+                    tracing::info!(address = %bound, "listening for NVMe/TCP");
+                }
                 control.with(|target| target.set_port_address(port_id(at), bound))?;
                 addresses.push(bound);
             }
@@ -436,7 +460,11 @@ struct Chosen {
 /// Chooses the provider of every listener.
 fn choose_providers(config: &Config) -> anyhow::Result<Vec<Chosen>> {
     let chosen = config.listeners.iter().map(|listener| {
-        let (kind, why) = choose(preference(listener.provider), listener.address.ip())?;
+        let (kind, why) = if listener.transports.rdma {
+            choose(preference(listener.provider), listener.address.ip())?
+        } else {
+            (ProviderKind::Iwarp, "NVMe/TCP only".to_owned())
+        };
         Ok(Chosen { kind, why })
     });
     chosen.collect()

@@ -12,5 +12,6 @@ pub mod program;
 pub mod proxy;
 pub mod running;
 pub mod target;
+pub mod tcp_host;
 pub mod wait;
 pub mod wire_host;

@@ -484,13 +484,21 @@ fn decode(
         ));
     }
     let transfer = match data {
-        DataTransfer::ControllerToHost { .. } => {
-            Transfer::resolve(sqe, data, CapsuleData::Bytes(capsule_data))?
-        }
+        DataTransfer::ControllerToHost { .. } => Transfer::resolve(
+            controller.transport,
+            sqe,
+            data,
+            CapsuleData::Bytes(capsule_data),
+        )?,
         DataTransfer::HostToController { .. }
             if takes_data(&command) && controller.kind == ControllerKind::Io =>
         {
-            Transfer::resolve(sqe, data, CapsuleData::Bytes(capsule_data))?
+            Transfer::resolve(
+                controller.transport,
+                sqe,
+                data,
+                CapsuleData::Bytes(capsule_data),
+            )?
         }
         // The others that bring data are refused by what they are, not by what they bring.
         DataTransfer::HostToController { .. } | DataTransfer::None => Transfer::None,

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use capstan_nvme_proto::async_event::AsyncEvent;
-use capstan_nvme_proto::log::{AnaState, DiscoverySubsystemType};
+use capstan_nvme_proto::log::{AnaState, DiscoverySubsystemType, RdmaProviderType};
 use capstan_nvme_proto::nqn::Nqn;
 
 use super::{Subsystem, Target};
@@ -46,6 +46,24 @@ impl Target {
         let port = self.ports.get_mut(&id).ok_or_else(|| unknown_port(id))?;
         if port.address != address {
             port.address = address;
+            self.discovery_changed(|_| true);
+        }
+        Ok(())
+    }
+
+    /// Says what a port speaks from now on. Associations that it has go on.
+    ///
+    /// # Errors
+    /// When there is no such port.
+    pub fn set_port_transports(
+        &mut self,
+        id: PortId,
+        rdma: Option<RdmaProviderType>,
+        tcp: bool,
+    ) -> Result<(), ConfigError> {
+        let port = self.ports.get_mut(&id).ok_or_else(|| unknown_port(id))?;
+        if (port.rdma, port.tcp) != (rdma, tcp) {
+            (port.rdma, port.tcp) = (rdma, tcp);
             self.discovery_changed(|_| true);
         }
         Ok(())

@@ -23,7 +23,7 @@ use crate::ConnId;
 use crate::action::{Action, Association, ControllerId, Event};
 use crate::aer::AsyncEvents;
 use crate::bounds::ENABLE_TIMEOUT_US;
-use crate::config::PortId;
+use crate::config::{PortId, Transport};
 use crate::controller::{Controller, ControllerKind, ControllerState, IoQueueRecord, KeepAlive};
 use crate::counters::NamespaceCounters;
 use crate::features::{Features, default_events};
@@ -40,6 +40,8 @@ use crate::told::ToldNamespaces;
 /// Sizes of a queue, agreed on before it is connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueSizes {
+    /// What it is reached by.
+    pub transport: Transport,
     /// Queue Identifier the host announces; 0 is an Admin queue.
     pub qid: u16,
     /// Entries of the submission queue: how many receives to post at least.
@@ -171,11 +173,32 @@ impl Target {
                 max,
             })?;
         Ok(QueueSizes {
+            transport: Transport::Rdma,
             qid: request.qid,
             entries,
             host_receives: request.hrqsize,
             cntlid: request.cntlid,
         })
+    }
+
+    /// What is known of a queue over NVMe/TCP from its Connect alone, as no connection request
+    /// announces it: as large as it asks for, or as it may be. What is wrong with a Connect is said
+    /// by [`Target::handle_connect`].
+    #[must_use]
+    pub fn sizes_of_connect(&self, sqe: &Sqe) -> QueueSizes {
+        let (qid, asked) = match FabricsCommand::parse(sqe) {
+            Ok(FabricsCommand::Connect(connect)) => (connect.qid, connect.sqsize),
+            _ => (0, 1),
+        };
+        let max = self.entries_max(qid);
+        let entries = u16::try_from(asked).unwrap_or(max).min(max);
+        QueueSizes {
+            transport: Transport::Tcp,
+            qid,
+            entries,
+            host_receives: entries,
+            cntlid: 0,
+        }
     }
 
     fn entries_max(&self, qid: u16) -> u16 {
@@ -187,13 +210,19 @@ impl Target {
     }
 
     /// Where the data of a Connect command is, which must be fetched before
-    /// [`Target::handle_connect`]. `capsule_data` is what followed the SQE in the capsule.
+    /// [`Target::handle_connect`]. `capsule_data` is what followed the SQE in the capsule, which
+    /// came by `transport`.
     ///
     /// # Errors
     /// The response to send when there is no telling; then close the connection.
-    pub fn connect_transfer(sqe: &Sqe, capsule_data: &[u8]) -> Result<Transfer, Cqe> {
+    pub fn connect_transfer(
+        transport: Transport,
+        sqe: &Sqe,
+        capsule_data: &[u8],
+    ) -> Result<Transfer, Cqe> {
         let located = match FabricsCommand::parse(sqe) {
             Ok(command @ FabricsCommand::Connect(_)) => Transfer::resolve(
+                transport,
                 sqe,
                 command.data_transfer(),
                 CapsuleData::Bytes(capsule_data),
@@ -300,6 +329,7 @@ impl Target {
             subnqn,
             hostnqn,
         } = parameters;
+        self.check_transport(request)?;
         let kind = self.admit(request.port, &subnqn, &hostnqn)?;
         if cntlid != CNTLID_DYNAMIC {
             return Err(RefuseReason::StaticController { cntlid });
@@ -335,6 +365,7 @@ impl Target {
         let mut controller = Controller {
             id,
             kind,
+            transport: request.sizes.transport,
             association: Arc::clone(&association),
             local: request.local,
             conn: request.conn,
@@ -376,6 +407,17 @@ impl Target {
         self.end_older(id, request.peer.ip());
         self.close_fence(id, now_us);
         Ok(ConnectOutcome::AdminQueue { cqe, association })
+    }
+
+    /// Whether the port speaks what the host has used.
+    fn check_transport(&self, request: &ConnectRequest<'_>) -> Result<(), RefuseReason> {
+        let (port, transport) = (request.port, request.sizes.transport);
+        match self.ports.get(&port) {
+            Some(config) if !config.speaks(transport) => {
+                Err(RefuseReason::TransportNotOnPort { transport, port })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether `hostnqn` may use `subnqn` through `port`, and what it gets.
@@ -491,6 +533,13 @@ impl Target {
                 port: request.port,
             });
         }
+        // NVMe Base 2.1, section 3.3.2.2: all queues of an association use one transport.
+        if controller.transport != request.sizes.transport {
+            return Err(RefuseReason::OtherTransport {
+                cntlid,
+                transport: controller.transport,
+            });
+        }
         let queues = match controller.kind {
             ControllerKind::Io => queues,
             ControllerKind::Discovery => 0,
@@ -519,6 +568,7 @@ impl Target {
         let counters = NamespaceCounters::new(&controller.namespaces);
         let queue = Box::new(IoQueue::new(
             request.conn,
+            controller.transport,
             qid,
             cntlid,
             accounting,

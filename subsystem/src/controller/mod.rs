@@ -18,6 +18,7 @@ use crate::ConnId;
 use crate::action::{Association, ControllerId, DisconnectReason, FenceId};
 use crate::aer::AsyncEvents;
 use crate::bounds::DISCOVERY_KATO_MS;
+use crate::config::Transport;
 use crate::control::CrossResets;
 use crate::counters::{NamespaceCounters, QueueCounters};
 use crate::features::Features;
@@ -103,6 +104,7 @@ impl IoQueueRecord {
 pub(crate) struct Controller {
     pub(crate) id: ControllerId,
     pub(crate) kind: ControllerKind,
+    pub(crate) transport: Transport,
     pub(crate) association: Arc<Association>,
     /// The address by which the host reached the port.
     pub(crate) local: SocketAddr,

@@ -295,7 +295,7 @@ impl IoQueue {
         if let Some(range) = range {
             range.require_within(geometry.lbas)?;
         }
-        let transfer = Transfer::resolve(sqe, data, capsule_data)?;
+        let transfer = Transfer::resolve(self.transport, sqe, data, capsule_data)?;
         let trace = Trace {
             opcode: sqe.opcode,
             effect: match operation {

@@ -86,7 +86,7 @@ impl IoQueue {
                 "at most 100000h bytes (MDTS)",
             ));
         }
-        let transfer = Transfer::resolve(sqe, data, capsule_data)?;
+        let transfer = Transfer::resolve(self.transport, sqe, data, capsule_data)?;
         let to_host = matches!(data, DataTransfer::ControllerToHost { .. });
         let trace = Trace {
             opcode: sqe.opcode,

@@ -21,7 +21,7 @@ use crate::counters::NamespaceCounters;
 use crate::namespace::NamespaceTable;
 use crate::queue::{AcceptError, Accounting, Effect, Permit, Trace};
 use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
-use crate::{CapsuleData, ConnId, DisconnectReason, DrainId, FenceId};
+use crate::{CapsuleData, ConnId, DisconnectReason, DrainId, FenceId, Transport};
 use drain::Drains;
 
 pub(crate) use command::{CopyLimits, EXECUTED};
@@ -53,6 +53,7 @@ pub enum IoStep {
 #[derive(Debug)]
 pub struct IoQueue {
     conn: ConnId,
+    transport: Transport,
     qid: u16,
     cntlid: u16,
     state: IoQueueState,
@@ -67,6 +68,7 @@ pub struct IoQueue {
 impl IoQueue {
     pub(crate) fn new(
         conn: ConnId,
+        transport: Transport,
         qid: u16,
         cntlid: u16,
         accounting: Accounting,
@@ -77,6 +79,7 @@ impl IoQueue {
     ) -> Self {
         Self {
             conn,
+            transport,
             qid,
             cntlid,
             state: IoQueueState::Live,

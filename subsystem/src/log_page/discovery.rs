@@ -1,4 +1,5 @@
-//! Discovery (LID 70h): every port of every subsystem the asking host may use. NVMe Base 2.1,
+//! Discovery (LID 70h): every transport of every port of
+//! every subsystem the asking host may use. NVMe Base 2.1,
 //! section 5.1.12.3.1.
 
 use alloc::string::ToString;
@@ -7,14 +8,14 @@ use core::net::SocketAddr;
 
 use capstan_nvme_proto::log::{
     AddressFamily, DiscoveryEntryFlags, DiscoveryLogEntry, DiscoveryLogHeader,
-    DiscoverySubsystemType, TransportRequirements,
+    DiscoverySubsystemType, RdmaProviderType, TcpSecurityType, TransportRequirements,
 };
 use capstan_nvme_proto::nqn::Nqn;
 use zerocopy::IntoBytes;
 
 use super::Window;
 use crate::ControllerId;
-use crate::config::PortConfig;
+use crate::config::{PortConfig, Transport};
 use crate::control::Target;
 
 impl Target {
@@ -28,12 +29,13 @@ impl Target {
             .discovery_records(host)
             .into_iter()
             .filter_map(|(subtype, subnqn, port)| {
-                Some((
-                    subtype,
-                    subnqn,
-                    port,
-                    reachable_address(port.address, local)?,
-                ))
+                let address = reachable_address(port.address, local)?;
+                Some((subtype, subnqn, port, address))
+            })
+            .flat_map(|(subtype, subnqn, port, address)| {
+                let transports = [Transport::Rdma, Transport::Tcp].into_iter();
+                let spoken = transports.filter(|transport| port.speaks(*transport));
+                spoken.map(move |transport| (subtype, subnqn, port, (address, transport)))
             })
             .collect();
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);
@@ -50,22 +52,25 @@ impl Target {
         subtype: DiscoverySubsystemType,
         subnqn: &Nqn,
         port: &PortConfig,
-        address: SocketAddr,
+        (address, transport): (SocketAddr, Transport),
     ) -> DiscoveryLogEntry {
         let adrfam = if address.is_ipv4() {
             AddressFamily::IPV4
         } else {
             AddressFamily::IPV6
         };
-        let mut entry = DiscoveryLogEntry::rdma(
-            subtype,
-            subnqn,
-            port.id.0,
-            adrfam,
-            &address.ip().to_string(),
-            &address.port().to_string(),
-            port.provider,
-        );
+        let (traddr, trsvcid) = (address.ip().to_string(), address.port().to_string());
+        let (id, traddr, trsvcid) = (port.id.0, traddr.as_str(), trsvcid.as_str());
+        let mut entry = match transport {
+            Transport::Rdma => {
+                let provider = port.rdma.unwrap_or(RdmaProviderType::NOT_SPECIFIED);
+                DiscoveryLogEntry::rdma(subtype, subnqn, id, adrfam, traddr, trsvcid, provider)
+            }
+            Transport::Tcp => {
+                let security = TcpSecurityType::NONE;
+                DiscoveryLogEntry::tcp(subtype, subnqn, id, adrfam, traddr, trsvcid, security)
+            }
+        };
         entry.asqsz = self.config().admin_queue_entries.into();
         entry.treq = TransportRequirements::SQ_FLOW_CONTROL_OPTIONAL;
         if subtype == DiscoverySubsystemType::CURRENT {

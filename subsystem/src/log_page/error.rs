@@ -2,12 +2,13 @@
 
 use alloc::collections::VecDeque;
 
-use capstan_nvme_proto::log::{ErrorInformationEntry, TransportType};
+use capstan_nvme_proto::log::ErrorInformationEntry;
 use zerocopy::IntoBytes;
 
 use super::Window;
 use crate::ControllerId;
 use crate::bounds::ERROR_LOG_ENTRIES;
+use crate::config::Transport;
 use crate::control::Target;
 use crate::controller::Controller;
 use crate::shared::ErrorRecord;
@@ -53,9 +54,10 @@ impl Target {
             return;
         };
         controller.collect_errors();
+        let transport = controller.transport;
         let mut entries = 0;
         for record in controller.errors.iter() {
-            window.put(entry(record).as_bytes());
+            window.put(entry(record, transport).as_bytes());
             entries = usize::saturating_add(entries, 1);
         }
         for _ in entries..ERROR_LOG_ENTRIES {
@@ -64,7 +66,7 @@ impl Target {
     }
 }
 
-fn entry(record: &ErrorRecord) -> ErrorInformationEntry {
+fn entry(record: &ErrorRecord, transport: Transport) -> ErrorInformationEntry {
     let mut entry = wire!(ErrorInformationEntry {
         error_count: record.count.into(),
         sqid: record.qid.into(),
@@ -72,7 +74,7 @@ fn entry(record: &ErrorRecord) -> ErrorInformationEntry {
         parameter_error_location: record.location.into(),
         lba: record.lba.into(),
         nsid: record.nsid.into(),
-        trtype: TransportType::RDMA.0,
+        trtype: transport.trtype().0,
         opcode: record.opcode,
         version: 1,
     });

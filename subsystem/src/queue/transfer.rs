@@ -1,5 +1,5 @@
 //! Where the data of a command is, checked: the SGL of the command against what the command needs
-//! and what an NVMe/RDMA controller with this Identify data accepts.
+//! and what a controller of its transport with this Identify data accepts.
 
 use core::ops::Range;
 
@@ -7,9 +7,11 @@ use capstan_nvme_proto::error::{CommandError, ErrorLocation};
 use capstan_nvme_proto::sgl::{Sgl, SglBase, segment_descriptors};
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
+use capstan_nvme_proto::tcp::command::CommandData;
 use capstan_nvme_proto::transfer::DataTransfer;
 
 use crate::bounds::SGL_DESCRIPTORS_MAX;
+use crate::config::Transport;
 
 /// What followed the SQE in a command capsule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +45,17 @@ pub enum Transfer {
     Keyed(KeyedBuffer),
     /// Several buffers in host memory, listed in the command capsule.
     KeyedList(KeyedList),
+    /// NVMe/TCP moves it, by the command's identifier.
+    Transport(TransportData),
+}
+
+/// Data that NVMe/TCP moves with H2CData or C2HData.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TransportData {
+    /// Command Identifier.
+    pub cid: u16,
+    /// Bytes to move.
+    pub length_bytes: u32,
 }
 
 /// Data inside the command capsule.
@@ -123,6 +136,7 @@ impl Transfer {
             Self::InCapsule(data) => data.length_bytes,
             Self::Keyed(buffer) => buffer.length_bytes,
             Self::KeyedList(list) => list.length_bytes,
+            Self::Transport(data) => data.length_bytes,
         }
     }
 
@@ -130,7 +144,7 @@ impl Transfer {
     #[must_use]
     pub const fn rkey_to_invalidate(&self) -> Option<u32> {
         match self {
-            Self::None | Self::InCapsule(_) => None,
+            Self::None | Self::InCapsule(_) | Self::Transport(_) => None,
             Self::Keyed(buffer) => {
                 if buffer.invalidate {
                     Some(buffer.rkey)
@@ -142,11 +156,12 @@ impl Transfer {
         }
     }
 
-    /// Checks the SGL of `sqe` for a command that needs `data`; the capsule carried
-    /// `capsule_data` after the SQE.
+    /// Checks the SGL of `sqe` for a command that needs `data`; the capsule came by `transport` and
+    /// carried `capsule_data` after the SQE.
     ///
     /// NVMe Base 2.1, section 4.3.2; NVMe/RDMA Transport 1.1, section 3.2.1.
     pub(crate) fn resolve(
+        transport: Transport,
         sqe: &Sqe,
         data: DataTransfer,
         capsule_data: CapsuleData<'_>,
@@ -158,6 +173,9 @@ impl Transfer {
         };
         if needed_bytes == 0 {
             return Ok(Self::None);
+        }
+        if transport == Transport::Tcp {
+            return Self::by_tcp(sqe, data, capsule_data);
         }
         let needed_bytes = u32::try_from(needed_bytes).map_err(|_| too_long(needed_bytes))?;
         let sgl = sqe.sgl()?;
@@ -191,6 +209,26 @@ impl Transfer {
             | Sgl::BitBucket { .. }
             | Sgl::Transport { .. } => Err(type_invalid(sqe)),
         }
+    }
+
+    /// NVMe over TCP Transport 1.1 (SGL Descriptors).
+    fn by_tcp(
+        sqe: &Sqe,
+        data: DataTransfer,
+        capsule_data: CapsuleData<'_>,
+    ) -> Result<Self, CommandError> {
+        let capsule_bytes = to_u32(capsule_data.len());
+        Ok(match CommandData::of(data, &sqe.sgl()?, capsule_bytes)? {
+            CommandData::None => Self::None,
+            CommandData::InCapsule(range) => Self::InCapsule(InCapsule {
+                offset_bytes: to_u32(range.start),
+                length_bytes: to_u32(range.len()),
+            }),
+            CommandData::Transport { length_bytes } => Self::Transport(TransportData {
+                cid: sqe.cid.get(),
+                length_bytes,
+            }),
+        })
     }
 
     fn list(sgl: &Sgl, needed_bytes: u32, capsule_data: &[u8]) -> Result<Self, CommandError> {
@@ -327,14 +365,20 @@ mod tests {
     }
 
     fn status(sgl: Sgl, data: DataTransfer, capsule_data: &[u8]) -> Status {
-        Transfer::resolve(&sqe(sgl), data, CapsuleData::Bytes(capsule_data))
-            .unwrap_err()
-            .status
+        Transfer::resolve(
+            Transport::Rdma,
+            &sqe(sgl),
+            data,
+            CapsuleData::Bytes(capsule_data),
+        )
+        .unwrap_err()
+        .status
     }
 
     #[test]
     fn a_keyed_buffer_is_cut_to_what_the_command_needs() {
         let transfer = Transfer::resolve(
+            Transport::Rdma,
             &sqe(keyed_sgl(8192, 9, true)),
             PUSH,
             CapsuleData::Bytes(&[]),
@@ -364,7 +408,8 @@ mod tests {
         };
         let data = [0; 4100];
         for data in [CapsuleData::Bytes(&data), CapsuleData::InPlace(4100)] {
-            let transfer = Transfer::resolve(&sqe(inline(4, 4096)), PULL, data).unwrap();
+            let transfer =
+                Transfer::resolve(Transport::Rdma, &sqe(inline(4, 4096)), PULL, data).unwrap();
             assert_eq!(
                 transfer,
                 Transfer::InCapsule(InCapsule {
@@ -417,7 +462,9 @@ mod tests {
     fn no_list_is_read_from_data_that_stays_in_place() {
         let (sgl, capsule) = list(&[keyed_sgl(4096, 1, false)]);
         let len = u32::try_from(capsule.len()).unwrap();
-        let refused = Transfer::resolve(&sqe(sgl), PULL, CapsuleData::InPlace(len)).unwrap_err();
+        let refused =
+            Transfer::resolve(Transport::Rdma, &sqe(sgl), PULL, CapsuleData::InPlace(len))
+                .unwrap_err();
         let expected = Status::SGL_DESCRIPTOR_TYPE_INVALID.dnr();
         assert_eq!(refused.status, expected);
     }
@@ -444,7 +491,13 @@ mod tests {
             keyed_sgl(8000, 4, false),
             keyed_sgl(8000, 5, false),
         ]);
-        let transfer = Transfer::resolve(&sqe(sgl), PUSH, CapsuleData::Bytes(&capsule)).unwrap();
+        let transfer = Transfer::resolve(
+            Transport::Rdma,
+            &sqe(sgl),
+            PUSH,
+            CapsuleData::Bytes(&capsule),
+        )
+        .unwrap();
         assert_eq!(transfer.rkey_to_invalidate(), Some(3));
         assert_eq!(transfer.length_bytes(), 4096);
         let Transfer::KeyedList(list) = transfer else {
@@ -483,7 +536,7 @@ mod tests {
             DataTransfer::HostToController { bytes: 0 },
         ] {
             assert_eq!(
-                Transfer::resolve(&sqe(bucket), data, CapsuleData::Bytes(&[])),
+                Transfer::resolve(Transport::Rdma, &sqe(bucket), data, CapsuleData::Bytes(&[])),
                 Ok(Transfer::None)
             );
         }

@@ -32,7 +32,7 @@ use crate::{
     AbortId, Action, AdminOutcome, AdminRequest, AdminStep, BackendId, ConnId, ConnectOutcome,
     ConnectRequest, DisconnectReason, Drained, FlushId, Geometry, HostPolicy, IoQueue,
     NamespaceConfig, NamespaceIdentity, PortConfig, PortId, QueueSizes, RefuseReason,
-    SubsystemConfig, Target, TargetConfig,
+    SubsystemConfig, Target, TargetConfig, Transport,
 };
 
 pub use actions::{
@@ -80,6 +80,8 @@ pub struct Bench {
     pub controls: Vec<(ConnId, u16, Status)>,
     /// Lines of the log.
     pub log: Vec<String>,
+    /// What queues are connected by.
+    pub transport: Transport,
     /// Extents that the medium says are allocated, of whatever namespace.
     pub allocated: Vec<Range<u64>>,
     next_conn: u64,
@@ -133,6 +135,7 @@ pub fn address(text: &str) -> SocketAddr {
 #[must_use]
 pub fn announced(qid: u16, entries: u16) -> QueueSizes {
     QueueSizes {
+        transport: Transport::Rdma,
         qid,
         entries,
         host_receives: entries,
@@ -205,7 +208,8 @@ impl Bench {
         let port = PortConfig {
             id: PORT,
             address: address("0.0.0.0:4420"),
-            provider: RdmaProviderType::IWARP,
+            rdma: Some(RdmaProviderType::IWARP),
+            tcp: false,
         };
         target.add_port(port).expect("a new port");
         target
@@ -227,6 +231,7 @@ impl Bench {
             outstanding_told: Vec::new(),
             controls: Vec::new(),
             log: Vec::new(),
+            transport: Transport::Rdma,
             allocated: Vec::new(),
             next_conn: 1,
             next_cid: 0,
@@ -348,6 +353,7 @@ impl Bench {
             local: self.local,
             peer: self.peer,
             sizes: QueueSizes {
+                transport: self.transport,
                 cntlid: parameters.cntlid,
                 ..announced(connect.qid, entries)
             },

@@ -436,6 +436,7 @@ fn check_io(io: &IoCommand, capsule_data: &[u8]) {
             }
         }
         Transfer::Keyed(buffer) => assert_eq!(buffer.length_bytes, length),
+        Transfer::Transport(data) => assert_eq!(data.length_bytes, length),
         Transfer::KeyedList(list) => {
             let moved: u32 = list
                 .buffers(capsule_data)

@@ -18,7 +18,7 @@ use crate::testing::{
 };
 use crate::{
     ConnId, ConnectOutcome, ConnectRequest, HostPolicy, InCapsule, PortId, QueueSizes,
-    RefuseReason, Settle, Share, SubsystemConfig, Target, TargetConfig, Transfer,
+    RefuseReason, Settle, Share, SubsystemConfig, Target, TargetConfig, Transfer, Transport,
 };
 
 const ADMIN: Connect = Connect {
@@ -296,7 +296,8 @@ fn controllers_are_bounded_and_their_identifiers_are_reused_late() {
             .add_port(crate::PortConfig {
                 id: PORT,
                 address: address("0.0.0.0:4420"),
-                provider: capstan_nvme_proto::log::RdmaProviderType::IWARP,
+                rdma: Some(capstan_nvme_proto::log::RdmaProviderType::IWARP),
+                tcp: false,
             })
             .unwrap();
         let mut subsystem = subsystem_config();
@@ -337,7 +338,10 @@ fn the_first_command_must_be_connect_and_there_is_one() {
     };
     let sequence = Status::COMMAND_SEQUENCE_ERROR.dnr();
     assert_eq!(answer(&mut bench, &request), sequence);
-    assert_eq!(Target::connect_transfer(&identify, &[]), Ok(Transfer::None));
+    assert_eq!(
+        Target::connect_transfer(Transport::Rdma, &identify, &[]),
+        Ok(Transfer::None)
+    );
     let again = ConnectRequest {
         conn: association.conn,
         ..request
@@ -400,9 +404,9 @@ fn connect_data_is_found_before_anything_is_decided() {
     let sqe = |length| {
         capstan_nvme_proto::command::FabricsCommand::Connect(ADMIN).encode(5, buffer(length))
     };
-    let transfer = Target::connect_transfer(&sqe(1024), &[]).unwrap();
+    let transfer = Target::connect_transfer(Transport::Rdma, &sqe(1024), &[]).unwrap();
     assert_eq!(transfer.length_bytes(), 1024);
-    let short = Target::connect_transfer(&sqe(1023), &[]).unwrap_err();
+    let short = Target::connect_transfer(Transport::Rdma, &sqe(1023), &[]).unwrap_err();
     assert_eq!(short.status(), Status::DATA_SGL_LENGTH_INVALID.dnr());
     let inline = capstan_nvme_proto::sgl::Sgl::InCapsule {
         offset_bytes: 0,
@@ -410,7 +414,7 @@ fn connect_data_is_found_before_anything_is_decided() {
     };
     let sqe = capstan_nvme_proto::command::FabricsCommand::Connect(IO).encode(5, inline);
     assert_eq!(
-        Target::connect_transfer(&sqe, parameters().encode().as_bytes()),
+        Target::connect_transfer(Transport::Rdma, &sqe, parameters().encode().as_bytes()),
         Ok(Transfer::InCapsule(InCapsule {
             offset_bytes: 0,
             length_bytes: 1024

@@ -60,7 +60,8 @@ fn a_host_sees_what_it_may_use_at_addresses_it_can_reach() {
     let other = PortConfig {
         id: PortId(2),
         address: address("[fd00::7]:4421"),
-        provider: RdmaProviderType::ROCE_V2,
+        rdma: Some(RdmaProviderType::ROCE_V2),
+        tcp: false,
     };
     bench.target.add_port(other).unwrap();
     let open = SubsystemConfig {

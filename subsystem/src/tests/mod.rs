@@ -17,3 +17,4 @@ mod operations;
 mod replaced;
 mod reservations;
 mod shares;
+mod tcp;

@@ -12,12 +12,13 @@ use capstan_rdma::contract::{
 use capstan_rdma::{PEER_CAUSED, Source};
 use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
 use capstan_transport::rdma::{NoReceives, Queue};
+use capstan_transport::tcp::End;
 use zerocopy::IntoBytes;
 
-use super::connection::{Connection, Identity};
+use super::connection::{Carrier, Connection, Identity, OnDevice};
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
-use super::{IoPath, Resources};
+use super::{IoPath, Listener, Resources};
 use crate::control_plane::conn_id;
 use crate::limits::{
     CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, PLACE_RESPONSE_BYTES, REQUESTS_PER_TURN,
@@ -81,6 +82,12 @@ pub(super) enum Refusal {
     Rdma(#[from] RdmaError),
     #[error("the connection manager refused: {0}")]
     Cm(#[from] CmError),
+    #[error(
+        "the host connects by NVMe/RDMA, and the listener speaks NVMe/TCP only; look at transports of its listener"
+    )]
+    TcpOnly,
+    #[error("its socket cannot be used: {0}")]
+    Socket(std::io::Error),
     #[error("the target is shutting down")]
     Draining,
     #[error(
@@ -102,6 +109,8 @@ impl Refusal {
             | Self::Rdma(_)
             | Self::Cm(_)
             | Self::Draining
+            | Self::TcpOnly
+            | Self::Socket(_)
             | Self::Stuck { .. } => RejectStatus::NO_RESOURCES,
         }
     }
@@ -121,7 +130,7 @@ impl IoPath {
                 self.on_cm_event(fabric, event);
             }
         }
-        progress
+        progress | self.take_tcp_connections()
     }
 
     fn on_cm_event(&mut self, fabric: usize, CmEvent { id, kind }: CmEvent) {
@@ -156,12 +165,15 @@ impl IoPath {
         id: CmId,
         param: &ConnectParam,
     ) {
-        let Some(&port) = self.listeners.get(&(fabric, listener)) else {
+        let Some(&Listener { port, rdma }) = self.listeners.get(&(fabric, listener)) else {
             return;
         };
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
         let addresses = self.fabrics[fabric].cm.addresses(id);
         let (local, peer) = addresses.unwrap_or((unknown, unknown));
+        if !rdma {
+            return self.refuse(fabric, id, peer, &Refusal::TcpOnly);
+        }
         let (sizes, known) = match self.check_request(port, param, peer) {
             Ok(checked) => checked,
             Err(refusal) => return self.refuse(fabric, id, peer, &refusal),
@@ -246,8 +258,7 @@ impl IoPath {
 
     /// The oldest of those that are no queue yet, and have the most, makes room for another one,
     /// but for one whose Connect has arrived and waits to be read.
-    fn make_room(&mut self, request: &Request) {
-        let Request { peer, known, .. } = *request;
+    pub(super) fn make_room(&mut self, peer: SocketAddr, known: bool) {
         let (index_of, connections) = (&self.index_of, &mut self.connections);
         let goes = self.unconnected.in_the_way_of(peer, known, |conn| {
             let connection = index_of.get(&conn).and_then(|&at| connections.get_mut(at));
@@ -265,7 +276,7 @@ impl IoPath {
     }
 
     fn try_accept(&mut self, cm_id: CmId, request: &Request) -> Result<(), Refusal> {
-        self.make_room(request);
+        self.make_room(request.peer, request.known);
         let memory = &self.resources.memory;
         let fabric = &mut self.fabrics[request.fabric];
         let device = fabric
@@ -293,9 +304,11 @@ impl IoPath {
         let identity = Identity {
             id: conn_id(self.reactor, self.conn_serial),
             index: self.connections.reserve(),
-            fabric: request.fabric,
-            port: port_index,
-            cm_id,
+            carrier: Carrier::Rdma(OnDevice {
+                fabric: request.fabric,
+                port: port_index,
+                cm_id,
+            }),
             listener: request.port,
             local: request.local,
             peer: request.peer,
@@ -308,6 +321,7 @@ impl IoPath {
         self.cm_index
             .insert((request.fabric, cm_id), identity.index);
         let now_us = self.resources.now_us;
+        let queue = capstan_transport::Queue::Rdma(queue);
         let connection = Connection::new(identity, queue, slots, now_us);
         let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
         self.connections.put(connection);
@@ -382,26 +396,26 @@ impl IoPath {
             None => tracing::info!(target: PEER_CAUSED, %peer, qid, "disconnected: {cause}"),
         }
         connection.phase = Phase::closing(self.resources.now_us);
-        let Identity {
-            id,
-            fabric,
-            port,
-            cm_id,
-            ..
-        } = connection.identity;
+        let Identity { id, carrier, .. } = connection.identity;
         let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
-        let fabric = &mut self.fabrics[fabric];
-        if let Some(port) = fabric.port(port) {
-            let queue = connection.queue_id();
-            port.wire.end(queue, &mut connection.transport);
-        }
-        let cm = &mut fabric.cm;
-        if gives_up {
-            cm.abort(cm_id);
-        } else {
-            cm.disconnect(cm_id);
+        let name = connection.queue_id();
+        match (carrier, &mut connection.transport) {
+            (Carrier::Rdma(on), capstan_transport::Queue::Rdma(queue)) => {
+                let fabric = &mut self.fabrics[on.fabric];
+                if let Some(port) = fabric.port(on.port) {
+                    port.wire.end(name, queue);
+                }
+                if gives_up {
+                    fabric.cm.abort(on.cm_id);
+                } else {
+                    fabric.cm.disconnect(on.cm_id);
+                }
+            }
+            (_, capstan_transport::Queue::Tcp(queue)) if gives_up => queue.abort(),
+            (_, capstan_transport::Queue::Tcp(queue)) => queue.end(End::Drained),
+            (Carrier::Tcp, capstan_transport::Queue::Rdma(_)) => {}
         }
         self.closing.push(index);
         let now_us = self.resources.now_us;
@@ -463,24 +477,12 @@ impl IoPath {
     }
 
     fn free(&mut self, mut connection: Box<Connection>) {
-        let fabric = &mut self.fabrics[connection.identity.fabric];
-        if let Some(port) = fabric.port(connection.identity.port) {
-            port.wire
-                .remove(connection.queue_id(), &connection.transport);
-            for (slot, buffer) in connection.parked_receives() {
-                connection.transport.post_again(slot, buffer);
-            }
-            let slots = std::mem::take(&mut connection.receive_slots);
-            if connection.has_place {
-                port.leave_place(slots, connection.completions_beside_place);
-            } else {
-                port.release(connection.identity.sizes.entries, slots);
-            }
+        match connection.identity.carrier {
+            Carrier::Rdma(on) => self.leave_device(&mut connection, on),
+            Carrier::Tcp => self.tcp.forget(connection.queue_id()),
         }
         self.index_of.remove(&connection.identity.id);
         self.fences.forget(connection.identity.id);
-        self.cm_index
-            .remove(&(connection.identity.fabric, connection.identity.cm_id));
         let Resources {
             shares,
             queue_shares,
@@ -491,10 +493,33 @@ impl IoPath {
         if let Some(charge) = connection.charge.take() {
             queue_shares.give_back(charge);
         }
-        let cm_id = connection.identity.cm_id;
+        let carrier = connection.identity.carrier;
         // The queue pair must be gone before its id.
         drop(connection);
-        fabric.cm.destroy(cm_id);
+        if let Carrier::Rdma(on) = carrier {
+            self.cm_index.remove(&(on.fabric, on.cm_id));
+            self.fabrics[on.fabric].cm.destroy(on.cm_id);
+        }
+    }
+
+    /// Gives back what a connection has of its device.
+    fn leave_device(&mut self, connection: &mut Connection, on: OnDevice) {
+        let id = connection.queue_id();
+        let Some(port) = self.fabrics[on.fabric].port(on.port) else {
+            return;
+        };
+        if let Some(queue) = connection.transport.rdma() {
+            port.wire.remove(id, queue);
+        }
+        for (slot, buffer) in connection.parked_receives() {
+            connection.transport.post_again(slot, buffer);
+        }
+        let slots = std::mem::take(&mut connection.receive_slots);
+        if connection.has_place {
+            port.leave_place(slots, connection.completions_beside_place);
+        } else {
+            port.release(connection.identity.sizes.entries, slots);
+        }
     }
 }
 

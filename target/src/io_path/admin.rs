@@ -8,13 +8,13 @@
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, Target, Transfer};
-use capstan_transport::{Capsule, HostMemory, Tag};
+use capstan_transport::{Capsule, HostMemory, Queue, Tag};
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
 use super::phase::Phase;
 use super::transfer::host_memory;
-use super::{IoPath, Resources, execute, respond, waiting};
+use super::{IoPath, Resources, execute, respond, tcp, waiting};
 use crate::limits::{ADMIN_COST_BYTES, ADMIN_PIECE_BYTES, CONNECT_DATA_BYTES};
 
 /// The Connect that makes a connection a queue.
@@ -55,6 +55,9 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
         connection.transport.give_back(capsule.data.take());
         let why = "the host sent a second command before its Connect was answered";
         return resources.end(connection, why);
+    }
+    if connection.phase.is_unconnected() {
+        tcp::announce(resources, connection, &capsule.sqe);
     }
     let Some(slot) = connection.take_slot() else {
         connection.transport.give_back(capsule.data.take());
@@ -171,7 +174,11 @@ enum Begun {
 fn begin(resources: &Resources, connection: &Connection, capsule: &Capsule) -> Begun {
     let Capsule { sqe, .. } = capsule;
     if connection.phase.is_unconnected() {
-        return match Target::connect_transfer(sqe, capsule.data.bytes()) {
+        return match Target::connect_transfer(
+            connection.identity.sizes.transport,
+            sqe,
+            capsule.data.bytes(),
+        ) {
             Ok(transfer) => Begun::Work(Work::Connect(Box::new(Connect {
                 sqe: *sqe,
                 transfer,
@@ -236,16 +243,21 @@ fn tell(
     let left = telling.data.get(telling.told..).unwrap_or_default();
     let piece = left.get(..ADMIN_PIECE_BYTES as usize).unwrap_or(left);
     let is_last = piece.len() == left.len();
+    // Over NVMe/TCP a command that succeeds returns all that was asked for, if only zeroes.
+    let pads = connection.transport.tcp().is_some() && telling.cqe.status().is_success();
     if let Some(buffer) = holds.own.buffer_mut()
-        && !piece.is_empty()
+        && (!piece.is_empty() || pads)
     {
         buffer.copy_from(0, piece);
         let len_bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-        let (host, queue) = (&holds.host, &mut connection.transport);
-        let pushed = if is_last {
-            queue.push(host, buffer, len_bytes)
-        } else {
-            queue.push_piece(Tag(slot), host, buffer, len_bytes)
+        let host = &holds.host;
+        let pushed = match &mut connection.transport {
+            Queue::Rdma(queue) if is_last => queue.push(host, buffer, len_bytes),
+            Queue::Rdma(queue) => queue.push_piece(Tag(slot), host, buffer, len_bytes),
+            Queue::Tcp(queue) => {
+                queue.push_piece(Tag(slot), host, (buffer, len_bytes), is_last);
+                Ok(())
+            }
         };
         if let Err(error) = pushed {
             return respond::not_pushed(resources, connection, slot, holds, &error);

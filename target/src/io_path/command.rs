@@ -120,7 +120,21 @@ impl Responding {
     /// Whether the response's completion is needed: something is to be done then, or memory of the
     /// pool or room in the send queue comes free.
     pub(super) fn waits(&self) -> bool {
-        self.own.has_buffer() || self.close_after.is_some() || self.extra_wrs > 0
+        self.own.has_buffer()
+            || matches!(self.own, Own::AtEngine { .. })
+            || self.close_after.is_some()
+            || self.extra_wrs > 0
+    }
+
+    /// Takes back what the wire had.
+    pub(super) fn take_back(&mut self, buffer: Buffer) {
+        if let Own::AtEngine { is_spare } = self.own {
+            self.own = if is_spare {
+                Own::Spare(buffer)
+            } else {
+                Own::Leased(buffer)
+            };
+        }
     }
 
     /// What comes free with the response: the queue's spare buffer, and work requests.
@@ -153,6 +167,8 @@ pub(super) struct Holds {
     pub(super) extra_wrs: u32,
     /// The host's data, where it came in the capsule.
     capsule: Option<Received>,
+    /// The same, where it found no buffer: never of an I/O command.
+    copied: Option<(Box<[u8]>, u32)>,
     /// Its memory beside that.
     pub(super) own: Own,
 }
@@ -177,7 +193,7 @@ pub(super) enum Own {
     Spare(Buffer),
     /// The shared zeroes.
     Zeroes,
-    /// The storage engine has it.
+    /// The storage engine has it, or the wire.
     AtEngine { is_spare: bool },
 }
 
@@ -244,6 +260,11 @@ impl Holds {
         });
     }
 
+    /// Keeps a copy of the in-capsule data.
+    pub(super) fn keep_copied(&mut self, bytes: Box<[u8]>, place: &InCapsule) {
+        self.copied = Some((bytes, place.offset_bytes));
+    }
+
     pub(super) fn has_capsule_data(&self) -> bool {
         self.capsule.is_some()
     }
@@ -267,7 +288,11 @@ impl Holds {
     /// A copy of the first `len` bytes of the host's data.
     pub(super) fn data_bytes(&self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        if let Some((data, offset_bytes)) = self.data() {
+        if let Some((copied, offset_bytes)) = &self.copied {
+            let copied = copied.get(*offset_bytes as usize..).unwrap_or_default();
+            let some = copied.len().min(len);
+            bytes[..some].copy_from_slice(&copied[..some]);
+        } else if let Some((data, offset_bytes)) = self.data() {
             data.copy_to(offset_bytes as usize, &mut bytes);
         }
         bytes
@@ -385,7 +410,10 @@ impl Command {
             Self::Responding(responding) => &responding.own,
             Self::Empty | Self::Held(_) => return false,
         };
-        matches!(own, Own::Leased(_))
+        // What a pull or a push has of a wire that owns its buffers.
+        let at_wire = matches!(own, Own::AtEngine { is_spare: false })
+            && matches!(self, Self::Pulling { .. } | Self::Responding(_));
+        matches!(own, Own::Leased(_)) || at_wire
     }
 
     /// How many bytes are on their way from the host.

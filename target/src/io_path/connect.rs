@@ -10,11 +10,11 @@ use capstan_subsystem::{ConnectOutcome, ConnectRequest, Share};
 use super::accept::Refusal;
 use super::admin::Connect;
 use super::command::Command;
-use super::connection::Connection;
+use super::connection::{Carrier, Connection};
 use super::fabric::{DevicePort, Memory};
 use super::phase::Phase;
 use super::queue_shares::QueueShares;
-use super::{IoPath, Resources, discovery, respond};
+use super::{IoPath, Resources, discovery, respond, tcp};
 use crate::limits::{CQE_BYTES, SPARE_BYTES, slots as slots_of};
 
 impl IoPath {
@@ -32,9 +32,12 @@ impl IoPath {
         if !connection.phase.is_unconnected() {
             return;
         }
-        let Some(port) = self.fabrics[connection.identity.fabric].port(connection.identity.port)
-        else {
-            return;
+        let mut port = match connection.identity.carrier {
+            Carrier::Rdma(on) => match self.fabrics[on.fabric].port(on.port) {
+                Some(port) => Some(port),
+                None => return,
+            },
+            Carrier::Tcp => None,
         };
         let (connect, mut holds) = match connection.take_command(slot) {
             Command::Connecting(connect, holds) => (*connect, holds),
@@ -51,20 +54,32 @@ impl IoPath {
         let memory = &resources.memory;
         let queue_shares = &mut resources.queue_shares;
         let mut settle = |share| {
-            let settled = settle(port, memory, connection, (queue_shares, share));
+            let settled = settle(
+                port.as_deref_mut(),
+                memory,
+                connection,
+                (queue_shares, share),
+            );
             settled.map_err(|why| why.to_string())
         };
         let outcome = resources
             .control
             .with(|target| target.handle_connect(&request, &mut settle, now_us));
-        let cqe = became(resources, connection, outcome);
+        let cqe = became(resources, connection, &sqe, outcome);
+        if port.is_none() && !connection.has_place {
+            // It is the page of its place, and what came in it is read.
+            drop(holds.take_receive());
+        }
         connection.release_receive(&mut holds);
         holds.own.release();
         if !connection.phase.is_unconnected() {
             self.unconnected.remove(connection.identity.id);
-            if connection.has_place
-                && let Err(why) = discovery::keep_place(port, &resources.memory, connection)
-            {
+            let kept = match port {
+                _ if !connection.has_place => Ok(()),
+                Some(port) => discovery::keep_place(port, &resources.memory, connection),
+                None => tcp::keep_place(&resources.memory, connection),
+            };
+            if let Err(why) = kept {
                 return resources.end(connection, why.to_string());
             }
         }
@@ -85,10 +100,16 @@ fn request<'a>(connection: &Connection, sqe: &'a Sqe, data: &'a [u8]) -> Connect
 }
 
 /// What a Connect has made of the connection; returns its response.
-fn became(resources: &mut Resources, connection: &mut Connection, outcome: ConnectOutcome) -> Cqe {
+fn became(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    sqe: &Sqe,
+    outcome: ConnectOutcome,
+) -> Cqe {
     match outcome {
         ConnectOutcome::AdminQueue { cqe, association } => {
             connection.phase = Phase::Admin;
+            tcp::connected(connection, sqe);
             connection.join(association, &mut resources.shares, &resources.memory);
             cqe
         }
@@ -98,6 +119,7 @@ fn became(resources: &mut Resources, connection: &mut Connection, outcome: Conne
             association,
         } => {
             connection.phase = Phase::Io;
+            tcp::connected(connection, sqe);
             connection.queue = Some(*queue);
             connection.join(association, &mut resources.shares, &resources.memory);
             cqe
@@ -116,15 +138,22 @@ fn became(resources: &mut Resources, connection: &mut Connection, outcome: Conne
 
 /// Gives a connection what its queue needs, if that is within its share.
 fn settle(
-    port: &mut DevicePort,
+    port: Option<&mut DevicePort>,
     memory: &Memory,
     connection: &mut Connection,
     (queue_shares, share): (&mut QueueShares, Share),
 ) -> Result<(), Refusal> {
-    let left = port.wire.receives().left(&memory.queues) as usize;
+    let left = match &port {
+        Some(port) => port.wire.receives().left(&memory.queues) as usize,
+        None => tcp::left(memory),
+    };
     let who = (share, connection.identity.peer.ip());
     let charge = queue_shares.take(who, connection.identity.sizes.entries, left)?;
-    match furnish(port, memory, connection) {
+    let furnished = match port {
+        Some(port) => furnish(port, memory, connection),
+        None => tcp::furnish(memory, connection),
+    };
+    match furnished {
         Ok(()) => {
             connection.charge = Some(charge);
             Ok(())
@@ -156,7 +185,10 @@ fn furnish(
     };
     // The receives of the place are as good as those of the queue, and one of them has the Connect.
     let slots = port.wire.receives().leave_place(slots);
-    let posted = connection.transport.post_receives(&slots);
+    let posted = match connection.transport.rdma() {
+        Some(queue) => queue.post_receives(&slots),
+        None => Ok(()),
+    };
     connection.receive_slots.extend(slots);
     connection.settle(port.keys(memory), buffers.into());
     posted.map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use capstan_memory::{Account, Buffer};
 use capstan_rdma::contract::{CmId, PostError};
 use capstan_subsystem::{Association, ConnId, IoQueue, Permit, PortId, QueueSizes};
-use capstan_transport::rdma::{Keys, Queue};
-use capstan_transport::{QueueId, Tag};
+use capstan_transport::rdma::Keys;
+use capstan_transport::{Queue, QueueId, Tag};
 
 use super::command::{Command, Holds, Responding};
 use super::phase::Phase;
@@ -16,19 +16,34 @@ use super::queue_shares::Charge;
 use super::stall::Progress;
 use crate::limits::{SGL_DESCRIPTORS_MAX, SQES_IN_PLACE_AT, slots};
 
+/// What carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    /// A device of an RDMA provider.
+    Rdma(OnDevice),
+    /// A socket of the reactor's NVMe/TCP wire.
+    Tcp,
+}
+
+/// Where a connection is among those of the RDMA providers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OnDevice {
+    pub(super) fabric: usize,
+    /// Index of the device's port in the fabric.
+    pub(super) port: usize,
+    pub(super) cm_id: CmId,
+}
+
 /// What identifies a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Identity {
     pub(super) id: ConnId,
     pub(super) index: usize,
-    pub(super) fabric: usize,
-    /// Index of the device's port in the fabric.
-    pub(super) port: usize,
-    pub(super) cm_id: CmId,
+    pub(super) carrier: Carrier,
     pub(super) listener: PortId,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
-    /// The sizes that the host asked for when it connected.
+    /// The sizes that the host asked for when it connected; over NVMe/TCP, with its Connect.
     pub(super) sizes: QueueSizes,
     /// Its host has a controller, and connects another queue of it.
     pub(super) known: bool,
@@ -134,7 +149,23 @@ impl Connection {
     /// Its host is permitted: it gets memory of its own instead of a place.
     pub(super) fn settle(&mut self, keys: Keys, [responses, spare]: [Buffer; 2]) {
         self.has_place = false;
-        self.transport.settle(responses, keys);
+        if let Some(queue) = self.transport.rdma() {
+            queue.settle(responses, keys);
+        }
+        self.spare = Some(spare);
+        self.waiting
+            .reserve(usize::from(self.identity.sizes.entries));
+    }
+
+    /// The same over NVMe/TCP: a buffer for the in-capsule data of each command.
+    pub(super) fn settle_tcp(&mut self, in_capsule: Vec<Buffer>, spare: Buffer) {
+        self.has_place = false;
+        if let Some(queue) = self.transport.tcp() {
+            queue.with(|queue| {
+                queue.drop_given();
+                in_capsule.into_iter().for_each(|buffer| queue.give(buffer));
+            });
+        }
         self.spare = Some(spare);
         self.waiting
             .reserve(usize::from(self.identity.sizes.entries));
@@ -144,7 +175,9 @@ impl Connection {
     /// `page`. The SGL descriptors of its commands come into `lists`.
     pub(super) fn keep_place(&mut self, page: Buffer, lists: Vec<Buffer>) {
         self.spare = Some(page);
-        self.transport.receive_in_place(SQES_IN_PLACE_AT, lists);
+        if let Some(queue) = self.transport.rdma() {
+            queue.receive_in_place(SQES_IN_PLACE_AT, lists);
+        }
         self.waiting
             .reserve(usize::from(self.identity.sizes.entries));
     }

@@ -1,7 +1,6 @@
 //! Every connection of a reactor.
 
-use capstan_transport::rdma::Queue;
-use capstan_transport::{QueueId, Queues};
+use capstan_transport::{QueueId, Queues, rdma, tcp};
 
 use super::connection::Connection;
 
@@ -49,9 +48,16 @@ impl Connections {
     }
 }
 
-impl Queues<Queue> for Connections {
+impl Queues<rdma::Queue> for Connections {
     #[inline]
-    fn queue(&mut self, id: QueueId) -> Option<&mut Queue> {
-        Some(&mut self.named(id)?.transport)
+    fn queue(&mut self, id: QueueId) -> Option<&mut rdma::Queue> {
+        self.named(id)?.transport.rdma()
+    }
+}
+
+impl Queues<tcp::wire::Queue> for Connections {
+    #[inline]
+    fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::Queue> {
+        self.named(id)?.transport.tcp()
     }
 }

@@ -63,8 +63,13 @@ pub(super) fn on_data(
         && !out.is_empty()
     {
         buffer.copy_from(0, &out);
-        let len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
-        if let Err(error) = connection.transport.push(&holds.host, buffer, len_bytes) {
+        let mut len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
+        if connection.transport.tcp().is_some() {
+            // There a command that succeeds returns all that was asked for.
+            len_bytes = control.transfer().length_bytes().max(len_bytes);
+            buffer.zero(out.len()..len_bytes as usize);
+        }
+        if let Err(error) = respond::push(connection, slot, &mut holds, len_bytes) {
             return respond::not_pushed(resources, connection, slot, holds, &error);
         }
     } else {

@@ -29,9 +29,11 @@ pub(super) fn keep_place(
     }
     // The two of its place are as good: one of them has the Connect.
     let others = u32::from(entries).saturating_sub(STRANGER_RECEIVES);
+    let Some(queue) = connection.transport.rdma() else {
+        return Ok(());
+    };
     for at in 0..u16::try_from(others).unwrap_or(u16::MAX) {
-        connection
-            .transport
+        queue
             .post_in_place(at)
             .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
     }
@@ -50,12 +52,12 @@ mod tests {
         ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp, SendWr, Sge,
     };
     use capstan_rdma::loopback::{Network, attributes};
-    use capstan_subsystem::{ConnId, PortId, QueueSizes};
+    use capstan_subsystem::{ConnId, PortId, QueueSizes, Transport};
     use capstan_transport::rdma::Queue;
     use capstan_transport::{Capsule, Event, QueueId, Queues};
     use zerocopy::IntoBytes;
 
-    use super::super::connection::Identity;
+    use super::super::connection::{Carrier, Identity, OnDevice};
     use super::super::fabric::tests::{HERE, memory, next};
     use super::*;
     use crate::limits::{PLACE_RESPONSE_BYTES, SGL_LIST_BYTES, SQE_BYTES, STRANGER_COMPLETIONS};
@@ -142,6 +144,7 @@ mod tests {
             next(&network, &mut host_cm);
 
             let sizes = QueueSizes {
+                transport: Transport::Rdma,
                 qid: 0,
                 entries: ENTRIES,
                 host_receives: ENTRIES,
@@ -150,9 +153,11 @@ mod tests {
             let identity = Identity {
                 id: ConnId(1),
                 index: 0,
-                fabric: 0,
-                port: 0,
-                cm_id: id,
+                carrier: Carrier::Rdma(OnDevice {
+                    fabric: 0,
+                    port: 0,
+                    cm_id: id,
+                }),
                 listener: PortId(1),
                 local: at,
                 peer: at,
@@ -160,6 +165,7 @@ mod tests {
                 known: false,
             };
             port.wire.add(identity.queue_id(), &queue);
+            let queue = capstan_transport::Queue::Rdma(queue);
             let connection = Connection::new(identity, queue, slots, 0);
             Self {
                 network,
@@ -218,7 +224,8 @@ mod tests {
 
     impl Queues<Queue> for One<'_> {
         fn queue(&mut self, id: QueueId) -> Option<&mut Queue> {
-            (id == self.0.queue_id()).then_some(&mut self.0.transport)
+            let queue = self.0.transport.rdma();
+            queue.filter(|_| id == QueueId(0))
         }
     }
 

@@ -6,10 +6,11 @@ use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
-use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted};
+use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted, Volume};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
 use capstan_transport::rdma::OpenSink;
-use capstan_transport::{Capsule, CapsuleData, Landed, Tag};
+use capstan_transport::tcp::controller::ControllerQueue;
+use capstan_transport::{Capsule, CapsuleData, Landed, Queue, Tag, tcp};
 
 use super::command::{Command, Holds, OnMedium, Own, Responding, Work};
 use super::connection::Connection;
@@ -96,6 +97,7 @@ pub(super) fn keep_capsule_data(
 ) {
     match (transfer, capsule.data.take()) {
         (Transfer::InCapsule(place), CapsuleData::Landed(landed)) => holds.keep(landed, place),
+        (Transfer::InCapsule(place), CapsuleData::Copied(bytes)) => holds.keep_copied(bytes, place),
         (_, data) => connection.transport.give_back(data),
     }
 }
@@ -136,15 +138,16 @@ pub(super) fn read_at_once(
     let Some(volume) = resources.volumes.get(&io.namespace.backend) else {
         return AtOnce::Not;
     };
+    let transport = match &mut connection.transport {
+        Queue::Rdma(queue) => queue,
+        Queue::Tcp(queue) => return read_by_tcp(resources, queue, io, &**volume),
+    };
     let len_bytes = io.transfer.length_bytes();
-    if volume.known_zero(range.slba, range.nlb) && connection.transport.has_zeroes(len_bytes) {
+    if volume.known_zero(range.slba, range.nlb) && transport.has_zeroes(len_bytes) {
         let (Transfer::Keyed(host), Some(slab)) = (io.transfer, &resources.memory.zeroes) else {
             return AtOnce::Zeroes;
         };
-        if connection
-            .transport
-            .push_held(keyed(&host), slab, 0..len_bytes as usize)
-        {
+        if transport.push_held(keyed(&host), slab, 0..len_bytes as usize) {
             resources.share.moved(len_bytes);
             return AtOnce::Done;
         }
@@ -154,12 +157,12 @@ pub(super) fn read_at_once(
         return AtOnce::Not;
     };
     // What is outside the volume puts nothing; the storage operation will say what is wrong.
-    let mut read = connection.transport.push_copy(keyed(&host), &mut |put| {
+    let mut read = transport.push_copy(keyed(&host), &mut |put| {
         volume.read_in_place(range.slba, range.nlb, put);
     });
     if !read && let Some((slab, range)) = volume.place_of(range.slba, range.nlb) {
-        read = connection.transport.push_held(keyed(&host), slab, range);
-        if !read && connection.transport.is_full() {
+        read = transport.push_held(keyed(&host), slab, range);
+        if !read && transport.is_full() {
             return AtOnce::Later;
         }
     }
@@ -167,6 +170,39 @@ pub(super) fn read_at_once(
         resources.share.moved(len_bytes);
     }
     AtOnce::done(read)
+}
+
+/// The same over NVMe/TCP: what is small is copied to what is to be sent.
+fn read_by_tcp(
+    resources: &Resources,
+    queue: &mut tcp::wire::Queue,
+    io: &IoCommand,
+    volume: &dyn Volume,
+) -> AtOnce {
+    let (IoOperation::Read { range, fua }, Transfer::Transport(data)) = (io.operation, io.transfer)
+    else {
+        return AtOnce::Not;
+    };
+    let len_bytes = data.length_bytes;
+    let pushed = if volume.known_zero(range.slba, range.nlb) {
+        queue.push_zeroes(&host_memory(&io.transfer, &[]), len_bytes);
+        true
+    } else if fua {
+        false
+    } else {
+        // What is no volume in memory puts nothing, as what is outside of one.
+        queue.push_now(data.cid, len_bytes, &mut |put| {
+            volume.read_in_place(range.slba, range.nlb, put);
+        })
+    };
+    if pushed {
+        resources.share.moved(len_bytes);
+        AtOnce::Done
+    } else if queue.with(ControllerQueue::is_full) {
+        AtOnce::Later
+    } else {
+        AtOnce::Not
+    }
 }
 
 /// Whether the command is a Write whose data is behind it in the capsule, where nobody but the volume looks
@@ -269,15 +305,21 @@ pub(super) fn with_buffer(
     connection: &mut Connection,
     slot: u16,
     work: Work,
-    holds: Holds,
+    mut holds: Holds,
 ) {
-    if holds.host.keyed().is_empty() || !work.brings_data() {
+    if !holds.host.is_remote() || !work.brings_data() {
         return on_data(resources, connection, slot, work, holds);
     }
     let len_bytes = work.transfer().length_bytes();
-    let pulled = match holds.own.buffer() {
-        Some(sink) => (connection.transport).pull(Tag(slot), &holds.host, sink, len_bytes),
-        None => Ok(OpenSink::default()),
+    let pulled = match (&mut connection.transport, holds.own.buffer()) {
+        (Queue::Rdma(queue), Some(sink)) => queue.pull(Tag(slot), &holds.host, sink, len_bytes),
+        (Queue::Tcp(queue), Some(_)) => {
+            if let Some(sink) = holds.lend_own(0) {
+                queue.pull(Tag(slot), &holds.host, sink.buffer, len_bytes);
+            }
+            Ok(OpenSink::default())
+        }
+        (_, None) => Ok(OpenSink::default()),
     };
     let sink = pulled.unwrap_or_else(|error| {
         resources.end(connection, error.to_string());

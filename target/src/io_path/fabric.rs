@@ -8,6 +8,7 @@ use capstan_memory::{Pool, Slab};
 use capstan_rdma::contract::{
     Access, ConnectionManager, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, Sge,
 };
+use capstan_rdma::iwarp::OtherStreams;
 use capstan_transport::rdma::{Keys, Receives, Sinks, Wire};
 
 use super::accept::Refusal;
@@ -20,6 +21,8 @@ use crate::limits::{
 pub(super) struct Fabric {
     pub(super) name: &'static str,
     pub(super) cm: Box<dyn ConnectionManager>,
+    /// Connections of NVMe/TCP that come to its listeners.
+    pub(super) others: Option<Rc<OtherStreams>>,
     /// Whether queues share their receives where the device can.
     pub(super) shared_receive_queue: bool,
     /// Empty entries are those of devices that have gone.

@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnId, FenceId};
-use capstan_transport::FenceNumber;
+use capstan_transport::{FenceNumber, Queue};
 
 use super::command::{Command, NotAnswered};
-use super::connection::{Connection, Identity};
+use super::connection::{Carrier, Connection};
 use super::phase::Phase;
 use super::{IoPath, Resources, respond};
 
@@ -66,14 +66,19 @@ impl IoPath {
         let Some(connection) = connection.filter(|connection| !connection.closing()) else {
             return;
         };
-        let Identity { fabric, port, .. } = connection.identity;
-        let Some(port) = self.fabrics[fabric].port(port) else {
-            return;
-        };
+
         self.fences.serial += 1;
         let number = FenceNumber(self.fences.serial);
         let id = connection.queue_id();
-        port.wire.fence(id, &mut connection.transport, number);
+        match (connection.identity.carrier, &mut connection.transport) {
+            (Carrier::Rdma(on), Queue::Rdma(queue)) => {
+                if let Some(port) = self.fabrics[on.fabric].port(on.port) {
+                    port.wire.fence(id, queue, number);
+                }
+            }
+            (_, Queue::Tcp(queue)) => queue.fence(number),
+            (Carrier::Tcp, Queue::Rdma(_)) => {}
+        }
         self.fences.all.push(Arriving {
             number,
             conn,

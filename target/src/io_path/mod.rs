@@ -12,8 +12,8 @@
 //!
 //! Beside them: [`fabric`] (what a device's connections share), [`connection`] (a queue and its
 //! commands in flight), [`command`] (the states of a command, and what each has), [`transfer`]
-//! (where its data is at the host), [`fence`] (what a new association waits for), [`resources`]
-//! (what every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that
+//! (where its data is at the host), [`tcp`] (what is different over NVMe/TCP), [`fence`] (what a
+//! new association waits for), [`resources`] (what every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that
 //! wait for a buffer, for room or for their turn), [`lease`] (how many buffers an association may
 //! have), [`share`] (how much a turn moves), [`stall`] (hosts that make no progress). One turn
 //! handles what is ready, then rings one doorbell per connection, continues some of the commands
@@ -43,6 +43,7 @@ mod share;
 mod shutdown;
 mod stall;
 mod status;
+mod tcp;
 mod transfer;
 mod unanswered;
 mod unconnected;
@@ -55,10 +56,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use capstan_memory::{Pool, Slab};
-use capstan_rdma::contract::{CmError, CmId, ConnectionManager};
+use capstan_rdma::Beside;
+use capstan_rdma::contract::{CmError, CmId};
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
+use capstan_transport::tcp::wire::Wire;
 use rustc_hash::FxHashMap;
 
 pub(crate) use accept::Request;
@@ -70,6 +73,7 @@ use phase::Phase;
 use resources::Resources;
 use shutdown::Shutdowns;
 use stall::Looks;
+pub(crate) use tcp::TcpRequest;
 use unanswered::{Answered, Unanswered};
 pub(crate) use unconnected::discovery_controllers;
 use unconnected::{Places, Unconnected};
@@ -78,13 +82,23 @@ use crate::control_plane::{ControlPlane, Message};
 use crate::limits::LISTEN_BACKLOG;
 use crate::plan::Export;
 
+/// A listener of a provider.
+#[derive(Clone, Copy)]
+struct Listener {
+    port: PortId,
+    /// Whether it takes hosts that connect by NVMe/RDMA.
+    rdma: bool,
+}
+
 /// Everything one reactor owns.
 pub(crate) struct IoPath {
     reactor: usize,
     control: Arc<ControlPlane>,
     mailbox: Mailbox<Message>,
     fabrics: Vec<Fabric>,
-    listeners: HashMap<(usize, CmId), PortId>,
+    listeners: HashMap<(usize, CmId), Listener>,
+    /// The sockets of NVMe/TCP.
+    tcp: Wire,
     connections: Connections,
     index_of: HashMap<ConnId, usize>,
     cm_index: HashMap<(usize, CmId), usize>,
@@ -111,7 +125,9 @@ pub(crate) struct Parts {
     /// Messages from other threads.
     pub(crate) mailbox: Mailbox<Message>,
     /// One connection manager per provider, in the same order on every reactor.
-    pub(crate) managers: Vec<(&'static str, Box<dyn ConnectionManager>)>,
+    pub(crate) managers: Vec<(&'static str, Beside)>,
+    /// The sockets of NVMe/TCP.
+    pub(crate) tcp: Wire,
     /// Whether queues share their receives where the device can.
     pub(crate) shared_receive_queue: bool,
     /// The storage engine.
@@ -137,6 +153,7 @@ impl IoPath {
             control,
             mailbox,
             managers,
+            tcp,
             shared_receive_queue,
             engine,
             volumes,
@@ -146,9 +163,10 @@ impl IoPath {
             places,
             zeroes,
         } = parts;
-        let fabric = |(name, cm)| Fabric {
+        let fabric = |(name, (cm, others))| Fabric {
             name,
             cm,
+            others,
             shared_receive_queue,
             ports: Vec::new(),
         };
@@ -165,6 +183,7 @@ impl IoPath {
             mailbox,
             fabrics: managers.into_iter().map(fabric).collect(),
             listeners: HashMap::new(),
+            tcp,
             connections: Connections::default(),
             index_of: HashMap::new(),
             cm_index: HashMap::new(),
@@ -181,15 +200,17 @@ impl IoPath {
         }
     }
 
-    /// Listens at `addr` with the `fabric`th provider. Returns the address that was bound.
+    /// Listens at `addr` with the `fabric`th provider, and takes hosts by NVMe/RDMA there or by
+    /// NVMe/TCP only. Returns the address that was bound.
     pub(crate) fn listen(
         &mut self,
         fabric: usize,
         addr: SocketAddr,
         port: PortId,
+        rdma: bool,
     ) -> Result<SocketAddr, CmError> {
         let (id, bound) = self.fabrics[fabric].cm.listen(addr, LISTEN_BACKLOG)?;
-        self.listeners.insert((fabric, id), port);
+        self.listeners.insert((fabric, id), Listener { port, rdma });
         Ok(bound)
     }
 
@@ -199,6 +220,7 @@ impl IoPath {
             progress = true;
             match message {
                 Message::Adopt { migrated, request } => self.adopt(migrated, &request),
+                Message::AdoptTcp(request) => self.accept_tcp(*request),
                 Message::Act(action) => self.act(action),
                 Message::LookedUp(command) => self.looked_up(*command),
                 Message::OpenVolume { export, opened } => {
@@ -300,6 +322,7 @@ impl IoPath {
             && waiting::go_on(&mut self.resources, &mut self.connections);
         self.flush_queues();
         self.submit_storage();
+        self.tcp.flush(&mut self.connections);
         self.end_stalled();
         if !self.resources.broken.is_empty() {
             // The provider may know more of the cause than a status does.
@@ -350,6 +373,12 @@ impl Turn for IoPath {
             }
             fds.push(port.wire.fd());
         }
+        if !self.tcp.is_empty() {
+            if self.tcp.arm(&mut self.connections) {
+                return Armed::Ready;
+            }
+            fds.push(self.tcp.fd());
+        }
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
         let mut ready = self.poll_mailbox();
@@ -368,7 +397,8 @@ impl Turn for IoPath {
 
     fn disarm(&mut self, readable: &[bool]) {
         // A completion queue is polled in every turn anyway.
-        let Some(others) = readable.get(ports(&self.fabrics).count()..) else {
+        let wires = ports(&self.fabrics).count() + usize::from(!self.tcp.is_empty());
+        let Some(others) = readable.get(wires..) else {
             return;
         };
         let mut others = others.iter().copied();
@@ -414,6 +444,7 @@ impl Turn for IoPath {
             .chain(timers)
             .chain(unconnected)
             .chain(closing)
+            .chain(self.tcp.next_deadline_us())
             .chain(self.looks.at_us())
             .chain(drain)
             .min()

@@ -55,11 +55,11 @@ impl IoPath {
                 }
             }
         }
-        all
+        all + self.poll_tcp()
     }
 }
 
-fn on_event(
+pub(super) fn on_event(
     resources: &mut Resources,
     connections: &mut Connections,
     fences: &mut Fences,

@@ -4,11 +4,11 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::PostError;
 use capstan_subsystem::{Drained, IoCommand, Permit};
-use capstan_transport::Tag;
+use capstan_transport::{Queue, Tag};
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
-use super::{Resources, control};
+use super::{Resources, control, tcp};
 
 /// Ends a command of an I/O queue that is not carried out, or not to its end.
 pub(super) fn finish(
@@ -24,8 +24,12 @@ pub(super) fn finish(
         Work::Control(control) => {
             control::finish(resources, connection, slot, *control, holds, status);
         }
-        // Nothing ends these before they are executed, but the end of their connection.
-        Work::Admin(_) | Work::Connect(_) => connection.free_slot_of(slot, holds),
+        // Nothing ends these before they are executed, but the end of their connection, and data
+        // that has changed on the way.
+        work @ (Work::Admin(_) | Work::Connect(_)) => {
+            connection.free_slot_of(slot, holds);
+            tcp::refuse_corrupt(resources, connection, work, status);
+        }
     }
 }
 
@@ -40,13 +44,8 @@ pub(super) fn finish_io(
 ) {
     connection.release_receive(&mut holds);
     if io.operation.moves_data_to_host() && status.is_success() {
-        let (queue, len_bytes) = (&mut connection.transport, io.transfer.length_bytes());
-        let pushed = match (&holds.own, holds.own.buffer()) {
-            (Own::Zeroes, _) => queue.push_zeroes(&holds.host, len_bytes),
-            (_, Some(buffer)) => queue.push(&holds.host, buffer, len_bytes),
-            (_, None) => Ok(()),
-        };
-        if let Err(error) = pushed {
+        let len_bytes = io.transfer.length_bytes();
+        if let Err(error) = push(connection, slot, &mut holds, len_bytes) {
             return not_pushed(resources, connection, slot, holds, &error);
         }
     } else {
@@ -59,6 +58,37 @@ pub(super) fn finish_io(
     let cqe = queue.complete(io.permit, status, 0);
     send(resources, connection, slot, holds.into(), cqe, invalidate);
     settle(resources, connection);
+}
+
+/// Pushes the data of the command in `slot`. What it is pushed from stays with the command, or comes
+/// back to it, before the command is over.
+pub(super) fn push(
+    connection: &mut Connection,
+    slot: u16,
+    holds: &mut Holds,
+    len_bytes: u32,
+) -> Result<(), PostError> {
+    let queue = match &mut connection.transport {
+        Queue::Rdma(queue) => {
+            return match (&holds.own, holds.own.buffer()) {
+                (Own::Zeroes, _) => queue.push_zeroes(&holds.host, len_bytes),
+                (_, Some(buffer)) => queue.push(&holds.host, buffer, len_bytes),
+                (_, None) => Ok(()),
+            };
+        }
+        Queue::Tcp(queue) => queue,
+    };
+    if let Own::Zeroes = holds.own {
+        queue.push_zeroes(&holds.host, len_bytes);
+        return Ok(());
+    }
+    let source = holds.own.buffer();
+    if source.is_some_and(|buffer| queue.push_copied(&holds.host, buffer, len_bytes)) {
+        holds.own.release();
+    } else if let Some(source) = holds.lend_own(0) {
+        queue.push(Tag(slot), &holds.host, source.buffer, len_bytes);
+    }
+    Ok(())
 }
 
 /// Ends a connection on which data could not be pushed. The device may still read what it was given

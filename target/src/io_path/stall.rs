@@ -98,7 +98,7 @@ impl Looks {
 
 impl Connection {
     /// Whether the host has something to do: send or take data, or take responses.
-    fn awaits_host(&self) -> bool {
+    fn awaits_host(&mut self) -> bool {
         self.transport.sends_outstanding() > 0 || self.transport.is_full()
     }
 
@@ -148,6 +148,9 @@ impl IoPath {
         for connection in self.connections.all.iter_mut().flatten() {
             if connection.closing() {
                 continue;
+            }
+            if connection.transport.take_moved() {
+                connection.progress.moved();
             }
             let under_way = connection.awaits_host();
             if under_way {

@@ -11,6 +11,11 @@ pub(super) fn host_memory(transfer: &Transfer, bytes: &[u8]) -> HostMemory {
             let end = place.offset_bytes.saturating_add(place.length_bytes);
             HostMemory::InCapsule(place.offset_bytes..end)
         }
+        Transfer::Transport(data) => HostMemory::Transport {
+            cid: data.cid,
+            offset_bytes: 0,
+            length_bytes: data.length_bytes,
+        },
         Transfer::Keyed(buffer) => HostMemory::Keyed(keyed(buffer)),
         Transfer::KeyedList(list) => {
             HostMemory::KeyedList(list.buffers(bytes).map(|buffer| keyed(&buffer)).collect())

@@ -153,7 +153,7 @@ const BODIES: [(&str, &str); 5] = [
 ];
 
 /// The body of a table, and what it is changed to; of a key that is added, that.
-const CHANGES: [(&str, &str, &str, &str); 30] = [
+const CHANGES: [(&str, &str, &str, &str); 31] = [
     ("[target]", "reactors", "", "reactors = 1"),
     ("[target]", "memory_budget", "", "memory_budget = \"64MiB\""),
     ("[target]", "spin", "", "spin = \"0s\""),
@@ -184,6 +184,7 @@ const CHANGES: [(&str, &str, &str, &str); 30] = [
     ),
     ("[[listener]]", "port", "", "port = 1"),
     ("[[listener]]", "provider", "", "provider = \"iwarp\""),
+    ("[[listener]]", "transports", "", "transports = [\"tcp\"]"),
     (
         "[[subsystem]]",
         "nqn",

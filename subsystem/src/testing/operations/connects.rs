@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 use super::super::actions::ConnectAction;
 use super::super::{Bench, PORT, address, announced, buffer, host, subnqn};
 use super::{Model, RARE, pick, send_admin, send_io, settle};
-use crate::{ConnId, ConnectOutcome, ConnectRequest, RefuseReason, Target};
+use crate::{ConnId, ConnectOutcome, ConnectRequest, RefuseReason, Target, Transport};
 
 pub(super) fn connect(bench: &mut Bench, model: &mut Model, action: &ConnectAction) {
     let (command, parameters, entries) = match action {
@@ -162,7 +162,7 @@ fn connect_raw(bench: &mut Bench, model: &mut Model, sqe: &[u8; 64], data: &[u8]
         sqe.opcode = AdminOpcode::FABRICS.0;
         sqe.nsid = u32::from(FabricsCommandType::CONNECT.0).into();
     }
-    let _transfer = Target::connect_transfer(&sqe, data);
+    let _transfer = Target::connect_transfer(Transport::Rdma, &sqe, data);
     // QID of a Connect; what is compared with another one is refused at once.
     let qid = (sqe.cdw10.get() >> 16) as u16;
     let request = ConnectRequest {

@@ -1,0 +1,359 @@
+//! Connections over NVMe/TCP: how they are accepted, what their queues get, and what happens on
+//! them. From there on their commands take the path of all others.
+
+use std::net::{SocketAddr, TcpStream};
+
+use capstan_memory::Buffer;
+use capstan_nvme_proto::command::FabricsCommand;
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::status::Status;
+use capstan_rdma::PEER_CAUSED;
+use capstan_rdma::iwarp::OtherStream;
+use capstan_storage::Data;
+use capstan_subsystem::{AdminStep, IoStep, PortId, QueueSizes, Transport};
+use capstan_transport::tcp::controller::{Connected, Event as Of, Settings};
+use capstan_transport::tcp::wire::Event as WireEvent;
+use capstan_transport::{Capsule, Event, Queue, QueueId, Tag};
+
+use super::accept::Refusal;
+use super::command::{Command, Work};
+use super::connection::{Carrier, Connection, Identity};
+use super::connections::Connections;
+use super::fabric::Memory;
+use super::fence::Fences;
+use super::phase::Phase;
+use super::recv::on_event;
+use super::{IoPath, Resources, respond};
+use crate::control_plane::conn_id;
+use crate::limits::{ADMIN_PIECE_BYTES, IN_CAPSULE_BYTES, REQUESTS_PER_TURN, SPARE_BYTES};
+
+/// A connection that began as NVMe/TCP does, on its way to the reactor that will own it.
+#[derive(Debug)]
+pub(crate) struct TcpRequest {
+    port: PortId,
+    stream: TcpStream,
+    /// What was read of it.
+    bytes: Vec<u8>,
+    local: SocketAddr,
+    peer: SocketAddr,
+}
+
+impl IoPath {
+    /// Gives the connections of NVMe/TCP that have come to the listeners to the reactors whose turn
+    /// it is. Whether there was one.
+    pub(super) fn take_tcp_connections(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..REQUESTS_PER_TURN {
+            let mut fabrics = (0..).zip(&self.fabrics);
+            let taken =
+                fabrics.find_map(|(at, fabric)| Some((at, fabric.others.as_ref()?.take()?)));
+            let Some((fabric, other)) = taken else { break };
+            any = true;
+            let OtherStream {
+                listener,
+                stream,
+                bytes,
+                local,
+                peer,
+            } = other;
+            let Some(listener) = self.listeners.get(&(fabric, listener)) else {
+                continue;
+            };
+            let request = TcpRequest {
+                port: listener.port,
+                stream,
+                bytes,
+                local,
+                peer,
+            };
+            // Which queue it will be is known when its Connect comes.
+            let reactor = self.control.next_reactor(1);
+            if reactor == self.reactor {
+                self.accept_tcp(request);
+            } else if !self.control.offer_tcp(reactor, Box::new(request)) {
+                let refusal = Refusal::Stuck { reactor };
+                tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
+            }
+        }
+        any
+    }
+
+    /// Makes a connection's queue, which has a place among strangers.
+    pub(super) fn accept_tcp(&mut self, request: TcpRequest) {
+        let peer = request.peer;
+        if let Err(refusal) = self.try_accept_tcp(request) {
+            tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
+        }
+    }
+
+    fn try_accept_tcp(&mut self, request: TcpRequest) -> Result<(), Refusal> {
+        let TcpRequest {
+            port,
+            stream,
+            bytes,
+            local,
+            peer,
+        } = request;
+        if self.drain_deadline_us.is_some() {
+            return Err(Refusal::Draining);
+        }
+        let known = self.control.with(|target| target.has_host_at(peer.ip()));
+        self.make_room(peer, known);
+        let strangers = &self.resources.memory.strangers;
+        // For the data of its Connect.
+        let page = strangers.take(ADMIN_PIECE_BYTES);
+        let page = page.ok_or(Refusal::Strangers)?;
+        self.conn_serial += 1;
+        let identity = Identity {
+            id: conn_id(self.reactor, self.conn_serial),
+            index: self.connections.reserve(),
+            carrier: Carrier::Tcp,
+            listener: port,
+            local,
+            peer,
+            sizes: QueueSizes {
+                transport: Transport::Tcp,
+                qid: 0,
+                entries: 1,
+                host_receives: 1,
+                cntlid: 0,
+            },
+            known,
+        };
+        let now_us = self.resources.now_us;
+        let first = (Settings::default(), bytes.as_slice());
+        let mut queue = match self.tcp.add(identity.queue_id(), stream, first, now_us) {
+            Ok(queue) => queue,
+            Err(error) => {
+                self.connections.free.push(identity.index);
+                return Err(Refusal::Socket(error));
+            }
+        };
+        queue.with(|queue| queue.give(page));
+        self.index_of.insert(identity.id, identity.index);
+        let queue = Queue::Tcp(Box::new(queue));
+        let connection = Connection::new(identity, queue, Vec::new(), now_us);
+        let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
+        self.connections.put(connection);
+        self.unconnected.add(identity.id, peer, known, deadline_us);
+        tracing::debug!(%peer, provider = "tcp", "accepted");
+        Ok(())
+    }
+
+    /// Handles what has happened on the queues. How many had something.
+    pub(super) fn poll_tcp(&mut self) -> u32 {
+        let Self {
+            tcp,
+            resources,
+            connections,
+            fences,
+            ..
+        } = self;
+        let count = tcp.poll(connections, resources.now_us);
+        while let Some((id, event)) = tcp.next_event(connections) {
+            on_wire_event(resources, connections, fences, (id, event));
+        }
+        count
+    }
+}
+
+fn on_wire_event(
+    resources: &mut Resources,
+    connections: &mut Connections,
+    fences: &mut Fences,
+    (id, event): (QueueId, WireEvent),
+) {
+    let Some(connection) = connections.named(id) else {
+        return;
+    };
+    let event = match event {
+        WireEvent::Released => Event::Released,
+        WireEvent::Fenced(number) => Event::Fenced(number),
+        WireEvent::Of(Of::Capsule { sqe, data, intact }) => {
+            connection.progress.moved();
+            let capsule = Capsule { sqe, data };
+            if !intact {
+                return on_corrupt(resources, connection, capsule);
+            }
+            Event::Capsule(capsule)
+        }
+        WireEvent::Of(Of::Pulled { tag, sink, intact }) => {
+            let_land(connection, tag, sink, intact);
+            Event::Pulled(tag)
+        }
+        WireEvent::Of(Of::Released(tag, buffer)) => return buffer_is_back(connection, tag, buffer),
+        WireEvent::Of(Of::PartLeft(tag)) => Event::Pushed(tag),
+        WireEvent::Of(Of::Room) => Event::Room,
+        WireEvent::Of(Of::Ended(reason)) => Event::Ended(reason),
+        WireEvent::Of(Of::Quiesced) => Event::Quiesced,
+    };
+    on_event(resources, connections, fences, (id, event));
+}
+
+/// The data of a pull has come.
+fn let_land(connection: &mut Connection, Tag(slot): Tag, sink: Buffer, intact: bool) {
+    if let Command::Pulling { holds, aborted, .. } = connection.command(slot) {
+        holds.take_back(Some(whole(sink)));
+        if !intact {
+            *aborted = aborted.or(Some(Status::TRANSIENT_TRANSPORT_ERROR));
+        }
+    }
+}
+
+/// What a command's data was pushed from, or was to be pulled into, is not in use any more.
+fn buffer_is_back(connection: &mut Connection, tag: Tag, buffer: Buffer) {
+    match connection.command(tag.0) {
+        Command::Responding(responding) => {
+            responding.take_back(buffer);
+            if let Some(queue) = connection.transport.tcp() {
+                queue.buffer_is_back(tag);
+            }
+        }
+        Command::Pulling { holds, .. } => holds.take_back(Some(whole(buffer))),
+        _ => {}
+    }
+}
+
+fn whole(buffer: Buffer) -> Data {
+    Data {
+        buffer,
+        offset_bytes: 0,
+    }
+}
+
+/// A capsule has come whose data has changed on the way: its command fails, and the queue goes on
+/// (NVMe over TCP Transport 1.1, section 3.3.1.1: Transient Transport Error).
+fn on_corrupt(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
+    let status = Status::TRANSIENT_TRANSPORT_ERROR;
+    let Capsule { sqe, data } = capsule;
+    let (sqe, now_us) = (&sqe, resources.now_us);
+    let cqe = match connection.phase {
+        Phase::Io => {
+            let Some(queue) = connection.queue.as_mut() else {
+                return;
+            };
+            let bytes = capstan_subsystem::CapsuleData::Bytes(data.bytes());
+            match queue.handle_command(sqe, bytes) {
+                IoStep::Execute(io) => Ok(queue.complete(io.permit, status, 0)),
+                IoStep::Control(control) => Ok(queue.complete(control.permit, status, 0)),
+                IoStep::Complete(cqe) => Ok(cqe),
+                IoStep::DeleteQueue(permit) => Ok(queue.complete(permit, status, 0)),
+                IoStep::Disconnect(why) => Err(why.to_string()),
+            }
+        }
+        Phase::Admin => resources.control.with(|target| {
+            let conn = connection.identity.id;
+            match target.begin_admin(conn, sqe, data.bytes(), now_us) {
+                AdminStep::Execute(request) => (target.fail_admin(request, status))
+                    .ok_or_else(|| "its controller is gone".to_owned()),
+                AdminStep::Complete(cqe) => Ok(cqe),
+                AdminStep::Disconnect(why) => Err(why.to_string()),
+            }
+        }),
+        Phase::AwaitingConnect { .. } | Phase::AwaitingData { .. } => {
+            connection.phase = Phase::refused(now_us);
+            Ok(Cqe::new(sqe.cid.get(), 0, status, 0))
+        }
+        Phase::Refused { .. } | Phase::Closing { .. } => return,
+    };
+    connection.transport.give_back(data);
+    match cqe {
+        Ok(cqe) => {
+            connection.transport.respond_now(&cqe, None);
+            resources.unrung(connection);
+            respond::settle(resources, connection);
+        }
+        Err(why) => resources.end(connection, why),
+    }
+}
+
+/// What its Connect says of a connection, which no connection request has announced.
+pub(super) fn announce(resources: &Resources, connection: &mut Connection, sqe: &Sqe) {
+    if connection.transport.tcp().is_some() {
+        connection.identity.sizes = resources
+            .control
+            .with(|target| target.sizes_of_connect(sqe));
+    }
+}
+
+/// Its Connect is accepted: to be called before the response.
+pub(super) fn connected(connection: &mut Connection, sqe: &Sqe) {
+    let entries = connection.identity.sizes.entries;
+    let Some(queue) = connection.transport.tcp() else {
+        return;
+    };
+    let flow_control = match FabricsCommand::parse(sqe) {
+        Ok(FabricsCommand::Connect(connect)) => !connect.cattr.disable_sq_flow_control(),
+        _ => true,
+    };
+    queue.with(|queue| {
+        queue.connected(Connected {
+            entries,
+            in_capsule_max_bytes: IN_CAPSULE_BYTES,
+            flow_control,
+        });
+    });
+}
+
+/// A buffer for the in-capsule data of each entry, and a spare one.
+pub(super) fn furnish(memory: &Memory, connection: &mut Connection) -> Result<(), Refusal> {
+    let entries = connection.identity.sizes.entries;
+    let needed_bytes = u32::from(entries) * IN_CAPSULE_BYTES + SPARE_BYTES;
+    let free_bytes = memory.queues.free_bytes();
+    let missing = || {
+        Refusal::Budget(format!(
+            "a queue of {entries} entries needs {needed_bytes} bytes for in-capsule data and a \
+             spare buffer, {free_bytes} are left"
+        ))
+    };
+    if needed_bytes as usize > free_bytes {
+        return Err(missing());
+    }
+    let buffers = (0..entries).map(|_| memory.queues.take(IN_CAPSULE_BYTES));
+    let buffers: Option<Vec<_>> = buffers.collect();
+    let spare = memory.queues.take(SPARE_BYTES);
+    let (buffers, spare) = buffers.zip(spare).ok_or_else(missing)?;
+    connection.settle_tcp(buffers, spare);
+    Ok(())
+}
+
+/// Makes a connection the queue of a discovery controller: what it returns goes through a page of
+/// its place.
+pub(super) fn keep_place(memory: &Memory, connection: &mut Connection) -> Result<(), Refusal> {
+    let page = memory.strangers.take(ADMIN_PIECE_BYTES);
+    connection.spare = Some(page.ok_or(Refusal::Strangers)?);
+    let entries = usize::from(connection.identity.sizes.entries);
+    connection.waiting.reserve(entries);
+    Ok(())
+}
+
+/// How many receives' worth of memory there is for more queues.
+pub(super) fn left(memory: &Memory) -> usize {
+    memory.queues.free_bytes() / IN_CAPSULE_BYTES as usize
+}
+
+/// Answers a command whose data has come and has changed on the way, and that is no I/O command.
+pub(super) fn refuse_corrupt(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    work: Work,
+    status: Status,
+) {
+    let cqe = match work {
+        Work::Admin(request) => {
+            let failed = resources
+                .control
+                .with(|target| target.fail_admin(*request, status));
+            let Some(cqe) = failed else { return };
+            cqe
+        }
+        Work::Connect(connect) => {
+            connection.phase = Phase::refused(resources.now_us);
+            Cqe::new(connect.sqe.cid.get(), 0, status, 0)
+        }
+        Work::Io(_) | Work::Control(_) => return,
+    };
+    connection.transport.respond_now(&cqe, None);
+    resources.unrung(connection);
+}
