@@ -13,7 +13,8 @@
 //! Beside them: [`fabric`] (what a device's connections share), [`connection`] (a queue and its
 //! commands in flight), [`command`] (the states of a command, and what each has), [`transfer`]
 //! (where its data is at the host), [`tcp`] (what is different over NVMe/TCP), [`fence`] (what a
-//! new association waits for), [`resources`] (what every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that
+//! new association waits for), [`resources`] (what every command may need), [`unanswered`]
+//! (completions of disks), [`waiting`] (commands that
 //! wait for a buffer, for room or for their turn), [`lease`] (how many buffers an association may
 //! have), [`share`] (how much a turn moves), [`stall`] (hosts that make no progress). One turn
 //! handles what is ready, then rings one doorbell per connection, continues some of the commands

@@ -60,8 +60,8 @@ pub(super) fn finish_io(
     settle(resources, connection);
 }
 
-/// Pushes the data of the command in `slot`. What it is pushed from stays with the command, or comes
-/// back to it, before the command is over.
+/// Pushes the data of the command in `slot`. What it is pushed from stays with the command, or
+/// comes back to it, before the command is over.
 pub(super) fn push(
     connection: &mut Connection,
     slot: u16,

@@ -120,9 +120,9 @@ impl Queue {
         len_bytes < DIRECT_MIN_BYTES && self.queue.push_now(cid, len_bytes, copy)
     }
 
-    /// Pushes a piece of what a command returns: the first `len_bytes` of `source`, copied. Where it
-    /// is not the last [`controller::Event::PartLeft`] follows; where it is, zeroes take the place
-    /// of what the host has asked for beyond it.
+    /// Pushes a piece of what a command returns: the first `len_bytes` of `source`, copied. Where
+    /// it is not the last [`controller::Event::PartLeft`] follows; where it is, zeroes take the
+    /// place of what the host has asked for beyond it.
     pub fn push_piece(
         &mut self,
         tag: Tag,
