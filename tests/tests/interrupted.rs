@@ -386,7 +386,10 @@ fn a_second_signal_ends_a_target_that_drains() {
             "a second one ends the target at once",
         ]);
         let since = Instant::now();
-        signal(target.pid(), second);
+        wait_until("a second one ends it", || {
+            signal(target.pid(), second);
+            target.count_log("asked to end a second time") > 0
+        });
         assert_eq!(target.ended().code(), Some(1));
         assert!(
             since.elapsed() < Duration::from_secs(2),

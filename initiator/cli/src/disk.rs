@@ -9,7 +9,7 @@ use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
 use capstan_initiator::front_ends::disk::kept;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::front_ends::disk::serve::claimed;
+use capstan_initiator::front_ends::disk::uses::claimed;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -224,11 +224,18 @@ impl Row {
             && mounts.is_empty()
             && state.attention.is_none()
         {
-            let point = point.display();
-            state.attention = Some(format!(
-                "being mounted at {point}, or unmounted from there; if that does not end: capstan \
-                 umount --force {point}"
-            ));
+            let at = point.display();
+            let kept = claimed(&record).filter(|used| !used.folders.is_empty());
+            state.attention = Some(match kept {
+                // By force it would end under those that still write to it.
+                Some(used) => format!(
+                    "unmounted from {at}, and its file system lives on: {used}; the disk goes with that"
+                ),
+                None => format!(
+                    "being mounted at {at}, or unmounted from there; if that does not end: capstan \
+                     umount --force {at}"
+                ),
+            });
         }
         Ok(Some(Self {
             folder: dir.path().to_owned(),

@@ -17,9 +17,10 @@ use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
 use nix::mount::{MntFlags, umount2};
 
-use super::disk::{detach, end_process};
+use super::disk::{detach, end_process, wait_for_exit};
 use super::interrupt::{Interrupted, Interrupts, Work, wait_for, within};
 use super::left_over::{abandon, clean_up_ended};
+use super::mount::MOMENT;
 use super::output;
 use super::tool::run;
 
@@ -32,20 +33,24 @@ const SOON: Duration = Duration::from_millis(750);
 const TELL_AFTER: Duration = Duration::from_secs(2);
 /// How long the serving process may take to say how it is.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
+/// How long file systems that lose their disk may write what is not written yet.
+const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at a disk that goes.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How an unmount has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waited {
-    Over,
+    /// In order, in spite of this signal.
+    Over(Option<Interrupted>),
     /// A second signal has come.
     Insisted(Interrupted),
     Late,
 }
 
 /// Unmounts `mounts`. A signal tells what that waits for, and a second one ends it as with --force.
-/// What comes back is why not everything is on the disk, if so: umount(2) does not tell it.
+/// What comes back is why not everything is on the disk, if so: umount(2) does not tell it; and the
+/// signal that has come meanwhile.
 ///
 /// # Errors
 /// What umount(8) says, or [`Interrupted`].
@@ -54,7 +59,7 @@ pub(super) fn unmount_in_order(
     record: &Record,
     mounts: &[Mount],
     interrupts: &Interrupts,
-) -> Result<Option<io::Error>> {
+) -> Result<(Option<io::Error>, Option<Interrupted>)> {
     let points: Vec<PathBuf> = mounts.iter().map(|m| m.mount_point.clone()).collect();
     let device = (!record.read_only && !points.is_empty()).then(|| record.device.clone());
     let unmounting = Work::start(move || {
@@ -107,7 +112,7 @@ pub(super) fn unmount(
     // On a thread, as it stands still while the disk does.
     let unmounting = Work::start(move || Ok(unmount_or_write(&points)))?;
     let why = match wait(&unmounting, Some(PATIENCE), dir, record, interrupts)? {
-        Waited::Over => match unmounting.result()? {
+        Waited::Over(_) => match unmounting.result()? {
             Ok(()) => return Ok(true),
             Err(error) => {
                 let users: Vec<_> = mounts.iter().map(|m| users_of(&m.mount_point)).collect();
@@ -158,7 +163,7 @@ fn wait<T: Send + 'static>(
                 tell_wait(dir, record, "another signal ends");
             }
             None if wait_for(&[unmounting.as_fd()], Some(Duration::ZERO))? => {
-                return Ok(Waited::Over);
+                return Ok(Waited::Over(first));
             }
             None => {}
         }
@@ -226,6 +231,55 @@ fn unmount_or_write(points: &[PathBuf]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Ends a volume that is unmounted here and whose disk something else uses; `stays` where it does
+/// not go with its last user. What is not written yet is written first, where that can be done.
+pub(super) fn end_in_use(dir: &VolumeDir, record: &Record, used: &Use, stays: bool) -> Result<()> {
+    tracing::warn!(
+        device = %record.name(),
+        "{}: by --force that loses its disk; what it has not written yet is written first, as far as that takes no \
+         longer than {} s, and what it writes later is lost",
+        used.by,
+        WRITE_PATIENCE.as_secs()
+    );
+    // It may be an unmount that is still under way, or be in use for a moment only.
+    let ends_by_itself = match used.folders.is_empty() {
+        _ if stays => false,
+        true => wait_for_exit(record).is_ok(),
+        false => record.process.wait(MOMENT),
+    };
+    if ends_by_itself {
+        return Ok(());
+    }
+    if let Err(error) = write_first(dir, used) {
+        tracing::error!(
+            device = %record.name(),
+            "not everything could be written before the serving process is ended: {error:#}"
+        );
+    }
+    end_process(dir, record)?;
+    abandon(dir, record)
+}
+
+/// Has the file systems that use a disk written, within [`WRITE_PATIENCE`].
+fn write_first(dir: &VolumeDir, used: &Use) -> Result<()> {
+    let control = dir.control();
+    match within(ANSWER_PATIENCE, move || Ok(ask(&control, Request::Status)?)) {
+        Ok(Some(Answer::Status(state))) if state.is_live() => {}
+        Ok(Some(Answer::Status(state))) => bail!("its controller is {}", state.detail),
+        Ok(_) | Err(_) => bail!("the serving process does not answer"),
+    }
+    let folders = used.folders.clone();
+    let written = within(WRITE_PATIENCE, move || {
+        // Where nobody knows which it is, all are written.
+        if folders.is_empty() {
+            return run(&mut Command::new("sync"));
+        }
+        let mut folders = folders.iter();
+        folders.try_for_each(|folder| run(Command::new("sync").arg("-f").arg(folder)))
+    })?;
+    written.with_context(|| format!("sync has not ended after {} s", WRITE_PATIENCE.as_secs()))
 }
 
 /// Ends a volume that is not in use and whose process does not end it.

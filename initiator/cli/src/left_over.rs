@@ -8,7 +8,8 @@ use capstan_initiator::front_ends::disk::loop_device::is_configured;
 use capstan_initiator::front_ends::disk::loop_process::look;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
-use capstan_initiator::front_ends::disk::serve::{Cleared, claimed, clear_loop, clear_loop_later};
+use capstan_initiator::front_ends::disk::serve::{Cleared, clear_loop, clear_loop_later};
+use capstan_initiator::front_ends::disk::uses::claimed;
 use nix::mount::{MntFlags, umount2};
 
 /// What is wrong with a volume whose process does not say how it is.

@@ -2,22 +2,23 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::front_ends::disk::loop_device::{device_numbers, is_configured};
 use capstan_initiator::front_ends::disk::loop_process::{look, set_autoclear};
 use capstan_initiator::front_ends::disk::mounts::{
     Mount as Mounted, mount_at, mounts_of, resolved,
 };
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
-use capstan_initiator::front_ends::disk::serve::claimed;
+use capstan_initiator::front_ends::disk::uses::{Use, claimed};
 use clap::Args;
 use serde_json::json;
 
 use super::args::{OutputArgs, OutputFormat};
 use super::disk::{self, find, find_device, wait_for_exit};
 use super::found::found_at;
-use super::interrupt::{Interrupted, Interrupts};
+use super::interrupt::{self, Interrupted, Interrupts};
 use super::left_over::clean_up;
 use super::tool::Tools;
 use super::values::within;
@@ -230,6 +231,12 @@ impl Umount {
         let unfinished = mounts.is_empty() && !record.mount_points.is_empty();
         if unfinished && !self.force && record.process.is_alive() {
             let (target, device) = (self.target.display(), record.device.display());
+            if let Some(used) = claimed(&record).filter(|used| !used.folders.is_empty()) {
+                bail!(
+                    "{target} is unmounted already, and the file system lives on: {used}; nothing was ended, and the \
+                     disk goes with that"
+                );
+            }
             bail!(
                 "the kernel has unmounted {target} and has not finished with {device}, or has not begun \
                  to mount it: it waits for I/O; see `capstan list`. What ends it without what is not \
@@ -241,18 +248,31 @@ impl Umount {
             record.mount_points.extend(points());
             dir.write(&record)?;
         }
-        let mut unwritten = None;
+        let (mut unwritten, mut asked) = (None, None);
         if !self.force {
-            unwritten = force::unmount_in_order(&dir, &record, &mounts, &interrupts)?;
+            (unwritten, asked) = force::unmount_in_order(&dir, &record, &mounts, &interrupts)?;
         } else if !force::unmount(&dir, &record, &mounts, &interrupts)? {
             return self.tell(&record, None);
         }
         // Nothing is dirty any more, and what is left goes on without this process.
         let force = self.force;
         let pid = record.process.pid;
-        let ended = interrupts.unless_one_comes(move || end_unmounted(&dir, record, force));
+        let of = record.clone();
+        let work = move || end_unmounted(&dir, record, force);
+        let ended = match asked {
+            None => interrupts.unless_one_comes(work),
+            // It was asked to end before.
+            Some(asked) => interrupt::within(MOMENT, work)
+                .and_then(|done| done.ok_or_else(|| Error::from(asked))),
+        };
         let (record, left) = match ended {
             Err(error) if error.is::<Interrupted>() && unwritten.is_none() => {
+                if let Some(used) = claimed(&of) {
+                    return Err(error.context(format!(
+                        "{} is unmounted, and process {pid} still serves its disk: {used}",
+                        self.target.display()
+                    )));
+                }
                 return Err(error.context(format!(
                     "{} is unmounted; process {pid}, which serves its disk, ends by itself once nothing else uses that \
                      and the controller is told or does not answer (`capstan list`)",
@@ -280,7 +300,7 @@ impl Umount {
         let used = left.and_then(|left| left.used.as_ref());
         if self.output.is_json() {
             let mut told = disk::left(record, mounts, left.is_some());
-            told["in_use"] = json!(used);
+            told["in_use"] = json!(used.map(ToString::to_string));
             return output::json(&told);
         }
         match (mounts.first(), used, left) {
@@ -291,7 +311,9 @@ impl Umount {
             (None, Some(used), Some(Left { stays: true, .. })) => output::line(&format!(
                 "{device} stays attached; {used}, then: capstan detach {device}"
             )),
-            (None, Some(used), _) => output::line(&format!("{used}; the disk stays until then")),
+            (None, Some(used), _) => output::line(&format!(
+                "the file system lives on: {used}; nothing was ended, and the disk goes with that"
+            )),
             (None, None, Some(_)) => {
                 output::line(&format!("{device} stays attached; capstan detach {device}"))
             }
@@ -347,21 +369,27 @@ impl Umount {
     }
 }
 
+/// How long what keeps a disk may take to end by itself before it is named.
+pub(super) const MOMENT: Duration = Duration::from_secs(1);
+
 /// What keeps the disk of a volume that was unmounted.
 struct Left {
     /// Other places where it is mounted.
     mounts: Vec<Mounted>,
     /// What else uses it, as a mount that only another mount namespace sees, and what ends that.
-    used: Option<String>,
+    used: Option<Use>,
     /// It was attached by hand, and is detached by hand.
     stays: bool,
 }
 
 /// Leaves a volume as it is, with where it is mounted on record.
 fn leave(dir: &VolumeDir, mut record: Record, left: Left) -> Result<(Record, Option<Left>)> {
-    let points = left.mounts.iter().map(|mount| mount.mount_point.clone());
-    record.mount_points = points.collect();
-    dir.write(&record)?;
+    // One that goes with its last user is still found by where it was mounted.
+    if left.used.is_none() || left.stays {
+        let points = left.mounts.iter().map(|mount| mount.mount_point.clone());
+        record.mount_points = points.collect();
+        dir.write(&record)?;
+    }
     Ok((record, Some(left)))
 }
 
@@ -382,9 +410,28 @@ fn end_unmounted(
     let stays = is_configured(&record.device)
         && look(&record.device)
             .is_ok_and(|now| now.name.as_ref() == Some(&record.loop_name) && !now.autoclear);
+    let used = claimed(&record).filter(|_| mounts.is_empty());
+    if let Some(used) = used.as_ref().filter(|_| by_force) {
+        force::end_in_use(dir, &record, used, stays)?;
+        disk::check_losses(dir, &record)?;
+        return Ok((record, None));
+    }
     if !mounts.is_empty() || stays && !by_force {
         let left = Left {
-            used: claimed(&record).filter(|_| mounts.is_empty()),
+            used,
+            mounts,
+            stays,
+        };
+        return leave(dir, record, left);
+    }
+    // It may be in use for a moment only, as where a container is made.
+    let kept = || claimed(&record).filter(|used| !used.folders.is_empty());
+    if kept().is_some()
+        && !record.process.wait(MOMENT)
+        && let Some(used) = kept()
+    {
+        let left = Left {
+            used: Some(used),
             mounts,
             stays,
         };
@@ -398,7 +445,6 @@ fn end_unmounted(
     match ended {
         Err(_) if by_force => force::end(dir, &record)?,
         Err(error) => {
-            // It may have been in use for a moment, as where a container is made.
             let left = Left {
                 mounts,
                 used: Some(claimed(&record).ok_or(error)?),

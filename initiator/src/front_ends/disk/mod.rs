@@ -14,3 +14,4 @@ pub mod serve;
 pub mod serving;
 mod set_up;
 pub mod users;
+pub mod uses;

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use capstan_nvme_proto::text::Shown;
 use nix::libc;
@@ -85,18 +85,34 @@ pub struct Elsewhere {
     pub name: String,
 }
 
+impl Elsewhere {
+    /// The folder it is mounted at, as this process finds it (proc_pid_root(5)).
+    #[must_use]
+    pub fn folder(&self) -> PathBuf {
+        let point = self.mount.mount_point.strip_prefix("/");
+        let root = PathBuf::from(format!("/proc/{}/root", self.pid));
+        point.map_or_else(|_| root.clone(), |point| root.join(point))
+    }
+}
+
 /// A mount on `disk` that this process does not see: one of a container, or of a service with
 /// mounts of its own.
 #[must_use]
 pub fn mount_elsewhere(disk: &Path) -> Option<Elsewhere> {
+    mounts_elsewhere(disk, 1).into_iter().next()
+}
+
+/// At most `count` of them, each of another mount namespace.
+#[must_use]
+pub fn mounts_elsewhere(disk: &Path, count: usize) -> Vec<Elsewhere> {
     let numbers = device_numbers(disk);
     let namespace = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
     let mut seen: HashSet<PathBuf> = namespace(Path::new("/proc/self")).into_iter().collect();
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    processes
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let found = processes
         .filter_map(|entry| Some((entry.path(), entry.file_name().to_str()?.parse().ok()?)))
         .filter(|(process, _)| namespace(process).is_some_and(|of| seen.insert(of)))
-        .find_map(|(process, pid)| {
+        .filter_map(|(process, pid)| {
             let text = fs::read(process.join("mountinfo")).ok()?;
             let found = on_disk(parse_all(&text), &numbers, device_at);
             let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
@@ -105,7 +121,42 @@ pub fn mount_elsewhere(disk: &Path) -> Option<Elsewhere> {
                 pid,
                 name: Shown(name.trim()).to_string(),
             })
-        })
+        });
+    found.take(count).collect()
+}
+
+/// An overlay that was mounted with a relative folder, and that folder: whose it is, only the one
+/// that mounted it knows.
+pub type OverlayOfRelative = (PathBuf, PathBuf);
+
+/// The overlays that may lie on what was mounted at `points`, as far as their folders' names say.
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn overlays_perhaps_on(points: &[PathBuf]) -> io::Result<Vec<OverlayOfRelative>> {
+    Ok(perhaps_on(mounts()?, points))
+}
+
+fn perhaps_on(mounts: Vec<Mount>, points: &[PathBuf]) -> Vec<OverlayOfRelative> {
+    let of_one = |mount: Mount| {
+        let mut relative = mount.layers.into_iter().filter(|layer| layer.is_relative());
+        let layer = relative.find(|layer| points.iter().any(|at| leads_through(layer, at)))?;
+        Some((mount.mount_point, layer))
+    };
+    mounts.into_iter().filter_map(of_one).collect()
+}
+
+/// Whether the end of `point` is what `relative` begins with.
+fn leads_through(relative: &Path, point: &Path) -> bool {
+    let mut names = relative.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name),
+        _ => None,
+    });
+    let mut begin = PathBuf::new();
+    names.any(|name| {
+        begin.push(name);
+        point.ends_with(&begin)
+    })
 }
 
 /// The number of a device, by its path.
@@ -229,8 +280,8 @@ fn layers(options: &[u8]) -> Vec<PathBuf> {
             });
             PathBuf::from(OsString::from_vec(kept.collect()))
         });
-        // What is not absolute nobody but the one that mounted it could find.
-        layers.extend(plain.filter(|folder| folder.is_absolute()));
+        // What is not absolute nobody but the one that mounted it could find: it is on no mount.
+        layers.extend(plain.filter(|folder| !folder.as_os_str().is_empty()));
     }
     layers
 }
@@ -275,7 +326,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mount, layers, mount_at, on_disk, parse, parse_all, unescape};
+    use super::{Mount, layers, mount_at, on_disk, parse, parse_all, perhaps_on, unescape};
     use std::path::{Path, PathBuf};
 
     #[test]
@@ -373,7 +424,29 @@ mod tests {
             paths(b"rw,lowerdir=/a\\134:b:/c\\134,d::/e,upperdir=/f"),
             ["/a:b", "/c,d", "/e", "/f"]
         );
-        assert_eq!(paths(b"rw,lowerdir=relative,upperdir=../u"), [""; 0]);
+        assert_eq!(
+            paths(b"rw,lowerdir=relative:,upperdir=../u"),
+            ["relative", "../u"]
+        );
         assert_eq!(paths(b"rw"), [""; 0]);
+    }
+
+    #[test]
+    fn an_overlay_of_relative_folders_is_known_by_the_name_of_the_mount_point() {
+        let mounts = "\
+44 22 0:50 / /over rw - overlay overlay rw,lowerdir=low,upperdir=m/u,workdir=m/w
+45 22 0:51 / /other rw - overlay overlay rw,lowerdir=l/AB:l/CD,upperdir=/up,workdir=/work
+46 22 0:52 / /absolute rw - overlay overlay rw,lowerdir=/srv/m
+";
+        let of = |point: &str| {
+            let found = perhaps_on(parse_all(mounts.as_bytes()), &[PathBuf::from(point)]);
+            let texts = found
+                .iter()
+                .map(|(over, layer)| format!("{} {}", over.display(), layer.display()));
+            texts.collect::<Vec<_>>()
+        };
+        assert_eq!(of("/srv/m"), ["/over m/u"]);
+        assert_eq!(of("/srv/l"), ["/other l/AB"]);
+        assert_eq!(of("/srv/u"), [""; 0]);
     }
 }

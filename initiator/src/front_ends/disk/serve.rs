@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,15 +17,14 @@ use super::control::{Answer, ControlSocket, Request, State};
 use super::going::{Stays, detach};
 use super::health::Health;
 use super::kept;
-use super::loop_device::{holders, is_configured};
+use super::loop_device::is_configured;
 use super::loop_process::{self, LoopAnswer, LoopProcessError, LoopRequest};
 use super::making::{Making, close};
-use super::mounts::{Elsewhere, mount_elsewhere, mounts_of};
 use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
 use super::set_up::SetUp;
-use super::users::users_of;
+use super::uses::Use;
 use crate::claim::{Claim, ClaimError, Holder, Sharing};
 use crate::controller::{Controller, Snapshot};
 use crate::error::{ConnectError, IoError, Losses};
@@ -492,48 +491,10 @@ fn clear(record: &Record, in_use_too: bool) -> Result<Cleared, String> {
         in_use_too,
     };
     match loop_process::ask(&request) {
-        Ok(LoopAnswer::InUse) => Err(format!("{} is {}", path.display(), use_of(path))),
+        Ok(LoopAnswer::InUse) => Err(Use::of(record).to_string()),
         Ok(LoopAnswer::Another) => Ok(Cleared::Anothers),
         Ok(_) => Ok(Cleared::Now),
         Err(error) => Err(error.to_string()),
-    }
-}
-
-/// What uses the disk of a volume (a mount, another device), and what to do about it; `None` when
-/// no use of it is known.
-#[must_use]
-pub fn claimed(record: &Record) -> Option<String> {
-    let path = &record.device;
-    let in_use = mounts_of(path).is_ok_and(|mounts| !mounts.is_empty())
-        || !holders(path).is_empty()
-        || is_configured(path) && loop_process::look(path).is_ok_and(|state| state.in_use);
-    in_use.then(|| format!("{} is {}", path.display(), use_of(path)))
-}
-
-/// How a claimed device is used, and what to do about it.
-fn use_of(path: &Path) -> String {
-    let mounts = mounts_of(path).unwrap_or_default();
-    if let Some(mount) = mounts.first() {
-        let at = mount.mount_point.display();
-        return format!("mounted at {at}; unmount it first: capstan umount {at}");
-    }
-    if let Some(Elsewhere { mount, pid, name }) = mount_elsewhere(path) {
-        let at = mount.mount_point.display();
-        return format!(
-            "mounted at {at} in the mount namespace of {name} (pid {pid}); unmount it there first: \
-             nsenter --target {pid} --mount umount {at}"
-        );
-    }
-    let holders = holders(path);
-    if holders.is_empty() {
-        format!(
-            "claimed by another user ({}); end that first, or, if it is an unmount that does not end: \
-             capstan umount --force {}",
-            users_of(path),
-            path.display()
-        )
-    } else {
-        format!("used by {}; take that down first", holders.join(", "))
     }
 }
 

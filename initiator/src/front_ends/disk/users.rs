@@ -9,6 +9,16 @@ use capstan_nvme_proto::text::Shown;
 /// as far as this one may look.
 #[must_use]
 pub fn users_of(path: &Path) -> String {
+    known_users_of(path).unwrap_or_else(|| {
+        "what no process has open: the kernel itself (swap, a file system of several devices, RAID, LVM; \
+         `lsblk` and `swapon` list those; an overlay; a mount namespace that no process is in), or a process of \
+         another container"
+            .to_owned()
+    })
+}
+
+/// The same, unless there are none, and nothing of the kernel is known.
+pub(super) fn known_users_of(path: &Path) -> Option<String> {
     let this = std::process::id().to_string();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let names: Vec<String> = processes
@@ -31,12 +41,8 @@ pub fn users_of(path: &Path) -> String {
         })
         .collect();
     match names.is_empty() {
-        false => names.join(", "),
-        true => by_the_kernel(path).unwrap_or_else(|| {
-            "what no process has open: the kernel itself (swap, a file system of several devices, RAID, LVM; \
-             `lsblk` and `swapon` list those), or a process of another container"
-                .to_owned()
-        }),
+        false => Some(names.join(", ")),
+        true => by_the_kernel(path),
     }
 }
 

@@ -1,0 +1,119 @@
+//! What keeps the disk of a volume: mounts here and in other mount namespaces, overlays, devices on
+//! it. A file system lives until the last of them ends, wherever it was unmounted.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::loop_device::{holders, is_configured};
+use super::loop_process::look;
+use super::mounts::{Elsewhere, mounts_elsewhere, mounts_of, overlays_perhaps_on};
+use super::record::Record;
+use super::users::{known_users_of, users_of};
+
+/// More of a kind are not named: the next look does.
+const NAMED_MAX: usize = 3;
+
+/// How a disk is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// By what, with the disk.
+    pub by: String,
+    /// What ends that.
+    pub end: String,
+    /// Folders of the file system that lives on, as far as they are known.
+    pub folders: Vec<PathBuf>,
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.by, self.end)
+    }
+}
+
+/// What uses the disk of a volume (a mount, another device), and what to do about it; `None` when
+/// no use of it is known.
+#[must_use]
+pub fn claimed(record: &Record) -> Option<Use> {
+    let path = &record.device;
+    let in_use = mounts_of(path).is_ok_and(|mounts| !mounts.is_empty())
+        || !holders(path).is_empty()
+        || is_configured(path) && look(path).is_ok_and(|state| state.in_use);
+    in_use.then(|| Use::of(record))
+}
+
+impl Use {
+    /// Of a volume's disk that is in use.
+    #[must_use]
+    pub fn of(record: &Record) -> Self {
+        let path = &record.device;
+        let disk = path.display();
+        if let Some(mount) = mounts_of(path).unwrap_or_default().first() {
+            let at = mount.mount_point.display();
+            return Self {
+                by: format!("{disk} is mounted at {at}"),
+                end: format!("unmount it first: capstan umount {at}"),
+                folders: vec![mount.mount_point.clone()],
+            };
+        }
+        let elsewhere = mounts_elsewhere(path, NAMED_MAX);
+        if !elsewhere.is_empty() {
+            return Self::by_namespaces(path, &elsewhere);
+        }
+        let holders = holders(path);
+        if !holders.is_empty() {
+            return Self {
+                by: format!("{disk} is used by {}", holders.join(", ")),
+                end: "take that down first".to_owned(),
+                folders: Vec::new(),
+            };
+        }
+        let overlays = overlays_perhaps_on(&record.mount_points).unwrap_or_default();
+        if !overlays.is_empty() && known_users_of(path).is_none() {
+            return Self::by_overlays(path, &overlays);
+        }
+        Self {
+            by: format!("{disk} is claimed by another user ({})", users_of(path)),
+            end: format!(
+                "end that first, or, if it is an unmount that does not end: capstan umount --force {disk}"
+            ),
+            folders: Vec::new(),
+        }
+    }
+
+    fn by_namespaces(disk: &Path, elsewhere: &[Elsewhere]) -> Self {
+        let found = |Elsewhere { mount, pid, name }: &Elsewhere| {
+            let at = mount.mount_point.display();
+            format!("mounted at {at} in the mount namespace of {name} (pid {pid})")
+        };
+        let command = |Elsewhere { mount, pid, .. }: &Elsewhere| {
+            let at = mount.mount_point.display();
+            format!("nsenter --target {pid} --mount umount {at}")
+        };
+        let found: Vec<_> = elsewhere.iter().map(found).collect();
+        let commands: Vec<_> = elsewhere.iter().map(command).collect();
+        Self {
+            by: format!("{} is {}", disk.display(), found.join(" and ")),
+            end: format!("unmount it there first: {}", commands.join("; ")),
+            folders: elsewhere.iter().map(Elsewhere::folder).collect(),
+        }
+    }
+
+    fn by_overlays(disk: &Path, overlays: &[(PathBuf, PathBuf)]) -> Self {
+        let named = || overlays.iter().take(NAMED_MAX);
+        let found: Vec<_> = named()
+            .map(|(over, layer)| {
+                let (over, layer) = (over.display(), layer.display());
+                format!("the overlay at {over}, which has the relative folder {layer}")
+            })
+            .collect();
+        let commands: Vec<_> = named()
+            .map(|(over, _)| format!("umount {}", over.display()))
+            .collect();
+        let disk = disk.display();
+        Self {
+            by: format!("{disk} is used, it seems by {}", found.join(" or ")),
+            end: format!("unmount that first: {}", commands.join(" or ")),
+            folders: named().map(|(over, _)| over.clone()).collect(),
+        }
+    }
+}
