@@ -6,6 +6,7 @@
 
 mod clock;
 mod descriptors;
+mod insistence;
 pub mod log;
 mod mailbox;
 mod run;
@@ -13,6 +14,7 @@ mod spin;
 
 pub use clock::Clock;
 pub use descriptors::raise_descriptor_limit;
+pub use insistence::Asked;
 pub use mailbox::{Mailbox, MailboxError, Sender, mailbox};
 pub use run::{Armed, Flow, RunError, Turn, pause, pin_to_core, run};
 pub use spin::SpinBudget;

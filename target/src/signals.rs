@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use capstan_reactor::Asked;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -88,13 +89,15 @@ impl Held {
     /// Readable while SIGTERM or SIGINT wait to be answered.
     fn ends() -> io::Result<SignalFd> {
         let ends = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
-        Ok(SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC)?)
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        Ok(SignalFd::with_flags(&ends, flags)?)
     }
 }
 
 /// An end that a second SIGTERM or SIGINT cuts short.
 pub(crate) struct Ending {
     ends: SignalFd,
+    asked: Asked,
     is_sure: Arc<Mutex<bool>>,
 }
 
@@ -108,18 +111,24 @@ pub(crate) fn end_at_the_next() -> io::Result<Ending> {
     let (ends, watched) = (Held::ends()?, Held::ends()?);
     let is_sure = Arc::new(Mutex::new(false));
     let known = Arc::clone(&is_sure);
+    let asked = Asked::now();
     let watch = move || {
-        if is_readable(watched.as_fd(), PollTimeout::NONE) {
+        while is_readable(watched.as_fd(), PollTimeout::NONE) {
             let is_sure = known.lock().unwrap_or_else(PoisonError::into_inner);
-            if !*is_sure {
-                give_up();
+            if *is_sure {
+                return;
             }
+            take_second(&watched, asked);
         }
     };
     thread::Builder::new()
         .name("signals".to_owned())
         .spawn(watch)?;
-    Ok(Ending { ends, is_sure })
+    Ok(Ending {
+        ends,
+        asked,
+        is_sure,
+    })
 }
 
 impl Ending {
@@ -127,9 +136,7 @@ impl Ending {
     pub(crate) fn is_sure(&self) {
         let mut is_sure = self.is_sure.lock().unwrap_or_else(PoisonError::into_inner);
         // One that the watch has not seen yet.
-        if is_readable(self.ends.as_fd(), PollTimeout::ZERO) {
-            give_up();
-        }
+        take_second(&self.ends, self.asked);
         *is_sure = true;
     }
 }
@@ -138,8 +145,13 @@ fn hold_the_next() -> Result<(), Errno> {
     SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]).thread_block()
 }
 
-fn give_up() {
-    end("asked to end a second time: what is in flight is given up");
+/// Ends the process if a second signal waits; what came with the first is taken and counts no more.
+fn take_second(ends: &SignalFd, asked: Asked) {
+    while let Ok(Some(_)) = ends.read_signal() {
+        if asked.is_insisted_on() {
+            end("asked to end a second time: what is in flight is given up");
+        }
+    }
 }
 
 /// Whether `first` is readable before `second` is.

@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 
 use crate::program::{program, signal};
 use crate::target::SUBNQN;
+use crate::wait::wait_until;
 
 /// How long every command may take to end when a signal asks for it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -95,6 +96,23 @@ impl Running {
     pub fn interrupted(self, sent: Signal) -> Output {
         signal(self.child.id(), sent);
         self.ends(&format!("after {sent}"))
+    }
+
+    /// Sends a signal until it counts as a second one, and waits for the end: the status, and what
+    /// was said.
+    ///
+    /// # Panics
+    /// When it does not end.
+    #[must_use]
+    pub fn insisted(mut self, sent: Signal) -> Output {
+        wait_until("a second signal ends it", || {
+            let has_ended = self.child.try_wait().expect("it is a child").is_some();
+            if !has_ended {
+                signal(self.child.id(), sent);
+            }
+            has_ended
+        });
+        self.ends(&format!("after a second {sent}"))
     }
 
     /// Waits for the end: the status, and what was said.

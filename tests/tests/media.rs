@@ -330,7 +330,11 @@ fn a_second_signal_finds_what_was_lost_noted_or_told() {
         wait_until("it is noted", || bench.has_note());
         signal(daemon.pid(), Signal::SIGTERM);
         thread::sleep(Duration::from_millis(delay_ms));
+        // Where it is by then, until what comes is no part of the first one.
+        signal(daemon.pid(), Signal::SIGSTOP);
+        thread::sleep(Duration::from_millis(320));
         signal(daemon.pid(), Signal::SIGTERM);
+        signal(daemon.pid(), Signal::SIGCONT);
         wait_until("it has ended", || {
             daemon.count_log("stopped") + daemon.count_log("asked to end a second time") > 0
         });

@@ -15,6 +15,8 @@ use capstan_initiator::front_ends::disk::control::{Answer, Request, ask};
 use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
+use capstan_initiator::front_ends::disk::uses::Use;
+use capstan_reactor::Asked;
 use nix::mount::{MntFlags, umount2};
 
 use super::disk::{detach, end_process, wait_for_exit};
@@ -70,8 +72,13 @@ pub(super) fn unmount_in_order(
         Ok(disk.and_then(|disk| disk.sync_all().err()))
     })?;
     match wait(&unmounting, None, dir, record, interrupts)? {
-        Waited::Over | Waited::Late => unmounting
+        Waited::Over(asked) => unmounting
             .result()
+            .map(|unwritten| (unwritten, asked))
+            .map_err(|error| with_users(error, mounts)),
+        Waited::Late => unmounting
+            .result()
+            .map(|unwritten| (unwritten, None))
             .map_err(|error| with_users(error, mounts)),
         Waited::Insisted(interrupted) => {
             end_mounted(dir, record, Some(&unmounting))?;
@@ -147,7 +154,7 @@ fn wait<T: Send + 'static>(
     interrupts: &Interrupts,
 ) -> Result<Waited> {
     let start = Instant::now();
-    let mut has_come = false;
+    let (mut asked, mut first): (Option<Asked>, _) = (None, None);
     if !wait_for(&[unmounting.as_fd(), interrupts.as_fd()], Some(TELL_AFTER))? {
         tell_wait(dir, record, "two signals (twice ctrl-C) end");
     }
@@ -157,10 +164,14 @@ fn wait<T: Send + 'static>(
             return Ok(Waited::Late);
         }
         match interrupts.next() {
-            Some(interrupted) if has_come => return Ok(Waited::Insisted(interrupted)),
-            Some(_) => {
-                has_come = true;
+            Some(interrupted) if asked.is_some_and(|asked| asked.is_insisted_on()) => {
+                return Ok(Waited::Insisted(interrupted));
+            }
+            Some(_) if asked.is_some() => {}
+            Some(interrupted) => {
                 tell_wait(dir, record, "another signal ends");
+                asked = Some(Asked::now());
+                first = Some(interrupted);
             }
             None if wait_for(&[unmounting.as_fd()], Some(Duration::ZERO))? => {
                 return Ok(Waited::Over(first));

@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use capstan_reactor::Asked;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -69,6 +70,25 @@ impl Interrupts {
         Ok(self.next())
     }
 
+    /// Waits for one of `fds` or a second signal, as long as `patience`, where the first one has just
+    /// come: `true` when it has.
+    pub(super) fn insist(&self, fds: &[BorrowedFd<'_>], patience: Duration) -> Result<bool> {
+        let asked = Asked::now();
+        loop {
+            let rest = patience.saturating_sub(asked.elapsed());
+            let all = [fds, &[self.as_fd()]].concat();
+            if !wait_for(&all, Some(rest))? {
+                return Ok(false);
+            }
+            match self.next() {
+                Some(_) if asked.is_insisted_on() => return Ok(true),
+                // One with the first.
+                Some(_) => {}
+                None => return Ok(false),
+            }
+        }
+    }
+
     /// What is left is to print what was done, to a reader who may take no more: a signal ends the
     /// process where it is.
     ///
@@ -85,7 +105,7 @@ impl Interrupts {
     /// There is no thread that waits so long.
     pub(super) fn end_the_process_soon(self, came: Interrupted) -> Result<()> {
         let wait = move || {
-            let _ = self.wait(PRINTING);
+            let _ = self.insist(&[], PRINTING);
             process::exit(came.exit_status().into());
         };
         thread::Builder::new()

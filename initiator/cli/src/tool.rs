@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -123,7 +124,10 @@ impl Tool {
             .map(OsStr::to_string_lossy)
             .collect();
         let words = words.join(" ");
+        // In a group of its own: ctrl-C and timeout(1) signal that of this process, which decides
+        // what that means.
         let child = unblock_signals(command)
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

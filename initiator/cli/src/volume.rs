@@ -265,8 +265,8 @@ fn end(
     let pid = Pid::from_raw(i32::try_from(child.id()).context("a pid")?);
     kill(pid, Signal::SIGTERM).context("ending the serving process")?;
     // Closed when it has put everything in order.
-    wait_for(&[stdout.as_fd(), interrupts.as_fd()], Some(PATIENCE))?;
-    if interrupts.next().is_none() && wait_for(&[stdout.as_fd()], Some(Duration::ZERO))? {
+    let insisted = interrupts.insist(&[stdout.as_fd()], PATIENCE)?;
+    if !insisted && wait_for(&[stdout.as_fd()], Some(Duration::ZERO))? {
         child.wait().context("waiting for the serving process")?;
         return Ok(());
     }

@@ -1,8 +1,9 @@
 //! The end of a disk that nobody uses.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use capstan_reactor::Asked;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
@@ -61,11 +62,11 @@ fn wait_or_insist(
     patience: Option<Duration>,
     why: impl Fn() -> String,
 ) -> Result<(), Stays> {
-    let start = Instant::now();
+    let asked = Asked::now();
     loop {
         let mut fds = vec![PollFd::new(fd, flags)];
         fds.extend(signals.map(|signals| PollFd::new(signals.as_fd(), PollFlags::POLLIN)));
-        let rest = patience.map(|patience| patience.saturating_sub(start.elapsed()));
+        let rest = patience.map(|patience| patience.saturating_sub(asked.elapsed()));
         let timeout = rest.map_or(PollTimeout::NONE, |rest| {
             PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX)
         });
@@ -79,7 +80,8 @@ fn wait_or_insist(
             return Ok(());
         }
         while let Some(Ok(Some(signal))) = signals.map(SignalFd::read_signal) {
-            if i32::try_from(signal.ssi_signo) != Ok(Signal::SIGHUP as i32) {
+            let is_hangup = i32::try_from(signal.ssi_signo) == Ok(Signal::SIGHUP as i32);
+            if !is_hangup && asked.is_insisted_on() {
                 return Err(Stays::Insisted(why()));
             }
         }

@@ -6,8 +6,9 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use capstan_reactor::Asked;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
@@ -348,7 +349,7 @@ fn wait(
     control: &ControlSocket,
     dir: &VolumeDir,
 ) -> Result<End, ServeError> {
-    let mut asked: Option<Instant> = None;
+    let mut asked: Option<Asked> = None;
     loop {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = [
@@ -374,6 +375,9 @@ fn wait(
             if i32::try_from(signal.ssi_signo) == Ok(Signal::SIGHUP as i32) {
                 continue;
             }
+            if asked.is_some_and(|asked| !asked.is_insisted_on()) {
+                continue;
+            }
             match detach(&disk.record, disk.life.as_fd(), Some(signals)) {
                 Ok(()) => return Ok(End::Signal),
                 Err(Stays::Insisted(reason)) => return Err(ServeError::Forced(reason)),
@@ -381,12 +385,12 @@ fn wait(
                     return Err(ServeError::Forced(reason));
                 }
                 Err(Stays::InUse(reason)) => {
-                    asked = Some(Instant::now());
                     tracing::warn!(
                         "asked to end by a signal, but {reason}; another signal within {} s ends it at once: its I/O \
                          fails, and what was not written is lost",
                         INSISTENCE.as_secs()
                     );
+                    asked = Some(Asked::now());
                 }
             }
         }
