@@ -1,5 +1,6 @@
 //! The `capstan-target` command.
 
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -42,6 +43,14 @@ fn refused(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::ValueValidation | ErrorKind::InvalidValue => ExitCode::FAILURE,
         _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX)),
+    }
+}
+
+/// Prints lines on stdout. Its reader may go away, as `head` does: what is done goes on.
+fn print(text: &str) -> anyhow::Result<()> {
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.context("writing to stdout"),
     }
 }
 
@@ -135,7 +144,6 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-#[expect(clippy::print_stdout, reason = "the answer of `check` is its output")]
 fn check(file: &Path) -> anyhow::Result<()> {
     let mut config = Config::from_file(file)?;
     raise_limits();
@@ -165,7 +173,7 @@ fn check(file: &Path) -> anyhow::Result<()> {
     warnings.extend(lost::warnings(&config));
     warnings.extend(doctor::ports_in_use(&Machine::here(), &config));
     for warning in first_of(&warnings) {
-        println!("warning: {warning}");
+        print(&format!("warning: {warning}"))?;
     }
     if !errors.is_empty() {
         let errors: Vec<_> = errors.iter().map(|error| format!("{error:#}")).collect();
@@ -175,22 +183,16 @@ fn check(file: &Path) -> anyhow::Result<()> {
         Some("-") => "stdin".into(),
         _ => file.display().to_string(),
     };
-    println!("{name}: ok, {} warning(s)", warnings.len());
-    Ok(())
+    print(&format!("{name}: ok, {} warning(s)", warnings.len()))
 }
 
-#[expect(
-    clippy::print_stdout,
-    reason = "what was cleared is the command's output"
-)]
 fn clear_lost_writes(paths: &[PathBuf]) -> anyhow::Result<()> {
     for line in lost::clear(paths)? {
-        println!("{line}");
+        print(&line)?;
     }
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "the answer of `doctor` is its output")]
 fn examine(options: &Doctor) -> anyhow::Result<()> {
     let source = &options.source;
     let is_given = source.config.is_some() || source.export.is_some();
@@ -204,8 +206,8 @@ fn examine(options: &Doctor) -> anyhow::Result<()> {
     let mut checks = doctor::checks(&Machine::here(), config);
     checks.extend(doctor::of_silent(silent));
     match options.output {
-        Output::Normal => println!("{}", capstan_doctor::text(&checks)),
-        Output::Json => println!("{:#}", capstan_doctor::json(&checks)),
+        Output::Normal => print(&capstan_doctor::text(&checks))?,
+        Output::Json => print(&format!("{:#}", capstan_doctor::json(&checks)))?,
     }
     match Summary::of(&checks).errors {
         0 => Ok(()),

@@ -60,14 +60,24 @@ impl Attach {
         if self.output.is_json() {
             let mut told = serde_json::to_value(&record)?;
             told["partitions"] = partitions.iter().map(partition_json).collect();
-            return output::json(&told);
+            return named_anyway(&record, output::json(&told));
         }
         // Not on stdout, which has the device for whatever reads it.
         for partition in &partitions {
             let device = partition.device.display();
             output::note(&format!("{device} is partition {}", partition.in_words()));
         }
-        output::line(&record.device.display().to_string())
+        named_anyway(&record, output::line(&record.device.display().to_string()))
+    }
+}
+
+/// Names a disk that stays on stderr where stdout cannot take it.
+fn named_anyway(record: &Record, printed: Result<()>) -> Result<()> {
+    let name = record.name();
+    let stays = format!("{name} is attached, and stays: capstan detach {name}");
+    match printed {
+        Err(error) if output::is_closed_pipe(&error) => output::note(&stays),
+        printed => return printed.context(stays),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use bytesize::ByteSize;
 use capstan_initiator::shortage::shortage;
 use capstan_nvme_proto::text::Shown;
@@ -12,8 +12,7 @@ use serde_json::{Map, Value};
 /// Writes a line to stdout, or several.
 pub(crate) fn line(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{}", shown(text))?;
-    Ok(())
+    writeln!(stdout, "{}", shown(text)).context("writing to stdout")
 }
 
 /// Lines as a terminal can show them, whatever a target or a record has put in.
@@ -28,8 +27,7 @@ fn shown(text: &str) -> String {
 /// Writes a JSON value to stdout.
 pub(crate) fn json(value: &Value) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{value:#}")?;
-    Ok(())
+    writeln!(stdout, "{value:#}").context("writing to stdout")
 }
 
 /// Tells an error and its causes on stderr, in one line.

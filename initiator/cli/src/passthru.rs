@@ -127,8 +127,8 @@ impl Passthru {
         let reply = reply.with_context(|| format!("opcode {:#04x}", self.opcode))?;
         if self.raw_binary {
             let mut stdout = std::io::stdout().lock();
-            stdout.write_all(&reply.data)?;
-            return Ok(stdout.flush()?);
+            let written = stdout.write_all(&reply.data).and_then(|()| stdout.flush());
+            return written.context("writing to stdout");
         }
         let (dw0, dw1) = (reply.cqe.dw0.get(), reply.cqe.dw1.get());
         let result = u64::from(dw1) << 32 | u64::from(dw0);
