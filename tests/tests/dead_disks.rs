@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, program, shell, signal, told, tool, utf8,
@@ -176,6 +177,10 @@ fn a_process_that_does_not_answer_is_ended_by_the_command_that_is_named() {
     let device = machine.attach(&[]);
     let pid = machine.serving_pid();
     signal(pid, Signal::SIGSTOP);
+    let since = Instant::now();
+    let list = machine.list();
+    assert_eq!(list[0]["state"], "silent", "{list:?}");
+    assert!(since.elapsed() < Duration::from_secs(5), "it is waited for");
     let advice = scene.advice(pid, "does not answer");
     assert_eq!(advice, format!("capstan detach --force {}", utf8(&device)));
     told(&scene.follow(&advice));

@@ -130,15 +130,14 @@ fn commands_on_a_disk_end_though_its_target_or_its_process_is_stopped() {
     let serving = machine.serving_pid();
     let stopped = [
         (target.pid(), &["reset"][..]),
-        (serving, &["list", "reset", "ns-rescan", "detach"]),
+        (serving, &["reset", "ns-rescan", "detach"]),
     ];
     for (pid, commands) in stopped {
         signal(pid, Signal::SIGSTOP);
         for sent in [Signal::SIGINT, Signal::SIGTERM] {
-            let begun = commands.iter().map(|&command| {
-                let args = if command == "list" { &[][..] } else { &[name] };
-                Running::start(machine.command(command, args))
-            });
+            let begun = commands
+                .iter()
+                .map(|&command| Running::start(machine.command(command, &[name])));
             let begun: Vec<_> = begun.collect();
             // They ask the serving process, or wait for the controller that it resets.
             thread::sleep(Duration::from_millis(300));

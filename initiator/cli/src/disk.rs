@@ -2,10 +2,10 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
+use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask, ask_within};
 use capstan_initiator::front_ends::disk::kept;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
@@ -25,6 +25,12 @@ use super::{force, left_over, output};
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the serving processes may take to say how they are, all of them together: each answers
+/// at once, or when it has asked its controller (0.3 s).
+const LIST_PATIENCE: Duration = Duration::from_millis(1500);
+/// How long each may take in any case.
+const ANSWER_AT_ONCE: Duration = Duration::from_millis(50);
 
 /// How long the kernel may take to end a process that is killed, before what keeps it is looked for
 /// in its own requests.
@@ -79,6 +85,7 @@ fn named_anyway(record: &Record, printed: Result<()>) -> Result<()> {
         Err(error) if output::is_closed_pipe(&error) => output::note(&stays),
         printed => return printed.context(stays),
     }
+    Ok(())
 }
 
 fn partition_json(partition: &Partition) -> Value {
@@ -145,9 +152,10 @@ pub(crate) struct List {
 impl List {
     pub(crate) fn run(&self) -> Result<()> {
         let (mut rows, mut unreadable) = (Vec::new(), Vec::new());
+        let until = Instant::now() + LIST_PATIENCE;
         for (dir, record) in volumes(&run_dir())? {
             match record {
-                Ok(Some(record)) => rows.extend(Row::new(&dir, record)?),
+                Ok(Some(record)) => rows.extend(Row::new(&dir, record, until)?),
                 Ok(None) => clean_up_unborn(&dir),
                 Err(error) => unreadable.push((dir, error.to_string())),
             }
@@ -201,10 +209,13 @@ struct Row {
 
 impl Row {
     /// `None` when the volume's process had died and what it left could be cleaned up.
-    fn new(dir: &VolumeDir, record: Record) -> Result<Option<Self>> {
+    fn new(dir: &VolumeDir, record: Record, until: Instant) -> Result<Option<Self>> {
         let mounts = left_over::mounts(&record).context("/proc/self/mountinfo")?;
         let state = if record.process.is_alive() {
-            match ask(&dir.control(), Request::Status) {
+            // One that has no time left to wait for is still asked.
+            let patience = until.saturating_duration_since(Instant::now());
+            let patience = patience.max(ANSWER_AT_ONCE);
+            match ask_within(&dir.control(), Request::Status, patience) {
                 Ok(Answer::Status(state)) => state,
                 Ok(other) => {
                     let why = format!("answered {other:?}");
@@ -212,7 +223,12 @@ impl Row {
                 }
                 Err(error) if is_gone(&error) => ending(),
                 Err(error) => {
-                    let why = format!("does not answer: {error}");
+                    let why = match error.kind() {
+                        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                            format!("does not answer within {:.1} s", patience.as_secs_f32())
+                        }
+                        _ => format!("does not answer: {error}"),
+                    };
                     mute("silent", Trouble::mute(dir, &record, &mounts, &why))
                 }
             }

@@ -127,9 +127,19 @@ impl Asker {
 /// # Errors
 /// Nobody listens there, or no answer comes in time.
 pub fn ask(path: &Path, request: Request) -> io::Result<Answer> {
+    ask_within(path, request, PATIENCE)
+}
+
+/// The same, where no answer comes later than after `patience`.
+///
+/// # Errors
+/// As for [`ask`].
+pub fn ask_within(path: &Path, request: Request, patience: Duration) -> io::Result<Answer> {
+    // Zero would be none (setsockopt(2), SO_RCVTIMEO).
+    let patience = patience.max(Duration::from_millis(1));
     let stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     send(&stream, &request)?;
     receive(&stream)
 }

@@ -233,6 +233,8 @@ fn serve_until_detached(
         "attached"
     );
     let result = wait(&mut disk, &signals, &control, dir);
+    // The disk is gone: nobody is to wait for an answer until the controller has been told.
+    drop(control);
     if matches!(result, Err(ServeError::Forced(_))) {
         // As if it were killed: what is in flight is given up with the process, and so is the
         // claim.
