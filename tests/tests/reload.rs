@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use capstan_initiator::Controller;
 use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use capstan_tests::program::{Daemon, Machine, has_disks, own_address, signal, told, utf8};
 use capstan_tests::target::SUBNQN;
+use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -106,6 +107,50 @@ fn namespaces_come_and_go_under_a_connected_host() {
     configure(folder, at, &[1, 2, 7], others);
     reload(&daemon, "subsystems with other hosts: 1");
     daemon.wait_for_log(&["refused a Connect", &hostnqn]);
+}
+
+/// A host that is not allowed any more tries on until its volume is lost.
+#[test]
+fn list_says_why_a_target_does_not_take_a_host_back() {
+    if !has_disks("list_says_why_a_target_does_not_take_a_host_back", &[]) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    let at = own_address();
+    let any = "allow_any_host = true";
+    configure(folder, at, &[1], any);
+    let daemon = Daemon::serve(&["--config", utf8(&folder.join("target.toml"))]);
+    let machine = Machine::new(at);
+    let device = machine.attach(&[]);
+    configure(
+        folder,
+        at,
+        &[1],
+        "allowed_hosts = [\"nqn.2026-11.org.example:other\"]",
+    );
+    reload(&daemon, "subsystems with other hosts: 1");
+    daemon.wait_for_log(&["refused a Connect", "is not allowed"]);
+    wait_until("it is said", || {
+        let attention = machine.list()[0]["attention"].clone();
+        let said = attention.as_str().unwrap_or_default();
+        said.contains("does not take it back") && said.contains("Connect Invalid Host")
+    });
+    daemon.wait_for_log(&["were like this: refused a Connect"]);
+    let text = told(&machine.run("list", &[]));
+    assert!(
+        text.contains("see below") && text.contains("Connect Invalid Host"),
+        "{text}"
+    );
+    // It tries each second, and is told of once.
+    let refused = daemon.count_log("WARN refused a Connect");
+    configure(folder, at, &[1], any);
+    reload(&daemon, "subsystems with other hosts: 1");
+    wait_until("it is back", || machine.list()[0]["state"] == "live");
+    assert!(refused <= 1, "{:#?}", daemon.log());
+    told(&machine.run("detach", &[utf8(&device)]));
+    machine.assert_clean(&device);
+    assert!(daemon.stop().success());
 }
 
 /// Advice that is refused when it is taken is worse than none.

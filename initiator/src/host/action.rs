@@ -182,6 +182,8 @@ pub enum Status {
         step: Step,
         /// Which attempt since the controller was lost; 0 for the first connect.
         attempt: u32,
+        /// Why the attempt before this one failed, or the connection was lost.
+        cause: Option<Arc<ConnectError>>,
     },
     /// Usable.
     Live,
@@ -209,9 +211,19 @@ pub enum Status {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Connecting { step, attempt: 0 } => write!(f, "connecting: {}", step.name()),
-            Self::Connecting { step, attempt } => {
-                write!(f, "reconnecting: attempt {attempt}, {}", step.name())
+            Self::Connecting {
+                step, attempt: 0, ..
+            } => write!(f, "connecting: {}", step.name()),
+            Self::Connecting {
+                step,
+                attempt,
+                cause,
+            } => {
+                write!(f, "reconnecting: attempt {attempt}, {}", step.name())?;
+                match cause {
+                    Some(cause) => write!(f, " ({cause})"),
+                    None => Ok(()),
+                }
             }
             Self::Live => f.write_str("live"),
             Self::Waiting {

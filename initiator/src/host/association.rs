@@ -209,6 +209,7 @@ impl Host {
             State::Connecting { step, .. } => Status::Connecting {
                 step: *step,
                 attempt: self.backoff.attempts(),
+                cause: self.loss.as_ref().map(|loss| Arc::clone(&loss.cause)),
             },
             State::Live { .. } => Status::Live,
             State::Waiting { until_us } => Status::Waiting {

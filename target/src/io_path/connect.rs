@@ -125,11 +125,13 @@ fn became(
             cqe
         }
         ConnectOutcome::Refused { cqe, why } => {
-            tracing::warn!(
-                target: PEER_CAUSED,
-                peer = %connection.identity.peer,
-                "refused a Connect: {why}"
-            );
+            let peer = connection.identity.peer;
+            // One that tries on in vain comes from another port each time: its lines are equal.
+            let peer = match why.status().is_dnr() {
+                true => peer.ip().to_string(),
+                false => peer.to_string(),
+            };
+            tracing::warn!(target: PEER_CAUSED, %peer, "refused a Connect: {why}");
             connection.phase = Phase::refused(resources.now_us);
             cqe
         }

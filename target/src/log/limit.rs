@@ -153,6 +153,8 @@ struct Window {
 struct Repeats {
     line: Line,
     count: u64,
+    /// When it came last.
+    last: Instant,
     /// When it was written, or its count was.
     told: Instant,
     /// For so long it is counted.
@@ -164,6 +166,14 @@ impl Repeats {
         now.duration_since(self.told) >= self.wait
     }
 
+    /// Whether it comes no more. What warns comes again with the next attempt of the same peer, which
+    /// may wait long for that: a host that is refused ten seconds (`--reconnect-delay`).
+    fn has_stopped(&self, now: Instant) -> bool {
+        let warns = self.line.level <= Level::WARN;
+        let silence = if warns { LOG_REPEATS_EVERY } else { self.wait };
+        now.duration_since(self.last) >= silence && self.is_over(now)
+    }
+
     /// How often it came again, once the time is over; then it is counted for twice as long.
     fn take(&mut self, now: Instant) -> Option<LeftOut> {
         if self.count == 0 || !self.is_over(now) {
@@ -172,7 +182,7 @@ impl Repeats {
         let left_out = LeftOut {
             line: self.line.clone(),
             count: std::mem::take(&mut self.count),
-            seconds: self.wait.as_secs(),
+            seconds: now.duration_since(self.told).as_secs(),
         };
         self.told = now;
         self.wait = (self.wait * 2).min(LOG_REPEATS_EVERY);
@@ -232,12 +242,14 @@ impl Window {
     fn admit(&mut self, now: Instant, line: Line) -> bool {
         let mut repeats = self.repeats.iter_mut();
         if let Some(again) = repeats.find(|before| before.line.words == line.words) {
-            if again.count == 0 && again.is_over(now) {
+            if again.count == 0 && again.has_stopped(now) {
                 // It had stopped: this is news.
+                again.last = now;
                 again.told = now;
                 again.wait = LOG_WINDOW;
                 return true;
             }
+            again.last = now;
             again.count += 1;
             return false;
         }
@@ -266,6 +278,7 @@ impl Window {
         self.repeats.push_back(Repeats {
             line,
             count: 0,
+            last: now,
             told: now,
             wait: LOG_WINDOW,
         });
@@ -350,6 +363,28 @@ mod tests {
         assert_eq!((of_one[0].0, of_one[1].0, of_one[2].0), (0, 10, 30));
     }
 
+    /// A host that was refused tries again every eleven seconds.
+    #[test]
+    fn what_comes_again_every_few_seconds_is_counted() {
+        let mut kinds = Kinds::default();
+        let start = Instant::now();
+        let (mut written, mut counts) = (0, Vec::new());
+        for second in 0..600 {
+            let now = start + SECOND * second;
+            if second % 11 == 0 {
+                written += u32::from(kinds.admit(&1, now, line("refused a Connect")));
+            }
+            counts.extend(
+                kinds
+                    .take_left_out(now + SECOND / 2)
+                    .iter()
+                    .map(|of| of.count),
+            );
+        }
+        assert_eq!(written, 1);
+        assert!(counts.len() < 20, "{counts:?}");
+    }
+
     #[test]
     fn a_line_that_comes_again_after_a_while_is_news() {
         let mut kinds = Kinds::default();
@@ -362,12 +397,12 @@ mod tests {
             "it goes on"
         );
         assert_eq!(kinds.take_left_out(start + 3 * SECOND).len(), 1);
-        assert!(kinds.take_left_out(start + 10 * SECOND).is_empty());
+        assert!(kinds.take_left_out(start + 70 * SECOND).is_empty());
         assert!(!kinds.some_left_out);
-        assert!(kinds.admit(&1, start + 10 * SECOND, line("a")));
+        assert!(kinds.admit(&1, start + 70 * SECOND, line("a")));
         // However many different ones there were meanwhile: they are forgotten first.
         for at in 0..1000 {
-            kinds.admit(&1, start + (11 + at) * SECOND, line(&format!("b{at}")));
+            kinds.admit(&1, start + (71 + at) * SECOND, line(&format!("b{at}")));
         }
         let window = kinds.windows.get(&1).expect("of this kind");
         assert_eq!(window.repeats.len(), LOG_REPEATS_KEPT);

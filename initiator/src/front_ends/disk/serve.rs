@@ -518,11 +518,18 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         let found = texts.iter().find(|(of, _)| *of == nsid);
         found.map(|(_, text)| text.clone())
     };
-    let attention = of_it(&now.attention);
-    let detail = match &attention {
+    let of_namespace = of_it(&now.attention);
+    let detail = match &of_namespace {
         Some(text) => format!("{}; {text}", now.status),
         None => now.status.to_string(),
     };
+    let attention = of_namespace.or_else(|| match &now.status {
+        Status::Connecting {
+            cause: Some(cause), ..
+        }
+        | Status::Waiting { cause, .. } => refusal(cause),
+        _ => None,
+    });
     let refused = of_it(&now.refused);
     // The controller is there, and the volume is not.
     let state = match state {
@@ -538,6 +545,15 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         refused,
         scanning: now.scanning,
     }
+}
+
+/// That the target does not want this host, which no attempt changes by itself.
+fn refusal(cause: &ConnectError) -> Option<String> {
+    let is_refusal = matches!(
+        cause,
+        ConnectError::Refused { .. } | ConnectError::Rejected { .. }
+    );
+    is_refusal.then(|| format!("the target does not take it back, and its I/O waits: {cause}"))
 }
 
 /// Begins a log that has grown too long anew. It is open for appending, so the next line is its
