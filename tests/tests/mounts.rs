@@ -312,6 +312,165 @@ fn an_unmount_names_the_mount_that_another_namespace_keeps() {
     }
 }
 
+/// What still writes to it is named at once, and what that has written is there afterwards.
+#[test]
+fn an_unmount_by_force_writes_what_still_uses_the_file_system_has_not_written() {
+    let test = "an_unmount_by_force_writes_what_still_uses_the_file_system_has_not_written";
+    if !has_disks(test, &["mkfs.ext4", "unshare"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "ext4");
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    for in_one_step in [false, true] {
+        let machine = Machine::new(at);
+        let point = machine.mount_point();
+        machine.mount(&[]);
+        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+        let write = format!(
+            "echo && read -r _ && echo precious >{}/file && echo && read -r _",
+            utf8(&point)
+        );
+        let mut container = std::process::Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", &write])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (mut stdin, mut stdout) = (
+            container.stdin.take().unwrap(),
+            container.stdout.take().unwrap(),
+        );
+        std::io::Read::read_exact(&mut stdout, &mut [0]).unwrap();
+        if !in_one_step {
+            machine.umount();
+        }
+        std::io::Write::write_all(&mut stdin, b"\n").unwrap();
+        std::io::Read::read_exact(&mut stdout, &mut [0]).unwrap();
+        let since = std::time::Instant::now();
+        let forced = machine.run("umount", &["--force", utf8(&point)]);
+        let said = String::from_utf8_lossy(&forced.stderr).into_owned();
+        assert!(forced.status.success(), "{said}");
+        assert!(since.elapsed().as_secs() < 5, "it has waited for it");
+        let user = format!("in the mount namespace of sh (pid {})", container.id());
+        assert!(said.contains(&user) && said.contains("is lost"), "{said}");
+        drop(stdin);
+        assert!(container.wait().is_ok());
+        machine.assert_clean(&device);
+        machine.mount(&[]);
+        let kept = fs::read_to_string(point.join("file")).unwrap();
+        assert_eq!(kept, "precious\n");
+        fs::remove_file(point.join("file")).unwrap();
+        machine.umount();
+        machine.assert_clean(&device);
+    }
+}
+
+/// Its folders are relative: only its name says that it lies on the volume.
+#[test]
+fn an_overlay_of_relative_folders_is_named_and_loses_nothing() {
+    let test = "an_overlay_of_relative_folders_is_named_and_loses_nothing";
+    if !has_disks(test, &["mkfs.ext4"]) || !has_file_system(test, "overlay") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "ext4");
+    let at = own_address();
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    let point = machine.mount_point();
+    machine.mount(&[]);
+    let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+    for name in ["low", "over", "mnt/u", "mnt/w"] {
+        folder(&machine, name);
+    }
+    let over = machine.path("over");
+    let options = "lowerdir=low,upperdir=mnt/u,workdir=mnt/w";
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "overlay", "overlay", "-o", options, "over"])
+        .current_dir(machine.path(""))
+        .output();
+    told(&mounted.unwrap());
+    let text = told(&machine.run("umount", &[utf8(&point)]));
+    let advice = format!("umount {}", utf8(&over));
+    assert!(
+        text.contains(&advice) && text.contains("nothing was ended"),
+        "{text}"
+    );
+    let again = complaint(&machine.run("umount", &[utf8(&point)]));
+    assert!(
+        again.contains(&advice) && !again.contains("--force"),
+        "{again}"
+    );
+    let list = machine.list();
+    let attention = list[0]["attention"].as_str().expect("it is in use");
+    assert!(
+        attention.contains(&advice) && !attention.contains("--force"),
+        "{attention}"
+    );
+    fs::write(over.join("file"), "precious").unwrap();
+    let forced = machine.run("umount", &["--force", utf8(&point)]);
+    let said = String::from_utf8_lossy(&forced.stderr).into_owned();
+    assert!(forced.status.success(), "{said}");
+    assert!(
+        said.contains(utf8(&over)) && said.contains("is lost"),
+        "{said}"
+    );
+    tool("umount", &[utf8(&over)]);
+    machine.assert_clean(&device);
+    // The kernel takes a moment to end the device with its last user.
+    let target = machine.target();
+    let target: Vec<&str> = target.iter().map(String::as_str).collect();
+    let mount = [&target[..], &[utf8(&point)]].concat();
+    capstan_tests::wait::wait_until("it can be mounted anew", || {
+        machine.run("mount", &mount).status.success()
+    });
+    assert_eq!(
+        fs::read_to_string(point.join("u/file")).unwrap(),
+        "precious"
+    );
+    machine.umount();
+    machine.assert_clean(&device);
+}
+
+#[test]
+fn what_mount_cannot_do_is_said_before_anything_is_attached() {
+    let test = "what_mount_cannot_do_is_said_before_anything_is_attached";
+    if !has_disks(test, &[]) {
+        return;
+    }
+    let machine = Machine::new(own_address());
+    let point = machine.mount_point();
+    for (args, words) in [
+        (
+            vec!["-o", "noatime,loop", utf8(&point)],
+            "leave \"loop\" out",
+        ),
+        (vec!["/"], "is the root of this system"),
+    ] {
+        let said = complaint(&machine.run_on_target("mount", &args));
+        assert!(said.contains(words), "{said}");
+    }
+    for (command, args) in [("list", vec![]), ("mount", vec![utf8(&point)])] {
+        let mut relative = machine.command(command, &args);
+        if command == "mount" {
+            relative.args(machine.target());
+        }
+        relative
+            .current_dir(machine.path(""))
+            .env("CAPSTAN_RUN_DIR", "run");
+        let said = complaint(&relative.output().unwrap());
+        let absolute = machine.path("run");
+        assert!(
+            said.contains("CAPSTAN_RUN_DIR is run, expected an absolute path")
+                && said.contains(utf8(&absolute)),
+            "{said}"
+        );
+    }
+    assert!(!machine.path("run").exists());
+}
+
 #[test]
 fn a_bad_record_hides_no_other_volume() {
     if !has_disks("a_bad_record_hides_no_other_volume", &[]) {

@@ -34,7 +34,7 @@ pub(crate) struct Mount {
     #[arg(short = 'o', long, value_name = "OPTIONS")]
     options: Option<String>,
     /// Kind of file system [default: what is found on the volume].
-    #[arg(long = "type", value_name = "TYPE")]
+    #[arg(long = "type", value_name = "TYPE", value_parser = kind)]
     fs_type: Option<String>,
     /// Mount this partition of the volume.
     #[arg(long, value_name = "N", value_parser = within::<u32>(1..=u32::MAX))]
@@ -65,6 +65,10 @@ impl Mount {
             }
             bail!("mount point {point} is not there; make it first: `mkdir -p {point}`");
         }
+        if let Some(options) = &self.options {
+            check_options(options)?;
+        }
+        check_empty(&self.mount_point)?;
         // Taken before a thread starts, which must not get them.
         let interrupts = Interrupts::take()?;
         let point = resolved(&self.mount_point).context("the mount point")?;
@@ -172,6 +176,48 @@ fn without_journal(fs_type: &str, options: &[&str]) -> Option<String> {
              are being written may look damaged"
         )
     })
+}
+
+/// One kind of file system: mount(8) takes several, and what begins with `no` as all others.
+fn kind(text: &str) -> Result<String, String> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if !text.is_empty() && text.chars().all(is_name) && !text.starts_with("no") {
+        return Ok(text.to_owned());
+    }
+    Err(
+        "expected one kind of file system, as ext4; /proc/filesystems lists those of this kernel"
+            .to_owned(),
+    )
+}
+
+/// Says that what is in the folder is hidden by a mount there, and refuses to hide everything.
+fn check_empty(point: &Path) -> Result<()> {
+    let at = point.display();
+    if std::fs::canonicalize(point).is_ok_and(|path| path == Path::new("/")) {
+        bail!(
+            "mount point {at} is the root of this system, expected an empty folder: give another path"
+        );
+    }
+    let has_any = |mut entries: std::fs::ReadDir| entries.next().is_some();
+    if std::fs::read_dir(point).is_ok_and(has_any) {
+        tracing::warn!("{at} is not empty: what is in it is hidden until the volume is unmounted");
+    }
+    Ok(())
+}
+
+/// Refuses what mounts another device than the volume's.
+fn check_options(options: &str) -> Result<()> {
+    let mut names = options
+        .split(',')
+        .filter_map(|option| option.split('=').next());
+    let others = ["loop", "bind", "rbind", "move", "remount"];
+    if let Some(other) = names.find(|name| others.contains(name)) {
+        bail!(
+            "--options has {other:?}, expected options of the file system: the volume is a disk already, and is mounted as \
+             that; leave {other:?} out"
+        );
+    }
+    Ok(())
 }
 
 /// The kind of file system on `device`, which is called `what` and is this partition, or a disk.

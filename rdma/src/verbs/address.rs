@@ -42,7 +42,11 @@ pub struct AddressDevice {
 /// # Errors
 /// No device, no kernel support, or no device for this address.
 pub fn device_for(addr: IpAddr) -> Result<AddressDevice, String> {
-    let names = device_names().map_err(|error| format!("no RDMA device can be listed: {error}"))?;
+    let names = device_names().map_err(|error| match error.raw_os_error() {
+        // ibv_get_device_list(3): the kernel has no RDMA support.
+        Some(libc::ENOSYS) => "no RDMA device on this machine".to_owned(),
+        _ => format!("no RDMA device can be listed: {error}"),
+    })?;
     if names.is_empty() {
         return Err("no RDMA device on this machine".to_owned());
     }

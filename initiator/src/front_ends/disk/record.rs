@@ -39,6 +39,14 @@ pub enum RecordError {
         /// Why it failed.
         source: io::Error,
     },
+    /// The folder of all volumes is not the same for every process.
+    #[error("{RUN_DIR_VARIABLE} is {}, expected an absolute path, as {}", .path.display(), .absolute.display())]
+    Relative {
+        /// As it was given.
+        path: PathBuf,
+        /// What that is here.
+        absolute: PathBuf,
+    },
     /// A record does not say what one says.
     #[error("{}: {source}; expected a record of this version of capstan. The version that wrote it can detach the disk; remove the folder when that has gone", .path.display())]
     Unreadable {
@@ -152,6 +160,17 @@ pub fn run_dir() -> PathBuf {
     std::env::var_os(RUN_DIR_VARIABLE).map_or_else(|| PathBuf::from(RUN_DIR), PathBuf::from)
 }
 
+/// A serving process works in another folder, and so may the next command.
+fn check_absolute(run_dir: &Path) -> Result<(), RecordError> {
+    if run_dir.is_absolute() {
+        return Ok(());
+    }
+    Err(RecordError::Relative {
+        path: run_dir.to_owned(),
+        absolute: std::path::absolute(run_dir).unwrap_or_default(),
+    })
+}
+
 impl VolumeDir {
     /// Makes the folder of a new volume in `run_dir`, which is made if need be. Only its owner can
     /// look into either.
@@ -159,6 +178,7 @@ impl VolumeDir {
     /// # Errors
     /// [`RecordError`].
     pub fn create(run_dir: &Path) -> Result<Self, RecordError> {
+        check_absolute(run_dir)?;
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700);
         builder
@@ -284,6 +304,7 @@ pub type Found = (VolumeDir, Result<Option<Record>, RecordError>);
 /// [`RecordError`]: the folder cannot be read, or it is not root's or this user's alone; when there
 /// is none, there is no volume.
 pub fn volumes(run_dir: &Path) -> Result<Vec<Found>, RecordError> {
+    check_absolute(run_dir)?;
     let entries = match fs::read_dir(run_dir) {
         Ok(entries) => entries,
         Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
