@@ -70,8 +70,8 @@ impl Interrupts {
         Ok(self.next())
     }
 
-    /// Waits for one of `fds` or a second signal, as long as `patience`, where the first one has just
-    /// come: `true` when it has.
+    /// Waits for one of `fds` or a second signal, as long as `patience`, where the first one has
+    /// just come: `true` when a second has.
     pub(super) fn insist(&self, fds: &[BorrowedFd<'_>], patience: Duration) -> Result<bool> {
         let asked = Asked::now();
         loop {

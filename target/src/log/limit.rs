@@ -166,8 +166,8 @@ impl Repeats {
         now.duration_since(self.told) >= self.wait
     }
 
-    /// Whether it comes no more. What warns comes again with the next attempt of the same peer, which
-    /// may wait long for that: a host that is refused ten seconds (`--reconnect-delay`).
+    /// Whether it comes no more. What warns comes again with the next attempt of the same peer,
+    /// which may wait long for that: a host that is refused ten seconds (`--reconnect-delay`).
     fn has_stopped(&self, now: Instant) -> bool {
         let warns = self.line.level <= Level::WARN;
         let silence = if warns { LOG_REPEATS_EVERY } else { self.wait };
