@@ -73,7 +73,8 @@ impl Mount {
         let interrupts = Interrupts::take()?;
         let point = resolved(&self.mount_point).context("the mount point")?;
         let (dir, record) = self.volume.attach(Some(&point), &interrupts)?;
-        let mounted = self.mount(&record, &Tools::new(&interrupts, self.volume.patience()));
+        let tools = Tools::new(&interrupts, self.volume.patience());
+        let mounted = self.mount(&record, &tools);
         if mounted.is_ok() {
             interrupts.leave_to_the_kernel()?;
         }
@@ -89,7 +90,10 @@ impl Mount {
                 record.device.display(),
                 self.mount_point.display()
             )),
-            Err(error) => Err(force::give_up(&dir, &record, error, &interrupts)),
+            Err(error) => {
+                let error = tools.or_interrupted(error);
+                Err(force::give_up(&dir, &record, error, &interrupts))
+            }
         }
     }
 

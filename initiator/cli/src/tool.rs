@@ -1,6 +1,7 @@
 //! Tools of the system, which wait where a disk does not answer: each is given up after a time, or
 //! when a signal asks this process to end.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -9,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use capstan_initiator::front_ends::disk::process::unblock_signals;
 
 use super::interrupt::{Interrupted, Interrupts, wait_for};
@@ -23,6 +24,8 @@ pub(super) struct Tools<'a> {
     interrupts: Option<&'a Interrupts>,
     /// How long one may take that only looks at a disk.
     patience: Duration,
+    /// The signal that has ended one of them.
+    ended_by: Cell<Option<Interrupted>>,
 }
 
 impl<'a> Tools<'a> {
@@ -30,6 +33,18 @@ impl<'a> Tools<'a> {
         Self {
             interrupts: Some(interrupts),
             patience,
+            ended_by: Cell::new(None),
+        }
+    }
+
+    /// The error of a command that has run them: [`Interrupted`] where a signal has ended one of
+    /// them, whatever the command took that for.
+    pub(super) fn or_interrupted(&self, error: Error) -> Error {
+        match self.ended_by.get() {
+            Some(interrupted) if !error.is::<Interrupted>() => {
+                Error::new(interrupted).context(format!("{error:#}"))
+            }
+            _ => error,
         }
     }
 
@@ -57,6 +72,7 @@ impl<'a> Tools<'a> {
             Outcome::Ended(output) => Ok(output),
             Outcome::Interrupted(interrupted) => {
                 tool.give_up();
+                self.ended_by.set(Some(interrupted));
                 Err(interrupted.into())
             }
             Outcome::Late => {
@@ -78,7 +94,14 @@ impl<'a> Tools<'a> {
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let done = match self.interrupts {
-            Some(interrupts) => interrupts.unless_one_comes_within(self.patience, work)?,
+            Some(interrupts) => {
+                let done = interrupts.unless_one_comes_within(self.patience, work);
+                let interrupted = done.as_ref().err().and_then(Error::downcast_ref);
+                if let Some(&interrupted) = interrupted {
+                    self.ended_by.set(Some(interrupted));
+                }
+                done?
+            }
             None => Some(work()?),
         };
         done.with_context(|| {
@@ -96,6 +119,7 @@ impl Tools<'_> {
         Self {
             interrupts: None,
             patience,
+            ended_by: Cell::new(None),
         }
     }
 }
