@@ -553,3 +553,24 @@ fn a_backup_that_is_renamed_over_a_file_is_not_taken_for_it_in_silence() {
     let told = place.check();
     assert!(told.contains("another medium than it was"), "{told}");
 }
+
+/// A restart would not find it: no step that is named is one.
+#[test]
+fn a_file_that_is_deleted_is_to_be_copied_and_not_to_be_opened_anew() {
+    let place = Place::new();
+    let a = place.image("a");
+    place.configure(&[(&a, "nsid = 1")]);
+    let daemon = place.serve();
+    let known = daemon.log().len();
+    fs::remove_file(&a).unwrap();
+    signal(daemon.pid(), Signal::SIGHUP);
+    daemon.wait_for_log_after(
+        known,
+        &[
+            "goes on with what was opened at",
+            "Nothing is at that path now",
+            "copy it before, while no host writes (cp --sparse=always /proc/",
+        ],
+    );
+    assert!(daemon.stop().success());
+}

@@ -14,14 +14,31 @@ impl Watched {
     pub(super) fn away(&self) -> Option<String> {
         let (volume, place) = (self.store.name(), &self.place);
         let (subnqn, nsid) = (&self.subnqn, self.nsid);
-        matches!(place, Place::Deleted(_) | Place::Elsewhere(_)).then(|| {
-            format!(
-                "namespace {nsid} of {subnqn} goes on with what was opened at {volume}, which is {place}. {}: to serve what is \
-                 there as another namespace, {}",
-                self.at_its_path(),
+        // The path of others is not looked at, as it may not answer.
+        if !matches!(place, Place::Deleted(_) | Place::Elsewhere(_)) {
+            return None;
+        }
+        let next = match place {
+            _ if fs::symlink_metadata(&**volume).is_ok() => format!(
+                "to serve what is there as another namespace, {}",
                 Again(subnqn, nsid)
-            )
-        })
+            ),
+            // A restart would not find it.
+            Place::Deleted(kept) => format!(
+                "what hosts have is gone with the end of this process; to keep it, copy it before, while no host writes (cp \
+                 --sparse=always {} FILE)",
+                kept.display()
+            ),
+            Place::Elsewhere(kept) => {
+                let now = fs::read_link(kept).unwrap_or_default();
+                back(&now, Path::new(&**volume))
+            }
+            Place::AtPath | Place::Gone(_) => return None,
+        };
+        Some(format!(
+            "namespace {nsid} of {subnqn} goes on with what was opened at {volume}, which is {place}. {}: {next}",
+            self.at_its_path()
+        ))
     }
 
     /// What is at the path now, in words.
