@@ -5,10 +5,10 @@
 
 use std::collections::VecDeque;
 
-use capstan_initiator::ReplayWrites;
 use capstan_initiator::host::{
     Action, CommandData, Discovery, Host, HostConfig, SlotIndex, Status as HostStatus,
 };
+use capstan_initiator::{ReplayWrites, Transport};
 use capstan_nvme_proto::command::{AdminCommand, FabricsCommand};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
@@ -51,6 +51,10 @@ pub fn host(data: &[u8]) {
     let [flags, queues, entries, kato] = input.bytes();
     let nqn = |name| Nqn::new(name).expect("a name");
     let config = HostConfig {
+        transport: match flags & 8 {
+            0 => Transport::Rdma,
+            _ => Transport::Tcp,
+        },
         subnqn: nqn("nqn.2026-11.io.capstan:s"),
         hostnqn: nqn("nqn.2026-11.io.capstan:h"),
         hostid: HostId([1; 16]),
