@@ -7,7 +7,7 @@
 
 mod evidence;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::{io, mem};
@@ -15,6 +15,7 @@ use std::{io, mem};
 use anyhow::{anyhow, bail};
 use capstan_config::{Backing, Config, LbaSize, Namespace, Nqn, namespace_uuid};
 use capstan_nvme_proto::text::Count;
+use capstan_storage::MediumId;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -66,6 +67,9 @@ struct Known {
     uuid: Uuid,
     path: PathBuf,
     lba: u32,
+    /// What the file is known by wherever it is; empty where nothing lasts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    medium: BTreeMap<String, String>,
 }
 
 impl LbaSizes {
@@ -171,6 +175,7 @@ impl LbaSizes {
             uuid: name(subnqn, namespace),
             path: path.to_owned(),
             lba: lba_bytes,
+            medium: facts_at(path),
         };
         let table = self.table.as_ref().ok();
         let before = table.and_then(|table| table.known(new.uuid, path));
@@ -254,15 +259,26 @@ impl Default for LbaSizes {
 }
 
 impl Table {
-    /// By path, for the size is the file's; by UUID where the namespace's file has moved.
+    /// By what the file is known by, for the size is the file's; by its path where that is not
+    /// remembered, and by UUID where the namespace's file has moved.
     fn known(&self, uuid: Uuid, path: &Path) -> Option<&Known> {
+        let medium = MediumId::from(facts_at(path));
         let mut latest_first = self.namespace.iter().rev();
-        let by_path = latest_first.clone().find(|known| known.path == path);
-        by_path.or_else(|| latest_first.find(|known| known.uuid == uuid && !known.path.exists()))
+        let by_medium = latest_first
+            .clone()
+            .find(|known| known.is_on(&medium) == Some(true));
+        by_medium
+            .or_else(|| latest_first.clone().find(|known| known.path == path))
+            .or_else(|| latest_first.find(|known| known.uuid == uuid && !known.path.exists()))
     }
 
+    /// Another file that was at the same path is remembered further.
     fn add(&mut self, new: Known) {
-        self.namespace.retain(|known| known.path != new.path);
+        let medium = MediumId::from(new.medium.clone());
+        self.namespace.retain(|known| match known.is_on(&medium) {
+            Some(is_same) => !is_same,
+            None => known.path != new.path,
+        });
         self.namespace.push(new);
         let too_many = self.namespace.len().saturating_sub(LBA_SIZES_KEPT);
         self.namespace.drain(..too_many);
@@ -270,6 +286,14 @@ impl Table {
 }
 
 impl Known {
+    /// Whether it is of this medium; `None` where nothing lasting tells.
+    fn is_on(&self, medium: &MediumId) -> Option<bool> {
+        let noted = MediumId::from(self.medium.clone());
+        (noted.is_known() && medium.is_known())
+            .then(|| medium.is_same(&noted))
+            .flatten()
+    }
+
     fn size(&self) -> Option<LbaSize> {
         LbaSize::from_bytes(self.lba.into())
     }
@@ -316,6 +340,12 @@ pub(crate) fn out_of_reach(
             Count(tail_bytes, "byte")
         )
     })
+}
+
+/// What the file at `path` is known by; nothing where it cannot be looked at.
+fn facts_at(path: &Path) -> BTreeMap<String, String> {
+    let medium = MediumId::at(path);
+    medium.map_or_else(|_| BTreeMap::new(), |medium| medium.facts().clone())
 }
 
 /// What a namespace is called whatever it is on.

@@ -10,10 +10,13 @@ use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use clap::Args;
 
 use super::disk::find_device;
+use super::values::within;
 use super::volume::require_root;
 
 /// Between two looks at a controller that connects again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A day: the most that a reset can be waited for, in seconds.
+const TIMEOUT_MAX_S: u64 = 24 * 60 * 60;
 /// How long namespaces are looked for.
 const SCAN_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -23,7 +26,7 @@ pub(crate) struct Reset {
     /// The disk, as `attach` printed it and `list` shows it.
     device: PathBuf,
     /// Seconds to wait until the controller is live again; 0 does not wait.
-    #[arg(short, long, default_value_t = 30)]
+    #[arg(short, long, default_value_t = 30, value_parser = within::<u64>(0..=TIMEOUT_MAX_S))]
     timeout: u64,
 }
 

@@ -7,6 +7,7 @@ use capstan_nvme_proto::features::{
     AsyncEventConfiguration, FeatureId, FeatureSelect, NumberOfQueues,
 };
 use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use clap::Args;
 use serde_json::json;
 
@@ -26,7 +27,7 @@ pub(crate) struct GetFeature {
     #[arg(short = 'S', long, value_name = "N", default_value_t = 0, value_parser = within::<u8>(0..=3))]
     sel: u8,
     /// Namespace, for a feature of a namespace.
-    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 0)]
+    #[arg(short = 'N', long, value_name = "NSID", default_value_t = 0, value_parser = within(0..=NSID_BROADCAST))]
     namespace_id: u32,
     /// Command dword 11, for a feature of several values.
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse_number::<u32>)]

@@ -30,7 +30,7 @@ pub(crate) struct SmartLog {
     #[command(flatten)]
     connect: ConnectArgs,
     /// Namespace [default: the whole controller].
-    #[arg(short = 'N', long, value_name = "NSID", default_value_t = NSID_BROADCAST)]
+    #[arg(short = 'N', long, value_name = "NSID", default_value_t = NSID_BROADCAST, value_parser = within(0..=NSID_BROADCAST))]
     namespace_id: u32,
     #[command(flatten)]
     output: OutputArgs,

@@ -182,7 +182,9 @@ mod tests {
                 for value in ["-1", "x", "", "99999999999999999999999"] {
                     let words = ["capstan", name, &format!("--{long}={value}")];
                     let parsed = super::super::parse(words.into_iter().map(Into::into));
-                    let told = parsed.expect_err("more is needed, or less").to_string();
+                    // Names and paths are anything; most commands then lack something else.
+                    let Err(error) = parsed else { continue };
+                    let told = error.to_string();
                     for words in ["invalid digit", "too large to fit", "cannot parse"] {
                         assert!(!told.contains(words), "{name} --{long}={value}: {told}");
                     }

@@ -74,6 +74,25 @@ fn what_a_file_was_used_with_outlives_growth_moves_and_lines_that_go() {
 }
 
 #[test]
+fn a_file_that_another_one_has_taken_the_place_of_keeps_its_size() {
+    let root = tempfile::tempdir().unwrap();
+    let state = root.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    let sizes = || LbaSizes::in_folder(state.clone());
+    let path = image(root.path(), "a", MIB, &[]);
+    let first = namespace(&path, "a", "lba = 512");
+    remember(&mut sizes(), &first, 512);
+    let moved = root.path().join("moved");
+    std::fs::rename(&path, &moved).unwrap();
+    image(root.path(), "a", MIB, &[]);
+    let again = namespace(&path, "a", "lba = 4096");
+    remember(&mut sizes(), &again, 4096);
+    let of = |path: &Path| size(&sizes(), &namespace(path, "a", ""));
+    assert_eq!(of(&path), Some(LbaSize::B4096));
+    assert_eq!(of(&moved), Some(LbaSize::B512));
+}
+
+#[test]
 fn a_file_of_which_nothing_is_known_has_4096_unless_it_was_used_otherwise() {
     let root = tempfile::tempdir().unwrap();
     let remembers = LbaSizes::in_folder(root.path().to_owned());

@@ -5,9 +5,9 @@
 
 TARGET_ADDRESS=$KERNEL_ADDRESS
 NVMET=/sys/kernel/config/nvmet
+case $TARGET_PROVIDER in tcp) TRTYPE=tcp ;; *) TRTYPE=rdma ;; esac
 
 target_set_up() {
-    case $TARGET_PROVIDER in tcp) TRTYPE=tcp ;; *) TRTYPE=rdma ;; esac
     modprobe -a nvmet "nvmet-$TRTYPE"
     # shellcheck disable=SC2153 # of volumes.sh
     mkdir "$NVMET/subsystems/$SUBSYSTEM"
