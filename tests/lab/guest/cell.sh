@@ -3,7 +3,7 @@
 #
 #   use_link LINK      siw or rxe, over a link of its own (guest/link.sh)
 #   use_target NAME    capstan iwarp | capstan verbs | nvmet | nvmet tcp: starts it with the volumes of guest/volumes.sh
-#   use_host NAME      linux | capstan iwarp | capstan verbs | capstan tcp
+#   use_host NAME      linux | linux tcp | capstan iwarp | capstan verbs | capstan tcp
 #   run_cases NAME…    runs these cases, or all of the folders of cases/ whose names the cell's begins with
 #
 # Every case is a process of its own (guest/case.sh), and after each one nothing may be left behind: no controller, no
@@ -13,6 +13,8 @@
 set -euo pipefail
 
 export CELL TARGET TARGET_PROVIDER=none HOST HOST_PROVIDER=none HOST_ADDRESS LINK
+# What a Linux host connects by; and what the listener of a Capstan target has beside its address.
+export HOST_TRANSPORT=rdma LISTENER_OPTIONS=''
 CELL=$(basename "$0" .sh)
 # How long one case may take. Emulation on a busy machine is slow: this is for what hangs.
 CASE_SECONDS=${CASE_SECONDS:-240}
@@ -49,7 +51,10 @@ use_host() { # use_host linux | capstan PROVIDER
     HOST_PROVIDER=${2:-none}
     HOST_ADDRESS=$KERNEL_ADDRESS
     [ "$TARGET_ADDRESS" != "$KERNEL_ADDRESS" ] || HOST_ADDRESS=$CAPSTAN_ADDRESS
-    if [ "$HOST" = linux ]; then modprobe nvme-rdma; fi
+    if [ "$HOST" = linux ]; then
+        HOST_TRANSPORT=${2:-rdma} HOST_PROVIDER=none
+        modprobe "nvme-$HOST_TRANSPORT"
+    fi
 }
 
 run_cases() { # run_cases [NAME…]
@@ -87,7 +92,7 @@ warm_up() { # warm_up HOST
 }
 
 warm_up_linux() {
-    nvme discover -t rdma -a "$TARGET_ADDRESS" -s 4420 -w "$HOST_ADDRESS" "--hostnqn=$HOSTNQN" "--hostid=$HOSTID" >/dev/null
+    nvme discover -t "$HOST_TRANSPORT" -a "$TARGET_ADDRESS" -s 4420 -w "$HOST_ADDRESS" "--hostnqn=$HOSTNQN" "--hostid=$HOSTID" >/dev/null
 }
 
 warm_up_capstan() {

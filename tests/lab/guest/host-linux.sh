@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced in the guest by case.sh: the Linux host, nvme-rdma with nvme-cli and fio.
+# Sourced in the guest by case.sh: the Linux host, nvme-rdma or nvme-tcp with nvme-cli and fio.
 #
 #   connect [KEY=VALUE,…]   connects to $SUBSYSTEM as $HOSTNQN and sets $CONTROLLER (nvme0)
 #   disk NSID               sets $DISK (/dev/nvme0n1)
@@ -8,7 +8,7 @@
 # case `connect`), and output is taken apart by the shell.
 
 # shellcheck disable=SC2034 # for the cases
-PORTAL=(-t rdma -a "$TARGET_ADDRESS" -s 4420 -w "$HOST_ADDRESS")
+PORTAL=(-t "$HOST_TRANSPORT" -a "$TARGET_ADDRESS" -s 4420 -w "$HOST_ADDRESS")
 CONTROLLER='' DISK=''
 
 # shellcheck disable=SC2153 # of volumes.sh
@@ -24,7 +24,7 @@ connect_as() { # connect_as HOSTNQN HOSTID SUBNQN KEY=VALUE,…
 # One connect, in the words of the kernel.
 fabrics() {
     exec 3<>/dev/nvme-fabrics
-    printf '%s' "transport=rdma,traddr=$TARGET_ADDRESS,trsvcid=4420,host_traddr=$HOST_ADDRESS,$1" >&3 || return 1
+    printf '%s' "transport=$HOST_TRANSPORT,traddr=$TARGET_ADDRESS,trsvcid=4420,host_traddr=$HOST_ADDRESS,$1" >&3 || return 1
     cat <&3
     exec 3>&-
 }

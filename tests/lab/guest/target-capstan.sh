@@ -5,7 +5,7 @@
 TARGET_ADDRESS=$CAPSTAN_ADDRESS
 TARGET_LOG=$RUN/target.log
 
-# The configuration, with the lines of $TARGET_OPTIONS in [target] and of $SUBSYSTEM_OPTIONS in the first [[subsystem]]; with an argument,
+# The configuration, with the lines of $TARGET_OPTIONS in [target], of $LISTENER_OPTIONS in [[listener]] and of $SUBSYSTEM_OPTIONS in the first [[subsystem]]; with an argument,
 # with NSID 5 as well, which is $DISK_5 or /dev/lab5, with the lines of $NAMESPACE_5_OPTIONS.
 target_configuration() {
     cat <<TOML
@@ -17,6 +17,7 @@ ${TARGET_OPTIONS:-}
 [[listener]]
 address = "$TARGET_ADDRESS"
 provider = "$TARGET_PROVIDER"
+${LISTENER_OPTIONS:-}
 
 [[subsystem]]
 nqn = "$SUBSYSTEM"

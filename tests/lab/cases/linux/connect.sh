@@ -6,7 +6,7 @@ try() { # try QUEUES OPTION…
     nvme connect "${PORTAL[@]}" "--hostnqn=$HOSTNQN" "--hostid=$HOSTID" -n "$SUBSYSTEM" "$@"
     CONTROLLER=$(basename "$(ls -d /sys/class/nvme/nvme*)")
     equal "state" "$(state)" live
-    equal "transport" "$(cat "/sys/class/nvme/$CONTROLLER/transport")" rdma
+    equal "transport" "$(cat "/sys/class/nvme/$CONTROLLER/transport")" "$HOST_TRANSPORT"
     # The admin queue is counted, too.
     equal "queues" "$(cat "/sys/class/nvme/$CONTROLLER/queue_count")" $((queues + 1))
     equal "entries of a queue" "$(cat "/sys/class/nvme/$CONTROLLER/sqsize")" 31

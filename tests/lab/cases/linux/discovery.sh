@@ -7,7 +7,7 @@ log "$HOSTNQN" "$HOSTID" >any
 # The entry of the subsystem: from its own "=====" line on.
 awk -v nqn="$SUBSYSTEM" 'BEGIN { RS = "=====" } $0 ~ "subnqn: +" nqn "\n"' any >entry
 values entry <<EXPECTED
-trtype:  rdma
+trtype:  $HOST_TRANSPORT
 adrfam:  ipv4
 subtype: nvme subsystem
 trsvcid: 4420
