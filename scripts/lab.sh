@@ -14,7 +14,7 @@
 #   --within MINUTES what has not run by then has failed
 #   --rounds N       cases that repeat themselves do so N times, in place of two
 #
-# Prints a line per case (`PASS cell/case 12 s`, `FAIL cell/case: why`, `SKIPPED cell: why`) and the sum; exit status
+# Prints a line per case (`PASS cell/case 12 s`, `FAIL cell/case: why`, `SKIPPED cell: why`, `SKIPPED cell/case: why`) and the sum; exit status
 # 1 when one failed. Installs and builds what is missing; what is large stays in $CAPSTAN_LAB_CACHE (default
 # /var/cache/capstan-lab), and so do the logs and kernel messages of what failed. Needs Debian 12 and root.
 #

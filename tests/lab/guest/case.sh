@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # In the guest: runs one case file in a shell that has the words below, those of the cell's target (target-*.sh) and
-# those of its host (host-*.sh). Exit status 0, or another when it failed; the reason goes to $RUN/why.
+# those of its host (host-*.sh). Exit status 0, 77 when it was skipped, or another when it failed; the reason goes to $RUN/why.
 #
 #   case.sh FILE
 set -euo pipefail
@@ -21,6 +21,12 @@ fail() {
     because "$*"
     printf 'FAIL: %s\n' "$*" >&2
     exit 1
+}
+
+# What the case tries cannot be tried here: `SKIPPED cell/case: REASON`.
+skip() { # skip REASON
+    because "$*"
+    exit 77
 }
 
 # equal WHAT ACTUAL EXPECTED

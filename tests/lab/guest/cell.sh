@@ -117,6 +117,7 @@ result() { # result NAME BEGAN COMMAND…
     [ ! -s "$RUN/why" ] || why=$(head -1 "$RUN/why")
     case $status in
         0) verdict=PASS ;;
+        77) verdict=SKIPPED ;;
         124 | 137) verdict=FAIL why="not over after $CASE_SECONDS s" ;;
         *) verdict=FAIL why=${why:-"it ended with status $status"} ;;
     esac

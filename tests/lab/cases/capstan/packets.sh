@@ -1,10 +1,9 @@
 # shellcheck shell=bash
 # Seen on the wire: a READ is one RDMA WRITE and the response; a small write has its data in the capsule; a large one is
 # pulled by RDMA READ.
-if [ "$HOST_PROVIDER" = tcp ]; then
-    echo "no decoder of NVMe/TCP's PDUs is here: the golden bytes of transport/tests have them"
-    exit 0
-fi
+case $HOST_PROVIDER in
+    tcp) skip "there is no decoder of NVMe/TCP's PDUs here: the golden bytes of transport/tests have them" ;;
+esac
 capture
 random small 4096
 random large 32768
