@@ -18,9 +18,12 @@ icdoff:    0
 ofcs:      1
 fuses:     0
 EXPECTED
-# Keyed SGLs, and data in the capsule at an offset (SGLS bits 2 and 20).
+# Data in the capsule at an offset (SGLS bit 20); and keyed SGLs (bit 2), or those of the transport (bit 21).
 sgls=$(value sgls ctrl)
-equal "SGLS bits 0, 2 and 20" $((sgls & 0x100005)) $((0x100005))
+case $HOST_TRANSPORT in
+    tcp) equal "SGLS bits 0, 2, 20 and 21" $((sgls & 0x300005)) $((0x300001)) ;;
+    *) equal "SGLS bits 0, 2, 20 and 21" $((sgls & 0x300005)) $((0x100005)) ;;
+esac
 [ "$(value ioccsz ctrl)" -ge 260 ] || fail "ioccsz is $(value ioccsz ctrl), expected room for 4096 bytes of data"
 
 nvme list-ns "$c" >list
