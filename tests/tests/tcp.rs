@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
+use capstan_initiator::{Controller, Transport};
 use capstan_nvme_proto::command::{
     AdminCommand, GetLogPage, Identify, IoCommand, LbaRange, Read, Write,
 };
@@ -13,6 +14,7 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::Digests;
+use capstan_tests::host::options;
 use capstan_tests::target::{SUBNQN, TestTarget};
 use capstan_tests::tcp_host::{Asked, Data, TcpHost, TcpQueue, enable};
 use capstan_tests::wire_host::{self, WireHost, connect_data};
@@ -59,6 +61,35 @@ fn pattern(seed: u8, lbas: u32) -> Vec<u8> {
 
 fn is_success(cqe: &capstan_nvme_proto::cqe::Cqe) {
     assert!(cqe.status().is_success(), "{:?}", cqe.status());
+}
+
+/// The host of this project, by the transport it is told and by the one it finds.
+#[test]
+fn the_library_reads_what_it_has_written_over_either_transport() {
+    for (transports, transport) in [
+        (BOTH, Transport::Tcp),
+        (BOTH, Transport::Auto),
+        ("[\"tcp\"]", Transport::Auto),
+    ] {
+        for digest in [false, true] {
+            let target = target(transports, "ram = \"16MiB\"");
+            let mut options = options(target.addresses[0], 1);
+            (options.transport, options.header_digest) = (transport, digest);
+            options.data_digest = digest;
+            let controller = Controller::connect(options).expect("connects");
+            let volume = controller.volume_blocking(1).expect("a volume").blocking();
+            for (seed, lbas) in [(1, 1), (2, 3), (3, 32), (4, 200)] {
+                let bytes = pattern(seed, lbas);
+                volume.write(4096, &bytes).expect("writes");
+                volume.flush().expect("flushes");
+                let mut found = vec![0; bytes.len()];
+                volume.read(4096, &mut found).expect("reads");
+                assert!(found == bytes, "{transports} {transport:?}, {lbas} LBAs");
+            }
+            controller.close().into_result().expect("ends in order");
+            target.stop();
+        }
+    }
 }
 
 /// Writes and reads of all sizes, in the capsule and pulled, to memory and to a file.
