@@ -1,5 +1,5 @@
-//! What a user who is not root may not do: the thing at fault is named, and advice that would not
-//! help is not given.
+//! Commands of an unprivileged user: each refusal names the thing at fault, and gives only advice
+//! that this user can take.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
