@@ -1,8 +1,10 @@
 //! File systems and loop devices for tests that need a medium with a mind of its own. All of it
 //! needs root.
 
+use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -28,11 +30,51 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     Err(format!("{program} {arguments}: {}", error.trim()))
 }
 
-/// Gives this test, and the programs that it starts, mounts of their own, which go with them.
+/// Runs a command without the mounts below the temporary folders of tests (tempfile's names), but
+/// with the one at `$1`.
+const LEAVE_OTHER_TESTS: &str = r#"
+kept=$1
+shift
+for at in $(cut -d' ' -f2 /proc/mounts); do
+    case "$at" in
+        "$kept") ;;
+        "${TMPDIR:-/tmp}"/.tmp*) umount --lazy "$at" 2>/dev/null ;;
+    esac
+done
+exec "$@"
+"#;
+
+/// The words before a command that give it mounts of its own: of those below temporary folders only
+/// the one at `kept`. A copy of another test's mount would keep its disk.
+#[must_use]
+pub fn in_own_mounts(kept: &Path) -> [&str; 9] {
+    let kept = utf8(kept);
+    [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        LEAVE_OTHER_TESTS,
+        "sh",
+        kept,
+    ]
+}
+
+thread_local! {
+    static HAS_OWN_MOUNTS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Gives this test, and the programs that it starts, mounts of their own, which go with them; does
+/// nothing when it has them. Mounts of other tests are not among them: they would keep their disks.
 ///
 /// # Panics
 /// Without root.
 pub fn own_mounts() {
+    if HAS_OWN_MOUNTS.replace(true) {
+        return;
+    }
     let none = None::<&str>;
     unshare(CloneFlags::CLONE_NEWNS)
         .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none))
@@ -42,6 +84,8 @@ pub fn own_mounts() {
                  cargo nextest run -E 'not test(/^root_/)'"
             )
         });
+    let left = run("sh", &["-c", LEAVE_OTHER_TESTS, "sh", "", "true"]);
+    left.expect("the mounts of other tests can be left");
 }
 
 /// A loop device, detached at the end.
@@ -173,6 +217,9 @@ impl Thin {
     #[must_use]
     pub fn freeze(&self) -> Frozen {
         let at = self.folder.path().join("at");
+        let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
+        // Where nothing is mounted this would stop the machine.
+        assert_ne!(device(&at), device(self.folder.path()), "it is mounted");
         run("fsfreeze", &["--freeze", utf8(&at)]).expect("it is frozen");
         Frozen(at)
     }

@@ -1,5 +1,6 @@
 //! The two programs, as processes.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,6 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::process::wait_until_stopped;
 use crate::target::SUBNQN;
 
 /// A program of this workspace, beside the tests that were built with it.
@@ -50,13 +52,17 @@ pub fn own_address() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(127, number, high, low), 4420))
 }
 
-/// Sends a signal to a process this test started.
+/// Sends a signal to a process this test started. One that is to stop has stopped then: its threads
+/// go on for a moment, in which a target still answers what is sent.
 ///
 /// # Panics
-/// When it is not there.
+/// When it is not there, or does not stop.
 pub fn signal(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid"));
-    kill(pid, signal).expect("the process is there");
+    let to = Pid::from_raw(i32::try_from(pid).expect("a pid"));
+    kill(to, signal).expect("the process is there");
+    if signal == Signal::SIGSTOP {
+        wait_until_stopped(pid);
+    }
 }
 
 /// `capstan-target serve`; killed when it is dropped.
@@ -306,6 +312,12 @@ rm -rf --one-file-system "$1"
 /// ones: their targets give the same names to different volumes.
 pub const CLAIMS: &str = "CAPSTAN_CLAIM_DIR";
 
+fn mount_point(machine: &Path) -> PathBuf {
+    let mut name = OsString::from("mnt");
+    name.push(machine.file_name().unwrap_or_default());
+    machine.join(name)
+}
+
 /// A machine that runs `capstan`, with a state folder of its own.
 pub struct Machine {
     dir: PathBuf,
@@ -321,8 +333,8 @@ impl Machine {
     #[must_use]
     pub fn new(target: SocketAddr) -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder").keep();
-        for folder in ["mnt", "claims"] {
-            fs::create_dir(dir.join(folder)).expect("a folder");
+        for folder in [mount_point(&dir), dir.join("claims")] {
+            fs::create_dir(folder).expect("a folder");
         }
         let take_down = Command::new("setpriv")
             .args(["--pdeathsig", "TERM", "setsid", "sh", "-c", TAKE_DOWN])
@@ -347,10 +359,11 @@ impl Machine {
         self.dir.join(name)
     }
 
-    /// Where volumes are mounted.
+    /// Where volumes are mounted: a folder whose name no other machine's mount point ends with, as
+    /// an overlay of relative folders is taken for one on every disk whose mount point fits its names.
     #[must_use]
     pub fn mount_point(&self) -> PathBuf {
-        self.path("mnt")
+        mount_point(&self.dir)
     }
 
     /// `capstan COMMAND ARGS`, to be run.

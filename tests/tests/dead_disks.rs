@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use capstan_tests::disks::in_own_mounts;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, program, shell, signal, told, tool, utf8,
 };
@@ -142,9 +143,12 @@ fn a_dead_disk_that_others_use_says_what_uses_it_and_what_comes_then() {
     let machine = &scene.machine;
     let device = machine.attach(&[]);
     let script = "mount \"$0\" \"$1\" && echo && read -r _";
-    let mut container = Command::new("unshare")
-        .args(["--mount", "sh", "-c", script, utf8(&device)])
-        .arg(machine.mount_point())
+    let mount_point = machine.mount_point();
+    let [unshare, own_mounts @ ..] = in_own_mounts(&mount_point);
+    let mut container = Command::new(unshare)
+        .args(own_mounts)
+        .args(["sh", "-c", script, utf8(&device)])
+        .arg(&mount_point)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

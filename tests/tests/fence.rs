@@ -20,7 +20,6 @@ use capstan_nvme_proto::status::Status;
 use capstan_rdma::iwarp::Config;
 use capstan_storage::Gate;
 use capstan_tests::host::options;
-use capstan_tests::process::wait_until_stopped;
 use capstan_tests::program::{Daemon, own_address, signal, utf8};
 use capstan_tests::proxy::{Direction, Flow, Proxy};
 use capstan_tests::target::{SUBNQN, TestTarget};
@@ -235,7 +234,6 @@ fn a_write_that_a_stopped_target_had_not_read_ends_before_its_host_goes_on() {
         let daemon = Daemon::start("ram:64MiB", 4096, at);
         let mut old = WireHost::connect_through(scene.wire(), at, connect_data(1));
         signal(daemon.pid(), Signal::SIGSTOP);
-        wait_until_stopped(daemon.pid());
         let data = [1; 64 * LBA_BYTES];
         let cid = old.send(Queue::Io, write(LARGE), Data::Pulled(&data));
         signal(daemon.pid(), Signal::SIGCONT);
@@ -259,7 +257,6 @@ fn a_write_with_the_end_of_its_connection_behind_it_is_carried_out_before_its_ho
         let daemon = Daemon::start("ram:64MiB", 4096, at);
         let mut old = WireHost::connect_through(scene.wire(), at, connect_data(1));
         signal(daemon.pid(), Signal::SIGSTOP);
-        wait_until_stopped(daemon.pid());
         old.send(Queue::Io, write(FIRST), Data::InCapsule(&[1; LBA_BYTES]));
         drop(old);
         signal(daemon.pid(), Signal::SIGCONT);

@@ -98,7 +98,7 @@ impl Commands {
         let running = COMMANDS[..count].iter().enumerate().map(|(number, line)| {
             let mut words: Vec<&str> = line.split(' ').collect();
             let command = words.remove(0);
-            let mount_point = machine.path(&format!("mnt/{number}"));
+            let mount_point = machine.mount_point().join(number.to_string());
             fs::create_dir(&mount_point).expect("a folder");
             for word in &mut words {
                 if *word == "MOUNT_POINT" {

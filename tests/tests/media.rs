@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use capstan_initiator::{Controller, IoError};
 use capstan_nvme_proto::status::Status;
+use capstan_tests::disks::in_own_mounts;
 use capstan_tests::host::options;
 use capstan_tests::lossy::{is_write_fault, reload};
 use capstan_tests::program::{
@@ -475,8 +476,9 @@ fn root_a_full_file_system_is_said_once_however_many_writes_find_it_full() {
         "mount -t tmpfs -o size=2m none \"$0\" && truncate -s 16M \"$0/full.img\" && exec \"$@\"";
     let at = own_address();
     let (listen, folder) = (at.to_string(), utf8(folder.path()));
+    let own_mounts = in_own_mounts(folder.as_ref());
     let daemon = Daemon::serve_under(
-        &["unshare", "--mount", "sh", "-c", script, folder],
+        &[&own_mounts[..], &["sh", "-c", script, folder]].concat(),
         &[
             "--provider",
             "iwarp",

@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use capstan_tests::disks::in_own_mounts;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, told, tool, utf8,
 };
@@ -221,9 +222,12 @@ fn a_mount_that_only_another_namespace_sees_is_named() {
     let machine = Machine::new(at);
     let device = machine.attach(&[]);
     let script = "mount \"$0\" \"$1\" && echo && read -r _";
-    let mut container = std::process::Command::new("unshare")
-        .args(["--mount", "sh", "-c", script, utf8(&device)])
-        .arg(machine.mount_point())
+    let mount_point = machine.mount_point();
+    let [unshare, own_mounts @ ..] = in_own_mounts(&mount_point);
+    let mut container = std::process::Command::new(unshare)
+        .args(own_mounts)
+        .args(["sh", "-c", script, utf8(&device)])
+        .arg(&mount_point)
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .spawn()
@@ -246,19 +250,6 @@ fn a_mount_that_only_another_namespace_sees_is_named() {
     machine.assert_clean(&device);
 }
 
-/// Has mounts of its own, as a service may: the one at `$0` is kept, and those of other tests below
-/// `$1` are not, which would keep their disks.
-const KEEP_ONE_MOUNT: &str = r#"
-for at in $(cut -d' ' -f2 /proc/mounts); do
-    case "$at" in
-        "$0") ;;
-        "$1"/*) umount --lazy "$at" 2>/dev/null ;;
-    esac
-done
-echo
-read -r _
-"#;
-
 #[test]
 fn an_unmount_names_the_mount_that_another_namespace_keeps() {
     let test = "an_unmount_names_the_mount_that_another_namespace_keeps";
@@ -274,11 +265,10 @@ fn an_unmount_names_the_mount_that_another_namespace_keeps() {
         let point = machine.mount_point();
         machine.mount(&[]);
         let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
-        let mut container = std::process::Command::new("unshare")
-            .args(["--mount", "--propagation", "private"])
-            .args(["sh", "-c", KEEP_ONE_MOUNT])
-            .arg(&point)
-            .arg(std::env::temp_dir())
+        let [unshare, own_mounts @ ..] = in_own_mounts(&point);
+        let mut container = std::process::Command::new(unshare)
+            .args(own_mounts)
+            .args(["sh", "-c", "echo && read -r _"])
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
@@ -332,8 +322,10 @@ fn an_unmount_by_force_writes_what_still_uses_the_file_system_has_not_written() 
             "echo && read -r _ && echo precious >{}/file && echo && read -r _",
             utf8(&point)
         );
-        let mut container = std::process::Command::new("unshare")
-            .args(["--mount", "--propagation", "private", "sh", "-c", &write])
+        let [unshare, own_mounts @ ..] = in_own_mounts(&point);
+        let mut container = std::process::Command::new(unshare)
+            .args(own_mounts)
+            .args(["sh", "-c", &write])
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
@@ -382,13 +374,15 @@ fn an_overlay_of_relative_folders_is_named_and_loses_nothing() {
     let point = machine.mount_point();
     machine.mount(&[]);
     let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
-    for name in ["low", "over", "mnt/u", "mnt/w"] {
+    let relative = utf8(point.file_name().unwrap().as_ref());
+    let (upper, work) = (format!("{relative}/u"), format!("{relative}/w"));
+    for name in ["low", "over", &upper, &work] {
         folder(&machine, name);
     }
     let over = machine.path("over");
-    let options = "lowerdir=low,upperdir=mnt/u,workdir=mnt/w";
+    let options = format!("lowerdir=low,upperdir={upper},workdir={work}");
     let mounted = std::process::Command::new("mount")
-        .args(["-t", "overlay", "overlay", "-o", options, "over"])
+        .args(["-t", "overlay", "overlay", "-o", &options, "over"])
         .current_dir(machine.path(""))
         .output();
     told(&mounted.unwrap());

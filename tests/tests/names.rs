@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use capstan_tests::disks::in_own_mounts;
 use capstan_tests::program::{Daemon, complaint, own_address, program, told, utf8};
 use capstan_tests::target::SUBNQN;
 use nix::unistd::geteuid;
@@ -25,17 +26,24 @@ fn may_have_hosts() -> bool {
 }
 
 /// The words before a command that run it with `hosts` as its hosts file.
-fn under(hosts: &Path) -> [String; 5] {
-    let script = format!("mount --bind {} /etc/hosts && exec \"$@\"", utf8(hosts));
-    ["unshare", "-m", "sh", "-c", &script].map(ToOwned::to_owned)
+fn under(hosts: &Path) -> Vec<&str> {
+    let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    [
+        &in_own_mounts(hosts)[..],
+        &["sh", "-c", script, utf8(hosts)],
+    ]
+    .concat()
+}
+
+fn command_under(hosts: &Path, name: &str) -> Command {
+    let words = under(hosts);
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).arg(program(name));
+    command
 }
 
 fn list_ns(hosts: &Path, at: SocketAddr, more: &[&str]) -> Output {
-    let [unshare, rest @ ..] = under(hosts);
-    Command::new(unshare)
-        .args(rest)
-        .arg("sh")
-        .arg(program("capstan"))
+    command_under(hosts, "capstan")
         .args(["list-ns", "-t", "rdma", "-a", "two.test", "-n", SUBNQN])
         .args(["--provider", "iwarp", "-s", &at.port().to_string()])
         .args(more)
@@ -89,11 +97,7 @@ fn after_a_loss_the_other_addresses_are_tried_too() {
     fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
     let (one, other) = (own_address(), own_address());
     let first = Daemon::start(utf8(&image), 4096, one);
-    let [unshare, rest @ ..] = under(&hosts(dir.path(), &[one, other]));
-    let bench = Command::new(unshare)
-        .args(rest)
-        .arg("sh")
-        .arg(program("capstan"))
+    let bench = command_under(&hosts(dir.path(), &[one, other]), "capstan")
         .args([
             "bench",
             "-a",
@@ -179,9 +183,6 @@ fn a_target_listens_at_every_address_of_a_name_that_is_its_machines() {
     let (one, other) = (own_address(), own_address());
     let elsewhere = "192.0.2.7:4420".parse().unwrap();
     let file = hosts(dir.path(), &[elsewhere, one, other]);
-    let mut prefix: Vec<String> = under(&file).into();
-    prefix.push("sh".to_owned());
-    let prefix: Vec<&str> = prefix.iter().map(String::as_str).collect();
     let export = [
         "--export",
         "ram:16MiB",
@@ -190,7 +191,7 @@ fn a_target_listens_at_every_address_of_a_name_that_is_its_machines() {
         "--listen",
         "two.test",
     ];
-    let daemon = Daemon::serve_under(&prefix, &export);
+    let daemon = Daemon::serve_under(&under(&file), &export);
     let log = daemon.log().join("\n");
     for at in [one, other] {
         assert!(log.contains(&at.to_string()), "{log}");
@@ -204,11 +205,7 @@ fn a_target_listens_at_every_address_of_a_name_that_is_its_machines() {
     assert!(daemon.stop().success());
 
     let file = hosts(dir.path(), &[elsewhere]);
-    let [unshare, rest @ ..] = under(&file);
-    let output = Command::new(unshare)
-        .args(rest)
-        .arg("sh")
-        .arg(program("capstan-target"))
+    let output = command_under(&file, "capstan-target")
         .args(["serve", "--allow-any-host"])
         .args(export)
         .output()

@@ -11,7 +11,6 @@ use capstan_initiator::{BlockingVolume, Controller, Options, Preference};
 use capstan_storage::Gate;
 use capstan_tests::disks::{Thin, own_mounts, waits_for_disk};
 use capstan_tests::host::options;
-use capstan_tests::process::wait_until_stopped;
 use capstan_tests::program::{Daemon, own_address, signal, utf8};
 use capstan_tests::proxy::{Direction, Flow, Proxy};
 use capstan_tests::target::{SUBNQN, TestTarget};
@@ -177,7 +176,6 @@ fn root_a_write_that_a_stopped_target_had_not_read_does_not_undo_a_later_one() {
     volume.flush().expect("flushes");
 
     signal(daemon.pid(), Signal::SIGSTOP);
-    wait_until_stopped(daemon.pid());
     let frozen = thin.freeze();
     thread::scope(|scope| {
         let writes = scope.spawn(|| {

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use capstan_tests::disks::{Unanswered, own_mounts};
+use capstan_tests::disks::{Unanswered, in_own_mounts, own_mounts};
 use capstan_tests::lossy::{
     STATE, connect, namespace, reload, serve_in, variables, write_configuration,
 };
@@ -237,9 +237,9 @@ fn root_a_state_folder_of_another_user_or_that_is_full_or_read_only_is_told() {
         "mount -t tmpfs -o size=1m none {0} && truncate -s 0 {0}/a && head -c 512K /dev/zero >{0}/a && exec \"$@\"",
         utf8(&state)
     );
-    let in_mount: [&str; 4] = ["unshare", "--mount", "sh", "-c"];
-    let read_only = [&in_mount[..], &[&read_only, "sh"]].concat();
-    let full = [&in_mount[..], &[&full, "sh"]].concat();
+    let own_mounts = in_own_mounts(&state);
+    let read_only = [&own_mounts[..], &["sh", "-c", &read_only, "sh"]].concat();
+    let full = [&own_mounts[..], &["sh", "-c", &full, "sh"]].concat();
     for (tool, words, by_check) in [
         (
             nobody,
