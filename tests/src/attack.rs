@@ -1,6 +1,7 @@
 //! What attacks over the raw wire have in common: the attacker's side of a connection, byte by
 //! byte, and the permitted host that must not notice.
 
+pub mod file_target;
 mod sharing;
 
 use std::fmt;

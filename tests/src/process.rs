@@ -100,13 +100,14 @@ pub fn thread_stats(pid: u32) -> Vec<String> {
     tasks.filter_map(|task| stat(task.ok()?)).collect()
 }
 
-/// Waits until no thread of a process runs, which was sent SIGSTOP.
+/// Waits until no thread of a process runs, which was sent SIGSTOP: each is stopped, has ended, or
+/// waits for a disk and stops when that answers.
 ///
 /// # Panics
 /// When one still does after ten seconds.
 pub fn wait_until_stopped(pid: u32) {
     let start = Instant::now();
-    let stands = |stat: &String| stat.contains(") T ");
+    let stands = |stat: &String| !stat.contains(") R ") && !stat.contains(") S ");
     while !thread_stats(pid).iter().all(stands) {
         assert!(start.elapsed() < Duration::from_secs(10), "{pid} goes on");
         std::thread::sleep(Duration::from_millis(1));

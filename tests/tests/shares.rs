@@ -2,7 +2,6 @@
 //! connection ends.
 
 use std::net::{IpAddr, Shutdown, SocketAddr};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,81 +11,18 @@ use capstan_nvme_proto::command::{Abort, AdminCommand, IoCommand, LbaRange, Read
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::iwarp::Config;
-use capstan_tests::attack::{
-    ELSEWHERE, Stranger, connect_capsule, endure, is_full, sources, tolerance,
+use capstan_tests::attack::file_target::{
+    BUSY, FileTarget, PRESSED, STALLED, attackers, pause, withstand,
 };
+use capstan_tests::attack::{ELSEWHERE, Stranger, connect_capsule};
 use capstan_tests::host::options;
-use capstan_tests::program::{CLAIMS, Daemon, own_address, program, signal, utf8};
-use capstan_tests::target::SUBNQN;
 use capstan_tests::wire_host::{Data, Queue, Wire, WireHost, connect_data};
-use nix::sys::signal::Signal;
 use zerocopy::IntoBytes;
 
 const LBA_BYTES: u32 = 4096;
 const MIB: u32 = 1 << 20;
 /// Nearly as many as a queue of [`WireHost`] takes.
 const LARGE: u8 = 30;
-/// How long a host may leave everything as it is, as the target's limits say, and some more on a
-/// busy machine.
-const STALLED: Duration = Duration::from_secs(10);
-const BUSY: Duration = Duration::from_secs(20);
-/// The bound while others wait for buffers is a fifth of that.
-const PRESSED: Duration = Duration::from_secs(2);
-
-/// A target whose one namespace is a file, so that reads take buffers: `data_mib` of them on its
-/// one reactor.
-struct FileTarget {
-    daemon: Daemon,
-    at: SocketAddr,
-    _dir: tempfile::TempDir,
-}
-
-impl FileTarget {
-    fn start(data_mib: u32) -> Self {
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        let (volume, config) = (dir.path().join("volume"), dir.path().join("config.toml"));
-        let file = std::fs::File::create(&volume).expect("a file");
-        file.set_len(64 << 20).expect("a sparse file");
-        let at = own_address();
-        let text = format!(
-            "[target]\nreactors = 1\nmemory_budget = \"{}MiB\"\n\
-             [[listener]]\naddress = \"{}\"\nprovider = \"iwarp\"\n\
-             [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
-             [[subsystem.namespace]]\npath = \"{}\"\nlba = 4096\n",
-            4 * data_mib,
-            at.ip(),
-            utf8(&volume)
-        );
-        std::fs::write(&config, text).expect("a configuration");
-        let daemon = Daemon::serve(&["--config", utf8(&config)]);
-        Self {
-            daemon,
-            at,
-            _dir: dir,
-        }
-    }
-
-    /// Waits for a line of the log with all of `words`, for longer than the target waits for a
-    /// host.
-    fn wait_for_log(&self, words: &[&str]) -> String {
-        let start = Instant::now();
-        loop {
-            let log = self.daemon.log();
-            let line = log
-                .iter()
-                .find(|line| words.iter().all(|word| line.contains(word)));
-            if let Some(line) = line {
-                return line.clone();
-            }
-            let waited = start.elapsed();
-            assert!(
-                waited < STALLED + BUSY,
-                "no line with {words:?} in {log:#?}"
-            );
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
 
 fn mebibyte(n: u8) -> LbaRange {
     let nlb = MIB / LBA_BYTES;
@@ -272,43 +208,6 @@ fn wait_until_connects(options: &Options) {
     }
 }
 
-/// Hosts of an attack, and numbers that no permitted host has.
-fn attackers() -> std::ops::Range<u8> {
-    100..if is_full() { 124 } else { 106 }
-}
-
-/// How long an attack is looked at.
-fn length() -> Duration {
-    Duration::from_secs(if is_full() { 20 } else { 3 })
-}
-
-/// Waits for the end of an attack, or of its round.
-fn pause(stop: &AtomicBool, round: Duration) {
-    let start = Instant::now();
-    while !stop.load(Ordering::Relaxed) && start.elapsed() < round {
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// Runs an attack from either address, and checks what permitted hosts see of it.
-fn withstand(name: &str, attack: impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send + 'static) {
-    for source in sources() {
-        let target = FileTarget::start(if is_full() { 16 } else { 8 });
-        // The rings and the heap are used as far as the attack uses them.
-        let warm_up = if is_full() { STALLED } else { PRESSED / 4 };
-        let at = target.at;
-        let figures = endure(
-            (target.daemon.pid(), at),
-            length(),
-            move |stop| attack(at, source.into(), stop),
-            move || thread::sleep(warm_up),
-        );
-        eprintln!("{name} from {source}: {figures}");
-        figures.assert_kept(tolerance());
-        assert!(target.daemon.stop().success());
-    }
-}
-
 /// Hosts with large commands that they leave as they are, again and again.
 fn left(what: Leaves, link: Link) -> impl Fn(SocketAddr, IpAddr, &AtomicBool) + Copy + Send {
     move |at, source, stop| {
@@ -434,68 +333,4 @@ fn half_closed_connections_are_withstood() {
             drop(closed);
         }
     });
-}
-
-/// `capstan bench`, which is killed when it is dropped.
-struct Bench {
-    child: Child,
-    _claims: tempfile::TempDir,
-}
-
-impl Bench {
-    /// Writes 1 MiB at depth 32, with one association per number.
-    fn start(at: SocketAddr) -> Self {
-        let claims = tempfile::tempdir().expect("a folder");
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL"])
-            .arg(program("capstan"))
-            .env(CLAIMS, claims.path())
-            .args(["bench", "-t", "rdma", "-a", &at.ip().to_string()])
-            .args(["-s", &at.port().to_string(), "--provider", "iwarp"])
-            .args(["-n", SUBNQN, "--rw", "write", "--bs", "1m"])
-            .args(["--iodepth", "32", "--runtime", "120"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        Self {
-            child: child.expect("the bench starts"),
-            _claims: claims,
-        }
-    }
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// What an operator sees who stops a program: it is in the middle of its writes, and stays there.
-#[test]
-fn a_stopped_bench_is_withstood() {
-    let target = FileTarget::start(8);
-    let mut bench = Bench::start(target.at);
-    let line = target.wait_for_log(&["queue connected", "qid=1"]);
-    assert!(bench.child.try_wait().expect("a child").is_none(), "{line}");
-    let pid = bench.child.id();
-    let figures = endure(
-        (target.daemon.pid(), target.at),
-        length(),
-        move |stop| {
-            // Stopped in another place of its writes each time.
-            while !stop.load(Ordering::Relaxed) {
-                signal(pid, Signal::SIGSTOP);
-                pause(stop, Duration::from_secs(2));
-                signal(pid, Signal::SIGCONT);
-                pause(stop, Duration::from_millis(50));
-            }
-        },
-        || thread::sleep(Duration::from_millis(500)),
-    );
-    eprintln!("stopped bench: {figures}");
-    figures.assert_kept(tolerance());
-    drop(bench);
-    assert!(target.daemon.stop().success());
 }

@@ -1,0 +1,179 @@
+//! Attacks over NVMe/TCP on a target that serves both transports, and what a permitted host over the
+//! other one sees of them. `CAPSTAN_ATTACKS=full` makes the bounds those of `docs/resources.md`.
+
+use std::io::Write as _;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use capstan_nvme_proto::command::{Abort, AdminCommand, IoCommand, LbaRange, Read, Write};
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::tcp::setup::Digests;
+use capstan_tests::attack::file_target::{PRESSED, attackers, pause, withstand};
+use capstan_tests::attack::{is_full, tcp};
+use capstan_tests::tcp_host::{Data, TcpHost};
+
+const MIB: u32 = 1 << 20;
+/// Large commands of a host; its memory is 8 MiB.
+const LARGE: u32 = 6;
+/// Of an Admin queue.
+const ENTRIES: u16 = 32;
+/// As many as a controller keeps.
+const EVENT_REQUESTS: u16 = 4;
+/// ICReq PDU (NVMe/TCP transport specification 1.1, section 3.6.2.2).
+const ICREQ: [u8; 128] = {
+    let mut bytes = [0; 128];
+    (bytes[2], bytes[4]) = (128, 128);
+    bytes
+};
+
+fn mebibyte(n: u32) -> LbaRange {
+    LbaRange {
+        slba: u64::from(n) * u64::from(MIB / 4096),
+        nlb: MIB / 4096,
+    }
+}
+
+fn write(n: u32) -> Sqe {
+    IoCommand::Write(Write::new(1, mebibyte(n))).encode(0, Sgl::EMPTY)
+}
+
+fn read(n: u32) -> Sqe {
+    IoCommand::Read(Read::new(1, mebibyte(n))).encode(0, Sgl::EMPTY)
+}
+
+/// The hosts of the attack, as far as the target lets them in.
+fn hosts(at: SocketAddr, digests: Digests) -> Vec<TcpHost> {
+    let connect = |number| TcpHost::connect(at, number, digests, ENTRIES);
+    attackers()
+        .filter_map(|number| catch_unwind(AssertUnwindSafe(|| connect(number))).ok())
+        .collect()
+}
+
+/// So many connections, each made again when the target has ended it.
+fn strangers(
+    at: SocketAddr,
+    source: IpAddr,
+    stop: &AtomicBool,
+    mut greet: impl FnMut(&mut TcpStream) -> std::io::Result<()>,
+) {
+    let IpAddr::V4(source) = source else { return };
+    let count = if is_full() { 500 } else { 200 };
+    while !stop.load(Ordering::Relaxed) {
+        let held: Vec<_> = (0..count)
+            .filter_map(|_| {
+                let mut stream = tcp(at, source).ok()?;
+                greet(&mut stream).ok()?;
+                Some(stream)
+            })
+            .collect();
+        pause(stop, Duration::from_secs(1));
+        drop(held);
+    }
+}
+
+#[test]
+fn connections_that_send_nothing_behind_their_icreq_are_withstood() {
+    withstand("ICReq and no more", |at, source, stop| {
+        strangers(at, source, stop, |stream| stream.write_all(&ICREQ));
+    });
+}
+
+#[test]
+fn half_an_icreq_is_withstood() {
+    withstand("half an ICReq", |at, source, stop| {
+        strangers(at, source, stop, |stream| stream.write_all(&ICREQ[..60]));
+    });
+}
+
+#[test]
+fn connections_that_are_half_closed_behind_their_icreq_are_withstood() {
+    withstand("ICReq and half-closed", |at, source, stop| {
+        strangers(at, source, stop, |stream| {
+            stream.write_all(&ICREQ)?;
+            stream.shutdown(Shutdown::Write)
+        });
+    });
+}
+
+#[test]
+fn pdus_of_no_kind_are_withstood() {
+    withstand("PDUs of no kind", |at, source, stop| {
+        strangers(at, source, stop, |stream| {
+            stream.write_all(&ICREQ)?;
+            stream.write_all(&[0xFF; 4096])
+        });
+    });
+}
+
+#[test]
+fn r2t_that_many_hosts_do_not_answer_is_withstood() {
+    withstand("unanswered R2T", |at, _, stop| {
+        let bytes = vec![7; MIB as usize];
+        while !stop.load(Ordering::Relaxed) {
+            let mut hosts = hosts(at, Digests::empty());
+            for host in &mut hosts {
+                for n in 0..LARGE {
+                    host.io.post(write(n), Data::Out(&bytes));
+                }
+            }
+            // Long enough that the target ends those that hold what others wait for.
+            pause(stop, PRESSED * 2);
+        }
+    });
+}
+
+#[test]
+fn data_that_many_hosts_do_not_take_is_withstood() {
+    withstand("data not taken", |at, _, stop| {
+        while !stop.load(Ordering::Relaxed) {
+            let mut hosts = hosts(at, Digests::all());
+            for host in &mut hosts {
+                for n in 0..LARGE {
+                    host.io.post(read(n), Data::In(MIB));
+                }
+            }
+            pause(stop, PRESSED * 2);
+        }
+    });
+}
+
+#[test]
+fn admin_queues_full_of_event_requests_and_aborts_are_withstood() {
+    withstand("event requests and aborts", |at, _, stop| {
+        let event = AdminCommand::AsynchronousEventRequest.encode(0, Sgl::EMPTY);
+        let abort = AdminCommand::Abort(Abort { sqid: 1, cid: 7 }).encode(0, Sgl::EMPTY);
+        while !stop.load(Ordering::Relaxed) {
+            let mut hosts = hosts(at, Digests::empty());
+            for host in &mut hosts {
+                for _ in 0..EVENT_REQUESTS {
+                    host.admin.post(event, Data::None);
+                }
+            }
+            // The identifiers of what is outstanding are not used again.
+            for _ in 0..ENTRIES - 2 * EVENT_REQUESTS {
+                for host in &mut hosts {
+                    host.admin.run(abort, Data::None);
+                }
+            }
+        }
+    });
+}
+
+/// Hosts that go in the midst of everything, and come again at once.
+#[test]
+fn hosts_that_come_and_go_are_withstood() {
+    withstand("hosts that come and go", |at, _, stop| {
+        let bytes = vec![7; MIB as usize];
+        while !stop.load(Ordering::Relaxed) {
+            let mut hosts = hosts(at, Digests::empty());
+            for host in &mut hosts {
+                host.io.post(write(0), Data::Out(&bytes));
+                host.io.post(read(1), Data::In(MIB));
+                host.io.event();
+            }
+        }
+    });
+}
