@@ -408,6 +408,7 @@ impl Checker<'_> {
         let mut transports = Transports {
             rdma: false,
             tcp: false,
+            by_default: false,
         };
         for word in raw.get_ref() {
             match word.get_ref().as_str() {

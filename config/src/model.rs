@@ -170,13 +170,17 @@ pub struct Transports {
     pub rdma: bool,
     /// NVMe/TCP.
     pub tcp: bool,
+    /// Whether the configuration names none: there is both then, but no NVMe/TCP where the RDMA
+    /// device has its port.
+    pub by_default: bool,
 }
 
 impl Default for Transports {
     fn default() -> Self {
         Self {
             rdma: true,
-            tcp: false,
+            tcp: true,
+            by_default: true,
         }
     }
 }

@@ -79,7 +79,8 @@ fn a_listener_has_one_transport_at_least_and_none_that_there_is_not() {
         assert!(error.contains(&expected), "{error}");
     }
     for (written, rdma, tcp) in [
-        ("", true, false),
+        ("", true, true),
+        ("transports = [\"rdma\"]", true, false),
         ("transports = [\"tcp\"]", false, true),
         ("transports = [\"tcp\", \"rdma\"]", true, true),
     ] {

@@ -32,6 +32,14 @@ pub(crate) fn cannot_listen(address: SocketAddr, error: CmError) -> anyhow::Erro
     anyhow::anyhow!("cannot listen at {address}: {seen}; expected {expected}: {remedy}")
 }
 
+/// Whether another socket has the port of a listener.
+pub(crate) fn is_in_use(error: &CmError) -> bool {
+    let CmError::System { errno, .. } = error else {
+        return false;
+    };
+    errno.map(Errno::from_raw) == Some(Errno::EADDRINUSE)
+}
+
 /// Why `address` cannot be listened at, by the system's `errno` and `message`.
 pub(crate) fn obstacle(
     machine: &Machine,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors, Transports};
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
+use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::tcp::pdu::PduType;
 use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::log::LastLines;
@@ -27,7 +28,7 @@ use crate::limits::{
     CHOICES_MAX, DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US,
     TRANSFER_BYTES_MAX,
 };
-use crate::listen_error::cannot_listen;
+use crate::listen_error::{cannot_listen, is_in_use};
 use crate::lost;
 use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
@@ -410,7 +411,11 @@ impl Starting {
             for (at, (listener, Chosen { kind, why })) in listeners.enumerate() {
                 let fabric_of =
                     |kind: &ProviderKind| kinds.iter().take_while(|other| *other != kind).count();
-                let Transports { rdma, tcp } = listener.transports;
+                let Transports {
+                    rdma,
+                    mut tcp,
+                    by_default,
+                } = listener.transports;
                 let bound = path
                     .listen(fabric_of(kind), listener.address, port_id(at), rdma)
                     .map_err(|error| cannot_listen(listener.address, error))?;
@@ -419,12 +424,23 @@ impl Starting {
                 }
                 if tcp && *kind != ProviderKind::Iwarp {
                     // An RDMA device in hardware, or RoCE, leaves the TCP port to others.
-                    path.listen(fabric_of(&ProviderKind::Iwarp), bound, port_id(at), false)
-                        .map_err(|error| cannot_listen(bound, error))
-                        .context(
-                            "NVMe/TCP needs a port that the RDMA device has not: give it a listener of its own, with \
-                             transports = [\"tcp\"]",
-                        )?;
+                    let sockets = fabric_of(&ProviderKind::Iwarp);
+                    match path.listen(sockets, bound, port_id(at), false) {
+                        Ok(_) => {}
+                        Err(error) if by_default && is_in_use(&error) => {
+                            tracing::info!(address = %bound, "no NVMe/TCP there: the RDMA device has the port; for NVMe/TCP, {OWN_LISTENER}");
+                            tcp = false;
+                            let rdma = Some(RdmaProviderType::NOT_SPECIFIED);
+                            control.with(|target| {
+                                target.set_port_transports(port_id(at), rdma, false)
+                            })?;
+                        }
+                        Err(error) => {
+                            return Err(cannot_listen(bound, error)).with_context(|| {
+                                format!("NVMe/TCP needs a port that the RDMA device has not: {OWN_LISTENER}")
+                            });
+                        }
+                    }
                 }
                 if tcp {
                     tracing::info!(address = %bound, "listening for NVMe/TCP");
@@ -450,6 +466,9 @@ impl Starting {
         }
     }
 }
+
+/// What gives NVMe/TCP a port where an RDMA device takes TCP ports of the kernel.
+const OWN_LISTENER: &str = "give it a listener of its own, with transports = [\"tcp\"]";
 
 /// The provider of a listener.
 struct Chosen {

@@ -87,15 +87,20 @@ fn an_error_is_told_once() {
     assert_eq!(error.matches("nobody listens").count(), 1, "{error}");
 }
 
-/// The address and port of every entry of the discovery log.
+/// The addresses and ports of the discovery log, which are the same for each transport.
 fn discovered(at: SocketAddr) -> Vec<(String, String)> {
     let log = capstan_json("discover", at, &[]);
     let records = log["records"].as_array().unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let of_volume = records.iter().filter(|r| r["subnqn"] == SUBNQN);
-    of_volume
-        .map(|r| (text(&r["traddr"]), text(&r["trsvcid"])))
-        .collect()
+    let [rdma, tcp] = ["rdma", "tcp"].map(|transport| {
+        let of_volume = records.iter().filter(|r| r["subnqn"] == SUBNQN);
+        of_volume
+            .filter(|r| r["trtype"] == transport)
+            .map(|r| (text(&r["traddr"]), text(&r["trsvcid"])))
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(rdma, tcp, "{log:#}");
+    rdma
 }
 
 #[test]
@@ -146,33 +151,46 @@ fn discovery_has_the_words_of_nvme_cli() {
     let at = own_address();
     let daemon = Daemon::start("ram:1MiB", 4096, at);
     let log = capstan_json("discover", at, &[]);
-    let record = |subtype: &str, subnqn: &str, eflags: &str| {
-        serde_json::json!({
-            "trtype": "rdma",
-            "adrfam": "ipv4",
-            "subtype": subtype,
-            "treq": "not required, sq flow control disable supported",
-            "portid": 1,
-            "trsvcid": at.port().to_string(),
-            "subnqn": subnqn,
-            "traddr": at.ip().to_string(),
-            "eflags": eflags,
-            "rdma_prtype": "iwarp",
-            "rdma_qptype": "connected",
-            "rdma_cms": "rdma-cm",
-            "rdma_pkey": 0,
-        })
+    let records = |subtype: &str, subnqn: &str, eflags: &str| {
+        let record = |trtype: &str, tsas: &[(&str, serde_json::Value)]| {
+            let mut record = serde_json::json!({
+                "trtype": trtype,
+                "adrfam": "ipv4",
+                "subtype": subtype,
+                "treq": "not required, sq flow control disable supported",
+                "portid": 1,
+                "trsvcid": at.port().to_string(),
+                "subnqn": subnqn,
+                "traddr": at.ip().to_string(),
+                "eflags": eflags,
+            });
+            for (name, value) in tsas {
+                record[name] = value.clone();
+            }
+            record
+        };
+        let rdma = [
+            ("rdma_prtype", "iwarp".into()),
+            ("rdma_qptype", "connected".into()),
+            ("rdma_cms", "rdma-cm".into()),
+            ("rdma_pkey", 0.into()),
+        ];
+        [
+            record("rdma", &rdma),
+            record("tcp", &[("sectype", "none".into())]),
+        ]
     };
     let own = "nqn.2014-08.org.nvmexpress.discovery";
     let expected = [
-        record(
+        records(
             "current discovery subsystem",
             own,
             "explicit discovery connections",
         ),
-        record("nvme subsystem", target::SUBNQN, "none"),
+        records("nvme subsystem", target::SUBNQN, "none"),
     ];
-    assert_eq!(log["records"].as_array().unwrap(), &expected, "{log:#}");
+    let found = log["records"].as_array().unwrap();
+    assert_eq!(found, &expected.concat(), "{log:#}");
     assert!(daemon.stop().success());
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use capstan_initiator::DirectQueue;
 use capstan_nvme_proto::log::{
     AddressFamily, DiscoveryEntryFlags, DiscoveryLogEntry, DiscoverySubsystemType, RdmaCms,
-    RdmaProviderType, RdmaQpType, TransportRequirements, TransportType,
+    RdmaProviderType, RdmaQpType, TcpSecurityType, TransportRequirements, TransportType,
 };
 use capstan_nvme_proto::nqn::Nqn;
 use clap::Args;
@@ -82,6 +82,9 @@ fn fields(entry: &DiscoveryLogEntry) -> Fields {
         let pkey = tsas.pkey.get();
         f.value("rdma_pkey", pkey.into(), format!("{pkey:#06x}"));
     }
+    if let Some(tsas) = entry.tcp_tsas() {
+        f.text("sectype", security_type(tsas.sectype));
+    }
     f
 }
 
@@ -94,6 +97,15 @@ fn transport_type(trtype: TransportType) -> &'static str {
         TransportType::FIBRE_CHANNEL => "fc",
         TransportType::TCP => "tcp",
         TransportType::INTRA_HOST => "loop",
+        _ => UNRECOGNIZED,
+    }
+}
+
+fn security_type(sectype: TcpSecurityType) -> &'static str {
+    match sectype {
+        TcpSecurityType::NONE => "none",
+        TcpSecurityType::TLS_1_2 => "tls",
+        TcpSecurityType::TLS_1_3 => "tls13",
         _ => UNRECOGNIZED,
     }
 }
