@@ -38,6 +38,8 @@ pub(crate) struct Spin {
     /// Bursts since the last one in which some came together.
     alone: u32,
     idle_since_us: Option<u64>,
+    /// Whether it has slept since the last work.
+    has_slept: bool,
 }
 
 impl Spin {
@@ -48,6 +50,7 @@ impl Spin {
             together: false,
             alone: ALONE,
             idle_since_us: None,
+            has_slept: false,
         }
     }
 
@@ -58,6 +61,7 @@ impl Spin {
         if work == 0 {
             return;
         }
+        self.has_slept = false;
         if let Some(since_us) = self.idle_since_us.take()
             && now_us.saturating_sub(since_us) >= SHORT_US
         {
@@ -80,12 +84,13 @@ impl Spin {
     pub(crate) fn idle(&mut self, now_us: u64, waits_for_kernel: bool) -> Option<u64> {
         let idle_us = now_us.saturating_sub(*self.idle_since_us.get_or_insert(now_us));
         let core_is_needed = waits_for_kernel && (self.together || self.alone < ALONE);
-        (!core_is_needed && idle_us < self.longest_us()).then_some(idle_us)
+        (!self.has_slept && !core_is_needed && idle_us < self.longest_us()).then_some(idle_us)
     }
 
     /// The reactor sleeps. What wakes it is polled at once; if nothing is found it sleeps again
     /// without another spin.
     pub(crate) fn sleeps(&mut self, now_us: u64) {
+        self.has_slept = true;
         self.idle_since_us = Some(now_us);
     }
 
@@ -104,6 +109,18 @@ mod tests {
     fn wait_us(spin: &mut Spin, from_us: u64) -> u64 {
         let over = (0..).find(|after_us| spin.idle(from_us + after_us, false).is_none());
         over.unwrap()
+    }
+
+    #[test]
+    fn what_is_no_work_wakes_it_without_another_spin() {
+        let mut spin = Spin::new(SpinBudget { spin_us: 100_000 });
+        spin.busy(10, 1);
+        assert_eq!(wait_us(&mut spin, 10), 100_000);
+        spin.sleeps(100_010);
+        spin.busy(140_010, 0);
+        assert_eq!(spin.idle(140_010, false), None);
+        spin.busy(150_010, 1);
+        assert_eq!(wait_us(&mut spin, 150_010), 100_000);
     }
 
     #[test]
