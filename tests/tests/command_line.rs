@@ -152,7 +152,7 @@ fn discovery_has_the_words_of_nvme_cli() {
     let daemon = Daemon::start("ram:1MiB", 4096, at);
     let log = capstan_json("discover", at, &[]);
     let records = |subtype: &str, subnqn: &str, eflags: &str| {
-        let record = |trtype: &str, tsas: &[(&str, serde_json::Value)]| {
+        let record = |trtype: &str, tsas: &[(&str, Value)]| {
             let mut record = serde_json::json!({
                 "trtype": trtype,
                 "adrfam": "ipv4",
