@@ -1,5 +1,5 @@
-//! Attacks over NVMe/TCP on a target that serves both transports, and what a permitted host over the
-//! other one sees of them. `CAPSTAN_ATTACKS=full` makes the bounds those of `docs/resources.md`.
+//! Attacks over NVMe/TCP on a target that serves both transports, and what a permitted host over
+//! RDMA sees of them. `CAPSTAN_ATTACKS=full` makes the bounds those of `docs/resources.md`.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};

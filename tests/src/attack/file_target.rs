@@ -1,4 +1,4 @@
-//! A target whose buffers are few, and attacks on it that go on while permitted hosts are looked at.
+//! A target whose buffers are few, and attacks on it beside permitted hosts that are looked at.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# One namespace by two paths, over RDMA and over TCP at the same port (native multipath): I/O takes both, and goes on by the
-# other one when either is taken away.
+# One namespace by two paths, over RDMA and over TCP at the same port (native multipath): I/O takes
+# both, and goes on by the other one when either is taken away.
 modprobe nvme-tcp
 # shellcheck disable=SC2034 # of case.sh
 AT_THE_END='modprobe -r nvme-tcp'

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Header and data digests, each alone and both: nothing is taken for damaged, and what was written is read back.
+# Header and data digests, each alone and both: nothing is taken for damaged, and what was written
+# is read back.
 for digests in hdr_digest data_digest hdr_digest,data_digest; do
     connect "nr_io_queues=1,$digests"
     disk 1
