@@ -11,7 +11,7 @@
 #
 #   --jobs N         so many machines at once (default: one per processor); each takes up to 2 GiB of memory
 #   --again          what failed runs once more, on a fresh boot; that it passed only then is said in its line and in the sum
-#   --within MINUTES what has not run by then has failed
+#   --within MINUTES no machine is started after that: what it would have run is SKIPPED, and its line says so
 #   --rounds N       cases that repeat themselves do so N times, in place of two
 #
 # Prints a line per case (`PASS cell/case 12 s`, `FAIL cell/case: why`, `SKIPPED cell: why`, `SKIPPED cell/case: why`) and the sum; exit status
@@ -103,14 +103,13 @@ run_boots() { # run_boots BOOT…
     local boot
     local -A process=() shown=() began=() starts=()
     while [ $# -gt 0 ] || [ ${#process[@]} -gt 0 ]; do
-        while [ $# -gt 0 ] && [ ${#process[@]} -lt "$jobs" ] && ! is_late; do
+        while [ $# -gt 0 ] && [ ${#process[@]} -lt "$jobs" ] && ! is_late "$within_minutes"; do
             boot=$1 shown[$1]=0 began[$1]=$SECONDS starts[$1]=1
             start "$boot"
             shift
         done
         sleep 0.5
         for boot in "${!process[@]}"; do
-            if is_late; then stop "${process[$boot]}" 10; fi
             show "$boot"
             if [ "${starts[$boot]}" = 1 ] && [ $((SECONDS - began[$boot])) -ge $UP_SECONDS ] && [ ! -e "$(out_of "$boot")/plan" ]; then
                 note "$boot: its machine is not up after $UP_SECONDS s and boots once more"
@@ -125,20 +124,20 @@ run_boots() { # run_boots BOOT…
             note "$boot: $((SECONDS - began[$boot])) s, $(cat "$(out_of "$boot")/processor-seconds" 2>/dev/null) s of processors' time"
             unset "process[$boot]"
         done
-        if [ $# -gt 0 ] && is_late; then
+        if is_late "$within_minutes"; then
             for boot in "$@"; do
                 shown[$boot]=0
                 mkdir -p "$(out_of "$boot")"
                 : >"$(out_of "$boot")/results"
-                account_for "$boot" "the $within_minutes minutes it was given were over"
+                account_for SKIPPED "$boot" "the lab had $within_minutes minutes and they were over"
                 show "$boot"
             done
-            return 0
+            set --
         fi
     done
 }
 
-is_late() { [ -n "$within_minutes" ] && [ $SECONDS -ge $((within_minutes * 60)) ]; }
+is_late() { [ -n "$1" ] && [ $SECONDS -ge $(($1 * 60)) ]; } # is_late MINUTES
 
 out_of() { echo "$CAPSTAN_LAB_CACHE/matrix/$1"; } # out_of BOOT
 
@@ -161,17 +160,16 @@ end() { # end BOOT PID
     out=$(out_of "$1")
     wait "$2" || status=$?
     why="the guest ended (status $status); see $out/console.log"
-    if is_late; then why="the $within_minutes minutes it was given were over"; fi
     [ ! -r "$out/ended" ] || why=$(cat "$out/ended")
-    account_for "$1" "$why"
+    account_for FAIL "$1" "$why"
 }
 
-account_for() { # account_for BOOT WHY
+account_for() { # account_for FAIL|SKIPPED BOOT WHY
     local cell name results
-    cell=$(cell_of "$1")
-    results=$(out_of "$1")/results
-    for name in ${asked[$1]} nothing-left; do
-        grep -qE "^[A-Z]+ $cell/${name}[: ]" "$results" 2>/dev/null || echo "FAIL $cell/$name: not run, because $2" >>"$results"
+    cell=$(cell_of "$2")
+    results=$(out_of "$2")/results
+    for name in ${asked[$2]} nothing-left; do
+        grep -qE "^[A-Z]+ $cell/${name}[: ]" "$results" 2>/dev/null || echo "$1 $cell/$name: not run, because $3" >>"$results"
     done
 }
 
@@ -190,7 +188,9 @@ show() { # show BOOT
 run_again() {
     local boot names first
     local -a failed=()
-    if is_late; then return 0; fi
+    # These are few: half of the time again.
+    within_minutes=${within_minutes:+$((within_minutes * 3 / 2))}
+    if is_late "$within_minutes"; then return 0; fi
     for boot in "${boots[@]}"; do
         grep -q '^FAIL' "$(out_of "$boot")/results" || continue
         failed+=("$boot")
@@ -213,6 +213,7 @@ run_again() {
             $1 == "PASS" && second[name($2)] ~ /^PASS/ { print }
             $1 != "PASS" || second[name($2)] !~ /^PASS/ {
                 line = second[name($2)]
+                if (line ~ /^SKIPPED/) line = $0
                 print (line ~ /^PASS/ ? line " AT THE SECOND RUN; the first: " substr($0, index($0, ": ") + 2) : line)
             }' "$(out_of "$boot")/results" "$first/results" >"$first/merged"
         mv "$first/merged" "$(out_of "$boot")/results"
