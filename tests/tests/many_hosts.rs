@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use capstan_initiator::{DirectQueue, Op};
+use capstan_initiator::{DirectQueue, Op, Transport};
 use capstan_nvme_proto::command::AdminCommand;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_tests::host::{options, run};
@@ -136,6 +136,28 @@ fn idle_means_idle() {
         "{used_us} us of CPU in 2 s with 10 idle hosts"
     );
     drop(hosts);
+    target.stop();
+}
+
+/// Nothing is left of hosts that have gone, deadlines of their connections neither.
+#[test]
+fn a_target_without_hosts_sleeps() {
+    let _alone = alone();
+    let target = TestTarget::ram("reactors = 2");
+    for transport in [Transport::Rdma, Transport::Tcp] {
+        for n in 0..4 {
+            let mut options = options(target.addresses[0], n);
+            options.transport = transport;
+            DirectQueue::connect(&options).expect("connects").close();
+        }
+    }
+    // The longest there is: a connection of NVMe/TCP has 10 s until its Connect is answered.
+    std::thread::sleep(Duration::from_secs(11));
+    let before_us = cpu_us();
+    std::thread::sleep(Duration::from_secs(1));
+    let used_us = cpu_us() - before_us;
+    // One spinning reactor would use 1,000,000.
+    assert!(used_us < 20_000, "{used_us} us of CPU in 1 s without hosts");
     target.stop();
 }
 

@@ -434,7 +434,12 @@ impl Wire {
         self.busy.retain(|other| *other != id);
         self.unsent.retain(|other| *other != id);
         self.shared.noted.borrow_mut().retain(|other| *other != id);
-        self.shared.timed.borrow_mut().retain(|other| *other != id);
+        let timed = &mut *self.shared.timed.borrow_mut();
+        timed.retain(|other| *other != id);
+        // Without queues it is not polled, and a deadline that nothing looks at would stay due.
+        if timed.is_empty() {
+            self.shared.due_us.set(u64::MAX);
+        }
     }
 
     /// Reads the queues that may have something. How many had.

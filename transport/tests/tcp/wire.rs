@@ -468,6 +468,18 @@ fn a_connection_that_asks_for_nothing_ends_at_its_deadline() {
 }
 
 #[test]
+fn a_wire_without_queues_has_no_deadline() {
+    let mut world = World::new();
+    let [first, second] = [(); 2].map(|()| world.connect(&[]));
+    for (id, due_us) in [(0, Some(SETUP_US)), (1, None)] {
+        world.all.0[id] = None;
+        world.wire.forget(QueueId(u32::try_from(id).expect("few")));
+        assert_eq!(world.wire.next_deadline_us(), due_us);
+    }
+    drop((first, second));
+}
+
+#[test]
 fn what_is_no_nvme_tcp_is_told_so_and_ends() {
     let mut world = World::new();
     let mut peer = world.connect(&[]);
