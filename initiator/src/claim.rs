@@ -20,7 +20,7 @@ use nix::unistd::getuid;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::front_ends::disk::loop_device::{is_configured, is_volume};
+use crate::front_ends::disk::loop_device::{has_file, is_configured};
 use crate::front_ends::disk::loop_process::{LoopProcessError, look};
 use crate::front_ends::disk::mounts::{mount_elsewhere, mounts_of};
 use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, run_dir};
@@ -220,7 +220,7 @@ impl HolderDisk {
             // Its target does not answer, so it is one.
             Err(LoopProcessError::Late { .. }) => true,
             // Another user's cannot be opened: one of a volume then is taken for this one.
-            Err(_) => is_volume(&self.device),
+            Err(_) => has_file(&self.device, &self.loop_name),
         };
         is_configured(&self.device) && look()
     }

@@ -122,8 +122,14 @@ fn each_device_of_a_file_system_of_several_is_known_to_be_in_use() {
     let machine = Machine::new(at);
     let devices = ["1", "2"].map(|nsid| machine.attach(&["-N", nsid]));
     let [one, two] = devices.each_ref().map(|device| utf8(device));
-    tool("mkfs.btrfs", &["-q", "-s", "4096", one, two]);
     let both = folder(&machine, "both");
+    // It takes loop devices for the same whose files have the same path: with the one mounted it
+    // would not touch the other.
+    tool("mkfs.btrfs", &["-q", "-s", "4096", one]);
+    tool("mount", &[one, utf8(&both)]);
+    tool("mkfs.btrfs", &["-q", "-s", "4096", two]);
+    tool("umount", &[utf8(&both)]);
+    tool("mkfs.btrfs", &["-q", "-f", "-s", "4096", one, two]);
     tool("mount", &[one, utf8(&both)]);
     for device in [one, two] {
         let error = complaint(&machine.run("detach", &[device]));

@@ -11,8 +11,6 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::libc;
 
-use crate::front_ends::fuse::file_system::FILE_NAME;
-
 /// Where free devices are asked for.
 const LOOP_CONTROL: &str = "/dev/loop-control";
 /// Times a device that was free is taken by another program before it could be configured.
@@ -325,12 +323,14 @@ pub fn is_configured(path: &Path) -> bool {
     Path::new("/sys/block").join(name).join("loop").exists()
 }
 
-/// Whether its file is called as a volume is, as far as that can be told without opening it.
+/// Whether its file is called `name`, as far as that can be told without opening it.
 #[must_use]
-pub fn is_volume(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default();
-    let file = Path::new("/sys/block").join(name).join("loop/backing_file");
-    fs::read_to_string(file).is_ok_and(|file| Path::new(file.trim_end()).ends_with(FILE_NAME))
+pub fn has_file(path: &Path, name: &str) -> bool {
+    let device = path.file_name().unwrap_or_default();
+    let file = Path::new("/sys/block")
+        .join(device)
+        .join("loop/backing_file");
+    fs::read_to_string(file).is_ok_and(|file| Path::new(file.trim_end()).ends_with(name))
 }
 
 /// Devices stacked on each other at most, as far as they are followed.

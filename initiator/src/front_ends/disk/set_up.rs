@@ -20,7 +20,7 @@ use super::serve::{ServeError, state, system};
 use crate::claim::{Claim, HolderDisk};
 use crate::controller::Controller;
 use crate::front_ends::block::Geometry;
-use crate::front_ends::fuse::file_system::{FILE_NAME, FileSystem};
+use crate::front_ends::fuse::file_system::FileSystem;
 use crate::front_ends::fuse::{FuseConnection, FuseFrontEnd, FuseMount};
 use crate::front_ends::unwritten::SharedUnwritten;
 
@@ -64,7 +64,7 @@ impl SetUp<'_> {
         let owner = (getuid().as_raw(), getgid().as_raw());
         let geometry = self.geometry;
         let unwritten = self.unwritten.clone();
-        let file_system = FileSystem::new(geometry, owner, time_s);
+        let file_system = FileSystem::new(&record.loop_name, geometry, owner, time_s);
         self.controller
             .add_front_end(move |pool| {
                 let mut front_end =
@@ -74,7 +74,7 @@ impl SetUp<'_> {
             })
             .map_err(system("starting the FUSE front end"))?;
         let mut process = LoopProcess::start(&LoopRequest::Configure {
-            file: mount_point.join(FILE_NAME),
+            file: mount_point.join(&record.loop_name),
             lba_bytes: geometry.lba_bytes,
             read_only: geometry.read_only,
             name: record.loop_name.clone(),

@@ -1,5 +1,7 @@
 //! The file system of one file, without I/O: everything but reads, writes and syncs.
 
+use std::sync::Arc;
+
 use capstan_nvme_proto::nqn::Nqn;
 use nix::errno::Errno;
 use zerocopy::IntoBytes;
@@ -11,8 +13,6 @@ use super::wire::{
 };
 use crate::front_ends::block::Geometry;
 
-/// Name of the file.
-pub(crate) const FILE_NAME: &str = "volume";
 /// Node of the file.
 pub(crate) const FILE_ID: u64 = 2;
 /// Most data of one read or write, in bytes.
@@ -49,8 +49,10 @@ pub(crate) enum Answer {
 }
 
 /// See the [module](self).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct FileSystem {
+    /// Of the file.
+    name: Arc<str>,
     geometry: Geometry,
     uid: u32,
     gid: u32,
@@ -58,11 +60,16 @@ pub(crate) struct FileSystem {
 }
 
 impl FileSystem {
-    /// A file system whose file is the volume, of user and group `owner`, with all times `time_s`
-    /// (seconds since 1970).
+    /// A file system whose file `name` is the volume, of user and group `owner`, with all times
+    /// `time_s` (seconds since 1970).
+    ///
+    /// The name is to be another one for each volume of a machine: the folder is not reached by a
+    /// path, so `/NAME` is all that the kernel says of the file of a loop device, and programs such
+    /// as `mkfs.btrfs` take two loop devices with files of one path for the same.
     #[must_use]
-    pub(crate) fn new(geometry: Geometry, owner: (u32, u32), time_s: u64) -> Self {
+    pub(crate) fn new(name: &str, geometry: Geometry, owner: (u32, u32), time_s: u64) -> Self {
         Self {
+            name: name.into(),
             geometry,
             uid: owner.0,
             gid: owner.1,
@@ -89,7 +96,7 @@ impl FileSystem {
                 max_readahead_bytes,
                 flags,
             } => init((major, minor), max_readahead_bytes, flags),
-            Request::Lookup(name) if nodeid == ROOT_ID && name == FILE_NAME.as_bytes() => {
+            Request::Lookup(name) if nodeid == ROOT_ID && name == self.name.as_bytes() => {
                 reply(self.entry().as_bytes())
             }
             Request::Lookup(_) => Answer::Error(Errno::ENOENT),
@@ -101,7 +108,7 @@ impl FileSystem {
             Request::Setattr(Some(_)) => Answer::Error(Errno::EPERM),
             Request::Open(flags) => self.open(nodeid, flags),
             Request::Opendir => reply(open_out(OpenFlags::empty()).as_bytes()),
-            Request::Readdir { offset, size_bytes } => readdir(offset, size_bytes),
+            Request::Readdir { offset, size_bytes } => readdir(&self.name, offset, size_bytes),
             Request::Statfs => reply(self.statfs().as_bytes()),
             Request::Nothing => reply(&[]),
             Request::Silent => Answer::Silence,
@@ -233,12 +240,12 @@ fn open_out(flags: OpenFlags) -> OpenOut {
     }
 }
 
-/// The entries of the folder from number `offset` on, as far as they fit.
-fn readdir(offset: u64, size_bytes: u32) -> Answer {
+/// The entries of the folder with the file `name` from number `offset` on, as far as they fit.
+fn readdir(name: &str, offset: u64, size_bytes: u32) -> Answer {
     let entries = [
         (ROOT_ID, ".", DT_DIR),
         (ROOT_ID, "..", DT_DIR),
-        (FILE_ID, FILE_NAME, DT_REG),
+        (FILE_ID, name, DT_REG),
     ];
     let mut bytes = Vec::new();
     for (off, (ino, name, file_type)) in (1_u64..).zip(entries) {
@@ -285,7 +292,7 @@ mod tests {
             discard: true,
             holes: false,
         };
-        FileSystem::new(geometry, (0, 0), 1_700_000_000)
+        FileSystem::new("volume", geometry, (0, 0), 1_700_000_000)
     }
 
     fn reply(answer: Answer) -> Vec<u8> {

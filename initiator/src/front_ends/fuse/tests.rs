@@ -46,7 +46,7 @@ struct Bench {
 
 fn front_end(device: File, queue: &FakeQueue) -> FuseFrontEnd {
     let (_, life) = nix::unistd::pipe().unwrap();
-    let fs = file_system::FileSystem::new(queue.geometry, (0, 0), 0);
+    let fs = file_system::FileSystem::new("volume", queue.geometry, (0, 0), 0);
     FuseFrontEnd::new(device, fs, queue.geometry, queue.pool(), life).unwrap()
 }
 
@@ -559,7 +559,7 @@ fn the_pipe_closes_with_the_front_end() {
         (File::from(read), write)
     };
     let bench = Bench::new(GEOMETRY);
-    let fs = file_system::FileSystem::new(GEOMETRY, (0, 0), 0);
+    let fs = file_system::FileSystem::new("volume", GEOMETRY, (0, 0), 0);
     let device = File::open("/dev/null").unwrap();
     let front_end = FuseFrontEnd::new(device, fs, GEOMETRY, bench.queue.pool(), life).unwrap();
     drop(front_end);
