@@ -11,6 +11,7 @@ mod fence;
 mod flush;
 mod lba_status;
 mod life;
+mod queue_sizes;
 mod replaced;
 mod reserve;
 mod shares;
@@ -40,9 +41,10 @@ use reserve::{Lingering, PendingDrain};
 
 pub use admin::{AdminOutcome, AdminRequest, AdminStep};
 pub(crate) use admin::{Executed, Execution, gone};
-pub use connect::{CmRefusal, ConnectOutcome, ConnectRequest, QueueSizes, Settle};
+pub use connect::{ConnectOutcome, ConnectRequest, Settle};
 pub(crate) use cross_reset::CrossResets;
 pub use lba_status::AllocationQuery;
+pub use queue_sizes::{CmRefusal, QueueSizes};
 pub use reserve::ControlOutcome;
 pub use shares::{Excess, Share, Stock};
 
