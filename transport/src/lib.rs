@@ -17,4 +17,4 @@ pub mod tcp;
 pub use data::{
     CapsuleData, CopyTo, Full, HostMemory, InPlace, KeyedBuffer, Landed, Pushed, Source,
 };
-pub use queue::{Capsule, EndReason, Event, FenceNumber, Queue, QueueId, Queues, Tag};
+pub use queue::{Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Tag};

@@ -7,7 +7,8 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::PostError;
 
-use crate::data::{CapsuleData, InPlace, Landed};
+use crate::data::{CapsuleData, HostMemory, InPlace, Landed};
+use crate::rdma::PullError;
 use crate::tcp::controller::ControllerQueue;
 use crate::{rdma, tcp};
 
@@ -37,6 +38,18 @@ pub struct Capsule {
     pub data: CapsuleData,
 }
 
+/// A pull whose data has all come.
+#[derive(Debug)]
+pub struct Pulled {
+    /// The command.
+    pub tag: Tag,
+    /// Its sink, which belonged to the queue until now.
+    pub sink: Buffer,
+    /// False where the data does not fit its digest: the command is to fail with Transient
+    /// Transport Error (NVMe over TCP Transport 1.1, section 3.3.1.1).
+    pub intact: bool,
+}
+
 /// What has happened on a queue of the controller's side. A wire is polled once per turn, and then
 /// asked for one event after the other.
 #[derive(Debug)]
@@ -44,14 +57,14 @@ pub enum Event {
     /// A command capsule has come.
     Capsule(Capsule),
     /// All data of a pull has come.
-    Pulled(Tag),
+    Pulled(Pulled),
     /// A piece of the data that a command returns has left.
     Pushed(Tag),
     /// Responses have left, and what was pushed before them: the queue says of which commands.
     Released,
     /// There is room again after a [`Full`](crate::Full).
     Room,
-    /// The queue takes nothing any more. What has arrived may still land in buffers of pulls.
+    /// The queue takes nothing any more. What has arrived may still land in sinks of pulls.
     Ended(EndReason),
     /// Everything that had arrived when this fence was set has come before this event.
     Fenced(FenceNumber),
@@ -149,6 +162,27 @@ impl Queue {
         match self {
             Self::Rdma(queue) => queue.post_again(receive, buffer),
             Self::Tcp(queue) => queue.with(|queue| queue.give(buffer)),
+        }
+    }
+
+    /// Pulls `len_bytes` from the host into `sink`, which belongs to the queue until
+    /// [`Event::Pulled`].
+    ///
+    /// # Errors
+    /// As [`rdma::Queue::pull`].
+    pub fn pull(
+        &mut self,
+        tag: Tag,
+        from: &HostMemory,
+        sink: Buffer,
+        len_bytes: u32,
+    ) -> Result<(), PullError> {
+        match self {
+            Self::Rdma(queue) => queue.pull(tag, from, sink, len_bytes),
+            Self::Tcp(queue) => {
+                queue.pull(tag, from, sink, len_bytes);
+                Ok(())
+            }
         }
     }
 

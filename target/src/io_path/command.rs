@@ -6,7 +6,6 @@ use capstan_storage::Data;
 use capstan_subsystem::{
     AdminRequest, ControlCommand, InCapsule, IoCommand, IoOperation, Transfer,
 };
-use capstan_transport::rdma::OpenSink;
 use capstan_transport::{HostMemory, Landed};
 
 use super::admin::{Connect, Telling};
@@ -29,8 +28,6 @@ pub(super) enum Command {
     Pulling {
         work: Work,
         holds: Holds,
-        /// What the transport keeps open for that.
-        sink: OpenSink,
         /// The status with which it is answered, instead of going on, when the pull has ended.
         aborted: Option<Status>,
     },
@@ -334,9 +331,13 @@ impl Holds {
 
     /// Takes back what a storage operation had.
     pub(super) fn take_back(&mut self, data: Option<Data>) {
-        let Some(Data { buffer, .. }) = data else {
-            return;
-        };
+        if let Some(Data { buffer, .. }) = data {
+            self.take_back_buffer(buffer);
+        }
+    }
+
+    /// The same, of a buffer that the storage engine or the queue had.
+    pub(super) fn take_back_buffer(&mut self, buffer: Buffer) {
         if let Own::AtEngine { is_spare } = self.own {
             self.own = if is_spare {
                 Own::Spare(buffer)
@@ -410,7 +411,7 @@ impl Command {
             Self::Responding(responding) => &responding.own,
             Self::Empty | Self::Held(_) => return false,
         };
-        // What a pull or a push has of a wire that owns its buffers.
+        // What the queue has for a pull, or for a push where its wire owns that as well.
         let at_wire = matches!(own, Own::AtEngine { is_spare: false })
             && matches!(self, Self::Pulling { .. } | Self::Responding(_));
         matches!(own, Own::Leased(_)) || at_wire

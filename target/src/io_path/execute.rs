@@ -8,9 +8,8 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted, Volume};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
-use capstan_transport::rdma::OpenSink;
 use capstan_transport::tcp::controller::ControllerQueue;
-use capstan_transport::{Capsule, CapsuleData, Landed, Queue, Tag, tcp};
+use capstan_transport::{Capsule, CapsuleData, Landed, Pulled, Queue, Tag, tcp};
 
 use super::command::{Command, Holds, OnMedium, Own, Responding, Work};
 use super::connection::Connection;
@@ -311,37 +310,33 @@ pub(super) fn with_buffer(
         return on_data(resources, connection, slot, work, holds);
     }
     let len_bytes = work.transfer().length_bytes();
-    let pulled = match (&mut connection.transport, holds.own.buffer()) {
-        (Queue::Rdma(queue), Some(sink)) => queue.pull(Tag(slot), &holds.host, sink, len_bytes),
-        (Queue::Tcp(queue), Some(_)) => {
-            if let Some(sink) = holds.lend_own(0) {
-                queue.pull(Tag(slot), &holds.host, sink.buffer, len_bytes);
-            }
-            Ok(OpenSink::default())
+    if let Some(Data { buffer: sink, .. }) = holds.lend_own(0) {
+        let queue = &mut connection.transport;
+        if let Err(error) = queue.pull(Tag(slot), &holds.host, sink, len_bytes) {
+            resources.end(connection, error.to_string());
         }
-        (_, None) => Ok(OpenSink::default()),
-    };
-    let sink = pulled.unwrap_or_else(|error| {
-        resources.end(connection, error.to_string());
-        OpenSink::default()
-    });
-    // After an error as well: the device may still write what was posted before.
+    }
     *connection.command(slot) = Command::Pulling {
         work,
         holds,
-        sink,
         aborted: None,
     };
     resources.unrung(connection);
 }
 
-/// The data of the command in `slot` was pulled.
-pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, slot: u16) {
+/// The data of a command was pulled.
+pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, pulled: Pulled) {
+    let Pulled {
+        tag: Tag(slot),
+        sink,
+        intact,
+    } = pulled;
     let closing = connection.closing();
-    let command = connection.command(slot);
-    if let Command::Pulling { sink, .. } = command {
-        // Nothing writes to the data from here on.
-        *sink = OpenSink::default();
+    if let Command::Pulling { holds, aborted, .. } = connection.command(slot) {
+        holds.take_back_buffer(sink);
+        if !intact {
+            *aborted = aborted.or(Some(Status::TRANSIENT_TRANSPORT_ERROR));
+        }
         if closing {
             return;
         }

@@ -70,9 +70,9 @@ pub(super) fn on_event(
     };
     match event {
         Event::Capsule(mut capsule) => return on_capsule(resources, connection, &mut capsule),
-        Event::Pulled(tag) => {
+        Event::Pulled(pulled) => {
             connection.progress.moved();
-            execute::on_pulled(resources, connection, tag.0);
+            execute::on_pulled(resources, connection, pulled);
         }
         Event::Pushed(tag) => {
             connection.progress.moved();

@@ -10,11 +10,10 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::iwarp::OtherStream;
-use capstan_storage::Data;
 use capstan_subsystem::{AdminStep, IoStep, PortId, QueueSizes, Transport};
 use capstan_transport::tcp::controller::{Connected, Event as Of, Settings};
 use capstan_transport::tcp::wire::Event as WireEvent;
-use capstan_transport::{Capsule, Event, Queue, QueueId, Tag};
+use capstan_transport::{Capsule, Event, Pulled, Queue, QueueId, Tag};
 
 use super::accept::Refusal;
 use super::command::{Command, Work};
@@ -179,8 +178,7 @@ fn on_wire_event(
             Event::Capsule(capsule)
         }
         WireEvent::Of(Of::Pulled { tag, sink, intact }) => {
-            let_land(connection, tag, sink, intact);
-            Event::Pulled(tag)
+            Event::Pulled(Pulled { tag, sink, intact })
         }
         WireEvent::Of(Of::Released(tag, buffer)) => return buffer_is_back(connection, tag, buffer),
         WireEvent::Of(Of::PartLeft(tag)) => Event::Pushed(tag),
@@ -189,16 +187,6 @@ fn on_wire_event(
         WireEvent::Of(Of::Quiesced) => Event::Quiesced,
     };
     on_event(resources, connections, fences, (id, event));
-}
-
-/// The data of a pull has come.
-fn let_land(connection: &mut Connection, Tag(slot): Tag, sink: Buffer, intact: bool) {
-    if let Command::Pulling { holds, aborted, .. } = connection.command(slot) {
-        holds.take_back(Some(whole(sink)));
-        if !intact {
-            *aborted = aborted.or(Some(Status::TRANSIENT_TRANSPORT_ERROR));
-        }
-    }
 }
 
 /// What a command's data was pushed from, or was to be pulled into, is not in use any more.
@@ -210,15 +198,8 @@ fn buffer_is_back(connection: &mut Connection, tag: Tag, buffer: Buffer) {
                 queue.buffer_is_back(tag);
             }
         }
-        Command::Pulling { holds, .. } => holds.take_back(Some(whole(buffer))),
+        Command::Pulling { holds, .. } => holds.take_back_buffer(buffer),
         _ => {}
-    }
-}
-
-fn whole(buffer: Buffer) -> Data {
-    Data {
-        buffer,
-        offset_bytes: 0,
     }
 }
 

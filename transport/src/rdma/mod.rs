@@ -9,6 +9,7 @@
 //! * The host's side: [`host`].
 
 pub mod host;
+mod in_place;
 mod queue;
 mod receives;
 mod responses;
@@ -18,5 +19,5 @@ mod wr_id;
 
 pub use queue::{Keys, Queue};
 pub use receives::{NoReceives, Receives};
-pub use sinks::{OpenSink, PullError, Sinks};
+pub use sinks::{PullError, Sinks};
 pub use wire::Wire;

@@ -1,11 +1,12 @@
 //! One queue of the controller's side: its queue pair, and what is under way on it.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::{Buffer, PAGE_BYTES, RawBytes, Slab, SlabId};
+use capstan_memory::{Buffer, RawBytes, Slab, SlabId};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_rdma::contract::{
     LKey, PostError, QpNum, QueuePair, RKey, Remote, SendOp, SendWr, Sge,
@@ -13,9 +14,10 @@ use capstan_rdma::contract::{
 use capstan_rdma::{LENT_HEAD_BYTES, Pair};
 use zerocopy::IntoBytes;
 
+use super::in_place::InPlaceReceives;
 use super::receives::Receives;
 use super::responses::Responses;
-use super::sinks::{OpenSink, PullError, Sinks};
+use super::sinks::{PullError, Sink, Sinks};
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, CopyTo, HostMemory, InPlace, KeyedBuffer, Landed};
 use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
@@ -54,13 +56,17 @@ impl Keys {
 /// A queue over one queue pair. Nothing that is posted leaves before [`Queue::flush`], but where
 /// leaving early costs nothing.
 pub struct Queue {
+    // Dropped before the sinks, which the device may write until then.
     qp: Pair,
+    /// Of the pulls under way, oldest first: work requests of a queue pair complete in the order in
+    /// which they were posted (`completions_keep_the_order_of_posting`).
+    sinks: VecDeque<(Tag, Sink)>,
     keys: Keys,
     /// Those of all queues on the device.
     receives: Rc<RefCell<Receives>>,
     /// One response capsule per tag.
     responses: Buffer,
-    in_place: Option<ReceivesInPlace>,
+    in_place: InPlaceReceives,
     /// Responses that may be on their way.
     on_their_way: Responses,
     /// The newest of those that have left and are not released.
@@ -84,24 +90,17 @@ enum Life {
     Quiescent,
 }
 
-/// Receives of a discovery controller's queue, in memory of its own.
-struct ReceivesInPlace {
-    /// Where the SQEs are, behind the responses.
-    sqes_at_bytes: u32,
-    /// Pages for the lists of SGL descriptors behind them.
-    lists: Vec<Buffer>,
-}
-
 impl Queue {
     /// A queue over `qp`, with a buffer for its response capsules, of a device with `receives`.
     #[must_use]
     pub fn new(qp: Pair, responses: Buffer, keys: Keys, receives: Rc<RefCell<Receives>>) -> Self {
         Self {
             qp,
+            sinks: VecDeque::new(),
             keys,
             receives,
             responses,
-            in_place: None,
+            in_place: InPlaceReceives::default(),
             on_their_way: Responses::default(),
             gone: None,
             life: Life::Open,
@@ -137,10 +136,7 @@ impl Queue {
     /// Its memory for responses has room for SQEs from `sqes_at_bytes` on, and `lists` for the SGL
     /// descriptors behind each: [`Queue::post_in_place`] posts receives there.
     pub fn receive_in_place(&mut self, sqes_at_bytes: u32, lists: Vec<Buffer>) {
-        self.in_place = Some(ReceivesInPlace {
-            sqes_at_bytes,
-            lists,
-        });
+        self.in_place = InPlaceReceives::new(sqes_at_bytes, lists);
     }
 
     /// Posts the receive of the `at`th SQE and of the list of SGL descriptors behind it.
@@ -154,43 +150,30 @@ impl Queue {
             len_bytes,
             lkey,
         };
-        let sqe = sge(self.responses.addr() + self.sqe_at(at) as u64, SQE_BYTES);
+        let sqe_at = self.in_place.sqe_at(at);
+        let sqe = sge(self.responses.addr() + sqe_at as u64, SQE_BYTES);
         let wr_id = WrId::RecvInPlace(at).encode();
-        let Some((page, offset)) = self.list(at) else {
+        let Some((page, offset)) = self.in_place.list(at) else {
             return self.qp.post_recv(wr_id, &[sqe]);
         };
         let list = sge(page.addr() + offset as u64, SGL_LIST_BYTES);
         self.qp.post_recv(wr_id, &[sqe, list])
     }
 
-    /// Where the `at`th SQE is, in the buffer of the responses.
-    fn sqe_at(&self, at: u16) -> usize {
-        let first = self.in_place.as_ref();
-        let first = first.map_or(0, |in_place| in_place.sqes_at_bytes);
-        (first + u32::from(at) * SQE_BYTES) as usize
-    }
-
-    /// Where the SGL descriptors behind the `at`th SQE arrive.
-    fn list(&self, at: u16) -> Option<(&Buffer, usize)> {
-        let offset = usize::from(at) * SGL_LIST_BYTES as usize;
-        let lists = &self.in_place.as_ref()?.lists;
-        Some((lists.get(offset / PAGE_BYTES)?, offset % PAGE_BYTES))
-    }
-
-    /// Copies out `len_bytes` of them, at most as many as there can be.
-    pub(super) fn list_in_place(&self, at: u16, len_bytes: u32) -> Box<[u8]> {
-        let mut list = vec![0; len_bytes.min(SGL_LIST_BYTES) as usize];
-        if let Some((page, offset)) = self.list(at) {
+    /// Copies out what has arrived in such a receive: the SQE, and `list_bytes` of the descriptors
+    /// behind it, at most as many as there can be.
+    pub(super) fn take_in_place(
+        &self,
+        at: u16,
+        list_bytes: u32,
+    ) -> ([u8; SQE_BYTES as usize], Box<[u8]>) {
+        let mut sqe = [0; SQE_BYTES as usize];
+        self.responses.copy_to(self.in_place.sqe_at(at), &mut sqe);
+        let mut list = vec![0; list_bytes.min(SGL_LIST_BYTES) as usize];
+        if let Some((page, offset)) = self.in_place.list(at) {
             page.copy_to(offset, &mut list);
         }
-        list.into()
-    }
-
-    /// Copies out the SQE that has arrived in such a receive.
-    pub(super) fn sqe_in_place(&self, at: u16) -> [u8; SQE_BYTES as usize] {
-        let mut sqe = [0; SQE_BYTES as usize];
-        self.responses.copy_to(self.sqe_at(at), &mut sqe);
-        sqe
+        (sqe, list.into())
     }
 
     /// The SQE of a capsule that has come and took no receive; `None` when the queue has ended.
@@ -260,24 +243,36 @@ impl Queue {
         }
     }
 
-    /// Pulls `len_bytes` from the host into `sink`, for the command `tag`. Until
-    /// [`Event::Pulled`](crate::Event::Pulled) the buffer and what is returned are to be kept.
+    /// Pulls `len_bytes` from the host into `sink`, for the command `tag`. The sink belongs to the
+    /// queue until [`Event::Pulled`](crate::Event::Pulled), and until it is dropped where it ends.
     ///
     /// # Errors
-    /// The sink could not be registered, or the queue pair takes no more. What was posted before
-    /// the error may still be written to the buffer.
+    /// The sink could not be registered, or the queue pair takes no more: then the queue is to be
+    /// ended.
     pub fn pull(
         &mut self,
         tag: Tag,
         from: &HostMemory,
-        sink: &Buffer,
+        sink: Buffer,
         len_bytes: u32,
-    ) -> Result<OpenSink, PullError> {
-        let mut data = self.keys.sge(sink, len_bytes);
-        let open;
-        (data.lkey, open) = self.keys.sinks.open(data)?;
+    ) -> Result<(), PullError> {
+        let mut data = self.keys.sge(&sink, len_bytes);
+        let region;
+        (data.lkey, region) = self.keys.sinks.open(data)?;
+        // Before an error as well: what was posted until then may still be written there.
+        self.sinks.push_back((tag, Sink::new(sink, region)));
         self.each_buffer(from, data, SendOp::Read, Some(WrId::Pull(tag.0)))?;
-        Ok(open)
+        Ok(())
+    }
+
+    /// The data of a pull has come: its sink, which the host can reach no more.
+    pub(super) fn pulled(&mut self, tag: Tag) -> Option<Buffer> {
+        while let Some((of, sink)) = self.sinks.pop_front() {
+            if of == tag {
+                return Some(sink.into_buffer());
+            }
+        }
+        None
     }
 
     /// Pushes the first `len_bytes` of `source` to the host. Nothing tells of it but the response

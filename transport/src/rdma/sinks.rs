@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use capstan_memory::Slab;
+use capstan_memory::{Buffer, Slab};
 use capstan_rdma::contract::{
     Access, LKey, MemoryRegion, PostError, ProtectionDomain, RdmaError, Sge,
 };
@@ -19,12 +19,25 @@ pub enum Sinks {
     Open(Rc<dyn ProtectionDomain>, [Arc<Slab>; 2]),
 }
 
-/// What a pull that is under way keeps: the registration of its sink, where that needs one of its
-/// own. The host can write there until this is dropped.
-#[derive(Default)]
-pub struct OpenSink(
-    #[expect(dead_code, reason = "kept, and dropped in time")] Option<Rc<dyn MemoryRegion>>,
-);
+/// Where the data of a pull under way arrives.
+pub(super) struct Sink {
+    // Dropped first: the host can write there until then.
+    region: Option<Rc<dyn MemoryRegion>>,
+    buffer: Buffer,
+}
+
+impl Sink {
+    /// A buffer, and its registration where that is of its own.
+    pub(super) fn new(buffer: Buffer, region: Option<Rc<dyn MemoryRegion>>) -> Self {
+        Self { region, buffer }
+    }
+
+    /// The buffer, which the host can reach no more.
+    pub(super) fn into_buffer(self) -> Buffer {
+        drop(self.region);
+        self.buffer
+    }
+}
 
 /// Pulling could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -39,9 +52,9 @@ pub enum PullError {
 
 impl Sinks {
     /// The key of `sge` as a sink, and the registration that ends with the READ.
-    pub(super) fn open(&self, sge: Sge) -> Result<(LKey, OpenSink), RdmaError> {
+    pub(super) fn open(&self, sge: Sge) -> Result<(LKey, Option<Rc<dyn MemoryRegion>>), RdmaError> {
         match self {
-            Self::Closed => Ok((sge.lkey, OpenSink(None))),
+            Self::Closed => Ok((sge.lkey, None)),
             Self::Open(pd, slabs) => {
                 let offset_in = |slab: &Arc<Slab>| {
                     let offset = sge.addr.checked_sub(slab.addr())?;
@@ -56,7 +69,7 @@ impl Sinks {
                     ))?;
                 let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
                 let region = pd.register(slab, offset, sge.len_bytes as usize, access)?;
-                Ok((region.lkey(), OpenSink(Some(region))))
+                Ok((region.lkey(), Some(region)))
             }
         }
     }

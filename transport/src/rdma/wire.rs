@@ -14,7 +14,7 @@ use super::receives::Receives;
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, InPlace, Landed};
 use crate::limits::{COMPLETIONS_PER_TURN, SQE_BYTES};
-use crate::queue::{Capsule, EndReason, Event, FenceNumber, QueueId, Queues, Tag};
+use crate::queue::{Capsule, EndReason, Event, FenceNumber, Pulled, QueueId, Queues, Tag};
 
 /// The queues on one device share a completion queue and receives.
 pub struct Wire {
@@ -236,10 +236,11 @@ fn landed(queue: &mut Queue, slot: u32, byte_len: u32) -> Event {
 
 /// The same, of a receive in the place of a discovery controller's queue.
 fn in_place(queue: &mut Queue, at: u16, byte_len: u32) -> Event {
-    let sqe = queue.sqe_in_place(at);
-    let data = match byte_len.saturating_sub(SQE_BYTES) {
-        0 => CapsuleData::None,
-        len_bytes => CapsuleData::Copied(queue.list_in_place(at, len_bytes)),
+    let (sqe, list) = queue.take_in_place(at, byte_len.saturating_sub(SQE_BYTES));
+    let data = if list.is_empty() {
+        CapsuleData::None
+    } else {
+        CapsuleData::Copied(list)
     };
     if let Err(error) = queue.post_in_place(at) {
         let why = format!("a receive could not be posted again: {error}");
@@ -277,7 +278,13 @@ fn sent(queue: &mut Queue, wr_id: Option<WrId>, status: WcStatus) -> Option<Even
         return (!queue.has_ended()).then(|| ended(queue, why()));
     }
     match wr_id? {
-        WrId::Pull(slot) => Some(Event::Pulled(Tag(slot))),
+        WrId::Pull(slot) => queue.pulled(Tag(slot)).map(|sink| {
+            Event::Pulled(Pulled {
+                tag: Tag(slot),
+                sink,
+                intact: true,
+            })
+        }),
         WrId::Push(slot) => Some(Event::Pushed(Tag(slot))),
         WrId::Respond(slot) => {
             queue.responded(slot);

@@ -41,8 +41,9 @@ pub enum End {
     Drained,
 }
 
+/// How far a stream has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum StreamState {
     /// Bytes are read and sent.
     Open,
     /// Nothing is read any more; the connection may be closed when all has left.
@@ -71,7 +72,7 @@ pub(super) struct Stream {
     role: Role,
     pub(super) reader: PduReader,
     pub(super) out: Outgoing,
-    phase: Phase,
+    state: StreamState,
     deadline_us: Option<u64>,
     now_us: u64,
 }
@@ -82,14 +83,14 @@ impl Stream {
             role,
             reader,
             out: Outgoing::default(),
-            phase: Phase::Open,
+            state: StreamState::Open,
             deadline_us: Some(now_us.saturating_add(SETUP_US)),
             now_us,
         }
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.phase == Phase::Open
+        self.state == StreamState::Open
     }
 
     /// The set-up is complete.
@@ -140,7 +141,7 @@ impl Stream {
     fn term_req(&mut self, side: &mut impl Side, status: FatalErrorStatus, information: u32) {
         self.out.clear();
         self.deadline_us = None;
-        self.phase = Phase::Over;
+        self.state = StreamState::Over;
         side.ended(EndReason::Lost(format!(
             "the peer ended it with a TermReq: FES {:02X}h ({status}), FEI {information:X}h",
             status.0
@@ -149,12 +150,12 @@ impl Stream {
 
     fn fault(&mut self, side: &mut impl Side, fault: &Fault) {
         let term = fault.term_req(self.role, self.reader.header());
-        self.phase = match &term {
+        self.state = match &term {
             Some(term) => {
                 self.out.stage(term.as_bytes());
-                Phase::Terminating
+                StreamState::Terminating
             }
-            None => Phase::Draining,
+            None => StreamState::Draining,
         };
         self.deadline_us = Some(self.now_us.saturating_add(TERM_US));
         side.ended(EndReason::Violation(fault.to_string()));
@@ -183,7 +184,7 @@ impl Stream {
                 SETUP_US / 1_000_000
             )));
         }
-        self.phase = Phase::Over;
+        self.state = StreamState::Over;
     }
 
     /// This side ends the queue.
@@ -191,9 +192,9 @@ impl Stream {
         if !self.is_open() {
             return;
         }
-        self.phase = match how {
-            End::Now => Phase::Over,
-            End::Drained => Phase::Draining,
+        self.state = match how {
+            End::Now => StreamState::Over,
+            End::Drained => StreamState::Draining,
         };
         self.deadline_us = Some(self.now_us.saturating_add(TERM_US));
         side.ended(EndReason::Controller);
@@ -206,24 +207,24 @@ impl Stream {
         }
         self.deadline_us = None;
         self.out.clear();
-        if self.phase != Phase::Closed {
-            self.phase = Phase::Over;
+        if self.state != StreamState::Closed {
+            self.state = StreamState::Over;
         }
     }
 
     /// Whether the connection is to be closed now.
     pub(super) fn wants_close(&self) -> bool {
-        match self.phase {
-            Phase::Open | Phase::Terminating | Phase::Closed => false,
-            Phase::Draining => self.out.is_empty(),
-            Phase::Over => true,
+        match self.state {
+            StreamState::Open | StreamState::Terminating | StreamState::Closed => false,
+            StreamState::Draining => self.out.is_empty(),
+            StreamState::Over => true,
         }
     }
 
     /// It is closed. False where it was before.
     pub(super) fn closed(&mut self) -> bool {
-        let first = self.phase != Phase::Closed;
-        self.phase = Phase::Closed;
+        let first = self.state != StreamState::Closed;
+        self.state = StreamState::Closed;
         self.deadline_us = None;
         self.out.clear();
         first

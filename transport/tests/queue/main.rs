@@ -21,6 +21,7 @@ macro_rules! over_each_wire {
 over_each_wire! {
     capsules_come_whole_and_in_order
     a_pull_has_come_when_it_is_told_of
+    each_of_several_pulls_gives_its_own_sink_back
     a_response_comes_behind_what_was_pushed
     what_is_pushed_without_a_buffer_comes_before_its_response
     the_last_responses_are_told_of_when_that_is_asked_for
@@ -75,15 +76,39 @@ fn a_pull_has_come_when_it_is_told_of(over: Over) {
     let parts = [world.keyed(0, 70_000), world.keyed(70_000, 30_000)];
     let from = HostMemory::KeyedList(parts.into());
     let sink = world.buffer(100_000);
-    let open = world.queue().pull(Tag(3), &from, &sink, 100_000);
-    let open = open.expect("it is taken");
+    let pull = world.queue().pull(Tag(3), &from, sink, 100_000);
+    pull.expect("it is taken");
     world.queue().flush();
     world.see(&Seen::Pulled(Tag(3)));
-    drop(open);
     let mut here = vec![0; there.len()];
+    let sink = world.sinks.pop().expect("it came back");
     sink.copy_to(0, &mut here);
     assert!(here == there);
     assert_eq!(world.seen.len(), 1);
+}
+
+fn each_of_several_pulls_gives_its_own_sink_back(over: Over) {
+    let mut world = World::new(over);
+    let there = pattern(5, 24_576);
+    world.data.copy_from(0, &there);
+    for (tag, at) in [(2, 0), (0, 8192), (1, 16_384)] {
+        let from = HostMemory::Keyed(world.keyed(at, 8192));
+        let sink = world.buffer(8192);
+        let pull = world.queue().pull(Tag(tag), &from, sink, 8192);
+        pull.expect("it is taken");
+    }
+    world.queue().flush();
+    world.until("three pulls", |world| {
+        world.turn();
+        world.seen.len() >= 3
+    });
+    let tags = [Tag(2), Tag(0), Tag(1)].map(Seen::Pulled);
+    assert_eq!(world.seen, tags);
+    for (sink, there) in world.sinks.iter().zip(there.chunks(8192)) {
+        let mut here = [0; 8192];
+        sink.copy_to(0, &mut here);
+        assert!(here == *there);
+    }
 }
 
 fn a_response_comes_behind_what_was_pushed(over: Over) {
@@ -213,13 +238,12 @@ fn a_queue_that_is_ended_with_a_pull_under_way_quiesces_once(over: Over) {
     let mut world = World::new(over);
     let from = HostMemory::Keyed(world.keyed(0, 1 << 20));
     let sink = world.buffer(1 << 20);
-    let open = world.queue().pull(Tag(0), &from, &sink, 1 << 20);
-    let open = open.expect("it is taken");
+    let pull = world.queue().pull(Tag(0), &from, sink, 1 << 20);
+    pull.expect("it is taken");
     world.queue().flush();
     world.end();
     world.see(&Seen::Quiesced);
     assert_eq!(world.queue().sends_outstanding(), 0);
-    drop(open);
     let quiesced = world.seen.iter().filter(|seen| **seen == Seen::Quiesced);
     assert_eq!(quiesced.count(), 1);
     world.turn();

@@ -16,7 +16,7 @@ use capstan_rdma::loopback::{Network, attributes};
 use capstan_rdma::{Pair, iwarp};
 use capstan_transport::rdma::{Keys, Queue, Receives, Sinks, Wire};
 use capstan_transport::{
-    Capsule, CapsuleData, EndReason, Event, FenceNumber, KeyedBuffer, QueueId, Queues, Tag,
+    Capsule, CapsuleData, EndReason, Event, FenceNumber, KeyedBuffer, Pulled, QueueId, Queues, Tag,
 };
 use zerocopy::IntoBytes;
 
@@ -98,6 +98,8 @@ pub(crate) struct World {
     responses: Buffer,
     pub(crate) data: Buffer,
     pub(crate) seen: Vec<Seen>,
+    /// Those of pulls that have come.
+    pub(crate) sinks: Vec<Buffer>,
     host_seen: Vec<WorkCompletion>,
     cm: Box<dyn ConnectionManager>,
     id: CmId,
@@ -226,6 +228,7 @@ impl World {
             controller,
             host,
             seen: Vec::new(),
+            sinks: Vec::new(),
             host_seen: Vec::new(),
             cm,
             id,
@@ -313,7 +316,11 @@ impl World {
                     let stays = self.taken.is_multiple_of(2);
                     self.seen.push(taken(queue, capsule, stays));
                 }
-                Event::Pulled(tag) => self.seen.push(Seen::Pulled(tag)),
+                Event::Pulled(Pulled { tag, sink, intact }) => {
+                    assert!(intact);
+                    self.sinks.push(sink);
+                    self.seen.push(Seen::Pulled(tag));
+                }
                 Event::Pushed(tag) => self.seen.push(Seen::Pushed(tag)),
                 Event::Released => {
                     let tags = std::iter::from_fn(|| queue.poll_released());

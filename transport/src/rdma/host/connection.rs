@@ -75,9 +75,9 @@ pub(super) struct Keyed {
     pub(super) keys: Keys,
 }
 
-/// How a command's data travels.
+/// What a command offers the controller, with the keys for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transfer {
+pub(super) enum Offered {
     /// It has none.
     None,
     /// Behind the SQE in the capsule.
@@ -213,7 +213,7 @@ impl Connection {
         &mut self,
         slot: u16,
         sqe: &mut Sqe,
-        transfer: Transfer,
+        offered: Offered,
     ) -> Result<(), SendError> {
         let entry = self.uses.get_mut(usize::from(slot));
         let entry = entry.ok_or(SendError::NotConnected)?;
@@ -222,9 +222,9 @@ impl Connection {
             ..Use::default()
         };
         let mut data_sge = None;
-        sqe.dptr = match transfer {
-            Transfer::None => Sgl::EMPTY,
-            Transfer::InCapsule(data) => {
+        sqe.dptr = match offered {
+            Offered::None => Sgl::EMPTY,
+            Offered::InCapsule(data) => {
                 entry.sending = true;
                 data_sge = Some(Sge {
                     addr: data.addr,
@@ -236,7 +236,7 @@ impl Connection {
                     length_bytes: data.len_bytes,
                 }
             }
-            Transfer::Keyed(data, access) => {
+            Offered::Keyed(data, access) => {
                 let window = self.open_window(slot, data, access)?;
                 Sgl::Keyed {
                     address: data.addr,

@@ -9,7 +9,7 @@ use capstan_rdma::contract::{
     Access, ConnectionManager, DeviceAttributes, WcStatus, WorkCompletion,
 };
 
-use super::connection::{Connection, RingSizes, Transfer};
+use super::connection::{Connection, Offered, RingSizes};
 use super::device::{DeviceContext, Memory};
 use super::open::Opening;
 use super::wr_id::{WorkKind, WrId};
@@ -142,15 +142,13 @@ impl HostWire {
         let (Some(Some(queue)), Some(device)) = (queue, &self.device) else {
             return Err(SendError::NotConnected);
         };
-        let transfer = match offer {
-            Offer::None => Transfer::None,
-            Offer::InCapsule(span) => Transfer::InCapsule(device.keyed(span)),
-            Offer::ToController(span) => Transfer::Keyed(device.keyed(span), Access::REMOTE_READ),
-            Offer::FromController(span) => {
-                Transfer::Keyed(device.keyed(span), Access::REMOTE_WRITE)
-            }
+        let offered = match offer {
+            Offer::None => Offered::None,
+            Offer::InCapsule(span) => Offered::InCapsule(device.keyed(span)),
+            Offer::ToController(span) => Offered::Keyed(device.keyed(span), Access::REMOTE_READ),
+            Offer::FromController(span) => Offered::Keyed(device.keyed(span), Access::REMOTE_WRITE),
         };
-        queue.issue(slot, sqe, transfer)
+        queue.issue(slot, sqe, offered)
     }
 
     /// `response` is that of the command in `slot`. Whether its memory is back; where it is not,
