@@ -2,17 +2,19 @@
 //! host writes next.
 
 use std::net::SocketAddr;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::host::Status;
-use capstan_initiator::options::ReplayWrites;
+use capstan_initiator::options::{ReplayWrites, Transport};
 use capstan_initiator::{BlockingVolume, Controller, Options, Preference};
 use capstan_storage::Gate;
 use capstan_tests::disks::{Thin, own_mounts, waits_for_disk};
 use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use capstan_tests::program::{Daemon, Machine, own_address, signal, utf8};
 use capstan_tests::proxy::{Direction, Flow, Proxy};
+use capstan_tests::running::Running;
 use capstan_tests::target::{SUBNQN, TestTarget};
 use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
@@ -27,7 +29,16 @@ const LOOKS: Duration = Duration::from_millis(500);
 /// A host which gives an I/O up after half a second. Its Keep Alive is so long that the target
 /// notices nothing by itself.
 fn connect(at: SocketAddr, replay_writes: ReplayWrites) -> (Controller, BlockingVolume) {
+    connect_by(Transport::Rdma, at, replay_writes)
+}
+
+fn connect_by(
+    transport: Transport,
+    at: SocketAddr,
+    replay_writes: ReplayWrites,
+) -> (Controller, BlockingVolume) {
     let options = Options {
+        transport,
         provider: Preference::Iwarp,
         keep_alive_tmo: Duration::from_secs(120),
         io_timeout: Duration::from_millis(500),
@@ -67,15 +78,15 @@ fn write_twice(proxy: &Proxy, volume: &BlockingVolume) {
 
 #[test]
 fn a_write_that_the_network_kept_does_not_undo_a_later_one() {
-    for round in 0..2 {
+    for round in [Transport::Rdma, Transport::Tcp, Transport::Rdma] {
         let target = TestTarget::ram("");
         let proxy = Proxy::start(target.addresses[0]);
-        let (controller, volume) = connect(proxy.address, ReplayWrites::Fenced);
+        let (controller, volume) = connect_by(round, proxy.address, ReplayWrites::Fenced);
         let start = Instant::now();
         write_twice(&proxy, &volume);
         // The target was asked to end the old controller; its Keep Alive would have taken four
         // minutes.
-        assert!(start.elapsed() < PATIENCE, "round {round}");
+        assert!(start.elapsed() < PATIENCE, "{round:?}");
         for old in 0..CONNECTIONS {
             proxy.wait_for_end(old, Direction::ToHost);
         }
@@ -83,8 +94,66 @@ fn a_write_that_the_network_kept_does_not_undo_a_later_one() {
         for old in 0..CONNECTIONS {
             proxy.wait_until_passed(old, Direction::ToTarget);
         }
-        assert_eq!(read(&volume), 2, "round {round}");
+        assert_eq!(read(&volume), 2, "{round:?}");
         controller.close();
+        target.stop();
+    }
+}
+
+/// The options of each transport.
+const TRANSPORTS: [&[&str]; 2] = [&["-t", "rdma", "--provider", "iwarp"], &["-t", "tcp"]];
+
+/// `capstan COMMAND` on the subsystem under test.
+fn capstan(machine: &Machine, at: SocketAddr, transport: &[&str], words: &[&str]) -> Command {
+    let (addr, port) = (at.ip().to_string(), at.port().to_string());
+    let way = ["-a", &addr, "-s", &port, "-n", SUBNQN];
+    let (command, args) = words.split_first().expect("a command");
+    machine.command(command, &[args, &way, transport].concat())
+}
+
+/// The process that issues writes dies while the network keeps some of them (SIGKILL, no memory,
+/// `detach --force`). Another process goes on with the volume, and nobody waits for the old one's
+/// kernel: it is not to deliver an old copy behind what is written then.
+#[test]
+fn the_kernel_sends_nothing_more_of_a_host_that_is_killed() {
+    for transport in TRANSPORTS {
+        let target = TestTarget::ram("");
+        let proxy = Proxy::start(target.addresses[0]);
+        // Connecting takes less, and so does the Admin queue.
+        proxy.set_new(Direction::ToTarget, Flow::HoldAfter(256 << 10));
+        let machine = Machine::new(proxy.address);
+        let words = ["bench", "--rw", "write", "--bs", "4k", "--runtime", "60"];
+        let bench = capstan(&machine, proxy.address, transport, &words);
+        let mut bench = Running::start(bench);
+        proxy.wait_for_connections(CONNECTIONS);
+        proxy.wait_for_kept_bytes(CONNECTIONS - 1, Direction::ToTarget, 1);
+        bench.child.kill().expect("it runs");
+        bench.child.wait().expect("it ends");
+        for old in 0..CONNECTIONS {
+            proxy.wait_for_end(old, Direction::ToTarget);
+            let was_reset = proxy.was_reset(old, Direction::ToTarget);
+            assert!(was_reset, "{old} {transport:?}");
+        }
+        proxy.set_all(Direction::ToTarget, Flow::Pass);
+        target.stop();
+    }
+}
+
+/// The other way round: nothing is left to land late, and the target is told of an orderly end.
+#[test]
+fn a_host_that_has_shut_its_controller_down_ends_its_connections_in_order() {
+    for transport in TRANSPORTS {
+        let target = TestTarget::ram("");
+        let proxy = Proxy::start(target.addresses[0]);
+        let machine = Machine::new(proxy.address);
+        let mut flush = capstan(&machine, proxy.address, transport, &["flush"]);
+        let output = flush.output().expect("capstan runs");
+        assert!(output.status.success(), "{output:?}");
+        for old in 0..proxy.connections() {
+            proxy.wait_for_end(old, Direction::ToTarget);
+            let was_reset = proxy.was_reset(old, Direction::ToTarget);
+            assert!(!was_reset, "{old} {transport:?}");
+        }
         target.stop();
     }
 }

@@ -80,6 +80,12 @@ impl Fatal {
         !matches!(self, Self::Io(_) | Self::Abort)
     }
 
+    /// Whether this side ends the connection because it has no more to say: everything that it has
+    /// posted may still arrive, also when this process is gone.
+    pub(super) fn is_orderly(&self) -> bool {
+        matches!(self, Self::Disconnect | Self::Dropped)
+    }
+
     /// The status of the oldest outstanding RDMA Read, when this is an answer to it.
     pub(super) fn read_status(&self) -> Option<WcStatus> {
         let Self::Terminated(Terminate { error, opcode }) = self else {

@@ -15,13 +15,12 @@ use capstan_rdma::address_words::{check_families, refused, source_address};
 use capstan_rdma::contract::CmError;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, connect, setsockopt, socket,
-    sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, connect, socket,
 };
 
 use super::host::{Arrived, Event, HostQueue, Payload};
 use super::limits::SCRATCH_BYTES;
-use super::link::Link;
+use super::link::{Link, reset_when_closed};
 use crate::host::{HostEnd, HostEvent, Offer, OpenError, OpenQueue, Response, SendError, Span};
 use crate::queue::EndReason;
 
@@ -281,13 +280,14 @@ impl HostWire {
     /// memory any more when this returns, and no event of theirs follows.
     ///
     /// Unless it is an `orderly` end, what the kernel has not sent is never sent: an old copy of a
-    /// write would come behind the one that is sent again.
+    /// write would come behind the one that is sent again. So it is as well when this process is
+    /// killed.
     pub fn close(&mut self, orderly: bool) {
         self.opening = None;
         self.waiting.clear();
         for connection in self.queues.iter_mut().filter_map(Option::take) {
-            if !orderly {
-                connection.reset_when_closed();
+            if orderly {
+                connection.link.end_when_closed();
             }
         }
     }
@@ -365,19 +365,6 @@ impl Connection {
         }
         events.len() > before
     }
-
-    /// The kernel drops what it has not sent, and retransmits nothing (`socket(7)`, SO_LINGER with
-    /// a time of 0).
-    fn reset_when_closed(&self) {
-        let at_once = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        if let Some(socket) = self.link.socket() {
-            // Only a descriptor that is no socket is refused.
-            let _ = setsockopt(&socket, sockopt::Linger, &at_once);
-        }
-    }
 }
 
 /// The completion of a command whose data has arrived so. Data that does not fit its digest fails
@@ -428,6 +415,9 @@ fn connecting(destination: SocketAddr, source: Option<IpAddr>) -> io::Result<Tcp
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket(family, SockType::Stream, flags, None)?;
+    // From its first moment on: this process may be killed at any, and its kernel would go on to
+    // send a write that has been written anew by then.
+    reset_when_closed(&socket, true);
     let fd = socket.as_raw_fd();
     match source.map(|source| source_address(source, destination)) {
         Some(SocketAddr::V4(source)) => bind(fd, &SockaddrIn::from(source))?,

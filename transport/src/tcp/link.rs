@@ -144,15 +144,18 @@ impl Link {
     }
 
     /// Makes the end of the connection a reset: the kernel drops what it has not sent, and
-    /// retransmits nothing (`socket(7)`, `SO_LINGER` with a time of 0).
+    /// retransmits nothing.
     pub fn reset_when_closed(&self) {
-        let Some(stream) = &self.stream else { return };
-        let at_once = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        // Only a descriptor that is no socket is refused.
-        let _ = setsockopt(stream, sockopt::Linger, &at_once);
+        if let Some(stream) = &self.stream {
+            reset_when_closed(stream, true);
+        }
+    }
+
+    /// Takes that back: the kernel sends what it has, and then the end.
+    pub fn end_when_closed(&self) {
+        if let Some(stream) = &self.stream {
+            reset_when_closed(stream, false);
+        }
     }
 
     /// Bytes that have arrived and were not received.
@@ -279,6 +282,17 @@ impl Link {
         }
         any
     }
+}
+
+/// Whether the end of a socket, whatever closes it, is a reset (`socket(7)`, `SO_LINGER` with a
+/// time of 0).
+pub(super) fn reset_when_closed(socket: &impl AsFd, resets: bool) {
+    let linger = libc::linger {
+        l_onoff: resets.into(),
+        l_linger: 0,
+    };
+    // Only a descriptor that is no socket is refused.
+    let _ = setsockopt(socket, sockopt::Linger, &linger);
 }
 
 fn call(result: isize) -> Call {

@@ -16,7 +16,7 @@ use crate::iwarp::core::Terms;
 use crate::iwarp::driver::rendezvous::{is_same_host, take_up};
 use crate::iwarp::fatal::{Fatal, terminate_bytes};
 use crate::iwarp::link::Link;
-use crate::iwarp::link::socket::{connecting, tune};
+use crate::iwarp::link::socket::{connecting, end_when_closed, tune};
 use crate::iwarp::wire::mpa::{Frame, FrameKind, Rtr};
 use crate::iwarp::wire::terminate::ErrorCode;
 
@@ -206,6 +206,7 @@ impl Manager {
                 };
                 // RFC 6581 §9.2: the peer is told with a Terminate.
                 if let Some(code) = code {
+                    end_when_closed(&connecting.socket.stream);
                     let crc = reply.crc || connecting.request.crc;
                     let bytes = terminate_bytes(&Fatal::stream(code), crc);
                     let _ = write_frame(&connecting.socket.stream, &bytes);

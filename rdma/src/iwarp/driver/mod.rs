@@ -34,6 +34,7 @@ use super::core::{CoreConfig, IwarpCore, Ran, Terms};
 use super::fatal::Fatal;
 use super::link::Link;
 use super::link::shared::SharedLink;
+use super::link::socket::end_when_closed;
 use super::receives::{Receives, SharedReceives};
 use super::sq::SendQueue;
 use super::stag::{Asker, StagTable};
@@ -392,6 +393,9 @@ impl IwarpEngine {
                 if !qp.busy {
                     self.watched.set(self.watched.get().saturating_sub(1));
                 }
+            }
+            if fatal.is_orderly() {
+                end_when_closed(&stream);
             }
             if fatal.says_goodbye() {
                 self.lingering.add(stream, bytes, Some(qp.core.num));

@@ -141,12 +141,16 @@ pub(in crate::iwarp) fn listener(addr: SocketAddr, backlog: u32) -> io::Result<T
     Ok(TcpListener::from(fd))
 }
 
-/// A socket that has started to connect to `destination`, bound to `source` when given.
+/// A socket that has started to connect to `destination`, bound to `source` when given. It is
+/// reset when it is closed, whatever closes it: this process may be killed at any moment, and its
+/// kernel would go on to send what nobody answers for any more. [`end_when_closed`] takes that
+/// back.
 pub(in crate::iwarp) fn connecting(
     destination: SocketAddr,
     source: Option<IpAddr>,
 ) -> io::Result<TcpStream> {
     let fd = new_socket(&destination)?;
+    linger(&fd, true);
     if let Some(source) = source {
         let source = source_address(source, destination);
         with_addr(&source, |addr| bind(fd.as_raw_fd(), addr))?;
@@ -160,12 +164,21 @@ pub(in crate::iwarp) fn connecting(
 /// Makes the end of a socket a reset: the kernel drops what it has not sent, and retransmits
 /// nothing (`socket(7)`, SO_LINGER with a time of 0).
 pub(in crate::iwarp) fn reset_when_closed(stream: &TcpStream) {
-    let at_once = libc::linger {
-        l_onoff: 1,
+    linger(stream, true);
+}
+
+/// Takes that back: the kernel sends what it has, and then the end.
+pub(in crate::iwarp) fn end_when_closed(stream: &TcpStream) {
+    linger(stream, false);
+}
+
+fn linger(socket: &impl AsFd, resets: bool) {
+    let linger = libc::linger {
+        l_onoff: resets.into(),
         l_linger: 0,
     };
     // Only a descriptor that is no socket is refused.
-    let _ = setsockopt(stream, sockopt::Linger, &at_once);
+    let _ = setsockopt(socket, sockopt::Linger, &linger);
 }
 
 /// Options of a connection: no delay, and probes that find a dead peer.
