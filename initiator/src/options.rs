@@ -66,7 +66,8 @@ pub struct Options {
     pub queue_size: u16,
     /// Keep Alive Timeout; zero turns Keep Alive off.
     pub keep_alive_tmo: Duration,
-    /// Longest wait between two attempts to reconnect. The waits start at 100 ms and double.
+    /// Longest wait between two attempts to reconnect. The waits start at 100 ms and double, to
+    /// half a second in the first 30 s of an outage and to this from then on.
     pub reconnect_delay: Duration,
     /// How long a lost controller is waited for before I/O fails; `None` is for ever.
     pub ctrl_loss_tmo: Option<Duration>,

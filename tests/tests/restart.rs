@@ -158,6 +158,33 @@ fn writes_go_on_at_once_when_a_killed_target_is_back() {
     controller.close();
 }
 
+/// With the options that hold when none is given: a target that took seconds to come back is found
+/// as soon as one that was back at once.
+#[test]
+fn writes_go_on_soon_when_a_target_was_away_for_seconds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = folder.path().join("volume.img");
+    std::fs::write(&image, vec![0; AREA * LBA]).expect("an image");
+    let at = own_address();
+    let daemon = Daemon::start(utf8(&image), 4096, at);
+    let controller = Controller::connect(options(at, 1)).expect("connects");
+    let volume = controller
+        .volume_blocking(1)
+        .expect("namespace 1")
+        .blocking();
+    volume.write(0, &contents(0, 1)).expect("writes");
+    daemon.kill();
+    thread::sleep(Duration::from_secs(4));
+    let _daemon = Daemon::start(utf8(&image), 4096, at);
+    let start = Instant::now();
+    volume.write(0, &contents(0, 2)).expect("writes");
+    let took = start.elapsed();
+    let back_within = Duration::from_secs((BACK_WITHIN_SECONDS * tolerance()).into());
+    assert!(took < back_within, "{took:?}");
+    eprintln!("writes went on after {took:?}");
+    controller.close();
+}
+
 #[test]
 fn sigterm_drains_and_exits_0() {
     let folder = tempfile::tempdir().expect("a folder");

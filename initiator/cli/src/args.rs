@@ -61,7 +61,7 @@ pub(crate) struct ConnectArgs {
     /// Keep Alive Timeout in seconds; 0 turns it off.
     #[arg(short = 'k', long, value_name = "SECONDS", default_value_t = 5, value_parser = within::<u32>(0..=KEEP_ALIVE_S_MAX))]
     pub(crate) keep_alive_tmo: u32,
-    /// Longest wait between attempts to reconnect, in seconds.
+    /// Longest wait between attempts to reconnect, in seconds; half a second for the first 30 s.
     #[arg(short = 'c', long, value_name = "SECONDS", default_value_t = 10, value_parser = within::<u32>(1..=DAY_S))]
     pub(crate) reconnect_delay: u32,
     /// How long a lost controller is waited for before I/O fails, in seconds; -1 is for ever.

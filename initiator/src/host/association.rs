@@ -503,7 +503,7 @@ impl Host {
         let until_us = match previous {
             // It was asked for: nothing is waited for.
             State::Resetting { .. } => now_us,
-            _ => now_us.saturating_add(self.backoff.next_delay_us()),
+            _ => now_us.saturating_add(self.backoff.next_delay_us(now_us)),
         };
         self.state = State::Waiting { until_us };
         if self.loss_deadline_us().is_some_and(|end| now_us >= end) {

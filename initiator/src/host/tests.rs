@@ -324,6 +324,41 @@ fn reconnects_with_growing_waits_and_comes_back() {
     assert_eq!(script.host.counters().losses, 1);
 }
 
+/// Within half a minute of the first loss no wait is longer than half a second and its jitter,
+/// however often the controller was there for a moment.
+#[test]
+fn a_young_outage_is_looked_at_often() {
+    let mut script = live();
+    let mut waits_ms = Vec::new();
+    let mut look = |script: &Script| {
+        if let HostStatus::Waiting { next_in_ms, .. } = script.host.status(script.now_us) {
+            waits_ms.push(next_in_ms);
+        }
+    };
+    let lose = |script: &mut Script| {
+        let cause = "by the peer".to_owned();
+        script.host.handle_disconnected(1, cause, script.now_us);
+        script.settle();
+    };
+    for _ in 0..8 {
+        lose(&mut script);
+        look(&script);
+        script.pass(1_000_000);
+        assert!(script.host.is_live());
+    }
+    script.reachable = false;
+    lose(&mut script);
+    let end_us = script.now_us + 20_000_000;
+    while script.now_us < end_us {
+        look(&script);
+        let next_us = script.host.next_deadline_us().unwrap();
+        script.pass(next_us.saturating_sub(script.now_us).max(1));
+    }
+    assert!(waits_ms.len() > 10, "{waits_ms:?}");
+    let longest_ms = waits_ms.iter().max().unwrap();
+    assert!((500..=625).contains(longest_ms), "{waits_ms:?}");
+}
+
 #[test]
 fn gives_up_when_ctrl_loss_tmo_has_passed() {
     let mut script = live();
