@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use capstan_initiator::{Controller, IoError};
 use capstan_tests::host::options;
-use capstan_tests::program::{Daemon, own_address, signal, utf8};
+use capstan_tests::program::{Daemon, Machine, own_address, signal, told, utf8};
+use capstan_tests::running::Running;
 use capstan_tests::target::SUBNQN;
 use nix::sys::signal::Signal;
 
@@ -62,6 +63,42 @@ fn is_another_namespace(export: &str) {
     assert_eq!(found, [0; 4096]);
     drop(volume);
     fresh.close();
+}
+
+/// By NVMe Base 2.1, section 8.1.16, the state goes with the namespace, and so does what is asked
+/// of it: the operator's command says which namespace it has seen before it sets anything.
+#[test]
+fn a_namespace_in_the_place_of_another_is_write_protected_by_one_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = format!("STATE_DIRECTORY={}", utf8(folder.path()));
+    let at = own_address();
+    let listen = at.to_string();
+    let [export, nqn] = [["--export", "ram:16MiB"], ["--nqn", SUBNQN]];
+    let [lba, provider] = [["--lba", "4096"], ["--provider", "iwarp"]];
+    let arguments = [export, nqn, lba, provider, ["--listen", &listen]].concat();
+    let serve = || Daemon::serve_under(&["env", &state], &arguments);
+    let machine = Machine::new(at);
+    let way = Running::target(at);
+    let run = |command: &str, words: &[&str]| {
+        let way = way.iter().map(String::as_str);
+        let words: Vec<_> = words.iter().copied().chain(way).collect();
+        machine.run(command, &words)
+    };
+    let before = serve();
+    told(&run("list-ns", &[]));
+    assert!(before.stop().success());
+    let daemon = serve();
+    for (protection, writes) in [("1", false), ("0", true)] {
+        // Set Features, Namespace Write Protection Config.
+        let words = format!("--opcode 9 --namespace-id 1 --cdw10 0x84 --cdw11 {protection}");
+        let words: Vec<_> = words.split(' ').collect();
+        told(&run("admin-passthru", &words));
+        let zeroes = machine.path("zeroes");
+        std::fs::write(&zeroes, [0; 4096]).expect("a file");
+        let write = run("write", &["--data", utf8(&zeroes)]);
+        assert_eq!(write.status.success(), writes, "{write:?}");
+    }
+    assert!(daemon.stop().success());
 }
 
 /// Two RAM namespaces are not the same because they have the same place in the configuration.

@@ -163,6 +163,15 @@ impl ConnectArgs {
         connect(&self.admin_options()?)
     }
 
+    /// The same, for commands that a namespace takes only from hosts that have found out which one
+    /// it is.
+    pub(crate) fn admin_queue_and_namespaces(&self) -> Result<DirectQueue> {
+        connect(&Options {
+            scan_namespaces: true,
+            ..self.admin_options()?
+        })
+    }
+
     /// Options for commands without I/O.
     fn admin_options(&self) -> Result<Options> {
         let mut options = self.options()?;

@@ -79,9 +79,15 @@ impl Passthru {
             );
         }
         let data = self.data()?;
-        let mut queue = self.connect.admin_queue()?;
+        let sqe = self.sqe(0);
+        // Where hosts have seen another namespace under an NSID, a Capstan target lets nobody set
+        // anything who may mean that one.
+        let mut queue = match sqe.nsid.get() {
+            0 => self.connect.admin_queue()?,
+            _ => self.connect.admin_queue_and_namespaces()?,
+        };
         self.check_len(&data, &queue)?;
-        self.answer(queue.admin(self.sqe(0), data), queue)
+        self.answer(queue.admin(sqe, data), queue)
     }
 
     /// `io-passthru`.
