@@ -71,16 +71,22 @@ slow_write() {
     holds "the block a second later" b "$block"
 }
 
-# The network takes six seconds for A, the host waits two, and the target does not know until then that the host has given up.
+# The network takes eight seconds for A, the host waits two, and the target does not know until
+# then that the host has given up.
 delayed_write() {
-    local block=$1 until=$((SECONDS + 8))
+    local block=$1 sent until
     random a 4096
-    delay_old 6
+    delay_old 8
+    sent=$SECONDS
     begin first put a "$block"
     finish first
-    # With time as the only rule a host waits for longer than the network does.
-    [ $SECONDS -lt $until ] || echo "A was answered only when its old copy had come"
+    # With time as its only rule a host would wait for longer than the network does, and nothing
+    # would be tried. No host here has only that.
+    until=$((sent + 8))
+    [ $SECONDS -lt $until ] ||
+        fail "A was answered after $((SECONDS - sent)) s, when its old copy had come; expected before the 8 s of the network"
     newer_write "$block"
+    until=$((sent + 10))
     while [ $SECONDS -lt $until ]; do
         sleep 0.2
     done
@@ -100,9 +106,24 @@ delayed_write_behind_a_reset() { # delayed_write_behind_a_reset BLOCK
 }
 resets=0
 
+# The same of a Linux host, whose target ends what the host had when it connects again
+# (`end_older_association`).
+delayed_write_behind_an_end() { # delayed_write_behind_an_end BLOCK
+    delayed_write "$1"
+    # Over Soft-RoCE the target has heard of the end by then, and has nothing to end.
+    [ "$LINK" = rxe ] || ends=$((ends + 1))
+    target_said "end_older_association is set" "$ends" ||
+        fail "the target tells of fewer than $ends associations that it ended because end_older_association is set"
+}
+ends=0
+
+# How many associations the target has told of since the case began.
+associations() { target_log_since | grep -c 'host connected' || true; }
+
 # The target is stopped with A in its sockets, the host gives up and connects again, and then the target goes on.
 stopped_target() {
-    local block=$1 pid
+    local block=$1 pid before
+    before=$(associations)
     pid=$(cat "$RUN/target.pid")
     random a 4096
     kill -STOP "$pid"
@@ -110,6 +131,8 @@ stopped_target() {
     sleep 4
     kill -CONT "$pid"
     finish first
+    [ "$(associations)" -gt "$before" ] ||
+        fail "the host has not connected again: A was answered on its old connections, and was there once"
     newer_write "$block"
     sleep 1
     holds "the block a second later" b "$block"

@@ -10,7 +10,7 @@ delayed_once() { # delayed_once BLOCK
     connect nr_io_queues=1,keep_alive_tmo=30,reconnect_delay=1,ctrl_loss_tmo=120
     disk 1
     wait_for_io 2
-    delayed_write "$1"
+    delayed_write_behind_an_end "$1"
     disconnect
 }
 rounds delayed_once
