@@ -1,6 +1,6 @@
 //! A host over NVMe/TCP that sends any command on any of its queues.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use capstan_memory::{Pages, Pool};
@@ -17,6 +17,7 @@ use capstan_transport::tcp::host::{Arrived, Event, HostQueue, Payload};
 use capstan_transport::tcp::link::Link;
 use zerocopy::IntoBytes;
 
+use crate::attack::tcp;
 use crate::wire_host::connect_data;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -39,6 +40,8 @@ pub enum Data<'a> {
 /// How a queue was connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
+    /// The address of the host.
+    pub source: Ipv4Addr,
     /// Queue Identifier.
     pub qid: u16,
     /// Entries of the submission queue.
@@ -68,7 +71,7 @@ impl TcpQueue {
     /// When the target does not answer.
     #[must_use]
     pub fn set_up(target: SocketAddr, asked: Asked) -> Self {
-        let stream = TcpStream::connect(target).expect("a listener");
+        let stream = tcp(target, asked.source).expect("a listener");
         let request = IcRequest {
             hpda: DataAlignment::DWORD,
             digests: asked.digests,
@@ -231,8 +234,24 @@ impl TcpHost {
     /// When that does not succeed.
     #[must_use]
     pub fn connect(target: SocketAddr, number: u8, digests: Digests, entries: u16) -> Self {
+        Self::connect_from(Ipv4Addr::LOCALHOST, target, number, digests, entries)
+    }
+
+    /// The same from this address.
+    ///
+    /// # Panics
+    /// When that does not succeed.
+    #[must_use]
+    pub fn connect_from(
+        source: Ipv4Addr,
+        target: SocketAddr,
+        number: u8,
+        digests: Digests,
+        entries: u16,
+    ) -> Self {
         let mut parameters = connect_data(number);
         let asked = Asked {
+            source,
             qid: 0,
             entries: 32,
             digests,

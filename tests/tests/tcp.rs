@@ -1,7 +1,7 @@
 //! Hosts over NVMe/TCP, and over NVMe/RDMA at the same port.
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
 use capstan_initiator::{Controller, Transport};
 use capstan_nvme_proto::command::{
@@ -205,6 +205,7 @@ fn an_admin_queue_tells_what_its_transport_has() {
 
 fn discovery(target: SocketAddr) -> Vec<TransportType> {
     let asked = Asked {
+        source: Ipv4Addr::LOCALHOST,
         qid: 0,
         entries: 32,
         digests: Digests::empty(),
@@ -243,6 +244,7 @@ fn one_port_serves_both_transports_and_discovery_says_so() {
 fn a_transport_that_a_listener_does_not_speak_is_refused() {
     let target = target("[\"rdma\"]", "ram = \"16MiB\"");
     let asked = Asked {
+        source: Ipv4Addr::LOCALHOST,
         qid: 0,
         entries: 32,
         digests: Digests::empty(),
@@ -259,6 +261,7 @@ fn a_transport_that_a_listener_does_not_speak_is_refused() {
 fn connects_are_held_to_the_same_rules() {
     let target = target(BOTH, "ram = \"16MiB\"");
     let asked = |qid, entries| Asked {
+        source: Ipv4Addr::LOCALHOST,
         qid,
         entries,
         digests: Digests::empty(),

@@ -44,9 +44,12 @@ fn read(n: u32) -> Sqe {
     IoCommand::Read(Read::new(1, mebibyte(n))).encode(0, Sgl::EMPTY)
 }
 
-/// The hosts of the attack, as far as the target lets them in.
-fn hosts(at: SocketAddr, digests: Digests) -> Vec<TcpHost> {
-    let connect = |number| TcpHost::connect(at, number, digests, ENTRIES);
+/// The hosts of the attack from this address, as far as the target lets them in.
+fn hosts(at: SocketAddr, source: IpAddr, digests: Digests) -> Vec<TcpHost> {
+    let IpAddr::V4(source) = source else {
+        return Vec::new();
+    };
+    let connect = |number| TcpHost::connect_from(source, at, number, digests, ENTRIES);
     attackers()
         .filter_map(|number| catch_unwind(AssertUnwindSafe(|| connect(number))).ok())
         .collect()
@@ -110,10 +113,10 @@ fn pdus_of_no_kind_are_withstood() {
 
 #[test]
 fn r2t_that_many_hosts_do_not_answer_is_withstood() {
-    withstand("unanswered R2T", |at, _, stop| {
+    withstand("unanswered R2T", |at, source, stop| {
         let bytes = vec![7; MIB as usize];
         while !stop.load(Ordering::Relaxed) {
-            let mut hosts = hosts(at, Digests::empty());
+            let mut hosts = hosts(at, source, Digests::empty());
             for host in &mut hosts {
                 for n in 0..LARGE {
                     host.io.post(write(n), Data::Out(&bytes));
@@ -127,9 +130,9 @@ fn r2t_that_many_hosts_do_not_answer_is_withstood() {
 
 #[test]
 fn data_that_many_hosts_do_not_take_is_withstood() {
-    withstand("data not taken", |at, _, stop| {
+    withstand("data not taken", |at, source, stop| {
         while !stop.load(Ordering::Relaxed) {
-            let mut hosts = hosts(at, Digests::all());
+            let mut hosts = hosts(at, source, Digests::all());
             for host in &mut hosts {
                 for n in 0..LARGE {
                     host.io.post(read(n), Data::In(MIB));
@@ -142,11 +145,11 @@ fn data_that_many_hosts_do_not_take_is_withstood() {
 
 #[test]
 fn admin_queues_full_of_event_requests_and_aborts_are_withstood() {
-    withstand("event requests and aborts", |at, _, stop| {
+    withstand("event requests and aborts", |at, source, stop| {
         let event = AdminCommand::AsynchronousEventRequest.encode(0, Sgl::EMPTY);
         let abort = AdminCommand::Abort(Abort { sqid: 1, cid: 7 }).encode(0, Sgl::EMPTY);
         while !stop.load(Ordering::Relaxed) {
-            let mut hosts = hosts(at, Digests::empty());
+            let mut hosts = hosts(at, source, Digests::empty());
             for host in &mut hosts {
                 for _ in 0..EVENT_REQUESTS {
                     host.admin.post(event, Data::None);
@@ -165,10 +168,10 @@ fn admin_queues_full_of_event_requests_and_aborts_are_withstood() {
 /// Hosts that go in the midst of everything, and come again at once.
 #[test]
 fn hosts_that_come_and_go_are_withstood() {
-    withstand("hosts that come and go", |at, _, stop| {
+    withstand("hosts that come and go", |at, source, stop| {
         let bytes = vec![7; MIB as usize];
         while !stop.load(Ordering::Relaxed) {
-            let mut hosts = hosts(at, Digests::empty());
+            let mut hosts = hosts(at, source, Digests::empty());
             for host in &mut hosts {
                 host.io.post(write(0), Data::Out(&bytes));
                 host.io.post(read(1), Data::In(MIB));
