@@ -181,11 +181,11 @@ pub enum DisconnectReason {
         cntlid: u16,
     },
     /// The host, or another program of it, has connected, and its subsystem keeps one association
-    /// per host and address.
+    /// per host, address and transport.
     #[error(
         "the host, or another program of it, has connected as controller {cntlid} from {peer}, the same \
-         address, and end_older_association is set; programs that are to stay beside each other need a \
-         host NQN and host identifier each"
+         address, over the same transport, and end_older_association is set; programs that are to stay \
+         beside each other need a host NQN and host identifier each"
     )]
     Replaced {
         /// The new one.

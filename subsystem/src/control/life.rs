@@ -146,12 +146,13 @@ impl Target {
     }
 
     /// Where the operator wants it, ends what the host of a new association left on the same pair
-    /// of addresses.
+    /// of addresses and the same transport: a path over the other one is a path of its own.
     pub(super) fn end_older(&mut self, id: ControllerId, peer: IpAddr) {
         let Some(new) = self.controllers.get(&id) else {
             return;
         };
-        let (association, local) = (Arc::clone(&new.association), new.local.ip());
+        let association = Arc::clone(&new.association);
+        let (transport, local) = (new.transport, new.local.ip());
         let subsystem = self.subsystems.get(&association.subnqn);
         if !subsystem.is_some_and(|subsystem| subsystem.config.end_older_association) {
             return;
@@ -169,6 +170,7 @@ impl Target {
                         &association.hostnqn,
                         association.hostid,
                     )
+                && controller.transport == transport
                 && (controller.local.ip(), other.peer.ip()) == (local, peer)
         };
         let controllers = self.controllers.values();

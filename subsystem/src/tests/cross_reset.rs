@@ -13,15 +13,15 @@ use capstan_nvme_proto::features::{AsyncEventConfiguration, FeatureId};
 use capstan_nvme_proto::identify::{Cns, IdentifyController};
 use capstan_nvme_proto::log::{
     CrossControllerResetEntry, CrossControllerResetFlags, CrossControllerResetLogHeader,
-    CrossControllerResetStatus, LSP_REMOVE_COMPLETED, LogPageId,
+    CrossControllerResetStatus, LSP_REMOVE_COMPLETED, LogPageId, RdmaProviderType,
 };
 use capstan_nvme_proto::nqn::{HostId, Nqn};
 use capstan_nvme_proto::property::Cc;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::status::Status;
 
-use crate::testing::{Association, Bench, address, host, subnqn, subsystem_config};
-use crate::{DisconnectReason, SubsystemConfig, TargetConfig};
+use crate::testing::{Association, Bench, PORT, address, host, subnqn, subsystem_config};
+use crate::{DisconnectReason, SubsystemConfig, TargetConfig, Transport};
 
 const DISABLED: Cc = Cc {
     en: false,
@@ -298,6 +298,8 @@ fn an_older_association_from_the_same_address_ends_where_the_operator_wants_it()
         };
         bench.target.remove_subsystem(&subnqn()).unwrap();
         bench.target.add_subsystem(config).unwrap();
+        let rdma = Some(RdmaProviderType::IWARP);
+        bench.target.set_port_transports(PORT, rdma, true).unwrap();
         let old = bench.ready();
         let conn = bench.io_queue(&old, 1).unwrap();
         // Each of these differs in one thing, and is none of it.
@@ -311,6 +313,9 @@ fn an_older_association_from_the_same_address_ends_where_the_operator_wants_it()
         (bench.peer, bench.local) = (peer, address("10.0.0.6:4420"));
         let other_local = bench.associate(host(1), subnqn(), 0).unwrap();
         bench.local = local;
+        bench.transport = Transport::Tcp;
+        let other_transport = bench.associate(host(1), subnqn(), 0).unwrap();
+        bench.transport = Transport::Rdma;
         assert_eq!(bench.disconnects, []);
         // Another port of the host is another connection of the same address.
         bench.peer = address("10.0.0.9:50001");
@@ -328,7 +333,14 @@ fn an_older_association_from_the_same_address_ends_where_the_operator_wants_it()
         assert_eq!(ended, [(old.conn, why), (conn, why)]);
         bench.disconnect(conn);
         bench.disconnect(old.conn);
-        for association in [new, other_nqn, other_id, other_peer, other_local] {
+        for association in [
+            new,
+            other_nqn,
+            other_id,
+            other_peer,
+            other_local,
+            other_transport,
+        ] {
             bench.enable(&association);
         }
     }
