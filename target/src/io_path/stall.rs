@@ -1,6 +1,6 @@
-//! Hosts that make no progress: they leave an RDMA READ of their memory unanswered, or take no data
-//! and no responses. What their commands hold is missing to others, so their connections end,
-//! whatever their Keep Alive Timeout.
+//! Hosts that make no progress: they leave an RDMA READ of their memory or an R2T unanswered, or
+//! take no data and no responses. What their commands hold is missing to others, so their
+//! connections end, whatever their Keep Alive Timeout.
 //!
 //! Connections are looked at from time to time while anything is under way, and what counts is in
 //! how many looks in a row nothing had moved: this costs the commands nothing, and a target that
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use capstan_config::Size;
 use capstan_subsystem::IoQueue;
+use capstan_transport::Queue;
 
 use super::IoPath;
 use super::command::Command;
@@ -112,23 +113,28 @@ impl Connection {
             .collect();
         let seconds = seconds(looks);
         let most = format!("at most {} s{waits}", self::seconds(most_looks));
-        let what = match pulls.first() {
-            Some(first) if pulls.len() == 1 => {
-                format!(
-                    "an RDMA READ of {} from the host was not answered",
-                    Size(*first)
-                )
-            }
-            Some(_) => format!(
-                "none of {} RDMA READs of {} from the host was answered",
-                pulls.len(),
-                Size(pulls.iter().sum())
-            ),
-            None => "the host took neither data nor responses".to_owned(),
+        let what = match pulls.as_slice() {
+            [] => "the host took neither data nor responses".to_owned(),
+            pulls => not_pulled(pulls, matches!(self.transport, Queue::Tcp(_))),
         };
         format!(
             "{what} for {seconds} s ({most}): it is stopped, or the network to it is gone; it may connect again"
         )
+    }
+}
+
+/// What a host leaves undone of whose commands so many bytes each are to be pulled.
+fn not_pulled(pulls: &[u64], over_tcp: bool) -> String {
+    let (count, size) = (pulls.len(), Size(pulls.iter().sum()));
+    match (count, over_tcp) {
+        (1, false) => format!("an RDMA READ of {size} from the host was not answered"),
+        (_, false) => format!("none of {count} RDMA READs of {size} from the host was answered"),
+        (1, true) => format!("none of {size} of data that the host was asked for (R2T) came"),
+        (_, true) => {
+            format!(
+                "none of {size} of data of {count} commands that the host was asked for (R2T) came"
+            )
+        }
     }
 }
 
@@ -185,6 +191,21 @@ mod tests {
         progress.look(true);
         progress.moved();
         assert_eq!(progress.look(true), 0, "it moved, and the count began anew");
+    }
+
+    #[test]
+    fn what_a_host_leaves_undone_is_said_in_the_words_of_its_transport() {
+        let said = |pulls: &[u64]| [false, true].map(|over_tcp| not_pulled(pulls, over_tcp));
+        let one = [
+            "an RDMA READ of 4 KiB from the host was not answered",
+            "none of 4 KiB of data that the host was asked for (R2T) came",
+        ];
+        let several = [
+            "none of 2 RDMA READs of 2 MiB from the host was answered",
+            "none of 2 MiB of data of 2 commands that the host was asked for (R2T) came",
+        ];
+        assert_eq!(said(&[4096]), one);
+        assert_eq!(said(&[1 << 20, 1 << 20]), several);
     }
 
     #[test]
