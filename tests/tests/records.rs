@@ -145,6 +145,34 @@ fn a_process_that_serves_no_disk_is_found_out_before_it_is_waited_for() {
     );
 }
 
+/// It will never listen again: "closing" would be waited for without end.
+#[test]
+fn a_volume_whose_process_is_another_program_now_is_not_said_to_be_closing() {
+    let machine = Machine::new(own_address());
+    let stranger = Stranger::start();
+    let device = "/dev/loop4095";
+    put(
+        &machine,
+        0,
+        &record(stranger.pid(), stranger.start_ticks(), device),
+    );
+    let list = machine.list();
+    let [volume] = &list[..] else {
+        panic!("{list:?}")
+    };
+    assert_eq!(volume["state"], "dead");
+    let seen = volume["attention"].as_str().expect("it is said");
+    let folder = machine.path("run/0");
+    for words in ["its process is gone", "is `sleep 300`", utf8(&folder)] {
+        assert!(seen.contains(words), "no {words} in {seen}");
+    }
+    let start = Instant::now();
+    let error = complaint(&machine.run("detach", &[utf8(&folder)]));
+    assert!(start.elapsed() < Duration::from_secs(8), "{error}");
+    assert!(error.contains("is `sleep 300`"), "{error}");
+    assert!(folder.exists(), "nothing is known of what it left");
+}
+
 #[test]
 fn what_a_record_holds_reaches_no_terminal() {
     if !has_disks("what_a_record_holds_reaches_no_terminal", &[]) {

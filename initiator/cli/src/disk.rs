@@ -221,7 +221,10 @@ impl Row {
                     let why = format!("answered {other:?}");
                     mute("confused", Trouble::mute(dir, &record, &mounts, &why))
                 }
-                Err(error) if is_gone(&error) => ending(),
+                Err(error) if is_gone(&error) => match record.process.anothers(dir.path()) {
+                    Some(other) => mute("dead", Trouble::anothers(dir, &other)),
+                    None => ending(),
+                },
                 Err(error) => {
                     let why = match error.kind() {
                         ErrorKind::WouldBlock | ErrorKind::TimedOut => {
@@ -422,8 +425,11 @@ pub(super) fn detach(dir: &VolumeDir, record: &Record) -> Result<()> {
         Ok(Answer::Detached) => wait_for_exit(record),
         Ok(Answer::Refused(reason)) => bail!("{reason}"),
         Ok(other) => bail!("process {} answered {other:?}", record.process.pid),
-        // It has just gone by itself.
-        Err(error) if is_gone(&error) => wait_for_exit(record),
+        Err(error) if is_gone(&error) => match record.process.anothers(dir.path()) {
+            Some(other) => Err(other.into()),
+            // It has just gone by itself.
+            None => wait_for_exit(record),
+        },
         Err(error) => Err(error).with_context(|| {
             format!(
                 "process {} does not answer; its log is {}; --force ends it",

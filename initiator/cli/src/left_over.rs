@@ -9,6 +9,7 @@ use capstan_initiator::front_ends::disk::loop_process::look;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serve::{Cleared, clear_loop, clear_loop_later};
+use capstan_initiator::front_ends::disk::serving::EndError;
 use capstan_initiator::front_ends::disk::uses::claimed;
 use nix::mount::{MntFlags, umount2};
 
@@ -55,6 +56,16 @@ impl Trouble {
             ),
             next: end(dir, record, mounts, "--force "),
             when: "if it does not come back, what ends it without what is not written".to_owned(),
+        }
+    }
+
+    /// Of one whose process has ended, and whose number is that of another program now.
+    pub(super) fn anothers(dir: &VolumeDir, process: &EndError) -> Self {
+        let folder = dir.path().display();
+        Self {
+            seen: format!("its process is gone: {process}"),
+            next: format!("rm -r {folder}"),
+            when: "if it does not, what takes its record away".to_owned(),
         }
     }
 

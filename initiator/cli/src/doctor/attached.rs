@@ -51,7 +51,10 @@ fn volume(dir: &VolumeDir, record: &Record) -> Check {
             return mute(Trouble::mute(dir, record, &mounts, &why));
         }
         Err(error) if error.downcast_ref().is_some_and(is_gone) => {
-            return Check::ok(name, ending().detail);
+            return match record.process.anothers(dir.path()) {
+                Some(other) => mute(Trouble::anothers(dir, &other)),
+                None => Check::ok(name, ending().detail),
+            };
         }
         Ok(None) | Err(_) => {
             return mute(Trouble::mute(dir, record, &mounts, "does not answer"));

@@ -136,6 +136,16 @@ impl Process {
         }
     }
 
+    /// What the process of this number is, where that does something else than serving the volume
+    /// of `folder`: a record that has outlived its process by a restart of the machine may name it.
+    #[must_use]
+    pub fn anothers(&self, folder: &Path) -> Option<EndError> {
+        let other = self.check_serves(folder).err()?;
+        // One that is just ending has given its memory back, and its command line with it.
+        let line = fs::read(format!("/proc/{}/cmdline", self.pid)).ok()?;
+        (!line.is_empty()).then_some(other)
+    }
+
     /// A handle for this process and no other one with its number; `None` when it has ended.
     fn open(&self) -> io::Result<Option<Handle>> {
         let handle = match Handle::open(self.pid) {
