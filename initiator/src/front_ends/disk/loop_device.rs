@@ -103,6 +103,14 @@ pub enum LoopError {
     },
 }
 
+impl LoopError {
+    /// Whether the device is being cleared, and is not opened meanwhile.
+    #[must_use]
+    pub fn is_going(&self) -> bool {
+        matches!(self, Self::Open { source, .. } if source.raw_os_error() == Some(libc::ENXIO))
+    }
+}
+
 /// How a loop device is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct LoopOptions<'a> {
@@ -263,7 +271,7 @@ impl LoopDevice {
     ///
     /// # Errors
     /// [`LoopError::Ioctl`].
-    pub fn clear(self) -> Result<(), LoopError> {
+    pub fn clear(&self) -> Result<(), LoopError> {
         // SAFETY: the ioctl takes no argument; the descriptor is open.
         match unsafe { ioctl::clr_fd(self.file.as_raw_fd()) } {
             // Cleared already is as good.
@@ -487,6 +495,7 @@ mod tests {
         assert!(LoopDevice::claim(&path).unwrap().is_none());
         drop((disk, device));
         claimed.clear().unwrap();
+        drop(claimed);
         // The last close clears it.
         assert_eq!(LoopDevice::open(&path).unwrap().name().unwrap(), None);
     }

@@ -82,8 +82,10 @@ pub enum LoopAnswer {
     Done,
     /// It is mounted, or claimed by another device: it was left alone.
     InUse,
-    /// It has another name, or none: it was left alone.
+    /// It has another name: it was left alone.
     Another,
+    /// It is no disk any more: it has gone with its last user, or goes now.
+    Gone,
     /// What it is.
     Is(LoopState),
     /// It failed, in words.
@@ -366,18 +368,74 @@ fn is(path: &Path) -> Result<LoopState, LoopError> {
 }
 
 fn clear(path: &Path, name: &str, in_use_too: bool) -> Result<LoopAnswer, LoopError> {
-    let device = if in_use_too {
-        LoopDevice::open(path)?
-    } else {
-        match LoopDevice::claim(path)? {
-            Some(device) => device,
-            None => return Ok(LoopAnswer::InUse),
-        }
+    let opened = match in_use_too {
+        true => LoopDevice::open(path).map(Some),
+        false => LoopDevice::claim(path),
+    };
+    let device = match opened {
+        Ok(Some(device)) => device,
+        Ok(None) => return Ok(LoopAnswer::InUse),
+        // What its last user has just closed is not opened again before it is free.
+        Err(error) if error.is_going() => return Ok(LoopAnswer::Gone),
+        Err(error) => return Err(error),
     };
     // It may have been cleared, and be another's by now.
-    if device.name()?.as_deref() != Some(name) {
-        return Ok(LoopAnswer::Another);
+    match device.name()? {
+        None => Ok(LoopAnswer::Gone),
+        Some(other) if other != name => Ok(LoopAnswer::Another),
+        Some(_) => {
+            device.clear()?;
+            Ok(LoopAnswer::Done)
+        }
     }
-    device.clear()?;
-    Ok(LoopAnswer::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::Path;
+
+    use super::{LoopAnswer, LoopDevice, LoopOptions, LoopRequest, run};
+
+    /// What a process that is to clear the device of this name says.
+    fn clears(device: &Path, name: &str) -> LoopAnswer {
+        let request = LoopRequest::Clear {
+            device: device.to_owned(),
+            name: name.to_owned(),
+            in_use_too: false,
+        };
+        let mut told = Vec::new();
+        run(&request, io::empty(), &mut told).unwrap();
+        serde_json::from_slice(&told).unwrap()
+    }
+
+    #[test]
+    fn a_device_that_goes_is_not_taken_for_anothers() {
+        let control = Path::new("/dev/loop-control");
+        if !nix::unistd::geteuid().is_root() || !control.exists() {
+            eprintln!("SKIPPED a_device_that_goes_is_not_taken_for_anothers: no root or no loop");
+            return;
+        }
+        let backing = tempfile::tempfile().unwrap();
+        backing.set_len(1 << 20).unwrap();
+        let options = LoopOptions {
+            lba_bytes: 4096,
+            read_only: false,
+            name: "capstan-one",
+        };
+        let device = LoopDevice::configure(&backing, &options, |_| true);
+        let device = device.unwrap().unwrap();
+        let path = device.path().to_owned();
+        assert_eq!(clears(&path, "capstan-other"), LoopAnswer::Another);
+        // Its last user closes it: first it is going, then it is gone.
+        device.clear().unwrap();
+        assert_eq!(clears(&path, "capstan-one"), LoopAnswer::Gone);
+        drop(device);
+        let again = clears(&path, "capstan-one");
+        // Another test may have it by now.
+        assert!(
+            matches!(again, LoopAnswer::Gone | LoopAnswer::Another),
+            "{again:?}"
+        );
+    }
 }

@@ -499,6 +499,8 @@ fn clear(record: &Record, in_use_too: bool) -> Result<Cleared, String> {
     match loop_process::ask(&request) {
         Ok(LoopAnswer::InUse) => Err(Use::of(record).to_string()),
         Ok(LoopAnswer::Another) => Ok(Cleared::Anothers),
+        Ok(LoopAnswer::Gone) => Ok(Cleared::Before),
+        Ok(_) if known_users_of(path).is_some() && is_its_disk(record) => Ok(Cleared::WithLastUser),
         Ok(_) => Ok(Cleared::Now),
         Err(error) => Err(error.to_string()),
     }
