@@ -175,6 +175,15 @@ impl Media {
         volumes.values().filter_map(Watched::away).collect()
     }
 
+    /// Namespaces whose volume had another name at the last look.
+    pub(crate) fn elsewhere(&self) -> Vec<(Nqn, u32)> {
+        let volumes = self.volumes();
+        let moved = volumes
+            .values()
+            .filter(|of| matches!(of.place, Place::Elsewhere(_)));
+        moved.map(|of| (of.subnqn.clone(), of.nsid)).collect()
+    }
+
     /// What the end of this process takes with it.
     pub(crate) fn say_what_ends(&self) {
         for watched in self.volumes().values() {

@@ -23,6 +23,7 @@ use crate::room;
 use refused::Refused;
 
 mod refused;
+mod swapped;
 
 /// What is being served.
 pub(crate) struct Served {
@@ -84,7 +85,8 @@ impl Served {
     ///
     /// # Errors
     /// The file is not in order, something cannot be opened, or the change needs a restart. Then
-    /// what was served is served as before.
+    /// what was served is served as before; but for files that have exchanged their names, which
+    /// are taken out before they can be opened.
     pub(crate) fn reload(
         &mut self,
         file: &Path,
@@ -92,7 +94,33 @@ impl Served {
         reactors: usize,
     ) -> anyhow::Result<String> {
         let written = Config::from_file(file)?;
-        let (wanted, difference) = self.compare(&written)?;
+        control.look_at_media();
+        let swapped = self.swapped(&written, &control.media().elsewhere());
+        if swapped.is_empty() {
+            return self.carry_out(&written, control, reactors);
+        }
+        let rest = swapped::without(&written, &swapped);
+        let first = self.carry_out(&rest, control, reactors)?;
+        for one in &swapped {
+            tracing::info!("{}", one.in_words());
+        }
+        let then = self.carry_out(&written, control, reactors).with_context(|| {
+            format!(
+                "files had exchanged their names, and their namespaces were taken out ({first}); they are not put back: a reload tries \
+                 again"
+            )
+        })?;
+        Ok(format!("{first}, and then {then}"))
+    }
+
+    /// Carries out what is different in `written`.
+    fn carry_out(
+        &mut self,
+        written: &Config,
+        control: &Arc<ControlPlane>,
+        reactors: usize,
+    ) -> anyhow::Result<String> {
+        let (wanted, difference) = self.compare(written)?;
         self.check_files_are_free(&difference)?;
         let is_added = |subnqn: &Nqn, namespace: &Namespace| {
             let mut added = difference.namespaces_added.iter();
@@ -142,7 +170,7 @@ impl Served {
         close(removed.into_iter(), control);
         for line in difference
             .of_namespaces()
-            .chain(numbers_kept(&written, &wanted))
+            .chain(numbers_kept(written, &wanted))
         {
             tracing::info!("{line}");
         }

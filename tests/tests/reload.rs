@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use capstan_initiator::Controller;
 use capstan_tests::host::options;
+use capstan_tests::place::{Place, has, volume};
 use capstan_tests::program::{Daemon, Machine, has_disks, own_address, signal, told, utf8};
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
@@ -278,4 +279,53 @@ fn a_file_that_moves_to_another_namespace_is_named_with_the_one_that_has_it() {
         "{log:#?}"
     );
     assert!(daemon.stop().success());
+}
+
+/// `mv a t; mv b a; mv t b`: both are still served, and neither is where it was.
+#[test]
+fn files_that_have_exchanged_their_names_are_served_as_they_are_called_after_one_reload() {
+    for keys in [["", "", ""], ["nsid = 1", "nsid = 2", "nsid = 3"]] {
+        let place = Place::new();
+        let [a, b, c] = ["a", "b", "c"].map(|name| place.image(name));
+        place.configure(&[(&a, keys[0]), (&b, keys[1]), (&c, keys[2])]);
+        let daemon = place.serve();
+        let host = place.connect();
+        for nsid in [1, 2, 3] {
+            let byte = u8::try_from(nsid).expect("a byte");
+            volume(&host, nsid).write(0, &[byte; 4096]).expect("writes");
+        }
+        let before = place.shown();
+        let exchanged = place.folder.path().join("t");
+        for (from, to) in [(&a, &exchanged), (&b, &a), (&exchanged, &b)] {
+            std::fs::rename(from, to).expect("renames");
+        }
+        let log = capstan_tests::place::reload(&daemon);
+        let said = ["configuration reloaded: namespaces removed: 2, and then namespaces added: 2"];
+        assert!(has(&log, &said), "{log:#?}");
+        assert!(
+            has(&log, &["has exchanged its name with others"]),
+            "{log:#?}"
+        );
+        assert!(!has(&log, &["goes on with what was opened"]), "{log:#?}");
+        // Without `nsid` a namespace is where its medium is, with it where its path is.
+        let written = keys[0].is_empty();
+        let expected = if written { [1, 2, 3] } else { [2, 1, 3] };
+        let now = place.shown();
+        let another = place.connect();
+        for (at, (nsid, uuid)) in now.iter().enumerate() {
+            assert_eq!(
+                uuid == &before[at].1,
+                written || *nsid == 3,
+                "{now:?}, {before:?}"
+            );
+            let mut read = [0; 4096];
+            volume(&another, *nsid).read(0, &mut read).expect("reads");
+            assert_eq!(read, [expected[at]; 4096], "namespace {nsid}");
+        }
+        another.close();
+        host.close();
+        let log = capstan_tests::place::reload(&daemon);
+        assert!(has(&log, &["nothing has changed"]), "{log:#?}");
+        assert!(daemon.stop().success());
+    }
 }
