@@ -8,6 +8,7 @@
 mod evidence;
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::{io, mem};
@@ -35,6 +36,25 @@ pub(crate) struct Chosen {
     /// `None` leaves it to what the namespace is on.
     pub(crate) size: Option<LbaSize>,
     pub(crate) warning: Option<String>,
+}
+
+/// A namespace that is not served, as its LBA size cannot be known. The others are.
+#[derive(Debug)]
+pub(crate) struct Unknown {
+    pub(crate) subnqn: Nqn,
+    pub(crate) namespace: Namespace,
+    why: anyhow::Error,
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nsid = self.namespace.nsid;
+        write!(
+            f,
+            "namespace {nsid} of {} is not served: {:#}. Then reload",
+            self.subnqn, self.why
+        )
+    }
 }
 
 impl Chosen {
@@ -152,6 +172,36 @@ impl LbaSizes {
         }
     }
 
+    /// Takes the namespaces out whose LBA size cannot be known, of those that `is_asked`: with why
+    /// each is not served.
+    pub(crate) fn take_out_unknown(
+        &self,
+        config: &mut Config,
+        is_asked: impl Fn(&Nqn, &Namespace) -> bool,
+        was_served: impl Fn(&Path) -> bool,
+    ) -> Vec<Unknown> {
+        let mut unknown = Vec::new();
+        for subsystem in &mut config.subsystems {
+            let nqn = &subsystem.nqn;
+            subsystem.namespaces.retain(|namespace| {
+                let asked = is_asked(nqn, namespace);
+                let Some(why) = asked
+                    .then(|| self.of(nqn, namespace, &was_served).err())
+                    .flatten()
+                else {
+                    return true;
+                };
+                unknown.push(Unknown {
+                    subnqn: nqn.clone(),
+                    namespace: namespace.clone(),
+                    why,
+                });
+                false
+            });
+        }
+        unknown
+    }
+
     fn unreadable(&self, path: &Path, error: &io::Error) -> anyhow::Error {
         let folder = self
             .folder
@@ -218,7 +268,7 @@ impl LbaSizes {
         config: &Config,
         was_served: impl Fn(&Path) -> bool,
     ) -> anyhow::Result<Vec<String>> {
-        let mut warnings = Vec::new();
+        let (mut warnings, mut errors) = (Vec::new(), Vec::new());
         let namespaces = config.subsystems.iter().flat_map(|subsystem| {
             let namespaces = subsystem.namespaces.iter();
             namespaces.map(|namespace| (&subsystem.nqn, namespace))
@@ -237,10 +287,13 @@ impl LbaSizes {
                 }
                 // The user that the target runs as may read it.
                 Err(error) if self.is_of_another_user() => warnings.push(error.to_string()),
-                Err(error) => return Err(error),
+                Err(error) => errors.push(error.to_string()),
             }
         }
-        Ok(warnings)
+        match errors.is_empty() {
+            true => Ok(warnings),
+            false => bail!("{}", errors.join("\n")),
+        }
     }
 
     fn is_of_another_user(&self) -> bool {
@@ -302,7 +355,7 @@ impl Known {
 /// What `check` says of files whose LBA size the configuration leaves open.
 ///
 /// # Errors
-/// What one was used with cannot be read: a target would not start.
+/// What some were used with cannot be known, a line each: a target would not serve these.
 pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
     // What is wrong with these is said where they are looked at.
     let identities = Identities::here().ok();
@@ -326,11 +379,7 @@ pub(crate) fn look() -> anyhow::Result<()> {
 }
 
 /// What is behind the last whole LBA, in words, if there is anything.
-pub(crate) fn out_of_reach(
-    name: &dyn std::fmt::Display,
-    bytes: u64,
-    lba_bytes: u32,
-) -> Option<String> {
+pub(crate) fn out_of_reach(name: &dyn fmt::Display, bytes: u64, lba_bytes: u32) -> Option<String> {
     let tail_bytes = bytes % u64::from(lba_bytes);
     (tail_bytes != 0).then(|| {
         format!(

@@ -15,7 +15,7 @@ use capstan_subsystem::{BackendId, NamespaceConfig};
 
 use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
-use crate::lba_size::LbaSizes;
+use crate::lba_size::{LbaSizes, Unknown};
 use crate::limits::OPEN_TIMEOUT;
 use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
@@ -37,6 +37,8 @@ pub(crate) struct Served {
     next_backend: u32,
     lba_sizes: LbaSizes,
     identities: Identities,
+    /// Configured, and not served since the start, as their LBA sizes cannot be known.
+    unknown: Vec<Unknown>,
 }
 
 /// What differs between two configurations, and can be carried out while hosts are connected.
@@ -59,8 +61,14 @@ struct Prepared {
 }
 
 impl Served {
-    /// What [`build`](crate::plan::build) has made of `config`, with these LBA sizes.
-    pub(crate) fn new(config: &Config, lba_sizes: LbaSizes, identities: Identities) -> Self {
+    /// What [`build`](crate::plan::build) has made of `config`, with these LBA sizes, and without
+    /// those that are `unknown`.
+    pub(crate) fn new(
+        config: &Config,
+        unknown: Vec<Unknown>,
+        lba_sizes: LbaSizes,
+        identities: Identities,
+    ) -> Self {
         let namespaces = config.subsystems.iter().flat_map(|subsystem| {
             let nqn = &subsystem.nqn;
             subsystem.namespaces.iter().map(|n| (nqn.clone(), n.nsid))
@@ -78,6 +86,7 @@ impl Served {
             opened: Opened::of(config),
             lba_sizes,
             identities,
+            unknown,
         }
     }
 
@@ -182,6 +191,12 @@ impl Served {
             tracing::warn!("{words}");
         }
         let mut words = Vec::new();
+        if !self.unknown.is_empty() {
+            let count = self.unknown.len();
+            words.push(format!(
+                "namespaces that are not served, as their LBA size is not known: {count}"
+            ));
+        }
         if difference != Difference::default() || (resized == 0 && away.is_empty()) {
             words.push(difference.to_string());
         }
@@ -208,12 +223,28 @@ impl Served {
         if let Ok(wanted) = self.identities.number(written, Some(&self.config)) {
             let known = compare(wanted)?;
             if known.1.namespaces_added.is_empty() {
+                self.unknown.clear();
                 return Ok(known);
             }
         }
         self.identities.look_again()?;
         self.lba_sizes.look_again();
-        compare(self.identities.number(written, Some(&self.config))?)
+        let mut wanted = self.identities.number(written, Some(&self.config))?;
+        // What the start could not serve keeps no other change waiting.
+        let is_asked = |nqn: &Nqn, namespace: &Namespace| {
+            let mut unknown = self.unknown.iter();
+            unknown.any(|of| of.subnqn == *nqn && of.namespace.backing == namespace.backing)
+        };
+        let was_served = |path: &Path| self.identities.was_served(path);
+        let unknown = self
+            .lba_sizes
+            .take_out_unknown(&mut wanted, is_asked, was_served);
+        for unknown in &unknown {
+            tracing::error!("{unknown}");
+        }
+        let compared = compare(wanted)?;
+        self.unknown = unknown;
+        Ok(compared)
     }
 
     /// A file or device that is served, or was until now, is open until what it is served as has been

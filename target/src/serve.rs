@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use crate::control_plane::{ControlPlane, Message};
 use crate::identities::{Identities, Kept};
 use crate::io_path::{IoPath, Parts, discovery_controllers};
-use crate::lba_size::LbaSizes;
+use crate::lba_size::{LbaSizes, Unknown};
 use crate::limits::{
     CHOICES_MAX, DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US,
     TRANSFER_BYTES_MAX,
@@ -134,7 +134,7 @@ impl Running {
         scheduling::check(&config.target.reactors);
         let mut lba_sizes = LbaSizes::here();
         let mut identities = Identities::here()?;
-        let (config, target, mut exports) =
+        let (config, unknown, target, mut exports) =
             identify(config, &kinds, count, &mut lba_sizes, &mut identities)?;
         let config = &config;
         if let Some(gate) = gate {
@@ -159,7 +159,7 @@ impl Running {
             control.backend_opened(export);
         }
         control.tell_of_lost();
-        let served = Served::new(config, lba_sizes, identities);
+        let served = Served::new(config, unknown, lba_sizes, identities);
         let mut running = Self {
             control,
             reactors: Vec::new(),
@@ -281,25 +281,36 @@ fn reload(
     }
 }
 
-/// Opens every volume of the configuration under what hosts know it by, which is remembered then.
+/// Opens every volume of the configuration under what hosts know it by, which is remembered then;
+/// but for those whose LBA size cannot be known, where there are others.
 fn identify(
     config: &Config,
     providers: &[ProviderKind],
     reactors: usize,
     lba_sizes: &mut LbaSizes,
     identities: &mut Identities,
-) -> anyhow::Result<(Config, Target, Vec<Export>)> {
+) -> anyhow::Result<(Config, Vec<Unknown>, Target, Vec<Export>)> {
     if let Some(why) = identities.lost(config) {
         tracing::warn!("{why}");
     }
     for _ in 0..CHOICES_MAX {
-        let numbered = identities.number(config, None)?;
+        let mut numbered = identities.number(config, None)?;
+        let was_served = |path: &Path| identities.was_served(path);
+        let unknown = lba_sizes.take_out_unknown(&mut numbered, |_, _| true, was_served);
+        let mut left = numbered.subsystems.iter().map(|s| s.namespaces.len());
+        if !unknown.is_empty() && left.all(|namespaces| namespaces == 0) {
+            let why: Vec<_> = unknown.iter().map(ToString::to_string).collect();
+            bail!("{}", why.join("\n"));
+        }
         let (target, exports) = build(&numbered, providers, reactors, lba_sizes, identities)?;
         if identities.keep()? == Kept::Yes {
             for line in numbers_kept(config, &numbered) {
                 tracing::info!("{line}");
             }
-            return Ok((numbered, target, exports));
+            for unknown in &unknown {
+                tracing::error!("{unknown}");
+            }
+            return Ok((numbered, unknown, target, exports));
         }
     }
     bail!(

@@ -12,6 +12,7 @@ use capstan_tests::disks::{Unanswered, in_own_mounts, own_mounts};
 use capstan_tests::lossy::{
     STATE, connect, namespace, reload, serve_in, variables, write_configuration,
 };
+use capstan_tests::place::{Place, has};
 use capstan_tests::program::{Daemon, has_disks, own_address, program, signal, told, tool, utf8};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -130,6 +131,71 @@ fn a_file_whose_lba_size_is_forgotten_has_the_one_it_was_used_with_or_is_not_ser
     // It is remembered again.
     let check = target(&[], utf8(&state), "check", &file);
     assert!(told(&check).contains("ok, 0 warning(s)"), "{check:?}");
+}
+
+/// A table that cannot be read, or is lost: what does not depend on it is served meanwhile.
+#[test]
+fn only_what_depends_on_a_lost_table_is_not_served_until_its_lba_size_is_said() {
+    for lose in [
+        (|table| fs::write(table, "garbage").unwrap()) as fn(&Path),
+        |table| fs::remove_file(table).unwrap(),
+    ] {
+        let place = Place::new();
+        let [known, unknown, third] = ["known", "unknown", "third"].map(|name| place.image(name));
+        fs::write(&unknown, vec![7; 1 << 20]).unwrap();
+        place.configure(&[(&unknown, "lba = 512"), (&known, "lba = 4096")]);
+        assert!(place.serve().stop().success());
+        let table = place.state.join("lba-sizes.toml");
+        lose(&table);
+        place.configure(&[(&unknown, ""), (&known, "lba = 4096")]);
+        let refusal = place.refusal();
+        assert!(refusal.contains(utf8(&table)), "{refusal}");
+        let daemon = place.serve();
+        let why = [
+            "ERROR",
+            "namespace 1 of",
+            "is not served",
+            utf8(&table),
+            utf8(&unknown),
+        ];
+        daemon.wait_for_log(&why);
+        daemon.wait_for_log(&["`lba = 512`", "Then reload"]);
+        let nsids = || -> Vec<_> { place.shown().iter().map(|(nsid, _)| *nsid).collect() };
+        assert_eq!(nsids(), [2]);
+        // It keeps no other change waiting.
+        let added = [
+            (&*unknown, ""),
+            (&known, "lba = 4096"),
+            (&third, "lba = 4096"),
+        ];
+        place.configure(&added);
+        let log = capstan_tests::place::reload(&daemon);
+        assert!(has(&log, &why), "{log:#?}");
+        assert!(
+            has(
+                &log,
+                &[
+                    "configuration reloaded",
+                    "not served, as their LBA size is not known: 1"
+                ]
+            ),
+            "{log:#?}"
+        );
+        assert_eq!(nsids(), [2, 3]);
+        // The next step.
+        place.configure(&[(&unknown, "lba = 512"), added[1], added[2]]);
+        let log = capstan_tests::place::reload(&daemon);
+        assert!(
+            has(&log, &["configuration reloaded: namespaces added: 1"]),
+            "{log:#?}"
+        );
+        assert_eq!(nsids(), [1, 2, 3]);
+        let host = place.connect();
+        let namespaces = host.snapshot_blocking().namespaces;
+        assert_eq!(namespaces[0].lba_bytes, 512);
+        host.close();
+        assert!(daemon.stop().success());
+    }
 }
 
 /// What `serve` warns of a file, `check` does.
