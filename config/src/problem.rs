@@ -401,12 +401,14 @@ pub enum ProblemKind {
         mount_point: PathBuf,
     },
     /// A loop device on the file is claimed.
-    #[error("{path} is attached to {device}, which another program or the kernel uses (a mounted file system, swap, RAID, LVM, or a target that serves it); writes of a host would destroy what is there: end that (`lsblk {device}` shows more), or export it with `read_only = true`", path = path.display(), device = device.display())]
+    #[error("{path} is attached to {device}, which {by}; writes of a host would destroy what is there: end that (`lsblk {device}` shows more), or export it with `read_only = true`", path = path.display(), device = device.display())]
     HeldThrough {
         /// The file.
         path: PathBuf,
         /// The loop device.
         device: PathBuf,
+        /// What has it, as far as that is known.
+        by: String,
     },
     /// A file that the kernel pages to.
     #[error("{path} is swap of this machine; writes of a host would destroy what is in it: `swapoff {path}`, or export it with `read_only = true`", path = path.display())]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use capstan_memory::SlabError;
@@ -249,12 +250,17 @@ pub enum OpenError {
         reason: io::Error,
     },
     /// Another process, or another export of this one, has it.
-    #[error("{volume} is exported already{holder}; stop that export, or open it read-only")]
+    #[error(
+        "{volume} is exported already{holder}{}; stop that export, or open it read-only",
+        .through.as_ref().map(|device| format!(", through {}, a loop device on it", device.display())).unwrap_or_default()
+    )]
     Locked {
         /// The volume's name.
         volume: Arc<str>,
         /// The holder of the lock.
         holder: LockHolder,
+        /// Of a file: the loop device on it that the holder has.
+        through: Option<PathBuf>,
     },
     /// The process that exported it was killed or has ended, and the kernel still has operations of
     /// it.

@@ -250,7 +250,14 @@ impl FileStore {
                     let metadata = metadata.map_err(|e| self.error("read the state of it", e))?;
                     return Err(match claim::lock_holder(&metadata) {
                         LockHolder::Ended { pid } => OpenError::Unfinished { volume, pid },
-                        holder => OpenError::Locked { volume, holder },
+                        holder => {
+                            let through = loop_device::through(&metadata, &holder);
+                            OpenError::Locked {
+                                volume,
+                                holder,
+                                through,
+                            }
+                        }
                     });
                 }
                 // File systems without locks (some network and FUSE ones).
@@ -497,7 +504,11 @@ impl Opening<'_> {
             {
                 Ok(LockHolder::Ended { pid }) => OpenError::Unfinished { volume, pid },
                 Ok(LockHolder::Unknown) | Err(_) => OpenError::Busy { volume },
-                Ok(holder) => OpenError::Locked { volume, holder },
+                Ok(holder) => OpenError::Locked {
+                    volume,
+                    holder,
+                    through: None,
+                },
             };
         }
         self.error(

@@ -3,12 +3,14 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::process;
 
 use nix::sys::stat::{major, minor};
 
+use crate::error::LockHolder;
 use crate::sys;
 
 /// Loop devices on files on loop devices are followed so deep.
@@ -54,6 +56,42 @@ pub(crate) fn backing(devices: &Path, device: u64) -> Option<Backing> {
         offset: asked.map(|(offset, _)| offset).or(told).unwrap_or(0),
         what: asked.map(|(_, what)| what),
     })
+}
+
+/// The loop device through which the holder of the lock of a file has it: one on the file that the
+/// holder has open, or a partition of that. `None` where the kernel does not tell the holder.
+pub(crate) fn through(file: &fs::Metadata, holder: &LockHolder) -> Option<PathBuf> {
+    let pid = match holder {
+        LockHolder::Own => Some(process::id()),
+        LockHolder::Process { pid, .. } | LockHolder::Ended { pid } => Some(*pid),
+        LockHolder::Unknown => None,
+    };
+    let open: Vec<PathBuf> = fs::read_dir(format!("/proc/{}/fd", pid?))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|fd| fs::read_link(fd.path()).ok())
+        .collect();
+    let what = What::of(file);
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let mut on_it = devices.filter_map(|device| {
+        let place = device.path();
+        let is_on_it = place.join("loop").is_dir() && ask(&place).is_ok_and(|(_, on)| on == what);
+        is_on_it.then(|| Path::new("/dev").join(device.file_name()))
+    });
+    on_it.find_map(|device| {
+        let is_it = |path: &&PathBuf| **path == device || is_partition(path, &device);
+        open.iter().find(is_it).cloned()
+    })
+}
+
+/// Whether a path is called as a partition of the loop device is: with a `p` and a number behind.
+fn is_partition(path: &Path, device: &Path) -> bool {
+    let [path, device] = [path, device].map(|path| path.as_os_str().as_bytes());
+    let number = path
+        .strip_prefix(device)
+        .and_then(|rest| rest.strip_prefix(b"p"));
+    number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
 }
 
 impl What {

@@ -138,7 +138,7 @@ fn root_a_file_and_its_loop_devices_are_exported_once() {
         let complaint = complaint(&output);
         // A file is refused for the device on it that is in use, before its claim is asked for.
         let words = match refused == &*file {
-            true => ["or a target that serves it", "end that"],
+            true => ["it is open in capstan-target (pid ", "end that"],
             false => ["is exported already", "stop that export"],
         };
         for words in words.into_iter().chain([utf8(&file)]) {

@@ -175,3 +175,46 @@ fn root_a_file_in_use_is_not_exported_for_writing() {
     place.configure(&[(&file, "")]);
     assert!(place.serve().stop().success());
 }
+
+/// Another target serves the loop device: its lock and its claim are on the file as well.
+#[test]
+fn root_a_file_that_another_target_has_through_a_loop_device_names_both() {
+    let test = "root_a_file_that_another_target_has_through_a_loop_device_names_both";
+    if !has_disks(test, &["losetup"]) {
+        return;
+    }
+    own_mounts();
+    let [place, other] = [(); 2].map(|()| Place::new());
+    let file = place.image("disk");
+    let device = Loop::new(&file);
+    other.configure(&[(device.path(), "")]);
+    let target = other.serve();
+    let pid = target.pid();
+    place.configure(&[(&file, "")]);
+    let refusal = place.refusal();
+    let words = format!(
+        "{}, which another program or the kernel uses: it is open in capstan-target (pid {pid})",
+        utf8(device.path())
+    );
+    assert!(refusal.contains(&words), "{refusal}");
+    // By another name, which the loop device does not tell.
+    let link = place.folder.path().join("link");
+    std::fs::hard_link(&file, &link).unwrap();
+    place.configure(&[(&link, "")]);
+    let mut serve = Command::new("env");
+    serve
+        .arg(place.environment())
+        .arg(program("capstan-target"));
+    serve.args(["serve", "--config", utf8(&place.config())]);
+    let said = complaint(&serve.output().unwrap());
+    let words = format!(
+        "{} is exported already by pid {pid} (capstan-target), through {}, a loop device on it; stop that export",
+        utf8(&link),
+        utf8(device.path())
+    );
+    assert!(said.contains(&words), "{said}");
+    // The next step.
+    assert!(target.stop().success());
+    drop(device);
+    assert!(place.serve().stop().success());
+}

@@ -3,8 +3,11 @@
 
 use std::fs::{self, Metadata, OpenOptions};
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use capstan_nvme_proto::text::Shown;
 
 use super::Findings;
 use super::volume::{mount_point_of, unescape};
@@ -50,7 +53,8 @@ pub(super) fn check(
             };
             findings.problem(field, kind);
         } else if is_held(&device) {
-            let kind = ProblemKind::HeldThrough { path, device };
+            let by = held_by(&device, places);
+            let kind = ProblemKind::HeldThrough { path, device, by };
             findings.problem(field, kind);
         } else {
             // It writes behind the target's back.
@@ -127,12 +131,81 @@ fn is_held(device: &Path) -> bool {
     opened.is_err_and(|error| error.kind() == ErrorKind::ResourceBusy)
 }
 
+/// What has the device, in words: the processes that have it or a partition of it open, of those
+/// that this one may look at.
+fn held_by(device: &Path, places: &Places<'_>) -> String {
+    let entries = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut processes: Vec<_> = entries(places.proc.to_owned())
+        .filter_map(|entry| {
+            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let mut open = entries(entry.path().join("fd"));
+            // Links are read, not followed: what others have open may not answer.
+            let is_it = open.any(|fd| {
+                fs::read_link(fd.path()).is_ok_and(|path| is_it_or_partition(&path, device))
+            });
+            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            // It may be the process of another user.
+            is_it.then(|| (pid, format!("{} (pid {pid})", Shown(name.trim()))))
+        })
+        .collect();
+    processes.sort_unstable();
+    let processes: Vec<_> = processes.into_iter().map(|(_, words)| words).collect();
+    // The kernel may have it besides.
+    match processes.is_empty() {
+        true => "another program or the kernel uses (a mounted file system, swap, RAID, LVM, or a target that serves it)"
+            .to_owned(),
+        false => format!(
+            "another program or the kernel uses: it is open in {}",
+            processes.join(", ")
+        ),
+    }
+}
+
+/// Whether a path is the loop device's, or that of a partition of it: with a `p` and a number
+/// behind.
+fn is_it_or_partition(path: &Path, device: &Path) -> bool {
+    let [path, device] = [path, device].map(|path| path.as_os_str().as_bytes());
+    match path.strip_prefix(device) {
+        Some([]) => true,
+        Some([b'p', number @ ..]) => !number.is_empty() && number.iter().all(u8::is_ascii_digit),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    use super::{Places, check};
+    use super::{Places, check, held_by};
+
+    #[test]
+    fn what_has_a_loop_device_or_a_partition_of_it_open_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = Places {
+            sys_block: folder.path(),
+            proc: folder.path(),
+            dev: Path::new("/no/dev"),
+        };
+        let by = || held_by(Path::new("/no/dev/loop7"), &places);
+        assert!(by().starts_with("another program or the kernel uses ("));
+        for (pid, open) in [
+            (11, "loop7"),
+            (12, "loop77"),
+            (9, "loop7p2"),
+            (13, "loop7px"),
+        ] {
+            let process = folder.path().join(pid.to_string());
+            fs::create_dir_all(process.join("fd")).unwrap();
+            symlink(format!("/no/dev/{open}"), process.join("fd/3")).unwrap();
+            fs::write(process.join("comm"), format!("of {open}\n")).unwrap();
+        }
+        assert_eq!(
+            by(),
+            "another program or the kernel uses: it is open in of loop7p2 (pid 9), of loop7 (pid 11)"
+        );
+    }
     use crate::machine::Findings;
 
     /// What is found of a file that `/dev/loop7` is on, with these `mountinfo` and `swaps`.
