@@ -2,6 +2,8 @@
 //! device or a partition of one on it. Hosts of one would overwrite what hosts of the other wrote.
 
 use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
@@ -66,11 +68,24 @@ pub(crate) fn found(config: &Config) -> Vec<String> {
     let places = places(config, |_, _, path| Layers::of(path).ok());
     let pairs = places.iter().enumerate().flat_map(|(at, one)| {
         let others = places[at + 1..].iter();
+        // Two paths to one file are told by the configuration's own check, too.
         others
-            .filter(|other| one.collides(other))
+            .filter(|other| one.collides(other) && !is_one_file(one.path, other.path))
             .map(move |other| (one, other))
     });
     pairs.map(|(one, other)| both(one, other)).collect()
+}
+
+fn is_one_file(one: &Path, other: &Path) -> bool {
+    let [Ok(one), Ok(other)] = [one, other].map(fs::metadata) else {
+        return false;
+    };
+    let is_device = [&one, &other].map(|of| of.file_type().is_block_device());
+    match is_device {
+        [true, true] => one.rdev() == other.rdev(),
+        [false, false] => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    }
 }
 
 fn both(one: &Place<'_>, other: &Place<'_>) -> String {

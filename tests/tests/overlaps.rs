@@ -99,6 +99,18 @@ fn reloads(place: &Place, [file, device, other]: [&Path; 3]) {
     assert!(target.stop().success());
 }
 
+#[test]
+fn two_paths_to_one_file_are_told_once() {
+    let place = Place::new();
+    let file = place.image("disk");
+    let link = place.folder.path().join("link");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    place.configure(&[(&file, ""), (&link, "")]);
+    let refusal = place.refusal();
+    assert!(refusal.contains("leads to is already used at"), "{refusal}");
+    assert!(!refusal.contains("have the same bytes"), "{refusal}");
+}
+
 /// What runs a command, and what undoes it however the test ends.
 struct Undone(&'static str, String);
 
