@@ -108,7 +108,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
 }
 
 /// A number of bytes as fio and nvme-cli write it: `4096`, `4k`, `1M`, `16MiB`, `2g`. Powers of
-/// 1024.
+/// 1024; what is a power of 1000 elsewhere is refused, as by `capstan-target`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit())
@@ -116,10 +116,16 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = text.split_at(digits);
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        "kb" | "mb" | "gb" | "tb" => {
+            let prefix = unit[..1].to_ascii_uppercase();
+            return Err(format!(
+                "it has a decimal unit; write `{number}{prefix}iB`, or plain bytes"
+            ));
+        }
         _ => return Err("expected a number of bytes, like 4096, 4k, 16MiB or 1g".to_owned()),
     };
     let number: u64 = number
@@ -202,6 +208,8 @@ mod tests {
         for bad in ["", "k", "4x", "-1", "1.5k", "18446744073709551615k"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
+        let told = parse_bytes("16mb").unwrap_err();
+        assert!(told.contains("decimal unit; write `16MiB`"), "{told}");
     }
 
     #[test]
