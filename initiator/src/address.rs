@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use nix::net::if_::if_nametoindex;
+use nix::net::if_::{if_nameindex, if_nametoindex};
 
 /// Why a text is no address of a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +42,14 @@ pub enum AddressError {
          (`ip -6 route` lists them)"
     )]
     NoZone(Ipv6Addr),
+    /// A zone behind an IPv4 address.
+    #[error("an IPv4 address has no interface behind it, expected it alone: {0}")]
+    ZoneOfIpv4(IpAddr),
+    /// Nothing behind the percent sign.
+    #[error(
+        "nothing is behind the %, expected an interface, as in {0}%eth0 (`ip -6 route` lists them)"
+    )]
+    EmptyZone(Ipv6Addr),
     /// A zone that is no interface.
     #[error("this machine has no interface `{0}`, expected one of `ip link`")]
     Zone(String),
@@ -80,7 +88,7 @@ fn check_address(text: &str, address: IpAddr, zone: Option<&str>) -> Result<(), 
         return Err(AddressError::NotUnicast);
     }
     let IpAddr::V6(address) = address else {
-        return zone.map_or(Ok(()), |_| Err(AddressError::Neither));
+        return zone.map_or(Ok(()), |_| Err(AddressError::ZoneOfIpv4(address)));
     };
     // IPv4-compatible addresses, which RFC 4291 section 2.5.5.1 takes out of use.
     let is_compatible = address.segments().starts_with(&[0; 6]) && !address.is_loopback();
@@ -92,6 +100,7 @@ fn check_address(text: &str, address: IpAddr, zone: Option<&str>) -> Result<(), 
     }
     match zone {
         None if address.is_unicast_link_local() => Err(AddressError::NoZone(address)),
+        Some("") => Err(AddressError::EmptyZone(address)),
         Some(zone) if !is_interface(zone) => Err(AddressError::Zone(zone.to_owned())),
         _ => Ok(()),
     }
@@ -99,7 +108,10 @@ fn check_address(text: &str, address: IpAddr, zone: Option<&str>) -> Result<(), 
 
 /// By name or by number (RFC 4007, section 11.2).
 fn is_interface(zone: &str) -> bool {
-    zone.parse().is_ok_and(|index: u32| index > 0) || if_nametoindex(zone).is_ok()
+    let has_index = |index: u32| {
+        if_nameindex().is_ok_and(|all| all.iter().any(|interface| interface.index() == index))
+    };
+    zone.parse().is_ok_and(has_index) || if_nametoindex(zone).is_ok()
 }
 
 fn check_name(text: &str) -> Result<(), AddressError> {
@@ -149,7 +161,9 @@ mod tests {
             (" ", "or a host name"),
             ("10.0.0.0/24", "or a host name"),
             ("rdma://10.0.0.1", "or a host name"),
-            ("10.0.0.1%eth0", "or a host name"),
+            ("10.0.0.1%eth0", "expected it alone: 10.0.0.1"),
+            ("fe80::1%", "nothing is behind the %, expected an interface"),
+            ("fe80::1%4000000000", "no interface `4000000000`"),
             ("[::1", "or a host name"),
             ("10.0.0.1:5003", "give `10.0.0.1`, and port 5003 as trsvcid"),
             ("[::1]:5003", "give `[::1]`, and port 5003 as trsvcid"),
