@@ -4,11 +4,12 @@ use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::host::{CommandData, CommandReply};
+use capstan_initiator::host::{CommandData, CommandReply, NamespaceInfo};
 use capstan_initiator::options::TRANSFER_BYTES_MAX;
 use capstan_initiator::{CommandError, DirectQueue};
 use capstan_nvme_proto::opcode::{AdminOpcode, DataDirection, IoOpcode};
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::text::Count;
 use clap::Args;
 use serde_json::json;
 
@@ -100,6 +101,9 @@ impl Passthru {
         let mut namespaces = queue.namespaces().iter();
         // One that is not there is the controller's to refuse.
         let namespace = namespaces.find(|n| n.nsid == sqe.nsid.get());
+        if let Some(namespace) = namespace {
+            self.check_lbas(&data, namespace)?;
+        }
         let _claim = match namespace.filter(|_| may_write(IoOpcode(self.opcode))) {
             Some(namespace) => {
                 let what = "written to by `capstan io-passthru`";
@@ -117,14 +121,44 @@ impl Passthru {
         if len_bytes <= max {
             return Ok(());
         }
-        let what = match &self.input_file {
-            Some(path) => format!("--input-file {}", path.display()),
-            None => "--data-len".to_owned(),
-        };
+        let what = self.what();
         bail!(
             "{what} is {len_bytes} bytes, expected at most {max}: what one command of this controller \
              carries (MDTS)"
         )
+    }
+
+    /// Refuses data that is not of whole LBAs, or of more than the command says: a controller that
+    /// takes it moves what the command says, and this host could not tell that from an answer that
+    /// is cut. Less is the controller's to refuse.
+    fn check_lbas(&self, data: &CommandData, namespace: &NamespaceInfo) -> Result<()> {
+        let opcode = IoOpcode(self.opcode);
+        let moves_lbas = matches!(opcode, IoOpcode::READ | IoOpcode::WRITE | IoOpcode::COMPARE);
+        let (len_bytes, lba_bytes) = (u64::from(data.len_bytes()), u64::from(namespace.lba_bytes));
+        // NLB, 0's based (NVM Command Set Specification 1.1, figures of command dword 12).
+        let lbas = u64::from(self.cdw12 & 0xffff) + 1;
+        if !moves_lbas || len_bytes.is_multiple_of(lba_bytes) && len_bytes <= lbas * lba_bytes {
+            return Ok(());
+        }
+        let wrong = match len_bytes.is_multiple_of(lba_bytes) {
+            true => "more than the command says".to_owned(),
+            false => format!("no whole number of LBAs of {lba_bytes}"),
+        };
+        bail!(
+            "{} is {len_bytes} bytes, {wrong}; expected {}: {} of namespace {}, as bits 15:0 of --cdw12 say, 0's based",
+            self.what(),
+            lbas * lba_bytes,
+            Count(lbas, "LBA"),
+            namespace.nsid
+        )
+    }
+
+    /// What the data is, in words.
+    fn what(&self) -> String {
+        match &self.input_file {
+            Some(path) => format!("--input-file {}", path.display()),
+            None => "--data-len".to_owned(),
+        }
     }
 
     fn answer(&self, reply: Result<CommandReply, CommandError>, queue: DirectQueue) -> Result<()> {
