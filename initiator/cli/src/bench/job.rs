@@ -221,6 +221,13 @@ fn part(plan: &Plan, number: u16, namespace: &NamespaceInfo) -> Result<(u64, u64
              --offset on)"
         );
     }
+    if plan.size.is_some_and(|size| !size.is_multiple_of(bs)) {
+        bail!(
+            "--size is {size}, expected a multiple of --bs ({bs}): {} or {} here",
+            size - size % bs,
+            size - size % bs + bs
+        );
+    }
     let mut blocks = size / bs;
     let mut base = plan.offset;
     if plan.verify && plan.jobs > 1 {
