@@ -8,12 +8,13 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::host::NamespaceInfo;
 use capstan_initiator::words::Count;
 use capstan_initiator::{Completion, DirectQueue, Io, Op};
 use capstan_memory::Buffer;
 use clap::Args;
+use nix::libc;
 use serde_json::json;
 
 use super::args::{self, ConnectArgs, OutputArgs, ReplayArgs};
@@ -197,6 +198,14 @@ impl Read {
             Some("-") => "writing to stdout".to_owned(),
             _ => format!("writing to {}", self.data.display()),
         };
+        let failed = |error: io::Error| match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => anyhow!(
+                "{}: {error}; expected room for {} there (df and df -i show what is free): free some, or write elsewhere",
+                told(),
+                Count(bytes, "byte")
+            ),
+            _ => Error::from(error).context(told()),
+        };
         let per_chunk = u64::from(CHUNK_BYTES / lba_bytes).max(1);
         let mut chunk = vec![0; CHUNK_BYTES.max(lba_bytes) as usize];
         // Chunks come back in any order and are written in order.
@@ -232,12 +241,12 @@ impl Read {
                     .get_mut(..len)
                     .context("a buffer larger than a chunk")?;
                 buffer.copy_to(0, bytes);
-                out.write_all(bytes).with_context(told)?;
+                out.write_all(bytes).map_err(failed)?;
                 written += (len as u64) / u64::from(lba_bytes);
                 ahead.pop_front();
             }
         }
-        out.flush().with_context(told)?;
+        out.flush().map_err(failed)?;
         Ok(blocks)
     }
 }
