@@ -1,7 +1,7 @@
 //! Commands by the names that `nvme` has for them, which are other ones here.
 
 use clap::Error;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Names there, and what does it here.
 const WORDS: [(&[&str], &str); 5] = [
@@ -45,8 +45,22 @@ const WORDS: [(&[&str], &str); 5] = [
     ),
 ];
 
-/// Says of a command that is not there what does the same.
+/// What an address that is missing is.
+const ADDRESS: &str = "'--traddr' is the address or the name of the target, as in '-a 192.0.2.1'; 'ip address' on the target \
+                       lists its addresses";
+
+/// Says of a command that is not there what does the same, and of an address what it is.
 pub(super) fn with_ours(mut error: Error) -> Error {
+    if error.kind() == ErrorKind::MissingRequiredArgument
+        && let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg)
+        && missing
+            .iter()
+            .any(|argument| argument.starts_with("--traddr"))
+    {
+        let tip = ContextValue::StyledStrs(vec![ADDRESS.into()]);
+        error.insert(ContextKind::Suggested, tip);
+        return error;
+    }
     let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else {
         return error;
     };
