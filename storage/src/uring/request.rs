@@ -205,19 +205,21 @@ impl Request {
     }
 
     fn failed_with(&self, errno: i32) -> Progress {
-        if errno == libc::ENOSPC && self.is_beyond_the_device() {
+        // A file that ends within a block that O_DIRECT needs whole is told by `EINVAL`, a device
+        // that has become smaller by `ENOSPC` for a write, as a thin device that is full.
+        let may_be_the_end = match self.file.store.is_block_device() {
+            true => errno == libc::ENOSPC,
+            false => errno == libc::EINVAL,
+        };
+        if may_be_the_end && self.is_beyond_the_end() {
             return self.failed(IoErrorKind::Truncated);
         }
         Progress::Done(Err(IoError::from_errno(errno, &self.io.op, self.name())))
     }
 
-    /// Whether the device has become smaller than the range: Linux returns `ENOSPC` for a write
-    /// there, as for a thin device that is full.
-    fn is_beyond_the_device(&self) -> bool {
+    /// Whether the file or device has become smaller than the range.
+    fn is_beyond_the_end(&self) -> bool {
         let store = &self.file.store;
-        if !store.is_block_device() {
-            return false;
-        }
         store.look_at_size();
         self.extent.offset_bytes + self.extent.len_bytes > store.bytes()
     }
@@ -280,6 +282,24 @@ mod tests {
         assert_eq!(kind(request.advance(0)), Ok(()), "nothing is lost by that");
         let mut request = rig.request(Op::Flush, None);
         assert_eq!(kind(request.advance(i32::MIN)), Err(IoErrorKind::Lost));
+    }
+
+    #[test]
+    fn an_einval_behind_the_end_of_a_file_that_was_cut_is_that_end() {
+        let rig = Rig::new(None);
+        let read = |lba| rig.request(Op::Read { lba, lbas: 2 }, Some(data(&rig.pool, &[0; 1024])));
+        let fails = |mut request: super::Request| kind(request.advance(-libc::EINVAL));
+        let requests = [2, 8, 100].map(|lba| (lba, read(lba)));
+        let whole = read(8);
+        assert_eq!(fails(whole), Err(IoErrorKind::Unaligned));
+        rig.cut(5000);
+        for (lba, request) in requests {
+            let expected = match lba {
+                2 => IoErrorKind::Unaligned,
+                _ => IoErrorKind::Truncated,
+            };
+            assert_eq!(fails(request), Err(expected), "{lba}");
+        }
     }
 
     /// A disk may have failed a write with any of these, and the kernel passes it on once.

@@ -57,6 +57,13 @@ impl Rig {
         }
     }
 
+    /// Cuts the file short.
+    pub(super) fn cut(&self, bytes: u64) {
+        let path = format!("/proc/self/fd/{}", self.file.store.raw_fd());
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_len(bytes).unwrap();
+    }
+
     pub(super) fn request(&self, op: Op, data: Option<Data>) -> Request {
         let io = Io { token: 5, op, data };
         let extent = self.file.store.geometry().check(&io).unwrap();
