@@ -226,3 +226,34 @@ fn what_another_has_mounted_is_not_unmounted_for_a_dead_process() {
     machine.umount();
     machine.assert_clean(&device);
 }
+
+/// As a worker of udev has it for a moment, or for as long as its own reads wait.
+#[test]
+fn a_disk_that_others_have_open_is_still_the_volumes_and_detached_by_another_try() {
+    let test = "a_disk_that_others_have_open_is_still_the_volumes_and_detached_by_another_try";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let scene = Scene::new();
+    let machine = &scene.machine;
+    let device = machine.attach(&[]);
+    let user = File::open(&device).unwrap();
+    let name = utf8(&device);
+    let said = complaint(&machine.run("detach", &["--force", name]));
+    let pid = std::process::id();
+    let waits = format!("(pid {pid}): that is waited for, ");
+    assert_eq!(said.matches(&waits).count(), 1, "{said}");
+    for words in [
+        &format!("{name} is still open in "),
+        &format!("(pid {pid}); the disk goes when that ends"),
+        &format!("capstan detach {name}"),
+    ] {
+        assert!(said.contains(words), "no {words} in {said}");
+    }
+    assert!(!said.contains("another's"), "{said}");
+    let advice = scene.advice(machine.serving_pid(), "was killed or has ended");
+    assert_eq!(advice, format!("capstan detach {name}"));
+    drop(user);
+    told(&scene.follow(&advice));
+    machine.assert_clean(&device);
+}

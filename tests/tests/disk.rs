@@ -439,6 +439,8 @@ fn a_reset_and_a_rescan_under_load_lose_nothing() {
         assert!(written, "LBA {lba}, version {version}");
     }
     assert!(versions.iter().sum::<u64>() > 100, "{versions:?}");
+    // What has it open keeps it.
+    drop(file);
     daemon.kill();
     let error = complaint(&machine.run("reset", &[utf8(&device), "--timeout", "1"]));
     assert!(error.contains("is not live 1 s after"), "{error}");

@@ -1,22 +1,26 @@
 //! `capstan attach`, `detach` and `list`: volumes as disks of this machine.
 
 use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask, ask_within};
 use capstan_initiator::front_ends::disk::kept;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::front_ends::disk::serve::is_its_disk;
+use capstan_initiator::front_ends::disk::users::open_in;
 use capstan_initiator::front_ends::disk::uses::claimed;
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::args::OutputArgs;
+use super::force::TELL_AFTER;
 use super::found::found_at;
-use super::interrupt::{Interrupted, Interrupts};
-use super::left_over::{Trouble, clean_up, clean_up_ended, clean_up_unborn};
+use super::interrupt::{Interrupted, Interrupts, Work, wait_for};
+use super::left_over::{Trouble, clean_up, clean_up_ended, clean_up_unborn, when_closed};
 use super::signatures::{self, Partition};
 use super::tool::Tools;
 use super::volume::{VolumeArgs, require_root};
@@ -121,7 +125,7 @@ impl Detach {
                 bail!("{reason}; nothing was changed");
             }
             end_process(&dir, &record)?;
-            clean_up_ended(&dir, &record)?;
+            when_closed(&record, || clean_up_ended(&dir, &record))?;
         } else {
             detach(&dir, &record)?;
         }
@@ -419,9 +423,15 @@ pub(super) fn find(
 /// Ends a volume that is not in use.
 pub(super) fn detach(dir: &VolumeDir, record: &Record) -> Result<()> {
     if !record.process.is_alive() {
-        return clean_up(dir, record);
+        return when_closed(record, || clean_up(dir, record));
     }
-    match ask(&dir.control(), Request::Detach) {
+    let control = dir.control();
+    let of = record.clone();
+    let asked = telling(
+        move || Ok(ask(&control, Request::Detach)),
+        || format!("{}: that is waited for, 10 s at most", kept_by(&of)),
+    )?;
+    match asked {
         Ok(Answer::Detached) => wait_for_exit(record),
         Ok(Answer::Refused(reason)) => bail!("{reason}"),
         Ok(other) => bail!("process {} answered {other:?}", record.process.pid),
@@ -448,12 +458,69 @@ pub(super) fn is_gone(error: &std::io::Error) -> bool {
     )
 }
 
+/// Does `work`, and says what that waits for when it takes long.
+fn telling<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+    what: impl FnOnce() -> String,
+) -> Result<T> {
+    let work = Work::start(work)?;
+    if !wait_for(&[work.as_fd()], Some(TELL_AFTER))? {
+        output::note(&what());
+    }
+    work.result()
+}
+
+/// What keeps a disk that is to go, in words.
+fn kept_by(record: &Record) -> String {
+    let open = || {
+        format!(
+            "{} is still open {}",
+            record.name(),
+            open_in(&record.device)
+        )
+    };
+    claimed(record).map_or_else(open, |used| used.by)
+}
+
+/// Waits for the end of a serving process which comes with the last user of its disk. What keeps
+/// that is said when it takes long.
+pub(super) fn wait_for_last_user(record: &Record) -> Result<()> {
+    let pid = record.process.pid;
+    if record.process.wait(TELL_AFTER) {
+        return Ok(());
+    }
+    let rest = EXIT_PATIENCE.saturating_sub(TELL_AFTER);
+    let is_there = || record.has_disk() && is_its_disk(record);
+    let waits_for = match is_there() {
+        true => kept_by(record),
+        false => format!("process {pid} tells the controller that its disk has gone"),
+    };
+    output::note(&format!(
+        "{waits_for}: that is waited for, {} s more at most",
+        rest.as_secs()
+    ));
+    if record.process.wait(rest) {
+        return Ok(());
+    }
+    if is_there() {
+        bail!(
+            "{}; the disk goes when that ends, and process {pid}, which serves it, with it",
+            kept_by(record)
+        );
+    }
+    Err(runs_on(record))
+}
+
 /// Waits until the serving process has ended.
 pub(super) fn wait_for_exit(record: &Record) -> Result<()> {
     if record.process.wait(EXIT_PATIENCE) {
         return Ok(());
     }
-    bail!(
+    Err(runs_on(record))
+}
+
+fn runs_on(record: &Record) -> Error {
+    anyhow!(
         "process {} still runs {} s after its disk has gone; `capstan list` tells what it does",
         record.process.pid,
         EXIT_PATIENCE.as_secs()

@@ -19,9 +19,9 @@ use capstan_initiator::front_ends::disk::uses::Use;
 use capstan_reactor::Asked;
 use nix::mount::{MntFlags, umount2};
 
-use super::disk::{detach, end_process, wait_for_exit};
+use super::disk::{detach, end_process, wait_for_last_user};
 use super::interrupt::{Interrupted, Interrupts, Work, wait_for, within};
-use super::left_over::{abandon, clean_up_ended};
+use super::left_over::{StillOpen, abandon, clean_up_ended};
 use super::mount::MOMENT;
 use super::output;
 use super::tool::run;
@@ -31,8 +31,8 @@ use super::tool::run;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a disk that a signal gives up may take to go in order, and again by force.
 const SOON: Duration = Duration::from_millis(750);
-/// How long an unmount may take before it says what it waits for, unasked.
-const TELL_AFTER: Duration = Duration::from_secs(2);
+/// How long an unmount or the end of a disk may take before it says what it waits for, unasked.
+pub(super) const TELL_AFTER: Duration = Duration::from_secs(2);
 /// How long the serving process may take to say how it is.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 /// How long file systems that lose their disk may write what is not written yet.
@@ -257,7 +257,7 @@ pub(super) fn end_in_use(dir: &VolumeDir, record: &Record, used: &Use, stays: bo
     // It may be an unmount that is still under way, or be in use for a moment only.
     let ends_by_itself = match used.folders.is_empty() {
         _ if stays => false,
-        true => wait_for_exit(record).is_ok(),
+        true => wait_for_last_user(record).is_ok(),
         false => record.process.wait(MOMENT),
     };
     if ends_by_itself {
@@ -299,7 +299,13 @@ pub(super) fn end(dir: &VolumeDir, record: &Record) -> Result<()> {
     let start = Instant::now();
     // Its I/O fails now, so that an unmount that has waited for it comes to its end.
     while let Err(error) = clean_up_ended(dir, record) {
-        if start.elapsed() >= PATIENCE {
+        // What has it open may do so for as long as it likes.
+        let patience = if error.is::<StillOpen>() {
+            MOMENT
+        } else {
+            PATIENCE
+        };
+        if start.elapsed() >= patience {
             tracing::warn!("{error:#}; the disk goes with its last user");
             return abandon(dir, record);
         }

@@ -1,17 +1,29 @@
 //! What processes that serve volumes leave behind when they are killed, and those that do not
 //! answer: what is said of them, and what takes it away.
 
+use std::fmt;
 use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Error, Result, anyhow};
 use capstan_initiator::front_ends::disk::loop_device::is_configured;
 use capstan_initiator::front_ends::disk::loop_process::look;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serve::{Cleared, clear_loop, clear_loop_later};
 use capstan_initiator::front_ends::disk::serving::EndError;
+use capstan_initiator::front_ends::disk::users::open_in;
 use capstan_initiator::front_ends::disk::uses::claimed;
 use nix::mount::{MntFlags, umount2};
+
+use super::force::TELL_AFTER;
+use super::output;
+
+/// How long others may have a disk open whose process has ended, as a worker of udev for a moment.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at it.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What is wrong with a volume whose process does not say how it is.
 pub(super) struct Trouble {
@@ -116,6 +128,31 @@ pub(super) fn clean_up(dir: &VolumeDir, record: &Record) -> Result<()> {
     Ok(())
 }
 
+/// Does `clean_up` once nobody has the disk open, and says what has when that takes long.
+pub(super) fn when_closed(record: &Record, mut clean_up: impl FnMut() -> Result<()>) -> Result<()> {
+    let (start, mut has_told) = (Instant::now(), false);
+    loop {
+        let open = match clean_up() {
+            Err(error) if error.is::<StillOpen>() => error,
+            ended => return ended,
+        };
+        if start.elapsed() >= CLOSE_PATIENCE {
+            let name = record.name();
+            return Err(Error::msg(format!(
+                "{open}; the disk goes when that ends, and what is left of it with: capstan detach {name}"
+            )));
+        }
+        if start.elapsed() >= TELL_AFTER && !has_told {
+            let rest = CLOSE_PATIENCE.saturating_sub(start.elapsed()).as_secs();
+            output::note(&format!(
+                "{open}: that is waited for, {rest} s more at most"
+            ));
+            has_told = true;
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
 /// Takes away what processes that have died left behind, where nobody uses it.
 pub(super) fn clean_up_dead() {
     for (dir, record) in volumes(&run_dir()).unwrap_or_default() {
@@ -142,7 +179,7 @@ fn unflushed(record: &Record, what: &str, cleared: Cleared) -> String {
     let name = record.name();
     let disk = match cleared {
         Cleared::Now => ", and the disk was taken down",
-        Cleared::Before => ", and the disk had gone with its last user",
+        Cleared::Before | Cleared::WithLastUser => ", and the disk had gone with its last user",
         Cleared::Anothers => "; the device is another's by now, and was left alone",
     };
     format!(
@@ -151,9 +188,37 @@ fn unflushed(record: &Record, what: &str, cleared: Cleared) -> String {
     )
 }
 
-/// Loop device and folder; the FUSE mount went with the process.
+/// Others have the disk of a volume open whose process has ended.
+#[derive(Debug)]
+pub(super) struct StillOpen {
+    name: String,
+    open_in: String,
+    pid: i32,
+}
+
+impl fmt::Display for StillOpen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, open_in, pid } = self;
+        write!(
+            f,
+            "process {pid}, which served {name}, has ended, and {name} is still open {open_in}"
+        )
+    }
+}
+
+impl std::error::Error for StillOpen {}
+
+/// Loop device and folder; the FUSE mount went with the process. The folder stays, for another
+/// try, as long as the device does.
 fn take_away(dir: &VolumeDir, record: &Record) -> Result<Cleared> {
     let cleared = clear_loop(record).map_err(|reason| anyhow!("{reason}"))?;
+    if cleared == Cleared::WithLastUser {
+        return Err(Error::new(StillOpen {
+            name: record.name(),
+            open_in: open_in(&record.device),
+            pid: record.process.pid,
+        }));
+    }
     remove(dir)?;
     Ok(cleared)
 }

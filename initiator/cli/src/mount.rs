@@ -16,10 +16,10 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{OutputArgs, OutputFormat};
-use super::disk::{self, find, find_device, wait_for_exit};
+use super::disk::{self, find, find_device, wait_for_last_user};
 use super::found::found_at;
 use super::interrupt::{self, Interrupted, Interrupts};
-use super::left_over::clean_up;
+use super::left_over::{clean_up, when_closed};
 use super::tool::Tools;
 use super::values::within;
 use super::volume::{VolumeArgs, require_root};
@@ -361,6 +361,11 @@ impl Umount {
             (None, Some(used), Some(Left { stays: true, .. })) => output::line(&format!(
                 "{device} stays attached; {used}, then: capstan detach {device}"
             )),
+            // Nothing tells what it is used for.
+            (None, Some(used), _) if used.folders.is_empty() => output::line(&format!(
+                "{} is unmounted, but {used}; nothing was ended, and the disk goes with that",
+                self.target.display()
+            )),
             (None, Some(used), _) => output::line(&format!(
                 "the file system lives on: {used}; nothing was ended, and the disk goes with that"
             )),
@@ -451,7 +456,7 @@ fn end_unmounted(
     by_force: bool,
 ) -> Result<(Record, Option<Left>)> {
     if !record.process.is_alive() {
-        clean_up(dir, &record)?;
+        when_closed(&record, || clean_up(dir, &record))?;
         disk::check_losses(dir, &record)?;
         return Ok((record, None));
     }
@@ -490,7 +495,7 @@ fn end_unmounted(
     let ended = if stays || !record.has_disk() {
         disk::detach(dir, &record)
     } else {
-        wait_for_exit(&record)
+        wait_for_last_user(&record)
     };
     match ended {
         Err(_) if by_force => force::end(dir, &record)?,

@@ -9,8 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// How long either side waits for the other. The serving process answers at once or after a
-/// detach, which has a limit of its own.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// detach, which has limits of its own: 5 s for the kernel to clear the device, 5 s to see whether
+/// others have it open, and 10 s for those.
+const PATIENCE: Duration = Duration::from_secs(25);
 /// Longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 

@@ -12,7 +12,7 @@ use nix::sys::signalfd::SignalFd;
 use super::making::on_thread;
 use super::record::Record;
 use super::serve::{ServeError, clear_loop};
-use super::users::users_of;
+use super::users::open_in;
 
 /// How long a cleared loop device may take to let the file go.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
@@ -49,8 +49,8 @@ pub(super) fn detach(
     // Asked for nothing, it tells of the hang-up.
     let patience = Some(RELEASE_PATIENCE);
     wait_or_insist(life, PollFlags::empty(), signals, patience, || {
-        let users = users_of(&record.device);
-        format!("{device} is still open in {users}; it is detached when that ends")
+        let open_in = open_in(&record.device);
+        format!("{device} is still open {open_in}; it is detached when that ends")
     })
 }
 

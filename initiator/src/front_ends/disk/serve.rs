@@ -25,6 +25,7 @@ use super::process;
 use super::record::{Record, RecordError, VolumeDir};
 use super::serving::Process;
 use super::set_up::SetUp;
+use super::users::known_users_of;
 use super::uses::Use;
 use crate::claim::{Claim, ClaimError, Holder, Sharing};
 use crate::controller::{Controller, Snapshot};
@@ -466,6 +467,8 @@ pub enum Cleared {
     Now,
     /// Before, with its last user.
     Before,
+    /// Now, but others have it open: it goes with the last of them.
+    WithLastUser,
     /// Before, and it is another's since.
     Anothers,
 }
@@ -504,6 +507,14 @@ fn clear(record: &Record, in_use_too: bool) -> Result<Cleared, String> {
         Ok(_) => Ok(Cleared::Now),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Whether the device is a volume's still: one that has gone may be another's by now.
+#[must_use]
+pub fn is_its_disk(record: &Record) -> bool {
+    let path = &record.device;
+    is_configured(path)
+        && loop_process::look(path).is_ok_and(|now| now.name.as_ref() == Some(&record.loop_name))
 }
 
 pub(super) fn state(now: &Snapshot, nsid: u32) -> State {

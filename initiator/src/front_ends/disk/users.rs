@@ -1,12 +1,15 @@
 //! Which processes use a disk, or a file system on it.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use capstan_nvme_proto::text::Shown;
 
+use super::loop_process;
+
 /// The processes, but for this one, that have `path` open or something below it, or are in there,
-/// as far as this one may look.
+/// as far as this one may look; of a disk also those that have a partition of it open.
 #[must_use]
 pub fn users_of(path: &Path) -> String {
     known_users_of(path).unwrap_or_else(|| {
@@ -17,12 +20,22 @@ pub fn users_of(path: &Path) -> String {
     })
 }
 
-/// The same, unless there are none, and nothing of the kernel is known.
+/// What has a disk open that nothing has claimed, in words that begin with *in*.
+#[must_use]
+pub fn open_in(disk: &Path) -> String {
+    known_users_of(disk).map_or_else(
+        || "in no process that can be seen from here: one of another container, or one that is just ending".to_owned(),
+        |users| format!("in {users}"),
+    )
+}
+
+/// The same as [`users_of`], unless there are none, and nothing of the kernel is known.
 pub(super) fn known_users_of(path: &Path) -> Option<String> {
     let this = std::process::id().to_string();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let names: Vec<String> = processes
         .filter(|entry| entry.file_name().to_str() != Some(&this))
+        .filter(|entry| !is_own_work(&entry.path()))
         .filter(|entry| {
             let process = entry.path();
             let fds = fs::read_dir(process.join("fd")).into_iter().flatten();
@@ -31,7 +44,8 @@ pub(super) fn known_users_of(path: &Path) -> Option<String> {
                 .map(|name| process.join(name))
                 .into_iter()
                 .chain(fds.flatten().map(|fd| fd.path()));
-            links.any(|link| fs::read_link(link).is_ok_and(|target| target.starts_with(path)))
+            let is_in = |target: &Path| target.starts_with(path) || is_partition(target, path);
+            links.any(|link| fs::read_link(link).is_ok_and(|target| is_in(&target)))
         })
         .map(|entry| {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
@@ -44,6 +58,27 @@ pub(super) fn known_users_of(path: &Path) -> Option<String> {
         false => Some(names.join(", ")),
         true => by_the_kernel(path),
     }
+}
+
+/// Whether a process is at work on a loop device for a volume: it ends by itself, also where the
+/// kernel does not let go of it at once.
+fn is_own_work(process: &Path) -> bool {
+    let line = fs::read(process.join("cmdline")).unwrap_or_default();
+    let mut words = line.split(|&byte| byte == 0);
+    words.next() == Some(b"capstan") && words.next() == Some(loop_process::COMMAND.as_bytes())
+}
+
+/// Whether it is called as a partition of the loop device at `disk` is: with a `p` and its number
+/// behind the name.
+fn is_partition(path: &Path, disk: &Path) -> bool {
+    let [path, disk] = [path, disk].map(|path| path.as_os_str().as_bytes());
+    let Some(number) = path
+        .strip_prefix(disk)
+        .and_then(|rest| rest.strip_prefix(b"p"))
+    else {
+        return false;
+    };
+    disk.starts_with(b"/dev/") && !number.is_empty() && number.iter().all(u8::is_ascii_digit)
 }
 
 /// What the kernel uses a device for without any process that has it open, as far as it says so:
@@ -79,9 +114,20 @@ fn is_swap(swaps: &str, path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::path::Path;
     use std::process::{Command, Stdio};
 
-    use super::{is_swap, users_of};
+    use super::{is_partition, is_swap, users_of};
+
+    #[test]
+    fn partitions_are_told_from_other_disks_and_files() {
+        let is_of = |path: &str, disk: &str| is_partition(Path::new(path), Path::new(disk));
+        assert!(is_of("/dev/loop7p1", "/dev/loop7"));
+        for path in ["/dev/loop7", "/dev/loop77", "/dev/loop7p", "/dev/loop7px"] {
+            assert!(!is_of(path, "/dev/loop7"), "{path}");
+        }
+        assert!(!is_of("/srv/ap1", "/srv/a"));
+    }
 
     #[test]
     fn swap_is_told_from_other_devices() {

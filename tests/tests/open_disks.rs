@@ -1,0 +1,146 @@
+//! Disks that others have open when they are to go: what is waited for is said, by name where
+//! there is one.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use capstan_tests::disks::in_own_mounts;
+use capstan_tests::program::{
+    Daemon, Machine, complaint, has_disks, own_address, shell, told, tool, utf8,
+};
+use capstan_tests::wait::wait_until;
+
+/// A target of an ext4 file system, and a machine that has it mounted.
+struct Scene {
+    _folder: tempfile::TempDir,
+    _daemon: Daemon,
+    machine: Machine,
+    device: PathBuf,
+}
+
+impl Scene {
+    fn mounted() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("disk.img");
+        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+        let at = own_address();
+        let daemon = Daemon::start(utf8(&image), 4096, at);
+        let machine = Machine::new(at);
+        machine.mount(&[]);
+        let device = PathBuf::from(machine.list()[0]["device"].as_str().unwrap());
+        Self {
+            _folder: folder,
+            _daemon: daemon,
+            machine,
+            device,
+        }
+    }
+
+    fn goes(&self) {
+        wait_until("the disk has gone", || self.machine.list().is_empty());
+        self.machine.assert_clean(&self.device);
+    }
+}
+
+#[test]
+fn an_unmount_says_what_has_the_disk_open_and_that_it_waits_for_that() {
+    let test = "an_unmount_says_what_has_the_disk_open_and_that_it_waits_for_that";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let scene = Scene::mounted();
+    let machine = &scene.machine;
+    let user = File::open(&scene.device).unwrap();
+    let said = complaint(&machine.run("umount", &[utf8(&machine.mount_point())]));
+    let pid = std::process::id();
+    let [name, served_by] = [
+        utf8(&scene.device).to_owned(),
+        machine.serving_pid().to_string(),
+    ];
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    for line in &lines {
+        assert!(
+            line.contains(&format!("{name} is still open in ")),
+            "{said}"
+        );
+    }
+    let waits = format!("(pid {pid}): that is waited for, 8 s more at most");
+    assert!(lines[0].ends_with(&waits), "{said}");
+    let end = format!(
+        "(pid {pid}); the disk goes when that ends, and process {served_by}, which serves it, with it"
+    );
+    assert!(lines[1].ends_with(&end), "{said}");
+    drop(user);
+    scene.goes();
+    // By hand likewise.
+    let device = machine.attach(&[]);
+    let user = File::open(&device).unwrap();
+    let said = complaint(&machine.run("detach", &[utf8(&device)]));
+    let waits = format!("(pid {pid}): that is waited for, 10 s at most");
+    assert!(said.lines().next().unwrap().ends_with(&waits), "{said}");
+    let end = format!("(pid {pid}); it is detached when that ends");
+    assert!(said.contains(&end), "{said}");
+    drop(user);
+    scene.goes();
+}
+
+/// A mount namespace without a process keeps the file system, and nothing tells where.
+#[test]
+fn an_unmount_says_that_it_waits_for_what_nothing_can_name() {
+    let test = "an_unmount_says_that_it_waits_for_what_nothing_can_name";
+    if !has_disks(test, &["mkfs.ext4", "unshare"]) {
+        return;
+    }
+    let scene = Scene::mounted();
+    let machine = &scene.machine;
+    let kept = Kept::new(&machine.path("kept"), &machine.mount_point());
+    let since = Instant::now();
+    let output = machine.run("umount", &[utf8(&machine.mount_point())]);
+    assert!(since.elapsed() < Duration::from_secs(15), "{output:?}");
+    let said = told(&output);
+    let name = utf8(&scene.device);
+    let claimed = format!("{name} is claimed by another user (what no process has open: ");
+    let waits = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(waits.lines().count(), 1, "{waits}");
+    assert!(waits.starts_with(&claimed), "{waits}");
+    assert!(waits.contains("that is waited for, 8 s more"), "{waits}");
+    let point = machine.mount_point();
+    let end = format!("{} is unmounted, but {claimed}", utf8(&point));
+    assert!(said.starts_with(&end), "{said}");
+    assert!(!said.contains("lives on"), "{said}");
+    drop(kept);
+    scene.goes();
+}
+
+/// A mount namespace that lives by its name, with the mount at one folder of those of tests.
+struct Kept(String);
+
+impl Kept {
+    fn new(folder: &Path, kept: &Path) -> Self {
+        let at = utf8(folder).to_owned();
+        // A namespace is bound only where mounts do not spread.
+        let made = shell(&format!(
+            "mkdir {at} && mount --bind {at} {at} && mount --make-private {at} && touch {at}/ns"
+        ));
+        told(&made);
+        let bound = Self(at);
+        let by_name = format!("--mount={}/ns", bound.0);
+        let mut words = in_own_mounts(kept);
+        words[1] = &by_name;
+        tool(words[0], &[&words[1..], &["true"]].concat());
+        bound
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let at = &self.0;
+        let gone = shell(&format!("umount {at}/ns; umount {at}"));
+        if !gone.status.success() {
+            eprintln!("{at}: {}", String::from_utf8_lossy(&gone.stderr));
+        }
+    }
+}
