@@ -1,0 +1,93 @@
+//! Data from the host: where it is, and asking for it.
+
+use capstan_memory::Buffer;
+use capstan_nvme_proto::error::CommandError;
+use capstan_nvme_proto::sqe::Sqe;
+use capstan_nvme_proto::tcp::command::CommandData;
+use capstan_nvme_proto::tcp::r2t::R2tPlan;
+use capstan_nvme_proto::transfer::DataTransfer;
+
+use super::super::limits::DIRECT_MIN_BYTES;
+use super::{ControllerQueue, Event, Pull};
+use crate::data::{CapsuleData, Full, HostMemory};
+use crate::queue::Tag;
+
+impl ControllerQueue {
+    /// Where the data of the command `sqe` is.
+    ///
+    /// # Errors
+    /// [`CommandData::of`]: anything but a Transport SGL Data Block or in-capsule data.
+    pub fn host_memory(
+        sqe: &Sqe,
+        transfer: DataTransfer,
+        data: &CapsuleData,
+    ) -> Result<HostMemory, CommandError> {
+        if transfer.bytes() == 0 {
+            return Ok(HostMemory::None);
+        }
+        let narrow = |place| u32::try_from(place).unwrap_or(u32::MAX);
+        Ok(
+            match CommandData::of(transfer, &sqe.sgl()?, data.len_bytes())? {
+                CommandData::None => HostMemory::None,
+                CommandData::InCapsule(range) => {
+                    HostMemory::InCapsule(narrow(range.start)..narrow(range.end))
+                }
+                CommandData::Transport { length_bytes } => HostMemory::Transport {
+                    cid: sqe.cid.get(),
+                    offset_bytes: 0,
+                    length_bytes,
+                },
+            },
+        )
+    }
+
+    /// Asks the host for `len_bytes` of data of the command `cid`, to the start of `sink`. At most
+    /// one pull per command, and none together with a push. Where the queue has ended the sink
+    /// comes back with [`Event::Released`]; not to be called after [`Event::Quiesced`].
+    ///
+    /// # Errors
+    /// The sink, where it is shorter than that.
+    pub fn pull(
+        &mut self,
+        tag: Tag,
+        cid: u16,
+        len_bytes: u32,
+        sink: Buffer,
+    ) -> Result<(), Full<Buffer>> {
+        let side = &mut self.side;
+        let agreed = side.agreed.filter(|_| self.stream.is_open());
+        let Some((agreed, writer)) = agreed else {
+            side.events.push_back(Event::Released(tag, sink));
+            return Ok(());
+        };
+        if len_bytes > sink.len_bytes() {
+            return Err(Full {
+                what: sink,
+                until_room: false,
+            });
+        }
+        let plan = R2tPlan::new(cid, len_bytes, side.settings.r2t_max_bytes, &agreed);
+        if len_bytes == 0 {
+            let intact = true;
+            side.events.push_back(Event::Pulled { tag, sink, intact });
+            return Ok(());
+        }
+        side.pulls = side.pulls.saturating_add(1);
+        if len_bytes >= DIRECT_MIN_BYTES {
+            side.large_pulls = side.large_pulls.saturating_add(1);
+        }
+        side.slot(tag).pull = Some(Pull {
+            plan,
+            sink,
+            intact: true,
+        });
+        side.ask(&mut self.stream, &writer, tag.0);
+        Ok(())
+    }
+
+    /// Whether the host is asked for data.
+    #[must_use]
+    pub fn is_pulling(&self) -> bool {
+        self.side.pulls > 0
+    }
+}

@@ -1,0 +1,263 @@
+//! Data to the host: C2HData, whose bytes are copied or leave from where they are.
+
+use capstan_memory::{Buffer, RawBytes};
+use capstan_nvme_proto::tcp::c2h::C2hData;
+
+use super::super::limits::{DIRECT_MIN_BYTES, STAGED_MAX_BYTES};
+use super::super::outgoing::{Outgoing, crc32c, crc32c_raw, crc32c_zeroes};
+use super::{ControllerQueue, Event, Head, slot_of};
+use crate::data::{CopyTo, Full, Pushed, Source};
+use crate::queue::Tag;
+
+/// Where a part of the data of a command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// From the start of the data, in bytes.
+    pub offset_bytes: u32,
+    /// Nothing follows it.
+    pub last: bool,
+}
+
+impl ControllerQueue {
+    /// Sends all data of the command `cid`. Where [`Pushed::UntilReleased`] is answered, the buffer
+    /// comes back with [`Event::Released`]; so it does where the queue has ended. Not to be called
+    /// after [`Event::Quiesced`].
+    ///
+    /// # Errors
+    /// The source: until there is room ([`Source::Copy`]), or as another kind ([`Source::Held`]
+    /// always, [`Source::Buffer`] where the range is not inside).
+    pub fn push<'s>(
+        &mut self,
+        tag: Tag,
+        cid: u16,
+        mut source: Source<'s>,
+    ) -> Result<Pushed, Full<Source<'s>>> {
+        let len = source.len_bytes();
+        let side = &mut self.side;
+        let agreed = side.agreed.filter(|_| self.stream.is_open());
+        let out = &mut self.stream.out;
+        let fits = match &source {
+            Source::Buffer(buffer, range) => range.end <= buffer.len_bytes(),
+            Source::Held(..) => false,
+            Source::Zeroes(_) | Source::Copy(..) => true,
+        };
+        let (true, Ok(length_bytes)) = (fits, u32::try_from(len)) else {
+            return Err(Full {
+                what: source,
+                until_room: false,
+            });
+        };
+        let Some((_, writer)) = agreed else {
+            if let Source::Buffer(buffer, _) = source {
+                side.events.push_back(Event::Released(tag, buffer));
+                return Ok(Pushed::UntilReleased);
+            }
+            return Ok(Pushed::Gone);
+        };
+        let is_full = out.staged_bytes() >= STAGED_MAX_BYTES;
+        if is_full && matches!(source, Source::Copy(..)) {
+            side.wants_room = true;
+            return Err(Full {
+                what: source,
+                until_room: true,
+            });
+        }
+        if length_bytes == 0 {
+            return Ok(Pushed::Gone);
+        }
+        let data = C2hData {
+            cid,
+            offset_bytes: 0,
+            length_bytes,
+            last: true,
+            success: false,
+        };
+        let head = writer.c2h_data(&data);
+        let at = out.stage(head.as_bytes());
+        side.head = Some(Head { at, data });
+        let copies = length_bytes < DIRECT_MIN_BYTES && !is_full;
+        let has_digest = head.has_data_digest();
+        let pushed = stage_source(out, tag.0, &mut source, (length_bytes, copies), has_digest);
+        if let (Source::Buffer(buffer, _), Pushed::UntilReleased) = (source, pushed) {
+            side.slot(tag).source = Some(buffer);
+        }
+        Ok(pushed)
+    }
+
+    /// Sends all data of the command `cid`, `length_bytes` of it, if there is room to copy it now
+    /// and `copy` puts all of it. Nothing tells of it.
+    pub fn push_now(&mut self, cid: u16, length_bytes: u32, copy: &mut CopyTo<'_>) -> bool {
+        self.push_staged(cid, length_bytes, |out| {
+            let mut have = 0_usize;
+            copy(&mut |bytes| {
+                out.stage(bytes);
+                have = have.saturating_add(bytes.len());
+            });
+            have
+        })
+    }
+
+    /// The same, from the start of a buffer that has so much.
+    pub fn push_copied(&mut self, cid: u16, length_bytes: u32, from: RawBytes<'_>) -> bool {
+        self.push_staged(cid, length_bytes, |out| {
+            let some = from.len().min(length_bytes as usize);
+            out.stage_raw(from, some);
+            some
+        })
+    }
+
+    fn push_staged(
+        &mut self,
+        cid: u16,
+        length_bytes: u32,
+        stage: impl FnOnce(&mut Outgoing) -> usize,
+    ) -> bool {
+        let side = &mut self.side;
+        let Some((_, writer)) = side.agreed.filter(|_| self.stream.is_open()) else {
+            return false;
+        };
+        let out = &mut self.stream.out;
+        if out.staged_bytes() >= STAGED_MAX_BYTES {
+            side.wants_room = true;
+            return false;
+        }
+        let data = C2hData {
+            cid,
+            offset_bytes: 0,
+            length_bytes,
+            last: true,
+            success: false,
+        };
+        let head = writer.c2h_data(&data);
+        let at = out.stage(head.as_bytes());
+        let start = out.mark();
+        if stage(out) != length_bytes as usize {
+            out.unstage(at);
+            return false;
+        }
+        if head.has_data_digest() {
+            let digest = crc32c(out.staged_from(start));
+            out.stage(&digest.to_le_bytes());
+        }
+        side.head = Some(Head { at, data });
+        true
+    }
+
+    /// Sends a part of the data of the command `cid`: so many bytes, copied from the start of a
+    /// buffer that has them. One at a time of each command: where `tells`, [`Event::PartLeft`]
+    /// follows when the connection has taken it.
+    pub fn push_part(
+        &mut self,
+        tag: Tag,
+        cid: u16,
+        part: Part,
+        (from, len_bytes): (&Buffer, u32),
+        tells: bool,
+    ) {
+        let side = &mut self.side;
+        let Some((_, writer)) = side.agreed.filter(|_| self.stream.is_open()) else {
+            return;
+        };
+        let out = &mut self.stream.out;
+        let head = writer.c2h_data(&C2hData {
+            cid,
+            offset_bytes: part.offset_bytes,
+            length_bytes: len_bytes,
+            last: part.last,
+            success: false,
+        });
+        out.stage(head.as_bytes());
+        let start = out.stage_raw(from.raw(), len_bytes as usize);
+        if head.has_data_digest() {
+            let digest = crc32c(out.staged_from(start));
+            out.stage(&digest.to_le_bytes());
+        }
+        if tells {
+            side.parts.push_back((out.mark(), tag));
+        }
+    }
+
+    /// Sends zeroes as the last `length_bytes` of the data of the command `cid`, from
+    /// `offset_bytes` on.
+    pub fn pad(&mut self, cid: u16, offset_bytes: u32, length_bytes: u32) {
+        let agreed = self.side.agreed.filter(|_| self.stream.is_open());
+        let Some((_, writer)) = agreed.filter(|_| length_bytes > 0) else {
+            return;
+        };
+        let out = &mut self.stream.out;
+        let head = writer.c2h_data(&C2hData {
+            cid,
+            offset_bytes,
+            length_bytes,
+            last: true,
+            success: false,
+        });
+        out.stage(head.as_bytes());
+        out.zeroes(length_bytes as usize);
+        if head.has_data_digest() {
+            out.stage(&crc32c_zeroes(length_bytes as usize).to_le_bytes());
+        }
+    }
+
+    /// Whether a push that copies takes nothing now; [`Event::Room`] follows when it does again.
+    pub fn is_full(&mut self) -> bool {
+        let is_full = self.stream.out.staged_bytes() >= STAGED_MAX_BYTES;
+        self.side.wants_room |= is_full;
+        is_full
+    }
+
+    /// Whether the buffer of a push for `tag` has not left.
+    #[must_use]
+    pub fn has_source(&self, tag: Tag) -> bool {
+        slot_of(&self.side.slots, tag.0).is_some_and(|slot| slot.source.is_some())
+    }
+}
+
+/// Queues so many bytes of `source`, copied or not, and their digest behind them.
+fn stage_source(
+    out: &mut Outgoing,
+    slot: u16,
+    source: &mut Source<'_>,
+    (length_bytes, copies): (u32, bool),
+    has_digest: bool,
+) -> Pushed {
+    let len = length_bytes as usize;
+    let start = out.mark();
+    let (pushed, digest) = match source {
+        Source::Copy(_, copy) => {
+            let mut have = 0_usize;
+            copy(&mut |bytes| {
+                let some = bytes.len().min(len.saturating_sub(have));
+                out.stage(bytes.get(..some).unwrap_or_default());
+                have = have.saturating_add(some);
+            });
+            out.stage_zeroes(len.saturating_sub(have));
+            (Pushed::Gone, None)
+        }
+        Source::Zeroes(_) if copies => {
+            out.stage_zeroes(len);
+            (Pushed::Gone, None)
+        }
+        Source::Zeroes(_) => {
+            out.zeroes(len);
+            (Pushed::Gone, has_digest.then(|| crc32c_zeroes(len)))
+        }
+        Source::Buffer(buffer, range) if copies => {
+            out.stage_raw(buffer.raw().skip(range.start as usize), len);
+            (Pushed::Gone, None)
+        }
+        Source::Buffer(buffer, range) => {
+            out.memory(slot, range.start, len);
+            let bytes = buffer.raw().skip(range.start as usize);
+            let digest = has_digest.then(|| crc32c_raw(bytes, len));
+            (Pushed::UntilReleased, digest)
+        }
+        // Refused before.
+        Source::Held(..) => (Pushed::Gone, None),
+    };
+    if has_digest {
+        let digest = digest.unwrap_or_else(|| crc32c(out.staged_from(start)));
+        out.stage(&digest.to_le_bytes());
+    }
+    pushed
+}
