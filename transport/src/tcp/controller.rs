@@ -242,8 +242,8 @@ impl ControllerQueue {
 
     /// Ends the queue. Sinks of pulls come back at once; [`ControllerQueue::wants_close`] says when
     /// the connection is to be closed.
-    pub fn end(&mut self, how: End) {
-        self.stream.end(&mut self.side, how);
+    pub fn end(&mut self, how: End, now_us: u64) {
+        self.stream.end(&mut self.side, how, now_us);
     }
 
     /// The host has closed the connection, or it was `lost` for this reason.

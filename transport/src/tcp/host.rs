@@ -304,8 +304,8 @@ impl HostQueue {
     }
 
     /// Ends the queue; [`HostQueue::wants_close`] says when the connection is to be closed.
-    pub fn end(&mut self, how: End) {
-        self.stream.end(&mut self.side, how);
+    pub fn end(&mut self, how: End, now_us: u64) {
+        self.stream.end(&mut self.side, how, now_us);
     }
 
     /// The controller has closed the connection, or it was `lost` for this reason.

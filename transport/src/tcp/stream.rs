@@ -187,17 +187,26 @@ impl Stream {
         self.state = StreamState::Over;
     }
 
-    /// This side ends the queue.
-    pub(super) fn end(&mut self, side: &mut impl Side, how: End) {
-        if !self.is_open() {
-            return;
+    /// This side ends the queue, or has it end at once that was to end otherwise.
+    pub(super) fn end(&mut self, side: &mut impl Side, how: End, now_us: u64) {
+        self.now_us = now_us;
+        let was_open = self.is_open();
+        match (self.state, how) {
+            (StreamState::Open, End::Drained) => {
+                self.state = StreamState::Draining;
+                self.deadline_us = Some(now_us.saturating_add(TERM_US));
+            }
+            (StreamState::Open | StreamState::Draining | StreamState::Terminating, End::Now) => {
+                self.out.clear();
+                self.state = StreamState::Over;
+                self.deadline_us = None;
+            }
+            (StreamState::Draining | StreamState::Terminating, End::Drained)
+            | (StreamState::Over | StreamState::Closed, _) => {}
         }
-        self.state = match how {
-            End::Now => StreamState::Over,
-            End::Drained => StreamState::Draining,
-        };
-        self.deadline_us = Some(self.now_us.saturating_add(TERM_US));
-        side.ended(EndReason::Controller);
+        if was_open {
+            side.ended(EndReason::Controller);
+        }
     }
 
     /// The peer has closed the connection, or the network has lost it.

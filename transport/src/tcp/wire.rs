@@ -43,6 +43,8 @@ struct Shared {
     /// Queues that have a deadline, and the earliest of all.
     timed: RefCell<Vec<QueueId>>,
     due_us: Cell<u64>,
+    /// When the wire was polled last.
+    now_us: Cell<u64>,
 }
 
 /// A controller's queue over its socket.
@@ -222,7 +224,7 @@ impl Queue {
 
     /// Ends it: at once, or when all has left.
     pub fn end(&mut self, how: End) {
-        self.queue.end(how);
+        self.queue.end(how, self.shared.now_us.get());
         self.flush();
     }
 
@@ -379,6 +381,7 @@ impl Wire {
                 noted: RefCell::default(),
                 timed: RefCell::default(),
                 due_us: Cell::new(u64::MAX),
+                now_us: Cell::new(0),
             }),
             busy: Vec::new(),
             unsent: Vec::new(),
@@ -421,6 +424,7 @@ impl Wire {
             released: VecDeque::new(),
             tells_released: false,
         };
+        self.shared.now_us.set(now_us);
         queue.with(|queue| queue.handle_bytes(bytes, now_us));
         self.count += 1;
         self.busy.push(id);
@@ -447,6 +451,7 @@ impl Wire {
         if self.count == 0 {
             return 0;
         }
+        self.shared.now_us.set(now_us);
         self.run_deadlines(queues, now_us);
         self.turns = self.turns.wrapping_add(1);
         let are_many = self.busy.len() >= MANY_AT_WORK;

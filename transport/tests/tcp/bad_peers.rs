@@ -378,9 +378,54 @@ fn a_queue_that_is_drained_sends_what_it_has_and_closes() {
     let (_, mut controller, by_host, _) = ends(Digests::empty(), &pool);
     controller.handle_bytes(by_host.capsule_cmd(&Sqe::new(0, 1, 1), 0).as_bytes(), 0);
     controller.respond(&Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
-    controller.end(End::Drained);
+    controller.end(End::Drained, 0);
     assert!(!controller.wants_close());
     assert_eq!(sent_by_controller(&mut controller, usize::MAX).len(), 24);
+    assert!(controller.wants_close());
+}
+
+#[test]
+fn a_queue_that_ends_at_once_sends_nothing_more() {
+    let pool = pool();
+    // One that is open, one that drains, and one that has sent a TermReq.
+    for before in 0..3 {
+        let (_, mut controller, by_host, _) = ends(Digests::empty(), &pool);
+        controller.handle_bytes(by_host.capsule_cmd(&Sqe::new(0, 1, 1), 0).as_bytes(), 0);
+        controller_events(&mut controller);
+        controller.respond(&Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
+        match before {
+            0 => {}
+            1 => controller.end(End::Drained, 0),
+            _ => {
+                let unasked = by_host.h2c_data(&data(1, 0, 0, 512, true));
+                controller.handle_bytes(unasked.as_bytes(), 0);
+            }
+        }
+        assert!(controller.has_unsent() && !controller.wants_close());
+        controller.end(End::Now, 0);
+        assert!(controller.wants_close(), "{before}");
+        assert_eq!(sent_by_controller(&mut controller, usize::MAX), []);
+        controller.closed();
+        let events = controller_events(&mut controller);
+        assert!(
+            matches!(events[..], [Event::Ended(_), Event::Quiesced]),
+            "{before}: {events:?}"
+        );
+    }
+}
+
+#[test]
+fn the_time_of_an_end_in_order_begins_with_it() {
+    let pool = pool();
+    let (_, mut controller, by_host, _) = ends(Digests::empty(), &pool);
+    controller.handle_bytes(by_host.capsule_cmd(&Sqe::new(0, 1, 1), 0).as_bytes(), 0);
+    controller.respond(&Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
+    // Nothing has come for long, which tells the queue of no time.
+    let now_us = 10 * TERM_US;
+    controller.end(End::Drained, now_us);
+    controller.handle_timeout(now_us + TERM_US - 1);
+    assert!(!controller.wants_close());
+    controller.handle_timeout(now_us + TERM_US);
     assert!(controller.wants_close());
 }
 
@@ -388,7 +433,7 @@ fn a_queue_that_is_drained_sends_what_it_has_and_closes() {
 fn what_is_moved_after_the_end_comes_back() {
     let pool = pool();
     let (_, mut controller, ..) = ends(Digests::empty(), &pool);
-    controller.end(End::Now);
+    controller.end(End::Now, 0);
     let sink = pool.take(4096).expect("memory");
     controller.pull(Tag(1), 1, 4096, sink).expect("taken");
     let source = pool.take(4096).expect("memory");

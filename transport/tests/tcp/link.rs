@@ -194,7 +194,7 @@ fn a_connection_that_ends_gives_all_buffers_back() {
         ends.controller_turn();
     }
     // A pull is under way, and the host ends.
-    ends.host.end(End::Now);
+    ends.host.end(End::Now, 0);
     ends.host_link.send(&mut ends.host);
     let events = host_events(&mut ends.host);
     let [

@@ -329,7 +329,7 @@ impl Pair {
 
     /// Both ends close: every buffer is back, and Quiesced is the last of their events.
     fn close(mut self) {
-        self.host.end(End::Now);
+        self.host.end(End::Now, 0);
         assert!(self.host.wants_close() || self.host_ended.is_some());
         self.host.closed();
         self.controller.handle_end(None);
