@@ -303,7 +303,8 @@ impl Queue {
         if let Some(event) = self.queue.poll_event() {
             return Some(Event::Of(event));
         }
-        if std::mem::take(&mut self.tells_released) {
+        // The commands of a queue that has ended stay with it.
+        if std::mem::take(&mut self.tells_released) && !self.queue.has_ended() {
             return Some(Event::Released);
         }
         let (_, fence) = self.fences.remove(self.passed_fence()?);

@@ -445,6 +445,29 @@ fn a_queue_that_is_drained_closes_when_all_has_left() {
 }
 
 #[test]
+fn nothing_is_told_of_behind_the_end() {
+    let mut world = World::new();
+    let mut host = world.host(Digests::empty());
+    host.queue.send(flush(4), Payload::None).expect("room");
+    host.link.send(&mut host.queue);
+    world.events(1);
+    let queue = world.queue(0);
+    queue.respond(Tag(0), &success(4));
+    queue.abort();
+    let events = world.turn();
+    assert!(
+        matches!(
+            events[..],
+            [
+                (_, Event::Of(Of::Ended(EndReason::Controller))),
+                (_, Event::Of(Of::Quiesced))
+            ]
+        ),
+        "{events:?}"
+    );
+}
+
+#[test]
 fn a_connection_that_asks_for_nothing_ends_at_its_deadline() {
     let mut world = World::new();
     let host = world.connect(&[]);
