@@ -94,9 +94,14 @@ impl Wire {
         self.queue_of.is_empty()
     }
 
-    /// Nothing more is taken from the queue, whose connection the user ends now or has ended. When
-    /// nothing can land in its buffers any more there is [`Event::Quiesced`].
+    /// Nothing more is taken from the queue, whose connection the user ends now or has ended:
+    /// [`Event::Ended`] follows where it has not been told of. When nothing can land in its buffers
+    /// any more there is [`Event::Quiesced`].
     pub fn end(&mut self, id: QueueId, queue: &mut Queue) {
+        if !queue.has_ended() {
+            let ended = Event::Ended(EndReason::Controller);
+            self.ready.push_back((id, ended));
+        }
         queue.end();
         if queue.becomes_quiescent() {
             self.ready.push_back((id, Event::Quiesced));
