@@ -337,7 +337,7 @@ impl Checker<'_> {
             let at = self.at(&field, Some(entry.span()));
             let clash = accepted
                 .iter()
-                .find(|(other, _)| overlap(listener.address, other.address));
+                .find(|(other, _)| other.meets(listener.address));
             if let Some((other, first)) = clash {
                 let value = listener.address.to_string();
                 let first = first.clone();
@@ -428,15 +428,6 @@ impl Checker<'_> {
             self.report(field, None, ProblemKind::TooMany { count, most });
         }
     }
-}
-
-/// Whether one socket would be in the way of the other. IPv4 and IPv6 do not meet: IPv6 listeners
-/// are IPv6 only. Port 0 never meets anything.
-fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
-    a.is_ipv4() == b.is_ipv4()
-        && a.port() == b.port()
-        && a.port() != 0
-        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
 }
 
 /// Reports `key`, shown as `shown`, when it was used before.

@@ -171,8 +171,33 @@ pub struct Transports {
     /// NVMe/TCP.
     pub tcp: bool,
     /// Whether the configuration names none: there is both then, but no NVMe/TCP where the RDMA
-    /// device has its port.
+    /// device has its port, and something else the next one.
     pub by_default: bool,
+}
+
+impl Transports {
+    /// Those that are named.
+    #[must_use]
+    pub fn named(rdma: bool, tcp: bool) -> Self {
+        Self {
+            rdma,
+            tcp,
+            by_default: false,
+        }
+    }
+}
+
+impl Listener {
+    /// Whether its socket would be in the way of one at `address`. IPv4 and IPv6 do not meet: IPv6
+    /// listeners are IPv6 only. Port 0 never meets anything.
+    #[must_use]
+    pub fn meets(&self, address: SocketAddr) -> bool {
+        let (a, b) = (self.address, address);
+        a.is_ipv4() == b.is_ipv4()
+            && a.port() == b.port()
+            && a.port() != 0
+            && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+    }
 }
 
 impl Default for Transports {

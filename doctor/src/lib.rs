@@ -34,7 +34,7 @@ pub use check::{Check, Summary, Verdict, json, text};
 pub use devices::{Device, Fabric, Gid, Port};
 pub use limits::Needs;
 pub use machine::{Capability, DeviceFile, Machine};
-pub use ports::address;
+pub use ports::{address, iwarp_device};
 pub use role::Role;
 pub use sockets::{Listener, listener};
 

@@ -207,6 +207,21 @@ pub fn address(machine: &Machine, address: IpAddr) -> Check {
     }
 }
 
+/// The iWARP device that has `address`, or any address for a wildcard. It binds TCP ports of the
+/// kernel, as siw, or takes what comes to them.
+#[must_use]
+pub fn iwarp_device(machine: &Machine, address: IpAddr) -> Option<String> {
+    let has_it = |port: &Port| {
+        let is_it = |own: &IpAddr| {
+            *own == address || address.is_unspecified() && own.is_ipv4() == address.is_ipv4()
+        };
+        port.fabric == Fabric::Iwarp && port.addresses.iter().any(is_it)
+    };
+    let mut devices = Device::all(machine).into_iter();
+    let device = devices.find(|device| device.ports.iter().any(has_it))?;
+    Some(device.name)
+}
+
 fn device_of(devices: &[Device], address: IpAddr) -> Option<&str> {
     let device = devices.iter().find(|device| device.has_address(address))?;
     Some(&device.name)
@@ -214,7 +229,7 @@ fn device_of(devices: &[Device], address: IpAddr) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{address, device};
+    use super::{address, device, iwarp_device};
     use crate::testing::Tree;
     use crate::{Check, Device, Role, Verdict, trees};
 
@@ -328,5 +343,17 @@ mod tests {
             "every address: 127.0.0.1, 10.9.0.1 (siw0)"
         );
         assert_eq!(check("192.0.2.1").verdict, Verdict::Warning);
+    }
+
+    #[test]
+    fn an_iwarp_device_is_found_by_its_addresses_and_by_a_wildcard() {
+        let found = |tree: &Tree, text: &str| iwarp_device(&tree.machine(), text.parse().unwrap());
+        let siw = trees::siw(Tree::new(), true);
+        for address in ["10.9.0.1", "0.0.0.0", "fd09::1"] {
+            assert_eq!(found(&siw, address).as_deref(), Some("siw0"), "{address}");
+        }
+        assert_eq!(found(&siw, "127.0.0.1"), None);
+        let roce = trees::soft_roce(Tree::new());
+        assert_eq!(found(&roce, "10.8.0.1"), None);
     }
 }

@@ -107,6 +107,8 @@ pub struct PortConfig {
     pub rdma: Option<RdmaProviderType>,
     /// Whether it speaks NVMe/TCP.
     pub tcp: bool,
+    /// The port of NVMe/TCP, where that is not the one of `address`.
+    pub tcp_port: Option<u16>,
 }
 
 impl PortConfig {
@@ -116,6 +118,15 @@ impl PortConfig {
         match transport {
             Transport::Rdma => self.rdma.is_some(),
             Transport::Tcp => self.tcp,
+        }
+    }
+
+    /// `address`, which has the port of RDMA, with the port of `transport`.
+    #[must_use]
+    pub(crate) fn with_port_of(&self, address: SocketAddr, transport: Transport) -> SocketAddr {
+        match (transport, self.tcp_port) {
+            (Transport::Tcp, Some(port)) => SocketAddr::new(address.ip(), port),
+            _ => address,
         }
     }
 }

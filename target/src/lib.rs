@@ -1,4 +1,4 @@
-//! `capstan-target`: exports block devices, files and RAM as NVMe namespaces over RDMA.
+//! `capstan-target`: exports block devices, files and RAM as NVMe namespaces over RDMA and TCP.
 //!
 //! The I/O path is in `io_path/`, in the order the data walks. Around it: [`serve`] starts and
 //! stops the reactors, `reload` carries out a changed configuration, `plan` turns the configuration
@@ -29,4 +29,5 @@ pub mod serve;
 pub mod signals;
 pub mod space;
 pub mod state;
+mod tcp_port;
 mod unfinished;

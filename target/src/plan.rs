@@ -74,6 +74,7 @@ pub(crate) fn build(
                 ProviderKind::Verbs => RdmaProviderType::NOT_SPECIFIED,
             }),
             tcp: listener.transports.tcp,
+            tcp_port: None,
         })?;
     }
     let mut exports = Vec::new();

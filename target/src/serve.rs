@@ -8,7 +8,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors, Transports};
+use capstan_config::{Config, MemoryPlan, ProviderChoice, Reactors};
+use capstan_doctor::Machine;
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::tcp::pdu::PduType;
@@ -28,7 +29,7 @@ use crate::limits::{
     CHOICES_MAX, DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US,
     TRANSFER_BYTES_MAX,
 };
-use crate::listen_error::{cannot_listen, is_in_use};
+use crate::listen_error::cannot_listen;
 use crate::lost;
 use crate::media::Watch;
 use crate::plan::{Export, build, port_id, queue_pool_bytes};
@@ -37,6 +38,7 @@ use crate::rings;
 use crate::scheduling;
 use crate::signals::{self, End, Held, Reloads};
 use crate::state;
+use crate::tcp_port::{self, OWN_LISTENER, TcpPort};
 
 type ReactorThread = JoinHandle<Result<(), RunError>>;
 
@@ -416,50 +418,10 @@ impl Starting {
             places,
             zeroes: zeroes.transpose()?,
         });
-        let mut addresses = Vec::new();
-        if self.reactor == 0 {
-            let listeners = self.config.listeners.iter().zip(self.providers.iter());
-            for (at, (listener, Chosen { kind, why })) in listeners.enumerate() {
-                let fabric_of =
-                    |kind: &ProviderKind| kinds.iter().take_while(|other| *other != kind).count();
-                let Transports {
-                    rdma,
-                    mut tcp,
-                    by_default,
-                } = listener.transports;
-                let bound = path
-                    .listen(fabric_of(kind), listener.address, port_id(at), rdma)
-                    .map_err(|error| cannot_listen(listener.address, error))?;
-                if rdma {
-                    tracing::info!(address = %bound, provider = kind.name(), "listening: {why}");
-                }
-                if tcp && *kind != ProviderKind::Iwarp {
-                    // An RDMA device in hardware, or RoCE, leaves the TCP port to others.
-                    let sockets = fabric_of(&ProviderKind::Iwarp);
-                    match path.listen(sockets, bound, port_id(at), false) {
-                        Ok(_) => {}
-                        Err(error) if by_default && is_in_use(&error) => {
-                            tracing::info!(address = %bound, "no NVMe/TCP there: the RDMA device has the port; for NVMe/TCP, {OWN_LISTENER}");
-                            tcp = false;
-                            let rdma = Some(RdmaProviderType::NOT_SPECIFIED);
-                            control.with(|target| {
-                                target.set_port_transports(port_id(at), rdma, false)
-                            })?;
-                        }
-                        Err(error) => {
-                            return Err(cannot_listen(bound, error)).with_context(|| {
-                                format!("NVMe/TCP needs a port that the RDMA device has not: {OWN_LISTENER}")
-                            });
-                        }
-                    }
-                }
-                if tcp {
-                    tracing::info!(address = %bound, "listening for NVMe/TCP");
-                }
-                control.with(|target| target.set_port_address(port_id(at), bound))?;
-                addresses.push(bound);
-            }
-        }
+        let addresses = match self.reactor {
+            0 => listen(&mut path, &control, &self.config, &self.providers, &kinds)?,
+            _ => Vec::new(),
+        };
         Ok((path, addresses))
     }
 
@@ -478,8 +440,61 @@ impl Starting {
     }
 }
 
-/// What gives NVMe/TCP a port where an RDMA device takes TCP ports of the kernel.
-const OWN_LISTENER: &str = "give it a listener of its own, with transports = [\"tcp\"]";
+/// Listens at every listener of the configuration, with connection managers of `kinds` in that
+/// order. Returns the addresses, with the ports that the kernel chose.
+fn listen(
+    path: &mut IoPath,
+    control: &ControlPlane,
+    config: &Config,
+    providers: &[Chosen],
+    kinds: &BTreeSet<ProviderKind>,
+) -> anyhow::Result<Vec<SocketAddr>> {
+    let fabric_of = |kind: ProviderKind| kinds.iter().take_while(|other| **other != kind).count();
+    let sockets = fabric_of(ProviderKind::Iwarp);
+    let mut addresses = Vec::new();
+    let listeners = config.listeners.iter().zip(providers);
+    for (at, (listener, Chosen { kind, why })) in listeners.enumerate() {
+        let (port, transports) = (port_id(at), listener.transports);
+        let bound = path
+            .listen(fabric_of(*kind), listener.address, port, transports.rdma)
+            .map_err(|error| cannot_listen(listener.address, error))?;
+        if transports.rdma {
+            tracing::info!(address = %bound, provider = kind.name(), "listening: {why}");
+        }
+        control.with(|target| target.set_port_address(port, bound))?;
+        addresses.push(bound);
+        if !transports.tcp {
+            continue;
+        }
+        let taken = match kind {
+            ProviderKind::Iwarp => TcpPort::Same,
+            ProviderKind::Verbs => {
+                let machine = Machine::here();
+                tcp_port::take(&machine, &config.listeners, bound, transports, |address| {
+                    path.listen(sockets, address, port, false)
+                })
+                .map_err(|(address, error)| {
+                    let next = format!("NVMe/TCP needs a port of its own: {OWN_LISTENER}");
+                    cannot_listen(address, error).context(next)
+                })?
+            }
+        };
+        match taken {
+            TcpPort::Same => tracing::info!(address = %bound, "listening for NVMe/TCP"),
+            TcpPort::Next(next, why) => {
+                tracing::info!(address = %next, "listening for NVMe/TCP: {why}");
+                control.with(|target| target.set_tcp_port(port, next.port()))?;
+                addresses.push(next);
+            }
+            TcpPort::None(why) => {
+                tracing::info!(address = %bound, "no NVMe/TCP there: {why}; {OWN_LISTENER}");
+                let rdma = Some(RdmaProviderType::NOT_SPECIFIED);
+                control.with(|target| target.set_port_transports(port, rdma, false))?;
+            }
+        }
+    }
+    Ok(addresses)
+}
 
 /// The provider of a listener.
 struct Chosen {

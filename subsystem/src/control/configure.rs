@@ -51,6 +51,19 @@ impl Target {
         Ok(())
     }
 
+    /// Says at which port a listener has NVMe/TCP, which is not the one that RDMA has.
+    ///
+    /// # Errors
+    /// When there is no such listener.
+    pub fn set_tcp_port(&mut self, id: PortId, tcp_port: u16) -> Result<(), ConfigError> {
+        let port = self.ports.get_mut(&id).ok_or_else(|| unknown_port(id))?;
+        if port.tcp_port != Some(tcp_port) {
+            port.tcp_port = Some(tcp_port);
+            self.discovery_changed(|_| true);
+        }
+        Ok(())
+    }
+
     /// Says what a port speaks from now on. Associations that it has go on.
     ///
     /// # Errors

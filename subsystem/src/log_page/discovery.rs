@@ -35,7 +35,10 @@ impl Target {
             .flat_map(|(subtype, subnqn, port, address)| {
                 let transports = [Transport::Rdma, Transport::Tcp].into_iter();
                 let spoken = transports.filter(|transport| port.speaks(*transport));
-                spoken.map(move |transport| (subtype, subnqn, port, (address, transport)))
+                spoken.map(move |transport| {
+                    let address = port.with_port_of(address, transport);
+                    (subtype, subnqn, port, (address, transport))
+                })
             })
             .collect();
         let count = u64::try_from(records.len()).unwrap_or(u64::MAX);

@@ -210,6 +210,7 @@ impl Bench {
             address: address("0.0.0.0:4420"),
             rdma: Some(RdmaProviderType::IWARP),
             tcp: false,
+            tcp_port: None,
         };
         target.add_port(port).expect("a new port");
         target

@@ -298,6 +298,7 @@ fn controllers_are_bounded_and_their_identifiers_are_reused_late() {
                 address: address("0.0.0.0:4420"),
                 rdma: Some(capstan_nvme_proto::log::RdmaProviderType::IWARP),
                 tcp: false,
+                tcp_port: None,
             })
             .unwrap();
         let mut subsystem = subsystem_config();

@@ -62,6 +62,7 @@ fn a_host_sees_what_it_may_use_at_addresses_it_can_reach() {
         address: address("[fd00::7]:4421"),
         rdma: Some(RdmaProviderType::ROCE_V2),
         tcp: false,
+        tcp_port: None,
     };
     bench.target.add_port(other).unwrap();
     let open = SubsystemConfig {
@@ -83,6 +84,22 @@ fn a_host_sees_what_it_may_use_at_addresses_it_can_reach() {
         [open_1.clone(), open_2.clone(), volume]
     );
     assert_eq!(records(&mut bench, &stranger), [open_1, open_2]);
+}
+
+/// Where RDMA has a port for itself, NVMe/TCP has another one.
+#[test]
+fn each_transport_of_a_listener_is_told_with_its_port() {
+    let mut bench = Bench::new();
+    let rdma = Some(RdmaProviderType::IWARP);
+    bench.target.set_port_transports(PORT, rdma, true).unwrap();
+    let known = discover(&mut bench, 1);
+    let at = |bench: &mut Bench| {
+        let records = records(bench, &known).into_iter();
+        records.map(|(_, address)| address).collect::<Vec<_>>()
+    };
+    assert_eq!(at(&mut bench), ["10.0.0.5:4420", "10.0.0.5:4420"]);
+    bench.target.set_tcp_port(PORT, 4421).unwrap();
+    assert_eq!(at(&mut bench), ["10.0.0.5:4420", "10.0.0.5:4421"]);
 }
 
 #[test]
