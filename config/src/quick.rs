@@ -23,6 +23,8 @@ pub struct QuickExport {
     pub nqn: Option<String>,
     /// `--provider`.
     pub provider: ProviderChoice,
+    /// `--transports`.
+    pub transports: Transports,
     /// `--read-only`.
     pub read_only: bool,
     /// `--allow-any-host`; may be left out when `listen` is a loopback address.
@@ -101,7 +103,7 @@ impl Config {
                 .map(|address| Listener {
                     address,
                     provider: export.provider,
-                    transports: Transports::default(),
+                    transports: export.transports,
                 })
                 .collect(),
             subsystems: vec![Subsystem {

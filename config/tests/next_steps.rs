@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use capstan_config::{Config, ProviderChoice, QuickExport};
+use capstan_config::{Config, ProviderChoice, QuickExport, Transports};
 
 const LISTENER: &str = "[[listener]]\naddress = \"127.0.0.1\"\n";
 const SUBSYSTEM: &str = "[[subsystem]]\nnqn = \"nqn.2026-11.com.example:a\"\n";
@@ -183,6 +183,7 @@ fn what_a_quick_export_is_told_to_do_is_accepted() {
         listen: listen.parse().unwrap(),
         nqn: None,
         provider: ProviderChoice::Auto,
+        transports: Transports::default(),
         read_only: false,
         allow_any_host,
     };

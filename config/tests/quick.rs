@@ -1,7 +1,7 @@
 //! `serve --export … --listen …` as a configuration.
 
 use capstan_config::{
-    Access, Backing, Config, LbaSize, ProviderChoice, QueueBounds, QuickExport, Target,
+    Access, Backing, Config, LbaSize, ProviderChoice, QueueBounds, QuickExport, Target, Transports,
 };
 
 fn export(backing: &str, listen: &str) -> QuickExport {
@@ -11,6 +11,7 @@ fn export(backing: &str, listen: &str) -> QuickExport {
         listen: listen.parse().unwrap(),
         nqn: None,
         provider: ProviderChoice::Auto,
+        transports: Transports::default(),
         read_only: false,
         allow_any_host: false,
     }

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use capstan_config::{
-    Access, Backing, Config, DirectIo, LbaSize, Nqn, ProviderChoice, Reactors, namespace_uuid,
+    Access, Backing, Config, DirectIo, LbaSize, Nqn, ProviderChoice, Reactors, Transports,
+    namespace_uuid,
 };
 
 fn nqn(name: &str) -> Nqn {
@@ -35,6 +36,7 @@ fn every_sample_is_valid_and_each_is_named_in_a_test() {
         [
             "block-device.toml",
             "image-file.toml",
+            "nvme-tcp.toml",
             "ram-benchmark.toml",
             "several-hosts.toml",
             "wildcard-ipv6.toml"
@@ -80,6 +82,12 @@ fn image_file() {
     assert!(golden.read_only && !writable.read_only);
     let written = golden.uuid.expect("written down");
     assert_eq!(golden.nguid, Some(written.into_bytes()));
+}
+
+#[test]
+fn nvme_tcp() {
+    let transports = sample("nvme-tcp.toml").listeners[0].transports;
+    assert_eq!(transports, Transports::named(false, true));
 }
 
 #[test]

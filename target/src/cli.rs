@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use capstan_config::{Backing, LbaSize, ListenAddresses};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
-/// Exports block devices, files and RAM as NVMe namespaces over RDMA.
+/// Exports block devices, files and RAM as NVMe namespaces over RDMA and over TCP.
 #[derive(Debug, Parser)]
 #[command(name = "capstan-target", version, arg_required_else_help = true)]
 pub struct Cli {
@@ -121,6 +121,16 @@ pub struct Source {
     /// RDMA provider.
     #[arg(long, value_enum, default_value_t = Provider::Auto, requires = "export", conflicts_with = "config")]
     pub provider: Provider,
+    /// What hosts connect by, `rdma`, `tcp` or `rdma,tcp` [default: both, at one port; an iWARP
+    /// device of the kernel has that for itself, and TCP the next one].
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        requires = "export",
+        conflicts_with = "config"
+    )]
+    pub transports: Vec<Transport>,
     /// Let any host connect, also at an address that is not loopback.
     #[arg(long, requires = "export", conflicts_with = "config")]
     pub allow_any_host: bool,
@@ -131,6 +141,15 @@ pub struct Source {
     /// receives of others then.
     #[arg(long, requires = "export", conflicts_with = "config")]
     pub shared_receive_queue: bool,
+}
+
+/// What hosts connect by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// NVMe/RDMA.
+    Rdma,
+    /// NVMe/TCP.
+    Tcp,
 }
 
 /// Which RDMA provider a listener uses.
@@ -150,11 +169,34 @@ mod tests {
 
     use clap::Parser as _;
 
-    use super::Cli;
+    use super::{Cli, Command, Transport};
 
     #[test]
     fn definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn transports_are_both_by_default_and_those_that_are_named() {
+        let parse = |more: &[&str]| {
+            let words = [
+                "capstan-target",
+                "serve",
+                "--export",
+                "ram:1MiB",
+                "--listen",
+                "::1",
+            ];
+            let cli = Cli::try_parse_from([&words, more].concat()).unwrap();
+            let Command::Serve(serve) = cli.command else {
+                panic!("serve")
+            };
+            serve.source.transports
+        };
+        assert_eq!(parse(&[]), []);
+        assert_eq!(parse(&["--transports", "tcp"]), [Transport::Tcp]);
+        let both = ["--transports", "tcp,rdma"];
+        assert_eq!(parse(&both), [Transport::Tcp, Transport::Rdma]);
     }
 
     #[test]
@@ -172,6 +214,7 @@ mod tests {
             &["--nqn", "a"],
             &["--listen", "127.0.0.1"],
             &["--provider", "iwarp"],
+            &["--transports", "tcp"],
             &["--read-only"],
             &["--allow-any-host"],
             &["--shared-receive-queue"],

@@ -1,22 +1,21 @@
 //! `capstan-target doctor`: the machine, and what a configuration asks of it.
 
-use std::fmt::Display;
-use std::net::TcpListener;
+mod listen;
 
-use capstan_config::{Config, Listener, MemoryPlan, Target, first_of};
+use std::fmt::Display;
+
+use capstan_config::{Config, MemoryPlan, Target, first_of};
 use capstan_doctor::{Check, Machine, Needs, Role, Verdict, machine_checks};
-use capstan_rdma::choose;
-use nix::errno::Errno;
+
+pub use listen::Listen;
 
 use crate::identities;
 use crate::lba_size;
 use crate::limits::{IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, cq_depth};
-use crate::listen_error::{Obstacle, obstacle};
 use crate::lost;
 use crate::overlaps;
 use crate::plan::queue_pool_bytes;
 use crate::room::{self, HOST_QUEUES};
-use crate::serve::preference;
 use crate::space;
 use crate::state;
 
@@ -55,12 +54,10 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
     let config = &identities::numbered(config);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let plan = config.memory_plan(config.target.reactors.count(cores));
-    let listeners: Vec<_> = config.listeners.iter().map(Listen::choose).collect();
+    let listeners = Listen::all(machine, config);
     let role = Role::Target {
         memory_bytes: config.target.memory_budget_bytes,
-        verbs: listeners
-            .iter()
-            .any(|listen| listen.provider == Some("verbs")),
+        verbs: listeners.iter().any(Listen::uses_verbs),
         needs: plan
             .as_ref()
             .ok()
@@ -76,7 +73,7 @@ fn with_config(machine: &Machine, config: &Config) -> Vec<Check> {
         checks.push(Check::ok("memory budget", plan.to_string()));
     }
     checks.extend(room::checks(machine, config));
-    checks.extend(listeners.iter().map(|listen| listen.check(machine)));
+    checks.extend(listeners.iter().map(Listen::check));
     checks
 }
 
@@ -164,100 +161,6 @@ fn needs(plan: &MemoryPlan, shares_receives: bool) -> Needs {
         cqes: cq_depth(receives).into(),
         srq_wrs: if shares_receives { receives.into() } else { 0 },
     }
-}
-
-/// A listener with its provider.
-struct Listen<'a> {
-    listener: &'a Listener,
-    provider: Option<&'static str>,
-    why: String,
-}
-
-impl<'a> Listen<'a> {
-    fn choose(listener: &'a Listener) -> Self {
-        let choice = preference(listener.provider);
-        let (provider, why) = match choose(choice, listener.address.ip()) {
-            Ok((kind, why)) => (Some(kind.name()), why),
-            Err(error) => (None, error.to_string()),
-        };
-        Self {
-            listener,
-            provider,
-            why,
-        }
-    }
-
-    /// Its provider, its device, and whether its port is free.
-    fn check(&self, machine: &Machine) -> Check {
-        let address = self.listener.address;
-        let name = format!("listen {address}");
-        let Some(provider) = self.provider else {
-            let expected = "a provider for this address";
-            return Check::error(
-                name,
-                &self.why,
-                expected,
-                "provider = \"auto\" or \"iwarp\"",
-            );
-        };
-        let place = capstan_doctor::address(machine, address.ip());
-        let seen = format!("{provider}: {}; {}", self.why, place.seen);
-        if place.verdict != Verdict::Ok {
-            return Check {
-                name,
-                seen,
-                ..place
-            };
-        }
-        if provider != "iwarp" {
-            return Check::ok(name, seen);
-        }
-        let Some((errno, obstacle)) = self.obstacle(machine) else {
-            return Check::ok(name, seen);
-        };
-        let seen = format!("{seen}; {}", obstacle.seen);
-        if errno == Some(Errno::EADDRINUSE) {
-            let expected = format!("{}{UNLESS_IT_RUNS}", obstacle.expected);
-            return Check::warning(name, seen, expected, obstacle.remedy);
-        }
-        Check::error(name, seen, obstacle.expected, obstacle.remedy)
-    }
-
-    /// What keeps a TCP port from being listened at now.
-    fn obstacle(&self, machine: &Machine) -> Option<(Option<Errno>, Obstacle)> {
-        let address = self.listener.address;
-        if address.port() == 0 {
-            return None;
-        }
-        let error = TcpListener::bind(address).err()?;
-        let errno = error.raw_os_error().map(Errno::from_raw);
-        let obstacle = obstacle(machine, address, errno, &error.to_string());
-        Some((errno, obstacle))
-    }
-}
-
-const UNLESS_IT_RUNS: &str = ", unless this target runs already";
-
-/// Ports of the configuration that are in use, a line each.
-#[must_use]
-pub fn ports_in_use(machine: &Machine, config: &Config) -> Vec<String> {
-    let listeners = config.listeners.iter().map(Listen::choose);
-    let lines = listeners.filter_map(|listen| {
-        if listen.provider != Some("iwarp") {
-            return None;
-        }
-        let (errno, obstacle) = listen.obstacle(machine)?;
-        (errno == Some(Errno::EADDRINUSE)).then(|| {
-            let Obstacle {
-                seen,
-                expected,
-                remedy,
-            } = obstacle;
-            let address = listen.listener.address;
-            format!("listen {address}: {seen}, expected {expected}{UNLESS_IT_RUNS}: {remedy}")
-        })
-    });
-    lines.collect()
 }
 
 #[cfg(test)]

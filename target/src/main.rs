@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use capstan_config::{Config, Problems, ProviderChoice, QuickExport, first_of};
+use capstan_config::{Config, Problems, ProviderChoice, QuickExport, Transports, first_of};
 use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
-use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source};
+use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
 use capstan_target::signals::Held;
 use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, space, state};
 use clap::Parser as _;
@@ -136,12 +136,21 @@ fn quick(options: &Source) -> anyhow::Result<Config> {
             Provider::Verbs => ProviderChoice::Verbs,
             Provider::Iwarp => ProviderChoice::Iwarp,
         },
+        transports: transports(&options.transports),
         allow_any_host: options.allow_any_host,
         read_only: options.read_only,
     };
     let mut config = Config::quick(&export, &Config::machine_id())?;
     config.target.shared_receive_queue = options.shared_receive_queue;
     Ok(config)
+}
+
+fn transports(named: &[Transport]) -> Transports {
+    if named.is_empty() {
+        return Transports::default();
+    }
+    let has = |transport| named.contains(&transport);
+    Transports::named(has(Transport::Rdma), has(Transport::Tcp))
 }
 
 fn check(file: &Path) -> anyhow::Result<()> {
@@ -171,9 +180,14 @@ fn check(file: &Path) -> anyhow::Result<()> {
     }
     warnings.extend(space::warnings(&config));
     warnings.extend(lost::warnings(&config));
-    warnings.extend(doctor::ports_in_use(&Machine::here(), &config));
+    let machine = Machine::here();
+    let listeners = doctor::Listen::all(&machine, &config);
+    warnings.extend(listeners.iter().filter_map(doctor::Listen::port_in_use));
     for warning in first_of(&warnings) {
         print(&format!("warning: {warning}"))?;
+    }
+    for listen in &listeners {
+        print(&listen.serves())?;
     }
     if !errors.is_empty() {
         let errors: Vec<_> = errors.iter().map(|error| format!("{error:#}")).collect();

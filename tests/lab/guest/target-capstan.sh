@@ -128,7 +128,12 @@ target_doctor() {
         fail "capstan-target doctor: $(grep '^error' target || tail -1 target)"
     cat target
     matches "the configuration" "$(diagnosis target configuration)" '^(ok|warning): .'
-    matches "the listener" "$(diagnosis target "listen $TARGET_ADDRESS:4420")" ": $TARGET_PROVIDER: "
+    local listener
+    listener=$(diagnosis target "listen $TARGET_ADDRESS:4420")
+    case ${LISTENER_OPTIONS:-} in
+        *'["tcp"]'*) matches "the listener" "$listener" "; NVMe/TCP" ;;
+        *) matches "the listener" "$listener" ": $TARGET_PROVIDER: .*; NVMe/TCP at the (same|next) port" ;;
+    esac
     [ "$TARGET_PROVIDER" = iwarp ] || matches "limits of devices" "$(grep ' limits ' target)" '^(ok|warning) .* QPs of [0-9]+ WRs'
 }
 
