@@ -23,6 +23,7 @@ use crate::front_end::FrontEnd;
 use crate::host::{
     CommandData, CommandReply, ControllerInfo, Counters, Discovery, Held, NamespaceInfo, Status,
 };
+use crate::ladder::Taken;
 use crate::oneshot::{Answer, Promise, block_on, oneshot};
 use crate::options::Options;
 use crate::race;
@@ -72,6 +73,8 @@ pub(crate) enum IoData {
 pub struct Snapshot {
     /// Where it is.
     pub status: Status,
+    /// The transport, where the options had [`Transport::Auto`](crate::Transport::Auto).
+    pub taken: Option<Taken>,
     /// Writes that wait until an old controller is known to be gone.
     pub held: Option<Held>,
     /// What a person has to know of each namespace that a front end serves, with what to do.
@@ -224,6 +227,7 @@ impl Controller {
         let answer = self.ask(Message::Status).await;
         answer.unwrap_or_else(|| Snapshot {
             status: Status::Closed,
+            taken: None,
             held: None,
             attention: Vec::new(),
             refused: Vec::new(),

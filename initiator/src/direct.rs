@@ -19,6 +19,7 @@ use crate::host::{
     CommandData, CommandReply, ControllerInfo, Counters, Discovery, Event, HostConfig,
     NamespaceInfo, Status,
 };
+use crate::ladder::Taken;
 use crate::options::Options;
 use crate::race;
 
@@ -106,6 +107,12 @@ impl DirectQueue {
     #[must_use]
     pub fn device(&self) -> Option<&DeviceAttributes> {
         self.engine.device_attributes()
+    }
+
+    /// The transport, where the options had [`Transport::Auto`](crate::Transport::Auto).
+    #[must_use]
+    pub fn taken(&self) -> Option<&Taken> {
+        self.engine.taken()
     }
 
     /// What closed the memory windows of commands so far; none are opened on a device that has

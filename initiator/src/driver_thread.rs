@@ -225,6 +225,7 @@ impl Driver {
         let host = self.engine.host();
         Snapshot {
             status: self.engine.status(now_us),
+            taken: self.engine.taken().cloned(),
             held: self.engine.held(now_us),
             attention: self.of_front_ends(|engine, nsid| engine.attention(nsid, now_us)),
             refused: self.of_front_ends(AssociationEngine::refusal),

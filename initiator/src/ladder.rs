@@ -14,6 +14,67 @@ use crate::limits::RUNG_MS;
 use crate::options::{Options, Transport};
 use crate::race;
 
+/// The transport that an association with [`Transport::Auto`] has taken. It reconnects over that
+/// one only.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    rung: Rung,
+    /// Those that were tried before it, and why they do not lead to a controller.
+    pub passed: RungFailures,
+}
+
+impl Taken {
+    /// RDMA or TCP.
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        self.rung.wire(Preference::Auto).0
+    }
+
+    /// What was taken and why, in one line for people, where it is not the first that was tried.
+    #[must_use]
+    pub fn not_the_first(&self, traddr: &str, trsvcid: u16) -> Option<String> {
+        let is_first = self.passed.0.is_empty();
+        (!is_first).then(|| format!("connected to {traddr} port {trsvcid} {self}"))
+    }
+
+    /// Why no device is used, or which, for the log: of the first that was tried.
+    fn why(&self, options: &Options, addresses: &[SocketAddr]) -> String {
+        let chosen = addresses
+            .first()
+            .map(|first| choose(options.provider, first.ip()));
+        match chosen {
+            Some(Ok((_, why))) if self.passed.0.is_empty() => format!(": {why}"),
+            _ => String::new(),
+        }
+    }
+
+    /// `options` with what was taken in place of [`Transport::Auto`].
+    #[must_use]
+    pub fn in_options(&self, options: Options) -> Options {
+        let (transport, provider) = self.rung.wire(options.provider);
+        Options {
+            transport,
+            provider,
+            ..options
+        }
+    }
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "over {}", self.rung)?;
+        match &self.passed.0[..] {
+            [] => f.write_str(", the first that can be tried"),
+            _ => write!(
+                f,
+                ", which {} takes at once; tried before: {}",
+                self.rung.asked_by(),
+                self.passed
+            ),
+        }
+    }
+}
+
 /// One way to a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rung {
@@ -41,7 +102,8 @@ impl Rung {
             .filter_map(chosen)
             .any(|(kind, _)| kind == ProviderKind::Verbs);
         let mut rungs = Vec::new();
-        if has_device {
+        // Without a device it says so.
+        if has_device || preference == Preference::Verbs {
             rungs.push(Self::Verbs);
         }
         if preference != Preference::Verbs {
@@ -51,13 +113,27 @@ impl Rung {
         rungs
     }
 
-    /// The options of an attempt.
-    fn options(self, options: &Options) -> Options {
-        let (transport, provider) = match self {
+    /// Its transport and, of RDMA, its provider; `provider` where it has none.
+    fn wire(self, provider: Preference) -> (Transport, Preference) {
+        match self {
             Self::Verbs => (Transport::Rdma, Preference::Verbs),
             Self::Iwarp => (Transport::Rdma, Preference::Iwarp),
-            Self::Tcp => (Transport::Tcp, options.provider),
-        };
+            Self::Tcp => (Transport::Tcp, provider),
+        }
+    }
+
+    /// The options of `capstan` that ask for it alone.
+    fn asked_by(self) -> &'static str {
+        match self {
+            Self::Verbs => "`--provider verbs`",
+            Self::Iwarp => "`--provider iwarp`",
+            Self::Tcp => "`-t tcp`",
+        }
+    }
+
+    /// The options of an attempt.
+    fn options(self, options: &Options) -> Options {
+        let (transport, provider) = self.wire(options.provider);
         let bound = Duration::from_millis(RUNG_MS);
         Options {
             transport,
@@ -69,7 +145,8 @@ impl Rung {
 }
 
 /// Starts an association with one of `addresses`, over the first transport that leads to a
-/// controller; it is live. What was taken and why is one line of the log.
+/// controller; it is live. What was taken and why is one line of the log, and
+/// [`AssociationEngine::taken`].
 ///
 /// # Errors
 /// Why it is none of them; or why a controller that was reached does not take this host.
@@ -80,12 +157,12 @@ pub(crate) fn climb(
     let mut failures = Vec::new();
     for rung in Rung::of(options.provider, addresses) {
         match race::settle(&rung.options(options), addresses, true) {
-            Ok(engine) => {
-                let why = match &failures[..] {
-                    [] => "it is the first that can be tried".to_owned(),
-                    failures => RungFailures::told(failures),
-                };
-                tracing::info!("connected to {} over {rung}: {why}", options.traddr);
+            Ok(mut engine) => {
+                let passed = RungFailures(failures.into());
+                let taken = Taken { rung, passed };
+                let why = taken.why(options, addresses);
+                tracing::info!("connected to {} {taken}{why}", options.traddr);
+                engine.set_taken(taken, options.connect_timeout);
                 return Ok(engine);
             }
             Err(error) if leads_on(&error) => failures.push((rung.to_string(), Arc::new(error))),
@@ -116,12 +193,15 @@ fn leads_on(error: &ConnectError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+    use std::io::Write as _;
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, mpsc};
     use std::thread;
+    use std::time::{Duration, Instant};
 
     use capstan_nvme_proto::nqn::Nqn;
+    use capstan_rdma::Preference;
     use capstan_reactor::Clock;
 
     use super::{Options, Rung, climb};
@@ -159,12 +239,78 @@ mod tests {
             move || serve(&stop, &sender)
         });
         let address = receiver.recv().unwrap();
-        let engine = climb(&options(address), &[address]).unwrap();
+        let mut options = options(address);
+        options.connect_timeout = Duration::from_secs(20);
+        let engine = climb(&options, &[address]).unwrap();
         assert!(matches!(engine.status(Clock.now_us()), Status::Live));
         assert!(engine.device_attributes().is_none(), "it is RDMA");
+        let taken = engine.taken().unwrap();
+        assert_eq!(taken.in_options(options.clone()).transport, Transport::Tcp);
+        let told = taken.to_string();
+        let begin = "over NVMe/TCP, which `-t tcp` takes at once; tried before: RDMA (iwarp): ";
+        assert!(told.starts_with(begin), "{told}");
+        // What bounds an attempt is for the attempt.
+        let timeout_us = engine.connect_timeout_us();
+        assert_eq!(u128::from(timeout_us), options.connect_timeout.as_micros());
         drop(engine);
         stop.store(true, Ordering::Relaxed);
         target.join().unwrap();
+    }
+
+    /// A port that says nothing at all is waited for no longer than each transport has.
+    #[test]
+    fn a_port_that_says_nothing_costs_the_time_of_each_transport() {
+        let mute = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = mute.local_addr().unwrap();
+        let mut options = options(address);
+        options.connect_timeout = Duration::from_millis(300);
+        let begun = Instant::now();
+        let error = climb(&options, &[address]).err().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
+        let ConnectError::Ladder { failures, .. } = &error else {
+            panic!("{error:?}");
+        };
+        let names: Vec<_> = failures.0.iter().map(|(name, _)| &**name).collect();
+        assert_eq!(names, ["RDMA (iwarp)", "NVMe/TCP"]);
+        let bounded = Rung::Iwarp.options(&Options {
+            connect_timeout: Duration::from_secs(30),
+            ..options
+        });
+        assert!(bounded.connect_timeout < Duration::from_secs(4));
+    }
+
+    /// What answers with something else is not waited for.
+    #[test]
+    fn a_port_that_refuses_is_left_at_once() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let other = thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || {
+                for mut stream in listener.incoming().map_while(Result::ok) {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    // The other side may have closed it.
+                    let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+                }
+            }
+        });
+        let begun = Instant::now();
+        let error = climb(&options(address), &[address]).err().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(3), "{error}");
+        assert!(matches!(error, ConnectError::Ladder { .. }), "{error:?}");
+        stop.store(true, Ordering::Relaxed);
+        drop(TcpStream::connect(address).unwrap());
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn a_provider_that_is_named_and_cannot_be_had_is_told_of() {
+        let rungs = |preference| Rung::of(preference, &["192.0.2.1:4420".parse().unwrap()]);
+        assert_eq!(rungs(Preference::Verbs), [Rung::Verbs, Rung::Tcp]);
+        assert_eq!(rungs(Preference::Iwarp), [Rung::Iwarp, Rung::Tcp]);
     }
 
     #[test]

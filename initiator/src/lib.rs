@@ -99,5 +99,6 @@ pub use direct::DirectQueue;
 pub use driver::{Completion, Io, Op, Refused, SubmitError};
 pub use error::{CommandError, ConnectError, IoError, Losses, OptionsError};
 pub use front_end::{FrontEnd, QueueHandle};
+pub use ladder::Taken;
 pub use options::{Options, ReplayWrites, Transport};
 pub use volume::{BlockingVolume, Volume};

@@ -45,6 +45,18 @@ pub enum Transport {
     Auto,
 }
 
+impl Transport {
+    /// As `-t` of the command line has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+            Self::Auto => "auto",
+        }
+    }
+}
+
 /// Options of one association, with the names of `nvme connect`.
 #[derive(Clone, Debug)]
 pub struct Options {

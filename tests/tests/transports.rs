@@ -1,10 +1,242 @@
-//! What `capstan-target` says of what its listeners serve.
+//! What `capstan` connects by where nobody names a transport, what it says of that, and what
+//! `capstan-target` says of what its listeners serve.
 
 use std::fs;
-use std::process::Command;
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
-use capstan_tests::program::{own_address, program, told, utf8};
-use capstan_tests::target::SUBNQN;
+use capstan_initiator::host::Status;
+use capstan_initiator::{Controller, Transport};
+use capstan_nvme_proto::command::{AdminCommand, Identify};
+use capstan_nvme_proto::identify::{Cns, IdentifyController, SglSupport};
+use capstan_nvme_proto::sgl::Sgl;
+use capstan_tests::host::options;
+use capstan_tests::program::{
+    Daemon, Machine, complaint, has_disks, own_address, program, told, utf8,
+};
+use capstan_tests::target::{SUBNQN, TestTarget};
+use capstan_tests::wait::wait_until;
+
+const HOST: [&str; 4] = [
+    "-q",
+    "nqn.2026-11.org.example:chooser",
+    "-I",
+    "d9eb9ee5-4a3e-4a3e-9a0f-0123456789ab",
+];
+
+fn serve(at: SocketAddr, transports: &str) -> Daemon {
+    let at = at.to_string();
+    Daemon::serve(&[
+        "--export",
+        "ram:16MiB",
+        "--nqn",
+        SUBNQN,
+        "--listen",
+        &at,
+        "--transports",
+        transports,
+    ])
+}
+
+/// `capstan WORDS` on the target at `at`, without a name of a transport.
+fn capstan(at: SocketAddr, words: &[&str]) -> Output {
+    let (ip, port) = (at.ip().to_string(), at.port().to_string());
+    let mut capstan = Command::new(program("capstan"));
+    let (&command, more) = words.split_first().expect("a command");
+    capstan.args([command, "-a", &*ip, "-s", &*port]);
+    capstan.args(HOST).args(more).output().expect("it starts")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("text")
+}
+
+/// Commands with a subsystem, and without one, which ask the discovery service first.
+#[test]
+fn what_was_taken_is_told_in_one_line_where_it_is_not_the_first() {
+    let at = own_address();
+    let target = serve(at, "tcp");
+    let begin = format!(
+        "connected to {} port {} over NVMe/TCP, which `-t tcp` takes at once; tried before: RDMA (iwarp): ",
+        at.ip(),
+        at.port()
+    );
+    let bench = [
+        "bench",
+        "--rw",
+        "randread",
+        "--runtime",
+        "1",
+        "--numjobs",
+        "3",
+    ];
+    let with_nqn = [&bench[..], &["-n", SUBNQN]].concat();
+    let commands: [&[&str]; 7] = [
+        &["discover"],
+        &["id-ctrl"],
+        &["id-ctrl", "-n", SUBNQN],
+        &["list-ns"],
+        &["read", "-z", "4096", "-d", "/dev/null"],
+        &bench,
+        &with_nqn,
+    ];
+    for words in commands {
+        let began = Instant::now();
+        let output = capstan(at, words);
+        let stderr = said(&output);
+        assert!(output.status.success(), "{words:?}: {stderr}");
+        assert_eq!(stderr.matches("connected to").count(), 1, "{stderr}");
+        let line = stderr.lines().find(|line| line.starts_with(&begin));
+        assert!(line.is_some(), "{words:?}: {stderr}");
+        // What does not speak RDMA refuses it at once.
+        assert!(began.elapsed() < Duration::from_secs(5), "{words:?}");
+    }
+    // With -v it is a line of the log, and that only.
+    let output = capstan(at, &["id-ctrl", "-v"]);
+    assert_eq!(said(&output).matches("takes at once").count(), 1);
+    // What is asked for is taken, and nothing else.
+    let output = capstan(at, &["id-ctrl", "-t", "tcp"]);
+    told(&output);
+    assert_eq!(said(&output), "");
+    for words in [["-t", "rdma"], ["--provider", "iwarp"]] {
+        let error = complaint(&capstan(at, &[&["id-ctrl"][..], &words].concat()));
+        assert!(!error.contains("over no transport"), "{words:?}: {error}");
+    }
+    assert!(target.stop().success());
+}
+
+#[test]
+fn the_first_is_taken_without_a_word_and_a_digest_asks_for_tcp() {
+    let at = own_address();
+    let target = serve(at, "rdma,tcp");
+    let output = capstan(at, &["id-ctrl"]);
+    told(&output);
+    assert_eq!(said(&output), "");
+    let log = said(&capstan(at, &["id-ctrl", "-v"]));
+    assert!(
+        log.contains("over RDMA (iwarp), the first that can be tried"),
+        "{log}"
+    );
+    let log = said(&capstan(at, &["id-ctrl", "-v", "--hdr-digest"]));
+    assert!(log.contains("using NVMe/TCP: asked for"), "{log}");
+    assert!(target.stop().success());
+}
+
+#[test]
+fn each_transport_that_was_tried_is_named() {
+    let at = own_address();
+    let error = complaint(&capstan(at, &["id-ctrl", "-n", SUBNQN]));
+    for rung in ["RDMA (iwarp): queue 0: ", "NVMe/TCP: queue 0: "] {
+        assert_eq!(error.matches(rung).count(), 1, "{error}");
+    }
+    // A port that takes connections and says nothing.
+    let mute = TcpListener::bind(at).expect("the port is free");
+    let began = Instant::now();
+    let error = complaint(&capstan(at, &["id-ctrl", "-n", SUBNQN]));
+    assert!(began.elapsed() < Duration::from_secs(12), "{error}");
+    for rung in ["RDMA (iwarp): queue 0: ", "NVMe/TCP: queue 0: "] {
+        assert_eq!(error.matches(rung).count(), 1, "{error}");
+    }
+    drop(mute);
+}
+
+#[test]
+fn doctor_tells_what_was_taken_and_goes_on_with_it() {
+    let at = own_address();
+    let target = serve(at, "tcp");
+    let output = capstan(at, &["doctor", "-n", SUBNQN]);
+    let report = String::from_utf8(output.stdout.clone()).expect("text");
+    assert!(output.status.success(), "{report}{}", said(&output));
+    for words in [
+        "over NVMe/TCP, which `-t tcp` takes at once",
+        "TCP connect",
+        "C2HData",
+    ] {
+        assert!(report.contains(words), "{words}: {report}");
+    }
+    assert!(target.stop().success());
+    let output = capstan(at, &["doctor", "-n", SUBNQN]);
+    assert_eq!(output.status.code(), Some(1));
+    let report = String::from_utf8(output.stdout).expect("text");
+    for words in ["connect, RDMA (iwarp)", "connect, NVMe/TCP"] {
+        assert!(report.contains(words), "{words}: {report}");
+    }
+}
+
+fn library_target(at: SocketAddr, transports: &str) -> TestTarget {
+    TestTarget::start(&format!(
+        "[target]\nreactors = 1\nmemory_budget = \"64MiB\"\n\
+         [[listener]]\naddress = \"{}\"\nport = {}\nprovider = \"iwarp\"\ntransports = {transports}\n\
+         [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n\
+         [[subsystem.namespace]]\nram = \"16MiB\"\nlba = 4096\n",
+        at.ip(),
+        at.port()
+    ))
+}
+
+/// Whether a controller says that its data goes as it does over NVMe/TCP.
+fn is_over_tcp(controller: &Controller) -> bool {
+    let identify = AdminCommand::Identify(Identify::new(Cns::CONTROLLER, 0));
+    let sqe = identify.encode(0, Sgl::EMPTY);
+    let data = capstan_initiator::host::CommandData::FromController(4096);
+    let reply = controller.admin_blocking(sqe, data).expect("Identify");
+    let data = IdentifyController::from_data(&reply.data).expect("4096 bytes");
+    SglSupport::from_bits_retain(data.sgls.get()).contains(SglSupport::TRANSPORT)
+}
+
+/// A target that speaks RDMA as well when it comes back is reached over what was taken before.
+#[test]
+fn a_reconnect_stays_with_the_transport_that_was_taken() {
+    let at = own_address();
+    let target = library_target(at, "[\"tcp\"]");
+    let mut options = options(at, 1);
+    options.transport = Transport::Auto;
+    options.reconnect_delay = Duration::from_millis(200);
+    let controller = Controller::connect(options).expect("connects");
+    let taken = controller
+        .snapshot_blocking()
+        .taken
+        .expect("it was to be found");
+    assert_eq!(taken.transport(), Transport::Tcp);
+    assert!(is_over_tcp(&controller));
+    target.stop();
+    let target = library_target(at, "[\"rdma\", \"tcp\"]");
+    wait_until("it has reconnected", || {
+        let snapshot = controller.snapshot_blocking();
+        snapshot.counters.losses > 0 && matches!(snapshot.status, Status::Live)
+    });
+    assert!(is_over_tcp(&controller), "it has turned to RDMA");
+    controller.close().into_result().expect("nothing is lost");
+    target.stop();
+}
+
+/// The process behind a disk takes it once, for ever; the command that attaches it says so.
+#[test]
+fn a_disk_is_on_record_with_its_transport() {
+    if !has_disks("a_disk_is_on_record_with_its_transport", &[]) {
+        return;
+    }
+    let at = own_address();
+    let target = serve(at, "tcp");
+    let machine = Machine::new(at);
+    let (ip, port) = (at.ip().to_string(), at.port().to_string());
+    for more in [&["-n", SUBNQN][..], &[]] {
+        let args = [&["-a", &ip, "-s", &port][..], more].concat();
+        let output = machine.run("attach", &args);
+        let device = told(&output);
+        let stderr = said(&output);
+        assert_eq!(
+            stderr.matches("over NVMe/TCP, which").count(),
+            1,
+            "{stderr}"
+        );
+        let list = machine.list();
+        assert_eq!(list[0]["transport"], "tcp");
+        told(&machine.run("detach", &[device.trim()]));
+    }
+    assert!(target.stop().success());
+}
 
 /// `check` of a configuration with these lines in its listener.
 fn checked(listener: &str) -> String {

@@ -7,11 +7,14 @@ use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
 use capstan_initiator::identity::Identity;
 use capstan_initiator::options::NR_IO_QUEUES_MAX;
-use capstan_initiator::{DirectQueue, Options, Preference, ReplayWrites};
-use capstan_nvme_proto::log::{DiscoverySubsystemType, TransportType};
+use capstan_initiator::{DirectQueue, Options, Preference, ReplayWrites, Taken};
+use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType, TransportType};
 use capstan_nvme_proto::nqn::Nqn;
+use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 
+use super::discover::{places, transport_type};
+use super::taken::{connect, say_taken};
 use super::values::{
     DAY_S, parse_ctrl_loss_tmo, parse_host_traddr, parse_hostid, parse_nqn, parse_traddr, within,
 };
@@ -22,8 +25,17 @@ const KEEP_ALIVE_S_MAX: u32 = u32::MAX / 1000;
 /// Which controller to connect to, and how.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ConnectArgs {
-    /// Transport: RDMA, or TCP without it.
-    #[arg(short = 't', long, value_enum, default_value_t = Transport::Rdma)]
+    /// Transport [default: rdma with --provider, tcp with a digest, else auto].
+    #[arg(
+        short = 't',
+        long,
+        value_enum,
+        default_value_t = Transport::Auto,
+        hide_default_value = true,
+        default_value_if("provider", ArgPredicate::IsPresent, "rdma"),
+        default_value_if("hdr_digest", ArgPredicate::IsPresent, "tcp"),
+        default_value_if("data_digest", ArgPredicate::IsPresent, "tcp")
+    )]
     pub(crate) transport: Transport,
     /// Address of the target: IPv4, IPv6 or a host name, all of whose addresses are tried.
     #[arg(short = 'a', long, value_name = "ADDR", value_parser = parse_traddr)]
@@ -43,13 +55,13 @@ pub(crate) struct ConnectArgs {
     /// Address to connect from.
     #[arg(short = 'w', long, value_name = "ADDR", value_parser = parse_host_traddr)]
     pub(crate) host_traddr: Option<IpAddr>,
-    /// RDMA provider; without a meaning for `-t tcp`.
+    /// RDMA provider; of no effect with `-t tcp`.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
-    /// With `-t tcp`: a CRC32C of each header, where the target has it.
+    /// Over NVMe/TCP: a CRC32C of each header, where the target has it.
     #[arg(long)]
     pub(crate) hdr_digest: bool,
-    /// With `-t tcp`: a CRC32C of all data, where the target has it.
+    /// Over NVMe/TCP: a CRC32C of all data, where the target has it.
     #[arg(long)]
     pub(crate) data_digest: bool,
     /// I/O queues, 1 to 128.
@@ -111,12 +123,12 @@ impl ReplayArgs {
 /// Transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
+    /// The first that leads to a controller: RDMA over a device, over iWARP, TCP.
+    Auto,
     /// RDMA.
     Rdma,
     /// TCP.
     Tcp,
-    /// The first that leads to a controller: RDMA over a device, over iWARP, TCP.
-    Auto,
 }
 
 /// When writes are sent again.
@@ -142,15 +154,50 @@ pub(crate) enum Provider {
 impl ConnectArgs {
     /// Options to connect to the subsystem; without one named, to the only one there is.
     pub(crate) fn options(&self) -> Result<Options> {
+        let (options, taken) = self.options_and_taken()?;
+        if let Some(taken) = &taken {
+            say_taken(&options, taken);
+        }
+        Ok(options)
+    }
+
+    /// The same, with the transport that the discovery service was reached over where it was to be
+    /// found. The subsystem is reached over that, too.
+    pub(crate) fn options_and_taken(&self) -> Result<(Options, Option<Taken>)> {
         let identity = self.identity()?;
-        let subnqn = match &self.nqn {
+        let (subnqn, taken) = match &self.nqn {
             Some(nqn) => {
-                Nqn::new(nqn).with_context(|| format!("--nqn is {nqn:?}, expected an NQN"))?
+                let nqn =
+                    Nqn::new(nqn).with_context(|| format!("--nqn is {nqn:?}, expected an NQN"))?;
+                (nqn, None)
             }
             None => self.only_subsystem(&identity)?,
         };
         let options = Options::new(&self.traddr, subnqn, identity.hostnqn, identity.hostid);
-        Ok(self.apply(options))
+        let options = self.apply(options);
+        Ok(match taken {
+            Some(taken) => (taken.in_options(options), Some(taken)),
+            None => (options, None),
+        })
+    }
+
+    /// These with the transport that was taken.
+    pub(crate) fn over(&self, options: &Options) -> Self {
+        let transport = match options.transport {
+            capstan_initiator::Transport::Auto => Transport::Auto,
+            capstan_initiator::Transport::Rdma => Transport::Rdma,
+            capstan_initiator::Transport::Tcp => Transport::Tcp,
+        };
+        let provider = match options.provider {
+            Preference::Auto => Provider::Auto,
+            Preference::Verbs => Provider::Verbs,
+            Preference::Iwarp => Provider::Iwarp,
+        };
+        Self {
+            transport,
+            provider,
+            ..self.clone()
+        }
     }
 
     /// Connects.
@@ -240,28 +287,36 @@ impl ConnectArgs {
         }
     }
 
-    /// The only NVM subsystem the discovery service at the address offers.
-    fn only_subsystem(&self, identity: &Identity) -> Result<Nqn> {
+    /// The only NVM subsystem the discovery service at the address offers over the transport that
+    /// it was reached over, with that where it was to be found.
+    fn only_subsystem(&self, identity: &Identity) -> Result<(Nqn, Option<Taken>)> {
         let at = format!("{} port {}", self.traddr, self.trsvcid);
-        let mut queue = DirectQueue::connect(&self.discovery_options(identity))
+        let options = self.discovery_options(identity);
+        let mut queue = DirectQueue::connect(&options)
             .with_context(|| format!("asking the discovery service at {at} for subsystems"))?;
+        let taken = queue.taken().cloned();
         let (_, entries) = queue.discover()?;
         queue.close();
-        let trtypes: &[TransportType] = match self.transport {
-            Transport::Rdma => &[TransportType::RDMA],
-            Transport::Tcp => &[TransportType::TCP],
-            Transport::Auto => &[TransportType::RDMA, TransportType::TCP],
+        let transport = taken.as_ref().map_or(options.transport, Taken::transport);
+        let trtype = match transport {
+            capstan_initiator::Transport::Tcp => TransportType::TCP,
+            _ => TransportType::RDMA,
         };
-        let mut names: Vec<Nqn> = entries
+        let is_nvm = |e: &&DiscoveryLogEntry| e.subtype == DiscoverySubsystemType::NVM;
+        let (here, elsewhere): (Vec<_>, Vec<_>) = entries
             .iter()
-            .filter(|e| e.subtype == DiscoverySubsystemType::NVM)
-            .filter(|e| trtypes.contains(&e.trtype))
-            .filter_map(|e| e.subsystem_nqn().ok())
-            .collect();
+            .filter(is_nvm)
+            .partition(|e| e.trtype == trtype);
+        let mut names: Vec<Nqn> = here.iter().filter_map(|e| e.subsystem_nqn().ok()).collect();
         names.sort();
         names.dedup();
         match names.as_slice() {
-            [only] => Ok(only.clone()),
+            [only] => Ok((only.clone(), taken)),
+            [] if !elsewhere.is_empty() => bail!(
+                "{at} offers no subsystem over {}, and some elsewhere: connect with {}",
+                transport_type(trtype),
+                places(&elsewhere)
+            ),
             [] => Err(anyhow!(
                 "{at} offers no subsystem to host {}: give one with --nqn, or add the host to the \
                  target's allowed hosts",
@@ -277,16 +332,6 @@ impl ConnectArgs {
             }
         }
     }
-}
-
-/// Connects.
-pub(crate) fn connect(options: &Options) -> Result<DirectQueue> {
-    DirectQueue::connect(options).with_context(|| {
-        format!(
-            "connecting to {} at {} port {}",
-            options.subnqn, options.traddr, options.trsvcid
-        )
-    })
 }
 
 fn seconds(n: u32) -> Duration {

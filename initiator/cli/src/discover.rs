@@ -1,7 +1,6 @@
 //! `capstan discover`.
 
 use anyhow::{Context, Result};
-use capstan_initiator::DirectQueue;
 use capstan_nvme_proto::log::{
     AddressFamily, DiscoveryEntryFlags, DiscoveryLogEntry, DiscoverySubsystemType, RdmaCms,
     RdmaProviderType, RdmaQpType, TcpSecurityType, TransportRequirements, TransportType,
@@ -12,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::args::{ConnectArgs, OutputArgs};
 use super::output::{self, Fields};
+use super::taken::reach;
 
 /// Arguments of `discover`.
 #[derive(Args, Debug)]
@@ -30,7 +30,7 @@ impl Discover {
             options.subnqn =
                 Nqn::new(nqn).with_context(|| format!("--nqn is {nqn:?}, expected an NQN"))?;
         }
-        let mut queue = DirectQueue::connect(&options).with_context(|| {
+        let mut queue = reach(&options).with_context(|| {
             let (at, port) = (&self.connect.traddr, self.connect.trsvcid);
             let service = format!("connecting to the discovery service at {at} port {port}");
             match &self.connect.nqn {
@@ -91,7 +91,23 @@ fn fields(entry: &DiscoveryLogEntry) -> Fields {
 /// What libnvme says where it has no word.
 const UNRECOGNIZED: &str = "unrecognized";
 
-fn transport_type(trtype: TransportType) -> &'static str {
+/// Options of `capstan` that lead to where a discovery log has subsystems, of the first of them.
+pub(super) fn places(entries: &[&DiscoveryLogEntry]) -> String {
+    const TOLD_MAX: usize = 8;
+    let mut places: Vec<_> = entries
+        .iter()
+        .map(|e| {
+            let (traddr, trsvcid) = (e.transport_address(), e.transport_service_id());
+            format!("-t {} -a {traddr} -s {trsvcid}", transport_type(e.trtype))
+        })
+        .collect();
+    places.sort();
+    places.dedup();
+    places.truncate(TOLD_MAX);
+    places.join(", ")
+}
+
+pub(super) fn transport_type(trtype: TransportType) -> &'static str {
     match trtype {
         TransportType::RDMA => "rdma",
         TransportType::FIBRE_CHANNEL => "fc",

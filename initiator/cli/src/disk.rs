@@ -299,6 +299,7 @@ impl Row {
             "mount_points": self.mount_points(),
             "traddr": self.record.traddr,
             "trsvcid": self.record.trsvcid,
+            "transport": self.record.transport,
             "state": self.state.state,
             "attempt": self.state.attempt,
             "detail": self.state.detail,

@@ -17,10 +17,11 @@ use clap::Args;
 use nix::libc;
 use serde_json::json;
 
-use super::args::{self, ConnectArgs, OutputArgs, ReplayArgs};
+use super::args::{ConnectArgs, OutputArgs, ReplayArgs};
 use super::claim::ShareArgs;
 use super::interrupt::Interrupts;
 use super::output;
+use super::taken;
 use super::values::{parse_nsid, parse_some_bytes, within};
 use super::written::{Unanswered, Written};
 
@@ -269,7 +270,7 @@ impl Write {
             );
         }
         let options = self.replay.apply(self.connect.options()?);
-        let mut queue = args::connect(&options)?;
+        let mut queue = taken::connect(&options)?;
         let namespace = namespace(&queue, self.range.namespace_id)?;
         let most = self.most(&namespace, &input)?;
         let what = "written to by `capstan write`";

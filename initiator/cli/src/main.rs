@@ -1,5 +1,5 @@
-//! `capstan`: the host side of NVMe over RDMA, on the command line: what is asked, and where it
-//! goes.
+//! `capstan`: the host side of NVMe over RDMA and over TCP, on the command line: what is asked,
+//! and where it goes.
 
 mod args;
 mod bench;
@@ -23,6 +23,7 @@ mod output;
 mod passthru;
 mod serve;
 mod signatures;
+mod taken;
 mod tool;
 mod values;
 mod volume;
@@ -42,8 +43,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Discovers, inspects, reads, writes and measures NVMe namespaces over RDMA, without a kernel
-/// module and without root.
+/// Discovers, inspects, reads, writes and measures NVMe namespaces over RDMA and over TCP, without
+/// a kernel module and without root.
 #[derive(Debug, Parser)]
 #[command(name = "capstan", version, arg_required_else_help = true)]
 struct Cli {

@@ -13,10 +13,11 @@ use capstan_nvme_proto::text::Count;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{ConnectArgs, OutputArgs, connect};
+use super::args::{ConnectArgs, OutputArgs};
 use super::claim::ShareArgs;
 use super::io::Input;
 use super::output::{self, dump};
+use super::taken::connect;
 use super::values::{parse_data_len, parse_number};
 
 /// Arguments of `admin-passthru` and `io-passthru`.

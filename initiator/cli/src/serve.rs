@@ -21,6 +21,7 @@ use serde_json::json;
 use super::args::OutputArgs;
 use super::interrupt::{Interrupted, Interrupts, PATIENCE, within};
 use super::output;
+use super::taken::say_taken;
 use super::volume::{Report, VolumeArgs};
 
 /// Between two looks whether the association is still worth serving.
@@ -72,6 +73,9 @@ impl ServeNbd {
                     .with_context(|| format!("connecting to {description}"))?;
                 controller.volume_blocking(nsid)?;
                 let snapshot = controller.snapshot_blocking();
+                if let Some(taken) = &snapshot.taken {
+                    say_taken(&options, taken);
+                }
                 let Some(namespace) = snapshot.namespaces.iter().find(|n| n.nsid == nsid) else {
                     bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
                 };
@@ -178,13 +182,20 @@ impl ServeFuse {
         let asked_by = io::stdout();
         let dir = VolumeDir::at(self.volume_dir.clone());
         let mut told = false;
-        let result = self.volume.options().and_then(|options| {
-            serve::serve(options, &disk, &dir, asked_by.as_fd(), |record| {
-                told = true;
-                report(&Report::Ready(Box::new(record.clone())))
-            })
-            .map_err(anyhow::Error::from)
-        });
+        let result = self
+            .volume
+            .options_and_taken()
+            .and_then(|(options, taken)| {
+                let by_discovery =
+                    taken.and_then(|taken| taken.not_the_first(&options.traddr, options.trsvcid));
+                serve::serve(options, &disk, &dir, asked_by.as_fd(), |record| {
+                    told = true;
+                    let mut record = record.clone();
+                    record.transport_why = record.transport_why.or(by_discovery);
+                    report(&Report::Ready(Box::new(record)))
+                })
+                .map_err(anyhow::Error::from)
+            });
         if let Err(error) = &result
             && !told
         {

@@ -9,9 +9,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use capstan_initiator::Options;
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serving::{COMMAND, FOLDER_OPTION};
+use capstan_initiator::{Options, Taken};
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use nix::sys::signal::{Signal, kill};
@@ -22,6 +22,8 @@ use super::args::{ConnectArgs, ReplayArgs};
 use super::claim::ShareArgs;
 use super::interrupt::{Interrupts, PATIENCE, wait_for, within};
 use super::left_over::{clean_up_dead, clean_up_ended, remove};
+use super::output;
+use super::taken::say_taken;
 use super::values::parse_nsid;
 
 /// What the serving process is called. systemd leaves processes alone at shutdown whose name begins
@@ -73,10 +75,21 @@ pub(super) enum Report {
 impl VolumeArgs {
     /// Options to connect to the subsystem.
     pub(super) fn options(&self) -> Result<Options> {
+        let (options, taken) = self.options_and_taken()?;
+        if let Some(taken) = &taken {
+            say_taken(&options, taken);
+        }
+        Ok(options)
+    }
+
+    /// The same, with the transport that the discovery service was reached over where it was to be
+    /// found.
+    pub(super) fn options_and_taken(&self) -> Result<(Options, Option<Taken>)> {
         if self.read_only && self.replay.is_given() {
             bail!("--replay-writes has no effect with --read-only; leave one of them out");
         }
-        Ok(self.replay.apply(self.connect.options()?))
+        let (options, taken) = self.connect.options_and_taken()?;
+        Ok((self.replay.apply(options), taken))
     }
 
     /// The same as arguments, for another process.
@@ -171,7 +184,12 @@ impl VolumeArgs {
             .spawn(&dir, mount_point)
             .and_then(|child| wait_until_ready(child, &dir, interrupts));
         match attached {
-            Ok(record) => Ok((dir, record)),
+            Ok(record) => {
+                if let Some(why) = &record.transport_why {
+                    output::note(why);
+                }
+                Ok((dir, record))
+            }
             Err(error) => {
                 // Whatever the process left of it when it died.
                 let _ = remove(&dir);
@@ -307,7 +325,7 @@ mod tests {
 
     #[test]
     fn arguments_survive_the_way_to_the_serving_process() {
-        for line in ["x -a ::1", ALL] {
+        for line in ["x -a ::1", "x -a ::1 --provider iwarp", ALL] {
             let parsed = Only::parse_from(line.split_whitespace());
             let again = std::iter::once("x".to_owned()).chain(parsed.volume.to_args());
             let again = Only::parse_from(again);

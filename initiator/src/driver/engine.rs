@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use capstan_memory::{Buffer, Pool};
 use capstan_nvme_proto::cqe::Cqe;
@@ -24,6 +25,7 @@ use super::troubles::Troubles;
 use super::unflushed::Unflushed;
 use crate::error::{ConnectError, IoError};
 use crate::host::{Event, Held, Host, HostConfig, NamespaceInfo, SlotIndex, Status};
+use crate::ladder::Taken;
 use crate::limits::RESET_DRAIN_US;
 use crate::options::TRANSFER_BYTES_MAX;
 
@@ -95,6 +97,8 @@ pub(crate) struct AssociationEngine {
     pub(super) memory: Memory,
     /// Of the same target, which the wire reaches as well: those that have failed longest first.
     pub(super) other_addresses: VecDeque<SocketAddr>,
+    /// The transport, where it was to be found.
+    taken: Option<Taken>,
     pub(super) host: Host,
     pub(super) config: AssociationConfig,
     /// Actions of the host that wait for memory.
@@ -160,6 +164,7 @@ impl AssociationEngine {
             requests: Requests::new(requests, commands),
             memory,
             other_addresses: VecDeque::new(),
+            taken: None,
             host: Host::new(config.host.clone(), config.seed, now_us),
             stalled: VecDeque::new(),
             delayed: Vec::with_capacity(commands),
@@ -195,6 +200,26 @@ impl AssociationEngine {
     /// After a loss these are tried, too.
     pub(crate) fn set_other_addresses(&mut self, others: impl Iterator<Item = SocketAddr>) {
         self.other_addresses = others.collect();
+    }
+
+    /// The transport was to be found, and this one was; from now on each step of a connection may
+    /// take `connect_timeout`.
+    pub(crate) fn set_taken(&mut self, taken: Taken, connect_timeout: Duration) {
+        let timeout_us = u64::try_from(connect_timeout.as_micros()).unwrap_or(u64::MAX);
+        self.config.host.connect_timeout_us = timeout_us;
+        self.host.set_connect_timeout_us(timeout_us);
+        self.taken = Some(taken);
+    }
+
+    /// The transport, where it was to be found.
+    pub(crate) fn taken(&self) -> Option<&Taken> {
+        self.taken.as_ref()
+    }
+
+    /// How long each step of a connection may take, in microseconds.
+    #[cfg(test)]
+    pub(crate) fn connect_timeout_us(&self) -> u64 {
+        self.config.host.connect_timeout_us
     }
 
     /// Whether the target has accepted a connection.

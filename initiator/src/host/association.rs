@@ -161,6 +161,11 @@ impl Host {
         host
     }
 
+    /// How long each step of a connection may take from now on.
+    pub(crate) fn set_connect_timeout_us(&mut self, timeout_us: u64) {
+        self.config.connect_timeout_us = timeout_us;
+    }
+
     /// What to do next; `None` when there is nothing.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()

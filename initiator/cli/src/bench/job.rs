@@ -15,6 +15,7 @@ use nix::sys::resource::{Usage, UsageWho, getrusage};
 
 use super::super::claim::ShareArgs;
 use super::super::io::namespace;
+use super::super::taken::SharedTransport;
 use super::pattern::{Pattern, Random};
 use super::verify;
 use super::{LAST_IO, LOOK, Progress};
@@ -32,6 +33,8 @@ const VERIFY_BLOCKS_MAX: u64 = 1 << 28;
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) options: Options,
+    /// Of all jobs, where it is to be found.
+    pub(super) transport: SharedTransport,
     pub(super) nsid: u32,
     pub(super) random: bool,
     pub(super) reads_percent: u8,
@@ -261,12 +264,7 @@ impl Job {
             capstan_reactor::pin_to_core(*core)
                 .with_context(|| format!("--cpus-allowed: core {core}"))?;
         }
-        let queue = DirectQueue::connect(&plan.options).with_context(|| {
-            format!(
-                "connecting to {} at {} port {}",
-                plan.options.subnqn, plan.options.traddr, plan.options.trsvcid
-            )
-        })?;
+        let queue = plan.transport.connect(&plan.options)?;
         let namespace = namespace(&queue, plan.nsid)?;
         if let Some(claim) = &plan.claim {
             claim.hold(&plan.options, &namespace)?;

@@ -30,6 +30,7 @@ use super::args::{ConnectArgs, OutputArgs, ReplayArgs};
 use super::claim::ShareArgs;
 use super::interrupt::{Interrupted, Interrupts, PATIENCE};
 use super::output;
+use super::taken::SharedTransport;
 use super::values::{
     parse_bs, parse_bytes, parse_duration, parse_nsid, parse_some_bytes, parse_time, within,
 };
@@ -132,6 +133,7 @@ pub(super) fn random_reads(
         cores: Vec::new(),
         seed: 1,
         options,
+        transport: SharedTransport::default(),
         claim: None,
     };
     plan.fit_memory();
@@ -314,6 +316,7 @@ impl Bench {
             verify: self.verify.is_some(),
             cores: self.cpus_allowed.clone(),
             seed: self.randseed,
+            transport: SharedTransport::default(),
             claim: None,
         };
         if plan.reads_percent < 100 {

@@ -10,16 +10,16 @@ use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::StatusContext;
 use capstan_rdma::contract::CmError;
 
-use super::super::args::ConnectArgs;
 use super::super::output;
 use super::reach::Reached;
 
 const LOG: &str = "see the target's log: journalctl -u capstan-target";
 
 /// Connects to the discovery service and reads its log. `false` when it is of no use to go on.
-pub(super) fn discover(connect: &ConnectArgs, reached: &Reached, checks: &mut Vec<Check>) -> bool {
+pub(super) fn discover(reached: &mut Reached, checks: &mut Vec<Check>) -> bool {
     let start = Instant::now();
-    let mut queue = match DirectQueue::connect(&connect.discovery_options(&reached.identity)) {
+    let options = reached.connect.discovery_options(&reached.identity);
+    let mut queue = match DirectQueue::connect(&options) {
         Ok(queue) => queue,
         Err(error) => {
             // A target may refuse its discovery service to this host and not a subsystem.
@@ -28,13 +28,18 @@ pub(super) fn discover(connect: &ConnectArgs, reached: &Reached, checks: &mut Ve
             return go_on;
         }
     };
-    checks.push(connected(reached.connecting(), start.elapsed()));
+    let elapsed = start.elapsed();
+    if let Some(taken) = queue.taken() {
+        reached.take(options, taken, checks);
+    }
+    checks.push(connected(reached.connecting(), elapsed));
     let log = queue.discover();
     queue.close();
     match log {
         Ok((genctr, entries)) => {
             let hostnqn = reached.identity.hostnqn.as_str();
-            checks.push(offers(&entries, genctr, connect.nqn.as_deref(), hostnqn));
+            let wanted = reached.connect.nqn.as_deref();
+            checks.push(offers(&entries, genctr, wanted, hostnqn));
             true
         }
         Err(error) => {
@@ -87,11 +92,8 @@ fn offers(
 }
 
 /// Connects to the subsystem that was named. Without one, says that nothing more was tried.
-pub(super) fn connect(
-    connect: &ConnectArgs,
-    reached: &Reached,
-    checks: &mut Vec<Check>,
-) -> Option<DirectQueue> {
+pub(super) fn connect(reached: &mut Reached, checks: &mut Vec<Check>) -> Option<DirectQueue> {
+    let connect = &reached.connect;
     if connect.nqn.is_none() {
         let seen = "not tried: no subsystem was named; give one with --nqn";
         checks.push(Check::ok("reads", seen));
@@ -114,6 +116,9 @@ pub(super) fn connect(
     options.ctrl_loss_tmo = Some(Duration::ZERO);
     match DirectQueue::connect(&options) {
         Ok(queue) => {
+            if let Some(taken) = queue.taken() {
+                reached.take(options, taken, checks);
+            }
             checks.push(controller(&queue, reached));
             Some(queue)
         }
@@ -152,7 +157,7 @@ fn refused(step: &'static str, reached: &Reached, error: ConnectError) -> Vec<Ch
 /// Why there is no association: in the step `connecting`, or behind it.
 fn why_refused(
     step: &'static str,
-    connecting: &'static str,
+    connecting: &str,
     address: SocketAddr,
     error: ConnectError,
 ) -> Vec<Check> {
@@ -196,6 +201,14 @@ fn why_refused(
                 reason,
             ),
         ],
+        ConnectError::Ladder { failures, .. } => {
+            let each = failures.0.iter();
+            each.flat_map(|(rung, error)| {
+                let connecting = format!("{connecting}, {rung}");
+                why_refused(step, &connecting, address, ConnectError::clone(error))
+            })
+            .collect()
+        }
         ConnectError::Addresses { failures, .. } => {
             let each = failures.0.iter();
             each.flat_map(|(address, error)| {
@@ -221,9 +234,11 @@ fn unreachable_remedy(error: &CmError, address: SocketAddr) -> String {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
+    use std::sync::Arc;
 
     use capstan_doctor::Verdict;
     use capstan_initiator::ConnectError;
+    use capstan_initiator::error::RungFailures;
     use capstan_nvme_proto::error::ErrorLocation;
     use capstan_nvme_proto::status::Status;
 
@@ -299,6 +314,28 @@ mod tests {
         let expected = [("CM connect", Verdict::Ok), ("subsystem", Verdict::Error)];
         assert_eq!(told, expected);
         assert_eq!(refused[1].remedy.as_deref(), Some("add the host"));
+    }
+
+    #[test]
+    fn each_transport_that_was_tried_has_a_line() {
+        let timeout = || CmError::Timeout {
+            what: "TCP connect".to_owned(),
+            timeout_ms: 3500,
+        };
+        let failed = |name: &str| {
+            let source = timeout();
+            let error = ConnectError::Transport { qid: 0, source };
+            (name.to_owned(), Arc::new(error))
+        };
+        let failures = [failed("RDMA (iwarp)"), failed("NVMe/TCP")];
+        let error = ConnectError::Ladder {
+            name: "192.0.2.1".to_owned(),
+            failures: RungFailures(failures.into()),
+        };
+        let checks = why_refused("discovery", "connect", address(), error);
+        let names: Vec<_> = checks.iter().map(|check| check.name.as_str()).collect();
+        assert_eq!(names, ["connect, RDMA (iwarp)", "connect, NVMe/TCP"]);
+        assert!(checks.iter().all(|check| check.remedy.is_some()));
     }
 
     #[test]

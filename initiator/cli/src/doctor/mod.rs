@@ -61,15 +61,16 @@ impl Doctor {
     /// Step by step until one fails that the next ones need.
     fn try_target(&self, connect: &ConnectArgs) -> Vec<Check> {
         let mut checks = Vec::new();
-        let reached = reach::reach(connect, &mut checks);
-        if let Some(reached) = reached
-            && connection::discover(connect, &reached, &mut checks)
-            && let Some(mut queue) = connection::connect(connect, &reached, &mut checks)
+        let Some(mut reached) = reach::reach(connect, &mut checks) else {
+            return checks;
+        };
+        if connection::discover(&mut reached, &mut checks)
+            && let Some(mut queue) = connection::connect(&mut reached, &mut checks)
         {
             checks.push(health::health(&mut queue));
             let nsid = self.namespace_id;
             if let Some(namespace) = exercise::exercise(queue, nsid, &mut checks) {
-                measure::measure(connect, &namespace, &mut checks);
+                measure::measure(&reached.connect, &namespace, &mut checks);
             }
         }
         checks

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use capstan_doctor::Check;
 use capstan_initiator::identity::Identity;
+use capstan_initiator::{Options, Taken};
 use capstan_rdma::choose;
 
 use super::super::args::{ConnectArgs, Transport};
@@ -14,17 +15,24 @@ use super::super::args::{ConnectArgs, Transport};
 pub(super) struct Reached {
     pub(super) identity: Identity,
     pub(super) address: SocketAddr,
-    transport: Transport,
+    /// With the transport that was taken, once it is known.
+    pub(super) connect: ConnectArgs,
 }
 
 impl Reached {
     /// What connecting is called.
     pub(super) fn connecting(&self) -> &'static str {
-        match self.transport {
+        match self.connect.transport {
             Transport::Rdma => "CM connect",
             Transport::Tcp => "TCP connect",
             Transport::Auto => "connect",
         }
+    }
+
+    /// Takes what a connection was made over for what follows, and tells it.
+    pub(super) fn take(&mut self, options: Options, taken: &Taken, checks: &mut Vec<Check>) {
+        checks.push(Check::ok("transport", taken.to_string()));
+        self.connect = self.connect.over(&taken.in_options(options));
     }
 }
 
@@ -79,11 +87,16 @@ pub(super) fn reach(connect: &ConnectArgs, checks: &mut Vec<Check>) -> Option<Re
     let reached = Reached {
         identity,
         address,
-        transport: connect.transport,
+        connect: connect.clone(),
     };
-    if connect.transport == Transport::Tcp {
-        checks.push(Check::ok("transport", "NVMe/TCP: asked for".to_owned()));
-        return Some(reached);
+    match connect.transport {
+        Transport::Tcp => {
+            checks.push(Check::ok("transport", "NVMe/TCP: asked for".to_owned()));
+            return Some(reached);
+        }
+        // The first connection tells.
+        Transport::Auto => return Some(reached),
+        Transport::Rdma => {}
     }
     let (kind, why) = match choose(connect.preference(), address.ip()) {
         Ok(chosen) => chosen,

@@ -88,6 +88,8 @@ mod tests {
             nsid: 1,
             traddr: "127.0.0.1".to_owned(),
             trsvcid: 4420,
+            transport: None,
+            transport_why: None,
             size_bytes: 1 << 30,
             lba_bytes: 512,
             read_only: false,

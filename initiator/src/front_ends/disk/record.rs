@@ -116,6 +116,14 @@ pub struct Record {
     pub traddr: String,
     /// Its port.
     pub trsvcid: u16,
+    /// The transport of its association, `rdma` or `tcp`, which stays the same; `None` until it is
+    /// known.
+    #[serde(default)]
+    pub transport: Option<String>,
+    /// What was taken and why, where nobody has named the transport and it is not the first that
+    /// was tried.
+    #[serde(default)]
+    pub transport_why: Option<String>,
     /// Size in bytes; 0 until the controller has told it.
     pub size_bytes: u64,
     /// LBA size in bytes; 0 likewise.
@@ -349,6 +357,8 @@ mod tests {
             nsid: 1,
             traddr: "127.0.0.1".to_owned(),
             trsvcid: 4420,
+            transport: Some("tcp".to_owned()),
+            transport_why: None,
             size_bytes: 1 << 30,
             lba_bytes: 512,
             read_only: false,

@@ -35,6 +35,7 @@ use crate::front_ends::fuse::FuseError;
 use crate::front_ends::fuse::file_system::source_name;
 use crate::front_ends::unwritten::SharedUnwritten;
 use crate::host::Status;
+use crate::ladder::Taken;
 use crate::options::Options;
 
 /// Data memory of a disk's association, in bytes: the landing place of FUSE writes (1 MiB) and
@@ -282,6 +283,8 @@ fn attach(
         nsid: disk.nsid,
         traddr: traddr.clone(),
         trsvcid,
+        transport: None,
+        transport_why: None,
         size_bytes: 0,
         lba_bytes: 0,
         read_only: disk.read_only,
@@ -289,6 +292,7 @@ fn attach(
         fuse: None,
     };
     dir.write(&record)?;
+    let transport = options.transport;
     let connected = making.connect(options)?;
     let controller = connected.map_err(|source| ServeError::Connect {
         subnqn: subnqn.to_string(),
@@ -299,6 +303,10 @@ fn attach(
     // Refuses namespaces that are not there or cannot be used.
     controller.volume_blocking(disk.nsid)?;
     let snapshot = controller.snapshot_blocking();
+    let taken = snapshot.taken.as_ref();
+    let transport = taken.map_or(transport, Taken::transport);
+    record.transport = Some(transport.name().to_owned());
+    record.transport_why = taken.and_then(|taken| taken.not_the_first(&traddr, trsvcid));
     let namespace = snapshot.namespaces.iter().find(|n| n.nsid == disk.nsid);
     let namespace = namespace.ok_or(IoError::NoNamespace(disk.nsid))?;
     let geometry = Geometry::new(&snapshot.controller, namespace, disk.read_only);

@@ -1,0 +1,59 @@
+//! Associations, and the transport that they take where nobody has named one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use capstan_initiator::{ConnectError, DirectQueue, Options, Taken, Transport};
+
+use super::output;
+
+/// Connects.
+pub(crate) fn connect(options: &Options) -> Result<DirectQueue> {
+    reach(options).with_context(|| {
+        format!(
+            "connecting to {} at {} port {}",
+            options.subnqn, options.traddr, options.trsvcid
+        )
+    })
+}
+
+/// Connects, and says over what where that was to be found and is not the first that was tried.
+pub(crate) fn reach(options: &Options) -> Result<DirectQueue, ConnectError> {
+    let queue = DirectQueue::connect(options)?;
+    if let Some(taken) = queue.taken() {
+        say_taken(options, taken);
+    }
+    Ok(queue)
+}
+
+/// Says on stderr what transport was taken where it is not the first that was tried.
+pub(crate) fn say_taken(options: &Options, taken: &Taken) {
+    // With -v the log has said it.
+    if let Some(text) = taken.not_the_first(&options.traddr, options.trsvcid)
+        && !tracing::enabled!(tracing::Level::INFO)
+    {
+        output::note(&text);
+    }
+}
+
+/// The transport that several associations with one target have in common: the first of them finds
+/// it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedTransport(Arc<Mutex<Option<Taken>>>);
+
+impl SharedTransport {
+    /// Connects.
+    pub(crate) fn connect(&self, options: &Options) -> Result<DirectQueue> {
+        if options.transport != Transport::Auto {
+            return connect(options);
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(taken) = known.clone() {
+            drop(known);
+            return connect(&taken.in_options(options.clone()));
+        }
+        let queue = connect(options)?;
+        *known = queue.taken().cloned();
+        Ok(queue)
+    }
+}
