@@ -37,7 +37,7 @@ load() { # load NAME SECONDS [OPTION…]
     local name=$1 seconds=$2
     shift 2
     [[ " $* " == *" --bs "* ]] || set -- "$@" --bs 16k
-    begin "$name" $IN_NETNS "$LAB/capstan" -v bench "${PORTAL[@]}" "${AS_HOST[@]}" -n "$SUBSYSTEM" -N 1 -i 2 -c 1 -l 60 \
+    begin "$name" ${HOST_IN_NETNS-$IN_NETNS} "$LAB/capstan" -v bench "${PORTAL[@]}" "${AS_HOST[@]}" -n "$SUBSYSTEM" -N 1 -i 2 -c 1 -l 60 \
         --rw randwrite --iodepth 8 --size 8m --runtime "$seconds" --verify crc32c "$@"
     within 15 "capstan bench writes" moves /dev/lab1
 }
