@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use capstan_memory::{Buffer, Slab};
 
+use crate::keyed_list::KeyedList;
+
 /// What came behind the SQE of a command capsule.
 #[derive(Debug, Default)]
 pub enum CapsuleData {
@@ -101,8 +103,11 @@ pub enum HostMemory {
     /// A buffer that RDMA reaches with a key.
     Keyed(KeyedBuffer),
     /// Several of them.
-    KeyedList(Box<[KeyedBuffer]>),
+    KeyedList(KeyedList),
 }
+
+// In a command a list takes no more than one buffer.
+const _: () = assert!(size_of::<HostMemory>() == size_of::<Option<KeyedBuffer>>());
 
 /// A buffer of the host that RDMA reaches with `rkey`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +129,8 @@ impl HostMemory {
             Self::InCapsule(range) => range.end.saturating_sub(range.start),
             Self::Transport { length_bytes, .. } => *length_bytes,
             Self::Keyed(buffer) => buffer.len_bytes,
-            Self::KeyedList(buffers) => buffers
+            Self::KeyedList(list) => list
+                .buffers()
                 .iter()
                 .fold(0, |sum: u32, buffer| sum.saturating_add(buffer.len_bytes)),
         }
@@ -145,7 +151,7 @@ impl HostMemory {
         match self {
             Self::None | Self::InCapsule(_) | Self::Transport { .. } => &[],
             Self::Keyed(buffer) => std::slice::from_ref(buffer),
-            Self::KeyedList(buffers) => buffers,
+            Self::KeyedList(list) => list.buffers(),
         }
     }
 
@@ -268,7 +274,8 @@ mod tests {
         let one = HostMemory::Keyed(buffer(0x1000, 100));
         assert_eq!(rest(&one, 40), [(0x1028, 60)]);
         assert_eq!(rest(&one, 100), []);
-        let list = HostMemory::KeyedList([buffer(0x1000, 10), buffer(0x2000, 10)].into());
+        let list = [buffer(0x1000, 10), buffer(0x2000, 10)];
+        let list = HostMemory::KeyedList(list.into_iter().collect());
         assert_eq!(rest(&list, 4), [(0x1004, 6), (0x2000, 10)]);
         assert_eq!(rest(&list, 10), [(0x2000, 10)]);
         let transport = |offset_bytes, length_bytes| HostMemory::Transport {

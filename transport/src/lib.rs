@@ -3,12 +3,14 @@
 //!
 //! * Names and events of queues: [`queue`].
 //! * What capsules bring, and what is moved: [`data`].
+//! * Lists of buffers of the host: [`keyed_list`].
 //! * The host's side of queues: [`host`].
 //! * NVMe/RDMA: [`rdma`].
 //! * NVMe/TCP: [`tcp`].
 
 pub mod data;
 pub mod host;
+pub mod keyed_list;
 pub mod limits;
 pub mod queue;
 pub mod rdma;
@@ -17,4 +19,5 @@ pub mod tcp;
 pub use data::{
     CapsuleData, CopyTo, Full, HostMemory, InPlace, KeyedBuffer, Landed, Pushed, Source,
 };
+pub use keyed_list::KeyedList;
 pub use queue::{Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Tag};

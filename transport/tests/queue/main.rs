@@ -74,7 +74,7 @@ fn a_pull_has_come_when_it_is_told_of(over: Over) {
     let there = pattern(9, 100_000);
     world.data.copy_from(0, &there);
     let parts = [world.keyed(0, 70_000), world.keyed(70_000, 30_000)];
-    let from = HostMemory::KeyedList(parts.into());
+    let from = HostMemory::KeyedList(parts.into_iter().collect());
     let sink = world.buffer(100_000);
     let pull = world.queue().pull(Tag(3), &from, sink, 100_000);
     pull.expect("it is taken");
