@@ -409,12 +409,7 @@ impl Queue {
         waits: bool,
     ) -> Result<(), PostError> {
         let offset = u32::from(tag.0) * CQE_BYTES;
-        // Two stores of eight bytes: one wide load behind narrow stores would wait for them.
-        let [low, high]: [u64; 2] = zerocopy::transmute!(cqe);
-        self.responses
-            .copy_from(offset as usize, &low.to_ne_bytes());
-        self.responses
-            .copy_from(offset as usize + 8, &high.to_ne_bytes());
+        self.responses.copy_from(offset as usize, cqe.as_bytes());
         let (_, lkey) = self.keys.queues;
         let sge = Sge {
             addr: self.responses.addr() + u64::from(offset),
