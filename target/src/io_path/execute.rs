@@ -121,11 +121,6 @@ impl AtOnce {
 }
 
 /// Carries out a read of a volume in memory whose data can be copied from there to the host at once.
-#[expect(
-    clippy::inline_always,
-    reason = "a second caller, which is rare, costs 40 instructions for each command"
-)]
-#[inline(always)]
 pub(super) fn read_at_once(
     resources: &Resources,
     connection: &mut Connection,

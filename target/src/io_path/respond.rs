@@ -107,11 +107,6 @@ pub(super) fn not_pushed(
 
 /// Responds to an I/O command that is carried out already and has nothing in flight: it needs a
 /// slot only where the response cannot leave at once.
-#[expect(
-    clippy::inline_always,
-    reason = "a second caller, which is rare, costs 40 instructions for each command"
-)]
-#[inline(always)]
 pub(super) fn answer(
     resources: &mut Resources,
     connection: &mut Connection,
