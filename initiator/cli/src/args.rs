@@ -55,7 +55,7 @@ pub(crate) struct ConnectArgs {
     /// Address to connect from.
     #[arg(short = 'w', long, value_name = "ADDR", value_parser = parse_host_traddr)]
     pub(crate) host_traddr: Option<IpAddr>,
-    /// RDMA provider; of no effect with `-t tcp`.
+    /// RDMA provider; not with `-t tcp`.
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub(crate) provider: Provider,
     /// Over NVMe/TCP: a CRC32C of each header, where the target has it.
@@ -141,7 +141,7 @@ pub(crate) enum Replay {
 }
 
 /// RDMA providers.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Provider {
     /// Verbs when an RDMA device has a route to the address, else iWARP in this process.
     Auto,

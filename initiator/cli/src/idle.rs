@@ -1,9 +1,14 @@
 //! Options that a command has in common with others and that do nothing for it: not shown in its
 //! help, and refused.
 
+use capstan_nvme_proto::opcode::IoOpcode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Command, Error};
+use clap::{ArgMatches, Args as _, Command, Error};
+
+use super::args::{ConnectArgs, Provider, Transport};
+use super::bench::Workload;
+use super::passthru::may_write;
 
 /// Commands that send admin commands only.
 const ADMIN: [&str; 9] = [
@@ -25,7 +30,7 @@ struct Idle {
     why: &'static str,
 }
 
-const IDLE: [Idle; 3] = [
+const IDLE: [Idle; 4] = [
     Idle {
         options: &["nr_io_queues", "queue_size", "io_timeout"],
         commands: &[&ADMIN],
@@ -41,7 +46,102 @@ const IDLE: [Idle; 3] = [
         commands: &[&["discover"]],
         why: "which is over before a Keep Alive is due",
     },
+    Idle {
+        options: &["shared"],
+        commands: &[&["admin-passthru"]],
+        why: "which claims no namespace",
+    },
 ];
+
+/// Options that do nothing beside what another one says, whatever the command.
+struct Beside {
+    options: &'static [&'static str],
+    /// Beside what, and why, where that is so.
+    what: fn(&ArgMatches) -> Option<String>,
+}
+
+const BESIDE: [Beside; 6] = [
+    Beside {
+        options: &["hdr_digest", "data_digest"],
+        what: |matches| {
+            let is_rdma = value(matches, "transport") == Some(Transport::Rdma);
+            is_rdma.then(|| "'--transport rdma': digests are of NVMe/TCP".to_owned())
+        },
+    },
+    Beside {
+        options: &["provider"],
+        what: |matches| {
+            let is_tcp = value(matches, "transport") == Some(Transport::Tcp);
+            let provider: Option<Provider> = value(matches, "provider");
+            let is_named = provider.is_some_and(|provider| provider != Provider::Auto);
+            (is_tcp && is_named).then(|| "'--transport tcp', which takes no RDMA".to_owned())
+        },
+    },
+    Beside {
+        options: &["reconnect_delay", "replay_writes"],
+        what: |matches| {
+            let gives_up = value(matches, "ctrl_loss_tmo") == Some(0_i64);
+            gives_up.then(|| "'--ctrl-loss-tmo 0', which does not connect again".to_owned())
+        },
+    },
+    Beside {
+        options: &["shared", "replay_writes"],
+        what: |matches| {
+            let reads = value(matches, "read_only") == Some(true);
+            reads.then(|| "'--read-only', which writes nothing".to_owned())
+        },
+    },
+    Beside {
+        options: &["shared"],
+        what: |matches| {
+            let opcode: Option<u8> = value(matches, "opcode");
+            let reads = opcode.filter(|opcode| !may_write(IoOpcode(*opcode)));
+            reads.map(|opcode| format!("'--opcode {opcode:#04x}', which writes nothing"))
+        },
+    },
+    Beside {
+        options: &["randseed"],
+        what: |matches| {
+            let reads_in_order = value(matches, "rw") == Some(Workload::Read);
+            reads_in_order.then(|| "'--rw read', in which nothing is random".to_owned())
+        },
+    },
+];
+
+/// What an option is, given or by default; `None` also where the command does not have it.
+fn value<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, id: &str) -> Option<T> {
+    matches.try_get_one(id).ok().flatten().cloned()
+}
+
+fn is_given(matches: &ArgMatches, id: &str) -> bool {
+    matches.try_contains_id(id).is_ok_and(|has| has)
+        && matches.value_source(id) == Some(ValueSource::CommandLine)
+}
+
+/// An option beside another, or beside the lack of one, that makes it do nothing: which, and why.
+fn beside(name: &str, matches: &ArgMatches) -> Option<(String, String)> {
+    for Beside { options, what } in &BESIDE {
+        if let Some(id) = options.iter().find(|id| is_given(matches, id))
+            && let Some(what) = what(matches)
+        {
+            return Some((
+                (*id).to_owned(),
+                format!("with {what}; leave one of them out"),
+            ));
+        }
+    }
+    if name != "doctor" || is_given(matches, "traddr") {
+        return None;
+    }
+    // Its connection is optional, and is none without an address.
+    let of_connection = ConnectArgs::augment_args(Command::new("of"));
+    let mut ids = of_connection
+        .get_arguments()
+        .map(|arg| arg.get_id().as_str());
+    let id = ids.find(|id| is_given(matches, id))?;
+    let why = "on 'doctor' without '--traddr', the target to try; give that too, or leave it out";
+    Some((id.to_owned(), why.to_owned()))
+}
 
 impl Idle {
     fn is_of(&self, command: &str) -> bool {
@@ -60,25 +160,29 @@ pub(super) fn check(command: &mut Command, matches: &ArgMatches) -> Result<(), E
     let Some((name, matches)) = matches.subcommand() else {
         return Ok(());
     };
-    for idle in IDLE.iter().filter(|idle| idle.is_of(name)) {
-        let given = idle
-            .options
-            .iter()
-            .find(|id| matches.value_source(id) == Some(ValueSource::CommandLine));
-        if let Some(id) = given {
-            let option = id.replace('_', "-");
-            let text = format!(
-                "'--{option}' has no effect on '{name}', {}; leave it out",
-                idle.why
-            );
-            let command = command.find_subcommand_mut(name);
-            return Err(match command {
-                Some(command) => command.error(ErrorKind::ArgumentConflict, text),
-                None => Error::raw(ErrorKind::ArgumentConflict, text),
-            });
-        }
+    // What `capstan` starts itself has every option.
+    if command
+        .find_subcommand(name)
+        .is_some_and(Command::is_hide_set)
+    {
+        return Ok(());
     }
-    Ok(())
+    let of_command = IDLE
+        .iter()
+        .filter(|idle| idle.is_of(name))
+        .find_map(|idle| {
+            let id = idle.options.iter().find(|id| is_given(matches, id))?;
+            let why = format!("on '{name}', {}; leave it out", idle.why);
+            Some(((*id).to_owned(), why))
+        });
+    let Some((id, why)) = of_command.or_else(|| beside(name, matches)) else {
+        return Ok(());
+    };
+    let text = format!("'--{}' has no effect {why}", id.replace('_', "-"));
+    Err(match command.find_subcommand_mut(name) {
+        Some(command) => command.error(ErrorKind::ArgumentConflict, text),
+        None => Error::raw(ErrorKind::ArgumentConflict, text),
+    })
 }
 
 /// Says of an option that a command does not have which commands have it.
@@ -158,6 +262,10 @@ mod tests {
                 "capstan doctor -a ::1 -c 3",
                 "'--reconnect-delay' has no effect on 'doctor'",
             ),
+            (
+                "capstan admin-passthru -a ::1 --opcode 6 --shared",
+                "'--shared' has no effect on 'admin-passthru'",
+            ),
         ] {
             let error = error(line);
             assert!(error.contains(words), "{line}: {error}");
@@ -170,6 +278,73 @@ mod tests {
             let words = line.split_whitespace();
             assert!(parse(words.map(Into::into)).is_ok(), "{line}");
         }
+    }
+
+    #[test]
+    fn an_option_that_does_nothing_beside_another_is_refused() {
+        for (line, option, other) in [
+            (
+                "read -t rdma --hdr-digest",
+                "hdr-digest",
+                "--transport rdma",
+            ),
+            (
+                "id-ctrl -t rdma --data-digest",
+                "data-digest",
+                "--transport rdma",
+            ),
+            (
+                "discover -t tcp --provider iwarp",
+                "provider",
+                "--transport tcp",
+            ),
+            (
+                "attach -t tcp --provider verbs",
+                "provider",
+                "--transport tcp",
+            ),
+            ("bench -l 0 -c 3", "reconnect-delay", "--ctrl-loss-tmo 0"),
+            (
+                "write -l 0 --replay-writes immediate",
+                "replay-writes",
+                "--ctrl-loss-tmo 0",
+            ),
+            ("attach -r --shared", "shared", "--read-only"),
+            ("serve-nbd -r --shared --socket s", "shared", "--read-only"),
+            (
+                "mount -r --replay-writes fenced x",
+                "replay-writes",
+                "--read-only",
+            ),
+            ("io-passthru --opcode 2 --shared", "shared", "--opcode 0x02"),
+            ("bench --rw read --randseed 7", "randseed", "--rw read"),
+            ("bench --randseed 7", "randseed", "--rw read"),
+        ] {
+            let told = error(&format!("capstan {line} -a ::1"));
+            let words = format!("'--{option}' has no effect with '{other}'");
+            assert!(told.contains(&words), "{line}: {told}");
+        }
+        let told = error("capstan doctor -s 4421");
+        assert!(
+            told.contains("'--trsvcid' has no effect on 'doctor' without '--traddr'"),
+            "{told}"
+        );
+        for line in [
+            "read -t tcp --hdr-digest --data-digest",
+            "read -t auto --hdr-digest --provider iwarp",
+            "read -t tcp --provider auto",
+            "io-passthru --opcode 1 --shared",
+            "bench --rw write --randseed 7",
+            "bench --rw randread --randseed 7",
+            "write -l 0 --shared",
+        ] {
+            let line = format!("capstan {line} -a ::1");
+            let parsed = parse(line.split_whitespace().map(Into::into));
+            assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+        }
+        // What the process behind a disk gets is written by `capstan`, with every option.
+        let line = "capstan serve-fuse -a ::1 -l 0 -c 10 -t tcp --volume-dir x";
+        assert!(parse(line.split_whitespace().map(Into::into)).is_ok());
     }
 
     #[test]

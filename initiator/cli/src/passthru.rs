@@ -232,7 +232,7 @@ impl Passthru {
 }
 
 /// Whether a command may change the namespace: everything but what is known to leave it as it is.
-fn may_write(opcode: IoOpcode) -> bool {
+pub(super) fn may_write(opcode: IoOpcode) -> bool {
     !matches!(
         opcode,
         IoOpcode::FLUSH

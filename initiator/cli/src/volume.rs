@@ -85,9 +85,6 @@ impl VolumeArgs {
     /// The same, with the transport that the discovery service was reached over where it was to be
     /// found.
     pub(super) fn options_and_taken(&self) -> Result<(Options, Option<Taken>)> {
-        if self.read_only && self.replay.is_given() {
-            bail!("--replay-writes has no effect with --read-only; leave one of them out");
-        }
         let (options, taken) = self.connect.options_and_taken()?;
         Ok((self.replay.apply(options), taken))
     }
@@ -171,9 +168,6 @@ impl VolumeArgs {
         interrupts: &Interrupts,
     ) -> Result<(VolumeDir, Record)> {
         require_root("attaching a volume needs root (mount(2), loop devices)")?;
-        if self.share.shared && self.read_only {
-            bail!("--shared is for what writes, and --read-only is not; leave one of them out");
-        }
         // What is left of others may wait for the kernel.
         interrupts.unless_one_comes(|| {
             clean_up_dead();
