@@ -353,6 +353,30 @@ fn refused_writes_are_skipped_over() {
     run.assert_nothing_is_held();
 }
 
+/// libnbd drops the connection at an answer to what it has not sent yet.
+#[test]
+fn a_refused_write_is_answered_when_its_data_has_come() {
+    let data = vec![1; 3 << 20];
+    let input = [
+        write(1, SIZE_BYTES - u64::from(LBA), &data),
+        write(2, 0, &[2; 512]),
+    ]
+    .concat();
+    let mut run = Run::new(false, input);
+    let after = run.input.split_off(HEADER_BYTES + data.len() - 1);
+    run.finish(|_| 0);
+    assert_eq!((run.input.len(), run.output.len()), (0, 0));
+    run.input = after;
+    run.finish(|_| 0);
+    let errors: Vec<_> = run
+        .replies(|_| 0)
+        .iter()
+        .map(|r| (r.cookie, r.error))
+        .collect();
+    assert_eq!(errors, [(1, 28), (2, 0)]);
+    run.assert_nothing_is_held();
+}
+
 #[test]
 fn a_large_write_that_leaves_the_volume_changes_nothing() {
     let len = 3 * CHUNK_BYTES;

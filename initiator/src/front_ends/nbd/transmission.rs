@@ -11,7 +11,7 @@ use capstan_memory::Buffer;
 
 use super::handshake::Negotiated;
 use super::in_progress::{InProgress, token, untoken};
-use super::reply::{Outgoing, Reply};
+use super::reply::Outgoing;
 use super::request::{CHUNK_BYTES, Command, HEADER_BYTES, Request};
 use super::wire::NbdError;
 use crate::allocation::Allocated;
@@ -43,8 +43,9 @@ enum Current {
         lease: Option<Buffer>,
         filled: u32,
     },
-    /// Data of a refused request is thrown away.
-    Skip { left_bytes: u32 },
+    /// Data of a refused request is thrown away, and then it is answered: a client may take an
+    /// answer before it has sent everything for a broken connection, as libnbd does.
+    Skip { left_bytes: u32, request: Request },
 }
 
 /// One connection in its transmission phase.
@@ -190,11 +191,16 @@ impl Transmission {
             self.advance(queue);
             let rest = bytes.get(taken..).unwrap_or_default();
             let count = match &mut self.current {
-                Some(Current::Skip { left_bytes }) => {
+                Some(Current::Skip {
+                    left_bytes,
+                    request,
+                }) => {
                     let count = rest.len().min(*left_bytes as usize);
                     *left_bytes -= u32::try_from(count).unwrap_or(*left_bytes);
                     if *left_bytes == 0 {
+                        let request = *request;
                         self.current = None;
+                        self.refuse(&request);
                     }
                     count
                 }
@@ -259,10 +265,16 @@ impl Transmission {
         if is_scan && !self.negotiated.allocation {
             request.refused = Some(NbdError::Einval);
         }
-        if let Some(error) = request.refused {
-            self.reply(request.cookie, Reply::Error(error), request.command);
+        if request.refused.is_some() {
             let left_bytes = request.payload_bytes();
-            self.current = (left_bytes > 0).then_some(Current::Skip { left_bytes });
+            if left_bytes == 0 {
+                self.refuse(&request);
+            } else {
+                self.current = Some(Current::Skip {
+                    left_bytes,
+                    request,
+                });
+            }
             return HEADER_BYTES;
         }
         if request.command == Some(Command::Disconnect) {

@@ -6,7 +6,7 @@ use super::Transmission;
 use crate::front_ends::lease::Part;
 use crate::front_ends::nbd::in_progress::InProgress;
 use crate::front_ends::nbd::reply::{Outgoing, Reply};
-use crate::front_ends::nbd::request::Command;
+use crate::front_ends::nbd::request::{Command, Request};
 
 impl Transmission {
     /// Queues a chunk of a read for sending, in order where the reply has no offsets.
@@ -92,6 +92,13 @@ impl Transmission {
                 Reply::Done,
                 in_progress.request.command,
             ),
+        }
+    }
+
+    /// Answers a request that is refused, once all of it is received.
+    pub(super) fn refuse(&mut self, request: &Request) {
+        if let Some(error) = request.refused {
+            self.reply(request.cookie, Reply::Error(error), request.command);
         }
     }
 
