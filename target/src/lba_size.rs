@@ -5,6 +5,7 @@
 //! UUID and the file's path. A block device says its LBA size itself; what is in memory is new each
 //! time.
 
+mod dos;
 mod evidence;
 
 use std::collections::{BTreeMap, HashSet};
@@ -23,7 +24,8 @@ use uuid::Uuid;
 use crate::identities::Identities;
 use crate::limits::{LBA_SIZES_KEPT, LBA_SIZES_TEXT_BYTES_MAX};
 use crate::{identities, state};
-use evidence::Evidence;
+use dos::DosTable;
+use evidence::{Evidence, HAS_TABLE};
 
 /// In the state folder.
 pub(crate) const FILE: &str = "lba-sizes.toml";
@@ -443,10 +445,13 @@ fn forgotten(folder: &Path, path: &Path, found: &Evidence) -> anyhow::Result<Cho
 /// 4096 had 512.
 fn first(path: &Path, found: &Evidence, remembers: bool) -> Chosen {
     let name = path.display();
-    let had_512 = !found.bytes.is_multiple_of(4096) && !found.gpt_of_4096;
-    if had_512 && (found.gpt_of_512 || (remembers && !found.is_blank)) {
-        let why = if found.gpt_of_512 {
-            "it has a partition table for such"
+    let table_of = found.table_of();
+    let is_odd = !found.bytes.is_multiple_of(4096);
+    let had_512 = is_odd && !found.gpt_of_4096 && table_of != Some(LbaSize::B4096);
+    let of_512 = found.gpt_of_512 || table_of == Some(LbaSize::B512);
+    if had_512 && (of_512 || (remembers && !found.is_blank)) {
+        let why = if of_512 {
+            HAS_TABLE
         } else {
             "it has data on it, and earlier versions used such where the size is no multiple of 4096"
         };
@@ -457,7 +462,16 @@ fn first(path: &Path, found: &Evidence, remembers: bool) -> Chosen {
             )),
         );
     }
-    let warning = unusable(path, found).or_else(|| {
+    let undecided = || {
+        (found.dos == Some(DosTable::Either)).then(|| {
+            format!(
+                "{name} has LBAs of 4096 bytes, and a partition table (DOS, MBR) that does not say for which LBA size it was \
+                 made: write `lba = 512` (with --export: --lba 512) if hosts have used it so, which do not find their \
+                 partitions otherwise, or `lba = 4096`"
+            )
+        })
+    };
+    let warning = unusable(path, found).or_else(undecided).or_else(|| {
         (had_512 && !found.is_blank).then(|| {
             format!(
                 "{name} has LBAs of 4096 bytes; earlier versions used 512 where the size is no multiple of 4096: write --lba 512 \

@@ -67,11 +67,7 @@ pub fn serve(
     lost::prepare();
     state::remove_begun();
     for warning in state::warnings(config) {
-        // Of a target that an operator starts by hand, that is no surprise.
-        match file.is_none() && state::is_by_default() {
-            true => tracing::info!("{warning}"),
-            false => tracing::warn!("{warning}"),
-        }
+        tracing::warn!("{warning}");
     }
     // Before anything listens, as there may be no room for its ring.
     let runtime = rings::control(reactors(config))?;

@@ -257,6 +257,38 @@ fn over_the_budget_a_connect_is_refused_aloud_on_both_sides() {
     assert!(daemon.stop().success());
 }
 
+/// Also one that is started by hand, where nobody makes the folder.
+#[test]
+fn a_target_without_a_state_folder_warns_of_what_it_does_not_remember() {
+    if Path::new("/var/lib/capstan").exists() {
+        eprintln!("SKIPPED: this machine has /var/lib/capstan");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let at = own_address().to_string();
+    let args = [
+        "--provider",
+        "iwarp",
+        "--export",
+        utf8(&image),
+        "--listen",
+        &at,
+    ];
+    let daemon = Daemon::serve_under(&["env", "-u", "STATE_DIRECTORY"], &args);
+    daemon.wait_for_log(&[
+        "WARN",
+        "/var/lib/capstan does not exist",
+        "the LBA size of each file",
+        "install -d",
+    ]);
+    let log = daemon.log();
+    let of_folder = log.iter().filter(|line| line.contains("/var/lib/capstan"));
+    assert_eq!(of_folder.count(), 1, "{log:#?}");
+    assert!(daemon.stop().success());
+}
+
 #[test]
 fn the_log_follows_a_host_from_connect_to_disconnect() {
     let at = own_address();

@@ -7,10 +7,12 @@ use std::path::Path;
 
 use capstan_config::LbaSize;
 
+use super::dos::{self, DosTable};
+
 /// A GPT's header is at LBA 1 and begins so (UEFI 2.10, section 5.3.2).
 const GPT_SIGNATURE: [u8; 8] = *b"EFI PART";
 /// Where partition tables and file systems have something; btrfs has it at 64 KiB.
-const FIRST_BYTES: usize = (64 << 10) + 4096;
+pub(super) const FIRST_BYTES: usize = (64 << 10) + 4096;
 
 /// What a file says of the LBA size that it was used with.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub(super) struct Evidence {
     pub(super) bytes: u64,
     pub(super) gpt_of_512: bool,
     pub(super) gpt_of_4096: bool,
+    /// Where there is neither a GPT nor a file system on the whole file.
+    pub(super) dos: Option<DosTable>,
     pub(super) is_blank: bool,
     pub(super) file_system: Option<FileSystem>,
 }
@@ -49,28 +53,44 @@ impl Evidence {
         file.read_exact_at(&mut start, 0).ok()?;
         let gpt_at = |at: usize| start.get(at..at + 8) == Some(&GPT_SIGNATURE);
         let (gpt_of_512, gpt_of_4096) = (gpt_at(512), gpt_at(4096));
-        let has_table = gpt_of_512 || gpt_of_4096;
+        let has_gpt = gpt_of_512 || gpt_of_4096;
+        let file_system = file_system(&start).filter(|_| !has_gpt);
+        let may_have_dos = !has_gpt && file_system.is_none();
+        let dos = may_have_dos
+            .then(|| dos::look(&file, bytes, &start))
+            .flatten();
         Some(Self {
             bytes,
             gpt_of_512,
             gpt_of_4096,
+            dos,
             is_blank: start.iter().all(|&byte| byte == 0),
-            file_system: file_system(&start).filter(|_| !has_table),
+            file_system,
         })
     }
 
     /// The LBA size that the file must have been used with, and why; `None` where what is on it
     /// goes with either, or tells nothing.
     pub(super) fn surely(&self) -> Option<(LbaSize, String)> {
-        match (self.gpt_of_512, self.gpt_of_4096) {
-            (true, false) => return Some((LbaSize::B512, HAS_TABLE.to_owned())),
-            (false, true) => return Some((LbaSize::B4096, HAS_TABLE.to_owned())),
-            (true, true) => return None,
-            (false, false) => {}
+        if self.gpt_of_512 && self.gpt_of_4096 {
+            return None;
+        }
+        if let Some(size) = self.table_of() {
+            return Some((size, HAS_TABLE.to_owned()));
         }
         // Blocks of 4096 bytes and more are made on either.
         let found = self.small_blocks()?;
         Some((LbaSize::B512, format!("it has {found}")))
+    }
+
+    /// The LBA size that a partition table on the file is for.
+    pub(super) fn table_of(&self) -> Option<LbaSize> {
+        match (self.gpt_of_512, self.gpt_of_4096, self.dos) {
+            (true, false, _) => Some(LbaSize::B512),
+            (false, true, _) => Some(LbaSize::B4096),
+            (false, false, Some(DosTable::Of(size))) => Some(size),
+            _ => None,
+        }
     }
 
     /// A file system that no device with LBAs of 4096 bytes can hold.
@@ -81,7 +101,7 @@ impl Evidence {
 
     /// What hosts do not find, or cannot mount, with LBAs of 4096 bytes, and with which they would.
     pub(super) fn needs_512(&self) -> Option<String> {
-        if self.gpt_of_512 && !self.gpt_of_4096 {
+        if self.table_of() == Some(LbaSize::B512) {
             return Some(
                 "has a partition table for LBAs of 512 bytes, which hosts do not find with LBAs of 4096"
                     .to_owned(),
@@ -100,10 +120,10 @@ impl Evidence {
     }
 }
 
-const HAS_TABLE: &str = "it has a partition table for such";
+pub(super) const HAS_TABLE: &str = "it has a partition table for such";
 
 /// What file system the first bytes are of, as far as its blocks have to do with LBAs.
-fn file_system(start: &[u8]) -> Option<FileSystem> {
+pub(super) fn file_system(start: &[u8]) -> Option<FileSystem> {
     let has = |at: usize, magic: &[u8]| start.get(at..at + magic.len()) == Some(magic);
     let le16 = |at: usize| Some(u16::from_le_bytes(start.get(at..at + 2)?.try_into().ok()?));
     let found = |name, unit_bytes| FileSystem { name, unit_bytes };

@@ -126,6 +126,34 @@ fn a_file_of_which_nothing_is_known_has_4096_unless_it_was_used_otherwise() {
     }
 }
 
+/// As fdisk makes it with LBAs of 512, whose partition fits with LBAs of 4096 as well.
+#[test]
+fn a_dos_table_that_goes_with_either_size_is_not_left_without_a_word() {
+    let root = tempfile::tempdir().unwrap();
+    let partition = [[0, 0, 0, 0, 0x83, 0, 0, 0], [0, 8, 0, 0, 0, 16, 0, 0]].concat();
+    let table: &[(u64, &[u8])] = &[(446, &partition), (510, &[0x55, 0xaa])];
+    let path = image(root.path(), "small", 64 * MIB, table);
+    let alone = LbaSizes::default();
+    let (nqn, n) = namespace(&path, "a", "");
+    let chosen = alone.of(&nqn, &n, |_| false).unwrap();
+    assert_eq!(chosen.size, Some(LbaSize::B4096));
+    let warning = chosen.warning.unwrap();
+    for words in ["small has LBAs of 4096", "--lba 512", "`lba = 4096`"] {
+        assert!(warning.contains(words), "{warning}");
+    }
+    // The next step, and what is remembered, is not warned of.
+    let mut sizes = LbaSizes::in_folder(root.path().to_owned());
+    for (keys, bytes) in [("lba = 4096", 4096), ("lba = 512", 512)] {
+        let explicit = namespace(&path, "a", keys);
+        let chosen = sizes.of(&explicit.0, &explicit.1, |_| false).unwrap();
+        assert_eq!(chosen.warning, None);
+        remember(&mut sizes, &explicit, bytes);
+        let known = sizes.of(&nqn, &n, |_| true).unwrap();
+        assert_eq!(known.size.unwrap().bytes(), bytes);
+        assert_eq!(known.warning, None);
+    }
+}
+
 #[test]
 fn devices_and_memory_are_asked_themselves() {
     let root = tempfile::tempdir().unwrap();
