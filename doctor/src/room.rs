@@ -10,8 +10,8 @@ use crate::{Check, Machine, Verdict};
 const HOST_BYTES: u64 = 64 << 20;
 /// Descriptors of `capstan` with an association of a few queues: sockets, rings, wake-ups, files.
 const HOST_FDS: u64 = 64;
-/// Its threads, with the one that it starts with.
-const HOST_THREADS: u64 = 5;
+/// Threads of `capstan`, with the one that it starts with.
+pub const HOST_THREADS: u64 = 5;
 
 /// How the limit of a control group is raised.
 const RAISE_MEMORY: &str = "MemoryMax= of the unit, --memory of the container";
@@ -181,18 +181,12 @@ pub fn open_files(machine: &Machine, least: u64, all: u64, what: &str) -> Check 
 pub fn threads(machine: &Machine, needed: u64) -> Check {
     const NAME: &str = "threads";
     let own = Status::read(machine, "self").map_or(0, |status| status.threads);
-    let with_own = |bound: Bound| Bound {
-        free: bound.free.saturating_add(own),
-        ..bound
+    // A limit that was lowered beneath what there is leaves nothing more than itself.
+    let with_own = |(bound, raise): (Bound, _)| {
+        let free = bound.free.saturating_add(own).min(bound.value);
+        (Bound { free, ..bound }, raise)
     };
-    let bounds: Vec<_> = [
-        cgroup::pids(machine).map(|bound| (with_own(bound), RAISE_PIDS)),
-        of_user(machine).map(|bound| (with_own(bound), "`ulimit -u`, LimitNPROC= of the unit")),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    match bounds.iter().min_by_key(|(bound, _)| bound.free) {
+    match threads_bound(machine).map(with_own) {
         None => Check::ok(NAME, format!("{needed} needed, unlimited")),
         Some((bound, _)) if bound.free >= needed => {
             let seen = format!("{needed} needed, {} left ({})", bound.free, bound.by);
@@ -205,6 +199,35 @@ pub fn threads(machine: &Machine, needed: u64) -> Check {
             format!("raise that ({raise}), or end what has the others"),
         ),
     }
+}
+
+/// Why a thread or process was refused (EAGAIN of clone(2)), as the end of a message: the limit
+/// that is nearest. `needed`: so many threads in all.
+#[must_use]
+pub fn no_thread(machine: &Machine, needed: u64) -> String {
+    match threads_bound(machine) {
+        Some((bound, raise)) if bound.free < needed => format!(
+            "{} of {} threads are in use ({}), expected {needed} for this process; raise that ({raise}), or end what has \
+             the others",
+            bound.value - bound.free,
+            bound.value,
+            bound.by
+        ),
+        _ => format!(
+            "expected {needed} threads for this process, which the machine does not have: `sysctl kernel.threads-max \
+             kernel.pid_max` shows its limits; raise these, or end what has the others"
+        ),
+    }
+}
+
+/// The limit of threads that leaves least, and how it is raised.
+fn threads_bound(machine: &Machine) -> Option<(Bound, &'static str)> {
+    let bounds = [
+        cgroup::pids(machine).map(|bound| (bound, RAISE_PIDS)),
+        of_user(machine).map(|bound| (bound, "`ulimit -u`, LimitNPROC= of the unit")),
+    ];
+    let bounds = bounds.into_iter().flatten();
+    bounds.min_by_key(|(bound, _)| bound.free)
 }
 
 /// RLIMIT_NPROC and the threads of all processes of this user (setrlimit(2)).
@@ -286,7 +309,7 @@ pub fn processors(machine: &Machine, reactors: usize, cores: usize) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::{MemoryNeed, memory, of_host, open_files, processors, threads};
+    use super::{MemoryNeed, memory, no_thread, of_host, open_files, processors, threads};
     use crate::testing::Tree;
     use crate::{Check, Verdict};
 
@@ -415,6 +438,11 @@ mod tests {
         assert_eq!(threads(&started.machine(), 9).verdict, Verdict::Ok);
         let few = threads(&started.machine(), 10);
         assert_eq!(few.seen, "9 of 10 left (/sys/fs/cgroup/a/pids.max)");
+        // Lowered beneath what there is.
+        let beneath = grouped(&[("pids.max", "2\n"), ("pids.current", "3\n")])
+            .file("proc/self/status", "Uid:\t0\t0\t0\t0\nThreads:\t3\n");
+        let few = threads(&beneath.machine(), 5);
+        assert_eq!(few.seen, "2 of 2 left (/sys/fs/cgroup/a/pids.max)");
 
         let status = "Uid:\t1000\t1000\t1000\t1000\nThreads:\t5\n";
         let user = |capabilities: &str| {
@@ -438,6 +466,17 @@ mod tests {
             threads(&user("0000000001000000").machine(), 8).verdict,
             Verdict::Ok
         );
+    }
+
+    #[test]
+    fn a_thread_that_is_refused_is_told_by_which_limit() {
+        let group = grouped(&[("pids.max", "10\n"), ("pids.current", "10\n")]);
+        let told = no_thread(&group.machine(), 13);
+        let words = "10 of 10 threads are in use (/sys/fs/cgroup/a/pids.max), expected 13 for this process; raise that (TasksMax=";
+        assert!(told.starts_with(words), "{told}");
+        // Another limit than those that are counted.
+        let told = no_thread(&Tree::new().machine(), 13);
+        assert!(told.contains("kernel.threads-max"), "{told}");
     }
 
     #[test]

@@ -13,26 +13,29 @@ use capstan_target::signals::Held;
 use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, space, state};
 use clap::Parser as _;
 use clap::error::ErrorKind;
+use nix::errno::Errno;
 
 fn main() -> ExitCode {
-    let held = match Held::hold() {
-        Ok(held) => held,
-        Err(error) => {
-            eprintln!("capstan-target: signals cannot be held while the target starts: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
-    match run_command(cli.command, held) {
+    match run_command(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("capstan-target: {error:#}");
+            let told = format!("{error:#}");
+            let lacks = told.contains("thread") && error.chain().any(is_refused);
+            let why = lacks.then(|| format!("; {}", room::no_thread()));
+            eprintln!("capstan-target: {told}{}", why.unwrap_or_default());
             ExitCode::FAILURE
         }
     }
+}
+
+/// EAGAIN: of a thread, that there are as many as there may be (pthread_create(3)).
+fn is_refused(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let io = cause.downcast_ref::<io::Error>();
+    io.is_some_and(|error| error.raw_os_error() == Some(Errno::EAGAIN as i32))
 }
 
 /// Says why a command line is not taken (or shows the help that was asked for). A wrong value ends
@@ -54,33 +57,24 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-fn run_command(command: Command, held: Held) -> anyhow::Result<()> {
+fn run_command(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Serve(options) => run(&options.source, held),
+        Command::Serve(options) => run(&options.source),
         // These serve nobody: a signal may end them where they are.
-        Command::Check { config } => {
-            drop(held);
-            check(&config)
-        }
-        Command::Doctor(options) => {
-            drop(held);
-            examine(&options)
-        }
-        Command::ClearLostWrites { paths } => {
-            drop(held);
-            clear_lost_writes(&paths)
-        }
-        Command::Open { paths } => {
-            drop(held);
-            Ok(answers::open(&paths)?)
-        }
+        Command::Check { config } => check(&config),
+        Command::Doctor(options) => examine(&options),
+        Command::ClearLostWrites { paths } => clear_lost_writes(&paths),
+        Command::Open { paths } => Ok(answers::open(&paths)?),
     }
 }
 
-fn run(source: &Source, held: Held) -> anyhow::Result<()> {
+fn run(source: &Source) -> anyhow::Result<()> {
+    // Before there is anything that a signal would cut short.
+    let held = Held::hold().context("starting the thread that holds signals during the start")?;
     let config = config(source)?;
+    room::check_threads(&config)?;
     let last_lines =
-        log::start(config.target.log.as_str()).context("there is no thread for the log")?;
+        log::start(config.target.log.as_str()).context("starting the threads of the log")?;
     raise_limits();
     let numbered = identities::numbered(&config);
     for warning in first_of(&room::check(&numbered, in_words_of(source))?) {

@@ -3,7 +3,7 @@
 
 use anyhow::bail;
 use capstan_config::{Backing, Config, MemoryPlan, Namespace, Nqn, Problems, Target};
-use capstan_doctor::room::{MemoryNeed, memory, open_files, processors, threads};
+use capstan_doctor::room::{self, MemoryNeed, memory, open_files, processors, threads};
 use capstan_doctor::{Check, Machine, Role, Verdict};
 
 use crate::overlaps;
@@ -57,6 +57,30 @@ pub fn check(
     bail!("{}", errors.join("\n"))
 }
 
+/// The threads of a target, counted before it starts them.
+///
+/// # Errors
+/// There are fewer left.
+pub fn check_threads(config: &Config) -> anyhow::Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let reactors = u64::try_from(config.target.reactors.count(cores)).unwrap_or(u64::MAX);
+    let check = threads(&Machine::here(), threads_of(reactors));
+    match check.verdict {
+        Verdict::Error => bail!("{}", check.line()),
+        Verdict::Ok | Verdict::Warning => Ok(()),
+    }
+}
+
+/// Why a target of one reactor at least has no thread or process more, as the end of a message.
+#[must_use]
+pub fn no_thread() -> String {
+    room::no_thread(&Machine::here(), threads_of(1))
+}
+
+fn threads_of(reactors: u64) -> u64 {
+    PROCESS_THREADS.saturating_add(REACTOR_THREADS.saturating_mul(reactors))
+}
+
 /// The memory that may be locked, which a target that starts finds out for itself: what is wrong
 /// with it, in a line.
 #[must_use]
@@ -95,8 +119,7 @@ pub(crate) fn checks(machine: &Machine, config: &Config) -> Vec<Check> {
     let mut checks = vec![memory(machine, &memory_need(config, all))];
     if let Ok(plan) = config.memory_plan(reactors) {
         checks.push(files(machine, config, &plan));
-        let needed = PROCESS_THREADS + REACTOR_THREADS * plan.reactors;
-        checks.push(threads(machine, needed));
+        checks.push(threads(machine, threads_of(plan.reactors)));
     }
     checks.push(rings::check(machine, reactors));
     checks.push(processors(machine, reactors, cores));
@@ -116,7 +139,7 @@ pub(crate) fn checks_of_any(machine: &Machine) -> Vec<Check> {
     let reactors = u64::try_from(cores).unwrap_or(u64::MAX);
     vec![
         memory(machine, &need),
-        threads(machine, PROCESS_THREADS + REACTOR_THREADS * reactors),
+        threads(machine, threads_of(reactors)),
         rings::check(machine, cores),
         processors(machine, cores, cores),
     ]

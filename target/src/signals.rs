@@ -56,7 +56,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Holds them for this thread and those it makes, so it comes first in `main`.
+    /// Holds them for this thread and those it makes, so it comes first in `serve`.
     ///
     /// # Errors
     /// The kernel refuses, which it does not for these signals.

@@ -193,6 +193,45 @@ fn threads_of_a_control_group_are_counted() {
     assert!(daemon.stop().success());
 }
 
+/// Also where there are fewer than what counts them takes itself.
+#[test]
+fn every_command_without_a_thread_says_which_limit_that_is() {
+    let Some(group) = Group::with("pids", &[("pids.max", "1")]) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file = config(dir.path(), "reactors = 1", &ram("1MiB"));
+    let at = own_address();
+    let target = Daemon::start("ram:1MiB", 4096, at);
+    let (ip, port) = (at.ip().to_string(), at.port().to_string());
+    let host = ["-a", &ip, "-s", &port, "--provider", "iwarp"];
+    let run = |name: &str, args: &[&str]| group.run(name, args);
+    for max in ["1", "2", "3"] {
+        fs::write(group.0.join("pids.max"), max).unwrap();
+        let words = ["pids.max", "TasksMax=", "expected "];
+        assert_refused(run, &file, &words);
+        let bench = [
+            &["bench"][..],
+            &host[..],
+            &["--numjobs", "8", "--size", "4k"],
+        ]
+        .concat();
+        let write = [&["write"][..], &host[..], &["-z", "4k", "-d", "/dev/zero"]].concat();
+        // The second one needs three.
+        let commands = [Some(bench), (max != "3").then_some(write)];
+        for args in commands.into_iter().flatten() {
+            let output = run("capstan", &args);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success(), "{args:?}, {max}");
+            let of_max = format!("{max} of {max} threads are in use (");
+            for words in [&words[..], &["starting the thread", &of_max]].concat() {
+                assert!(said.contains(words), "{args:?}, {max}, {words}: {said}");
+            }
+        }
+    }
+    assert!(target.stop().success());
+}
+
 #[test]
 fn the_soft_limit_of_open_files_is_no_obstacle_and_the_hard_one_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -55,7 +55,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 60] = [
+const STEPS: [(&str, Step); 61] = [
     ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
     (
         "cryptsetup open DEVICE NAME",
@@ -158,6 +158,7 @@ const STEPS: [(&str, Step); 60] = [
         In(HERE, "fn root_a_low_port_is_opened"),
     ),
     ("sysctl fs.file-max", Looks),
+    ("sysctl kernel.threads-max kernel.pid_max", Looks),
     (
         "truncate --size=%{lba_bytes} FILE",
         In("tests/tests/media.rs", "--size=%4096"),

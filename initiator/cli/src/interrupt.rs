@@ -108,10 +108,11 @@ impl Interrupts {
             let _ = self.insist(&[], PRINTING);
             process::exit(came.exit_status().into());
         };
-        thread::Builder::new()
-            .name("capstan-signals".to_owned())
-            .spawn(wait)
-            .context("starting a thread")?;
+        let name = "capstan-signals".to_owned();
+        let thread = thread::Builder::new().name(name).spawn(wait);
+        output::started(thread, || {
+            "starting the thread that waits for signals".to_owned()
+        })?;
         Ok(())
     }
 
@@ -137,10 +138,11 @@ impl Interrupts {
                 }
             }
         };
-        thread::Builder::new()
-            .name("capstan-signals".to_owned())
-            .spawn(wait)
-            .context("starting a thread")?;
+        let name = "capstan-signals".to_owned();
+        let thread = thread::Builder::new().name(name).spawn(wait);
+        output::started(thread, || {
+            "starting the thread that waits for signals".to_owned()
+        })?;
         Ok(())
     }
 
@@ -213,8 +215,9 @@ impl<T: Send + 'static> Work<T> {
             .spawn(move || {
                 let _open = open;
                 work()
-            })
-            .context("starting a thread")?;
+            });
+        let what = || "starting the thread that works while signals are waited for".to_owned();
+        let thread = output::started(thread, what)?;
         Ok(Self { thread, end })
     }
 

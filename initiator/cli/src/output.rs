@@ -2,11 +2,15 @@
 
 use std::io::{self, Write};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use bytesize::ByteSize;
+use capstan_doctor::Machine;
+use capstan_doctor::room::{HOST_THREADS, no_thread};
+use capstan_initiator::ConnectError;
 use capstan_initiator::shortage::shortage;
 use capstan_nvme_proto::text::Shown;
 use comfy_table::Table;
+use nix::libc;
 use serde_json::{Map, Value};
 
 /// Writes a line to stdout, or several.
@@ -67,7 +71,36 @@ pub(crate) fn chain(error: &anyhow::Error) -> String {
         text.push_str("; ");
         text.push_str(&shortage);
     }
+    // Of the library, which knows no limits of threads.
+    let begins = text.contains("starting a thread: ");
+    let of_library = |cause: &(dyn std::error::Error + 'static)| {
+        let io = cause.downcast_ref::<io::Error>();
+        let is_refused = io.is_some_and(|error| error.raw_os_error() == Some(libc::EAGAIN));
+        let resource = cause.downcast_ref::<ConnectError>();
+        let is_thread = matches!(
+            resource,
+            Some(ConnectError::Resources { what: "thread", .. })
+        );
+        is_thread || begins && is_refused
+    };
+    if error.chain().any(of_library) {
+        text.push_str("; ");
+        text.push_str(&no_thread(&Machine::here(), HOST_THREADS));
+    }
     text
+}
+
+/// A thread or process that was to be started for `what`. Where it is refused, the error says
+/// which limit is in the way.
+pub(crate) fn started<T>(started: io::Result<T>, what: impl FnOnce() -> String) -> Result<T> {
+    started.map_err(|error| match error.raw_os_error() {
+        Some(libc::EAGAIN) => anyhow!(
+            "{}: {error}; {}",
+            what(),
+            no_thread(&Machine::here(), HOST_THREADS)
+        ),
+        _ => anyhow::Error::from(error).context(what()),
+    })
 }
 
 /// Prints a table without lines.

@@ -14,6 +14,7 @@ use anyhow::{Context, Error, Result, bail};
 use capstan_initiator::front_ends::disk::process::unblock_signals;
 
 use super::interrupt::{Interrupted, Interrupts, wait_for};
+use super::output;
 
 /// Between two looks whether a tool that has closed its output has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -156,8 +157,8 @@ impl Tool {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let child = child.with_context(|| {
-            let program = command.get_program().display();
+        let program = command.get_program().display();
+        let child = output::started(child, || {
             format!("running {program}, expected it to be installed (package util-linux)")
         })?;
         Ok(Self {

@@ -209,7 +209,7 @@ impl VolumeArgs {
         log.try_lock()
             .with_context(|| format!("locking {}", dir.log().display()))?;
         let program = std::env::current_exe().context("finding the capstan program")?;
-        Command::new(&program)
+        let child = Command::new(&program)
             .arg0(PROCESS_NAME)
             .args(["--verbose", COMMAND, FOLDER_OPTION])
             .arg(dir.path())
@@ -223,8 +223,8 @@ impl VolumeArgs {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
-            .spawn()
-            .with_context(|| format!("starting {}", program.display()))
+            .spawn();
+        output::started(child, || format!("starting {}", program.display()))
     }
 }
 

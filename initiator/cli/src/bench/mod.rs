@@ -17,6 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use capstan_doctor::Machine;
+use capstan_doctor::room::{HOST_THREADS, no_thread};
 use capstan_initiator::Options;
 use capstan_initiator::words::Count;
 use clap::{Args, ValueEnum};
@@ -357,6 +359,13 @@ impl Bench {
                         let result = job.run(start);
                         job.close();
                         result
+                    })
+                    .map_err(|error| {
+                        let needed = HOST_THREADS + u64::from(jobs);
+                        anyhow!(
+                            "starting the thread of job {number} of --numjobs {jobs}, which need one each: {error}; {}",
+                            no_thread(&Machine::here(), needed)
+                        )
                     })?,
             );
         }

@@ -453,7 +453,8 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
         tracing::warn!("`capstan list` shows the size that the disk had: {error}");
     }
     let (path, size_bytes) = (disk.record.device.clone(), disk.record.size_bytes);
-    thread::spawn(move || {
+    let name = path.clone();
+    let tell = move || {
         let device = path.clone();
         let grown = loop_process::ask(&LoopRequest::TakeSize { device });
         let path = path.display();
@@ -465,7 +466,17 @@ fn grow(disk: &mut Disk, dir: &VolumeDir) {
                 "{error}: the disk keeps its old size; `losetup --set-capacity {path}` tries again"
             ),
         }
-    });
+    };
+    if let Err(error) = thread::Builder::new()
+        .name("capstan-size".to_owned())
+        .spawn(tell)
+    {
+        let path = name.display();
+        tracing::error!(
+            "no thread tells {path} its new size: {error}; it keeps the old one, and `losetup --set-capacity {path}` \
+             tries again"
+        );
+    }
 }
 
 /// When the loop device of a volume was cleared.
