@@ -354,6 +354,11 @@ impl ControlPlane {
         &self.media
     }
 
+    /// What is wrong with media, in a line.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.lost.in_brief()
+    }
+
     /// What a backend is on has changed.
     pub(crate) fn medium_changed(&self, backend: BackendId, change: Change) {
         let Change {

@@ -8,6 +8,13 @@ pub(crate) use capstan_transport::limits::{
     UNTOLD_MAX,
 };
 
+/// Volumes that a line about all of them names, as systemd's status is. With paths of so many
+/// characters it has some 300 at most.
+pub(crate) const BRIEF_VOLUMES_MAX: usize = 3;
+/// Characters of a path in such a line.
+pub(crate) const BRIEF_PATH_CHARS_MAX: usize = 64;
+/// Characters of what systemd is told as the status. The whole message has to fit in 4 KiB there.
+pub(crate) const STATUS_CHARS_MAX: usize = 800;
 /// Largest transfer of one command, in bytes (MDTS).
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// Command slots per queue entry, beside those of [`UNTOLD_MAX`]. A host may use an entry again as soon as it has the response,

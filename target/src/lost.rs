@@ -129,6 +129,11 @@ impl Lost {
         let _ = self.kept.ask(Kept::tell_of_unreadable);
     }
 
+    /// What is wrong with volumes, in a line.
+    pub(crate) fn in_brief(&self) -> Option<String> {
+        self.running.in_brief()
+    }
+
     /// Volumes that have lost something.
     pub(crate) fn backends(&self) -> Vec<BackendId> {
         self.running.backends()

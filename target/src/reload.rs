@@ -61,6 +61,12 @@ struct Prepared {
 }
 
 impl Served {
+    /// How many namespaces are served.
+    pub(crate) fn namespaces(&self) -> usize {
+        let subsystems = self.config.subsystems.iter();
+        subsystems.map(|subsystem| subsystem.namespaces.len()).sum()
+    }
+
     /// What [`build`](crate::plan::build) has made of `config`, with these LBA sizes, and without
     /// those that are `unknown`.
     pub(crate) fn new(

@@ -13,6 +13,7 @@ use capstan_doctor::Machine;
 use capstan_memory::{PAGE_BYTES, Pages, Pool, Slab};
 use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::tcp::pdu::PduType;
+use capstan_nvme_proto::text::Count;
 use capstan_rdma::{Preference, ProviderKind, choose};
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
@@ -76,7 +77,14 @@ pub fn serve(
     let status = format!("listening at {}", listening.join(", "));
     tracing::info!("{status}");
     let mut reloads = running.reloads(file, status.clone())?;
-    let end = signals::wait_for_end(&runtime, held, &status, || running.alive(), &mut reloads)
+    let status = {
+        let served = running.served.lock();
+        let served = served.unwrap_or_else(PoisonError::into_inner);
+        with_namespaces(&status, served.namespaces())
+    };
+    let trouble = || running.control.trouble();
+    let alive = || running.alive();
+    let end = signals::wait_for_end(&runtime, held, &status, trouble, alive, &mut reloads)
         .context("the control thread cannot wait for signals")?;
     let ending = signals::end_at_the_next();
     let control = Arc::clone(&running.control);
@@ -105,6 +113,11 @@ pub fn serve(
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+fn with_namespaces(status: &str, namespaces: usize) -> String {
+    let namespaces = u64::try_from(namespaces).unwrap_or(u64::MAX);
+    format!("{status}; {}", Count(namespaces, "namespace"))
 }
 
 fn reactors(config: &Config) -> usize {
@@ -214,10 +227,11 @@ impl Running {
             match reload(&mut served, file.as_deref(), &control, reactors) {
                 Ok(changes) => {
                     tracing::info!("configuration reloaded: {changes}");
-                    status.clone()
+                    with_namespaces(&status, served.namespaces())
                 }
                 Err(error) => {
                     tracing::error!("the configuration was not reloaded: {error:#}");
+                    let status = with_namespaces(&status, served.namespaces());
                     format!("{status}; the last reload failed, see the log")
                 }
             }

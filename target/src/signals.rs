@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_uring::Runtime;
 
-use crate::limits::RELOAD_PATIENCE;
+use crate::limits::{RELOAD_PATIENCE, STATUS_CHARS_MAX};
 
 /// How long after SIGTERM or SIGINT the start of a target may go on, and be drained in order.
 const START_PATIENCE_MS: u16 = 1500;
@@ -264,7 +264,8 @@ impl Reloads {
 
 /// Waits until the process is asked to end: SIGTERM, SIGINT, or `ended` when a reactor has failed.
 /// SIGHUP asks for a reload. Tells systemd that the service is ready
-/// (again), and feeds its watchdog while every reactor is alive. Signals `held` until now are answered
+/// (again), what `status` it has and what `trouble` there is with media, and feeds its watchdog
+/// while every reactor is alive. Signals `held` until now are answered
 /// first.
 ///
 /// # Errors
@@ -273,6 +274,7 @@ pub(crate) fn wait_for_end(
     runtime: &Runtime,
     held: Held,
     status: &str,
+    trouble: impl Fn() -> Option<String>,
     mut alive: impl FnMut() -> bool,
     reloads: &mut Reloads,
 ) -> io::Result<End> {
@@ -285,7 +287,9 @@ pub(crate) fn wait_for_end(
             false => End::Asked,
         };
         drop(held);
-        notify(&[NotifyState::Ready, NotifyState::Status(status)]);
+        let mut status = status.to_owned();
+        let mut told = with_trouble(&status, trouble());
+        notify(&[NotifyState::Ready, NotifyState::Status(&told)]);
         let mut beat = tokio::time::interval(beat_interval());
         let signal = loop {
             tokio::select! {
@@ -295,14 +299,21 @@ pub(crate) fn wait_for_end(
                     notify(&[NotifyState::Reloading]);
                     reloads.ask();
                 }
-                status = reloads.done() => {
-                    notify(&[NotifyState::Ready, NotifyState::Status(&status?)]);
+                reloaded = reloads.done() => {
+                    status = reloaded?;
+                    told = with_trouble(&status, trouble());
+                    notify(&[NotifyState::Ready, NotifyState::Status(&told)]);
                 }
                 _ = beat.tick() => {
                     if !alive() {
                         return Ok(End::ReactorEnded);
                     }
                     notify(&[NotifyState::Watchdog]);
+                    let now = with_trouble(&status, trouble());
+                    if now != told {
+                        notify_status(&now);
+                        told = now;
+                    }
                 }
             }
         };
@@ -310,6 +321,19 @@ pub(crate) fn wait_for_end(
         hold_the_next()?;
         Ok(asked(signal))
     })
+}
+
+/// What systemd is told, of a length that it takes.
+fn with_trouble(status: &str, trouble: Option<String>) -> String {
+    let mut all = status.to_owned();
+    if let Some(trouble) = trouble {
+        all = format!("{all}; {trouble}");
+    }
+    if let Some((end, _)) = all.char_indices().nth(STATUS_CHARS_MAX) {
+        all.truncate(end);
+        all.push('…');
+    }
+    all
 }
 
 /// Tells systemd that the service is ending.
@@ -329,7 +353,9 @@ fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Half the watchdog's period, as sd_watchdog_enabled(3) advises; a second without a watchdog.
+/// A second, after which the status is new as well; half the watchdog's period where that is
+/// shorter, as sd_watchdog_enabled(3) advises.
 fn beat_interval() -> Duration {
-    sd_notify::watchdog_enabled().map_or(Duration::from_secs(1), |period| period / 2)
+    let second = Duration::from_secs(1);
+    sd_notify::watchdog_enabled().map_or(second, |period| second.min(period / 2))
 }

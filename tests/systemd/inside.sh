@@ -43,6 +43,7 @@ pid=$(property MainPID)
 grep -q '^CapEff:.*0000000000000000$' "/proc/$pid/status" || fail "has capabilities"
 grep -q '^NoNewPrivs:.*1$' "/proc/$pid/status" || fail "may gain privileges"
 step "status: $(property StatusText)"
+property StatusText | grep -q '^listening at .*; [1-9][0-9]* namespace' || fail "the status does not say what is served"
 
 step "its runtime directory is its own, and not where root's volumes are recorded"
 [ "$(stat -c %U /run/capstan-target)" = capstan ] || fail "/run/capstan-target is $(stat -c %U /run/capstan-target)'s"

@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, process};
 
 use capstan_doctor::{Check, Machine};
+use capstan_nvme_proto::text::Shown;
 use capstan_storage::MediumId;
 use capstan_subsystem::BackendId;
 use nix::errno::Errno;
@@ -21,6 +22,7 @@ use nix::unistd::{AccessFlags, Pid, access};
 use serde::{Deserialize, Serialize};
 
 use crate::identities::is_twin;
+use crate::limits::{BRIEF_PATH_CHARS_MAX, BRIEF_VOLUMES_MAX};
 
 /// What systemd tells a service with `RuntimeDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).
@@ -54,6 +56,17 @@ impl What {
 
     fn is_loss(self) -> bool {
         Self::LOSSES.contains(&self)
+    }
+
+    /// In a line beside others.
+    fn in_brief(self) -> &'static str {
+        match self {
+            Self::Writes => "lost writes",
+            Self::End => "cut short",
+            Self::Place => "not at its path",
+            Self::Silent => "does not answer",
+            Self::Failing => "commands fail",
+        }
     }
 
     fn name(self) -> &'static str {
@@ -164,6 +177,34 @@ impl Running {
             volumes.retain(|&(of, what), _| is_kept(of, what));
             volumes.len() != before
         });
+    }
+
+    /// What is wrong, in a line: of a few volumes, and how many more there are; `None` where
+    /// everything is as it should be.
+    pub(super) fn in_brief(&self) -> Option<String> {
+        let volumes = self.volumes();
+        let mut words: BTreeMap<BackendId, (&str, Vec<&str>)> = BTreeMap::new();
+        for (&(backend, what), said) in volumes.iter() {
+            let (_, of_it) = words.entry(backend).or_insert((&said.path, Vec::new()));
+            of_it.push(what.in_brief());
+        }
+        let mut parts: Vec<_> = words
+            .values()
+            .take(BRIEF_VOLUMES_MAX)
+            .map(|(path, of_it)| {
+                let mut shown = Shown(path).to_string();
+                if let Some((end, _)) = shown.char_indices().nth(BRIEF_PATH_CHARS_MAX) {
+                    shown.truncate(end);
+                    shown.push('…');
+                }
+                format!("{shown}: {}", of_it.join(", "))
+            })
+            .collect();
+        match words.len().saturating_sub(BRIEF_VOLUMES_MAX) {
+            0 => {}
+            more => parts.push(format!("{more} more (`capstan-target doctor` names them)")),
+        }
+        (!parts.is_empty()).then(|| parts.join("; "))
     }
 
     /// Volumes that have lost something.
