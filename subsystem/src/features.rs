@@ -15,6 +15,7 @@ use capstan_nvme_proto::status::Status;
 use zerocopy::FromBytes as _;
 
 use crate::controller::{Controller, ControllerKind, KeepAlive};
+use crate::identify::WARNING_TEMPERATURE_KELVINS;
 use crate::log_page::reservation::Notifications;
 use crate::namespace::Namespace;
 
@@ -67,7 +68,8 @@ impl Default for Features {
         Self {
             // No limit on the burst, equal weights.
             arbitration: 0b111,
-            temperature: [0xFFFF, 0],
+            // WCTEMP, and no threshold beneath (NVMe Base 2.1, section 5.1.25.1.3).
+            temperature: [WARNING_TEMPERATURE_KELVINS, 0],
             write_atomicity: 0,
             power: 0,
             acre: false,

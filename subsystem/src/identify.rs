@@ -162,6 +162,12 @@ impl Target {
     }
 }
 
+/// 70 °C, which is recommended for WCTEMP (NVMe Base 2.1, section 5.1.13.2.1): no medium has a
+/// threshold of its own to tell, and 0 is not allowed since revision 1.2.
+pub(crate) const WARNING_TEMPERATURE_KELVINS: u16 = 0x157;
+/// 100 °C. No number is recommended for CCTEMP, which may not be 0 either.
+const CRITICAL_TEMPERATURE_KELVINS: u16 = 0x175;
+
 /// The fields of a controller that executes I/O commands.
 fn io_controller(controller: &Controller, data: &mut IdentifyController) {
     let namespaces = &controller.namespaces;
@@ -173,6 +179,8 @@ fn io_controller(controller: &Controller, data: &mut IdentifyController) {
         data.ciu = ciu;
         data.cirn = cirn.into();
     }
+    data.wctemp_kelvins = WARNING_TEMPERATURE_KELVINS.into();
+    data.cctemp_kelvins = CRITICAL_TEMPERATURE_KELVINS.into();
     data.crdt1_100ms = RETRY_DELAY_100MS.into();
     data.ccrl = CROSS_RESETS_MAX;
     data.cqt_ms = QUIESCE_MS.into();

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
+use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::contract::MigratedId;
 use capstan_reactor::log::LastLines;
@@ -415,6 +416,20 @@ impl ControlPlane {
     }
 }
 
+/// Warns of the name of a host that is taken though it is not of the form. A host without one is
+/// called that where it connects.
+fn say_form(hostnqn: &Nqn) {
+    if *hostnqn != Nqn::NONE
+        && let Err(form) = hostnqn.check_form()
+    {
+        tracing::warn!(
+            target: PEER_CAUSED,
+            "a host calls itself `{hostnqn}`: {form}; it is taken as it is, and nothing keeps another host from having the \
+             same name"
+        );
+    }
+}
+
 /// Writes a line. Those that hosts can cause again and again are limited, each kind by itself: a
 /// kind is a place here.
 fn log(event: &Event) {
@@ -424,7 +439,10 @@ fn log(event: &Event) {
         };
     }
     match event {
-        Event::Connected { .. } => of_its_kind!(),
+        Event::Connected { association, .. } => {
+            of_its_kind!();
+            say_form(&association.hostnqn);
+        }
         Event::Enabled { .. } => of_its_kind!(),
         Event::QueueConnected { .. } => of_its_kind!(),
         Event::FenceClosed { .. } => of_its_kind!(),

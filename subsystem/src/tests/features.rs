@@ -58,7 +58,7 @@ fn values_are_kept_until_a_reset() {
     let association = bench.ready();
     let cases = [
         (FeatureId::ARBITRATION, 0x0102_0303, 7),
-        (FeatureId::TEMPERATURE_THRESHOLD, 0x0000_0155, 0xFFFF),
+        (FeatureId::TEMPERATURE_THRESHOLD, 0x0000_0155, 0x0157),
         (FeatureId::VOLATILE_WRITE_CACHE, 0, 1),
         (FeatureId::WRITE_ATOMICITY_NORMAL, 1, 0),
         (FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION, 0x100, 0x904),

@@ -86,6 +86,18 @@ fn vendors_are_those_the_operator_names() {
     }
 }
 
+/// What monitors compare the temperature of the SMART log with; the threshold that hosts may set
+/// is the first at first (Temperature Threshold).
+#[test]
+fn temperatures_have_thresholds_above_what_is_measured() {
+    let mut bench = Bench::new();
+    let association = bench.ready();
+    let data = read(&mut bench, &association, Identify::new(Cns::CONTROLLER, 0));
+    let data = IdentifyController::from_data(&data).unwrap();
+    let thresholds = (data.wctemp_kelvins.get(), data.cctemp_kelvins.get());
+    assert_eq!(thresholds, (0x157, 0x175));
+}
+
 #[test]
 fn capabilities_follow_the_namespaces() {
     let mut bench = Bench::new();
