@@ -180,10 +180,53 @@ fn an_interrupted_unmount_is_ended_by_its_folder() {
         assert!(attention.contains(&advice), "{attention}");
         let error = complaint(&machine.run("umount", &[utf8(&mount_point)]));
         assert!(error.contains(&advice), "{error}");
-        let error = complaint(&machine.run("detach", &["--force", utf8(&mount_point)]));
-        let by_device = format!("capstan umount --force {}", utf8(&device));
-        assert!(error.contains(&by_device), "{error}");
+        let unmounting = format!(
+            "is being mounted at {}, or unmounted from there",
+            utf8(&mount_point)
+        );
+        let pid = list[0]["pid"].to_string();
+        for args in [
+            &["--force", utf8(&mount_point)][..],
+            &[utf8(&device)],
+            &[&pid],
+        ] {
+            let error = complaint(&machine.run("detach", args));
+            assert!(
+                error.contains(&unmounting) && error.contains(&advice),
+                "{args:?}: {error}"
+            );
+        }
         told(&machine.run("umount", &["--force", utf8(&mount_point)]));
         machine.assert_clean(&device);
+    }
+}
+
+/// PID in `list`.
+#[test]
+fn a_volume_is_found_by_the_number_of_its_process() {
+    let test = "a_volume_is_found_by_the_number_of_its_process";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.img");
+    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+    let target = Target::start(utf8(&image));
+    let machine = &target.machine;
+    machine.mount(&[]);
+    let of = || machine.list()[0]["pid"].to_string();
+    let error = complaint(&machine.run("detach", &[&of()]));
+    let mounted = format!("is mounted at {}", utf8(&machine.mount_point()));
+    assert!(error.contains(&mounted), "{error}");
+    told(&machine.run("umount", &[&of()]));
+    assert!(machine.list().is_empty());
+    let device = machine.attach(&[]);
+    told(&machine.run("detach", &[&of()]));
+    machine.assert_clean(&device);
+    // One of nobody's.
+    for command in ["detach", "umount"] {
+        let error = complaint(&machine.run(command, &["4194304"]));
+        assert!(error.contains("`capstan list`"), "{error}");
     }
 }

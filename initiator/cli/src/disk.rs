@@ -104,8 +104,9 @@ fn partition_json(partition: &Partition) -> Value {
 /// Arguments of `detach`.
 #[derive(Args, Debug)]
 pub(crate) struct Detach {
-    /// The disk, as `attach` printed it, or a folder that it is or was being mounted at; of a
-    /// volume that has no disk yet, the folder that `list` shows.
+    /// The disk, as `attach` printed it, a folder that it is or was being mounted at, or the
+    /// number of its process (PID of `list`); of a volume that has no disk yet, the folder that
+    /// `list` shows.
     device: PathBuf,
     /// End the serving process first, as when it does not answer: I/O in progress fails, and what
     /// was not written is lost. A disk that is mounted or otherwise in use is left as it is.
@@ -373,8 +374,11 @@ fn mute(state: &str, trouble: Trouble) -> State {
 }
 
 /// The volume that `name` names: by its disk, a partition of it, a folder that it is or was being
-/// mounted at, or its own folder below the state folder.
+/// mounted at, its own folder below the state folder, or its process.
 pub(super) fn find_device(name: &Path) -> Result<(VolumeDir, Record)> {
+    if let Some(found) = find_process(name)? {
+        return Ok(found);
+    }
     let path = resolved(name).with_context(|| name.display().to_string())?;
     let whole = if path.starts_with("/dev") {
         signatures::disk_of(path.clone())
@@ -397,6 +401,16 @@ pub(super) fn find_device(name: &Path) -> Result<(VolumeDir, Record)> {
             found_at(name)
         )
     })
+}
+
+/// The volume of the process that `name` is the number of, as `list` shows it; `None` where it is
+/// a path, or of no volume.
+pub(super) fn find_process(name: &Path) -> Result<Option<(VolumeDir, Record)>> {
+    let pid = name.to_str().and_then(|name| name.parse::<u32>().ok());
+    match pid.filter(|_| !name.exists()) {
+        Some(pid) => find(|_, record| u32::try_from(record.process.pid) == Ok(pid)),
+        None => Ok(None),
+    }
 }
 
 /// The volume that is `wanted`. Says which records cannot be read when none of the others is.
@@ -434,7 +448,11 @@ pub(super) fn detach(dir: &VolumeDir, record: &Record) -> Result<()> {
     )?;
     match asked {
         Ok(Answer::Detached) => wait_for_exit(record),
-        Ok(Answer::Refused(reason)) => bail!("{reason}"),
+        // The process does not know what was mounted by hand, and is being unmounted.
+        Ok(Answer::Refused(reason)) => match claimed(record) {
+            Some(used) => bail!("{used}"),
+            None => bail!("{reason}"),
+        },
         Ok(other) => bail!("process {} answered {other:?}", record.process.pid),
         Err(error) if is_gone(&error) => match record.process.anothers(dir.path()) {
             Some(other) => Err(other.into()),

@@ -258,7 +258,7 @@ fn check(mount_point: &Path, device: &Path, fs_type: &str) -> Result<()> {
 /// Arguments of `umount`.
 #[derive(Args, Debug)]
 pub(crate) struct Umount {
-    /// Mount point, or the disk that is mounted.
+    /// Mount point, the disk that is mounted, or the number of its process (PID of `list`).
     target: PathBuf,
     /// Unmount though it is busy or the target does not answer, and end the disk: when that cannot
     /// be done in order within 30 s, the serving process is ended, I/O in progress fails, and what
@@ -384,6 +384,10 @@ impl Umount {
             .is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_block_device(&meta.file_type()));
         if is_device {
             let (dir, record) = find_device(&self.target)?;
+            let mounts = left_over::mounts(&record);
+            return Ok((dir, record, mounts.context("/proc/self/mountinfo")?));
+        }
+        if let Some((dir, record)) = disk::find_process(&self.target)? {
             let mounts = left_over::mounts(&record);
             return Ok((dir, record, mounts.context("/proc/self/mountinfo")?));
         }

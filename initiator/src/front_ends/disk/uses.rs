@@ -71,6 +71,18 @@ impl Use {
         if !overlays.is_empty() && known_users_of(path).is_none() {
             return Self::by_overlays(path, &overlays);
         }
+        // The kernel forgets a mount before its unmount is over, and knows it once the file system
+        // is set up.
+        if let Some(point) = record.mount_points.first()
+            && known_users_of(path).is_none()
+        {
+            let at = point.display();
+            return Self {
+                by: format!("{disk} is being mounted at {at}, or unmounted from there"),
+                end: format!("if that does not end: capstan umount --force {at}"),
+                folders: Vec::new(),
+            };
+        }
         Self {
             by: format!("{disk} is claimed by another user ({})", users_of(path)),
             end: format!(
