@@ -244,6 +244,12 @@ fn in_our_words(message: &str) -> String {
         .replace("invalid type: sequence", "invalid type: an array")
         .replace("expected a sequence", "expected an array")
         .replace("expected u64", "expected a whole number from 0 on");
+    // The words of `provider`, and the one that belongs to `transports`.
+    if message.starts_with("unknown variant `tcp`") && message.contains("`iwarp`") {
+        return format!(
+            "{words}: these are for RDMA; NVMe/TCP is served beside it, and alone with `transports = [\"tcp\"]`"
+        );
+    }
     match suggest::nearest_in_message(message) {
         Some(nearest) => format!("{words}; did you mean `{nearest}`?"),
         None => words,

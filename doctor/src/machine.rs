@@ -167,7 +167,9 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 fn in_unit(bytes: u64, divide: fn(u128, u128) -> u128) -> String {
-    const UNITS: [(&str, u32); 5] = [
+    const UNITS: [(&str, u32); 7] = [
+        ("EiB", 60),
+        ("PiB", 50),
         ("TiB", 40),
         ("GiB", 30),
         ("MiB", 20),
@@ -186,7 +188,7 @@ fn in_unit(bytes: u64, divide: fn(u128, u128) -> u128) -> String {
         .into_iter()
         .rev()
         .find(|&(_, shift)| can_be_read(shift));
-    let (name, shift) = readable.unwrap_or(("TiB", 40));
+    let (name, shift) = readable.unwrap_or(("EiB", 60));
     let tenths = divide(u128::from(bytes) * 10, 1 << shift);
     format!("{}.{} {name}", tenths / 10, tenths % 10)
 }
@@ -247,7 +249,9 @@ mod tests {
             (24_105 << 20, "23.6 GiB", "23.5 GiB"),
             // Nobody reads 103809280 MiB.
             ((99 << 40) + (256 << 20), "99.1 TiB", "99.0 TiB"),
-            (u64::MAX, "16777216.0 TiB", "16777215.9 TiB"),
+            (1023 << 50, "1023 PiB", "1023 PiB"),
+            ((1023 << 50) + (1 << 30), "1023.1 PiB", "1023.0 PiB"),
+            (u64::MAX, "16.0 EiB", "15.9 EiB"),
         ] {
             assert_eq!(
                 (&*size(bytes), &*rounded(bytes)),

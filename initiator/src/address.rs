@@ -11,6 +11,12 @@ pub enum AddressError {
     /// Nothing, or what no name or address has.
     #[error("expected an IPv4 or IPv6 address or a host name")]
     Neither,
+    /// What the system's resolver takes for a short form of an IPv4 address, as `0` for 0.0.0.0.
+    #[error(
+        "it ends with a number, as no host name does, expected an IPv4 address of four numbers up to 255, an IPv6 address or \
+         a host name"
+    )]
+    Number,
     /// A port where only an address belongs.
     #[error("expected an address alone: give `{address}`, and port {port} as trsvcid")]
     WithPort {
@@ -126,8 +132,17 @@ fn check_name(text: &str) -> Result<(), AddressError> {
         }
     }
     let of_names = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | '_');
-    match text.is_empty() || !text.chars().all(of_names) {
-        true => Err(AddressError::Neither),
+    if text.is_empty() || !text.chars().all(of_names) {
+        return Err(AddressError::Neither);
+    }
+    // RFC 1123, section 2.1: the last part of a name is no number.
+    let last = text.trim_end_matches('.').rsplit('.').next();
+    let last = last.unwrap_or_default().to_ascii_lowercase();
+    let is_hex = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_number = last.bytes().all(|byte| byte.is_ascii_digit())
+        || last.strip_prefix("0x").is_some_and(is_hex);
+    match is_number {
+        true => Err(AddressError::Number),
         false => Ok(()),
     }
 }
@@ -149,6 +164,8 @@ mod tests {
             "fe80::1%1",
             "storage-1.example.com",
             "node_7",
+            "7.example",
+            "0xyz",
         ] {
             assert_eq!(check_traddr(text), Ok(()), "{text}");
         }
@@ -165,6 +182,10 @@ mod tests {
             ("fe80::1%", "nothing is behind the %, expected an interface"),
             ("fe80::1%4000000000", "no interface `4000000000`"),
             ("[::1", "or a host name"),
+            ("0", "ends with a number"),
+            ("127.1", "ends with a number"),
+            ("10.0.0.256", "four numbers up to 255"),
+            ("0x7f000001", "ends with a number"),
             ("10.0.0.1:5003", "give `10.0.0.1`, and port 5003 as trsvcid"),
             ("[::1]:5003", "give `[::1]`, and port 5003 as trsvcid"),
             ("storage:4420", "give `storage`, and port 4420 as trsvcid"),

@@ -41,9 +41,7 @@ pub enum IdentityError {
         problem: String,
     },
     /// An identifier is no UUID.
-    #[error(
-        "{from} is {value:?}, expected a UUID other than zero, as `uuidgen` makes one and {HOSTID_PATH} has it"
-    )]
+    #[error("{from} is {value:?}, expected a UUID other than zero (`uuidgen` makes one)")]
     HostId {
         /// Where the value came from.
         from: String,
@@ -122,13 +120,11 @@ impl Identity {
                 })
             })
             .transpose()?;
-        if let Some(name) = &name
-            && let Err(form) = name.check_form()
+        if let Some(text) = name
+            .as_ref()
+            .and_then(|name| not_of_the_form(name_from, name))
         {
-            tracing::warn!(
-                "{name_from} is {:?}: {form}; it is used as it is, and `nvme gen-hostnqn` makes one that is",
-                name.as_str()
-            );
+            tracing::warn!("{text}");
         }
         if let (Some(hostid), Some(uuid)) = (id, name.as_ref().and_then(Nqn::uuid))
             && hostid != uuid
@@ -165,6 +161,15 @@ impl Identity {
             hostid: HostId::from_uuid(uuid),
         })
     }
+}
+
+/// What is said of a name that is taken though it is not of the form.
+fn not_of_the_form(from: &str, name: &Nqn) -> Option<String> {
+    let form = name.check_form().err()?;
+    Some(format!(
+        "{from} is {:?}: {form}; it is used as it is, and `nvme gen-hostnqn` makes one that is",
+        name.as_str()
+    ))
 }
 
 fn read(root: &Path, path: &str) -> Option<String> {
@@ -216,7 +221,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    use super::{Identity, IdentityError};
+    use super::{HOSTNQN_PATH, Identity, IdentityError, Nqn, not_of_the_form};
 
     const UUID: &str = "00112233-4455-6677-8899-aabbccddeeff";
 
@@ -348,6 +353,25 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("control character"), "{error}");
+    }
+
+    #[test]
+    fn text_in_the_files_that_is_of_no_form_is_used_with_a_warning_and_zero_is_refused() {
+        let garbage = [("etc/machine-id", UUID), ("etc/nvme/hostnqn", "garbage\n")];
+        let root = Root::new("no-form", &garbage);
+        let identity = Identity::find_in(&root.0, None, None).unwrap();
+        assert_eq!(identity.hostnqn.as_str(), "garbage");
+        let told = not_of_the_form(HOSTNQN_PATH, &identity.hostnqn).unwrap();
+        assert!(told.starts_with("/etc/nvme/hostnqn is \"garbage\": the NQN is not of the form"));
+        let good = Nqn::new("nqn.2026-11.io.capstan:h").unwrap();
+        assert_eq!(not_of_the_form("--hostnqn", &good), None);
+        let zero = UUID.replace(|c| c != '-', "0");
+        let root = Root::new("zero", &[("etc/nvme/hostid", &zero)]);
+        let error = Identity::find_in(&root.0, None, None).unwrap_err();
+        let expected = format!(
+            "/etc/nvme/hostid is {zero:?}, expected a UUID other than zero (`uuidgen` makes one)"
+        );
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

@@ -40,8 +40,8 @@ pub(super) enum NoFileSystem {
     },
     /// Nothing that is known, but this byte is not zero.
     Unknown { first_byte: u64 },
-    /// Zeroes wherever signatures live.
-    Blank,
+    /// Zeroes wherever signatures live, of so many bytes.
+    Blank { size_bytes: u64 },
 }
 
 /// A signature, as `wipefs` shows it.
@@ -144,14 +144,11 @@ pub(super) fn file_system(
         );
     }
     let name = device.display().to_string();
-    let first_byte = tools.read(&name, {
+    let content = tools.read(&name, {
         let (device, name) = (device.to_owned(), name.clone());
-        move || first_byte_not_zero(&device).with_context(|| format!("reading {name}"))
+        move || without_signature(&device).with_context(|| format!("reading {name}"))
     })?;
-    Ok(Err(match first_byte {
-        Some(first_byte) => NoFileSystem::Unknown { first_byte },
-        None => NoFileSystem::Blank,
-    }))
+    Ok(Err(content))
 }
 
 /// Why there is nothing to mount on `device`, which is called `what`, and what to do about it. It
@@ -164,12 +161,17 @@ pub(super) fn nothing_to_mount(
     tools: &Tools<'_>,
 ) -> Error {
     match content {
-        NoFileSystem::Blank => anyhow!(
-            "{what} holds no file system, and is blank: its first {} and its last {}, where \
-             signatures live, are zeroes; make a file system (`capstan attach …`, then \
-             {})",
-            output::size(HEAD_BYTES),
-            output::size(TAIL_BYTES),
+        NoFileSystem::Blank { size_bytes } => anyhow!(
+            "{what} holds no file system, and is blank: {} are zeroes; make a file system \
+             (`capstan attach …`, then {})",
+            match *size_bytes > HEAD_BYTES + TAIL_BYTES {
+                true => format!(
+                    "its first {} and its last {}, where signatures live,",
+                    output::size(HEAD_BYTES),
+                    output::size(TAIL_BYTES)
+                ),
+                false => format!("all of its {}", output::size(*size_bytes)),
+            },
             on_part("`mkfs.ext4 DEVICE`", part)
         ),
         NoFileSystem::Unknown { first_byte } => anyhow!(
@@ -521,8 +523,8 @@ fn failed(what: &str, device: &Path, output: &Output) -> Error {
     anyhow!("{what} {device}: {} ({status})", told.trim())
 }
 
-/// The first byte that is not zero where signatures live.
-fn first_byte_not_zero(device: &Path) -> io::Result<Option<u64>> {
+/// What a device without a signature holds, by the first byte that is not zero where these live.
+fn without_signature(device: &Path) -> io::Result<NoFileSystem> {
     let file = File::open(device)?;
     let size_bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))?;
     let head_end = HEAD_BYTES.min(size_bytes);
@@ -535,12 +537,13 @@ fn first_byte_not_zero(device: &Path) -> io::Result<Option<u64>> {
             let piece = bytes.get_mut(..count).unwrap_or_default();
             file.read_exact_at(piece, at)?;
             if let Some(found) = piece.iter().position(|&byte| byte != 0) {
-                return Ok(Some(at + found as u64));
+                let first_byte = at + found as u64;
+                return Ok(NoFileSystem::Unknown { first_byte });
             }
             at += count as u64;
         }
     }
-    Ok(None)
+    Ok(NoFileSystem::Blank { size_bytes })
 }
 
 #[cfg(test)]

@@ -85,9 +85,13 @@ pub(crate) fn parse_ctrl_loss_tmo(text: &str) -> Result<i64, String> {
 
 /// Bytes of one I/O of a measurement.
 pub(crate) fn parse_bs(text: &str) -> Result<u32, String> {
-    let bytes = parse_bytes(text)?;
+    let range = || "expected 512 to 4 MiB, a multiple of the LBA size".to_owned();
+    let bytes = match parse_bytes(text) {
+        Err(too_large) if too_large == TOO_MANY_BYTES => return Err(range()),
+        bytes => bytes?,
+    };
     let bytes = u32::try_from(bytes).ok().filter(|_| BS.contains(&bytes));
-    bytes.ok_or_else(|| "expected 512 to 4 MiB, a multiple of the LBA size".to_owned())
+    bytes.ok_or_else(range)
 }
 
 /// A number of bytes other than 0.
@@ -106,6 +110,8 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
         false => Ok(time),
     }
 }
+
+const TOO_MANY_BYTES: &str = "expected less than 2^64 bytes";
 
 /// A number of bytes as fio and nvme-cli write it: `4096`, `4k`, `1M`, `16MiB`, `2g`. Powers of
 /// 1024; what is a power of 1000 elsewhere is refused, as by `capstan-target`.
@@ -128,12 +134,13 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         }
         _ => return Err("expected a number of bytes, like 4096, 4k, 16MiB or 1g".to_owned()),
     };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "expected a number of bytes, like 4096, 4k, 16MiB or 1g".to_owned())?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "expected less than 2^64 bytes".to_owned())
+    // The digits of a number beyond 64 bits are one, too.
+    let number = number.parse::<u64>().map_err(|_| match number.is_empty() {
+        true => "expected a number of bytes, like 4096, 4k, 16MiB or 1g",
+        false => TOO_MANY_BYTES,
+    })?;
+    let bytes = number.checked_mul(1 << shift);
+    bytes.ok_or_else(|| TOO_MANY_BYTES.to_owned())
 }
 
 /// A number, decimal or like `0x0f`.
@@ -156,8 +163,10 @@ pub(crate) fn parse_data_len() -> impl TypedValueParser<Value = u32> {
 
 /// A time as fio writes it (`30` is seconds), or with a unit (`1m30s`).
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let time = match text.parse::<u64>() {
         Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) if is_number => Duration::MAX,
         Err(_) => humantime::parse_duration(text)
             .map_err(|_| "expected seconds, or a time like 500ms or 1m30s".to_owned())?,
     };
@@ -173,7 +182,7 @@ mod tests {
 
     use clap::{Arg, Command};
 
-    use super::{parse_bytes, parse_ctrl_loss_tmo, parse_duration, parse_time, within};
+    use super::{parse_bs, parse_bytes, parse_ctrl_loss_tmo, parse_duration, parse_time, within};
 
     /// The words of the standard library say neither the range nor the unit.
     #[test]
@@ -220,6 +229,26 @@ mod tests {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
         assert!(parse_time("0").is_err() && parse_time("0ms").is_err());
+    }
+
+    #[test]
+    fn numbers_beyond_64_bits_are_told_the_range_as_smaller_ones_are() {
+        let digits = "99999999999999999999";
+        assert_eq!(
+            parse_bytes(digits).unwrap_err(),
+            "expected less than 2^64 bytes"
+        );
+        let told = parse_bytes(&format!("{digits}k")).unwrap_err();
+        assert_eq!(told, "expected less than 2^64 bytes");
+        assert!(
+            parse_bs(digits)
+                .unwrap_err()
+                .starts_with("expected 512 to 4 MiB")
+        );
+        assert_eq!(
+            parse_duration(digits).unwrap_err(),
+            "expected at most a year"
+        );
     }
 
     #[test]

@@ -126,7 +126,7 @@ pub struct CommandReply {
 /// Steps of setting an association up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// RDMA connection of the Admin Queue.
+    /// Connection of the Admin Queue.
     OpenAdmin,
     /// Connect command of the Admin Queue.
     ConnectAdmin,
@@ -144,7 +144,7 @@ pub enum Step {
     NumberOfQueues,
     /// Set Features: Asynchronous Event Configuration.
     AsyncConfig,
-    /// RDMA connection of an I/O queue.
+    /// Connection of an I/O queue.
     OpenIo(u16),
     /// Connect command of an I/O queue.
     ConnectIo(u16),
@@ -157,7 +157,7 @@ impl Step {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::OpenAdmin => "RDMA connection of the Admin Queue",
+            Self::OpenAdmin => "connection of the Admin Queue",
             Self::ConnectAdmin => "Connect of the Admin Queue",
             Self::Version => "Property Get VS",
             Self::Capabilities => "Property Get CAP",
@@ -166,7 +166,7 @@ impl Step {
             Self::Identify => "Identify Controller",
             Self::NumberOfQueues => "Set Features Number of Queues",
             Self::AsyncConfig => "Set Features Asynchronous Event Configuration",
-            Self::OpenIo(_) => "RDMA connection of an I/O queue",
+            Self::OpenIo(_) => "connection of an I/O queue",
             Self::ConnectIo(_) => "Connect of an I/O queue",
             Self::Scan => "Identify of the namespaces",
         }

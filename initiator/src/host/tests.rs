@@ -533,7 +533,7 @@ fn a_step_without_an_answer_names_itself_and_its_bound() {
     assert_eq!(
         script.told,
         [
-            "failed: RDMA connection of the Admin Queue did not finish within 3000 ms; check that \
+            "failed: connection of the Admin Queue did not finish within 3000 ms; check that \
              the address is right and reachable and that the target runs"
         ]
     );

@@ -245,6 +245,15 @@ impl Bench {
             None => interrupts.leave_to_the_kernel()?,
             Some(came) => interrupts.end_the_process_soon(came)?,
         }
+        let has_measured = |result: &JobResult| result.read.ios + result.write.ios > 0;
+        let ends_by_size = interrupted.is_none() && self.runtime.is_none();
+        if ends_by_size && !self.ramp_time.is_zero() && !results.iter().any(has_measured) {
+            bail!(
+                "nothing was measured: all of --size was done before --ramp-time ({:?}) was over; expected a shorter \
+                 --ramp-time, a larger --size, or a --runtime",
+                self.ramp_time
+            );
+        }
         report::print(self, &plan, &results, interrupted)?;
         let wrong: u64 = results.iter().map(|r| r.verify.wrong).sum();
         if wrong > 0 {

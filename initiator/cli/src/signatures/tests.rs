@@ -28,6 +28,15 @@ fn mkfs_is_named_for_a_blank_volume_only() {
     let blank = told(&image(&dir, &[]));
     assert!(blank.contains("mkfs.ext4"), "{blank}");
     assert!(blank.contains("first 4.0 MiB"), "{blank}");
+    // As small as what is looked at.
+    let small = dir.path().join("small");
+    let file = std::fs::File::create(&small).unwrap();
+    file.set_len(2 << 20).unwrap();
+    let blank = told(&small);
+    assert!(
+        blank.contains("blank: all of its 2.0 MiB are zeroes"),
+        "{blank}"
+    );
     // Data without a signature: at the start, at the end, and where the head ends.
     for at in [0, (4 << 20) - 1, (16 << 20) - 1, 15 << 20] {
         let text = told(&image(&dir, &[(at, b"x")]));
@@ -51,7 +60,12 @@ fn advice_about_a_partition_leaves_its_disk_alone() {
         let all = Vec::new();
         of(&NoFileSystem::Signatures { main, all })
     });
-    for text in [of(&NoFileSystem::Blank)].iter().chain(&signatures) {
+    for text in [of(&NoFileSystem::Blank {
+        size_bytes: 1 << 30,
+    })]
+    .iter()
+    .chain(&signatures)
+    {
         let named = text.matches("DEVICE").count();
         assert!(named > 0, "{text}");
         assert_eq!(text.matches("DEVICEp3").count(), named, "{text}");
