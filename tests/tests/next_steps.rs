@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use capstan_initiator::{Controller, Options};
-use capstan_tests::disks::{own_mounts, run};
+use capstan_tests::disks::{Loop, own_mounts, run};
 use capstan_tests::host::options;
 use capstan_tests::program::{
     CLAIMS, Daemon, complaint, has_disks, has_tools, own_address, program, shell, signal, told,
@@ -237,6 +237,68 @@ fn root_a_low_port_is_opened_to_those_without_privilege() {
         said.contains("listen 127.0.0.1:441") && !said.contains("sysctl -w net"),
         "{said}"
     );
+}
+
+/// What `attach` does by itself when a volume has grown.
+#[test]
+fn root_a_loop_device_takes_the_size_of_its_file() {
+    let test = "root_a_loop_device_takes_the_size_of_its_file";
+    if !has_disks(test, &["losetup"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = image(dir.path(), "image", 1 << 20);
+    let device = Loop::new(&file);
+    fs::File::options()
+        .write(true)
+        .open(&file)
+        .and_then(|file| file.set_len(2 << 20))
+        .unwrap();
+    let name = utf8(device.path());
+    let size = || {
+        let size = tool("blockdev", &["--getsize64", name]);
+        size.trim().parse::<u64>().unwrap()
+    };
+    assert_eq!(size(), 1 << 20);
+    runs(&format!("losetup --set-capacity {name}"));
+    assert_eq!(size(), 2 << 20);
+}
+
+/// On no other disk of the machine, whose arrays are not this test's to assemble.
+#[test]
+fn root_arrays_are_looked_for_on_a_disk_of_the_test() {
+    let test = "root_arrays_are_looked_for_on_a_disk_of_the_test";
+    if !has_disks(test, &["losetup", "mdadm"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let device = Loop::new(&image(dir.path(), "image", 1 << 20));
+    let config = dir.path().join("mdadm.conf");
+    fs::write(&config, format!("DEVICE {}\n", utf8(device.path()))).unwrap();
+    let output = shell(&format!(
+        "mdadm --assemble --scan --config {}",
+        utf8(&config)
+    ));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("No arrays found"), "{said}");
+}
+
+/// Of the whole machine: where it is another, that is not for a test to change.
+#[test]
+fn root_a_setting_that_is_so_already_is_written_again() {
+    let test = "root_a_setting_that_is_so_already_is_written_again";
+    let now = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    if !is_root(test) || !has_tools(test, &["sysctl"]) || !now.is_ok_and(|now| now.trim() == "0") {
+        eprintln!(
+            "SKIPPED {test}: io_uring is not enabled by kernel.io_uring_disabled, or not to be set here"
+        );
+        return;
+    }
+    let output = shell("sysctl -w kernel.io_uring_disabled=0");
+    let said = String::from_utf8_lossy(&output.stderr);
+    // A container may not write it.
+    let is_read_only = said.contains("Read-only") || said.contains("denied");
+    assert!(output.status.success() || is_read_only, "{said}");
 }
 
 #[test]

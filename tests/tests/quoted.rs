@@ -41,13 +41,15 @@ const VALUES: [(&str, &str); 10] = [
 enum Step {
     /// It only looks: it is run here.
     Looks,
+    /// The same, and it may fail: without a word where it finds nothing, or with these.
+    Finds(&'static str),
     /// A file of this repository in which it is run, and words of it there.
     In(&'static str, &'static str),
     /// Why it is not run: no more than that the tool is there.
     Tool(&'static str),
 }
 
-use Step::{In, Looks, Tool};
+use Step::{Finds, In, Looks, Tool};
 
 /// Where steps are taken.
 const HERE: &str = "tests/tests/next_steps.rs";
@@ -73,7 +75,7 @@ const STEPS: [(&str, Step); 61] = [
     ),
     ("findmnt", Looks),
     ("findmnt -T {path}", Looks),
-    ("findmnt -t btrfs", Tool("there may be none")),
+    ("findmnt -t btrfs", Finds("it says nothing of none")),
     ("getent ahosts {name}", Looks),
     ("ip -6 route", Looks),
     ("ip address", Looks),
@@ -90,7 +92,7 @@ const STEPS: [(&str, Step); 61] = [
     ("ip route get {ip}", Looks),
     (
         "losetup --set-capacity {path}",
-        Tool("it is the last resort after what does the same"),
+        In(HERE, "fn root_a_loop_device_takes_the_size_of_its_file"),
     ),
     (
         "losetup -d /dev/{name}",
@@ -103,7 +105,7 @@ const STEPS: [(&str, Step); 61] = [
     ("lslocks", Looks),
     (
         "mdadm --assemble --scan",
-        Tool("it looks at all disks of the machine"),
+        In(HERE, "fn root_arrays_are_looked_for_on_a_disk_of_the_test"),
     ),
     ("mkfs.ext4 DEVICE", In("tests/tests/disk.rs", "mkfs.ext4")),
     (
@@ -114,44 +116,53 @@ const STEPS: [(&str, Step); 61] = [
         "mount {device}pN FOLDER",
         In("tests/tests/signatures.rs", "mounts another partition"),
     ),
-    ("modprobe fuse", Tool("it changes the kernel")),
-    ("modprobe loop", Tool("it changes the kernel")),
-    ("modprobe {fs_type}", Tool("it changes the kernel")),
+    (
+        "modprobe fuse",
+        Tool("it changes the kernel of the machine"),
+    ),
+    (
+        "modprobe loop",
+        Tool("it changes the kernel of the machine"),
+    ),
+    (
+        "modprobe {fs_type}",
+        Tool("it changes the kernel of the machine"),
+    ),
     (
         "namei --long {}",
         In(HERE, "fn what_shows_where_links_lead"),
     ),
-    ("nft list ruleset", Tool("it needs root")),
+    ("nft list ruleset", Finds("not permitted")),
     ("nvme connect", In("tests/lab/guest", "nvme connect")),
     ("nvme gen-hostnqn", Looks),
     (
         "nvme resv-report",
-        Tool("the lab has hosts with reservations"),
+        Tool("it needs a disk of the kernel's NVMe host, as the lab has"),
     ),
     (
         "partx --show DEVICE",
         In(HERE, "fn what_shows_a_partition_table"),
     ),
     ("ps -fp {pid}", In(HERE, "fn what_shows_a_partition_table")),
-    ("rdma link", Tool("a kernel without RDMA refuses it")),
-    (
-        "rdma resource show cm_id",
-        Tool("a kernel without RDMA refuses it"),
-    ),
+    ("rdma link", Finds("NETLINK_RDMA")),
+    ("rdma resource show cm_id", Finds("NETLINK_RDMA")),
     ("ss -ltn", Looks),
     ("ss -ltnp 'sport = :{port}'", Looks),
     ("ss -s", Looks),
-    ("sudo", Tool("tests run as root, or not")),
+    ("sudo", Finds("usage")),
     (
         "sudo chown -R {user} {folder}",
         In("tests/tests/state_folder.rs", "tool(\"chown\""),
     ),
     ("swapoff {path}", In(IN_USE, "runs(&refusal, \"swapoff \")")),
     ("swapon", Looks),
-    ("swapon DEVICE", Tool("it changes the machine")),
+    ("swapon DEVICE", In(IN_USE, "tool(\"swapon\"")),
     (
         "sysctl -w kernel.io_uring_disabled=0",
-        Tool("it changes the machine"),
+        In(
+            HERE,
+            "fn root_a_setting_that_is_so_already_is_written_again",
+        ),
     ),
     (
         "sysctl -w net.ipv4.ip_unprivileged_port_start={port}",
@@ -182,7 +193,7 @@ const STEPS: [(&str, Step); 61] = [
         "vgchange --activate y",
         In("tests/lab/cases/stacked", "vgchange -ay"),
     ),
-    ("zpool import -d DEVICE", Tool("no test has ZFS")),
+    ("zpool import -d DEVICE", Tool("it needs ZFS in the kernel")),
 ];
 
 /// Every `.rs` file below a folder, but for the tests.
@@ -349,7 +360,13 @@ fn what_is_quoted_of_the_system_has_a_test() {
                 let is_allowed = said.contains("not permitted") || said.contains("denied");
                 assert!(output.status.success() || is_allowed, "`{quote}`: {said}");
             }
-            Looks => {}
+            Finds(words) if has_tools(quote, &[tool]) => {
+                let output = shell(&with_values(quote));
+                let said = String::from_utf8_lossy(&output.stderr);
+                let is_all = said.trim().is_empty() || said.contains(words);
+                assert!(output.status.success() || is_all, "`{quote}`: {said}");
+            }
+            Looks | Finds(_) => {}
             Tool(why) => {
                 if has_tools(quote, &[tool]) {
                     eprintln!("not run, but {tool} is there: `{quote}`: {why}");
