@@ -90,6 +90,10 @@ impl QueuePair for Pair {
         each!(&self.0, pair => pair.has_passed(mark))
     }
 
+    fn has_passed_begun(&self, mark: u64) -> bool {
+        each!(&self.0, pair => pair.has_passed_begun(mark))
+    }
+
     fn ring_doorbell(&mut self) {
         each!(&mut self.0, pair => pair.ring_doorbell());
     }

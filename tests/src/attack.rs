@@ -205,6 +205,17 @@ impl Stranger {
     pub fn associate(&mut self, parameters: &ConnectParameters) -> io::Result<()> {
         self.send(&connect_capsule(0, 0, 120_000, parameters, false))?;
         self.hears();
+        self.enable()
+    }
+
+    /// Enables the controller of its Admin queue.
+    ///
+    /// # Errors
+    /// As [`Stranger::send`].
+    ///
+    /// # Panics
+    /// Never: CC has a size.
+    pub fn enable(&mut self) -> io::Result<()> {
         let enable = PropertySet {
             property: Property::CC,
             size: Property::CC.size().expect("CC has a size"),

@@ -10,6 +10,7 @@ pub mod place;
 pub mod process;
 pub mod program;
 pub mod proxy;
+pub mod raw_tcp;
 pub mod running;
 pub mod target;
 pub mod tcp_host;

@@ -222,6 +222,12 @@ impl PduReader {
         whole.saturating_sub(self.have_bytes)
     }
 
+    /// Whether no byte of a PDU has been read that is not complete.
+    #[must_use]
+    pub const fn is_between_pdus(&self) -> bool {
+        matches!(self.at, At::Common) && self.have_bytes == 0
+    }
+
     /// The last header, as much of it as was read and looked at: what a TermReq about a fault in it
     /// brings.
     #[must_use]

@@ -183,6 +183,12 @@ pub trait QueuePair: Any {
         true
     }
 
+    /// As [`QueuePair::has_passed`], but every message of which any byte had arrived is waited for.
+    /// A device shows nothing of a message before its completion: it answers as there.
+    fn has_passed_begun(&self, mark: u64) -> bool {
+        self.has_passed(mark)
+    }
+
     /// Hands everything posted since the last call to the device, in one go.
     fn ring_doorbell(&mut self);
 }

@@ -122,6 +122,13 @@ impl QueuePair for QpHandle {
         qp.core.state != QpState::ReadyToSend || !qp.core.rx.stalled && qp.received_bytes() >= mark
     }
 
+    fn has_passed_begun(&self, mark: u64) -> bool {
+        let qp = self.cell.borrow();
+        // A message that waits for a receive is not whole either.
+        let whole_bytes = qp.received_bytes().saturating_sub(qp.core.rx.begun_bytes());
+        qp.core.state != QpState::ReadyToSend || whole_bytes >= mark
+    }
+
     fn ring_doorbell(&mut self) {
         let mut qp = self.cell.borrow_mut();
         let qp = &mut *qp;

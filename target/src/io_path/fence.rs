@@ -1,8 +1,9 @@
 //! What the controllers wait for before a new controller of the same host is ready: that everything
 //! which had arrived on a connection by then is taken in and over.
 //!
-//! The wire of a connection says when it has told of everything that had arrived; then the queue
-//! itself counts what it has taken in ([`capstan_subsystem::IoQueue::begin_fence`]). When a
+//! The wire of a connection says when it has told of everything that had arrived, with the rest of
+//! a message or PDU of which only the beginning had; then the queue itself counts what it has taken
+//! in ([`capstan_subsystem::IoQueue::begin_fence`]). When a
 //! connection ends meanwhile the controllers are told once its last command is off the storage
 //! engine.
 
@@ -31,6 +32,12 @@ struct Arriving {
 }
 
 impl Fences {
+    /// Whether something that had begun to arrive on the connection, and that a new association
+    /// waits for, is not taken in yet.
+    pub(super) fn is_arriving(&self, conn: ConnId) -> bool {
+        self.all.iter().any(|arriving| arriving.conn == conn)
+    }
+
     /// A connection is gone; the controllers have been told of its end.
     pub(super) fn forget(&mut self, conn: ConnId) {
         self.all.retain(|arriving| arriving.conn != conn);
@@ -84,11 +91,12 @@ impl IoPath {
             conn,
             fence,
         });
+        self.looks.wanted(self.resources.now_us);
     }
 
     /// Logs what a new controller has waited for long on a connection.
     pub(super) fn tell_outstanding(&mut self, conn: ConnId) {
-        let arriving = self.fences.all.iter().any(|other| other.conn == conn);
+        let arriving = self.fences.is_arriving(conn);
         let connection = self
             .index_of
             .get(&conn)
@@ -112,7 +120,8 @@ impl IoPath {
             ?namespaces,
             arriving,
             "a new association of this host waits for what this connection has not finished: look at the storage of these namespaces \
-             where commands are on it, and at the host or its network where their data is pulled"
+             where commands are on it, and at the host or its network where their data is pulled or the rest of a capsule is missing \
+             (arriving)"
         );
     }
 }

@@ -17,6 +17,9 @@ use super::command::Command;
 use super::connection::Connection;
 use crate::limits::{LOOK_PERIOD_US, STALLED_LOOKS, STALLED_LOOKS_WHILE_OTHERS_WAIT};
 
+/// What a host has not done that has begun to send something and does not go on.
+const BEGUN: &str = "the rest of a capsule or PDU that the host has begun to send was missing";
+
 /// What was seen of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
@@ -26,6 +29,9 @@ pub(super) struct Progress {
     seen: u32,
     /// Looks in a row that found something under way, and nothing moved.
     stalled_looks: u32,
+    /// Looks in a row that found a new association waiting for the rest of what has begun to
+    /// arrive, which has to be whole, and pulls that do not go on.
+    begun_looks: u32,
     /// Looks in a row that found a new association of the host waiting for the connection.
     fenced_looks: u32,
 }
@@ -46,6 +52,13 @@ impl Progress {
         }
         self.seen = self.moved;
         self.stalled_looks
+    }
+
+    /// Looks again. Returns in how many looks in a row the rest of what had `begun` to arrive was
+    /// missing to a new association.
+    fn look_at_begun(&mut self, begun: bool) -> u32 {
+        self.begun_looks = if begun { self.begun_looks + 1 } else { 0 };
+        self.begun_looks
     }
 
     /// In how many looks something has to move, and while what. `fenced`: a new association of the
@@ -103,24 +116,27 @@ impl Connection {
         self.transport.sends_outstanding() > 0 || self.transport.is_full()
     }
 
-    /// What the host has not done, and for how long.
-    fn complaint(&self, looks: u32, most_looks: u32, waits: &str) -> String {
+    /// What the host has not done.
+    fn undone(&self) -> String {
         let pulls: Vec<_> = self
             .commands
             .iter()
             .filter_map(Command::pulled_bytes)
             .map(u64::from)
             .collect();
-        let seconds = seconds(looks);
-        let most = format!("at most {} s{waits}", self::seconds(most_looks));
-        let what = match pulls.as_slice() {
+        match pulls.as_slice() {
             [] => "the host took neither data nor responses".to_owned(),
             pulls => not_pulled(pulls, matches!(self.transport, Queue::Tcp(_))),
-        };
-        format!(
-            "{what} for {seconds} s ({most}): it is stopped, or the network to it is gone; it may connect again"
-        )
+        }
     }
+}
+
+/// What a host has not done, for how long, and how long it may leave it undone.
+fn complaint(undone: &str, looks: u32, (most_looks, waits): (u32, &str)) -> String {
+    let (seconds, most) = (seconds(looks), seconds(most_looks));
+    format!(
+        "{undone} for {seconds} s (at most {most} s{waits}): it is stopped, or the network to it is gone; it may connect again"
+    )
 }
 
 /// What a host leaves undone of whose commands so many bytes each are to be pulled.
@@ -159,17 +175,23 @@ impl IoPath {
                 connection.progress.moved();
             }
             let under_way = connection.awaits_host();
-            if under_way {
+            let begun = self.fences.is_arriving(connection.identity.id);
+            if under_way || begun {
                 self.looks.wanted(now_us);
             }
             let looks = connection.progress.look(under_way);
-            let fenced = connection.queue.as_ref().is_some_and(IoQueue::is_fenced);
+            let begun_looks = connection.progress.look_at_begun(begun);
+            let fenced = begun || connection.queue.as_ref().is_some_and(IoQueue::is_fenced);
             let short = others_wait && connection.commands.iter().any(Command::has_buffer);
-            let (most, waits) = connection.progress.patience(fenced, short);
-            if looks >= most {
-                let why = connection.complaint(looks, most, waits);
-                self.resources.end(connection, why);
-            }
+            let patience = connection.progress.patience(fenced, short);
+            let why = if looks >= patience.0 {
+                complaint(&connection.undone(), looks, patience)
+            } else if begun_looks >= patience.0 {
+                complaint(BEGUN, begun_looks, patience)
+            } else {
+                continue;
+            };
+            self.resources.end(connection, why);
         }
     }
 }
@@ -223,6 +245,19 @@ mod tests {
         assert_eq!(progress.patience(true, true).0, 1);
         assert_eq!(progress.patience(false, false).0, STALLED_LOOKS);
         assert_ne!(progress.patience(true, false).0, 1, "the wait is a new one");
+    }
+
+    #[test]
+    fn what_has_begun_to_arrive_has_to_be_whole_in_time() {
+        let mut progress = Progress::default();
+        for looks in 1..=STALLED_LOOKS_WHILE_OTHERS_WAIT {
+            progress.moved();
+            assert_eq!(progress.look_at_begun(true), looks, "a byte helps nothing");
+        }
+        assert_eq!(progress.look_at_begun(false), 0);
+        assert_eq!(progress.look_at_begun(true), 1);
+        let why = complaint(BEGUN, 4, (4, " while others wait"));
+        assert!(why.contains("was missing for 2 s (at most 2 s while others wait)"), "{why}");
     }
 
     #[test]

@@ -535,7 +535,7 @@ impl Queue {
     /// Whether something of the host has arrived here that has not been looked at.
     pub fn has_arrivals(&mut self) -> bool {
         let mark = self.arrived();
-        !self.has_passed(mark)
+        !self.qp.has_passed(mark)
     }
 
     /// A mark behind everything of the host that has arrived here by now.
@@ -543,9 +543,9 @@ impl Queue {
         self.qp.arrived()
     }
 
-    /// Whether every capsule that had arrived as a whole at `mark` has its completion.
-    pub(super) fn has_passed(&self, mark: u64) -> bool {
-        self.qp.has_passed(mark)
+    /// Whether every capsule of which any byte had arrived at `mark` has its completion.
+    pub(super) fn has_passed_begun(&self, mark: u64) -> bool {
+        self.qp.has_passed_begun(mark)
     }
 
     /// Posts a work request; it leaves with the next flush, or before that where it costs nothing.

@@ -109,7 +109,9 @@ impl Wire {
     }
 
     /// Sets a fence: everything that has arrived on the queue by now, in socket buffers and shared
-    /// memory as well, comes before [`Event::Fenced`]. None comes where the queue is removed first.
+    /// memory as well, comes before [`Event::Fenced`], and so does a capsule of which only the
+    /// beginning has arrived, where the provider sees it. None comes where the queue is removed
+    /// first.
     pub fn fence(&mut self, id: QueueId, queue: &mut Queue, number: FenceNumber) {
         self.fences.all.push(Fence {
             queue: id,
@@ -318,7 +320,7 @@ struct Fence {
     number: FenceNumber,
     /// Behind what had arrived.
     mark: u64,
-    /// Every message before the mark has its completion.
+    /// Every message that had begun before the mark has its completion.
     passed: bool,
     unpolled: Unpolled,
 }
@@ -344,7 +346,7 @@ impl Fences {
     fn look(&mut self, queues: &mut impl Queues<Queue>) {
         for fence in &mut self.all {
             let queue = queues.queue(fence.queue);
-            fence.passed |= queue.is_none_or(|queue| queue.has_passed(fence.mark));
+            fence.passed |= queue.is_none_or(|queue| queue.has_passed_begun(fence.mark));
         }
     }
 

@@ -167,7 +167,7 @@ impl ControllerQueue {
 
     /// So many bytes have arrived at [`ControllerQueue::place`].
     pub fn landed(&mut self, bytes: usize, now_us: u64) {
-        self.stream.reader.data_moved(bytes);
+        self.stream.data_moved(bytes);
         self.side.moved(bytes);
         self.handle_bytes(&[], now_us);
     }
@@ -183,6 +183,18 @@ impl ControllerQueue {
     #[must_use]
     pub fn due_bytes(&self) -> usize {
         usize::try_from(self.stream.reader.data_due_bytes()).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes that were read so far.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.stream.read_bytes()
+    }
+
+    /// The same, up to the end of the last whole PDU.
+    #[must_use]
+    pub fn whole_bytes(&self) -> u64 {
+        self.stream.whole_bytes()
     }
 
     /// When [`ControllerQueue::handle_timeout`] is to be called.

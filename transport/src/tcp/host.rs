@@ -240,7 +240,7 @@ impl HostQueue {
 
     /// So many bytes have arrived at [`HostQueue::place`].
     pub fn landed(&mut self, bytes: usize, now_us: u64) {
-        self.stream.reader.data_moved(bytes);
+        self.stream.data_moved(bytes);
         self.side.moved(bytes);
         self.handle_bytes(&[], now_us);
     }

@@ -75,6 +75,9 @@ pub(super) struct Stream {
     state: StreamState,
     deadline_us: Option<u64>,
     now_us: u64,
+    /// Bytes that were read, and of these the ones up to the end of the last whole PDU.
+    read_bytes: u64,
+    whole_bytes: u64,
 }
 
 impl Stream {
@@ -86,7 +89,25 @@ impl Stream {
             state: StreamState::Open,
             deadline_us: Some(now_us.saturating_add(SETUP_US)),
             now_us,
+            read_bytes: 0,
+            whole_bytes: 0,
         }
+    }
+
+    /// Bytes that were read so far.
+    pub(super) fn read_bytes(&self) -> u64 {
+        self.read_bytes
+    }
+
+    /// The same, up to the end of the last whole PDU.
+    pub(super) fn whole_bytes(&self) -> u64 {
+        self.whole_bytes
+    }
+
+    /// Data of the last header has come to its place.
+    pub(super) fn data_moved(&mut self, bytes: usize) {
+        self.reader.data_moved(bytes);
+        self.read_bytes += bytes as u64;
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -122,9 +143,13 @@ impl Stream {
         let (data, rest) = bytes.split_at(due.min(bytes.len()));
         if !data.is_empty() {
             side.land(data);
-            self.reader.data_moved(data.len());
+            self.data_moved(data.len());
         }
         let (used, event) = self.reader.read(rest)?;
+        self.read_bytes += used as u64;
+        if self.reader.is_between_pdus() {
+            self.whole_bytes = self.read_bytes;
+        }
         match event {
             Some(Event::Pdu(Pdu::TermReq {
                 status,

@@ -65,7 +65,7 @@ pub struct Queue {
     watches_room: bool,
     /// Reads in a row that have brought nothing.
     idle_runs: u32,
-    /// How much has to be received before each fence is over.
+    /// How much has to be read, in whole PDUs, before each fence is over.
     fences: Vec<(u64, FenceNumber)>,
     /// Bytes have left or arrived since this was last asked.
     has_moved: bool,
@@ -246,10 +246,10 @@ impl Queue {
     }
 
     /// [`Event::Fenced`] with this number follows when everything has been taken in that has
-    /// arrived by now.
+    /// arrived by now, with the rest of a PDU of which only the beginning has.
     pub fn fence(&mut self, fence: FenceNumber) {
-        let waiting = self.link.waiting_bytes();
-        self.fences.push((self.received_bytes() + waiting, fence));
+        let mark = self.queue.read_bytes() + self.link.waiting_bytes();
+        self.fences.push((mark, fence));
         self.note();
     }
 
@@ -267,11 +267,6 @@ impl Queue {
             self.watch_room();
         }
         self.note();
-    }
-
-    fn received_bytes(&self) -> u64 {
-        let counts = self.link.counts();
-        counts.direct_bytes + counts.copied_bytes
     }
 
     /// Lets epoll say when there is room again, while there is none.
@@ -294,9 +289,10 @@ impl Queue {
 
     /// A fence that is over.
     fn passed_fence(&self) -> Option<usize> {
-        let (received, is_closed) = (self.received_bytes(), self.is_closed());
+        // A queue that has ended takes nothing any more.
+        let (whole_bytes, ended) = (self.queue.whole_bytes(), self.queue.has_ended());
         let mut fences = self.fences.iter();
-        fences.position(|(mark, _)| *mark <= received || is_closed)
+        fences.position(|(mark, _)| *mark <= whole_bytes || ended)
     }
 
     fn next_event(&mut self) -> Option<Event> {

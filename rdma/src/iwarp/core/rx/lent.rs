@@ -199,6 +199,7 @@ impl IwarpCore {
     ) -> Result<Received, Fatal> {
         let (direct, data_bytes) = (self.rx.direct, self.rx.lendable);
         let asked = self.rx.asked;
+        self.rx.received_bytes += bytes as u64;
         self.rx.end += bytes - direct as usize;
         self.note_placed(stags, direct)?;
         self.lend_of_ring(stags, base, data_bytes)?;

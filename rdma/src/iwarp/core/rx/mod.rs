@@ -115,8 +115,10 @@ pub(in crate::iwarp) struct Rx {
     crc: bool,
     /// The first FPDU may be empty (RFC 6581 §4.3.1).
     empty_fpdu: bool,
-    /// Bytes that came from the socket.
+    /// Bytes that came from the socket, or the ring.
     pub received_bytes: u64,
+    /// Of these, the ones up to the end of the last FPDU that left no Send incomplete.
+    whole_bytes: u64,
     /// No FPDU has arrived yet.
     pub before_first: bool,
     /// Waiting for a receive.
@@ -153,6 +155,7 @@ impl Rx {
             crc: true,
             empty_fpdu: false,
             received_bytes: 0,
+            whole_bytes: 0,
             before_first: true,
             stalled: false,
             lent: Lent::default(),
@@ -183,6 +186,20 @@ impl Rx {
             || self.start != self.end
             || !self.left.is_empty()
             || self.message.is_some()
+    }
+
+    /// Bytes received of what is not complete: an FPDU, or a Send of several.
+    pub(in crate::iwarp) fn begun_bytes(&self) -> u64 {
+        self.received_bytes.saturating_sub(self.whole_bytes)
+    }
+
+    /// An FPDU has ended where the stream buffer begins.
+    #[inline]
+    fn fpdu_ended(&mut self) {
+        if self.message.is_none() {
+            let buffered = (self.end - self.start) as u64;
+            self.whole_bytes = self.received_bytes.saturating_sub(buffered);
+        }
     }
 
     /// Before a run: takes a stream buffer, and puts into it what the last run left.
@@ -422,6 +439,7 @@ impl IwarpCore {
     ) -> Result<Parsed, Fatal> {
         if ulpdu.len() == LENGTH_BYTES && self.rx.before_first && self.rx.empty_fpdu {
             self.rx.start += total;
+            self.rx.fpdu_ended();
             self.first_fpdu();
             return Ok(Parsed::Again);
         }
@@ -450,6 +468,7 @@ impl IwarpCore {
             self.finish_segment(stags, &segment, payload_bytes)?;
         }
         self.rx.start += total;
+        self.rx.fpdu_ended();
         self.first_fpdu();
         Ok(Parsed::Again)
     }
@@ -502,6 +521,7 @@ impl IwarpCore {
         self.rx.start += trailer.len();
         self.rx.phase = FpduPhase::Header;
         self.finish_segment(stags, &segment, payload_bytes)?;
+        self.rx.fpdu_ended();
         self.first_fpdu();
         Ok(Parsed::Again)
     }
