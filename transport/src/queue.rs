@@ -9,7 +9,7 @@ use capstan_rdma::contract::PostError;
 
 use crate::data::{CapsuleData, HostMemory, InPlace, Landed};
 use crate::rdma::PullError;
-use crate::tcp::controller::ControllerQueue;
+use crate::tcp::controller::{ControllerQueue, Goes};
 use crate::{rdma, tcp};
 
 /// A queue of one wire of one reactor: an Admin queue or an I/O queue, and the connection under it.
@@ -297,9 +297,10 @@ impl Queue {
         }
     }
 
-    /// Whether bytes have moved of which no event has told, since this was last asked.
-    pub fn take_moved(&mut self) -> bool {
-        self.tcp().is_some_and(tcp::wire::Queue::take_moved)
+    /// Over NVMe/TCP: how the host goes on with pulls, and with what it has to take. Over NVMe/RDMA
+    /// events tell of it.
+    pub fn headway(&mut self) -> Option<(Goes, Goes)> {
+        Some(self.tcp()?.headway())
     }
 
     /// Whether something has arrived that was not told of yet.

@@ -3,9 +3,8 @@
 //!
 //! The wire of a connection says when it has told of everything that had arrived, with the rest of
 //! a message or PDU of which only the beginning had; then the queue itself counts what it has taken
-//! in ([`capstan_subsystem::IoQueue::begin_fence`]). When a
-//! connection ends meanwhile the controllers are told once its last command is off the storage
-//! engine.
+//! in ([`capstan_subsystem::IoQueue::begin_fence`]). When a connection ends meanwhile the
+//! controllers are told once its last command is off the storage engine.
 
 use std::collections::BTreeMap;
 

@@ -71,7 +71,7 @@ pub(super) fn on_event(
     match event {
         Event::Capsule(mut capsule) => return on_capsule(resources, connection, &mut capsule),
         Event::Pulled(pulled) => {
-            connection.progress.moved();
+            connection.progress.pulled();
             execute::on_pulled(resources, connection, pulled);
         }
         Event::Pushed(tag) => {

@@ -4,13 +4,15 @@
 //!
 //! Connections are looked at from time to time while anything is under way, and what counts is in
 //! how many looks in a row nothing had moved: this costs the commands nothing, and a target that
-//! was stopped itself does not blame its hosts.
+//! was stopped itself does not blame its hosts. Pulls are looked at by themselves: a host that goes
+//! on with anything else, or sends a byte of their data now and then, keeps their buffers as well.
 
 use std::time::Duration;
 
 use capstan_config::Size;
 use capstan_subsystem::IoQueue;
 use capstan_transport::Queue;
+use capstan_transport::tcp::controller::Goes;
 
 use super::IoPath;
 use super::command::Command;
@@ -23,12 +25,16 @@ const BEGUN: &str = "the rest of a capsule or PDU that the host has begun to sen
 /// What was seen of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Work requests that have ended and commands that went on, so far.
+    /// Work requests that have ended and commands that went on, so far; and pulls.
     moved: u32,
+    pulled: u32,
     /// The same at the last look.
-    seen: u32,
-    /// Looks in a row that found something under way, and nothing moved.
-    stalled_looks: u32,
+    seen: (u32, u32),
+    /// Looks in a row that found pulls under way which do not go on.
+    pull_looks: u32,
+    /// Looks in a row that found anything under way, and nothing moved; over NVMe/TCP, nothing of
+    /// what the host is to take.
+    send_looks: u32,
     /// Looks in a row that found a new association waiting for the rest of what has begun to
     /// arrive, which has to be whole, and pulls that do not go on.
     begun_looks: u32,
@@ -43,21 +49,44 @@ impl Progress {
         self.moved = self.moved.wrapping_add(1);
     }
 
-    /// Looks again. Returns in how many looks in a row nothing has moved that is `under_way`.
-    fn look(&mut self, under_way: bool) -> u32 {
-        if under_way && self.moved == self.seen {
-            self.stalled_looks += 1;
-        } else {
-            self.stalled_looks = 0;
-        }
-        self.seen = self.moved;
-        self.stalled_looks
+    /// The data of a command has come.
+    pub(super) fn pulled(&mut self) {
+        self.pulled = self.pulled.wrapping_add(1);
+        self.moved();
+    }
+
+    /// How the host goes on with its pulls and with everything, by the events since the last look,
+    /// where there are `pulls` and anything is `under_way`.
+    fn by_events(&mut self, pulls: bool, under_way: bool) -> (Goes, Goes) {
+        let goes = |is: bool, moved: bool| match (is, moved) {
+            (false, _) => Goes::Idle,
+            (true, true) => Goes::On,
+            (true, false) => Goes::Not,
+        };
+        let (moved, pulled) = self.seen;
+        self.seen = (self.moved, self.pulled);
+        (
+            goes(pulls, self.pulled != pulled),
+            goes(under_way, self.moved != moved),
+        )
+    }
+
+    /// Looks again. Returns in how many looks in a row the pulls have not gone on, and what is
+    /// sent.
+    fn look(&mut self, (pulls, sends): (Goes, Goes)) -> (u32, u32) {
+        let count = |looks: &mut u32, goes| {
+            *looks = if goes == Goes::Not { *looks + 1 } else { 0 };
+            *looks
+        };
+        let pull_looks = count(&mut self.pull_looks, pulls);
+        (pull_looks, count(&mut self.send_looks, sends))
     }
 
     /// Looks again. Returns in how many looks in a row the rest of what had `begun` to arrive was
-    /// missing to a new association.
-    fn look_at_begun(&mut self, begun: bool) -> u32 {
-        self.begun_looks = if begun { self.begun_looks + 1 } else { 0 };
+    /// missing to a new association. Where it is the data of a pull, that may go on.
+    fn look_at_begun(&mut self, begun: bool, pulls: Goes) -> u32 {
+        let is_missing = begun && pulls != Goes::On;
+        self.begun_looks = if is_missing { self.begun_looks + 1 } else { 0 };
         self.begun_looks
     }
 
@@ -116,17 +145,31 @@ impl Connection {
         self.transport.sends_outstanding() > 0 || self.transport.is_full()
     }
 
-    /// What the host has not done.
-    fn undone(&self) -> String {
+    /// How the host goes on with its pulls, and with the rest.
+    fn goes(&mut self) -> (Goes, Goes) {
+        self.transport.headway().unwrap_or_else(|| {
+            let pulls = self.commands.iter().any(|c| c.pulled_bytes().is_some());
+            let under_way = self.awaits_host();
+            self.progress.by_events(pulls, under_way)
+        })
+    }
+
+    /// What the host has not given.
+    fn not_given(&self) -> String {
         let pulls: Vec<_> = self
             .commands
             .iter()
             .filter_map(Command::pulled_bytes)
             .map(u64::from)
             .collect();
-        match pulls.as_slice() {
-            [] => "the host took neither data nor responses".to_owned(),
-            pulls => not_pulled(pulls, matches!(self.transport, Queue::Tcp(_))),
+        not_pulled(&pulls, matches!(self.transport, Queue::Tcp(_)))
+    }
+
+    /// What the host has not taken.
+    fn not_taken(&self) -> &'static str {
+        match self.transport {
+            Queue::Rdma(_) => "the host took neither data nor responses",
+            Queue::Tcp(_) => "the host took less than 256 KiB of its data and responses",
         }
     }
 }
@@ -145,10 +188,10 @@ fn not_pulled(pulls: &[u64], over_tcp: bool) -> String {
     match (count, over_tcp) {
         (1, false) => format!("an RDMA READ of {size} from the host was not answered"),
         (_, false) => format!("none of {count} RDMA READs of {size} from the host was answered"),
-        (1, true) => format!("none of {size} of data that the host was asked for (R2T) came"),
+        (1, true) => format!("{size} of data that the host was asked for (R2T) was missing"),
         (_, true) => {
             format!(
-                "none of {size} of data of {count} commands that the host was asked for (R2T) came"
+                "of {size} of data of {count} commands that the host was asked for (R2T) the oldest command's was missing"
             )
         }
     }
@@ -171,21 +214,20 @@ impl IoPath {
             if connection.closing() {
                 continue;
             }
-            if connection.transport.take_moved() {
-                connection.progress.moved();
-            }
-            let under_way = connection.awaits_host();
+            let goes = connection.goes();
             let begun = self.fences.is_arriving(connection.identity.id);
-            if under_way || begun {
+            if goes != (Goes::Idle, Goes::Idle) || begun {
                 self.looks.wanted(now_us);
             }
-            let looks = connection.progress.look(under_way);
-            let begun_looks = connection.progress.look_at_begun(begun);
+            let (pull_looks, send_looks) = connection.progress.look(goes);
+            let begun_looks = connection.progress.look_at_begun(begun, goes.0);
             let fenced = begun || connection.queue.as_ref().is_some_and(IoQueue::is_fenced);
             let short = others_wait && connection.commands.iter().any(Command::has_buffer);
             let patience = connection.progress.patience(fenced, short);
-            let why = if looks >= patience.0 {
-                complaint(&connection.undone(), looks, patience)
+            let why = if pull_looks >= patience.0 {
+                complaint(&connection.not_given(), pull_looks, patience)
+            } else if send_looks >= patience.0 {
+                complaint(connection.not_taken(), send_looks, patience)
             } else if begun_looks >= patience.0 {
                 complaint(BEGUN, begun_looks, patience)
             } else {
@@ -203,16 +245,41 @@ mod tests {
     #[test]
     fn looks_count_while_nothing_moves_that_is_under_way() {
         let mut progress = Progress::default();
+        let look = |progress: &mut Progress, under_way| {
+            let goes = progress.by_events(false, under_way);
+            progress.look(goes).1
+        };
         progress.moved();
-        assert_eq!(progress.look(true), 0, "it moved");
-        assert_eq!((progress.look(true), progress.look(true)), (1, 2));
+        assert_eq!(look(&mut progress, true), 0, "it moved");
+        let looks = [true; 2].map(|under_way| look(&mut progress, under_way));
+        assert_eq!(looks, [1, 2]);
         progress.moved();
-        assert_eq!((progress.look(true), progress.look(true)), (0, 1));
-        assert_eq!((progress.look(false), progress.look(true)), (0, 1));
+        let looks = [true; 2].map(|under_way| look(&mut progress, under_way));
+        assert_eq!(looks, [0, 1]);
+        let looks = [false, true].map(|under_way| look(&mut progress, under_way));
+        assert_eq!(looks, [0, 1]);
         progress.moved = u32::MAX;
-        progress.look(true);
+        look(&mut progress, true);
         progress.moved();
-        assert_eq!(progress.look(true), 0, "it moved, and the count began anew");
+        assert_eq!(
+            look(&mut progress, true),
+            0,
+            "it moved, and the count began anew"
+        );
+    }
+
+    #[test]
+    fn only_the_data_of_a_pull_is_progress_of_pulls() {
+        let mut progress = Progress::default();
+        let mut look = |act: fn(&mut Progress)| {
+            act(&mut progress);
+            let goes = progress.by_events(true, true);
+            progress.look(goes)
+        };
+        assert_eq!(look(Progress::moved), (1, 0));
+        assert_eq!(look(Progress::moved), (2, 0));
+        assert_eq!(look(Progress::pulled), (0, 0));
+        assert_eq!(look(|_| ()), (1, 1));
     }
 
     #[test]
@@ -220,11 +287,11 @@ mod tests {
         let said = |pulls: &[u64]| [false, true].map(|over_tcp| not_pulled(pulls, over_tcp));
         let one = [
             "an RDMA READ of 4 KiB from the host was not answered",
-            "none of 4 KiB of data that the host was asked for (R2T) came",
+            "4 KiB of data that the host was asked for (R2T) was missing",
         ];
         let several = [
             "none of 2 RDMA READs of 2 MiB from the host was answered",
-            "none of 2 MiB of data of 2 commands that the host was asked for (R2T) came",
+            "of 2 MiB of data of 2 commands that the host was asked for (R2T) the oldest command's was missing",
         ];
         assert_eq!(said(&[4096]), one);
         assert_eq!(said(&[1 << 20, 1 << 20]), several);
@@ -252,12 +319,20 @@ mod tests {
         let mut progress = Progress::default();
         for looks in 1..=STALLED_LOOKS_WHILE_OTHERS_WAIT {
             progress.moved();
-            assert_eq!(progress.look_at_begun(true), looks, "a byte helps nothing");
+            assert_eq!(
+                progress.look_at_begun(true, Goes::Idle),
+                looks,
+                "a byte helps nothing"
+            );
         }
-        assert_eq!(progress.look_at_begun(false), 0);
-        assert_eq!(progress.look_at_begun(true), 1);
+        assert_eq!(progress.look_at_begun(false, Goes::Idle), 0);
+        assert_eq!(progress.look_at_begun(true, Goes::Not), 1);
+        assert_eq!(progress.look_at_begun(true, Goes::On), 0);
         let why = complaint(BEGUN, 4, (4, " while others wait"));
-        assert!(why.contains("was missing for 2 s (at most 2 s while others wait)"), "{why}");
+        assert!(
+            why.contains("was missing for 2 s (at most 2 s while others wait)"),
+            "{why}"
+        );
     }
 
     #[test]

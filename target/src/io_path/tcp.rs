@@ -170,7 +170,6 @@ fn on_wire_event(
         WireEvent::Released => Event::Released,
         WireEvent::Fenced(number) => Event::Fenced(number),
         WireEvent::Of(Of::Capsule { sqe, data, intact }) => {
-            connection.progress.moved();
             let capsule = Capsule { sqe, data };
             if !intact {
                 return on_corrupt(resources, connection, capsule);

@@ -4,11 +4,13 @@
 //! * What happens: [`Event`].
 //! * Data from the host (R2T, H2CData): `pull`; to it (C2HData): `push`.
 //! * Responses: `respond`.
+//! * Whether the host goes on: [`Headway`].
 //! * What the PDUs of the host do: `side`.
 //!
 //! Source: NVMe over TCP Transport 1.1.
 
 mod event;
+mod headway;
 mod pull;
 mod push;
 mod respond;
@@ -35,6 +37,7 @@ use crate::data::CapsuleData;
 use crate::queue::{EndReason, Tag};
 
 pub use event::Event;
+pub use headway::{Goes, Headway};
 pub use push::Part;
 pub use settings::{Connected, Settings};
 
@@ -43,6 +46,9 @@ struct Pull {
     plan: R2tPlan,
     sink: Buffer,
     intact: bool,
+    /// How many pulls there were before it.
+    number: u64,
+    arrived_bytes: u64,
 }
 
 /// The head of the last push, which may have left.
@@ -97,6 +103,10 @@ struct ControllerSide {
     /// Pulls that have R2Ts to send, while as many are outstanding as may be. Each is here once.
     waiting: VecDeque<u16>,
     pulls: u32,
+    /// Pulls that there ever were.
+    pulls_begun: u64,
+    /// Bytes that have left.
+    sent_bytes: u64,
     /// Pulls of at least [`DIRECT_MIN_BYTES`].
     large_pulls: u32,
     landing: Landing,
@@ -125,6 +135,8 @@ impl ControllerQueue {
                 r2ts: None,
                 waiting: VecDeque::new(),
                 pulls: 0,
+                pulls_begun: 0,
+                sent_bytes: 0,
                 large_pulls: 0,
                 landing: Landing::None,
                 landed_bytes: 0,
@@ -224,6 +236,7 @@ impl ControllerQueue {
     /// after it has read them is handled: a response that leaves makes room for a command.
     pub fn transmitted(&mut self, bytes: usize) {
         let side = &mut self.side;
+        side.sent_bytes += bytes as u64;
         self.stream.out.gone(bytes, |slot| side.release(slot));
         let left = self.stream.out.left();
         side.responses_left(left);

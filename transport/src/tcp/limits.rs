@@ -21,6 +21,11 @@ pub const SETUP_US: u64 = 10_000_000;
 /// and to close (NVMe over TCP Transport 1.1, section 3.6.1).
 pub const TERM_US: u64 = 30_000_000;
 
+/// Bytes that a host has to give or take, or all there are, to have gone on. In the 2 s that a target
+/// gives it while others wait for what it holds that is 1 Mbit/s, and a buffer of 1 MiB, the largest
+/// transfer, is back after 8 s.
+pub const HEADWAY_BYTES: u64 = 256 << 10;
+
 /// Data of one H2CData PDU (MAXH2CDATA): the largest transfer there is in one piece.
 pub const MAXH2CDATA_BYTES: u32 = 4 << 20;
 

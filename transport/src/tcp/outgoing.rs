@@ -152,6 +152,12 @@ impl Outgoing {
         self.staged.len().saturating_sub(self.gone_bytes)
     }
 
+    /// Bytes of all kinds that have not left.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        let all: usize = self.segments.iter().map(Segment::len_bytes).sum();
+        all.saturating_sub(self.front_gone_bytes)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }

@@ -15,7 +15,7 @@ use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::controller::{self, ControllerQueue, Part, Settings};
+use super::controller::{self, ControllerQueue, Goes, Headway, Part, Settings};
 use super::limits::{
     DIRECT_MIN_BYTES, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK, SCRATCH_BYTES,
 };
@@ -67,8 +67,7 @@ pub struct Queue {
     idle_runs: u32,
     /// How much has to be read, in whole PDUs, before each fence is over.
     fences: Vec<(u64, FenceNumber)>,
-    /// Bytes have left or arrived since this was last asked.
-    has_moved: bool,
+    headway: Headway,
     /// Commands that are over, and of which the user is not told yet.
     released: VecDeque<Tag>,
     /// Whether that is to be told.
@@ -240,9 +239,11 @@ impl Queue {
         self.link.socket().is_none()
     }
 
-    /// Whether bytes have left or arrived since this was last asked.
-    pub fn take_moved(&mut self) -> bool {
-        std::mem::take(&mut self.has_moved)
+    /// How the host goes on with the data that it was asked for, and with what it has to take,
+    /// since this was last asked.
+    pub fn headway(&mut self) -> (Goes, Goes) {
+        let Self { headway, queue, .. } = self;
+        (headway.of_pulls(queue), headway.of_sends(queue))
     }
 
     /// [`Event::Fenced`] with this number follows when everything has been taken in that has
@@ -263,7 +264,7 @@ impl Queue {
     /// is over.
     pub fn flush(&mut self) {
         if self.queue.has_unsent() || self.queue.wants_close() {
-            self.has_moved |= self.link.send(&mut self.queue);
+            self.link.send(&mut self.queue);
             self.watch_room();
         }
         self.note();
@@ -328,7 +329,6 @@ impl Queue {
     /// Reads it. Whether anything has come.
     fn run(&mut self, scratch: &mut [u8], now_us: u64) -> bool {
         let any = self.link.receive(&mut self.queue, scratch, now_us);
-        self.has_moved |= any;
         let may_send = self.link.is_blocked() && (any || self.is_reported);
         self.is_reported = false;
         if may_send || self.queue.wants_close() {
@@ -417,7 +417,7 @@ impl Wire {
             watches_room: false,
             idle_runs: 0,
             fences: Vec::new(),
-            has_moved: false,
+            headway: Headway::default(),
             released: VecDeque::new(),
             tells_released: false,
         };

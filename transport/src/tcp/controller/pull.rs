@@ -73,6 +73,8 @@ impl ControllerQueue {
             return Ok(());
         }
         side.pulls = side.pulls.saturating_add(1);
+        side.pulls_begun += 1;
+        let number = side.pulls_begun;
         if len_bytes >= DIRECT_MIN_BYTES {
             side.large_pulls = side.large_pulls.saturating_add(1);
         }
@@ -80,6 +82,8 @@ impl ControllerQueue {
             plan,
             sink,
             intact: true,
+            number,
+            arrived_bytes: 0,
         });
         side.ask(&mut self.stream, &writer, tag.0);
         Ok(())

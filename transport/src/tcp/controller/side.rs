@@ -82,6 +82,12 @@ impl ControllerSide {
     }
 
     pub(super) fn moved(&mut self, bytes: usize) {
+        if let Landing::Pull { slot, .. } = self.landing
+            && let Some(place) = self.slots.get_mut(usize::from(slot))
+            && let Some(pull) = &mut place.pull
+        {
+            pull.arrived_bytes += bytes as u64;
+        }
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.landed_bytes = self.landed_bytes.saturating_add(bytes);
     }
