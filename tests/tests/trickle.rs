@@ -1,5 +1,5 @@
 //! Hosts over NVMe/TCP that go on so slowly that it helps nobody, or with something else: what
-//! their commands hold comes free as if they had stopped.
+//! their commands hold comes free as if they had stopped. And one that takes no zeroes.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -161,5 +161,33 @@ fn a_new_association_does_not_wait_for_data_that_comes_byte_by_byte() {
         "while a new association of the host waits for it",
     ]);
     drop((new, admin));
+    assert!(daemon.stop().success());
+}
+
+/// Reads of a null namespace take no buffers, and their data is not copied where much is to be sent
+/// already: a host that takes nothing has as many commands outstanding as its queue has entries,
+/// and ends with one more.
+#[test]
+fn a_host_that_takes_no_zeroes_has_as_many_commands_as_its_queue_has_entries() {
+    let at = own_address();
+    let daemon = Daemon::start("null:1GiB", LBA_BYTES, at);
+    let host = RawHost::connect(at, Ipv4Addr::LOCALHOST, 1, 128).expect("connects");
+    let RawHost { admin, mut io } = host;
+    let range = LbaRange { slba: 0, nlb: 1 };
+    let read = IoCommand::Read(Read::new(1, range)).encode(7, sgl(LBA_BYTES, false));
+    let reads = capsule(&read, &[]).repeat(16);
+    // What the kernel has of 4 KiB each beside them is a few MiB.
+    let ends = (0..1024).any(|_| {
+        let sent = io.stream.write_all(&reads);
+        // So that the target is not behind.
+        thread::sleep(Duration::from_millis(1));
+        sent.is_err()
+    });
+    assert!(
+        ends,
+        "16,384 commands are outstanding in a queue of 128 entries"
+    );
+    daemon.wait_for_log(&["outstanding commands", "no more than the queue has entries"]);
+    drop((admin, io));
     assert!(daemon.stop().success());
 }

@@ -25,8 +25,9 @@ impl ControllerQueue {
                 .out
                 .rewrite(at, writer.c2h_data(&data).as_bytes())
             {
-                // Its data, as all that is pushed, is bounded by `STAGED_MAX_BYTES`.
-                side.outstanding = side.outstanding.saturating_sub(1);
+                // Zeroes are pushed however much is staged: the command is outstanding until they
+                // have left.
+                side.leaving.push_back(self.stream.out.mark());
                 return;
             }
         }

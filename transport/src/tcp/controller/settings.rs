@@ -32,7 +32,7 @@ impl Default for Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connected {
     /// Entries of the submission queue: commands that may be outstanding, with those whose
-    /// response has not left.
+    /// response, or data that stands for it, has not left.
     pub entries: u16,
     /// In-capsule data of one command, by IOCCSZ (8192 on the Admin Queue).
     pub in_capsule_max_bytes: u32,
