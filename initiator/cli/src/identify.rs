@@ -17,6 +17,10 @@ use super::args::{ConnectArgs, OutputArgs};
 use super::output::{self, Fields};
 use super::values::within;
 
+/// Active namespaces that are listed, in 64 full lists: 256 KiB. No subsystem is known that has so
+/// many.
+const NSIDS_MAX: usize = 64 * NAMESPACE_LIST_MAX;
+
 /// Bytes of every Identify data structure.
 const IDENTIFY_DATA_BYTES: u32 = 4096;
 
@@ -273,25 +277,9 @@ fn hex(bytes: &[u8]) -> String {
 impl ListNs {
     pub(crate) fn run(&self) -> Result<()> {
         let mut queue = self.connect.admin_queue()?;
-        let mut nsids = Vec::new();
-        let mut above = self.namespace_id;
-        loop {
-            let data = identify(&mut queue, Cns::ACTIVE_NAMESPACES, above)?;
-            let Some(list) = NamespaceList::from_data(&data) else {
-                bail!("the namespace list has {} bytes, expected 4096", data.len());
-            };
-            let before = nsids.len();
-            for nsid in list.iter() {
-                if nsid <= above {
-                    bail!("the namespace list does not ascend ({nsid} after {above})");
-                }
-                above = nsid;
-                nsids.push(nsid);
-            }
-            if nsids.len() - before < NAMESPACE_LIST_MAX {
-                break;
-            }
-        }
+        let nsids = active_nsids(self.namespace_id, |above| {
+            identify(&mut queue, Cns::ACTIVE_NAMESPACES, above)
+        })?;
         queue.close();
         if self.output.is_json() {
             let list: Vec<Value> = nsids.iter().map(|nsid| json!({ "nsid": nsid })).collect();
@@ -304,6 +292,38 @@ impl ListNs {
     }
 }
 
+/// The NSIDs above `above`, which `identify` asks for in lists.
+fn active_nsids(
+    mut above: u32,
+    mut identify: impl FnMut(u32) -> Result<Vec<u8>>,
+) -> Result<Vec<u32>> {
+    let mut nsids = Vec::new();
+    loop {
+        let data = identify(above)?;
+        let Some(list) = NamespaceList::from_data(&data) else {
+            bail!("the namespace list has {} bytes, expected 4096", data.len());
+        };
+        let before = nsids.len();
+        for nsid in list.iter() {
+            if nsid <= above {
+                bail!("the namespace list does not ascend ({nsid} after {above})");
+            }
+            above = nsid;
+            nsids.push(nsid);
+        }
+        if nsids.len() - before < NAMESPACE_LIST_MAX {
+            return Ok(nsids);
+        }
+        if nsids.len() >= NSIDS_MAX {
+            bail!(
+                "the list of active namespaces has no end: {} so far, up to NSID {above}, and the last list is full (at most {NSIDS_MAX} \
+                 are taken); something is wrong with this target, or go on behind with --namespace-id={above}",
+                nsids.len()
+            );
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use capstan_nvme_proto::identify::{CapstanBlock, CapstanCapabilities, IdentifyController};
@@ -311,6 +331,39 @@ mod tests {
     use zerocopy::FromZeros;
 
     use super::controller_fields;
+
+    /// A full list of the NSIDs above another one.
+    fn full_list(above: u32) -> Vec<u8> {
+        let nsids = (1..=1024).map(|n| above + n);
+        nsids.flat_map(u32::to_le_bytes).collect()
+    }
+
+    #[test]
+    fn a_list_of_namespaces_that_never_ends_is_an_error() {
+        let mut asked = 0;
+        let error = super::active_nsids(0, |above| {
+            asked += 1;
+            assert!(asked <= 64, "it goes on");
+            Ok(full_list(above))
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("has no end: 65536 so far"), "{error}");
+        assert!(error.contains("--namespace-id=65536"), "{error}");
+    }
+
+    #[test]
+    fn namespaces_are_listed_over_several_lists() {
+        let nsids = super::active_nsids(3, |above| {
+            let mut list = full_list(above);
+            if above > 3 {
+                list[8..].fill(0);
+            }
+            Ok(list)
+        });
+        let nsids = nsids.unwrap();
+        assert_eq!((nsids.len(), nsids[0]), (1026, 4));
+        assert_eq!(nsids.last(), Some(&1029));
+    }
 
     #[test]
     fn rapid_path_failure_recovery_and_a_capstan_target_are_shown() {
