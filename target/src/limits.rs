@@ -58,6 +58,11 @@ pub(crate) const INITIATOR_DEPTH_MAX: u8 = 64;
 /// How long a closing connection waits for its outstanding work before it is dropped, in
 /// microseconds.
 pub(crate) const CLOSE_TIMEOUT_US: u64 = 5_000_000;
+/// The same over NVMe/TCP, where the host only has to read the last bytes; as user-space iWARP.
+pub(crate) const CLOSE_TCP_TIMEOUT_US: u64 = 1_000_000;
+/// Sockets of NVMe/TCP that wait for that, over all reactors, at most an eighth of the descriptors
+/// that the process may have; as user-space iWARP. Where there are more, the oldest is closed.
+const CLOSING_SOCKETS_MAX: usize = 1_024;
 /// How long a connection may take for its Connect, and then for the data of it when the target
 /// pulls that, in microseconds each: a packet that is lost costs TCP a second, and another one two
 /// more.
@@ -184,6 +189,13 @@ pub(crate) const NAMESPACES_KEPT: usize = 16_384;
 /// and a UUID for each NSID.
 pub(crate) const NAMESPACES_TEXT_BYTES_MAX: u64 = NAMESPACES_KEPT as u64 * (6144 + 512);
 
+/// Sockets of NVMe/TCP that each of so many reactors may have closing, in a process that may have
+/// so many descriptors.
+pub(crate) fn closing_sockets(reactors: usize, descriptors: u64) -> usize {
+    let few = usize::try_from(descriptors / 8).unwrap_or(usize::MAX);
+    (CLOSING_SOCKETS_MAX.min(few) / reactors.max(1)).max(1)
+}
+
 /// Command slots of a queue of `entries`.
 pub(crate) const fn slots(entries: u16) -> u16 {
     entries * SLOTS_PER_ENTRY + UNTOLD_MAX
@@ -238,3 +250,16 @@ const _: () = {
     assert!(CONNECT_DATA_BYTES <= ADMIN_PIECE_BYTES && ADMIN_PIECE_BYTES <= 4096);
     assert!(ADMIN_PIECE_BYTES <= SPARE_BYTES);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::closing_sockets;
+
+    #[test]
+    fn closing_sockets_are_few_and_divided_among_reactors() {
+        assert_eq!(closing_sockets(1, 1 << 20), 1024);
+        assert_eq!(closing_sockets(4, 1 << 20), 256);
+        assert_eq!(closing_sockets(2, 1024), 64);
+        assert_eq!(closing_sockets(64, 64), 1);
+    }
+}

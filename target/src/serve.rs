@@ -20,6 +20,7 @@ use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, FixedBuffers, Gate, Volume};
 use capstan_subsystem::Target;
 use capstan_transport::tcp::wire::Wire;
+use nix::sys::resource::{Resource, getrlimit};
 use rustc_hash::FxHashMap;
 
 use crate::control_plane::{ControlPlane, Message};
@@ -28,7 +29,7 @@ use crate::io_path::{IoPath, Parts, discovery_controllers};
 use crate::lba_size::{LbaSizes, Unknown};
 use crate::limits::{
     CHOICES_MAX, DRAIN_TIMEOUT_US, MAILBOX_BOUND, SGL_LIST_PAGES, STOP_TIMEOUT_US,
-    TRANSFER_BYTES_MAX,
+    TRANSFER_BYTES_MAX, closing_sockets,
 };
 use crate::listen_error::cannot_listen;
 use crate::lost;
@@ -413,6 +414,7 @@ impl Starting {
                 manager.with_context(|| format!("the {name} provider cannot be set up"))?;
             managers.push((name, manager));
         }
+        let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((u64::MAX, 0));
         let mut path = IoPath::new(Parts {
             reactor: self.reactor,
             control: Arc::clone(&control),
@@ -426,6 +428,7 @@ impl Starting {
             queues,
             strangers,
             places,
+            closing_sockets: closing_sockets(reactors(&self.config), descriptors),
             zeroes: zeroes.transpose()?,
         });
         let addresses = match self.reactor {

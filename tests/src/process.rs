@@ -15,6 +15,17 @@ pub fn descriptors() -> usize {
         .count()
 }
 
+/// Open descriptors of the process `pid`.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn descriptors_of(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("the process is there")
+        .count()
+}
+
 /// Resident memory in bytes.
 ///
 /// # Panics

@@ -10,7 +10,7 @@ use capstan_rdma::contract::{
     QpConfig, RdmaError,
 };
 use capstan_rdma::{PEER_CAUSED, Source};
-use capstan_subsystem::{Association, CmRefusal, PortId, QueueSizes};
+use capstan_subsystem::{Association, CmRefusal, ConnId, PortId, QueueSizes};
 use capstan_transport::rdma::{NoReceives, Queue};
 use capstan_transport::tcp::End;
 use zerocopy::IntoBytes;
@@ -395,8 +395,8 @@ impl IoPath {
             }
             None => tracing::info!(target: PEER_CAUSED, %peer, qid, "disconnected: {cause}"),
         }
-        connection.phase = Phase::closing(self.resources.now_us);
         let Identity { id, carrier, .. } = connection.identity;
+        connection.phase = Phase::closing(self.resources.now_us, carrier);
         let lingers = connection.disk_outstanding > 0;
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
@@ -418,11 +418,25 @@ impl IoPath {
             (Carrier::Tcp, capstan_transport::Queue::Rdma(_)) => {}
         }
         self.closing.push(index);
+        if carrier == Carrier::Tcp
+            && let Some(oldest) = self.closing_sockets.add(id)
+        {
+            self.close_socket(oldest);
+        }
         let now_us = self.resources.now_us;
         if lingers {
             self.control.disconnecting(id, now_us);
         } else if is_queue {
             self.control.disconnected(id, now_us);
+        }
+    }
+
+    /// Closes the socket of a connection that is ending, whatever its host has not read.
+    fn close_socket(&mut self, conn: ConnId) {
+        let index = self.index_of.get(&conn).copied();
+        let connection = index.and_then(|index| self.connections.get_mut(index));
+        if let Some(queue) = connection.and_then(|connection| connection.transport.tcp()) {
+            queue.close();
         }
     }
 
@@ -479,7 +493,10 @@ impl IoPath {
     fn free(&mut self, mut connection: Box<Connection>) {
         match connection.identity.carrier {
             Carrier::Rdma(on) => self.leave_device(&mut connection, on),
-            Carrier::Tcp => self.tcp.forget(connection.queue_id()),
+            Carrier::Tcp => {
+                self.tcp.forget(connection.queue_id());
+                self.closing_sockets.remove(connection.identity.id);
+            }
         }
         self.index_of.remove(&connection.identity.id);
         self.fences.forget(connection.identity.id);

@@ -16,13 +16,15 @@
 //! new association waits for), [`resources`] (what every command may need), [`unanswered`]
 //! (completions of disks), [`waiting`] (commands that
 //! wait for a buffer, for room or for their turn), [`lease`] (how many buffers an association may
-//! have), [`share`] (how much a turn moves), [`stall`] (hosts that make no progress). One turn
+//! have), [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`]
+//! (how many sockets wait for their end). One turn
 //! handles what is ready, then rings one doorbell per connection, continues some of the commands
 //! that waited and rings for those, and enters the kernel once for storage, however many operations
 //! there are.
 
 mod accept;
 mod admin;
+mod closing;
 mod command;
 mod connect;
 mod connection;
@@ -67,6 +69,7 @@ use rustc_hash::FxHashMap;
 
 pub(crate) use accept::Request;
 pub(crate) use admin::LookingUp;
+use closing::ClosingSockets;
 use connections::Connections;
 use fabric::{Fabric, Memory, ports};
 use fence::Fences;
@@ -108,6 +111,7 @@ pub(crate) struct IoPath {
     unconnected: Unconnected,
     /// Connections that are ending.
     closing: Vec<usize>,
+    closing_sockets: ClosingSockets,
     drain_deadline_us: Option<u64>,
     looks: Looks,
     shutdown: Shutdowns,
@@ -143,6 +147,8 @@ pub(crate) struct Parts {
     pub(crate) strangers: Pool,
     /// How many they are.
     pub(crate) places: u64,
+    /// How many sockets of NVMe/TCP may be closing.
+    pub(crate) closing_sockets: usize,
     /// Zeroes to push, where a volume has LBAs that are known to be zero.
     pub(crate) zeroes: Option<Arc<Slab>>,
 }
@@ -162,6 +168,7 @@ impl IoPath {
             queues,
             strangers,
             places,
+            closing_sockets,
             zeroes,
         } = parts;
         let fabric = |(name, (cm, others))| Fabric {
@@ -191,6 +198,7 @@ impl IoPath {
             conn_serial: 0,
             unconnected: Unconnected::new(Places::of(places)),
             closing: Vec::new(),
+            closing_sockets: ClosingSockets::new(closing_sockets),
             drain_deadline_us: None,
             looks: Looks::default(),
             shutdown: Shutdowns::default(),

@@ -26,6 +26,10 @@ pub const TERM_US: u64 = 30_000_000;
 /// transfer, is back after 8 s.
 pub const HEADWAY_BYTES: u64 = 256 << 10;
 
+/// Bytes that are read and dropped behind the end of a queue: what a host may have sent before it
+/// knows, the largest transfer. Then the connection is closed, whether its TermReq was read or not.
+pub const DROPPED_BYTES_MAX: u64 = 1 << 20;
+
 /// Data of one H2CData PDU (MAXH2CDATA): the largest transfer there is in one piece.
 pub const MAXH2CDATA_BYTES: u32 = 4 << 20;
 

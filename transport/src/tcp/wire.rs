@@ -17,7 +17,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use super::controller::{self, ControllerQueue, Goes, Headway, Part, Settings};
 use super::limits::{
-    DIRECT_MIN_BYTES, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK, SCRATCH_BYTES,
+    DIRECT_MIN_BYTES, DROPPED_BYTES_MAX, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK,
+    SCRATCH_BYTES,
 };
 use super::link::{Counts, Link};
 use super::stream::End;
@@ -68,6 +69,8 @@ pub struct Queue {
     /// How much has to be read, in whole PDUs, before each fence is over.
     fences: Vec<(u64, FenceNumber)>,
     headway: Headway,
+    /// Bytes that came behind its end.
+    dropped_bytes: u64,
     /// Commands that are over, and of which the user is not told yet.
     released: VecDeque<Tag>,
     /// Whether that is to be told.
@@ -233,6 +236,12 @@ impl Queue {
         self.end(End::Now);
     }
 
+    /// Closes the socket at once, in whatever way the queue was to end or has.
+    pub fn close(&mut self) {
+        self.queue.handle_end(None);
+        self.flush();
+    }
+
     /// Whether its socket is closed: nothing of it is under way any more.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -328,7 +337,14 @@ impl Queue {
 
     /// Reads it. Whether anything has come.
     fn run(&mut self, scratch: &mut [u8], now_us: u64) -> bool {
+        let (had_ended, had) = (self.queue.has_ended(), self.link.counts().copied_bytes);
         let any = self.link.receive(&mut self.queue, scratch, now_us);
+        if had_ended {
+            self.dropped_bytes += self.link.counts().copied_bytes - had;
+            if self.dropped_bytes > DROPPED_BYTES_MAX {
+                self.close();
+            }
+        }
         let may_send = self.link.is_blocked() && (any || self.is_reported);
         self.is_reported = false;
         if may_send || self.queue.wants_close() {
@@ -418,6 +434,7 @@ impl Wire {
             idle_runs: 0,
             fences: Vec::new(),
             headway: Headway::default(),
+            dropped_bytes: 0,
             released: VecDeque::new(),
             tells_released: false,
         };
