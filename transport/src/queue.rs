@@ -62,6 +62,9 @@ pub enum Event {
     Pushed(Tag),
     /// Responses have left, and what was pushed before them: the queue says of which commands.
     Released,
+    /// What a command was pushed from, or was to be pulled into before its queue ended: it belonged
+    /// to the queue until now.
+    Returned(Tag, Buffer),
     /// There is room again after a [`Full`](crate::Full).
     Room,
     /// The queue takes nothing any more. What has arrived may still land in sinks of pulls.

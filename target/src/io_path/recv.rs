@@ -7,7 +7,7 @@ use super::connection::Connection;
 use super::connections::Connections;
 use super::fence::Fences;
 use super::phase::Phase;
-use super::{IoPath, Resources, admin, execute, fence, waiting};
+use super::{IoPath, Resources, admin, execute, fence, tcp, waiting};
 
 /// What came with a command, as the controllers look at it.
 pub(super) fn data_of(capsule: &Capsule) -> capstan_subsystem::CapsuleData<'_> {
@@ -86,6 +86,7 @@ pub(super) fn on_event(
             }
             waiting::spare_came_back(resources, connection);
         }
+        Event::Returned(tag, buffer) => return tcp::buffer_is_back(connection, tag, buffer),
         // What a queue had no room for is tried again in every turn.
         Event::Room => return,
         Event::Ended(why) => {

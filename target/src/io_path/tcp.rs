@@ -179,7 +179,7 @@ fn on_wire_event(
         WireEvent::Of(Of::Pulled { tag, sink, intact }) => {
             Event::Pulled(Pulled { tag, sink, intact })
         }
-        WireEvent::Of(Of::Released(tag, buffer)) => return buffer_is_back(connection, tag, buffer),
+        WireEvent::Of(Of::Released(tag, buffer)) => Event::Returned(tag, buffer),
         WireEvent::Of(Of::PartLeft(tag)) => Event::Pushed(tag),
         WireEvent::Of(Of::Room) => Event::Room,
         WireEvent::Of(Of::Ended(reason)) => Event::Ended(reason),
@@ -189,7 +189,7 @@ fn on_wire_event(
 }
 
 /// What a command's data was pushed from, or was to be pulled into, is not in use any more.
-fn buffer_is_back(connection: &mut Connection, tag: Tag, buffer: Buffer) {
+pub(super) fn buffer_is_back(connection: &mut Connection, tag: Tag, buffer: Buffer) {
     match connection.command(tag.0) {
         Command::Responding(responding) => {
             responding.take_back(buffer);

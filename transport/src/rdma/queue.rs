@@ -507,6 +507,12 @@ impl Queue {
         self.life != Life::Open
     }
 
+    /// The sink of a pull that will not be complete: nothing can land there any more.
+    pub(super) fn take_sink(&mut self) -> Option<(Tag, Buffer)> {
+        let (tag, sink) = self.sinks.pop_front()?;
+        Some((tag, sink.into_buffer()))
+    }
+
     /// Its user ends it.
     pub(super) fn end(&mut self) {
         if self.life != Life::Quiescent {

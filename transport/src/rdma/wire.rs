@@ -103,9 +103,7 @@ impl Wire {
             self.ready.push_back((id, ended));
         }
         queue.end();
-        if queue.becomes_quiescent() {
-            self.ready.push_back((id, Event::Quiesced));
-        }
+        quiesces(&mut self.ready, id, queue);
     }
 
     /// Sets a fence: everything that has arrived on the queue by now, in socket buffers and shared
@@ -181,9 +179,7 @@ impl Wire {
             } else {
                 queue.completed();
                 let event = sent(queue, wr_id, completion.status);
-                if queue.becomes_quiescent() {
-                    self.ready.push_back((id, Event::Quiesced));
-                }
+                quiesces(&mut self.ready, id, queue);
                 event
             };
             if let Some(event) = event {
@@ -207,6 +203,16 @@ impl Wire {
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.cq.fd()
+    }
+}
+
+/// What follows where the queue has just become quiescent.
+#[inline]
+fn quiesces(ready: &mut VecDeque<(QueueId, Event)>, id: QueueId, queue: &mut Queue) {
+    if queue.becomes_quiescent() {
+        let sinks = std::iter::from_fn(|| queue.take_sink());
+        ready.extend(sinks.map(|(tag, sink)| (id, Event::Returned(tag, sink))));
+        ready.push_back((id, Event::Quiesced));
     }
 }
 

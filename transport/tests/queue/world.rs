@@ -1,337 +1,128 @@
-//! A queue of the controller's side over one of the wires, and a host that is a queue pair and
-//! knows no rules.
+//! A queue of the controller's side over one of the wires, its user, and a host.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::rc::Rc;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use capstan_memory::{Buffer, Pages, Pool};
-use capstan_rdma::contract::{
-    Access, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager, Device,
-    MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp,
-    SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
-};
-use capstan_rdma::loopback::{Network, attributes};
-use capstan_rdma::{Pair, iwarp};
-use capstan_transport::rdma::{Keys, Queue, Receives, Sinks, Wire};
+use capstan_memory::{Buffer, Slab};
+use capstan_nvme_proto::cqe::Cqe;
 use capstan_transport::{
-    Capsule, CapsuleData, EndReason, Event, FenceNumber, KeyedBuffer, Pulled, QueueId, Queues, Tag,
+    Capsule, CapsuleData, Event, FenceNumber, HostMemory, Pulled, Queue, QueueId, Queues, Tag,
+    rdma, tcp,
 };
 use zerocopy::IntoBytes;
+
+use super::over::{Answers, Ends, LocalEnd, Over, Seen, Told};
+use super::rdma::RdmaEnds;
+use super::tcp::TcpEnds;
+use super::{pattern, success};
 
 /// Entries of the queue.
 pub(crate) const ENTRIES: u16 = 8;
 /// What the wire calls it.
 pub(crate) const QUEUE: QueueId = QueueId(5);
-const PATIENCE: Duration = Duration::from_secs(10);
-const COMPLETIONS: u32 = 256;
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Memory of the host for data of commands.
+pub(crate) const DATA_BYTES: u32 = 1 << 20;
+pub(crate) const IN_CAPSULE_BYTES: u32 = 8192;
+/// Turns in which what should not happen would.
+const QUIET_TURNS: usize = 20;
 
-/// A wire under test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Over {
-    /// RDMA between two machines, in virtual time.
-    Loopback,
-    /// User-space iWARP over sockets.
-    Sockets,
-    /// The same through memory that both ends have.
-    SharedMemory,
-}
-
-/// What has happened on the queue. The data of a capsule has been given back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
-    Capsule { sqe: Vec<u8>, data: Vec<u8> },
-    Pulled(Tag),
-    Pushed(Tag),
-    Released(Tag),
-    Ended(EndReason),
-    Fenced(FenceNumber),
-    Quiesced,
-}
-
-/// One side of the connection. Dropped in this order.
-struct End {
-    cq: Rc<dyn CompletionQueue>,
-    pd: Rc<dyn ProtectionDomain>,
-    region: Rc<dyn MemoryRegion>,
-    pool: Pool,
-    device: Rc<dyn Device>,
-}
-
-impl End {
-    fn new(device: Rc<dyn Device>, access: Access) -> Self {
-        let pool = Pool::new(4 << 20, Pages::Ordinary).expect("memory");
-        let pd = device.allocate_pd().expect("a domain");
-        let len_bytes = pool.slab().len_bytes();
-        Self {
-            cq: device.create_cq(COMPLETIONS).expect("a completion queue"),
-            region: pd
-                .register(pool.slab(), 0, len_bytes, access)
-                .expect("a region"),
-            pd,
-            pool,
-            device,
-        }
-    }
-
-    fn config(&self, receives: ReceiveSource) -> QpConfig {
-        QpConfig {
-            send_cq: Rc::clone(&self.cq),
-            recv_cq: Rc::clone(&self.cq),
-            send_wr_max: 64,
-            receives,
-            send_sge_max: 1,
-            recv_sge_max: 2,
-        }
-    }
+/// What a command has while it is under way.
+#[derive(Default)]
+struct Command {
+    /// `None` while the queue has it.
+    buffer: Option<Buffer>,
+    /// Its response is under way.
+    responding: bool,
 }
 
 pub(crate) struct World {
+    pub(crate) over: Over,
     pub(crate) queue: Option<Queue>,
-    host_qp: Option<Pair>,
-    pub(crate) wire: Wire,
-    controller: End,
-    host: End,
-    /// Where the host sends from, receives responses, and has the data of commands.
-    capsule: Buffer,
-    responses: Buffer,
-    pub(crate) data: Buffer,
+    commands: BTreeMap<Tag, Command>,
+    /// Whether data of capsules stays with the user.
+    pub(crate) keeps: bool,
+    kept: Vec<CapsuleData>,
+    pub(crate) ends: Box<dyn Ends>,
     pub(crate) seen: Vec<Seen>,
-    /// Those of pulls that have come.
-    pub(crate) sinks: Vec<Buffer>,
-    host_seen: Vec<WorkCompletion>,
-    cm: Box<dyn ConnectionManager>,
-    id: CmId,
-    host_cm: Box<dyn ConnectionManager>,
-    host_id: CmId,
-    network: Option<Network>,
-    start: Instant,
+    /// The connection is gone, as its manager has said.
+    is_gone: bool,
+    responses: Vec<Cqe>,
     taken: u32,
 }
 
 /// The queue, by its name.
-struct Named<'a>(&'a mut Option<Queue>);
+pub(crate) struct Named<'a>(pub(crate) &'a mut Option<Queue>);
 
-impl Queues<Queue> for Named<'_> {
-    fn queue(&mut self, id: QueueId) -> Option<&mut Queue> {
+impl Queues<rdma::Queue> for Named<'_> {
+    fn queue(&mut self, id: QueueId) -> Option<&mut rdma::Queue> {
         assert_eq!(id, QUEUE, "there is one queue");
-        self.0.as_mut()
+        self.0.as_mut()?.rdma()
     }
 }
 
-type Managers = [Box<dyn ConnectionManager>; 2];
-
-fn managers(over: Over) -> (Option<Network>, Managers, IpAddr) {
-    if over == Over::Loopback {
-        let network = Network::new(3);
-        let at = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
-        let manager = |last| -> Box<dyn ConnectionManager> {
-            let provider = network.provider(&[at(last)], attributes());
-            Box::new(provider.expect("a device").manager().expect("a manager"))
-        };
-        let both = [manager(1), manager(2)];
-        return (Some(network), both, at(1));
+impl Queues<tcp::wire::Queue> for Named<'_> {
+    fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::Queue> {
+        assert_eq!(id, QUEUE, "there is one queue");
+        self.0.as_mut()?.tcp()
     }
-    let manager = || {
-        let provider = iwarp::Provider::new(iwarp::Config {
-            same_host: over == Over::SharedMemory,
-            ..iwarp::Config::default()
-        });
-        let provider = provider.expect("a device");
-        provider.connection_manager().expect("a manager")
-    };
-    (None, [manager(), manager()], Ipv4Addr::LOCALHOST.into())
 }
 
 impl World {
     /// A connection whose host is there, and which the controller has only accepted.
     pub(crate) fn accepted(over: Over) -> Self {
-        let (network, [mut cm, mut host_cm], address) = managers(over);
-        let start = Instant::now();
-        let now_us = || match &network {
-            Some(network) => network.now_us(),
-            None => u64::try_from(start.elapsed().as_micros()).expect("not so long"),
-        };
-        let next = |cm: &mut Box<dyn ConnectionManager>, other: &mut Box<dyn ConnectionManager>| loop {
-            assert!(start.elapsed() < PATIENCE, "no event");
-            if let Some(event) = cm.poll(now_us()) {
-                break event;
+        let (ends, queue): (Box<dyn Ends>, Queue) = match over {
+            Over::Loopback | Over::Sockets | Over::SharedMemory => {
+                let (ends, queue) = RdmaEnds::accepted(over);
+                (Box::new(ends), queue)
             }
-            other.poll(now_us());
-            advance(network.as_ref());
+            Over::Tcp | Over::TcpInParts => {
+                let (ends, queue) = TcpEnds::accepted(over);
+                (Box::new(ends), queue)
+            }
         };
-        let (_, at) = cm.listen(SocketAddr::new(address, 0), 4).expect("listens");
-        let host_id = host_cm
-            .resolve(at, None, 1_000_000, now_us())
-            .expect("resolves");
-        next(&mut host_cm, &mut cm);
-        let host = End::new(host_cm.device(host_id).expect("a device"), Access::all());
-        let config = host.config(ReceiveSource::Own(64));
-        let host_qp = host_cm
-            .create_qp(host_id, &host.pd, &config)
-            .expect("a queue pair");
-        let param = ConnectParam {
-            private_data: PrivateData::EMPTY,
-            responder_resources: 4,
-            initiator_depth: 4,
-            rnr_retry_count: 7,
-        };
-        host_cm
-            .connect(host_id, &param, 5_000_000, now_us())
-            .expect("connects");
-        let request = next(&mut cm, &mut host_cm);
-        assert!(matches!(request.kind, CmEventKind::ConnectRequest { .. }));
-        let id = request.id;
-
-        let controller = End::new(cm.device(id).expect("a device"), Access::LOCAL_WRITE);
-        let (pool, lkey) = (&controller.pool, controller.region.lkey());
-        let receives = Receives::new(None, 64, lkey, pool, 0).expect("receives");
-        let cq = Rc::clone(&controller.cq);
-        let mut wire = Wire::new(cq, COMPLETIONS, receives);
-        let slots = wire
-            .receives()
-            .reserve(ENTRIES.into(), 0, pool)
-            .expect("receives");
-        let config = controller.config(wire.receives().source(ENTRIES));
-        let qp = cm
-            .create_qp(id, &controller.pd, &config)
-            .expect("a queue pair");
-        let open = controller.device.attributes().read_sink_needs_remote_write;
-        let slab = pool.slab();
-        let keys = Keys {
-            data: lkey,
-            sinks: if open {
-                let slabs = [slab, slab].map(Arc::clone);
-                Sinks::Open(Rc::clone(&controller.pd), slabs)
-            } else {
-                Sinks::Closed
-            },
-            queues: (slab.id(), lkey),
-            zeroes: None,
-        };
-        let responses = pool.take(4096).expect("memory");
-        let mut queue = Queue::new(qp.into(), responses, keys, wire.shared_receives());
-        queue.post_receives(&slots).expect("room");
-        cm.accept(id, &param).expect("accepts");
-        queue.accepted();
-        wire.add(QUEUE, &queue);
-
-        let take = |bytes| host.pool.take(bytes).expect("memory");
-        let mut world = Self {
-            capsule: take(16 << 10),
-            responses: take(4096),
-            data: take(1 << 20),
+        Self {
+            over,
             queue: Some(queue),
-            host_qp: Some(host_qp.into()),
-            wire,
-            controller,
-            host,
+            commands: BTreeMap::new(),
+            keeps: false,
+            kept: Vec::new(),
+            ends,
             seen: Vec::new(),
-            sinks: Vec::new(),
-            host_seen: Vec::new(),
-            cm,
-            id,
-            host_cm,
-            host_id,
-            network,
-            start,
+            is_gone: false,
+            responses: Vec::new(),
             taken: 0,
-        };
-        world.until("the host is connected", |world| {
-            let now_us = world.now_us();
-            advance(world.network.as_ref());
-            world.turn_host();
-            let event = world.host_cm.poll(now_us);
-            event.is_some_and(|event| matches!(event.kind, CmEventKind::Established { .. }))
-        });
-        for nth in 0..32 {
-            let sge = world.host_sge(&world.responses, nth * 16, 16);
-            let qp = world.host_qp.as_mut().expect("there");
-            qp.post_recv(nth.into(), &[sge]).expect("room");
         }
-        world
     }
 
     /// The same, when both sides have taken it up.
     pub(crate) fn new(over: Over) -> Self {
         let mut world = Self::accepted(over);
-        world.send(&[0; 64]);
+        world.ends.send(&[0; 64]);
         world.until("the first capsule", |world| {
             world.turn();
             !world.seen.is_empty()
         });
+        world.respond(Tag(0), success(0), true);
+        world.responses(1);
+        world.see(&Seen::Released(Tag(0)));
         world.seen.clear();
         world
-    }
-
-    fn now_us(&self) -> u64 {
-        match &self.network {
-            Some(network) => network.now_us(),
-            None => u64::try_from(self.start.elapsed().as_micros()).expect("not so long"),
-        }
     }
 
     pub(crate) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let start = Instant::now();
         while !done(self) {
-            let Self {
-                seen, host_seen, ..
-            } = self;
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{what}: {seen:?}, {host_seen:?}"
-            );
+            let Self { over, seen, .. } = self;
+            assert!(start.elapsed() < PATIENCE, "{over:?}: {what}: {seen:?}");
         }
     }
 
     /// Lets both sides go on once.
     pub(crate) fn turn(&mut self) {
-        self.turn_host();
+        self.ends.turn_host();
+        self.responses.extend(self.ends.take_responses());
         self.turn_controller();
-        advance(self.network.as_ref());
-    }
-
-    fn turn_host(&mut self) {
-        let mut completions = [WorkCompletion::EMPTY; 16];
-        let count = self.host.cq.poll(&mut completions);
-        self.host_seen.extend_from_slice(&completions[..count]);
-        let now_us = self.now_us();
-        while self.host_qp.is_none() && self.host_cm.poll(now_us).is_some() {}
-    }
-
-    pub(crate) fn turn_controller(&mut self) {
-        let now_us = self.now_us();
-        while self.cm.poll(now_us).is_some() {}
-        self.wire.poll(&mut Named(&mut self.queue));
-        while let Some((id, event)) = self.wire.next_event(&mut Named(&mut self.queue)) {
-            assert_eq!(id, QUEUE);
-            let Some(queue) = &mut self.queue else {
-                panic!("{event:?} of a queue that was removed");
-            };
-            match event {
-                Event::Capsule(capsule) => {
-                    self.taken += 1;
-                    // Where it may stay and where it came, in turn.
-                    let stays = self.taken.is_multiple_of(2);
-                    self.seen.push(taken(queue, capsule, stays));
-                }
-                Event::Pulled(Pulled { tag, sink, intact }) => {
-                    assert!(intact);
-                    self.sinks.push(sink);
-                    self.seen.push(Seen::Pulled(tag));
-                }
-                Event::Pushed(tag) => self.seen.push(Seen::Pushed(tag)),
-                Event::Released => {
-                    let tags = std::iter::from_fn(|| queue.poll_released());
-                    self.seen.extend(tags.map(Seen::Released));
-                }
-                Event::Room => {}
-                Event::Ended(why) => self.seen.push(Seen::Ended(why)),
-                Event::Fenced(number) => self.seen.push(Seen::Fenced(number)),
-                Event::Quiesced => self.seen.push(Seen::Quiesced),
-            }
-        }
     }
 
     /// Turns both until that is seen.
@@ -342,102 +133,269 @@ impl World {
         });
     }
 
+    pub(crate) fn turn_controller(&mut self) {
+        self.ends.poll(&mut self.queue);
+        while let Some(told) = self.ends.next_event(&mut self.queue) {
+            let is_of_queue = !matches!(told, Told::Gone);
+            assert!(
+                self.queue.is_some() || !is_of_queue,
+                "{told:?} of a queue that was removed"
+            );
+            self.on(told);
+        }
+        self.ends.flush(&mut self.queue);
+    }
+
+    fn on(&mut self, told: Told) {
+        let seen = match told {
+            Told::Gone => {
+                self.is_gone = true;
+                return;
+            }
+            Told::Of(Event::Capsule(capsule)) => self.on_capsule(capsule),
+            Told::Of(Event::Pulled(Pulled { tag, sink, intact })) => {
+                assert!(intact, "the host sends what it has");
+                self.on_back(tag, sink);
+                Seen::Pulled(tag)
+            }
+            Told::Of(Event::Returned(tag, buffer)) => return self.on_back(tag, buffer),
+            Told::Of(Event::Pushed(tag)) => Seen::Pushed(tag),
+            Told::Of(Event::Released) => {
+                let queue = self.queue.as_mut().expect("it is there");
+                let tags = std::iter::from_fn(|| queue.poll_released());
+                return self.seen.extend(tags.map(Seen::Released));
+            }
+            Told::Of(Event::Room) => Seen::Room,
+            Told::Of(Event::Ended(why)) => Seen::Ended(why),
+            Told::Of(Event::Fenced(number)) => Seen::Fenced(number),
+            Told::Of(Event::Quiesced) => Seen::Quiesced,
+        };
+        self.seen.push(seen);
+    }
+
+    /// The queue does not have the buffer of a command any more.
+    fn on_back(&mut self, tag: Tag, buffer: Buffer) {
+        let command = self.commands.get_mut(&tag).expect("a command has lent it");
+        let before = command.buffer.replace(buffer);
+        assert!(before.is_none(), "two buffers come back for {tag:?}");
+        if command.responding
+            && let Some(queue) = self.queue().tcp()
+        {
+            queue.buffer_is_back(tag);
+        }
+    }
+
+    fn on_capsule(&mut self, capsule: Capsule) -> Seen {
+        self.taken += 1;
+        let queue = self.queue.as_mut().expect("it is there");
+        // Where it may stay and where it came, in turn.
+        let stays = self.keeps || self.taken.is_multiple_of(2);
+        let (seen, data) = taken(queue, capsule, stays);
+        if self.keeps {
+            self.kept.push(data);
+        } else {
+            queue.give_back(data);
+        }
+        seen
+    }
+
     pub(crate) fn queue(&mut self) -> &mut Queue {
         self.queue.as_mut().expect("it was not removed")
     }
 
     /// A buffer of the controller.
     pub(crate) fn buffer(&self, len_bytes: u32) -> Buffer {
-        self.controller.pool.take(len_bytes).expect("memory")
+        self.ends.pool().take(len_bytes).expect("memory")
     }
 
-    fn host_sge(&self, buffer: &Buffer, offset_bytes: u32, len_bytes: u32) -> Sge {
-        Sge {
-            addr: buffer.addr() + u64::from(offset_bytes),
-            len_bytes,
-            lkey: self.host.region.lkey(),
+    fn buffer_of(&self, bytes: &[u8]) -> Buffer {
+        let mut buffer = self.buffer(u32::try_from(bytes.len()).expect("a few"));
+        buffer.copy_from(0, bytes);
+        buffer
+    }
+
+    /// Pulls `len_bytes` into a buffer of its own for the command `tag`.
+    pub(crate) fn pull(&mut self, tag: Tag, from: &HostMemory, len_bytes: u32) {
+        let sink = self.buffer(len_bytes);
+        let queue = self.queue();
+        queue.pull(tag, from, sink, len_bytes).expect("it is taken");
+        queue.flush();
+        self.commands.insert(tag, Command::default());
+    }
+
+    /// What the buffer of a command has.
+    pub(crate) fn buffer_bytes(&self, tag: Tag, len_bytes: u32) -> Vec<u8> {
+        let buffer = self.commands[&tag].buffer.as_ref();
+        let mut bytes = vec![0; len_bytes as usize];
+        buffer.expect("it is back").copy_to(0, &mut bytes);
+        bytes
+    }
+
+    /// Pushes from a buffer of its own for the command `tag`; it leaves with the next flush.
+    pub(crate) fn push(&mut self, tag: Tag, to: &HostMemory, bytes: &[u8]) {
+        let source = self.buffer_of(bytes);
+        let len_bytes = source.len_bytes().min(to.len_bytes());
+        let mut command = Command::default();
+        match self.queue() {
+            Queue::Rdma(queue) => {
+                queue.push(to, &source, len_bytes).expect("room");
+                command.buffer = Some(source);
+            }
+            Queue::Tcp(queue) => {
+                if queue.push_copied(to, &source, len_bytes) {
+                    command.buffer = Some(source);
+                } else {
+                    queue.push(tag, to, source, len_bytes);
+                }
+            }
         }
+        self.commands.insert(tag, command);
     }
 
-    /// `len_bytes` of the host's data from an offset on.
-    pub(crate) fn keyed(&self, offset_bytes: u32, len_bytes: u32) -> KeyedBuffer {
-        KeyedBuffer {
-            address: self.data.addr() + u64::from(offset_bytes),
-            rkey: self.host.region.rkey().0,
-            len_bytes,
-        }
-    }
-
-    /// The host sends a message, and knows that it has left.
-    pub(crate) fn send(&mut self, bytes: &[u8]) {
-        self.capsule.copy_from(0, bytes);
+    /// Pushes a piece of the data of the command `tag`, whose buffer may be used again when
+    /// [`Seen::Pushed`] follows, or the response has left.
+    pub(crate) fn push_piece(&mut self, tag: Tag, to: &HostMemory, bytes: &[u8], last: bool) {
+        let source = self.buffer_of(bytes);
         let len_bytes = u32::try_from(bytes.len()).expect("a few");
-        let sge = self.host_sge(&self.capsule, 0, len_bytes);
-        let qp = self.host_qp.as_mut().expect("the host is there");
-        let op = SendOp::Send {
-            invalidate: None,
-            solicited: false,
+        match self.queue() {
+            Queue::Rdma(queue) => queue.push_piece(tag, to, &source, len_bytes).expect("room"),
+            Queue::Tcp(queue) => queue.push_piece(tag, to, (&source, len_bytes), last),
+        }
+        let command = Command {
+            buffer: Some(source),
+            ..Command::default()
         };
-        let send = SendWr {
-            wr_id: 0,
-            op,
-            sges: &[sge],
-            signaled: true,
-            fence: false,
-        };
-        qp.post_send(&send).expect("room");
-        qp.ring_doorbell();
-        self.until("the host's message leaves", |world| {
-            world.turn_host();
-            advance(world.network.as_ref());
-            let is_it = |wc: &WorkCompletion| wc.opcode == WcOpcode::Send;
-            let at = world.host_seen.iter().position(is_it);
-            let sent = at.map(|at| world.host_seen.remove(at));
-            sent.is_some_and(|wc| wc.status == WcStatus::Success)
-        });
+        self.commands.insert(tag, command);
     }
 
-    /// Turns both until the host has so many responses; returns them, 16 bytes each.
-    pub(crate) fn responses(&mut self, count: usize) -> Vec<Vec<u8>> {
-        let is_it =
-            |wc: &&WorkCompletion| wc.opcode == WcOpcode::Recv && wc.status == WcStatus::Success;
+    pub(crate) fn push_zeroes(&mut self, to: &HostMemory) {
+        let len_bytes = to.len_bytes();
+        assert!(self.queue().has_zeroes(len_bytes));
+        match self.queue() {
+            Queue::Rdma(queue) => queue.push_zeroes(to, len_bytes).expect("room"),
+            Queue::Tcp(queue) => queue.push_zeroes(to, len_bytes),
+        }
+    }
+
+    /// Pushes bytes that are copied during the call. Whether the wire took them so.
+    pub(crate) fn push_copy(&mut self, to: &HostMemory, bytes: &[u8]) -> bool {
+        match (self.queue(), to) {
+            (Queue::Rdma(queue), HostMemory::Keyed(to)) => {
+                queue.push_copy(*to, &mut |put| put(bytes))
+            }
+            (Queue::Tcp(queue), HostMemory::Transport { cid, .. }) => {
+                queue.push_now(*cid, to.len_bytes(), &mut |put| put(bytes))
+            }
+            (_, to) => panic!("nothing is pushed to {to:?}"),
+        }
+    }
+
+    /// Pushes the start of a slab, which stays as it is. Whether the wire took it so.
+    pub(crate) fn push_held(&mut self, to: &HostMemory, slab: &std::sync::Arc<Slab>) -> bool {
+        let range = 0..to.len_bytes() as usize;
+        match (self.queue(), to) {
+            (Queue::Rdma(queue), HostMemory::Keyed(to)) => queue.push_held(*to, slab, range),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn respond(&mut self, tag: Tag, cqe: Cqe, waits: bool) {
+        if let Some(command) = self.commands.get_mut(&tag) {
+            command.responding = true;
+        }
+        let responded = self.queue().respond(tag, cqe, None, waits);
+        responded.expect("room");
+        self.queue().flush();
+    }
+
+    /// Turns both until the host has so many responses, and takes them.
+    pub(crate) fn responses(&mut self, count: usize) -> Vec<Cqe> {
         self.until("responses", |world| {
             world.turn();
-            world.host_seen.iter().filter(is_it).count() >= count
+            world.responses.len() >= count
         });
-        let slots = self.host_seen.iter().filter(is_it).map(|wc| wc.wr_id);
-        let response = |slot| {
-            let mut bytes = vec![0; 16];
-            let at = usize::try_from(slot).expect("small") * 16;
-            self.responses.copy_to(at, &mut bytes);
-            bytes
-        };
-        slots.map(response).collect()
+        std::mem::take(&mut self.responses)
     }
 
-    /// The host is gone, without a word.
-    pub(crate) fn host_ends(&mut self) {
-        self.host_cm.abort(self.host_id);
-        self.host_qp = None;
-        self.host_cm.destroy(self.host_id);
-    }
-
-    /// The controller ends the connection.
-    pub(crate) fn end(&mut self) {
-        let queue = self.queue.as_mut().expect("it was not removed");
-        self.wire.end(QUEUE, queue);
-        self.cm.disconnect(self.id);
+    pub(crate) fn has_responses(&self) -> bool {
+        !self.responses.is_empty()
     }
 
     pub(crate) fn fence(&mut self, number: FenceNumber) {
         let queue = self.queue.as_mut().expect("it was not removed");
-        self.wire.fence(QUEUE, queue, number);
+        self.ends.fence(queue, number);
+    }
+
+    /// The controller ends the connection.
+    pub(crate) fn end(&mut self, how: LocalEnd) {
+        let queue = self.queue.as_mut().expect("it was not removed");
+        self.ends.end(queue, how);
     }
 
     pub(crate) fn remove(&mut self) {
         if let Some(queue) = self.queue.take() {
-            self.wire.remove(QUEUE, &queue);
+            self.ends.remove(&queue);
         }
+    }
+
+    /// Turns until the queue has ended, or the manager of its connection has said so, and then ends
+    /// it, as its user does.
+    pub(crate) fn take_end(&mut self) {
+        self.until("the end", |world| {
+            world.turn();
+            world.is_gone || world.ended() > 0
+        });
+        self.end(LocalEnd::Closes);
+    }
+
+    /// How many ends were told of.
+    fn ended(&self) -> usize {
+        let is_end = |seen: &&Seen| matches!(seen, Seen::Ended(_));
+        self.seen.iter().filter(is_end).count()
+    }
+
+    /// The queue ends once and then quiesces once, all buffers are back by then, and nothing
+    /// follows. Removes it.
+    pub(crate) fn quiesces(&mut self, what: &str) {
+        let over = self.over;
+        self.until(what, |world| {
+            world.turn();
+            world.seen.contains(&Seen::Quiesced)
+        });
+        for (tag, Command { buffer, .. }) in &mut self.commands {
+            let buffer = buffer.as_mut();
+            let buffer = buffer.unwrap_or_else(|| panic!("{over:?}: {what}: {tag:?} has none"));
+            let scribble = pattern(0xEE, buffer.len_bytes() as usize);
+            buffer.copy_from(0, &scribble);
+        }
+        self.ends.host_reads(true);
+        self.ends.host_answers(Answers::All);
+        (0..QUIET_TURNS).for_each(|_| self.turn());
+        for (tag, Command { buffer, .. }) in &self.commands {
+            let len_bytes = buffer.as_ref().map_or(0, Buffer::len_bytes);
+            let as_it_was = pattern(0xEE, len_bytes as usize);
+            let is_so = self.buffer_bytes(*tag, len_bytes) == as_it_was;
+            assert!(is_so, "{over:?}: {what}: something has landed for {tag:?}");
+        }
+        let seen = &self.seen;
+        assert_eq!(self.ended(), 1, "{over:?}: {what}: {seen:?}");
+        let quiesced = seen.iter().filter(|seen| **seen == Seen::Quiesced);
+        assert_eq!(quiesced.count(), 1, "{over:?}: {what}: {seen:?}");
+        let last = seen.last();
+        assert_eq!(last, Some(&Seen::Quiesced), "{over:?}: {what}: {seen:?}");
+        assert_eq!(self.queue().sends_outstanding(), 0, "{over:?}: {what}");
+        for data in self.kept.drain(..) {
+            self.queue.as_mut().expect("there").give_back(data);
+        }
+        self.commands.clear();
+        self.remove();
+        let pool = self.ends.pool();
+        let used_bytes = pool.slab().len_bytes() - pool.free_bytes();
+        let resting_bytes = self.ends.resting_bytes();
+        assert!(
+            used_bytes <= resting_bytes,
+            "{over:?}: {what}: {used_bytes} bytes are in use"
+        );
     }
 }
 
@@ -445,29 +403,20 @@ impl Drop for World {
     fn drop(&mut self) {
         // Queue pairs go before their connections.
         self.remove();
-        self.host_qp = None;
     }
 }
 
-fn advance(network: Option<&Network>) {
-    if let Some(network) = network
-        && let Some(then_us) = network.next_deadline_us()
-    {
-        network.advance_to(then_us);
-    }
-}
-
-/// Takes the data of a capsule, and gives it back.
-fn taken(queue: &mut Queue, capsule: Capsule, stays: bool) -> Seen {
+/// Takes the data of a capsule; where it `stays`, in memory that the user can keep.
+fn taken(queue: &mut Queue, capsule: Capsule, stays: bool) -> (Seen, CapsuleData) {
     let sqe = capsule.sqe.as_bytes().to_vec();
-    let data = match capsule.data {
+    match capsule.data {
         CapsuleData::InPlace(in_place) if !stays => {
             let mut data = vec![0; in_place.len_bytes as usize];
             assert!(queue.consume(in_place, &mut |bytes| {
                 bytes.copy_to(&mut data);
                 true
             }));
-            data
+            (Seen::Capsule { sqe, data }, CapsuleData::None)
         }
         other => {
             let landed = match other {
@@ -477,9 +426,7 @@ fn taken(queue: &mut Queue, capsule: Capsule, stays: bool) -> Seen {
                 other => other,
             };
             let data = landed.bytes().to_vec();
-            queue.give_back(landed);
-            data
+            (Seen::Capsule { sqe, data }, landed)
         }
-    };
-    Seen::Capsule { sqe, data }
+    }
 }

@@ -1,0 +1,158 @@
+//! The wires under test, and what they differ in.
+
+use capstan_transport::{EndReason, FenceNumber, HostMemory, Queue, Tag};
+
+/// A wire under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Over {
+    /// RDMA between two machines, in virtual time.
+    Loopback,
+    /// User-space iWARP over sockets.
+    Sockets,
+    /// The same through memory that both ends have.
+    SharedMemory,
+    /// NVMe/TCP as Linux asks for it: without digests, one R2T per command, SQ flow control.
+    Tcp,
+    /// NVMe/TCP with digests and padding, pulls in parts of which several are asked for at once,
+    /// and SUCCESS in the place of responses.
+    TcpInParts,
+}
+
+/// What some wires can beside what all of them can. The suite asks for nothing else when it tells
+/// one from the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Abilities {
+    /// It copies what is pushed during the call.
+    pub(crate) copies: bool,
+    /// It pushes memory that is held, from where it is.
+    pub(crate) holds: bool,
+    /// It takes responses of which nothing is told.
+    pub(crate) responds_now: bool,
+    /// The data of a command can be in several places of the host.
+    pub(crate) has_lists: bool,
+    /// It is full when the host does not read.
+    pub(crate) fills: bool,
+    /// It tells of room ([`Seen::Room`]); others are asked.
+    pub(crate) tells_room: bool,
+    /// It tells of a response that no buffer waits for once it has taken it.
+    pub(crate) releases_at_once: bool,
+    /// What was responded before an end in order arrives.
+    pub(crate) drains: bool,
+    /// The host sends PDUs, which it can leave in the middle, and a TermReq.
+    pub(crate) has_pdus: bool,
+}
+
+impl Over {
+    pub(crate) fn abilities(self) -> Abilities {
+        let is_tcp = matches!(self, Self::Tcp | Self::TcpInParts);
+        Abilities {
+            copies: is_tcp || self == Self::SharedMemory,
+            holds: self == Self::Sockets,
+            responds_now: self != Self::Loopback,
+            has_lists: !is_tcp,
+            fills: is_tcp || self == Self::Sockets,
+            tells_room: is_tcp,
+            releases_at_once: is_tcp,
+            drains: is_tcp,
+            has_pdus: is_tcp,
+        }
+    }
+}
+
+/// What has happened on the queue. The data of a capsule has been given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Capsule { sqe: Vec<u8>, data: Vec<u8> },
+    Pulled(Tag),
+    Pushed(Tag),
+    Released(Tag),
+    Room,
+    Ended(EndReason),
+    Fenced(FenceNumber),
+    Quiesced,
+}
+
+/// How the host ends the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HostEnd {
+    /// In order.
+    Closes,
+    /// Without a word.
+    Resets,
+    /// It says that the controller has broken the rules ([`Abilities::has_pdus`]).
+    Terminates,
+}
+
+/// How the controller ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LocalEnd {
+    /// In order.
+    Closes,
+    /// At once.
+    Aborts,
+}
+
+/// How far the host answers what the controller asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answers {
+    All,
+    /// It stops in the middle of the data, where it has PDUs; the others say nothing.
+    Half,
+}
+
+/// What the wire has for its user beside events.
+#[derive(Debug)]
+pub(crate) enum Told {
+    Of(capstan_transport::Event),
+    /// The connection is gone, as its manager says.
+    Gone,
+}
+
+/// What is different from wire to wire: the controller's wire, and a host that knows no rules.
+pub(crate) trait Ends {
+    /// The memory of the controller.
+    fn pool(&self) -> &capstan_memory::Pool;
+    /// Bytes of it that are in use while no command is.
+    fn resting_bytes(&self) -> usize;
+    fn poll(&mut self, queue: &mut Option<Queue>);
+    fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<Told>;
+    /// The end of a turn.
+    fn flush(&mut self, queue: &mut Option<Queue>);
+    fn fence(&mut self, queue: &mut Queue, number: FenceNumber);
+    fn has_fences(&self) -> bool;
+    fn end(&mut self, queue: &mut Queue, how: LocalEnd);
+    fn remove(&mut self, queue: &Queue);
+    fn is_empty(&self) -> bool;
+    /// As much time goes by as a wire waits for a host that does nothing.
+    fn wait_long(&mut self);
+
+    fn turn_host(&mut self);
+    /// The host sends a command capsule, and knows that it has left.
+    fn send(&mut self, capsule: &[u8]);
+    /// What the host must not send: what each is called, and its bytes.
+    fn offences(&self) -> Vec<(&'static str, Vec<u8>)>;
+    /// The host sends bytes of a message or of PDUs.
+    fn send_raw(&mut self, bytes: &[u8]);
+    /// The host sends the first half of a capsule ([`Abilities::has_pdus`]).
+    fn send_half(&mut self, _: &[u8]) {
+        panic!("a message is sent as a whole");
+    }
+    /// FES and FEI of the TermReq that has come to the host.
+    fn accused(&self) -> Option<(u16, u32)> {
+        None
+    }
+    /// How many R2Ts were outstanding at once.
+    fn most_asked(&self) -> usize {
+        0
+    }
+    fn host_ends(&mut self, how: HostEnd);
+    /// Whether the host looks at what comes.
+    fn host_reads(&mut self, reads: bool);
+    fn host_answers(&mut self, answers: Answers);
+    /// The host has `parts` of its data (first byte, bytes) for the command `cid`.
+    fn offer(&mut self, cid: u16, parts: &[(u32, u32)]) -> HostMemory;
+    fn put_data(&mut self, at: u32, bytes: &[u8]);
+    fn data(&self, at: u32, len_bytes: u32) -> Vec<u8>;
+    /// The responses that have come since this was last asked.
+    fn take_responses(&mut self) -> Vec<capstan_nvme_proto::cqe::Cqe>;
+}

@@ -1,0 +1,443 @@
+//! RDMA: a wire of the controller's side, and a host that is a queue pair.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use capstan_memory::{Buffer, Pages, Pool};
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_rdma::contract::{
+    Access, CmEventKind, CmId, CompletionQueue, ConnectParam, ConnectionManager, Device,
+    MemoryRegion, PrivateData, ProtectionDomain, QpConfig, QueuePair, ReceiveSource, SendOp,
+    SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
+};
+use capstan_rdma::loopback::{Network, attributes};
+use capstan_rdma::{Pair, iwarp};
+use capstan_transport::rdma::{Keys, Queue as RdmaQueue, Receives, Sinks, Wire};
+use capstan_transport::{FenceNumber, HostMemory, KeyedBuffer, Queue};
+
+use super::over::{Answers, Ends, HostEnd, LocalEnd, Over, Told};
+use super::world::{DATA_BYTES, ENTRIES, Named, PATIENCE, QUEUE};
+
+const COMPLETIONS: u32 = 256;
+const POOL_BYTES: usize = 4 << 20;
+const ZEROES_BYTES: u32 = 64 << 10;
+/// Receives of the host for responses.
+const RESPONSES: u32 = 32;
+
+/// One side of the connection. Dropped in this order.
+struct End {
+    cq: Rc<dyn CompletionQueue>,
+    pd: Rc<dyn ProtectionDomain>,
+    region: Rc<dyn MemoryRegion>,
+    pool: Pool,
+    device: Rc<dyn Device>,
+}
+
+impl End {
+    fn new(device: Rc<dyn Device>, access: Access) -> Self {
+        let pool = Pool::new(POOL_BYTES, Pages::Ordinary).expect("memory");
+        let pd = device.allocate_pd().expect("a domain");
+        let len_bytes = pool.slab().len_bytes();
+        Self {
+            cq: device.create_cq(COMPLETIONS).expect("a completion queue"),
+            region: pd
+                .register(pool.slab(), 0, len_bytes, access)
+                .expect("a region"),
+            pd,
+            pool,
+            device,
+        }
+    }
+
+    fn config(&self, receives: ReceiveSource) -> QpConfig {
+        QpConfig {
+            send_cq: Rc::clone(&self.cq),
+            recv_cq: Rc::clone(&self.cq),
+            send_wr_max: 64,
+            receives,
+            send_sge_max: 1,
+            recv_sge_max: 2,
+        }
+    }
+
+    fn sge(&self, buffer: &Buffer, offset_bytes: u32, len_bytes: u32) -> Sge {
+        Sge {
+            addr: buffer.addr() + u64::from(offset_bytes),
+            len_bytes,
+            lkey: self.region.lkey(),
+        }
+    }
+}
+
+pub(crate) struct RdmaEnds {
+    host_qp: Option<Pair>,
+    wire: Wire,
+    controller: End,
+    /// What the wire and the queue have of the controller's memory.
+    resting_bytes: usize,
+    /// Kept as long as the queue pushes from it.
+    _zeroes: Buffer,
+    host: End,
+    /// Where the host sends from, receives responses, and has the data of commands.
+    capsule: Buffer,
+    responses: Buffer,
+    data: Buffer,
+    host_seen: Vec<WorkCompletion>,
+    host_reads: bool,
+    cm: Box<dyn ConnectionManager>,
+    id: CmId,
+    /// The connection is gone, and nobody was told.
+    is_gone: bool,
+    host_cm: Box<dyn ConnectionManager>,
+    host_id: CmId,
+    network: Option<Network>,
+    start: Instant,
+}
+
+type Managers = [Box<dyn ConnectionManager>; 2];
+
+fn managers(over: Over) -> (Option<Network>, Managers, IpAddr) {
+    if over == Over::Loopback {
+        let network = Network::new(3);
+        let at = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
+        let manager = |last| -> Box<dyn ConnectionManager> {
+            let provider = network.provider(&[at(last)], attributes());
+            Box::new(provider.expect("a device").manager().expect("a manager"))
+        };
+        let both = [manager(1), manager(2)];
+        return (Some(network), both, at(1));
+    }
+    let manager = || {
+        let provider = iwarp::Provider::new(iwarp::Config {
+            same_host: over == Over::SharedMemory,
+            ..iwarp::Config::default()
+        });
+        let provider = provider.expect("a device");
+        provider.connection_manager().expect("a manager")
+    };
+    (None, [manager(), manager()], Ipv4Addr::LOCALHOST.into())
+}
+
+fn advance(network: Option<&Network>) {
+    if let Some(network) = network
+        && let Some(then_us) = network.next_deadline_us()
+    {
+        network.advance_to(then_us);
+    }
+}
+
+impl RdmaEnds {
+    /// A connection whose host is there, and which the controller has only accepted.
+    pub(crate) fn accepted(over: Over) -> (Self, Queue) {
+        let (network, [mut cm, mut host_cm], address) = managers(over);
+        let start = Instant::now();
+        let now_us = || match &network {
+            Some(network) => network.now_us(),
+            None => u64::try_from(start.elapsed().as_micros()).expect("not so long"),
+        };
+        let next = |cm: &mut Box<dyn ConnectionManager>, other: &mut Box<dyn ConnectionManager>| loop {
+            assert!(start.elapsed() < PATIENCE, "no event");
+            if let Some(event) = cm.poll(now_us()) {
+                break event;
+            }
+            other.poll(now_us());
+            advance(network.as_ref());
+        };
+        let (_, at) = cm.listen(SocketAddr::new(address, 0), 4).expect("listens");
+        let host_id = host_cm
+            .resolve(at, None, 1_000_000, now_us())
+            .expect("resolves");
+        next(&mut host_cm, &mut cm);
+        let host = End::new(host_cm.device(host_id).expect("a device"), Access::all());
+        let config = host.config(ReceiveSource::Own(64));
+        let host_qp = host_cm
+            .create_qp(host_id, &host.pd, &config)
+            .expect("a queue pair");
+        let param = ConnectParam {
+            private_data: PrivateData::EMPTY,
+            responder_resources: 4,
+            initiator_depth: 4,
+            rnr_retry_count: 7,
+        };
+        host_cm
+            .connect(host_id, &param, 5_000_000, now_us())
+            .expect("connects");
+        let request = next(&mut cm, &mut host_cm);
+        assert!(matches!(request.kind, CmEventKind::ConnectRequest { .. }));
+        let id = request.id;
+
+        let controller = End::new(cm.device(id).expect("a device"), Access::LOCAL_WRITE);
+        let zeroes = controller.pool.take(ZEROES_BYTES).expect("memory");
+        let (wire, mut queue) = queue(&controller, &zeroes, &mut *cm, id);
+        cm.accept(id, &param).expect("accepts");
+        queue.accepted();
+
+        let take = |bytes| host.pool.take(bytes).expect("memory");
+        let mut ends = Self {
+            capsule: take(16 << 10),
+            responses: take(4096),
+            data: take(DATA_BYTES),
+            host_qp: Some(host_qp.into()),
+            wire,
+            resting_bytes: POOL_BYTES - controller.pool.free_bytes(),
+            controller,
+            _zeroes: zeroes,
+            host,
+            host_seen: Vec::new(),
+            host_reads: true,
+            cm,
+            id,
+            is_gone: false,
+            host_cm,
+            host_id,
+            network,
+            start,
+        };
+        ends.wire.add(QUEUE, &queue);
+        ends.until("the host is connected", |ends| {
+            let now_us = ends.now_us();
+            advance(ends.network.as_ref());
+            ends.turn_host();
+            let event = ends.host_cm.poll(now_us);
+            event.is_some_and(|event| matches!(event.kind, CmEventKind::Established { .. }))
+        });
+        (0..RESPONSES).for_each(|slot| ends.post_receive(slot));
+        (ends, Queue::Rdma(queue))
+    }
+
+    fn post_receive(&mut self, slot: u32) {
+        let sge = self.host.sge(&self.responses, slot * 16, 16);
+        if let Some(qp) = &mut self.host_qp {
+            qp.post_recv(slot.into(), &[sge]).expect("room");
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        match &self.network {
+            Some(network) => network.now_us(),
+            None => u64::try_from(self.start.elapsed().as_micros()).expect("not so long"),
+        }
+    }
+
+    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            let seen = &self.host_seen;
+            assert!(start.elapsed() < PATIENCE, "{what}: {seen:?}");
+        }
+    }
+
+    fn look_at_completions(&mut self) {
+        let mut completions = [WorkCompletion::EMPTY; 16];
+        let count = self.host.cq.poll(&mut completions);
+        self.host_seen.extend_from_slice(&completions[..count]);
+    }
+}
+
+/// The controller's wire, and its queue over the connection `id`.
+fn queue(
+    controller: &End,
+    zeroes: &Buffer,
+    cm: &mut dyn ConnectionManager,
+    id: CmId,
+) -> (Wire, RdmaQueue) {
+    let (pool, lkey) = (&controller.pool, controller.region.lkey());
+    let receives = Receives::new(None, 64, lkey, pool, 0).expect("receives");
+    let wire = Wire::new(Rc::clone(&controller.cq), COMPLETIONS, receives);
+    let slots = wire
+        .receives()
+        .reserve(ENTRIES.into(), 0, pool)
+        .expect("receives");
+    let config = controller.config(wire.receives().source(ENTRIES));
+    let qp = cm
+        .create_qp(id, &controller.pd, &config)
+        .expect("a queue pair");
+    let slab = pool.slab();
+    let keys = Keys {
+        data: lkey,
+        sinks: if controller.device.attributes().read_sink_needs_remote_write {
+            let slabs = [slab, slab].map(Arc::clone);
+            Sinks::Open(Rc::clone(&controller.pd), slabs)
+        } else {
+            Sinks::Closed
+        },
+        queues: (slab.id(), lkey),
+        zeroes: Some(controller.sge(zeroes, 0, ZEROES_BYTES)),
+    };
+    let responses = pool.take(4096).expect("memory");
+    let mut queue = RdmaQueue::new(qp.into(), responses, keys, wire.shared_receives());
+    queue.post_receives(&slots).expect("room");
+    (wire, queue)
+}
+
+fn of(queue: &mut Queue) -> &mut RdmaQueue {
+    queue.rdma().expect("a queue over RDMA")
+}
+
+impl Ends for RdmaEnds {
+    fn pool(&self) -> &Pool {
+        &self.controller.pool
+    }
+
+    fn resting_bytes(&self) -> usize {
+        self.resting_bytes
+    }
+
+    fn poll(&mut self, queue: &mut Option<Queue>) {
+        let now_us = self.now_us();
+        while let Some(event) = self.cm.poll(now_us) {
+            self.is_gone |= matches!(event.kind, CmEventKind::Disconnected { .. });
+        }
+        self.wire.poll(&mut Named(queue));
+    }
+
+    fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<Told> {
+        if let Some((id, event)) = self.wire.next_event(&mut Named(queue)) {
+            assert_eq!(id, QUEUE);
+            return Some(Told::Of(event));
+        }
+        std::mem::take(&mut self.is_gone).then_some(Told::Gone)
+    }
+
+    fn flush(&mut self, _: &mut Option<Queue>) {
+        advance(self.network.as_ref());
+    }
+
+    fn fence(&mut self, queue: &mut Queue, number: FenceNumber) {
+        self.wire.fence(QUEUE, of(queue), number);
+    }
+
+    fn has_fences(&self) -> bool {
+        self.wire.has_fences()
+    }
+
+    fn end(&mut self, queue: &mut Queue, how: LocalEnd) {
+        self.wire.end(QUEUE, of(queue));
+        match how {
+            LocalEnd::Closes => self.cm.disconnect(self.id),
+            LocalEnd::Aborts => self.cm.abort(self.id),
+        }
+    }
+
+    fn remove(&mut self, queue: &Queue) {
+        if let Queue::Rdma(queue) = queue {
+            self.wire.remove(QUEUE, queue);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.wire.is_empty()
+    }
+
+    fn wait_long(&mut self) {}
+
+    fn turn_host(&mut self) {
+        if !self.host_reads {
+            return;
+        }
+        self.look_at_completions();
+        let now_us = self.now_us();
+        while self.host_qp.is_none() && self.host_cm.poll(now_us).is_some() {}
+    }
+
+    fn send(&mut self, capsule: &[u8]) {
+        self.send_raw(capsule);
+    }
+
+    fn offences(&self) -> Vec<(&'static str, Vec<u8>)> {
+        vec![
+            ("a capsule of 10 bytes", vec![7; 10]),
+            ("a capsule of 63 bytes", vec![0; 63]),
+        ]
+    }
+
+    fn send_raw(&mut self, bytes: &[u8]) {
+        self.capsule.copy_from(0, bytes);
+        let len_bytes = u32::try_from(bytes.len()).expect("a few");
+        let sge = self.host.sge(&self.capsule, 0, len_bytes);
+        let qp = self.host_qp.as_mut().expect("the host is there");
+        let op = SendOp::Send {
+            invalidate: None,
+            solicited: false,
+        };
+        let send = SendWr {
+            wr_id: 0,
+            op,
+            sges: &[sge],
+            signaled: true,
+            fence: false,
+        };
+        qp.post_send(&send).expect("room");
+        qp.ring_doorbell();
+        self.until("the host's message leaves", |ends| {
+            ends.look_at_completions();
+            advance(ends.network.as_ref());
+            let is_it = |wc: &WorkCompletion| wc.opcode == WcOpcode::Send;
+            let at = ends.host_seen.iter().position(is_it);
+            let sent = at.map(|at| ends.host_seen.remove(at));
+            sent.is_some_and(|wc| wc.status == WcStatus::Success)
+        });
+    }
+
+    fn host_ends(&mut self, how: HostEnd) {
+        match how {
+            HostEnd::Closes | HostEnd::Terminates => self.host_cm.disconnect(self.host_id),
+            HostEnd::Resets => self.host_cm.abort(self.host_id),
+        }
+        self.host_qp = None;
+        self.host_cm.destroy(self.host_id);
+    }
+
+    fn host_reads(&mut self, reads: bool) {
+        self.host_reads = reads;
+    }
+
+    fn host_answers(&mut self, answers: Answers) {
+        self.host_reads = answers == Answers::All;
+    }
+
+    fn offer(&mut self, _: u16, parts: &[(u32, u32)]) -> HostMemory {
+        let keyed = |&(offset_bytes, len_bytes): &(u32, u32)| KeyedBuffer {
+            address: self.data.addr() + u64::from(offset_bytes),
+            rkey: self.host.region.rkey().0,
+            len_bytes,
+        };
+        match parts {
+            [one] => HostMemory::Keyed(keyed(one)),
+            parts => HostMemory::KeyedList(parts.iter().map(keyed).collect()),
+        }
+    }
+
+    fn put_data(&mut self, at: u32, bytes: &[u8]) {
+        self.data.copy_from(at as usize, bytes);
+    }
+
+    fn data(&self, at: u32, len_bytes: u32) -> Vec<u8> {
+        let mut bytes = vec![0; len_bytes as usize];
+        self.data.copy_to(at as usize, &mut bytes);
+        bytes
+    }
+
+    fn take_responses(&mut self) -> Vec<Cqe> {
+        let is_it =
+            |wc: &mut WorkCompletion| wc.opcode == WcOpcode::Recv && wc.status == WcStatus::Success;
+        let received: Vec<_> = self.host_seen.extract_if(.., is_it).collect();
+        let response = |wc: &WorkCompletion| -> Cqe {
+            let slot = u32::try_from(wc.wr_id).expect("small");
+            let mut bytes = [0; 16];
+            self.responses.copy_to(slot as usize * 16, &mut bytes);
+            self.post_receive(slot);
+            zerocopy::transmute!(bytes)
+        };
+        received.iter().map(response).collect()
+    }
+}
+
+impl Drop for RdmaEnds {
+    fn drop(&mut self) {
+        // Queue pairs go before their connections.
+        self.host_qp = None;
+    }
+}
