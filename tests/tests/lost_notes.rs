@@ -264,7 +264,7 @@ fn root_a_state_folder_that_hangs_is_told_and_keeps_no_target_from_its_end() {
     ]);
     drop(volume);
     signal(daemon.pid(), Signal::SIGTERM);
-    daemon.wait_for_log(&["stopped"]);
+    daemon.wait_for_log(&["INFO stopped"]);
     drop(frozen);
     assert!(daemon.ended().success());
     tool("umount", &[utf8(&folder.join(STATE))]);

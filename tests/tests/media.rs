@@ -337,7 +337,7 @@ fn a_second_signal_finds_what_was_lost_noted_or_told() {
         signal(daemon.pid(), Signal::SIGTERM);
         signal(daemon.pid(), Signal::SIGCONT);
         wait_until("it has ended", || {
-            daemon.count_log("stopped") + daemon.count_log("asked to end a second time") > 0
+            daemon.count_log("INFO stopped") + daemon.count_log("asked to end a second time") > 0
         });
         let is_told = daemon.count_log("is cleared, as this target was asked to stop") > 0;
         let log = daemon.log();
