@@ -175,6 +175,30 @@ pub fn open_files(machine: &Machine, least: u64, all: u64, what: &str) -> Check 
     Check::ok(NAME, format!("{seen}; {all} needed"))
 }
 
+/// The size of files that are written, of which `path` is the largest with so many bytes: beyond
+/// RLIMIT_FSIZE every write fails (setrlimit(2)). `None` where there is no such limit.
+#[must_use]
+pub fn file_size(machine: &Machine, path: &str, bytes: u64) -> Option<Check> {
+    const NAME: &str = "file size";
+    let limit = machine
+        .limit("Max file size")
+        .filter(|&limit| limit != u64::MAX)?;
+    let seen = format!(
+        "writes end at {} (RLIMIT_FSIZE, `ulimit -f`)",
+        rounded(limit)
+    );
+    Some(if limit < bytes {
+        Check::error(
+            NAME,
+            seen,
+            format!("{} for {path}", size(bytes)),
+            "`ulimit -f unlimited` before it starts, or LimitFSIZE=infinity in its unit",
+        )
+    } else {
+        Check::ok(NAME, format!("{seen}; {} needed", size(bytes)))
+    })
+}
+
 /// Threads, of which a process needs so many in all: limited by control groups, and by RLIMIT_NPROC
 /// for all processes of a user together. Those that it has already are left to it.
 #[must_use]
@@ -309,7 +333,9 @@ pub fn processors(machine: &Machine, reactors: usize, cores: usize) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::{MemoryNeed, memory, no_thread, of_host, open_files, processors, threads};
+    use super::{
+        MemoryNeed, file_size, memory, no_thread, of_host, open_files, processors, threads,
+    };
     use crate::testing::Tree;
     use crate::{Check, Verdict};
 
@@ -493,6 +519,29 @@ mod tests {
             crowded.remedy.as_deref(),
             Some("target.reactors = 2, or \"auto\"")
         );
+    }
+
+    #[test]
+    fn a_limit_of_file_sizes_below_a_file_is_an_error() {
+        let limits = |value: &str| {
+            let line =
+                format!("Max file size             {value:<20} unlimited            bytes\n");
+            Tree::new().file("proc/self/limits", &line)
+        };
+        let check = |value: &str| file_size(&limits(value).machine(), "/srv/a.img", 8 << 20);
+        assert_eq!(check("unlimited"), None);
+        assert_eq!(check("8388608").unwrap().verdict, Verdict::Ok);
+        let small = check("4194304").unwrap();
+        assert_eq!(small.verdict, Verdict::Error);
+        let line = small.line();
+        for words in [
+            "RLIMIT_FSIZE",
+            "4 MiB",
+            "8 MiB for /srv/a.img",
+            "LimitFSIZE=",
+        ] {
+            assert!(line.contains(words), "{words}: {line}");
+        }
     }
 
     #[test]

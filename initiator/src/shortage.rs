@@ -10,7 +10,7 @@ use nix::libc;
 pub fn shortage(error: &io::Error) -> Option<String> {
     match error.raw_os_error()? {
         libc::EMFILE => {
-            let limit = open_files_max().map_or_else(String::new, |max| format!(" of {max}"));
+            let limit = limit("Max open files").map_or_else(String::new, |max| format!(" of {max}"));
             Some(format!(
                 "the limit{limit} open files is reached, expected a higher one: raise it (ulimit -Hn, LimitNOFILE= of the unit)"
             ))
@@ -21,17 +21,21 @@ pub fn shortage(error: &io::Error) -> Option<String> {
         libc::ENOSPC | libc::EDQUOT => Some(
             "expected some KiB and an inode that are free there (df and df -i show them): free some".to_owned(),
         ),
+        libc::EFBIG => {
+            let limit = limit("Max file size").map_or_else(String::new, |max| format!(" of {max} bytes"));
+            Some(format!(
+                "the limit{limit} of a file's size is reached, expected a higher one: raise it (ulimit -f, LimitFSIZE= of the unit)"
+            ))
+        }
         _ => None,
     }
 }
 
-/// The soft limit of this process (proc_pid_limits(5)), if that can be read without a descriptor
-/// more than there are.
-fn open_files_max() -> Option<u64> {
+/// A soft limit of this process (proc_pid_limits(5)), by its name; `None` where there is none, or it
+/// cannot be read without a descriptor more than there are.
+fn limit(name: &str) -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
-    let line = limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max open files"))?;
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
@@ -48,6 +52,7 @@ mod tests {
         for (errno, words) in [
             (libc::EMFILE, "LimitNOFILE="),
             (libc::ENFILE, "fs.file-max"),
+            (libc::EFBIG, "LimitFSIZE="),
             (libc::ENOSPC, "df -i"),
             (libc::EDQUOT, "df -i"),
         ] {

@@ -9,13 +9,17 @@ use capstan_config::{Config, Problems, ProviderChoice, QuickExport, Transports, 
 use capstan_doctor::{Machine, Summary};
 use capstan_reactor::raise_descriptor_limit;
 use capstan_target::cli::{Cli, Command, Doctor, Output, Provider, Source, Transport};
-use capstan_target::signals::Held;
+use capstan_target::signals::{Held, outlive_file_size_limit};
 use capstan_target::{answers, doctor, identities, lba_size, log, lost, room, serve, space, state};
 use clap::Parser as _;
 use clap::error::ErrorKind;
 use nix::errno::Errno;
 
 fn main() -> ExitCode {
+    if let Err(error) = outlive_file_size_limit() {
+        eprintln!("capstan-target: SIGXFSZ cannot be blocked: {error}");
+        return ExitCode::FAILURE;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refused(&error),

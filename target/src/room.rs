@@ -1,9 +1,11 @@
 //! Whether this process may use what a configuration needs of its machine: memory, descriptors,
 //! threads and processors, by the limits of the machine, of control groups and of the process.
 
+use std::fs;
+
 use anyhow::bail;
 use capstan_config::{Backing, Config, MemoryPlan, Namespace, Nqn, Problems, Target};
-use capstan_doctor::room::{self, MemoryNeed, memory, open_files, processors, threads};
+use capstan_doctor::room::{self, MemoryNeed, file_size, memory, open_files, processors, threads};
 use capstan_doctor::{Check, Machine, Role, Verdict};
 
 use crate::overlaps;
@@ -100,12 +102,18 @@ pub(crate) fn check_added(
     is_added: impl Fn(&Nqn, &Namespace) -> bool,
     reactors: usize,
 ) -> anyhow::Result<()> {
-    let added = ram_bytes(wanted, is_added);
+    let added = ram_bytes(wanted, &is_added);
     let machine = Machine::here();
     let plan = wanted.memory_plan(reactors)?;
     let files = files(&machine, wanted, &plan);
     let checks = [memory(&machine, &memory_need(wanted, added)), files];
-    match checks.iter().find(|check| check.verdict == Verdict::Error) {
+    let size =
+        largest_file(wanted, is_added).and_then(|(path, bytes)| file_size(&machine, &path, bytes));
+    match checks
+        .iter()
+        .chain(&size)
+        .find(|check| check.verdict == Verdict::Error)
+    {
         Some(error) => bail!("{}; nothing was changed", error.line()),
         None => Ok(()),
     }
@@ -121,9 +129,31 @@ pub(crate) fn checks(machine: &Machine, config: &Config) -> Vec<Check> {
         checks.push(files(machine, config, &plan));
         checks.push(threads(machine, threads_of(plan.reactors)));
     }
+    checks.extend(
+        largest_file(config, |_, _| true)
+            .and_then(|(path, bytes)| file_size(machine, &path, bytes)),
+    );
     checks.push(rings::check(machine, reactors));
     checks.push(processors(machine, reactors, cores));
     checks
+}
+
+/// The largest file that hosts may write, with its size in bytes. Devices have no such limit.
+fn largest_file(
+    config: &Config,
+    counts: impl Fn(&Nqn, &Namespace) -> bool,
+) -> Option<(String, u64)> {
+    let subsystems = config.subsystems.iter();
+    let namespaces = subsystems.flat_map(|s| s.namespaces.iter().filter(|n| counts(&s.nqn, n)));
+    let files = namespaces.filter(|namespace| !namespace.read_only);
+    let sizes = files.filter_map(|namespace| match &namespace.backing {
+        Backing::Path(path) => {
+            let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+            Some((path.display().to_string(), file.len()))
+        }
+        _ => None,
+    });
+    sizes.max_by_key(|(_, bytes)| *bytes)
 }
 
 /// What every configuration needs that does not say otherwise.
@@ -188,12 +218,10 @@ fn files(machine: &Machine, config: &Config, plan: &MemoryPlan) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use capstan_config::Config;
     use capstan_doctor::{Machine, Verdict};
 
-    use super::{checks, ram_bytes};
+    use super::{checks, fs, ram_bytes};
 
     fn config(reactors: u32, namespaces: &str) -> Config {
         Config::from_toml(&format!(

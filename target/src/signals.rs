@@ -45,6 +45,16 @@ impl fmt::Display for End {
     }
 }
 
+/// Has a write beyond RLIMIT_FSIZE fail with EFBIG, and not end the process (SIGXFSZ, setrlimit(2)):
+/// for this thread and those it makes, so it comes before all of them.
+///
+/// # Errors
+/// The kernel refuses, which it does not for this signal.
+pub fn outlive_file_size_limit() -> io::Result<()> {
+    SigSet::from_iter([Signal::SIGXFSZ]).thread_block()?;
+    Ok(())
+}
+
 /// SIGTERM, SIGINT and SIGHUP, kept from ending the process until there is somebody who answers
 /// them: one that comes while the target starts is answered once it has, and ends the process where
 /// it does not start. Threads that are made in the meantime never see them. Dropped, they do what

@@ -407,3 +407,50 @@ fn address_space_that_is_limited_counts_as_memory() {
         &["need 1280 MiB", "at most 1 GiB", "`ulimit -v`"],
     );
 }
+
+#[test]
+fn a_write_beyond_the_limit_of_file_sizes_fails_and_ends_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.img");
+    fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    let namespace = format!("[[subsystem.namespace]]\npath = \"{}\"\n", utf8(&image));
+    let file = config(dir.path(), "reactors = 1", &namespace);
+    let words = ["file size", "RLIMIT_FSIZE", "4 MiB for ", "LimitFSIZE="];
+    assert_refused(under(&["prlimit", "--fsize=1048576"]), &file, &words);
+    let daemon = Daemon::serve(&["--config", utf8(&file)]);
+    let text = fs::read_to_string(&file).unwrap();
+    let ip = text
+        .split("address = \"")
+        .nth(1)
+        .unwrap()
+        .split('"')
+        .next()
+        .unwrap();
+    let limit = |value: &str| {
+        let args = ["--pid", &daemon.pid().to_string(), value].map(str::to_owned);
+        let output = Command::new("prlimit").args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    let write = |start: &str| {
+        let args = ["-a", ip, "-n", SUBNQN, "--start-block", start];
+        let data = ["-z", "4096", "-d", "/dev/zero"];
+        under(&["env"])("capstan", &[&["write"][..], &args, &data].concat())
+    };
+    limit("--fsize=1048576:");
+    let beyond = write("512");
+    let said = String::from_utf8_lossy(&beyond.stderr);
+    assert!(
+        !beyond.status.success() && said.contains("Capacity Exceeded"),
+        "{said}"
+    );
+    daemon.wait_for_log(&[
+        "RLIMIT_FSIZE",
+        "1048576 bytes",
+        "prlimit --pid",
+        "LimitFSIZE=",
+    ]);
+    assert!(write("0").status.success(), "the others go on");
+    limit("--fsize=unlimited");
+    assert!(write("512").status.success());
+    assert!(daemon.stop().success());
+}

@@ -57,7 +57,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 61] = [
+const STEPS: [(&str, Step); 63] = [
     ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
     (
         "cryptsetup open DEVICE NAME",
@@ -144,6 +144,10 @@ const STEPS: [(&str, Step); 61] = [
         In(HERE, "fn what_shows_a_partition_table"),
     ),
     ("ps -fp {pid}", In(HERE, "fn what_shows_a_partition_table")),
+    (
+        "prlimit --pid {} --fsize=unlimited",
+        In("tests/tests/limits.rs", "--fsize=unlimited"),
+    ),
     ("rdma link", Finds("NETLINK_RDMA")),
     ("rdma resource show cm_id", Finds("NETLINK_RDMA")),
     ("ss -ltn", Looks),
@@ -183,6 +187,7 @@ const STEPS: [(&str, Step); 61] = [
         In("config/tests/next_steps.rs", "what_a_message_says_to_run"),
     ),
     ("ulimit -Hn {all}", In(HERE, "fn the_limit_of_descriptors")),
+    ("ulimit -f unlimited", Looks),
     ("ulimit -l unlimited", Looks),
     (
         "umount {mount_point}",
@@ -423,7 +428,9 @@ fn keys_that_messages_name_are_keys_of_the_configuration() {
 }
 
 /// Options of other programs that messages name.
-const FOREIGN_OPTIONS: [&str; 25] = [
+const FOREIGN_OPTIONS: [&str; 27] = [
+    "--fsize",
+    "--pid",
     "--activate",
     "--add",
     "--assemble",

@@ -44,6 +44,16 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
+/// Has a write beyond RLIMIT_FSIZE fail with EFBIG, and not end the process (SIGXFSZ, setrlimit(2)):
+/// for this thread and those that it starts afterwards.
+///
+/// # Errors
+/// The kernel refuses, which it does not for this signal.
+pub(super) fn outlive_file_size_limit() -> Result<()> {
+    let signals = SigSet::from_iter([Signal::SIGXFSZ]);
+    signals.thread_block().context("blocking SIGXFSZ")
+}
+
 /// SIGINT and SIGTERM, which this process takes itself from now on.
 pub(super) struct Interrupts(SignalFd);
 

@@ -114,6 +114,10 @@ enum Command {
 
 /// Runs what the command line asks. Failure is told on stderr and in the exit status.
 fn main() -> ExitCode {
+    if let Err(error) = interrupt::outlive_file_size_limit() {
+        output::error(&error);
+        return ExitCode::FAILURE;
+    }
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return refused(&error),

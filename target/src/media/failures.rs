@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use capstan_storage::{IoError, IoErrorKind};
 use capstan_subsystem::BackendId;
+use nix::errno::Errno;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 use super::Media;
 use crate::control_plane::ControlPlane;
@@ -21,8 +23,12 @@ impl Media {
         let of = failures.entry((backend, error.kind)).or_default();
         if of.add(error, Instant::now()) {
             let seconds = MEDIA_SAID_AGAIN.as_secs();
+            let limit = of
+                .limit
+                .as_deref()
+                .map_or_else(String::new, |limit| format!(": {limit}"));
             tracing::error!(
-                "{error}; while it goes on this is said again every {seconds} s, with a count"
+                "{error}{limit}; while it goes on this is said again every {seconds} s, with a count"
             );
         }
     }
@@ -76,7 +82,9 @@ pub(super) fn failing(
         what: of.first.clone(),
         next: format!(
             "{}; this is gone when nothing has failed so for {} s",
-            what_mends(*kind, &of.path),
+            of.limit
+                .clone()
+                .unwrap_or_else(|| what_mends(*kind, &of.path)),
             MEDIA_SAID_AGAIN.as_secs()
         ),
     });
@@ -91,6 +99,19 @@ fn what_mends(kind: IoErrorKind, path: &str) -> String {
         ),
         _ => "see the kernel log of this machine, and mend that".to_owned(),
     }
+}
+
+/// That a write was beyond RLIMIT_FSIZE (setrlimit(2)), and what raises that.
+fn file_size_limit(error: &IoError) -> Option<String> {
+    let is_beyond = error.errno == Some(Errno::EFBIG as i32);
+    let (bytes, _) = getrlimit(Resource::RLIMIT_FSIZE).ok()?;
+    (is_beyond && bytes != RLIM_INFINITY).then(|| {
+        format!(
+            "writes end at {bytes} bytes (RLIMIT_FSIZE of this process), expected the whole file: raise that (`prlimit --pid \
+             {} --fsize=unlimited` now, `ulimit -f unlimited` or LimitFSIZE=infinity in its unit before the next start)",
+            std::process::id()
+        )
+    })
 }
 
 /// Whether it is the medium that keeps an operation from being done: not the host's mistake, and
@@ -115,6 +136,8 @@ pub(super) struct Failures {
     since: Option<Instant>,
     path: String,
     first: String,
+    /// The limit of this process that it was beyond, and what raises that.
+    limit: Option<String>,
     /// Whether `doctor` can find it.
     is_noted: bool,
     more: u64,
@@ -128,6 +151,7 @@ impl Failures {
             self.since = Some(now);
             self.path = error.volume.to_string();
             self.first = error.to_string();
+            self.limit = file_size_limit(error);
             return true;
         }
         self.more += 1;
