@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use tempfile::TempDir;
 
 use crate::process::thread_stats;
-use crate::program::utf8;
+use crate::program::{Machine, utf8};
 
 /// Runs a program to its end: what it prints, or why it failed.
 ///
@@ -134,6 +134,23 @@ impl Drop for Loop {
             eprintln!("{reason}");
         }
     }
+}
+
+/// The log of the only volume of `machine` that has lost something, which is removed.
+///
+/// # Panics
+/// When there is not one.
+#[must_use]
+pub fn lost_log(machine: &Machine) -> String {
+    let entries = fs::read_dir(machine.path("run")).expect("the state folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let logs: Vec<_> = paths
+        .filter(|path| utf8(path).contains("lost-capstan-"))
+        .collect();
+    let [log] = &logs[..] else { panic!("{logs:?}") };
+    let text = fs::read_to_string(log).expect("a log");
+    fs::remove_file(log).expect("it is removed");
+    text
 }
 
 /// An ext4 file system on a thin device, with room for some of what it promises.

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::front_ends::disk::mounts::mount_at;
+use capstan_tests::disks::lost_log;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
@@ -196,7 +197,10 @@ fn an_interrupted_unmount_is_ended_by_its_folder() {
                 "{args:?}: {error}"
             );
         }
-        told(&machine.run("umount", &["--force", utf8(&mount_point)]));
+        // It is done, and what was not written is told as lost writes are.
+        let error = complaint(&machine.run("umount", &["--force", utf8(&mount_point)]));
+        assert!(error.contains("what was not written is lost"), "{error}");
+        assert!(lost_log(machine).contains("is lost"));
         machine.assert_clean(&device);
     }
 }

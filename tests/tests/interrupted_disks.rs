@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::front_ends::disk::mounts::mount_at;
+use capstan_tests::disks::lost_log;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
@@ -237,6 +238,7 @@ fn an_unmount_says_what_it_waits_for_and_a_second_signal_ends_it() {
             "one signal ended it"
         );
         drop(umount.insisted(Signal::SIGTERM));
+        assert!(lost_log(machine).contains("is lost"));
         machine.assert_clean(&device);
     }
 }
@@ -309,6 +311,7 @@ fn an_unmount_that_takes_long_says_what_it_waits_for_unasked() {
     signal(umount.child.id(), Signal::SIGINT);
     wait_for("another signal ends the disk at once");
     drop(umount.insisted(Signal::SIGINT));
+    assert!(lost_log(machine).contains("is lost"));
     machine.assert_clean(&device);
 }
 

@@ -11,7 +11,7 @@ use capstan_initiator::front_ends::disk::kept;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serve::is_its_disk;
-use capstan_initiator::front_ends::disk::users::open_in;
+use capstan_initiator::front_ends::disk::users::{open_in, users_of_unmounted};
 use capstan_initiator::front_ends::disk::uses::claimed;
 use clap::Args;
 use serde_json::{Value, json};
@@ -260,12 +260,15 @@ impl Row {
         {
             let at = point.display();
             let kept = claimed(&record).filter(|used| !used.folders.is_empty());
-            state.attention = Some(match kept {
+            state.attention = Some(match (kept, users_of_unmounted(&record.device)) {
                 // By force it would end under those that still write to it.
-                Some(used) => format!(
+                (Some(used), _) => format!(
                     "unmounted from {at}, and its file system lives on: {used}; the disk goes with that"
                 ),
-                None => format!(
+                (None, Some(users)) => format!(
+                    "unmounted from {at} (lazily), and still in use by {users}: the disk goes when that ends"
+                ),
+                (None, None) => format!(
                     "being mounted at {at}, or unmounted from there; if that does not end: capstan \
                      umount --force {at}"
                 ),

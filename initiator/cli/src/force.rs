@@ -2,17 +2,19 @@
 //! `capstan umount --force`, a second signal to what waits for dirty data, and a signal to what
 //! makes a disk.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail};
-use capstan_initiator::front_ends::disk::control::{Answer, Request, ask};
-use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, mounts_of};
+use capstan_initiator::error::Losses;
+use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask};
+use capstan_initiator::front_ends::disk::kept;
+use capstan_initiator::front_ends::disk::mounts::{Mount, in_the_way, mount_at, mounts_of};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
 use capstan_initiator::front_ends::disk::uses::Use;
@@ -23,18 +25,22 @@ use super::disk::{detach, end_process, wait_for_last_user};
 use super::interrupt::{Interrupted, Interrupts, Work, wait_for, within};
 use super::left_over::{StillOpen, abandon, clean_up_ended};
 use super::mount::MOMENT;
-use super::output;
+use super::others::{check_seen, in_words};
 use super::tool::run;
+use super::unnamed::Unnamed;
+use super::{others, output};
 
 /// How long a file system may take to be unmounted in order, and again once its disk is dead: as
 /// long as one I/O may take by default (`--io-timeout`).
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two lines that say what an unmount still waits for.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
 /// How long a disk that a signal gives up may take to go in order, and again by force.
 const SOON: Duration = Duration::from_millis(750);
 /// How long an unmount or the end of a disk may take before it says what it waits for, unasked.
 pub(super) const TELL_AFTER: Duration = Duration::from_secs(2);
-/// How long the serving process may take to say how it is.
-const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
+/// How long the serving process may take to say how it is: it asks its controller for 0.3 s.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
 /// How long file systems that lose their disk may write what is not written yet.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at a disk that goes.
@@ -62,13 +68,12 @@ pub(super) fn unmount_in_order(
     mounts: &[Mount],
     interrupts: &Interrupts,
 ) -> Result<(Option<io::Error>, Option<Interrupted>)> {
-    let points: Vec<PathBuf> = mounts.iter().map(|m| m.mount_point.clone()).collect();
-    let device = (!record.read_only && !points.is_empty()).then(|| record.device.clone());
+    let ours = mounts.to_vec();
+    let device = (!record.read_only && !ours.is_empty()).then(|| record.device.clone());
     let unmounting = Work::start(move || {
         // Opened before, it is told of what fails from now on.
         let disk = device.and_then(|device| File::open(device).ok());
-        let mut points = points.iter();
-        points.try_for_each(|point| run(Command::new("umount").arg(point)))?;
+        ours.iter().try_for_each(others::unmount)?;
         Ok(disk.and_then(|disk| disk.sync_all().err()))
     })?;
     match wait(&unmounting, None, dir, record, interrupts)? {
@@ -81,7 +86,8 @@ pub(super) fn unmount_in_order(
             .map(|unwritten| (unwritten, None))
             .map_err(|error| with_users(error, mounts)),
         Waited::Insisted(interrupted) => {
-            end_mounted(dir, record, Some(&unmounting))?;
+            let loss = Some("signals have ended its unmount".to_owned());
+            end_mounted(dir, record, Some(&unmounting), loss)?;
             Err(Error::new(interrupted).context(format!(
                 "{} is ended, and what was not written is lost",
                 record.name()
@@ -108,40 +114,71 @@ fn with_users(error: Error, mounts: &[Mount]) -> Error {
 }
 
 /// Unmounts `mounts`: `true` when that was done in order, and the disk is left. Otherwise it was
-/// done without what was not written, and everything of the volume is gone.
+/// done without what was not written, and everything of the volume is gone; what else is mounted of
+/// the disk is written before, and named.
 pub(super) fn unmount(
     dir: &VolumeDir,
     record: &Record,
     mounts: &[Mount],
     interrupts: &Interrupts,
 ) -> Result<bool> {
-    let points: Vec<PathBuf> = mounts.iter().map(|m| m.mount_point.clone()).collect();
+    // What a process that had died before has not written is not lost here.
+    let was_alive = record.process.is_alive();
+    let start = Instant::now();
+    let ours = mounts.to_vec();
     // On a thread, as it stands still while the disk does.
-    let unmounting = Work::start(move || Ok(unmount_or_write(&points)))?;
-    let why = match wait(&unmounting, Some(PATIENCE), dir, record, interrupts)? {
-        Waited::Over(_) => match unmounting.result()? {
-            Ok(()) => return Ok(true),
-            Err(error) => {
-                let users: Vec<_> = mounts.iter().map(|m| users_of(&m.mount_point)).collect();
-                let why = format!("{error:#}; used by {}", users.join(", "));
-                tell_loss(record, &why);
-                end_mounted::<()>(dir, record, None)?;
-                return Ok(false);
+    let unmounting = Work::start(move || Ok(unmount_or_write(&ours)))?;
+    let (why, unmounting, mut unwritten, patience) =
+        match wait(&unmounting, Some(PATIENCE), dir, record, interrupts)? {
+            Waited::Over(_) => match unmounting.result()? {
+                Ok(()) => return Ok(true),
+                Err(Busy { error, unwritten }) => {
+                    let users: Vec<_> = mounts.iter().map(|m| users_of(&m.mount_point)).collect();
+                    let why = format!("{error:#}; used by {}", users.join(", "));
+                    (
+                        why,
+                        None,
+                        unwritten,
+                        PATIENCE.saturating_sub(start.elapsed()),
+                    )
+                }
+            },
+            Waited::Insisted(_) => {
+                let why = "a second signal has come".to_owned();
+                (why.clone(), Some(unmounting), vec![why], MOMENT)
             }
-        },
-        Waited::Insisted(_) => "a second signal has come".to_owned(),
-        Waited::Late => format!("it is not unmounted after {} s", PATIENCE.as_secs()),
-    };
-    tell_loss(record, &why);
-    end_mounted(dir, record, Some(&unmounting))?;
+            Waited::Late => {
+                let why = format!("it is not unmounted after {} s", PATIENCE.as_secs());
+                (why.clone(), Some(unmounting), vec![why], WRITE_PATIENCE)
+            }
+        };
+    let unnamed = Unnamed::write(record, mounts)?;
+    tracing::warn!(
+        device = %record.name(),
+        "{why}: the serving process is ended, and what was not written is lost{}",
+        unnamed.in_words()
+    );
+    unwritten.extend(unnamed.unwritten(patience));
+    let loss = (was_alive && !unwritten.is_empty()).then(|| unwritten.join("; "));
+    end_mounted(dir, record, unmounting.as_ref(), loss)?;
     Ok(false)
 }
 
-fn tell_loss(record: &Record, why: &str) {
-    tracing::warn!(
-        device = %record.name(),
-        "{why}: the serving process is ended, and what was not written is lost"
-    );
+/// Why a file system was not unmounted, and why not all of them are written, if so.
+struct Busy {
+    error: Error,
+    unwritten: Vec<String>,
+}
+
+/// Keeps the log of a volume whose process was ended by force before everything was written.
+fn keep_loss(dir: &VolumeDir, record: &Record, why: &str) {
+    let losses = Losses(vec![format!(
+        "its process was ended by force, and what was not written is lost ({why})"
+    )]);
+    if let Err(error) = kept::keep(dir, record, &losses) {
+        let log = dir.log();
+        tracing::warn!("{losses}; its log {} is not kept: {error}", log.display());
+    }
 }
 
 /// Waits for `unmounting`. What it waits for is said to the first signal, and unasked when it takes
@@ -155,13 +192,22 @@ fn wait<T: Send + 'static>(
 ) -> Result<Waited> {
     let start = Instant::now();
     let (mut asked, mut first): (Option<Asked>, _) = (None, None);
-    if !wait_for(&[unmounting.as_fd(), interrupts.as_fd()], Some(TELL_AFTER))? {
-        tell_wait(dir, record, "two signals (twice ctrl-C) end");
-    }
+    let mut tell_at = TELL_AFTER;
     loop {
         let rest = patience.map(|patience| patience.saturating_sub(start.elapsed()));
-        if !wait_for(&[unmounting.as_fd(), interrupts.as_fd()], rest)? {
-            return Ok(Waited::Late);
+        let untold = tell_at.saturating_sub(start.elapsed());
+        let patience = rest.map_or(untold, |rest| rest.min(untold));
+        if !wait_for(&[unmounting.as_fd(), interrupts.as_fd()], Some(patience))? {
+            if rest.is_some_and(|rest| rest <= untold) {
+                return Ok(Waited::Late);
+            }
+            let ends = match asked {
+                None => "two signals (twice ctrl-C) end",
+                Some(_) => "another signal ends",
+            };
+            tell_wait(dir, record, start.elapsed(), ends);
+            tell_at = start.elapsed() + TELL_AGAIN;
+            continue;
         }
         match interrupts.next() {
             Some(interrupted) if asked.is_some_and(|asked| asked.is_insisted_on()) => {
@@ -169,7 +215,7 @@ fn wait<T: Send + 'static>(
             }
             Some(_) if asked.is_some() => {}
             Some(interrupted) => {
-                tell_wait(dir, record, "another signal ends");
+                tell_wait(dir, record, start.elapsed(), "another signal ends");
                 asked = Some(Asked::now());
                 first = Some(interrupted);
             }
@@ -181,13 +227,34 @@ fn wait<T: Send + 'static>(
     }
 }
 
-fn tell_wait(dir: &VolumeDir, record: &Record, signals_end: &str) {
+fn tell_wait(dir: &VolumeDir, record: &Record, since: Duration, signals_end: &str) {
+    let since = match since.as_secs() / 60 {
+        0 => String::new(),
+        minutes => format!(" since {minutes} min"),
+    };
     output::note(&format!(
-        "the file system is being unmounted: it writes what is not written yet to {}, {}; {signals_end} the disk at \
-         once, and what is not written is lost",
+        "the file system is being unmounted{since}: it writes what is not written yet to {}, {}{}; {signals_end} the disk \
+         at once, and what is not written is lost",
         record.name(),
-        how_it_is(dir)
+        how_it_is(dir),
+        waiting(record)
     ));
+}
+
+/// Writes that the disk was given and has not ended (Documentation/ABI/stable/sysfs-block,
+/// `inflight`), in words; nothing where there are none.
+fn waiting(record: &Record) -> String {
+    let name = record.device.file_name().unwrap_or_default();
+    let path = Path::new("/sys/block").join(name).join("inflight");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let writes: Option<u64> = text
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse().ok());
+    match writes {
+        None | Some(0) => String::new(),
+        Some(writes) => format!(", with {writes} writes under way"),
+    }
 }
 
 /// How the controller of a volume is, in words.
@@ -195,18 +262,28 @@ fn how_it_is(dir: &VolumeDir) -> String {
     let control = dir.control();
     let asked = within(ANSWER_PATIENCE, move || Ok(ask(&control, Request::Status)?));
     match asked {
+        Ok(Some(Answer::Status(State {
+            silent_ms: Some(ms),
+            detail,
+            ..
+        }))) => format!("whose target has not answered for {ms} ms (its controller is {detail})"),
         Ok(Some(Answer::Status(state))) => format!("whose controller is {}", state.detail),
         Ok(_) | Err(_) => "whose serving process does not answer".to_owned(),
     }
 }
 
-/// Ends a volume that is mounted: its I/O fails, and what was not written is lost.
+/// Ends a volume that is mounted: its I/O fails, and what was not written is lost; `loss` says why
+/// something was not, if so.
 fn end_mounted<T: Send + 'static>(
     dir: &VolumeDir,
     record: &Record,
     unmounting: Option<&Work<T>>,
+    loss: Option<String>,
 ) -> Result<()> {
     end_process(dir, record)?;
+    if let Some(why) = loss {
+        keep_loss(dir, record, &why);
+    }
     // Its I/O fails now, so that it ends.
     if let Some(unmounting) = unmounting
         && !wait_for(&[unmounting.as_fd()], Some(PATIENCE))?
@@ -222,26 +299,47 @@ fn end_mounted<T: Send + 'static>(
 }
 
 /// Takes every mount of a disk that has ended out of sight; each ends with the last process that
-/// uses it.
+/// uses it. One that something else has come to lie on stays, as that would go with it.
 fn hide_mounts(record: &Record) -> Result<()> {
-    for mount in mounts_of(&record.device).context("/proc/self/mountinfo")? {
+    let mounts = mounts_of(&record.device).context("/proc/self/mountinfo")?;
+    let others = in_the_way(&mounts).context("/proc/self/mountinfo")?;
+    if !others.is_empty() {
+        tracing::warn!("{} stays mounted: {}", record.name(), in_words(&others));
+    }
+    for mount in mounts {
+        if others.iter().any(|found| found.of.id == mount.id) {
+            continue;
+        }
+        if let Err(other) = check_seen(&mount) {
+            tracing::warn!("{} stays mounted: {other:#}", record.name());
+            continue;
+        }
         umount2(&mount.mount_point, MntFlags::MNT_DETACH)
             .with_context(|| format!("umount2 of {}", mount.mount_point.display()))?;
     }
     Ok(())
 }
 
-/// Unmounts, or at least writes what is not written yet.
-fn unmount_or_write(points: &[PathBuf]) -> Result<()> {
-    for point in points {
-        if let Err(error) = run(Command::new("umount").arg(point)) {
-            return match run(Command::new("sync").arg("-f").arg(point)) {
-                Ok(()) => Err(error),
-                Err(unwritten) => Err(error.context(format!("{unwritten:#}"))),
-            };
+/// Unmounts, or at least writes what is not written yet: all that are left.
+fn unmount_or_write(mounts: &[Mount]) -> std::result::Result<(), Busy> {
+    let mut left = mounts;
+    while let Some((mount, rest)) = left.split_first() {
+        if let Err(error) = others::unmount(mount) {
+            let written = left.iter().map(|mount| write(&mount.mount_point));
+            let unwritten = written.filter_map(|written| Some(format!("{:#}", written.err()?)));
+            return Err(Busy {
+                error,
+                unwritten: unwritten.collect(),
+            });
         }
+        left = rest;
     }
     Ok(())
+}
+
+/// Has the file system that `folder` is on written.
+pub(super) fn write(folder: &Path) -> Result<()> {
+    run(Command::new("sync").arg("-f").arg(folder))
 }
 
 /// Ends a volume that is unmounted here and whose disk something else uses; `stays` where it does
@@ -263,13 +361,17 @@ pub(super) fn end_in_use(dir: &VolumeDir, record: &Record, used: &Use, stays: bo
     if ends_by_itself {
         return Ok(());
     }
-    if let Err(error) = write_first(dir, used) {
+    let written = write_first(dir, used);
+    if let Err(error) = &written {
         tracing::error!(
             device = %record.name(),
             "not everything could be written before the serving process is ended: {error:#}"
         );
     }
     end_process(dir, record)?;
+    if let Err(error) = written {
+        keep_loss(dir, record, &format!("{error:#}"));
+    }
     abandon(dir, record)
 }
 
@@ -288,7 +390,7 @@ fn write_first(dir: &VolumeDir, used: &Use) -> Result<()> {
             return run(&mut Command::new("sync"));
         }
         let mut folders = folders.iter();
-        folders.try_for_each(|folder| run(Command::new("sync").arg("-f").arg(folder)))
+        folders.try_for_each(|folder| write(folder))
     })?;
     written.with_context(|| format!("sync has not ended after {} s", WRITE_PATIENCE.as_secs()))
 }
@@ -347,9 +449,7 @@ fn end_soon(dir: &VolumeDir, record: &Record) -> Result<()> {
     let in_order = within(SOON, move || {
         let (dir, record) = volume;
         let mounts = mounts_of(&record.device).context("/proc/self/mountinfo")?;
-        for mount in mounts {
-            run(Command::new("umount").arg(mount.mount_point))?;
-        }
+        mounts.iter().try_for_each(others::unmount)?;
         detach(&dir, &record)
     });
     if matches!(in_order, Ok(Some(()))) {

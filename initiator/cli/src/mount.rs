@@ -5,12 +5,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use capstan_initiator::front_ends::disk::loop_device::{device_numbers, is_configured};
+use capstan_initiator::front_ends::disk::loop_device::{device_numbers, holders, is_configured};
 use capstan_initiator::front_ends::disk::loop_process::{look, set_autoclear};
 use capstan_initiator::front_ends::disk::mounts::{
     Mount as Mounted, mount_at, mounts_of, resolved,
 };
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
+use capstan_initiator::front_ends::disk::users::{swap_on, users_of_unmounted};
 use capstan_initiator::front_ends::disk::uses::{Use, claimed};
 use clap::Args;
 use serde_json::json;
@@ -20,6 +21,7 @@ use super::disk::{self, find, find_device, wait_for_last_user};
 use super::found::found_at;
 use super::interrupt::{self, Interrupted, Interrupts};
 use super::left_over::{clean_up, when_closed};
+use super::others::check_free;
 use super::tool::Tools;
 use super::values::within;
 use super::volume::{VolumeArgs, require_root};
@@ -274,6 +276,11 @@ impl Umount {
         require_root("unmounting a volume needs root")?;
         let interrupts = Interrupts::take()?;
         let (dir, mut record, mounts) = self.find()?;
+        // Before anything is changed: by force as well.
+        check_free(&record, &mounts)?;
+        if self.force && record.process.is_alive() {
+            check_kernel_users(&record, &mounts)?;
+        }
         if self.force && mounts.is_empty() {
             // It may be ended next, and only that one: another is not waited for.
             record.process.check_serves(dir.path())?;
@@ -285,6 +292,12 @@ impl Umount {
                 bail!(
                     "{target} is unmounted already, and the file system lives on: {used}; nothing was ended, and the \
                      disk goes with that"
+                );
+            }
+            if let Some(users) = users_of_unmounted(&record.device) {
+                bail!(
+                    "{target} is unmounted already (lazily), and still in use by {users}: end that; nothing was ended, \
+                     and the disk goes with that"
                 );
             }
             bail!(
@@ -302,6 +315,7 @@ impl Umount {
         if !self.force {
             (unwritten, asked) = force::unmount_in_order(&dir, &record, &mounts, &interrupts)?;
         } else if !force::unmount(&dir, &record, &mounts, &interrupts)? {
+            disk::check_losses(&dir, &record)?;
             return self.tell(&record, None);
         }
         // Nothing is dirty any more, and what is left goes on without this process.
@@ -384,8 +398,23 @@ impl Umount {
             .is_ok_and(|meta| std::os::unix::fs::FileTypeExt::is_block_device(&meta.file_type()));
         if is_device {
             let (dir, record) = find_device(&self.target)?;
-            let mounts = left_over::mounts(&record);
-            return Ok((dir, record, mounts.context("/proc/self/mountinfo")?));
+            let mounts = left_over::mounts(&record).context("/proc/self/mountinfo")?;
+            let path = resolved(&self.target).with_context(|| target.to_string())?;
+            let Some(other) = mounts.first().filter(|_| path != record.device) else {
+                return Ok((dir, record, mounts));
+            };
+            // A partition is that one.
+            let of_it = mounts_of(&path).context("/proc/self/mountinfo")?;
+            if of_it.is_empty() {
+                bail!(
+                    "{target} is not mounted, expected a partition that is, or the disk {disk} for all of it ({} is mounted \
+                     at {}): `capstan list` shows where it is mounted",
+                    other.source.display(),
+                    other.mount_point.display(),
+                    disk = record.name(),
+                );
+            }
+            return Ok((dir, record, of_it));
         }
         if let Some((dir, record)) = disk::find_process(&self.target)? {
             let mounts = left_over::mounts(&record);
@@ -426,6 +455,31 @@ impl Umount {
         mounts.push(mount);
         Ok((dir, record, mounts))
     }
+}
+
+/// Refuses to take a disk away from what would not survive that: swap, also in a file on it, and
+/// devices on one that is not mounted.
+fn check_kernel_users(record: &Record, mounts: &[Mounted]) -> Result<()> {
+    let swaps = swap_on(&record.device).context("/proc/swaps")?;
+    let name = record.name();
+    if !swaps.is_empty() {
+        let swaps: Vec<_> = swaps
+            .iter()
+            .map(|swap| swap.display().to_string())
+            .collect();
+        bail!(
+            "{name} is in use by the kernel, as swap ({swaps}); nothing was changed; end that first: swapoff {swaps}",
+            swaps = swaps.join(" ")
+        );
+    }
+    let was_mounted = !mounts.is_empty() || !record.mount_points.is_empty();
+    if !was_mounted
+        && !holders(&record.device).is_empty()
+        && let Some(used) = claimed(record)
+    {
+        bail!("{used}; {name} is not mounted, and nothing was changed");
+    }
+    Ok(())
 }
 
 /// How long what keeps a disk may take to end by itself before it is named.

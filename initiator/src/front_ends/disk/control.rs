@@ -65,6 +65,9 @@ pub struct State {
     /// Namespaces are being looked for.
     #[serde(default)]
     pub scanning: bool,
+    /// For how long the target has not answered what it is asked for the state, where it has not.
+    #[serde(default)]
+    pub silent_ms: Option<u64>,
 }
 
 impl State {

@@ -36,6 +36,8 @@ pub(super) struct Health {
     at: Option<Instant>,
     /// The question that has no answer yet; the other end is closed when it has.
     asking: Option<(JoinHandle<Warning>, OwnedFd)>,
+    /// Since when that is so.
+    asked_at: Option<Instant>,
     /// The controller does not tell one namespace from another.
     of_all: bool,
 }
@@ -46,6 +48,7 @@ impl Health {
             warning: CriticalWarning::empty(),
             at: None,
             asking: None,
+            asked_at: None,
             of_all: false,
         }
     }
@@ -54,6 +57,12 @@ impl Health {
     pub(super) fn attention(&mut self, controller: &Controller, record: &Record) -> Option<String> {
         self.ask(controller, record.nsid);
         in_words(self.warning, record)
+    }
+
+    /// For how long a question has had no answer, if one has none.
+    pub(super) fn silent_ms(&self) -> Option<u64> {
+        let since = self.asked_at.filter(|_| self.asking.is_some())?;
+        u64::try_from(since.elapsed().as_millis()).ok()
     }
 
     fn ask(&mut self, controller: &Controller, nsid: u32) {
@@ -65,6 +74,7 @@ impl Health {
             let nsid = if self.of_all { NSID_BROADCAST } else { nsid };
             // Without a thread it is asked for next time.
             self.asking = on_thread(move || read(&controller, nsid)).ok();
+            self.asked_at = Some(Instant::now());
         }
         let is_answered = self.asking.as_ref().is_some_and(|(_, done)| {
             let mut fds = [PollFd::new(done.as_fd(), PollFlags::POLLIN)];

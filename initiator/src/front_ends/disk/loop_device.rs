@@ -344,13 +344,14 @@ pub fn has_file(path: &Path, name: &str) -> bool {
 /// Devices stacked on each other at most, as far as they are followed.
 const STACKED_MAX: u32 = 8;
 
-/// Device numbers (as `st_rdev`) of a block device, of its partitions, of what is stacked on those
-/// (LVM, dm-crypt, md), and of the devices that a btrfs has besides them.
+/// Device numbers (as `st_rdev`) of a block device or a partition, of its partitions, of what is
+/// stacked on those (LVM, dm-crypt, md), and of the devices that a btrfs has besides them.
 #[must_use]
 pub fn device_numbers(path: &Path) -> Vec<(u32, u32)> {
     let name = path.file_name().unwrap_or_default();
     let mut found = BTreeSet::new();
-    follow(&Path::new("/sys/block").join(name), STACKED_MAX, &mut found);
+    let folder = Path::new("/sys/class/block").join(name);
+    follow(&folder, STACKED_MAX, &mut found);
     found.into_iter().collect()
 }
 

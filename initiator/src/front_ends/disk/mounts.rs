@@ -4,8 +4,10 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use capstan_nvme_proto::text::Shown;
@@ -19,6 +21,10 @@ type Device = (u32, u32);
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// Its number, which no other mount has as long as it is there.
+    pub id: u64,
+    /// The number of the mount that it was made on.
+    pub parent: u64,
     /// Major and minor number of the file system's device. Some file systems (btrfs, overlay) have
     /// a number of their own, of major 0, which is no disk's.
     pub device: Device,
@@ -72,6 +78,96 @@ pub fn resolved(path: &Path) -> io::Result<PathBuf> {
 /// `/proc` is not there.
 pub fn mounts_of(disk: &Path) -> io::Result<Vec<Mount>> {
     Ok(on_disk(mounts()?, &device_numbers(disk), device_at))
+}
+
+/// A mount of something else that lies on one which is to be unmounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InTheWay {
+    /// The one that is to be unmounted.
+    pub of: Mount,
+    /// The other one: at the same place, at a folder in it, or at one above it, which hides it.
+    pub other: Mount,
+}
+
+/// What lies on `mounts` and is none of them, the last one first. What is mounted at the same path
+/// would be unmounted instead (umount(2) takes what is seen there), and what is mounted in it is
+/// taken along by a lazy unmount.
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn in_the_way(mounts: &[Mount]) -> io::Result<Vec<InTheWay>> {
+    Ok(others_on(&self::mounts()?, mounts, seen_at))
+}
+
+/// The number of the mount that is seen at `path`, as far as that can be told. The file system is
+/// not asked.
+#[must_use]
+pub fn seen_at(path: &Path) -> Option<u64> {
+    number_at(path, libc::O_NOFOLLOW)
+}
+
+/// The same, with flags of open(2).
+pub(super) fn number_at(path: &Path, flags: i32) -> Option<u64> {
+    let mut options = fs::OpenOptions::new();
+    let flags = libc::O_PATH | flags;
+    let opened = options.read(true).custom_flags(flags).open(path).ok()?;
+    number_of(&PathBuf::from(format!(
+        "/proc/self/fdinfo/{}",
+        opened.as_raw_fd()
+    )))
+}
+
+/// The number of the mount that an open file is on, by its `fdinfo` (proc_pid_fdinfo(5)).
+pub(super) fn number_of(fdinfo: &Path) -> Option<u64> {
+    let info = fs::read_to_string(fdinfo).ok()?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?;
+    id.trim().parse().ok()
+}
+
+/// The numbers of the mounts of every mount namespace that a process is in.
+pub(super) fn numbers_everywhere() -> HashSet<u64> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut namespaces = HashSet::new();
+    processes
+        .map(|entry| entry.path())
+        .filter(|process| {
+            let namespace = fs::read_link(process.join("ns/mnt"));
+            namespace.is_ok_and(|of| namespaces.insert(of))
+        })
+        .filter_map(|process| fs::read(process.join("mountinfo")).ok())
+        .flat_map(|text| parse_all(&text))
+        .map(|mount| mount.id)
+        .collect()
+}
+
+fn others_on(
+    all: &[Mount],
+    ours: &[Mount],
+    seen_at: impl Fn(&Path) -> Option<u64>,
+) -> Vec<InTheWay> {
+    let is_ours = |id: u64| ours.iter().any(|of| of.id == id);
+    let mut found: Vec<InTheWay> = Vec::new();
+    for of in ours {
+        let mut below = HashSet::from([of.id]);
+        // One that lies on another one was made later, and comes later.
+        let on_it = all
+            .iter()
+            .filter(|m| below.contains(&m.parent) && below.insert(m.id));
+        let mut others: Vec<&Mount> = on_it.filter(|m| !is_ours(m.id)).collect();
+        others.reverse();
+        // What lies over a folder above it hides it.
+        let seen = seen_at(&of.mount_point).filter(|&id| !is_ours(id));
+        others.extend(all.iter().filter(|m| seen == Some(m.id)));
+        for other in others {
+            if !found.iter().any(|known| known.other.id == other.id) {
+                found.push(InTheWay {
+                    of: of.clone(),
+                    other: other.clone(),
+                });
+            }
+        }
+    }
+    found
 }
 
 /// A mount that another mount namespace has, and a process there.
@@ -160,7 +256,7 @@ fn leads_through(relative: &Path, point: &Path) -> bool {
 }
 
 /// The number of a device, by its path.
-fn device_at(path: &Path) -> Option<Device> {
+pub(super) fn device_at(path: &Path) -> Option<Device> {
     // Anything else could be on a file system that does not answer.
     let meta = path.starts_with("/dev").then(|| fs::metadata(path).ok());
     let number = meta??.st_rdev();
@@ -234,7 +330,10 @@ fn parse_all(text: &[u8]) -> Vec<Mount> {
 /// `36 35 98:0 /root /mnt rw,noatime shared:1 - ext4 /dev/sda rw,errors=continue`.
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&b| b == b' ');
-    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let text = |field| std::str::from_utf8(field).ok();
+    let id = text(fields.next()?)?.parse().ok()?;
+    let parent = text(fields.next()?)?.parse().ok()?;
+    let device = text(fields.next()?)?;
     let (major, minor) = device.split_once(':')?;
     let mount_point = unescape(fields.nth(1)?);
     let options = fields.next()?;
@@ -243,6 +342,8 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let source = unescape(fields.next().unwrap_or_default());
     let own_options = fields.next().unwrap_or_default();
     Some(Mount {
+        id,
+        parent,
         device: (major.parse().ok()?, minor.parse().ok()?),
         source: OsString::from_vec(source),
         mount_point: PathBuf::from(OsString::from_vec(mount_point)),
@@ -302,7 +403,7 @@ fn split(text: &[u8], separator: u8) -> Vec<Vec<u8>> {
 }
 
 /// Space, tab, newline and backslash are `\` and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
+pub(super) fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&byte, after)) = rest.split_first() {
@@ -326,13 +427,18 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mount, layers, mount_at, on_disk, parse, parse_all, perhaps_on, unescape};
+    use super::{
+        Mount, layers, mount_at, on_disk, others_on, parse, parse_all, perhaps_on, seen_at,
+        unescape,
+    };
     use std::path::{Path, PathBuf};
 
     #[test]
     fn a_line_is_parsed() {
         let line = b"36 35 7:3 / /mnt/a\\040b ro,noatime shared:1 master:2 - ext4 /dev/loop3 rw";
         let mount = Mount {
+            id: 36,
+            parent: 35,
             device: (7, 3),
             source: "/dev/loop3".into(),
             mount_point: PathBuf::from("/mnt/a b"),
@@ -355,6 +461,43 @@ mod tests {
         let mount = mount_at(Path::new("/proc")).unwrap().unwrap();
         assert_eq!(mount.fs_type, "proc");
         assert_eq!(mount_at(Path::new("/proc/self")).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_seen_at_a_mount_point_is_the_mount_there() {
+        let proc = mount_at(Path::new("/proc")).unwrap().unwrap();
+        assert_eq!(seen_at(Path::new("/proc")), Some(proc.id));
+        assert_eq!(seen_at(Path::new("/proc/self")), Some(proc.id));
+        assert_eq!(seen_at(Path::new("/proc/none")), None);
+    }
+
+    #[test]
+    fn what_lies_on_a_mount_is_found_wherever_it_lies() {
+        let mounts = parse_all(
+            b"22 1 254:0 / / rw - ext4 /dev/vda rw\n\
+              40 22 7:3 / /m/a rw - ext4 /dev/loop3 rw\n\
+              41 22 7:3 / /m/b rw - ext4 /dev/loop3 rw\n\
+              42 40 0:44 / /m/a rw - tmpfs none rw\n\
+              43 41 0:45 / /m/b/in rw - tmpfs none rw\n\
+              44 43 0:46 / /m/b/in/deep rw - tmpfs none rw\n\
+              45 22 0:47 / /m rw - tmpfs none rw\n",
+        );
+        let of = |ids: &[u64], seen: Option<u64>| {
+            let ours: Vec<Mount> = mounts
+                .iter()
+                .filter(|m| ids.contains(&m.id))
+                .cloned()
+                .collect();
+            let found = others_on(&mounts, &ours, |_| seen);
+            let pairs = found.iter().map(|found| (found.of.id, found.other.id));
+            pairs.collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[40], Some(42)), [(40, 42)], "over it");
+        assert_eq!(of(&[41], Some(41)), [(41, 44), (41, 43)], "in it");
+        assert_eq!(of(&[40, 42], Some(42)), []);
+        assert_eq!(of(&[41, 43], Some(41)), [(41, 44)]);
+        assert_eq!(of(&[42], Some(45)), [(42, 45)], "over a folder above it");
+        assert_eq!(of(&[42], None), []);
     }
 
     /// Lines of real machines: btrfs with subvolumes and a bind mount, an overlay of a container

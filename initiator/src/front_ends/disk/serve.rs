@@ -156,6 +156,7 @@ impl Disk {
             state.detail = format!("{}; {text}", state.detail);
             state.attention = Some(text);
         }
+        state.silent_ms = self.health.silent_ms();
         state
     }
 
@@ -576,6 +577,7 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         attention,
         refused,
         scanning: now.scanning,
+        silent_ms: None,
     }
 }
 

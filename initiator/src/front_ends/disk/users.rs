@@ -1,10 +1,19 @@
 //! Which processes use a disk, or a file system on it.
 
+use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::io;
+use std::os::linux::fs::MetadataExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use capstan_nvme_proto::text::Shown;
+use nix::libc;
+
+use super::loop_device::device_numbers;
+use super::mounts::{
+    device_at, mounts, mounts_of, number_at, number_of, numbers_everywhere, unescape,
+};
 
 use super::loop_process;
 
@@ -81,6 +90,55 @@ fn is_partition(path: &Path, disk: &Path) -> bool {
     disk.starts_with(b"/dev/") && !number.is_empty() && number.iter().all(u8::is_ascii_digit)
 }
 
+/// The processes that use a file system of `disk` which was unmounted lazily (`umount -l`). What
+/// they have open, or are in, has no path any more: it is known by its mount, which no mount
+/// namespace lists, and by its device.
+#[must_use]
+pub fn users_of_unmounted(disk: &Path) -> Option<String> {
+    let (numbers, listed) = (device_numbers(disk), numbers_everywhere());
+    let is_unlisted = |mount: Option<u64>| mount.is_some_and(|id| !listed.contains(&id));
+    let is_on_disk = |link: &Path| {
+        let device = fs::metadata(link).map(|meta| meta.st_dev());
+        device.is_ok_and(|of| numbers.contains(&(libc::major(of), libc::minor(of))))
+    };
+    let uses = |process: &Path| {
+        let folders = ["cwd", "root"].map(|name| process.join(name));
+        let is_in = |link: &PathBuf| is_unlisted(number_at(link, 0)) && is_on_disk(link);
+        // Ours may have the file behind a disk open, which may not answer.
+        let is_ours = name_of(process).starts_with("capstan");
+        let fds = fs::read_dir(process.join("fdinfo")).into_iter().flatten();
+        let mut fds = fds.flatten().filter(|_| !is_ours);
+        folders.iter().any(is_in)
+            || fds.any(|fd| {
+                let link = process.join("fd").join(fd.file_name());
+                is_unlisted(number_of(&fd.path()))
+                    && fs::read_link(&link).is_ok_and(|target| target.starts_with("/"))
+                    && is_on_disk(&link)
+            })
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let names: Vec<String> = processes
+        .filter(|entry| {
+            entry
+                .file_name()
+                .to_str()
+                .is_some_and(|name| name.parse::<u32>().is_ok())
+        })
+        .filter(|entry| uses(&entry.path()))
+        .map(|entry| {
+            let pid = entry.file_name();
+            format!("{} (pid {})", name_of(&entry.path()), pid.to_string_lossy())
+        })
+        .collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+/// The name of a process, which may be another user's.
+fn name_of(process: &Path) -> String {
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    Shown(name.trim()).to_string()
+}
+
 /// What the kernel uses a device for without any process that has it open, as far as it says so:
 /// swap (proc_swaps(5)), and file systems of several devices, which are mounted by one of these.
 fn by_the_kernel(path: &Path) -> Option<String> {
@@ -101,6 +159,45 @@ fn by_the_kernel(path: &Path) -> Option<String> {
     Some(format!(
         "btrfs, as a device of the file system {of}; `findmnt -t btrfs` shows where that is mounted"
     ))
+}
+
+/// What is swap on a disk: the disk, partitions of it, what is stacked on those, and files on a file
+/// system of it.
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn swap_on(disk: &Path) -> io::Result<Vec<PathBuf>> {
+    let numbers = device_numbers(disk);
+    let (mounts, ours) = (mounts()?, mounts_of(disk)?);
+    let is_on_it = |path: &Path| {
+        if device_at(path).is_some_and(|number| numbers.contains(&number)) {
+            return true;
+        }
+        let below = mounts
+            .iter()
+            .filter(|mount| path.starts_with(&mount.mount_point));
+        // The last one of the longest path is what is seen there.
+        let below = below.max_by_key(|mount| mount.mount_point.as_os_str().len());
+        below.is_some_and(|mount| ours.contains(mount))
+    };
+    let swaps = match fs::read("/proc/swaps") {
+        // A kernel without swap.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        swaps => swaps?,
+    };
+    let mut paths = swapped(&swaps);
+    paths.retain(|path| is_on_it(path));
+    Ok(paths)
+}
+
+/// The first word of each line but the head of `/proc/swaps`.
+fn swapped(swaps: &[u8]) -> Vec<PathBuf> {
+    let lines = swaps.split(|&byte| byte == b'\n').skip(1);
+    let words = lines.filter_map(|line| line.split(u8::is_ascii_whitespace).next());
+    words
+        .filter(|word| !word.is_empty())
+        .map(|word| PathBuf::from(OsString::from_vec(unescape(word))))
+        .collect()
 }
 
 /// Whether `path` is in the text of `/proc/swaps`: a line of heads, then a device a line, with

@@ -1,0 +1,79 @@
+//! Mounts of something else that lie on those of a volume: an unmount of the volume would take them
+//! away, instead of its own or with it.
+
+use anyhow::{Context, Result, bail};
+use capstan_initiator::front_ends::disk::mounts::{InTheWay, Mount, in_the_way, seen_at};
+use capstan_initiator::front_ends::disk::record::Record;
+
+use super::tool::run;
+
+/// More of them are not named: the next try does.
+const NAMED_MAX: usize = 3;
+
+/// Makes sure that nothing else lies on `mounts`, which are to be unmounted.
+///
+/// # Errors
+/// What does, and what ends that.
+pub(super) fn check_free(record: &Record, mounts: &[Mount]) -> Result<()> {
+    let found = in_the_way(mounts).context("/proc/self/mountinfo")?;
+    let Some(InTheWay { of, .. }) = found.first() else {
+        return Ok(());
+    };
+    bail!(
+        "{} is mounted at {}, and {}; nothing was changed",
+        record.name(),
+        of.mount_point.display(),
+        in_words(&found)
+    )
+}
+
+/// What they are, and the commands that unmount them.
+pub(super) fn in_words(found: &[InTheWay]) -> String {
+    let named = || found.iter().take(NAMED_MAX);
+    let others: Vec<_> = named().map(one_in_words).collect();
+    let commands: Vec<_> = named()
+        .map(|InTheWay { other, .. }| format!("umount {}", other.mount_point.display()))
+        .collect();
+    let more = match found.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(", with {more} more"),
+    };
+    format!(
+        "{}{more}: unmount that first: {}",
+        others.join(" and "),
+        commands.join("; ")
+    )
+}
+
+fn one_in_words(InTheWay { of, other }: &InTheWay) -> String {
+    let (kind, source) = (&other.fs_type, other.source.display());
+    let (at, point) = (other.mount_point.display(), of.mount_point.display());
+    if other.mount_point == of.mount_point {
+        format!("{kind} ({source}) is mounted over that")
+    } else if other.mount_point.starts_with(&of.mount_point) {
+        format!("{kind} ({source}) is mounted in it at {at}")
+    } else {
+        format!("{kind} ({source}) is mounted at {at}, which hides {point}")
+    }
+}
+
+/// Unmounts a mount in order, and no other one that has come to be seen there.
+pub(super) fn unmount(mount: &Mount) -> Result<()> {
+    check_seen(mount)?;
+    run(std::process::Command::new("umount").arg(&mount.mount_point))
+}
+
+/// Makes sure that `mount` is what an unmount of its mount point ends.
+///
+/// # Errors
+/// Something else is seen there.
+pub(super) fn check_seen(mount: &Mount) -> Result<()> {
+    match seen_at(&mount.mount_point) {
+        Some(id) if id != mount.id => bail!(
+            "at {} something else than {} is mounted by now, which stays: unmount that first",
+            mount.mount_point.display(),
+            mount.source.display()
+        ),
+        _ => Ok(()),
+    }
+}
