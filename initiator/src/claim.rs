@@ -22,8 +22,8 @@ use uuid::Uuid;
 
 use crate::front_ends::disk::loop_device::{has_file, is_configured};
 use crate::front_ends::disk::loop_process::{LoopProcessError, look};
-use crate::front_ends::disk::mounts::{mount_elsewhere, mounts_of};
-use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, run_dir};
+use crate::front_ends::disk::mounts::{Elsewhere, mount_elsewhere, mounts_of};
+use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, VolumeDir, run_dir};
 use crate::front_ends::disk::serving::Process;
 use crate::host::NamespaceInfo;
 use crate::shortage::shortage;
@@ -225,6 +225,15 @@ impl HolderDisk {
         is_configured(&self.device) && look()
     }
 
+    /// Whether no command of `capstan` finds it any more, as after an end by force: its record is
+    /// gone, or the folder is another volume's by now. Another user's folder cannot be looked into.
+    fn is_given_up(&self) -> bool {
+        match VolumeDir::at(self.folder.clone()).record() {
+            Ok(record) => record.is_none_or(|record| record.loop_name != self.loop_name),
+            Err(_) => matches!(self.folder.try_exists(), Ok(false)),
+        }
+    }
+
     /// Where it is mounted, and what ends it.
     fn in_words(&self) -> (String, String) {
         // The folder of the volume is in the one that its user's commands must look into.
@@ -233,10 +242,14 @@ impl HolderDisk {
             format!("{RUN_DIR_VARIABLE}={} ", of.display())
         });
         let device = self.device.display();
+        let is_given_up = self.is_given_up();
         let mounts = mounts_of(&self.device).unwrap_or_default();
         if let Some(mount) = mounts.first() {
             let at = mount.mount_point.display();
-            let end = format!("{with}capstan umount {at}");
+            let end = match is_given_up {
+                true => format!("umount {at}"),
+                false => format!("{with}capstan umount {at}"),
+            };
             // A disk with partitions has room for other mounts.
             let source = mount.source.to_str().unwrap_or_default();
             let number = source.strip_prefix(&format!("{device}p"));
@@ -246,15 +259,18 @@ impl HolderDisk {
             };
             return (format!(" as {device}, mounted at {at}{others}"), end);
         }
-        let end = format!("{with}capstan detach {device}");
-        let elsewhere = mount_elsewhere(&self.device).map_or_else(String::new, |found| {
-            format!(
-                ", mounted at {} in the mount namespace of {} (pid {})",
-                found.mount.mount_point.display(),
-                found.name,
-                found.pid
-            )
-        });
+        let mut end = match is_given_up {
+            true => format!("losetup -d {device}"),
+            false => format!("{with}capstan detach {device}"),
+        };
+        let mut elsewhere = String::new();
+        if let Some(Elsewhere { mount, pid, name }) = mount_elsewhere(&self.device) {
+            let at = mount.mount_point.display();
+            elsewhere = format!(", mounted at {at} in the mount namespace of {name} (pid {pid})");
+            if is_given_up {
+                end = format!("nsenter --target {pid} --mount umount {at}");
+            }
+        }
         (format!(" as {device}{elsewhere}"), end)
     }
 }

@@ -7,10 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use capstan_initiator::front_ends::disk::mounts::mount_at;
+use capstan_tests::disks::{in_own_mounts, lost_log};
 use capstan_tests::program::{
-    Daemon, Machine, complaint, has_disks, own_address, shell, told, tool, utf8,
+    Daemon, Machine, complaint, has_disks, own_address, shell, signal, told, tool, utf8,
 };
 use capstan_tests::wait::wait_until;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -271,4 +274,72 @@ fn what_is_in_a_folder_that_was_unmounted_lazily_is_named() {
         wait_until("the disk goes with it", || machine.list().is_empty());
         machine.assert_clean(&device);
     }
+}
+
+#[test]
+fn a_disk_given_up_by_force_is_ended_where_it_is_mounted() {
+    let test = "a_disk_given_up_by_force_is_ended_where_it_is_mounted";
+    if !has_disks(test, &["mkfs.ext4", "unshare", "nsenter"]) {
+        return;
+    }
+    let scene = Scene::ext4();
+    let machine = &scene.machine;
+    let point = machine.mount_point();
+    machine.mount(&[]);
+    let device = scene.device();
+    let [unshare, own_mounts @ ..] = in_own_mounts(&point);
+    let mut container = Command::new(unshare);
+    let container = waiting(
+        container
+            .args(own_mounts)
+            .args(["sh", "-c", "echo && read -r _"]),
+    );
+    told(&scene.umount(&[Path::new(FORCE), &point]));
+    let error = complaint(&machine.run_on_target("mount", &[utf8(&point)]));
+    let step = format!(
+        "nsenter --target {} --mount umount {}",
+        container.id(),
+        utf8(&point)
+    );
+    assert!(
+        error.contains(&format!("end that first ({step})")),
+        "{error}"
+    );
+    told(&shell(&step));
+    machine.assert_clean(&device);
+    machine.mount(&[]);
+    machine.umount();
+    end(container);
+    machine.assert_clean(&device);
+}
+
+#[test]
+fn an_unmount_whose_process_is_stopped_is_ended_as_list_says() {
+    let test = "an_unmount_whose_process_is_stopped_is_ended_as_list_says";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let scene = Scene::ext4();
+    let machine = &scene.machine;
+    let point = machine.mount_point();
+    machine.mount(&[]);
+    let device = scene.device();
+    fs::write(point.join("file"), vec![7; 1 << 20]).unwrap();
+    signal(machine.serving_pid(), Signal::SIGSTOP);
+    let mut umount = machine.command("umount", &[utf8(&point)]);
+    let umount = umount.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut umount = umount.unwrap();
+    wait_until("the mount point is gone", || {
+        mount_at(&point).unwrap().is_none()
+    });
+    signal(umount.id(), Signal::SIGKILL);
+    umount.wait().unwrap();
+    let attention = scene.attention();
+    let (_, step) = attention.rsplit_once(": capstan ").expect("a step");
+    let words: Vec<&str> = step.split(' ').collect();
+    let error = complaint(&machine.run(words[0], &words[1..]));
+    // It is done, and what was not written is told as lost writes are.
+    assert!(error.contains("is lost"), "{step}: {error}");
+    assert!(lost_log(machine).contains("is lost"));
+    machine.assert_clean(&device);
 }

@@ -93,7 +93,10 @@ fn end(dir: &VolumeDir, record: &Record, mounts: &[Mount], force: &str) -> Strin
         return format!("capstan detach {force}{}", dir.path().display());
     }
     let device = record.name();
+    // Mounted a moment ago: the kernel has forgotten that, and its unmount has not ended.
+    let is_unmounted = || !record.mount_points.is_empty() && claimed(record).is_some();
     match mounts {
+        [] if !force.is_empty() && is_unmounted() => format!("capstan umount --force {device}"),
         [] => format!("capstan detach {force}{device}"),
         _ => format!("capstan umount --force {device}"),
     }

@@ -266,7 +266,7 @@ impl VolumeDir {
     ///
     /// # Errors
     /// Another user owns it or could have written it, or it is no record.
-    pub(super) fn record(&self) -> Result<Option<Record>, RecordError> {
+    pub(crate) fn record(&self) -> Result<Option<Record>, RecordError> {
         check_owned(&self.path)?;
         let path = self.path.join("volume.json");
         match check_owned(&path) {
