@@ -315,9 +315,17 @@ fn the_log_follows_a_host_from_connect_to_disconnect() {
 fn a_host_whose_name_is_not_of_the_form_is_taken_with_a_warning_that_says_it() {
     let at = own_address();
     let daemon = Daemon::start("ram:16MiB", 4096, at);
-    told(&capstan("id-ctrl", at, &["-n", SUBNQN, "-q", "testhost"]));
+    told(&capstan(
+        "id-ctrl",
+        at,
+        &["-n", target::SUBNQN, "-q", "testhost"],
+    ));
     daemon.wait_for_log(&["WARN", "`testhost`", "nqn.yyyy-mm.reverse.domain:string"]);
-    told(&capstan("id-ctrl", at, &["-n", SUBNQN, "-q", FRIEND]));
+    told(&capstan(
+        "id-ctrl",
+        at,
+        &["-n", target::SUBNQN, "-q", FRIEND],
+    ));
     daemon.wait_for_log(&["host connected", FRIEND]);
     let log = daemon.log();
     let of_names = log.iter().filter(|line| line.contains("calls itself"));
