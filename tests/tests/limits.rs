@@ -208,7 +208,7 @@ fn every_command_without_a_thread_says_which_limit_that_is() {
     let run = |name: &str, args: &[&str]| group.run(name, args);
     for max in ["1", "2", "3"] {
         fs::write(group.0.join("pids.max"), max).unwrap();
-        let words = ["pids.max", "TasksMax=", "expected "];
+        let words = ["pids.max", "TasksMax=", "expected"];
         assert_refused(run, &file, &words);
         let bench = [
             &["bench"][..],
