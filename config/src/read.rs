@@ -245,7 +245,8 @@ fn in_our_words(message: &str) -> String {
         .replace("expected a sequence", "expected an array")
         .replace("expected u64", "expected a whole number from 0 on");
     // The words of `provider`, and the one that belongs to `transports`.
-    if message.starts_with("unknown variant `tcp`") && message.contains("`iwarp`") {
+    let is_tcp = message.starts_with("unknown variant") && message.contains("tcp\u{60}, expected");
+    if is_tcp && message.contains("iwarp") {
         return format!(
             "{words}: these are for RDMA; NVMe/TCP is served beside it, and alone with `transports = [\"tcp\"]`"
         );
