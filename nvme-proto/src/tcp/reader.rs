@@ -279,9 +279,10 @@ impl PduReader {
 
     /// Padding, which is behind the header and its digest, is counted and not kept.
     fn keep(&mut self, bytes: &[u8]) {
-        let places = self.header.iter_mut().skip(self.have_bytes);
-        for (place, byte) in places.zip(bytes) {
-            *place = *byte;
+        let places = self.header.get_mut(self.have_bytes..).unwrap_or_default();
+        let kept = bytes.len().min(places.len());
+        if let (Some(places), Some(bytes)) = (places.get_mut(..kept), bytes.get(..kept)) {
+            places.copy_from_slice(bytes);
         }
         self.have_bytes = self.have_bytes.saturating_add(bytes.len());
     }

@@ -40,9 +40,9 @@ impl PduHead {
     }
 
     fn put(&mut self, at: usize, source: &[u8]) {
-        let places = self.bytes.iter_mut().skip(at);
-        for (place, byte) in places.zip(source) {
-            *place = *byte;
+        let places = self.bytes.get_mut(at..at.saturating_add(source.len()));
+        if let Some(places) = places {
+            places.copy_from_slice(source);
         }
     }
 }
