@@ -4,6 +4,10 @@
 /// its buffer. Smaller payload is copied once, so that several PDUs share a system call.
 pub const DIRECT_MIN_BYTES: u32 = 16 * 1024;
 
+/// Zeroes of at least this many bytes go to the socket from where all of them are: a piece more of
+/// a call to send costs less than writing them and reading them once more.
+pub const ZEROES_MIN_BYTES: u32 = 1024;
+
 /// Bytes that are copied to be sent, from which on nothing more is pushed until half of them have
 /// left. Responses and R2Ts are added regardless, and hold their command until they have left: a
 /// queue of 1024 entries and its R2Ts have `1024 * 28 + 256 * 28` bytes of them at most, or as many

@@ -3,7 +3,7 @@
 use capstan_memory::{Buffer, RawBytes};
 use capstan_nvme_proto::tcp::c2h::C2hData;
 
-use super::super::limits::{DIRECT_MIN_BYTES, STAGED_MAX_BYTES};
+use super::super::limits::{DIRECT_MIN_BYTES, STAGED_MAX_BYTES, ZEROES_MIN_BYTES};
 use super::super::outgoing::{Outgoing, crc32c, crc32c_raw, crc32c_zeroes};
 use super::{ControllerQueue, Event, Head, slot_of};
 use crate::data::{CopyTo, Full, Pushed, Source};
@@ -75,7 +75,11 @@ impl ControllerQueue {
         let head = writer.c2h_data(&data);
         let at = out.stage(head.as_bytes());
         side.head = Some(Head { at, data });
-        let copies = length_bytes < DIRECT_MIN_BYTES && !is_full;
+        let min_bytes = match &source {
+            Source::Zeroes(_) => ZEROES_MIN_BYTES,
+            Source::Buffer(..) | Source::Held(..) | Source::Copy(..) => DIRECT_MIN_BYTES,
+        };
+        let copies = length_bytes < min_bytes && !is_full;
         let has_digest = head.has_data_digest();
         let pushed = stage_source(out, tag.0, &mut source, (length_bytes, copies), has_digest);
         if let (Source::Buffer(buffer, _), Pushed::UntilReleased) = (source, pushed) {
