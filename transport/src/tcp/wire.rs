@@ -305,6 +305,12 @@ impl Queue {
         fences.position(|(mark, _)| *mark <= whole_bytes || ended)
     }
 
+    fn has_events(&self) -> bool {
+        self.queue.has_events()
+            || self.tells_released
+            || !self.fences.is_empty() && self.passed_fence().is_some()
+    }
+
     fn next_event(&mut self) -> Option<Event> {
         if let Some(event) = self.queue.poll_event() {
             return Some(Event::Of(event));
@@ -319,9 +325,7 @@ impl Queue {
 
     /// Puts it among those that have events or a deadline, where it has.
     fn note(&mut self) {
-        let has_events =
-            self.queue.has_events() || self.tells_released || self.passed_fence().is_some();
-        if has_events && !self.is_noted {
+        if !self.is_noted && self.has_events() {
             self.is_noted = true;
             self.shared.noted.borrow_mut().push(self.id);
         }
