@@ -41,6 +41,8 @@
 //! Source: NVMe over TCP Transport 1.1, section 3.6.2. Of several faults of a header the one at the
 //! lowest offset is reported. Reserved fields and flags are not looked at.
 
+mod bare_capsule;
+
 use zerocopy::FromBytes;
 
 use super::Role;
@@ -258,8 +260,11 @@ impl PduReader {
                 }
                 self.at = At::DataDigest;
             }
-            let wanted = self.wanted_bytes();
             let rest = input.get(used..).unwrap_or_default();
+            if let Some((bytes, pdu)) = self.bare_capsule(rest) {
+                return Ok((used.saturating_add(bytes), Some(Event::Pdu(pdu))));
+            }
+            let wanted = self.wanted_bytes();
             let taken = wanted.min(rest.len());
             self.keep(rest.get(..taken).unwrap_or_default());
             used = used.saturating_add(taken);
