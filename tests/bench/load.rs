@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
+use capstan_initiator::{Completion, DirectQueue, Io, Op, Options, Transport};
 use capstan_memory::Buffer;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::iwarp;
@@ -100,6 +100,8 @@ pub(crate) enum Link {
     TcpCrc32c,
     /// Through the shared memory that both have. It is what they take when nobody says otherwise.
     SharedMemory,
+    /// By NVMe/TCP instead of NVMe/RDMA, without digests.
+    NvmeTcp,
 }
 
 /// One workload on one namespace: random addresses, always as many commands in progress.
@@ -338,6 +340,13 @@ pub(crate) fn connect_over_tcp(options: &Options) -> Result<DirectQueue> {
 }
 
 fn connect(options: &Options, link: Link) -> Result<DirectQueue> {
+    if link == Link::NvmeTcp {
+        let options = Options {
+            transport: Transport::Tcp,
+            ..options.clone()
+        };
+        return Ok(DirectQueue::connect(&options)?);
+    }
     let mut config = iwarp::Config {
         same_host: link == Link::SharedMemory,
         ..iwarp::Config::default()

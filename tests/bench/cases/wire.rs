@@ -187,6 +187,7 @@ fn run(setting: &Setting, link: Link) -> Result<Findings> {
             Link::Tcp => ("", ""),
             Link::TcpCrc32c => ("crc32c-", "with CRC32c: "),
             Link::SharedMemory => ("same-host-", "through shared memory: "),
+            Link::NvmeTcp => ("tcp-", "over NVMe/TCP: "),
         };
         figure.name.insert_str(0, name);
         figure.what.insert_str(0, what);
