@@ -12,7 +12,7 @@ use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serve::is_its_disk;
 use capstan_initiator::front_ends::disk::users::{open_in, users_of_unmounted};
-use capstan_initiator::front_ends::disk::uses::claimed;
+use capstan_initiator::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -447,7 +447,12 @@ pub(super) fn detach(dir: &VolumeDir, record: &Record) -> Result<()> {
     let of = record.clone();
     let asked = telling(
         move || Ok(ask(&control, Request::Detach)),
-        || format!("{}: that is waited for, 10 s at most", kept_by(&of)),
+        || {
+            format!(
+                "{}: that is waited for, 10 s at most",
+                kept_by(&of, claimed(&of))
+            )
+        },
     )?;
     match asked {
         Ok(Answer::Detached) => wait_for_exit(record),
@@ -493,7 +498,7 @@ fn telling<T: Send + 'static>(
 }
 
 /// What keeps a disk that is to go, in words.
-fn kept_by(record: &Record) -> String {
+fn kept_by(record: &Record, used: Option<Use>) -> String {
     let open = || {
         format!(
             "{} is still open {}",
@@ -501,7 +506,7 @@ fn kept_by(record: &Record) -> String {
             open_in(&record.device)
         )
     };
-    claimed(record).map_or_else(open, |used| used.by)
+    used.map_or_else(open, |used| used.by)
 }
 
 /// Waits for the end of a serving process which comes with the last user of its disk. What keeps
@@ -513,8 +518,9 @@ pub(super) fn wait_for_last_user(record: &Record) -> Result<()> {
     }
     let rest = EXIT_PATIENCE.saturating_sub(TELL_AFTER);
     let is_there = || record.has_disk() && is_its_disk(record);
+    let kept = || kept_by(record, claimed_behind_unmount(record));
     let waits_for = match is_there() {
-        true => kept_by(record),
+        true => kept(),
         false => format!("process {pid} tells the controller that its disk has gone"),
     };
     output::note(&format!(
@@ -527,7 +533,7 @@ pub(super) fn wait_for_last_user(record: &Record) -> Result<()> {
     if is_there() {
         bail!(
             "{}; the disk goes when that ends, and process {pid}, which serves it, with it",
-            kept_by(record)
+            kept()
         );
     }
     Err(runs_on(record))

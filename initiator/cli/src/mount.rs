@@ -12,7 +12,7 @@ use capstan_initiator::front_ends::disk::mounts::{
 };
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::{swap_on, users_of_unmounted};
-use capstan_initiator::front_ends::disk::uses::{Use, claimed};
+use capstan_initiator::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
 use clap::Args;
 use serde_json::json;
 
@@ -560,7 +560,7 @@ fn end_unmounted(
         Err(error) => {
             let left = Left {
                 mounts,
-                used: Some(claimed(&record).ok_or(error)?),
+                used: Some(claimed_behind_unmount(&record).ok_or(error)?),
                 stays,
             };
             return leave(dir, record, left);

@@ -34,55 +34,78 @@ impl fmt::Display for Use {
 /// no use of it is known.
 #[must_use]
 pub fn claimed(record: &Record) -> Option<Use> {
+    is_in_use(record).then(|| Use::of(record))
+}
+
+/// The same of a disk whose unmount was waited for and is over: no other one is under way.
+#[must_use]
+pub fn claimed_behind_unmount(record: &Record) -> Option<Use> {
+    is_in_use(record).then(|| Use::named(record).unwrap_or_else(|| Use::unnamed(record)))
+}
+
+fn is_in_use(record: &Record) -> bool {
     let path = &record.device;
-    let in_use = mounts_of(path).is_ok_and(|mounts| !mounts.is_empty())
+    mounts_of(path).is_ok_and(|mounts| !mounts.is_empty())
         || !holders(path).is_empty()
-        || is_configured(path) && look(path).is_ok_and(|state| state.in_use);
-    in_use.then(|| Use::of(record))
+        || is_configured(path) && look(path).is_ok_and(|state| state.in_use)
 }
 
 impl Use {
     /// Of a volume's disk that is in use.
     #[must_use]
     pub fn of(record: &Record) -> Self {
+        if let Some(used) = Self::named(record) {
+            return used;
+        }
         let path = &record.device;
-        let disk = path.display();
-        if let Some(mount) = mounts_of(path).unwrap_or_default().first() {
-            let at = mount.mount_point.display();
-            return Self {
-                by: format!("{disk} is mounted at {at}"),
-                end: format!("unmount it first: capstan umount {at}"),
-                folders: vec![mount.mount_point.clone()],
-            };
-        }
-        let elsewhere = mounts_elsewhere(path, NAMED_MAX);
-        if !elsewhere.is_empty() {
-            return Self::by_namespaces(path, &elsewhere);
-        }
-        let holders = holders(path);
-        if !holders.is_empty() {
-            return Self {
-                by: format!("{disk} is used by {}", holders.join(", ")),
-                end: "take that down first".to_owned(),
-                folders: Vec::new(),
-            };
-        }
-        let overlays = overlays_perhaps_on(&record.mount_points).unwrap_or_default();
-        if !overlays.is_empty() && known_users_of(path).is_none() {
-            return Self::by_overlays(path, &overlays);
-        }
         // The kernel forgets a mount before its unmount is over, and knows it once the file system
         // is set up.
         if let Some(point) = record.mount_points.first()
             && known_users_of(path).is_none()
         {
-            let at = point.display();
+            let (disk, at) = (path.display(), point.display());
             return Self {
                 by: format!("{disk} is being mounted at {at}, or unmounted from there"),
                 end: format!("if that does not end: capstan umount --force {at}"),
                 folders: Vec::new(),
             };
         }
+        Self::unnamed(record)
+    }
+
+    /// The use that the kernel has a name for.
+    fn named(record: &Record) -> Option<Self> {
+        let path = &record.device;
+        let disk = path.display();
+        if let Some(mount) = mounts_of(path).unwrap_or_default().first() {
+            let at = mount.mount_point.display();
+            return Some(Self {
+                by: format!("{disk} is mounted at {at}"),
+                end: format!("unmount it first: capstan umount {at}"),
+                folders: vec![mount.mount_point.clone()],
+            });
+        }
+        let elsewhere = mounts_elsewhere(path, NAMED_MAX);
+        if !elsewhere.is_empty() {
+            return Some(Self::by_namespaces(path, &elsewhere));
+        }
+        let holders = holders(path);
+        if !holders.is_empty() {
+            return Some(Self {
+                by: format!("{disk} is used by {}", holders.join(", ")),
+                end: "take that down first".to_owned(),
+                folders: Vec::new(),
+            });
+        }
+        let overlays = overlays_perhaps_on(&record.mount_points).unwrap_or_default();
+        let is_by_overlays = !overlays.is_empty() && known_users_of(path).is_none();
+        is_by_overlays.then(|| Self::by_overlays(path, &overlays))
+    }
+
+    /// Any other.
+    fn unnamed(record: &Record) -> Self {
+        let path = &record.device;
+        let disk = path.display();
         Self {
             by: format!("{disk} is claimed by another user ({})", users_of(path)),
             end: format!(
