@@ -421,7 +421,7 @@ impl World<'_> {
             }
             29 => {
                 let how = [End::Now, End::Drained][usize::from(self.input.byte() & 1)];
-                self.queue.end(how);
+                self.queue.end(how, self.now_us);
             }
             30 => {
                 let lost = (self.input.byte() & 1 != 0).then(|| "reset".to_owned());
