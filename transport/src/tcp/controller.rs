@@ -107,7 +107,7 @@ struct ControllerSide {
     pulls_begun: u64,
     /// Bytes that have left.
     sent_bytes: u64,
-    /// Pulls of at least [`DIRECT_MIN_BYTES`].
+    /// Pulls of at least [`DIRECT_MIN_BYTES`](super::limits::DIRECT_MIN_BYTES).
     large_pulls: u32,
     landing: Landing,
     landed_bytes: u32,
@@ -171,7 +171,8 @@ impl ControllerQueue {
         self.stream.handle_bytes(&mut self.side, bytes, now_us);
     }
 
-    /// Where the next bytes of the connection belong, when there are [`DIRECT_MIN_BYTES`] of them.
+    /// Where the next bytes of the connection belong, when there are
+    /// [`DIRECT_MIN_BYTES`](super::limits::DIRECT_MIN_BYTES) of them.
     pub fn place(&mut self) -> Option<Place> {
         let due = self.stream.direct_due_bytes()?;
         self.side.place(due)
