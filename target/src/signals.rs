@@ -45,8 +45,8 @@ impl fmt::Display for End {
     }
 }
 
-/// Has a write beyond RLIMIT_FSIZE fail with EFBIG, and not end the process (SIGXFSZ, setrlimit(2)):
-/// for this thread and those it makes, so it comes before all of them.
+/// Blocks SIGXFSZ in this thread and in those that it starts afterwards, so it is called first: a
+/// write beyond RLIMIT_FSIZE then fails with EFBIG instead of ending the process (setrlimit(2)).
 ///
 /// # Errors
 /// The kernel refuses, which it does not for this signal.

@@ -53,8 +53,7 @@ impl Drop for Bench {
     }
 }
 
-/// What an operator sees who stops programs: they are in the middle of their writes, and stay
-/// there.
+/// A program that is stopped in the middle of its writes stays there, and holds up nobody else.
 #[test]
 fn a_stopped_bench_is_withstood() {
     withstand_a_stopped_bench(&["-t", "rdma", "--provider", "iwarp"]);

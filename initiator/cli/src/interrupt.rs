@@ -44,8 +44,8 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Has a write beyond RLIMIT_FSIZE fail with EFBIG, and not end the process (SIGXFSZ, setrlimit(2)):
-/// for this thread and those that it starts afterwards.
+/// Blocks SIGXFSZ in this thread and in those that it starts afterwards: a write beyond
+/// RLIMIT_FSIZE then fails with EFBIG instead of ending the process (setrlimit(2)).
 ///
 /// # Errors
 /// The kernel refuses, which it does not for this signal.

@@ -82,8 +82,8 @@ impl Passthru {
         }
         let data = self.data()?;
         let sqe = self.sqe(0);
-        // Where hosts have seen another namespace under an NSID, a Capstan target lets nobody set
-        // anything who may mean that one.
+        // Where an NSID had another namespace before, a Capstan target refuses commands of an
+        // association that has not identified the present one: they may mean the other.
         let mut queue = match sqe.nsid.get() {
             0 => self.connect.admin_queue()?,
             _ => self.connect.admin_queue_and_namespaces()?,

@@ -22,8 +22,8 @@ pub(super) struct Unnamed {
 }
 
 impl Unnamed {
-    /// Begins to write all of `record` that are none of `mounts`, each for itself: one that does not
-    /// end keeps no other from it.
+    /// Starts to write back each mount of the disk in `record` that is not among `mounts`. Each has
+    /// a thread of its own, so that one which hangs does not delay the others.
     ///
     /// # Errors
     /// They cannot be found, or there is no thread.

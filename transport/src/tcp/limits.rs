@@ -25,9 +25,9 @@ pub const SETUP_US: u64 = 10_000_000;
 /// and to close (NVMe over TCP Transport 1.1, section 3.6.1).
 pub const TERM_US: u64 = 30_000_000;
 
-/// Bytes that a host has to give or take, or all there are, to have gone on. In the 2 s that a target
-/// gives it while others wait for what it holds that is 1 Mbit/s, and a buffer of 1 MiB, the largest
-/// transfer, is back after 8 s.
+/// A host makes progress when it sends or receives this many bytes, or all that are left, between
+/// two looks of the target. While other hosts wait for its buffers it has 2 s for that, which is
+/// 1 Mbit/s: a buffer of 1 MiB, the largest transfer, is then free after 8 s.
 pub const HEADWAY_BYTES: u64 = 256 << 10;
 
 /// Bytes that are read and dropped behind the end of a queue: what a host may have sent before it

@@ -161,8 +161,8 @@ fn by_the_kernel(path: &Path) -> Option<String> {
     ))
 }
 
-/// What is swap on a disk: the disk, partitions of it, what is stacked on those, and files on a file
-/// system of it.
+/// The active swap areas on a disk: the disk itself, its partitions, devices stacked on those, and
+/// swap files in its file systems.
 ///
 /// # Errors
 /// `/proc` is not there.
