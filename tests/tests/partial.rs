@@ -34,6 +34,15 @@ struct Old {
     _admin: TcpStream,
 }
 
+impl Old {
+    /// Sends its bytes but for the last `missing` ones, which are returned.
+    fn send_but(mut self, missing: usize) -> (Self, Vec<u8>) {
+        let late = self.bytes.split_off(self.bytes.len() - missing);
+        self.stream.write_all(&self.bytes).expect("sent");
+        (self, late)
+    }
+}
+
 fn write(data: &[u8]) -> Sqe {
     let len_bytes = u32::try_from(data.len()).expect("an LBA");
     IoCommand::Write(Write::new(1, FIRST)).encode(7, sgl(len_bytes, true))
@@ -120,14 +129,13 @@ fn has_ended(mut stream: &TcpStream) -> bool {
 fn comes_late(old: fn(SocketAddr) -> Old, missing: usize) {
     let at = own_address();
     let daemon = Daemon::start("ram:64MiB", 4096, at);
-    let Old {
-        mut stream,
-        bytes,
-        _admin,
-    } = old(at);
-    let (now, late) = bytes.split_at(bytes.len() - missing);
-    stream.write_all(now).expect("sent");
-    let (late, comes) = (late.to_vec(), Arc::new(AtomicBool::new(false)));
+    let (
+        Old {
+            mut stream, _admin, ..
+        },
+        late,
+    ) = old(at).send_but(missing);
+    let comes = Arc::new(AtomicBool::new(false));
     let comes_now = Arc::clone(&comes);
     let old = thread::spawn(move || {
         // Time for a controller that does not wait to become ready.
@@ -152,20 +160,19 @@ fn comes_late(old: fn(SocketAddr) -> Old, missing: usize) {
 fn never_comes(old: fn(SocketAddr) -> Old, missing: usize) {
     let at = own_address();
     let daemon = Daemon::start("ram:64MiB", 4096, at);
-    let Old {
-        mut stream,
-        bytes,
-        _admin,
-    } = old(at);
-    let (now, late) = bytes.split_at(bytes.len() - missing);
-    stream.write_all(now).expect("sent");
+    let (
+        Old {
+            mut stream, _admin, ..
+        },
+        late,
+    ) = old(at).send_but(missing);
     let begin = Instant::now();
     let mut new = again(at);
     let waited = begin.elapsed();
     assert!(waited < Duration::from_secs(8), "{waited:?}");
     write_two(&mut new);
     // The connection has ended: nobody takes this.
-    let _ = stream.write_all(late);
+    let _ = stream.write_all(&late);
     assert!(has_ended(&stream), "it lives on");
     assert_eq!(read_first(&mut new), 2, "the old copy landed behind it");
     daemon.wait_for_log(&[

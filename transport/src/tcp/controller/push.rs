@@ -18,6 +18,17 @@ pub struct Part {
     pub last: bool,
 }
 
+/// All data of a command in one PDU.
+fn whole(cid: u16, length_bytes: u32) -> C2hData {
+    C2hData {
+        cid,
+        offset_bytes: 0,
+        length_bytes,
+        last: true,
+        success: false,
+    }
+}
+
 impl ControllerQueue {
     /// Sends all data of the command `cid`. Where [`Pushed::UntilReleased`] is answered, the buffer
     /// comes back with [`Event::Released`]; so it does where the queue has ended. Not to be called
@@ -65,13 +76,7 @@ impl ControllerQueue {
         if length_bytes == 0 {
             return Ok(Pushed::Gone);
         }
-        let data = C2hData {
-            cid,
-            offset_bytes: 0,
-            length_bytes,
-            last: true,
-            success: false,
-        };
+        let data = whole(cid, length_bytes);
         let head = writer.c2h_data(&data);
         let at = out.stage(head.as_bytes());
         side.head = Some(Head { at, data });
@@ -125,13 +130,7 @@ impl ControllerQueue {
             side.wants_room = true;
             return false;
         }
-        let data = C2hData {
-            cid,
-            offset_bytes: 0,
-            length_bytes,
-            last: true,
-            success: false,
-        };
+        let data = whole(cid, length_bytes);
         let head = writer.c2h_data(&data);
         let at = out.stage(head.as_bytes());
         let start = out.mark();
