@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use tempfile::TempDir;
 
 use crate::process::thread_stats;
-use crate::program::{Machine, utf8};
+use crate::program::{Machine, tool, utf8};
 
 /// Runs a program to its end: what it prints, or why it failed.
 ///
@@ -134,6 +134,18 @@ impl Drop for Loop {
             eprintln!("{reason}");
         }
     }
+}
+
+/// An image of 64 MiB, `disk.img` in `folder`, with an empty ext4 of blocks of 4096 bytes.
+///
+/// # Panics
+/// It cannot be made: [`has_disks`](crate::program::has_disks) asks for `mkfs.ext4` first.
+#[must_use]
+pub fn ext4_image(folder: &Path) -> PathBuf {
+    let image = folder.join("disk.img");
+    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+    image
 }
 
 /// The log of the only volume of `machine` that has lost something, which is removed.

@@ -1,25 +1,19 @@
 //! A namespace is written by one attachment of a machine, whatever it is: the others are refused
 //! and told which one has it, where it is mounted and what ends it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
+use capstan_tests::disks::ext4_image;
 use capstan_tests::program::{
     CLAIMS, Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
 use nix::sys::signal::Signal;
-
-fn ext4_image(dir: &Path) -> PathBuf {
-    let path = dir.join("disk.img");
-    File::create(&path).unwrap().set_len(64 << 20).unwrap();
-    tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&path)]);
-    path
-}
 
 /// Runs the command of the advice in a refusal: what stands behind "end that first (".
 fn follow_advice(machine: &Machine, refusal: &str) {

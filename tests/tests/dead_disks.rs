@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use capstan_tests::disks::in_own_mounts;
+use capstan_tests::disks::{ext4_image, in_own_mounts};
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, program, shell, signal, told, tool, utf8,
 };
@@ -24,9 +24,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let image = folder.path().join("disk.img");
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+        let image = ext4_image(folder.path());
         let at = own_address();
         Self {
             _folder: folder,

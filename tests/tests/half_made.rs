@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::front_ends::disk::mounts::mount_at;
-use capstan_tests::disks::lost_log;
+use capstan_tests::disks::{ext4_image, lost_log};
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
@@ -166,10 +166,8 @@ fn an_interrupted_unmount_is_ended_by_its_folder() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("disk.img");
     for by_hand in [false, true] {
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+        let image = ext4_image(dir.path());
         let target = Target::start(utf8(&image));
         let device = half_unmount(&target, by_hand);
         let machine = &target.machine;
@@ -213,9 +211,7 @@ fn a_volume_is_found_by_the_number_of_its_process() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("disk.img");
-    File::create(&image).unwrap().set_len(64 << 20).unwrap();
-    tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+    let image = ext4_image(dir.path());
     let target = Target::start(utf8(&image));
     let machine = &target.machine;
     machine.mount(&[]);

@@ -2,7 +2,7 @@
 //! leaves nothing. What has to write dirty data of a mounted disk says so, and ends at a second
 //! one.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use capstan_initiator::front_ends::disk::mounts::mount_at;
-use capstan_tests::disks::lost_log;
+use capstan_tests::disks::{ext4_image, lost_log};
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, signal, told, tool, utf8,
 };
@@ -168,9 +168,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let image = folder.path().join("disk.img");
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+        let image = ext4_image(folder.path());
         let at = own_address();
         let daemon = Daemon::start(utf8(&image), 4096, at);
         let proxy = Proxy::start(at);

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use capstan_tests::disks::in_own_mounts;
+use capstan_tests::disks::{ext4_image, in_own_mounts};
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, shell, told, tool, utf8,
 };
@@ -22,9 +22,7 @@ struct Scene {
 impl Scene {
     fn mounted() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let image = folder.path().join("disk.img");
-        File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        tool("mkfs.ext4", &["-q", "-b", "4096", utf8(&image)]);
+        let image = ext4_image(folder.path());
         let at = own_address();
         let daemon = Daemon::start(utf8(&image), 4096, at);
         let machine = Machine::new(at);

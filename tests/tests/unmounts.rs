@@ -40,11 +40,21 @@ impl Scene {
         }
     }
 
-    /// With a file system.
-    fn ext4() -> Self {
-        Self::new(|image| {
-            tool("mkfs.ext4", &["-q", "-b", "4096", utf8(image)]);
+    /// With a file system; `None` where the machine lacks `tools`, which is said.
+    fn ext4(test: &str, tools: &[&str]) -> Option<Self> {
+        has_disks(test, tools).then(|| {
+            Self::new(|image| {
+                tool("mkfs.ext4", &["-q", "-b", "4096", utf8(image)]);
+            })
         })
+    }
+
+    /// The same, mounted: with its mount point and its disk.
+    fn mounted(test: &str, tools: &[&str]) -> Option<(Self, PathBuf, PathBuf)> {
+        let scene = Self::ext4(test, tools)?;
+        scene.machine.mount(&[]);
+        let (point, device) = (scene.machine.mount_point(), scene.device());
+        Some((scene, point, device))
     }
 
     /// Attached, with a file system on each of two partitions, mounted at the machine's mount point
@@ -121,14 +131,10 @@ const FORCE: &str = "--force";
 #[test]
 fn what_lies_on_a_volume_of_something_else_is_named_and_left() {
     let test = "what_lies_on_a_volume_of_something_else_is_named_and_left";
-    if !has_disks(test, &["mkfs.ext4"]) {
+    let Some((scene, point, device)) = Scene::mounted(test, &["mkfs.ext4"]) else {
         return;
-    }
-    let scene = Scene::ext4();
+    };
     let machine = &scene.machine;
-    let point = machine.mount_point();
-    machine.mount(&[]);
-    let device = scene.device();
     fs::create_dir(point.join("sub")).unwrap();
     for (name, says) in [
         ("", "tmpfs (none) is mounted over that"),
@@ -247,10 +253,9 @@ fn swap_keeps_its_disk() {
 #[test]
 fn what_is_in_a_folder_that_was_unmounted_lazily_is_named() {
     let test = "what_is_in_a_folder_that_was_unmounted_lazily_is_named";
-    if !has_disks(test, &["mkfs.ext4"]) {
+    let Some(scene) = Scene::ext4(test, &["mkfs.ext4"]) else {
         return;
-    }
-    let scene = Scene::ext4();
+    };
     let machine = &scene.machine;
     let point = machine.mount_point();
     // By its folder, and by a file.
@@ -279,14 +284,11 @@ fn what_is_in_a_folder_that_was_unmounted_lazily_is_named() {
 #[test]
 fn a_disk_given_up_by_force_is_ended_where_it_is_mounted() {
     let test = "a_disk_given_up_by_force_is_ended_where_it_is_mounted";
-    if !has_disks(test, &["mkfs.ext4", "unshare", "nsenter"]) {
+    let Some((scene, point, device)) = Scene::mounted(test, &["mkfs.ext4", "unshare", "nsenter"])
+    else {
         return;
-    }
-    let scene = Scene::ext4();
+    };
     let machine = &scene.machine;
-    let point = machine.mount_point();
-    machine.mount(&[]);
-    let device = scene.device();
     let [unshare, own_mounts @ ..] = in_own_mounts(&point);
     let mut container = Command::new(unshare);
     let container = waiting(
@@ -316,14 +318,10 @@ fn a_disk_given_up_by_force_is_ended_where_it_is_mounted() {
 #[test]
 fn an_unmount_whose_process_is_stopped_is_ended_as_list_says() {
     let test = "an_unmount_whose_process_is_stopped_is_ended_as_list_says";
-    if !has_disks(test, &["mkfs.ext4"]) {
+    let Some((scene, point, device)) = Scene::mounted(test, &["mkfs.ext4"]) else {
         return;
-    }
-    let scene = Scene::ext4();
+    };
     let machine = &scene.machine;
-    let point = machine.mount_point();
-    machine.mount(&[]);
-    let device = scene.device();
     fs::write(point.join("file"), vec![7; 1 << 20]).unwrap();
     signal(machine.serving_pid(), Signal::SIGSTOP);
     let mut umount = machine.command("umount", &[utf8(&point)]);
