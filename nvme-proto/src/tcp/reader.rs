@@ -42,7 +42,9 @@
 //! lowest offset is reported. Reserved fields and flags are not looked at.
 
 mod bare_capsule;
+mod lengths;
 
+use lengths::{data_bytes, data_bytes_or_digest, head_bytes};
 use zerocopy::FromBytes;
 
 use super::Role;
@@ -574,38 +576,6 @@ fn check_term_req(common: &CommonHeader) -> Result<(), Fault> {
         return Err(Fault::of_term_req(pdu, "PLEN", plen, "18h to 98h"));
     }
     Ok(())
-}
-
-/// Bytes of the header and its digest.
-fn head_bytes(common: &CommonHeader, digests: Digests) -> u32 {
-    let digest_bytes = if digests.contains(Digests::HEADER) {
-        DIGEST_BYTES
-    } else {
-        0
-    };
-    u32::from(common.hlen).saturating_add(u32::try_from(digest_bytes).unwrap_or_default())
-}
-
-/// Bytes that PLEN leaves for data and its digest.
-fn data_bytes_or_digest(common: &CommonHeader, digests: Digests) -> u32 {
-    let plen = common.plen.get();
-    if plen == head_bytes(common, digests) {
-        return 0;
-    }
-    plen.saturating_sub(u32::from(common.pdo))
-}
-
-/// Bytes of data that PLEN leaves.
-fn data_bytes(common: &CommonHeader, digests: Digests) -> u32 {
-    if !common.pdu_type.has_data() {
-        return 0;
-    }
-    let digest_bytes = if digests.contains(Digests::DATA) {
-        u32::try_from(DIGEST_BYTES).unwrap_or_default()
-    } else {
-        0
-    };
-    data_bytes_or_digest(common, digests).saturating_sub(digest_bytes)
 }
 
 /// The structure at the start of the header, every one of which is smaller than the buffer.
