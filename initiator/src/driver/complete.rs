@@ -33,8 +33,10 @@ impl AssociationEngine {
         entry.cqe = *cqe;
         entry.await_response = false;
         // The answer to a Keep Alive does not make the next one superfluous.
-        let is_traffic = matches!(entry.owner, Owner::Io(_) | Owner::Passthru { .. });
-        self.traffic |= is_traffic;
+        if matches!(entry.owner, Owner::Io(_) | Owner::Passthru { .. }) {
+            let sent_us = entry.sent_us;
+            self.answered_sent_us = self.answered_sent_us.max(sent_us);
+        }
         match self.wire.answered(qid, slot.0, response) {
             Ok(true) => self.finish(qid, slot, now_us),
             Ok(false) => {}

@@ -109,7 +109,8 @@ pub(crate) struct AssociationEngine {
     pub(super) losses: u64,
     /// Passthrough commands outstanding.
     pub(super) passthru: u32,
-    pub(super) traffic: bool,
+    /// When the I/O command was sent that is the youngest of those which have been answered.
+    pub(super) answered_sent_us: u64,
     /// I/O needs a look before it is sent: writes are held, or a namespace has something to be
     /// told.
     pub(super) careful: bool,
@@ -171,7 +172,7 @@ impl AssociationEngine {
             next_qid: 1,
             losses: 0,
             passthru: 0,
-            traffic: false,
+            answered_sent_us: 0,
             careful: false,
             unknown: Vec::new(),
             note_all: false,
@@ -423,9 +424,7 @@ impl AssociationEngine {
     }
 
     fn check_times(&mut self, now_us: u64) {
-        if std::mem::take(&mut self.traffic) {
-            self.host.note_traffic();
-        }
+        self.host.note_traffic(self.answered_sent_us);
         if self.host.next_deadline_us().is_some_and(|d| now_us >= d) {
             self.host.handle_timeout(now_us);
         }

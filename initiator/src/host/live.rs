@@ -26,36 +26,38 @@ const CHANGED_NAMESPACES_BYTES: u32 = 4096;
 const LOG_HEADER_BYTES: u32 = 64;
 
 /// The Keep Alive timer of this host. It runs at half of KATO, so that one late command is no
-/// expiry (NVMe Base 2.1, section 3.9).
+/// expiry (NVMe Base 2.1, section 3.9), and at a quarter where commands stand for Keep Alive: then
+/// two intervals may lie between a command and the Keep Alive behind it.
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     interval_us: u64,
     pub(super) next_us: u64,
     /// Any command counts as Keep Alive (CTRATT.TBKAS; NVMe Base 2.1, section 3.9.4).
     traffic_based: bool,
-    /// A command was answered in this interval.
-    traffic: bool,
+    /// When the command was sent that is the youngest of those which have been answered.
+    answered_sent_us: u64,
 }
 
 impl KeepAlive {
     /// `None` when Keep Alive is off.
     pub(super) fn new(kato_ms: u32, traffic_based: bool, now_us: u64) -> Option<Self> {
-        let interval_us = u64::from(kato_ms) * 500;
+        let interval_us = u64::from(kato_ms) * if traffic_based { 250 } else { 500 };
         (kato_ms != 0).then_some(Self {
             interval_us,
             next_us: now_us + interval_us,
             traffic_based,
-            traffic: false,
+            answered_sent_us: 0,
         })
     }
 }
 
 impl Host {
-    /// I/O was answered since the last call: with a controller that supports it, that is as good as
-    /// a Keep Alive.
-    pub fn note_traffic(&mut self) {
+    /// I/O that was sent at `sent_us` was answered: with a controller that supports it, that is as
+    /// good as a Keep Alive sent then. The answer to what was sent long ago is none: the controller
+    /// counts what arrives (NVMe Base 2.1, section 3.9.4).
+    pub fn note_traffic(&mut self, sent_us: u64) {
         if let Some(keep_alive) = &mut self.keep_alive {
-            keep_alive.traffic = true;
+            keep_alive.answered_sent_us = keep_alive.answered_sent_us.max(sent_us);
         }
     }
 
@@ -66,9 +68,9 @@ impl Host {
         if now_us < keep_alive.next_us {
             return;
         }
+        let began_us = keep_alive.next_us.saturating_sub(keep_alive.interval_us);
+        let skip = keep_alive.traffic_based && keep_alive.answered_sent_us >= began_us;
         keep_alive.next_us = now_us + keep_alive.interval_us;
-        let skip = keep_alive.traffic_based && keep_alive.traffic;
-        keep_alive.traffic = false;
         // One outstanding is enough: its own deadline is KATO.
         if !skip && !self.commands.has(Purpose::KeepAlive) {
             self.send(Purpose::KeepAlive, CommandData::None, now_us, |cid| {

@@ -281,9 +281,9 @@ fn traffic_replaces_keep_alive_where_the_controller_says_so() {
     let mut script = Script::new(config());
     script.controller.identify = |identify| identify.ctratt = (1 << 6).into();
     script.settle();
-    for _ in 0..10 {
-        script.host.note_traffic();
-        script.pass(2_000_000);
+    for _ in 0..20 {
+        script.host.note_traffic(script.now_us);
+        script.pass(1_000_000);
     }
     assert_eq!(script.controller.keep_alives, 0);
     script.pass(4_000_000);
@@ -291,6 +291,22 @@ fn traffic_replaces_keep_alive_where_the_controller_says_so() {
         script.controller.keep_alives > 0,
         "without traffic it is sent"
     );
+}
+
+/// The controller counts commands that arrive, and none has since.
+#[test]
+fn answers_to_what_was_sent_long_ago_are_no_keep_alive() {
+    let mut script = Script::new(config());
+    script.controller.identify = |identify| identify.ctratt = (1 << 6).into();
+    script.settle();
+    let sent_us = script.now_us;
+    for _ in 0..10 {
+        script.host.note_traffic(sent_us);
+        script.pass(2_000_000);
+    }
+    // Of 20 intervals of a second all but those in which the command was sent.
+    let sent = script.controller.keep_alives;
+    assert!((18..=20).contains(&sent), "{sent} Keep Alives");
 }
 
 #[test]
