@@ -19,9 +19,9 @@ use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcRequest};
 use capstan_nvme_proto::tcp::writer::PduWriter;
 use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_transport::tcp::End;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Event, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
 use capstan_transport::tcp::limits::{R2TS_MAX, STAGED_MAX_BYTES};
-use capstan_transport::{CapsuleData, Pushed, Source, Tag};
+use capstan_transport::{Capsule, CapsuleData, Event, Pulled, Pushed, Source, Tag};
 use zerocopy::IntoBytes;
 
 use crate::input::Input;
@@ -295,19 +295,19 @@ impl World<'_> {
         while let Some(event) = self.queue.poll_event() {
             assert!(!self.quiesced, "{event:?} after Quiesced");
             match event {
-                Event::Capsule { sqe, data, .. } => {
+                Event::Capsule(Capsule { sqe, data, .. }) => {
                     assert!(!self.ended && data.len_bytes() <= IN_CAPSULE_MAX_BYTES);
                     self.outstanding += 1;
                     assert!(self.outstanding <= if self.connected { ENTRIES } else { 1 });
                     self.capsules.push_back((sqe, data));
                 }
-                Event::Pulled { tag, sink, .. } => {
+                Event::Pulled(Pulled { tag, sink, .. }) => {
                     self.memory.back(&sink, tag.0);
                     let serving = self.serving[usize::from(tag.0)].as_mut();
                     let pulls = serving.map(|s| std::mem::take(&mut s.pulls));
                     assert_eq!(pulls, Some(true), "a pull is complete once");
                 }
-                Event::Released(tag, buffer) => {
+                Event::Returned(tag, buffer) => {
                     self.memory.back(&buffer, tag.0);
                     let serving = self.serving[usize::from(tag.0)].as_mut();
                     let serving = serving.expect("a command that holds a buffer");
@@ -315,7 +315,8 @@ impl World<'_> {
                     (serving.holds, serving.pulls) = (false, false);
                     self.let_go(tag.0);
                 }
-                Event::PartLeft(_) => panic!("no part was pushed"),
+                Event::Pushed(_) => panic!("no part was pushed"),
+                Event::Released | Event::Fenced(_) => panic!("they are of a wire"),
                 Event::Room => assert!(std::mem::take(&mut self.room_is_due)),
                 Event::Ended(_) => assert!(!std::mem::replace(&mut self.ended, true)),
                 Event::Quiesced => {

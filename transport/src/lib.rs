@@ -2,6 +2,7 @@
 //! responses (`docs/decisions/0010-queue-transport.md`).
 //!
 //! * Names and events of queues: [`queue`].
+//! * What has them: [`wire`].
 //! * What capsules bring, and what is moved: [`data`].
 //! * Lists of buffers of the host: [`keyed_list`].
 //! * The host's side of queues: [`host`].
@@ -15,9 +16,11 @@ pub mod limits;
 pub mod queue;
 pub mod rdma;
 pub mod tcp;
+pub mod wire;
 
 pub use data::{
     CapsuleData, CopyTo, Full, HostMemory, InPlace, KeyedBuffer, Landed, Pushed, Source,
 };
 pub use keyed_list::KeyedList;
 pub use queue::{Capsule, EndReason, Event, FenceNumber, Pulled, Queue, QueueId, Queues, Tag};
+pub use wire::Wire;

@@ -36,6 +36,8 @@ pub struct Capsule {
     pub sqe: Sqe,
     /// What came behind it.
     pub data: CapsuleData,
+    /// As for [`Pulled`].
+    pub intact: bool,
 }
 
 /// A pull whose data has all come.

@@ -16,7 +16,7 @@ use capstan_transport::tcp::End;
 use zerocopy::IntoBytes;
 
 use super::connection::{Carrier, Connection, Identity, OnDevice};
-use super::fabric::{DevicePort, Memory};
+use super::fabric::{DevicePort, Memory, wire_of};
 use super::phase::Phase;
 use super::{IoPath, Listener, Resources};
 use crate::control_plane::conn_id;
@@ -401,27 +401,19 @@ impl IoPath {
         // What waits for a buffer has not started and never will.
         connection.waiting.clear();
         let name = connection.queue_id();
-        match (carrier, &mut connection.transport) {
-            (Carrier::Rdma(on), capstan_transport::Queue::Rdma(queue)) => {
-                let fabric = &mut self.fabrics[on.fabric];
-                if let Some(port) = fabric.port(on.port) {
-                    port.wire.end(name, queue);
-                }
-                if gives_up {
-                    fabric.cm.abort(on.cm_id);
-                } else {
-                    fabric.cm.disconnect(on.cm_id);
-                }
-            }
-            (_, capstan_transport::Queue::Tcp(queue)) if gives_up => queue.abort(),
-            (_, capstan_transport::Queue::Tcp(queue)) => queue.end(End::Drained),
-            (Carrier::Tcp, capstan_transport::Queue::Rdma(_)) => {}
+        let how = if gives_up { End::Now } else { End::Drained };
+        if let Some(mut wire) = wire_of(&mut self.fabrics, &mut self.tcp, carrier) {
+            wire.end(name, &mut connection.transport, how);
         }
         self.closing.push(index);
-        if carrier == Carrier::Tcp
-            && let Some(oldest) = self.closing_sockets.add(id)
-        {
-            self.close_socket(oldest);
+        match carrier {
+            Carrier::Rdma(on) if gives_up => self.fabrics[on.fabric].cm.abort(on.cm_id),
+            Carrier::Rdma(on) => self.fabrics[on.fabric].cm.disconnect(on.cm_id),
+            Carrier::Tcp => {
+                if let Some(oldest) = self.closing_sockets.add(id) {
+                    self.close_socket(oldest);
+                }
+            }
         }
         let now_us = self.resources.now_us;
         if lingers {
@@ -491,12 +483,13 @@ impl IoPath {
     }
 
     fn free(&mut self, mut connection: Box<Connection>) {
-        match connection.identity.carrier {
+        let (name, carrier) = (connection.queue_id(), connection.identity.carrier);
+        if let Some(mut wire) = wire_of(&mut self.fabrics, &mut self.tcp, carrier) {
+            wire.remove(name, &connection.transport);
+        }
+        match carrier {
             Carrier::Rdma(on) => self.leave_device(&mut connection, on),
-            Carrier::Tcp => {
-                self.tcp.forget(connection.queue_id());
-                self.closing_sockets.remove(connection.identity.id);
-            }
+            Carrier::Tcp => self.closing_sockets.remove(connection.identity.id),
         }
         self.index_of.remove(&connection.identity.id);
         self.fences.forget(connection.identity.id);
@@ -510,7 +503,6 @@ impl IoPath {
         if let Some(charge) = connection.charge.take() {
             queue_shares.give_back(charge);
         }
-        let carrier = connection.identity.carrier;
         // The queue pair must be gone before its id.
         drop(connection);
         if let Carrier::Rdma(on) = carrier {
@@ -521,13 +513,9 @@ impl IoPath {
 
     /// Gives back what a connection has of its device.
     fn leave_device(&mut self, connection: &mut Connection, on: OnDevice) {
-        let id = connection.queue_id();
         let Some(port) = self.fabrics[on.fabric].port(on.port) else {
             return;
         };
-        if let Some(queue) = connection.transport.rdma() {
-            port.wire.remove(id, queue);
-        }
         for (slot, buffer) in connection.parked_receives() {
             connection.transport.post_again(slot, buffer);
         }

@@ -1,6 +1,6 @@
 //! Every connection of a reactor.
 
-use capstan_transport::{QueueId, Queues, rdma, tcp};
+use capstan_transport::{Queue, QueueId, Queues};
 
 use super::connection::Connection;
 
@@ -48,16 +48,9 @@ impl Connections {
     }
 }
 
-impl Queues<rdma::Queue> for Connections {
+impl Queues<Queue> for Connections {
     #[inline]
-    fn queue(&mut self, id: QueueId) -> Option<&mut rdma::Queue> {
-        self.named(id)?.transport.rdma()
-    }
-}
-
-impl Queues<tcp::wire::Queue> for Connections {
-    #[inline]
-    fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::Queue> {
-        self.named(id)?.transport.tcp()
+    fn queue(&mut self, id: QueueId) -> Option<&mut Queue> {
+        Some(&mut self.named(id)?.transport)
     }
 }

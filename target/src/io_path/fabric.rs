@@ -9,9 +9,11 @@ use capstan_rdma::contract::{
     Access, ConnectionManager, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, Sge,
 };
 use capstan_rdma::iwarp::OtherStreams;
-use capstan_transport::rdma::{Keys, Receives, Sinks, Wire};
+use capstan_transport::rdma::{Keys, Receives, Sinks};
+use capstan_transport::{Wire, rdma, tcp};
 
 use super::accept::Refusal;
+use super::connection::Carrier;
 use crate::limits::{
     IN_CAPSULE_BYTES, RECEIVES_MAX, SQE_BYTES, STRANGER_COMPLETIONS, STRANGER_RECEIVES,
     TRANSFER_BYTES_MAX, completions, cq_depth, discovery_completions, send_wrs,
@@ -34,7 +36,7 @@ pub(super) struct Fabric {
 pub(super) struct DevicePort {
     pub(super) device: Rc<dyn Device>,
     pub(super) pd: Rc<dyn ProtectionDomain>,
-    pub(super) wire: Wire,
+    pub(super) wire: rdma::Wire,
     /// Entries of the completion queue that connections may need.
     completions: Room,
     /// The slab of data buffers, the slab of receives and responses, and that of connections that
@@ -49,6 +51,33 @@ pub(super) struct DevicePort {
 /// The open ports of all fabrics, always in the same order.
 pub(super) fn ports(fabrics: &[Fabric]) -> impl Iterator<Item = &DevicePort> {
     fabrics.iter().flat_map(|fabric| &fabric.ports).flatten()
+}
+
+/// All wires: of each device, and of the sockets of NVMe/TCP where there are any. Always in the same
+/// order.
+pub(super) fn wires<'a>(
+    fabrics: &'a mut [Fabric],
+    sockets: &'a mut tcp::wire::Wire,
+) -> impl Iterator<Item = Wire<'a>> {
+    let ports = fabrics.iter_mut().flat_map(|fabric| &mut fabric.ports);
+    let sockets = (!sockets.is_empty()).then_some(Wire::Tcp(sockets));
+    let devices = ports.flatten().map(|port| Wire::Rdma(&mut port.wire));
+    devices.chain(sockets)
+}
+
+/// The wire of a connection; `None` once its device is gone.
+pub(super) fn wire_of<'a>(
+    fabrics: &'a mut [Fabric],
+    sockets: &'a mut tcp::wire::Wire,
+    carrier: Carrier,
+) -> Option<Wire<'a>> {
+    match carrier {
+        Carrier::Rdma(on) => {
+            let port = fabrics.get_mut(on.fabric)?.port(on.port)?;
+            Some(Wire::Rdma(&mut port.wire))
+        }
+        Carrier::Tcp => Some(Wire::Tcp(sockets)),
+    }
 }
 
 impl Fabric {
@@ -130,7 +159,7 @@ impl DevicePort {
         Ok(Self {
             device: Rc::clone(device),
             pd,
-            wire: Wire::new(cq, depths.completions, receives),
+            wire: rdma::Wire::new(cq, depths.completions, receives),
             completions: room,
             data,
             queues,

@@ -10,10 +10,11 @@ use std::collections::BTreeMap;
 
 use capstan_rdma::PEER_CAUSED;
 use capstan_subsystem::{ConnId, FenceId};
-use capstan_transport::{FenceNumber, Queue};
+use capstan_transport::FenceNumber;
 
 use super::command::{Command, NotAnswered};
-use super::connection::{Carrier, Connection};
+use super::connection::Connection;
+use super::fabric::wire_of;
 use super::phase::Phase;
 use super::{IoPath, Resources, respond};
 
@@ -76,14 +77,9 @@ impl IoPath {
         self.fences.serial += 1;
         let number = FenceNumber(self.fences.serial);
         let id = connection.queue_id();
-        match (connection.identity.carrier, &mut connection.transport) {
-            (Carrier::Rdma(on), Queue::Rdma(queue)) => {
-                if let Some(port) = self.fabrics[on.fabric].port(on.port) {
-                    port.wire.fence(id, queue, number);
-                }
-            }
-            (_, Queue::Tcp(queue)) => queue.fence(number),
-            (Carrier::Tcp, Queue::Rdma(_)) => {}
+        let carrier = connection.identity.carrier;
+        if let Some(mut wire) = wire_of(&mut self.fabrics, &mut self.tcp, carrier) {
+            wire.fence(id, &mut connection.transport, number);
         }
         self.fences.all.push(Arriving {
             number,

@@ -12,8 +12,8 @@
 //!
 //! Beside them: [`fabric`] (what a device's connections share), [`connection`] (a queue and its
 //! commands in flight), [`command`] (the states of a command, and what each has), [`transfer`]
-//! (where its data is at the host), [`tcp`] (what is different over NVMe/TCP), [`fence`] (what a
-//! new association waits for), [`resources`] (what every command may need), [`unanswered`]
+//! (where its data is at the host), [`tcp`] (what is different over NVMe/TCP), [`corrupt`] (commands
+//! whose data has changed on the way), [`fence`] (what a new association waits for), [`resources`] (what every command may need), [`unanswered`]
 //! (completions of disks), [`waiting`] (commands that
 //! wait for a buffer, for room or for their turn), [`lease`] (how many buffers an association may
 //! have), [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`]
@@ -30,6 +30,7 @@ mod connect;
 mod connection;
 mod connections;
 mod control;
+mod corrupt;
 mod discovery;
 mod drain;
 mod execute;
@@ -64,14 +65,14 @@ use capstan_rdma::contract::{CmError, CmId};
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
-use capstan_transport::tcp::wire::Wire;
+use capstan_transport::tcp::wire::Wire as Sockets;
 use rustc_hash::FxHashMap;
 
 pub(crate) use accept::Request;
 pub(crate) use admin::LookingUp;
 use closing::ClosingSockets;
 use connections::Connections;
-use fabric::{Fabric, Memory, ports};
+use fabric::{Fabric, Memory, ports, wires};
 use fence::Fences;
 use phase::Phase;
 use resources::Resources;
@@ -102,7 +103,7 @@ pub(crate) struct IoPath {
     fabrics: Vec<Fabric>,
     listeners: HashMap<(usize, CmId), Listener>,
     /// The sockets of NVMe/TCP.
-    tcp: Wire,
+    tcp: Sockets,
     connections: Connections,
     index_of: HashMap<ConnId, usize>,
     cm_index: HashMap<(usize, CmId), usize>,
@@ -132,7 +133,7 @@ pub(crate) struct Parts {
     /// One connection manager per provider, in the same order on every reactor.
     pub(crate) managers: Vec<(&'static str, Beside)>,
     /// The sockets of NVMe/TCP.
-    pub(crate) tcp: Wire,
+    pub(crate) tcp: Sockets,
     /// Whether queues share their receives where the device can.
     pub(crate) shared_receive_queue: bool,
     /// The storage engine.
@@ -331,7 +332,9 @@ impl IoPath {
             && waiting::go_on(&mut self.resources, &mut self.connections);
         self.flush_queues();
         self.submit_storage();
-        self.tcp.flush(&mut self.connections);
+        for mut wire in wires(&mut self.fabrics, &mut self.tcp) {
+            wire.flush(&mut self.connections);
+        }
         self.end_stalled();
         if !self.resources.broken.is_empty() {
             // The provider may know more of the cause than a status does.
@@ -376,17 +379,11 @@ impl Turn for IoPath {
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
         // Completions of commands are the likeliest to be there; nothing else has then been armed
         // in vain.
-        for port in ports(&self.fabrics) {
-            if port.wire.arm() {
+        for mut wire in wires(&mut self.fabrics, &mut self.tcp) {
+            if wire.arm(&mut self.connections) {
                 return Armed::Ready;
             }
-            fds.push(port.wire.fd());
-        }
-        if !self.tcp.is_empty() {
-            if self.tcp.arm(&mut self.connections) {
-                return Armed::Ready;
-            }
-            fds.push(self.tcp.fd());
+            fds.push(wire.fd());
         }
         self.mailbox.arm();
         fds.push(self.mailbox.fd());
@@ -406,7 +403,7 @@ impl Turn for IoPath {
 
     fn disarm(&mut self, readable: &[bool]) {
         // A completion queue is polled in every turn anyway.
-        let wires = ports(&self.fabrics).count() + usize::from(!self.tcp.is_empty());
+        let wires = wires(&mut self.fabrics, &mut self.tcp).count();
         let Some(others) = readable.get(wires..) else {
             return;
         };

@@ -5,9 +5,10 @@ use capstan_transport::{Capsule, CapsuleData, EndReason, Event, InPlace, QueueId
 
 use super::connection::Connection;
 use super::connections::Connections;
+use super::fabric::wires;
 use super::fence::Fences;
 use super::phase::Phase;
-use super::{IoPath, Resources, admin, execute, fence, tcp, waiting};
+use super::{IoPath, Resources, admin, corrupt, execute, fence, tcp, waiting};
 
 /// What came with a command, as the controllers look at it.
 pub(super) fn data_of(capsule: &Capsule) -> capstan_subsystem::CapsuleData<'_> {
@@ -35,8 +36,8 @@ pub(super) fn land(capsule: &mut Capsule, connection: &mut Connection) -> bool {
 }
 
 impl IoPath {
-    /// Handles what has happened on the queues of every device, up to a budget. How many
-    /// completions that were.
+    /// Handles what has happened on the queues of every wire, up to a budget. How many completions
+    /// that were, or sockets that had something.
     pub(super) fn poll_wires(&mut self) -> u32 {
         let mut all = 0;
         self.resources.in_flight = 0;
@@ -45,21 +46,21 @@ impl IoPath {
             resources,
             connections,
             fences,
+            fabrics,
+            tcp,
             ..
         } = self;
-        for fabric in &mut self.fabrics {
-            for port in fabric.ports.iter_mut().flatten() {
-                all += port.wire.poll(connections);
-                while let Some((id, event)) = port.wire.next_event(connections) {
-                    on_event(resources, connections, fences, (id, event));
-                }
+        for mut wire in wires(fabrics, tcp) {
+            all += wire.poll(connections, resources.now_us);
+            while let Some((id, event)) = wire.next_event(connections) {
+                on_event(resources, connections, fences, (id, event));
             }
         }
-        all + self.poll_tcp()
+        all
     }
 }
 
-pub(super) fn on_event(
+fn on_event(
     resources: &mut Resources,
     connections: &mut Connections,
     fences: &mut Fences,
@@ -113,6 +114,9 @@ fn cause(why: EndReason) -> String {
 fn on_capsule(resources: &mut Resources, connection: &mut Connection, capsule: &mut Capsule) {
     if resources.draining {
         return connection.transport.give_back(capsule.data.take());
+    }
+    if !capsule.intact {
+        return corrupt::on_capsule(resources, connection, capsule);
     }
     let may_be_lent = connection.phase == Phase::Io && execute::writes_capsule_data(&capsule.sqe);
     if !may_be_lent && !land(capsule, connection) {

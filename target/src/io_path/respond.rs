@@ -8,7 +8,7 @@ use capstan_transport::{Queue, Tag};
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
-use super::{Resources, control, tcp};
+use super::{Resources, control, corrupt};
 
 /// Ends a command of an I/O queue that is not carried out, or not to its end.
 pub(super) fn finish(
@@ -28,7 +28,7 @@ pub(super) fn finish(
         // that has changed on the way.
         work @ (Work::Admin(_) | Work::Connect(_)) => {
             connection.free_slot_of(slot, holds);
-            tcp::refuse_corrupt(resources, connection, work, status);
+            corrupt::refuse(resources, connection, work, status);
         }
     }
 }

@@ -1,29 +1,22 @@
-//! Connections over NVMe/TCP: how they are accepted, what their queues get, and what happens on
-//! them. From there on their commands take the path of all others.
+//! Connections over NVMe/TCP: how they are accepted, and what their queues get. From there on their
+//! commands take the path of all others.
 
 use std::net::{SocketAddr, TcpStream};
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::command::FabricsCommand;
-use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_nvme_proto::status::Status;
 use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::iwarp::OtherStream;
-use capstan_subsystem::{AdminStep, IoStep, PortId, QueueSizes, Transport};
-use capstan_transport::tcp::controller::{Connected, Event as Of, Settings};
-use capstan_transport::tcp::wire::Event as WireEvent;
-use capstan_transport::{Capsule, Event, Pulled, Queue, QueueId, Tag};
+use capstan_subsystem::{PortId, QueueSizes, Transport};
+use capstan_transport::tcp::controller::{Connected, Settings};
+use capstan_transport::{Queue, Tag};
 
 use super::accept::Refusal;
-use super::command::{Command, Work};
+use super::command::Command;
 use super::connection::{Carrier, Connection, Identity};
-use super::connections::Connections;
 use super::fabric::Memory;
-use super::fence::Fences;
-use super::phase::Phase;
-use super::recv::on_event;
-use super::{IoPath, Resources, respond};
+use super::{IoPath, Resources};
 use crate::control_plane::conn_id;
 use crate::limits::{ADMIN_PIECE_BYTES, IN_CAPSULE_BYTES, REQUESTS_PER_TURN, SPARE_BYTES};
 
@@ -139,53 +132,6 @@ impl IoPath {
         tracing::debug!(%peer, provider = "tcp", "accepted");
         Ok(())
     }
-
-    /// Handles what has happened on the queues. How many had something.
-    pub(super) fn poll_tcp(&mut self) -> u32 {
-        let Self {
-            tcp,
-            resources,
-            connections,
-            fences,
-            ..
-        } = self;
-        let count = tcp.poll(connections, resources.now_us);
-        while let Some((id, event)) = tcp.next_event(connections) {
-            on_wire_event(resources, connections, fences, (id, event));
-        }
-        count
-    }
-}
-
-fn on_wire_event(
-    resources: &mut Resources,
-    connections: &mut Connections,
-    fences: &mut Fences,
-    (id, event): (QueueId, WireEvent),
-) {
-    let Some(connection) = connections.named(id) else {
-        return;
-    };
-    let event = match event {
-        WireEvent::Released => Event::Released,
-        WireEvent::Fenced(number) => Event::Fenced(number),
-        WireEvent::Of(Of::Capsule { sqe, data, intact }) => {
-            let capsule = Capsule { sqe, data };
-            if !intact {
-                return on_corrupt(resources, connection, capsule);
-            }
-            Event::Capsule(capsule)
-        }
-        WireEvent::Of(Of::Pulled { tag, sink, intact }) => {
-            Event::Pulled(Pulled { tag, sink, intact })
-        }
-        WireEvent::Of(Of::Released(tag, buffer)) => Event::Returned(tag, buffer),
-        WireEvent::Of(Of::PartLeft(tag)) => Event::Pushed(tag),
-        WireEvent::Of(Of::Room) => Event::Room,
-        WireEvent::Of(Of::Ended(reason)) => Event::Ended(reason),
-        WireEvent::Of(Of::Quiesced) => Event::Quiesced,
-    };
-    on_event(resources, connections, fences, (id, event));
 }
 
 /// What a command's data was pushed from, or was to be pulled into, is not in use any more.
@@ -199,52 +145,6 @@ pub(super) fn buffer_is_back(connection: &mut Connection, tag: Tag, buffer: Buff
         }
         Command::Pulling { holds, .. } => holds.take_back_buffer(buffer),
         _ => {}
-    }
-}
-
-/// A capsule has come whose data has changed on the way: its command fails, and the queue goes on
-/// (NVMe over TCP Transport 1.1, section 3.3.1.1: Transient Transport Error).
-fn on_corrupt(resources: &mut Resources, connection: &mut Connection, capsule: Capsule) {
-    let status = Status::TRANSIENT_TRANSPORT_ERROR;
-    let Capsule { sqe, data } = capsule;
-    let (sqe, now_us) = (&sqe, resources.now_us);
-    let cqe = match connection.phase {
-        Phase::Io => {
-            let Some(queue) = connection.queue.as_mut() else {
-                return;
-            };
-            let bytes = capstan_subsystem::CapsuleData::Bytes(data.bytes());
-            match queue.handle_command(sqe, bytes) {
-                IoStep::Execute(io) => Ok(queue.complete(io.permit, status, 0)),
-                IoStep::Control(control) => Ok(queue.complete(control.permit, status, 0)),
-                IoStep::Complete(cqe) => Ok(cqe),
-                IoStep::DeleteQueue(permit) => Ok(queue.complete(permit, status, 0)),
-                IoStep::Disconnect(why) => Err(why.to_string()),
-            }
-        }
-        Phase::Admin => resources.control.with(|target| {
-            let conn = connection.identity.id;
-            match target.begin_admin(conn, sqe, data.bytes(), now_us) {
-                AdminStep::Execute(request) => (target.fail_admin(request, status))
-                    .ok_or_else(|| "its controller is gone".to_owned()),
-                AdminStep::Complete(cqe) => Ok(cqe),
-                AdminStep::Disconnect(why) => Err(why.to_string()),
-            }
-        }),
-        Phase::AwaitingConnect { .. } | Phase::AwaitingData { .. } => {
-            connection.phase = Phase::refused(now_us);
-            Ok(Cqe::new(sqe.cid.get(), 0, status, 0))
-        }
-        Phase::Refused { .. } | Phase::Closing { .. } => return,
-    };
-    connection.transport.give_back(data);
-    match cqe {
-        Ok(cqe) => {
-            connection.transport.respond_now(&cqe, None);
-            resources.unrung(connection);
-            respond::settle(resources, connection);
-        }
-        Err(why) => resources.end(connection, why),
     }
 }
 
@@ -311,29 +211,4 @@ pub(super) fn keep_place(memory: &Memory, connection: &mut Connection) -> Result
 /// How many receives' worth of memory there is for more queues.
 pub(super) fn left(memory: &Memory) -> usize {
     memory.queues.free_bytes() / IN_CAPSULE_BYTES as usize
-}
-
-/// Answers a command whose data has come and has changed on the way, and that is no I/O command.
-pub(super) fn refuse_corrupt(
-    resources: &mut Resources,
-    connection: &mut Connection,
-    work: Work,
-    status: Status,
-) {
-    let cqe = match work {
-        Work::Admin(request) => {
-            let failed = resources
-                .control
-                .with(|target| target.fail_admin(*request, status));
-            let Some(cqe) = failed else { return };
-            cqe
-        }
-        Work::Connect(connect) => {
-            connection.phase = Phase::refused(resources.now_us);
-            Cqe::new(connect.sqe.cid.get(), 0, status, 0)
-        }
-        Work::Io(_) | Work::Control(_) => return,
-    };
-    connection.transport.respond_now(&cqe, None);
-    resources.unrung(connection);
 }

@@ -230,6 +230,7 @@ fn lent(queue: &mut Queue, completion: &WorkCompletion) -> Option<Capsule> {
         } else {
             CapsuleData::InPlace(InPlace { message, len_bytes })
         },
+        intact: true,
     })
 }
 
@@ -280,6 +281,7 @@ fn capsule(
     Event::Capsule(Capsule {
         sqe: zerocopy::transmute!(sqe),
         data,
+        intact: true,
     })
 }
 

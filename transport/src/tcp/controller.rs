@@ -1,7 +1,7 @@
 //! The controller's side of a queue, without I/O: bytes and time in, bytes and events out.
 //!
 //! * What both sides hold to: [`Settings`], [`Connected`].
-//! * What happens: [`Event`].
+//! * What happens: [`Event`](crate::Event).
 //! * Data from the host (R2T, H2CData): `pull`; to it (C2HData): `push`.
 //! * Responses: `respond`.
 //! * Whether the host goes on: [`Headway`].
@@ -9,7 +9,6 @@
 //!
 //! Source: NVMe over TCP Transport 1.1.
 
-mod event;
 mod headway;
 mod pull;
 mod push;
@@ -34,9 +33,8 @@ use super::limits::{R2TS_MAX, STAGED_MAX_BYTES};
 use super::outgoing::Mark;
 use super::stream::{End, Place, Side, Stream};
 use crate::data::CapsuleData;
-use crate::queue::{EndReason, Tag};
+use crate::queue::{EndReason, Event, Tag};
 
-pub use event::Event;
 pub use headway::{Goes, Headway};
 pub use push::Part;
 pub use settings::{Connected, Settings};
@@ -221,7 +219,7 @@ impl ControllerQueue {
         self.stream.handle_timeout(&mut self.side, now_us);
     }
 
-    /// The next event.
+    /// The next event: any but [`Event::Released`] and [`Event::Fenced`], which are the wire's.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.side.events.pop_front()
     }

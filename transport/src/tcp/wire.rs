@@ -15,7 +15,7 @@ use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::controller::{self, ControllerQueue, Goes, Headway, Part, Settings};
+use super::controller::{ControllerQueue, Goes, Headway, Part, Settings};
 use super::limits::{
     DIRECT_MIN_BYTES, DROPPED_BYTES_MAX, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK,
     SCRATCH_BYTES,
@@ -23,18 +23,7 @@ use super::limits::{
 use super::link::{Counts, Link};
 use super::stream::End;
 use crate::data::{CapsuleData, CopyTo, HostMemory, Landed, Source};
-use crate::queue::{FenceNumber, QueueId, Queues, Tag};
-
-/// What has happened on a queue.
-#[derive(Debug)]
-pub enum Event {
-    /// Something of the queue itself.
-    Of(controller::Event),
-    /// Commands are over whose response was staged: [`Queue::poll_released`] has their names.
-    Released,
-    /// All that had arrived when [`Queue::fence`] was called has come before this.
-    Fenced(FenceNumber),
-}
+use crate::queue::{Event, FenceNumber, QueueId, Queues, Tag};
 
 /// What the wire and its queues have in common.
 struct Shared {
@@ -79,7 +68,7 @@ pub struct Queue {
 
 impl Queue {
     /// Asks the host for `len_bytes` of data of a command. The sink comes back with
-    /// [`controller::Event::Pulled`], or [`controller::Event::Released`] where the queue has ended.
+    /// [`Event::Pulled`], or [`Event::Returned`] where the queue has ended.
     pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
         let cid = cid_of(from);
         if let Err(full) = self.with(|queue| queue.pull(tag, cid, len_bytes, sink)) {
@@ -100,8 +89,7 @@ impl Queue {
         )
     }
 
-    /// Pushes the first `len_bytes` of `source`, which comes back with
-    /// [`controller::Event::Released`].
+    /// Pushes the first `len_bytes` of `source`, which comes back with [`Event::Returned`].
     pub fn push(&mut self, tag: Tag, to: &HostMemory, source: Buffer, len_bytes: u32) {
         let source = Source::Buffer(source, 0..len_bytes);
         // Only what lies outside of the buffer is refused.
@@ -125,7 +113,7 @@ impl Queue {
     }
 
     /// Pushes a piece of what a command returns: the first `len_bytes` of `source`, copied. Where
-    /// it is not the last [`controller::Event::PartLeft`] follows; where it is, zeroes take the
+    /// it is not the last [`Event::Pushed`] follows; where it is, zeroes take the
     /// place of what the host has asked for beyond it.
     pub fn push_piece(
         &mut self,
@@ -313,7 +301,7 @@ impl Queue {
 
     fn next_event(&mut self) -> Option<Event> {
         if let Some(event) = self.queue.poll_event() {
-            return Some(Event::Of(event));
+            return Some(event);
         }
         // The commands of a queue that has ended stay with it.
         if std::mem::take(&mut self.tells_released) && !self.queue.has_ended() {

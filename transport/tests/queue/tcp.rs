@@ -8,10 +8,10 @@ use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::tcp::h2c::H2cData;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_transport::tcp::End;
-use capstan_transport::tcp::controller::{Connected, Event as Of, Settings};
+use capstan_transport::tcp::controller::{Connected, Settings};
 use capstan_transport::tcp::limits::TERM_US;
-use capstan_transport::tcp::wire::{Event as WireEvent, Queue as TcpQueue, Wire};
-use capstan_transport::{Capsule, Event, FenceNumber, HostMemory, Pulled, Queue};
+use capstan_transport::tcp::wire::{Queue as TcpQueue, Wire};
+use capstan_transport::{FenceNumber, HostMemory, Queue};
 use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::IntoBytes;
 
@@ -125,22 +125,7 @@ impl Ends for TcpEnds {
     fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<Told> {
         let (id, event) = self.wire.next_event(&mut Named(queue))?;
         assert_eq!(id, QUEUE);
-        Some(match event {
-            WireEvent::Of(Of::Capsule { sqe, data, intact }) => {
-                assert!(intact, "the host sends what it has");
-                Told::Of(Event::Capsule(Capsule { sqe, data }))
-            }
-            WireEvent::Of(Of::Pulled { tag, sink, intact }) => {
-                Told::Of(Event::Pulled(Pulled { tag, sink, intact }))
-            }
-            WireEvent::Of(Of::Released(tag, buffer)) => Told::Of(Event::Returned(tag, buffer)),
-            WireEvent::Of(Of::PartLeft(tag)) => Told::Of(Event::Pushed(tag)),
-            WireEvent::Of(Of::Room) => Told::Of(Event::Room),
-            WireEvent::Of(Of::Ended(reason)) => Told::Of(Event::Ended(reason)),
-            WireEvent::Of(Of::Quiesced) => Told::Of(Event::Quiesced),
-            WireEvent::Released => Told::Of(Event::Released),
-            WireEvent::Fenced(number) => Told::Of(Event::Fenced(number)),
-        })
+        Some(Told::Of(event))
     }
 
     fn flush(&mut self, queue: &mut Option<Queue>) {

@@ -152,7 +152,10 @@ impl World {
                 self.is_gone = true;
                 return;
             }
-            Told::Of(Event::Capsule(capsule)) => self.on_capsule(capsule),
+            Told::Of(Event::Capsule(capsule)) => {
+                assert!(capsule.intact, "the host sends what it has");
+                self.on_capsule(capsule)
+            }
             Told::Of(Event::Pulled(Pulled { tag, sink, intact })) => {
                 assert!(intact, "the host sends what it has");
                 self.on_back(tag, sink);

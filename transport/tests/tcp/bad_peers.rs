@@ -11,10 +11,10 @@ use capstan_nvme_proto::tcp::r2t::R2t;
 use capstan_nvme_proto::tcp::setup::{Agreed, DataAlignment, Digests, IcResponse};
 use capstan_nvme_proto::tcp::writer::PduWriter;
 use capstan_transport::tcp::End;
-use capstan_transport::tcp::controller::{ControllerQueue, Event, Settings};
+use capstan_transport::tcp::controller::{ControllerQueue, Settings};
 use capstan_transport::tcp::host::{self, HostQueue, Payload};
 use capstan_transport::tcp::limits::{SETUP_US, TERM_US};
-use capstan_transport::{EndReason, Tag};
+use capstan_transport::{EndReason, Event, Tag};
 use zerocopy::IntoBytes;
 
 use super::{
@@ -71,7 +71,7 @@ fn to_controller(digests: Digests, bytes: &[&[u8]]) -> (u16, u32) {
     match &controller_events(&mut controller)[..] {
         [
             Event::Ended(EndReason::Violation(text)),
-            Event::Released(Tag(0), _),
+            Event::Returned(Tag(0), _),
         ] => {
             assert!(text.contains("expected") && text.contains("FES"), "{text}");
         }
@@ -172,7 +172,7 @@ fn no_more_commands_are_taken_than_the_queue_has_entries() {
     controller.handle_bytes(command.as_bytes(), 0);
     let events = controller_events(&mut controller);
     assert!(
-        matches!(events[..], [Event::Capsule { .. }, Event::Ended(_)]),
+        matches!(events[..], [Event::Capsule(_), Event::Ended(_)]),
         "{events:?}"
     );
     assert_eq!(
@@ -188,7 +188,7 @@ fn a_host_that_does_not_read_its_responses_has_no_room_for_more_commands() {
     let command = by_host.capsule_cmd(&Sqe::new(0, 1, 1), 0);
     let respond = |controller: &mut ControllerQueue| {
         let events = controller_events(controller);
-        assert!(matches!(events[..], [Event::Capsule { .. }]), "{events:?}");
+        assert!(matches!(events[..], [Event::Capsule(_)]), "{events:?}");
         controller.respond(&Cqe::new(1, 0xFFFF, Status::SUCCESS, 0));
     };
     for _ in 0..64 {
@@ -446,8 +446,8 @@ fn what_is_moved_after_the_end_comes_back() {
     let events = controller_events(&mut controller);
     let [
         Event::Ended(_),
-        Event::Released(Tag(1), _),
-        Event::Released(Tag(2), _),
+        Event::Returned(Tag(1), _),
+        Event::Returned(Tag(2), _),
     ] = &events[..]
     else {
         panic!("{events:?}");

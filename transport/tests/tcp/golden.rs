@@ -8,9 +8,9 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::pdu::{IcReq, TransferHeader};
 use capstan_nvme_proto::tcp::setup::IcRequest;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Event, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
-use capstan_transport::{CapsuleData, Source, Tag};
+use capstan_transport::{Capsule, CapsuleData, Event, Pulled, Source, Tag};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{controller_events, host_events, pool, sent_by_controller, sent_by_host};
@@ -69,11 +69,11 @@ fn host(combination: &str) -> HostQueue {
 fn capsule(queue: &mut ControllerQueue, name: &str) -> (Sqe, CapsuleData) {
     queue.handle_bytes(&load(name), 0);
     match controller_events(queue).pop() {
-        Some(Event::Capsule {
+        Some(Event::Capsule(Capsule {
             sqe,
             data,
             intact: true,
-        }) => (sqe, data),
+        })) => (sqe, data),
         event => panic!("{name}: {event:?}"),
     }
 }
@@ -164,11 +164,11 @@ fn a_write_is_pulled_byte_for_byte_as_the_linux_target_does() {
         queue.handle_bytes(&answer, 0);
         match &controller_events(&mut queue)[..] {
             [
-                Event::Pulled {
+                Event::Pulled(Pulled {
                     tag: Tag(5),
                     intact: true,
                     sink,
-                },
+                }),
             ] => {
                 let mut bytes = vec![0; 8192];
                 sink.copy_to(0, &mut bytes);

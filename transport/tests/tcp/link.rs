@@ -8,10 +8,10 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_transport::tcp::End;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Event, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::tcp::link::{Counts, Link};
-use capstan_transport::{EndReason, Source, Tag};
+use capstan_transport::{Capsule, EndReason, Event, Pulled, Source, Tag};
 
 use super::{controller_events, host_events, request};
 
@@ -70,7 +70,7 @@ impl Ends {
             .receive(&mut self.controller, &mut self.scratch, 0);
         for event in controller_events(&mut self.controller) {
             match event {
-                Event::Capsule { sqe, .. } => {
+                Event::Capsule(Capsule { sqe, .. }) => {
                     let (tag, cid) = (Tag(sqe.cid.get()), sqe.cid.get());
                     let len = sqe.sgl().expect("an SGL").length_bytes();
                     let buffer = self.pool.take(len).expect("memory");
@@ -85,11 +85,11 @@ impl Ends {
                     let cqe = Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0);
                     self.controller.respond(&cqe);
                 }
-                Event::Pulled {
+                Event::Pulled(Pulled {
                     tag,
                     intact: true,
                     sink,
-                } => {
+                }) => {
                     let mut ends = [0; 2];
                     sink.copy_to(0, &mut ends[..1]);
                     sink.copy_to(sink.len_bytes() as usize - 1, &mut ends[1..]);
@@ -97,7 +97,7 @@ impl Ends {
                     let cqe = Cqe::new(tag.0, 0xFFFF, Status::SUCCESS, 0);
                     self.controller.respond(&cqe);
                 }
-                Event::Released(..) | Event::Room => {}
+                Event::Returned(..) | Event::Room => {}
                 event => panic!("{event:?}"),
             }
         }
@@ -214,7 +214,7 @@ fn a_connection_that_ends_gives_all_buffers_back() {
     let events = controller_events(&mut ends.controller);
     let [
         Event::Ended(reason),
-        Event::Released(Tag(0), _),
+        Event::Returned(Tag(0), _),
         Event::Quiesced,
     ] = &events[..]
     else {

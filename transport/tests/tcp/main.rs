@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 
 use capstan_memory::{Pages, Pool, RawBytes};
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
+use capstan_transport::Event;
 use capstan_transport::tcp::controller::{self, ControllerQueue, Settings};
 use capstan_transport::tcp::host::{self, HostQueue};
 
@@ -51,7 +52,7 @@ fn sent_by_host(queue: &mut HostQueue, max_bytes: usize) -> Vec<u8> {
     all
 }
 
-fn controller_events(queue: &mut ControllerQueue) -> Vec<controller::Event> {
+fn controller_events(queue: &mut ControllerQueue) -> Vec<Event> {
     std::iter::from_fn(|| queue.poll_event()).collect()
 }
 

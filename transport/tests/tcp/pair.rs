@@ -9,9 +9,11 @@ use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_nvme_proto::transfer::DataTransfer;
 use capstan_transport::tcp::End;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Event, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
-use capstan_transport::{CapsuleData, EndReason, HostMemory, Pushed, Source, Tag};
+use capstan_transport::{
+    Capsule, CapsuleData, EndReason, Event, HostMemory, Pulled, Pushed, Source, Tag,
+};
 use proptest::prelude::*;
 
 use super::{
@@ -232,12 +234,12 @@ impl Pair {
     fn controller_turn(&mut self) {
         for event in controller_events(&mut self.controller) {
             match event {
-                Event::Capsule { sqe, data, intact } => self.capsule(&sqe, &data, intact),
-                Event::Pulled {
+                Event::Capsule(Capsule { sqe, data, intact }) => self.capsule(&sqe, &data, intact),
+                Event::Pulled(Pulled {
                     tag: Tag(cid),
                     sink,
                     intact,
-                } => {
+                }) => {
                     let (_, len) = self.plan.commands[usize::from(cid)];
                     let status = if intact {
                         assert_eq!(bytes_of(&sink, len), pattern(cid, len));
@@ -248,7 +250,8 @@ impl Pair {
                     };
                     self.respond(cid, status);
                 }
-                Event::Released(..) | Event::PartLeft(_) | Event::Room | Event::Quiesced => {}
+                Event::Returned(..) | Event::Pushed(_) | Event::Room | Event::Quiesced => {}
+                Event::Released | Event::Fenced(_) => panic!("they are of a wire"),
                 Event::Ended(reason) => self.controller_ended = Some(reason),
             }
         }
@@ -444,13 +447,13 @@ fn a_pull_that_waits_for_an_r2t_is_never_forgotten() {
         controller.handle_bytes(&sent_by_host(&mut host, usize::MAX), 0);
         for event in controller_events(&mut controller) {
             match event {
-                Event::Capsule { sqe, .. } => {
+                Event::Capsule(Capsule { sqe, .. }) => {
                     let (cid, sink) = (sqe.cid.get(), pool.take(512).expect("memory"));
                     let tag = tags.pop_front().expect("a tag");
                     cid_of[usize::from(tag)] = cid;
                     controller.pull(Tag(tag), cid, 512, sink).expect("open");
                 }
-                Event::Pulled { tag, .. } => {
+                Event::Pulled(Pulled { tag, .. }) => {
                     let cid = cid_of[usize::from(tag.0)];
                     controller.respond(&Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));
                     tags.push_back(tag.0);

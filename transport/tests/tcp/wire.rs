@@ -11,12 +11,14 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_transport::tcp::End;
-use capstan_transport::tcp::controller::{Connected, Event as Of, Settings};
+use capstan_transport::tcp::controller::{Connected, Settings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::tcp::limits::SETUP_US;
 use capstan_transport::tcp::link::Link;
-use capstan_transport::tcp::wire::{Event, Queue, Wire};
-use capstan_transport::{CapsuleData, EndReason, FenceNumber, QueueId, Queues, Source, Tag};
+use capstan_transport::tcp::wire::{Queue, Wire};
+use capstan_transport::{
+    Capsule, CapsuleData, EndReason, Event, FenceNumber, Pulled, QueueId, Queues, Source, Tag,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{host_events, pool, request};
@@ -194,7 +196,7 @@ fn a_queue_that_is_left_to_epoll_wakes_its_reactor_when_it_gets_something() {
         host.queue.send(flush(round), Payload::None).expect("room");
         host.link.send(&mut host.queue);
         let events = world.events(1);
-        let [(QueueId(id), Event::Of(Of::Capsule { sqe, .. }))] = &events[..] else {
+        let [(QueueId(id), Event::Capsule(Capsule { sqe, .. }))] = &events[..] else {
             panic!("{events:?}");
         };
         assert_eq!((*id as usize, sqe.cid.get()), (index, round));
@@ -219,7 +221,7 @@ fn many_hosts_are_all_served() {
         while !served.iter().all(|served| *served) {
             for (QueueId(id), event) in world.events(1) {
                 let index = id as usize;
-                assert!(matches!(event, Event::Of(Of::Capsule { .. })), "{event:?}");
+                assert!(matches!(event, Event::Capsule(_)), "{event:?}");
                 assert!(!std::mem::replace(&mut served[index], true));
                 let queue = world.queue(index);
                 queue.with(|queue| queue.respond(&success(cid)));
@@ -246,7 +248,7 @@ fn a_host_that_reads_late_gets_everything() {
     }
     host.link.send(&mut host.queue);
     for (_, event) in world.events(READS.into()) {
-        let Event::Of(Of::Capsule { sqe, .. }) = event else {
+        let Event::Capsule(Capsule { sqe, .. }) = event else {
             panic!("{event:?}");
         };
         let cid = sqe.cid.get();
@@ -279,7 +281,7 @@ fn a_host_that_reads_late_gets_everything() {
             complete += 1;
         }
         for (_, event) in world.turn() {
-            assert!(matches!(event, Event::Of(Of::Released(..))), "{event:?}");
+            assert!(matches!(event, Event::Returned(..)), "{event:?}");
             released += 1;
         }
     }
@@ -298,7 +300,7 @@ fn data_of_the_host_goes_to_its_buffer() {
     host.queue.send(Sqe::new(1, 5, 1), payload).expect("room");
     host.turn();
     let events = world.events(1);
-    assert!(matches!(events[..], [(_, Event::Of(Of::Capsule { .. }))]));
+    assert!(matches!(events[..], [(_, Event::Capsule(_))]));
     let before = world.queue(0).counts();
     let sink = world.pool.take(LEN).expect("memory");
     let queue = world.queue(0);
@@ -312,7 +314,7 @@ fn data_of_the_host_goes_to_its_buffer() {
     let [
         (
             _,
-            Event::Of(Of::Pulled {
+            Event::Pulled(Pulled {
                 tag: Tag(3),
                 sink,
                 intact: true,
@@ -346,7 +348,7 @@ fn a_part_of_data_is_over_when_the_connection_has_taken_it() {
         queue.with(|queue| queue.push_part(Tag(2), 1, part, (&page, len_bytes), !last));
         queue.flush();
         let events = world.turn();
-        let told = matches!(events[..], [(_, Event::Of(Of::PartLeft(Tag(2))))]);
+        let told = matches!(events[..], [(_, Event::Pushed(Tag(2)))]);
         assert_eq!((told, events.is_empty()), (!last, last), "{events:?}");
     }
     let queue = world.queue(0);
@@ -387,7 +389,7 @@ fn the_end_of_a_host_ends_its_queue_and_gives_its_buffers_back() {
         &events[..],
         [(
             _,
-            Event::Of(Of::Capsule {
+            Event::Capsule(Capsule {
                 data: CapsuleData::None,
                 ..
             })
@@ -400,9 +402,9 @@ fn the_end_of_a_host_ends_its_queue_and_gives_its_buffers_back() {
     drop(host);
     let events = world.events(4);
     let [
-        (_, Event::Of(Of::Ended(reason))),
-        (_, Event::Of(Of::Released(Tag(0), _))),
-        (_, Event::Of(Of::Quiesced)),
+        (_, Event::Ended(reason)),
+        (_, Event::Returned(Tag(0), _)),
+        (_, Event::Quiesced),
         (_, Event::Fenced(FenceNumber(3))),
     ] = &events[..]
     else {
@@ -459,8 +461,8 @@ fn nothing_is_told_of_behind_the_end() {
         matches!(
             events[..],
             [
-                (_, Event::Of(Of::Ended(EndReason::Controller))),
-                (_, Event::Of(Of::Quiesced))
+                (_, Event::Ended(EndReason::Controller)),
+                (_, Event::Quiesced)
             ]
         ),
         "{events:?}"
@@ -480,8 +482,8 @@ fn a_connection_that_asks_for_nothing_ends_at_its_deadline() {
         matches!(
             events[..],
             [
-                (_, Event::Of(Of::Ended(EndReason::Violation(_)))),
-                (_, Event::Of(Of::Quiesced))
+                (_, Event::Ended(EndReason::Violation(_))),
+                (_, Event::Quiesced)
             ]
         ),
         "{events:?}"
@@ -508,7 +510,7 @@ fn what_is_no_nvme_tcp_is_told_so_and_ends() {
     let mut peer = world.connect(&[]);
     peer.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
     let events = world.events(1);
-    let [(_, Event::Of(Of::Ended(EndReason::Violation(why))))] = &events[..] else {
+    let [(_, Event::Ended(EndReason::Violation(why)))] = &events[..] else {
         panic!("{events:?}");
     };
     assert!(why.contains("47h"), "{why}");
@@ -517,5 +519,5 @@ fn what_is_no_nvme_tcp_is_told_so_and_ends() {
     assert_eq!(answer[0], 3, "C2HTermReq");
     drop(peer);
     let events = world.events(1);
-    assert!(matches!(events[..], [(_, Event::Of(Of::Quiesced))]));
+    assert!(matches!(events[..], [(_, Event::Quiesced)]));
 }

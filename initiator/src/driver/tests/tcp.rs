@@ -12,9 +12,9 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
 use capstan_transport::host::Way;
-use capstan_transport::tcp::controller::{Connected, ControllerQueue, Event, Settings};
+use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
 use capstan_transport::tcp::link::Link;
-use capstan_transport::{CapsuleData, Source, Tag};
+use capstan_transport::{Capsule, CapsuleData, Event, Pulled, Source, Tag};
 
 use super::config;
 use crate::driver::engine::AssociationEngine;
@@ -113,19 +113,21 @@ impl Peer {
 
     fn event(&mut self, at: usize, event: Event) {
         match event {
-            Event::Capsule { sqe, data, intact } => {
+            Event::Capsule(Capsule { sqe, data, intact }) => {
                 assert!(intact);
                 self.capsule(at, &sqe, data);
             }
-            Event::Pulled { tag, sink, intact } => {
+            Event::Pulled(Pulled { tag, sink, intact }) => {
                 assert!(intact);
                 let pulled = &mut self.queues[at].pulled;
                 let place = pulled.iter().position(|sqe| sqe.cid.get() == tag.0);
                 let sqe = pulled.swap_remove(place.unwrap());
                 self.execute(at, &sqe, &bytes_of(&sink));
             }
-            Event::Released(..)
-            | Event::PartLeft(_)
+            Event::Returned(..)
+            | Event::Pushed(_)
+            | Event::Released
+            | Event::Fenced(_)
             | Event::Room
             | Event::Ended(_)
             | Event::Quiesced => {}

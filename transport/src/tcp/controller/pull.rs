@@ -8,9 +8,9 @@ use capstan_nvme_proto::tcp::r2t::R2tPlan;
 use capstan_nvme_proto::transfer::DataTransfer;
 
 use super::super::limits::DIRECT_MIN_BYTES;
-use super::{ControllerQueue, Event, Pull};
+use super::{ControllerQueue, Pull};
 use crate::data::{CapsuleData, Full, HostMemory};
-use crate::queue::Tag;
+use crate::queue::{Event, Pulled, Tag};
 
 impl ControllerQueue {
     /// Where the data of the command `sqe` is.
@@ -43,7 +43,7 @@ impl ControllerQueue {
 
     /// Asks the host for `len_bytes` of data of the command `cid`, to the start of `sink`. At most
     /// one pull per command, and none together with a push. Where the queue has ended the sink
-    /// comes back with [`Event::Released`]; not to be called after [`Event::Quiesced`].
+    /// comes back with [`Event::Returned`]; not to be called after [`Event::Quiesced`].
     ///
     /// # Errors
     /// The sink, where it is shorter than that.
@@ -57,7 +57,7 @@ impl ControllerQueue {
         let side = &mut self.side;
         let agreed = side.agreed.filter(|_| self.stream.is_open());
         let Some((agreed, writer)) = agreed else {
-            side.events.push_back(Event::Released(tag, sink));
+            side.events.push_back(Event::Returned(tag, sink));
             return Ok(());
         };
         if len_bytes > sink.len_bytes() {
@@ -69,7 +69,8 @@ impl ControllerQueue {
         let plan = R2tPlan::new(cid, len_bytes, side.settings.r2t_max_bytes, &agreed);
         if len_bytes == 0 {
             let intact = true;
-            side.events.push_back(Event::Pulled { tag, sink, intact });
+            let pulled = Pulled { tag, sink, intact };
+            side.events.push_back(Event::Pulled(pulled));
             return Ok(());
         }
         side.pulls = side.pulls.saturating_add(1);

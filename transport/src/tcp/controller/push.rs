@@ -5,9 +5,9 @@ use capstan_nvme_proto::tcp::c2h::C2hData;
 
 use super::super::limits::{DIRECT_MIN_BYTES, STAGED_MAX_BYTES, ZEROES_MIN_BYTES};
 use super::super::outgoing::{Outgoing, crc32c, crc32c_raw, crc32c_zeroes};
-use super::{ControllerQueue, Event, Head, slot_of};
+use super::{ControllerQueue, Head, slot_of};
 use crate::data::{CopyTo, Full, Pushed, Source};
-use crate::queue::Tag;
+use crate::queue::{Event, Tag};
 
 /// Where a part of the data of a command is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ fn whole(cid: u16, length_bytes: u32) -> C2hData {
 
 impl ControllerQueue {
     /// Sends all data of the command `cid`. Where [`Pushed::UntilReleased`] is answered, the buffer
-    /// comes back with [`Event::Released`]; so it does where the queue has ended. Not to be called
+    /// comes back with [`Event::Returned`]; so it does where the queue has ended. Not to be called
     /// after [`Event::Quiesced`].
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl ControllerQueue {
         };
         let Some((_, writer)) = agreed else {
             if let Source::Buffer(buffer, _) = source {
-                side.events.push_back(Event::Released(tag, buffer));
+                side.events.push_back(Event::Returned(tag, buffer));
                 return Ok(Pushed::UntilReleased);
             }
             return Ok(Pushed::Gone);
@@ -147,7 +147,7 @@ impl ControllerQueue {
     }
 
     /// Sends a part of the data of the command `cid`: so many bytes, copied from the start of a
-    /// buffer that has them. One at a time of each command: where `tells`, [`Event::PartLeft`]
+    /// buffer that has them. One at a time of each command: where `tells`, [`Event::Pushed`]
     /// follows when the connection has taken it.
     pub fn push_part(
         &mut self,

@@ -15,9 +15,9 @@ use zerocopy::IntoBytes;
 use super::super::limits::{DIRECT_MIN_BYTES, R2TS_MAX};
 use super::super::outgoing::{Mark, crc32c};
 use super::super::stream::{Place, Side, Stream, is_intact};
-use super::{ControllerSide, Event, Landing, R2ts, Slot};
+use super::{ControllerSide, Landing, R2ts, Slot};
 use crate::data::{CapsuleData, Landed};
-use crate::queue::{EndReason, Tag};
+use crate::queue::{Capsule, EndReason, Event, Pulled, Tag};
 
 impl ControllerSide {
     pub(super) fn slot(&mut self, Tag(slot): Tag) -> &mut Slot {
@@ -33,7 +33,7 @@ impl ControllerSide {
     pub(super) fn release(&mut self, slot: u16) {
         let place = self.slots.get_mut(usize::from(slot));
         if let Some(buffer) = place.and_then(|place| place.source.take()) {
-            self.events.push_back(Event::Released(Tag(slot), buffer));
+            self.events.push_back(Event::Returned(Tag(slot), buffer));
         }
     }
 
@@ -118,7 +118,7 @@ impl ControllerSide {
             && end <= left
         {
             self.parts.pop_front();
-            self.events.push_back(Event::PartLeft(tag));
+            self.events.push_back(Event::Pushed(tag));
         }
     }
 
@@ -155,8 +155,8 @@ impl ControllerSide {
     }
 
     fn capsule_whole(&mut self, sqe: Sqe, data: CapsuleData, intact: bool) {
-        let capsule = Event::Capsule { sqe, data, intact };
-        self.events.push_back(capsule);
+        let capsule = Capsule { sqe, data, intact };
+        self.events.push_back(Event::Capsule(capsule));
     }
 
     fn h2c_data(&mut self, data: H2cData) -> Result<(), Fault> {
@@ -189,8 +189,12 @@ impl ControllerSide {
             if pull.plan.total_bytes() >= DIRECT_MIN_BYTES {
                 self.large_pulls = self.large_pulls.saturating_sub(1);
             }
-            let (tag, sink, intact) = (Tag(slot), pull.sink, pull.intact);
-            self.events.push_back(Event::Pulled { tag, sink, intact });
+            let pulled = Pulled {
+                tag: Tag(slot),
+                sink: pull.sink,
+                intact: pull.intact,
+            };
+            self.events.push_back(Event::Pulled(pulled));
         } else {
             // One that waits already has an R2T to send without this answer.
             if data.last && pull.plan.has_r2t() && !waited {
@@ -274,7 +278,7 @@ impl Side for ControllerSide {
         self.events.push_back(Event::Ended(reason));
         for (slot, place) in (0..=u16::MAX).zip(&mut self.slots) {
             if let Some(pull) = place.pull.take() {
-                self.events.push_back(Event::Released(Tag(slot), pull.sink));
+                self.events.push_back(Event::Returned(Tag(slot), pull.sink));
             }
         }
     }

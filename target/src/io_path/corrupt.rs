@@ -1,0 +1,86 @@
+//! Commands whose data has changed on the way, as its digest tells: they fail with Transient
+//! Transport Error, and the queue goes on (NVMe over TCP Transport 1.1, section 3.3.1.1).
+
+use capstan_nvme_proto::cqe::Cqe;
+use capstan_nvme_proto::status::Status;
+use capstan_subsystem::{AdminStep, IoStep};
+use capstan_transport::Capsule;
+
+use super::command::Work;
+use super::connection::Connection;
+use super::phase::Phase;
+use super::{Resources, respond};
+
+/// Answers a command whose data has changed in its capsule.
+pub(super) fn on_capsule(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    capsule: &mut Capsule,
+) {
+    let status = Status::TRANSIENT_TRANSPORT_ERROR;
+    let Capsule { sqe, data, .. } = capsule;
+    let now_us = resources.now_us;
+    let cqe = match connection.phase {
+        Phase::Io => {
+            let Some(queue) = connection.queue.as_mut() else {
+                return;
+            };
+            let bytes = capstan_subsystem::CapsuleData::Bytes(data.bytes());
+            match queue.handle_command(sqe, bytes) {
+                IoStep::Execute(io) => Ok(queue.complete(io.permit, status, 0)),
+                IoStep::Control(control) => Ok(queue.complete(control.permit, status, 0)),
+                IoStep::Complete(cqe) => Ok(cqe),
+                IoStep::DeleteQueue(permit) => Ok(queue.complete(permit, status, 0)),
+                IoStep::Disconnect(why) => Err(why.to_string()),
+            }
+        }
+        Phase::Admin => resources.control.with(|target| {
+            let conn = connection.identity.id;
+            match target.begin_admin(conn, sqe, data.bytes(), now_us) {
+                AdminStep::Execute(request) => (target.fail_admin(request, status))
+                    .ok_or_else(|| "its controller is gone".to_owned()),
+                AdminStep::Complete(cqe) => Ok(cqe),
+                AdminStep::Disconnect(why) => Err(why.to_string()),
+            }
+        }),
+        Phase::AwaitingConnect { .. } | Phase::AwaitingData { .. } => {
+            connection.phase = Phase::refused(now_us);
+            Ok(Cqe::new(sqe.cid.get(), 0, status, 0))
+        }
+        Phase::Refused { .. } | Phase::Closing { .. } => return,
+    };
+    connection.transport.give_back(data.take());
+    match cqe {
+        Ok(cqe) => {
+            connection.transport.respond_now(&cqe, None);
+            resources.unrung(connection);
+            respond::settle(resources, connection);
+        }
+        Err(why) => resources.end(connection, why),
+    }
+}
+
+/// Answers a command whose data has come and has changed on the way, and that is no I/O command.
+pub(super) fn refuse(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    work: Work,
+    status: Status,
+) {
+    let cqe = match work {
+        Work::Admin(request) => {
+            let failed = resources
+                .control
+                .with(|target| target.fail_admin(*request, status));
+            let Some(cqe) = failed else { return };
+            cqe
+        }
+        Work::Connect(connect) => {
+            connection.phase = Phase::refused(resources.now_us);
+            Cqe::new(connect.sqe.cid.get(), 0, status, 0)
+        }
+        Work::Io(_) | Work::Control(_) => return,
+    };
+    connection.transport.respond_now(&cqe, None);
+    resources.unrung(connection);
+}

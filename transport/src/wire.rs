@@ -1,0 +1,115 @@
+//! A wire of any kind, as its user knows it.
+
+use std::os::fd::RawFd;
+
+use crate::queue::{Event, FenceNumber, Queue, QueueId, Queues};
+use crate::tcp::End;
+use crate::{rdma, tcp};
+
+/// A wire of one reactor. It is polled once per turn, and then asked for one event after the other.
+pub enum Wire<'a> {
+    /// The queues on one RDMA device.
+    Rdma(&'a mut rdma::Wire),
+    /// The sockets of NVMe/TCP.
+    Tcp(&'a mut tcp::wire::Wire),
+}
+
+impl Wire<'_> {
+    /// Takes what has happened since the last poll, up to a budget; data that came in place must
+    /// have been taken by then. Returns how many completions that is, or queues that got something.
+    pub fn poll(&mut self, queues: &mut impl Queues<Queue>, now_us: u64) -> u32 {
+        match self {
+            Self::Rdma(wire) => wire.poll(&mut OverRdma(queues)),
+            Self::Tcp(wire) => wire.poll(&mut OverTcp(queues), now_us),
+        }
+    }
+
+    /// The next event of what was polled.
+    #[inline]
+    pub fn next_event(&mut self, queues: &mut impl Queues<Queue>) -> Option<(QueueId, Event)> {
+        match self {
+            Self::Rdma(wire) => wire.next_event(&mut OverRdma(queues)),
+            Self::Tcp(wire) => wire.next_event(&mut OverTcp(queues)),
+        }
+    }
+
+    /// The end of a turn: sends what the queues have to send by themselves.
+    pub fn flush(&mut self, queues: &mut impl Queues<Queue>) {
+        match self {
+            Self::Rdma(_) => {}
+            Self::Tcp(wire) => wire.flush(&mut OverTcp(queues)),
+        }
+    }
+
+    /// Before waiting at [`Wire::fd`]. `true` when there is something to poll already.
+    #[must_use = "waiting when something is ready loses it until the next wake-up"]
+    pub fn arm(&mut self, queues: &mut impl Queues<Queue>) -> bool {
+        match self {
+            Self::Rdma(wire) => wire.arm(),
+            Self::Tcp(wire) => wire.arm(&mut OverTcp(queues)),
+        }
+    }
+
+    /// Readable, once armed, when there is something to poll.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        match self {
+            Self::Rdma(wire) => wire.fd(),
+            Self::Tcp(wire) => wire.fd(),
+        }
+    }
+
+    /// Sets a fence: everything that has arrived on the queue by now comes before
+    /// [`Event::Fenced`], with the rest of a capsule or PDU of which only the beginning has. None
+    /// comes where the queue is removed first.
+    pub fn fence(&mut self, id: QueueId, queue: &mut Queue, number: FenceNumber) {
+        match (self, queue) {
+            (Self::Rdma(wire), Queue::Rdma(queue)) => wire.fence(id, queue, number),
+            (Self::Tcp(_), Queue::Tcp(queue)) => queue.fence(number),
+            (Self::Rdma(_), Queue::Tcp(_)) | (Self::Tcp(_), Queue::Rdma(_)) => {}
+        }
+    }
+
+    /// Takes nothing more from the queue: [`Event::Ended`] follows where it has not been told of,
+    /// and [`Event::Quiesced`] when nothing can land in its buffers any more. Over NVMe/RDMA the
+    /// connection is its manager's to end.
+    pub fn end(&mut self, id: QueueId, queue: &mut Queue, how: End) {
+        match (self, queue) {
+            (Self::Rdma(wire), Queue::Rdma(queue)) => wire.end(id, queue),
+            (Self::Tcp(_), Queue::Tcp(queue)) => match how {
+                End::Now => queue.abort(),
+                End::Drained => queue.end(End::Drained),
+            },
+            (Self::Rdma(_), Queue::Tcp(_)) | (Self::Tcp(_), Queue::Rdma(_)) => {}
+        }
+    }
+
+    /// The queue is about to be dropped: there are no more events of that name.
+    pub fn remove(&mut self, id: QueueId, queue: &Queue) {
+        match (self, queue) {
+            (Self::Rdma(wire), Queue::Rdma(queue)) => wire.remove(id, queue),
+            (Self::Tcp(wire), Queue::Tcp(_)) => wire.forget(id),
+            (Self::Rdma(_), Queue::Tcp(_)) | (Self::Tcp(_), Queue::Rdma(_)) => {}
+        }
+    }
+}
+
+/// Those of the queues that are over NVMe/RDMA.
+struct OverRdma<'a, Q>(&'a mut Q);
+
+impl<Q: Queues<Queue>> Queues<rdma::Queue> for OverRdma<'_, Q> {
+    #[inline]
+    fn queue(&mut self, id: QueueId) -> Option<&mut rdma::Queue> {
+        self.0.queue(id)?.rdma()
+    }
+}
+
+/// Those of the queues that are over NVMe/TCP.
+struct OverTcp<'a, Q>(&'a mut Q);
+
+impl<Q: Queues<Queue>> Queues<tcp::wire::Queue> for OverTcp<'_, Q> {
+    #[inline]
+    fn queue(&mut self, id: QueueId) -> Option<&mut tcp::wire::Queue> {
+        self.0.queue(id)?.tcp()
+    }
+}
