@@ -315,7 +315,6 @@ impl World<'_> {
                     (serving.holds, serving.pulls) = (false, false);
                     self.let_go(tag.0);
                 }
-                Event::Pushed(_) => panic!("no part was pushed"),
                 Event::Released | Event::Fenced(_) => panic!("they are of a wire"),
                 Event::Room => assert!(std::mem::take(&mut self.room_is_due)),
                 Event::Ended(_) => assert!(!std::mem::replace(&mut self.ended, true)),

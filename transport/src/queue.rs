@@ -1,13 +1,15 @@
 //! What a queue tells its user, and what it is called.
 
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
-use capstan_memory::{Buffer, RawBytes};
+use capstan_memory::{Buffer, RawBytes, Slab};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::PostError;
 
-use crate::data::{CapsuleData, HostMemory, InPlace, Landed};
+use crate::data::{CapsuleData, CopyTo, HostMemory, InPlace, Landed};
 use crate::rdma::PullError;
 use crate::tcp::controller::{ControllerQueue, Goes};
 use crate::{rdma, tcp};
@@ -60,13 +62,12 @@ pub enum Event {
     Capsule(Capsule),
     /// All data of a pull has come.
     Pulled(Pulled),
-    /// A piece of the data that a command returns has left.
-    Pushed(Tag),
-    /// Responses have left, and what was pushed before them: the queue says of which commands.
-    Released,
-    /// What a command was pushed from, or was to be pulled into before its queue ended: it belonged
-    /// to the queue until now.
+    /// What the data of a command was pushed from, all of it or a piece, and has left; or was to be
+    /// pulled into before its queue ended. It belonged to the queue until now.
     Returned(Tag, Buffer),
+    /// Responses have left, and what was pushed before them: the queue says of which commands.
+    /// Their buffers have come back before.
+    Released,
     /// There is room again after a [`Full`](crate::Full).
     Room,
     /// The queue takes nothing any more. What has arrived may still land in sinks of pulls.
@@ -188,6 +189,109 @@ impl Queue {
                 queue.pull(tag, from, sink, len_bytes);
                 Ok(())
             }
+        }
+    }
+
+    /// Pushes the first `len_bytes` of `source` to the host: all that the command `tag` returns. The
+    /// source belongs to the queue until [`Event::Returned`], which comes before
+    /// [`Event::Released`] of the response that follows it. It comes back at once where it was
+    /// copied.
+    ///
+    /// # Errors
+    /// As [`rdma::Queue::push`].
+    pub fn push(
+        &mut self,
+        tag: Tag,
+        to: &HostMemory,
+        source: Buffer,
+        len_bytes: u32,
+    ) -> Result<Option<Buffer>, PostError> {
+        match self {
+            Self::Rdma(queue) => queue.push(tag, to, source, len_bytes),
+            Self::Tcp(queue) => Ok(queue.push(tag, to, source, len_bytes)),
+        }
+    }
+
+    /// The same, of a piece of what the command returns. Unless it is the `last`, its source comes
+    /// back when it has left. Where the last is shorter than what is left of the host's memory, and
+    /// the wire has to send all of that, zeroes follow it.
+    ///
+    /// # Errors
+    /// As [`rdma::Queue::push`].
+    pub fn push_piece(
+        &mut self,
+        tag: Tag,
+        to: &HostMemory,
+        (source, len_bytes): (Buffer, u32),
+        last: bool,
+    ) -> Result<Option<Buffer>, PostError> {
+        match self {
+            Self::Rdma(queue) if last => queue.push(tag, to, source, len_bytes),
+            Self::Rdma(queue) => queue.push_piece(tag, to, source, len_bytes),
+            Self::Tcp(queue) => Ok(queue.push_piece(tag, to, (source, len_bytes), last)),
+        }
+    }
+
+    /// Pushes so many zeroes, where [`Queue::has_zeroes`] says that there are.
+    ///
+    /// # Errors
+    /// As [`rdma::Queue::push_zeroes`].
+    pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) -> Result<(), PostError> {
+        match self {
+            Self::Rdma(queue) => queue.push_zeroes(to, len_bytes),
+            Self::Tcp(queue) => {
+                queue.push_zeroes(to, len_bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// The same to one place of the host, where only the response is left to be done then.
+    #[inline]
+    pub fn push_zeroes_now(&mut self, to: &HostMemory) -> bool {
+        match (self, to) {
+            (Self::Rdma(queue), HostMemory::Keyed(to)) => queue.push_zeroes_now(*to),
+            (Self::Tcp(queue), HostMemory::Transport { length_bytes, .. }) => {
+                queue.push_zeroes(to, *length_bytes);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Pushes what `source` has to one place of the host, where the wire can copy it now: only the
+    /// response is left to be done then.
+    #[inline]
+    pub fn push_copy(&mut self, to: &HostMemory, source: &mut CopyTo<'_>) -> bool {
+        match (self, to) {
+            (Self::Rdma(queue), HostMemory::Keyed(to)) => queue.push_copy(*to, source),
+            (
+                Self::Tcp(queue),
+                HostMemory::Transport {
+                    cid, length_bytes, ..
+                },
+            ) => queue.push_now(*cid, *length_bytes, source),
+            _ => false,
+        }
+    }
+
+    /// Pushes `range` of `slab` to one place of the host, where the wire needs no registration and
+    /// nothing else writes there: only the response is left to be done then.
+    #[inline]
+    pub fn push_held(&mut self, to: &HostMemory, slab: &Arc<Slab>, range: Range<usize>) -> bool {
+        match (self, to) {
+            (Self::Rdma(queue), HostMemory::Keyed(to)) => queue.push_held(*to, slab, range),
+            _ => false,
+        }
+    }
+
+    /// Whether a read had better wait for room: neither [`Queue::push_copy`] nor, where it is
+    /// `held` in memory, [`Queue::push_held`] has taken it, and they may when something has left.
+    #[inline]
+    pub fn defers_push(&mut self, held: bool) -> bool {
+        match self {
+            Self::Rdma(queue) => held && queue.is_full(),
+            Self::Tcp(queue) => queue.with(ControllerQueue::is_full),
         }
     }
 

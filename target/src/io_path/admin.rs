@@ -7,8 +7,9 @@
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
+use capstan_storage::Data;
 use capstan_subsystem::{AdminOutcome, AdminRequest, AdminStep, ConnId, Target, Transfer};
-use capstan_transport::{Capsule, HostMemory, Queue, Tag};
+use capstan_transport::{Capsule, HostMemory, Tag};
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
@@ -244,30 +245,27 @@ fn tell(
     let piece = left.get(..ADMIN_PIECE_BYTES as usize).unwrap_or(left);
     let is_last = piece.len() == left.len();
     // Over NVMe/TCP a command that succeeds returns all that was asked for, if only zeroes.
-    let pads = connection.transport.tcp().is_some() && telling.cqe.status().is_success();
-    if let Some(buffer) = holds.own.buffer_mut()
-        && (!piece.is_empty() || pads)
+    if (!piece.is_empty() || telling.cqe.status().is_success())
+        && let Some(Data {
+            buffer: mut page, ..
+        }) = holds.lend_own(0)
     {
-        buffer.copy_from(0, piece);
+        page.copy_from(0, piece);
         let len_bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
-        let host = &holds.host;
-        let pushed = match &mut connection.transport {
-            Queue::Rdma(queue) if is_last => queue.push(host, buffer, len_bytes),
-            Queue::Rdma(queue) => queue.push_piece(Tag(slot), host, buffer, len_bytes),
-            Queue::Tcp(queue) => {
-                queue.push_piece(Tag(slot), host, (buffer, len_bytes), is_last);
-                Ok(())
+        let queue = &mut connection.transport;
+        match queue.push_piece(Tag(slot), &holds.host, (page, len_bytes), is_last) {
+            Ok(Some(page)) => holds.take_back_buffer(page),
+            Ok(None) => {}
+            Err(error) => {
+                return respond::not_pushed(resources, connection, slot, holds, &error);
             }
-        };
-        if let Err(error) = pushed {
-            return respond::not_pushed(resources, connection, slot, holds, &error);
         }
     }
     if is_last {
         let Telling {
             cqe, invalidate, ..
         } = *telling;
-        return respond::send(resources, connection, slot, holds.into(), cqe, invalidate);
+        return respond::complete(resources, connection, slot, holds, cqe, invalidate);
     }
     telling.told += piece.len();
     holds.host = holds
@@ -277,7 +275,7 @@ fn tell(
     resources.unrung(connection);
 }
 
-/// The device has completed a piece of the data that the command in `slot` returns.
+/// The queue has sent a piece of the data that the command in `slot` returns.
 pub(super) fn on_pushed(resources: &mut Resources, connection: &mut Connection, slot: u16) {
     if connection.closing() {
         return;

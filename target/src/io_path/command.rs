@@ -89,15 +89,24 @@ pub(super) struct OnMedium {
     pub(super) aborted: Option<Status>,
 }
 
-/// What a command is answered from.
+/// What an answered command has until its response has gone.
 #[derive(Default)]
 pub(super) struct Responding {
-    /// What its data was pushed from.
-    own: Own,
+    /// The buffer that the queue has, where its data is pushed from one.
+    lent: Option<Lent>,
     /// As in [`Holds`].
     extra_wrs: u32,
     /// Why the connection is closed when the response has gone.
     close_after: Option<&'static str>,
+}
+
+/// Whose a buffer is that the queue has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lent {
+    /// A pool's.
+    Leased,
+    /// It is the spare buffer of the queue.
+    Spare,
 }
 
 impl Responding {
@@ -117,41 +126,18 @@ impl Responding {
     /// Whether the response's completion is needed: something is to be done then, or memory of the
     /// pool or room in the send queue comes free.
     pub(super) fn waits(&self) -> bool {
-        self.own.has_buffer()
-            || matches!(self.own, Own::AtEngine { .. })
-            || self.close_after.is_some()
-            || self.extra_wrs > 0
+        self.lent.is_some() || self.close_after.is_some() || self.extra_wrs > 0
     }
 
-    /// Takes back what the wire had.
-    pub(super) fn take_back(&mut self, buffer: Buffer) {
-        if let Own::AtEngine { is_spare } = self.own {
-            self.own = if is_spare {
-                Own::Spare(buffer)
-            } else {
-                Own::Leased(buffer)
-            };
-        }
+    /// What the queue had has come back: the spare buffer, where it is that.
+    pub(super) fn take_back(&mut self, buffer: Buffer) -> Option<Buffer> {
+        let lent = self.lent.take();
+        (lent == Some(Lent::Spare)).then_some(buffer)
     }
 
-    /// What comes free with the response: the queue's spare buffer, and work requests.
-    pub(super) fn into_parts(self) -> (Option<Buffer>, u32) {
-        match self.own {
-            Own::Spare(buffer) => (Some(buffer), self.extra_wrs),
-            Own::Nothing | Own::Leased(_) | Own::Zeroes | Own::AtEngine { .. } => {
-                (None, self.extra_wrs)
-            }
-        }
-    }
-}
-
-impl From<Holds> for Responding {
-    fn from(holds: Holds) -> Self {
-        Self {
-            own: holds.own,
-            extra_wrs: holds.extra_wrs,
-            close_after: None,
-        }
+    /// The work requests that come free with the response.
+    pub(super) fn extra_wrs(&self) -> u32 {
+        self.extra_wrs
     }
 }
 
@@ -264,6 +250,23 @@ impl Holds {
 
     pub(super) fn has_capsule_data(&self) -> bool {
         self.capsule.is_some()
+    }
+
+    /// The command is answered: what it has until its response has gone, and the spare buffer, where
+    /// it has that.
+    pub(super) fn answered(self) -> (Responding, Option<Buffer>) {
+        let (lent, spare) = match self.own {
+            Own::AtEngine { is_spare: false } => (Some(Lent::Leased), None),
+            Own::AtEngine { is_spare: true } => (Some(Lent::Spare), None),
+            Own::Spare(buffer) => (None, Some(buffer)),
+            Own::Nothing | Own::Leased(_) | Own::Zeroes => (None, None),
+        };
+        let responding = Responding {
+            lent,
+            extra_wrs: self.extra_wrs,
+            close_after: None,
+        };
+        (responding, spare)
     }
 
     /// The receive that is to be posted again, and its buffer.
@@ -408,12 +411,12 @@ impl Command {
             | Self::Connecting(_, holds)
             | Self::Pushing(_, holds)
             | Self::OnMedium(OnMedium { holds, .. }) => &holds.own,
-            Self::Responding(responding) => &responding.own,
+            Self::Responding(responding) => return responding.lent == Some(Lent::Leased),
             Self::Empty | Self::Held(_) => return false,
         };
-        // What the queue has for a pull, or for a push where its wire owns that as well.
+        // What the queue has for a pull.
         let at_wire = matches!(own, Own::AtEngine { is_spare: false })
-            && matches!(self, Self::Pulling { .. } | Self::Responding(_));
+            && matches!(self, Self::Pulling { .. });
         matches!(own, Own::Leased(_)) || at_wire
     }
 

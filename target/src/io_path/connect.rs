@@ -83,7 +83,7 @@ impl IoPath {
                 return resources.end(connection, why.to_string());
             }
         }
-        respond::send(resources, connection, slot, holds.into(), cqe, None);
+        respond::complete(resources, connection, slot, holds, cqe, None);
     }
 }
 

@@ -198,10 +198,10 @@ impl Connection {
         })
     }
 
-    /// Frees a slot, with what its response was made from.
+    /// Frees a slot, with the room in the send queue that its command had.
     pub(super) fn free_slot(&mut self, slot: u16) {
         if let Command::Responding(responding) = self.take_command(slot) {
-            self.take_back(responding);
+            self.extra_wrs -= responding.extra_wrs();
         }
         self.free.push(slot);
     }
@@ -214,11 +214,17 @@ impl Connection {
 
     /// Frees what a command holds.
     pub(super) fn put_back(&mut self, holds: Holds) {
-        self.take_back(holds.into());
+        let responding = self.answered(holds);
+        self.extra_wrs -= responding.extra_wrs();
     }
 
-    fn take_back(&mut self, responding: Responding) {
-        take_back(responding, &mut self.spare, &mut self.extra_wrs);
+    /// The command that holds this is answered: frees what its response does not need.
+    pub(super) fn answered(&mut self, holds: Holds) -> Responding {
+        let (responding, spare) = holds.answered();
+        if spare.is_some() {
+            self.spare = spare;
+        }
+        responding
     }
 
     /// Makes sure that the send queue has room for the command that holds this: for one buffer of
@@ -284,7 +290,7 @@ impl Connection {
         while let Some(Tag(slot)) = self.transport.poll_released() {
             if let Command::Responding(responding) = self.take_command(slot) {
                 why = responding.close_after();
-                self.take_back(responding);
+                self.extra_wrs -= responding.extra_wrs();
             }
             self.free.push(slot);
         }
@@ -313,14 +319,5 @@ impl Connection {
     pub(super) fn parked_receives(&mut self) -> Vec<(u32, Buffer)> {
         let held = self.commands.iter_mut().filter_map(Command::holds_mut);
         held.filter_map(Holds::take_receive).collect()
-    }
-}
-
-/// What comes free with a response.
-fn take_back(responding: Responding, spare: &mut Option<Buffer>, extra_wrs: &mut u32) {
-    let (buffer, wrs) = responding.into_parts();
-    *extra_wrs -= wrs;
-    if buffer.is_some() {
-        *spare = buffer;
     }
 }

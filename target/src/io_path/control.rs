@@ -105,7 +105,7 @@ fn answer(
         return;
     };
     let cqe = queue.complete(control.permit, status, 0);
-    respond::send(resources, connection, slot, holds.into(), cqe, invalidate);
+    respond::complete(resources, connection, slot, holds, cqe, invalidate);
     respond::settle(resources, connection);
 }
 

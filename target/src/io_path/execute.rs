@@ -6,15 +6,14 @@ use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
-use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted, Volume};
+use capstan_storage::{Completion, Data, Io, IoError, Op, Submitted};
 use capstan_subsystem::{IoCommand, IoOperation, IoStep, Transfer};
-use capstan_transport::tcp::controller::ControllerQueue;
-use capstan_transport::{Capsule, CapsuleData, Landed, Pulled, Queue, Tag, tcp};
+use capstan_transport::{Capsule, CapsuleData, Landed, Pulled, Tag};
 
 use super::command::{Command, Holds, OnMedium, Own, Responding, Work};
 use super::connection::Connection;
 use super::recv::{data_of, land};
-use super::transfer::{host_memory, keyed};
+use super::transfer::{host_memory, one_place};
 use super::{Resources, admin, control, respond, status, waiting};
 use crate::limits::{READ_AT_ONCE_BYTES_MAX, TRANSFER_BYTES_MAX};
 
@@ -132,71 +131,33 @@ pub(super) fn read_at_once(
     let Some(volume) = resources.volumes.get(&io.namespace.backend) else {
         return AtOnce::Not;
     };
-    let transport = match &mut connection.transport {
-        Queue::Rdma(queue) => queue,
-        Queue::Tcp(queue) => return read_by_tcp(resources, queue, io, &**volume),
-    };
-    let len_bytes = io.transfer.length_bytes();
+    let transport = &mut connection.transport;
+    let (host, len_bytes) = (one_place(&io.transfer), io.transfer.length_bytes());
     if volume.known_zero(range.slba, range.nlb) && transport.has_zeroes(len_bytes) {
-        let (Transfer::Keyed(host), Some(slab)) = (io.transfer, &resources.memory.zeroes) else {
-            return AtOnce::Zeroes;
-        };
-        if transport.push_held(keyed(&host), slab, 0..len_bytes as usize) {
+        if transport.push_zeroes_now(&host) {
             resources.share.moved(len_bytes);
             return AtOnce::Done;
         }
         return AtOnce::Zeroes;
     }
-    let (Transfer::Keyed(host), false) = (io.transfer, fua) else {
+    if fua || !host.is_remote() {
         return AtOnce::Not;
-    };
+    }
     // What is outside the volume puts nothing; the storage operation will say what is wrong.
-    let mut read = transport.push_copy(keyed(&host), &mut |put| {
+    let mut read = transport.push_copy(&host, &mut |put| {
         volume.read_in_place(range.slba, range.nlb, put);
     });
+    let mut held = false;
     if !read && let Some((slab, range)) = volume.place_of(range.slba, range.nlb) {
-        read = transport.push_held(keyed(&host), slab, range);
-        if !read && transport.is_full() {
-            return AtOnce::Later;
-        }
+        held = true;
+        read = transport.push_held(&host, slab, range);
     }
     if read {
         resources.share.moved(len_bytes);
+    } else if transport.defers_push(held) {
+        return AtOnce::Later;
     }
     AtOnce::done(read)
-}
-
-/// The same over NVMe/TCP: what is small is copied to what is to be sent.
-fn read_by_tcp(
-    resources: &Resources,
-    queue: &mut tcp::wire::Queue,
-    io: &IoCommand,
-    volume: &dyn Volume,
-) -> AtOnce {
-    let (IoOperation::Read { range, fua }, Transfer::Transport(data)) = (io.operation, io.transfer)
-    else {
-        return AtOnce::Not;
-    };
-    let len_bytes = data.length_bytes;
-    let pushed = if volume.known_zero(range.slba, range.nlb) {
-        queue.push_zeroes(&host_memory(&io.transfer, &[]), len_bytes);
-        true
-    } else if fua {
-        false
-    } else {
-        // What is no volume in memory puts nothing, as what is outside of one.
-        queue.push_now(data.cid, len_bytes, &mut |put| {
-            volume.read_in_place(range.slba, range.nlb, put);
-        })
-    };
-    if pushed {
-        resources.share.moved(len_bytes);
-        AtOnce::Done
-    } else if queue.with(ControllerQueue::is_full) {
-        AtOnce::Later
-    } else {
-        AtOnce::Not
-    }
 }
 
 /// Whether the command is a Write whose data is behind it in the capsule, where nobody but the volume looks

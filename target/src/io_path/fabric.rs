@@ -9,7 +9,7 @@ use capstan_rdma::contract::{
     Access, ConnectionManager, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, Sge,
 };
 use capstan_rdma::iwarp::OtherStreams;
-use capstan_transport::rdma::{Keys, Receives, Sinks};
+use capstan_transport::rdma::{Keys, Receives, Sinks, Zeroes};
 use capstan_transport::{Wire, rdma, tcp};
 
 use super::accept::Refusal;
@@ -174,11 +174,18 @@ impl DevicePort {
             data: self.data.lkey(),
             sinks: self.sinks([&memory.data, &memory.queues]),
             queues: (memory.queues.slab().id(), self.queues.lkey()),
-            zeroes: self.zeroes.as_ref().map(|zeroes| Sge {
-                addr: zeroes.addr(),
-                len_bytes: TRANSFER_BYTES_MAX,
-                lkey: zeroes.lkey(),
-            }),
+            zeroes: self
+                .zeroes
+                .as_ref()
+                .zip(memory.zeroes.as_ref())
+                .map(|(region, slab)| Zeroes {
+                    slab: Arc::clone(slab),
+                    sge: Sge {
+                        addr: region.addr(),
+                        len_bytes: TRANSFER_BYTES_MAX,
+                        lkey: region.lkey(),
+                    },
+                }),
         }
     }
 

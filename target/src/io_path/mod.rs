@@ -12,12 +12,12 @@
 //!
 //! Beside them: [`fabric`] (what a device's connections share), [`connection`] (a queue and its
 //! commands in flight), [`command`] (the states of a command, and what each has), [`transfer`]
-//! (where its data is at the host), [`tcp`] (what is different over NVMe/TCP), [`corrupt`] (commands
-//! whose data has changed on the way), [`fence`] (what a new association waits for), [`resources`] (what every command may need), [`unanswered`]
-//! (completions of disks), [`waiting`] (commands that
-//! wait for a buffer, for room or for their turn), [`lease`] (how many buffers an association may
-//! have), [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`]
-//! (how many sockets wait for their end). One turn
+//! (where its data is at the host), [`tcp`] (what is different over NVMe/TCP), [`corrupt`] (data
+//! that has changed on the way), [`fence`] (what a new association waits for), [`resources`] (what
+//! every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that wait
+//! for a buffer, for room or for their turn), [`lease`] (how many buffers an association may have),
+//! [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`] (how many
+//! sockets wait for their end). One turn
 //! handles what is ready, then rings one doorbell per connection, continues some of the commands
 //! that waited and rings for those, and enters the kernel once for storage, however many operations
 //! there are.

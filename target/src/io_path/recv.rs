@@ -1,14 +1,14 @@
 //! Step 2: what has happened on the queues. A capsule becomes a command; a pulled transfer goes on
 //! to disk; a response that has left frees its command.
 
-use capstan_transport::{Capsule, CapsuleData, EndReason, Event, InPlace, QueueId};
+use capstan_transport::{Capsule, CapsuleData, EndReason, Event, InPlace, QueueId, Tag};
 
 use super::connection::Connection;
 use super::connections::Connections;
 use super::fabric::wires;
 use super::fence::Fences;
 use super::phase::Phase;
-use super::{IoPath, Resources, admin, corrupt, execute, fence, tcp, waiting};
+use super::{IoPath, Resources, admin, corrupt, execute, fence, respond, waiting};
 
 /// What came with a command, as the controllers look at it.
 pub(super) fn data_of(capsule: &Capsule) -> capstan_subsystem::CapsuleData<'_> {
@@ -75,10 +75,6 @@ fn on_event(
             connection.progress.pulled();
             execute::on_pulled(resources, connection, pulled);
         }
-        Event::Pushed(tag) => {
-            connection.progress.moved();
-            admin::on_pushed(resources, connection, tag.0);
-        }
         Event::Released => {
             connection.progress.moved();
             resources.told += 1;
@@ -87,7 +83,10 @@ fn on_event(
             }
             waiting::spare_came_back(resources, connection);
         }
-        Event::Returned(tag, buffer) => return tcp::buffer_is_back(connection, tag, buffer),
+        Event::Returned(Tag(slot), buffer) => {
+            connection.progress.moved();
+            respond::on_returned(resources, connection, slot, buffer);
+        }
         // What a queue had no room for is tried again in every turn.
         Event::Room => return,
         Event::Ended(why) => {

@@ -1,14 +1,15 @@
 //! Step 5: the response capsule, chained behind the data it speaks for.
 
+use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::status::Status;
 use capstan_rdma::contract::PostError;
 use capstan_subsystem::{Drained, IoCommand, Permit};
-use capstan_transport::{Queue, Tag};
+use capstan_transport::Tag;
 
 use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
-use super::{Resources, control, corrupt};
+use super::{Resources, admin, control, corrupt, waiting};
 
 /// Ends a command of an I/O queue that is not carried out, or not to its end.
 pub(super) fn finish(
@@ -56,43 +57,57 @@ pub(super) fn finish_io(
     };
     let invalidate = io.transfer.rkey_to_invalidate();
     let cqe = queue.complete(io.permit, status, 0);
-    send(resources, connection, slot, holds.into(), cqe, invalidate);
+    complete(resources, connection, slot, holds, cqe, invalidate);
     settle(resources, connection);
 }
 
-/// Pushes the data of the command in `slot`. What it is pushed from stays with the command, or
-/// comes back to it, before the command is over.
+/// Pushes the data of the command in `slot`. The queue has what it is pushed from, until
+/// [`on_returned`].
 pub(super) fn push(
     connection: &mut Connection,
     slot: u16,
     holds: &mut Holds,
     len_bytes: u32,
 ) -> Result<(), PostError> {
-    let queue = match &mut connection.transport {
-        Queue::Rdma(queue) => {
-            return match (&holds.own, holds.own.buffer()) {
-                (Own::Zeroes, _) => queue.push_zeroes(&holds.host, len_bytes),
-                (_, Some(buffer)) => queue.push(&holds.host, buffer, len_bytes),
-                (_, None) => Ok(()),
-            };
-        }
-        Queue::Tcp(queue) => queue,
-    };
+    let queue = &mut connection.transport;
     if let Own::Zeroes = holds.own {
-        queue.push_zeroes(&holds.host, len_bytes);
-        return Ok(());
+        return queue.push_zeroes(&holds.host, len_bytes);
     }
-    let source = holds.own.buffer();
-    if source.is_some_and(|buffer| queue.push_copied(&holds.host, buffer, len_bytes)) {
+    if let Some(source) = holds.lend_own(0)
+        && let Some(copied) = queue.push(Tag(slot), &holds.host, source.buffer, len_bytes)?
+    {
+        holds.take_back_buffer(copied);
         holds.own.release();
-    } else if let Some(source) = holds.lend_own(0) {
-        queue.push(Tag(slot), &holds.host, source.buffer, len_bytes);
     }
     Ok(())
 }
 
+/// A buffer belongs to the queue no more: the data of the command in `slot` was pushed from it, or
+/// was to be pulled into it before the queue ended.
+pub(super) fn on_returned(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    buffer: Buffer,
+) {
+    match connection.command(slot) {
+        Command::Responding(responding) => {
+            if let Some(spare) = responding.take_back(buffer) {
+                connection.spare = Some(spare);
+                waiting::spare_came_back(resources, connection);
+            }
+        }
+        Command::Pulling { holds, .. } => holds.take_back_buffer(buffer),
+        Command::Pushing(_, holds) => {
+            holds.take_back_buffer(buffer);
+            admin::on_pushed(resources, connection, slot);
+        }
+        _ => {}
+    }
+}
+
 /// Ends a connection on which data could not be pushed. The device may still read what it was given
-/// before: the command keeps that until the connection is freed.
+/// before: the queue keeps that until the connection is freed.
 pub(super) fn not_pushed(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -100,7 +115,8 @@ pub(super) fn not_pushed(
     holds: Holds,
     error: &PostError,
 ) {
-    *connection.command(slot) = Command::Responding(holds.into());
+    let responding = connection.answered(holds);
+    *connection.command(slot) = Command::Responding(responding);
     let why = format!("posting an RDMA WRITE failed: {error}");
     resources.end(connection, why);
 }
@@ -167,6 +183,21 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
     let cqe = queue.complete(permit, Status::SUCCESS, 0);
     let last = Responding::last("the host deleted the queue");
     send(resources, connection, slot, last, cqe, None);
+}
+
+/// Answers a command: sends its response, and frees what it holds and neither the response nor the
+/// queue needs.
+pub(super) fn complete(
+    resources: &mut Resources,
+    connection: &mut Connection,
+    slot: u16,
+    holds: Holds,
+    cqe: Cqe,
+    invalidate: Option<u32>,
+) {
+    let responding = connection.answered(holds);
+    waiting::spare_came_back(resources, connection);
+    send(resources, connection, slot, responding, cqe, invalidate);
 }
 
 /// Sends a response capsule from `slot`, which is free at once, or when the Send or one after it

@@ -3,17 +3,15 @@
 
 use std::net::{SocketAddr, TcpStream};
 
-use capstan_memory::Buffer;
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::PEER_CAUSED;
 use capstan_rdma::iwarp::OtherStream;
 use capstan_subsystem::{PortId, QueueSizes, Transport};
+use capstan_transport::Queue;
 use capstan_transport::tcp::controller::{Connected, Settings};
-use capstan_transport::{Queue, Tag};
 
 use super::accept::Refusal;
-use super::command::Command;
 use super::connection::{Carrier, Connection, Identity};
 use super::fabric::Memory;
 use super::{IoPath, Resources};
@@ -131,20 +129,6 @@ impl IoPath {
         self.unconnected.add(identity.id, peer, known, deadline_us);
         tracing::debug!(%peer, provider = "tcp", "accepted");
         Ok(())
-    }
-}
-
-/// What a command's data was pushed from, or was to be pulled into, is not in use any more.
-pub(super) fn buffer_is_back(connection: &mut Connection, tag: Tag, buffer: Buffer) {
-    match connection.command(tag.0) {
-        Command::Responding(responding) => {
-            responding.take_back(buffer);
-            if let Some(queue) = connection.transport.tcp() {
-                queue.buffer_is_back(tag);
-            }
-        }
-        Command::Pulling { holds, .. } => holds.take_back_buffer(buffer),
-        _ => {}
     }
 }
 

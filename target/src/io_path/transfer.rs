@@ -23,9 +23,23 @@ pub(super) fn host_memory(transfer: &Transfer, bytes: &[u8]) -> HostMemory {
     }
 }
 
+/// The same, where the host has its data in one place outside of the capsule.
+#[inline]
+pub(super) fn one_place(transfer: &Transfer) -> HostMemory {
+    match transfer {
+        Transfer::None | Transfer::InCapsule(_) | Transfer::KeyedList(_) => HostMemory::None,
+        Transfer::Transport(data) => HostMemory::Transport {
+            cid: data.cid,
+            offset_bytes: 0,
+            length_bytes: data.length_bytes,
+        },
+        Transfer::Keyed(buffer) => HostMemory::Keyed(keyed(buffer)),
+    }
+}
+
 /// A buffer of the host.
 #[inline]
-pub(super) fn keyed(buffer: &capstan_subsystem::KeyedBuffer) -> KeyedBuffer {
+fn keyed(buffer: &capstan_subsystem::KeyedBuffer) -> KeyedBuffer {
     KeyedBuffer {
         address: buffer.address,
         rkey: buffer.rkey,

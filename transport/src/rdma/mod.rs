@@ -4,7 +4,7 @@
 //! * One of them: [`Queue`]. It posts RDMA READs and WRITEs and responses, and knows which of them
 //!   are under way.
 //! * What happens on them: [`Wire`], which tells their completions apart.
-//! * How data gets into memory of this side: [`Sinks`].
+//! * How data gets into memory of this side: [`Sinks`]; from where it is pushed: `Sources`.
 //! * Which work request a completion is of: `WrId`.
 //! * The host's side: [`host`].
 
@@ -14,10 +14,11 @@ mod queue;
 mod receives;
 mod responses;
 mod sinks;
+mod sources;
 mod wire;
 mod wr_id;
 
-pub use queue::{Keys, Queue};
+pub use queue::{Keys, Queue, Zeroes};
 pub use receives::{NoReceives, Receives};
 pub use sinks::{PullError, Sinks};
 pub use wire::Wire;

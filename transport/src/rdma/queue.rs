@@ -18,6 +18,7 @@ use super::in_place::InPlaceReceives;
 use super::receives::Receives;
 use super::responses::Responses;
 use super::sinks::{PullError, Sink, Sinks};
+use super::sources::Sources;
 use super::wr_id::WrId;
 use crate::data::{CapsuleData, CopyTo, HostMemory, InPlace, KeyedBuffer, Landed};
 use crate::limits::{CQE_BYTES, SGL_LIST_BYTES, SQE_BYTES};
@@ -33,8 +34,16 @@ pub struct Keys {
     pub sinks: Sinks,
     /// The slab of receives, responses and spare buffers, and its key.
     pub queues: (SlabId, LKey),
-    /// All of the shared zeroes, where there are some.
-    pub zeroes: Option<Sge>,
+    /// The shared zeroes, where there are some.
+    pub zeroes: Option<Zeroes>,
+}
+
+/// Memory that is zero and stays so.
+pub struct Zeroes {
+    /// All of it, from its start on.
+    pub slab: Arc<Slab>,
+    /// As much as the largest push takes.
+    pub sge: Sge,
 }
 
 impl Keys {
@@ -56,11 +65,13 @@ impl Keys {
 /// A queue over one queue pair. Nothing that is posted leaves before [`Queue::flush`], but where
 /// leaving early costs nothing.
 pub struct Queue {
-    // Dropped before the sinks, which the device may write until then.
+    // Dropped before the sinks and sources, which the device may write and read until then.
     qp: Pair,
     /// Of the pulls under way, oldest first: work requests of a queue pair complete in the order in
     /// which they were posted (`completions_keep_the_order_of_posting`).
     sinks: VecDeque<(Tag, Sink)>,
+    /// Of the pushes under way.
+    sources: Sources,
     keys: Keys,
     /// Those of all queues on the device.
     receives: Rc<RefCell<Receives>>,
@@ -97,6 +108,7 @@ impl Queue {
         Self {
             qp,
             sinks: VecDeque::new(),
+            sources: Sources::default(),
             keys,
             receives,
             responses,
@@ -275,23 +287,25 @@ impl Queue {
         None
     }
 
-    /// Pushes the first `len_bytes` of `source` to the host. Nothing tells of it but the response
-    /// that is posted behind it.
+    /// Pushes the first `len_bytes` of `source` to the host, for the command `tag`. The source
+    /// belongs to the queue until [`Event::Returned`](crate::Event::Returned), just before
+    /// [`Event::Released`](crate::Event::Released) of the response that is posted behind it; and
+    /// where none is, until the queue is dropped. It comes back at once where it is not needed.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`]. What was posted before may still be read.
+    /// As [`QueuePair::post_send`]: then the queue is to be ended.
     pub fn push(
         &mut self,
+        tag: Tag,
         to: &HostMemory,
-        source: &Buffer,
+        source: Buffer,
         len_bytes: u32,
-    ) -> Result<(), PostError> {
-        let data = self.keys.sge(source, len_bytes);
-        self.each_buffer(to, data, SendOp::Write, None)
+    ) -> Result<Option<Buffer>, PostError> {
+        self.push_from(tag, to, (source, len_bytes), None)
     }
 
-    /// As [`Queue::push`], of a piece of the data of the command `tag`; when it has left there is
-    /// [`Event::Pushed`](crate::Event::Pushed).
+    /// As [`Queue::push`], of a piece of the data of the command while there is more: its source
+    /// comes back when it has left.
     ///
     /// # Errors
     /// As [`Queue::push`].
@@ -299,11 +313,35 @@ impl Queue {
         &mut self,
         tag: Tag,
         to: &HostMemory,
-        source: &Buffer,
+        source: Buffer,
         len_bytes: u32,
-    ) -> Result<(), PostError> {
-        let data = self.keys.sge(source, len_bytes);
-        self.each_buffer(to, data, SendOp::Write, Some(WrId::Push(tag.0)))
+    ) -> Result<Option<Buffer>, PostError> {
+        let pushed = self.push_from(tag, to, (source, len_bytes), Some(WrId::Push(tag.0)))?;
+        self.sources.followed(tag);
+        Ok(pushed)
+    }
+
+    fn push_from(
+        &mut self,
+        tag: Tag,
+        to: &HostMemory,
+        (source, len_bytes): (Buffer, u32),
+        last: Option<WrId>,
+    ) -> Result<Option<Buffer>, PostError> {
+        if len_bytes == 0 {
+            return Ok(Some(source));
+        }
+        let data = self.keys.sge(&source, len_bytes);
+        // Before an error as well: what was posted until then may still be read there.
+        self.sources.put(tag, source);
+        self.each_buffer(to, data, SendOp::Write, last)?;
+        Ok(None)
+    }
+
+    /// A push has left, or the response behind it: what it was pushed from.
+    #[inline]
+    pub(super) fn take_source(&mut self, tag: Tag) -> Option<Buffer> {
+        self.sources.take(tag)
     }
 
     /// As [`Queue::push`], of the shared zeroes.
@@ -311,12 +349,12 @@ impl Queue {
     /// # Errors
     /// As [`Queue::push`].
     pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) -> Result<(), PostError> {
-        let Some(zeroes) = self.keys.zeroes else {
+        let Some(zeroes) = &self.keys.zeroes else {
             return Ok(());
         };
         let data = Sge {
             len_bytes,
-            ..zeroes
+            ..zeroes.sge
         };
         self.each_buffer(to, data, SendOp::Write, None)
     }
@@ -326,7 +364,24 @@ impl Queue {
     #[inline]
     pub fn has_zeroes(&self, len_bytes: u32) -> bool {
         let zeroes = self.keys.zeroes.as_ref();
-        zeroes.is_some_and(|sge| len_bytes <= sge.len_bytes)
+        zeroes.is_some_and(|zeroes| len_bytes <= zeroes.sge.len_bytes)
+    }
+
+    /// As [`Queue::push_held`], of the shared zeroes.
+    #[inline]
+    pub fn push_zeroes_now(&mut self, to: KeyedBuffer) -> bool {
+        let Self {
+            qp,
+            keys,
+            unflushed,
+            ..
+        } = self;
+        let Some(zeroes) = &keys.zeroes else {
+            return false;
+        };
+        let written = qp.write_in_place(remote(to), &zeroes.slab, 0..to.len_bytes as usize);
+        *unflushed += u32::from(written);
+        written
     }
 
     /// Pushes what `source` has to the host, where the wire can copy it now: only the response is
@@ -396,7 +451,7 @@ impl Queue {
     }
 
     /// Posts the response of the command `tag`. It is signaled when something waits for its
-    /// completion, or when enough before it were not: then there is
+    /// completion, as the source of its push, or when enough before it were not: then there is
     /// [`Event::Released`](crate::Event::Released).
     ///
     /// # Errors
@@ -416,13 +471,17 @@ impl Queue {
             len_bytes: CQE_BYTES,
             lkey,
         };
-        let signaled = waits || self.on_their_way.is_due();
+        let has_source = self.sources.has(tag);
+        let signaled = waits || has_source || self.on_their_way.is_due();
         let op = SendOp::Send {
             invalidate: invalidate.map(RKey),
             solicited: false,
         };
         self.post(WrId::Respond(tag.0).encode(), op, &[sge], signaled)?;
         self.on_their_way.posted(tag.0, signaled);
+        if has_source {
+            self.sources.followed(tag);
+        }
         Ok(())
     }
 
@@ -507,10 +566,11 @@ impl Queue {
         self.life != Life::Open
     }
 
-    /// The sink of a pull that will not be complete: nothing can land there any more.
-    pub(super) fn take_sink(&mut self) -> Option<(Tag, Buffer)> {
-        let (tag, sink) = self.sinks.pop_front()?;
-        Some((tag, sink.into_buffer()))
+    /// It is quiescent: the sinks of pulls that will not be complete, and the sources of pushes.
+    pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = (Tag, Buffer)> + '_ {
+        let sinks = self.sinks.drain(..);
+        let sinks = sinks.map(|(tag, sink)| (tag, sink.into_buffer()));
+        sinks.chain(self.sources.take_followed())
     }
 
     /// Its user ends it.

@@ -29,6 +29,8 @@ pub struct Wire {
     done: usize,
     /// The queue of the completion before: there often are several of one.
     last: Option<(QpNum, QueueId)>,
+    /// Responses of that queue have left, which is told behind a buffer that has come back.
+    released: Option<QueueId>,
     fences: Fences,
     /// Events that are no completions.
     ready: VecDeque<(QueueId, Event)>,
@@ -46,6 +48,7 @@ impl Wire {
             polled: 0,
             done: 0,
             last: None,
+            released: None,
             fences: Fences {
                 all: Vec::new(),
                 depth,
@@ -84,6 +87,7 @@ impl Wire {
     pub fn remove(&mut self, id: QueueId, queue: &Queue) {
         self.queue_of.remove(&queue.num());
         self.last = None;
+        self.released.take_if(|queue| *queue == id);
         self.fences.all.retain(|fence| fence.queue != id);
         self.ready.retain(|(queue, _)| *queue != id);
     }
@@ -146,6 +150,9 @@ impl Wire {
     /// The next event of what was polled.
     #[inline]
     pub fn next_event(&mut self, queues: &mut impl Queues<Queue>) -> Option<(QueueId, Event)> {
+        if let Some(id) = self.released.take() {
+            return Some((id, Event::Released));
+        }
         while self.done < self.polled {
             let completion = self.completions.get(self.done)?;
             self.done += 1;
@@ -179,6 +186,9 @@ impl Wire {
             } else {
                 queue.completed();
                 let event = sent(queue, wr_id, completion.status);
+                if let (Some(Event::Returned(..)), Some(WrId::Respond(_))) = (&event, wr_id) {
+                    self.released = Some(id);
+                }
                 quiesces(&mut self.ready, id, queue);
                 event
             };
@@ -210,8 +220,8 @@ impl Wire {
 #[inline]
 fn quiesces(ready: &mut VecDeque<(QueueId, Event)>, id: QueueId, queue: &mut Queue) {
     if queue.becomes_quiescent() {
-        let sinks = std::iter::from_fn(|| queue.take_sink());
-        ready.extend(sinks.map(|(tag, sink)| (id, Event::Returned(tag, sink))));
+        let buffers = queue.take_buffers();
+        ready.extend(buffers.map(|(tag, buffer)| (id, Event::Returned(tag, buffer))));
         ready.push_back((id, Event::Quiesced));
     }
 }
@@ -300,10 +310,14 @@ fn sent(queue: &mut Queue, wr_id: Option<WrId>, status: WcStatus) -> Option<Even
                 intact: true,
             })
         }),
-        WrId::Push(slot) => Some(Event::Pushed(Tag(slot))),
+        WrId::Push(slot) => {
+            let source = queue.take_source(Tag(slot))?;
+            Some(Event::Returned(Tag(slot), source))
+        }
         WrId::Respond(slot) => {
             queue.responded(slot);
-            Some(Event::Released)
+            let source = queue.take_source(Tag(slot));
+            Some(source.map_or(Event::Released, |source| Event::Returned(Tag(slot), source)))
         }
         WrId::Recv(_) | WrId::RecvInPlace(_) => None,
     }

@@ -61,6 +61,8 @@ struct Head {
 struct Slot {
     pull: Option<Pull>,
     source: Option<Buffer>,
+    /// Its response is to be told of when the source has come back.
+    responded: bool,
 }
 
 /// Where the data of the last header goes.
@@ -92,8 +94,8 @@ struct ControllerSide {
     outstanding: u32,
     /// Where the responses end that have not left.
     leaving: VecDeque<Mark>,
-    /// Where parts of data end that have not left, and whose they are.
-    parts: VecDeque<(Mark, Tag)>,
+    /// Where parts of data end that have not left, whose they are, and what they were copied from.
+    parts: VecDeque<(Mark, Tag, Buffer)>,
     /// Of the last push, until another one or a response follows.
     head: Option<Head>,
     slots: Vec<Slot>,

@@ -78,26 +78,31 @@ impl Queue {
         }
     }
 
-    /// Pushes the first `len_bytes` of `source`, copied if they are few and there is room. Whether
-    /// that was so.
-    pub fn push_copied(&mut self, to: &HostMemory, source: &Buffer, len_bytes: u32) -> bool {
+    /// Pushes the first `len_bytes` of `source`. It comes back at once if they are few and there is
+    /// room to copy them, and otherwise with [`Event::Returned`].
+    pub fn push(
+        &mut self,
+        tag: Tag,
+        to: &HostMemory,
+        source: Buffer,
+        len_bytes: u32,
+    ) -> Option<Buffer> {
+        let (cid, bytes) = (cid_of(to), source.raw().first(len_bytes as usize));
         let few = len_bytes < DIRECT_MIN_BYTES;
-        few && (self.queue).push_copied(
-            cid_of(to),
-            len_bytes,
-            source.raw().first(len_bytes as usize),
-        )
-    }
-
-    /// Pushes the first `len_bytes` of `source`, which comes back with [`Event::Returned`].
-    pub fn push(&mut self, tag: Tag, to: &HostMemory, source: Buffer, len_bytes: u32) {
+        if len_bytes == 0 || few && self.queue.push_copied(cid, len_bytes, bytes) {
+            return Some(source);
+        }
         let source = Source::Buffer(source, 0..len_bytes);
-        // Only what lies outside of the buffer is refused.
-        if self
-            .with(|queue| queue.push(tag, cid_of(to), source))
-            .is_err()
-        {
-            self.end(End::Now);
+        match self.with(|queue| queue.push(tag, cid, source)) {
+            Ok(_) => None,
+            Err(full) => {
+                // Only what lies outside of the buffer is refused.
+                self.end(End::Now);
+                match full.what {
+                    Source::Buffer(source, _) => Some(source),
+                    Source::Zeroes(_) | Source::Held(..) | Source::Copy(..) => None,
+                }
+            }
         }
     }
 
@@ -113,37 +118,39 @@ impl Queue {
     }
 
     /// Pushes a piece of what a command returns: the first `len_bytes` of `source`, copied. Where
-    /// it is not the last [`Event::Pushed`] follows; where it is, zeroes take the
-    /// place of what the host has asked for beyond it.
+    /// it is not the last the source comes back with [`Event::Returned`], when the socket has taken
+    /// it; where it is, at once, and zeroes take the place of what the host has asked for beyond
+    /// it.
     pub fn push_piece(
         &mut self,
         tag: Tag,
         to: &HostMemory,
-        (source, len_bytes): (&Buffer, u32),
+        (source, len_bytes): (Buffer, u32),
         last: bool,
-    ) {
+    ) -> Option<Buffer> {
         let HostMemory::Transport {
             cid,
             offset_bytes,
             length_bytes,
         } = *to
         else {
-            return;
+            return Some(source);
         };
         let rest_bytes = length_bytes.saturating_sub(len_bytes);
-        let ends = last && rest_bytes == 0;
-        if len_bytes > 0 {
+        let mut back = Some(source);
+        if let Some(source) = back.take_if(|_| len_bytes > 0) {
             let part = Part {
                 offset_bytes,
-                last: ends,
+                last: last && rest_bytes == 0,
             };
-            self.queue
-                .push_part(tag, cid, part, (source, len_bytes), !last);
+            let source = (source, len_bytes);
+            back = self.queue.push_part(tag, cid, part, source, !last);
         }
         if last {
             let at_bytes = offset_bytes.saturating_add(len_bytes);
             self.queue.pad(cid, at_bytes, rest_bytes);
         }
+        back
     }
 
     /// Sends a response of which nothing is to be told.
@@ -151,17 +158,17 @@ impl Queue {
         self.queue.respond(cqe);
     }
 
-    /// Sends the response of the command `tag`. [`Event::Released`] follows: at once, or when the
-    /// buffer of its push has come back, by [`Queue::buffer_is_back`].
+    /// Sends the response of the command `tag`. [`Event::Released`] follows: at once, or behind
+    /// [`Event::Returned`] where its data was not copied.
     pub fn respond(&mut self, tag: Tag, cqe: &Cqe) {
         self.queue.respond(cqe);
-        if !self.queue.has_source(tag) {
-            self.buffer_is_back(tag);
+        if !self.queue.awaits_source(tag) {
+            self.release(tag);
         }
     }
 
-    /// The user has the buffer of a command that is answered.
-    pub fn buffer_is_back(&mut self, tag: Tag) {
+    /// A command is over.
+    fn release(&mut self, tag: Tag) {
         // The commands of a queue that has ended stay with it.
         if !self.queue.has_ended() {
             self.released.push_back(tag);
@@ -301,6 +308,11 @@ impl Queue {
 
     fn next_event(&mut self) -> Option<Event> {
         if let Some(event) = self.queue.poll_event() {
+            if let Event::Returned(tag, _) = event
+                && self.queue.take_responded(tag)
+            {
+                self.release(tag);
+            }
             return Some(event);
         }
         // The commands of a queue that has ended stay with it.

@@ -38,6 +38,9 @@ pub(crate) struct Abilities {
     pub(crate) releases_at_once: bool,
     /// What was responded before an end in order arrives.
     pub(crate) drains: bool,
+    /// What is pushed and not responded to comes back before the last event of the queue; the others
+    /// keep it until they are dropped.
+    pub(crate) returns_unanswered: bool,
     /// The host sends PDUs, which it can leave in the middle, and a TermReq.
     pub(crate) has_pdus: bool,
 }
@@ -54,6 +57,7 @@ impl Over {
             tells_room: is_tcp,
             releases_at_once: is_tcp,
             drains: is_tcp,
+            returns_unanswered: is_tcp,
             has_pdus: is_tcp,
         }
     }
@@ -64,7 +68,6 @@ impl Over {
 pub(crate) enum Seen {
     Capsule { sqe: Vec<u8>, data: Vec<u8> },
     Pulled(Tag),
-    Pushed(Tag),
     Released(Tag),
     Room,
     Ended(EndReason),

@@ -14,7 +14,7 @@ use capstan_rdma::contract::{
 };
 use capstan_rdma::loopback::{Network, attributes};
 use capstan_rdma::{Pair, iwarp};
-use capstan_transport::rdma::{Keys, Queue as RdmaQueue, Receives, Sinks, Wire};
+use capstan_transport::rdma::{Keys, Queue as RdmaQueue, Receives, Sinks, Wire, Zeroes};
 use capstan_transport::{FenceNumber, HostMemory, KeyedBuffer, Queue};
 
 use super::over::{Answers, Ends, HostEnd, LocalEnd, Over, Told};
@@ -255,6 +255,7 @@ fn queue(
         .create_qp(id, &controller.pd, &config)
         .expect("a queue pair");
     let slab = pool.slab();
+    let fresh = Pool::new(ZEROES_BYTES as usize, Pages::Ordinary).expect("memory");
     let keys = Keys {
         data: lkey,
         sinks: if controller.device.attributes().read_sink_needs_remote_write {
@@ -264,7 +265,10 @@ fn queue(
             Sinks::Closed
         },
         queues: (slab.id(), lkey),
-        zeroes: Some(controller.sge(zeroes, 0, ZEROES_BYTES)),
+        zeroes: Some(Zeroes {
+            slab: Arc::clone(fresh.slab()),
+            sge: controller.sge(zeroes, 0, ZEROES_BYTES),
+        }),
     };
     let responses = pool.take(4096).expect("memory");
     let mut queue = RdmaQueue::new(qp.into(), responses, keys, wire.shared_receives());

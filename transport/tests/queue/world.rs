@@ -32,8 +32,8 @@ const QUIET_TURNS: usize = 20;
 struct Command {
     /// `None` while the queue has it.
     buffer: Option<Buffer>,
-    /// Its response is under way.
-    responding: bool,
+    /// Its data was pushed, and no response has followed.
+    unanswered: bool,
 }
 
 pub(crate) struct World {
@@ -162,11 +162,15 @@ impl World {
                 Seen::Pulled(tag)
             }
             Told::Of(Event::Returned(tag, buffer)) => return self.on_back(tag, buffer),
-            Told::Of(Event::Pushed(tag)) => Seen::Pushed(tag),
             Told::Of(Event::Released) => {
                 let queue = self.queue.as_mut().expect("it is there");
-                let tags = std::iter::from_fn(|| queue.poll_released());
-                return self.seen.extend(tags.map(Seen::Released));
+                while let Some(tag) = queue.poll_released() {
+                    let command = self.commands.get(&tag);
+                    let is_back = command.is_none_or(|command| command.buffer.is_some());
+                    assert!(is_back, "{tag:?} is over, and its buffer is not back");
+                    self.seen.push(Seen::Released(tag));
+                }
+                return;
             }
             Told::Of(Event::Room) => Seen::Room,
             Told::Of(Event::Ended(why)) => Seen::Ended(why),
@@ -181,11 +185,6 @@ impl World {
         let command = self.commands.get_mut(&tag).expect("a command has lent it");
         let before = command.buffer.replace(buffer);
         assert!(before.is_none(), "two buffers come back for {tag:?}");
-        if command.responding
-            && let Some(queue) = self.queue().tcp()
-        {
-            queue.buffer_is_back(tag);
-        }
     }
 
     fn on_capsule(&mut self, capsule: Capsule) -> Seen {
@@ -238,73 +237,55 @@ impl World {
     pub(crate) fn push(&mut self, tag: Tag, to: &HostMemory, bytes: &[u8]) {
         let source = self.buffer_of(bytes);
         let len_bytes = source.len_bytes().min(to.len_bytes());
-        let mut command = Command::default();
-        match self.queue() {
-            Queue::Rdma(queue) => {
-                queue.push(to, &source, len_bytes).expect("room");
-                command.buffer = Some(source);
-            }
-            Queue::Tcp(queue) => {
-                if queue.push_copied(to, &source, len_bytes) {
-                    command.buffer = Some(source);
-                } else {
-                    queue.push(tag, to, source, len_bytes);
-                }
-            }
-        }
+        let copied = self.queue().push(tag, to, source, len_bytes).expect("room");
+        let command = Command {
+            buffer: copied,
+            unanswered: true,
+        };
         self.commands.insert(tag, command);
     }
 
-    /// Pushes a piece of the data of the command `tag`, whose buffer may be used again when
-    /// [`Seen::Pushed`] follows, or the response has left.
+    /// Pushes a piece of the data of the command `tag`.
     pub(crate) fn push_piece(&mut self, tag: Tag, to: &HostMemory, bytes: &[u8], last: bool) {
         let source = self.buffer_of(bytes);
         let len_bytes = u32::try_from(bytes.len()).expect("a few");
-        match self.queue() {
-            Queue::Rdma(queue) => queue.push_piece(tag, to, &source, len_bytes).expect("room"),
-            Queue::Tcp(queue) => queue.push_piece(tag, to, (&source, len_bytes), last),
-        }
+        let source = (source, len_bytes);
+        let pushed = self.queue().push_piece(tag, to, source, last);
         let command = Command {
-            buffer: Some(source),
-            ..Command::default()
+            buffer: pushed.expect("room"),
+            unanswered: last,
         };
         self.commands.insert(tag, command);
+    }
+
+    /// Turns both until the buffer of the command `tag` has come back.
+    pub(crate) fn until_back(&mut self, tag: Tag) {
+        self.until("a buffer", |world| {
+            world.turn();
+            world.commands[&tag].buffer.is_some()
+        });
     }
 
     pub(crate) fn push_zeroes(&mut self, to: &HostMemory) {
         let len_bytes = to.len_bytes();
         assert!(self.queue().has_zeroes(len_bytes));
-        match self.queue() {
-            Queue::Rdma(queue) => queue.push_zeroes(to, len_bytes).expect("room"),
-            Queue::Tcp(queue) => queue.push_zeroes(to, len_bytes),
-        }
+        self.queue().push_zeroes(to, len_bytes).expect("room");
     }
 
     /// Pushes bytes that are copied during the call. Whether the wire took them so.
     pub(crate) fn push_copy(&mut self, to: &HostMemory, bytes: &[u8]) -> bool {
-        match (self.queue(), to) {
-            (Queue::Rdma(queue), HostMemory::Keyed(to)) => {
-                queue.push_copy(*to, &mut |put| put(bytes))
-            }
-            (Queue::Tcp(queue), HostMemory::Transport { cid, .. }) => {
-                queue.push_now(*cid, to.len_bytes(), &mut |put| put(bytes))
-            }
-            (_, to) => panic!("nothing is pushed to {to:?}"),
-        }
+        self.queue().push_copy(to, &mut |put| put(bytes))
     }
 
     /// Pushes the start of a slab, which stays as it is. Whether the wire took it so.
     pub(crate) fn push_held(&mut self, to: &HostMemory, slab: &std::sync::Arc<Slab>) -> bool {
         let range = 0..to.len_bytes() as usize;
-        match (self.queue(), to) {
-            (Queue::Rdma(queue), HostMemory::Keyed(to)) => queue.push_held(*to, slab, range),
-            _ => false,
-        }
+        self.queue().push_held(to, slab, range)
     }
 
     pub(crate) fn respond(&mut self, tag: Tag, cqe: Cqe, waits: bool) {
         if let Some(command) = self.commands.get_mut(&tag) {
-            command.responding = true;
+            command.unanswered = false;
         }
         let responded = self.queue().respond(tag, cqe, None, waits);
         responded.expect("room");
@@ -365,6 +346,9 @@ impl World {
             world.turn();
             world.seen.contains(&Seen::Quiesced)
         });
+        if !over.abilities().returns_unanswered {
+            self.commands.retain(|_, command| !command.unanswered);
+        }
         for (tag, Command { buffer, .. }) in &mut self.commands {
             let buffer = buffer.as_mut();
             let buffer = buffer.unwrap_or_else(|| panic!("{over:?}: {what}: {tag:?} has none"));

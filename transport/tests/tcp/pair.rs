@@ -250,7 +250,7 @@ impl Pair {
                     };
                     self.respond(cid, status);
                 }
-                Event::Returned(..) | Event::Pushed(_) | Event::Room | Event::Quiesced => {}
+                Event::Returned(..) | Event::Room | Event::Quiesced => {}
                 Event::Released | Event::Fenced(_) => panic!("they are of a wire"),
                 Event::Ended(reason) => self.controller_ended = Some(reason),
             }

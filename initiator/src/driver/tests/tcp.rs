@@ -125,7 +125,6 @@ impl Peer {
                 self.execute(at, &sqe, &bytes_of(&sink));
             }
             Event::Returned(..)
-            | Event::Pushed(_)
             | Event::Released
             | Event::Fenced(_)
             | Event::Room

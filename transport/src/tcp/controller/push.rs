@@ -5,7 +5,7 @@ use capstan_nvme_proto::tcp::c2h::C2hData;
 
 use super::super::limits::{DIRECT_MIN_BYTES, STAGED_MAX_BYTES, ZEROES_MIN_BYTES};
 use super::super::outgoing::{Outgoing, crc32c, crc32c_raw, crc32c_zeroes};
-use super::{ControllerQueue, Head, slot_of};
+use super::{ControllerQueue, Head};
 use crate::data::{CopyTo, Full, Pushed, Source};
 use crate::queue::{Event, Tag};
 
@@ -147,19 +147,19 @@ impl ControllerQueue {
     }
 
     /// Sends a part of the data of the command `cid`: so many bytes, copied from the start of a
-    /// buffer that has them. One at a time of each command: where `tells`, [`Event::Pushed`]
-    /// follows when the connection has taken it.
+    /// buffer that has them. Where `tells`, the buffer comes back with [`Event::Returned`] when the
+    /// connection has taken them, and otherwise at once, as where the queue has ended.
     pub fn push_part(
         &mut self,
         tag: Tag,
         cid: u16,
         part: Part,
-        (from, len_bytes): (&Buffer, u32),
+        (from, len_bytes): (Buffer, u32),
         tells: bool,
-    ) {
+    ) -> Option<Buffer> {
         let side = &mut self.side;
         let Some((_, writer)) = side.agreed.filter(|_| self.stream.is_open()) else {
-            return;
+            return Some(from);
         };
         let out = &mut self.stream.out;
         let head = writer.c2h_data(&C2hData {
@@ -176,8 +176,10 @@ impl ControllerQueue {
             out.stage(&digest.to_le_bytes());
         }
         if tells {
-            side.parts.push_back((out.mark(), tag));
+            side.parts.push_back((out.mark(), tag, from));
+            return None;
         }
+        Some(from)
     }
 
     /// Sends zeroes as the last `length_bytes` of the data of the command `cid`, from
@@ -209,10 +211,19 @@ impl ControllerQueue {
         is_full
     }
 
-    /// Whether the buffer of a push for `tag` has not left.
-    #[must_use]
-    pub fn has_source(&self, tag: Tag) -> bool {
-        slot_of(&self.side.slots, tag.0).is_some_and(|slot| slot.source.is_some())
+    /// The response of `tag` is to be told of. Whether that waits for what was pushed before it.
+    pub(in super::super) fn awaits_source(&mut self, Tag(slot): Tag) -> bool {
+        let slot = self.side.slots.get_mut(usize::from(slot));
+        slot.is_some_and(|slot| {
+            slot.responded = slot.source.is_some();
+            slot.responded
+        })
+    }
+
+    /// The source of `tag` has come back. Whether its response waits for that.
+    pub(in super::super) fn take_responded(&mut self, Tag(slot): Tag) -> bool {
+        let slot = self.side.slots.get_mut(usize::from(slot));
+        slot.is_some_and(|slot| std::mem::take(&mut slot.responded))
     }
 }
 

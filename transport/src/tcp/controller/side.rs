@@ -114,11 +114,10 @@ impl ControllerSide {
 
     /// What has left of the parts of data.
     pub(super) fn parts_left(&mut self, left: Mark) {
-        while let Some(&(end, tag)) = self.parts.front()
-            && end <= left
+        while self.parts.front().is_some_and(|(end, ..)| *end <= left)
+            && let Some((_, tag, source)) = self.parts.pop_front()
         {
-            self.parts.pop_front();
-            self.events.push_back(Event::Pushed(tag));
+            self.events.push_back(Event::Returned(tag, source));
         }
     }
 
@@ -273,9 +272,11 @@ impl Side for ControllerSide {
         self.free.clear();
         self.waiting.clear();
         self.leaving.clear();
-        self.parts.clear();
         (self.pulls, self.large_pulls) = (0, 0);
         self.events.push_back(Event::Ended(reason));
+        let parts = self.parts.drain(..);
+        let copied = parts.map(|(_, tag, source)| Event::Returned(tag, source));
+        self.events.extend(copied);
         for (slot, place) in (0..=u16::MAX).zip(&mut self.slots) {
             if let Some(pull) = place.pull.take() {
                 self.events.push_back(Event::Returned(Tag(slot), pull.sink));
