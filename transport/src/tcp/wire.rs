@@ -4,6 +4,8 @@
 //! call that finds nothing costs less. With many at work most calls would find nothing, so epoll
 //! says then which to read.
 
+mod data;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
@@ -11,18 +13,16 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 
-use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::controller::{ControllerQueue, Goes, Headway, Part, Settings};
+use super::controller::{ControllerQueue, Goes, Headway, Settings};
 use super::limits::{
-    DIRECT_MIN_BYTES, DROPPED_BYTES_MAX, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK,
-    SCRATCH_BYTES,
+    DROPPED_BYTES_MAX, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK, SCRATCH_BYTES,
 };
 use super::link::{Counts, Link};
 use super::stream::End;
-use crate::data::{CapsuleData, CopyTo, HostMemory, Landed, Source};
+use crate::data::{CapsuleData, Landed};
 use crate::queue::{Event, FenceNumber, QueueId, Queues, Tag};
 
 /// What the wire and its queues have in common.
@@ -67,92 +67,6 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Asks the host for `len_bytes` of data of a command. The sink comes back with
-    /// [`Event::Pulled`], or [`Event::Returned`] where the queue has ended.
-    pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
-        let cid = cid_of(from);
-        if let Err(full) = self.with(|queue| queue.pull(tag, cid, len_bytes, sink)) {
-            // The user leases what it asks for, and more where it has less is its mistake.
-            drop(full.what);
-            self.end(End::Now);
-        }
-    }
-
-    /// Pushes the first `len_bytes` of `source`. It comes back at once if they are few and there is
-    /// room to copy them, and otherwise with [`Event::Returned`].
-    pub fn push(
-        &mut self,
-        tag: Tag,
-        to: &HostMemory,
-        source: Buffer,
-        len_bytes: u32,
-    ) -> Option<Buffer> {
-        let (cid, bytes) = (cid_of(to), source.raw().first(len_bytes as usize));
-        let few = len_bytes < DIRECT_MIN_BYTES;
-        if len_bytes == 0 || few && self.queue.push_copied(cid, len_bytes, bytes) {
-            return Some(source);
-        }
-        let source = Source::Buffer(source, 0..len_bytes);
-        match self.with(|queue| queue.push(tag, cid, source)) {
-            Ok(_) => None,
-            Err(full) => {
-                // Only what lies outside of the buffer is refused.
-                self.end(End::Now);
-                match full.what {
-                    Source::Buffer(source, _) => Some(source),
-                    Source::Zeroes(_) | Source::Held(..) | Source::Copy(..) => None,
-                }
-            }
-        }
-    }
-
-    /// Pushes so many zeroes.
-    pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) {
-        // Zeroes are always taken, and concern no tag.
-        let _ = self.with(|queue| queue.push(Tag(0), cid_of(to), Source::Zeroes(len_bytes)));
-    }
-
-    /// Pushes what `copy` puts, where there is room for it now and it puts all of it.
-    pub fn push_now(&mut self, cid: u16, len_bytes: u32, copy: &mut CopyTo<'_>) -> bool {
-        len_bytes < DIRECT_MIN_BYTES && self.queue.push_now(cid, len_bytes, copy)
-    }
-
-    /// Pushes a piece of what a command returns: the first `len_bytes` of `source`, copied. Where
-    /// it is not the last the source comes back with [`Event::Returned`], when the socket has taken
-    /// it; where it is, at once, and zeroes take the place of what the host has asked for beyond
-    /// it.
-    pub fn push_piece(
-        &mut self,
-        tag: Tag,
-        to: &HostMemory,
-        (source, len_bytes): (Buffer, u32),
-        last: bool,
-    ) -> Option<Buffer> {
-        let HostMemory::Transport {
-            cid,
-            offset_bytes,
-            length_bytes,
-        } = *to
-        else {
-            return Some(source);
-        };
-        let rest_bytes = length_bytes.saturating_sub(len_bytes);
-        let mut back = Some(source);
-        if let Some(source) = back.take_if(|_| len_bytes > 0) {
-            let part = Part {
-                offset_bytes,
-                last: last && rest_bytes == 0,
-            };
-            let source = (source, len_bytes);
-            back = self.queue.push_part(tag, cid, part, source, !last);
-        }
-        if last {
-            let at_bytes = offset_bytes.saturating_add(len_bytes);
-            self.queue.pad(cid, at_bytes, rest_bytes);
-        }
-        back
-    }
-
     /// Sends a response of which nothing is to be told.
     pub fn respond_now(&mut self, cqe: &Cqe) {
         self.queue.respond(cqe);
@@ -357,18 +271,6 @@ impl Queue {
             self.note();
         }
         any
-    }
-}
-
-/// The identifier of the command whose data is there.
-fn cid_of(host: &HostMemory) -> u16 {
-    match host {
-        HostMemory::Transport { cid, .. } => *cid,
-        // Nothing is pushed there or pulled from there.
-        HostMemory::None
-        | HostMemory::InCapsule(_)
-        | HostMemory::Keyed(_)
-        | HostMemory::KeyedList(_) => 0,
     }
 }
 
