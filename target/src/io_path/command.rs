@@ -181,10 +181,6 @@ pub(super) enum Own {
 }
 
 impl Own {
-    pub(super) fn has_buffer(&self) -> bool {
-        matches!(self, Self::Leased(_) | Self::Spare(_))
-    }
-
     pub(super) fn buffer(&self) -> Option<&Buffer> {
         match self {
             Self::Leased(buffer) | Self::Spare(buffer) => Some(buffer),
