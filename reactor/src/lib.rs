@@ -2,11 +2,12 @@
 //!
 //! It knows neither NVMe nor RDMA. A [`Turn`] does the work; the loop decides when to sleep. The
 //! price of sleeping is one wake-up on the first command; the gain is 0 % CPU with hosts connected
-//! and no I/O. [`log`] keeps log lines from making it wait.
+//! and no I/O. `log` (feature `log`) keeps log lines from making it wait.
 
 mod clock;
 mod descriptors;
 mod insistence;
+#[cfg(feature = "log")]
 pub mod log;
 mod mailbox;
 mod run;

@@ -13,6 +13,7 @@ use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_rdma::address_words::{check_families, refused, source_address};
 use capstan_rdma::contract::CmError;
+use capstan_rdma::iwarp::do_not_pace;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, connect, socket,
@@ -418,6 +419,7 @@ fn connecting(destination: SocketAddr, source: Option<IpAddr>) -> io::Result<Tcp
     // From its first moment on: this process may be killed at any, and its kernel would go on to
     // send a write that has been written anew by then.
     reset_when_closed(&socket, true);
+    do_not_pace(&socket);
     let fd = socket.as_raw_fd();
     match source.map(|source| source_address(source, destination)) {
         Some(SocketAddr::V4(source)) => bind(fd, &SockaddrIn::from(source))?,

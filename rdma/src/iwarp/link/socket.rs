@@ -107,7 +107,7 @@ fn new_socket(addr: &SocketAddr) -> io::Result<OwnedFd> {
 /// Chooses a congestion control that sends as soon as its window is open, where the machine's
 /// default is BBR: that one spreads segments over time with a timer, which suits the Internet and
 /// takes two thirds of the throughput of a path whose round trip is tens of microseconds.
-fn do_not_pace(fd: &OwnedFd) {
+pub fn do_not_pace(fd: &OwnedFd) {
     let default = getsockopt(fd, sockopt::TcpCongestion).unwrap_or_default();
     if default.to_string_lossy().starts_with("bbr") {
         // Without CAP_NET_ADMIN only what `net.ipv4.tcp_allowed_congestion_control` lists can be
