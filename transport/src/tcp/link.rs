@@ -161,10 +161,22 @@ impl Link {
     /// Bytes that have arrived and were not received.
     #[must_use]
     pub fn waiting_bytes(&self) -> u64 {
+        self.queued_bytes(libc::FIONREAD)
+    }
+
+    /// Bytes that the kernel has taken, and the peer's machine has not acknowledged.
+    #[must_use]
+    pub fn unacknowledged_bytes(&self) -> u64 {
+        // SIOCOUTQ (tcp(7)).
+        self.queued_bytes(libc::TIOCOUTQ)
+    }
+
+    /// What one of the two requests says that ask for bytes in the kernel; 0 of a closed socket.
+    fn queued_bytes(&self, request: libc::Ioctl) -> u64 {
         let Some(stream) = &self.stream else { return 0 };
         let mut bytes: libc::c_int = 0;
-        // SAFETY: FIONREAD stores one int, which outlives the call.
-        let asked = unsafe { libc::ioctl(stream.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+        // SAFETY: both requests store one int, which outlives the call.
+        let asked = unsafe { libc::ioctl(stream.as_raw_fd(), request, &raw mut bytes) };
         u64::try_from(bytes).unwrap_or(0) * u64::from(asked == 0)
     }
 

@@ -160,8 +160,14 @@ impl Queue {
     /// How the host goes on with the data that it was asked for, and with what it has to take,
     /// since this was last asked.
     pub fn headway(&mut self) -> (Goes, Goes) {
-        let Self { headway, queue, .. } = self;
-        (headway.of_pulls(queue), headway.of_sends(queue))
+        let Self {
+            headway,
+            queue,
+            link,
+            ..
+        } = self;
+        let sends = headway.of_sends(queue, || link.unacknowledged_bytes());
+        (headway.of_pulls(queue), sends)
     }
 
     /// [`Event::Fenced`] with this number follows when everything has been taken in that has

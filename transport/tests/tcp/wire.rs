@@ -3,7 +3,9 @@
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use capstan_memory::Pool;
 use capstan_nvme_proto::cqe::Cqe;
@@ -11,7 +13,7 @@ use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_transport::tcp::End;
-use capstan_transport::tcp::controller::{Connected, Settings};
+use capstan_transport::tcp::controller::{Connected, Goes, Settings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::tcp::limits::SETUP_US;
 use capstan_transport::tcp::link::Link;
@@ -19,7 +21,9 @@ use capstan_transport::tcp::wire::{Queue, Wire};
 use capstan_transport::{
     Capsule, CapsuleData, EndReason, Event, FenceNumber, Pulled, QueueId, Queues, Source, Tag,
 };
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, recv};
 
 use super::{host_events, pool, request};
 
@@ -286,6 +290,59 @@ fn a_host_that_reads_late_gets_everything() {
         }
     }
     assert_eq!(released, READS);
+}
+
+/// The kernel takes megabytes, and says that there is room when a third of them is acknowledged.
+#[test]
+fn a_host_behind_a_slow_network_makes_headway_before_the_kernel_takes_more() {
+    const PUSHES: u16 = 7;
+    const LEN: u32 = 1 << 20;
+    let mut world = World::new();
+    let mut host = world.host(Digests::empty());
+    for cid in 0..PUSHES {
+        let payload = Payload::FromController(world.pool.take(512).expect("memory"), 512);
+        host.queue.send(Sqe::new(2, cid, 1), payload).expect("room");
+    }
+    host.link.send(&mut host.queue);
+    let capsules = world.events(PUSHES.into());
+    assert_eq!(capsules.len(), usize::from(PUSHES));
+    for cid in 0..PUSHES {
+        let source = Source::Buffer(world.pool.take(LEN).expect("memory"), 0..LEN);
+        let pushed = (world.queue(0)).with(|queue| queue.push(Tag(cid), cid, source));
+        pushed.expect("taken");
+    }
+    world.queue(0).flush();
+    assert!(world.queue(0).queue().has_unsent());
+    // What the host's machine takes without its program is acknowledged first.
+    wait_until("the network stands still", || {
+        world.queue(0).headway().1 == Goes::Not
+    });
+    // The program takes a part, far less than what the kernel has.
+    let socket = host.link.socket().expect("it is open");
+    let mut taken = vec![0; 600 << 10];
+    let mut bytes = 0;
+    while bytes < taken.len() {
+        match recv(
+            socket.as_raw_fd(),
+            &mut taken[bytes..],
+            MsgFlags::MSG_DONTWAIT,
+        ) {
+            Ok(more) => bytes += more,
+            Err(Errno::EAGAIN) => sleep(Duration::from_millis(1)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    wait_until("the host has made headway", || {
+        world.queue(0).headway().1 == Goes::On
+    });
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "not so: {what}");
+        sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

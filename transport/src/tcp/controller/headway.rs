@@ -4,6 +4,10 @@
 //! A byte now and then is no headway. What counts is the oldest pull, which has to be complete or
 //! to get [`HEADWAY_BYTES`], and as many bytes as are sent, or [`HEADWAY_BYTES`] of them. So both
 //! move at least so much in the time that their user gives them.
+//!
+//! Of what is sent the bytes count that the host's machine has acknowledged. The kernel takes
+//! megabytes, and then nothing before a third of them is acknowledged: over a slow network that
+//! takes longer than the host has.
 
 use super::super::limits::HEADWAY_BYTES;
 use super::ControllerQueue;
@@ -24,7 +28,7 @@ pub enum Goes {
 pub struct Headway {
     /// The oldest pull when the pulls went on last.
     oldest_pull: Option<Oldest>,
-    /// How many bytes have to leave.
+    /// How many bytes have to be acknowledged.
     sent_goal_bytes: Option<u64>,
 }
 
@@ -54,18 +58,26 @@ impl Headway {
         goes
     }
 
-    /// How what is sent goes on: all that there was has left, or [`HEADWAY_BYTES`] of it.
-    pub fn of_sends(&mut self, queue: &ControllerQueue) -> Goes {
+    /// How what is sent goes on: the kernel has taken all that there was, or the host has
+    /// [`HEADWAY_BYTES`] more. `unacknowledged_bytes` are those that the kernel has and the host's
+    /// machine has not acknowledged; it is asked where the kernel has not taken all.
+    pub fn of_sends(
+        &mut self,
+        queue: &ControllerQueue,
+        unacknowledged_bytes: impl FnOnce() -> u64,
+    ) -> Goes {
         let unsent_bytes = queue.stream.out.unsent_bytes() as u64;
-        let sent_bytes = queue.side.sent_bytes;
         if unsent_bytes == 0 {
             self.sent_goal_bytes = None;
             return Goes::Idle;
         }
-        if self.sent_goal_bytes.is_some_and(|goal| sent_bytes < goal) {
+        let unacknowledged_bytes = unacknowledged_bytes();
+        let arrived_bytes = (queue.side.sent_bytes).saturating_sub(unacknowledged_bytes);
+        if (self.sent_goal_bytes).is_some_and(|goal_bytes| arrived_bytes < goal_bytes) {
             return Goes::Not;
         }
-        self.sent_goal_bytes = Some(sent_bytes + unsent_bytes.min(HEADWAY_BYTES));
+        let left_bytes = unsent_bytes + unacknowledged_bytes;
+        self.sent_goal_bytes = Some(arrived_bytes + left_bytes.min(HEADWAY_BYTES));
         Goes::On
     }
 }
