@@ -38,8 +38,6 @@ pub(super) struct Progress {
     /// Looks in a row that found a new association waiting for the rest of what has begun to
     /// arrive, which has to be whole, and pulls that do not go on.
     begun_looks: u32,
-    /// Looks in a row that found a new association of the host waiting for the connection.
-    fenced_looks: u32,
 }
 
 impl Progress {
@@ -89,26 +87,22 @@ impl Progress {
         self.begun_looks = if is_missing { self.begun_looks + 1 } else { 0 };
         self.begun_looks
     }
+}
 
-    /// In how many looks something has to move, and while what. `fenced`: a new association of the
-    /// host waits for the connection. `short`: it has buffers that a command of another host wants.
-    fn patience(&mut self, fenced: bool, short: bool) -> (u32, &'static str) {
-        if !fenced {
-            self.fenced_looks = 0;
-            return if short {
-                let while_others = " while other hosts wait for buffers";
-                (STALLED_LOOKS_WHILE_OTHERS_WAIT, while_others)
-            } else {
-                (STALLED_LOOKS, "")
-            };
-        }
-        self.fenced_looks = self.fenced_looks.saturating_add(1);
-        let most = if self.fenced_looks > STALLED_LOOKS {
-            1
-        } else {
-            STALLED_LOOKS_WHILE_OTHERS_WAIT
-        };
-        (most, " while a new association of the host waits for it")
+/// In how many looks something has to move, and while what. `fenced`: a new association of the
+/// host waits for the connection, which may be a path that lives. `short`: it has buffers that a
+/// command of another host wants.
+fn patience(fenced: bool, short: bool) -> (u32, &'static str) {
+    match (fenced, short) {
+        (true, _) => (
+            STALLED_LOOKS_WHILE_OTHERS_WAIT,
+            " while a new association of the host waits for it",
+        ),
+        (false, true) => (
+            STALLED_LOOKS_WHILE_OTHERS_WAIT,
+            " while other hosts wait for buffers",
+        ),
+        (false, false) => (STALLED_LOOKS, ""),
     }
 }
 
@@ -223,7 +217,7 @@ impl IoPath {
             let begun_looks = connection.progress.look_at_begun(begun, goes.0);
             let fenced = begun || connection.queue.as_ref().is_some_and(IoQueue::is_fenced);
             let short = others_wait && connection.commands.iter().any(Command::has_buffer);
-            let patience = connection.progress.patience(fenced, short);
+            let patience = patience(fenced, short);
             let why = if pull_looks >= patience.0 {
                 complaint(&connection.not_given(), pull_looks, patience)
             } else if send_looks >= patience.0 {
@@ -298,20 +292,15 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_a_new_association_waits_for_has_less_and_less_patience() {
-        let mut progress = Progress::default();
-        assert_eq!(progress.patience(false, false).0, STALLED_LOOKS);
-        let (looks, why) = progress.patience(false, true);
+    fn a_path_that_moves_has_time_however_long_a_new_association_waits_for_it() {
+        assert_eq!(patience(false, false).0, STALLED_LOOKS);
+        let (looks, why) = patience(false, true);
         assert_eq!(looks, STALLED_LOOKS_WHILE_OTHERS_WAIT);
         assert!(why.contains("other hosts"), "{why}");
-        for _ in 0..STALLED_LOOKS {
-            let (looks, why) = progress.patience(true, false);
-            assert_eq!(looks, STALLED_LOOKS_WHILE_OTHERS_WAIT);
-            assert!(why.contains("new association"), "{why}");
-        }
-        assert_eq!(progress.patience(true, true).0, 1);
-        assert_eq!(progress.patience(false, false).0, STALLED_LOOKS);
-        assert_ne!(progress.patience(true, false).0, 1, "the wait is a new one");
+        let (looks, why) = patience(true, false);
+        assert_eq!(looks, STALLED_LOOKS_WHILE_OTHERS_WAIT);
+        assert!(why.contains("new association"), "{why}");
+        assert_eq!(patience(true, true).0, STALLED_LOOKS_WHILE_OTHERS_WAIT);
     }
 
     #[test]
