@@ -130,11 +130,17 @@ impl FileStore {
         self.size.most_lbas()
     }
 
-    /// Looks at the size, for every reactor. When that fails the old size stays: a read or write
-    /// there returns the reason.
+    /// Looks at the size, for every reactor. What is written to has lost what was behind its end
+    /// when it is shorter. When the look fails, or a device has no bytes any more, the old size
+    /// stays: a read or write there returns the reason.
     pub(crate) fn look_at_size(&self) {
-        if let Ok(bytes) = medium::bytes_of(&self.file, self.block_device) {
-            self.size.set(bytes);
+        let looked = medium::bytes_of(&self.file, self.block_device);
+        let looked = looked.ok().filter(|&bytes| bytes > 0 || !self.block_device);
+        if let Some(bytes) = looked
+            && self.size.set(bytes)
+            && !self.geometry.read_only
+        {
+            self.loss.cut();
         }
     }
 
@@ -145,6 +151,7 @@ impl FileStore {
         let geometry = self.geometry();
         Look {
             bytes,
+            least_bytes: self.size.take_least_bytes(),
             geometry,
             place,
         }

@@ -7,13 +7,14 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Whether a volume has lost acknowledged writes. One for all reactors that have it.
 #[derive(Debug, Default)]
 pub(crate) struct Loss {
     /// The kernel's reason (positive errno); 0 while nothing is lost.
     errno: AtomicI32,
+    is_cut: AtomicBool,
 }
 
 impl Loss {
@@ -28,8 +29,22 @@ impl Loss {
         self.errno.store(errno, Ordering::Release);
     }
 
+    /// The file or device was cut short, and with it what was behind its new end. Whoever watches
+    /// its size says so.
+    pub(crate) fn cut(&self) {
+        let _other =
+            (self.errno).compare_exchange(0, libc::EIO, Ordering::AcqRel, Ordering::Relaxed);
+        self.is_cut.store(true, Ordering::Release);
+    }
+
+    /// Whether it was cut short.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Acquire)
+    }
+
     /// The operator takes care of what was lost.
     pub(crate) fn clear(&self) {
+        self.is_cut.store(false, Ordering::Release);
         self.errno.store(0, Ordering::Release);
     }
 

@@ -4,7 +4,8 @@
 //! A write beyond the end of a file makes it longer. After a file was cut short, that would bring
 //! the lost part back as zeroes, so each reactor looks at the size before a write when its last
 //! look is older than [`SIZE_LOOK_US`]: within that time a write may still reach a file that has
-//! just been cut. A block device refuses such a write itself.
+//! just been cut. A block device refuses such a write itself. A Flush looks at the size of either,
+//! as it promises that what was written is there.
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -31,6 +32,8 @@ pub(crate) struct Size {
     lbas: AtomicU64,
     /// The most it ever had while it was open.
     most_lbas: AtomicU64,
+    /// The least since [`Size::take_least_bytes`].
+    least_bytes: AtomicU64,
 }
 
 impl Size {
@@ -40,17 +43,26 @@ impl Size {
             bytes: AtomicU64::new(0),
             lbas: AtomicU64::new(0),
             most_lbas: AtomicU64::new(0),
+            least_bytes: AtomicU64::new(bytes),
         };
         size.set(bytes);
         size
     }
 
-    pub(crate) fn set(&self, bytes: u64) {
+    /// Returns whether it is less than before.
+    pub(crate) fn set(&self, bytes: u64) -> bool {
         // Each look stands for itself, and an operation that is under way has checked the old size.
         let lbas = bytes / u64::from(self.lba_bytes);
-        self.bytes.store(bytes, Ordering::Relaxed);
+        let before_bytes = self.bytes.swap(bytes, Ordering::Relaxed);
         self.lbas.store(lbas, Ordering::Relaxed);
         self.most_lbas.fetch_max(lbas, Ordering::Relaxed);
+        self.least_bytes.fetch_min(bytes, Ordering::Relaxed);
+        bytes < before_bytes
+    }
+
+    /// The least bytes that any look has found since this was asked last.
+    pub(crate) fn take_least_bytes(&self) -> u64 {
+        self.least_bytes.swap(self.bytes(), Ordering::Relaxed)
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -71,6 +83,9 @@ impl Size {
 pub struct Look {
     /// Its size, including what is behind the last whole LBA.
     pub bytes: u64,
+    /// The least that it was found to be since the last time: less than it is now, or was then,
+    /// where it was cut and made longer again.
+    pub least_bytes: u64,
     /// Its shape, with the LBAs that it has now.
     pub geometry: Geometry,
     /// Where it is.

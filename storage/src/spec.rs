@@ -294,6 +294,15 @@ impl Store {
         }
     }
 
+    /// Whether one of its volumes has found it shorter than it was, and fails Flushes for that.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        match &self.kind {
+            StoreKind::File(store) => store.loss().is_cut(),
+            StoreKind::Ram { .. } | StoreKind::Null { .. } => false,
+        }
+    }
+
     /// The operator has looked at what was lost. Volumes that were made before may still be told of
     /// it by the kernel, so each is to be made anew first.
     pub fn clear_loss(&self) {

@@ -54,8 +54,9 @@ impl Lost {
 
     /// A volume has lost writes. Before anybody is told, or soon after, that is noted for good.
     pub(crate) fn add_writes(&self, export: &Export, error: &IoError) {
-        // Every Flush of a volume that was cut fails: that is no other loss.
-        if self.running.has(export.backend, What::End) {
+        // Every Flush of a volume that was cut fails: that is no other loss, and the next look at
+        // its size tells of it.
+        if export.store.is_cut() || self.running.has(export.backend, What::End) {
             return;
         }
         let errno = error.errno.unwrap_or_default();

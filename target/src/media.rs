@@ -204,19 +204,20 @@ impl Watched {
     fn becomes(&mut self, look: Look) -> Option<Change> {
         let Look {
             bytes,
+            least_bytes,
             geometry: capstan_storage::Geometry { lbas, .. },
             place,
         } = look;
         let before_bytes = std::mem::replace(&mut self.bytes, bytes);
         let moved = self.place != place;
         self.place = place;
-        if before_bytes == bytes && !moved {
+        if before_bytes == bytes && least_bytes == bytes && !moved {
             return None;
         }
         let state = moved.then(|| (What::Place, self.say_place()));
         let is_gone = matches!(self.place, Place::Gone(_));
-        let lost = match before_bytes != bytes && !is_gone {
-            true => self.say_size(before_bytes),
+        let lost = match (before_bytes != bytes || least_bytes < bytes) && !is_gone {
+            true => self.say_size(before_bytes, least_bytes),
             false => None,
         };
         let resized = lbas != self.shown.lbas && lbas > 0;

@@ -268,6 +268,31 @@ fn an_image_that_grows_or_is_cut_is_told_to_hosts_and_the_log_without_a_reload()
     assert!(daemon.stop().success());
 }
 
+/// Hosts are not told that all is stored between a cut and the next look at sizes, which comes
+/// once a second, and a file that is as long as it was again by then has lost it all the same.
+#[test]
+fn no_flush_succeeds_behind_a_cut_also_where_nothing_has_looked_at_the_size() {
+    for back in [false, true] {
+        let bench = Bench::new(2 * MIB);
+        let daemon = bench.serve();
+        let controller = bench.connect();
+        let volume = controller.volume_blocking(1).unwrap().blocking();
+        volume.write(2 * MIB - 4096, &[5; 4096]).unwrap();
+        volume.flush().unwrap();
+        bench.resize(MIB);
+        is_write_fault(&volume.flush());
+        if back {
+            bench.resize(2 * MIB);
+        }
+        let cut = ["ERROR", "was cut from 2097152 to 1048576 bytes"];
+        daemon.wait_for_log(&cut);
+        is_write_fault(&volume.flush());
+        assert_eq!(daemon.count_log("ERROR"), 1, "{:?}", daemon.log());
+        controller.close();
+        assert!(daemon.stop().success());
+    }
+}
+
 /// As long as it was again, it looks as if nothing had been cut off.
 #[test]
 fn a_cut_is_known_to_the_next_target_until_it_is_cleared() {

@@ -79,8 +79,8 @@ impl Volume for UringVolume {
             })
         };
         if let Some(file) = &self.file {
-            let writes = io.op.kind().changes_data();
-            if writes && now_us >= self.look_at_us && !file.store.is_block_device() {
+            let writes = io.op.kind().changes_data() && !file.store.is_block_device();
+            if matches!(io.op, Op::Flush) || (writes && now_us >= self.look_at_us) {
                 self.look_at_us = now_us.saturating_add(SIZE_LOOK_US);
                 file.store.look_at_size();
             }

@@ -86,10 +86,11 @@ impl Watched {
     }
 
     /// Says in the log how its size has changed, and returns that for `doctor` where it was cut.
-    pub(super) fn say_size(&self, before_bytes: u64) -> Option<Said> {
+    /// `least_bytes`: the least that it was meanwhile.
+    pub(super) fn say_size(&self, before_bytes: u64, least_bytes: u64) -> Option<Said> {
         let (volume, bytes) = (self.store.name(), self.bytes);
         let shown = "hosts are told of its new size";
-        if bytes > before_bytes {
+        if least_bytes >= before_bytes {
             let grown = format!(
                 "{volume} has grown from {before_bytes} to {}",
                 Count(bytes, "byte")
@@ -104,9 +105,13 @@ impl Watched {
             }
             return None;
         }
+        let again = match bytes > least_bytes {
+            true => format!(", and is {} long now,", Count(bytes, "byte")),
+            false => String::new(),
+        };
         let what = format!(
-            "{volume} was cut from {before_bytes} to {} while hosts had it",
-            Count(bytes, "byte")
+            "{volume} was cut from {before_bytes} to {}{again} while hosts had it",
+            Count(least_bytes, "byte")
         );
         let after = Again(&self.subnqn, self.nsid);
         let mend = format!(
