@@ -14,6 +14,7 @@ use crate::{
 };
 
 mod in_use;
+pub(crate) mod next_step;
 pub(crate) mod volume;
 
 impl Config {

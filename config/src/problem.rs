@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use capstan_nvme_proto::text::Count;
 
-use crate::machine::volume::{leads_nowhere, nearest_sibling, with_next_step};
+use crate::machine::next_step::{leads_nowhere, nearest_sibling, with_next_step};
 use crate::{BackingError, ListenError, NqnError, Size, shown};
 
 /// Why there is no [`Config`](crate::Config).

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::check::subsystem_nqn;
-use crate::machine::volume::with_next_step;
+use crate::machine::next_step::with_next_step;
 use crate::{
     Access, At, Backing, Config, ConfigError, DirectIo, LbaSize, ListenAddresses, Listener,
     LogLevel, Namespace, Problem, ProblemKind, Problems, ProviderChoice, QueueBounds, Reactors,

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use capstan_nvme_proto::text::Count;
 
 use super::in_use::{self, Places};
+use super::next_step::with_next_step;
 use super::{Claims, Findings};
-use crate::{At, DirectIo, LbaSize, Namespace, ProblemKind, Size, shown, suggest};
+use crate::{At, DirectIo, LbaSize, Namespace, ProblemKind, Size};
 
 /// What a path leads to: a device by its number, a file by its inode. Two paths with one identity
 /// are one volume.
@@ -245,175 +246,6 @@ pub(super) fn unescape(text: &str) -> PathBuf {
     )
 }
 
-/// What the system said, and what to do about it.
-pub(crate) fn with_next_step(
-    error: &io::Error,
-    path: &Path,
-    metadata: Option<&Metadata>,
-) -> String {
-    match (error.kind(), metadata) {
-        (ErrorKind::NotFound, _) if let Some(words) = leads_nowhere(path) => {
-            format!("{error}; {words}")
-        }
-        (ErrorKind::NotFound, _) => match (deleted_and_open(path), nearest_sibling(path)) {
-            (Some((pid, open)), _) => format!(
-                "{error}; it was deleted, process {pid} still has it open, and with the end of that it is gone: copy it \
-                 before, while nothing writes to it (cp --sparse=always {} FILE)",
-                open.display()
-            ),
-            (None, Some(nearest)) => format!("{error}; did you mean {}?", nearest.display()),
-            (None, None) => format!("{error}; {}", how_to_have_it(path)),
-        },
-        // Not the file's mode: `ErrorKind` does not tell the two apart.
-        (ErrorKind::PermissionDenied, _) if error.raw_os_error() == Some(libc::EPERM) => format!(
-            "{error}; it is immutable or append-only (`lsattr {path}` shows i or a): `chattr -i -a \
-             {path}`, or export it with `read_only = true`",
-            path = path.display(),
-        ),
-        (ErrorKind::PermissionDenied, Some(metadata)) => {
-            let mode = metadata.mode() & 0o7777;
-            // No more than what would do.
-            let ways = [
-                Some("run the target as that user"),
-                (mode & GROUP_MAY_WRITE == GROUP_MAY_WRITE)
-                    .then_some("put its user into that group"),
-                File::open(path)
-                    .is_ok()
-                    .then_some("export it with `read_only = true`"),
-            ];
-            let ways: Vec<_> = ways.into_iter().flatten().collect();
-            format!(
-                "{error}; it belongs to UID {} and GID {} with mode {mode:04o}: {}",
-                metadata.uid(),
-                metadata.gid(),
-                ways.join(", or "),
-            )
-        }
-        (ErrorKind::PermissionDenied, None) => match first_closed(path) {
-            Some((folder, of)) => format!(
-                "{error}: this user may not look into {}, which belongs to UID {} and GID {} with mode {:04o}: let it, \
-                 or run the target as a user that may",
-                folder.display(),
-                of.uid(),
-                of.gid(),
-                of.mode() & 0o7777,
-            ),
-            None => error.to_string(),
-        },
-        (ErrorKind::ReadOnlyFilesystem, _) => format!(
-            "{error}; its file system is mounted read-only here (`findmnt -T {path}`; in the unit: \
-             ReadWritePaths=): mount it for writing, or export it with `read_only = true`",
-            path = path.display(),
-        ),
-        _ if error.raw_os_error() == Some(libc::ELOOP) => format!(
-            "{error}; a symbolic link of it leads back to itself: `namei --long {}` shows which",
-            path.display()
-        ),
-        (ErrorKind::InvalidFilename, _) => {
-            format!("{error}; expected at most 255 bytes between two slashes, and 4095 in all")
-        }
-        (ErrorKind::NotADirectory, _) => match first_no_folder(path) {
-            Some(file) => format!(
-                "{error}: {} is none; expected a folder there",
-                file.display()
-            ),
-            None => error.to_string(),
-        },
-        _ if matches!(
-            error.raw_os_error(),
-            Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM)
-        ) =>
-        {
-            format!(
-                "{error}; there is no device or medium behind it now: `lsblk` lists those that are"
-            )
-        }
-        _ => error.to_string(),
-    }
-}
-
-/// A process that has the deleted file `path` open, and where (`proc(5)`, `/proc/PID/fd`): a target
-/// that goes on with it has the only copy. Those of other users are seen by root alone.
-#[must_use]
-pub fn deleted_and_open(path: &Path) -> Option<(u32, PathBuf)> {
-    let folder = path.parent()?.canonicalize().ok()?;
-    let mut deleted = folder.join(path.file_name()?).into_os_string();
-    deleted.push(" (deleted)");
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid: u32| {
-        let open = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
-        let is_it = |entry: &fs::DirEntry| {
-            fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == deleted)
-        };
-        Some((pid, open.into_iter().find(is_it)?.path()))
-    })
-    .next()
-}
-
-/// What to do where nothing has the name of `path`, nor one like it.
-fn how_to_have_it(path: &Path) -> String {
-    if path.starts_with("/dev") {
-        return "`lsblk` lists the devices there are".to_owned();
-    }
-    let above: Vec<&Path> = path.ancestors().skip(1).collect();
-    match above.into_iter().rev().find(|folder| !folder.exists()) {
-        Some(folder) => format!(
-            "there is no folder {}: make it, or mount what has it",
-            folder.display()
-        ),
-        None => {
-            let path = path.display();
-            format!("`truncate -s 1G {path}` makes a file of 1 GiB")
-        }
-    }
-}
-
-/// Bits of a mode: the group may read and write.
-const GROUP_MAY_WRITE: u32 = 0o060;
-
-/// The first folder on the way to `path` that this user may not look into.
-fn first_closed(path: &Path) -> Option<(PathBuf, Metadata)> {
-    let on_the_way: Vec<&Path> = path.ancestors().collect();
-    let mut from_root = on_the_way.into_iter().rev();
-    let refused = from_root.find(|path| {
-        let looked = fs::metadata(path);
-        looked.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
-    })?;
-    let folder = refused.parent()?;
-    Some((folder.to_owned(), fs::metadata(folder).ok()?))
-}
-
-/// What is in the way of `path`, and not a folder.
-fn first_no_folder(path: &Path) -> Option<&Path> {
-    let above: Vec<&Path> = path.ancestors().skip(1).collect();
-    let mut from_root = above.into_iter().rev();
-    from_root.find(|part| part.metadata().is_ok_and(|metadata| !metadata.is_dir()))
-}
-
-/// That `path` is a link to what is not there, in words.
-pub(crate) fn leads_nowhere(path: &Path) -> Option<String> {
-    let to = fs::read_link(path).ok()?;
-    Some(format!(
-        "it is a link to {}, and nothing is there: mend the link, or name the file itself",
-        shown::line(&to.display().to_string())
-    ))
-}
-
-/// The entry of the same folder whose name is nearest to that of `path`.
-pub(crate) fn nearest_sibling(path: &Path) -> Option<PathBuf> {
-    let (folder, name) = (path.parent()?, path.file_name()?.to_str()?);
-    let names: Vec<String> = fs::read_dir(folder)
-        .ok()?
-        .flatten()
-        .take(4096)
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        // A link that leads nowhere is there itself.
-        .filter(|entry| entry != name)
-        .collect();
-    suggest::nearest(name, names.iter().map(String::as_str)).map(|nearest| folder.join(nearest))
-}
-
 pub(crate) fn type_name(file_type: FileType) -> &'static str {
     if file_type.is_dir() {
         "folder"
@@ -456,37 +288,6 @@ mod tests {
         let path = folder.join(name);
         File::create(&path).unwrap().set_len(size_bytes).unwrap();
         format!("path = {:?}", path.display().to_string())
-    }
-
-    #[test]
-    fn what_the_system_refuses_comes_with_what_is_behind_it() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let metadata = fs::metadata(file.path()).unwrap();
-        let path = file.path().display();
-        let told = |errno| {
-            let error = io::Error::from_raw_os_error(errno);
-            with_next_step(&error, file.path(), Some(&metadata))
-        };
-        assert_eq!(
-            told(libc::EPERM),
-            format!(
-                "Operation not permitted (os error 1); it is immutable or append-only (`lsattr \
-                 {path}` shows i or a): `chattr -i -a {path}`, or export it with `read_only = true`"
-            )
-        );
-        let long = told(libc::ENAMETOOLONG);
-        assert!(long.contains("at most 255 bytes"), "{long}");
-        // That one is the mode's.
-        assert!(told(libc::EACCES).contains("it belongs to UID"));
-        let read_only = told(libc::EROFS);
-        assert!(
-            read_only.contains(&format!("`findmnt -T {path}`")),
-            "{read_only}"
-        );
-        assert!(read_only.contains("ReadWritePaths="), "{read_only}");
-        for errno in [libc::ENXIO, libc::ENODEV, libc::ENOMEDIUM] {
-            assert!(told(errno).contains("`lsblk`"), "{}", told(errno));
-        }
     }
 
     #[test]
