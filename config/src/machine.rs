@@ -15,6 +15,7 @@ use crate::{
 
 mod in_use;
 pub(crate) mod next_step;
+mod not_permitted;
 pub(crate) mod volume;
 
 impl Config {

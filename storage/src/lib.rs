@@ -87,6 +87,7 @@ pub use lifetime::Lifetime;
 pub use medium::{Look, Place};
 pub use medium_id::MediumId;
 pub use spec::{DirectIo, SpecError, Store, VolumeSpec};
+pub use sys::{Attributes, attributes};
 pub use uring::{
     Capabilities, Engine, EngineConfig, EngineError, FixedBuffers, ring_bytes, try_rings,
 };

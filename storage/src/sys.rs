@@ -12,9 +12,14 @@ mod ioctl {
     nix::ioctl_read!(blkgetsize64, 0x12, 114, u64);
     nix::ioctl_read_bad!(blksszget, nix::request_code_none!(0x12, 104), libc::c_int);
     nix::ioctl_read_bad!(blkpbszget, nix::request_code_none!(0x12, 123), libc::c_uint);
+    nix::ioctl_read!(fs_ioc_getflags, b'f', 1, libc::c_long);
     nix::ioctl_read!(fs_ioc_getversion, b'v', 1, libc::c_long);
     nix::ioctl_read_bad!(loop_get_status64, 0x4c05, LoopInfo64);
 }
+
+/// `FS_IMMUTABLE_FL` and `FS_APPEND_FL` of `linux/fs.h`.
+const FS_IMMUTABLE_FL: u32 = 0x10;
+const FS_APPEND_FL: u32 = 0x20;
 
 /// `struct loop_info64` of `linux/loop.h`.
 #[repr(C)]
@@ -79,14 +84,41 @@ pub(crate) fn physical_block_bytes(device: &File) -> io::Result<u32> {
     Ok(bytes)
 }
 
+/// The request's number says long; ioctl_iflags(2) and the kernel have an int.
+type Int = [u32; size_of::<libc::c_long>() / size_of::<u32>()];
+
 /// `FS_IOC_GETVERSION`: how often the inode number of a file was given, or a random number made
 /// when it was.
 pub(crate) fn inode_generation(file: &File) -> io::Result<u32> {
-    // The request's number says long; ioctl_iflags(2) and the kernel have an int.
-    let mut generation = [0_u32; size_of::<libc::c_long>() / size_of::<u32>()];
+    let mut generation = Int::default();
     // SAFETY: the descriptor is open and the kernel writes a long at most into `generation`.
     unsafe { ioctl::fs_ioc_getversion(file.as_raw_fd(), generation.as_mut_ptr().cast()) }?;
     Ok(generation.first().copied().unwrap_or_default())
+}
+
+/// The attributes of a file that forbid to write it, whatever its mode (chattr(1)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// `i`: nobody may write it.
+    pub immutable: bool,
+    /// `a`: nobody may write what it has.
+    pub append_only: bool,
+}
+
+/// `FS_IOC_GETFLAGS`: the attributes of an open file.
+///
+/// # Errors
+/// Its file system has none, or it is a device.
+pub fn attributes(file: &File) -> io::Result<Attributes> {
+    let mut flags = Int::default();
+    // SAFETY: the descriptor is open and the kernel writes a long at most into `flags`.
+    unsafe { ioctl::fs_ioc_getflags(file.as_raw_fd(), flags.as_mut_ptr().cast()) }?;
+    let flags = flags.first().copied().unwrap_or_default();
+    let has = |flag: u32| flags & flag != 0;
+    Ok(Attributes {
+        immutable: has(FS_IMMUTABLE_FL),
+        append_only: has(FS_APPEND_FL),
+    })
 }
 
 /// What `O_DIRECT` requires of memory and file offsets, in bytes.

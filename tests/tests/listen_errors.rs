@@ -149,8 +149,8 @@ fn an_immutable_file_is_called_that() {
     let error = refused(&[utf8(&target())], &export);
     for words in [
         "Operation not permitted",
-        "it is immutable or append-only",
-        "`chattr -i -a",
+        "it is immutable (`lsattr ",
+        "`chattr -i ",
     ] {
         assert_eq!(error.matches(words).count(), 1, "{words}: {error}");
     }

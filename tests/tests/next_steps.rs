@@ -112,31 +112,35 @@ fn root_an_immutable_file_is_made_one_that_changes() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = image(folder.path(), "disk.img", 1 << 20);
-    if !shell(&format!("chattr +i {}", utf8(&path)))
-        .status
-        .success()
-    {
-        eprintln!(
-            "SKIPPED {test}: the file system of {} has no such attribute",
-            utf8(&path)
-        );
-        return;
-    }
     let file = config(folder.path(), "127.0.0.1", ANY, &on_path(&path));
-    let (is_ok, said) = target("check", &file);
-    // Whatever comes of it, the folder can be removed.
-    let (looked, mended) = (
-        shell(&command(&said, "lsattr ")),
-        shell(&command(&said, "chattr ")),
-    );
-    assert!(!is_ok, "{said}");
-    assert!(
-        String::from_utf8_lossy(&looked.stdout).starts_with("----i"),
-        "{looked:?}"
-    );
-    assert!(mended.status.success(), "{mended:?}");
-    let (is_ok, said) = target("check", &file);
-    assert!(is_ok, "{said}");
+    for letter in ["i", "a"] {
+        if !shell(&format!("chattr +{letter} {}", utf8(&path)))
+            .status
+            .success()
+        {
+            eprintln!(
+                "SKIPPED {test}: the file system of {} has no such attribute",
+                utf8(&path)
+            );
+            return;
+        }
+        let (is_ok, said) = target("check", &file);
+        // Whatever comes of it, the folder can be removed.
+        let looked = shell(&format!("lsattr {}", utf8(&path)));
+        let _ = shell(&format!("chattr -ia {}", utf8(&path)));
+        assert!(!is_ok, "{said}");
+        assert_eq!(command(&said, "lsattr "), format!("lsattr {}", utf8(&path)));
+        let attributes = String::from_utf8_lossy(&looked.stdout).into_owned();
+        let attributes = attributes.split(' ').next().unwrap_or_default().to_owned();
+        assert!(attributes.contains(letter), "{attributes}");
+        // No more than what is set.
+        let step = command(&said, "chattr ");
+        assert_eq!(step, format!("chattr -{letter} {}", utf8(&path)));
+        runs(&format!("chattr +{letter} {}", utf8(&path)));
+        runs(&step);
+        let (is_ok, said) = target("check", &file);
+        assert!(is_ok, "{said}");
+    }
 }
 
 #[test]

@@ -58,7 +58,10 @@ const HERE: &str = "tests/tests/next_steps.rs";
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
 const STEPS: [(&str, Step); 63] = [
-    ("chattr -i -a {path}", In(HERE, "fn root_an_immutable_file")),
+    (
+        "chattr -{letters} {path}",
+        In(HERE, "fn root_an_immutable_file"),
+    ),
     (
         "cryptsetup open DEVICE NAME",
         In("tests/lab/cases/stacked", "cryptsetup"),

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::not_permitted::{self, is_eperm};
 use crate::{shown, suggest};
 
 /// What the system said, and what to do about it.
@@ -27,11 +28,9 @@ pub(crate) fn with_next_step(
             (None, None) => format!("{error}; {}", how_to_have_it(path)),
         },
         // Not the file's mode: `ErrorKind` does not tell the two apart.
-        (ErrorKind::PermissionDenied, _) if error.raw_os_error() == Some(libc::EPERM) => format!(
-            "{error}; it is immutable or append-only (`lsattr {path}` shows i or a): `chattr -i -a \
-             {path}`, or export it with `read_only = true`",
-            path = path.display(),
-        ),
+        (ErrorKind::PermissionDenied, _) if is_eperm(error) => {
+            format!("{error}; {}", not_permitted::in_words(path, metadata))
+        }
         (ErrorKind::PermissionDenied, Some(metadata)) => {
             let mode = metadata.mode() & 0o7777;
             // No more than what would do.
@@ -189,12 +188,10 @@ mod tests {
             let error = io::Error::from_raw_os_error(errno);
             with_next_step(&error, file.path(), Some(&metadata))
         };
-        assert_eq!(
-            told(libc::EPERM),
-            format!(
-                "Operation not permitted (os error 1); it is immutable or append-only (`lsattr \
-                 {path}` shows i or a): `chattr -i -a {path}`, or export it with `read_only = true`"
-            )
+        let not_permitted = told(libc::EPERM);
+        assert!(
+            not_permitted.contains("a security module") && !not_permitted.contains("chattr"),
+            "{not_permitted}"
         );
         let long = told(libc::ENAMETOOLONG);
         assert!(long.contains("at most 255 bytes"), "{long}");
