@@ -16,6 +16,7 @@ use crate::{
 mod in_use;
 pub(crate) mod next_step;
 mod not_permitted;
+pub(crate) mod unmounted;
 pub(crate) mod volume;
 
 impl Config {

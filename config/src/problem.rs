@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use capstan_nvme_proto::text::Count;
 
 use crate::machine::next_step::{leads_nowhere, nearest_sibling, with_next_step};
+use crate::machine::unmounted;
 use crate::{BackingError, ListenError, NqnError, Size, shown};
 
 /// Why there is no [`Config`](crate::Config).
@@ -82,6 +83,9 @@ fn name(path: &Path) -> String {
 /// What the system said, and what would be right.
 fn not_read(path: &Path, error: &io::Error) -> String {
     match (error.kind(), path.metadata()) {
+        (io::ErrorKind::NotFound, _) if let Some(words) = unmounted::in_words(path) => {
+            format!("{error}; {words}")
+        }
         (io::ErrorKind::NotFound, _) => match (leads_nowhere(path), nearest_sibling(path)) {
             (Some(words), _) => format!("{error}; {words}"),
             (None, Some(nearest)) => format!("{error}; did you mean {}?", nearest.display()),
@@ -100,6 +104,14 @@ fn not_read(path: &Path, error: &io::Error) -> String {
         (io::ErrorKind::Other, _) => format!("{error}; expected a TOML file, or `-` for stdin"),
         _ => error.to_string(),
     }
+}
+
+/// How a file comes to have room for an LBA.
+fn enough(path: &Path) -> String {
+    unmounted::in_words(path).unwrap_or_else(|| {
+        let path = path.display();
+        format!("`truncate -s 1G {path}` makes a file of 1 GiB")
+    })
 }
 
 /// Before what is wrong in a file: on the same line where that is one line.
@@ -375,7 +387,7 @@ pub enum ProblemKind {
         found: &'static str,
     },
     /// A file or device too small for one LBA.
-    #[error("{path} is {size}; a namespace needs at least one LBA (`truncate -s 1G {path}` makes a file of 1 GiB)", path = path.display(), size = Size(*size_bytes))]
+    #[error("{path} is {size}; a namespace needs at least one LBA ({})", enough(path), path = path.display(), size = Size(*size_bytes))]
     Empty {
         /// The path.
         path: PathBuf,

@@ -143,6 +143,50 @@ fn root_an_immutable_file_is_made_one_that_changes() {
     }
 }
 
+/// A file on a file system that is not mounted is not to be made in the folder below it.
+#[test]
+fn root_a_file_system_of_fstab_is_mounted_before_its_file_is_exported() {
+    if !is_root("root_a_file_system_of_fstab_is_mounted_before_its_file_is_exported") {
+        return;
+    }
+    own_mounts();
+    let folder = tempfile::tempdir().unwrap();
+    let (point, below) = (folder.path().join("images"), folder.path().join("below"));
+    for path in [&point, &below] {
+        fs::create_dir(path).unwrap();
+    }
+    image(&below, "disk.img", 1 << 20);
+    let fstab = folder.path().join("fstab");
+    let line = format!("{} {} none bind 0 0\n", utf8(&below), utf8(&point));
+    fs::write(&fstab, line).unwrap();
+    if !Path::new("/etc/fstab").exists() {
+        eprintln!("SKIPPED: there is no /etc/fstab to put another one over");
+        return;
+    }
+    run("mount", &["--bind", utf8(&fstab), "/etc/fstab"]).unwrap();
+    let path = point.join("disk.img");
+    let file = config(folder.path(), "127.0.0.1", ANY, &on_path(&path));
+    let not_mounted = format!("{} is in /etc/fstab and not mounted", utf8(&point));
+    let empty = image(&point, "disk.img", 0);
+    // As a placeholder, and without: no file of the folder below is offered.
+    for is_there in [true, false] {
+        if !is_there {
+            fs::remove_file(&empty).unwrap();
+        }
+        let (is_ok, said) = target("check", &file);
+        assert!(!is_ok && said.contains(&not_mounted), "{said}");
+        assert!(!said.contains("truncate"), "{said}");
+        if !is_there {
+            runs(&command(&said, "mount "));
+        }
+    }
+    let (is_ok, said) = target("check", &file);
+    assert!(is_ok && !said.contains(&not_mounted), "{said}");
+    for mounted in [utf8(&point), "/etc/fstab"] {
+        run("umount", &[mounted]).unwrap();
+    }
+}
+
 #[test]
 fn root_a_loop_device_is_detached_from_a_file_that_is_exported() {
     if !has_disks(

@@ -57,7 +57,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 63] = [
+const STEPS: [(&str, Step); 64] = [
     (
         "chattr -{letters} {path}",
         In(HERE, "fn root_an_immutable_file"),
@@ -114,6 +114,10 @@ const STEPS: [(&str, Step); 63] = [
     (
         "mkdir -p {point}",
         In(HERE, "fn root_a_mount_point_is_made"),
+    ),
+    (
+        "mount {point}",
+        In(HERE, "fn root_a_file_system_of_fstab_is_mounted"),
     ),
     (
         "mount {device}pN FOLDER",

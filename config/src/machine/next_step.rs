@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::not_permitted::{self, is_eperm};
+use super::unmounted;
 use crate::{shown, suggest};
 
 /// What the system said, and what to do about it.
@@ -15,6 +16,10 @@ pub(crate) fn with_next_step(
     metadata: Option<&Metadata>,
 ) -> String {
     match (error.kind(), metadata) {
+        // What is missing is there then, and what would be made is not.
+        (ErrorKind::NotFound, _) if let Some(words) = unmounted::in_words(path) => {
+            format!("{error}; {words}")
+        }
         (ErrorKind::NotFound, _) if let Some(words) = leads_nowhere(path) => {
             format!("{error}; {words}")
         }
