@@ -41,7 +41,7 @@ pub(crate) struct Identities {
     told: Vec<Shown>,
     /// Some of that is not in the table.
     is_missing: bool,
-    /// There was no table at the start, though there has been one.
+    /// There was no table at the start, though a target has opened a file with this folder.
     is_lost: bool,
     /// Room for the table where its file system is full.
     reserve: Option<Reserve>,
@@ -368,16 +368,16 @@ impl Identities {
         is_new
     }
 
-    /// That the table is not there, though it was, in words.
+    /// That the table is not there, and may be lost, in words.
     pub(crate) fn lost(&self, config: &Config) -> Option<String> {
         let folder = self
             .folder
             .as_deref()
             .filter(|_| self.is_lost && depends(config))?;
         Some(format!(
-            "{} is not there, though {} is: what hosts know each namespace by is forgotten. Each has the UUID of a first \
-             start, so a host that is still attached may go on over a file or device that was another one before: restore it \
-             from a backup, or detach every host before this target starts",
+            "{} is not there, though {} is: if it is lost, what hosts know each namespace by is forgotten. Each has the UUID of \
+             a first start, so a host that is still attached may go on over a file or device that was another one before: \
+             restore it if there is a backup, or detach every host before this target starts",
             folder.join(FILE).display(),
             folder.join(lba_size::FILE).display()
         ))

@@ -123,11 +123,12 @@ impl LbaSizes {
             let file = folder.join(FILE);
             match keep(folder, &missing) {
                 Ok(()) => tracing::warn!(
-                    "{} did not say any more which LBA sizes this process had read or written there: that is written again",
+                    "{} did not say the LBA size of each file that this process has opened (it was removed, is an older one, \
+                     or could not be written): that is written now",
                     file.display()
                 ),
                 Err(error) => tracing::warn!(
-                    "{} does not say which LBA size each file has, and cannot be written: {error}",
+                    "{} does not say the LBA size of each file that this process has opened, and cannot be written: {error}",
                     file.display()
                 ),
             }
@@ -418,17 +419,23 @@ fn file_of(namespace: &Namespace) -> Option<&Path> {
 fn forgotten(folder: &Path, path: &Path, found: &Evidence) -> anyhow::Result<Chosen> {
     let (name, table) = (path.display(), folder.join(FILE));
     let known = folder.join(identities::FILE);
+    // Whether it had one is not known: it may be another table, or that file may never have been
+    // opened, as where a start failed.
+    let without = match table.exists() {
+        true => "has no LBA size for it",
+        false => "is not there to say its LBA size",
+    };
     let forgotten = format!(
-        "{name} was served before ({} has it), and {} does not say any more with which LBA size",
+        "{} has {name}, which hosts may have used, and {} {without}",
         known.display(),
         table.display()
     );
     let (size, why) = match found.surely() {
         Some(found) => found,
-        None if found.is_blank => (LbaSize::DEFAULT, "nothing is on it yet".to_owned()),
+        None if found.is_blank => (LbaSize::DEFAULT, found.blank_in_words()),
         None => bail!(
-            "{forgotten}, nor does what is on it: restore that file, or write what hosts have used {name} with, `lba = 512` \
-             or `lba = 4096` (with --export: --lba)"
+            "{forgotten}, and what is on it does not tell: restore that table if it had one, or write what hosts have used {name} \
+             with, `lba = 512` or `lba = 4096` (with --export: --lba)"
         ),
     };
     Ok(Chosen::with(

@@ -460,7 +460,7 @@ fn a_table_that_is_spoilt_while_a_target_runs_is_not_written_over_and_one_that_i
         "{log:#?}"
     );
     assert!(
-        has(&log, &["WARN", "lba-sizes.toml", "written again"]),
+        has(&log, &["WARN", "lba-sizes.toml", "written now"]),
         "{log:#?}"
     );
     let other = place.shown();

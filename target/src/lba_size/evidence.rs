@@ -22,6 +22,7 @@ pub(super) struct Evidence {
     pub(super) gpt_of_4096: bool,
     /// Where there is neither a GPT nor a file system on the whole file.
     pub(super) dos: Option<DosTable>,
+    /// Whether its first [`FIRST_BYTES`], or all if it has fewer, are zeroes.
     pub(super) is_blank: bool,
     pub(super) file_system: Option<FileSystem>,
 }
@@ -81,6 +82,17 @@ impl Evidence {
         // Blocks of 4096 bytes and more are made on either.
         let found = self.small_blocks()?;
         Some((LbaSize::B512, format!("it has {found}")))
+    }
+
+    /// What a blank file is, in words: no more was looked at.
+    pub(super) fn blank_in_words(&self) -> String {
+        match usize::try_from(self.bytes) {
+            Ok(bytes) if bytes <= FIRST_BYTES => "all of it is zeroes".to_owned(),
+            _ => format!(
+                "its first {} KiB, where partition tables and file systems begin, are zeroes",
+                FIRST_BYTES >> 10
+            ),
+        }
     }
 
     /// The LBA size that a partition table on the file is for.

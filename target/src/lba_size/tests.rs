@@ -287,15 +287,34 @@ fn a_size_that_is_forgotten_is_found_out_or_asked_for_and_never_guessed() {
         let chosen = sizes.of(&nqn, &n, |_| true).unwrap();
         assert_eq!(chosen.size.unwrap().bytes(), bytes, "{name}");
         let warning = chosen.warning.unwrap();
-        for word in ["was served before", "namespaces.toml", "lba-sizes.toml"] {
+        for word in [
+            "namespaces.toml has",
+            "which hosts may have used",
+            "lba-sizes.toml has no LBA size for it",
+        ] {
             assert!(warning.contains(word), "{name}: {warning}");
         }
+        let is_blank = warning.contains("its first 68 KiB, where");
+        assert_eq!(is_blank, name == "blank", "{warning}");
     }
     let path = image(root.path(), "data", MIB, &[(0, b"data")]);
     let (nqn, n) = namespace(&path, "a", "");
     let error = sizes.of(&nqn, &n, |_| true).unwrap_err().to_string();
-    for word in ["lba-sizes.toml", "restore", "`lba = 512`", "--lba"] {
+    for word in [
+        "lba-sizes.toml has no LBA size for it",
+        "restore",
+        "`lba = 512`",
+        "--lba",
+    ] {
         assert!(error.contains(word), "{error}");
+    }
+    // Whether there ever was one is not known either.
+    std::fs::remove_file(state.join("lba-sizes.toml")).unwrap();
+    let error = LbaSizes::in_folder(state.clone()).of(&nqn, &n, |_| true);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("lba-sizes.toml is not there"), "{error}");
+    for more in ["served before", "any more"] {
+        assert!(!error.contains(more), "{error}");
     }
     // The next step.
     let explicit = namespace(&path, "a", "lba = 512");
@@ -306,6 +325,25 @@ fn a_size_that_is_forgotten_is_found_out_or_asked_for_and_never_guessed() {
     // A process that remembers for itself only has forgotten nothing.
     let alone = LbaSizes::default();
     assert_eq!(size(&alone, &(nqn, n)), Some(LbaSize::B4096));
+}
+
+/// No more than what was looked at.
+#[test]
+fn a_blank_start_is_called_no_more_than_that() {
+    let root = tempfile::tempdir().unwrap();
+    for (bytes, words) in [
+        (4096, "all of it is zeroes"),
+        (68 << 10, "all of it is zeroes"),
+        (
+            MIB,
+            "its first 68 KiB, where partition tables and file systems begin, are zeroes",
+        ),
+    ] {
+        let path = image(root.path(), "image", bytes, &[]);
+        let found = super::Evidence::of(&path).unwrap();
+        assert!(found.is_blank);
+        assert_eq!(found.blank_in_words(), words, "{bytes}");
+    }
 }
 
 #[test]
