@@ -154,6 +154,14 @@ impl Identities {
         Ok(config)
     }
 
+    /// Looks at the media of those that are not `served`.
+    ///
+    /// # Errors
+    /// Two namespaces would have one UUID or one NGUID.
+    pub(crate) fn check(&self, config: &Config, served: &Config) -> anyhow::Result<()> {
+        self.expected(config, Some(served)).map(drop)
+    }
+
     /// What each namespace on a path would be, by the path; of those that are `served` nothing, whose
     /// media are not looked at: a file system that does not answer would keep a reload waiting.
     fn expected<'c>(

@@ -10,12 +10,15 @@ mod watch;
 mod words;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use capstan_nvme_proto::nqn::Nqn;
-use capstan_storage::{IoErrorKind, Look, Place, Store};
+use capstan_storage::{IoErrorKind, Look, MediumId, Place, Store};
 use capstan_subsystem::{BackendId, Geometry};
 
 use crate::control_plane::ControlPlane;
@@ -184,6 +187,17 @@ impl Media {
         moved.map(|of| (of.subnqn.clone(), of.nsid)).collect()
     }
 
+    /// Namespaces whose path led to something else at the last look, and of which hosts lose
+    /// nothing when their volume is closed; with where it is.
+    pub(crate) fn replaceable(&self) -> Vec<(Nqn, u32, String)> {
+        let volumes = self.volumes();
+        let kept = volumes.values().filter_map(|of| {
+            let where_ = of.kept_as()?;
+            Some((of.subnqn.clone(), of.nsid, where_))
+        });
+        kept.collect()
+    }
+
     /// What the end of this process takes with it.
     pub(crate) fn say_what_ends(&self) {
         for watched in self.volumes().values() {
@@ -200,6 +214,22 @@ impl Media {
 }
 
 impl Watched {
+    /// What has become of a volume that is not at its path any more, if closing it loses nothing
+    /// that hosts have written.
+    fn kept_as(&self) -> Option<String> {
+        // The path of others is not looked at, as it may not answer.
+        let kept = match &self.place {
+            Place::Elsewhere(kept) => format!("is {}", name_of(kept)?.display()),
+            Place::Deleted(_) if self.store.geometry().read_only => {
+                "was deleted, and hosts could not write it".to_owned()
+            }
+            _ => return None,
+        };
+        // Hosts have to see another namespace: what is known by its path alone would be the same.
+        let there = MediumId::at(Path::new(&**self.store.name())).ok()?;
+        (self.store.medium_id()?.is_same(&there) == Some(false)).then_some(kept)
+    }
+
     /// Compares with how it was, and says what is new.
     fn becomes(&mut self, look: Look) -> Option<Change> {
         let Look {
@@ -233,4 +263,18 @@ impl Watched {
             is_sound: self.place == Place::AtPath,
         })
     }
+}
+
+/// The name that what is open as `kept` has now, where it has one that stays when it is closed.
+fn name_of(kept: &Path) -> Option<PathBuf> {
+    let name = fs::read_link(kept).ok()?;
+    // Network and FUSE file systems keep what is deleted so, until it is closed.
+    let hidden = [".nfs", ".fuse_hidden", ".smbdelete"];
+    let file_name = name.file_name()?.to_string_lossy();
+    if hidden.iter().any(|hidden| file_name.starts_with(hidden)) {
+        return None;
+    }
+    let (open, named) = (fs::metadata(kept).ok()?, fs::metadata(&name).ok()?);
+    let is_it = (open.dev(), open.ino()) == (named.dev(), named.ino());
+    is_it.then_some(name)
 }

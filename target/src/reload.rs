@@ -21,8 +21,10 @@ use crate::overlaps::Opened;
 use crate::plan::{Export, Opening, host_policy, subsystem_config};
 use crate::room;
 use refused::Refused;
+use replaced::Replaced;
 
 mod refused;
+mod replaced;
 mod swapped;
 
 /// What is being served.
@@ -114,7 +116,9 @@ impl Served {
         if swapped.is_empty() {
             return self.carry_out(&written, control, reactors);
         }
-        let rest = swapped::without(&written, &swapped);
+        let rest = swapped::without(&written, |nqn, namespace| {
+            swapped.iter().any(|one| one.is(nqn, namespace))
+        });
         let first = self.carry_out(&rest, control, reactors)?;
         for one in &swapped {
             tracing::info!("{}", one.in_words());
@@ -135,7 +139,8 @@ impl Served {
         control: &Arc<ControlPlane>,
         reactors: usize,
     ) -> anyhow::Result<String> {
-        let (wanted, difference) = self.compare(written)?;
+        let (wanted, difference, replaced) =
+            self.compare(written, &control.media().replaceable())?;
         self.check_files_are_free(&difference)?;
         let is_added = |subnqn: &Nqn, namespace: &Namespace| {
             let mut added = difference.namespaces_added.iter();
@@ -189,6 +194,9 @@ impl Served {
         {
             tracing::info!("{line}");
         }
+        for one in &replaced {
+            tracing::info!("{}", one.in_words());
+        }
         self.opened.follow(&wanted, is_added);
         self.config = wanted;
         let resized = control.look_at_media();
@@ -218,16 +226,17 @@ impl Served {
         Ok(words.join(", "))
     }
 
-    /// What is written with an NSID for each namespace, and what that changes. The state folder is
-    /// asked for namespaces that come alone: it may not answer, and what goes does not wait for it.
-    fn compare(&mut self, written: &Config) -> anyhow::Result<(Config, Difference)> {
-        let compare = |wanted| {
-            let difference = difference(&self.config, &wanted)?;
-            anyhow::Ok((wanted, difference))
-        };
+    /// What is written with an NSID for each namespace, and what that changes, with what another
+    /// medium has taken the place of: of those that may be `left`. The state folder is asked for
+    /// namespaces that come alone: it may not answer, and what goes does not wait for it.
+    fn compare(
+        &mut self,
+        written: &Config,
+        left: &[(Nqn, u32, String)],
+    ) -> anyhow::Result<(Config, Difference, Vec<Replaced>)> {
         // What is known so far may not let it be numbered.
         if let Ok(wanted) = self.identities.number(written, Some(&self.config)) {
-            let known = compare(wanted)?;
+            let known = self.compare_with(wanted, left)?;
             if known.1.namespaces_added.is_empty() {
                 self.unknown.clear();
                 return Ok(known);
@@ -248,9 +257,24 @@ impl Served {
         for unknown in &unknown {
             tracing::error!("{unknown}");
         }
-        let compared = compare(wanted)?;
+        let compared = self.compare_with(wanted, left)?;
+        if !compared.2.is_empty() {
+            let rest = self.config_without(&compared.2);
+            self.identities.check(&compared.0, &rest)?;
+        }
         self.unknown = unknown;
         Ok(compared)
+    }
+
+    fn compare_with(
+        &self,
+        wanted: Config,
+        left: &[(Nqn, u32, String)],
+    ) -> anyhow::Result<(Config, Difference, Vec<Replaced>)> {
+        let mut difference = difference(&self.config, &wanted)?;
+        let replaced = self.replaced(&wanted, left);
+        difference.replace(&replaced);
+        Ok((wanted, difference, replaced))
     }
 
     /// A file or device that is served, or was until now, is open until what it is served as has been

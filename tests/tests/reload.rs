@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use capstan_initiator::Controller;
 use capstan_tests::host::options;
-use capstan_tests::place::{Place, has, volume};
+use capstan_tests::place::{Place, has, volume, writes_until_it_fails};
 use capstan_tests::program::{Daemon, Machine, has_disks, own_address, signal, told, utf8};
 use capstan_tests::target::SUBNQN;
 use capstan_tests::wait::wait_until;
@@ -328,4 +328,150 @@ fn files_that_have_exchanged_their_names_are_served_as_they_are_called_after_one
         assert!(has(&log, &["nothing has changed"]), "{log:#?}");
         assert!(daemon.stop().success());
     }
+}
+
+/// Makes an image that has this byte throughout its first block.
+fn filled(path: &Path, byte: u8) {
+    let mut bytes = vec![0; 1 << 20];
+    bytes[..4096].fill(byte);
+    std::fs::write(path, bytes).expect("an image");
+}
+
+fn first_block(place: &Place, nsid: u32) -> [u8; 4096] {
+    let host = place.connect();
+    let mut read = [0; 4096];
+    volume(&host, nsid).read(0, &mut read).expect("reads");
+    host.close();
+    read
+}
+
+/// How another file takes the place of the one that is served.
+type Replace = fn(served: &Path, other: &Path, kept: &Path);
+
+/// One reload is enough where nothing that hosts wrote is lost with it.
+#[test]
+fn a_file_that_has_taken_the_place_of_another_is_served_after_one_reload() {
+    let moved: Replace = |served, other, kept| {
+        std::fs::rename(served, kept).expect("renames");
+        std::fs::rename(other, served).expect("renames");
+    };
+    let linked: Replace = |served, other, kept| {
+        std::fs::rename(served, kept).expect("renames");
+        std::os::unix::fs::symlink(other, served).expect("links");
+    };
+    let deleted: Replace = |served, other, _| std::fs::rename(other, served).expect("renames");
+    for (keys, replace, why) in [
+        ("nsid = 1", moved, "what was opened there is "),
+        (
+            "nsid = 1\nread_only = true",
+            deleted,
+            "what was opened there was deleted, and hosts could not write it",
+        ),
+        ("nsid = 1", linked, "what was opened there is "),
+    ] {
+        let place = Place::new();
+        let [a, b, other] = ["a", "b", "other"].map(|name| place.image(name));
+        filled(&a, 1);
+        filled(&other, 9);
+        let kept = place.folder.path().join("kept");
+        place.configure(&[(&a, keys), (&b, "nsid = 2")]);
+        let daemon = place.serve();
+        let before = place.shown();
+        let host = place.connect();
+        let [first, beside] = [1, 2].map(|nsid| volume(&host, nsid));
+        if !keys.contains("read_only") {
+            first.write(0, &[5; 4096]).expect("writes");
+        }
+        replace(&a, &other, &kept);
+        let log = capstan_tests::place::reload(&daemon);
+        let done = ["configuration reloaded: namespaces added: 1, namespaces removed: 1"];
+        for words in [
+            &done[..],
+            &["namespace 1 of", "medium changed"],
+            &["is served as another namespace", why],
+        ] {
+            assert!(has(&log, words), "{words:?}: {log:#?}");
+        }
+        assert!(!has(&log, &["goes on with what was opened"]), "{log:#?}");
+        // Hosts see another namespace, and the one beside it as before.
+        let now = place.shown();
+        assert_ne!(now[0].1, before[0].1);
+        assert_eq!((now[0].0, &now[1]), (1, &before[1]));
+        assert_eq!(first_block(&place, 1), [9; 4096]);
+        beside.write(0, &[7; 4096]).expect("goes on");
+        if !keys.contains("read_only") {
+            let old = std::fs::read(&kept).expect("it is there");
+            assert_eq!(old[..4096], [5; 4096]);
+            // It does not go on over the other one.
+            writes_until_it_fails(&first);
+            assert_eq!(first_block(&place, 1), [9; 4096]);
+        }
+        let log = capstan_tests::place::reload(&daemon);
+        assert!(has(&log, &["nothing has changed"]), "{log:#?}");
+        // And back.
+        if kept.exists() {
+            std::fs::rename(&a, place.folder.path().join("aside")).expect("renames");
+            std::fs::rename(&kept, &a).expect("renames");
+            let log = capstan_tests::place::reload(&daemon);
+            assert!(has(&log, &done), "{log:#?}");
+            assert_eq!(place.shown(), before, "the one that it had");
+        }
+        host.close();
+        assert!(daemon.stop().success());
+    }
+}
+
+/// Neither what has the only copy of what hosts wrote, nor in favour of what cannot be served.
+#[test]
+fn what_has_lost_its_path_is_served_on_where_a_reload_would_lose_it_or_nothing_can_take_its_place()
+{
+    let place = Place::new();
+    let [a, b, c, other] = ["a", "b", "c", "other"].map(|name| place.image(name));
+    let uuid = "nsid = 3\nuuid = \"6a2f6f2e-38d6-4d4c-9a6c-6f4f5f7d1f01\"";
+    place.configure(&[(&a, "nsid = 1"), (&b, "nsid = 2"), (&c, uuid)]);
+    let daemon = place.serve();
+    let before = place.shown();
+    let host = place.connect();
+    let [first, second, third] = [1, 2, 3].map(|nsid| volume(&host, nsid));
+    // The only copy.
+    std::fs::rename(&other, &a).expect("renames");
+    let log = capstan_tests::place::reload(&daemon);
+    let words = [
+        "goes on with what was opened at",
+        "take namespace 1 of",
+        "and reload, with which what hosts have is gone; then put it back in, and reload again",
+        "copy it before, while no host writes (cp --sparse=always /proc/",
+    ];
+    assert!(has(&log, &words), "{log:#?}");
+    first.write(0, &[5; 4096]).expect("goes on");
+    // No file that can be exported: all of that reload is refused.
+    std::fs::rename(&b, place.folder.path().join("kept")).expect("renames");
+    std::fs::write(&b, [1; 100]).expect("a file");
+    let log = capstan_tests::place::reload(&daemon);
+    let refused = [
+        "the configuration was not reloaded",
+        "needs at least one LBA",
+    ];
+    assert!(has(&log, &refused), "{log:#?}");
+    second.write(0, &[6; 4096]).expect("goes on");
+    // Nor a folder, beside which other changes are carried out.
+    std::fs::remove_file(&b).expect("removes");
+    std::fs::create_dir(&b).expect("a folder");
+    // Nor what hosts would take for the same.
+    std::fs::rename(&c, place.folder.path().join("moved")).expect("renames");
+    filled(&c, 0);
+    let more = place.image("more");
+    let (one, two) = ((&*a, "nsid = 1"), (&*b, "nsid = 2"));
+    place.configure(&[one, two, (&c, uuid), (&more, "nsid = 4")]);
+    let log = capstan_tests::place::reload(&daemon);
+    let added = [
+        "configuration reloaded: namespaces added: 1, namespaces that go on",
+        "any more: 3",
+    ];
+    assert!(has(&log, &added), "{log:#?}");
+    second.write(0, &[7; 4096]).expect("goes on");
+    third.write(0, &[8; 4096]).expect("goes on");
+    assert_eq!(place.shown()[..3], before[..]);
+    host.close();
+    assert!(daemon.stop().success());
 }

@@ -97,3 +97,30 @@ fn each_change_is_told_once() {
     assert!(matches!(watched.place, Place::Deleted(_)));
     assert_eq!(look(&mut watched), None);
 }
+
+/// What is closed without a loss has a name that stays.
+#[test]
+fn what_others_have_taken_the_place_of_is_kept_under_a_name_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a");
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    let mut watched = watched(&path);
+    assert_eq!(watched.kept_as(), None, "it is there");
+    // As NFS has what is deleted and still open.
+    let hidden = folder.path().join(".nfs0000000000000001");
+    fs::rename(&path, &hidden).unwrap();
+    File::create(&path).unwrap();
+    look(&mut watched).unwrap();
+    assert_eq!(watched.kept_as(), None);
+    let aside = folder.path().join("b");
+    fs::rename(&hidden, &aside).unwrap();
+    assert_eq!(watched.kept_as(), Some(format!("is {}", aside.display())));
+    fs::remove_file(&aside).unwrap();
+    assert_eq!(
+        watched.kept_as(),
+        None,
+        "it has changed since the last look"
+    );
+    look(&mut watched).unwrap();
+    assert_eq!(watched.kept_as(), None, "deleted");
+}

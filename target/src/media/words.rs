@@ -18,8 +18,16 @@ impl Watched {
         if !matches!(place, Place::Deleted(_) | Place::Elsewhere(_)) {
             return None;
         }
+        let is_there = fs::symlink_metadata(&**volume).is_ok();
         let next = match place {
-            _ if fs::symlink_metadata(&**volume).is_ok() => format!(
+            // Two reloads, and what each of them does.
+            Place::Deleted(kept) if is_there => format!(
+                "to serve that as another namespace, restart the target, or take namespace {nsid} of {subnqn} out of the \
+                 configuration and reload, with which what hosts have is gone; then put it back in, and reload again. To keep \
+                 what hosts have, copy it before, while no host writes (cp --sparse=always {} FILE)",
+                kept.display()
+            ),
+            _ if is_there => format!(
                 "to serve what is there as another namespace, {}",
                 Again(subnqn, nsid)
             ),
@@ -66,11 +74,16 @@ impl Watched {
             }
             Place::Deleted(kept) => {
                 let pid = process::id();
-                let next = format!(
-                    "to keep it, copy it while no host writes (cp --sparse=always {} FILE), and write the `uuid` for it that \
+                let is_there = fs::symlink_metadata(&**volume).is_ok();
+                let next = if is_there && self.store.geometry().read_only {
+                    "a reload serves what is there now, as another namespace".to_owned()
+                } else {
+                    format!(
+                        "to keep it, copy it while no host writes (cp --sparse=always {} FILE), and write the `uuid` for it that \
                      `capstan-target check` then names, as hosts refuse a copy otherwise; then {after}",
-                    kept.display()
-                );
+                        kept.display()
+                    )
+                };
                 let what =
                     format!("{goes_on}, which nobody finds any more when process {pid} ends");
                 (what, next)
@@ -137,7 +150,8 @@ impl Watched {
 fn back(now: &Path, path: &Path) -> String {
     match (now.is_file(), path.exists()) {
         (true, false) => format!("move it back (mv -n {} {})", now.display(), path.display()),
-        (true, true) => "move away what is there now, and it back".to_owned(),
+        (true, true) => "move away what is there now, and it back; or reload, to serve what is there as another namespace"
+            .to_owned(),
         (false, _) => "bring it back there".to_owned(),
     }
 }

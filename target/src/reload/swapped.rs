@@ -1,14 +1,14 @@
 //! Files that are served and have exchanged their names: each namespace has what is at its path
 //! now, as after a start.
 //!
-//! One that another file has taken the place of alone is served on, as nobody else may have what
-//! hosts wrote to it. Of exchanged ones each is still served, and none can be opened before all are
-//! closed: they are taken out and put back, as by two reloads.
+//! Of exchanged ones each is still served, and none can be opened before all are closed: they are
+//! taken out and put back, as by two reloads. Those that others have taken the place of alone are
+//! in [`replaced`](super::replaced).
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
-use capstan_config::{Backing, Config, Nqn};
+use capstan_config::{Backing, Config, Namespace, Nqn};
 
 use super::{FileId, Served, find};
 
@@ -88,17 +88,21 @@ impl Swapped {
     }
 }
 
-/// The configuration without these namespaces.
-pub(super) fn without(written: &Config, swapped: &[Swapped]) -> Config {
-    let mut rest = written.clone();
+impl Swapped {
+    /// Whether it is this one, in a configuration where it may have another number.
+    pub(super) fn is(&self, nqn: &Nqn, namespace: &Namespace) -> bool {
+        self.subnqn == *nqn && namespace.backing == Backing::Path(self.path.clone())
+    }
+}
+
+/// The configuration without the namespaces that go.
+pub(super) fn without(config: &Config, goes: impl Fn(&Nqn, &Namespace) -> bool) -> Config {
+    let mut rest = config.clone();
     for subsystem in &mut rest.subsystems {
         let nqn = &subsystem.nqn;
-        subsystem.namespaces.retain(|namespace| {
-            let is_it = |one: &Swapped| {
-                one.subnqn == *nqn && namespace.backing == Backing::Path(one.path.clone())
-            };
-            !swapped.iter().any(is_it)
-        });
+        subsystem
+            .namespaces
+            .retain(|namespace| !goes(nqn, namespace));
     }
     rest
 }
