@@ -5,8 +5,12 @@
 //! until it is known is little, there is room for a limited number, and there is always room for
 //! one more: the oldest of the source that has most is removed. A source that opens many
 //! connections so pushes out its own, and a permitted host is through before its turn comes.
+//!
+//! Whoever has many addresses has one connection of each, as the host has that pushes none away.
+//! So those count as well that came to nothing lately: the host has none of these, however slow its
+//! network is, and each address that only fills places has some.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -47,11 +51,32 @@ impl fmt::Display for Source {
     }
 }
 
+/// Peers that came to nothing of which it is known where they came from, the latest: 13 of each of
+/// 300 addresses. With what is counted of each that is some 200 KiB at most.
+const FAILURES_KEPT: usize = 4096;
+
+/// What a source has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    waiting: usize,
+    /// Of [`Strangers::failures`].
+    failed: usize,
+}
+
+impl Tally {
+    fn sum(self) -> usize {
+        self.waiting + self.failed
+    }
+}
+
 /// The peers that wait, each with its name (`T`), in the order in which they came.
 #[derive(Debug)]
 pub struct Strangers<T> {
     all: Vec<(Source, T)>,
-    counts: HashMap<Source, usize>,
+    /// Of those that have something.
+    tallies: HashMap<Source, Tally>,
+    /// Where those came from that were removed as failures, oldest first.
+    failures: VecDeque<Source>,
     max: usize,
     per_source_max: usize,
 }
@@ -63,7 +88,8 @@ impl<T: Copy + PartialEq> Strangers<T> {
         let max = max.max(1);
         Self {
             all: Vec::new(),
-            counts: HashMap::new(),
+            tallies: HashMap::new(),
+            failures: VecDeque::new(),
             max,
             per_source_max: per_source_max.clamp(1, max),
         }
@@ -71,7 +97,7 @@ impl<T: Copy + PartialEq> Strangers<T> {
 
     /// The peers of which one is to be removed before another one of `source` can wait, oldest
     /// first: its own when it has as many as it may, or, when there is no room at all, those of the
-    /// source that has most. Empty while there is room.
+    /// source that has most, with those that failed. Empty while there is room.
     pub fn in_the_way_of(&self, source: Source) -> impl Iterator<Item = T> + '_ {
         let full = if self.count_of(source) >= self.per_source_max {
             Some(source)
@@ -94,38 +120,65 @@ impl<T: Copy + PartialEq> Strangers<T> {
             .map(|(_, name)| *name)
     }
 
-    /// The source that has most peers; of several with as many, the one that came first.
+    /// The source that has most peers, with those that failed; of several with as many, the one
+    /// that came first.
     fn source_with_most(&self) -> Option<Source> {
-        let most = self.counts.values().max()?;
+        let waiting = self.tallies.values().filter(|tally| tally.waiting > 0);
+        let most = waiting.map(|tally| tally.sum()).max()?;
         let mut all = self.all.iter().map(|(source, _)| *source);
-        all.find(|source| self.count_of(*source) == *most)
+        all.find(|source| self.tally(*source).sum() == most)
+    }
+
+    fn tally(&self, source: Source) -> Tally {
+        self.tallies.get(&source).copied().unwrap_or_default()
+    }
+
+    fn change(&mut self, source: Source, change: impl FnOnce(&mut Tally)) {
+        let tally = self.tallies.entry(source).or_default();
+        change(tally);
+        if tally.sum() == 0 {
+            self.tallies.remove(&source);
+        }
     }
 
     /// How many peers of `source` wait.
     #[must_use]
     pub fn count_of(&self, source: Source) -> usize {
-        self.counts.get(&source).copied().unwrap_or(0)
+        self.tally(source).waiting
     }
 
     /// Adds a peer.
     pub fn add(&mut self, source: Source, name: T) {
         self.all.push((source, name));
-        *self.counts.entry(source).or_default() += 1;
+        self.change(source, |tally| tally.waiting += 1);
     }
 
-    /// Removes a peer, whatever became of it; returns whether it was there.
+    /// Removes a peer that has gone on; returns whether it was there.
     pub fn remove(&mut self, name: T) -> bool {
-        let Some(at) = self.all.iter().position(|(_, other)| *other == name) else {
+        self.take(name).is_some()
+    }
+
+    /// Removes a peer that came to nothing, which then counts against its source for a while;
+    /// returns whether it was there.
+    pub fn fail(&mut self, name: T) -> bool {
+        let Some(source) = self.take(name) else {
             return false;
         };
-        let (source, _) = self.all.remove(at);
-        let left = self.count_of(source) - 1;
-        if left == 0 {
-            self.counts.remove(&source);
-        } else {
-            self.counts.insert(source, left);
+        self.failures.push_back(source);
+        self.change(source, |tally| tally.failed += 1);
+        if self.failures.len() > FAILURES_KEPT
+            && let Some(oldest) = self.failures.pop_front()
+        {
+            self.change(oldest, |tally| tally.failed -= 1);
         }
         true
+    }
+
+    fn take(&mut self, name: T) -> Option<Source> {
+        let at = self.all.iter().position(|(_, other)| *other == name)?;
+        let (source, _) = self.all.remove(at);
+        self.change(source, |tally| tally.waiting -= 1);
+        Some(source)
     }
 
     /// How many peers wait.
@@ -182,6 +235,40 @@ mod tests {
         strangers.add(source(3), 31);
         // Two each: the source that came first.
         assert_eq!(goes(&strangers, 4), [10, 11]);
+    }
+
+    /// As over a network that takes 80 ms for a round trip, while 300 addresses open 2,750 a
+    /// second: more come in that time than there are places.
+    #[test]
+    fn one_that_is_slow_is_not_in_the_way_of_many_addresses_that_come_to_nothing() {
+        let place = |number: u32| Source::V4(Ipv4Addr::from_bits(0x0a00_0000 + number));
+        let mut strangers = Strangers::new(128, 64);
+        let arrive = |strangers: &mut Strangers<u32>, name: u32, source: Source| {
+            let goes = strangers.in_the_way_of(source).next();
+            if let Some(goes) = goes {
+                assert!(strangers.fail(goes));
+            }
+            strangers.add(source, name);
+            goes
+        };
+        for name in 0..1000 {
+            arrive(&mut strangers, name, place(name % 300));
+        }
+        for host in 0..20 {
+            let (host, first) = (1_000_000 + host, 10_000 * (host + 1));
+            arrive(&mut strangers, host, source(1));
+            for name in first..first + 220 {
+                let goes = arrive(&mut strangers, name, place(name % 300));
+                assert_ne!(goes, Some(host), "after {} others", name - first);
+            }
+            assert!(strangers.remove(host), "it is through");
+        }
+        // What is known of sources is bounded.
+        for name in 0..2 * u32::try_from(FAILURES_KEPT).unwrap() {
+            arrive(&mut strangers, name + 2_000_000, place(name + 1000));
+        }
+        assert_eq!(strangers.failures.len(), FAILURES_KEPT);
+        assert!(strangers.tallies.len() <= FAILURES_KEPT + 128);
     }
 
     #[test]

@@ -267,10 +267,10 @@ impl IoPath {
         let Some(conn) = goes else {
             return;
         };
-        self.unconnected.remove(conn);
+        self.unconnected.fail(conn);
         if let Some(&index) = self.index_of.get(&conn) {
-            let why = "it made room for another one: too many connections are no queue yet, and most of them from its \
-                       address";
+            let why = "it made room for another one: too many connections are no queue yet, and most of them, and of those \
+                       that became none, from its address";
             self.begin_close(index, why);
         }
     }
@@ -374,7 +374,7 @@ impl IoPath {
             return;
         }
         if connection.phase.is_unconnected() {
-            self.unconnected.remove(connection.identity.id);
+            self.unconnected.fail(connection.identity.id);
         }
         let is_queue = connection.association.is_some();
         let (peer, qid) = (connection.identity.peer, connection.identity.sizes.qid);

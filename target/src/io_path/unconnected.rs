@@ -91,11 +91,23 @@ impl Unconnected {
         self.due_us = self.due_us.min(deadline_us);
     }
 
-    /// A connection is a queue now, or is ending.
+    /// A connection is a queue now.
     pub(super) fn remove(&mut self, conn: ConnId) {
         if !self.unknown.remove(conn) {
             self.known.remove(conn);
         }
+        self.one_is_gone();
+    }
+
+    /// A connection is ending, and is no queue.
+    pub(super) fn fail(&mut self, conn: ConnId) {
+        if !self.unknown.fail(conn) {
+            self.known.fail(conn);
+        }
+        self.one_is_gone();
+    }
+
+    fn one_is_gone(&mut self) {
         if self.count() == 0 {
             self.due_us = u64::MAX;
         }

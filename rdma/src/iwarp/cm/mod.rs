@@ -145,7 +145,7 @@ impl Manager {
             let state = std::mem::replace(&mut entry.state, State::Closed);
             entry.deadline_us = None;
             if matches!(state, State::HalfOpen(_)) {
-                self.half_open.remove(id);
+                self.half_open.fail(id);
             }
             if let Some(qp) = entry.qp.upgrade() {
                 let mut qp = qp.borrow_mut();
@@ -285,7 +285,7 @@ impl Manager {
 
     /// Drops an id and its socket without an event for the program.
     fn forget(&mut self, id: CmId) {
-        self.half_open.remove(id);
+        self.half_open.fail(id);
         self.ids.remove(id);
     }
 
@@ -444,7 +444,7 @@ impl ConnectionManager for Manager {
             }
             State::Listening(_) => self.forget_requests_of(id),
             State::HalfOpen(_) => {
-                self.half_open.remove(id);
+                self.half_open.fail(id);
             }
             _ => {}
         }
