@@ -85,6 +85,9 @@ fn checks(
     checks.push(memory::huge_pages(machine));
     checks.push(uring::check(machine, role, uring));
     checks.push(tcp::congestion_control(machine));
+    if let Role::Target { .. } = role {
+        checks.extend(tcp::syn_cookies(machine));
+    }
     if *role == Role::Host {
         checks.extend(room::of_host(machine));
         checks.extend(front_ends::checks(machine));

@@ -1,4 +1,4 @@
-//! The congestion control of TCP, under iWARP.
+//! TCP, under iWARP and NVMe/TCP: its congestion control, and what keeps a listener open.
 
 use crate::{Capability, Check, Machine};
 
@@ -41,9 +41,23 @@ pub(crate) fn congestion_control(machine: &Machine) -> Check {
     }
 }
 
+/// SYNs from addresses that do not answer fill the backlog of a listener without SYN cookies
+/// (tcp(7)), and nobody else connects. Nothing is said where they are on.
+pub(crate) fn syn_cookies(machine: &Machine) -> Option<Check> {
+    let mode = machine.read("/proc/sys/net/ipv4/tcp_syncookies")?;
+    (mode.trim() == "0").then(|| {
+        Check::warning(
+            "SYN cookies",
+            "off (net.ipv4.tcp_syncookies is 0)",
+            "1: else whoever sends SYNs under addresses of others keeps hosts from connecting",
+            "sysctl -w net.ipv4.tcp_syncookies=1",
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::congestion_control;
+    use super::{congestion_control, syn_cookies};
     use crate::testing::Tree;
     use crate::{Check, Verdict};
 
@@ -75,5 +89,19 @@ mod tests {
             "bbr, which paces; Capstan's connections choose cubic themselves"
         );
         assert_eq!(check("bbr\n", "bbr\n", nobody).verdict, Verdict::Warning);
+    }
+    #[test]
+    fn syn_cookies_are_told_of_where_they_are_off() {
+        let check = |mode| {
+            let tree = Tree::new().file("proc/sys/net/ipv4/tcp_syncookies", mode);
+            syn_cookies(&tree.machine())
+        };
+        assert!(check("1\n").is_none() && check("2\n").is_none());
+        // As in a kernel without them.
+        assert!(syn_cookies(&Tree::new().machine()).is_none());
+        let check = check("0\n").expect("a warning");
+        assert_eq!(check.verdict, Verdict::Warning);
+        let remedy = check.remedy.expect("what mends it");
+        assert_eq!(remedy, "sysctl -w net.ipv4.tcp_syncookies=1");
     }
 }
