@@ -21,6 +21,10 @@ const SPARE_BYTES: u64 = IN_CAPSULE_DATA_BYTES;
 const DATA_SHARE: u64 = 4;
 /// Share of these set aside for connections that are no queue of a permitted host, or not yet.
 const STRANGERS_SHARE: u64 = 8;
+/// Share of these set aside for data that is copied to be sent over NVMe/TCP: of the default budget,
+/// pieces of 32 KiB for 174 queues at once on each of two reactors. Where they are used up data is
+/// sent from its buffer, so none is needed.
+const STAGING_SHARE: u64 = 16;
 /// Memory of a connection until its host is known, in bytes: two receives with in-capsule data, of
 /// which the second one shows that more than a Connect was sent, a page for the data of its
 /// Connect, and a page for the response; and its part of two pages for each that is a discovery
@@ -49,6 +53,8 @@ pub struct MemoryPlan {
     /// Connections of each reactor, of [`STRANGER_BYTES`] each, that are no queue of a permitted
     /// host.
     pub strangers_per_reactor: u64,
+    /// Memory of each reactor for what is copied to be sent over NVMe/TCP.
+    pub staging_bytes_per_reactor: u64,
 }
 
 impl QueueBounds {
@@ -60,7 +66,7 @@ impl QueueBounds {
 }
 
 impl MemoryPlan {
-    /// Divides `budget_bytes` among `reactors`.
+    /// Divides `budget_bytes` among `reactors`. `tcp`: whether NVMe/TCP is served.
     ///
     /// # Errors
     /// The arithmetic in words, when not even one host with one I/O queue can be served.
@@ -68,6 +74,7 @@ impl MemoryPlan {
         budget_bytes: u64,
         reactors: usize,
         queues: &QueueBounds,
+        tcp: bool,
     ) -> Result<Self, String> {
         let reactors = u64::try_from(reactors).unwrap_or(u64::MAX).max(1);
         let data_bytes_min = TRANSFERS_IN_FLIGHT_MIN * TRANSFER_BYTES_MAX;
@@ -99,14 +106,23 @@ impl MemoryPlan {
         let rest_bytes = budget_bytes - reactors * data_bytes_per_reactor;
         let strangers_per_reactor =
             (rest_bytes / STRANGERS_SHARE / reactors / STRANGER_BYTES).min(STRANGERS_MAX);
+        let rest_bytes = rest_bytes - reactors * strangers_per_reactor * STRANGER_BYTES;
+        // Of a small budget, what the queues of one host leave.
+        let spare_bytes = rest_bytes.saturating_sub(admin_queue_bytes + io_queue_bytes);
+        let staging_bytes = match tcp {
+            true => (rest_bytes / STAGING_SHARE).min(spare_bytes),
+            false => 0,
+        };
+        let staging_bytes_per_reactor = staging_bytes / reactors;
         Ok(Self {
             budget_bytes,
             reactors,
             data_bytes_per_reactor,
             admin_queue_bytes,
             io_queue_bytes,
-            queue_bytes: rest_bytes - reactors * strangers_per_reactor * STRANGER_BYTES,
+            queue_bytes: rest_bytes - reactors * staging_bytes_per_reactor,
             strangers_per_reactor,
+            staging_bytes_per_reactor,
         })
     }
 
@@ -121,12 +137,13 @@ impl fmt::Display for MemoryPlan {
         write!(
             f,
             "{} budget: {} data buffers on each of {} reactor(s), {} for queues, {} for hosts that \
-             are not known yet; room for {} host(s) with 1 I/O queue of full depth, {} with 4",
+             are not known yet, {} to copy to for NVMe/TCP; room for {} host(s) with 1 I/O queue of full depth, {} with 4",
             Size(self.budget_bytes),
             Size(self.data_bytes_per_reactor),
             self.reactors,
             Size(self.queue_bytes),
             Size(self.reactors * self.strangers_per_reactor * STRANGER_BYTES),
+            Size(self.reactors * self.staging_bytes_per_reactor),
             self.hosts(1),
             self.hosts(4),
         )
@@ -145,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_default_budget_serves_a_hundred_hosts() {
-        let plan = MemoryPlan::new(256 << 20, 2, &QUEUES).unwrap();
+        let plan = MemoryPlan::new(256 << 20, 2, &QUEUES, true).unwrap();
         assert_eq!(plan.data_bytes_per_reactor, 32 << 20);
         assert_eq!(plan.io_queue_bytes, 128 * (64 + 8192 + 16) + 8192);
         assert!(plan.hosts(1) >= 100, "{plan}");
@@ -154,9 +171,23 @@ mod tests {
     #[test]
     fn a_budget_too_small_for_one_host_shows_the_sum() {
         assert_eq!(
-            MemoryPlan::new(4 << 20, 2, &QUEUES).unwrap_err(),
+            MemoryPlan::new(4 << 20, 2, &QUEUES, true).unwrap_err(),
             "4 MiB is too small: 6 MiB needed for one host (2 reactor(s) × 2 transfers × 1 MiB + \
              Admin Queue 266.5 KiB + I/O queue 1042 KiB + hosts not known yet 186.9 KiB)"
+        );
+    }
+
+    #[test]
+    fn what_is_copied_for_nvme_tcp_comes_off_the_memory_for_queues() {
+        let [without, with] =
+            [false, true].map(|tcp| MemoryPlan::new(256 << 20, 2, &QUEUES, tcp).unwrap());
+        assert_eq!(without.staging_bytes_per_reactor, 0);
+        let staging_bytes = without.queue_bytes / 16;
+        assert_eq!(with.staging_bytes_per_reactor, staging_bytes / 2);
+        assert_eq!(with.queue_bytes, without.queue_bytes - staging_bytes);
+        assert!(
+            with.to_string().contains("MiB to copy to for NVMe/TCP"),
+            "{with}"
         );
     }
 
@@ -167,11 +198,11 @@ mod tests {
             depth_max in 16_u16..=1024,
         ) {
             let queues = QueueBounds { depth_max, ..QUEUES };
-            let words = MemoryPlan::new(1 << 20, reactors, &queues).unwrap_err();
+            let words = MemoryPlan::new(1 << 20, reactors, &queues, true).unwrap_err();
             let (_, rest) = words.split_once(": ").unwrap();
             let (needed, _) = rest.split_once(" needed").unwrap();
             let Size(bytes) = needed.parse().unwrap();
-            prop_assert!(MemoryPlan::new(bytes, reactors, &queues).is_ok(), "{}", words);
+            prop_assert!(MemoryPlan::new(bytes, reactors, &queues, true).is_ok(), "{}", words);
         }
 
         #[test]
@@ -179,17 +210,20 @@ mod tests {
             budget_bytes in 0_u64..1 << 41,
             reactors in 0_usize..300,
             depth_max in 16_u16..=1024,
+            tcp: bool,
         ) {
             let queues = QueueBounds { depth_max, ..QUEUES };
-            if let Ok(plan) = MemoryPlan::new(budget_bytes, reactors, &queues) {
+            if let Ok(plan) = MemoryPlan::new(budget_bytes, reactors, &queues, tcp) {
                 prop_assert!(plan.hosts(1) >= 1, "{}", plan);
                 prop_assert_eq!(
                     plan.queue_bytes
                         + plan.reactors
                             * (plan.data_bytes_per_reactor
+                                + plan.staging_bytes_per_reactor
                                 + plan.strangers_per_reactor * STRANGER_BYTES),
                     budget_bytes
                 );
+                prop_assert!(tcp || plan.staging_bytes_per_reactor == 0);
                 prop_assert_eq!(plan.data_bytes_per_reactor % TRANSFER_BYTES_MAX, 0);
             }
         }

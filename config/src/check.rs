@@ -49,6 +49,8 @@ pub(crate) fn check(read: Read, text: &str) -> Result<Config, ConfigError> {
         target.memory_budget_bytes,
         target.reactors.count(1),
         &queues,
+        // What is too small does not depend on it.
+        false,
     ) {
         let span = raw.target.memory_budget.as_ref().map(Spanned::span);
         checker.report(

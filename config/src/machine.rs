@@ -81,7 +81,8 @@ impl Config {
     /// # Errors
     /// [`ProblemKind::Budget`] when not even one host could be served.
     pub fn memory_plan(&self, reactors: usize) -> Result<MemoryPlan, Problems> {
-        MemoryPlan::new(self.target.memory_budget_bytes, reactors, &self.queues).map_err(
+        let tcp = (self.listeners.iter()).any(|listener| listener.transports.tcp);
+        MemoryPlan::new(self.target.memory_budget_bytes, reactors, &self.queues, tcp).map_err(
             |arithmetic| problem("target.memory_budget", ProblemKind::Budget(arithmetic)).into(),
         )
     }

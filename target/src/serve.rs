@@ -19,6 +19,7 @@ use capstan_reactor::log::LastLines;
 use capstan_reactor::{Mailbox, RunError, SpinBudget, mailbox, pin_to_core, run};
 use capstan_storage::{Engine, FixedBuffers, Gate, Volume};
 use capstan_subsystem::Target;
+use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::Wire;
 use nix::sys::resource::{Resource, getrlimit};
 use rustc_hash::FxHashMap;
@@ -420,7 +421,8 @@ impl Starting {
             control: Arc::clone(&control),
             mailbox: self.mailbox,
             managers,
-            tcp: Wire::new().context("no epoll for NVMe/TCP")?,
+            tcp: Wire::new(Staging::new(self.plan.staging_bytes_per_reactor))
+                .context("no epoll for NVMe/TCP")?,
             shared_receive_queue: self.config.target.shared_receive_queue,
             engine,
             volumes,

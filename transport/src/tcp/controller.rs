@@ -30,7 +30,8 @@ use capstan_nvme_proto::tcp::setup::Agreed;
 use capstan_nvme_proto::tcp::writer::PduWriter;
 
 use super::limits::{R2TS_MAX, STAGED_MAX_BYTES};
-use super::outgoing::Mark;
+use super::outgoing::{Mark, Outgoing};
+use super::staging::Staging;
 use super::stream::{End, Place, Side, Stream};
 use crate::data::CapsuleData;
 use crate::queue::{EndReason, Event, Tag};
@@ -144,6 +145,13 @@ impl ControllerQueue {
                 events: VecDeque::new(),
             },
         }
+    }
+
+    /// Copies what it is to send to memory of `staging`. To be called before anything has come.
+    #[must_use]
+    pub fn within(mut self, staging: &Staging) -> Self {
+        self.stream.out = Outgoing::new(staging.clone());
+        self
     }
 
     /// Memory for the in-capsule data of one command, which takes it where the data fits, and is

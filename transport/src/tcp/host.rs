@@ -195,6 +195,8 @@ impl HostQueue {
         };
         sqe.dptr = sgl.encode();
         let head = writer.capsule_cmd(&sqe, capsule_bytes);
+        let digest_bytes = 4;
+        out.reserve_anyway(head.as_bytes().len() + capsule_bytes as usize + digest_bytes);
         out.stage(head.as_bytes());
         if let Some(buffer) = memory.as_ref().filter(|_| capsule_bytes > 0) {
             let start = out.stage_raw(buffer.raw(), capsule_bytes as usize);

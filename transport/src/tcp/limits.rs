@@ -8,6 +8,14 @@ pub const DIRECT_MIN_BYTES: u32 = 16 * 1024;
 /// a call to send costs less than writing them and reading them once more.
 pub const ZEROES_MIN_BYTES: u32 = 1024;
 
+/// Memory for what is copied to be sent comes in pieces of this size: two PDUs of the largest data
+/// that is copied fit into one, or seven of 4 KiB.
+pub const STAGED_CHUNK_BYTES: usize = 32 * 1024;
+
+/// Where the pieces that the queues of a reactor share are used up no data is copied, and a queue
+/// has pieces of this size for its responses, the heads of its data and R2Ts: 36 responses each.
+pub const STAGED_HEADS_BYTES: usize = 1024;
+
 /// Bytes that are copied to be sent, from which on nothing more is pushed until half of them have
 /// left. Responses and R2Ts are added regardless, and hold their command until they have left: a
 /// queue of 1024 entries and its R2Ts have `1024 * 28 + 256 * 28` bytes of them at most, or as many

@@ -6,6 +6,7 @@
 //! * Either over its socket: [`link`].
 //! * All sockets of a reactor: [`wire`].
 //! * The host's side of all queues of an association, over their sockets: [`host_wire`].
+//! * Memory of what is copied to be sent: [`staging`].
 //! * Bounds: [`limits`].
 
 pub mod controller;
@@ -14,6 +15,7 @@ pub mod host_wire;
 pub mod limits;
 pub mod link;
 mod outgoing;
+pub mod staging;
 mod stream;
 pub mod wire;
 

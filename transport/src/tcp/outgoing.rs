@@ -1,15 +1,16 @@
-//! What a queue has to send: heads and small payload in one piece of memory, references to large
-//! payload between them.
+//! What a queue has to send: heads and small payload in pieces of memory that the queues of a
+//! reactor share, references to large payload between them.
 
 use std::collections::VecDeque;
 
 use capstan_memory::RawBytes;
 use crc_fast::{CrcAlgorithm, Digest};
 
+use super::limits::{STAGED_CHUNK_BYTES, STAGED_HEADS_BYTES};
+use super::staging::Staging;
+
 /// Zeroes to send, any number of times.
 static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
-/// Space of sent bytes at the front from which on what is behind them moves there.
-const COMPACT_BYTES: usize = 64 * 1024;
 const CHUNK_BYTES: usize = 4096;
 
 enum Segment {
@@ -38,52 +39,138 @@ impl Segment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Mark(u64);
 
+/// Staged bytes in one piece of memory, which does not grow.
+struct Chunk {
+    /// Where they begin, counted as a [`Mark`] is.
+    start: u64,
+    bytes: Vec<u8>,
+    /// The memory is of [`Staging`].
+    is_shared: bool,
+}
+
+impl Chunk {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes.len() as u64)
+    }
+
+    fn has_room(&self, more_bytes: usize) -> bool {
+        self.bytes.capacity().saturating_sub(self.bytes.len()) >= more_bytes
+    }
+
+    /// The bytes from `mark` on.
+    fn from(&self, mark: u64) -> &[u8] {
+        let offset = usize::try_from(mark.saturating_sub(self.start)).unwrap_or(usize::MAX);
+        self.bytes.get(offset..).unwrap_or_default()
+    }
+}
+
 /// Bytes to send, in order.
-#[derive(Default)]
 pub(super) struct Outgoing {
-    /// Heads, digests and small payload. The first `gone_bytes` have left.
-    staged: Vec<u8>,
-    gone_bytes: usize,
-    /// Bytes that were removed from the front of `staged`.
-    removed_bytes: u64,
+    staging: Staging,
+    /// Heads, digests and small payload, from the first byte that has not left on. What is added at
+    /// once lies in one of them.
+    chunks: VecDeque<Chunk>,
+    /// Staged bytes so far, and those of them that have left.
+    end: u64,
+    gone: u64,
     segments: VecDeque<Segment>,
     /// Bytes of the first segment that have left.
     front_gone_bytes: usize,
 }
 
 impl Outgoing {
+    /// Copies what it is to send to memory of `staging`.
+    pub(super) fn new(staging: Staging) -> Self {
+        Self {
+            staging,
+            chunks: VecDeque::new(),
+            end: 0,
+            gone: 0,
+            segments: VecDeque::new(),
+            front_gone_bytes: 0,
+        }
+    }
+
+    /// Makes room for a PDU of `len_bytes` whose data is copied, so that all of it lies in one
+    /// piece. False where the shared memory is used up: then only heads are to be copied.
+    pub(super) fn reserve(&mut self, len_bytes: usize) -> bool {
+        if let Some(last) = self.chunks.back()
+            && last.has_room(len_bytes)
+            && last.is_shared
+        {
+            return true;
+        }
+        if len_bytes > STAGED_CHUNK_BYTES {
+            return false;
+        }
+        let Some(bytes) = self.staging.take() else {
+            return false;
+        };
+        self.add_chunk(bytes, true);
+        true
+    }
+
+    /// Makes room for so many bytes in one piece, outside of the shared memory where that has none.
+    pub(super) fn reserve_anyway(&mut self, len_bytes: usize) {
+        let has_room = (self.chunks.back()).is_some_and(|last| last.has_room(len_bytes));
+        if !has_room && !self.reserve(len_bytes) {
+            let bytes = Vec::with_capacity(len_bytes.max(STAGED_HEADS_BYTES));
+            self.add_chunk(bytes, false);
+        }
+    }
+
+    fn add_chunk(&mut self, bytes: Vec<u8>, is_shared: bool) {
+        self.chunks.push_back(Chunk {
+            start: self.end,
+            bytes,
+            is_shared,
+        });
+    }
+
     /// Copies `bytes`.
     pub(super) fn stage(&mut self, bytes: &[u8]) -> Mark {
         let mark = self.mark();
-        self.staged.extend_from_slice(bytes);
-        self.staged_more(bytes.len());
+        self.reserve_anyway(bytes.len());
+        if let Some(chunk) = self.chunks.back_mut() {
+            chunk.bytes.extend_from_slice(bytes);
+            self.staged_more(bytes.len());
+        }
         mark
     }
 
     /// Copies the start of `bytes`, `len_bytes` of them.
     pub(super) fn stage_raw(&mut self, bytes: RawBytes<'_>, len_bytes: usize) -> Mark {
         let mark = self.stage_zeroes(len_bytes);
-        let start = self.staged.len().saturating_sub(len_bytes);
-        bytes.copy_to(self.staged.get_mut(start..).unwrap_or_default());
+        if let Some(chunk) = self.chunks.back_mut() {
+            let start = chunk.bytes.len().saturating_sub(len_bytes);
+            bytes.copy_to(chunk.bytes.get_mut(start..).unwrap_or_default());
+        }
         mark
     }
 
     /// So many zeroes, copied.
     pub(super) fn stage_zeroes(&mut self, len_bytes: usize) -> Mark {
         let mark = self.mark();
-        let end = self.staged.len().saturating_add(len_bytes);
-        self.staged.resize(end, 0);
-        self.staged_more(len_bytes);
+        self.reserve_anyway(len_bytes);
+        if let Some(chunk) = self.chunks.back_mut() {
+            let end = chunk.bytes.len().saturating_add(len_bytes);
+            chunk.bytes.resize(end, 0);
+            self.staged_more(len_bytes);
+        }
         mark
     }
 
-    /// Takes back what was staged last, from `mark` on; nothing else was queued since.
+    /// Takes back what was staged last, from `mark` on; nothing else was queued since, and room was
+    /// reserved for all of it.
     pub(super) fn unstage(&mut self, mark: Mark) {
-        let Some(start) = self.place(mark) else {
+        let Some(chunk) = self.chunks.back_mut() else {
             return;
         };
-        let taken = self.staged.len().saturating_sub(start);
-        self.staged.truncate(start);
+        let had = chunk.bytes.len();
+        let offset = usize::try_from(mark.0.saturating_sub(chunk.start)).unwrap_or(usize::MAX);
+        chunk.bytes.truncate(offset);
+        let taken = had.saturating_sub(chunk.bytes.len());
+        self.end = self.end.saturating_sub(taken as u64);
         if let Some(Segment::Staged(bytes)) = self.segments.back_mut() {
             *bytes = bytes.saturating_sub(taken);
         }
@@ -93,6 +180,7 @@ impl Outgoing {
     }
 
     fn staged_more(&mut self, more_bytes: usize) {
+        self.end = self.end.saturating_add(more_bytes as u64);
         match self.segments.back_mut() {
             Some(Segment::Staged(bytes)) => *bytes = bytes.saturating_add(more_bytes),
             _ if more_bytes == 0 => {}
@@ -102,31 +190,31 @@ impl Outgoing {
 
     /// The end of what is staged.
     pub(super) fn mark(&self) -> Mark {
-        Mark(self.removed_bytes.saturating_add(self.staged.len() as u64))
+        Mark(self.end)
     }
 
     /// The end of what was staged and has left.
     pub(super) fn left(&self) -> Mark {
-        Mark(self.removed_bytes.saturating_add(self.gone_bytes as u64))
+        Mark(self.gone)
     }
 
-    /// The staged bytes from `mark` on.
+    /// The staged bytes from `mark` on, for which room was reserved together.
     pub(super) fn staged_from(&self, mark: Mark) -> &[u8] {
-        self.place(mark)
-            .and_then(|start| self.staged.get(start..))
-            .unwrap_or_default()
-    }
-
-    fn place(&self, mark: Mark) -> Option<usize> {
-        usize::try_from(mark.0.checked_sub(self.removed_bytes)?).ok()
+        (self.chunks.back()).map_or(&[], |chunk| chunk.from(mark.0))
     }
 
     /// Overwrites what was staged at `mark`, unless some of it has left.
     pub(super) fn rewrite(&mut self, mark: Mark, bytes: &[u8]) -> bool {
-        let place = self.place(mark).filter(|start| *start >= self.gone_bytes);
-        let Some(start) = place else { return false };
+        if mark.0 < self.gone {
+            return false;
+        }
+        let mut latest = self.chunks.iter_mut().rev();
+        let Some(chunk) = latest.find(|chunk| chunk.start <= mark.0) else {
+            return false;
+        };
+        let start = usize::try_from(mark.0.saturating_sub(chunk.start)).unwrap_or(usize::MAX);
         let end = start.saturating_add(bytes.len());
-        let Some(old) = self.staged.get_mut(start..end) else {
+        let Some(old) = chunk.bytes.get_mut(start..end) else {
             return false;
         };
         old.copy_from_slice(bytes);
@@ -149,7 +237,7 @@ impl Outgoing {
     }
 
     pub(super) fn staged_bytes(&self) -> usize {
-        self.staged.len().saturating_sub(self.gone_bytes)
+        usize::try_from(self.end.saturating_sub(self.gone)).unwrap_or(usize::MAX)
     }
 
     /// Bytes of all kinds that have not left.
@@ -169,17 +257,25 @@ impl Outgoing {
         memory: impl Fn(u16) -> Option<RawBytes<'a>>,
         mut take: impl FnMut(RawBytes<'a>) -> bool,
     ) {
-        let mut staged_at = self.gone_bytes;
+        let mut chunks = self.chunks.iter().map(|chunk| chunk.from(self.gone));
+        let mut staged: &[u8] = &[];
         let mut skip = self.front_gone_bytes;
         for segment in &self.segments {
             let mut left = segment.len_bytes().saturating_sub(skip);
             match segment {
                 Segment::Staged(_) => {
-                    let end = staged_at.saturating_add(left);
-                    let bytes = self.staged.get(staged_at..end).unwrap_or_default();
-                    staged_at = end;
-                    if !take(RawBytes::from(bytes)) {
-                        return;
+                    while left > 0 {
+                        if staged.is_empty() {
+                            let Some(next) = chunks.next() else { return };
+                            staged = next;
+                            continue;
+                        }
+                        let (some, rest) = staged.split_at(staged.len().min(left));
+                        staged = rest;
+                        left = left.saturating_sub(some.len());
+                        if !take(RawBytes::from(some)) {
+                            return;
+                        }
                     }
                 }
                 Segment::Memory { slot, at, .. } => {
@@ -210,7 +306,7 @@ impl Outgoing {
             let left = front.len_bytes().saturating_sub(self.front_gone_bytes);
             let some = left.min(bytes);
             if let Segment::Staged(_) = front {
-                self.gone_bytes = self.gone_bytes.saturating_add(some);
+                self.gone = self.gone.saturating_add(some as u64);
             }
             bytes = bytes.saturating_sub(some);
             if some < left {
@@ -222,17 +318,34 @@ impl Outgoing {
                 memory_gone(slot);
             }
         }
-        let all = self.gone_bytes == self.staged.len();
-        if all || self.gone_bytes >= COMPACT_BYTES {
-            self.removed_bytes = self.removed_bytes.saturating_add(self.gone_bytes as u64);
-            self.staged.drain(..self.gone_bytes);
-            self.gone_bytes = 0;
+        while let Some(front) = self.chunks.front()
+            && front.end() <= self.gone
+        {
+            if let Some(chunk) = self.chunks.pop_front() {
+                self.give_back(chunk);
+            }
+        }
+    }
+
+    fn give_back(&self, chunk: Chunk) {
+        if chunk.is_shared {
+            self.staging.give_back(chunk.bytes);
         }
     }
 
     /// Nothing is sent any more.
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        let staging = self.staging.clone();
+        // Gives back what it has.
+        *self = Self::new(staging);
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        while let Some(chunk) = self.chunks.pop_front() {
+            self.give_back(chunk);
+        }
     }
 }
 
@@ -294,7 +407,7 @@ mod tests {
     fn what_is_left_is_the_end_of_what_was_queued_however_it_is_cut() {
         let memory: Vec<u8> = (0..100).collect();
         for step in 1..40 {
-            let mut out = Outgoing::default();
+            let mut out = Outgoing::new(Staging::default());
             let mut all = b"head".to_vec();
             out.stage(b"he");
             out.stage(b"ad");
@@ -320,7 +433,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_back_is_not_sent() {
-        let mut out = Outgoing::default();
+        let mut out = Outgoing::new(Staging::default());
         let mark = out.stage(b"no");
         out.unstage(mark);
         assert!(out.is_empty());

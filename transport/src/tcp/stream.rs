@@ -10,6 +10,7 @@ use capstan_nvme_proto::tcp::reader::{Event, Pdu, PduReader};
 
 use super::limits::{DIRECT_MIN_BYTES, SETUP_US, TERM_US};
 use super::outgoing::Outgoing;
+use super::staging::Staging;
 use crate::queue::EndReason;
 
 /// Where the next bytes of the stream belong, for a socket to put them there.
@@ -85,7 +86,7 @@ impl Stream {
         Self {
             role,
             reader,
-            out: Outgoing::default(),
+            out: Outgoing::new(Staging::default()),
             state: StreamState::Open,
             deadline_us: Some(now_us.saturating_add(SETUP_US)),
             now_us,

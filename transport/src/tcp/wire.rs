@@ -21,6 +21,7 @@ use super::limits::{
     DROPPED_BYTES_MAX, EPOLL_EVENTS, EPOLL_EVERY, IDLE_RUNS, MANY_AT_WORK, SCRATCH_BYTES,
 };
 use super::link::{Counts, Link};
+use super::staging::Staging;
 use super::stream::End;
 use crate::data::{CapsuleData, Landed};
 use crate::queue::{Event, FenceNumber, QueueId, Queues, Tag};
@@ -283,6 +284,7 @@ impl Queue {
 /// The sockets of one reactor's queues.
 pub struct Wire {
     shared: Rc<Shared>,
+    staging: Staging,
     /// Queues that are read in every turn.
     busy: Vec<QueueId>,
     /// Queues that have something to send which nothing of their user's has led to.
@@ -295,12 +297,13 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Without a queue.
+    /// Without a queue; its queues copy what they send to memory of `staging`.
     ///
     /// # Errors
     /// The system has no descriptor left.
-    pub fn new() -> io::Result<Self> {
+    pub fn new(staging: Staging) -> io::Result<Self> {
         Ok(Self {
+            staging,
             shared: Rc::new(Shared {
                 epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
                 noted: RefCell::default(),
@@ -336,7 +339,7 @@ impl Wire {
         let mut queue = Queue {
             id,
             link,
-            queue: ControllerQueue::new(settings, now_us),
+            queue: ControllerQueue::new(settings, now_us).within(&self.staging),
             shared: Rc::clone(&self.shared),
             is_busy: true,
             is_reported: true,

@@ -10,6 +10,7 @@ use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_transport::tcp::End;
 use capstan_transport::tcp::controller::{Connected, Settings};
 use capstan_transport::tcp::limits::TERM_US;
+use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::{Queue as TcpQueue, Wire};
 use capstan_transport::{FenceNumber, HostMemory, Queue};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -65,7 +66,7 @@ impl TcpEnds {
         let host = TcpStream::connect(listener.local_addr().expect("bound")).expect("taken");
         setsockopt(&host, sockopt::RcvBuf, &SOCKET_BYTES).expect("a socket");
         let (stream, _) = listener.accept().expect("a connection");
-        let mut wire = Wire::new().expect("an epoll");
+        let mut wire = Wire::new(Staging::default()).expect("an epoll");
         let queue = wire.add(QUEUE, stream, (settings, &[]), 0);
         let mut ends = Self {
             wire,

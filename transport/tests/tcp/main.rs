@@ -5,6 +5,7 @@ mod bad_peers;
 mod golden;
 mod link;
 mod pair;
+mod staging;
 mod wire;
 
 use std::collections::VecDeque;

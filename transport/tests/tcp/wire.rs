@@ -17,6 +17,7 @@ use capstan_transport::tcp::controller::{Connected, Goes, Settings};
 use capstan_transport::tcp::host::{self, Arrived, HostQueue, Payload};
 use capstan_transport::tcp::limits::SETUP_US;
 use capstan_transport::tcp::link::Link;
+use capstan_transport::tcp::staging::Staging;
 use capstan_transport::tcp::wire::{Queue, Wire};
 use capstan_transport::{
     Capsule, CapsuleData, EndReason, Event, FenceNumber, Pulled, QueueId, Queues, Source, Tag,
@@ -66,7 +67,7 @@ impl World {
         Self {
             pool: pool(),
             listener: TcpListener::bind("127.0.0.1:0").expect("a port"),
-            wire: Wire::new().expect("an epoll"),
+            wire: Wire::new(Staging::default()).expect("an epoll"),
             all: All::default(),
             now_us: 0,
         }

@@ -9,6 +9,9 @@ use super::{ControllerQueue, Head};
 use crate::data::{CopyTo, Full, Pushed, Source};
 use crate::queue::{Event, Tag};
 
+/// Bytes of a data digest.
+const DIGEST_BYTES: usize = 4;
+
 /// Where a part of the data of a command is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -78,13 +81,17 @@ impl ControllerQueue {
         }
         let data = whole(cid, length_bytes);
         let head = writer.c2h_data(&data);
-        let at = out.stage(head.as_bytes());
-        side.head = Some(Head { at, data });
+        let pdu_bytes = copied_bytes(head.as_bytes(), len);
         let min_bytes = match &source {
             Source::Zeroes(_) => ZEROES_MIN_BYTES,
             Source::Buffer(..) | Source::Held(..) | Source::Copy(..) => DIRECT_MIN_BYTES,
         };
-        let copies = length_bytes < min_bytes && !is_full;
+        if let Source::Copy(..) = source {
+            out.reserve_anyway(pdu_bytes);
+        }
+        let copies = length_bytes < min_bytes && !is_full && out.reserve(pdu_bytes);
+        let at = out.stage(head.as_bytes());
+        side.head = Some(Head { at, data });
         let has_digest = head.has_data_digest();
         let pushed = stage_source(out, tag.0, &mut source, (length_bytes, copies), has_digest);
         if let (Source::Buffer(buffer, _), Pushed::UntilReleased) = (source, pushed) {
@@ -93,13 +100,15 @@ impl ControllerQueue {
         Ok(pushed)
     }
 
-    /// Sends all data of the command `cid`, `length_bytes` of it, if there is room to copy it now
-    /// and `copy` puts all of it. Nothing tells of it.
+    /// Sends all data of the command `cid`, `length_bytes` of it, if there is room and memory to
+    /// copy it now and `copy` puts all of it. Nothing tells of it.
     pub fn push_now(&mut self, cid: u16, length_bytes: u32, copy: &mut CopyTo<'_>) -> bool {
         self.push_staged(cid, length_bytes, |out| {
             let mut have = 0_usize;
             copy(&mut |bytes| {
-                out.stage(bytes);
+                // There is room for no more.
+                let left = (length_bytes as usize).saturating_sub(have);
+                out.stage(bytes.get(..left).unwrap_or(bytes));
                 have = have.saturating_add(bytes.len());
             });
             have
@@ -132,6 +141,9 @@ impl ControllerQueue {
         }
         let data = whole(cid, length_bytes);
         let head = writer.c2h_data(&data);
+        if !out.reserve(copied_bytes(head.as_bytes(), length_bytes as usize)) {
+            return false;
+        }
         let at = out.stage(head.as_bytes());
         let start = out.mark();
         if stage(out) != length_bytes as usize {
@@ -169,6 +181,7 @@ impl ControllerQueue {
             last: part.last,
             success: false,
         });
+        out.reserve_anyway(copied_bytes(head.as_bytes(), len_bytes as usize));
         out.stage(head.as_bytes());
         let start = out.stage_raw(from.raw(), len_bytes as usize);
         if head.has_data_digest() {
@@ -225,6 +238,13 @@ impl ControllerQueue {
         let slot = self.side.slots.get_mut(usize::from(slot));
         slot.is_some_and(|slot| std::mem::take(&mut slot.responded))
     }
+}
+
+/// Bytes of a PDU whose data is copied, with its digests.
+fn copied_bytes(head: &[u8], data_bytes: usize) -> usize {
+    head.len()
+        .saturating_add(data_bytes)
+        .saturating_add(DIGEST_BYTES)
 }
 
 /// Queues so many bytes of `source`, copied or not, and their digest behind them.
