@@ -70,6 +70,7 @@ pub fn host(data: &[u8]) {
             _ => ReplayWrites::Immediate,
         },
         scan_namespaces: flags & 2 == 0,
+        disable_sq_flow_control: flags & 16 != 0,
     };
     let mut world = World {
         host: Host::new(config, 1, 0),
@@ -95,7 +96,9 @@ impl World<'_> {
     fn settle(&mut self) {
         while let Some(action) = self.host.poll_action() {
             match action {
-                Action::Open { request, entries } => {
+                Action::Open {
+                    request, entries, ..
+                } => {
                     assert!(request.encode().is_some() && (2..=1024).contains(&entries));
                     self.opening = Some(request.qid);
                 }

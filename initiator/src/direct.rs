@@ -20,7 +20,7 @@ use crate::host::{
     NamespaceInfo, Status,
 };
 use crate::ladder::Taken;
-use crate::options::Options;
+use crate::options::{Options, Transport};
 use crate::race;
 
 /// One association on the calling thread. It works only while it is called: between calls
@@ -409,6 +409,9 @@ pub(crate) fn engine(
             replay_writes: options.replay_writes,
             scan_namespaces: options.scan_namespaces,
             transport: options.transport,
+            // There a read takes one PDU less.
+            disable_sq_flow_control: options.disable_sq_flow_control
+                || options.transport == Transport::Tcp,
         },
     };
     AssociationEngine::new(config, way, Clock.now_us())

@@ -99,6 +99,9 @@ pub struct Options {
     pub header_digest: bool,
     /// CRC32C of the data of NVMe/TCP, where the target has it.
     pub data_digest: bool,
+    /// Ask for queues without SQ flow control. Over NVMe/TCP that is done in any case: there it
+    /// spares a PDU per read. A target that refuses is asked for queues with it.
+    pub disable_sq_flow_control: bool,
     /// Registered memory for data, in bytes.
     pub data_memory_bytes: usize,
     /// Look for namespaces after connecting (and again when the controller says they changed).
@@ -130,6 +133,7 @@ impl Options {
             provider: Preference::Auto,
             header_digest: false,
             data_digest: false,
+            disable_sq_flow_control: false,
             data_memory_bytes: 32 << 20,
             scan_namespaces: true,
         }

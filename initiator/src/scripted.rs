@@ -1,6 +1,7 @@
 //! A controller for tests: it answers as told, with a RAM disk behind its namespaces.
 
 use capstan_nvme_proto::command::{AdminCommand, CrossControllerReset, FabricsCommand};
+use capstan_nvme_proto::error::ErrorLocation;
 use capstan_nvme_proto::fabrics::ConnectData;
 use capstan_nvme_proto::features::{FeatureId, NumberOfQueues};
 use capstan_nvme_proto::identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList};
@@ -70,6 +71,12 @@ pub(crate) struct ScriptedController {
     pub(crate) polls_before_ready: u32,
     /// Status of the Connect of a queue, with dword 0.
     pub(crate) connect: fn(u16) -> (Status, u32),
+    /// Queues whose Connect asks for no SQ flow control are refused, from this QID on.
+    pub(crate) refuses_no_flow_control_on: Option<u16>,
+    /// Such refusals.
+    pub(crate) refused_connects: u32,
+    /// Whether the Connect of each queue left SQ flow control on, by QID.
+    pub(crate) flow_control: Vec<bool>,
     /// CNTLID of the next association, and whether the one behind it has another.
     pub(crate) cntlid: u16,
     pub(crate) keeps_cntlid: bool,
@@ -101,6 +108,9 @@ impl ScriptedController {
         Self {
             polls_before_ready: 0,
             connect: |_| (Status::SUCCESS, 0),
+            refuses_no_flow_control_on: None,
+            refused_connects: 0,
+            flow_control: Vec::new(),
             cntlid: CNTLID - 1,
             keeps_cntlid: false,
             namespaces: vec![1, 7],
@@ -200,6 +210,17 @@ impl ScriptedController {
                     self.shutdown = false;
                     let first = self.cntlid < CNTLID;
                     self.cntlid += u16::from(first || !self.keeps_cntlid);
+                }
+                let flow_control = !connect.cattr.disable_sq_flow_control();
+                self.flow_control.truncate(qid.into());
+                self.flow_control.push(flow_control);
+                let refuses = |from| !flow_control && qid >= from;
+                if self.refuses_no_flow_control_on.is_some_and(refuses) {
+                    self.refused_connects += 1;
+                    return Answer {
+                        status: Status::CONNECT_INVALID_PARAMETERS.dnr(),
+                        ..Answer::result(ErrorLocation::sqe(46).connect_dw0().into())
+                    };
                 }
                 let (status, dw0) = match (self.connect)(qid) {
                     (status, 0) => (status, self.cntlid.into()),

@@ -50,6 +50,11 @@ pub enum FabricsCommand {
 pub struct Cattr(pub u8);
 
 impl Cattr {
+    /// Nothing is asked for, with the highest Priority Class.
+    pub const NONE: Self = Self(0);
+    /// Bit 2 alone: the host asks for SQ flow control to be disabled.
+    pub const DISABLE_SQ_FLOW_CONTROL: Self = Self(1 << 2);
+
     /// Priority Class of the queue: bits 1:0.
     #[must_use]
     pub const fn priority_class(self) -> u8 {
@@ -59,7 +64,7 @@ impl Cattr {
     /// Bit 2: the host asks for SQ flow control to be disabled.
     #[must_use]
     pub const fn disable_sq_flow_control(self) -> bool {
-        self.0 & 1 << 2 != 0
+        self.0 & Self::DISABLE_SQ_FLOW_CONTROL.0 != 0
     }
 
     /// Bit 3: the host supports deletion of individual I/O queues (Disconnect).

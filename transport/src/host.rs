@@ -25,6 +25,9 @@ pub struct OpenQueue {
     pub qid: u16,
     /// Its entries: one more than commands are outstanding at most.
     pub entries: u16,
+    /// Whether its Connect is to leave SQ flow control on. Over NVMe/TCP a controller may let the
+    /// last data of a read stand for its response where it is not.
+    pub flow_control: bool,
     /// The controller's address.
     pub destination: SocketAddr,
     /// The address of this side, when it matters.

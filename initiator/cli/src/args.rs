@@ -64,6 +64,10 @@ pub(crate) struct ConnectArgs {
     /// Over NVMe/TCP: a CRC32C of all data, where the target has it.
     #[arg(long)]
     pub(crate) data_digest: bool,
+    /// Ask for queues without SQ flow control; always so over NVMe/TCP, where it spares a PDU per
+    /// read. A target that refuses is asked for queues with it.
+    #[arg(short = 'D', long)]
+    pub(crate) disable_sqflow: bool,
     /// I/O queues, 1 to 128.
     #[arg(short = 'i', long, value_name = "N", default_value_t = 1, value_parser = within::<u16>(1..=NR_IO_QUEUES_MAX))]
     pub(crate) nr_io_queues: u16,
@@ -265,6 +269,7 @@ impl ConnectArgs {
             provider: self.preference(),
             header_digest: self.hdr_digest,
             data_digest: self.data_digest,
+            disable_sq_flow_control: self.disable_sqflow,
             ..options
         }
     }

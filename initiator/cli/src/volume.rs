@@ -114,6 +114,7 @@ impl VolumeArgs {
             provider,
             hdr_digest,
             data_digest,
+            disable_sqflow,
             nr_io_queues,
             queue_size,
             keep_alive_tmo,
@@ -151,6 +152,7 @@ impl VolumeArgs {
         given
             .chain(hdr_digest.then(|| "--hdr-digest".to_owned()))
             .chain(data_digest.then(|| "--data-digest".to_owned()))
+            .chain(disable_sqflow.then(|| "--disable-sqflow".to_owned()))
             .chain(shared.then(|| "--shared".to_owned()))
             .chain(read_only.then(|| "--read-only".to_owned()))
             .collect()
@@ -314,7 +316,7 @@ mod tests {
     /// Every option with a value that is not its default.
     const ALL: &str = "x -t tcp -a 10.0.0.1 -s 4421 -n nqn.x -q nqn.h \
         -I 00112233-4455-6677-8899-aabbccddeeff -w 10.0.0.2 --provider iwarp \
-        --hdr-digest --data-digest -i 4 -Q 64 -k 0 -c 3 \
+        --hdr-digest --data-digest -D -i 4 -Q 64 -k 0 -c 3 \
         -l -1 --connect-timeout 7 --io-timeout 9 --replay-writes immediate --nsid 5 --shared --read-only";
 
     #[test]

@@ -17,8 +17,12 @@ impl AssociationEngine {
     /// Carries out one action; gives it back when memory for it is not free yet.
     pub(super) fn carry_out(&mut self, action: Action, now_us: u64) -> Result<(), Action> {
         match action {
-            Action::Open { entries, request } => {
-                self.open(entries, &request, now_us);
+            Action::Open {
+                entries,
+                request,
+                flow_control,
+            } => {
+                self.open((entries, flow_control), &request, now_us);
                 Ok(())
             }
             Action::Send {
@@ -52,12 +56,13 @@ impl AssociationEngine {
         }
     }
 
-    fn open(&mut self, entries: u16, request: &CmRequest, now_us: u64) {
+    fn open(&mut self, (entries, flow_control): (u16, bool), request: &CmRequest, now_us: u64) {
         let qid = request.qid;
         let opened = private_data(request).and_then(|private_data| {
             let queue = OpenQueue {
                 qid,
                 entries,
+                flow_control,
                 destination: self.config.destination,
                 source: self.config.source,
                 timeout_us: self.config.host.connect_timeout_us,

@@ -45,6 +45,8 @@ pub enum Action {
         entries: u16,
         /// The private data to send.
         request: CmRequest,
+        /// Whether its Connect leaves SQ flow control on.
+        flow_control: bool,
     },
     /// Send a command. Leads to [`Host::take_response`](super::Host::take_response) and, once its
     /// memory is back, [`Host::handle_completion`](super::Host::handle_completion).

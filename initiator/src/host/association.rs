@@ -57,6 +57,8 @@ pub struct HostConfig {
     pub scan_namespaces: bool,
     /// What carries the queues: what a controller has to have depends on it.
     pub transport: Transport,
+    /// Ask for queues without SQ flow control; a controller that refuses is asked for others.
+    pub disable_sq_flow_control: bool,
 }
 
 /// What the controller did wrong, counted.
@@ -113,6 +115,8 @@ pub struct Host {
     pub(super) keep_alive: Option<KeepAlive>,
     pub(super) ready_poll_us: Option<u64>,
     pub(super) ready_timeout_ms: u64,
+    /// The controller has refused a queue without SQ flow control.
+    pub(super) keeps_flow_control: bool,
     pub(super) loss: Option<Loss>,
     pub(super) fence: Option<Fence>,
     /// Admin commands that may change media were not answered when their connection was lost.
@@ -148,6 +152,7 @@ impl Host {
             keep_alive: None,
             ready_poll_us: None,
             ready_timeout_ms: 0,
+            keeps_flow_control: false,
             loss: None,
             fence: None,
             unanswered: false,
@@ -387,8 +392,8 @@ impl Host {
             return Err(unknown);
         };
         let sqhd = cqe.sqhd.get();
-        // Connect of this host does not disable SQ flow control, but a completion sent before the
-        // queue is known to the controller may carry anything; the CID decides.
+        // A completion sent before the queue is known to the controller may carry anything; the
+        // CID decides.
         let head = queue.advance_head(sqhd);
         let slot = queue.complete(cqe.cid.get());
         if head.is_err() {
@@ -559,7 +564,7 @@ impl Host {
         self.events.push_back(Event::Closed);
     }
 
-    fn drop_connections(&mut self, cause: &Arc<ConnectError>, orderly: bool) {
+    pub(super) fn drop_connections(&mut self, cause: &Arc<ConnectError>, orderly: bool) {
         self.actions.clear();
         self.actions.push_back(Action::CloseAll { orderly });
         self.fail_commands(cause);

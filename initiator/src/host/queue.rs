@@ -80,6 +80,9 @@ pub struct SubmissionQueue {
     free: Vec<u16>,
     index_bits: u32,
     size: u16,
+    /// Whether SQHD says which entries are free again. Where it does not, those of the commands
+    /// that are answered are.
+    flow_control: bool,
     head: u16,
     tail: u16,
     outstanding: u16,
@@ -120,11 +123,20 @@ impl SubmissionQueue {
             free: (0..slots).rev().collect(),
             index_bits,
             size,
+            flow_control: true,
             head: 0,
             tail: 0,
             outstanding: 0,
             outstanding_max: slots,
         }
+    }
+
+    /// SQ flow control is disabled: SQHD is reserved, and whatever it is means nothing (NVMe over
+    /// Fabrics, section on flow control; NVMe Base 2.1, Connect command, CATTR bit 2).
+    #[must_use]
+    pub fn without_flow_control(mut self) -> Self {
+        self.flow_control = false;
+        self
     }
 
     /// Keeps fewer commands outstanding than the queue has room for, at least one: the controller
@@ -155,7 +167,10 @@ impl SubmissionQueue {
     /// Commands that may be submitted now.
     #[must_use]
     pub fn credit(&self) -> u16 {
-        let occupied = distance(self.head, self.tail, self.size);
+        let occupied = match self.flow_control {
+            true => distance(self.head, self.tail, self.size),
+            false => self.outstanding,
+        };
         let free = u16::try_from(self.free.len()).unwrap_or(u16::MAX);
         let allowed = self.outstanding_max.saturating_sub(self.outstanding);
         (self.size - 1 - occupied).min(free).min(allowed)
@@ -232,11 +247,14 @@ impl SubmissionQueue {
         }
     }
 
-    /// Takes a response's SQHD, before its CID.
+    /// Takes a response's SQHD, before its CID. Of no effect without SQ flow control.
     ///
     /// # Errors
     /// [`ResponseError::BadSqhd`] when it passes the tail; nothing changes.
     pub fn advance_head(&mut self, sqhd: u16) -> Result<(), ResponseError> {
+        if !self.flow_control {
+            return Ok(());
+        }
         let bad = ResponseError::BadSqhd {
             sqhd,
             head: self.head,
@@ -357,6 +375,23 @@ mod tests {
         queue.release(slot);
         assert_eq!(queue.credit(), 1);
         assert!(queue.advance_head(0).is_err(), "the head does not go back");
+    }
+
+    #[test]
+    fn without_flow_control_only_answers_make_room() {
+        let mut queue = SubmissionQueue::new(4).without_flow_control();
+        let cids: Vec<_> = std::iter::from_fn(|| queue.submit()).collect();
+        assert_eq!((cids.len(), queue.credit()), (3, 0));
+        // Reserved, or as with flow control: whatever it is.
+        for (sqhd, (slot, cid)) in [0xFFFF, 0, 3].into_iter().zip(cids) {
+            assert_eq!(queue.advance_head(sqhd), Ok(()));
+            assert_eq!(queue.complete(cid), Ok(slot));
+            assert_eq!(queue.credit(), 0);
+            queue.release(slot);
+            // The others are outstanding, whatever SQHD was.
+            assert_eq!(queue.submit().map(|(again, _)| again), Some(slot));
+            assert_eq!(queue.credit(), 0);
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! From nothing to live, step by step.
 
+use std::sync::Arc;
+
 use capstan_nvme_proto::command::{AdminCommand, Identify, SetFeatures};
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::error::ErrorLocation;
@@ -14,6 +16,7 @@ use capstan_nvme_proto::property::{
 };
 use capstan_nvme_proto::rdma_cm::CmRequest;
 use capstan_nvme_proto::sgl::Sgl;
+use capstan_nvme_proto::status::Status;
 use zerocopy::IntoBytes;
 
 use super::action::{Action, CommandData, Step};
@@ -30,14 +33,28 @@ use crate::error::ConnectError;
 const READY_POLL_US: u64 = 10_000;
 /// The shortest wait for CSTS.RDY: some controllers say 0 in CAP.TO and need a moment.
 const READY_TIMEOUT_MIN_MS: u64 = 1000;
+/// Where CATTR is in the SQE of a Connect (NVMe Base 2.1, Connect command, CDW11 bits 23:16).
+const CATTR_BYTE: u8 = 46;
 /// Commands of a scan that may each take as long as an admin command may.
 const SCAN_COMMANDS_SLOW: u64 = 4;
+
+/// Whether a Connect may have been refused for its CATTR: for what is in its data it was not.
+fn may_be_cattr(status: Status, location: ErrorLocation) -> bool {
+    let refusals = [Status::CONNECT_INVALID_PARAMETERS, Status::INVALID_FIELD];
+    refusals.contains(&status.code())
+        && match location {
+            ErrorLocation::Unspecified => true,
+            ErrorLocation::Sqe { byte, .. } => byte == CATTR_BYTE,
+            ErrorLocation::Data { .. } => false,
+        }
+}
 
 impl Host {
     /// Begins an attempt.
     pub(super) fn start(&mut self, now_us: u64) {
         self.queues.clear();
-        self.queues.push(SubmissionQueue::new(ADMIN_QUEUE_ENTRIES));
+        let admin = self.new_queue(ADMIN_QUEUE_ENTRIES);
+        self.queues.push(admin);
         self.enter(Step::OpenAdmin, now_us);
     }
 
@@ -112,7 +129,24 @@ impl Host {
             hsqsize: entries.into(),
             cntlid: if qid == 0 { 0 } else { self.info.cntlid },
         };
-        self.actions.push_back(Action::Open { entries, request });
+        self.actions.push_back(Action::Open {
+            entries,
+            request,
+            flow_control: !self.asks_no_flow_control(),
+        });
+    }
+
+    /// Whether Connects ask for queues without SQ flow control.
+    fn asks_no_flow_control(&self) -> bool {
+        self.config.disable_sq_flow_control && !self.keeps_flow_control
+    }
+
+    fn new_queue(&self, entries: u16) -> SubmissionQueue {
+        let queue = SubmissionQueue::new(entries);
+        match self.asks_no_flow_control() {
+            true => queue.without_flow_control(),
+            false => queue,
+        }
     }
 
     /// The connection of a queue is up: on to its Connect command.
@@ -137,7 +171,10 @@ impl Host {
         let connect = FabricsCommand::Connect(Connect {
             qid,
             sqsize: entries.into(),
-            cattr: Cattr(0),
+            cattr: match self.asks_no_flow_control() {
+                true => Cattr::DISABLE_SQ_FLOW_CONTROL,
+                false => Cattr::NONE,
+            },
             kato_ms,
         });
         let parameters = ConnectParameters {
@@ -227,6 +264,13 @@ impl Host {
             location,
             reason,
         };
+        if self.asks_no_flow_control() && may_be_cattr(status, location) {
+            tracing::info!("{error}; trying again with SQ flow control");
+            self.keeps_flow_control = true;
+            // A queue whose Connect was refused takes no other one.
+            self.drop_connections(&Arc::new(error), qid == 0);
+            return self.start(now_us);
+        }
         // Without an Admin Queue there is nothing to give up.
         self.lose(error, qid == 0, now_us);
     }
@@ -342,7 +386,8 @@ impl Host {
     fn open_next_io(&mut self, qid: u16, now_us: u64) {
         let next = qid + 1;
         if next <= self.info.io_queues {
-            self.queues.push(SubmissionQueue::new(self.io_entries()));
+            let queue = self.new_queue(self.io_entries());
+            self.queues.push(queue);
             if let Some(queue) = self.queues.last_mut()
                 && self.info.maxcmd != 0
             {

@@ -1,6 +1,7 @@
 //! The host state machine against a scripted controller, in virtual time.
 
 mod fencing;
+mod flow_control;
 
 use std::collections::VecDeque;
 
@@ -36,6 +37,7 @@ fn config() -> HostConfig {
         replay_writes: ReplayWrites::Fenced,
         scan_namespaces: true,
         transport: Transport::Rdma,
+        disable_sq_flow_control: false,
     }
 }
 
@@ -131,6 +133,10 @@ impl Script {
 
     fn answer(&mut self, qid: u16, slot: SlotIndex, sqe: &Sqe, cqe: (Status, u64), data: &[u8]) {
         let head = self.heads[usize::from(qid)];
+        let head = match self.controller.flow_control.get(usize::from(qid)) {
+            Some(false) => Cqe::SQHD_FLOW_CONTROL_DISABLED,
+            _ => head,
+        };
         let cqe = Cqe::new(sqe.cid.get(), head, cqe.0, 0).with_result(cqe.1);
         assert_eq!(self.host.take_response(qid, &cqe, self.now_us), Ok(slot));
         self.host

@@ -258,8 +258,7 @@ impl HostWire {
         let commands = queue.entries.saturating_sub(1);
         let mut connection = Connection {
             qid: queue.qid,
-            // Connect of this host leaves SQ flow control on.
-            queue: HostQueue::new(request, commands, true, now_us),
+            queue: HostQueue::new(request, commands, queue.flow_control, now_us),
             link: Link::new(stream).map_err(failed)?,
             awaits_room: false,
         };

@@ -54,6 +54,7 @@ fn config() -> AssociationConfig {
             replay_writes: ReplayWrites::Fenced,
             scan_namespaces: true,
             transport: Transport::Rdma,
+            disable_sq_flow_control: false,
         },
         destination: SocketAddr::new(TARGET, 4420),
         source: None,

@@ -30,6 +30,7 @@ struct Queue {
     qid: u16,
     head: u16,
     entries: u16,
+    flow_control: bool,
     /// What is pulled, by CID.
     pulled: Vec<Sqe>,
 }
@@ -86,6 +87,7 @@ impl Peer {
                 qid: 0,
                 head: 0,
                 entries: 2,
+                flow_control: true,
                 pulled: Vec::new(),
             });
             busy = true;
@@ -151,10 +153,11 @@ impl Peer {
             queue.qid = connect.qid;
             queue.entries = u16::try_from(connect.sqsize).unwrap();
             queue.head = 1 % queue.entries;
+            queue.flow_control = !connect.cattr.disable_sq_flow_control();
             queue.queue.connected(Connected {
                 entries: queue.entries,
                 in_capsule_max_bytes: u32::try_from(IN_CAPSULE_BYTES).unwrap(),
-                flow_control: true,
+                flow_control: queue.flow_control,
             });
             for _ in 1..queue.entries {
                 let buffer = self.in_capsule_buffer();
@@ -207,7 +210,12 @@ impl Peer {
     }
 
     fn respond(&mut self, at: usize, sqe: &Sqe, answer: &Answer) {
-        let Queue { queue, head, .. } = &mut self.queues[at];
+        let Queue {
+            queue,
+            head,
+            flow_control,
+            ..
+        } = &mut self.queues[at];
         let (tag, cid) = (Tag(sqe.cid.get()), sqe.cid.get());
         if !answer.data.is_empty() {
             let len = u32::try_from(answer.data.len()).unwrap();
@@ -216,7 +224,11 @@ impl Peer {
             let pushed = queue.push(tag, cid, Source::Buffer(buffer, 0..len));
             assert!(pushed.is_ok());
         }
-        let cqe = Cqe::new(cid, *head, answer.status, 0).with_result(answer.result);
+        let head = match flow_control {
+            true => *head,
+            false => Cqe::SQHD_FLOW_CONTROL_DISABLED,
+        };
+        let cqe = Cqe::new(cid, head, answer.status, 0).with_result(answer.result);
         queue.respond(&cqe);
     }
 }
@@ -295,6 +307,7 @@ fn engine(destination: SocketAddr, digests: Digests) -> AssociationEngine {
     let mut config = config();
     config.destination = destination;
     config.host.transport = Transport::Tcp;
+    config.host.disable_sq_flow_control = true;
     AssociationEngine::new(config, Way::Tcp(digests), Clock.now_us()).unwrap()
 }
 
@@ -338,6 +351,38 @@ fn what_is_written_is_read_whatever_its_length_and_the_digests() {
         assert!(in_capsule.len() > 10, "nothing was cut");
         world.engine.shutdown();
         world.until(|world| world.events.iter().any(|event| event == "Closed"));
+    }
+}
+
+/// Where SQ flow control is disabled, and where the target refuses that: a queue that is kept full
+/// goes on, and all that is read arrives.
+#[test]
+fn reads_are_complete_with_and_without_sq_flow_control() {
+    for refused_on in [None, Some(0), Some(2)] {
+        let mut world = World::new(Digests::empty());
+        world.peer.controller.refuses_no_flow_control_on = refused_on;
+        world.until(|world| world.engine.host().is_live());
+        let is_on = refused_on.is_some();
+        assert_eq!(world.peer.controller.flow_control, [is_on; 3]);
+        for (lba, block) in world.peer.disk.chunks_exact_mut(LBA_BYTES).enumerate() {
+            block.fill(lba.to_le_bytes()[0]);
+        }
+        for round in 0..200 {
+            let buffer = world.buffer(&[0xEE; LBA_BYTES]);
+            let slba = round % 64;
+            world.submit(Op::Read { slba, nlb: 1 }, Some(buffer));
+            if world.engine.in_progress() == 30 {
+                world.next().result.unwrap();
+            }
+        }
+        while world.engine.in_progress() > 0 {
+            let completion = world.next();
+            completion.result.unwrap();
+            let bytes = bytes_of(&completion.buffer.unwrap());
+            assert!(bytes.iter().all(|byte| *byte == bytes[0] && *byte < 64));
+        }
+        assert_eq!(world.engine.host().counters().bad_sqhd, 0);
+        assert!(world.events.iter().all(|event| !event.starts_with("lost")));
     }
 }
 
