@@ -151,6 +151,9 @@ file_system_keeps_a_tree() { # file_system_keeps_a_tree TYPE 'MKFS OPTIONS' 'CHE
     MOUNTED=''
 }
 
+# Whether the host connects over NVMe/TCP.
+over_tcp() { [ "${HOST_TRANSPORT-}" = tcp ] || [ "$HOST_PROVIDER" = tcp ]; }
+
 # What goes over the wire: capture, then stop_capture, which leaves the ladder in the file `ladder`. Both are kept in $OUT.
 capture() {
     local filter="tcp port 4420 or udp port 9"
@@ -164,6 +167,7 @@ capture() {
 stop_capture() {
     local decoder=decode_iwarp.py
     [ "$LINK" != rxe ] || decoder=decode_roce.py
+    ! over_tcp || decoder=decode_tcp.py
     # What tcpdump has not read when it ends is lost: it has read all that came before this.
     echo "the end of the capture" >"/dev/udp/$MARK_ADDRESS/9"
     within 20 "tcpdump has written the last packet" grep -qa "the end of the capture" packets.pcap
@@ -176,12 +180,14 @@ stop_capture() {
 }
 
 # The ladder of the command whose capsule is described by an extended regular expression, which is to be alone on its
-# queue; each step as its direction, its operation and its bytes of payload: "-> SEND 64". Acknowledgements are no steps.
+# queue; each step as its direction, its operation and its bytes of payload: "-> SEND 64", and SUCCESS where that stands
+# for a response. Acknowledgements are no steps.
 steps() { # steps EXPRESSION
-    awk -v command="$1" '$0 ~ command && / -> SEND / { on = 1 } on {
+    awk -v command="$1" '$0 ~ command && / -> (SEND|CAPSULE_CMD) / { on = 1 } on {
             print >"/dev/stderr"
             payload = ""
-            for (i = 4; i < NF; i++) if ($i == "payload") payload = " " $(i + 1)
+            for (i = 4; i < NF && $i != "|"; i++) if ($i == "payload" || $i == "asks") payload = " " $(i + 1)
+            if (/ SUCCESS /) payload = payload " SUCCESS"
             if ($4 == "READ_REQUEST") payload = " " $9
             if ($4 != "ACK") print $3, $4 payload
         } on && /completes cid/ { exit }' ladder | sed 's/SEND_INV/SEND/'
