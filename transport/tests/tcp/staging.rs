@@ -154,7 +154,8 @@ fn responses_and_pieces_need_no_memory_that_is_shared() {
         offset_bytes: 0,
         last: true,
     };
-    controller.push_part(Tag(0), 0, part, (&page, LEN), false);
+    let back = controller.push_part(Tag(0), 0, part, (page, LEN), false);
+    assert!(back.is_some(), "it was copied");
     for cid in 0..READS {
         controller.respond(&Cqe::new(cid, 0xFFFF, Status::SUCCESS, 0));
     }
