@@ -154,3 +154,36 @@ rm /run/systemd/system/$unit.service.d/memory.conf
 systemctl daemon-reload
 systemctl start "$unit" || fail "did not start without the limit"
 systemctl stop "$unit"
+
+step "a .mount unit has a volume: capstan knows it, and either of the two unmounts it in order"
+systemctl start "$unit" || fail "did not start"
+rm -r /run/capstan-host/0
+# This container has no devtmpfs, whose nodes the kernel makes by itself.
+for number in $(seq 0 63); do
+    [ -e "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number"
+done
+disk=$(capstan attach "${remote[@]}" -n "$nqn" -q "$allowed") || fail "attach"
+mkfs.ext4 -q -b 4096 "$disk"
+mkdir -p /srv/volume
+printf '[Mount]\nWhat=%s\nWhere=/srv/volume\nType=ext4\n' "$disk" >/run/systemd/system/srv-volume.mount
+systemctl daemon-reload
+systemctl start srv-volume.mount || fail "the unit does not mount $disk"
+echo kept >/srv/volume/file
+capstan list | grep -F "$disk" | grep -qF /srv/volume || fail "list does not say where the unit has mounted it"
+! capstan detach "$disk" 2>/tmp/said || fail "detached under the unit"
+grep -qF "capstan umount /srv/volume" /tmp/said || fail "the refusal does not say what is to be done: $(cat /tmp/said)"
+capstan umount /srv/volume >/tmp/said || fail "umount"
+grep -qF "stays attached" /tmp/said || fail "umount does not say that the disk stays: $(cat /tmp/said)"
+tenths=50
+while systemctl is-active --quiet srv-volume.mount; do
+    tenths=$((tenths - 1))
+    [ $tenths -gt 0 ] || fail "the unit does not notice that it is unmounted"
+    sleep 0.1
+done
+systemctl start srv-volume.mount || fail "the unit does not mount it again"
+grep -qx kept /srv/volume/file || fail "what was written is not there"
+systemctl stop srv-volume.mount || fail "the unit does not unmount it"
+capstan detach "$disk" || fail "detach"
+capstan list | grep -qx "no volume is attached" || fail "something is left: $(capstan list)"
+fsck.ext4 -fn "$CAPSTAN_TEST_DISK" >/tmp/said 2>&1 || fail "fsck: $(cat /tmp/said)"
+systemctl stop "$unit"

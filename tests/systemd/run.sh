@@ -92,9 +92,11 @@ UNIT
 
 say "booting it"
 flags=(--quiet --register=no --capability=all --private-network --directory "$work/root"
-    --machine "capstan-test-$$" --bind "$work/disk:$loop" --bind "$work/result:/result" --boot)
+    --machine "capstan-test-$$" --bind "$work/disk:$loop" --bind "$work/result:/result"
+    --bind /dev/fuse --bind /dev/loop-control --boot)
 if [ -d /run/systemd/system ]; then
-    flags+=("--property=DeviceAllow=$loop rw")
+    flags+=("--property=DeviceAllow=$loop rw" "--property=DeviceAllow=block-loop rwm"
+        "--property=DeviceAllow=/dev/fuse rw" "--property=DeviceAllow=/dev/loop-control rw")
 else
     # No systemd here to make a scope in.
     flags+=(--keep-unit)
