@@ -9,7 +9,8 @@ use capstan_nvme_proto::text::Count;
 
 use crate::machine::next_step::{leads_nowhere, nearest_sibling, with_next_step};
 use crate::machine::unmounted;
-use crate::{BackingError, ListenError, NqnError, Size, shown};
+use crate::shown::{self, word_of};
+use crate::{BackingError, ListenError, NqnError, Size};
 
 /// Why there is no [`Config`](crate::Config).
 #[derive(Debug, thiserror::Error)]
@@ -403,7 +404,7 @@ pub enum ProblemKind {
         mount_point: PathBuf,
     },
     /// The same of a file that a loop device has.
-    #[error("{path} is attached to {device}, which is mounted at {mount_point}; writes of a host would destroy its file system: `umount {mount_point}`, or export it with `read_only = true`", path = path.display(), device = device.display(), mount_point = mount_point.display())]
+    #[error("{path} is attached to {device}, which is mounted at {at}; writes of a host would destroy its file system: `umount {mount_point}`, or export it with `read_only = true`", path = path.display(), device = device.display(), at = mount_point.display(), mount_point = word_of(mount_point))]
     MountedThrough {
         /// The file.
         path: PathBuf,
@@ -423,7 +424,7 @@ pub enum ProblemKind {
         by: String,
     },
     /// A file that the kernel pages to.
-    #[error("{path} is swap of this machine; writes of a host would destroy what is in it: `swapoff {path}`, or export it with `read_only = true`", path = path.display())]
+    #[error("{name} is swap of this machine; writes of a host would destroy what is in it: `swapoff {path}`, or export it with `read_only = true`", name = path.display(), path = word_of(path))]
     Swap {
         /// The file.
         path: PathBuf,

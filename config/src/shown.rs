@@ -2,8 +2,10 @@
 //! much as can be read, in characters that a terminal and a log can show.
 
 use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
-use capstan_nvme_proto::text::Shown;
+use capstan_nvme_proto::text::{Shown, Word};
 
 /// Problems, or warnings, of one configuration that are told.
 const SHOWN_MAX: usize = 32;
@@ -20,6 +22,12 @@ pub fn first_of<T: Display>(all: &[T]) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// A path in a command that a message names.
+#[must_use]
+pub fn word_of(path: &Path) -> Word<'_> {
+    Word::path(path.as_os_str().as_bytes())
 }
 
 /// `text` in one line.

@@ -27,6 +27,7 @@ use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, VolumeDir, run_dir};
 use crate::front_ends::disk::serving::Process;
 use crate::host::NamespaceInfo;
 use crate::shortage::shortage;
+use crate::words::word_of;
 
 mod name;
 
@@ -239,16 +240,16 @@ impl HolderDisk {
         // The folder of the volume is in the one that its user's commands must look into.
         let of = self.folder.parent().filter(|of| *of != run_dir());
         let with = of.map_or_else(String::new, |of| {
-            format!("{RUN_DIR_VARIABLE}={} ", of.display())
+            format!("{RUN_DIR_VARIABLE}={} ", word_of(of))
         });
         let device = self.device.display();
         let is_given_up = self.is_given_up();
         let mounts = mounts_of(&self.device).unwrap_or_default();
         if let Some(mount) = mounts.first() {
-            let at = mount.mount_point.display();
+            let (at, point) = (mount.mount_point.display(), word_of(&mount.mount_point));
             let end = match is_given_up {
-                true => format!("umount {at}"),
-                false => format!("{with}capstan umount {at}"),
+                true => format!("umount {point}"),
+                false => format!("{with}capstan umount {point}"),
             };
             // A disk with partitions has room for other mounts.
             let source = mount.source.to_str().unwrap_or_default();
@@ -268,7 +269,8 @@ impl HolderDisk {
             let at = mount.mount_point.display();
             elsewhere = format!(", mounted at {at} in the mount namespace of {name} (pid {pid})");
             if is_given_up {
-                end = format!("nsenter --target {pid} --mount umount {at}");
+                let point = word_of(&mount.mount_point);
+                end = format!("nsenter --target {pid} --mount umount {point}");
             }
         }
         (format!(" as {device}{elsewhere}"), end)
@@ -510,8 +512,8 @@ fn read(file: &File) -> Option<Holder> {
 /// What has a claim, which it may not have said yet.
 fn words(holder: Option<Holder>, path: &Path) -> String {
     holder.and_then(|holder| holder.held()).unwrap_or_else(|| {
-        let path = path.display();
-        format!("claimed by the process that has {path} locked (see lslocks, or fuser {path})")
+        let (at, path) = (path.display(), word_of(path));
+        format!("claimed by the process that has {at} locked (see lslocks, or fuser {path})")
     })
 }
 

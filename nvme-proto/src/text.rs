@@ -106,6 +106,68 @@ fn is_shown(char: char) -> bool {
     matches!(char, '\'' | '"' | '\\') || char.escape_debug().len() == 1
 }
 
+/// A word of a command line that a message names, as a shell takes it (POSIX.1-2024, Shell Command
+/// Language, section 2.2): quoted where it has to be, in one line whatever it holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Word<'a> {
+    bytes: &'a [u8],
+    /// In front of it, so that it is no option.
+    folder: &'static str,
+}
+
+impl<'a> Word<'a> {
+    /// A value.
+    #[must_use]
+    pub const fn new(text: &'a str) -> Self {
+        Self {
+            bytes: text.as_bytes(),
+            folder: "",
+        }
+    }
+
+    /// A path, in the bytes that it has in the file system.
+    #[must_use]
+    pub fn path(bytes: &'a [u8]) -> Self {
+        let folder = if bytes.starts_with(b"-") { "./" } else { "" };
+        Self { bytes, folder }
+    }
+}
+
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write as _;
+        let text = core::str::from_utf8(self.bytes).ok();
+        let Some(text) = text.filter(|text| text.chars().all(is_shown)) else {
+            write!(f, "$'{}", self.folder)?;
+            for &byte in self.bytes {
+                match byte {
+                    b'\n' => f.write_str("\\n")?,
+                    b'\t' => f.write_str("\\t")?,
+                    b'\'' | b'\\' => write!(f, "\\{}", char::from(byte))?,
+                    b' '..=b'~' => f.write_char(char::from(byte))?,
+                    // Three digits, so that a digit behind it is none of them.
+                    _ => write!(f, "\\{byte:03o}")?,
+                }
+            }
+            return f.write_char('\'');
+        };
+        if !text.is_empty() && text.chars().all(is_plain) {
+            return write!(f, "{}{text}", self.folder);
+        }
+        write!(f, "'{}", self.folder)?;
+        for (at, piece) in text.split('\'').enumerate() {
+            f.write_str(if at == 0 { "" } else { "'\\''" })?;
+            f.write_str(piece)?;
+        }
+        f.write_char('\'')
+    }
+}
+
+/// Whether a shell takes it as it is, anywhere in a word.
+fn is_plain(char: char) -> bool {
+    char.is_alphanumeric() || "_./:=@%+,-".contains(char)
+}
+
 /// So many of something, whose name is given in the singular: `1 block`, `2 blocks`.
 #[derive(Clone, Copy, Debug)]
 pub struct Count<'a>(pub u64, pub &'a str);
@@ -137,6 +199,30 @@ mod tests {
         let shown = Shown("/dev/a\\x20b\u{1b}[31m\u{202e}'\"\n").to_string();
         assert_eq!(shown, "/dev/a\\x20b\\u{1b}[31m\\u{202e}'\"\\n");
         assert_eq!(Shown(&shown).to_string(), shown);
+    }
+
+    #[test]
+    fn a_word_is_quoted_where_a_shell_would_take_it_apart() {
+        for (text, quoted) in [
+            ("/mnt/a-b_1.2:3@x+y,z=%", "/mnt/a-b_1.2:3@x+y,z=%"),
+            ("über", "über"),
+            ("", "''"),
+            ("a b", "'a b'"),
+            ("$HOME `id` \"x\" *?~!#\\", "'$HOME `id` \"x\" *?~!#\\'"),
+            ("&|;<>()[]{}", "'&|;<>()[]{}'"),
+            ("it's", r"'it'\''s'"),
+            ("a\nb\tc'd\\e\u{1b}0", r"$'a\nb\tc\'d\\e\0330'"),
+        ] {
+            assert_eq!(Word::new(text).to_string(), quoted);
+        }
+    }
+
+    #[test]
+    fn a_path_is_no_option_and_has_its_bytes() {
+        assert_eq!(Word::path(b"-rf").to_string(), "./-rf");
+        assert_eq!(Word::path(b"-r f").to_string(), "'./-r f'");
+        assert_eq!(Word::path(b"a\xff1").to_string(), r"$'a\3771'");
+        assert_eq!(Word::new("-N").to_string(), "-N");
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Loss {
                 %volume, %error,
                 "writes that hosts were told of as done could not be stored and may be lost; every Flush and FUA write \
                  of this volume fails from now on. See the kernel log and the free space of the file system or device, \
-                 mend it, and check or restore what is on the volume. Then `capstan-target clear-lost-writes {volume}` and \
+                 mend it, and check or restore what is on the volume. Then `capstan-target clear-lost-writes PATH` and \
                  reload, or restart the target, or take the namespace out of the configuration, reload, put it back in, \
                  and reload again"
             );

@@ -10,6 +10,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use capstan_config::word_of;
+use capstan_nvme_proto::text::Word;
 use capstan_reactor::log::LastLines;
 use capstan_storage::IoError;
 use capstan_subsystem::BackendId;
@@ -94,6 +96,7 @@ impl Lost {
             self.running
                 .add(export.backend, kind, || said(&note, self.next(&note)));
             let path = export.store.name();
+            let word = Word::path(path.as_bytes());
             let Note { when, what, .. } = &note;
             let or_restart = match export.store.geometry().read_only {
                 true => "; a stop of this target does not clear it, as it only reads",
@@ -103,7 +106,7 @@ impl Lost {
                 "{path} has lost writes that hosts were told of as done, at {when} ({what}). The target that served it then \
                  was not stopped in order, so nobody has cleared it: every Flush and FUA write of this volume fails. Mend the \
                  file system or device, and check or restore what is on the volume. Then `capstan-target clear-lost-writes \
-                 {path}` and reload{or_restart}"
+                 {word}` and reload{or_restart}"
             );
         }
     }
@@ -116,7 +119,10 @@ impl Lost {
             _ => "mend the file system or device",
         };
         let clear = match self.kept.has_folder() {
-            true => format!("`capstan-target clear-lost-writes {path}` and reload"),
+            true => format!(
+                "`capstan-target clear-lost-writes {}` and reload",
+                word_of(&note.path)
+            ),
             false => "restart the target: there is no state folder that remembers it".to_owned(),
         };
         format!(
@@ -246,9 +252,10 @@ impl Lost {
 }
 
 fn say_not_cleared(of: &str, path: &str, why: &str) {
+    let word = Word::path(path.as_bytes());
     tracing::error!(
         "what {of} has lost is not cleared {why}; the next start finds it, and every Flush fails until `capstan-target \
-         clear-lost-writes {path}`"
+         clear-lost-writes {word}`"
     );
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use capstan_config::{Backing, Config, Namespace, Size};
 use capstan_doctor::{Check, Verdict};
+use capstan_nvme_proto::text::Word;
 use nix::sys::statvfs::statvfs;
 
 const NAME: &str = "space";
@@ -71,8 +72,10 @@ fn add(promised: &mut BTreeMap<u64, Promised>, namespace: &Namespace, path: &Pat
 impl Promised {
     fn reserve(&self) -> String {
         let told = self.files.iter().take(COMMANDS_TOLD);
-        let told =
-            told.map(|(name, bytes)| format!("`fallocate --keep-size --length {bytes} {name}`"));
+        let told = told.map(|(name, bytes)| {
+            let name = Word::path(name.as_bytes());
+            format!("`fallocate --keep-size --length {bytes} {name}`")
+        });
         let mut told: Vec<_> = told.collect();
         if self.files.len() > COMMANDS_TOLD {
             told.push("and so on".to_owned());

@@ -13,6 +13,7 @@ use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, vo
 use capstan_initiator::front_ends::disk::serve::is_its_disk;
 use capstan_initiator::front_ends::disk::users::{open_in, users_of_unmounted};
 use capstan_initiator::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
+use capstan_initiator::words::word_of;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -247,7 +248,7 @@ impl Row {
         };
         let mut state = state;
         if !record.has_disk() && record.process.is_alive() {
-            let folder = dir.path().display();
+            let folder = word_of(dir.path());
             state.attention = Some(format!(
                 "it has no disk yet ({}); to give it up: capstan detach {folder}",
                 state.detail
@@ -258,7 +259,7 @@ impl Row {
             && mounts.is_empty()
             && state.attention.is_none()
         {
-            let at = point.display();
+            let (at, folder) = (point.display(), word_of(point));
             let kept = claimed(&record).filter(|used| !used.folders.is_empty());
             state.attention = Some(match (kept, users_of_unmounted(&record.device)) {
                 // By force it would end under those that still write to it.
@@ -270,7 +271,7 @@ impl Row {
                 ),
                 (None, None) => format!(
                     "being mounted at {at}, or unmounted from there; if that does not end: capstan \
-                     umount --force {at}"
+                     umount --force {folder}"
                 ),
             });
         }

@@ -18,6 +18,7 @@ use capstan_initiator::front_ends::disk::mounts::{Mount, in_the_way, mount_at, m
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::users_of;
 use capstan_initiator::front_ends::disk::uses::Use;
+use capstan_initiator::words::word_of;
 use capstan_reactor::Asked;
 use nix::mount::{MntFlags, umount2};
 
@@ -463,7 +464,7 @@ fn end_soon(dir: &VolumeDir, record: &Record) -> Result<()> {
         end(&dir, &record)
     })?;
     by_force.with_context(|| {
-        let (pid, folder) = (record.process.pid, dir.path().display());
+        let (pid, folder) = (record.process.pid, word_of(dir.path()));
         format!("its process {pid} has not ended yet; capstan detach --force {folder}")
     })
 }

@@ -15,6 +15,7 @@ use capstan_initiator::front_ends::disk::serve::{Cleared, clear_loop, clear_loop
 use capstan_initiator::front_ends::disk::serving::EndError;
 use capstan_initiator::front_ends::disk::users::open_in;
 use capstan_initiator::front_ends::disk::uses::claimed;
+use capstan_initiator::words::word_of;
 use nix::mount::{MntFlags, umount2};
 
 use super::force::TELL_AFTER;
@@ -73,7 +74,7 @@ impl Trouble {
 
     /// Of one whose process has ended, and whose number is that of another program now.
     pub(super) fn anothers(dir: &VolumeDir, process: &EndError) -> Self {
-        let folder = dir.path().display();
+        let folder = word_of(dir.path());
         Self {
             seen: format!("its process is gone: {process}"),
             next: format!("rm -r {folder}"),
@@ -90,7 +91,7 @@ impl Trouble {
 /// The command that ends a volume.
 fn end(dir: &VolumeDir, record: &Record, mounts: &[Mount], force: &str) -> String {
     if !record.has_disk() {
-        return format!("capstan detach {force}{}", dir.path().display());
+        return format!("capstan detach {force}{}", word_of(dir.path()));
     }
     let device = record.name();
     // Mounted a moment ago: the kernel has forgotten that, and its unmount has not ended.

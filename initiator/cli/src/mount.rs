@@ -13,6 +13,8 @@ use capstan_initiator::front_ends::disk::mounts::{
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
 use capstan_initiator::front_ends::disk::users::{swap_on, users_of_unmounted};
 use capstan_initiator::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
+use capstan_initiator::words::word_of;
+use capstan_nvme_proto::text::Shown;
 use clap::Args;
 use serde_json::json;
 
@@ -58,14 +60,14 @@ impl Mount {
         require_root("mounting a volume needs root")?;
         let meta = std::fs::metadata(&self.mount_point);
         if !meta.is_ok_and(|meta| meta.is_dir()) {
-            let point = self.mount_point.display();
+            let (at, point) = (self.mount_point.display(), word_of(&self.mount_point));
             if self.mount_point.symlink_metadata().is_ok() {
                 bail!(
-                    "mount point {point} is no folder ({}); expected one, and empty: give another path",
+                    "mount point {at} is no folder ({}); expected one, and empty: give another path",
                     found_at(&self.mount_point)
                 );
             }
-            bail!("mount point {point} is not there; make it first: `mkdir -p {point}`");
+            bail!("mount point {at} is not there; make it first: `mkdir -p {point}`");
         }
         if let Some(options) = &self.options {
             check_options(options)?;
@@ -198,7 +200,8 @@ fn kind(text: &str) -> Result<String, String> {
 
 /// Says that what is in the folder is hidden by a mount there, and refuses to hide everything.
 fn check_empty(point: &Path) -> Result<()> {
-    let at = point.display();
+    let name = point.to_string_lossy();
+    let at = Shown(&name);
     if std::fs::canonicalize(point).is_ok_and(|path| path == Path::new("/")) {
         bail!(
             "mount point {at} is the root of this system, expected an empty folder: give another path"
@@ -288,6 +291,7 @@ impl Umount {
         let unfinished = mounts.is_empty() && !record.mount_points.is_empty();
         if unfinished && !self.force && record.process.is_alive() {
             let (target, device) = (self.target.display(), record.device.display());
+            let named = word_of(&self.target);
             if let Some(used) = claimed(&record).filter(|used| !used.folders.is_empty()) {
                 bail!(
                     "{target} is unmounted already, and the file system lives on: {used}; nothing was ended, and the \
@@ -303,7 +307,7 @@ impl Umount {
             bail!(
                 "the kernel has unmounted {target} and has not finished with {device}, or has not begun \
                  to mount it: it waits for I/O; see `capstan list`. What ends it without what is not \
-                 written: capstan umount --force {target}"
+                 written: capstan umount --force {named}"
             );
         }
         let points = || mounts.iter().map(|mount| mount.mount_point.clone());
@@ -446,10 +450,11 @@ impl Umount {
         if let Some(overlay) = mounts.first().filter(|_| !self.force) {
             // The kernel would unmount it, and the overlay would keep the disk without a name.
             bail!(
-                "{target} is under the overlay at {over}; unmount that first: capstan umount {over}, \
+                "{target} is under the overlay at {at}; unmount that first: capstan umount {over}, \
                  or everything of the volume: capstan umount {}",
                 record.device.display(),
-                over = overlay.mount_point.display(),
+                at = overlay.mount_point.display(),
+                over = word_of(&overlay.mount_point),
             );
         }
         mounts.push(mount);
@@ -463,13 +468,15 @@ fn check_kernel_users(record: &Record, mounts: &[Mounted]) -> Result<()> {
     let swaps = swap_on(&record.device).context("/proc/swaps")?;
     let name = record.name();
     if !swaps.is_empty() {
-        let swaps: Vec<_> = swaps
+        let names: Vec<_> = swaps
             .iter()
             .map(|swap| swap.display().to_string())
             .collect();
+        let words: Vec<_> = swaps.iter().map(|swap| word_of(swap).to_string()).collect();
         bail!(
-            "{name} is in use by the kernel, as swap ({swaps}); nothing was changed; end that first: swapoff {swaps}",
-            swaps = swaps.join(" ")
+            "{name} is in use by the kernel, as swap ({}); nothing was changed; end that first: swapoff {}",
+            names.join(" "),
+            words.join(" ")
         );
     }
     let was_mounted = !mounts.is_empty() || !record.mount_points.is_empty();

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, bail};
 use capstan_initiator::front_ends::disk::mounts::{InTheWay, Mount, in_the_way, seen_at};
 use capstan_initiator::front_ends::disk::record::Record;
+use capstan_initiator::words::word_of;
 
 use super::tool::run;
 
@@ -32,7 +33,7 @@ pub(super) fn in_words(found: &[InTheWay]) -> String {
     let named = || found.iter().take(NAMED_MAX);
     let others: Vec<_> = named().map(one_in_words).collect();
     let commands: Vec<_> = named()
-        .map(|InTheWay { other, .. }| format!("umount {}", other.mount_point.display()))
+        .map(|InTheWay { other, .. }| format!("umount {}", word_of(&other.mount_point)))
         .collect();
     let more = match found.len().saturating_sub(NAMED_MAX) {
         0 => String::new(),

@@ -13,19 +13,11 @@ use comfy_table::Table;
 use nix::libc;
 use serde_json::{Map, Value};
 
-/// Writes a line to stdout, or several.
+/// Writes a line to stdout, one that a terminal can show, whatever a target, a record or the name
+/// of a folder has put in.
 pub(crate) fn line(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{}", shown(text)).context("writing to stdout")
-}
-
-/// Lines as a terminal can show them, whatever a target or a record has put in.
-fn shown(text: &str) -> String {
-    let lines: Vec<String> = text
-        .split('\n')
-        .map(|line| Shown(line).to_string())
-        .collect();
-    lines.join("\n")
+    writeln!(stdout, "{}", Shown(text)).context("writing to stdout")
 }
 
 /// Writes a JSON value to stdout.
@@ -37,13 +29,13 @@ pub(crate) fn json(value: &Value) -> Result<()> {
 /// Tells an error and its causes on stderr, in one line.
 pub(crate) fn error(error: &anyhow::Error) {
     // There is nowhere left to tell that stderr is gone.
-    let _ = writeln!(io::stderr(), "capstan: {}", shown(&chain(error)));
+    let _ = writeln!(io::stderr(), "capstan: {}", Shown(&chain(error)));
 }
 
 /// Tells something besides the output, on stderr.
 pub(crate) fn note(text: &str) {
     // There is nowhere left to tell that stderr is gone.
-    let _ = writeln!(io::stderr(), "{}", shown(text));
+    let _ = writeln!(io::stderr(), "{}", Shown(text));
 }
 
 /// An error and its causes in one line.
@@ -108,10 +100,11 @@ pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> R
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
     table.set_header(head);
-    // What begins a line of the table is a cell of its own.
+    // A line break in a cell would begin a line of the table.
     let shown = |cells: Vec<String>| cells.into_iter().map(|cell| Shown(&cell).to_string());
     table.add_rows(rows.map(|cells| shown(cells).collect::<Vec<_>>()));
-    line(&table.trim_fmt())
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{}", table.trim_fmt()).context("writing to stdout")
 }
 
 /// A size for people, in powers of 1024.

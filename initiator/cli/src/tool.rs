@@ -2,7 +2,6 @@
 //! when a signal asks this process to end.
 
 use std::cell::Cell;
-use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt as _;
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, bail};
 use capstan_initiator::front_ends::disk::process::unblock_signals;
+use capstan_initiator::words::Word;
 
 use super::interrupt::{Interrupted, Interrupts, wait_for};
 use super::output;
@@ -146,7 +146,7 @@ impl Tool {
     pub(super) fn start(command: &mut Command) -> Result<Self> {
         let words: Vec<_> = std::iter::once(command.get_program())
             .chain(command.get_args())
-            .map(OsStr::to_string_lossy)
+            .map(|word| Word::new(&word.to_string_lossy()).to_string())
             .collect();
         let words = words.join(" ");
         // In a group of its own: ctrl-C and timeout(1) signal that of this process, which decides

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
 use capstan_initiator::front_ends::disk::serving::{COMMAND, FOLDER_OPTION};
+use capstan_initiator::words::Word;
 use capstan_initiator::{Options, Taken};
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
@@ -235,7 +236,10 @@ pub(super) fn require_root(what: &str) -> Result<()> {
     if nix::unistd::geteuid().is_root() {
         return Ok(());
     }
-    let words: Vec<String> = std::env::args().collect();
+    let words = std::env::args_os();
+    let words: Vec<_> = words
+        .map(|word| Word::new(&word.to_string_lossy()).to_string())
+        .collect();
     bail!("{what}: sudo {}", words.join(" "))
 }
 
@@ -263,9 +267,11 @@ fn wait_until_ready(mut child: Child, dir: &VolumeDir, interrupts: &Interrupts) 
     let log = std::fs::read_to_string(dir.log()).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
     let last = lines.get(lines.len().saturating_sub(LOG_LINES)..);
+    for line in last.unwrap_or_default() {
+        output::note(line);
+    }
     bail!(
-        "the serving process ended ({status}) before the disk was ready; its last words:\n{}",
-        last.unwrap_or_default().join("\n")
+        "the serving process ended ({status}) before the disk was ready; its last words are above"
     )
 }
 

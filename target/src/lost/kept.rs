@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use capstan_nvme_proto::text::Word;
 use capstan_subsystem::BackendId;
 use nix::errno::Errno;
 
@@ -102,10 +103,11 @@ impl Notes {
             if held.is_missing(folder) {
                 held.is_written = false;
                 tracing::warn!(
-                    "{}: the note of what it has lost, {}, was removed, and not by `capstan-target clear-lost-writes {0}`: \
+                    "{}: the note of what it has lost, {}, was removed, and not by `capstan-target clear-lost-writes {2}`: \
                      it is written once more",
                     held.path,
-                    folder.join(&held.found.name).display()
+                    folder.join(&held.found.name).display(),
+                    Word::path(held.path.as_bytes())
                 );
             }
         }

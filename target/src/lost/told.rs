@@ -5,7 +5,7 @@ use std::io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
-use capstan_config::{Backing, Config};
+use capstan_config::{Backing, Config, word_of};
 use capstan_doctor::{Check, Machine};
 use capstan_storage::MediumId;
 
@@ -46,7 +46,7 @@ fn of_unreadable(unreadable: &Unreadable, folder: &str, config: Option<&Config>)
     let namespaces = config.into_iter().flat_map(|config| &config.subsystems);
     let mut namespaces = namespaces.flat_map(|subsystem| &subsystem.namespaces);
     let of = namespaces.find_map(|namespace| match &namespace.backing {
-        Backing::Path(path) if note::is_name_of(&unreadable.name, path) => Some(path.display()),
+        Backing::Path(path) if note::is_name_of(&unreadable.name, path) => Some(path),
         _ => None,
     });
     let remedy = match &of {
@@ -54,13 +54,15 @@ fn of_unreadable(unreadable: &Unreadable, folder: &str, config: Option<&Config>)
             "look again as a user that may read it: sudo capstan-target doctor".to_owned()
         }
         Some(path) => format!(
-            "every Flush of {path} fails until it is cleared: check or restore what is on it, then: capstan-target \
-             clear-lost-writes {path}"
+            "every Flush of {} fails until it is cleared: check or restore what is on it, then: capstan-target \
+             clear-lost-writes {}",
+            path.display(),
+            word_of(path)
         ),
         None if config.is_some() => format!(
             "it is of no volume that is known here: look into it for the path of one, check or restore what is on that, \
-             and remove it, as root: rm {folder}/{}",
-            unreadable.name
+             and remove it, as root: rm {}",
+            word_of(&Path::new(folder).join(&unreadable.name))
         ),
         None => "a target that has the volume names it at its start, in the log, and so does capstan-target doctor \
                  --config FILE: check or restore what is on that, then: capstan-target clear-lost-writes PATH. Where none \
@@ -68,7 +70,7 @@ fn of_unreadable(unreadable: &Unreadable, folder: &str, config: Option<&Config>)
             .to_owned(),
     };
     let of = of
-        .map(|path| format!(", which is of {path}"))
+        .map(|path| format!(", which is of {}", path.display()))
         .unwrap_or_default();
     let seen = format!(
         "{folder}/{}{of}, tells of lost writes at {} and cannot be read: {}",
@@ -82,9 +84,10 @@ fn of_note(note: &Note, file: &str, config: Option<&Config>) -> Check {
     let Note {
         path, subnqn, nsid, ..
     } = note;
+    let (word, file) = (word_of(path), word_of(Path::new(file)));
     let path = path.display();
     let clear = match note.is_at_its_path() {
-        true => format!("capstan-target clear-lost-writes {path}"),
+        true => format!("capstan-target clear-lost-writes {word}"),
         false => format!(
             "capstan-target clear-lost-writes PATH, with the path that it has now (where it is gone for good, as root: rm {file})"
         ),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
+use capstan_nvme_proto::text::Word;
 use capstan_storage::{IoError, IoErrorKind};
 use capstan_subsystem::BackendId;
 use nix::errno::Errno;
@@ -95,7 +96,8 @@ fn what_mends(kind: IoErrorKind, path: &str) -> String {
     match kind {
         IoErrorKind::NoSpace => format!(
             "free some of what the file system has (`df {path}` shows it), or make the device below larger: no restart is \
-             needed"
+             needed",
+            path = Word::path(path.as_bytes())
         ),
         _ => "see the kernel log of this machine, and mend that".to_owned(),
     }

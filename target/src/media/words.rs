@@ -4,7 +4,7 @@ use std::path::Path;
 use std::{fmt, fs, process};
 
 use capstan_nvme_proto::nqn::Nqn;
-use capstan_nvme_proto::text::Count;
+use capstan_nvme_proto::text::{Count, Word};
 use capstan_storage::Place;
 
 use super::Watched;
@@ -122,6 +122,7 @@ impl Watched {
             true => format!(", and is {} long now,", Count(bytes, "byte")),
             false => String::new(),
         };
+        let word = Word::path(volume.as_bytes());
         let what = format!(
             "{volume} was cut from {before_bytes} to {}{again} while hosts had it",
             Count(least_bytes, "byte")
@@ -134,7 +135,7 @@ impl Watched {
         let next = match self.store.geometry().read_only {
             true => format!("{mend}; then {after}"),
             false => format!(
-                "every Flush fails until it is cleared: {mend}. Then `capstan-target clear-lost-writes {volume}` and reload; \
+                "every Flush fails until it is cleared: {mend}. Then `capstan-target clear-lost-writes {word}` and reload; \
                  or {after}"
             ),
         };

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use capstan_config::{Backing, Config, Size};
 use capstan_doctor::{Check, Machine, Verdict};
+use capstan_nvme_proto::text::Word;
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
@@ -56,10 +57,11 @@ pub fn warnings(config: &Config) -> Vec<String> {
 }
 
 /// `folder` in words, which is at `path`.
-fn check(folder: &str, path: &Path) -> Check {
+fn check(named: &str, path: &Path) -> Check {
+    let folder = Word::path(named.as_bytes());
     let (seen, remedy) = match waits::told(path, || look(path)) {
         Ok(free_bytes) => {
-            return Check::ok(NAME, format!("{folder}, {} free", Size(free_bytes)));
+            return Check::ok(NAME, format!("{named}, {} free", Size(free_bytes)));
         }
         Err(Obstacle::Missing) => (
             "does not exist".to_owned(),
@@ -106,7 +108,7 @@ fn check(folder: &str, path: &Path) -> Check {
             "remove files there".to_owned(),
         ),
     };
-    Check::warning(NAME, format!("{folder} {seen}"), EXPECTED, remedy)
+    Check::warning(NAME, format!("{named} {seen}"), EXPECTED, remedy)
 }
 
 /// Why a process cannot use a folder.

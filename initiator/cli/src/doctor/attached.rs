@@ -5,6 +5,7 @@ use std::time::Duration;
 use capstan_doctor::Check;
 use capstan_initiator::front_ends::disk::control::{Answer, Request, ask};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
+use capstan_initiator::words::{Word, word_of};
 
 use super::super::disk::{ending, is_gone};
 use super::super::interrupt::within;
@@ -61,7 +62,7 @@ fn volume(dir: &VolumeDir, record: &Record) -> Check {
         }
     };
     let seen = state.detail.clone();
-    let log = format!("its log says more: cat {}", dir.log().display());
+    let log = format!("its log says more: cat {}", word_of(&dir.log()));
     match (state.state.as_str(), &state.attention) {
         ("live", None) => Check::ok(name, seen),
         ("live", Some(_)) => Check::warning(name, seen, EXPECTED, log),
@@ -72,6 +73,7 @@ fn volume(dir: &VolumeDir, record: &Record) -> Check {
                 subnqn,
                 ..
             } = record;
+            let (traddr, subnqn) = (Word::new(traddr), Word::new(subnqn));
             let why = format!("capstan doctor -a {traddr} -s {trsvcid} -n {subnqn}");
             Check::warning(name, seen, EXPECTED, why)
         }

@@ -18,6 +18,8 @@ use nix::unistd::{Pid, Uid, geteuid};
 use serde::de::{Error as _, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::words::word_of;
+
 /// The command of a serving process, and the option that names its volume's folder.
 pub const COMMAND: &str = "serve-fuse";
 /// See [`COMMAND`].
@@ -130,7 +132,7 @@ impl Process {
                 pid: self.pid,
                 found,
                 expected: geteuid(),
-                folder: folder.display().to_string(),
+                folder: word_of(folder).to_string(),
             }),
             Ok(()) | Err(_) => Ok(()),
         }

@@ -9,6 +9,7 @@ use super::loop_process::look;
 use super::mounts::{Elsewhere, mounts_elsewhere, mounts_of, overlays_perhaps_on};
 use super::record::Record;
 use super::users::{known_users_of, users_of};
+use crate::words::word_of;
 
 /// More of a kind are not named: the next look does.
 const NAMED_MAX: usize = 3;
@@ -63,10 +64,10 @@ impl Use {
         if let Some(point) = record.mount_points.first()
             && known_users_of(path).is_none()
         {
-            let (disk, at) = (path.display(), point.display());
+            let (disk, at, folder) = (path.display(), point.display(), word_of(point));
             return Self {
                 by: format!("{disk} is being mounted at {at}, or unmounted from there"),
-                end: format!("if that does not end: capstan umount --force {at}"),
+                end: format!("if that does not end: capstan umount --force {folder}"),
                 folders: Vec::new(),
             };
         }
@@ -78,10 +79,10 @@ impl Use {
         let path = &record.device;
         let disk = path.display();
         if let Some(mount) = mounts_of(path).unwrap_or_default().first() {
-            let at = mount.mount_point.display();
+            let (at, folder) = (mount.mount_point.display(), word_of(&mount.mount_point));
             return Some(Self {
                 by: format!("{disk} is mounted at {at}"),
-                end: format!("unmount it first: capstan umount {at}"),
+                end: format!("unmount it first: capstan umount {folder}"),
                 folders: vec![mount.mount_point.clone()],
             });
         }
@@ -121,7 +122,7 @@ impl Use {
             format!("mounted at {at} in the mount namespace of {name} (pid {pid})")
         };
         let command = |Elsewhere { mount, pid, .. }: &Elsewhere| {
-            let at = mount.mount_point.display();
+            let at = word_of(&mount.mount_point);
             format!("nsenter --target {pid} --mount umount {at}")
         };
         let found: Vec<_> = elsewhere.iter().map(found).collect();
@@ -142,7 +143,7 @@ impl Use {
             })
             .collect();
         let commands: Vec<_> = named()
-            .map(|(over, _)| format!("umount {}", over.display()))
+            .map(|(over, _)| format!("umount {}", word_of(over)))
             .collect();
         let disk = disk.display();
         Self {
