@@ -2,6 +2,8 @@
 
 use capstan_nvme_proto::log::CriticalWarning;
 
+use crate::words::Word;
+
 /// Each bit of the Critical Warning field (NVMe Base 2.1, section 5.1.12.1.3) in words.
 #[must_use]
 pub fn warning_words(warning: CriticalWarning) -> String {
@@ -28,4 +30,71 @@ pub fn warning_words(warning: CriticalWarning) -> String {
         words.push("bits that are reserved");
     }
     words.join(", ")
+}
+
+/// The medium of a namespace, and where it is asked about.
+#[derive(Clone, Copy, Debug)]
+pub struct Medium<'a> {
+    /// Address of the target.
+    pub traddr: &'a str,
+    /// Its port.
+    pub trsvcid: u16,
+    /// The subsystem.
+    pub subnqn: &'a str,
+    /// The namespace.
+    pub nsid: u32,
+}
+
+impl Medium<'_> {
+    /// What the controller warns of, with what to do; `None` when that is nothing.
+    #[must_use]
+    pub fn warned_of(&self, warning: CriticalWarning) -> Option<String> {
+        if warning.is_empty() {
+            return None;
+        }
+        let Self { nsid, trsvcid, .. } = self;
+        let (ip, port, subnqn) = (Word::new(self.traddr), trsvcid, Word::new(self.subnqn));
+        let words = warning_words(warning);
+        let after_a_loss = match warning.contains(CriticalWarning::RELIABILITY) {
+            true => {
+                " (of a capstan-target: once its operator has mended the medium and checked what is on it, \
+                 `capstan-target clear-lost-writes PATH`)"
+            }
+            false => "",
+        };
+        Some(format!(
+            "the controller warns of the medium of namespace {nsid}: {words} (critical warning {warning:#x}); the target's log \
+             and `capstan-target doctor` there say why and what to do{after_a_loss}, and \
+             `capstan smart-log -a {ip} -s {port} -n {subnqn} -N {nsid}` whether it is over"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capstan_nvme_proto::log::CriticalWarning;
+
+    use super::Medium;
+
+    #[test]
+    fn a_warning_names_what_asks_again_and_what_the_operator_does() {
+        let medium = Medium {
+            traddr: "fe80::1%eth0",
+            trsvcid: 4420,
+            subnqn: "a disk",
+            nsid: 3,
+        };
+        assert_eq!(medium.warned_of(CriticalWarning::empty()), None);
+        let told = medium.warned_of(CriticalWarning::RELIABILITY).unwrap();
+        for words in [
+            "`capstan smart-log -a fe80::1%eth0 -s 4420 -n 'a disk' -N 3`",
+            "critical warning 0x4",
+            "`capstan-target doctor`",
+            "`capstan-target clear-lost-writes PATH`",
+        ] {
+            assert!(told.contains(words), "{words}: {told}");
+        }
+        let told = medium.warned_of(CriticalWarning::READ_ONLY).unwrap();
+        assert!(!told.contains("clear-lost-writes"), "{told}");
+    }
 }

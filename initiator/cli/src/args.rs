@@ -204,11 +204,6 @@ impl ConnectArgs {
         }
     }
 
-    /// Connects.
-    pub(crate) fn queues(&self) -> Result<DirectQueue> {
-        connect(&self.options()?)
-    }
-
     /// Connects for admin commands only.
     pub(crate) fn admin_queue(&self) -> Result<DirectQueue> {
         connect(&self.admin_options()?)

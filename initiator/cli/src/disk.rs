@@ -25,7 +25,7 @@ use super::left_over::{Trouble, clean_up, clean_up_ended, clean_up_unborn, when_
 use super::signatures::{self, Partition};
 use super::tool::Tools;
 use super::volume::{VolumeArgs, require_root};
-use super::{force, left_over, output};
+use super::{force, left_over, output, warned};
 
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
@@ -68,6 +68,7 @@ impl Attach {
             }
         };
         interrupts.leave_to_the_kernel()?;
+        warned::tell(&dir, &record);
         if self.output.is_json() {
             let mut told = serde_json::to_value(&record)?;
             told["partitions"] = partitions.iter().map(partition_json).collect();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::host::NamespaceInfo;
 use capstan_initiator::words::Count;
-use capstan_initiator::{Completion, DirectQueue, Io, Op};
+use capstan_initiator::{Completion, DirectQueue, Io, Op, Options};
 use capstan_memory::Buffer;
 use clap::Args;
 use nix::libc;
@@ -20,10 +20,9 @@ use serde_json::json;
 use super::args::{ConnectArgs, OutputArgs, ReplayArgs};
 use super::claim::ShareArgs;
 use super::interrupt::Interrupts;
-use super::output;
-use super::taken;
 use super::values::{parse_nsid, parse_some_bytes, within};
 use super::written::{Unanswered, Written};
+use super::{output, taken, warned};
 
 /// Bytes of one I/O.
 const CHUNK_BYTES: u32 = 1 << 20;
@@ -97,8 +96,8 @@ pub(crate) struct Flush {
 }
 
 /// Connects, and looks up the namespace.
-pub(super) fn connect(args: &ConnectArgs, nsid: u32) -> Result<(DirectQueue, NamespaceInfo)> {
-    let queue = args.queues()?;
+fn connect(options: &Options, nsid: u32) -> Result<(DirectQueue, NamespaceInfo)> {
+    let queue = taken::connect(options)?;
     let namespace = namespace(&queue, nsid)?;
     Ok((queue, namespace))
 }
@@ -175,8 +174,10 @@ impl Read {
         if self.output.is_json() && self.data.as_os_str() == "-" {
             bail!("stdout takes the data or JSON, not both; give a file with --data");
         }
-        let (mut queue, namespace) = connect(&self.connect, self.range.namespace_id)?;
+        let (options, nsid) = (self.connect.options()?, self.range.namespace_id);
+        let (mut queue, namespace) = connect(&options, nsid)?;
         let result = self.copy(&mut queue, &namespace);
+        let result = result.map_err(|error| warned::of_queue(error, &mut queue, &options, nsid));
         // In order also after an error.
         queue.close();
         let blocks = result?;
@@ -278,7 +279,10 @@ impl Write {
         let mut unanswered = Unanswered::new(&written);
         let copied = self.copy(&mut queue, &namespace, &input, most, &mut unanswered);
         unanswered.drain(&mut queue);
-        let copied = copied.with_context(|| written.to_string());
+        let copied = copied.map_err(|error| {
+            let nsid = self.range.namespace_id;
+            warned::of_queue(error, &mut queue, &options, nsid).context(written.to_string())
+        });
         let losses = queue.close().into_result();
         let (total, blocks) = match losses {
             Ok(()) => copied?,
@@ -420,7 +424,8 @@ fn done(
 
 impl Flush {
     pub(crate) fn run(&self) -> Result<()> {
-        let (mut queue, namespace) = connect(&self.connect, self.namespace_id)?;
+        let (options, nsid) = (self.connect.options()?, self.namespace_id);
+        let (mut queue, namespace) = connect(&options, nsid)?;
         let io = Io {
             nsid: namespace.nsid,
             op: Op::Flush,
@@ -429,6 +434,7 @@ impl Flush {
             .submit(0, io, None)
             .map_err(|refused| refused.reason)?;
         let result = finished(&mut queue);
+        let result = result.map_err(|error| warned::of_queue(error, &mut queue, &options, nsid));
         queue.close();
         result?;
         if self.output.is_json() {

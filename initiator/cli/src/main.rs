@@ -29,6 +29,7 @@ mod tool;
 mod unnamed;
 mod values;
 mod volume;
+mod warned;
 mod written;
 
 use std::ffi::OsString;

@@ -27,7 +27,7 @@ use super::others::check_free;
 use super::tool::Tools;
 use super::values::within;
 use super::volume::{VolumeArgs, require_root};
-use super::{force, left_over, output, signatures};
+use super::{force, left_over, output, signatures, warned};
 
 /// Arguments of `mount`.
 #[derive(Args, Debug)]
@@ -81,6 +81,7 @@ impl Mount {
         let mounted = self.mount(&record, &tools);
         if mounted.is_ok() {
             interrupts.leave_to_the_kernel()?;
+            warned::tell(&dir, &record);
         }
         match mounted {
             Ok(fs_type) if self.output == OutputFormat::Json => {
@@ -95,7 +96,12 @@ impl Mount {
                 self.mount_point.display()
             )),
             Err(error) => {
-                let error = tools.or_interrupted(error);
+                let mut error = tools.or_interrupted(error);
+                if !error.is::<Interrupted>()
+                    && let Some(warning) = warned::of_volume(&dir)
+                {
+                    error = error.context(warning);
+                }
                 Err(force::give_up(&dir, &record, error, &interrupts))
             }
         }

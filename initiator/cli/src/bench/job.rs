@@ -16,6 +16,7 @@ use nix::sys::resource::{Usage, UsageWho, getrusage};
 use super::super::claim::ShareArgs;
 use super::super::io::namespace;
 use super::super::taken::SharedTransport;
+use super::super::warned::of_queue;
 use super::pattern::{Pattern, Random};
 use super::verify;
 use super::{LAST_IO, LOOK, Progress};
@@ -341,6 +342,12 @@ impl Job {
 
     /// Runs the workload from `start` on.
     pub(super) fn run(&mut self, start: Instant) -> Result<JobResult> {
+        let result = self.run_from(start);
+        let Plan { options, nsid, .. } = &self.plan;
+        result.map_err(|error| of_queue(error, &mut self.queue, options, *nsid))
+    }
+
+    fn run_from(&mut self, start: Instant) -> Result<JobResult> {
         let measure_from = start + self.plan.ramp_time;
         let end = self.plan.runtime.map(|runtime| measure_from + runtime);
         // Without a run time every block is visited once.

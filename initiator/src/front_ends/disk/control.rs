@@ -59,6 +59,9 @@ pub struct State {
     /// What is wrong with the volume though its controller may be live, and what to do.
     #[serde(default)]
     pub attention: Option<String>,
+    /// What the controller warns of the medium, also where that is not the worst.
+    #[serde(default)]
+    pub medium: Option<String>,
     /// Why all I/O is refused.
     #[serde(default)]
     pub refused: Option<String>,

@@ -14,7 +14,7 @@ use super::making::on_thread;
 use super::record::Record;
 use crate::controller::Controller;
 use crate::error::CommandError;
-use crate::health::warning_words;
+use crate::health::Medium;
 use crate::host::CommandData;
 
 /// Bytes of the SMART / Health Information log page.
@@ -111,20 +111,11 @@ fn read(controller: &Controller, nsid: u32) -> Warning {
 }
 
 fn in_words(warning: CriticalWarning, record: &Record) -> Option<String> {
-    if warning.is_empty() {
-        return None;
-    }
-    let Record {
-        subnqn,
-        nsid,
-        traddr: ip,
-        trsvcid: port,
-        ..
-    } = record;
-    let words = warning_words(warning);
-    Some(format!(
-        "the controller warns of the medium of namespace {nsid}: {words} (critical warning {warning:#x}); the target's log \
-         and `capstan-target doctor` there say why and what to do, and `capstan smart-log -a {ip} -s {port} -n {subnqn} -N {nsid}` \
-         whether it is over"
-    ))
+    let medium = Medium {
+        traddr: &record.traddr,
+        trsvcid: record.trsvcid,
+        subnqn: &record.subnqn,
+        nsid: record.nsid,
+    };
+    medium.warned_of(warning)
 }

@@ -146,12 +146,12 @@ impl Disk {
     /// what the controller reports of its medium.
     fn state(&mut self) -> State {
         let mut state = state(&self.controller.snapshot_blocking(), self.record.nsid);
+        if state.state == "live" {
+            state.medium = self.health.attention(&self.controller, &self.record);
+        }
         if state.state == "live"
             && state.attention.is_none()
-            && let Some(text) = self.unwritten_in_words().or_else(|| {
-                // Of the medium, as far as the controller knows.
-                self.health.attention(&self.controller, &self.record)
-            })
+            && let Some(text) = self.unwritten_in_words().or_else(|| state.medium.clone())
         {
             state.detail = format!("{}; {text}", state.detail);
             state.attention = Some(text);
@@ -575,6 +575,7 @@ pub(super) fn state(now: &Snapshot, nsid: u32) -> State {
         detail,
         held: now.held.map(|held| held.to_string()),
         attention,
+        medium: None,
         refused,
         scanning: now.scanning,
         silent_ms: None,
