@@ -245,7 +245,7 @@ fn what_cannot_be_mounted_leaves_nothing_behind() {
     let mount_point = machine.mount_point();
     let at = utf8(&mount_point);
     let error = complaint(&machine.run_on_target("mount", &[at]));
-    assert!(error.contains("no file system"), "{error}");
+    assert!(error.contains("no signature of a file system"), "{error}");
     let error = complaint(&machine.run_on_target("mount", &["--type", "ext4", at]));
     assert!(error.contains("mount -t ext4"), "{error}");
     let error = complaint(&machine.run_on_target("mount", &["/no/such/folder"]));

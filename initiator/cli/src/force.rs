@@ -106,11 +106,21 @@ fn with_users(error: Error, mounts: &[Mount]) -> Error {
     let Some(point) = points.filter(|_| is_busy).find(still_there) else {
         return error;
     };
+    // The shell that runs this command, mostly.
+    let parent = std::os::unix::process::parent_id();
+    let cwd = fs::read_link(format!("/proc/{parent}/cwd"));
+    let leave = match cwd.is_ok_and(|cwd| cwd.starts_with(point)) {
+        true => format!(
+            "leave it first, as process {parent}, which runs this command, is in it: cd /; then "
+        ),
+        false => String::new(),
+    };
     error.context(format!(
-        "{point} is in use by {users}: end that and unmount it again, or take the disk away from it, with the \
-         loss of what is not written: capstan umount --force {point}",
+        "{at} is in use by {users}: {leave}end what is in it and unmount it again, or take the disk away from it, with \
+         the loss of what is not written: capstan umount --force {point}",
+        at = point.display(),
         users = users_of(point),
-        point = point.display(),
+        point = word_of(point),
     ))
 }
 

@@ -18,6 +18,7 @@ mod io;
 mod left_over;
 mod logs;
 mod mount;
+mod mount_options;
 mod other_words;
 mod others;
 mod output;

@@ -23,6 +23,7 @@ use super::disk::{self, find, find_device, wait_for_last_user};
 use super::found::found_at;
 use super::interrupt::{self, Interrupted, Interrupts};
 use super::left_over::{clean_up, when_closed};
+use super::mount_options::{check_options, kind, without_journal};
 use super::others::check_free;
 use super::tool::Tools;
 use super::values::within;
@@ -37,7 +38,7 @@ pub(crate) struct Mount {
     /// Options of the file system, as for mount(8).
     #[arg(short = 'o', long, value_name = "OPTIONS")]
     options: Option<String>,
-    /// Kind of file system [default: what is found on the volume].
+    /// Kind of file system [default: auto, which is what is found on the volume].
     #[arg(long = "type", value_name = "TYPE", value_parser = kind)]
     fs_type: Option<String>,
     /// Mount this partition of the volume.
@@ -115,8 +116,8 @@ impl Mount {
             None => record.device.clone(),
         };
         let fs_type = match &self.fs_type {
-            Some(fs_type) => fs_type.clone(),
-            None => probe(&self.named(record), self.part, &device, tools)?,
+            Some(fs_type) if fs_type != "auto" => fs_type.clone(),
+            _ => probe(&self.named(record), self.part, &device, tools)?,
         };
         let read_only = (record.read_only || self.volume.read_only).then_some("ro");
         let options: Vec<&str> = read_only
@@ -145,7 +146,8 @@ impl Mount {
                 return Err(error);
             }
             let named = self.named(record);
-            if let Some(why) = signatures::why_not_mounted(&named, &device, &fs_type, tools) {
+            let why = signatures::why_not_mounted(&named, self.part, &device, &fs_type, tools);
+            if let Some(why) = why {
                 return Err(error.context(why));
             }
             if let Some(why) = read_only.and_then(|_| without_journal(&fs_type, &options)) {
@@ -174,36 +176,6 @@ impl Mount {
     }
 }
 
-/// What may keep a file system of this type from being mounted read-only, and the option that
-/// leaves it out (mount(8), xfs(5), btrfs(5)): its journal is replayed by a mount, which writes.
-fn without_journal(fs_type: &str, options: &[&str]) -> Option<String> {
-    let option = match fs_type {
-        "ext3" | "ext4" => "noload",
-        "xfs" => "norecovery",
-        "btrfs" => "rescue=nologreplay",
-        _ => return None,
-    };
-    (!options.iter().any(|given| given.contains(option))).then(|| {
-        format!(
-            "may have a journal to be replayed, which a read-only mount cannot do (it is mounted for writing elsewhere, or was \
-             not unmounted): to look at it without, add `-o {option}`; what the journal holds is missing then, and files that \
-             are being written may look damaged"
-        )
-    })
-}
-
-/// One kind of file system: mount(8) takes several, and what begins with `no` as all others.
-fn kind(text: &str) -> Result<String, String> {
-    let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if !text.is_empty() && text.chars().all(is_name) && !text.starts_with("no") {
-        return Ok(text.to_owned());
-    }
-    Err(
-        "expected one kind of file system, as ext4; /proc/filesystems lists those of this kernel"
-            .to_owned(),
-    )
-}
-
 /// Says that what is in the folder is hidden by a mount there, and refuses to hide everything.
 fn check_empty(point: &Path) -> Result<()> {
     let name = point.to_string_lossy();
@@ -216,21 +188,6 @@ fn check_empty(point: &Path) -> Result<()> {
     let has_any = |mut entries: std::fs::ReadDir| entries.next().is_some();
     if std::fs::read_dir(point).is_ok_and(has_any) {
         tracing::warn!("{at} is not empty: what is in it is hidden until the volume is unmounted");
-    }
-    Ok(())
-}
-
-/// Refuses what mounts another device than the volume's.
-fn check_options(options: &str) -> Result<()> {
-    let mut names = options
-        .split(',')
-        .filter_map(|option| option.split('=').next());
-    let others = ["loop", "bind", "rbind", "move", "remount"];
-    if let Some(other) = names.find(|name| others.contains(name)) {
-        bail!(
-            "--options has {other:?}, expected options of the file system: the volume is a disk already, and is mounted as \
-             that; leave {other:?} out"
-        );
     }
     Ok(())
 }
@@ -285,6 +242,8 @@ impl Umount {
         require_root("unmounting a volume needs root")?;
         let interrupts = Interrupts::take()?;
         let (dir, mut record, mounts) = self.find()?;
+        // The kernel unmounts nothing that a process works in, as with `umount .`.
+        std::env::set_current_dir("/").context("leaving this folder")?;
         // Before anything is changed: by force as well.
         check_free(&record, &mounts)?;
         if self.force && record.process.is_alive() {
@@ -316,6 +275,7 @@ impl Umount {
                  written: capstan umount --force {named}"
             );
         }
+        self.check_mounted(&record, &mounts)?;
         let points = || mounts.iter().map(|mount| mount.mount_point.clone());
         if record.process.is_alive() && !points().all(|p| record.mount_points.contains(&p)) {
             record.mount_points.extend(points());
@@ -365,6 +325,21 @@ impl Umount {
         }
         interrupts.leave_to_the_kernel()?;
         self.tell(&record, left.as_ref())
+    }
+
+    /// A disk that is attached and not mounted is refused, as by umount(8). By force it is ended.
+    fn check_mounted(&self, record: &Record, mounts: &[Mounted]) -> Result<()> {
+        let is_mounted = !mounts.is_empty() || !record.mount_points.is_empty();
+        if is_mounted || self.force || !record.has_disk() || !record.process.is_alive() {
+            return Ok(());
+        }
+        let (target, device) = (self.target.display(), record.name());
+        if let Some(used) = claimed(record) {
+            bail!("{target} is not mounted here; {used}, then: capstan detach {device}");
+        }
+        bail!(
+            "{target} is not mounted, expected a disk that is; it is attached: capstan detach {device} ends that"
+        )
     }
 
     /// Says what is left; to people, nothing when that is nothing.

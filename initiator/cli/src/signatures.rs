@@ -162,15 +162,19 @@ pub(super) fn nothing_to_mount(
 ) -> Error {
     match content {
         NoFileSystem::Blank { size_bytes } => anyhow!(
-            "{what} holds no file system, and is blank: {} are zeroes; make a file system \
+            "{what} has no signature of a file system or of anything else: {}; make a file system \
              (`capstan attach …`, then {})",
             match *size_bytes > HEAD_BYTES + TAIL_BYTES {
                 true => format!(
-                    "its first {} and its last {}, where signatures live,",
+                    "its first {} and its last {}, where signatures live, hold only zeroes, and what is between was not \
+                     looked at: where nothing of it is wanted",
                     output::size(HEAD_BYTES),
                     output::size(TAIL_BYTES)
                 ),
-                false => format!("all of its {}", output::size(*size_bytes)),
+                false => format!(
+                    "it is blank, as all of its {} are zeroes",
+                    output::size(*size_bytes)
+                ),
             },
             on_part("`mkfs.ext4 DEVICE`", part)
         ),
@@ -265,16 +269,25 @@ fn advice_on_partitions(device: &Path, tools: &Tools<'_>) -> String {
     }
 }
 
-/// Why a file system that is on `device`, which is called `what`, cannot be mounted as `fs_type`,
-/// where what is on it says so.
+/// Why a file system that is on `device`, which is called `what` and is the partition `part` or all
+/// of a disk, cannot be mounted as `fs_type`, where what is on it says so.
 pub(super) fn why_not_mounted(
     what: &str,
+    part: Option<u32>,
     device: &Path,
     fs_type: &str,
     tools: &Tools<'_>,
 ) -> Option<String> {
     let found = blkid(device, tools).ok()?;
-    let kind = found.file_system()?;
+    let Some(kind) = found.file_system() else {
+        let content = file_system(device, tools).ok()?.err()?;
+        // A file system that blkid does not know is one that --type may name.
+        let is_known = !matches!(content, NoFileSystem::Unknown { .. });
+        return is_known.then(|| {
+            let content = nothing_to_mount(what, part, device, &content, tools);
+            format!("--type is {fs_type}, and {content}")
+        });
+    };
     if let (Some(block_bytes), Some(lba_bytes)) =
         (found.block_bytes, lba_bytes(&disk_of(device.to_owned())))
         && block_bytes < lba_bytes

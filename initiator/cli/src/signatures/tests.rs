@@ -28,13 +28,17 @@ fn mkfs_is_named_for_a_blank_volume_only() {
     let blank = told(&image(&dir, &[]));
     assert!(blank.contains("mkfs.ext4"), "{blank}");
     assert!(blank.contains("first 4.0 MiB"), "{blank}");
+    assert!(
+        !blank.contains("blank"),
+        "not all of it was looked at: {blank}"
+    );
     // As small as what is looked at.
     let small = dir.path().join("small");
     let file = std::fs::File::create(&small).unwrap();
     file.set_len(2 << 20).unwrap();
     let blank = told(&small);
     assert!(
-        blank.contains("blank: all of its 2.0 MiB are zeroes"),
+        blank.contains("it is blank, as all of its 2.0 MiB are zeroes"),
         "{blank}"
     );
     // Data without a signature: at the start, at the end, and where the head ends.
