@@ -35,6 +35,16 @@ pub enum BackingError {
     /// `ram:` or `null:` with something else than a size.
     #[error(transparent)]
     Size(#[from] SizeError),
+    /// `RAM:1GiB`.
+    #[error(
+        "`{0}` would be a file of that name; write `{1}` for what is meant, or ./{0} for the file"
+    )]
+    Capitals(String, String),
+    /// `1GiB`.
+    #[error(
+        "`{0}` is a size; write `ram:{0}` for so much memory, or ./{0} for a file of that name"
+    )]
+    BareSize(String),
     /// `ram:0`.
     #[error("`{0}` has no bytes; write a size such as 1GiB")]
     Zero(String),
@@ -88,6 +98,13 @@ impl FromStr for Backing {
             Ok(Self::Null {
                 size_bytes: sized(size)?,
             })
+        } else if let Some((kind, size)) = text.split_once(':')
+            && ["ram", "null"].contains(&kind.to_ascii_lowercase().as_str())
+        {
+            let meant = format!("{}:{size}", kind.to_ascii_lowercase());
+            Err(BackingError::Capitals(text.to_owned(), meant))
+        } else if text.parse::<Size>().is_ok() {
+            Err(BackingError::BareSize(text.to_owned()))
         } else if text.is_empty() {
             Err(BackingError::Empty)
         } else if text == "-" {
@@ -140,6 +157,17 @@ mod tests {
             text("null:0"),
             "`null:0` has no bytes; write a size such as 1GiB"
         );
+        assert_eq!(
+            text("1GiB"),
+            "`1GiB` is a size; write `ram:1GiB` for so much memory, or ./1GiB for a file of that name"
+        );
+        assert_eq!(
+            text("RAM:1GiB"),
+            "`RAM:1GiB` would be a file of that name; write `ram:1GiB` for what is meant, or ./RAM:1GiB for the file"
+        );
+        for file in ["./1GiB", "./RAM:1GiB", "1GiB.img", "disk"] {
+            assert_eq!(file.parse(), Ok(Backing::Path(file.into())));
+        }
         assert!(text("ram:").contains("there is no size"));
         assert!(text("-").contains("write ./- for a file of that name"));
         assert_eq!("./-".parse(), Ok(Backing::Path("./-".into())));

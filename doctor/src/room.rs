@@ -229,13 +229,19 @@ pub fn threads(machine: &Machine, needed: u64) -> Check {
 /// that is nearest. `needed`: so many threads in all.
 #[must_use]
 pub fn no_thread(machine: &Machine, needed: u64) -> String {
-    match threads_bound(machine) {
-        Some((bound, raise)) if bound.free < needed => format!(
+    let address_space = machine.limit("Max address space");
+    let address_space = address_space.filter(|bytes| *bytes < u64::MAX);
+    match (threads_bound(machine), address_space) {
+        (Some((bound, raise)), _) if bound.free < needed => format!(
             "{} of {} threads are in use ({}), expected {needed} for this process; raise that ({raise}), or end what has \
              the others",
             bound.value - bound.free,
             bound.value,
             bound.by
+        ),
+        (_, Some(bytes)) => format!(
+            "expected {needed} threads for this process, each with a stack in its {bytes} bytes of address space; raise that \
+             (ulimit -v, LimitAS= of the unit)"
         ),
         _ => format!(
             "expected {needed} threads for this process, which the machine does not have: `sysctl kernel.threads-max \
@@ -503,6 +509,10 @@ mod tests {
         // Another limit than those that are counted.
         let told = no_thread(&Tree::new().machine(), 13);
         assert!(told.contains("kernel.threads-max"), "{told}");
+        let limits = "Max address space         200000000            unlimited            bytes\n";
+        let told = no_thread(&Tree::new().file("proc/self/limits", limits).machine(), 13);
+        assert!(told.contains("200000000 bytes of address space"), "{told}");
+        assert!(told.contains("LimitAS="), "{told}");
     }
 
     #[test]

@@ -21,6 +21,15 @@ pub fn shortage(error: &io::Error) -> Option<String> {
         libc::ENOSPC | libc::EDQUOT => Some(
             "expected some KiB and an inode that are free there (df and df -i show them): free some".to_owned(),
         ),
+        libc::ENOMEM => Some(match limit("Max address space") {
+            Some(max) => format!(
+                "the limit of {max} bytes of address space may be reached, expected a higher one: raise it (ulimit -v, LimitAS= \
+                 of the unit)"
+            ),
+            None => "expected more memory that is free here (free shows it, and memory.max of the control group what this \
+                     process may have)"
+                .to_owned(),
+        }),
         libc::EFBIG => {
             let limit = limit("Max file size").map_or_else(String::new, |max| format!(" of {max} bytes"));
             Some(format!(
@@ -53,6 +62,7 @@ mod tests {
             (libc::EMFILE, "LimitNOFILE="),
             (libc::ENFILE, "fs.file-max"),
             (libc::EFBIG, "LimitFSIZE="),
+            (libc::ENOMEM, "memory"),
             (libc::ENOSPC, "df -i"),
             (libc::EDQUOT, "df -i"),
         ] {

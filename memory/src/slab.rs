@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 /// The page size every length is rounded up to, in bytes.
 pub const PAGE_BYTES: usize = 4096;
@@ -27,10 +28,20 @@ pub enum Pages {
 
 /// The mapping could not be made.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot map a slab of {len_bytes} bytes: {source}; lower the memory budget or free memory")]
+#[error("cannot map a slab of {len_bytes} bytes: {source}; {}", next_step(*source))]
 pub struct SlabError {
     len_bytes: usize,
     source: nix::Error,
+}
+
+/// What is to be done about a mapping that the kernel refuses with `error` (setrlimit(2)).
+fn next_step(error: nix::Error) -> String {
+    match getrlimit(Resource::RLIMIT_AS) {
+        Ok((bytes, _)) if error == nix::Error::ENOMEM && bytes != RLIM_INFINITY => format!(
+            "the address space of this process is limited to {bytes} bytes: raise that (ulimit -v, LimitAS= of the unit)"
+        ),
+        _ => "lower the memory budget or free memory".to_owned(),
+    }
 }
 
 /// A page-aligned, zeroed, anonymous mapping. It stays mapped until the last [`Arc`] is gone.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use capstan_tests::program::{Daemon, own_address, program, signal, utf8};
+use capstan_tests::running::Running;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use serde_json::Value;
@@ -294,6 +295,29 @@ fn a_host_out_of_descriptors_says_how_to_have_more() {
         assert_eq!(told.matches(word).count(), 1, "{told}");
     }
     assert!(target.stop().success());
+}
+
+#[test]
+fn a_host_out_of_address_space_says_how_to_have_more() {
+    let at = own_address();
+    let daemon = Daemon::start("ram:16MiB", 4096, at);
+    let target = Running::target(at);
+    let target = target.iter().map(String::as_str);
+    let words: Vec<&str> = ["read", "-d", "/dev/null"]
+        .into_iter()
+        .chain(target)
+        .collect();
+    let output = under(&["prlimit", "--as=40960000"])("capstan", &words);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for words in [
+        "WARN the address space is limited to 40960000 bytes (ulimit -v",
+        "cannot map a slab of ",
+        "limited to 40960000 bytes: raise that (ulimit -v, LimitAS=",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(daemon.stop().success());
 }
 
 /// `ulimit -l 64`: what it costs is told, and everything works.

@@ -40,8 +40,15 @@ impl Discover {
                 _ => service,
             }
         })?;
-        let (genctr, entries) = queue.discover()?;
+        let found = queue.discover();
         queue.close();
+        let (genctr, entries) = found.with_context(|| match &self.connect.nqn {
+            Some(nqn) if nqn != Nqn::discovery().as_str() => format!(
+                "--nqn is {nqn}, which has no discovery log page, expected a discovery subsystem: leave that out to see \
+                 every subsystem there"
+            ),
+            _ => "reading the discovery log page".to_owned(),
+        })?;
         if self.output.is_json() {
             let records: Vec<Value> = entries.iter().map(|e| fields(e).into_json()).collect();
             return output::json(&json!({ "genctr": genctr, "records": records }));

@@ -1,6 +1,6 @@
 //! `capstan id-ctrl`, `id-ns` and `list-ns`.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::DirectQueue;
 use capstan_initiator::host::CommandData;
 use capstan_nvme_proto::command::{AdminCommand, Identify};
@@ -184,13 +184,15 @@ impl IdNs {
         let data = identify(&mut queue, Cns::NAMESPACE, nsid)?;
         // Older controllers do not have the list.
         let ids = identify(&mut queue, Cns::NAMESPACE_ID_DESCRIPTORS, nsid).unwrap_or_default();
-        queue.close();
         let Some(id) = IdentifyNamespace::from_data(&data) else {
             bail!("Identify Namespace has {} bytes, expected 4096", data.len());
         };
         if id.nsze_lbas.get() == 0 {
-            bail!("namespace {nsid} is not active; `capstan list-ns` shows those that are");
+            let error = not_active(&mut queue, nsid);
+            queue.close();
+            return Err(error);
         }
+        queue.close();
         let mut fields = namespace_fields(id);
         for id in NamespaceIdDescriptors::new(&ids) {
             if let NamespaceId::Uuid(uuid) = id {
@@ -277,9 +279,7 @@ fn hex(bytes: &[u8]) -> String {
 impl ListNs {
     pub(crate) fn run(&self) -> Result<()> {
         let mut queue = self.connect.admin_queue()?;
-        let nsids = active_nsids(self.namespace_id, |above| {
-            identify(&mut queue, Cns::ACTIVE_NAMESPACES, above)
-        })?;
+        let nsids = active_nsids_of(&mut queue, self.namespace_id)?;
         queue.close();
         if self.output.is_json() {
             let list: Vec<Value> = nsids.iter().map(|nsid| json!({ "nsid": nsid })).collect();
@@ -290,6 +290,28 @@ impl ListNs {
         }
         Ok(())
     }
+}
+
+/// The NSIDs above `above`.
+pub(super) fn active_nsids_of(queue: &mut DirectQueue, above: u32) -> Result<Vec<u32>> {
+    active_nsids(above, |above| {
+        identify(queue, Cns::ACTIVE_NAMESPACES, above)
+    })
+}
+
+/// That a namespace is not active, with those that are as far as the controller tells.
+pub(super) fn not_active(queue: &mut DirectQueue, nsid: u32) -> Error {
+    const TOLD_MAX: usize = 16;
+    let expected = match active_nsids_of(queue, 0) {
+        Ok(nsids) if nsids.is_empty() => "this subsystem has none for this host".to_owned(),
+        Ok(nsids) => {
+            let told: Vec<_> = nsids.iter().take(TOLD_MAX).map(u32::to_string).collect();
+            let more = if nsids.len() > TOLD_MAX { ", …" } else { "" };
+            format!("expected one of {}{more}", told.join(", "))
+        }
+        Err(_) => "expected one that `capstan list-ns` shows".to_owned(),
+    };
+    anyhow!("namespace {nsid} is not active; {expected}")
 }
 
 /// The NSIDs above `above`, which `identify` asks for in lists.

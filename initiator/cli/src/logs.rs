@@ -16,6 +16,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::args::{ConnectArgs, OutputArgs};
+use super::identify::{active_nsids_of, not_active};
 use super::output::{self, Fields};
 use super::values::within;
 
@@ -85,8 +86,20 @@ impl SmartLog {
     pub(crate) fn run(&self) -> Result<()> {
         let mut queue = self.connect.admin_queue()?;
         let lid = LogPageId::HEALTH;
-        let data = log_page(&mut queue, lid, self.namespace_id, HEALTH_BYTES)?;
+        let nsid = self.namespace_id;
+        let page = log_page(&mut queue, lid, nsid, HEALTH_BYTES);
+        let page = page.map_err(|error| {
+            let is_active = match nsid {
+                0 | NSID_BROADCAST => true,
+                _ => active_nsids_of(&mut queue, 0).map_or(true, |all| all.contains(&nsid)),
+            };
+            match is_active {
+                true => error,
+                false => error.context(not_active(&mut queue, nsid)),
+            }
+        });
         queue.close();
+        let data = page?;
         let Some(log) = HealthLog::from_data(&data) else {
             bail!("the log page has {} bytes, expected 512", data.len());
         };

@@ -41,11 +41,16 @@ use capstan_reactor::log::{Behind, LastLines};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupted;
+use nix::sys::resource::{Resource, getrlimit};
 use tracing::Dispatch;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// What the address space of a command has room for: data memory of an attached volume (64 MiB),
+/// its queues and the shared memory with a target on this machine, stacks, and the program.
+const ADDRESS_SPACE_BYTES_MIN: u64 = 512 << 20;
 
 /// Discovers, inspects, reads, writes and measures NVMe namespaces over RDMA and over TCP, without
 /// a kernel module and without root.
@@ -130,6 +135,7 @@ fn main() -> ExitCode {
     if let Err(error) = capstan_reactor::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit of open files stays as it is (`ulimit -n`)");
     }
+    warn_of_little_memory();
     let done = match &cli.command {
         Command::Discover(command) => command.run(),
         Command::IdCtrl(command) => command.run(),
@@ -209,6 +215,20 @@ fn parse(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
         .map_err(|error| other_words::with_ours(idle::with_owners(error, &command)))?;
     idle::check(&mut command, &matches)?;
     Cli::from_arg_matches(&matches)
+}
+
+/// A small piece of memory that is refused ends the process with words of the standard library,
+/// which do not say by what.
+fn warn_of_little_memory() {
+    if let Ok((bytes, _)) = getrlimit(Resource::RLIMIT_AS)
+        && bytes < ADDRESS_SPACE_BYTES_MIN
+    {
+        tracing::warn!(
+            "the address space is limited to {bytes} bytes (ulimit -v, LimitAS= of the unit), and a command may need {}: \
+             one that is refused memory ends where it is",
+            output::size(ADDRESS_SPACE_BYTES_MIN)
+        );
+    }
 }
 
 /// Starts logging. To be kept until the last line; none where there is no thread for it, and lines

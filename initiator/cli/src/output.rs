@@ -10,6 +10,7 @@ use capstan_initiator::ConnectError;
 use capstan_initiator::shortage::shortage;
 use capstan_nvme_proto::text::Shown;
 use comfy_table::Table;
+use nix::errno::Errno;
 use nix::libc;
 use serde_json::{Map, Value};
 
@@ -54,7 +55,10 @@ pub(crate) fn chain(error: &anyhow::Error) -> String {
     }
     // Most messages that know of it say it themselves.
     let mut causes = error.chain();
-    let shortage = causes.find_map(|cause| shortage(cause.downcast_ref::<io::Error>()?));
+    let shortage = causes.find_map(|cause| match cause.downcast_ref::<Errno>() {
+        Some(errno) => shortage(&io::Error::from(*errno)),
+        None => shortage(cause.downcast_ref::<io::Error>()?),
+    });
     if let Some(shortage) = shortage
         && !["LimitNOFILE=", "fs.file-max", "df -i"]
             .iter()
