@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use capstan_initiator::host::{QUEUE_ENTRIES_MAX, QUEUE_ENTRIES_MIN};
-use capstan_initiator::identity::Identity;
+use capstan_initiator::identity::{Identity, IdentityError};
 use capstan_initiator::options::NR_IO_QUEUES_MAX;
 use capstan_initiator::{DirectQueue, Options, Preference, ReplayWrites, Taken};
 use capstan_nvme_proto::log::{DiscoveryLogEntry, DiscoverySubsystemType, TransportType};
@@ -17,6 +17,7 @@ use super::discover::{places, transport_type};
 use super::taken::{connect, say_taken};
 use super::values::{
     DAY_S, parse_ctrl_loss_tmo, parse_host_traddr, parse_hostid, parse_nqn, parse_traddr, within,
+    wrong,
 };
 
 /// The largest Keep Alive Timeout, which Connect carries as 32 bits of milliseconds.
@@ -240,10 +241,11 @@ impl ConnectArgs {
 
     /// Who this host is.
     pub(crate) fn identity(&self) -> Result<Identity> {
-        Ok(Identity::find(
-            self.hostnqn.as_deref(),
-            self.hostid.as_deref(),
-        )?)
+        let found = Identity::find(self.hostnqn.as_deref(), self.hostid.as_deref());
+        found.map_err(|error| match error {
+            IdentityError::Contradiction { .. } => wrong(error.to_string()),
+            other => other.into(),
+        })
     }
 
     pub(crate) fn preference(&self) -> Preference {

@@ -20,7 +20,7 @@ use serde_json::json;
 use super::args::{ConnectArgs, OutputArgs, ReplayArgs};
 use super::claim::ShareArgs;
 use super::interrupt::Interrupts;
-use super::values::{parse_nsid, parse_some_bytes, within};
+use super::values::{parse_nsid, parse_some_bytes, within, wrong};
 use super::written::{Unanswered, Written};
 use super::{output, taken, warned};
 
@@ -172,7 +172,9 @@ fn finished(queue: &mut DirectQueue) -> Result<Completion> {
 impl Read {
     pub(crate) fn run(&self) -> Result<()> {
         if self.output.is_json() && self.data.as_os_str() == "-" {
-            bail!("stdout takes the data or JSON, not both; give a file with --data");
+            return Err(wrong(
+                "stdout takes the data or JSON, not both; give a file with --data",
+            ));
         }
         let (options, nsid) = (self.connect.options()?, self.range.namespace_id);
         let (mut queue, namespace) = connect(&options, nsid)?;

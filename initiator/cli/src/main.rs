@@ -47,6 +47,11 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use values::WrongWords;
+
+/// Exit status of words that make no command: unknown, missing, without effect, or contradicting
+/// each other, also where clap has taken them one by one.
+const WRONG_WORDS: u8 = 2;
 
 /// What the address space of a command has room for: data memory of an attached volume (64 MiB),
 /// its queues and the shared memory with a target on this machine, stacks, and the program.
@@ -170,11 +175,20 @@ fn main() -> ExitCode {
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
-            match error.downcast_ref::<Interrupted>() {
-                Some(interrupted) => ExitCode::from(interrupted.exit_status()),
-                None => ExitCode::FAILURE,
-            }
+            failed(&error)
         }
+    }
+}
+
+/// The exit status of a command that ends with an error: what a signal has ended has that of a
+/// shell, words that make no command that of clap, and everything else has failed.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
+        return ExitCode::from(interrupted.exit_status());
+    }
+    match error.is::<WrongWords>() {
+        true => ExitCode::from(WRONG_WORDS),
+        false => ExitCode::FAILURE,
     }
 }
 
@@ -185,7 +199,8 @@ fn refused(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     match error.kind() {
         ErrorKind::ValueValidation | ErrorKind::InvalidValue => ExitCode::FAILURE,
-        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX)),
+        _ if error.use_stderr() => ExitCode::from(WRONG_WORDS),
+        _ => ExitCode::SUCCESS,
     }
 }
 

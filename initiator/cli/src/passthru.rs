@@ -18,7 +18,7 @@ use super::claim::ShareArgs;
 use super::io::Input;
 use super::output::{self, dump};
 use super::taken::connect;
-use super::values::{parse_data_len, parse_number};
+use super::values::{parse_data_len, parse_number, wrong};
 
 /// Arguments of `admin-passthru` and `io-passthru`.
 #[derive(Args, Debug)]
@@ -216,7 +216,7 @@ impl Passthru {
                 }
                 Ok(CommandData::ToController(bytes.into()))
             }
-            _ => bail!(
+            _ => Err(wrong(format!(
                 "opcode {:#04x} has data {}; --data-len is for data from the controller (bits 1:0 of the \
                  opcode are 10b), --input-file for data to it (01b)",
                 self.opcode,
@@ -226,7 +226,7 @@ impl Passthru {
                     DataDirection::ControllerToHost => "from the controller",
                     DataDirection::Bidirectional => "both ways, which NVMe over Fabrics has not",
                 }
-            ),
+            ))),
         }
     }
 }

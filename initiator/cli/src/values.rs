@@ -1,17 +1,36 @@
 //! Values of options: what each may be, told with the value and the range when it is not.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
+use anyhow::Error;
 use capstan_initiator::address::check_traddr;
 use capstan_initiator::options::TRANSFER_BYTES_MAX;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::sqe::NSID_BROADCAST;
 use clap::builder::{StringValueParser, TypedValueParser};
 use uuid::Uuid;
+
+/// Words of the command line that were taken one by one and make no command together: without
+/// effect, or contradicting each other. The exit status is that of clap's own errors.
+#[derive(Debug)]
+pub(crate) struct WrongWords(String);
+
+impl Display for WrongWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongWords {}
+
+/// [`WrongWords`], in these words.
+pub(crate) fn wrong(text: impl Into<String>) -> Error {
+    WrongWords(text.into()).into()
+}
 
 /// A day in seconds: longer waits are mistakes.
 pub(crate) const DAY_S: u32 = 24 * 3600;

@@ -34,7 +34,7 @@ use super::interrupt::{Interrupted, Interrupts, PATIENCE};
 use super::output;
 use super::taken::SharedTransport;
 use super::values::{
-    parse_bs, parse_bytes, parse_duration, parse_nsid, parse_some_bytes, parse_time, within,
+    parse_bs, parse_bytes, parse_duration, parse_nsid, parse_some_bytes, parse_time, within, wrong,
 };
 use job::{BenchClaim, Job, JobResult, Plan};
 
@@ -283,16 +283,20 @@ impl Bench {
         }
         let rw = self.rw.name();
         if self.rwmixread.is_some() && !matches!(self.rw, Workload::Mixed | Workload::Randrw) {
-            bail!(
+            return Err(wrong(format!(
                 "--rwmixread has no effect on --rw {rw}, expected --rw rw or randrw; leave it out"
-            );
+            )));
         }
         if self.replay.is_given() && self.rw.reads(RWMIXREAD_PERCENT) == 100 {
-            bail!("--replay-writes has no effect on --rw {rw}, which writes nothing; leave it out");
+            return Err(wrong(format!(
+                "--replay-writes has no effect on --rw {rw}, which writes nothing; leave it out"
+            )));
         }
         let reads = self.rw.reads(self.rwmixread.unwrap_or(RWMIXREAD_PERCENT));
         if self.share.shared && reads == 100 {
-            bail!("--shared is for workloads that write, and --rw {rw} only reads; leave it out");
+            return Err(wrong(format!(
+                "--shared is for workloads that write, and --rw {rw} only reads; leave it out"
+            )));
         }
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("sched_getaffinity")?;
         let is_allowed = |core: usize| allowed.is_set(core) == Ok(true);
