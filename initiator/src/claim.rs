@@ -27,6 +27,7 @@ use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, VolumeDir, run_dir};
 use crate::front_ends::disk::serving::Process;
 use crate::host::NamespaceInfo;
 use crate::shortage::shortage;
+use crate::variables;
 use crate::words::word_of;
 
 mod name;
@@ -531,8 +532,8 @@ fn identity(namespace: &NamespaceInfo) -> String {
 
 /// Where the users of this machine meet.
 fn folder() -> PathBuf {
-    if let Some(folder) = std::env::var_os(FOLDER_VARIABLE) {
-        return PathBuf::from(folder);
+    if let Some(folder) = variables::folder(FOLDER_VARIABLE) {
+        return folder;
     }
     let found = FOLDERS.iter().find(|folder| {
         let meta = fs::metadata(folder);

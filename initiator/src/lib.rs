@@ -87,6 +87,7 @@ mod race;
 #[cfg(test)]
 mod scripted;
 pub mod shortage;
+pub mod variables;
 mod volume;
 pub mod words;
 

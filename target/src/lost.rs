@@ -3,7 +3,7 @@
 
 mod kept;
 mod note;
-mod running;
+pub(crate) mod running;
 mod told;
 
 use std::collections::BTreeSet;

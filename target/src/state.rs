@@ -50,7 +50,7 @@ pub(crate) fn wanted() -> PathBuf {
 
 /// Nobody has named one.
 pub(crate) fn is_by_default() -> bool {
-    env::var_os(FOLDER_VARIABLE).is_none()
+    env::var_os(FOLDER_VARIABLE).is_none_or(|named| named.is_empty())
 }
 
 fn wanted_by(variable: Option<&str>) -> PathBuf {

@@ -37,6 +37,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+use capstan_initiator::variables;
 use capstan_reactor::log::{Behind, LastLines};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -136,6 +137,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
+    if let Err(text) = variables::check() {
+        output::error(&anyhow::Error::msg(text));
+        return ExitCode::FAILURE;
+    }
     let last_lines = start_log(cli.verbose);
     if let Err(error) = capstan_reactor::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit of open files stays as it is (`ulimit -n`)");

@@ -26,7 +26,7 @@ use crate::limits::{BRIEF_PATH_CHARS_MAX, BRIEF_VOLUMES_MAX};
 
 /// What systemd tells a service with `RuntimeDirectory=`: absolute paths, with colons between them
 /// (systemd.exec(5)).
-const FOLDER_VARIABLE: &str = "RUNTIME_DIRECTORY";
+pub(crate) const FOLDER_VARIABLE: &str = "RUNTIME_DIRECTORY";
 /// That folder of capstan-target.service, and of a target that was told no other one.
 const FOLDER: &str = "/run/capstan-target";
 /// Of the notes' names; the pid is the rest.
@@ -236,7 +236,7 @@ pub(super) fn folder() -> String {
     folder_of(env::var(FOLDER_VARIABLE).ok().as_deref())
 }
 
-fn folder_of(variable: Option<&str>) -> String {
+pub(crate) fn folder_of(variable: Option<&str>) -> String {
     let first = variable.and_then(|folders| folders.split(':').next());
     let folder = first.filter(|folder| folder.starts_with('/'));
     folder.unwrap_or(FOLDER).to_owned()

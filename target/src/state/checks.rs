@@ -14,6 +14,7 @@ use nix::unistd::{AccessFlags, access, geteuid};
 
 use super::{FOLDER, FOLDER_VARIABLE, waits};
 use crate::limits::STATE_BYTES_FREE_MIN;
+use crate::lost::running;
 
 const NAME: &str = "state folder";
 /// What is lost without it, in words.
@@ -23,7 +24,24 @@ const EXPECTED: &str = "a folder that the target can write to: there it remember
 /// What `doctor` says of it.
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
     let variable = std::env::var(FOLDER_VARIABLE).ok();
-    checks_of(machine, variable.as_deref())
+    let mut checks = checks_of(machine, variable.as_deref());
+    let runs_in = std::env::var(running::FOLDER_VARIABLE).ok();
+    checks.extend(runtime_folder(runs_in.as_deref()));
+    checks
+}
+
+/// A runtime directory that is not taken, as by [`checks_of`] of the state folder.
+fn runtime_folder(variable: Option<&str>) -> Option<Check> {
+    let named = variable.filter(|named| !named.is_empty())?;
+    let taken = running::folder_of(variable);
+    (Path::new(&taken) != super::first_of(named)).then(|| {
+        Check::warning(
+            "runtime directory",
+            format!("{} is `{named}`", running::FOLDER_VARIABLE),
+            format!("an absolute path; {taken} is used instead"),
+            "write the whole path",
+        )
+    })
 }
 
 fn checks_of(machine: &Machine, variable: Option<&str>) -> Vec<Check> {
@@ -164,7 +182,7 @@ mod tests {
 
     use capstan_doctor::{Check, Machine, Verdict};
 
-    use super::checks_of;
+    use super::{checks_of, runtime_folder};
 
     /// What is said of a folder that `variable` names, in a machine whose root has `made`.
     fn said(made: impl FnOnce(&std::path::Path), variable: Option<&str>) -> Vec<Check> {
@@ -229,5 +247,20 @@ mod tests {
             2,
             "and of the one that is used"
         );
+    }
+
+    #[test]
+    fn a_runtime_directory_that_is_not_taken_is_said() {
+        for taken in [None, Some(""), Some("/run/a"), Some("/run/a:/run/b")] {
+            assert!(runtime_folder(taken).is_none(), "{taken:?}");
+        }
+        let said = runtime_folder(Some("run")).unwrap().line();
+        for words in [
+            "RUNTIME_DIRECTORY is `run`",
+            "an absolute path",
+            "/run/capstan-target",
+        ] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
     }
 }

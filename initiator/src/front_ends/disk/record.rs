@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::serving::Process;
 use crate::front_ends::fuse::FuseConnection;
 use crate::shortage::shortage;
+use crate::variables;
 
 /// The default folder. The target's service has one of its own (`RuntimeDirectory=` of its unit),
 /// which belongs to its user and goes when it stops.
@@ -165,7 +166,7 @@ pub struct VolumeDir {
 /// The folder of all volumes: [`RUN_DIR_VARIABLE`] or [`RUN_DIR`].
 #[must_use]
 pub fn run_dir() -> PathBuf {
-    std::env::var_os(RUN_DIR_VARIABLE).map_or_else(|| PathBuf::from(RUN_DIR), PathBuf::from)
+    variables::folder(RUN_DIR_VARIABLE).unwrap_or_else(|| PathBuf::from(RUN_DIR))
 }
 
 /// A serving process works in another folder, and so may the next command.
