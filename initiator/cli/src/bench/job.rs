@@ -18,8 +18,7 @@ use super::super::io::namespace;
 use super::super::taken::SharedTransport;
 use super::super::warned::of_queue;
 use super::pattern::{Pattern, Random};
-use super::verify;
-use super::{LAST_IO, LOOK, Progress};
+use super::{LAST_IO, LOOK, Progress, stall, verify};
 
 /// Longest latency a histogram holds: an hour. Longer ones are counted as that.
 const LATENCY_MAX_NS: u64 = 3_600_000_000_000;
@@ -432,16 +431,20 @@ impl Job {
 
     /// Waits for the next I/O to end, with a look now and then at whether it is still waited for.
     fn next_completion(&mut self) -> Next {
+        let (queue, progress) = (&mut self.queue, &*self.progress);
+        let mut wait = None;
         loop {
-            if let Some(completion) = self.queue.wait(Some(self.look_us)) {
+            if let Some(completion) = queue.wait(Some(self.look_us)) {
                 return Next::Done(completion);
             }
-            if self.queue.in_progress() == 0 {
+            if queue.in_progress() == 0 {
                 return Next::Idle;
             }
-            if let Some(at) = self.progress.given_up() {
+            if let Some(at) = progress.given_up() {
                 return Next::GivenUp(at);
             }
+            let wait = wait.get_or_insert_with(|| stall::Wait::new(&progress.stalls));
+            wait.goes_on(queue, &self.plan.options);
             self.look_us = deadline_us(LOOK);
         }
     }

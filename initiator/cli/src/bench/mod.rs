@@ -7,6 +7,7 @@
 mod job;
 mod pattern;
 pub(super) mod report;
+mod stall;
 mod verify;
 
 use std::io::IsTerminal;
@@ -37,6 +38,7 @@ use super::values::{
     parse_bs, parse_bytes, parse_duration, parse_nsid, parse_some_bytes, parse_time, within, wrong,
 };
 use job::{BenchClaim, Job, JobResult, Plan};
+use stall::Stalls;
 
 /// Between two looks at the jobs, and of a job at the signals while no I/O ends.
 const LOOK: Duration = Duration::from_millis(100);
@@ -70,7 +72,8 @@ pub(crate) struct Bench {
     /// Jobs; each is a thread with an association of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = within::<u16>(1..=256))]
     numjobs: u16,
-    /// How long to run [default: until the size is done]. A plain number is seconds.
+    /// How long to run [default: until the size is done]. A plain number is seconds. Meanwhile a
+    /// terminal shows how it goes; where there is none, only a target that does not answer is told.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     runtime: Option<Duration>,
     /// Time before the measurement starts. A plain number is seconds.
@@ -212,6 +215,7 @@ struct Progress {
     stop: AtomicBool,
     /// When a signal came.
     interrupted_at: OnceLock<Instant>,
+    stalls: Stalls,
 }
 
 impl Progress {
