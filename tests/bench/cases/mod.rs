@@ -6,7 +6,7 @@ mod fairness;
 mod file;
 mod idle;
 mod lines;
-mod soft_roce;
+mod nvmet;
 mod spdk;
 mod wire;
 
@@ -97,14 +97,14 @@ pub(crate) const CASES: [Case; 16] = [
     case(
         "soft-roce",
         "verbs on Soft-RoCE against Linux nvmet, in the lab",
-        soft_roce::run,
+        nvmet::run,
     ),
     Case {
         extra: true,
         ..case(
             "soft-roce-counted",
             "the same in instructions of one processor, host and device and all",
-            soft_roce::counted,
+            nvmet::counted,
         )
     },
 ];
