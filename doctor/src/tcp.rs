@@ -35,7 +35,7 @@ pub(crate) fn congestion_control(machine: &Machine) -> Check {
         None => Check::warning(
             NAME,
             format!("{default}, which paces, and no other is allowed"),
-            "cubic or reno in net.ipv4.tcp_allowed_congestion_control; iWARP is slower without",
+            "cubic or reno in net.ipv4.tcp_allowed_congestion_control; connections are slower without",
             "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'",
         ),
     }

@@ -19,6 +19,7 @@ mod device_limits;
 mod ids;
 pub mod iwarp;
 pub mod loopback;
+pub mod pacing;
 mod pair;
 mod splitmix;
 mod strangers;

@@ -67,6 +67,5 @@ pub mod wire;
 
 pub use cm::{OtherStream, OtherStreams};
 pub use config::{Config, CrcUse, FpduSize};
-pub use link::socket::do_not_pace;
 pub use provider::Provider;
 pub(crate) use qp::QpHandle;

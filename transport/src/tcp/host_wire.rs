@@ -13,7 +13,7 @@ use capstan_nvme_proto::status::Status;
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests, IcRequest};
 use capstan_rdma::address_words::{check_families, refused, source_address};
 use capstan_rdma::contract::CmError;
-use capstan_rdma::iwarp::do_not_pace;
+use capstan_rdma::pacing::do_not_pace;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, connect, socket,
@@ -415,10 +415,10 @@ fn connecting(destination: SocketAddr, source: Option<IpAddr>) -> io::Result<Tcp
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket(family, SockType::Stream, flags, None)?;
+    do_not_pace(&socket);
     // From its first moment on: this process may be killed at any, and its kernel would go on to
     // send a write that has been written anew by then.
     reset_when_closed(&socket, true);
-    do_not_pace(&socket);
     let fd = socket.as_raw_fd();
     match source.map(|source| source_address(source, destination)) {
         Some(SocketAddr::V4(source)) => bind(fd, &SockaddrIn::from(source))?,
@@ -444,5 +444,37 @@ fn connected(stream: &TcpStream) -> io::Result<bool> {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use nix::sys::socket::{getsockopt, sockopt};
+
+    use super::*;
+
+    fn congestion_control(socket: &TcpStream) -> String {
+        let name = getsockopt(socket, sockopt::TcpCongestion).expect("a TCP socket");
+        name.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_connection_is_not_paced_where_bbr_is_the_default() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let to = listener.local_addr().expect("an address");
+        let default = congestion_control(&TcpStream::connect(to).expect("a connection"));
+        if !default.starts_with("bbr") {
+            eprintln!("SKIPPED: the default here is {default}, which does not pace");
+            return;
+        }
+        let chosen = congestion_control(&connecting(to, None).expect("a socket"));
+        assert!(
+            ["cubic", "reno"]
+                .iter()
+                .any(|name| chosen.starts_with(name)),
+            "{chosen}"
+        );
     }
 }

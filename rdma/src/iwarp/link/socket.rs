@@ -1,7 +1,6 @@
 //! System calls on TCP sockets.
 #![expect(unsafe_code, reason = "scatter/gather calls on registered memory")]
 
-use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,6 +13,7 @@ use nix::sys::socket::{
 use crate::address_words::source_address;
 use crate::iwarp::config::Config;
 use crate::iwarp::piece::{Piece, StreamIo};
+use crate::pacing::do_not_pace;
 
 fn transfer(result: isize) -> io::Result<StreamIo> {
     if let Ok(bytes) = usize::try_from(result) {
@@ -102,20 +102,6 @@ fn new_socket(addr: &SocketAddr) -> io::Result<OwnedFd> {
     let fd = socket(family, SockType::Stream, flags, None)?;
     do_not_pace(&fd);
     Ok(fd)
-}
-
-/// Chooses a congestion control that sends as soon as its window is open, where the machine's
-/// default is BBR: that one spreads segments over time with a timer, which suits the Internet and
-/// takes two thirds of the throughput of a path whose round trip is tens of microseconds.
-pub fn do_not_pace(fd: &OwnedFd) {
-    let default = getsockopt(fd, sockopt::TcpCongestion).unwrap_or_default();
-    if default.to_string_lossy().starts_with("bbr") {
-        // Without CAP_NET_ADMIN only what `net.ipv4.tcp_allowed_congestion_control` lists can be
-        // chosen; Reno always is. Should both be refused, the default is used, and is slower.
-        let _refused = ["cubic", "reno"]
-            .iter()
-            .find(|name| setsockopt(fd, sockopt::TcpCongestion, &OsString::from(name)).is_ok());
-    }
 }
 
 fn with_addr(
