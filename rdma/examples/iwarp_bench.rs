@@ -13,9 +13,9 @@
 #![expect(clippy::cast_possible_truncation, reason = "slot numbers are small")]
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
-use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +30,11 @@ use capstan_rdma::contract::{
     SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use capstan_rdma::iwarp::{Config, CrcUse, Provider};
+use capstan_rdma::pacing::do_not_pace;
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, connect, listen, socket,
+};
 use nix::unistd::Pid;
 
 const CAPSULE_BYTES: u32 = 64;
@@ -130,15 +133,29 @@ fn show(name: &str, figures: Figures, against: Option<(&str, f64)>) {
 
 // ---- plain TCP --------------------------------------------------------------------------------
 
+/// As the provider's: BBR's pacing would make the limit look low.
+fn unpaced() -> Result<OwnedFd, Failure> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+    do_not_pace(&socket);
+    Ok(socket)
+}
+
 fn tcp_pair() -> Result<(TcpStream, TcpStream), Failure> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let a = TcpStream::connect(listener.local_addr()?)?;
+    let (listener, a) = (unpaced()?, unpaced()?);
+    let any_port = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+    bind(listener.as_raw_fd(), &SockaddrIn::from(any_port))?;
+    listen(&listener, Backlog::new(1)?)?;
+    let listener = TcpListener::from(listener);
+    let SocketAddr::V4(to) = listener.local_addr()? else {
+        return Err("a socket of IPv4 has another address".into());
+    };
+    connect(a.as_raw_fd(), &SockaddrIn::from(to))?;
+    let a = TcpStream::from(a);
     let (b, _) = listener.accept()?;
     for stream in [&a, &b] {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        // As the provider: BBR's pacing would make the limit look low.
-        setsockopt(stream, sockopt::TcpCongestion, &OsString::from("cubic"))?;
     }
     Ok((a, b))
 }

@@ -1,15 +1,18 @@
 //! The limits everything is compared with: plain TCP over loopback, measured in the same run, one
 //! core for each side.
 
-use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
+use capstan_rdma::pacing::do_not_pace;
 use capstan_reactor::pin_to_core;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, connect, listen, socket,
+};
 
 use crate::slices::Slices;
 use crate::{HOST_CORE, TARGET_CORE};
@@ -21,14 +24,29 @@ const ANSWER_BYTES: usize = 4144;
 /// Of one write of a stream.
 const CHUNK_BYTES: usize = 128 << 10;
 
+/// With the congestion control of Capstan's sockets: pacing would make the limit look low. One that
+/// is accepted has that of the one that listens.
+fn unpaced() -> Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+    do_not_pace(&socket);
+    Ok(socket)
+}
+
 fn pair() -> Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let one = TcpStream::connect(listener.local_addr()?)?;
+    let (listener, one) = (unpaced()?, unpaced()?);
+    let any_port = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+    bind(listener.as_raw_fd(), &SockaddrIn::from(any_port))?;
+    listen(&listener, Backlog::new(1)?)?;
+    let listener = TcpListener::from(listener);
+    let SocketAddr::V4(to) = listener.local_addr()? else {
+        bail!("a socket of IPv4 has another address");
+    };
+    connect(one.as_raw_fd(), &SockaddrIn::from(to))?;
+    let one = TcpStream::from(one);
     let (other, _) = listener.accept()?;
     for stream in [&one, &other] {
         stream.set_nodelay(true)?;
-        // As the provider: BBR's pacing would make the limit look low.
-        setsockopt(stream, sockopt::TcpCongestion, &OsString::from("cubic"))?;
     }
     Ok((one, other))
 }
