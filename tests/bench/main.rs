@@ -43,7 +43,7 @@ struct Arguments {
     /// Runs of each figure, in turn with its reference.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Of the rows of wire, same-host, spdk, file, fairness and instructions, those whose name in
+    /// Of the rows of wire…, same-host, spdk, file, fairness and instructions, those whose name in
     /// performance.json contains this.
     #[arg(long, value_name = "TEXT", default_value = "")]
     rows: String,

@@ -39,7 +39,7 @@ const fn case(
 }
 
 /// All of them, in the order of the table.
-pub(crate) const CASES: [Case; 16] = [
+pub(crate) const CASES: [Case; 17] = [
     case("wire", "null and RAM against plain TCP", wire::wire),
     case(
         "wire-crc32c",
@@ -52,8 +52,13 @@ pub(crate) const CASES: [Case; 16] = [
         wire::same_host,
     ),
     case(
+        "wire-nvme-tcp",
+        "the same by NVMe/TCP, without digests",
+        wire::wire_nvme_tcp,
+    ),
+    case(
         "spdk",
-        "both beside SPDK over NVMe/TCP, where it is installed",
+        "NVMe/TCP, iWARP and shared memory beside SPDK over NVMe/TCP, where it is installed",
         spdk::run,
     ),
     case("file", "a file against fio io_uring on it", file::run),

@@ -1,5 +1,6 @@
 //! `spdk`: the rows of `wire` beside SPDK's NVMe/TCP target and SPDK's own load, both of the user's
-//! installation, in turn.
+//! installation, in turn: Capstan's by NVMe/TCP as well, by iWARP over TCP, and through shared
+//! memory.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -39,14 +40,18 @@ const START: Duration = Duration::from_secs(60);
 struct Runs {
     /// SPDK, and its limit.
     theirs: Vec<Turns>,
-    /// Capstan over TCP, and SPDK.
-    tcp: Vec<Turns>,
+    /// Capstan by NVMe/TCP, and SPDK.
+    nvme_tcp: Vec<Turns>,
+    /// Capstan by iWARP over TCP, and SPDK.
+    iwarp: Vec<Turns>,
     /// Capstan through shared memory, and SPDK.
     shared: Vec<Turns>,
 }
 
-/// Measures every row, `rounds` times each: the limit, SPDK, Capstan over TCP, Capstan through
-/// shared memory.
+/// What Capstan should have of SPDK where both speak NVMe/TCP.
+const AIM: f64 = 1.2;
+
+/// Measures every row, `rounds` times each: the limit, SPDK, and Capstan in three ways.
 pub(crate) fn run(setting: &Setting) -> Result<Findings> {
     let (Some(target), Some(perf)) = (find(TARGET), find(LOAD)) else {
         return Ok(Findings::skipped(format!(
@@ -76,19 +81,16 @@ pub(crate) fn run(setting: &Setting) -> Result<Findings> {
                 what: format!("SPDK, NVMe/TCP: {}", row.what),
                 ..theirs
             },
-            beside(row, "beside-spdk", "over TCP", &runs.tcp),
-            beside(
-                row,
-                "same-host-beside-spdk",
-                "through shared memory",
-                &runs.shared,
-            ),
+            beside(row, Link::NvmeTcp, &runs.nvme_tcp),
+            beside(row, Link::Tcp, &runs.iwarp),
+            beside(row, Link::SharedMemory, &runs.shared),
         ]
     });
     Ok(figures.collect::<Vec<_>>().into())
 }
 
-/// One run of a row. Whoever is not measured is stopped: it would spin on the core of who is.
+/// One run of a row. A target that is not measured is stopped: it would spin on the core of the
+/// one that is. SPDK is beside what speaks the same protocol.
 fn measure(row: &Row, ours: &Target, peer: &Peer, time: Duration, runs: &mut Runs) -> Result<()> {
     let limit = ours.aside(|| row.limit(time / 4))?;
     let theirs = row.value(ours.aside(|| peer.rate(row.load, time))?);
@@ -99,15 +101,21 @@ fn measure(row: &Row, ours: &Target, peer: &Peer, time: Duration, runs: &mut Run
     };
     let turn = |value, reference| Turns(vec![(value, reference)]);
     runs.theirs.push(turn(theirs, limit));
-    runs.tcp.push(turn(rate(Link::Tcp)?, theirs));
+    runs.nvme_tcp.push(turn(rate(Link::NvmeTcp)?, theirs));
+    runs.iwarp.push(turn(rate(Link::Tcp)?, theirs));
     runs.shared.push(turn(rate(Link::SharedMemory)?, theirs));
     Ok(())
 }
 
 /// Capstan's figure of a row: how many times as fast as SPDK.
-fn beside(row: &Row, name: &str, link: &str, runs: &[Turns]) -> Figure {
+fn beside(row: &Row, link: Link, runs: &[Turns]) -> Figure {
     let unit = row.unit();
     let better = row.better();
+    let (name, link, aim) = match link {
+        Link::NvmeTcp => ("tcp-beside-spdk", "by NVMe/TCP", Some(AIM)),
+        Link::Tcp | Link::TcpCrc32c => ("beside-spdk", "by iWARP over TCP", None),
+        Link::SharedMemory => ("same-host-beside-spdk", "through shared memory", None),
+    };
     Figure::in_turn(
         &format!("{name}-{}", row.name),
         &format!("Capstan {link}: {}", row.what),
@@ -117,20 +125,23 @@ fn beside(row: &Row, name: &str, link: &str, runs: &[Turns]) -> Figure {
         ("times SPDK", move |ours, theirs| better.part(ours, theirs)),
         Bounds {
             now: Some(1.0),
+            aim,
             ..Bounds::none(Better::Higher)
         },
     )
 }
 
-/// The path of one of SPDK's programs.
+/// The absolute path of one of SPDK's programs.
 fn find(program: &str) -> Option<PathBuf> {
     let folders = match std::env::var_os(FOLDER) {
         Some(folder) => folder,
         None => std::env::var_os("PATH")?,
     };
-    std::env::split_paths(&folders)
+    let path = std::env::split_paths(&folders)
         .map(|folder| folder.join(program))
-        .find(|path| path.is_file())
+        .find(|path| path.is_file())?;
+    // The load starts in another folder.
+    std::path::absolute(path).ok()
 }
 
 /// SPDK's target on the target's core, stopped but while it is measured. It ends with this.
@@ -144,24 +155,30 @@ struct Peer {
 impl Peer {
     /// In a network namespace whose route gives both ends the congestion control that Capstan's
     /// sockets have: SPDK's take what they are given. The default of a namespace may only be one
-    /// that the system lets everybody have, which often leaves Reno; a route may name any.
+    /// that the system lets everybody have, which often leaves Reno; a route may name any. The huge
+    /// pages of the system are mounted for it and its load alone, as some systems mount them nowhere.
     fn start(program: &Path, perf: PathBuf) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let control = congestion_control()?;
         let config = folder.path().join("spdk.json");
         let log = folder.path().join("log");
+        let pages = folder.path().join("pages");
+        fs::create_dir(&pages)?;
         fs::write(&config, configuration().to_string())?;
         let output = File::create(&log)?;
         let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-ec"])
+            .args(["--pdeathsig", "KILL"])
+            .args(["unshare", "--net", "--mount", "sh", "-ec"])
             .arg(
-                "ip link set lo up
+                "mount -t hugetlbfs pages $3
+                ip link set lo up
                 ip route replace local $1 dev lo table local proto kernel scope host congctl $2
-                shift 2
+                shift 3
                 exec \"$@\"",
             )
             .arg("sh")
             .args([ADDRESS.to_string(), control])
+            .arg(&pages)
             .arg(program)
             .arg("-m")
             .arg(format!("{:#x}", 1 << TARGET_CORE))
@@ -210,7 +227,8 @@ impl Peer {
 
     fn perf(&self, load: Load, time: Duration) -> Result<f64> {
         let output = Command::new("nsenter")
-            .arg(format!("--net=/proc/{}/ns/net", self.child.id()))
+            .args(["--net", "--mount", "--target"])
+            .arg(self.child.id().to_string())
             .arg(&self.perf)
             .arg("-c")
             .arg(format!("{:#x}", 1 << HOST_CORE))
@@ -248,7 +266,7 @@ impl Drop for Peer {
     }
 }
 
-/// What the user-space iWARP provider's sockets have: the system's, unless that is BBR.
+/// What Capstan's sockets have (`capstan_rdma::pacing`): the system's, unless that is BBR.
 fn congestion_control() -> Result<String> {
     let control = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")?;
     Ok(match control.trim() {

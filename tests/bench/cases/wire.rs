@@ -1,6 +1,6 @@
 //! `wire`: NVMe over iWARP against plain TCP, one core each side. `wire-crc32c`: the same with the
 //! CRCs that there are between two machines. `same-host`: the same, when both ends may take the
-//! shared memory they have on one machine.
+//! shared memory they have on one machine. `wire-nvme-tcp`: the same by NVMe/TCP.
 
 use std::time::Duration;
 
@@ -165,6 +165,11 @@ pub(crate) fn same_host(setting: &Setting) -> Result<Findings> {
     run(setting, Link::SharedMemory)
 }
 
+/// Measures the rows by NVMe/TCP, without digests.
+pub(crate) fn wire_nvme_tcp(setting: &Setting) -> Result<Findings> {
+    run(setting, Link::NvmeTcp)
+}
+
 /// Measures the rows, `rounds` times each, every one in turn with what it is compared with.
 fn run(setting: &Setting, link: Link) -> Result<Findings> {
     let target = Target::spinning(&[NULL, RAM])?;
@@ -239,8 +244,9 @@ fn limits(rows: &[&Row], runs: &[Vec<Turns>]) -> Vec<Figure> {
 }
 
 fn figure(row: &Row, link: Link, runs: &[Turns]) -> Figure {
-    // The peers have no digests on by default.
-    let bounds = match row.wanted.filter(|_| link != Link::TcpCrc32c) {
+    // The peers have no digests on by default. What is wanted of NVMe/TCP stands beside SPDK.
+    let is_bound = !matches!(link, Link::TcpCrc32c | Link::NvmeTcp);
+    let bounds = match row.wanted.filter(|_| is_bound) {
         Some((now, aim, peer)) => Bounds::new(row.better(), now, aim).peer(peer),
         None => Bounds::none(row.better()),
     };
