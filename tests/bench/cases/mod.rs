@@ -39,7 +39,7 @@ const fn case(
 }
 
 /// All of them, in the order of the table.
-pub(crate) const CASES: [Case; 17] = [
+pub(crate) const CASES: [Case; 18] = [
     case("wire", "null and RAM against plain TCP", wire::wire),
     case(
         "wire-crc32c",
@@ -102,7 +102,12 @@ pub(crate) const CASES: [Case; 17] = [
     case(
         "soft-roce",
         "verbs on Soft-RoCE against Linux nvmet, in the lab",
-        nvmet::run,
+        nvmet::soft_roce,
+    ),
+    case(
+        "nvmet-tcp",
+        "NVMe/TCP against Linux nvmet-tcp, in the lab",
+        nvmet::tcp,
     ),
     Case {
         extra: true,

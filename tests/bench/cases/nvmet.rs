@@ -1,7 +1,7 @@
 //! `soft-roce`: `capstan-target` with the verbs provider against the Linux target, in the same boot
-//! of the lab, with the Linux host and fio. Each round has a boot of its own: where kernel and
-//! program come to lie in memory changes the ratio by some 3 %, and stays for as long as the
-//! machine is up.
+//! of the lab, with the Linux host and fio. `nvmet-tcp`: the same by NVMe/TCP. Each round has a boot
+//! of its own: where kernel and program come to lie in memory changes the ratio by some 3 %, and
+//! stays for as long as the machine is up.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::figure::{Better, Bounds, Figure, Findings};
 use crate::turns::Turns;
 
 /// The jobs of `tests/lab/guest/compare.sh`: its name, what it is, and what the best other
-/// user-space target has of nvmet there.
+/// user-space target has of nvmet over Soft-RoCE.
 const JOBS: [(&str, &str, &str); 5] = [
     ("randread-4k-qd1", "4 KiB random read, depth 1", "0.89"),
     ("randread-4k-qd32", "4 KiB random read, depth 32", "0.82"),
@@ -26,11 +26,20 @@ const JOBS: [(&str, &str, &str); 5] = [
 ];
 
 /// Boots the lab, nearly twice for each round, and runs the five jobs on both targets in turn.
-pub(crate) fn run(setting: &Setting) -> Result<Findings> {
+pub(crate) fn soft_roce(setting: &Setting) -> Result<Findings> {
+    in_turn(setting, &SOFT_ROCE)
+}
+
+/// The same by NVMe/TCP.
+pub(crate) fn tcp(setting: &Setting) -> Result<Findings> {
+    in_turn(setting, &TCP)
+}
+
+fn in_turn(setting: &Setting, boot: &Boot) -> Result<Findings> {
     let turns = (setting.runtime.as_secs_f64() * TURNS_PER_SECOND).ceil();
     // An odd number has a median of its own. Its standard error is 1.3 % of nine, 1.7 % of five.
     let boots = 2 * setting.rounds - 1;
-    measure(setting, &MEASURED, boots, &[turns.to_string()])
+    measure(setting, boot, boots, &[turns.to_string()])
 }
 
 /// The same once, on one emulated processor whose time is its instructions: what the host, the
@@ -50,19 +59,31 @@ struct Boot {
     name: &'static str,
     what: &'static str,
     option: &'static str,
+    /// As the kernel names it.
+    transport: &'static str,
     bounds: Option<(f64, f64)>,
 }
 
-const MEASURED: Boot = Boot {
+const SOFT_ROCE: Boot = Boot {
     name: "soft-roce",
     what: "Soft-RoCE, Linux host",
     option: "-p",
+    transport: "rdma",
     bounds: Some((0.95, 1.1)),
+};
+/// What is wanted of NVMe/TCP stands beside SPDK, over the same loopback.
+const TCP: Boot = Boot {
+    name: "nvmet-tcp",
+    what: "NVMe/TCP, Linux host",
+    option: "-p",
+    transport: "tcp",
+    bounds: None,
 };
 const COUNTED: Boot = Boot {
     name: "soft-roce-counted",
     what: "Soft-RoCE, instructions of one processor for all",
     option: "-i",
+    transport: "rdma",
     bounds: None,
 };
 
@@ -104,7 +125,7 @@ fn measure(
             .arg(&out)
             .arg("-f")
             .arg(&target)
-            .arg("compare.sh")
+            .args(["compare.sh", boot.transport])
             .arg(round.to_string())
             .args(arguments)
             .stdout(Stdio::inherit())

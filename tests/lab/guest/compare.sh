@@ -1,30 +1,47 @@
 #!/usr/bin/env bash
-# In the guest: capstan-target (verbs) and Linux nvmet-rdma in turn, over Soft-RoCE, with the Linux host and fio. Both
-# export a null namespace: nvmet a null_blk that answers at once and touches no data, without a queue of its own.
+# In the guest: capstan-target and Linux nvmet in turn, with the Linux host and fio: over Soft-RoCE (verbs), or by NVMe/TCP
+# over the loopback interface. Both export a null namespace: nvmet a null_blk that answers at once and touches no data,
+# without a queue of its own.
 #
-#   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh             (scripts/bench.sh soft-roce)
-#   tests/lab/boot.sh -i -f PATH_OF_CAPSTAN_TARGET compare.sh 1 5 1 0.3   (scripts/bench.sh soft-roce-counted)
+#   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh rdma             (scripts/bench.sh soft-roce)
+#   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh tcp              (scripts/bench.sh nvmet-tcp)
+#   tests/lab/boot.sh -i -f PATH_OF_CAPSTAN_TARGET compare.sh rdma 1 5 1 0.3   (scripts/bench.sh soft-roce-counted)
 #
-# Arguments: number of the round, which says who begins; turns of each; seconds of a turn; seconds before that in which commands end that were in progress when fio was stopped.
+# Arguments: rdma or tcp; number of the round, which says which target begins; turns of each; seconds of a turn; seconds
+# before that in which commands end that were in progress when fio was stopped.
 #
 # Each job runs on both at once, but one of them is always stopped. Writes $OUT/samples, a line for each turn of both:
 # JOB CAPSTAN_IOPS NVMET_IOPS.
 set -euo pipefail
-# shellcheck source=tests/lab/guest/rdma-rxe.sh
-. "$LAB/rdma-rxe.sh"
-modprobe -a nvme-rdma nvmet nvmet-rdma configfs
+TRANSPORT=$1
+ROUND=${2:-1}
+TURNS=${3:-12}
+TURN_SECONDS=${4:-0.5}
+SETTLE_SECONDS=${5:-0.1}
+
+case $TRANSPORT in
+    rdma)
+        # shellcheck source=tests/lab/guest/rdma-rxe.sh
+        . "$LAB/rdma-rxe.sh"
+        ADDRESS=10.9.0.1
+        listener='provider = "verbs"'
+        ;;
+    tcp)
+        ip link set lo up
+        ADDRESS=127.0.0.1
+        listener='transports = ["tcp"]'
+        # The sockets of both targets and of the host have the same.
+        echo cubic >/proc/sys/net/ipv4/tcp_congestion_control
+        ;;
+esac
+modprobe -a "nvme-$TRANSPORT" nvmet "nvmet-$TRANSPORT" configfs
 modprobe null_blk nr_devices=0
 mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
 ulimit -l unlimited
 
-ADDRESS=10.9.0.1
 NQN=nqn.2026-11.org.example
 NVMET=/sys/kernel/config/nvmet
 NULLB=/sys/kernel/config/nullb/compare
-ROUND=${1:-1}
-TURNS=${2:-12}
-TURN_SECONDS=${3:-0.5}
-SETTLE_SECONDS=${4:-0.1}
 
 set_all() { # set_all FOLDER NAME=VALUE…: attributes of a configfs item
     local folder=$1 pair
@@ -38,7 +55,7 @@ set_all "$NULLB" size=1024 blocksize=4096 memory_backed=0 queue_mode=0 irqmode=0
 mkdir "$NVMET/subsystems/$NQN:nvmet" "$NVMET/subsystems/$NQN:nvmet/namespaces/1" "$NVMET/ports/1"
 set_all "$NVMET/subsystems/$NQN:nvmet" attr_allow_any_host=1
 set_all "$NVMET/subsystems/$NQN:nvmet/namespaces/1" device_path=/dev/compare enable=1
-set_all "$NVMET/ports/1" addr_trtype=rdma addr_adrfam=ipv4 addr_traddr=$ADDRESS addr_trsvcid=4420
+set_all "$NVMET/ports/1" addr_trtype="$TRANSPORT" addr_adrfam=ipv4 addr_traddr="$ADDRESS" addr_trsvcid=4420
 ln -s "$NVMET/subsystems/$NQN:nvmet" "$NVMET/ports/1/subsystems/"
 
 # One core for the target and one for the load, where there are two. The target of Linux has no core of its own: its work goes
@@ -57,7 +74,7 @@ spin = "2ms"
 [[listener]]
 address = "$ADDRESS"
 port = 4421
-provider = "verbs"
+$listener
 
 [[subsystem]]
 nqn = "$NQN:capstan"
@@ -79,7 +96,7 @@ done
 connect() { # connect SUBSYSTEM PORT: sets DISK
     local nqn=$NQN:$1
     exec 3<>/dev/nvme-fabrics
-    printf '%s' "transport=rdma,traddr=$ADDRESS,trsvcid=$2,nqn=$nqn,nr_io_queues=2,queue_size=64" >&3
+    printf '%s' "transport=$TRANSPORT,traddr=$ADDRESS,trsvcid=$2,nqn=$nqn,nr_io_queues=2,queue_size=64" >&3
     cat <&3
     exec 3>&-
     for _ in $(seq 100); do
