@@ -110,7 +110,7 @@ fn not_read(path: &Path, error: &io::Error) -> String {
 /// How a file comes to have room for an LBA.
 fn enough(path: &Path) -> String {
     unmounted::in_words(path).unwrap_or_else(|| {
-        let path = path.display();
+        let path = word_of(path);
         format!("`truncate -s 1G {path}` makes a file of 1 GiB")
     })
 }

@@ -25,7 +25,7 @@ struct Scene {
 impl Scene {
     /// Of an image with an ext4 file system.
     fn ext4(test: &str) -> Option<Self> {
-        has_disks(test, &["mkfs.ext4"]).then(|| Self::of(|folder| ext4_image(folder)))
+        has_disks(test, &["mkfs.ext4"]).then(|| Self::of(ext4_image))
     }
 
     fn of(image: impl FnOnce(&Path) -> PathBuf) -> Self {

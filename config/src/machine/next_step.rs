@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::not_permitted::{self, is_eperm};
 use super::unmounted;
+use crate::shown::word_of;
 use crate::{shown, suggest};
 
 /// What the system said, and what to do about it.
@@ -69,11 +70,11 @@ pub(crate) fn with_next_step(
         (ErrorKind::ReadOnlyFilesystem, _) => format!(
             "{error}; its file system is mounted read-only here (`findmnt -T {path}`; in the unit: \
              ReadWritePaths=): mount it for writing, or export it with `read_only = true`",
-            path = path.display(),
+            path = word_of(path),
         ),
         _ if error.raw_os_error() == Some(libc::ELOOP) => format!(
             "{error}; a symbolic link of it leads back to itself: `namei --long {}` shows which",
-            path.display()
+            word_of(path)
         ),
         (ErrorKind::InvalidFilename, _) => {
             format!("{error}; expected at most 255 bytes between two slashes, and 4095 in all")
@@ -129,7 +130,7 @@ fn how_to_have_it(path: &Path) -> String {
             folder.display()
         ),
         None => {
-            let path = path.display();
+            let path = word_of(path);
             format!("`truncate -s 1G {path}` makes a file of 1 GiB")
         }
     }

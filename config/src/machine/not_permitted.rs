@@ -11,6 +11,8 @@ use std::path::Path;
 
 use capstan_storage::{Attributes, attributes};
 
+use crate::shown::word_of;
+
 /// What was found out by a look at the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Looked {
@@ -52,7 +54,7 @@ pub(super) fn is_eperm(error: &io::Error) -> bool {
 }
 
 fn file(path: &Path, looked: Looked) -> String {
-    let path = path.display();
+    let path = word_of(path);
     let found = match looked {
         Looked::Attributes(found) => found,
         _ => Attributes::default(),

@@ -5,14 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::volume::unescape;
+use crate::shown::word_of;
 
 /// That `path` is below a mount point that has nothing mounted, with what to do.
 pub(crate) fn in_words(path: &Path) -> Option<String> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let point = point_of(path, &read("/etc/fstab"), &read("/proc/self/mountinfo"))?;
-    let point = point.display();
     Some(format!(
-        "{point} is in /etc/fstab and not mounted: `mount {point}`"
+        "{} is in /etc/fstab and not mounted: `mount {}`",
+        point.display(),
+        word_of(&point)
     ))
 }
 
