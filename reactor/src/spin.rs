@@ -16,26 +16,27 @@ impl Default for SpinBudget {
     }
 }
 
-/// A wait that is shorter than this does not end a burst, and a spin after several commands is not
-/// made shorter than this: sleeping and waking take part of it anyway.
+/// In microseconds. A wait that is shorter does not end a burst, and a spin after several commands
+/// is not made shorter: sleeping and waking take part of that time anyway.
 const SHORT_US: u64 = 50;
-/// Bursts of one command each, in a row, after which commands count as coming alone. With many
-/// under way some come alone, too, one after the other: a spin then would keep the kernel from
-/// delivering the others together, and so last.
+/// After this many bursts of one command each, in a row, the load counts as depth 1. At a greater
+/// depth single commands come by chance, too: spinning on one would keep the kernel from delivering
+/// the others in one batch, so that the next would come alone as well.
 const ALONE: u32 = 64;
-/// Most work of a burst that counts: with more of it, waking up is nearly free for each command.
+/// Upper bound of the work of a burst that counts: beyond it waking up is nearly free for each
+/// command.
 const SHARED_MAX: u64 = 64;
 
-/// The spins of one reactor. The cost of waking up is shared by everything that comes together,
-/// while a spin takes the core, on which the reactor may be waiting for another thread: so the more
-/// work the last burst had, the shorter the spin after it.
+/// The spins of one reactor. The cost of waking up is shared by all work of a batch, while a spin
+/// takes the core, which another thread may need that the reactor is waiting for. So the more work
+/// the last burst had, the shorter the spin after it.
 pub(crate) struct Spin {
     budget: SpinBudget,
     /// Work since the last wait that ended a burst.
     burst: u64,
-    /// Whether some of it came together.
+    /// Whether a turn of the burst had more than one command.
     together: bool,
-    /// Bursts since the last one in which some came together.
+    /// Bursts in a row, up to now, of which no turn had more than one command.
     alone: u32,
     idle_since_us: Option<u64>,
     /// Whether it has slept since the last work.
@@ -54,8 +55,8 @@ impl Spin {
         }
     }
 
-    /// Something was done; `work` is how much of it came in this turn, or is under way. What is no
-    /// work is no reason to spin.
+    /// Something was done; `work` is how many commands came in this turn, or are in flight. Turns
+    /// without any (0) are no reason to spin.
     #[inline]
     pub(crate) fn busy(&mut self, now_us: u64, work: u32) {
         if work == 0 {
@@ -78,7 +79,7 @@ impl Spin {
     }
 
     /// Nothing was to be done. Returns for how long, in microseconds, or `None` when the spin is
-    /// over. There is no spin while work comes together and the kernel needs the core to deliver
+    /// over. There is no spin while work comes in batches and the kernel needs the core to deliver
     /// the next ([`Turn::waits_for_kernel`](crate::Turn)).
     #[inline]
     pub(crate) fn idle(&mut self, now_us: u64, waits_for_kernel: bool) -> Option<u64> {

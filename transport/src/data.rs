@@ -26,7 +26,7 @@ pub enum CapsuleData {
 /// In-capsule data in memory of the wire: its bytes are seen only by calls of that wire.
 #[derive(Clone, Copy, Debug)]
 pub struct InPlace {
-    /// What the wire calls it.
+    /// The name of the data at its wire.
     pub message: u64,
     /// Bytes behind the SQE, at least 1.
     pub len_bytes: u32,
@@ -88,10 +88,10 @@ pub enum HostMemory {
     /// The command has no data.
     #[default]
     None,
-    /// It came in the capsule: this range behind the SQE.
+    /// In the capsule: this range behind the SQE.
     InCapsule(Range<u32>),
-    /// What the host sends when asked and takes as it comes, by the identifier of the command (a
-    /// Transport Data Block of NVMe/TCP).
+    /// A Transport SGL Data Block of NVMe/TCP: the host sends the data when it is asked to, and
+    /// takes data that comes, by the identifier of the command.
     Transport {
         /// Command Identifier.
         cid: u16,
@@ -102,7 +102,7 @@ pub enum HostMemory {
     },
     /// A buffer that RDMA reaches with a key.
     Keyed(KeyedBuffer),
-    /// Several of them.
+    /// Several buffers that RDMA reaches with keys.
     KeyedList(KeyedList),
 }
 
@@ -136,7 +136,8 @@ impl HostMemory {
         }
     }
 
-    /// Whether data has to be asked for, or sent there.
+    /// Whether data is to be pulled from there or pushed there: false where there is none, and for
+    /// in-capsule data.
     #[must_use]
     pub fn is_remote(&self) -> bool {
         match self {
@@ -155,7 +156,7 @@ impl HostMemory {
         }
     }
 
-    /// What is behind the first `len_bytes`.
+    /// The memory behind the first `len_bytes`.
     #[must_use]
     pub fn behind(&self, len_bytes: u32) -> Self {
         let mut skip_bytes = len_bytes;
@@ -197,11 +198,11 @@ pub enum Source<'a> {
     /// A range of a buffer, which belongs to the wire until
     /// [`Event::Released`](crate::Event::Released).
     Buffer(Buffer, Range<u32>),
-    /// So many zeroes, which the wire has.
+    /// This many zeroes, which the wire has.
     Zeroes(u32),
     /// A range of memory that stays as it is, or changes by whole pages, until released.
     Held(Arc<Slab>, Range<usize>),
-    /// So many bytes that are copied during the call, by a wire that can.
+    /// This many bytes, which a wire that is able to copies during the call.
     Copy(u32, &'a mut CopyTo<'a>),
 }
 
@@ -238,8 +239,8 @@ pub enum Pushed {
     UntilReleased,
 }
 
-/// The wire takes nothing now, or never this kind (a [`Source::Copy`] or a [`Source::Held`] where a
-/// buffer is needed): what was to be moved comes back.
+/// The wire takes nothing now, or never takes this kind of source (a [`Source::Copy`] or a
+/// [`Source::Held`] where a buffer is needed): the source comes back.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full<T> {
     /// What was to be moved.

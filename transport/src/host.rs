@@ -18,7 +18,7 @@ use capstan_rdma::contract::{
 
 use crate::{rdma, tcp};
 
-/// The way of one queue to its controller.
+/// The connection of one queue to its controller.
 #[derive(Clone, Debug)]
 pub struct OpenQueue {
     /// Its identifier.
@@ -43,9 +43,9 @@ pub struct OpenQueue {
 pub struct Span<'a> {
     /// The lease.
     pub buffer: &'a Buffer,
-    /// From here on.
+    /// Offset of the first byte in the lease.
     pub offset_bytes: u32,
-    /// So many.
+    /// How many bytes.
     pub len_bytes: u32,
 }
 
@@ -139,7 +139,7 @@ pub struct WindowsClosed {
     pub by_host: u64,
 }
 
-/// How an association reaches its controller.
+/// The transport over which an association reaches its controller.
 pub enum Way {
     /// RDMA, through this connection manager.
     Rdma(Box<dyn ConnectionManager>),
@@ -166,7 +166,7 @@ macro_rules! either {
 }
 
 impl HostWire {
-    /// The wire of a way.
+    /// Makes the wire over `way`.
     ///
     /// # Errors
     /// This side lacks something.
@@ -282,7 +282,7 @@ impl HostWire {
         }
     }
 
-    /// What was sent leaves.
+    /// Sends everything that was staged or posted.
     #[inline]
     pub fn flush(&mut self) {
         either!(self, wire => wire.flush());

@@ -2,8 +2,8 @@
 //! responses (`docs/decisions/0010-queue-transport.md`).
 //!
 //! * Names and events of queues: [`queue`].
-//! * What has them: [`wire`].
-//! * What capsules bring, and what is moved: [`data`].
+//! * Wires, which have the queues: [`wire`].
+//! * In-capsule data, and data that is pushed and pulled: [`data`].
 //! * Lists of buffers of the host: [`keyed_list`].
 //! * The host's side of queues: [`host`].
 //! * NVMe/RDMA: [`rdma`].

@@ -1,4 +1,4 @@
-//! What a queue tells its user, and what it is called.
+//! A queue of the controller's side: its names, its events, and its operations over each wire.
 
 use std::fmt;
 use std::ops::Range;
@@ -38,7 +38,7 @@ pub struct Capsule {
     pub sqe: Sqe,
     /// What came behind it.
     pub data: CapsuleData,
-    /// As for [`Pulled`].
+    /// As [`Pulled::intact`].
     pub intact: bool,
 }
 
@@ -62,11 +62,11 @@ pub enum Event {
     Capsule(Capsule),
     /// All data of a pull has come.
     Pulled(Pulled),
-    /// What the data of a command was pushed from, all of it or a piece, and has left; or was to be
-    /// pulled into before its queue ended. It belonged to the queue until now.
+    /// The source of a push, or of a piece of one, that has left; or the sink of a pull that the
+    /// end of its queue cut short. It belonged to the queue until now.
     Returned(Tag, Buffer),
-    /// Responses have left, and what was pushed before them: the queue says of which commands.
-    /// Their buffers have come back before.
+    /// Responses have left, and what was pushed before them: [`Queue::poll_released`] says of which
+    /// commands. Their buffers have come back before.
     Released,
     /// There is room again after a [`Full`](crate::Full).
     Room,
@@ -163,7 +163,7 @@ impl Queue {
         }
     }
 
-    /// The same, of what was taken apart.
+    /// As [`Queue::give_back`], of data that was split into its receive and its buffer.
     pub fn post_again(&mut self, receive: u32, buffer: Buffer) {
         match self {
             Self::Rdma(queue) => queue.post_again(receive, buffer),
@@ -212,9 +212,9 @@ impl Queue {
         }
     }
 
-    /// The same, of a piece of what the command returns. Unless it is the `last`, its source comes
-    /// back when it has left. Where the last is shorter than what is left of the host's memory, and
-    /// the wire has to send all of that, zeroes follow it.
+    /// As [`Queue::push`], of a piece of what the command returns. Unless it is the `last`, its
+    /// source comes back when it has left. Where the last piece is shorter than the remaining
+    /// memory of the host, and the wire has to fill all of it, zeroes follow.
     ///
     /// # Errors
     /// As [`rdma::Queue::push`].
@@ -232,7 +232,7 @@ impl Queue {
         }
     }
 
-    /// Pushes so many zeroes, where [`Queue::has_zeroes`] says that there are.
+    /// Pushes `len_bytes` of zeroes, where [`Queue::has_zeroes`] is true for that length.
     ///
     /// # Errors
     /// As [`rdma::Queue::push_zeroes`].
@@ -246,7 +246,8 @@ impl Queue {
         }
     }
 
-    /// The same to one place of the host, where only the response is left to be done then.
+    /// As [`Queue::push_zeroes`], to one place of the host; only the response is left to be sent
+    /// then. `false` where the wire cannot.
     #[inline]
     pub fn push_zeroes_now(&mut self, to: &HostMemory) -> bool {
         match (self, to) {
@@ -260,7 +261,7 @@ impl Queue {
     }
 
     /// Pushes what `source` has to one place of the host, where the wire can copy it now: only the
-    /// response is left to be done then.
+    /// response is left to be sent then.
     #[inline]
     pub fn push_copy(&mut self, to: &HostMemory, source: &mut CopyTo<'_>) -> bool {
         match (self, to) {
@@ -276,7 +277,7 @@ impl Queue {
     }
 
     /// Pushes `range` of `slab` to one place of the host, where the wire needs no registration and
-    /// nothing else writes there: only the response is left to be done then.
+    /// nothing else writes there: only the response is left to be sent then.
     #[inline]
     pub fn push_held(&mut self, to: &HostMemory, slab: &Arc<Slab>, range: Range<usize>) -> bool {
         match (self, to) {
@@ -314,7 +315,8 @@ impl Queue {
         }
     }
 
-    /// Sends a response that nothing waits for, where the wire takes it so.
+    /// Sends a response whose completion nothing waits for: no event follows. `false` where the
+    /// wire needs [`Queue::respond`].
     #[inline]
     pub fn respond_now(&mut self, cqe: &Cqe, invalidate: Option<u32>) -> bool {
         match self {
@@ -346,7 +348,7 @@ impl Queue {
         }
     }
 
-    /// A command that is over.
+    /// The next command whose response has left: its slot is free.
     #[inline]
     pub fn poll_released(&mut self) -> Option<Tag> {
         match self {
@@ -355,7 +357,7 @@ impl Queue {
         }
     }
 
-    /// Responses on their way of which nothing will tell, unless others follow.
+    /// Outstanding responses that no event will release, unless others follow.
     #[must_use]
     #[inline]
     pub fn untold_responses(&self) -> usize {
@@ -365,7 +367,8 @@ impl Queue {
         }
     }
 
-    /// Has it told that responses have left, as [`rdma::Queue::ask_for_responses`].
+    /// Has the wire report when all outstanding responses have left, as
+    /// [`rdma::Queue::ask_for_responses`].
     ///
     /// # Errors
     /// As there.
@@ -385,8 +388,7 @@ impl Queue {
         }
     }
 
-    /// Responses that the host had coming beside the last that was told of; 0 where that is not
-    /// known.
+    /// Responses that were queued behind the last one that completed; 0 where that is not known.
     #[must_use]
     #[inline]
     pub fn sent_behind(&self) -> usize {
@@ -396,7 +398,7 @@ impl Queue {
         }
     }
 
-    /// What is under way that the host, or the network, has to do something about.
+    /// Work requests or PDUs that wait for the host or the network.
     #[must_use]
     #[inline]
     pub fn sends_outstanding(&self) -> u32 {
@@ -407,12 +409,12 @@ impl Queue {
     }
 
     /// Over NVMe/TCP: how the host goes on with pulls, and with what it has to take. Over NVMe/RDMA
-    /// events tell of it.
+    /// events show it.
     pub fn headway(&mut self) -> Option<(Goes, Goes)> {
         Some(self.tcp()?.headway())
     }
 
-    /// Whether something has arrived that was not told of yet.
+    /// Whether something has arrived for which there was no event yet.
     pub fn has_arrivals(&mut self) -> bool {
         match self {
             Self::Rdma(queue) => queue.has_arrivals(),
@@ -420,7 +422,7 @@ impl Queue {
         }
     }
 
-    /// Lets everything leave that was posted.
+    /// Sends everything that was posted.
     #[inline]
     pub fn flush(&mut self) {
         match self {

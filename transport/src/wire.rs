@@ -1,4 +1,4 @@
-//! A wire of any kind, as its user knows it.
+//! A wire of either transport, as its user sees it.
 
 use std::os::fd::RawFd;
 
@@ -94,7 +94,7 @@ impl Wire<'_> {
     }
 }
 
-/// Those of the queues that are over NVMe/RDMA.
+/// The queues over NVMe/RDMA, of those of both wires.
 struct OverRdma<'a, Q>(&'a mut Q);
 
 impl<Q: Queues<Queue>> Queues<rdma::Queue> for OverRdma<'_, Q> {
@@ -104,7 +104,7 @@ impl<Q: Queues<Queue>> Queues<rdma::Queue> for OverRdma<'_, Q> {
     }
 }
 
-/// Those of the queues that are over NVMe/TCP.
+/// The queues over NVMe/TCP, of those of both wires.
 struct OverTcp<'a, Q>(&'a mut Q);
 
 impl<Q: Queues<Queue>> Queues<tcp::wire::Queue> for OverTcp<'_, Q> {

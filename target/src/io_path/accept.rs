@@ -256,8 +256,8 @@ impl IoPath {
         }
     }
 
-    /// The oldest of those that are no queue yet, and have the most, makes room for another one,
-    /// but for one whose Connect has arrived and waits to be read.
+    /// Ends the oldest unconnected connection of the source that has most of them, except one whose
+    /// Connect has arrived and waits to be read.
     pub(super) fn make_room(&mut self, peer: SocketAddr, known: bool) {
         let (index_of, connections) = (&self.index_of, &mut self.connections);
         let goes = self.unconnected.in_the_way_of(peer, known, |conn| {

@@ -1,9 +1,8 @@
 //! The path of admin and fabrics commands: the same receives, transfers and responses as I/O, with
 //! the controllers behind their lock in place of a storage engine.
 //!
-//! What they return goes through one page of their queue's own, piece by piece and one command
-//! after the other: it takes none of the data buffers, however much a host asks for and does not
-//! take.
+//! Data that they return goes through one page of the queue, piece by piece and one command after
+//! the other: it takes no data buffer, however much a host asks for and does not take.
 
 use capstan_nvme_proto::cqe::Cqe;
 use capstan_nvme_proto::sqe::Sqe;
@@ -44,7 +43,7 @@ impl LookingUp {
 /// The data that a command returns, with the response behind it.
 pub(super) struct Telling {
     data: Vec<u8>,
-    /// Bytes of it that the host has, or that are on their way.
+    /// Bytes of `data` that have been pushed.
     told: usize,
     cqe: Cqe,
     invalidate: Option<u32>,
@@ -109,7 +108,7 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     line_up(resources, connection, slot, (work, holds), buffer_bytes);
 }
 
-/// Has the medium looked at that a command asks about; it has no slot meanwhile.
+/// Has the medium examined that a command asks about; the command has no slot meanwhile.
 fn look_up(
     resources: &Resources,
     connection: &Connection,
@@ -135,7 +134,7 @@ fn line_up(
     buffer_bytes: u32,
 ) {
     let piece_bytes = buffer_bytes.min(ADMIN_PIECE_BYTES);
-    // Behind the responses of this turn, so that it holds up no others.
+    // It continues behind the responses of this turn, which so need not wait for it.
     waiting::line_up(resources, connection, slot, command, piece_bytes);
 }
 
@@ -167,7 +166,7 @@ fn fetch_connect_data(
 enum Begun {
     Work(Work),
     Complete(Cqe),
-    /// It is no Connect that could be examined.
+    /// The capsule is not a Connect that can be examined.
     Refuse(Cqe),
     Disconnect(String),
 }
@@ -294,7 +293,7 @@ impl IoPath {
             request,
             host,
         } = command;
-        // A command of a connection that ends is not answered.
+        // Commands of a connection that is ending are not answered.
         let Some((resources, connection)) = self.live(conn) else {
             return;
         };

@@ -1,4 +1,4 @@
-//! Sockets of NVMe/TCP whose connections are ending: of these there are few, as anybody can make
+//! Sockets of NVMe/TCP whose connections are ending. Their number is bounded, as any peer can make
 //! some. Those of user-space iWARP are bounded by its provider.
 
 use std::collections::VecDeque;
@@ -20,8 +20,8 @@ impl ClosingSockets {
         }
     }
 
-    /// A connection begins to end. The one whose socket is to be closed for that, where there are
-    /// too many.
+    /// A connection begins to end. Returns the connection whose socket is to be closed for it,
+    /// where there are too many.
     pub(super) fn add(&mut self, conn: ConnId) -> Option<ConnId> {
         let oldest = if self.all.len() < self.max {
             None

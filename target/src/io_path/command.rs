@@ -89,10 +89,10 @@ pub(super) struct OnMedium {
     pub(super) aborted: Option<Status>,
 }
 
-/// What an answered command has until its response has gone.
+/// What an answered command keeps until its response has left.
 #[derive(Default)]
 pub(super) struct Responding {
-    /// The buffer that the queue has, where its data is pushed from one.
+    /// Which buffer the queue has, where data is pushed from one.
     lent: Option<Lent>,
     /// As in [`Holds`].
     extra_wrs: u32,
@@ -100,12 +100,12 @@ pub(super) struct Responding {
     close_after: Option<&'static str>,
 }
 
-/// Whose a buffer is that the queue has.
+/// Where a buffer that the queue has goes back to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lent {
-    /// A pool's.
+    /// To its pool.
     Leased,
-    /// It is the spare buffer of the queue.
+    /// To the connection: it is the spare buffer.
     Spare,
 }
 
@@ -123,13 +123,13 @@ impl Responding {
         self.close_after
     }
 
-    /// Whether the response's completion is needed: something is to be done then, or memory of the
-    /// pool or room in the send queue comes free.
+    /// Whether the completion of the response is needed: the connection is closed then, or a buffer
+    /// or work requests come free.
     pub(super) fn waits(&self) -> bool {
         self.lent.is_some() || self.close_after.is_some() || self.extra_wrs > 0
     }
 
-    /// What the queue had has come back: the spare buffer, where it is that.
+    /// The buffer that the queue had has come back. Returns it where it is the spare buffer.
     pub(super) fn take_back(&mut self, buffer: Buffer) -> Option<Buffer> {
         let lent = self.lent.take();
         (lent == Some(Lent::Spare)).then_some(buffer)
@@ -146,13 +146,14 @@ impl Responding {
 pub(super) struct Holds {
     /// The host's memory that its data is pulled from or pushed to.
     pub(super) host: HostMemory,
-    /// Work requests that are reserved for that beyond two.
+    /// Work requests reserved for a host SGL of several buffers, beyond the two of each command.
     pub(super) extra_wrs: u32,
     /// The host's data, where it came in the capsule.
     capsule: Option<Received>,
-    /// The same, where it found no buffer: never of an I/O command.
+    /// In-capsule data and its offset, copied as no buffer was free: of Connect and Admin commands
+    /// only.
     copied: Option<(Box<[u8]>, u32)>,
-    /// Its memory beside that.
+    /// Its memory beside in-capsule data.
     pub(super) own: Own,
 }
 
@@ -222,7 +223,7 @@ impl Own {
 }
 
 impl Holds {
-    /// Of a command whose data is in those buffers of the host.
+    /// What a command has whose data is in `host`.
     pub(super) fn new(host: HostMemory) -> Self {
         Self {
             host,
@@ -248,8 +249,8 @@ impl Holds {
         self.capsule.is_some()
     }
 
-    /// The command is answered: what it has until its response has gone, and the spare buffer, where
-    /// it has that.
+    /// The command is answered. Returns what it keeps until its response has left, and the spare
+    /// buffer if the command had it.
     pub(super) fn answered(self) -> (Responding, Option<Buffer>) {
         let (lent, spare) = match self.own {
             Own::AtEngine { is_spare: false } => (Some(Lent::Leased), None),
@@ -323,7 +324,7 @@ impl Holds {
         }
     }
 
-    /// The memory for that, for a storage operation.
+    /// The memory that a Compare of `len_bytes` reads the medium to, for a storage operation.
     pub(super) fn lend_for_compare(&mut self, len_bytes: u32) -> Option<Data> {
         self.lend_own(self.compare_offset(len_bytes))
     }
@@ -335,7 +336,7 @@ impl Holds {
         }
     }
 
-    /// The same, of a buffer that the storage engine or the queue had.
+    /// Takes back a buffer that the storage engine or the queue had.
     pub(super) fn take_back_buffer(&mut self, buffer: Buffer) {
         if let Own::AtEngine { is_spare } = self.own {
             self.own = if is_spare {
@@ -387,7 +388,7 @@ impl Command {
         }
     }
 
-    /// What it has, where that is more than the host or the device may still use.
+    /// The buffers and the receive that the command has, until it is answered.
     pub(super) fn holds_mut(&mut self) -> Option<&mut Holds> {
         match self {
             Self::Waiting { holds, .. }
@@ -410,7 +411,7 @@ impl Command {
             Self::Responding(responding) => return responding.lent == Some(Lent::Leased),
             Self::Empty | Self::Held(_) => return false,
         };
-        // What the queue has for a pull.
+        // A leased buffer that the queue owns during a pull.
         let at_wire = matches!(own, Own::AtEngine { is_spare: false })
             && matches!(self, Self::Pulling { .. });
         matches!(own, Own::Leased(_)) || at_wire

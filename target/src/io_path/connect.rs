@@ -126,7 +126,7 @@ fn became(
         }
         ConnectOutcome::Refused { cqe, why } => {
             let peer = connection.identity.peer;
-            // One that tries on in vain comes from another port each time: its lines are equal.
+            // Without the port, retries of one host make equal lines, which the log limits.
             let peer = match why.status().is_dnr() {
                 true => peer.ip().to_string(),
                 false => peer.to_string(),

@@ -59,7 +59,7 @@ impl Identity {
 /// A transport connection and the NVMe queue it carries.
 pub(super) struct Connection {
     pub(super) identity: Identity,
-    /// It is not, or not yet, the queue of a permitted host: it has a place among strangers.
+    /// It has a place among strangers, as it is not (or not yet) the queue of a permitted host.
     pub(super) has_place: bool,
     /// The completions it may have waiting beyond those of a place, as a discovery controller's
     /// queue.
@@ -71,7 +71,7 @@ pub(super) struct Connection {
     pub(super) phase: Phase,
     /// The queue of its wire.
     pub(super) transport: Queue,
-    /// Nothing can land in memory of that queue any more.
+    /// Nothing can land in memory of the queue any more (`Event::Quiesced`).
     pub(super) quiesced: bool,
     /// Receives that are this connection's own; none where they are shared.
     pub(super) receive_slots: Vec<u32>,
@@ -79,12 +79,11 @@ pub(super) struct Connection {
     pub(super) queue: Option<IoQueue>,
     /// The Disconnect command that waits for the others to be answered.
     pub(super) delete: Option<(u16, Permit)>,
-    /// As many entries as there ever were commands in flight at once.
+    /// One entry per slot: as many as commands were ever in flight at once.
     pub(super) commands: Vec<Command>,
-    /// The free ones: the last one used is taken first, as it is in the caches.
+    /// Free entries of `commands`: the one freed last is taken first, as it is in the caches.
     free: Vec<u16>,
-    /// Commands that were under way at the same time when a response was last reported to have
-    /// gone.
+    /// Commands in flight when a completion last released responses.
     together: usize,
     /// The account for its data buffers.
     pub(super) account: Account,
@@ -101,7 +100,7 @@ pub(super) struct Connection {
     pub(super) progress: Progress,
     /// Commands the storage engine has.
     pub(super) disk_outstanding: u32,
-    /// Whether it is missing from the list of those whose doorbell is rung at the end of the turn.
+    /// False while it is in `Resources::unrung`, the list of connections to flush.
     pub(super) rung: bool,
     /// Work requests that commands with several host buffers may have beyond their two.
     extra_wrs: u32,
@@ -157,7 +156,7 @@ impl Connection {
             .reserve(usize::from(self.identity.sizes.entries));
     }
 
-    /// The same over NVMe/TCP: a buffer for the in-capsule data of each command.
+    /// As `settle`, over NVMe/TCP: the queue gets a buffer for the in-capsule data of each command.
     pub(super) fn settle_tcp(&mut self, in_capsule: Vec<Buffer>, spare: Buffer) {
         self.has_place = false;
         if let Some(queue) = self.transport.tcp() {
@@ -206,7 +205,7 @@ impl Connection {
         self.free.push(slot);
     }
 
-    /// Frees a slot whose command has no response now, or had it without one of its own.
+    /// Frees the slot of a command whose response, if it has one, is not sent from that slot.
     pub(super) fn free_slot_of(&mut self, slot: u16, holds: Holds) {
         self.put_back(holds);
         self.free.push(slot);
@@ -218,7 +217,7 @@ impl Connection {
         self.extra_wrs -= responding.extra_wrs();
     }
 
-    /// The command that holds this is answered: frees what its response does not need.
+    /// The command that had `holds` is answered: frees what its response does not need.
     pub(super) fn answered(&mut self, holds: Holds) -> Responding {
         let (responding, spare) = holds.answered();
         if spare.is_some() {
@@ -227,9 +226,9 @@ impl Connection {
         responding
     }
 
-    /// Makes sure that the send queue has room for the command that holds this: for one buffer of
-    /// the host it always has (`limits::send_wrs`), for a list of them when those before it have
-    /// gone. To be called for the next command only: it has that room from then on.
+    /// Reserves work requests of the send queue for the host's SGL. One buffer always fits
+    /// (`limits::send_wrs`); a list of buffers waits until earlier lists have left. Call it for the
+    /// command that is carried out next only: the command keeps the reservation.
     pub(super) fn has_room_for(&mut self, holds: &mut Holds) -> bool {
         let extra = holds.host.keyed().len().saturating_sub(1);
         let extra = u32::try_from(extra).unwrap_or(u32::MAX);
@@ -243,7 +242,7 @@ impl Connection {
         true
     }
 
-    /// Takes the command out of its slot, to carry it on.
+    /// Takes the command out of its slot, to continue it.
     pub(super) fn take_command(&mut self, slot: u16) -> Command {
         std::mem::take(self.command(slot))
     }
@@ -257,14 +256,15 @@ impl Connection {
         matches!(self.phase, Phase::Closing { .. })
     }
 
-    /// Commands that are not answered, or whose response is on its way and will be reported.
+    /// Commands that are not answered, or whose response a completion will report.
     pub(super) fn in_flight(&self) -> usize {
         let taken = self.commands.len() - self.free.len();
         taken - self.transport.untold_responses()
     }
 
-    /// Commands that are under way at the same time, as far as is known: those in flight, or those
-    /// that came while the last response that was reported was on its way.
+    /// Commands in flight at the same time, as far as is known: the largest of those in flight now,
+    /// those in flight at the last release, and the responses that were queued up to the last
+    /// completion.
     pub(super) fn together(&self) -> usize {
         let sent = self.transport.sent_behind() + 1;
         self.in_flight().max(self.together).max(sent)
@@ -275,8 +275,7 @@ impl Connection {
         self.commands.len() == self.free.len() && !self.transport.has_unsent()
     }
 
-    /// Where only responses are on their way of which no completion would tell, has the device tell
-    /// of them.
+    /// Where only unsignaled responses are outstanding, posts a signaled work request behind them.
     pub(super) fn ask_for_responses(&mut self) -> Result<(), PostError> {
         if self.in_flight() > 0 {
             return Ok(());

@@ -16,7 +16,7 @@ impl Connections {
         self.all.get_mut(index)?.as_deref_mut()
     }
 
-    /// The connection whose queue has that name.
+    /// The connection whose queue the wire calls `id`.
     #[inline]
     pub(super) fn named(&mut self, id: QueueId) -> Option<&mut Connection> {
         self.get_mut(usize::try_from(id.0).ok()?)

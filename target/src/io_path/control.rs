@@ -65,7 +65,7 @@ pub(super) fn on_data(
         buffer.copy_from(0, &out);
         let mut len_bytes = u32::try_from(out.len()).unwrap_or(u32::MAX);
         if connection.transport.tcp().is_some() {
-            // There a command that succeeds returns all that was asked for.
+            // Over NVMe/TCP a command that succeeds returns all that was asked for.
             len_bytes = control.transfer().length_bytes().max(len_bytes);
             buffer.zero(out.len()..len_bytes as usize);
         }
@@ -157,8 +157,8 @@ impl Connection {
     }
 }
 
-/// Completes the command in `slot` with `status` as soon as nothing of it is under way. Returns
-/// whether it is kept from the storage engine.
+/// Completes the command in `slot` with `status` as soon as no transfer or storage operation of it
+/// is under way. Returns whether it will not reach the storage engine.
 fn stop(resources: &mut Resources, connection: &mut Connection, slot: u16, status: Status) -> bool {
     match connection.take_command(slot) {
         Command::Waiting { work, holds, .. } => {
@@ -180,7 +180,7 @@ fn stop(resources: &mut Resources, connection: &mut Connection, slot: u16, statu
             }
             true
         }
-        // Of several storage operations, those that have not begun are left out.
+        // A command of several storage operations starts no more of them.
         Command::OnMedium(on) => {
             on.aborted = Some(status);
             false

@@ -24,8 +24,8 @@ pub(super) fn start(resources: &mut Resources, connection: &mut Connection, caps
     };
     let result = queue.handle_command(&capsule.sqe, data_of(capsule));
     let at_once = at_once(resources, connection, capsule, &result);
-    // No more of the command than is needed: the stores of a page may still be on their way to
-    // memory, and a wide load of what is stored in pieces behind them stalls until they have ended.
+    // Only these two fields: a wide load of fields that narrower stores have just written fails
+    // store forwarding, and waits for the non-temporal stores of the page before them.
     if at_once == AtOnce::Done
         && let IoStep::Execute(IoCommand {
             permit, transfer, ..
@@ -103,13 +103,13 @@ pub(super) fn keep_capsule_data(
 /// What became of a command before it has a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum AtOnce {
-    /// It is carried out: its data was copied from or to where it is, without a storage operation.
+    /// It is carried out: its data was copied from or to the volume, without a storage operation.
     Done,
-    /// It reads what is known to be zero: the shared zeroes are its data.
+    /// It reads LBAs that are known to be zero: the shared zeroes are its data.
     Zeroes,
-    /// It waits, until the device has room or it is this connection's turn.
+    /// It waits until the wire has room or until its connection's turn comes.
     Later,
-    /// Nothing.
+    /// It is not carried out yet: it needs a buffer.
     Not,
 }
 
@@ -143,7 +143,7 @@ pub(super) fn read_at_once(
     if fua || !host.is_remote() {
         return AtOnce::Not;
     }
-    // What is outside the volume puts nothing; the storage operation will say what is wrong.
+    // A range outside the volume copies nothing here; the storage operation reports the error.
     let mut read = transport.push_copy(&host, &mut |put| {
         volume.read_in_place(range.slba, range.nlb, put);
     });
@@ -160,8 +160,7 @@ pub(super) fn read_at_once(
     AtOnce::done(read)
 }
 
-/// Whether the command is a Write whose data is behind it in the capsule, where nobody but the volume looks
-/// at it.
+/// Whether the command is a Write with in-capsule data, which only the volume reads.
 pub(super) fn writes_capsule_data(sqe: &Sqe) -> bool {
     sqe.io_opcode() == IoOpcode::WRITE && matches!(sqe.sgl(), Ok(Sgl::InCapsule { .. }))
 }
@@ -177,7 +176,7 @@ fn at_once(
         return AtOnce::Not;
     };
     if matches!(capsule.data, CapsuleData::None) {
-        // Of what takes long, a few a turn are enough, behind the answers to everything else.
+        // Long reads wait: a few of them a turn, after short commands have been answered.
         let long = io.transfer.length_bytes() > READ_AT_ONCE_BYTES_MAX;
         if io.operation.moves_data_to_host() && (long || resources.share.is_over()) {
             return AtOnce::Later;
@@ -187,8 +186,8 @@ fn at_once(
     AtOnce::done(write_received(resources, connection, capsule, io))
 }
 
-/// Carries out a Write to a volume in memory from where its data has come: the buffer of a receive, or not
-/// even that.
+/// Carries out a Write with in-capsule data to a volume in memory: from the memory of the wire, or
+/// from the buffer of the receive. Returns whether the data was written.
 fn write_received(
     resources: &Resources,
     connection: &mut Connection,
@@ -218,8 +217,8 @@ fn write_received(
     }
 }
 
-/// Carries out a write to a volume in memory: without a storage operation, whose data goes there and
-/// back, and would be loaded again while the processor still stores the page. Whether that was so.
+/// Carries out a Write to a volume in memory, without a storage operation: its value would be
+/// stored and then loaded behind the stores of the page. Returns whether the data was written.
 fn write_at_once(resources: &Resources, io: &IoCommand, holds: &Holds) -> bool {
     let IoOperation::Write { range, .. } = io.operation else {
         return false;
@@ -254,7 +253,7 @@ fn bytes_of(io: &IoCommand, range: LbaRange) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Goes on with a command that has its buffer now.
+/// Continues a command that has its buffer now.
 pub(super) fn with_buffer(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -312,7 +311,7 @@ pub(super) fn on_pulled(resources: &mut Resources, connection: &mut Connection, 
 }
 
 /// Whether a command that has waited may still go to the medium: the namespace may have been
-/// reserved or write protected meanwhile. What it is answered with otherwise.
+/// reserved or write protected meanwhile. The error is the status of its response.
 pub(super) fn check_again(connection: &Connection, work: &Work) -> Result<(), Status> {
     match (&connection.queue, work) {
         (Some(queue), Work::Io(io)) => queue.check_again(io),
@@ -338,7 +337,7 @@ pub(super) fn on_data(
             return control::on_data(resources, connection, slot, control, holds);
         }
         Work::Connect(connect) => {
-            // What its queue needs is not accessible here.
+            // Making a queue needs the whole `IoPath`: it is done at the end of the turn.
             *connection.command(slot) = Command::Connecting(connect, holds);
             return resources.connects.push((connection.identity.index, slot));
         }
@@ -369,7 +368,7 @@ pub(super) enum Step {
     Done(Status),
 }
 
-/// Carries the command in `slot` on until the storage engine has an operation of it, or it is
+/// Continues the command in `slot` until the storage engine has an operation of it, or until it is
 /// answered.
 fn run(resources: &mut Resources, connection: &mut Connection, slot: u16, mut on: OnMedium) {
     let token = token(connection.identity.index, slot);
@@ -443,13 +442,13 @@ fn next(
         resources.storage_failed(Some(on.io.namespace.backend), &error);
         return Step::Done(status::of(&error));
     }
-    // A command of several operations waits between them.
+    // Between the operations of one command the namespace may become reserved or write protected.
     let stopped = match (&on.ranges, &connection.queue) {
         (Some(_), Some(queue)) => queue.check_again(&on.io).err(),
         _ => None,
     };
     match (on.after(), on.aborted.or(stopped)) {
-        // What is done is done; what is left of an aborted command is not.
+        // Storage operations that have ended stay; an aborted command starts no further one.
         (Step::Done(status), _) | (_, Some(status)) => Step::Done(status),
         (next, None) => next,
     }
@@ -459,7 +458,7 @@ impl OnMedium {
     /// The first step.
     fn first(&mut self) -> Step {
         match self.io.operation {
-            // What is volatile goes to the medium before it is read back from there.
+            // Volatile data goes to the medium before it is read back from there.
             IoOperation::Read { fua: true, .. }
             | IoOperation::Compare { fua: true, .. }
             | IoOperation::Verify { fua: true, .. }

@@ -1,9 +1,9 @@
 //! What the controllers wait for before a new controller of the same host is ready: that everything
 //! which had arrived on a connection by then is taken in and over.
 //!
-//! The wire of a connection says when it has told of everything that had arrived, with the rest of
-//! a message or PDU of which only the beginning had; then the queue itself counts what it has taken
-//! in ([`capstan_subsystem::IoQueue::begin_fence`]). When a connection ends meanwhile the
+//! The wire of a connection says when everything that had arrived has come as events, including a
+//! message or PDU that had arrived in part; then the queue itself counts the commands that it has
+//! taken in ([`capstan_subsystem::IoQueue::begin_fence`]). When a connection ends meanwhile the
 //! controllers are told once its last command is off the storage engine.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use super::fabric::wire_of;
 use super::phase::Phase;
 use super::{IoPath, Resources, respond};
 
-/// Connections of which something that had arrived may not be taken in yet.
+/// Connections with something that arrived before a fence and may not be taken in yet.
 #[derive(Default)]
 pub(super) struct Fences {
     all: Vec<Arriving>,

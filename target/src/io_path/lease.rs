@@ -126,7 +126,7 @@ mod tests {
         shares.leave(&one, &memory);
         shares.leave(&one, &memory);
         assert_eq!(shares.0.len(), 1, "the other host");
-        // It is free for the next one.
+        // The spare buffer is free for the next command.
         assert_eq!(shares.join(&host(3), &memory), account);
     }
 }

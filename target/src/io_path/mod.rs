@@ -377,8 +377,7 @@ impl Turn for IoPath {
     }
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Armed {
-        // Completions of commands are the likeliest to be there; nothing else has then been armed
-        // in vain.
+        // The wires first: where one has completions, nothing else need be armed.
         for mut wire in wires(&mut self.fabrics, &mut self.tcp) {
             if wire.arm(&mut self.connections) {
                 return Armed::Ready;

@@ -21,7 +21,7 @@ pub(super) enum Phase {
     Admin,
     /// An I/O queue.
     Io,
-    /// Ending: nothing new is started, what is outstanding is waited for until this time.
+    /// Ending: nothing new is started; operations that are under way may end until this time.
     Closing { deadline_us: u64 },
 }
 

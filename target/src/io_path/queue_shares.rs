@@ -9,20 +9,20 @@ use rustc_hash::FxHashMap;
 
 use super::accept::Refusal;
 
-/// What the queues on a reactor have.
+/// Memory that the queues on a reactor have.
 #[derive(Default)]
 pub(super) struct QueueShares {
     /// All of them, in receives.
     all: usize,
-    /// Those of hosts that are not listed, by where they come from.
+    /// Shares of hosts that are not listed, by the address they come from.
     open: FxHashMap<Source, usize>,
 }
 
-/// What a queue has, to be given back with it.
+/// The share of one queue, to be given back when the queue ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Charge {
     receives: usize,
-    /// Where its host comes from, if it is not listed.
+    /// The address of its host, if the host is not listed.
     source: Option<Source>,
 }
 

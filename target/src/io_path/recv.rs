@@ -36,8 +36,8 @@ pub(super) fn land(capsule: &mut Capsule, connection: &mut Connection) -> bool {
 }
 
 impl IoPath {
-    /// Handles what has happened on the queues of every wire, up to a budget. How many completions
-    /// that were, or sockets that had something.
+    /// Handles what has happened on the queues of every wire, up to a budget. Returns the number of
+    /// completions, or of sockets that had something.
     pub(super) fn poll_wires(&mut self) -> u32 {
         let mut all = 0;
         self.resources.in_flight = 0;
@@ -87,7 +87,7 @@ fn on_event(
             connection.progress.moved();
             respond::on_returned(resources, connection, slot, buffer);
         }
-        // What a queue had no room for is tried again in every turn.
+        // Commands that found no room on their wire are tried again in every turn.
         Event::Room => return,
         Event::Ended(why) => {
             connection.progress.moved();

@@ -1,4 +1,4 @@
-//! What the steps of a command share, whatever its connection.
+//! What the steps of all commands of a reactor share.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -21,23 +21,24 @@ pub(super) struct Resources {
     pub(super) now_us: u64,
     pub(super) memory: Memory,
     pub(super) engine: Rc<Engine>,
-    // Numbers of this program: nobody chooses them so that they collide.
+    // The keys are numbers of this program: no peer can choose them so that they collide.
     pub(super) volumes: FxHashMap<BackendId, Box<dyn Volume>>,
     pub(super) control: Arc<ControlPlane>,
     /// Volumes that are known to have lost data, which the controllers have been told.
     pub(super) lost: Vec<BackendId>,
     /// Connections with commands that wait for a buffer or for their turn, in the order it comes.
     pub(super) starved: VecDeque<usize>,
-    /// Those that were passed over in this round.
+    /// Connections skipped in this round: their wire is full, or they have their share of the
+    /// buffers.
     pub(super) passed: Vec<usize>,
-    /// Those of them whose spare buffer has come back.
+    /// Starved connections whose spare buffer is free again.
     pub(super) spared: VecDeque<usize>,
     /// The associations that have queues here.
     pub(super) shares: Shares,
-    /// Who has how much of the memory for queues.
+    /// How much of the memory for queues each host has.
     pub(super) queue_shares: QueueShares,
-    /// What this thread itself may still move of volumes in memory and of what controllers tell,
-    /// before others have their turn.
+    /// How much data of volumes in memory and of Admin commands this thread may still move in this
+    /// turn.
     pub(super) share: Share,
     /// Whether a command found no buffer since this was last asked.
     shortage: bool,
@@ -47,9 +48,9 @@ pub(super) struct Resources {
     pub(super) connects: Vec<(usize, u16)>,
     /// Connections to end, and why.
     pub(super) broken: Vec<(usize, String)>,
-    /// Most commands that an I/O queue with completions in this turn had under way together, at least 1; 0 without one.
+    /// Commands in flight on this turn's deepest I/O queue, at least 1; 0 if none had a completion.
     pub(super) in_flight: usize,
-    /// Completions of this turn that tell of responses, for which nobody waits.
+    /// Completions of this turn that only release responses: no host waits for them.
     pub(super) told: u32,
     /// No command is taken in any more.
     pub(super) draining: bool,
@@ -95,8 +96,8 @@ impl Resources {
         std::mem::take(&mut self.shortage)
     }
 
-    /// A completion of the connection was handled. Nobody waits closely for an Admin queue, which has keep-alives and little
-    /// else.
+    /// A completion of the connection was handled. Admin queues do not count: they have Keep Alives
+    /// and little else, whose latency does not matter.
     pub(super) fn note_in_flight(&mut self, connection: &Connection) {
         if connection.phase == Phase::Io {
             self.in_flight = self.in_flight.max(connection.together()).max(1);
@@ -135,7 +136,8 @@ impl Resources {
         self.broken.push((connection.identity.index, why.into()));
     }
 
-    /// Ends a connection that the device has ended already, and with it data that it lent.
+    /// Ends a connection whose device has ended it already: in-capsule data that lay in memory of
+    /// the device is lost.
     pub(super) fn lost(&mut self, connection: &Connection) {
         self.end(
             connection,

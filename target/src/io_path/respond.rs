@@ -1,4 +1,4 @@
-//! Step 5: the response capsule, chained behind the data it speaks for.
+//! Step 5: the response capsule, sent behind the data of its command.
 
 use capstan_memory::Buffer;
 use capstan_nvme_proto::cqe::Cqe;
@@ -11,7 +11,7 @@ use super::command::{Command, Holds, Own, Responding, Work};
 use super::connection::Connection;
 use super::{Resources, admin, control, corrupt, waiting};
 
-/// Ends a command of an I/O queue that is not carried out, or not to its end.
+/// Ends a command of an I/O queue that is not carried out, or only in part.
 pub(super) fn finish(
     resources: &mut Resources,
     connection: &mut Connection,
@@ -61,8 +61,7 @@ pub(super) fn finish_io(
     settle(resources, connection);
 }
 
-/// Pushes the data of the command in `slot`. The queue has what it is pushed from, until
-/// [`on_returned`].
+/// Pushes the data of the command in `slot`. The buffer belongs to the queue until [`on_returned`].
 pub(super) fn push(
     connection: &mut Connection,
     slot: u16,
@@ -150,7 +149,7 @@ pub(super) fn answer(
     settle(resources, connection);
 }
 
-/// After a command is completed: what may have waited for it.
+/// After a command is completed: continues what may have waited for it.
 pub(super) fn settle(resources: &mut Resources, connection: &mut Connection) {
     if connection.delete.is_some() {
         delete_queue(resources, connection);
@@ -185,7 +184,7 @@ pub(super) fn delete_queue(resources: &mut Resources, connection: &mut Connectio
     send(resources, connection, slot, last, cqe, None);
 }
 
-/// Answers a command: sends its response, and frees what it holds and neither the response nor the
+/// Answers a command: sends its response, and frees the memory that neither the response nor the
 /// queue needs.
 pub(super) fn complete(
     resources: &mut Resources,
@@ -218,7 +217,7 @@ pub(super) fn send(
     post(resources, connection, slot, responding, cqe, invalidate);
 }
 
-/// The same, of one that does not leave at once.
+/// Posts the response of a command in its slot.
 fn post(
     resources: &mut Resources,
     connection: &mut Connection,

@@ -1,5 +1,5 @@
-//! How much a turn moves by itself, of volumes in memory and of data that controllers return: what
-//! takes the reactor's time, and not a disk's or a device's.
+//! How many bytes a turn copies itself: of volumes in memory and of data that controllers return.
+//! They take the time of the reactor, not of a disk or a device.
 
 use std::cell::Cell;
 
@@ -24,7 +24,7 @@ impl Share {
         self.moved_bytes.set(before.saturating_add(bytes));
     }
 
-    /// Whether what is left is for a later turn.
+    /// Whether the share of this turn is used up.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.moved_bytes.get() >= MOVED_BYTES_PER_TURN

@@ -1,11 +1,12 @@
 //! Hosts that make no progress: they leave an RDMA READ of their memory or an R2T unanswered, or
-//! take no data and no responses. What their commands hold is missing to others, so their
+//! take no data and no responses. Other hosts need the buffers that their commands hold, so their
 //! connections end, whatever their Keep Alive Timeout.
 //!
-//! Connections are looked at from time to time while anything is under way, and what counts is in
-//! how many looks in a row nothing had moved: this costs the commands nothing, and a target that
-//! was stopped itself does not blame its hosts. Pulls are looked at by themselves: a host that goes
-//! on with anything else, or sends a byte of their data now and then, keeps their buffers as well.
+//! While anything is under way, each connection is looked at periodically, and consecutive looks at
+//! which nothing had moved are counted: this costs the commands nothing, and a target that was
+//! itself stopped does not blame its hosts. Pulls are counted on their own, as a host that goes on
+//! with everything else, or sends a byte of a pull now and then, keeps the buffers of its pulls all
+//! the same.
 
 use std::time::Duration;
 
@@ -19,24 +20,25 @@ use super::command::Command;
 use super::connection::Connection;
 use crate::limits::{LOOK_PERIOD_US, STALLED_LOOKS, STALLED_LOOKS_WHILE_OTHERS_WAIT};
 
-/// What a host has not done that has begun to send something and does not go on.
+/// What is overdue where a capsule or PDU has arrived in part.
 const BEGUN: &str = "the rest of a capsule or PDU that the host has begun to send was missing";
 
 /// What was seen of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Work requests that have ended and commands that went on, so far; and pulls.
+    /// Work requests that have ended and commands that went on, so far; `pulled` counts the pulls
+    /// among them.
     moved: u32,
     pulled: u32,
-    /// The same at the last look.
+    /// `moved` and `pulled` at the last look.
     seen: (u32, u32),
-    /// Looks in a row that found pulls under way which do not go on.
+    /// Consecutive looks at which pulls were under way and had not gone on.
     pull_looks: u32,
-    /// Looks in a row that found anything under way, and nothing moved; over NVMe/TCP, nothing of
-    /// what the host is to take.
+    /// Consecutive looks at which anything was under way and nothing had moved; over NVMe/TCP,
+    /// nothing of what the host is to take.
     send_looks: u32,
-    /// Looks in a row that found a new association waiting for the rest of what has begun to
-    /// arrive, which has to be whole, and pulls that do not go on.
+    /// Consecutive looks at which a new association waited for a capsule or PDU that had arrived in
+    /// part, and no pull of the connection went on.
     begun_looks: u32,
 }
 
@@ -69,8 +71,8 @@ impl Progress {
         )
     }
 
-    /// Looks again. Returns in how many looks in a row the pulls have not gone on, and what is
-    /// sent.
+    /// Looks again. Returns at how many consecutive looks the pulls had not gone on, and at how
+    /// many the data and responses had not.
     fn look(&mut self, (pulls, sends): (Goes, Goes)) -> (u32, u32) {
         let count = |looks: &mut u32, goes| {
             *looks = if goes == Goes::Not { *looks + 1 } else { 0 };
@@ -80,8 +82,9 @@ impl Progress {
         (pull_looks, count(&mut self.send_looks, sends))
     }
 
-    /// Looks again. Returns in how many looks in a row the rest of what had `begun` to arrive was
-    /// missing to a new association. Where it is the data of a pull, that may go on.
+    /// Looks again. Returns at how many consecutive looks a capsule or PDU that had `begun` to
+    /// arrive was incomplete and kept a new association waiting. The data of a pull may still go
+    /// on.
     fn look_at_begun(&mut self, begun: bool, pulls: Goes) -> u32 {
         let is_missing = begun && pulls != Goes::On;
         self.begun_looks = if is_missing { self.begun_looks + 1 } else { 0 };
@@ -134,12 +137,12 @@ impl Looks {
 }
 
 impl Connection {
-    /// Whether the host has something to do: send or take data, or take responses.
+    /// Whether this side waits for the host to send data, or to take data or responses.
     fn awaits_host(&mut self) -> bool {
         self.transport.sends_outstanding() > 0 || self.transport.is_full()
     }
 
-    /// How the host goes on with its pulls, and with the rest.
+    /// How the host goes on with its pulls, and with everything it is to take.
     fn goes(&mut self) -> (Goes, Goes) {
         self.transport.headway().unwrap_or_else(|| {
             let pulls = self.commands.iter().any(|c| c.pulled_bytes().is_some());
@@ -168,7 +171,7 @@ impl Connection {
     }
 }
 
-/// What a host has not done, for how long, and how long it may leave it undone.
+/// The reason for the log: what is overdue, for how long, and the limit.
 fn complaint(undone: &str, looks: u32, (most_looks, waits): (u32, &str)) -> String {
     let (seconds, most) = (seconds(looks), seconds(most_looks));
     format!(
@@ -176,7 +179,7 @@ fn complaint(undone: &str, looks: u32, (most_looks, waits): (u32, &str)) -> Stri
     )
 }
 
-/// What a host leaves undone of whose commands so many bytes each are to be pulled.
+/// Describes pulls that have not completed, with their sizes in bytes.
 fn not_pulled(pulls: &[u64], over_tcp: bool) -> String {
     let (count, size) = (pulls.len(), Size(pulls.iter().sum()));
     match (count, over_tcp) {

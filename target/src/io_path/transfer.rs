@@ -23,7 +23,7 @@ pub(super) fn host_memory(transfer: &Transfer, bytes: &[u8]) -> HostMemory {
     }
 }
 
-/// The same, where the host has its data in one place outside of the capsule.
+/// As `host_memory`, where the host has its data in one place outside of the capsule.
 #[inline]
 pub(super) fn one_place(transfer: &Transfer) -> HostMemory {
     match transfer {

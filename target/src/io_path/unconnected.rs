@@ -1,5 +1,5 @@
-//! Connections that are no queue yet: how many there may be, who makes room, and when they are
-//! looked at.
+//! Connections that are no queue yet: how many there may be, which one makes room, and when they
+//! are looked at.
 
 use std::net::SocketAddr;
 
@@ -42,8 +42,8 @@ fn part(places: u64, of: u64) -> usize {
     usize::try_from(part).unwrap_or(usize::MAX).max(1)
 }
 
-/// Connections of a reactor that are no queue yet. In two groups: who fills one of them keeps
-/// nobody out of the other.
+/// Connections of a reactor that are no queue yet. In two groups: a host that fills one of them
+/// keeps none out of the other.
 pub(super) struct Unconnected {
     unknown: Strangers<ConnId>,
     known: Strangers<ConnId>,

@@ -1,5 +1,5 @@
-//! Commands that wait: for a buffer, for room of their connection's device or send queue, or for
-//! their connection's turn.
+//! Commands that wait: for a buffer, for room on their wire or in the send queue, or for their
+//! connection's turn.
 
 use capstan_memory::Short;
 use capstan_nvme_proto::status::Status;
@@ -72,16 +72,14 @@ pub(super) fn line_up(
         resources.starved.push_back(connection.identity.index);
     }
     if connection.phase == Phase::Admin {
-        // It waits only for its turn, and not for those who find no data buffer.
+        // It waits only for its turn, and not behind commands that find no data buffer.
         spare_came_back(resources, connection);
     }
-    // The device may have become full with what it was given before: it watches for room from the
-    // next doorbell on.
+    // The wire may be full: its next flush has the provider wait for room.
     resources.unrung(connection);
 }
 
-/// A response has gone, and with it, perhaps, the spare buffer for which a command waits has come
-/// back.
+/// A response has left: the spare buffer for which a command waits may have come back.
 #[inline]
 pub(super) fn spare_came_back(resources: &mut Resources, connection: &mut Connection) {
     if !connection.waiting.is_empty()
@@ -103,7 +101,7 @@ fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool
             continue;
         };
         connection.spared = false;
-        // A command that waits for room of the device is not helped by a buffer.
+        // A command that waits for room on its wire needs more than a buffer.
         if connection.transport.is_full() {
             continue;
         }
@@ -128,20 +126,20 @@ fn spare_go_on(resources: &mut Resources, connections: &mut Connections) -> bool
 enum Next {
     /// It was continued.
     Went,
-    /// Its connection can do nothing now, but others can.
+    /// Its connection can do nothing now; others may.
     Passed,
-    /// There is no buffer for it: the others wait as well, so that large ones are served too.
+    /// No buffer of its size is free. Later commands wait too, or large ones would starve.
     HeldUp,
 }
 
-/// Continues waiting commands, up to a turn's share, with room of their devices or buffers that
-/// have come free. Connections take turns. One whose device or send queue is full, or whose
-/// host has its share of the buffers, is passed over; a command whose buffer is not there
-/// yet holds up the others. Returns whether any was continued.
+/// Continues waiting commands, up to a turn's share, with room on their wires or buffers that have
+/// come free. Connections take turns. A connection whose wire or send queue is full, or whose host
+/// has its share of the buffers, is passed over; a command whose buffer is not there yet holds up
+/// the others. Returns whether any was continued.
 pub(super) fn go_on(resources: &mut Resources, connections: &mut Connections) -> bool {
     resources.share.begin();
     let mut fed = spare_go_on(resources, connections);
-    // What continues with spare buffers leaves the others their share.
+    // Commands that continue with spare buffers do not count against the others' share.
     resources.share.begin();
     while !resources.share.is_over()
         && let Some(index) = resources.starved.pop_front()
@@ -206,7 +204,7 @@ impl Waiting {
         }
     }
 
-    /// It waits on, as the oldest of its connection.
+    /// Puts the command back, as the oldest that waits on its connection.
     fn put_back(self, connection: &mut Connection, slot: u16) {
         let Self {
             work,

@@ -41,9 +41,9 @@ pub struct Keys {
 
 /// Memory that is zero and stays so.
 pub struct Zeroes {
-    /// All of it, from its start on.
+    /// The slab, used from its start on.
     pub slab: Arc<Slab>,
-    /// As much as the largest push takes.
+    /// The largest push as an SGE.
     pub sge: Sge,
 }
 
@@ -63,25 +63,25 @@ impl Keys {
     }
 }
 
-/// A queue over one queue pair. Nothing that is posted leaves before [`Queue::flush`], but where
-/// leaving early costs nothing.
+/// A queue over one queue pair. What is posted leaves with [`Queue::flush`], or before it where
+/// that costs nothing.
 pub struct Queue {
     // Dropped before the sinks and sources, which the device may write and read until then.
     qp: Pair,
-    /// Of the pulls under way, oldest first: work requests of a queue pair complete in the order in
-    /// which they were posted (`completions_keep_the_order_of_posting`).
+    /// Sinks of the pulls under way, oldest first: work requests of a queue pair complete in the
+    /// order in which they were posted (`completions_keep_the_order_of_posting`).
     sinks: VecDeque<(Tag, Sink)>,
-    /// Of the pushes under way.
+    /// Sources of the pushes under way.
     sources: Sources,
     keys: Keys,
-    /// Those of all queues on the device.
+    /// The receives of all queues on the device.
     receives: Rc<RefCell<Receives>>,
     /// One response capsule per tag.
     responses: Buffer,
     in_place: InPlaceReceives,
-    /// Responses that may be on their way.
+    /// Responses that may be outstanding.
     on_their_way: Responses,
-    /// The newest of those that have left and are not released.
+    /// The newest response that has left and is not released yet.
     gone: Option<u16>,
     life: Life,
     /// Signaled work requests without a completion.
@@ -98,7 +98,8 @@ enum Life {
     Ended,
     /// Its user ends it.
     Ending,
-    /// So it has, and nothing that was posted can land any more.
+    /// Its user has ended it, and all posted work requests have completed: nothing can land any
+    /// more.
     Quiescent,
 }
 
@@ -122,7 +123,7 @@ impl Queue {
         }
     }
 
-    /// It gets other memory for its responses and data. None of them is on its way.
+    /// Replaces the memory of its responses and data; call it while no response is outstanding.
     pub fn settle(&mut self, responses: Buffer, keys: Keys) {
         self.responses = responses;
         self.keys = keys;
@@ -173,8 +174,8 @@ impl Queue {
         self.qp.post_recv(wr_id, &[sqe, list])
     }
 
-    /// Copies out what has arrived in such a receive: the SQE, and `list_bytes` of the descriptors
-    /// behind it, at most as many as there can be.
+    /// Copies out what has arrived in the receive that [`Queue::post_in_place`] posted: the SQE,
+    /// and `list_bytes` of the descriptors behind it, at most the longest list.
     pub(super) fn take_in_place(
         &self,
         at: u16,
@@ -233,7 +234,7 @@ impl Queue {
         })
     }
 
-    /// Nobody needs the data of a capsule any more.
+    /// The data of a capsule is not needed any more.
     pub fn give_back(&mut self, data: CapsuleData) {
         match data {
             CapsuleData::Landed(Landed {
@@ -319,7 +320,7 @@ impl Queue {
         slot.map(Tag)
     }
 
-    /// Responses on their way of which no completion will tell, unless others follow.
+    /// Outstanding responses whose Sends no completion will cover, unless others follow.
     #[must_use]
     #[inline]
     pub fn untold_responses(&self) -> usize {
@@ -350,15 +351,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether something that was taken without a work request has not left yet, as far as is
-    /// known: ending the connection now would lose it.
+    /// Whether something that the provider took without a work request has not left yet, as far as
+    /// is known: ending the connection now would lose it.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         self.qp.has_unsent()
     }
 
-    /// How many responses the host had coming when the last completion was made, beside that one; 0
-    /// where that is not known.
+    /// Responses that were queued behind the last one that completed, when it completed; 0 where
+    /// that is not known.
     #[must_use]
     #[inline]
     pub fn sent_behind(&self) -> usize {
@@ -383,7 +384,8 @@ impl Queue {
         self.life != Life::Open
     }
 
-    /// It is quiescent: the sinks of pulls that will not be complete, and the sources of pushes.
+    /// Once it is quiescent: takes out the sinks of pulls that will not complete, and the sources
+    /// of pushes.
     pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = (Tag, Buffer)> + '_ {
         let sinks = self.sinks.drain(..);
         let sinks = sinks.map(|(tag, sink)| (tag, sink.into_buffer()));
@@ -397,8 +399,8 @@ impl Queue {
         }
     }
 
-    /// Whether it has just become quiescent: its user ended it, and nothing that was posted can
-    /// land any more. That is so once.
+    /// Whether it has just become quiescent: its user ended it, and all posted work requests have
+    /// completed. Returns `true` once.
     #[inline]
     pub(super) fn becomes_quiescent(&mut self) -> bool {
         let is_over = self.life == Life::Ending && self.sends_outstanding == 0;
@@ -415,7 +417,7 @@ impl Queue {
         self.sends_outstanding
     }
 
-    /// Whether something of the host has arrived here that has not been looked at.
+    /// Whether something from the host has arrived here and has not been polled.
     pub fn has_arrivals(&mut self) -> bool {
         let mark = self.arrived();
         !self.qp.has_passed(mark)

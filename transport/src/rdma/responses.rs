@@ -1,5 +1,5 @@
-//! Which responses of a connection may be on their way: most of their Sends are unsignaled, and a
-//! signaled one stands for those before it as well.
+//! Responses of a connection that may be outstanding: most of their Sends are unsignaled, and the
+//! completion of a signaled one covers those before it.
 
 use std::collections::VecDeque;
 
@@ -43,7 +43,7 @@ impl Responses {
         self.vouched(signaled);
     }
 
-    /// Something signaled was posted behind them, with the slot of the newest.
+    /// A signaled work request was posted behind them, with the slot of the newest.
     pub(super) fn asked(&mut self) {
         self.vouched(true);
     }

@@ -1,4 +1,4 @@
-//! What is pushed from.
+//! Buffers that data is pushed from.
 
 use capstan_memory::Buffer;
 
@@ -31,7 +31,7 @@ impl Sources {
         }
     }
 
-    /// Whether the command has one.
+    /// Whether data of the command is pushed from a buffer.
     pub(super) fn has(&self, Tag(slot): Tag) -> bool {
         matches!(self.slots.get(usize::from(slot)), Some(Some(_)))
     }
@@ -50,7 +50,8 @@ impl Sources {
         Some(source.buffer)
     }
 
-    /// All work requests have completed: takes out those that one was behind.
+    /// All work requests have completed: takes out the buffers with a signaled work request behind
+    /// them.
     pub(super) fn take_followed(&mut self) -> impl Iterator<Item = (Tag, Buffer)> + '_ {
         let slots = (0..=u16::MAX).zip(&mut self.slots);
         slots.filter_map(|(slot, place)| {

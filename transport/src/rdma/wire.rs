@@ -20,7 +20,8 @@ use crate::queue::{Capsule, EndReason, Event, FenceNumber, Pulled, QueueId, Queu
 pub struct Wire {
     cq: Rc<dyn CompletionQueue>,
     receives: Rc<RefCell<Receives>>,
-    // Numbers of this program or of a device: nobody chooses them so that they collide.
+    // The keys are numbers of this program or of a device: no peer can choose them so that they
+    // collide.
     queue_of: FxHashMap<QpNum, QueueId>,
     /// What the last poll took.
     completions: Box<[WorkCompletion]>,
@@ -29,7 +30,8 @@ pub struct Wire {
     done: usize,
     /// The queue of the completion before: there often are several of one.
     last: Option<(QpNum, QueueId)>,
-    /// Responses of that queue have left, which is told behind a buffer that has come back.
+    /// Responses of that queue have left: the event comes behind that of a buffer that has come
+    /// back.
     released: Option<QueueId>,
     fences: Fences,
     /// Events that are no completions.
@@ -72,13 +74,13 @@ impl Wire {
         self.receives.borrow_mut()
     }
 
-    /// The same, for [`Queue::new`].
+    /// The receives of all queues on the device, for [`Queue::new`].
     #[must_use]
     pub fn shared_receives(&self) -> Rc<RefCell<Receives>> {
         Rc::clone(&self.receives)
     }
 
-    /// From now on what happens on `queue` has that name.
+    /// From now on events of `queue` have the name `id`.
     pub fn add(&mut self, id: QueueId, queue: &Queue) {
         self.queue_of.insert(queue.num(), id);
     }
@@ -124,8 +126,7 @@ impl Wire {
         });
     }
 
-    /// Whether a fence waits for something. It is followed by polling: nothing else need tell of
-    /// it.
+    /// Whether a fence waits for something. Polling follows it: no other wake-up is needed.
     #[must_use]
     pub fn has_fences(&self) -> bool {
         !self.fences.all.is_empty()
@@ -258,7 +259,8 @@ fn landed(queue: &mut Queue, slot: u32, byte_len: u32) -> Event {
     capsule(queue, sqe, data, byte_len)
 }
 
-/// The same, of a receive in the place of a discovery controller's queue.
+/// A message of `byte_len` bytes has come into a receive in the place of a discovery controller's
+/// queue: an SQE, and perhaps SGL descriptors.
 fn in_place(queue: &mut Queue, at: u16, byte_len: u32) -> Event {
     let (sqe, list) = queue.take_in_place(at, byte_len.saturating_sub(SQE_BYTES));
     let data = if list.is_empty() {
@@ -336,7 +338,7 @@ struct Fences {
     depth: u32,
 }
 
-/// Something that had arrived may not have been told of yet.
+/// Something that had arrived may not have come as an event yet.
 struct Fence {
     queue: QueueId,
     number: FenceNumber,
@@ -381,7 +383,7 @@ impl Fences {
         }
     }
 
-    /// Takes out those whose completions have all been told of.
+    /// Takes out the queues whose completions have all come as events.
     fn take_passed(&mut self, ready: &mut VecDeque<(QueueId, Event)>) {
         let passed = |fence: &mut Fence| fence.unpolled == Unpolled(0);
         for fence in self.all.extract_if(.., passed) {

@@ -1,6 +1,6 @@
 //! The controller's side of a queue, without I/O: bytes and time in, bytes and events out.
 //!
-//! * What both sides hold to: [`Settings`], [`Connected`].
+//! * What both sides have agreed on: [`Settings`], [`Connected`].
 //! * What happens: [`Event`](crate::Event).
 //! * Data from the host (R2T, H2CData): `pull`; to it (C2HData): `push`.
 //! * Responses: `respond`.
@@ -62,7 +62,7 @@ struct Head {
 struct Slot {
     pull: Option<Pull>,
     source: Option<Buffer>,
-    /// Its response is to be told of when the source has come back.
+    /// Its response is reported when the source has come back.
     responded: bool,
 }
 
@@ -87,24 +87,24 @@ pub struct ControllerQueue {
 
 struct ControllerSide {
     settings: Settings,
-    /// For in-capsule data.
+    /// Buffers for in-capsule data.
     free: Vec<Buffer>,
     agreed: Option<(Agreed, PduWriter)>,
     connected: Option<Connected>,
     /// Capsules whose response has not left.
     outstanding: u32,
-    /// Where the responses end that have not left.
+    /// Where in the staged bytes each response ends that has not left.
     leaving: VecDeque<Mark>,
     /// Where parts of data end that have not left, whose they are, and what they were copied from.
     parts: VecDeque<(Mark, Tag, Buffer)>,
-    /// Of the last push, until another one or a response follows.
+    /// The head of the last push, until another push or a response follows.
     head: Option<Head>,
     slots: Vec<Slot>,
     r2ts: Option<Box<R2ts>>,
     /// Pulls that have R2Ts to send, while as many are outstanding as may be. Each is here once.
     waiting: VecDeque<u16>,
     pulls: u32,
-    /// Pulls that there ever were.
+    /// How many pulls there have been.
     pulls_begun: u64,
     /// Bytes that have left.
     sent_bytes: u64,
@@ -117,7 +117,7 @@ struct ControllerSide {
 }
 
 impl ControllerQueue {
-    /// Of a connection that has just come.
+    /// The queue of a new connection.
     #[must_use]
     pub fn new(settings: Settings, now_us: u64) -> Self {
         let reader = PduReader::controller(ADMIN_IN_CAPSULE_BYTES);
@@ -212,7 +212,7 @@ impl ControllerQueue {
         self.stream.read_bytes()
     }
 
-    /// The same, up to the end of the last whole PDU.
+    /// Bytes that were read up to the end of the last whole PDU.
     #[must_use]
     pub fn whole_bytes(&self) -> u64 {
         self.stream.whole_bytes()
@@ -241,8 +241,8 @@ impl ControllerQueue {
         self.stream.out.gather(memory, take);
     }
 
-    /// The first `bytes` of what is to be sent have left. To be called before what the host sends
-    /// after it has read them is handled: a response that leaves makes room for a command.
+    /// The first `bytes` of what is to be sent have left. Call it before handling later input: a
+    /// response that has left frees a queue entry for the host's next command.
     pub fn transmitted(&mut self, bytes: usize) {
         let side = &mut self.side;
         side.sent_bytes += bytes as u64;

@@ -31,11 +31,11 @@ use crate::queue::EndReason;
 pub enum Payload {
     /// None.
     None,
-    /// So many bytes to the controller, in the capsule.
+    /// Bytes to the controller, in the capsule.
     InCapsule(Buffer, u32),
-    /// So many bytes to the controller, when it asks for them.
+    /// Bytes to the controller, when it asks for them.
     ToController(Buffer, u32),
-    /// So many bytes from the controller.
+    /// Bytes from the controller.
     FromController(Buffer, u32),
 }
 
@@ -101,7 +101,7 @@ struct HostSide {
     request: IcRequest,
     flow_control: bool,
     agreed: Option<(Agreed, PduWriter)>,
-    /// By the low bits of their CIDs.
+    /// Outstanding commands, by slot (the low bits of the CID).
     commands: Vec<Option<Command>>,
     /// R2Ts to be answered, in order.
     answers: VecDeque<H2cPlan>,
@@ -114,9 +114,9 @@ struct HostSide {
 }
 
 impl HostQueue {
-    /// Of a connection to a controller: sends ICReq. The low bits of a CID, as many as a number
-    /// below `entries` has, are such a number, which no other outstanding command has; the others
-    /// may be anything. With `flow_control`, which Connect is to ask for, SUCCESS is a fault.
+    /// Of a connection to a controller: sends ICReq. The low bits of a CID are the slot of its
+    /// command, a number below `entries` that no other outstanding command has; the high bits are
+    /// free. With `flow_control`, which Connect is to ask for, SUCCESS is a fault.
     #[must_use]
     pub fn new(request: IcRequest, entries: u16, flow_control: bool, now_us: u64) -> Self {
         let reader = PduReader::host(request);
@@ -141,8 +141,8 @@ impl HostQueue {
         }
     }
 
-    /// Sends a command, whose SGL this fills in. Its memory comes back with
-    /// [`Event::Response`] or [`Event::Returned`].
+    /// Sends a command, and fills in its SGL. Its memory comes back with [`Event::Response`] or
+    /// [`Event::Returned`].
     ///
     /// # Errors
     /// The payload: until there is room; or for good, where the queue has ended or is not ready,

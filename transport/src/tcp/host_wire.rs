@@ -154,7 +154,7 @@ impl HostWire {
         sent.map_err(|_| SendError::Refused("the queue has ended or is full"))
     }
 
-    /// What was sent leaves, as far as the sockets take it.
+    /// Sends what is staged, as far as the sockets take it.
     pub fn flush(&mut self) {
         for connection in self.queues.iter_mut().flatten() {
             connection.flush(&self.epoll);
@@ -280,7 +280,7 @@ impl HostWire {
     /// memory any more when this returns, and no event of theirs follows.
     ///
     /// Unless it is an `orderly` end, what the kernel has not sent is never sent: an old copy of a
-    /// write would come behind the one that is sent again. So it is as well when this process is
+    /// write would come behind the one that is sent again. The same happens when this process is
     /// killed.
     pub fn close(&mut self, orderly: bool) {
         self.opening = None;
@@ -416,8 +416,8 @@ fn connecting(destination: SocketAddr, source: Option<IpAddr>) -> io::Result<Tcp
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket(family, SockType::Stream, flags, None)?;
     do_not_pace(&socket);
-    // From its first moment on: this process may be killed at any, and its kernel would go on to
-    // send a write that has been written anew by then.
+    // Set at once: this process may be killed at any moment, and the kernel would go on to send a
+    // write that may have been repeated elsewhere by then.
     reset_when_closed(&socket, true);
     let fd = socket.as_raw_fd();
     match source.map(|source| source_address(source, destination)) {

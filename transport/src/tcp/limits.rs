@@ -4,8 +4,8 @@
 /// its buffer. Smaller payload is copied once, so that several PDUs share a system call.
 pub const DIRECT_MIN_BYTES: u32 = 16 * 1024;
 
-/// Zeroes of at least this many bytes go to the socket from where all of them are: a piece more of
-/// a call to send costs less than writing them and reading them once more.
+/// Zeroes of at least this many bytes are sent from a shared page: one more iovec of a call costs
+/// less than filling memory with zeroes and reading it.
 pub const ZEROES_MIN_BYTES: u32 = 1024;
 
 /// Memory for what is copied to be sent comes in pieces of this size: two PDUs of the largest data
@@ -16,10 +16,9 @@ pub const STAGED_CHUNK_BYTES: usize = 32 * 1024;
 /// has pieces of this size for its responses, the heads of its data and R2Ts: 36 responses each.
 pub const STAGED_HEADS_BYTES: usize = 1024;
 
-/// Bytes that are copied to be sent, from which on nothing more is pushed until half of them have
-/// left. Responses and R2Ts are added regardless, and hold their command until they have left: a
-/// queue of 1024 entries and its R2Ts have `1024 * 28 + 256 * 28` bytes of them at most, or as many
-/// R2Ts as the data of its commands needs, where a host answers them before it can have read them.
+/// High-water mark of bytes that are staged (copied to be sent): above it nothing is pushed until
+/// half of them have left. Responses and R2Ts are staged regardless; with 1024 entries they take at
+/// most `1024 * 28 + 256 * 28` bytes, unless a host answers R2Ts before it can have read them.
 pub const STAGED_MAX_BYTES: usize = 256 * 1024;
 
 /// R2Ts outstanding on one queue, over all its commands: about 6 KiB of memory, from the first pull
@@ -45,22 +44,23 @@ pub const DROPPED_BYTES_MAX: u64 = 1 << 20;
 /// Data of one H2CData PDU (MAXH2CDATA): the largest transfer there is in one piece.
 pub const MAXH2CDATA_BYTES: u32 = 4 << 20;
 
-/// System calls of one queue in one turn in one direction: what is left is for the next turn, so
-/// that no queue keeps others waiting.
+/// System calls of one queue in one turn in one direction. The remaining bytes wait for the next
+/// turn, so that no queue starves the others.
 pub const CALLS_PER_TURN: usize = 4;
 
-/// Pieces of one call to send: 4 KiB of the stack. `IOV_MAX` of Linux is 1024.
+/// Iovecs of one call to send: 4 KiB of the stack. `IOV_MAX` of Linux is 1024.
 pub const PIECES_MAX: usize = 256;
 
-/// Where data that has a place of its own may come, so much is read elsewhere at once: the header
-/// of its PDU, other small PDUs, and what of the data is behind them, which is copied.
+/// Where data may come that has a buffer of its own, this many bytes are read to scratch memory
+/// first: the header of its PDU, other small PDUs, and the start of the data, which is copied.
 pub const LARGE_HEAD_BYTES: usize = 512;
 
-/// Bytes of a call to receive what has no place of its own: the capsules of a deep queue.
+/// Bytes of one call to receive what has no buffer of its own: the capsules of a deep queue.
 pub const SCRATCH_BYTES: usize = 64 * 1024;
 
-/// Calls that find nothing, over all queues that are read in every turn, before one of them is left
-/// to epoll. As user-space iWARP, whose measurements these four are.
+/// Calls to receive that find nothing, divided by the number of queues that are read in every turn,
+/// before a queue is left to epoll. This value and the next three were measured on user-space
+/// iWARP.
 pub const IDLE_RUNS: u32 = 2048;
 
 /// Turns between two looks at epoll while queues are read in every turn.

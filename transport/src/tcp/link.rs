@@ -113,8 +113,7 @@ enum Call {
 impl Link {
     /// Over `stream`, which becomes non-blocking and sends without delay.
     ///
-    /// # Errors
-    /// Those of the options of the socket.
+    /// # Errors Errors of the options of the socket.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;

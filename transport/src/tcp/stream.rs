@@ -57,7 +57,7 @@ enum StreamState {
     Closed,
 }
 
-/// What a side does with what comes.
+/// How a side of the queue handles what arrives.
 pub(super) trait Side {
     /// A header has come.
     fn pdu(&mut self, stream: &mut Stream, pdu: Pdu) -> Result<(), Fault>;
@@ -100,7 +100,7 @@ impl Stream {
         self.read_bytes
     }
 
-    /// The same, up to the end of the last whole PDU.
+    /// Bytes that were read up to the end of the last whole PDU.
     pub(super) fn whole_bytes(&self) -> u64 {
         self.whole_bytes
     }
@@ -213,7 +213,7 @@ impl Stream {
         self.state = StreamState::Over;
     }
 
-    /// This side ends the queue, or has it end at once that was to end otherwise.
+    /// This side ends the queue; `End::Now` also cuts short an end that is under way.
     pub(super) fn end(&mut self, side: &mut impl Side, how: End, now_us: u64) {
         self.now_us = now_us;
         let was_open = self.is_open();

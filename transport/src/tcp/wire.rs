@@ -1,8 +1,8 @@
 //! The sockets of one reactor's queues: which of them are read in a turn, and what they bring.
 //!
-//! Epoll watches all of them. Those that are at work are read in every turn without asking it: a
-//! call that finds nothing costs less. With many at work most calls would find nothing, so epoll
-//! says then which to read.
+//! Epoll watches all sockets. Busy sockets are read in every turn without asking epoll: a call that
+//! finds nothing costs less. Where many are busy most calls would find nothing, so epoll then says
+//! which to read.
 
 mod data;
 
@@ -61,14 +61,14 @@ pub struct Queue {
     headway: Headway,
     /// Bytes that came behind its end.
     dropped_bytes: u64,
-    /// Commands that are over, and of which the user is not told yet.
+    /// Commands whose responses have left and that the user has not polled yet.
     released: VecDeque<Tag>,
-    /// Whether that is to be told.
+    /// Whether an event is due for `released`.
     tells_released: bool,
 }
 
 impl Queue {
-    /// Sends a response of which nothing is to be told.
+    /// Sends a response without an event that releases it.
     pub fn respond_now(&mut self, cqe: &Cqe) {
         self.queue.respond(cqe);
     }
@@ -92,7 +92,7 @@ impl Queue {
         }
     }
 
-    /// A command that is over.
+    /// The next command whose response has left.
     pub fn poll_released(&mut self) -> Option<Tag> {
         self.released.pop_front()
     }
@@ -287,7 +287,7 @@ pub struct Wire {
     staging: Staging,
     /// Queues that are read in every turn.
     busy: Vec<QueueId>,
-    /// Queues that have something to send which nothing of their user's has led to.
+    /// Queues with PDUs of their own to send (ICResp, R2T, TermReq).
     unsent: Vec<QueueId>,
     /// How many queues there are.
     count: usize,

@@ -96,7 +96,7 @@ impl Queue {
         Ok(None)
     }
 
-    /// A push has left, or the response behind it: what it was pushed from.
+    /// A push has left, or the response behind it. Returns the source of the push.
     #[inline]
     pub(in super::super) fn take_source(&mut self, tag: Tag) -> Option<Buffer> {
         self.sources.take(tag)
@@ -143,7 +143,7 @@ impl Queue {
     }
 
     /// Pushes what `source` has to the host, where the wire can copy it now: only the response is
-    /// left to be done then.
+    /// left to be sent then.
     #[inline]
     pub fn push_copy(&mut self, to: KeyedBuffer, source: &mut CopyTo<'_>) -> bool {
         let written = self.qp.write_now(remote(to), to.len_bytes, source);
@@ -152,7 +152,7 @@ impl Queue {
     }
 
     /// Pushes `range` of `slab` to the host, where the wire needs no registration and nothing else
-    /// writes there: only the response is left to be done then.
+    /// writes there: only the response is left to be sent then.
     #[inline]
     pub fn push_held(&mut self, to: KeyedBuffer, slab: &Arc<Slab>, range: Range<usize>) -> bool {
         let written =
@@ -169,7 +169,8 @@ impl Queue {
     }
 
     /// Posts one work request per buffer of the host, in order, for all of `data`; the last one is
-    /// signaled when `last` names a completion. They complete in order, so it stands for all.
+    /// signaled when `last` names a completion. They complete in order, so its completion covers
+    /// all.
     fn each_buffer(
         &mut self,
         host: &HostMemory,

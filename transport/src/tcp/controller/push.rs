@@ -115,7 +115,7 @@ impl ControllerQueue {
         })
     }
 
-    /// The same, from the start of a buffer that has so much.
+    /// As [`ControllerQueue::push_now`], from the start of `from`.
     pub fn push_copied(&mut self, cid: u16, length_bytes: u32, from: RawBytes<'_>) -> bool {
         self.push_staged(cid, length_bytes, |out| {
             let some = from.len().min(length_bytes as usize);
@@ -224,7 +224,8 @@ impl ControllerQueue {
         is_full
     }
 
-    /// The response of `tag` is to be told of. Whether that waits for what was pushed before it.
+    /// The response of `tag` is to be reported. Returns whether that waits for the source of a push
+    /// before it.
     pub(in super::super) fn awaits_source(&mut self, Tag(slot): Tag) -> bool {
         let slot = self.side.slots.get_mut(usize::from(slot));
         slot.is_some_and(|slot| {

@@ -1,4 +1,4 @@
-//! What the two sides of a queue hold to: what is answered to ICReq, and what Connect settles.
+//! What the two sides of a queue agree on: by ICReq and ICResp, and by Connect.
 
 use capstan_nvme_proto::tcp::setup::{DataAlignment, Digests};
 

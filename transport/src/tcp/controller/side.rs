@@ -37,8 +37,8 @@ impl ControllerSide {
         }
     }
 
-    /// Sends the R2Ts of a pull that may be sent now. Where more are outstanding over all commands
-    /// than may be, it waits.
+    /// Sends the R2Ts of a pull that may be sent now. The pull waits where the commands of the
+    /// queue have as many outstanding as are allowed.
     pub(super) fn ask(&mut self, stream: &mut Stream, writer: &PduWriter, slot: u16) {
         let place = self.slots.get_mut(usize::from(slot));
         let Some(pull) = place.and_then(|place| place.pull.as_mut()) else {
@@ -61,8 +61,8 @@ impl ControllerSide {
         }
     }
 
-    /// An R2T is answered: others may be sent, first of those that have waited longest. A pull is
-    /// among them once at most, and leaves nothing there, as it is not complete before.
+    /// An R2T is answered: sends R2Ts of waiting pulls, oldest first. A pull is queued at most
+    /// once, and leaves the queue before it can complete.
     fn ask_waiting(&mut self, stream: &mut Stream, writer: &PduWriter) {
         let is_full = |r2ts: &R2ts| r2ts.ledger.outstanding() == R2TS_MAX;
         while !self.r2ts.as_deref().is_none_or(is_full)
@@ -104,7 +104,7 @@ impl ControllerSide {
         self.agreed = Some((agreed, PduWriter::new(Role::Controller, &agreed)));
     }
 
-    /// What has left of the responses makes room for commands.
+    /// Responses that have left make room for commands.
     pub(super) fn responses_left(&mut self, left: Mark) {
         while self.leaving.front().is_some_and(|end| *end <= left) {
             self.leaving.pop_front();
@@ -112,7 +112,7 @@ impl ControllerSide {
         }
     }
 
-    /// What has left of the parts of data.
+    /// Parts of data that have left: their buffers come back.
     pub(super) fn parts_left(&mut self, left: Mark) {
         while self.parts.front().is_some_and(|(end, ..)| *end <= left)
             && let Some((_, tag, source)) = self.parts.pop_front()
@@ -195,7 +195,7 @@ impl ControllerSide {
             };
             self.events.push_back(Event::Pulled(pulled));
         } else {
-            // One that waits already has an R2T to send without this answer.
+            // A pull that waits already has an R2T to send, without this answer.
             if data.last && pull.plan.has_r2t() && !waited {
                 self.waiting.push_back(slot);
             }

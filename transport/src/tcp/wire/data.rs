@@ -15,7 +15,7 @@ impl Queue {
     pub fn pull(&mut self, tag: Tag, from: &HostMemory, sink: Buffer, len_bytes: u32) {
         let cid = cid_of(from);
         if let Err(full) = self.with(|queue| queue.pull(tag, cid, len_bytes, sink)) {
-            // The user leases what it asks for, and more where it has less is its mistake.
+            // A sink shorter than the pull is a fault of the caller: the queue ends.
             drop(full.what);
             self.end(End::Now);
         }
@@ -49,7 +49,7 @@ impl Queue {
         }
     }
 
-    /// Pushes so many zeroes.
+    /// Pushes `len_bytes` of zeroes.
     pub fn push_zeroes(&mut self, to: &HostMemory, len_bytes: u32) {
         // Zeroes are always taken, and concern no tag.
         let _ = self.with(|queue| queue.push(Tag(0), cid_of(to), Source::Zeroes(len_bytes)));
