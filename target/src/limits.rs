@@ -5,7 +5,7 @@ use std::time::Duration;
 use capstan_config::{ADMIN_QUEUE_DEPTH, STRANGERS_MAX};
 pub(crate) use capstan_transport::limits::{
     CQE_BYTES, IN_CAPSULE_BYTES, SGL_DESCRIPTORS_MAX, SGL_LIST_BYTES, SQE_BYTES, STRANGER_RECEIVES,
-    UNTOLD_MAX,
+    UNSIGNALED_MAX,
 };
 
 /// Volumes that a line about all of them names, as systemd's status is. With paths of so many
@@ -17,7 +17,7 @@ pub(crate) const BRIEF_PATH_CHARS_MAX: usize = 64;
 pub(crate) const STATUS_CHARS_MAX: usize = 800;
 /// Largest transfer of one command, in bytes (MDTS).
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Command slots per queue entry, beside those of [`UNTOLD_MAX`]. A host may use an entry again as soon as it has the response,
+/// Command slots per queue entry, beside those of [`UNSIGNALED_MAX`]. A host may use an entry again as soon as it has the response,
 /// which can be before this side has polled the completion of the Send that carried it.
 const SLOTS_PER_ENTRY: u16 = 2;
 /// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
@@ -198,7 +198,7 @@ pub(crate) fn closing_sockets(reactors: usize, descriptors: u64) -> usize {
 
 /// Command slots of a queue of `entries`.
 pub(crate) const fn slots(entries: u16) -> u16 {
-    entries * SLOTS_PER_ENTRY + UNTOLD_MAX
+    entries * SLOTS_PER_ENTRY + UNSIGNALED_MAX
 }
 
 /// Work requests of the send queue for a queue of `entries`: data and response of every slot, and

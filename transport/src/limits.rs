@@ -14,7 +14,7 @@ pub const SGL_LIST_BYTES: u32 = SGL_DESCRIPTORS_MAX * 16;
 /// Responses in a row whose Send is not signaled: completions of Sends cost the device, the memory
 /// and the processor as much as those of receives. The next one is signaled; its completion covers
 /// those before it.
-pub const UNTOLD_MAX: u16 = 7;
+pub const UNSIGNALED_MAX: u16 = 7;
 /// Receives of a connection that is no queue yet: one for its Connect, and one that finds out
 /// whether more is sent.
 pub const STRANGER_RECEIVES: u32 = 2;

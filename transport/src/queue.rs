@@ -360,9 +360,9 @@ impl Queue {
     /// Outstanding responses that no event will release, unless others follow.
     #[must_use]
     #[inline]
-    pub fn untold_responses(&self) -> usize {
+    pub fn unsignaled_responses(&self) -> usize {
         match self {
-            Self::Rdma(queue) => queue.untold_responses(),
+            Self::Rdma(queue) => queue.unsignaled_responses(),
             Self::Tcp(_) => 0,
         }
     }

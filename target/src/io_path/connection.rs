@@ -259,7 +259,7 @@ impl Connection {
     /// Commands that are not answered, or whose response a completion will report.
     pub(super) fn in_flight(&self) -> usize {
         let taken = self.commands.len() - self.free.len();
-        taken - self.transport.untold_responses()
+        taken - self.transport.unsignaled_responses()
     }
 
     /// Commands in flight at the same time, as far as is known: the largest of those in flight now,

@@ -80,7 +80,7 @@ pub struct Queue {
     responses: Buffer,
     in_place: InPlaceReceives,
     /// Responses that may be outstanding.
-    on_their_way: Responses,
+    outstanding: Responses,
     /// The newest response that has left and is not released yet.
     gone: Option<u16>,
     life: Life,
@@ -115,7 +115,7 @@ impl Queue {
             receives,
             responses,
             in_place: InPlaceReceives::default(),
-            on_their_way: Responses::default(),
+            outstanding: Responses::default(),
             gone: None,
             life: Life::Open,
             sends_outstanding: 0,
@@ -290,13 +290,13 @@ impl Queue {
             lkey,
         };
         let has_source = self.sources.has(tag);
-        let signaled = waits || has_source || self.on_their_way.is_due();
+        let signaled = waits || has_source || self.outstanding.is_due();
         let op = SendOp::Send {
             invalidate: invalidate.map(RKey),
             solicited: false,
         };
         self.post(WrId::Respond(tag.0).encode(), op, &[sge], signaled)?;
-        self.on_their_way.posted(tag.0, signaled);
+        self.outstanding.posted(tag.0, signaled);
         if has_source {
             self.sources.followed(tag);
         }
@@ -305,7 +305,7 @@ impl Queue {
 
     /// The response of `slot` has left, and those before it.
     pub(super) fn responded(&mut self, slot: u16) {
-        self.on_their_way.told_of_one();
+        self.outstanding.completed();
         self.gone = Some(slot);
     }
 
@@ -313,7 +313,7 @@ impl Queue {
     /// until there is none at each [`Event::Released`](crate::Event::Released).
     pub fn poll_released(&mut self) -> Option<Tag> {
         let newest = self.gone?;
-        let slot = self.on_their_way.take_oldest();
+        let slot = self.outstanding.take_oldest();
         if slot.is_none_or(|slot| slot == newest) {
             self.gone = None;
         }
@@ -323,8 +323,8 @@ impl Queue {
     /// Outstanding responses whose Sends no completion will cover, unless others follow.
     #[must_use]
     #[inline]
-    pub fn untold_responses(&self) -> usize {
-        self.on_their_way.len() - self.on_their_way.told()
+    pub fn unsignaled_responses(&self) -> usize {
+        self.outstanding.len() - self.outstanding.signaled()
     }
 
     /// Where responses may be on their way, posts an RDMA WRITE of no bytes behind them, which is
@@ -333,7 +333,7 @@ impl Queue {
     /// # Errors
     /// As [`QueuePair::post_send`].
     pub fn ask_for_responses(&mut self) -> Result<(), PostError> {
-        let Some(newest) = self.on_their_way.newest() else {
+        let Some(newest) = self.outstanding.newest() else {
             return Ok(());
         };
         let nowhere = Remote {
@@ -346,7 +346,7 @@ impl Queue {
             &[],
             true,
         )?;
-        self.on_their_way.asked();
+        self.outstanding.signaled_behind();
         self.flush();
         Ok(())
     }

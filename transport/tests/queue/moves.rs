@@ -236,13 +236,13 @@ pub(crate) fn the_last_responses_are_told_of_when_that_is_asked_for(over: Over) 
     }
     world.responses(5);
     let told = usize::from(over.abilities().releases_at_once) * 5;
-    assert_eq!(world.queue().untold_responses(), 5 - told);
+    assert_eq!(world.queue().unsignaled_responses(), 5 - told);
     assert_eq!(world.seen.len(), told);
     world.queue().ask_for_responses().expect("room");
     world.see(&Seen::Released(Tag(4)));
     let released: Vec<_> = (0..5).map(|slot| Seen::Released(Tag(slot))).collect();
     assert_eq!(world.seen, released);
-    assert_eq!(world.queue().untold_responses(), 0);
+    assert_eq!(world.queue().unsignaled_responses(), 0);
 }
 
 /// As many R2Ts of a command are outstanding as the host allows, and no more.
