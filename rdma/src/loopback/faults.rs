@@ -64,7 +64,7 @@ pub(super) fn hits(rng: &mut SplitMix, per_million: u32) -> bool {
 /// Which side notices that a connection was lost. A side that is not notified finds out when a
 /// request of its own goes unanswered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Notified {
     /// Both sides.
     Both,
     /// The side that connected.
@@ -92,7 +92,7 @@ pub enum Fault {
         /// When.
         at_us: u64,
         /// Which side notices.
-        told: Told,
+        notified: Notified,
     },
     /// A connection request never arrives.
     DropConnect {

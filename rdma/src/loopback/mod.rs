@@ -59,7 +59,7 @@ mod span;
 mod state;
 mod trace;
 
-pub use faults::{Delay, Fault, Faults, Told};
+pub use faults::{Delay, Fault, Faults, Notified};
 pub use manager::Manager;
 pub use network::{Network, Provider, attributes};
 pub use trace::{TraceEvent, Traced};

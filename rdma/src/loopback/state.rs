@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::completion::{CompletionState, SharedState};
 use super::connection::{CmMessage, Id, ManagerState, Migrating};
-use super::faults::{Fault, Faults, Told, hits};
+use super::faults::{Fault, Faults, Notified, hits};
 use super::keys::KeyTable;
 use super::pair::Pair;
 use super::trace::{Trace, Traced};
@@ -220,8 +220,10 @@ impl Core {
     pub(super) fn strike(&mut self, fault: Fault) {
         match fault {
             Fault::LoseConnection {
-                connection, told, ..
-            } => self.lose_connections(connection, told),
+                connection,
+                notified,
+                ..
+            } => self.lose_connections(connection, notified),
             Fault::RemoveDevice { provider, .. } => self.remove_device(provider),
             Fault::RestoreDevice { provider, .. } => {
                 if let Some(host) = self.hosts.get_mut(provider as usize) {
@@ -254,7 +256,7 @@ impl Core {
         planned || hits(&mut self.rng, self.faults.dropped_connects_per_million)
     }
 
-    fn lose_connections(&mut self, connection: Option<u64>, told: Told) {
+    fn lose_connections(&mut self, connection: Option<u64>, notified: Notified) {
         let hit = |pair: &&Pair| {
             pair.connected() && connection.is_none_or(|nth| pair.connection == Some(nth))
         };
@@ -265,11 +267,11 @@ impl Core {
             .map(|pair| (pair.num, pair.active))
             .collect();
         for (qp, active) in lost {
-            let notices = match told {
-                Told::Both => true,
-                Told::Active => active,
-                Told::Passive => !active,
-                Told::Nobody => false,
+            let notices = match notified {
+                Notified::Both => true,
+                Notified::Active => active,
+                Notified::Passive => !active,
+                Notified::Nobody => false,
             };
             self.lose(qp, notices);
         }

@@ -3,7 +3,7 @@
 use capstan_rdma::contract::{
     CmEventKind, ConnectionManager, QpState, RejectReason, SendOp, WcStatus,
 };
-use capstan_rdma::loopback::{Delay, Fault, Faults, Told, Traced};
+use capstan_rdma::loopback::{Delay, Fault, Faults, Notified, Traced};
 
 use super::ends::{ACTIVE, Ends, Leg, Memory, PARAM, PASSIVE, SEND, signaled};
 
@@ -52,17 +52,17 @@ fn qp_error_strikes_the_operation_it_names() {
 
 #[test]
 fn connection_loss_is_told_to_whom_it_says() {
-    for (told, active_knows, passive_knows) in [
-        (Told::Both, true, true),
-        (Told::Active, true, false),
-        (Told::Passive, false, true),
-        (Told::Nobody, false, false),
+    for (notified, active_knows, passive_knows) in [
+        (Notified::Both, true, true),
+        (Notified::Active, true, false),
+        (Notified::Passive, false, true),
+        (Notified::Nobody, false, false),
     ] {
         let at_us = 5_000;
         let fault = Fault::LoseConnection {
             connection: Some(0),
             at_us,
-            told,
+            notified,
         };
         let mut ends = Ends::new(2, planned(&[fault]));
         let [active, passive] = ends.connect();
@@ -78,8 +78,8 @@ fn connection_loss_is_told_to_whom_it_says() {
                 QpState::ReadyToSend
             }
         };
-        assert_eq!(active.qp.state(), state(active_knows), "{told:?}");
-        assert_eq!(passive.qp.state(), state(passive_knows), "{told:?}");
+        assert_eq!(active.qp.state(), state(active_knows), "{notified:?}");
+        assert_eq!(passive.qp.state(), state(passive_knows), "{notified:?}");
         // The other connection goes on.
         assert_eq!(other_active.qp.state(), QpState::ReadyToSend);
         let (mut from, mut to) = (other_active, other_passive);
@@ -98,7 +98,7 @@ fn requests_on_a_silently_lost_connection_time_out() {
     ends.network.strike(Fault::LoseConnection {
         connection: None,
         at_us: 0,
-        told: Told::Nobody,
+        notified: Notified::Nobody,
     });
     let start_us = ends.network.now_us();
     post_message(&mut active, &mut passive, 1);

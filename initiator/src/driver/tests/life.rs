@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use capstan_rdma::loopback::{Fault, Told, attributes};
+use capstan_rdma::loopback::{Fault, Notified, attributes};
 
 use super::peer::Manner;
 use super::{World, config};
@@ -55,8 +55,12 @@ fn every_loss_in_a_run_of_writes_leaves_every_acknowledged_block() {
                 world.network.strike(Fault::LoseConnection {
                     connection: None,
                     at_us: world.now_us(),
-                    told: [Told::Both, Told::Active, Told::Passive, Told::Nobody]
-                        [usize::from(round / 2 + connection) % 4],
+                    notified: [
+                        Notified::Both,
+                        Notified::Active,
+                        Notified::Passive,
+                        Notified::Nobody,
+                    ][usize::from(round / 2 + connection) % 4],
                 });
             }
             for block in 0..64_u8 {
