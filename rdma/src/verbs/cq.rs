@@ -23,14 +23,14 @@ const BATCH: usize = 32;
 pub(super) struct Cq {
     pub(super) raw: Rc<raw::completion::Cq>,
     pub(super) device: Rc<VerbsDevice>,
-    told: RefCell<VecDeque<Told>>,
+    taken: RefCell<VecDeque<Taken>>,
     depth: u32,
     armed: Cell<bool>,
     broken: Cell<bool>,
 }
 
 /// A completion that waits for the program to poll.
-struct Told {
+struct Taken {
     completion: WorkCompletion,
     /// The entry of a shared receive queue that it used.
     shared: Option<(Rc<Srq>, u32)>,
@@ -68,10 +68,10 @@ impl Last {
     }
 
     /// The completion of a shared receive, as it waits for the program.
-    fn told(&self, received: &Received) -> Told {
+    fn taken(&self, received: &Received) -> Taken {
         let Received { completion, slot } = *received;
         let shared = self.srq.as_ref().map(|(_, srq)| (Rc::clone(srq), slot));
-        Told { completion, shared }
+        Taken { completion, shared }
     }
 }
 
@@ -80,7 +80,7 @@ impl Cq {
         Self {
             raw: Rc::new(raw),
             device,
-            told: RefCell::new(VecDeque::with_capacity(BATCH)),
+            taken: RefCell::new(VecDeque::with_capacity(BATCH)),
             depth,
             armed: Cell::new(false),
             broken: Cell::new(false),
@@ -91,7 +91,7 @@ impl Cq {
     #[inline]
     pub(super) fn push(&self, qp: QpNum, request: &Request, outcome: Outcome) {
         let completion = completion(qp, request.wr_id, request.opcode, outcome);
-        self.told.borrow_mut().push_back(Told {
+        self.taken.borrow_mut().push_back(Taken {
             completion,
             shared: None,
         });
@@ -102,7 +102,7 @@ impl Cq {
         let mut last = Last::default();
         self.poll_device(most, |wc| {
             if let Some(received) = self.take(wc, &mut last) {
-                self.told.borrow_mut().push_back(last.told(&received));
+                self.taken.borrow_mut().push_back(last.taken(&received));
             }
         })
     }
@@ -152,7 +152,7 @@ impl Cq {
                 }
                 let core = Rc::clone(core);
                 // Queued before the flushes that follow the failure.
-                self.told.borrow_mut().push_back(last.told(&received));
+                self.taken.borrow_mut().push_back(last.taken(&received));
                 core.failed_by(WcOpcode::Recv, status, wc.vendor_err);
             }
         }
@@ -173,11 +173,11 @@ impl Cq {
 
     /// Moves waiting completions to `out`; returns how many.
     fn tell(&self, out: &mut [WorkCompletion]) -> usize {
-        let mut told = self.told.borrow_mut();
-        let count = out.len().min(told.len());
-        for (to, told) in out.iter_mut().zip(told.drain(..count)) {
-            *to = told.completion;
-            if let Some((srq, slot)) = told.shared {
+        let mut taken = self.taken.borrow_mut();
+        let count = out.len().min(taken.len());
+        for (to, taken) in out.iter_mut().zip(taken.drain(..count)) {
+            *to = taken.completion;
+            if let Some((srq, slot)) = taken.shared {
                 srq.free(slot);
             }
         }
@@ -188,9 +188,9 @@ impl Cq {
     /// here, before its numbers are used again.
     pub(super) fn forget(&self, qp: QpNum) {
         self.drain();
-        self.told.borrow_mut().retain(|told| {
-            let keep = told.completion.qp != qp;
-            if let (false, Some((srq, slot))) = (keep, &told.shared) {
+        self.taken.borrow_mut().retain(|taken| {
+            let keep = taken.completion.qp != qp;
+            if let (false, Some((srq, slot))) = (keep, &taken.shared) {
                 srq.post_again(*slot);
             }
             keep
@@ -219,19 +219,19 @@ impl CompletionQueue for Cq {
                 return;
             };
             match (out.get_mut(count), &last.srq) {
-                (Some(to), Some((_, srq))) if self.told.borrow().is_empty() => {
+                (Some(to), Some((_, srq))) if self.taken.borrow().is_empty() => {
                     *to = received.completion;
                     srq.free(received.slot);
                     count += 1;
                 }
-                _ => self.told.borrow_mut().push_back(last.told(&received)),
+                _ => self.taken.borrow_mut().push_back(last.taken(&received)),
             }
         });
         count + self.tell(&mut out[count..])
     }
 
     fn arm(&self) -> bool {
-        if !self.told.borrow().is_empty() {
+        if !self.taken.borrow().is_empty() {
             return true;
         }
         if self.armed.get() && self.raw.take_event() {
@@ -246,7 +246,7 @@ impl CompletionQueue for Cq {
             self.armed.set(true);
         }
         // A completion from before the request for an event raises none.
-        self.pump(BATCH) > 0 || !self.told.borrow().is_empty()
+        self.pump(BATCH) > 0 || !self.taken.borrow().is_empty()
     }
 
     fn fd(&self) -> RawFd {

@@ -50,7 +50,7 @@ pub(super) struct Outstanding {
     head: u32,
     tail: u32,
     /// One past the youngest request with an outcome.
-    told_to: u32,
+    ended_to: u32,
     /// From here on requests were not given to the device.
     ours_from: Option<u32>,
     /// An error has been reported: what follows is flushed, whatever the device reports of it.
@@ -79,7 +79,7 @@ impl Outstanding {
             depth,
             head: 0,
             tail: 0,
-            told_to: 0,
+            ended_to: 0,
             ours_from: None,
             broken: false,
             silent: 0,
@@ -192,9 +192,9 @@ impl Outstanding {
             .ours_from
             .is_some_and(|from| nth(position) >= nth(from));
         if !ours
-            && past.wrapping_sub(self.head) > self.told_to.wrapping_sub(self.head).min(self.len())
+            && past.wrapping_sub(self.head) > self.ended_to.wrapping_sub(self.head).min(self.len())
         {
-            self.told_to = past;
+            self.ended_to = past;
         }
         self.tell(tell);
     }
@@ -202,7 +202,7 @@ impl Outstanding {
     fn tell(&mut self, mut tell: impl FnMut(&Request, Outcome)) {
         while self.head != self.tail {
             let head = self.head;
-            let vouched = self.told_to.wrapping_sub(head).wrapping_sub(1) < self.len();
+            let vouched = self.ended_to.wrapping_sub(head).wrapping_sub(1) < self.len();
             let Slot { request, outcome } = *self.slot(head);
             match outcome {
                 Some(mut outcome) => {
@@ -228,8 +228,8 @@ impl Outstanding {
             self.silent -= u32::from(request.silent);
             self.head = head.wrapping_add(1);
         }
-        if self.told_to.wrapping_sub(self.head) > self.len() {
-            self.told_to = self.head;
+        if self.ended_to.wrapping_sub(self.head) > self.len() {
+            self.ended_to = self.head;
         }
     }
 
@@ -249,7 +249,7 @@ impl Outstanding {
             self.silent -= u32::from(request.silent);
             self.head = head.wrapping_add(1);
         }
-        (self.told_to, self.ours_from) = (self.head, Some(self.head));
+        (self.ended_to, self.ours_from) = (self.head, Some(self.head));
     }
 }
 
@@ -408,7 +408,7 @@ mod tests {
         fn told_once_in_order(start in any::<u32>(), rounds in prop::collection::vec(
             (1u32..9, any::<[bool; 8]>(), any::<bool>()), 1..40)) {
             let mut queue = Outstanding::new(8);
-            (queue.head, queue.tail, queue.told_to) = (start, start, start);
+            (queue.head, queue.tail, queue.ended_to) = (start, start, start);
             let (mut next, mut expected, mut told) = (0, Vec::new(), Vec::new());
             for (count, signaled, reverse) in rounds {
                 let mut positions = Vec::new();
