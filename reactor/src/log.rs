@@ -53,12 +53,12 @@ struct State {
 #[derive(Debug)]
 struct Line {
     metadata: &'static Metadata<'static>,
-    fields: Vec<(Field, Told)>,
+    fields: Vec<(Field, FieldValue)>,
 }
 
 /// A value of a line.
 #[derive(Debug)]
-enum Told {
+enum FieldValue {
     Text(String),
     /// The value's text, as its `Debug` or `Display` gives it.
     Shown(String),
@@ -175,16 +175,16 @@ impl Queue {
 
 impl Line {
     fn write(&self, writer: &Dispatch) {
-        let shown: Vec<_> = self.fields.iter().map(|(_, told)| told.shown()).collect();
+        let shown: Vec<_> = self.fields.iter().map(|(_, value)| value.shown()).collect();
         let Some((first, _)) = self.fields.first() else {
             return;
         };
         let mut values: [(&Field, Option<&dyn Value>); FIELDS_MAX] = [(first, None); FIELDS_MAX];
-        let told = self.fields.iter().zip(&shown);
-        for (to, ((field, told), shown)) in values.iter_mut().zip(told) {
-            let value: &dyn Value = match (told, shown) {
-                (Told::Text(text), _) => text,
-                (Told::Shown(_), shown) => shown,
+        let shown_fields = self.fields.iter().zip(&shown);
+        for (to, ((field, text), shown)) in values.iter_mut().zip(shown_fields) {
+            let value: &dyn Value = match (text, shown) {
+                (FieldValue::Text(text), _) => text,
+                (FieldValue::Shown(_), shown) => shown,
             };
             *to = (field, Some(value));
         }
@@ -193,7 +193,7 @@ impl Line {
     }
 }
 
-impl Told {
+impl FieldValue {
     fn shown(&self) -> field::DisplayValue<&str> {
         let (Self::Text(text) | Self::Shown(text)) = self;
         field::display(text.as_str())
@@ -203,12 +203,12 @@ impl Told {
 impl Visit for Line {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.fields
-            .push((field.clone(), Told::Text(value.to_owned())));
+            .push((field.clone(), FieldValue::Text(value.to_owned())));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.fields
-            .push((field.clone(), Told::Shown(format!("{value:?}"))));
+            .push((field.clone(), FieldValue::Shown(format!("{value:?}"))));
     }
 }
 
