@@ -55,13 +55,13 @@ mod log_page;
 mod namespace;
 mod queue;
 mod refuse;
+mod reported;
 mod reservation;
 mod shared;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
 mod tests;
-mod told;
 mod transitions;
 mod wire;
 

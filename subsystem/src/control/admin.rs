@@ -388,7 +388,7 @@ impl Target {
         match *command {
             AdminCommand::Identify(identify) => {
                 let executed = self.identify(&identify, execution)?;
-                self.host_is_told(execution.id, &identify, execution.now_us);
+                self.note_reported(execution.id, &identify, execution.now_us);
                 Ok(executed)
             }
             AdminCommand::GetLogPage(get) => self.log_page(&get, execution),

@@ -369,7 +369,11 @@ impl Target {
             .into_iter()
             .flat_map(|subsystem| subsystem.namespaces.values())
             .filter(|namespace| namespace.visible_to.allows(host))
-            .filter(|namespace| !controller.told.hide(namespace.nsid, &namespace.identity))
+            .filter(|namespace| {
+                !controller
+                    .reported
+                    .hide(namespace.nsid, &namespace.identity)
+            })
             .map(|namespace| Namespace {
                 nsid: namespace.nsid,
                 backend: namespace.backend,
@@ -392,11 +396,11 @@ impl Target {
         controller.changed.add(&changed);
         for before in controller.namespaces.iter() {
             if after.find(before.nsid).is_none() {
-                controller.told.add_gone(before.nsid, before.identity);
+                controller.reported.add_gone(before.nsid, before.identity);
             }
         }
         for namespace in after.iter() {
-            controller.told.shown(namespace.nsid);
+            controller.reported.shown(namespace.nsid);
         }
         controller.namespaces = Arc::new(after);
         controller.shared.set_namespaces_generation(generation);
@@ -432,9 +436,9 @@ impl Target {
             let replaces = subsystem
                 .and_then(|subsystem| subsystem.namespaces.get(&namespace.nsid))
                 .is_some_and(|config| config.replaces);
-            let told = &controller.told;
-            let unidentified = replaces && !told.is_identified(namespace.nsid);
-            if unidentified && let Some(ends_us) = told.look_ends_us(namespace.nsid) {
+            let reported = &controller.reported;
+            let unidentified = replaces && !reported.is_identified(namespace.nsid);
+            if unidentified && let Some(ends_us) = reported.look_ends_us(namespace.nsid) {
                 look_ends_us = Some(look_ends_us.map_or(ends_us, |other| ends_us.min(other)));
             }
             let waits = unidentified && controller.features.acre;
@@ -442,7 +446,7 @@ impl Target {
                 .gate
                 .closed()
                 .with(Closed::WRITE_PROTECTED, protected)
-                .with(Closed::GONE, told.is_gone(namespace.nsid))
+                .with(Closed::GONE, reported.is_gone(namespace.nsid))
                 .with(Closed::UNIDENTIFIED, unidentified)
                 .with(Closed::UNIDENTIFIED_WAITS, waits)
                 .with(

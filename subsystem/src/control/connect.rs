@@ -33,8 +33,8 @@ use crate::namespace::ChangedNamespaces;
 use crate::queue::Accounting;
 use crate::queue::transfer::{CapsuleData, Transfer};
 use crate::refuse::{Refusal, RefuseReason};
+use crate::reported::ReportedNamespaces;
 use crate::shared::{ControllerShared, QueueShared};
-use crate::told::ToldNamespaces;
 
 /// The first command of a connection, and what the connection is.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +257,7 @@ impl Target {
             shared: Arc::new(ControllerShared::default()),
             namespaces: Arc::default(),
             changed: ChangedNamespaces::default(),
-            told: ToldNamespaces::default(),
+            reported: ReportedNamespaces::default(),
             look_ends_us: None,
             events: AsyncEvents::new(default_events(kind)),
             features: Features::default(),

@@ -10,29 +10,31 @@ use capstan_nvme_proto::identify::Cns;
 
 use super::Target;
 use crate::action::ControllerId;
-use crate::told::Told;
+use crate::reported::Reported;
 
 impl Target {
     /// A host is answered an Identify command: it knows what that says from here on.
-    pub(super) fn host_is_told(&mut self, id: ControllerId, identify: &Identify, now_us: u64) {
+    pub(super) fn note_reported(&mut self, id: ControllerId, identify: &Identify, now_us: u64) {
         let nsid = identify.nsid;
         let Some(controller) = self.controllers.get_mut(&id) else {
             return;
         };
         match identify.cns {
             Cns::ACTIVE_NAMESPACES | Cns::ACTIVE_NAMESPACES_IOCS => {
-                controller.told.list_read(nsid);
+                controller.reported.list_read(nsid);
                 if self.show_namespaces(id) {
                     self.raise(id, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
                 }
             }
             cns => {
-                let Some(told) = Told::by(cns) else {
+                let Some(reported) = Reported::by(cns) else {
                     return;
                 };
                 if controller.namespaces.find(nsid).is_some() {
                     let has_io_queues = !controller.io_queues.is_empty();
-                    controller.told.look(nsid, told, has_io_queues, now_us);
+                    controller
+                        .reported
+                        .look(nsid, reported, has_io_queues, now_us);
                     self.set_gates(id);
                 }
             }
@@ -46,7 +48,7 @@ impl Target {
         let due = controllers.filter(|controller| is_due(controller.look_ends_us));
         let due: Vec<ControllerId> = due
             .map(|controller| {
-                controller.told.end_looks(now_us);
+                controller.reported.end_looks(now_us);
                 controller.id
             })
             .collect();

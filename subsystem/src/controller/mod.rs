@@ -26,8 +26,8 @@ use crate::log_page::error::ErrorLog;
 use crate::log_page::reservation::Notifications;
 use crate::namespace::{ChangedNamespaces, NamespaceTable};
 use crate::queue::{Accounting, Permit};
+use crate::reported::ReportedNamespaces;
 use crate::shared::{ControllerShared, ErrorRecord, QueueShared};
-use crate::told::ToldNamespaces;
 
 pub(crate) use keep_alive::{Expiry, KeepAlive};
 pub(crate) use properties::VERSION;
@@ -128,7 +128,7 @@ pub(crate) struct Controller {
     pub(crate) namespaces: Arc<NamespaceTable>,
     /// NSIDs that changed since the host last asked.
     pub(crate) changed: ChangedNamespaces,
-    pub(crate) told: ToldNamespaces,
+    pub(crate) reported: ReportedNamespaces,
     /// When the next of its host's looks at namespaces that keep I/O away ends.
     pub(crate) look_ends_us: Option<u64>,
     pub(crate) events: AsyncEvents,

@@ -10,9 +10,9 @@ use crate::namespace::NamespaceIdentity;
 
 /// What a host has been told of NSIDs in this association. NSIDs are at most 1,024.
 #[derive(Default, Debug)]
-pub(crate) struct ToldNamespaces {
+pub(crate) struct ReportedNamespaces {
     /// Gone, and not yet missing in a list that the host has read.
-    untold: BTreeMap<u32, NamespaceIdentity>,
+    unreported: BTreeMap<u32, NamespaceIdentity>,
     /// Missing in a list that the host has read, and not identified since.
     gone: BTreeSet<u32>,
     /// Those it has looked at since.
@@ -21,14 +21,14 @@ pub(crate) struct ToldNamespaces {
 
 /// What an Identify command tells of one namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Told {
+pub(crate) enum Reported {
     /// Which one it is: its Namespace Identification Descriptors.
     Identifiers,
     /// Size, format and capabilities, and identifiers too in some of the structures.
     Shape,
 }
 
-impl Told {
+impl Reported {
     pub(crate) fn by(cns: Cns) -> Option<Self> {
         match cns {
             Cns::NAMESPACE_ID_DESCRIPTORS => Some(Self::Identifiers),
@@ -62,10 +62,10 @@ impl Look {
         }
     }
 
-    fn take(&mut self, told: Told, has_io_queues: bool, now_us: u64) {
-        match told {
-            Told::Identifiers => (self.identifiers, self.shapes_since) = (true, 0),
-            Told::Shape => {
+    fn take(&mut self, reported: Reported, has_io_queues: bool, now_us: u64) {
+        match reported {
+            Reported::Identifiers => (self.identifiers, self.shapes_since) = (true, 0),
+            Reported::Shape => {
                 self.shape = true;
                 self.shapes_since = self.shapes_since.saturating_add(1);
             }
@@ -80,36 +80,42 @@ impl Look {
     }
 }
 
-impl ToldNamespaces {
+impl ReportedNamespaces {
     pub(crate) fn add_gone(&mut self, nsid: u32, had: NamespaceIdentity) {
-        self.untold.entry(nsid).or_insert(had);
+        self.unreported.entry(nsid).or_insert(had);
     }
 
     /// A host that sees another namespace in the place of one that it uses, and never that this is
     /// gone, may send on what was meant for the old one.
     pub(crate) fn hide(&self, nsid: u32, identity: &NamespaceIdentity) -> bool {
-        self.untold.get(&nsid).is_some_and(|had| had != identity)
+        self.unreported
+            .get(&nsid)
+            .is_some_and(|had| had != identity)
     }
 
     /// It is there again.
     pub(crate) fn shown(&mut self, nsid: u32) {
-        self.untold.remove(&nsid);
+        self.unreported.remove(&nsid);
     }
 
     /// The host reads a list of NSIDs above this one, without these.
     pub(crate) fn list_read(&mut self, above: u32) {
-        for nsid in self.untold.split_off(&above.saturating_add(1)).into_keys() {
+        for nsid in self
+            .unreported
+            .split_off(&above.saturating_add(1))
+            .into_keys()
+        {
             self.looks.remove(&nsid);
             self.gone.insert(nsid);
         }
     }
 
     /// The host reads what is under an NSID now, having I/O queues or none yet.
-    pub(crate) fn look(&mut self, nsid: u32, told: Told, has_io_queues: bool, now_us: u64) {
+    pub(crate) fn look(&mut self, nsid: u32, reported: Reported, has_io_queues: bool, now_us: u64) {
         self.gone.remove(&nsid);
         let look = self.looks.entry(nsid);
         look.or_insert_with(|| Look::begin(now_us))
-            .take(told, has_io_queues, now_us);
+            .take(reported, has_io_queues, now_us);
     }
 
     /// Looks that have lasted as long as a host needs to decide are done.
