@@ -1,10 +1,10 @@
 //! Volumes that have lost writes: what a target knows of them, and what it leaves for `doctor` and
 //! for the targets after it.
 
+mod checks;
 mod kept;
 mod note;
 pub(crate) mod running;
-mod told;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use kept::Kept;
 use note::Note;
 use running::Running;
 
+pub(crate) use checks::checks;
+pub use checks::{clear, warnings};
 pub(crate) use running::{Said, What, prepare};
-pub(crate) use told::checks;
-pub use told::{clear, warnings};
 
 /// What the volumes of this process have lost.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ struct Notes {
     /// By volume and the name of the file.
     held: BTreeMap<(BackendId, String), Held>,
     /// Notes that cannot be read and are of no volume here, which the log knows.
-    unreadable_told: BTreeSet<String>,
+    unreadable_logged: BTreeSet<String>,
     /// Where the state folder's file system is as full as the volume's.
     reserves: Vec<Reserve>,
 }
@@ -306,7 +306,7 @@ impl Kept {
         for unreadable in all.unreadable {
             let mut held = notes.held.values();
             if held.all(|held| held.found.name != unreadable.name)
-                && notes.unreadable_told.insert(unreadable.name.clone())
+                && notes.unreadable_logged.insert(unreadable.name.clone())
             {
                 tracing::error!("{}", unreadable.line(folder));
             }
