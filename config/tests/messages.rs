@@ -12,7 +12,7 @@ const SUBSYSTEM: &str =
     "[[subsystem]]\nnqn = \"nqn.2026-11.com.example:a\"\nallow_any_host = true\n";
 
 /// What is said of a file with `text`, or of the machine it is for.
-fn told(text: &str) -> String {
+fn message(text: &str) -> String {
     match Config::from_toml(text).map_err(|error| error.to_string()) {
         Err(error) => error,
         Ok(config) => config.check_machine().expect_err("it is wrong").to_string(),
@@ -63,7 +63,7 @@ fn what_a_terminal_would_obey_is_escaped() {
         "[target]\nlog = \u{1b}[31m\n".to_owned(),
         "[target]\nlog = \"\" \u{202e}\n".to_owned(),
     ] {
-        let said = told(&text);
+        let said = message(&text);
         let raw = said
             .chars()
             .find(|char| (char.is_control() && *char != '\n') || *char == '\u{202e}');
@@ -79,7 +79,7 @@ fn what_a_terminal_would_obey_is_escaped() {
 #[test]
 fn a_line_in_a_value_begins_no_line_of_the_message() {
     let text = namespaces("[[subsystem.namespace]]\npath = \"/no/such\\nwarning: file\"\n");
-    let said = told(&text);
+    let said = message(&text);
     assert!(said.contains("/no/such\\nwarning: file"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
 }
@@ -87,7 +87,7 @@ fn a_line_in_a_value_begins_no_line_of_the_message() {
 #[test]
 fn a_name_that_udev_escaped_is_told_as_it_is() {
     let text = namespaces("[[subsystem.namespace]]\npath = \"/no/such\\\\x20disk\"\n");
-    let said = told(&text);
+    let said = message(&text);
     assert!(said.contains("cannot open /no/such\\x20disk: "), "{said}");
 }
 
@@ -124,7 +124,7 @@ fn very_many_problems_are_counted_and_the_first_told() {
             Some("and "),
         ),
     ] {
-        let said = told(&text);
+        let said = message(&text);
         assert!(said.len() < 8192, "{} bytes: {said}", said.len());
         assert!(said.lines().count() <= 33, "{said}");
         if let Some(more) = more {
@@ -137,7 +137,7 @@ fn very_many_problems_are_counted_and_the_first_told() {
 #[test]
 fn a_long_value_is_told_by_its_beginning_and_with_the_cause() {
     let path = format!("/{}", "a/".repeat(50_000));
-    let said = told(&namespaces(&format!(
+    let said = message(&namespaces(&format!(
         "[[subsystem.namespace]]\npath = \"{path}\"\n"
     )));
     assert!(said.len() < 2048, "{} bytes", said.len());
@@ -146,7 +146,7 @@ fn a_long_value_is_told_by_its_beginning_and_with_the_cause() {
         "{said}"
     );
     assert!(said.contains("File name too long (os error 36)"), "{said}");
-    let line = told(&format!("x = {}\n", "a".repeat(1 << 19)));
+    let line = message(&format!("x = {}\n", "a".repeat(1 << 19)));
     assert!(line.len() < 8192, "{} bytes", line.len());
     assert!(line.contains("line 1"), "{line}");
 }
