@@ -105,7 +105,7 @@ pub(crate) enum Answers {
 
 /// What the wire has for its user beside events.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum LocalEvent {
     Of(capstan_transport::Event),
     /// The connection is gone, as its manager says.
     Gone,
@@ -118,7 +118,7 @@ pub(crate) trait Ends {
     /// Bytes of it that are in use while no command is.
     fn resting_bytes(&self) -> usize;
     fn poll(&mut self, queue: &mut Option<Queue>);
-    fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<Told>;
+    fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<LocalEvent>;
     /// The end of a turn.
     fn flush(&mut self, queue: &mut Option<Queue>);
     fn fence(&mut self, queue: &mut Queue, number: FenceNumber);

@@ -17,7 +17,7 @@ use capstan_rdma::{Pair, iwarp};
 use capstan_transport::rdma::{Keys, Queue as RdmaQueue, Receives, Sinks, Wire, Zeroes};
 use capstan_transport::{FenceNumber, HostMemory, KeyedBuffer, Queue};
 
-use super::over::{Answers, Ends, HostEnd, LocalEnd, Over, Told};
+use super::over::{Answers, Ends, HostEnd, LocalEnd, LocalEvent, Over};
 use super::world::{DATA_BYTES, ENTRIES, Named, PATIENCE, QUEUE};
 
 const COMPLETIONS: u32 = 256;
@@ -297,12 +297,12 @@ impl Ends for RdmaEnds {
         self.wire.poll(&mut Named(queue));
     }
 
-    fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<Told> {
+    fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<LocalEvent> {
         if let Some((id, event)) = self.wire.next_event(&mut Named(queue)) {
             assert_eq!(id, QUEUE);
-            return Some(Told::Of(event));
+            return Some(LocalEvent::Of(event));
         }
-        std::mem::take(&mut self.is_gone).then_some(Told::Gone)
+        std::mem::take(&mut self.is_gone).then_some(LocalEvent::Gone)
     }
 
     fn flush(&mut self, _: &mut Option<Queue>) {

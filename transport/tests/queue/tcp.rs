@@ -16,7 +16,7 @@ use capstan_transport::{FenceNumber, HostMemory, Queue};
 use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::IntoBytes;
 
-use super::over::{Answers, Ends, HostEnd, LocalEnd, Over, Told};
+use super::over::{Answers, Ends, HostEnd, LocalEnd, LocalEvent, Over};
 use super::tcp_host::Host;
 use super::world::{ENTRIES, IN_CAPSULE_BYTES, Named, PATIENCE, QUEUE};
 
@@ -123,10 +123,10 @@ impl Ends for TcpEnds {
         self.wire.poll(&mut Named(queue), now_us);
     }
 
-    fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<Told> {
+    fn next_event(&mut self, queue: &mut Option<Queue>) -> Option<LocalEvent> {
         let (id, event) = self.wire.next_event(&mut Named(queue))?;
         assert_eq!(id, QUEUE);
-        Some(Told::Of(event))
+        Some(LocalEvent::Of(event))
     }
 
     fn flush(&mut self, queue: &mut Option<Queue>) {

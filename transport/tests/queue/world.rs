@@ -11,7 +11,7 @@ use capstan_transport::{
 };
 use zerocopy::IntoBytes;
 
-use super::over::{Answers, Ends, LocalEnd, Over, Seen, Told};
+use super::over::{Answers, Ends, LocalEnd, LocalEvent, Over, Seen};
 use super::rdma::RdmaEnds;
 use super::tcp::TcpEnds;
 use super::{pattern, success};
@@ -135,34 +135,34 @@ impl World {
 
     pub(crate) fn turn_controller(&mut self) {
         self.ends.poll(&mut self.queue);
-        while let Some(told) = self.ends.next_event(&mut self.queue) {
-            let is_of_queue = !matches!(told, Told::Gone);
+        while let Some(event) = self.ends.next_event(&mut self.queue) {
+            let is_of_queue = !matches!(event, LocalEvent::Gone);
             assert!(
                 self.queue.is_some() || !is_of_queue,
-                "{told:?} of a queue that was removed"
+                "{event:?} of a queue that was removed"
             );
-            self.on(told);
+            self.on(event);
         }
         self.ends.flush(&mut self.queue);
     }
 
-    fn on(&mut self, told: Told) {
-        let seen = match told {
-            Told::Gone => {
+    fn on(&mut self, event: LocalEvent) {
+        let seen = match event {
+            LocalEvent::Gone => {
                 self.is_gone = true;
                 return;
             }
-            Told::Of(Event::Capsule(capsule)) => {
+            LocalEvent::Of(Event::Capsule(capsule)) => {
                 assert!(capsule.intact, "the host sends what it has");
                 self.on_capsule(capsule)
             }
-            Told::Of(Event::Pulled(Pulled { tag, sink, intact })) => {
+            LocalEvent::Of(Event::Pulled(Pulled { tag, sink, intact })) => {
                 assert!(intact, "the host sends what it has");
                 self.on_back(tag, sink);
                 Seen::Pulled(tag)
             }
-            Told::Of(Event::Returned(tag, buffer)) => return self.on_back(tag, buffer),
-            Told::Of(Event::Released) => {
+            LocalEvent::Of(Event::Returned(tag, buffer)) => return self.on_back(tag, buffer),
+            LocalEvent::Of(Event::Released) => {
                 let queue = self.queue.as_mut().expect("it is there");
                 while let Some(tag) = queue.poll_released() {
                     let command = self.commands.get(&tag);
@@ -172,10 +172,10 @@ impl World {
                 }
                 return;
             }
-            Told::Of(Event::Room) => Seen::Room,
-            Told::Of(Event::Ended(why)) => Seen::Ended(why),
-            Told::Of(Event::Fenced(number)) => Seen::Fenced(number),
-            Told::Of(Event::Quiesced) => Seen::Quiesced,
+            LocalEvent::Of(Event::Room) => Seen::Room,
+            LocalEvent::Of(Event::Ended(why)) => Seen::Ended(why),
+            LocalEvent::Of(Event::Fenced(number)) => Seen::Fenced(number),
+            LocalEvent::Of(Event::Quiesced) => Seen::Quiesced,
         };
         self.seen.push(seen);
     }
