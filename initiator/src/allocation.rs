@@ -83,7 +83,7 @@ impl Asked {
 /// Whether the controller tells what is allocated of a namespace, and the rest of it reads as
 /// zeroes.
 #[must_use]
-pub fn is_told(controller: &Controller, nsid: u32) -> bool {
+pub fn is_reported(controller: &Controller, nsid: u32) -> bool {
     let bytes = u32::try_from(IDENTIFY_BYTES).unwrap_or(u32::MAX);
     let identify = |cns, nsid| {
         let command = AdminCommand::Identify(Identify::new(cns, nsid));

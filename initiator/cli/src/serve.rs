@@ -80,7 +80,7 @@ impl ServeNbd {
                     bail!("namespace {nsid} is gone; `capstan list-ns` shows those that are there");
                 };
                 let geometry = Geometry {
-                    holes: allocation::is_told(&controller, nsid),
+                    holes: allocation::is_reported(&controller, nsid),
                     ..Geometry::new(&snapshot.controller, namespace, volume.read_only)
                 };
                 let claim = if geometry.read_only {
