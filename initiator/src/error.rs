@@ -195,7 +195,7 @@ impl fmt::Display for Failures {
 pub struct RungFailures(pub Arc<[(String, Arc<ConnectError>)]>);
 
 impl RungFailures {
-    pub(crate) fn told(failures: &[(String, Arc<ConnectError>)]) -> String {
+    pub(crate) fn joined(failures: &[(String, Arc<ConnectError>)]) -> String {
         let each = failures.iter();
         let texts: Vec<_> = each
             .map(|(name, error)| format!("{name}: {error}"))
@@ -206,7 +206,7 @@ impl RungFailures {
 
 impl fmt::Display for RungFailures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&Self::told(&self.0))
+        f.write_str(&Self::joined(&self.0))
     }
 }
 
