@@ -219,7 +219,7 @@ impl HostWire {
                     }
                     Some(Event::Ended(reason)) => Err(OpenError::Disconnected(format!(
                         "before ICResp: {}",
-                        told(reason)
+                        end_text(reason)
                     ))),
                     _ if now_us < deadline_us => Ok(Some(Step::SettingUp(connection))),
                     _ => Err(OpenError::Connection(timed_out("ICResp of"))),
@@ -357,7 +357,7 @@ impl Connection {
                     HostEvent::Ended(Box::new(HostEnd::Violation(what)))
                 }
                 Event::Ended(reason) => {
-                    HostEvent::Ended(Box::new(HostEnd::Disconnected(told(reason))))
+                    HostEvent::Ended(Box::new(HostEnd::Disconnected(end_text(reason))))
                 }
                 Event::Ready(_) | Event::Room | Event::Returned(..) | Event::Quiesced => continue,
             };
@@ -384,7 +384,7 @@ fn outcome(qid: u16, cqe: Cqe, arrived: Arrived) -> Cqe {
     }
 }
 
-fn told(reason: EndReason) -> String {
+fn end_text(reason: EndReason) -> String {
     match reason {
         EndReason::Lost(why) | EndReason::Violation(why) => why,
         reason => reason.to_string(),
