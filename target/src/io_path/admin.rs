@@ -41,10 +41,10 @@ impl LookingUp {
 }
 
 /// The data that a command returns, with the response behind it.
-pub(super) struct Telling {
+pub(super) struct Returning {
     data: Vec<u8>,
     /// Bytes of `data` that have been pushed.
-    told: usize,
+    pushed_bytes: usize,
     cqe: Cqe,
     invalidate: Option<u32>,
 }
@@ -222,29 +222,32 @@ pub(super) fn on_data(
         // The response comes later, or the host is gone.
         return connection.free_slot_of(slot, holds);
     };
-    let telling = Telling {
+    let returning = Returning {
         data,
-        told: 0,
+        pushed_bytes: 0,
         cqe,
         invalidate,
     };
-    tell(resources, connection, slot, Box::new(telling), holds);
+    push_next(resources, connection, slot, Box::new(returning), holds);
 }
 
 /// Pushes the next piece of the data that the command in `slot` returns, and the response behind
 /// the last.
-fn tell(
+fn push_next(
     resources: &mut Resources,
     connection: &mut Connection,
     slot: u16,
-    mut telling: Box<Telling>,
+    mut returning: Box<Returning>,
     mut holds: Holds,
 ) {
-    let left = telling.data.get(telling.told..).unwrap_or_default();
+    let left = returning
+        .data
+        .get(returning.pushed_bytes..)
+        .unwrap_or_default();
     let piece = left.get(..ADMIN_PIECE_BYTES as usize).unwrap_or(left);
     let is_last = piece.len() == left.len();
     // Over NVMe/TCP a command that succeeds returns all that was asked for, if only zeroes.
-    if (!piece.is_empty() || telling.cqe.status().is_success())
+    if (!piece.is_empty() || returning.cqe.status().is_success())
         && let Some(Data {
             buffer: mut page, ..
         }) = holds.lend_own(0)
@@ -261,16 +264,16 @@ fn tell(
         }
     }
     if is_last {
-        let Telling {
+        let Returning {
             cqe, invalidate, ..
-        } = *telling;
+        } = *returning;
         return respond::complete(resources, connection, slot, holds, cqe, invalidate);
     }
-    telling.told += piece.len();
+    returning.pushed_bytes += piece.len();
     holds.host = holds
         .host
         .behind(u32::try_from(piece.len()).unwrap_or(u32::MAX));
-    *connection.command(slot) = Command::Pushing(telling, holds);
+    *connection.command(slot) = Command::Pushing(returning, holds);
     resources.unrung(connection);
 }
 
@@ -280,7 +283,9 @@ pub(super) fn on_pushed(resources: &mut Resources, connection: &mut Connection, 
         return;
     }
     match connection.take_command(slot) {
-        Command::Pushing(telling, holds) => tell(resources, connection, slot, telling, holds),
+        Command::Pushing(returning, holds) => {
+            push_next(resources, connection, slot, returning, holds);
+        }
         other => *connection.command(slot) = other,
     }
 }

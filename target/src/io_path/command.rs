@@ -8,7 +8,7 @@ use capstan_subsystem::{
 };
 use capstan_transport::{HostMemory, Landed};
 
-use super::admin::{Connect, Telling};
+use super::admin::{Connect, Returning};
 use super::execute::Step;
 use super::ranges::Ranges;
 
@@ -38,7 +38,7 @@ pub(super) enum Command {
     /// A reservation command that waits for commands of others.
     Held(Box<ControlCommand>),
     /// A piece of what it returns is on its way to the host, and there is more.
-    Pushing(Box<Telling>, Holds),
+    Pushing(Box<Returning>, Holds),
     /// The response is on its way; the slot is free when its Send, or one after it, has completed.
     Responding(Responding),
 }
