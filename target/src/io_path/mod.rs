@@ -370,7 +370,7 @@ impl Turn for IoPath {
             // The more commands are under way, the shorter the spin after them may be, so the loop
             // is told how many.
             (completions, in_flight) => {
-                let commands = completions.saturating_sub(self.resources.told);
+                let commands = completions.saturating_sub(self.resources.releases);
                 Flow::Busy(commands.max(u32::try_from(in_flight).unwrap_or(u32::MAX)))
             }
         }

@@ -41,7 +41,7 @@ impl IoPath {
     pub(super) fn poll_wires(&mut self) -> u32 {
         let mut all = 0;
         self.resources.in_flight = 0;
-        self.resources.told = 0;
+        self.resources.releases = 0;
         let Self {
             resources,
             connections,
@@ -77,7 +77,7 @@ fn on_event(
         }
         Event::Released => {
             connection.progress.moved();
-            resources.told += 1;
+            resources.releases += 1;
             if let Some(why) = connection.release() {
                 resources.end(connection, why);
             }

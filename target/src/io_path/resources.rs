@@ -51,7 +51,7 @@ pub(super) struct Resources {
     /// Commands in flight on this turn's deepest I/O queue, at least 1; 0 if none had a completion.
     pub(super) in_flight: usize,
     /// Completions of this turn that only release responses: no host waits for them.
-    pub(super) told: u32,
+    pub(super) releases: u32,
     /// No command is taken in any more.
     pub(super) draining: bool,
 }
@@ -81,7 +81,7 @@ impl Resources {
             connects: Vec::new(),
             broken: Vec::new(),
             in_flight: 0,
-            told: 0,
+            releases: 0,
             draining: false,
         }
     }
