@@ -13,7 +13,7 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::ConnectionManager;
 use capstan_reactor::{MailboxError, Sender};
-use capstan_transport::host::Way;
+use capstan_transport::host::HostTransport;
 
 use crate::direct;
 use crate::driver::{AssociationEngine, Io};
@@ -196,7 +196,7 @@ impl Controller {
         open: impl FnOnce() -> Result<Box<dyn ConnectionManager>, ConnectError> + Send + 'static,
     ) -> Result<Self, ConnectError> {
         let address = direct::first_address(&options)?;
-        Self::start(move || direct::engine(&options, address, Way::Rdma(open()?))).await
+        Self::start(move || direct::engine(&options, address, HostTransport::Rdma(open()?))).await
     }
 
     async fn start(

@@ -11,7 +11,7 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::{ConnectionManager, DeviceAttributes};
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
-use capstan_transport::host::{Way, WindowsClosed};
+use capstan_transport::host::{HostTransport, WindowsClosed};
 
 use crate::driver::{AssociationConfig, AssociationEngine, Completion, Io, Refused, Source};
 use crate::error::{CommandError, ConnectError, Losses};
@@ -49,7 +49,11 @@ impl DirectQueue {
         options: &Options,
         cm: Box<dyn ConnectionManager>,
     ) -> Result<Self, ConnectError> {
-        Self::go_live(engine(options, first_address(options)?, Way::Rdma(cm))?)
+        Self::go_live(engine(
+            options,
+            first_address(options)?,
+            HostTransport::Rdma(cm),
+        )?)
     }
 
     fn go_live(mut engine: AssociationEngine) -> Result<Self, ConnectError> {
@@ -384,7 +388,7 @@ pub(crate) fn first_address(options: &Options) -> Result<SocketAddr, ConnectErro
 pub(crate) fn engine(
     options: &Options,
     destination: SocketAddr,
-    way: Way,
+    transport: HostTransport,
 ) -> Result<AssociationEngine, ConnectError> {
     options.check()?;
     let us =
@@ -414,7 +418,7 @@ pub(crate) fn engine(
                 || options.transport == Transport::Tcp,
         },
     };
-    AssociationEngine::new(config, way, Clock.now_us())
+    AssociationEngine::new(config, transport, Clock.now_us())
 }
 
 /// Jitter of reconnects differs between processes and associations.

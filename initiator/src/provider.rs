@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_rdma::choose;
-use capstan_transport::host::Way;
+use capstan_transport::host::HostTransport;
 
 use crate::error::ConnectError;
 use crate::options::{Options, Transport};
@@ -18,7 +18,7 @@ pub(crate) fn open(
     options: &Options,
     destination: SocketAddr,
     is_tried: bool,
-) -> Result<Way, ConnectError> {
+) -> Result<HostTransport, ConnectError> {
     if options.transport == Transport::Tcp {
         let mut digests = Digests::empty();
         digests.set(Digests::HEADER, options.header_digest);
@@ -26,7 +26,7 @@ pub(crate) fn open(
         if !is_tried {
             tracing::info!(%destination, "using NVMe/TCP: asked for");
         }
-        return Ok(Way::Tcp(digests));
+        return Ok(HostTransport::Tcp(digests));
     }
     let resources = |message| ConnectError::Resources {
         what: "RDMA provider",
@@ -38,6 +38,6 @@ pub(crate) fn open(
         tracing::info!(%destination, "using the {} provider: {why}", kind.name());
     }
     kind.connection_manager()
-        .map(Way::Rdma)
+        .map(HostTransport::Rdma)
         .map_err(|error| resources(error.to_string()))
 }

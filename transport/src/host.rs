@@ -140,7 +140,7 @@ pub struct WindowsClosed {
 }
 
 /// The transport over which an association reaches its controller.
-pub enum Way {
+pub enum HostTransport {
     /// RDMA, through this connection manager.
     Rdma(Box<dyn ConnectionManager>),
     /// NVMe/TCP, with these digests where the controller has them.
@@ -166,14 +166,21 @@ macro_rules! either {
 }
 
 impl HostWire {
-    /// Makes the wire over `way`.
+    /// Makes the wire over `transport`.
     ///
     /// # Errors
     /// This side lacks something.
-    pub fn new(way: Way, settings: rdma::host::Settings) -> Result<Self, OpenError> {
-        Ok(match way {
-            Way::Rdma(cm) => Self::Rdma(Box::new(rdma::host::HostWire::new(cm, settings)?)),
-            Way::Tcp(digests) => Self::Tcp(Box::new(tcp::host_wire::HostWire::new(digests)?)),
+    pub fn new(
+        transport: HostTransport,
+        settings: rdma::host::Settings,
+    ) -> Result<Self, OpenError> {
+        Ok(match transport {
+            HostTransport::Rdma(cm) => {
+                Self::Rdma(Box::new(rdma::host::HostWire::new(cm, settings)?))
+            }
+            HostTransport::Tcp(digests) => {
+                Self::Tcp(Box::new(tcp::host_wire::HostWire::new(digests)?))
+            }
         })
     }
 

@@ -12,7 +12,7 @@ use capstan_nvme_proto::opcode::IoOpcode;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_rdma::contract::DeviceAttributes;
 use capstan_reactor::Armed;
-use capstan_transport::host::{HostEvent, HostWire, Way, WindowsClosed};
+use capstan_transport::host::{HostEvent, HostTransport, HostWire, WindowsClosed};
 use capstan_transport::rdma::host::Settings;
 use zerocopy::FromZeros;
 
@@ -143,7 +143,7 @@ impl AssociationEngine {
     /// Starts connecting.
     pub(crate) fn new(
         config: AssociationConfig,
-        way: Way,
+        transport: HostTransport,
         now_us: u64,
     ) -> Result<Self, ConnectError> {
         let io_queues = config.host.nr_io_queues;
@@ -155,7 +155,7 @@ impl AssociationEngine {
             admin: memory.admin.clone(),
             data: memory.data.clone(),
         };
-        let wire = HostWire::new(way, settings).map_err(|error| open_error(0, error))?;
+        let wire = HostWire::new(transport, settings).map_err(|error| open_error(0, error))?;
         let commands = usize::from(io_queues) * usize::from(config.host.queue_size);
         let requests = u32::try_from((2 * commands).max(64)).unwrap_or(u32::MAX);
         Ok(Self {

@@ -21,7 +21,7 @@ use crate::driver::io::{Completion, Io, Op, Source};
 use crate::host::{Event, HostConfig};
 use crate::options::{ReplayWrites, Transport};
 use crate::scripted::{HOSTID, LBA_BYTES};
-use capstan_transport::host::Way;
+use capstan_transport::host::HostTransport;
 use peer::Peer;
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -73,7 +73,7 @@ impl World {
         let host = network.provider(&[HOST], host).unwrap();
         let cm = Box::new(host.manager().unwrap());
         Self {
-            engine: AssociationEngine::new(config, Way::Rdma(cm), 0).unwrap(),
+            engine: AssociationEngine::new(config, HostTransport::Rdma(cm), 0).unwrap(),
             peer: Peer::new(Box::new(target_cm)),
             network,
             host: host.index(),

@@ -11,7 +11,7 @@ use capstan_nvme_proto::sgl::Sgl;
 use capstan_nvme_proto::sqe::Sqe;
 use capstan_nvme_proto::tcp::setup::Digests;
 use capstan_reactor::{Armed, Clock, Flow, SpinBudget, Turn};
-use capstan_transport::host::Way;
+use capstan_transport::host::HostTransport;
 use capstan_transport::tcp::controller::{Connected, ControllerQueue, Settings};
 use capstan_transport::tcp::link::Link;
 use capstan_transport::{Capsule, CapsuleData, Event, Pulled, Source, Tag};
@@ -308,7 +308,7 @@ fn engine(destination: SocketAddr, digests: Digests) -> AssociationEngine {
     config.destination = destination;
     config.host.transport = Transport::Tcp;
     config.host.disable_sq_flow_control = true;
-    AssociationEngine::new(config, Way::Tcp(digests), Clock.now_us()).unwrap()
+    AssociationEngine::new(config, HostTransport::Tcp(digests), Clock.now_us()).unwrap()
 }
 
 /// Bytes that differ from block to block and within them.
