@@ -98,7 +98,7 @@ impl<T: Copy + PartialEq> Strangers<T> {
     /// The peers of which one is to be removed before another one of `source` can wait, oldest
     /// first: its own when it has as many as it may, or, when there is no room at all, those of the
     /// source that has most, with those that failed. Empty while there is room.
-    pub fn in_the_way_of(&self, source: Source) -> impl Iterator<Item = T> + '_ {
+    pub fn displaced_by(&self, source: Source) -> impl Iterator<Item = T> + '_ {
         let full = if self.count_of(source) >= self.per_source_max {
             Some(source)
         } else if self.all.len() >= self.max {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     fn goes(strangers: &Strangers<u32>, last: u8) -> Vec<u32> {
-        strangers.in_the_way_of(source(last)).collect()
+        strangers.displaced_by(source(last)).collect()
     }
 
     #[test]
@@ -244,7 +244,7 @@ mod tests {
         let place = |number: u32| Source::V4(Ipv4Addr::from_bits(0x0a00_0000 + number));
         let mut strangers = Strangers::new(128, 64);
         let arrive = |strangers: &mut Strangers<u32>, name: u32, source: Source| {
-            let goes = strangers.in_the_way_of(source).next();
+            let goes = strangers.displaced_by(source).next();
             if let Some(goes) = goes {
                 assert!(strangers.fail(goes));
             }

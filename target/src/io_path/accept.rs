@@ -260,7 +260,7 @@ impl IoPath {
     /// Connect has arrived and waits to be read.
     pub(super) fn make_room(&mut self, peer: SocketAddr, known: bool) {
         let (index_of, connections) = (&self.index_of, &mut self.connections);
-        let goes = self.unconnected.in_the_way_of(peer, known, |conn| {
+        let goes = self.unconnected.displaced_by(peer, known, |conn| {
             let connection = index_of.get(&conn).and_then(|&at| connections.get_mut(at));
             connection.is_some_and(|connection| connection.transport.has_arrivals())
         });

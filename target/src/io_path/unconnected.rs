@@ -73,14 +73,14 @@ impl Unconnected {
 
     /// The connection to end before another one of `peer` is accepted: the oldest one on which
     /// nothing has arrived that is still to be read, as `is_to_be_read` tells of a connection.
-    pub(super) fn in_the_way_of(
+    pub(super) fn displaced_by(
         &self,
         peer: SocketAddr,
         known: bool,
         mut is_to_be_read: impl FnMut(ConnId) -> bool,
     ) -> Option<ConnId> {
         let group = if known { &self.known } else { &self.unknown };
-        let those = || group.in_the_way_of(Source::of(peer.ip()));
+        let those = || group.displaced_by(Source::of(peer.ip()));
         let silent = those().take(LOOKS_MAX).find(|&conn| !is_to_be_read(conn));
         silent.or_else(|| those().next())
     }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn oldest(all: &Unconnected, last: u8, known: bool) -> Option<ConnId> {
-        all.in_the_way_of(peer(last), known, |_| false)
+        all.displaced_by(peer(last), known, |_| false)
     }
 
     #[test]
@@ -155,13 +155,13 @@ mod tests {
             all.add(ConnId(number), peer(1), false, 100);
         }
         let mut looks = 0;
-        let goes = all.in_the_way_of(peer(1), false, |conn| {
+        let goes = all.displaced_by(peer(1), false, |conn| {
             looks += 1;
             conn.0 < 3
         });
         assert_eq!((goes, looks), (Some(ConnId(3)), 4));
         // Where something has arrived on all of them, the oldest goes.
-        let goes = all.in_the_way_of(peer(1), false, |_| true);
+        let goes = all.displaced_by(peer(1), false, |_| true);
         assert_eq!(goes, Some(ConnId(0)));
     }
 

@@ -176,7 +176,7 @@ impl Manager {
     /// Closes a half-open connection where one more of `source` would be too many. The listener
     /// goes on accepting: a permitted host may be in the backlog.
     fn make_room(&mut self, source: Source) {
-        let oldest = |manager: &Self| manager.half_open.in_the_way_of(source).next();
+        let oldest = |manager: &Self| manager.half_open.displaced_by(source).next();
         let Some(id) = oldest(self) else {
             return;
         };
