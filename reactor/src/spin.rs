@@ -35,7 +35,7 @@ pub(crate) struct Spin {
     /// Work since the last wait that ended a burst.
     burst: u64,
     /// Whether a turn of the burst had more than one command.
-    together: bool,
+    is_batched: bool,
     /// Bursts in a row, up to now, of which no turn had more than one command.
     alone: u32,
     idle_since_us: Option<u64>,
@@ -48,7 +48,7 @@ impl Spin {
         Self {
             budget,
             burst: 0,
-            together: false,
+            is_batched: false,
             alone: ALONE,
             idle_since_us: None,
             has_slept: false,
@@ -67,14 +67,14 @@ impl Spin {
             && now_us.saturating_sub(since_us) >= SHORT_US
         {
             self.burst = 0;
-            self.alone = if self.together {
+            self.alone = if self.is_batched {
                 0
             } else {
                 self.alone.saturating_add(1)
             };
-            self.together = false;
+            self.is_batched = false;
         }
-        self.together |= work > 1;
+        self.is_batched |= work > 1;
         self.burst = self.burst.saturating_add(work.into());
     }
 
@@ -84,7 +84,7 @@ impl Spin {
     #[inline]
     pub(crate) fn idle(&mut self, now_us: u64, waits_for_kernel: bool) -> Option<u64> {
         let idle_us = now_us.saturating_sub(*self.idle_since_us.get_or_insert(now_us));
-        let core_is_needed = waits_for_kernel && (self.together || self.alone < ALONE);
+        let core_is_needed = waits_for_kernel && (self.is_batched || self.alone < ALONE);
         (!self.has_slept && !core_is_needed && idle_us < self.longest_us()).then_some(idle_us)
     }
 

@@ -84,7 +84,7 @@ pub(super) struct Connection {
     /// Free entries of `commands`: the one freed last is taken first, as it is in the caches.
     free: Vec<u16>,
     /// Commands in flight when a completion last released responses.
-    together: usize,
+    in_flight_at_release: usize,
     /// The account for its data buffers.
     pub(super) account: Account,
     /// A buffer of its own, when no command has it: for a small command that finds no other, and
@@ -127,7 +127,7 @@ impl Connection {
             delete: None,
             commands: Vec::new(),
             free: Vec::new(),
-            together: 0,
+            in_flight_at_release: 0,
             account: Account::COMMON,
             spare: None,
             waiting: VecDeque::new(),
@@ -265,9 +265,9 @@ impl Connection {
     /// Commands in flight at the same time, as far as is known: the largest of those in flight now,
     /// those in flight at the last release, and the responses that were queued up to the last
     /// completion.
-    pub(super) fn together(&self) -> usize {
+    pub(super) fn depth(&self) -> usize {
         let sent = self.transport.sent_behind() + 1;
-        self.in_flight().max(self.together).max(sent)
+        self.in_flight().max(self.in_flight_at_release).max(sent)
     }
 
     /// Whether no command is in flight, nor a response on its way.
@@ -293,7 +293,7 @@ impl Connection {
             }
             self.free.push(slot);
         }
-        self.together = 1 + self.commands.len() - self.free.len();
+        self.in_flight_at_release = 1 + self.commands.len() - self.free.len();
         why
     }
 

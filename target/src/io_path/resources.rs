@@ -100,7 +100,7 @@ impl Resources {
     /// and little else, whose latency does not matter.
     pub(super) fn note_in_flight(&mut self, connection: &Connection) {
         if connection.phase == Phase::Io {
-            self.in_flight = self.in_flight.max(connection.together()).max(1);
+            self.in_flight = self.in_flight.max(connection.depth()).max(1);
         }
     }
 
