@@ -40,7 +40,7 @@ pub const FOLDER_VARIABLE: &str = "CAPSTAN_CLAIM_DIR";
 /// one; some systems leave it to root.
 const FOLDERS: [&str; 2] = ["/run/lock", "/dev/shm"];
 /// Everybody may write; only owners may remove.
-const MEETING_PLACE: u32 = 0o1777;
+const SHARED_FOLDER_MODE: u32 = 0o1777;
 /// The next process must be able to say in it that the claim is its own.
 const FILE_MODE: u32 = 0o666;
 /// Longest description of a holder, in bytes.
@@ -537,7 +537,7 @@ fn folder() -> PathBuf {
     }
     let found = FOLDERS.iter().find(|folder| {
         let meta = fs::metadata(folder);
-        meta.is_ok_and(|meta| meta.is_dir() && meta.mode() & 0o7777 == MEETING_PLACE)
+        meta.is_ok_and(|meta| meta.is_dir() && meta.mode() & 0o7777 == SHARED_FOLDER_MODE)
     });
     PathBuf::from(found.unwrap_or(&FOLDERS[0]))
 }
