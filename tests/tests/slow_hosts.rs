@@ -55,7 +55,7 @@ enum Does {
 }
 
 /// Does it until the target ends the connection.
-fn trickle(mut stream: TcpStream, does: Does) {
+fn go_on_slowly(mut stream: TcpStream, does: Does) {
     let flush = capsule(&flush(), &[]);
     // Longer than any test goes on.
     for at in 0..600 {
@@ -94,7 +94,7 @@ fn others_have_their_buffers(does: Does, complaint: &str) {
                 io.begin_data().expect("an R2T");
             }
             let stream = io.stream.try_clone().expect("a descriptor");
-            let goes_on = thread::spawn(move || trickle(stream, does));
+            let goes_on = thread::spawn(move || go_on_slowly(stream, does));
             (admin, io, goes_on)
         })
         .collect();
@@ -146,7 +146,7 @@ fn a_new_association_does_not_wait_for_data_that_comes_byte_by_byte() {
     io.send(&write(0), &[]).expect("sent");
     io.begin_data().expect("an R2T");
     let mut stream = io.stream.try_clone().expect("a descriptor");
-    let goes_on = thread::spawn(move || trickle(io.stream, Does::Drips));
+    let goes_on = thread::spawn(move || go_on_slowly(io.stream, Does::Drips));
     let begin = Instant::now();
     let new = TcpHost::connect(at, 1, Digests::empty(), 32);
     let waited = begin.elapsed();
