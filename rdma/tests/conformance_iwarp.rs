@@ -98,7 +98,7 @@ fn without_crc() -> Box<dyn Fabric> {
 }
 
 /// As one of thousands of queue pairs, which epoll watches all the time.
-fn crowd() -> Box<dyn Fabric> {
+fn many_queue_pairs() -> Box<dyn Fabric> {
     let config = Config {
         edge_triggered_from: 0,
         ..tcp()
@@ -162,7 +162,7 @@ fn main() -> ExitCode {
             variant("same_host", same_host),
             variant("peer_to_peer", peer_to_peer),
             variant("without_crc", without_crc),
-            variant("crowd", crowd),
+            variant("many_queue_pairs", many_queue_pairs),
             variant("client_server", client_server),
             variant("foreign", foreign),
             v1,
