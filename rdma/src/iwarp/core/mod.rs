@@ -156,7 +156,7 @@ impl IwarpCore {
     /// peer, which are the rest of an FPDU and a Terminate (RFC 5040 §5.4).
     pub(super) fn handle_end(&mut self, fatal: &Fatal) -> Vec<u8> {
         self.state = QpState::Error;
-        let mut bytes = self.tx.take_rest_of_fpdu();
+        let mut bytes = self.tx.take_remaining_of_fpdu();
         self.flush(fatal);
         bytes.extend(terminate_bytes(fatal, self.tx.crc()));
         bytes

@@ -79,19 +79,19 @@ impl Queue {
         else {
             return Some(source);
         };
-        let rest_bytes = length_bytes.saturating_sub(len_bytes);
+        let remaining_bytes = length_bytes.saturating_sub(len_bytes);
         let mut back = Some(source);
         if let Some(source) = back.take_if(|_| len_bytes > 0) {
             let part = Part {
                 offset_bytes,
-                last: last && rest_bytes == 0,
+                last: last && remaining_bytes == 0,
             };
             let source = (source, len_bytes);
             back = self.queue.push_part(tag, cid, part, source, !last);
         }
         if last {
             let at_bytes = offset_bytes.saturating_add(len_bytes);
-            self.queue.pad(cid, at_bytes, rest_bytes);
+            self.queue.pad(cid, at_bytes, remaining_bytes);
         }
         back
     }

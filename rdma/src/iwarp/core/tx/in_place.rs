@@ -71,7 +71,7 @@ impl Tx {
     }
 
     /// TCP has taken a part of a page that may change: copies the rest as it is now.
-    pub(in crate::iwarp) fn keep_rest_of_page(&mut self) {
+    pub(in crate::iwarp) fn keep_remaining_of_page(&mut self) {
         let Some(piece) = self.batch.pieces.get_mut(self.next) else {
             return;
         };

@@ -177,7 +177,7 @@ impl Tx {
     }
 
     /// What is left of the FPDU that TCP has a part of; forgets the rest of the batch.
-    pub(in crate::iwarp) fn take_rest_of_fpdu(&mut self) -> Vec<u8> {
+    pub(in crate::iwarp) fn take_remaining_of_fpdu(&mut self) -> Vec<u8> {
         let between = self.sent == self.batch_start || self.batch.ends.contains(&self.sent);
         let end = self.batch.ends.iter().find(|end| **end > self.sent);
         let owed = match end {
@@ -387,7 +387,7 @@ impl Tx {
             let piece = &mut self.batch.pieces[self.next];
             if bytes < piece.len_bytes() {
                 piece.advance(bytes);
-                self.keep_rest_of_page();
+                self.keep_remaining_of_page();
                 return false;
             }
             bytes -= piece.len_bytes();
