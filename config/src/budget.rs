@@ -21,9 +21,9 @@ const SPARE_BYTES: u64 = IN_CAPSULE_DATA_BYTES;
 const DATA_SHARE: u64 = 4;
 /// Share of these set aside for connections that are no queue of a permitted host, or not yet.
 const STRANGERS_SHARE: u64 = 8;
-/// Share of these set aside for data that is copied to be sent over NVMe/TCP: of the default budget,
-/// pieces of 32 KiB for 174 queues at once on each of two reactors. Where they are used up data is
-/// sent from its buffer, so none is needed.
+/// Share of these set aside for data that is copied to be sent over NVMe/TCP: of the default
+/// budget, pieces of 32 KiB for 174 queues at once on each of two reactors. Where they are used up
+/// data is sent from its buffer, so none is needed.
 const STAGING_SHARE: u64 = 16;
 /// Memory of a connection until its host is known, in bytes: two receives with in-capsule data, of
 /// which the second one shows that more than a Connect was sent, a page for the data of its

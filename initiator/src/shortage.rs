@@ -40,8 +40,8 @@ pub fn shortage(error: &io::Error) -> Option<String> {
     }
 }
 
-/// A soft limit of this process by its name in `/proc/self/limits` (proc_pid_limits(5)). `None` when
-/// it is unlimited, or when no descriptor is left to read that file.
+/// A soft limit of this process by its name in `/proc/self/limits` (proc_pid_limits(5)). `None`
+/// when it is unlimited, or when no descriptor is left to read that file.
 fn limit(name: &str) -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;

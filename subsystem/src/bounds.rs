@@ -74,8 +74,8 @@ const _: () = assert!(READY_TIMEOUT_500MS as u64 * 500_000 >= FENCE_US_MAX + 5_0
 pub(crate) const CROSS_RESETS_MAX: u8 = 4;
 
 /// How long a host waits before it sends again what a namespace that it has not identified did not
-/// take: Identify Controller CRDT1. Linux looks at namespaces some milliseconds after it has connected, and
-/// sends a command again five times.
+/// take: Identify Controller CRDT1. Linux looks at namespaces some milliseconds after it has
+/// connected, and sends a command again five times.
 pub(crate) const RETRY_DELAY_100MS: u16 = 10;
 /// How long a host that has read the identifiers and the shape of a namespace has for deciding
 /// whether it is the one that it means, in microseconds: 3 s. Linux before 6.0 decides within

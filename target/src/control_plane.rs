@@ -68,8 +68,9 @@ fn reactor_of(conn: ConnId) -> usize {
     usize::try_from(conn.0 >> REACTOR_SHIFT).unwrap_or(usize::MAX)
 }
 
-/// Which reactor a connection goes to: they take turns, for admin queues and for I/O queues by themselves. Otherwise hosts
-/// with as many queues as there are reactors, such as one I/O queue and two reactors, would all work on the same ones.
+/// Which reactor a connection goes to: they take turns, for admin queues and for I/O queues by
+/// themselves. Otherwise hosts with as many queues as there are reactors, such as one I/O queue and
+/// two reactors, would all work on the same ones.
 #[derive(Default)]
 struct Turns {
     admin: AtomicUsize,
@@ -208,7 +209,8 @@ impl ControlPlane {
 
     /// Runs `call` on the controllers, then hands out what they want done.
     pub(crate) fn with<R>(&self, call: impl FnOnce(&mut Target) -> R) -> R {
-        // The state is plain data that every call leaves whole; a panic elsewhere does not spoil it.
+        // The state is plain data that every call leaves whole; a panic elsewhere does not spoil
+        // it.
         let mut target = self.target.lock().unwrap_or_else(PoisonError::into_inner);
         let result = call(&mut target);
         while let Some(action) = target.poll_action() {

@@ -1,8 +1,8 @@
 //! What hosts know namespaces by: their NSIDs and UUIDs, which go with the medium and not with the
 //! path or the place in the configuration.
 //!
-//! What each namespace was on is remembered in the state folder. The rules are in `table`; this reads
-//! and writes, looks at files and devices, and says what has changed.
+//! What each namespace was on is remembered in the state folder. The rules are in `table`; this
+//! reads and writes, looks at files and devices, and says what has changed.
 
 mod table;
 
@@ -162,8 +162,9 @@ impl Identities {
         self.expected(config, Some(served)).map(drop)
     }
 
-    /// What each namespace on a path would be, by the path; of those that are `served` nothing, whose
-    /// media are not looked at: a file system that does not answer would keep a reload waiting.
+    /// What each namespace on a path would be, by the path; of those that are `served` nothing,
+    /// whose media are not looked at: a file system that does not answer would keep a reload
+    /// waiting.
     fn expected<'c>(
         &self,
         config: &'c Config,
@@ -223,8 +224,9 @@ impl Identities {
         Ok(all)
     }
 
-    /// What a host knows the namespace on `store` by. Where the blocks do not last, the identity does
-    /// not: under the old one a host would go on, over zeroes. What the operator has chosen stands.
+    /// What a host knows the namespace on `store` by. Where the blocks do not last, the identity
+    /// does not: under the old one a host would go on, over zeroes. What the operator has chosen
+    /// stands.
     ///
     /// # Errors
     /// There are no random numbers.

@@ -498,8 +498,8 @@ fn unusable(path: &Path, found: &Evidence) -> Option<String> {
     ))
 }
 
-/// Beside what is there, which another target may have written meanwhile. What cannot be read is not
-/// written over: it may be restored yet.
+/// Beside what is there, which another target may have written meanwhile. What cannot be read is
+/// not written over: it may be restored yet.
 fn keep(folder: &Path, new: &[Known]) -> io::Result<()> {
     // What cannot be locked is not written either, or its file system has no locks.
     let _lock = state::lock(folder);

@@ -17,21 +17,25 @@ pub(crate) const BRIEF_PATH_CHARS_MAX: usize = 64;
 pub(crate) const STATUS_CHARS_MAX: usize = 800;
 /// Largest transfer of one command, in bytes (MDTS).
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Command slots per queue entry, beside those of [`UNSIGNALED_MAX`]. A host may use an entry again as soon as it has the response,
-/// which can be before this side has polled the completion of the Send that carried it.
+/// Command slots per queue entry, beside those of [`UNSIGNALED_MAX`]. A host may use an entry again
+/// as soon as it has the response, which can be before this side has polled the completion of the
+/// Send that carried it.
 const SLOTS_PER_ENTRY: u16 = 2;
 /// Receives of one reactor and device: 512 queues of 128 entries. Their SQEs fill one buffer of
 /// 4 MiB; their data buffers are taken from the memory budget as queues connect.
 pub(crate) const RECEIVES_MAX: u32 = 65_536;
-/// Answers from disks that are passed on per turn. Disks tend to end many operations at once: the host takes up the first of
-/// them, and the disk gets new ones, while the last are being sent.
+/// Answers from disks that are passed on per turn. Disks tend to end many operations at once: the
+/// host takes up the first of them, and the disk gets new ones, while the last are being sent.
 pub(crate) const DISK_ANSWERS_PER_TURN: usize = 4;
-/// Bytes of their buffers, after which no further answer is passed on in a turn: sending them takes time as well.
+/// Bytes of their buffers, after which no further answer is passed on in a turn: sending them takes
+/// time as well.
 pub(crate) const DISK_ANSWER_BYTES_PER_TURN: u32 = 64 << 10;
-/// Bytes that a turn reads out of volumes in memory before it looks after other commands: 100 to 160 us, and as much as the
-/// user-space provider gives TCP in one call. A turn that takes in commands and has others that waited moves twice as much.
+/// Bytes that a turn reads out of volumes in memory before it looks after other commands: 100 to
+/// 160 us, and as much as the user-space provider gives TCP in one call. A turn that takes in
+/// commands and has others that waited moves twice as much.
 pub(crate) const MOVED_BYTES_PER_TURN: u32 = 1 << 20;
-/// Bytes of a read that a volume in memory answers before the answers to other commands of the turn have left: some 12 us.
+/// Bytes of a read that a volume in memory answers before the answers to other commands of the turn
+/// have left: some 12 us.
 pub(crate) const READ_AT_ONCE_BYTES_MAX: u32 = 128 << 10;
 /// What a command counts for that the controllers execute and that tells something: their lock,
 /// what they look up, and a copy of it take as long as a read of so many bytes, some 12 us. Eight
@@ -81,8 +85,8 @@ pub(crate) const CONNECT_DATA_BYTES: u32 = 1024;
 pub(crate) const STRANGER_COMPLETIONS: u32 = STRANGER_RECEIVES + SGL_DESCRIPTORS_MAX + 1;
 /// Discovery controllers of a target, all of which may come to be on one reactor.
 const DISCOVERY_CONTROLLERS: u32 = 64;
-/// Where a place has the SQEs that its connection receives as a discovery controller's queue: in the
-/// page of its responses, behind them.
+/// Where a place has the SQEs that its connection receives as a discovery controller's queue: in
+/// the page of its responses, behind them.
 pub(crate) const SQES_IN_PLACE_AT: u32 =
     (slots(ADMIN_QUEUE_DEPTH) as u32 * CQE_BYTES).next_multiple_of(SQE_BYTES);
 /// The most of them: as many as the queue has entries, less those that the place has a receive for
@@ -140,8 +144,8 @@ pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const MEDIA_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a look may take before the volumes behind it are looked at by another thread.
 pub(crate) const LOOK_PATIENCE: Duration = Duration::from_millis(500);
-/// Looks that wait in the kernel at once, each with a thread: 16 network file systems that have gone.
-/// Where there are more, sizes and paths are not watched until one of them answers.
+/// Looks that wait in the kernel at once, each with a thread: 16 network file systems that have
+/// gone. Where there are more, sizes and paths are not watched until one of them answers.
 pub(crate) const LOOKS_AT_ONCE_MAX: usize = 16;
 /// A medium that has not answered a look for so long is said to.
 pub(crate) const MEDIA_SILENT: Duration = Duration::from_secs(10);
@@ -154,12 +158,13 @@ pub(crate) const LBA_SIZES_KEPT: usize = 16_384;
 /// Bytes of that: 4 KiB are the longest path, and 100 bytes go with it.
 pub(crate) const LBA_SIZES_TEXT_BYTES_MAX: u64 = LBA_SIZES_KEPT as u64 * 4200;
 
-/// Bytes that a state folder should have free: a table of LBA sizes is written beside the old one, and
-/// most have a hundred bytes for each of some namespaces; there is room for notes of lost writes as well.
+/// Bytes that a state folder should have free: a table of LBA sizes is written beside the old one,
+/// and most have a hundred bytes for each of some namespaces; there is room for notes of lost
+/// writes as well.
 pub(crate) const STATE_BYTES_FREE_MIN: u64 = 1 << 20;
 
-/// Bytes of a note of lost writes, and of the room that is reserved for one: the longest path twice,
-/// 4 KiB each, and as much for the rest.
+/// Bytes of a note of lost writes, and of the room that is reserved for one: the longest path
+/// twice, 4 KiB each, and as much for the rest.
 pub(crate) const LOST_NOTE_BYTES_MAX: u64 = 16 << 10;
 /// Notes that have room where the state folder's file system is full. Others wait for some.
 pub(crate) const LOST_NOTES_RESERVED: usize = 2;
@@ -182,8 +187,8 @@ pub(crate) const RESERVE_BYTES_MORE: usize = 16 << 10;
 /// moment.
 pub(crate) const CHOICES_MAX: u32 = 16;
 
-/// Namespaces and media that are remembered, the latest, and NSIDs of which it is known what hosts have
-/// seen there: 16 subsystems full of namespaces.
+/// Namespaces and media that are remembered, the latest, and NSIDs of which it is known what hosts
+/// have seen there: 16 subsystems full of namespaces.
 pub(crate) const NAMESPACES_KEPT: usize = 16_384;
 /// Bytes of that: 4 KiB are the longest path, and an NQN and what tells a medium go with it; an NQN
 /// and a UUID for each NSID.

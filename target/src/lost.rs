@@ -130,7 +130,8 @@ impl Lost {
         )
     }
 
-    /// Every volume has been looked for: tells of notes that cannot be read and are of none of them.
+    /// Every volume has been looked for: tells of notes that cannot be read and are of none of
+    /// them.
     pub(crate) fn tell_of_unreadable(&self) {
         // A folder that does not answer is said to.
         let _ = self.kept.ask(Kept::tell_of_unreadable);

@@ -118,8 +118,8 @@ impl Media {
     }
 
     /// Looks at every volume and tells hosts and the log what has changed. So many have another
-    /// size. A look that a file system or device keeps waiting holds up no other volume, and is left
-    /// alone until it ends.
+    /// size. A look that a file system or device keeps waiting holds up no other volume, and is
+    /// left alone until it ends.
     pub(crate) fn look(&self, control: &Arc<ControlPlane>) -> usize {
         let now = Instant::now();
         let mut asked = self.asked();

@@ -277,8 +277,8 @@ impl Served {
         Ok((wanted, difference, replaced))
     }
 
-    /// A file or device that is served, or was until now, is open until what it is served as has been
-    /// taken out.
+    /// A file or device that is served, or was until now, is open until what it is served as has
+    /// been taken out.
     fn check_files_are_free(&self, difference: &Difference) -> anyhow::Result<()> {
         for (nqn, namespace) in &difference.namespaces_added {
             let served = FileId::of(namespace).and_then(|file| self.files.get(&file));

@@ -20,10 +20,10 @@ const REACTOR_FDS: u64 = 16;
 /// reloads, the one that waits for the state folder and the one that says so, and one of the kernel
 /// for the ring of the first.
 const PROCESS_THREADS: u64 = 10;
-/// Threads of a reactor at least: its own, and two of the kernel for what its ring cannot do without
-/// waiting, which count as the process's. The kernel makes more while these wait for media. They have
-/// no bound of ours (`IORING_REGISTER_IOWQ_MAX_WORKERS` of io_uring_register(2)): a medium that hangs
-/// would have them all, and hold up the others.
+/// Threads of a reactor at least: its own, and two of the kernel for what its ring cannot do
+/// without waiting, which count as the process's. The kernel makes more while these wait for media.
+/// They have no bound of ours (`IORING_REGISTER_IOWQ_MAX_WORKERS` of io_uring_register(2)): a
+/// medium that hangs would have them all, and hold up the others.
 const REACTOR_THREADS: u64 = 3;
 /// Queues of a host that connects with one I/O queue.
 pub(crate) const HOST_QUEUES: u64 = 2;

@@ -56,8 +56,8 @@ pub struct Running {
 }
 
 /// Serves `config` until SIGTERM or SIGINT, then drains. SIGHUP reads `file` again, where the
-/// configuration came from one, and carries out what has changed. Signals `held` while it starts are
-/// answered when it has started. `log`: of the lines that this writes.
+/// configuration came from one, and carries out what has changed. Signals `held` while it starts
+/// are answered when it has started. `log`: of the lines that this writes.
 ///
 /// # Errors
 /// What cannot be opened, listened at or set up, with the next step.

@@ -359,8 +359,8 @@ impl Machine {
         self.dir.join(name)
     }
 
-    /// Where volumes are mounted, in a folder of a name of its own: an overlay of relative folders is
-    /// taken for one on every disk whose mount point ends with their names.
+    /// Where volumes are mounted, in a folder of a name of its own: an overlay of relative folders
+    /// is taken for one on every disk whose mount point ends with their names.
     #[must_use]
     pub fn mount_point(&self) -> PathBuf {
         mount_point(&self.dir)

@@ -192,8 +192,8 @@ impl Queue {
         }
     }
 
-    /// Pushes the first `len_bytes` of `source` to the host: all that the command `tag` returns. The
-    /// source belongs to the queue until [`Event::Returned`], which comes before
+    /// Pushes the first `len_bytes` of `source` to the host: all that the command `tag` returns.
+    /// The source belongs to the queue until [`Event::Returned`], which comes before
     /// [`Event::Released`] of the response that follows it. It comes back at once where it was
     /// copied.
     ///

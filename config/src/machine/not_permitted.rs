@@ -1,8 +1,8 @@
 //! `EPERM` at the open of a file or device: what keeps this process from it.
 //!
-//! What a mode forbids is `EACCES` (open(2)). This one comes from an attribute of the file, a device
-//! rule of the control group, a security module or a filter of system calls, of which only the
-//! first can be looked at.
+//! What a mode forbids is `EACCES` (open(2)). This one comes from an attribute of the file, a
+//! device rule of the control group, a security module or a filter of system calls, of which only
+//! the first can be looked at.
 
 use std::fs::{self, File, Metadata};
 use std::io;

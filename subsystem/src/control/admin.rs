@@ -64,8 +64,8 @@ impl AdminRequest {
         &self.transfer
     }
 
-    /// Whether the host sends data with it, to be handed over with [`AdminRequest::set_data`]: Set Features
-    /// of [`FeatureId::HOST_BEHAVIOR_SUPPORT`].
+    /// Whether the host sends data with it, to be handed over with [`AdminRequest::set_data`]: Set
+    /// Features of [`FeatureId::HOST_BEHAVIOR_SUPPORT`].
     #[must_use]
     pub fn brings_data(&self) -> bool {
         takes_data(&self.command)

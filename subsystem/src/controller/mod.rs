@@ -65,7 +65,8 @@ pub(crate) struct Instance {
 pub(crate) struct IoQueueRecord {
     pub(crate) conn: ConnId,
     pub(crate) shared: Arc<QueueShared>,
-    /// What it counts in, last, and what it counted in before its controller showed more namespaces.
+    /// What it counts in, last, and what it counted in before its controller showed more
+    /// namespaces.
     pub(crate) counters: Vec<NamespaceCounters>,
     /// Errors of the queue that are in the controller's log already.
     pub(crate) errors_seen: u64,

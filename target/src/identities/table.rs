@@ -255,9 +255,9 @@ impl Table {
         true
     }
 
-    /// Gives NSIDs to the namespaces of a subsystem for which none is written down: the one under which
-    /// it is `served`, else the one that is remembered for its medium, else the lowest one that is left. So none of
-    /// them moves when another one goes.
+    /// Gives NSIDs to the namespaces of a subsystem for which none is written down: the one under
+    /// which it is `served`, else the one that is remembered for its medium, else the lowest one
+    /// that is left. So none of them moves when another one goes.
     pub(crate) fn number(
         &self,
         subsystem: &mut Subsystem,

@@ -119,7 +119,8 @@ impl AtOnce {
     }
 }
 
-/// Carries out a read of a volume in memory whose data can be copied from there to the host at once.
+/// Carries out a read of a volume in memory whose data can be copied from there to the host at
+/// once.
 pub(super) fn read_at_once(
     resources: &Resources,
     connection: &mut Connection,

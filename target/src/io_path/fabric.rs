@@ -53,8 +53,8 @@ pub(super) fn ports(fabrics: &[Fabric]) -> impl Iterator<Item = &DevicePort> {
     fabrics.iter().flat_map(|fabric| &fabric.ports).flatten()
 }
 
-/// All wires: of each device, and of the sockets of NVMe/TCP where there are any. Always in the same
-/// order.
+/// All wires: of each device, and of the sockets of NVMe/TCP where there are any. Always in the
+/// same order.
 pub(super) fn wires<'a>(
     fabrics: &'a mut [Fabric],
     sockets: &'a mut tcp::wire::Wire,

@@ -16,11 +16,10 @@
 //! that has changed on the way), [`fence`] (what a new association waits for), [`resources`] (what
 //! every command may need), [`unanswered`] (completions of disks), [`waiting`] (commands that wait
 //! for a buffer, for room or for their turn), [`lease`] (how many buffers an association may have),
-//! [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`] (how many
-//! sockets wait for their end). One turn
-//! handles what is ready, then rings one doorbell per connection, continues some of the commands
-//! that waited and rings for those, and enters the kernel once for storage, however many operations
-//! there are.
+//! [`share`] (how much a turn moves), [`stall`] (hosts that make no progress), [`closing`] (how
+//! many sockets wait for their end). One turn handles what is ready, then rings one doorbell per
+//! connection, continues some of the commands that waited and rings for those, and enters the
+//! kernel once for storage, however many operations there are.
 
 mod accept;
 mod admin;

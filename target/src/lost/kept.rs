@@ -66,8 +66,8 @@ impl Held {
         }
     }
 
-    /// Whether the operator has cleared it. Other targets may have the state folder, so the note of a
-    /// volume that is written here counts until there is the mark.
+    /// Whether the operator has cleared it. Other targets may have the state folder, so the note of
+    /// a volume that is written here counts until there is the mark.
     fn is_cleared(&self, folder: &Path) -> bool {
         let name = &self.found.name;
         self.is_written

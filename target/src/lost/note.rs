@@ -1,9 +1,9 @@
 //! Notes of lost writes in the state folder. They outlive the process: a target that was killed, or
 //! went down with its machine, comes back to them.
 //!
-//! One small file for each medium. The operator's command gives it another name, the mark of a clear,
-//! which needs no space: a target that runs with the loss must not take a note that anything else
-//! has removed for the operator's word.
+//! One small file for each medium. The operator's command gives it another name, the mark of a
+//! clear, which needs no space: a target that runs with the loss must not take a note that anything
+//! else has removed for the operator's word.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -38,8 +38,8 @@ pub(crate) struct Abilities {
     pub(crate) releases_at_once: bool,
     /// What was responded before an end in order arrives.
     pub(crate) drains: bool,
-    /// What is pushed and not responded to comes back before the last event of the queue; the others
-    /// keep it until they are dropped.
+    /// What is pushed and not responded to comes back before the last event of the queue; the
+    /// others keep it until they are dropped.
     pub(crate) returns_unanswered: bool,
     /// The host sends PDUs, which it can leave in the middle, and a TermReq.
     pub(crate) has_pdus: bool,
