@@ -15,8 +15,9 @@ if [ ${#targets[@]} -eq 0 ]; then
 fi
 for target in "${targets[@]}"; do
   mkdir -p "build/corpus/$target"
-  # AddressSanitizer where there is unsafe code; elsewhere it finds nothing and takes most of the time.
-  # Sequences of operations are kept short: what needs a long one is rare, what is long is slow.
+  # AddressSanitizer where there is unsafe code; elsewhere it finds nothing and takes most of the
+  # time. Sequences of operations are kept short: what needs a long one is rare, what is long is
+  # slow.
   case $target in
     iwarp_receive | same_host) sanitizer=address max_len=512 ;;
     controller_ops | host) sanitizer=none max_len=1024 ;;

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A volume served and mounted over RDMA, on any Linux machine: makes an ext4 image, exports it with
-# capstan-target, mounts it with capstan, copies the Rust toolchain onto it, mounts it anew, compares
-# the SHA-256 of every file, runs fio with verification, and checks the file system of the image.
+# capstan-target, mounts it with capstan, copies the Rust toolchain onto it, mounts it anew,
+# compares the SHA-256 of every file, runs fio with verification, and checks the file system of the
+# image.
 #
 #   scripts/demo.sh [FOLDER]     copies FOLDER instead of the Rust toolchain
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Interoperation with the Linux kernel's NVMe host and target, in virtual machines: boots Debian's kernel under QEMU
-# once per cell of the matrix (host × target × link, tests/lab/cells/), twice where the target is Capstan, and runs the cases
-# of tests/lab/cases/ in it.
+# Interoperation with the Linux kernel's NVMe host and target, in virtual machines: boots Debian's
+# kernel under QEMU once per cell of the matrix (host × target × link, tests/lab/cells/), twice
+# where the target is Capstan, and runs the cases of tests/lab/cases/ in it.
 #
 #   scripts/lab.sh                                   the whole matrix
 #   scripts/lab.sh linux-capstan-iwarp               one cell
@@ -9,16 +9,21 @@
 #   scripts/lab.sh linux-capstan-iwarp/fio-verify    one case in one cell
 #   scripts/lab.sh --list                            what there is
 #
-#   --jobs N         so many machines at once (default: one per processor); each takes up to 2 GiB of memory
-#   --again          what failed runs once more, on a fresh boot; that it passed only then is said in its line and in the sum
-#   --within MINUTES no machine is started after that: what it would have run is SKIPPED, and its line says so
+#   --jobs N         so many machines at once (default: one per processor); each takes up to 2 GiB
+#                    of memory
+#   --again          what failed runs once more, on a fresh boot; that it passed only then is said
+#                    in its line and in the sum
+#   --within MINUTES no machine is started after that: what it would have run is SKIPPED, and its
+#                    line says so
 #   --rounds N       cases that repeat themselves do so N times, in place of two
 #
-# Prints a line per case (`PASS cell/case 12 s`, `FAIL cell/case: why`, `SKIPPED cell: why`, `SKIPPED cell/case: why`) and the sum; exit status
-# 1 when one failed. Installs and builds what is missing; what is large stays in $CAPSTAN_LAB_CACHE (default
-# /var/cache/capstan-lab), and so do the logs and kernel messages of what failed. Needs Debian 12 and root.
+# Prints a line per case (`PASS cell/case 12 s`, `FAIL cell/case: why`, `SKIPPED cell: why`,
+# `SKIPPED cell/case: why`) and the sum; exit status 1 when one failed. Installs and builds what is
+# missing; what is large stays in $CAPSTAN_LAB_CACHE (default /var/cache/capstan-lab), and so do the
+# logs and kernel messages of what failed. Needs Debian 12 and root.
 #
-# CAPSTAN_LAB_BIN=FOLDER takes capstan, capstan-target and examples/conformance_verbs from there and builds nothing.
+# CAPSTAN_LAB_BIN=FOLDER takes capstan, capstan-target and examples/conformance_verbs from there and
+# builds nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib/say.sh
@@ -28,10 +33,11 @@ cd "$(dirname "$0")/.."
 
 CAPSTAN_LAB_CACHE=${CAPSTAN_LAB_CACHE:-/var/cache/capstan-lab}
 export CAPSTAN_LAB_CACHE
-# Emulation on a busy machine is slow: this is for a guest that hangs. On two idle cores, two at once, a boot takes one to three minutes.
+# Emulation on a busy machine is slow: this is for a guest that hangs. On two idle cores, two at
+# once, a boot takes one to three minutes.
 BOOT_SECONDS=1800
-# A guest that has not come as far as its cases by then is booted once more: an emulator that was stopped for a while as the
-# kernel started has been seen to hang.
+# A guest that has not come as far as its cases by then is booted once more: an emulator that was
+# stopped for a while as the kernel started has been seen to hang.
 UP_SECONDS=240
 
 cells() { for file in tests/lab/cells/*.sh; do basename "$file" .sh; done; }
@@ -59,8 +65,9 @@ asked_of() { # asked_of CELL TEST…
     done
 }
 
-# The boots of a cell, each with its cases in `asked`. In one, all cases take more than three minutes where the target is Capstan,
-# of which most is asked: every other one goes to a second boot.
+# The boots of a cell, each with its cases in `asked`. In one, all cases take more than three
+# minutes where the target is Capstan, of which most is asked: every other one goes to a second
+# boot.
 boots_of() { # boots_of CELL TEST…
     local cell=$1 names
     mapfile -t names < <(asked_of "$@")
@@ -92,13 +99,15 @@ build() {
     bin=build/release
 }
 
-# Whether capstan was built without hardware RDMA; asked of nobody in particular, it says so before anything else.
+# Whether capstan was built without hardware RDMA; asked of nobody in particular, it says so before
+# anything else.
 is_without_verbs() {
     "$stripped/capstan" discover -a 127.0.0.1 -q nqn.2026-11.org.example:lab -I 00000000-1111-2222-3333-444444444444 \
         --provider verbs 2>&1 | grep -q 'built without verbs'
 }
 
-# Runs boots, `jobs` at once, and shows their results as they come. What is to run in each is in `asked`.
+# Runs boots, `jobs` at once, and shows their results as they come. What is to run in each is in
+# `asked`.
 run_boots() { # run_boots BOOT…
     local boot
     local -A process=() shown=() began=() starts=()

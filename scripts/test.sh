@@ -6,8 +6,8 @@
 #   scripts/test.sh -- -p capstan-config  arguments after -- go to cargo nextest (or cargo test)
 #
 # Installs what is missing through apt (with sudo when not root) and says so. CAPSTAN_VERBS=0 builds
-# without hardware RDMA. Without arguments, tests named root_… run only as root, and where loop devices
-# and mounts can be made; it says so where they do not.
+# without hardware RDMA. Without arguments, tests named root_… run only as root, and where loop
+# devices and mounts can be made; it says so where they do not.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib/say.sh

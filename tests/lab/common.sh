@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Shared by the lab's scripts on the machine (not in the guest): where the cache is and which kernel it holds.
-# Sourced, never run.
+# Shared by the lab's scripts on the machine (not in the guest): where the cache is and which kernel
+# it holds. Sourced, never run.
 
 # Everything large or fetched lives here, outside the source tree.
 CAPSTAN_LAB_CACHE=${CAPSTAN_LAB_CACHE:-/var/cache/capstan-lab}

@@ -36,7 +36,8 @@ def crc32c(data):
     return struct.pack("<I", crc ^ 0xFFFFFFFF)
 
 
-# ---------------------------------------------------------------------------------------------- pcap and TCP
+# ----------------------------------------------------------------------------------------------
+# pcap and TCP
 
 @dataclass
 class TcpSegment:
@@ -153,7 +154,8 @@ class Stream:
         return self.arrivals[low][1:]
 
 
-# ---------------------------------------------------------------------------------------------- MPA, DDP, RDMAP
+# ----------------------------------------------------------------------------------------------
+# MPA, DDP, RDMAP
 
 @dataclass
 class MpaFrame:
@@ -221,8 +223,8 @@ class Fpdu:
             text += (f"msn {self.msn} {self.read_bytes} bytes from STag {self.source_stag:08x} TO "
                      f"{self.source_offset:x} to STag {self.sink_stag:08x} TO {self.sink_offset:x}")
         elif self.opcode == TERMINATE:
-            # RFC 5040 section 4.8 puts the layer in the high half of the first byte; siw on little-endian machines puts
-            # it in the low half, so both readings are shown.
+            # RFC 5040 section 4.8 puts the layer in the high half of the first byte; siw on
+            # little-endian machines puts it in the low half, so both readings are shown.
             control = self.terminate_control
             text += (f"control {control.hex()} (code {control[1]:#04x}; layer {control[0] >> 4} type {control[0] & 15} "
                      f"by RFC 5040, layer {control[0] & 15} type {control[0] >> 4} from siw) "
@@ -371,7 +373,8 @@ def read_connections(path, port):
     return connections
 
 
-# ---------------------------------------------------------------------------------------------- NVMe over RDMA
+# ----------------------------------------------------------------------------------------------
+# NVMe over RDMA
 
 ADMIN_OPCODES = {0x02: "Get Log Page", 0x06: "Identify", 0x08: "Abort", 0x09: "Set Features", 0x0A: "Get Features",
                  0x0C: "Async Event Request", 0x18: "Keep Alive"}
@@ -479,7 +482,8 @@ def nvme_commands(connection):
     return commands
 
 
-# ---------------------------------------------------------------------------------------------- ladder
+# ----------------------------------------------------------------------------------------------
+# ladder
 
 def address_text(address):
     host, port = address

@@ -28,7 +28,8 @@ LINK_BYTES = {1: 14, 101: 0, 113: 16, 276: 20}
 RELIABLE, DATAGRAM_SEND = 0x00, 0x64
 ACKNOWLEDGE = 0x11
 
-# Opcode of a reliable connection: (message, whether it begins one, whether it ends one, extended headers).
+# Opcode of a reliable connection: (message, whether it begins one, whether it ends one, extended
+# headers).
 PACKETS = {
     0x00: (SEND, True, False, ""), 0x01: (SEND, False, False, ""), 0x02: (SEND, False, True, ""),
     0x04: (SEND, True, True, ""),

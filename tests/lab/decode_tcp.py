@@ -274,7 +274,8 @@ def print_ladder(connection, hex_bytes):
         print(f"!! connection {connection.number}: {problem}")
 
 
-# ---------------------------------------------------------------------------------------------- self-test
+# ----------------------------------------------------------------------------------------------
+# self-test
 
 def golden(folder, name):
     with open(os.path.join(folder, name + ".hex"), encoding="ascii") as file:

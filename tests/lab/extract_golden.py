@@ -43,7 +43,8 @@ class Folder:
                 file.write(data[start:start + 32].hex() + "\n")
 
 
-# ---------------------------------------------------------------------------------------------- RDMA level
+# ----------------------------------------------------------------------------------------------
+# RDMA level
 
 def where(connection, item):
     order = item.order if hasattr(item, "order") else item.fpdus[-1].order
@@ -114,7 +115,8 @@ def extract_fpdus(folder, connections):
             folder.put(name, fpdu.raw, fpdu.text(), where(connection, fpdu))
 
 
-# ---------------------------------------------------------------------------------------------- NVMe level
+# ----------------------------------------------------------------------------------------------
+# NVMe level
 
 IDENTIFY_NAMES = {0x00: "namespace", 0x01: "controller", 0x02: "active-ns-list", 0x03: "ns-descs",
                   0x05: "csi-namespace", 0x06: "csi-controller", 0x08: "cs-independent-ns", 0x1C: "command-set-list"}

@@ -21,7 +21,8 @@ PDU_NAMES = {0: "icreq", 1: "icresp", 2: "h2c-term-req", 3: "c2h-term-req", 4: "
              6: "h2c-data", 7: "c2h-data", 9: "r2t"}
 # What is kept besides the setup: by the name of the command.
 COMMANDS = ("connect-admin", "property-get-cap", "get-log-discovery-records", "read", "write-incapsule", "write-r2t", "flush")
-# Reads of the block layer come first, of a disk that holds nothing; the one to keep starts at this LBA.
+# Reads of the block layer come first, of a disk that holds nothing; the one to keep starts at this
+# LBA.
 READ_LBA = 128
 
 

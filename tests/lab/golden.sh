@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Captures golden bytes from the real Linux host and target: boots the lab once per capture, decodes every pcap (which
-# fails on any anomaly) and extracts the files.
+# Captures golden bytes from the real Linux host and target: boots the lab once per capture, decodes
+# every pcap (which fails on any anomaly) and extracts the files.
 #
-#   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]      CAPTURE: plain crc passthru auth rping p2p probe tcp data (default: all),
-#                                                    or none
+#   tests/lab/golden.sh OUTPUT_FOLDER [CAPTURE…]
 #
-# Environment: CAPSTAN_LAB_NEWER_KERNEL   for data: a release from 6.13 on, whose vmlinuz is in $CAPSTAN_LAB_CACHE/boot and
-#                                         whose modules are in /lib/modules
+# CAPTURE: plain crc passthru auth rping p2p probe tcp data (default: all), or none.
+# Environment: CAPSTAN_LAB_NEWER_KERNEL   for data: a release from 6.13 on, whose vmlinuz is in
+#                                         $CAPSTAN_LAB_CACHE/boot and whose modules are in
+#                                         /lib/modules
 #
 # Captures that are not named are taken from the last time, out of $CAPSTAN_LAB_CACHE/captures.
 set -euo pipefail

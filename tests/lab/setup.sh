@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Prepares the virtual RDMA lab: a stock Debian kernel that has NVMe over RDMA, the siw module built for it,
-# and what boots it under QEMU without KVM. Idempotent: what is there already is kept.
+# Prepares the virtual RDMA lab: a stock Debian kernel that has NVMe over RDMA, the siw module built
+# for it, and what boots it under QEMU without KVM. Idempotent: what is there already is kept.
 #
-# Environment: CAPSTAN_LAB_CACHE   folder for everything fetched or built (default /var/cache/capstan-lab)
-#              CAPSTAN_LAB_KERNEL  kernel release to use (default: the one Debian's linux-source-6.12 was made from)
+# Environment: CAPSTAN_LAB_CACHE   folder for everything fetched or built (default
+#                                  /var/cache/capstan-lab)
+#              CAPSTAN_LAB_KERNEL  kernel release to use (default: the one Debian's
+#                                  linux-source-6.12 was made from)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/lab/common.sh
@@ -26,15 +28,16 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" </dev/null
 }
 
-# Name of the release that linux-source-6.12 was built from: 6.12.117-1~deb12u1 is 6.12.117+deb12-amd64.
+# Name of the release that linux-source-6.12 was built from: 6.12.117-1~deb12u1 is
+# 6.12.117+deb12-amd64.
 default_release() {
     local version
     version=$(dpkg-query -W -f '${Version}' linux-source-6.12)
     printf '%s+deb12-amd64\n' "${version%%-*}"
 }
 
-# Kernel, modules and build tree. The packages are unpacked and not installed: the headers depend on the image, whose
-# maintainer scripts would touch this machine's boot loader.
+# Kernel, modules and build tree. The packages are unpacked and not installed: the headers depend on
+# the image, whose maintainer scripts would touch this machine's boot loader.
 fetch_kernel() {
     local boot=$CAPSTAN_LAB_CACHE/boot modules=/lib/modules/$release base=${release%-amd64} scratch
     tree=$CAPSTAN_LAB_CACHE/linux-$release
@@ -46,7 +49,8 @@ fetch_kernel() {
     scratch=$CAPSTAN_LAB_CACHE/fetch
     rm -rf "$scratch" "$tree"
     mkdir -p "$scratch" "$tree"
-    # apt hands the download to an unprivileged user where it can, and warns when the folder does not let it.
+    # apt hands the download to an unprivileged user where it can, and warns when the folder does
+    # not let it.
     (cd "$scratch" && apt-get download -q "linux-image-$release" "linux-headers-$release" \
         "linux-headers-$base-common" "linux-kbuild-$base")
     dpkg -x "$scratch"/linux-image-*.deb "$scratch/root"
@@ -82,9 +86,9 @@ unpack_source() {
     touch "$source_dir/.unpacked"
 }
 
-# Debian's kernel leaves siw out; its headers build it. What siw asks of its peer is fixed by constants, so the other ways of
-# connecting need builds of their own; and one build has the faults mended that would fail cases at random. Each SED_SCRIPT
-# has to change its file.
+# Debian's kernel leaves siw out; its headers build it. What siw asks of its peer is fixed by
+# constants, so the other ways of connecting need builds of their own; and one build has the faults
+# mended that would fail cases at random. Each SED_SCRIPT has to change its file.
 build_siw() { # build_siw NAME [FILE SED_SCRIPT]…: leaves $CAPSTAN_LAB_CACHE/siw-$release/NAME.ko
     local name=$1 folder=$CAPSTAN_LAB_CACHE/siw-$release work
     shift
@@ -120,7 +124,8 @@ install_virtme() {
     "$venv/bin/pip" install -q --disable-pip-version-check "virtme-ng==$VIRTME_NG_VERSION"
 }
 
-# Every start of a program in the guest reads it through 9p again unless its root folder, which is read-only, is cached.
+# Every start of a program in the guest reads it through 9p again unless its root folder, which is
+# read-only, is cached.
 cache_root() {
     local script
     script=$(echo "$CAPSTAN_LAB_CACHE"/venv/lib/python3*/site-packages/virtme/mkinitramfs.py)
@@ -128,8 +133,9 @@ cache_root() {
     grep -q 'cache=loose /dev/root' "$script" || die "virtme-ng $VIRTME_NG_VERSION mounts the root folder in another way than expected: $script"
 }
 
-# A newer QEMU emulates the lab in two thirds of the processor time that Debian 12's takes, and starts programs in it in less
-# than half. Unpacked beside the installed one, whose libraries it uses; where it cannot be had, the installed one serves.
+# A newer QEMU emulates the lab in two thirds of the processor time that Debian 12's takes, and
+# starts programs in it in less than half. Unpacked beside the installed one, whose libraries it
+# uses; where it cannot be had, the installed one serves.
 fetch_qemu() {
     local folder=$CAPSTAN_LAB_CACHE/qemu apt=$CAPSTAN_LAB_CACHE/qemu-apt missing
     if [ -x "$folder/run" ]; then
@@ -152,8 +158,8 @@ fetch_qemu() {
     rm -rf "$apt"
     missing=$(ldd "$folder/usr/bin/qemu-system-x86_64" | awk '/not found/ { print $1 }')
     [ -z "$missing" ] || die "QEMU from $QEMU_SUITE lacks libraries: $missing"
-    # Modules of the installed QEMU (qemu-system-gui has some) are hidden: this one would look for what it lacks among
-    # them, and ends when it finds one of another version.
+    # Modules of the installed QEMU (qemu-system-gui has some) are hidden: this one would look for
+    # what it lacks among them, and ends when it finds one of another version.
     cat >"$folder/run" <<END
 #!/bin/sh
 modules=/usr/lib/x86_64-linux-gnu/qemu
@@ -181,8 +187,9 @@ unpack_source
 build_siw siw
 build_siw siw-crc siw_main.c 's/^const bool mpa_crc_required;/const bool mpa_crc_required = true;/'
 build_siw siw-p2p siw_main.c 's/^const bool peer_to_peer;/const bool peer_to_peer = true;/'
-# Where Capstan is above siw as well (README.md says more): completed transfers are not read by TCP any more; the socket is taken
-# over before the peer may send; a connection that ends before it is accepted does not end the listener.
+# Where Capstan is above siw as well (README.md says more): completed transfers are not read by TCP
+# any more; the socket is taken over before the peer may send; a connection that ends before it is
+# accepted does not end the listener.
 build_siw siw-mended siw_main.c 's/^const bool zcopy_tx = true;/const bool zcopy_tx;/' \
     siw_cm.c '/siw_dbg_cep(cep, "\[QP %u\]: send mpa reply/i\	if (!wait_for_peer_rts)\n\t\tsiw_qp_socket_assoc(cep, qp);' \
     siw_cm.c '/^	case TCP_CLOSE_WAIT:/a\		if (cep->state == SIW_EPSTATE_LISTENING)\n\t\t\tbreak;'

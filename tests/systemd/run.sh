@@ -5,8 +5,8 @@
 #
 #   tests/systemd/run.sh [FOLDER WITH capstan-target AND capstan]     default: build/debug
 #
-# The root file system is made once and kept in CAPSTAN_TEST_CACHE (default /var/cache/capstan-test);
-# a run works on a layer above it and leaves it as it was.
+# The root file system is made once and kept in CAPSTAN_TEST_CACHE (default
+# /var/cache/capstan-test); a run works on a layer above it and leaves it as it was.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . scripts/lib/say.sh

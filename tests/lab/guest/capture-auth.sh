@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# In the guest: Linux host and target over siw. The target wants its host to authenticate itself (DH-HMAC-CHAP), and the host
-# registers, acquires and releases a reservation, which this kernel's target refuses. Leaves NAME.pcap and NAME.commands.log
-# in $OUT.
+# In the guest: Linux host and target over siw. The target wants its host to authenticate itself
+# (DH-HMAC-CHAP), and the host registers, acquires and releases a reservation, which this kernel's
+# target refuses. Leaves NAME.pcap and NAME.commands.log in $OUT.
 #
 #   capture-auth.sh [NAME]
 set -euo pipefail

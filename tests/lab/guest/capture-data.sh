@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# In the guest (booted with -n): data that no Linux target of the lab's own kernel sends over RDMA, read with nvme-cli
-# from QEMU's emulated controller (*-qemu) and from nvmet over its loop transport. Leaves data/NAME.hex in $OUT, which
-# are golden files, and NAME.log beside them where a command failed: older kernels answer less.
+# In the guest (booted with -n): data that no Linux target of the lab's own kernel sends over RDMA,
+# read with nvme-cli from QEMU's emulated controller (*-qemu) and from nvmet over its loop
+# transport. Leaves data/NAME.hex in $OUT, which are golden files, and NAME.log beside them where a
+# command failed: older kernels answer less.
 set -euo pipefail
 modprobe -a nvme null_blk nvmet nvme-loop configfs
 mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config

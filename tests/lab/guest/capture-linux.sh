@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# In the guest: Linux nvme-rdma host and Linux nvmet-rdma target over siw, every command worth a golden file, with
-# tcpdump running. Leaves linux-siw.pcap, commands.log and dmesg.log in $OUT.
+# In the guest: Linux nvme-rdma host and Linux nvmet-rdma target over siw, every command worth a
+# golden file, with tcpdump running. Leaves linux-siw.pcap, commands.log and dmesg.log in $OUT.
 #
 #   capture-linux.sh [NAME [LO_MTU [SIW_MODULE]]]
 set -euo pipefail
@@ -76,7 +76,8 @@ run nvme compare "$n1" -s 128 -c 7 -z 4096 -d /tmp/w4k
 run nvme verify "$n1" -s 0 -c 7
 run nvme write-uncor "$n1" -s 0 -c 7
 run nvme resv-report "$n1"
-# Beyond the end (64 MiB is 20000h LBAs of 512 bytes), an unknown opcode, an invalid namespace, a field out of range.
+# Beyond the end (64 MiB is 20000h LBAs of 512 bytes), an unknown opcode, an invalid namespace, a
+# field out of range.
 run nvme read "$n1" -s 0x20000 -c 7 -z 4096 -d /tmp/r4k
 run nvme write "$n1" -s 0x1fffc -c 7 -z 4096 -d /tmp/w4k
 run nvme io-passthru "$n1" --opcode=0x7a --namespace-id=1
@@ -101,8 +102,9 @@ sleep 6
 must nvme reset $c
 sleep 2
 must nvme id-ctrl $c
-# Disconnect, which no Linux host sends by itself, passed through on an I/O queue. The type of a Fabrics command is
-# where others have the NSID, and the kernel passes through only what names the disk it was asked at: one of NSID 8.
+# Disconnect, which no Linux host sends by itself, passed through on an I/O queue. The type of a
+# Fabrics command is where others have the NSID, and the kernel passes through only what names the
+# disk it was asked at: one of NSID 8.
 namespace "$SUBSYSTEM" 8 /dev/labspare 11111111-2222-4333-8444-555555555508 01020304-0506-0708-090a-0b0c0d0e0f08
 n8=$(disk_of nvme0 8)
 run nvme io-passthru "$n8" --opcode=0x7f --namespace-id=8

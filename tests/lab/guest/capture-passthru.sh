@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# In the guest (booted with -n): Linux host and target over siw as in capture-linux.sh, but the subsystem passes
-# commands through to QEMU's emulated NVMe controller, which answers what nvmet's own block back end refuses: Compare,
-# Verify, Copy, LBA out of range, Write Uncorrectable, and so on. Leaves NAME.pcap and NAME.commands.log in $OUT.
+# In the guest (booted with -n): Linux host and target over siw as in capture-linux.sh, but the
+# subsystem passes commands through to QEMU's emulated NVMe controller, which answers what nvmet's
+# own block back end refuses: Compare, Verify, Copy, LBA out of range, Write Uncorrectable, and so
+# on. Leaves NAME.pcap and NAME.commands.log in $OUT.
 #
 #   capture-passthru.sh [NAME]
 set -euo pipefail

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# In the guest: rping (Send, RDMA READ and RDMA WRITE from user space through libibverbs) over siw with sizes that are
-# no multiple of four, and one NVMe discovery, with tcpdump running. Leaves NAME.pcap in $OUT.
+# In the guest: rping (Send, RDMA READ and RDMA WRITE from user space through libibverbs) over siw
+# with sizes that are no multiple of four, and one NVMe discovery, with tcpdump running. Leaves
+# NAME.pcap in $OUT.
 #
 #   capture-rping.sh NAME LO_MTU SIW_MODULE
 set -euo pipefail
@@ -16,7 +17,8 @@ modprobe nvme-rdma
 # shellcheck source=tests/lab/guest/capture.sh
 . "$LAB/capture.sh"
 
-# rping rounds what it sends to its own structure (16 bytes); the READs and WRITEs have the size asked for.
+# rping rounds what it sends to its own structure (16 bytes); the READs and WRITEs have the size
+# asked for.
 for size in 65 66 67 5001; do
     rping -s -a 10.9.0.1 -p 14420 -C 2 -S $size -V &
     server=$!

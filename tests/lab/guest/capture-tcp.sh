@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# In the guest: Linux nvme-tcp host and Linux nvmet-tcp target over lo, with tcpdump running: discovery, then one association
-# for each of the four combinations of digests, each with SQ flow control disabled, and one with it. Leaves
-# linux-tcp-COMBINATION.pcap, linux-tcp.commands.log and linux-tcp.dmesg.log in $OUT.
+# In the guest: Linux nvme-tcp host and Linux nvmet-tcp target over lo, with tcpdump running:
+# discovery, then one association for each of the four combinations of digests, each with SQ flow
+# control disabled, and one with it. Leaves linux-tcp-COMBINATION.pcap, linux-tcp.commands.log and
+# linux-tcp.dmesg.log in $OUT.
 set -euo pipefail
 ip link set lo up
 ip link set lo mtu 65536

@@ -10,7 +10,8 @@ start_capture() {
     until [ -s /tmp/capture ]; do sleep 0.2; done
 }
 
-# Ends it. What tcpdump has not read by then would be lost: it has read all that came before this mark.
+# Ends it. What tcpdump has not read by then would be lost: it has read all that came before this
+# mark.
 end_capture() {
     local try
     echo "the end of the capture" >/dev/udp/127.0.0.1/9

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# In the guest: runs one case file in a shell that has the words below, those of the cell's target (target-*.sh) and
-# those of its host (host-*.sh). Exit status 0, 77 when it was skipped, or another when it failed; the reason goes to $RUN/why.
+# In the guest: runs one case file in a shell that has the words below, those of the cell's target
+# (target-*.sh) and those of its host (host-*.sh). Exit status 0, 77 when it was skipped, or another
+# when it failed; the reason goes to $RUN/why.
 #
 #   case.sh FILE
 set -euo pipefail
@@ -115,12 +116,12 @@ moves() { # moves DEVICE
     [ "$(completed "$1")" -gt "$before" ]
 }
 
-# Whether the background command NAME, which works on a disk and could not end while its I/O was held up, has got on: it
-# works again, or it has ended.
+# Whether the background command NAME, which works on a disk and could not end while its I/O was
+# held up, has got on: it works again, or it has ended.
 goes_on() { ! running "$1" || moves "$2"; } # goes_on NAME DEVICE
 
-# Random writes to a disk and reads in the background, with every write read back and compared soon after; returns when it is under
-# way. `finish NAME` says how it went.
+# Random writes to a disk and reads in the background, with every write read back and compared soon
+# after; returns when it is under way. `finish NAME` says how it went.
 disk_load() { # disk_load NAME DEVICE SECONDS
     begin "$1" fio --filename="$2" --direct=1 --ioengine=libaio --thread --randrepeat=0 --rw=randwrite --bsrange=4k-64k \
         --iodepth=8 --size=8m --time_based --runtime="$3" --verify=crc32c --verify_fatal=1 --verify_backlog=16 \
@@ -128,7 +129,8 @@ disk_load() { # disk_load NAME DEVICE SECONDS
     within 15 "fio works on $2" moves "$2"
 }
 
-# A file system on a volume: make it, copy a tree, unmount, check, mount again: every file is what it was.
+# A file system on a volume: make it, copy a tree, unmount, check, mount again: every file is what
+# it was.
 file_system_keeps_a_tree() { # file_system_keeps_a_tree TYPE 'MKFS OPTIONS' 'CHECK OPTIONS'
     local type=$1
     # shellcheck disable=SC2086
@@ -154,7 +156,8 @@ file_system_keeps_a_tree() { # file_system_keeps_a_tree TYPE 'MKFS OPTIONS' 'CHE
 # Whether the host connects over NVMe/TCP.
 over_tcp() { [ "${HOST_TRANSPORT-}" = tcp ] || [ "$HOST_PROVIDER" = tcp ]; }
 
-# What goes over the wire: capture, then stop_capture, which leaves the ladder in the file `ladder`. Both are kept in $OUT.
+# What goes over the wire: capture, then stop_capture, which leaves the ladder in the file `ladder`.
+# Both are kept in $OUT.
 capture() {
     local filter="tcp port 4420 or udp port 9"
     [ "$LINK" != rxe ] || filter="udp port 4791 or udp port 9"
@@ -179,9 +182,9 @@ stop_capture() {
     cp packets.pcap ladder "$OUT/"
 }
 
-# The ladder of the command whose capsule is described by an extended regular expression, which is to be alone on its
-# queue; each step as its direction, its operation and its bytes of payload: "-> SEND 64", and SUCCESS where that stands
-# for a response. Acknowledgements are no steps.
+# The ladder of the command whose capsule is described by an extended regular expression, which is
+# to be alone on its queue; each step as its direction, its operation and its bytes of payload: "->
+# SEND 64", and SUCCESS where that stands for a response. Acknowledgements are no steps.
 steps() { # steps EXPRESSION
     awk -v command="$1" '$0 ~ command && / -> (SEND|CAPSULE_CMD) / { on = 1 } on {
             print >"/dev/stderr"

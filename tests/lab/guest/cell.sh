@@ -1,15 +1,18 @@
 # shellcheck shell=bash
-# Sourced in the guest by each file of cells/, which says with these words what meets what, and then runs the cases:
+# Sourced in the guest by each file of cells/, which says with these words what meets what, and then
+# runs the cases:
 #
 #   use_link LINK      siw or rxe, over a link of its own (guest/link.sh)
-#   use_target NAME    capstan iwarp | capstan verbs | nvmet | nvmet tcp: starts it with the volumes of guest/volumes.sh
+#   use_target NAME    capstan iwarp | capstan verbs | nvmet | nvmet tcp: starts it with the volumes
+#                      of guest/volumes.sh
 #   use_host NAME      linux | linux tcp | capstan iwarp | capstan verbs | capstan tcp
-#   run_cases NAME…    runs these cases, or all of the folders of cases/ whose names the cell's begins with
+#   run_cases NAME…    runs these cases, or all of the folders of cases/ whose names the cell's
+#                      begins with
 #
-# Every case is a process of its own (guest/case.sh), and after each one nothing may be left behind: no controller, no
-# RDMA object, no kernel warning. What happened goes to $OUT: `plan` (the cases there will be, and their files), `results`
-# (one line each, as they end), NAME.log, for those that failed NAME.dmesg.log and NAME.target.log; of all `dmesg.log` and
-# `target.log`.
+# Every case is a process of its own (guest/case.sh), and after each one nothing may be left behind:
+# no controller, no RDMA object, no kernel warning. What happened goes to $OUT: `plan` (the cases
+# there will be, and their files), `results` (one line each, as they end), NAME.log, for those that
+# failed NAME.dmesg.log and NAME.target.log; of all `dmesg.log` and `target.log`.
 set -euo pipefail
 
 export CELL TARGET TARGET_PROVIDER=none HOST HOST_PROVIDER=none HOST_ADDRESS LINK
@@ -173,8 +176,9 @@ clean_up_after() {
     no_more_rdma_objects_than "$RUN/objects"
 }
 
-# The last case: with the target stopped, everything is as it was before anything ran, and the modules can go: none of
-# them is in use, and a device that goes finds what the objects left behind (it warns).
+# The last case: with the target stopped, everything is as it was before anything ran, and the
+# modules can go: none of them is in use, and a device that goes finds what the objects left behind
+# (it warns).
 nothing_left_at_the_end() {
     {
         disconnect_all_hosts && target_stop && no_more_rdma_objects_than "$RUN/objects-at-first" && modules_can_go &&

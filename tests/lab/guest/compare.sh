@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# In the guest: capstan-target and Linux nvmet in turn, with the Linux host and fio: over Soft-RoCE (verbs), or by NVMe/TCP
-# over the loopback interface. Both export a null namespace: nvmet a null_blk that answers at once and touches no data,
-# without a queue of its own.
+# In the guest: capstan-target and Linux nvmet in turn, with the Linux host and fio: over Soft-RoCE
+# (verbs), or by NVMe/TCP over the loopback interface. Both export a null namespace: nvmet a null_blk
+# that answers at once and touches no data, without a queue of its own.
 #
-#   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh rdma             (scripts/bench.sh soft-roce)
-#   tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh tcp              (scripts/bench.sh nvmet-tcp)
-#   tests/lab/boot.sh -i -f PATH_OF_CAPSTAN_TARGET compare.sh rdma 1 5 1 0.3   (scripts/bench.sh soft-roce-counted)
+#   scripts/bench.sh soft-roce          tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh rdma
+#   scripts/bench.sh nvmet-tcp          the same with tcp in place of rdma
+#   scripts/bench.sh soft-roce-counted  as soft-roce with -i in place of -p, and 1 5 1 0.3 at the end
 #
-# Arguments: rdma or tcp; number of the round, which says which target begins; turns of each; seconds of a turn; seconds
+# Arguments: rdma or tcp; number of the round, which says which target begins; turns of each; seconds
+# of a turn; seconds
 # before that in which commands end that were in progress when fio was stopped.
 #
-# Each job runs on both at once, but one of them is always stopped. Writes $OUT/samples, a line for each turn of both:
-# JOB CAPSTAN_IOPS NVMET_IOPS.
+# Each job runs on both at once, but one of them is always stopped. Writes $OUT/samples, a line for
+# each turn of both: JOB CAPSTAN_IOPS NVMET_IOPS.
 set -euo pipefail
 TRANSPORT=$1
 ROUND=${2:-1}
@@ -58,10 +59,11 @@ set_all "$NVMET/subsystems/$NQN:nvmet/namespaces/1" device_path=/dev/compare ena
 set_all "$NVMET/ports/1" addr_trtype="$TRANSPORT" addr_adrfam=ipv4 addr_traddr="$ADDRESS" addr_trsvcid=4420
 ln -s "$NVMET/subsystems/$NQN:nvmet" "$NVMET/ports/1/subsystems/"
 
-# One core for the target and one for the load, where there are two. The target of Linux has no core of its own: its work goes
-# where the scheduler puts it, and before other work (ib-comp-wq is a high-priority work queue, so its threads have nice -20). The
-# reactor is before other work on its core, too: a drop-in of CPUSchedulingPolicy=fifo. A spin is longer than a round
-# trip, which takes more than half a millisecond here.
+# One core for the target and one for the load, where there are two. The target of Linux has no core
+# of its own: its work goes where the scheduler puts it, and before other work (ib-comp-wq is a
+# high-priority work queue, so its threads have nice -20). The reactor is before other work on its
+# core, too: a drop-in of CPUSchedulingPolicy=fifo. A spin is longer than a round trip, which takes
+# more than half a millisecond here.
 load_core=$(($(nproc) - 1))
 before_others=(chrt -f 1)
 # Of one core it would leave nothing to the load while it spins.

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced in the guest by case.sh: capstan, without any kernel module; over NVMe/TCP where the provider is called `tcp`.
+# Sourced in the guest by case.sh: capstan, without any kernel module; over NVMe/TCP where the
+# provider is called `tcp`.
 #
 #   capstan_to COMMAND [OPTION…]   on $SUBSYSTEM as $HOSTNQN
 
@@ -30,8 +31,8 @@ verify() { # verify OPTION…
     matches "what bench says" "$(grep verify: bench.out)" 'verify: [1-9][0-9]* blocks? checked, 0 wrong'
 }
 
-# Random writes in the background, all read back and compared at the end; returns when it is under way. The association is
-# lost for at most a minute. `finish NAME` says how it went.
+# Random writes in the background, all read back and compared at the end; returns when it is under
+# way. The association is lost for at most a minute. `finish NAME` says how it went.
 # shellcheck disable=SC2086
 load() { # load NAME SECONDS [OPTION…]
     local name=$1 seconds=$2
@@ -42,8 +43,9 @@ load() { # load NAME SECONDS [OPTION…]
     within 15 "capstan bench writes" moves /dev/lab1
 }
 
-# Seconds until I/O goes on after a loss, amply. Writes that were not answered wait until the target says that the old controller
-# is gone; a Linux target says nothing, so for 30 s and twice a Keep Alive Timeout of at most 15 s (docs/replay.md).
+# Seconds until I/O goes on after a loss, amply. Writes that were not answered wait until the target
+# says that the old controller is gone; a Linux target says nothing, so for 30 s and twice a Keep
+# Alive Timeout of at most 15 s (docs/replay.md).
 # shellcheck disable=SC2034 # of cases
 case $TARGET in nvmet) GOES_ON_WITHIN=100 ;; *) GOES_ON_WITHIN=30 ;; esac
 

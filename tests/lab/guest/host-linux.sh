@@ -4,8 +4,8 @@
 #   connect [KEY=VALUE,…]   connects to $SUBSYSTEM as $HOSTNQN and sets $CONTROLLER (nvme0)
 #   disk NSID               sets $DISK (/dev/nvme0n1)
 #
-# Programs start slowly here, so `connect` talks to the kernel as nvme-cli does (`nvme connect` itself is run by the
-# case `connect`), and output is taken apart by the shell.
+# Programs start slowly here, so `connect` talks to the kernel as nvme-cli does (`nvme connect`
+# itself is run by the case `connect`), and output is taken apart by the shell.
 
 # shellcheck disable=SC2034 # for the cases
 PORTAL=(-t "$HOST_TRANSPORT" -a "$TARGET_ADDRESS" -s 4420 -w "$HOST_ADDRESS")

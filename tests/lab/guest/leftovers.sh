@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced in the guest: what a case may have left behind. Each check says what it found on stdout, and fails.
+# Sourced in the guest: what a case may have left behind. Each check says what it found on stdout,
+# and fails.
 
 # The Linux host's connections, whoever made them.
 disconnect_all_hosts() {
@@ -10,8 +11,9 @@ disconnect_all_hosts() {
     done
 }
 
-# Objects of every RDMA device: "siw0 qp 3", one line each. The kernel keeps the completion queues of its own users for
-# the next connection and grows their number with use, so of those only programs' are counted.
+# Objects of every RDMA device: "siw0 qp 3", one line each. The kernel keeps the completion queues
+# of its own users for the next connection and grows their number with use, so of those only
+# programs' are counted.
 rdma_objects() {
     rdma resource show | awk '{
         device = $2; sub(":", "", device)

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced in the guest by cases: a control group (cgroups(7), version 2) that the target runs in, and what a process is told there.
+# Sourced in the guest by cases: a control group (cgroups(7), version 2) that the target runs in,
+# and what a process is told there.
 # shellcheck disable=SC2034 # variables of case.sh
 
 GROUP=/sys/fs/cgroup/lab
@@ -66,7 +67,8 @@ target_accepted() {
     tee check <<<"$said"
 }
 
-# Runs the target, and writes to NSID 5 at a depth of 128 from both processors; everything is read back.
+# Runs the target, and writes to NSID 5 at a depth of 128 from both processors; everything is read
+# back.
 runs_under_load() { # runs_under_load BYTES
     local pid
     target_start

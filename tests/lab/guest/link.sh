@@ -1,19 +1,21 @@
 # shellcheck shell=bash
 # Sourced in the guest: the link between host and target, and the RDMA device on it.
 #
-# siw: a veth pair. The kernel's side has the siw device; the other end is in the network namespace `capstan`, where a
-# program with the user-space iwarp provider runs as on a machine of its own ($IN_NETNS COMMAND…).
-# rxe: two interfaces with a device each. RDMA devices of namespaces other than the first do not exist in this kernel, so
-# both are in the first one, and a host has to say which of its addresses it connects from ($HOST_ADDRESS).
+# siw: a veth pair. The kernel's side has the siw device; the other end is in the network namespace
+# `capstan`, where a program with the user-space iwarp provider runs as on a machine of its own
+# ($IN_NETNS COMMAND…). rxe: two interfaces with a device each. RDMA devices of namespaces other
+# than the first do not exist in this kernel, so both are in the first one, and a host has to say
+# which of its addresses it connects from ($HOST_ADDRESS).
 #
-#   $KERNEL_ADDRESS   of the kernel's RDMA device      $LINK_INTERFACE   on which that device is
-#   $CAPSTAN_ADDRESS  of Capstan                       $WIRE             where the packets can be seen
+#   $KERNEL_ADDRESS   of the kernel's RDMA device    $LINK_INTERFACE   on which that device is
+#   $CAPSTAN_ADDRESS  of Capstan                     $WIRE             where the packets can be seen
 #   $MARK_ADDRESS     what is sent there can be seen there, too
 
 export KERNEL_ADDRESS CAPSTAN_ADDRESS TARGET_ADDRESS MARK_ADDRESS LINK_INTERFACE WIRE IN_NETNS
 
 rdma_modules() {
-    # libibverbs loads every driver that is named there, in each program; over 9p that takes longer than all the rest.
+    # libibverbs loads every driver that is named there, in each program; over 9p that takes longer
+    # than all the rest.
     mount -t tmpfs drivers /etc/libibverbs.d
     echo "driver rxe" >/etc/libibverbs.d/rxe.driver
     echo "driver siw" >/etc/libibverbs.d/siw.driver
@@ -21,7 +23,8 @@ rdma_modules() {
     modprobe -a crc32c libcrc32c iw_cm rdma_cm ib_core rdma_ucm ib_uverbs dummy "$@"
 }
 
-# siw says why it breaks a connection, and what happens to a listener, at the level of debugging only.
+# siw says why it breaks a connection, and what happens to a listener, at the level of debugging
+# only.
 load_siw() { # load_siw MODULE
     local words
     insmod "$LAB/$1.ko"
@@ -47,9 +50,10 @@ link_siw() {
     add_device siw0
 }
 
-# Pulls the cable. With siw the other end of the veth pair goes down, or, with both ends in one namespace, the loopback
-# interface, over which their TCP goes. What Soft-RoCE sends by an interface without carrier fails and puts the queue pair in
-# error, the one of the connection manager for ever, too; so there everything sent is lost on the way, as behind a switch.
+# Pulls the cable. With siw the other end of the veth pair goes down, or, with both ends in one
+# namespace, the loopback interface, over which their TCP goes. What Soft-RoCE sends by an interface
+# without carrier fails and puts the queue pair in error, the one of the connection manager for
+# ever, too; so there everything sent is lost on the way, as behind a switch.
 link_down() { set_link down private; }
 link_up() { set_link up bridge; }
 set_link() { # set_link up|down MODE_OF_MACVLAN
@@ -60,8 +64,8 @@ set_link() { # set_link up|down MODE_OF_MACVLAN
     esac
 }
 
-# siw where Capstan uses the device as well: both ends at 10.9.0.1, over the loopback interface. Without zero copy:
-# setup.sh says what is wrong with the stock one.
+# siw where Capstan uses the device as well: both ends at 10.9.0.1, over the loopback interface.
+# Without zero copy: setup.sh says what is wrong with the stock one.
 link_siw_shared() {
     rdma_modules
     load_siw siw-mended
@@ -72,8 +76,9 @@ link_siw_shared() {
     add_device siw0
 }
 
-# Soft-RoCE hands what one device sends to itself on without any packet: there would be no wire to look at or to cut. So
-# there is a device on each of two interfaces, over a dummy one that connects them.
+# Soft-RoCE hands what one device sends to itself on without any packet: there would be no wire to
+# look at or to cut. So there is a device on each of two interfaces, over a dummy one that connects
+# them.
 link_rxe() {
     local end interface address
     rdma_modules rdma_rxe macvlan
@@ -89,8 +94,8 @@ link_rxe() {
         ip link set "$interface" up
         add_device "rxe$end"
     done
-    # An answer of ARP that is there at once is missed by the connection manager (rdma_resolve_ip in Linux 6.12 asks before
-    # it waits), which then looks again when all its time is over.
+    # An answer of ARP that is there at once is missed by the connection manager (rdma_resolve_ip in
+    # Linux 6.12 asks before it waits), which then looks again when all its time is over.
     ip neigh add "$CAPSTAN_ADDRESS" lladdr "$(cat /sys/class/net/peer0/address)" nud permanent dev "$LINK_INTERFACE"
     ip neigh add "$KERNEL_ADDRESS" lladdr "$(cat "/sys/class/net/$LINK_INTERFACE/address")" nud permanent dev peer0
     # Nobody is there.

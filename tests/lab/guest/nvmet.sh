@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# Sourced in the guest after rdma-siw.sh (or another that gives an RDMA device): the Linux NVMe target, with
-# identities that never change, so that captured bytes can be compared between runs.
+# Sourced in the guest after rdma-siw.sh (or another that gives an RDMA device): the Linux NVMe
+# target, with identities that never change, so that captured bytes can be compared between runs.
 #
 #   $SUBSYSTEM  two namespaces: 1 (512-byte LBAs, 64 MiB) and 3 (4096-byte LBAs, 64 MiB), any host
 #   $RESTRICTED one namespace, allows only $ALLOWED_HOST
 #
-# Set beforehand, TRTYPE=tcp and TRADDR make the port NVMe/TCP's, at that address; INLINE_BYTES is how much in-capsule data it
-# takes.
+# Set beforehand, TRTYPE=tcp and TRADDR make the port NVMe/TCP's, at that address; INLINE_BYTES is
+# how much in-capsule data it takes.
 
 HOSTNQN=nqn.2014-08.org.nvmexpress:uuid:6f0c1c1e-2b5a-4c0e-9d3f-0a1b2c3d4e5f
 HOSTID=6f0c1c1e-2b5a-4c0e-9d3f-0a1b2c3d4e5f
@@ -35,8 +35,8 @@ namespace() { # namespace SUBSYSTEM NSID DEVICE UUID NGUID
     echo 1 >"$dir/enable"
 }
 
-# Block device of a namespace of a controller. Linux scans namespaces in parallel and numbers disks as it finds them,
-# so /dev/nvme0n2 may be NSID 1.
+# Block device of a namespace of a controller. Linux scans namespaces in parallel and numbers disks
+# as it finds them, so /dev/nvme0n2 may be NSID 1.
 disk_of() { # disk_of CONTROLLER NSID, for example disk_of nvme0 3: waits for it, then prints /dev/nvme0n…
     local subsystem path try
     for try in $(seq 100); do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# In the guest: asks siw (through nvmet-rdma) how it behaves, by probe_siw.py, with tcpdump running. Leaves
-# probe-siw.log, probe-siw.pcap and probe-siw.dmesg.log in $OUT.
+# In the guest: asks siw (through nvmet-rdma) how it behaves, by probe_siw.py, with tcpdump running.
+# Leaves probe-siw.log, probe-siw.pcap and probe-siw.dmesg.log in $OUT.
 set -euo pipefail
 # shellcheck source=tests/lab/guest/rdma-siw.sh
 . "$LAB/rdma-siw.sh"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced in the guest: loads the RDMA stack and puts a Soft-RoCE device on the dummy interface dum0 (10.9.0.1/24).
-# Both ends of a connection are in this guest.
+# Sourced in the guest: loads the RDMA stack and puts a Soft-RoCE device on the dummy interface dum0
+# (10.9.0.1/24). Both ends of a connection are in this guest.
 
 ip link set lo up
 modprobe -a rdma_rxe rdma_cm rdma_ucm ib_uverbs dummy

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Sourced in the guest: loads the RDMA stack and siw, and puts an siw device on the dummy interface dum0
-# (10.9.0.1/24). Both ends of a connection are in this guest, so the traffic itself passes through lo.
+# Sourced in the guest: loads the RDMA stack and siw, and puts an siw device on the dummy interface
+# dum0 (10.9.0.1/24). Both ends of a connection are in this guest, so the traffic itself passes
+# through lo.
 
 ip link set lo up
 modprobe -a crc32c libcrc32c iw_cm rdma_cm ib_core rdma_ucm ib_uverbs dummy

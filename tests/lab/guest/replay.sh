@@ -1,11 +1,14 @@
 # shellcheck shell=bash
-# Sourced in the guest by cases: an old copy of a write never lands after a newer one. Three ways to make one: a medium that hangs, a
-# network that keeps what was sent, a target that is stopped. In each, the host gives up waiting for write A, connects again, issues A
-# again, then writes B to the same place and flushes; whatever becomes of the old copy of A, B is what is there at the end.
+# Sourced in the guest by cases: an old copy of a write never lands after a newer one. Three ways to
+# make one: a medium that hangs, a network that keeps what was sent, a target that is stopped. In
+# each, the host gives up waiting for write A, connects again, issues A again, then writes B to the
+# same place and flushes; whatever becomes of the old copy of A, B is what is there at the end.
 #
 #   slow_disk            NSID 5 is a disk of which a write can be held      slow_disk_away
-#   delay_old SECONDS    what goes to the target on the connections there are now takes so long, what comes later does not
-#   rounds COMMAND…      with a block for A and B, another one in each round: twice, or as often as `scripts/lab.sh --rounds` says
+#   delay_old SECONDS    what goes to the target on the connections there are now takes so long,
+#                        what comes later does not
+#   rounds COMMAND…      with a block for A and B, another one in each round: twice, or as often as
+#                        `scripts/lab.sh --rounds` says
 
 # shellcheck disable=SC2034 # of case.sh
 AT_THE_END=undo_all
@@ -94,11 +97,13 @@ delayed_write() {
     delay_none
 }
 
-# The same of capstan, attached anew each time, which has the target reset its old controller (Cross-Controller Reset) before it issues A again.
+# The same of capstan, attached anew each time, which has the target reset its old controller
+# (Cross-Controller Reset) before it issues A again.
 delayed_write_behind_a_reset() { # delayed_write_behind_a_reset BLOCK
     attach_nsid 1 --io-timeout 2 -k 10 -c 1 -l 120
     delayed_write "$1"
-    # Over Soft-RoCE the target has heard of the end by then, and answers that there is nothing to reset.
+    # Over Soft-RoCE the target has heard of the end by then, and answers that there is nothing to
+    # reset.
     [ "$LINK" = rxe ] || resets=$((resets + 1))
     target_said "reset by its host through controller" "$resets" ||
         fail "the target tells of fewer than $resets controllers that were reset by Cross-Controller Reset"
@@ -120,7 +125,8 @@ ends=0
 # How many associations the target has told of since the case began.
 associations() { target_log_since | grep -c 'host connected' || true; }
 
-# The target is stopped with A in its sockets, the host gives up and connects again, and then the target goes on.
+# The target is stopped with A in its sockets, the host gives up and connects again, and then the
+# target goes on.
 stopped_target() {
     local block=$1 pid before
     before=$(associations)
@@ -146,7 +152,8 @@ out_interface() {
     esac
 }
 
-# The source ports of what the host sends to the target now. Soft-RoCE has one for each queue pair, which is seen on the wire only.
+# The source ports of what the host sends to the target now. Soft-RoCE has one for each queue pair,
+# which is seen on the wire only.
 old_ports() {
     if [ "$LINK" = rxe ]; then
         tcpdump -n -l -i "$LINK_INTERFACE" "udp dst port 4791 and src host $HOST_ADDRESS" >old.dump 2>old.listening &
@@ -175,7 +182,8 @@ delay_old() { # delay_old SECONDS
         count=$((count + 1))
     done
     echo "delaying $count flows"
-    # Of Soft-RoCE the I/O queue only; what ends a connection there goes by a queue pair that all have in common.
+    # Of Soft-RoCE the I/O queue only; what ends a connection there goes by a queue pair that all
+    # have in common.
     [ $count -ge "$([ "$LINK" = rxe ] && echo 1 || echo 2)" ] || fail "the host has $count connections, expected its admin queue and an I/O queue"
 }
 

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced in the guest by cases: block devices of the kernel on an attached volume, and file systems below the target.
+# Sourced in the guest by cases: block devices of the kernel on an attached volume, and file systems
+# below the target.
 # shellcheck disable=SC2034 # variables of case.sh
 
 # Nothing here waits for udev to make names: libdevmapper makes them.

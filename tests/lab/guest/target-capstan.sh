@@ -1,12 +1,13 @@
 # shellcheck shell=bash
-# Sourced in the guest: capstan-target, as an operator runs it: a configuration file, SIGHUP after a change of it,
-# SIGTERM to end it.
+# Sourced in the guest: capstan-target, as an operator runs it: a configuration file, SIGHUP after a
+# change of it, SIGTERM to end it.
 
 TARGET_ADDRESS=$CAPSTAN_ADDRESS
 TARGET_LOG=$RUN/target.log
 
-# The configuration, with the lines of $TARGET_OPTIONS in [target], of $LISTENER_OPTIONS in [[listener]] and of $SUBSYSTEM_OPTIONS in the first [[subsystem]]; with an argument,
-# with NSID 5 as well, which is $DISK_5 or /dev/lab5, with the lines of $NAMESPACE_5_OPTIONS.
+# The configuration, with the lines of $TARGET_OPTIONS in [target], of $LISTENER_OPTIONS in
+# [[listener]] and of $SUBSYSTEM_OPTIONS in the first [[subsystem]]; with an argument, with NSID 5
+# as well, which is $DISK_5 or /dev/lab5, with the lines of $NAMESPACE_5_OPTIONS.
 target_configuration() {
     cat <<TOML
 [target]

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# Sourced in the guest: the Linux target, nvmet-rdma or nvmet-tcp. A kernel cannot be killed: its port is removed. Over siw its
-# connections are reset and the link goes down instead, because nvmet-rdma there never ends a queue of which it has RDMA
-# READs outstanding (README.md says why); that may happen all the same, as one reset connection makes it end the others itself.
+# Sourced in the guest: the Linux target, nvmet-rdma or nvmet-tcp. A kernel cannot be killed: its
+# port is removed. Over siw its connections are reset and the link goes down instead, because
+# nvmet-rdma there never ends a queue of which it has RDMA READs outstanding (README.md says why);
+# that may happen all the same, as one reset connection makes it end the others itself.
 
 TARGET_ADDRESS=$KERNEL_ADDRESS
 NVMET=/sys/kernel/config/nvmet

@@ -1,8 +1,10 @@
 # shellcheck shell=bash
-# Sourced in the guest: names that never change, and the disks that every target exports. They are RAM-backed null_blk
-# devices, so that the two targets have the same below them, and data survives when a target is killed.
+# Sourced in the guest: names that never change, and the disks that every target exports. They are
+# RAM-backed null_blk devices, so that the two targets have the same below them, and data survives
+# when a target is killed.
 #
-#   $SUBSYSTEM  any host. NSID 1: 512 MiB of 512-byte LBAs; NSID 3: 64 MiB of 4096-byte LBAs; NSID 5: when added
+#   $SUBSYSTEM  any host. NSID 1: 512 MiB of 512-byte LBAs; NSID 3: 64 MiB of 4096-byte LBAs; NSID
+#               5: when added
 #   $SUBSYSTEM_A, $SUBSYSTEM_B  one namespace each, for $HOSTNQN_A and $HOSTNQN_B only
 
 RUN=/run/capstan-lab

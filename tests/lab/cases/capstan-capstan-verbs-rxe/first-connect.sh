@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# The first connect to a target whose link address is not known yet. Its answer comes at once, which the kernel misses
-# (link.sh says why); capstan asks again after half a second instead of waiting all its time.
+# The first connect to a target whose link address is not known yet. Its answer comes at once, which
+# the kernel misses (link.sh says why); capstan asks again after half a second instead of waiting
+# all its time.
 read -r _ _ mac _ < <(ip -4 neigh show "$TARGET_ADDRESS" dev "$LINK_INTERFACE" nud permanent)
 ip neigh del "$TARGET_ADDRESS" dev "$LINK_INTERFACE"
 began=$(date +%s%N)

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# A peer breaks the rules: it numbers its messages wrongly, or begins one in the middle. The device breaks the queue pair (an
-# asynchronous event, "QP fatal"); the target ends that connection, says why and whose it was, and serves the others. The
-# receive that fails with it may be seen before the event.
+# A peer breaks the rules: it numbers its messages wrongly, or begins one in the middle. The device
+# breaks the queue pair (an asynchronous event, "QP fatal"); the target ends that connection, says
+# why and whose it was, and serves the others. The receive that fails with it may be seen before the
+# event.
 why="the device broke the queue pair \(QP fatal\)|Recv with $HOST_ADDRESS:[0-9]+ failed: general error; the device failed"
 for question in send_msn_9 send_offset_4; do
     python3 "$LAB/probe_siw.py" "$TARGET_ADDRESS" 4420 nqn.2014-08.org.nvmexpress:uuid:cccccccc-1111-2222-3333-444444444444 \

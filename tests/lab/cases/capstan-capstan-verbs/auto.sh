@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Nobody names a provider: where an RDMA device reaches the address it is taken, but siw's, and one line says what and why.
+# Nobody names a provider: where an RDMA device reaches the address it is taken, but siw's, and one
+# line says what and why.
 capstan -v discover -a "$TARGET_ADDRESS" -w "$HOST_ADDRESS" "${AS_HOST[@]}" --provider auto >found 2>said
 cat said
 matches "what was found" "$(cat found)" "$SUBSYSTEM"

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# RDMA devices go while capstan writes, and come back. Whoever uses one says so and lets go of it, so that removing it does
-# not hang; the target listens again, capstan reconnects by itself, and nothing is lost.
+# RDMA devices go while capstan writes, and come back. Whoever uses one says so and lets go of it,
+# so that removing it does not hang; the target listens again, capstan reconnects by itself, and
+# nothing is lost.
 target_device=siw0 host_device=siw0
 [ "$LINK" != rxe ] || target_device=rxe1 host_device=rxe0
 load load 8
@@ -24,6 +25,7 @@ matches "what capstan says" "$(cat load.out)" "the RDMA device was removed.* dev
 remove_device "$target_device"
 add_device "$target_device"
 within 10 "the target listens again" target_said "listening again addr=" 2
-# A message that a link loses as it comes up is repeated after 4 s, which is most of what a connect waits.
+# A message that a link loses as it comes up is repeated after 4 s, which is most of what a connect
+# waits.
 within 30 "capstan reaches the target" capstan discover "${PORTAL[@]}" "${AS_HOST[@]}"
 verify -N 1 --bs 4k --iodepth 4 --size 1m --runtime 2

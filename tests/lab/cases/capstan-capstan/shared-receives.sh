@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The target with a shared receive queue, in place of each queue's own receives of every other case: capsules with
-# and without data, several queues, a target that goes under load and comes back.
+# The target with a shared receive queue, in place of each queue's own receives of every other case:
+# capsules with and without data, several queues, a target that goes under load and comes back.
 case $HOST_PROVIDER in
     tcp) skip "NVMe/TCP has no receives that queues could share" ;;
 esac

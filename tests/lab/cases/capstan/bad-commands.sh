@@ -1,13 +1,14 @@
 # shellcheck shell=bash
-# Commands that cannot be carried out get the status the specification names, and hurt nobody: the next one works.
+# Commands that cannot be carried out get the status the specification names, and hurt nobody: the
+# next one works.
 passthru() { capstan_to admin-passthru "$@"; }
 io() { capstan_to io-passthru -i 1 "$@"; }
 
 refused 'Invalid Command Opcode \(SCT 0h, SC 01h' passthru --opcode 0xc5
 refused 'Invalid Field in Command \(SCT 0h, SC 02h' passthru --opcode 6 --cdw10 0x55 --data-len 4096
 refused 'Data SGL Length Invalid \(SCT 0h, SC 0Fh' passthru --opcode 6 --cdw10 1 --data-len 64
-# Linux has a field that is wrong where the specification has a log page that is not there, and tells of a range that its
-# disk has not as an error of its own.
+# Linux has a field that is wrong where the specification has a log page that is not there, and
+# tells of a range that its disk has not as an error of its own.
 case $TARGET in
     nvmet)
         log_page='Invalid Field in Command \(SCT 0h, SC 02h'
@@ -24,7 +25,8 @@ refused 'has data from the controller' passthru --opcode 6 --input-file "$LAB/ca
 refused 'has no answer until something happens' passthru --opcode 0x0c
 # A command that does not exist cannot be aborted: success, with bit 0 set.
 equal "the answer to Abort" "$(passthru --opcode 8 --cdw10 0xffff0000)" "result : 0x00000001"
-# I/O beyond the last LBA, by one block, and by all of them; 8 blocks of 512 bytes, CDW12 is 0's based.
+# I/O beyond the last LBA, by one block, and by all of them; 8 blocks of 512 bytes, CDW12 is 0's
+# based.
 last=$((LBAS_1 - 8)) over=$((LBAS_1 - 4))
 random data 4096
 io --opcode 1 --cdw10 $last --cdw12 7 --input-file data

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Write zeroes, discard and flush on an attached volume reach the target's disk: exactly the blocks that were named. Compare
-# and Verify, for which a disk has no words, are sent as they are.
+# Write zeroes, discard and flush on an attached volume reach the target's disk: exactly the blocks
+# that were named. Compare and Verify, for which a disk has no words, are sent as they are.
 attach
 random data 262144
 dd if=data of="$DISK" bs=64k oflag=direct conv=fsync status=none
@@ -16,7 +16,8 @@ same "the attached disk" seen data
 same "the target's disk" medium data
 detach
 
-# Compare says whether the blocks are these, on both LBA sizes; a difference in the last byte is one.
+# Compare says whether the blocks are these, on both LBA sizes; a difference in the last byte is
+# one.
 compare() { capstan_to io-passthru -i 1 -N "$1" --opcode 5 --cdw10 64 --cdw12 7 --input-file "$2"; }
 for nsid in 1 3; do
     bytes=4096

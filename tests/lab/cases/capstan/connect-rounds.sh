@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Fifty times, five at once: connect, ask for the namespaces, disconnect; every time the same answer.
+# Fifty times, five at once: connect, ask for the namespaces, disconnect; every time the same
+# answer.
 for ((round = 1; round <= 10; round++)); do
     for at in 1 2 3 4 5; do
         begin "$at" capstan_to list-ns

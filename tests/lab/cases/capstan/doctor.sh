@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# doctor goes all the way to the target, moves data in every way without writing, and measures; it finds no error, and no
-# block has changed. The target's own doctor, where it is Capstan, finds what its listener needs.
+# doctor goes all the way to the target, moves data in every way without writing, and measures; it
+# finds no error, and no block has changed. The target's own doctor, where it is Capstan, finds what
+# its listener needs.
 random data 131072
 capstan_to write -z 131072 -d data
 capstan_to doctor >host || fail "capstan doctor: $(grep '^error' host || tail -1 host)"

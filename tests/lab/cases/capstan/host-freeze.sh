@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# capstan is stopped for longer than its Keep Alive Timeout: the target ends the association and says why. When capstan goes
-# on it connects again by itself, and the data is there. (With I/O in flight nvmet-rdma over siw never lets go of it.)
+# capstan is stopped for longer than its Keep Alive Timeout: the target ends the association and
+# says why. When capstan goes on it connects again by itself, and the data is there. (With I/O in
+# flight nvmet-rdma over siw never lets go of it.)
 attach -k 1 -c 1 -l 60
 random data 65536
 dd if=data of="$DISK" bs=64k oflag=direct status=none

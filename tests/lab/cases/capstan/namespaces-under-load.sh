@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# A namespace is added and taken away while capstan writes to another: the target tells a host that is connected (AEN), and the
-# I/O never fails.
+# A namespace is added and taken away while capstan writes to another: the target tells a host that
+# is connected (AEN), and the I/O never fails.
 # shellcheck disable=SC2086 # $IN_NETNS is a command and its arguments, or nothing
 begin connected ${HOST_IN_NETNS-$IN_NETNS} "$LAB/capstan" -v serve-nbd "${PORTAL[@]}" "${AS_HOST[@]}" -n "$SUBSYSTEM" -N 3 --socket "$WORK/socket"
 within 15 "a host is connected" [ -S socket ]

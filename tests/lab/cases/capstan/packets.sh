@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Seen on the wire: a READ is one RDMA WRITE and the response; a small write has its data in the capsule; a large one is
-# pulled by RDMA READ. Over NVMe/TCP these are C2HData, whose SUCCESS stands for the response, and R2T.
+# Seen on the wire: a READ is one RDMA WRITE and the response; a small write has its data in the
+# capsule; a large one is pulled by RDMA READ. Over NVMe/TCP these are C2HData, whose SUCCESS stands
+# for the response, and R2T.
 capture
 random small 4096
 random large 32768

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Controller reset and namespace rescan while fio writes to a disk of capstan and verifies: no I/O fails, and the controller is
-# live again.
+# Controller reset and namespace rescan while fio writes to a disk of capstan and verifies: no I/O
+# fails, and the controller is live again.
 attach
 is_live() { matches "state" "$(capstan list)" "$DISK .* live "; }
 disk_load load "$DISK" 8

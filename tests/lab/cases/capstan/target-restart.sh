@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# The target goes while capstan writes, and comes back: capstan reconnects by itself, and everything that was acknowledged
-# is there.
-# Over siw nvmet-rdma never ends a queue of which it has RDMA READs outstanding (README.md): in a capsule the data needs none.
+# The target goes while capstan writes, and comes back: capstan reconnects by itself, and everything
+# that was acknowledged is there. Over siw nvmet-rdma never ends a queue of which it has RDMA READs
+# outstanding (README.md): in a capsule the data needs none.
 bs=16k
 case $TARGET-$LINK in nvmet-siw*) bs=4k ;; esac
 load load 8 --bs $bs

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Two hosts at once, each with a subsystem of its own; a third one is refused with the reason on both sides.
+# Two hosts at once, each with a subsystem of its own; a third one is refused with the reason on
+# both sides.
 as_a=(-q "$HOSTNQN_A" -I "$HOSTID_A") as_b=(-q "$HOSTNQN_B" -I "$HOSTID_B")
 random data_a 262144
 random data_b 262144

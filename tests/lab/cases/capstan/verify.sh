@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Random writes with checksums, each read back and compared: 512 B to 1 MiB at depths 1 to 64, over two queues.
+# Random writes with checksums, each read back and compared: 512 B to 1 MiB at depths 1 to 64, over
+# two queues.
 job() { # job BLOCK DEPTH SIZE
     verify -N 1 -i 2 --bs "$1" --iodepth "$2" --size "$3"
 }

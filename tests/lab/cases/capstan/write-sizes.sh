@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Writes below, at and above what fits into a capsule; every one lands where it belongs, and its neighbours stay.
+# Writes below, at and above what fits into a capsule; every one lands where it belongs, and its
+# neighbours stay.
 capstan_to id-ctrl >ctrl
 in_capsule_bytes=$((16 * $(value ioccsz ctrl) - 64))
 [ "$in_capsule_bytes" -ge 4096 ] || fail "the target takes $in_capsule_bytes bytes in a capsule, expected 4096 or more"

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# cpuset.cpus: a core outside of it is refused by number, and more reactors than cores are told of; both run under load on what there is.
+# cpuset.cpus: a core outside of it is refused by number, and more reactors than cores are told of;
+# both run under load on what there is.
 # shellcheck source=tests/lab/guest/limits.sh
 . "$LAB/limits.sh"
 in_group cpuset.cpus=1

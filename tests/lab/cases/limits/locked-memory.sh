@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# `ulimit -l 64`, without the capability that lifts it: what it costs is told, and target and host work under load.
+# `ulimit -l 64`, without the capability that lifts it: what it costs is told, and target and host
+# work under load.
 # shellcheck source=tests/lab/guest/limits.sh
 . "$LAB/limits.sh"
 LOWERED="prlimit --memlock=65536:65536 setpriv --bounding-set -ipc_lock"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# memory.max: a budget that does not fit is refused at the start; one that fits is no reason to be killed, whatever is written through the
-# page cache, which counts in the group, too.
+# memory.max: a budget that does not fit is refused at the start; one that fits is no reason to be
+# killed, whatever is written through the page cache, which counts in the group, too.
 # shellcheck source=tests/lab/guest/limits.sh
 . "$LAB/limits.sh"
 in_group memory.max=$((48 << 20))

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# The unit with MemoryMax=, under a systemd that can enforce it: this machine's own, in a container with a control group of its own. A budget
-# that does not fit is refused at the start; one that fits is no reason to be killed, whatever is written through the page cache.
+# The unit with MemoryMax=, under a systemd that can enforce it: this machine's own, in a container
+# with a control group of its own. A budget that does not fit is refused at the start; one that fits
+# is no reason to be killed, whatever is written through the page cache.
 # shellcheck disable=SC2034 # AT_THE_END is of case.sh
 # shellcheck source=tests/lab/guest/limits.sh
 . "$LAB/limits.sh"

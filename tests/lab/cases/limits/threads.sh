@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# pids.max, which counts threads: too few are refused at the start, and with as many as are asked for then, the target runs under load.
+# pids.max, which counts threads: too few are refused at the start, and with as many as are asked
+# for then, the target runs under load.
 # shellcheck source=tests/lab/guest/limits.sh
 . "$LAB/limits.sh"
 in_group pids.max=4

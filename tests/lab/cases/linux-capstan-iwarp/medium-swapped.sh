@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Another medium comes under the NQN and NSID of one to which writes wait: the host sends them as soon as it has connected again, before it
-# looks at what is there. None of them lands on the other medium; on the one that they are for, all of them do.
+# Another medium comes under the NQN and NSID of one to which writes wait: the host sends them as
+# soon as it has connected again, before it looks at what is there. None of them lands on the other
+# medium; on the one that they are for, all of them do.
 BLOCKS=16
 export STATE_DIRECTORY=$PWD/state
 # shellcheck disable=SC2034 # of case.sh

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# The target's RDMA device goes under I/O, and comes back. The target says so and lets go of it, so that removing it does not
-# hang, and listens again; the host reconnects by itself and loses nothing. Where it is the host's device as well (siw),
-# nvme-rdma deletes its controller, and a new one is made.
+# The target's RDMA device goes under I/O, and comes back. The target says so and lets go of it, so
+# that removing it does not hang, and listens again; the host reconnects by itself and loses
+# nothing. Where it is the host's device as well (siw), nvme-rdma deletes its controller, and a new
+# one is made.
 device=siw0
 [ "$LINK" != rxe ] || device=rxe1
 connect nr_io_queues=2,keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=60

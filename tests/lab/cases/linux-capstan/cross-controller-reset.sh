@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Cross-Controller Reset (NVMe Base 2.3, section 5.4.3) by raw admin commands of the Linux host: a controller is reset through another one
-# of the same host, and the target says that it is over when the connections of the first are gone.
+# Cross-Controller Reset (NVMe Base 2.3, section 5.4.3) by raw admin commands of the Linux host: a
+# controller is reset through another one of the same host, and the target says that it is over when
+# the connections of the first are gone.
 connect nr_io_queues=1,reconnect_delay=1,ctrl_loss_tmo=60
 impacted=$CONTROLLER
 connect nr_io_queues=1,reconnect_delay=1,ctrl_loss_tmo=60,duplicate_connect

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# The network keeps what the host has sent on its old connections, and delivers it when the host has given up and gone on over new ones. A
-# Linux host cannot tell the target of it, so this is with the subsystem's `end_older_association`.
+# The network keeps what the host has sent on its old connections, and delivers it when the host has
+# given up and gone on over new ones. A Linux host cannot tell the target of it, so this is with the
+# subsystem's `end_older_association`.
 # shellcheck source=tests/lab/guest/replay.sh
 . "$LAB/replay.sh"
 target_stop

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The medium hangs with a write for longer than the host waits: the host connects again and issues the write again, and gets its answer when
-# the old copy is off the medium.
+# The medium hangs with a write for longer than the host waits: the host connects again and issues
+# the write again, and gets its answer when the old copy is off the medium.
 # shellcheck source=tests/lab/guest/replay.sh
 . "$LAB/replay.sh"
 slow_disk

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Commands that cannot be carried out get the status the specification names, and hurt nobody: the next one works.
+# Commands that cannot be carried out get the status the specification names, and hurt nobody: the
+# next one works.
 connect nr_io_queues=1
 c=/dev/$CONTROLLER
 disk 1

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Flush, Write Zeroes, Dataset Management (deallocate), Compare and Verify do what they say, on both LBA sizes.
+# Flush, Write Zeroes, Dataset Management (deallocate), Compare and Verify do what they say, on both
+# LBA sizes.
 connect nr_io_queues=1
 # nvme writes over the beginning of a file that is there.
 back() { rm -f back && nvme read "$DISK" "$@" -d back; }

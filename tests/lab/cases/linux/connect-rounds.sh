@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Fifty times: connect, disconnect; every tenth time data is read back. The target uses no more memory and no more files.
-# Two at once, so that one connects while the other one's controller goes. Queues of 16 entries: the host registers memory for
-# each, which would be most of the time.
+# Fifty times: connect, disconnect; every tenth time data is read back. The target uses no more
+# memory and no more files. Two at once, so that one connects while the other one's controller goes.
+# Queues of 16 entries: the host registers memory for each, which would be most of the time.
 options="transport=$HOST_TRANSPORT,traddr=$TARGET_ADDRESS,trsvcid=4420,host_traddr=$HOST_ADDRESS,nr_io_queues=1,queue_size=16"
 options+=",duplicate_connect,hostnqn=$HOSTNQN,hostid=$HOSTID,nqn=$SUBSYSTEM"
 

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# nvme connect with one I/O queue, and with several of two kinds; every queue carries I/O, from every processor.
+# nvme connect with one I/O queue, and with several of two kinds; every queue carries I/O, from
+# every processor.
 try() { # try QUEUES OPTION…
     local queues=$1
     shift

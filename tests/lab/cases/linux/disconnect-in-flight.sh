@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# The host disconnects with I/O in flight: the I/O fails at once and nothing hangs; the next connection works.
+# The host disconnects with I/O in flight: the I/O fails at once and nothing hangs; the next
+# connection works.
 for round in 1 2; do
     connect nr_io_queues=2
     disk 1

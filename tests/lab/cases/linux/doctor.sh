@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# The target's doctor, while a host is connected: it finds what its listener needs, and disturbs nothing.
+# The target's doctor, while a host is connected: it finds what its listener needs, and disturbs
+# nothing.
 connect nr_io_queues=1
 disk 3
 target_doctor

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Random writes with checksums, each read back and compared: 512 B to 1 MiB at depths 1 to 64, over two queues.
+# Random writes with checksums, each read back and compared: 512 B to 1 MiB at depths 1 to 64, over
+# two queues.
 connect nr_io_queues=2
 disk 1
 jobs=() at_kib=0

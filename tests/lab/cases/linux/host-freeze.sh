@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Nothing comes from the host for longer than its Keep Alive Timeout: the target ends the association and says why. When
-# the host is back it connects again by itself, and its data is there.
+# Nothing comes from the host for longer than its Keep Alive Timeout: the target ends the
+# association and says why. When the host is back it connects again by itself, and its data is
+# there.
 connect nr_io_queues=1,keep_alive_tmo=2,reconnect_delay=1,ctrl_loss_tmo=60
 disk 1
 random data 65536

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Identify Controller, Identify Namespace and the namespace identification descriptors, as nvme prints them.
+# Identify Controller, Identify Namespace and the namespace identification descriptors, as nvme
+# prints them.
 connect nr_io_queues=1
 c=/dev/$CONTROLLER
 nvme id-ctrl "$c" >ctrl
@@ -18,7 +19,8 @@ icdoff:    0
 ofcs:      1
 fuses:     0
 EXPECTED
-# Data in the capsule at an offset (SGLS bit 20); and keyed SGLs (bit 2), or those of the transport (bit 21).
+# Data in the capsule at an offset (SGLS bit 20); and keyed SGLs (bit 2), or those of the transport
+# (bit 21).
 sgls=$(value sgls ctrl)
 case $HOST_TRANSPORT in
     tcp) equal "SGLS bits 0, 2, 20 and 21" $((sgls & 0x300005)) $((0x300001)) ;;

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# The link goes down for two seconds while fio writes and verifies: I/O stops, goes on, and nothing is lost. Over
-# TCP the association outlives it; over Soft-RoCE the host makes another one, and the old one ends with its Keep Alive Timer.
+# The link goes down for two seconds while fio writes and verifies: I/O stops, goes on, and nothing
+# is lost. Over TCP the association outlives it; over Soft-RoCE the host makes another one, and the
+# old one ends with its Keep Alive Timer.
 connect nr_io_queues=2,keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=60
 disk 1
 disk_load load "$DISK" 6

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# SMART counts what was moved; the effects log names the commands; the error log tells of a refused command.
+# SMART counts what was moved; the effects log names the commands; the error log tells of a refused
+# command.
 connect nr_io_queues=1
 c=/dev/$CONTROLLER
 disk 1
@@ -14,7 +15,8 @@ percentage_used:   0%
 media_errors:      $(value media_errors before)
 EXPECTED
 units() { value "$1" "$2" | sed 's/ .*//'; }
-# Units of a thousand 512-byte blocks, rounded up: 2 MiB are 4.096 of them, 4 MiB 8.192; udev reads a little of its own.
+# Units of a thousand 512-byte blocks, rounded up: 2 MiB are 4.096 of them, 4 MiB 8.192; udev reads
+# a little of its own.
 for check in "Written 4 5" "Read 8 12"; do
     read -r what least most <<<"$check"
     moved=$(($(units "Data Units $what" after) - $(units "Data Units $what" before)))

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# A namespace is added and taken away while fio works on another: the target tells the host (AEN), which sees the disk
-# come, with the right size and identity, and go; the I/O on the other one never fails.
+# A namespace is added and taken away while fio works on another: the target tells the host (AEN),
+# which sees the disk come, with the right size and identity, and go; the I/O on the other one never
+# fails.
 connect nr_io_queues=2
 disk 1
 disk_load load "$DISK" 6

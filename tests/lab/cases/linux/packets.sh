@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Seen on the wire: a READ is one RDMA WRITE and the response; a small write has its data in the capsule; a large one is
-# pulled by RDMA READ. Over NVMe/TCP these are C2HData and R2T, and a response as well, as the host leaves SQ flow control on.
+# Seen on the wire: a READ is one RDMA WRITE and the response; a small write has its data in the
+# capsule; a large one is pulled by RDMA READ. Over NVMe/TCP these are C2HData and R2T, and a
+# response as well, as the host leaves SQ flow control on.
 capture
 connect nr_io_queues=1
 disk 3

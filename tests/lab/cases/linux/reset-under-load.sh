@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Controller reset and namespace rescan while fio writes and verifies: no I/O fails, and the controller is live again.
+# Controller reset and namespace rescan while fio writes and verifies: no I/O fails, and the
+# controller is live again.
 connect nr_io_queues=2
 disk 1
 disk_load load "$DISK" 8

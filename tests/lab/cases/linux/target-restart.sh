@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The target is killed while fio writes and verifies, and started again: the host reconnects by itself, and everything
-# that was acknowledged is there.
+# The target is killed while fio writes and verifies, and started again: the host reconnects by
+# itself, and everything that was acknowledged is there.
 connect nr_io_queues=2,keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=60
 disk 1
 disk_load load "$DISK" 8

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Two hosts at once, each with a subsystem and a namespace of its own; neither sees the other's, and a third host is
-# refused with the reason on both sides.
+# Two hosts at once, each with a subsystem and a namespace of its own; neither sees the other's, and
+# a third host is refused with the reason on both sides.
 connect_as "$HOSTNQN_A" "$HOSTID_A" "$SUBSYSTEM_A" nr_io_queues=1
 disk 1
 a=$CONTROLLER disk_a=$DISK

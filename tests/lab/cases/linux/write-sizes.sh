@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Writes below, at and above what fits into a capsule, by the block layer; every one lands where it belongs, and its
-# neighbours stay as they were. What travels in the capsule and what the target pulls is decided by the size alone.
+# Writes below, at and above what fits into a capsule, by the block layer; every one lands where it
+# belongs, and its neighbours stay as they were. What travels in the capsule and what the target
+# pulls is decided by the size alone.
 connect nr_io_queues=1
 disk 1
 nvme id-ctrl "/dev/$CONTROLLER" >ctrl

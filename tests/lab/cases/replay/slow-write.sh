@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The medium hangs with a write for longer than capstan waits: capstan connects again, and the write is answered when no copy of it can
-# land any more.
+# The medium hangs with a write for longer than capstan waits: capstan connects again, and the write
+# is answered when no copy of it can land any more.
 # shellcheck source=tests/lab/guest/replay.sh
 . "$LAB/replay.sh"
 slow_disk

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Images on xfs, btrfs and an overlay below the target: what was written is there, holes are made, and a killed target takes nothing along.
+# Images on xfs, btrfs and an overlay below the target: what was written is there, holes are made,
+# and a killed target takes nothing along.
 # shellcheck source=tests/lab/guest/stacked.sh
 . "$LAB/stacked.sh"
 modprobe -a xfs btrfs overlay loop

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# btrfs on a volume: `capstan mount`, a subvolume and a bind mount of it, `list` and `umount`. Its mounts have device numbers of their own.
+# btrfs on a volume: `capstan mount`, a subvolume and a bind mount of it, `list` and `umount`. Its
+# mounts have device numbers of their own.
 # shellcheck source=tests/lab/guest/stacked.sh
 . "$LAB/stacked.sh"
 modprobe btrfs

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# dm-crypt on an attached volume: the target's disk holds nothing that can be read, and all is there through the key.
+# dm-crypt on an attached volume: the target's disk holds nothing that can be read, and all is there
+# through the key.
 # shellcheck source=tests/lab/guest/stacked.sh
 . "$LAB/stacked.sh"
 modprobe -a dm-mod dm-crypt

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# A mapping of the device mapper grows below the target while its disk is in use: the disk follows, and holds what is written behind its old end.
+# A mapping of the device mapper grows below the target while its disk is in use: the disk follows,
+# and holds what is written behind its old end.
 # shellcheck source=tests/lab/guest/stacked.sh
 . "$LAB/stacked.sh"
 modprobe dm-mod

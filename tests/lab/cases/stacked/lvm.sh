@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# LVM on an attached volume: what a logical volume holds is there after the volume was detached and attached again.
+# LVM on an attached volume: what a logical volume holds is there after the volume was detached and
+# attached again.
 # shellcheck source=tests/lab/guest/stacked.sh
 . "$LAB/stacked.sh"
 modprobe dm-mod

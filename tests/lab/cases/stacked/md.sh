@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# md over an attached volume and a disk of the host: a loss that is mended is not noticed, the mirror goes on without a volume that is given
-# up, and it is whole again when that is back.
+# md over an attached volume and a disk of the host: a loss that is mended is not noticed, the
+# mirror goes on without a volume that is given up, and it is whole again when that is back.
 # shellcheck source=tests/lab/guest/stacked.sh
 . "$LAB/stacked.sh"
 export MDADM_NO_UDEV=1

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# The clock is set, a day ahead and two days back, while a volume is in use: no association is lost for it, and nothing waits for a day.
+# The clock is set, a day ahead and two days back, while a volume is in use: no association is lost
+# for it, and nothing waits for a day.
 # shellcheck source=tests/lab/guest/stacked.sh
 . "$LAB/stacked.sh"
 undo_with 'set_back'
