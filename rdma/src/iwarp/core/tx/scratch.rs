@@ -4,7 +4,6 @@
     reason = "pieces of a batch point into it while more is added"
 )]
 
-use std::hint;
 use std::ptr::{self, NonNull};
 
 use crate::iwarp::stag::Span;
@@ -66,20 +65,6 @@ impl Scratch {
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.end(), bytes.len()) };
             self.used += bytes.len();
         }
-    }
-
-    /// As [`Scratch::put`], word by word. Bytes that were just stored as words can be loaded as
-    /// words at once; a wide load of them stalls on store forwarding until every earlier store has
-    /// ended, and those of a page on its way to memory may be among them.
-    #[inline]
-    pub(in crate::iwarp) fn put_by_words(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<{ size_of::<u64>() }>();
-        for word in words {
-            // Keeps the compiler from merging the words.
-            let word = hint::black_box(u64::from_ne_bytes(*word));
-            self.put(&word.to_ne_bytes());
-        }
-        self.put(rest);
     }
 
     /// Adds up to eight zeroes, where there is room for eight.

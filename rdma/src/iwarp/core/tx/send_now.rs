@@ -26,7 +26,7 @@ impl Tx {
         let pad = pad_bytes(UNTAGGED_BYTES + bytes.len());
         let at = self.batch.scratch.used();
         self.batch.scratch.put(header.as_bytes());
-        self.batch.scratch.put_by_words(bytes);
+        self.batch.scratch.put(bytes);
         self.add_trailer(at, pad);
         self.add_scratch(at);
         self.end_fpdu(UNTAGGED_BYTES + bytes.len() + pad + CRC_BYTES);
