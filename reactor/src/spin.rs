@@ -1,4 +1,4 @@
-//! When a reactor that finds nothing to do goes to sleep.
+//! How long a reactor that finds nothing to do polls before it sleeps.
 
 /// How long a reactor polls without finding work before it sleeps, in microseconds.
 ///

@@ -4,7 +4,7 @@
 //! * One of them: [`Queue`]. It posts RDMA READs and WRITEs and responses, and knows which of them
 //!   are under way.
 //! * What happens on them: [`Wire`], which tells their completions apart.
-//! * How data gets into memory of this side: [`Sinks`]; from where it is pushed: `Sources`.
+//! * Buffers that data is pulled into: [`Sinks`]; buffers that it is pushed from: `Sources`.
 //! * Which work request a completion is of: `WrId`.
 //! * The host's side: [`host`].
 

@@ -22,7 +22,7 @@ pub const STAGED_HEADS_BYTES: usize = 1024;
 pub const STAGED_MAX_BYTES: usize = 256 * 1024;
 
 /// R2Ts outstanding on one queue, over all its commands: about 6 KiB of memory, from the first pull
-/// on. Pulls beyond it wait for one that is answered.
+/// on. Pulls beyond it wait until an R2T is answered.
 pub const R2TS_MAX: usize = 256;
 
 /// From the connection to the first command capsule, which is Connect.
@@ -51,8 +51,9 @@ pub const CALLS_PER_TURN: usize = 4;
 /// Iovecs of one call to send: 4 KiB of the stack. `IOV_MAX` of Linux is 1024.
 pub const PIECES_MAX: usize = 256;
 
-/// Where data may come that has a buffer of its own, this many bytes are read to scratch memory
-/// first: the header of its PDU, other small PDUs, and the start of the data, which is copied.
+/// Where data may come that has a buffer of its own, a call to receive puts at most this many
+/// bytes, beside small data that is due, into scratch memory: headers, other small PDUs, and the
+/// start of the data, which is copied.
 pub const LARGE_HEAD_BYTES: usize = 512;
 
 /// Bytes of one call to receive what has no buffer of its own: the capsules of a deep queue.

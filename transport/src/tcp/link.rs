@@ -179,15 +179,16 @@ impl Link {
         u64::try_from(bytes).unwrap_or(0) * u64::from(asked == 0)
     }
 
-    /// Hands to `queue` what has arrived. `scratch`, of any content and some 64 KiB, is for what
-    /// has no place of its own; the links of a thread share it. Whether anything came.
+    /// Hands to `queue` what has arrived. Bytes without a buffer of their own come into `scratch`,
+    /// which has any content and some 64 KiB; the links of a thread share it. Returns whether
+    /// anything came.
     pub fn receive(&mut self, queue: &mut impl Queue, scratch: &mut [u8], now_us: u64) -> bool {
         let mut any = false;
         for _ in 0..CALLS_PER_TURN {
             let Some(stream) = &self.stream else { break };
             let place = queue.place();
             let direct_bytes = place.map_or(0, |place| place.len_bytes);
-            // Of large data that is about to come as little as possible is copied.
+            // As little as possible is copied of large data that is about to come.
             let head_bytes = if queue.expects_large() {
                 let small = queue.due_bytes().saturating_sub(direct_bytes);
                 scratch.len().min(small.saturating_add(LARGE_HEAD_BYTES))

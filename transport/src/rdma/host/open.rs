@@ -47,7 +47,7 @@ impl HostWire {
             busy = true;
             let opening = self.opening.as_ref().filter(|o| o.id == event.id);
             let opening = opening.map(|opening| opening.queue.qid);
-            // The rest are of connections that are closed already.
+            // Other events are of connections that are closed already.
             let Some(qid) = opening.or_else(|| self.qid_of(event.id)) else {
                 continue;
             };

@@ -19,7 +19,7 @@ pub(super) struct WrId {
     pub(super) kind: WorkKind,
     /// QID of the queue.
     pub(super) qid: u16,
-    /// Which connection of that queue: what an older one left behind is told by it.
+    /// Which connection of that queue: it tells completions of an older one apart.
     pub(super) epoch: u16,
     pub(super) value: u16,
 }
