@@ -11,10 +11,9 @@ use crate::shown::word_of;
 pub(crate) fn in_words(path: &Path) -> Option<String> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let point = point_of(path, &read("/etc/fstab"), &read("/proc/self/mountinfo"))?;
+    let (shown, point) = (point.display(), word_of(&point));
     Some(format!(
-        "{} is in /etc/fstab and not mounted: `mount {}`",
-        point.display(),
-        word_of(&point)
+        "{shown} is in /etc/fstab and not mounted: `mount {point}`"
     ))
 }
 

@@ -8,8 +8,7 @@
 #   scripts/bench.sh soft-roce-counted  as soft-roce with -i in place of -p, and 1 5 1 0.3 at the end
 #
 # Arguments: rdma or tcp; number of the round, which says which target begins; turns of each; seconds
-# of a turn; seconds
-# before that in which commands end that were in progress when fio was stopped.
+# of a turn; seconds before that in which commands end that were in progress when fio was stopped.
 #
 # Each job runs on both at once, but one of them is always stopped. Writes $OUT/samples, a line for
 # each turn of both: JOB CAPSTAN_IOPS NVMET_IOPS.
