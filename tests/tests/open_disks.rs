@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use capstan_tests::disks::{ext4_image, in_own_mounts};
 use capstan_tests::program::{
-    Daemon, Machine, complaint, has_disks, own_address, shell, told, tool, utf8,
+    Daemon, Machine, complaint, has_disks, own_address, shell, signal, told, tool, utf8,
 };
 use capstan_tests::wait::wait_until;
+use nix::sys::signal::Signal;
 
 /// A target of an ext4 file system, and a machine that has it mounted.
 struct Scene {
@@ -77,8 +78,12 @@ fn an_unmount_says_what_has_the_disk_open_and_that_it_waits_for_that() {
     let device = machine.attach(&[]);
     let user = File::open(&device).unwrap();
     let said = complaint(&machine.run("detach", &[utf8(&device)]));
-    let waits = format!("(pid {pid}): that is waited for, 10 s at most");
-    assert!(said.lines().next().unwrap().ends_with(&waits), "{said}");
+    let waits = format!("(pid {pid}): that is waited for, 2");
+    let first = said.lines().next().unwrap();
+    assert!(
+        first.contains(&waits) && first.ends_with(" s more at most"),
+        "{said}"
+    );
     let end = format!("(pid {pid}); it is detached when that ends");
     assert!(said.contains(&end), "{said}");
     drop(user);
@@ -141,4 +146,45 @@ impl Drop for Kept {
             eprintln!("{at}: {}", String::from_utf8_lossy(&gone.stderr));
         }
     }
+}
+
+/// A signal may stop what serves a disk, and a debugger.
+#[test]
+fn a_detach_says_that_the_process_is_stopped_and_keeps_its_bound() {
+    let test = "a_detach_says_that_the_process_is_stopped_and_keeps_its_bound";
+    if !has_disks(test, &[]) {
+        return;
+    }
+    let at = own_address();
+    let target = Daemon::start("ram:16MiB", 4096, at);
+    let machine = Machine::new(at);
+    let device = machine.attach(&[]);
+    let serving = machine.serving_pid();
+    signal(serving, Signal::SIGSTOP);
+    let since = Instant::now();
+    let said = complaint(&machine.run("detach", &[utf8(&device)]));
+    let waited = since.elapsed();
+    tool("kill", &["-CONT", &serving.to_string()]);
+    assert!((8..14).contains(&waited.as_secs()), "{waited:?}: {said}");
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    let stopped = format!(
+        "process {serving}, which serves {}, is stopped",
+        utf8(&device)
+    );
+    assert!(
+        lines[0].starts_with(&stopped) && lines[0].ends_with(" s more at most"),
+        "{said}"
+    );
+    let steps = [
+        format!("kill -CONT {serving}"),
+        format!("capstan detach --force {}", utf8(&device)),
+    ];
+    for step in steps {
+        assert!(lines[1].contains(&step), "{step}: {said}");
+    }
+    // As it says.
+    wait_until("it is detached", || machine.list().is_empty());
+    machine.assert_clean(&device);
+    assert!(target.stop().success());
 }

@@ -94,6 +94,10 @@ const STEPS: [(&str, Step); 64] = [
     ("ip link", Looks),
     ("ip route get {ip}", Looks),
     (
+        "kill -CONT {pid}",
+        In("tests/tests/open_disks.rs", "tool(\"kill\", &[\"-CONT\""),
+    ),
+    (
         "losetup --set-capacity {path}",
         In(HERE, "fn root_a_loop_device_takes_the_size_of_its_file"),
     ),

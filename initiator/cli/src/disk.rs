@@ -1,12 +1,11 @@
 //! `capstan attach`, `detach` and `list`: volumes as disks of this machine.
 
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask, ask_within};
+use capstan_initiator::front_ends::disk::control::{Answer, Request, State, ask_within};
 use capstan_initiator::front_ends::disk::kept;
 use capstan_initiator::front_ends::disk::mounts::{Mount, mount_at, resolved};
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir, run_dir, volumes};
@@ -20,16 +19,16 @@ use serde_json::{Value, json};
 use super::args::OutputArgs;
 use super::force::TELL_AFTER;
 use super::found::found_at;
-use super::interrupt::{Interrupted, Interrupts, Work, wait_for};
+use super::interrupt::{Interrupted, Interrupts};
 use super::left_over::{Trouble, clean_up, clean_up_ended, clean_up_unborn, when_closed};
 use super::signatures::{self, Partition};
 use super::tool::Tools;
 use super::volume::{VolumeArgs, require_root};
-use super::{force, left_over, output, warned};
+use super::{detaching, force, left_over, output, warned};
 
 /// How long a serving process may take to end after its disk is gone: an orderly shutdown of the
 /// association has five seconds.
-const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the serving processes may take to say how they are, all of them together: each answers
 /// at once, or when it has asked its controller (0.3 s).
@@ -445,19 +444,8 @@ pub(super) fn detach(dir: &VolumeDir, record: &Record) -> Result<()> {
     if !record.process.is_alive() {
         return when_closed(record, || clean_up(dir, record));
     }
-    let control = dir.control();
-    let of = record.clone();
-    let asked = telling(
-        move || Ok(ask(&control, Request::Detach)),
-        || {
-            format!(
-                "{}: that is waited for, 10 s at most",
-                kept_by(&of, claimed(&of))
-            )
-        },
-    )?;
-    match asked {
-        Ok(Answer::Detached) => wait_for_exit(record),
+    match detaching::ask_to_detach(dir, record)? {
+        Ok(Answer::Detached) => wait_for_last_user(record),
         // The process does not know what was mounted by hand, and is being unmounted.
         Ok(Answer::Refused(reason)) => match claimed(record) {
             Some(used) => bail!("{used}"),
@@ -467,7 +455,7 @@ pub(super) fn detach(dir: &VolumeDir, record: &Record) -> Result<()> {
         Err(error) if is_gone(&error) => match record.process.anothers(dir.path()) {
             Some(other) => Err(other.into()),
             // It has just gone by itself.
-            None => wait_for_exit(record),
+            None => wait_for_last_user(record),
         },
         Err(error) => Err(error).with_context(|| {
             format!(
@@ -487,20 +475,8 @@ pub(super) fn is_gone(error: &std::io::Error) -> bool {
     )
 }
 
-/// Does `work`, and says what that waits for when it takes long.
-fn telling<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-    what: impl FnOnce() -> String,
-) -> Result<T> {
-    let work = Work::start(work)?;
-    if !wait_for(&[work.as_fd()], Some(TELL_AFTER))? {
-        output::note(&what());
-    }
-    work.result()
-}
-
 /// What keeps a disk that is to go, in words.
-fn kept_by(record: &Record, used: Option<Use>) -> String {
+pub(super) fn kept_by(record: &Record, used: Option<Use>) -> String {
     let open = || {
         format!(
             "{} is still open {}",

@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod claim;
 mod control;
+mod detaching;
 mod discover;
 mod disk;
 mod doctor;

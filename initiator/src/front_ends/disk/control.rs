@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// How long either side waits for the other. The serving process answers at once or after a
 /// detach, which has limits of its own: 5 s for the kernel to clear the device, 5 s to see whether
 /// others have it open, and 10 s for those.
-const PATIENCE: Duration = Duration::from_secs(25);
+pub const PATIENCE: Duration = Duration::from_secs(25);
 /// Longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 

@@ -93,6 +93,15 @@ impl Process {
         start_ticks(self.pid).is_ok_and(|ticks| ticks == self.start_ticks)
     }
 
+    /// Whether a signal or a debugger has stopped it, so that it answers nothing (proc_pid_stat(5),
+    /// field 3).
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let state = stat.rsplit_once(") ").map(|(_, rest)| rest);
+        state.is_some_and(|state| state.starts_with(['T', 't']))
+    }
+
     /// Waits for its end; `false` when it runs on after `patience`.
     #[must_use]
     pub fn wait(&self, patience: Duration) -> bool {
