@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM to what makes, serves and takes down disks: it ends within two seconds and
+//! SIGINT, SIGTERM and SIGHUP to what makes, serves and takes down disks: it ends within two seconds and
 //! leaves nothing. What has to write dirty data of a mounted disk says so, and ends at a second
 //! one.
 
@@ -457,14 +457,15 @@ fn a_tool_that_does_not_end_is_given_up_and_named() {
     );
     machine.assert_clean(&device);
     // A signal ends it sooner, and what may take its time as well.
-    for tool in ["blkid", "mount"] {
+    let all = [Signal::SIGTERM, Signal::SIGHUP];
+    for (tool, sent) in ["blkid", "mount"].into_iter().zip(all) {
         let (_, pid) = endless(machine, tool);
         let _ = fs::remove_file(&pid);
         let mount = Running::start(slow(tool, "mount", &[utf8(&point)]));
         let said = || fs::read_to_string(&pid).unwrap_or_default();
         wait_until("the tool runs", || said().ends_with('\n'));
-        let output = mount.interrupted(Signal::SIGTERM);
-        assert_eq!(output.status.code(), Some(143), "{output:?}");
+        let output = mount.interrupted(sent);
+        assert_eq!(output.status.code(), Some(128 + sent as i32), "{output:?}");
         machine.assert_clean(&device);
         let process = Path::new("/proc").join(said().trim());
         wait_until("the tool has ended", || !process.exists());
@@ -477,7 +478,7 @@ fn a_mount_that_has_failed_ends_while_its_disk_does_not_go() {
     if !has_disks(test, &["mkfs.ext4"]) {
         return;
     }
-    for sent in [Signal::SIGTERM, Signal::SIGINT] {
+    for sent in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let scene = Scene::new();
         let machine = &scene.machine;
         let point = machine.mount_point();

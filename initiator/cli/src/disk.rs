@@ -260,7 +260,9 @@ impl Row {
             && state.attention.is_none()
         {
             let (at, folder) = (point.display(), word_of(point));
-            let kept = claimed(&record).filter(|used| !used.folders.is_empty());
+            let used = claimed(&record);
+            let is_unused = used.is_none() && record.has_disk() && is_its_disk(&record);
+            let kept = used.filter(|used| !used.folders.is_empty());
             state.attention = Some(match (kept, users_of_unmounted(&record.device)) {
                 // By force it would end under those that still write to it.
                 (Some(used), _) => format!(
@@ -269,6 +271,7 @@ impl Row {
                 (None, Some(users)) => format!(
                     "unmounted from {at} (lazily), and still in use by {users}: the disk goes when that ends"
                 ),
+                (None, None) if is_unused => not_mounted(&record, &at.to_string()),
                 (None, None) => format!(
                     "being mounted at {at}, or unmounted from there; if that does not end: capstan \
                      umount --force {folder}"
@@ -356,6 +359,14 @@ impl Row {
             self.record.process.pid.to_string(),
         ]
     }
+}
+
+/// What a disk that was to be mounted at `at`, and is not in use, is.
+pub(super) fn not_mounted(record: &Record, at: &str) -> String {
+    format!(
+        "attached and not mounted: unless a mount of it at {at} is under way, it stays so; capstan detach {}",
+        record.name()
+    )
 }
 
 /// The state of a volume whose process has taken its disk down.

@@ -221,7 +221,10 @@ fn wait<T: Send + 'static>(
             continue;
         }
         match interrupts.next() {
-            Some(interrupted) if asked.is_some_and(|asked| asked.is_insisted_on()) => {
+            Some(interrupted)
+                if !interrupted.is_hangup()
+                    && asked.is_some_and(|asked| asked.is_insisted_on()) =>
+            {
                 return Ok(Waited::Insisted(interrupted));
             }
             Some(_) if asked.is_some() => {}

@@ -1,7 +1,8 @@
-//! SIGINT and SIGTERM for commands that have something to put in order before they end. All others
-//! leave both to the kernel, which ends them where they are.
+//! SIGINT, SIGTERM and SIGHUP for commands that have something to put in order before they end. All
+//! others leave them to the kernel, which ends them where they are.
 
 use std::fmt;
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process;
 use std::thread::{self, JoinHandle};
@@ -30,6 +31,12 @@ const PRINTING: Duration = Duration::from_millis(500);
 pub(super) struct Interrupted(pub(super) Signal);
 
 impl Interrupted {
+    /// Whether the terminal has gone. That comes unasked, several times at once or in a row, and is
+    /// nobody's wish to lose what is not written.
+    pub(super) fn is_hangup(self) -> bool {
+        self.0 == Signal::SIGHUP
+    }
+
     /// The exit status that shells give to a command which the signal ended.
     pub(super) fn exit_status(self) -> u8 {
         u8::try_from(self.0 as i32).map_or(u8::MAX, |number| number.saturating_add(128))
@@ -54,13 +61,31 @@ pub(super) fn outlive_file_size_limit() -> Result<()> {
     signals.thread_block().context("blocking SIGXFSZ")
 }
 
-/// SIGINT and SIGTERM, which this process takes itself from now on.
+/// What asks this process to end: also that its terminal has gone, as at the end of an ssh session,
+/// but where what started it had that ignored (nohup(1)).
+fn ends() -> SigSet {
+    let mut ends = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    if !is_ignored(Signal::SIGHUP) {
+        ends.add(Signal::SIGHUP);
+    }
+    ends
+}
+
+/// Whether this process ignores a signal (`SigIgn` of proc_pid_status(5)).
+fn is_ignored(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    bits.is_some_and(|bits| bits >> (signal as i32 - 1) & 1 == 1)
+}
+
+/// SIGINT, SIGTERM and SIGHUP, which this process takes itself from now on.
 pub(super) struct Interrupts(SignalFd);
 
 impl Interrupts {
     /// Blocks them for this thread and those that it starts afterwards: to be called before any is.
     pub(super) fn take() -> Result<Self> {
-        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        let signals = ends();
         signals.thread_block().context("blocking signals")?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let signals = SignalFd::with_flags(&signals, flags).context("signalfd")?;
@@ -105,7 +130,7 @@ impl Interrupts {
     /// # Errors
     /// The kernel refuses, which it does not for these signals.
     pub(super) fn leave_to_the_kernel(&self) -> Result<()> {
-        let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        let signals = ends();
         signals.thread_unblock().context("unblocking signals")
     }
 

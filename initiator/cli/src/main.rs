@@ -115,7 +115,7 @@ enum Command {
     Umount(mount::Umount),
     /// List the volumes attached to this machine.
     List(disk::List),
-    /// Serve a volume to NBD clients on a unix socket, until SIGINT or SIGTERM.
+    /// Serve a volume to NBD clients on a unix socket, until SIGINT, SIGTERM or SIGHUP.
     ServeNbd(serve::ServeNbd),
     /// Say what this machine lacks, and with an address what keeps it from that target, each with
     /// what mends it.

@@ -11,6 +11,7 @@ use capstan_initiator::front_ends::disk::mounts::{
     Mount as Mounted, mount_at, mounts_of, resolved,
 };
 use capstan_initiator::front_ends::disk::record::{Record, VolumeDir};
+use capstan_initiator::front_ends::disk::serve::is_its_disk;
 use capstan_initiator::front_ends::disk::users::{swap_on, users_of_unmounted};
 use capstan_initiator::front_ends::disk::uses::{Use, claimed, claimed_behind_unmount};
 use capstan_initiator::words::word_of;
@@ -20,6 +21,7 @@ use serde_json::json;
 
 use super::args::{OutputArgs, OutputFormat};
 use super::disk::{self, find, find_device, wait_for_last_user};
+use super::force::TELL_AFTER;
 use super::found::found_at;
 use super::interrupt::{self, Interrupted, Interrupts};
 use super::left_over::{clean_up, when_closed};
@@ -255,8 +257,7 @@ impl Umount {
         }
         let unfinished = mounts.is_empty() && !record.mount_points.is_empty();
         if unfinished && !self.force && record.process.is_alive() {
-            let (target, device) = (self.target.display(), record.device.display());
-            let named = word_of(&self.target);
+            let target = self.target.display();
             if let Some(used) = claimed(&record).filter(|used| !used.folders.is_empty()) {
                 bail!(
                     "{target} is unmounted already, and the file system lives on: {used}; nothing was ended, and the \
@@ -269,6 +270,15 @@ impl Umount {
                      and the disk goes with that"
                 );
             }
+        }
+        // Where an unmount is just over, so is this one, once the disk has gone.
+        if unfinished && !self.force && !record.process.wait(TELL_AFTER) {
+            let (target, device) = (self.target.display(), record.device.display());
+            if claimed(&record).is_none() && record.has_disk() && is_its_disk(&record) {
+                let found = disk::not_mounted(&record, &target.to_string());
+                bail!("{device} is {found}");
+            }
+            let named = word_of(&self.target);
             bail!(
                 "the kernel has unmounted {target} and has not finished with {device}, or has not begun \
                  to mount it: it waits for I/O; see `capstan list`. What ends it without what is not \
