@@ -3,7 +3,7 @@
 //! This process serves the file meanwhile, answers `list`, and gives up when it takes too long:
 //! the kernel reads the partition table before it lets go of the one that configures the device.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,11 +23,19 @@ use crate::front_ends::block::Geometry;
 use crate::front_ends::fuse::file_system::FileSystem;
 use crate::front_ends::fuse::{FuseConnection, FuseFrontEnd, FuseMount};
 use crate::front_ends::unwritten::SharedUnwritten;
+use crate::limits::DISK_DESCRIPTORS;
 
 /// Beyond the time that one I/O may take: the kernel's own work, and a reconnect that goes well.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the process that configures the device may take to end when its I/O fails.
 const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Fails where a disk could be made and not be ended in order any more, which opens files: better
+/// none than one that only force ends.
+fn check_descriptors() -> io::Result<()> {
+    let opened = (0..DISK_DESCRIPTORS).map(|_| File::open("/dev/null"));
+    opened.collect::<io::Result<Vec<_>>>().map(drop)
+}
 
 /// What a disk is made with.
 pub(super) struct SetUp<'a> {
@@ -53,6 +61,8 @@ impl SetUp<'_> {
         record: &mut Record,
         claim: &mut Option<Claim>,
     ) -> Result<OwnedFd, ServeError> {
+        check_descriptors()
+            .map_err(system("opening as many files as the end of the disk takes"))?;
         let mount_point = self.dir.mount_point();
         fs::create_dir(&mount_point).map_err(system("folder to mount FUSE at"))?;
         let (mount, fuse) = FuseMount::new(&mount_point, self.source, self.geometry.read_only)?;
