@@ -7,8 +7,10 @@
 //! does not go with the file (`name.rs`). A claim is not a reservation: other machines do not see
 //! it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -24,7 +26,7 @@ use crate::front_ends::disk::loop_device::{has_file, is_configured};
 use crate::front_ends::disk::loop_process::{LoopProcessError, look};
 use crate::front_ends::disk::mounts::{Elsewhere, mount_elsewhere, mounts_of};
 use crate::front_ends::disk::record::{RUN_DIR_VARIABLE, VolumeDir, run_dir};
-use crate::front_ends::disk::serving::Process;
+use crate::front_ends::disk::serving::{FOLDER_OPTION, Process};
 use crate::host::NamespaceInfo;
 use crate::shortage::shortage;
 use crate::variables;
@@ -215,6 +217,21 @@ impl Holder {
 }
 
 impl HolderDisk {
+    /// The disk that a process serves, by its command line (proc_pid_cmdline(5)).
+    fn of_process(pid: i32) -> Option<Self> {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let mut words = line.split(|&byte| byte == 0);
+        words.find(|&word| word == FOLDER_OPTION.as_bytes())?;
+        let folder = PathBuf::from(OsStr::from_bytes(words.next()?));
+        let record = VolumeDir::at(folder.clone()).record().ok()??;
+        let is_it = record.process.pid == pid && record.has_disk();
+        is_it.then(|| Self {
+            device: record.device,
+            loop_name: record.loop_name,
+            folder,
+        })
+    }
+
     /// Whether the device still is this disk.
     fn is_there(&self) -> bool {
         let look = || match look(&self.device) {
@@ -408,14 +425,23 @@ fn take_name(folder: &Path, of: &str, path: &Path) -> Result<Named, ClaimError> 
     }
 }
 
-/// What has a claim whose file was removed.
+/// What has a claim whose file was removed, and how to end that. Of a disk its process tells.
 fn unseen(pid: Option<i32>, path: &Path) -> String {
     let path = path.display();
+    let disk = pid.and_then(HolderDisk::of_process);
     let by = pid.map_or_else(
         || "a process that cannot be seen from here (of another container)".to_owned(),
         |pid| format!("process {pid} (see ps -fp {pid})"),
     );
-    format!("claimed by {by}, whose file {path} was removed meanwhile; end that process first")
+    let (state, end) = disk.map_or_else(
+        || (String::new(), "end that process first".to_owned()),
+        |disk| {
+            let (state, end) = disk.in_words();
+            (state, format!("end that first: {end}"))
+        },
+    );
+    let words = format!("claimed by {by}{state}, whose file {path} was removed meanwhile; {end}");
+    Shown(&words).to_string()
 }
 
 enum Locked {
