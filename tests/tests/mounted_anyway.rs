@@ -1,7 +1,7 @@
 //! Mounts that cannot be, or should not be: what is said of a file system that is larger than its
 //! volume, of one that is shared, of a volume that is read-only.
 
-use std::fs;
+use std::fs::{self, File};
 
 use capstan_tests::disks::ext4_image;
 use capstan_tests::program::{
@@ -64,5 +64,35 @@ fn an_unmount_behind_another_one_waits_for_the_disk_to_go() {
         );
         assert!(machine.list().is_empty());
     }
+    assert!(target.stop().success());
+}
+
+#[test]
+fn a_busy_file_system_that_is_ended_by_force_says_whether_it_is_written() {
+    let test = "a_busy_file_system_that_is_ended_by_force_says_whether_it_is_written";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = own_address();
+    let target = Daemon::start(utf8(&ext4_image(folder.path())), 4096, at);
+    let machine = Machine::new(at);
+    machine.mount(&[]);
+    let point = machine.mount_point();
+    let busy = File::create(point.join("busy")).unwrap();
+    fs::write(point.join("file"), vec![7; 1 << 20]).unwrap();
+    let output = machine.run("umount", &["--force", utf8(&point)]);
+    told(&output);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("what was written to it until now is on the volume"),
+        "{said}"
+    );
+    assert!(!said.contains("lost"), "{said}");
+    drop(busy);
+    machine.mount(&[]);
+    let kept = fs::read(point.join("file")).unwrap();
+    assert!(kept == vec![7; 1 << 20], "it is not there");
+    machine.umount();
     assert!(target.stop().success());
 }

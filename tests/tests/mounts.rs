@@ -211,7 +211,15 @@ fn what_lies_on_a_volume_is_unmounted_before_it() {
     // By force the folder takes with it what lies on it.
     machine.mount(&[]);
     overlay();
-    told(&machine.run("umount", &["--force", utf8(&mount_point)]));
+    let output = machine.run("umount", &["--force", utf8(&mount_point)]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let taken = format!(
+        "the overlay at {} lies on {}, and is unmounted with it",
+        utf8(&merged),
+        utf8(&mount_point)
+    );
+    assert_eq!(said.lines().collect::<Vec<_>>(), [taken.as_str()]);
+    told(&output);
     machine.assert_clean(&device);
 }
 

@@ -164,12 +164,16 @@ pub(super) fn unmount(
             }
         };
     let unnamed = Unnamed::write(record, mounts)?;
+    let also = unnamed.in_words();
+    unwritten.extend(unnamed.unwritten(patience));
+    let lost = match (was_alive, &unwritten[..]) {
+        (true, []) => "what was written to it until now is on the volume",
+        _ => "what was not written is lost",
+    };
     tracing::warn!(
         device = %record.name(),
-        "{why}: the serving process is ended, and what was not written is lost{}",
-        unnamed.in_words()
+        "{why}: the serving process is ended, and {lost}{also}"
     );
-    unwritten.extend(unnamed.unwritten(patience));
     let loss = (was_alive && !unwritten.is_empty()).then(|| unwritten.join("; "));
     end_mounted(dir, record, unmounting.as_ref(), loss)?;
     Ok(false)

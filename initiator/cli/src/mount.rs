@@ -26,7 +26,7 @@ use super::found::found_at;
 use super::interrupt::{self, Interrupted, Interrupts};
 use super::left_over::{clean_up, when_closed};
 use super::mount_options::{check_options, kind, without_journal};
-use super::others::check_free;
+use super::others::{check_free, tell_taken};
 use super::tool::Tools;
 use super::values::within;
 use super::volume::{VolumeArgs, require_root};
@@ -254,6 +254,9 @@ impl Umount {
         if self.force && mounts.is_empty() {
             // It may be ended next, and only that one: another is not waited for.
             record.process.check_serves(dir.path())?;
+        }
+        if self.force {
+            tell_taken(&self.target, &mounts);
         }
         let unfinished = mounts.is_empty() && !record.mount_points.is_empty();
         if unfinished && !self.force && record.process.is_alive() {

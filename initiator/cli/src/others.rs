@@ -1,11 +1,14 @@
 //! Mounts of something else that lie on those of a volume: an unmount of the volume would take them
 //! away, instead of its own or with it.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
-use capstan_initiator::front_ends::disk::mounts::{InTheWay, Mount, in_the_way, seen_at};
+use capstan_initiator::front_ends::disk::mounts::{InTheWay, Mount, in_the_way, resolved, seen_at};
 use capstan_initiator::front_ends::disk::record::Record;
 use capstan_initiator::words::word_of;
 
+use super::output;
 use super::tool::run;
 
 /// More of them are not named: the next try does.
@@ -26,6 +29,28 @@ pub(super) fn check_free(record: &Record, mounts: &[Mount]) -> Result<()> {
         of.mount_point.display(),
         in_words(&found)
     )
+}
+
+/// Says which of `mounts` is unmounted with the folder `named`, the last of them, as it lies on that.
+pub(super) fn tell_taken(named: &Path, mounts: &[Mount]) {
+    let Some((of, others)) = mounts.split_last() else {
+        return;
+    };
+    // By a disk, all of it is named.
+    if resolved(named).is_ok_and(|path| path == of.mount_point) {
+        let of = of.mount_point.display();
+        for Mount {
+            fs_type,
+            mount_point: at,
+            ..
+        } in others
+        {
+            let at = at.display();
+            output::note(&format!(
+                "the {fs_type} at {at} lies on {of}, and is unmounted with it"
+            ));
+        }
+    }
 }
 
 /// What they are, and the commands that unmount them.
