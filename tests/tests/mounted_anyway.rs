@@ -2,11 +2,114 @@
 //! volume, of one that is shared, of a volume that is read-only.
 
 use std::fs::{self, File};
+use std::path::PathBuf;
 
 use capstan_tests::disks::ext4_image;
 use capstan_tests::program::{
     Daemon, Machine, complaint, has_disks, own_address, told, tool, utf8,
 };
+use capstan_tests::target::SUBNQN;
+
+#[test]
+fn a_file_system_larger_than_its_volume_is_told_of() {
+    let test = "a_file_system_larger_than_its_volume_is_told_of";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = ext4_image(folder.path());
+    let was = fs::metadata(&image).unwrap().len();
+    let cut = File::options().write(true).open(&image).unwrap();
+    cut.set_len(was / 2).unwrap();
+    let at = own_address();
+    let target = Daemon::start(utf8(&image), 4096, at);
+    let machine = Machine::new(at);
+    let point = machine.mount_point();
+    let said = complaint(&machine.run_on_target("mount", &[utf8(&point)]));
+    for words in [
+        &format!("has {} bytes", was / 2),
+        &format!("the ext4 on it was made for {was}"),
+        "make the volume as long again at the target",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(target.stop().success());
+}
+
+#[test]
+fn a_file_system_that_is_no_clustered_one_is_not_shared_silently() {
+    let test = "a_file_system_that_is_no_clustered_one_is_not_shared_silently";
+    if !has_disks(test, &["mkfs.ext4"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = own_address();
+    let target = Daemon::start(utf8(&ext4_image(folder.path())), 4096, at);
+    let machine = Machine::new(at);
+    let point = machine.mount_point();
+    let ways: [(&[&str], bool); 4] = [
+        (&["--shared"], true),
+        (&["--shared", "--read-only"], false),
+        (&["--shared", "-o", "noatime,ro"], false),
+        (&[], false),
+    ];
+    for (args, warned) in ways {
+        let output = machine.run_on_target("mount", &[args, &[utf8(&point)]].concat());
+        told(&output);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let has = said.contains("ext4 is no clustered file system") && said.contains("destroy it");
+        assert_eq!(has, warned, "{args:?}: {said}");
+        machine.umount();
+    }
+    let refused = complaint(&machine.run_on_target("mount", &["-r", "-o", "rw", utf8(&point)]));
+    assert!(
+        refused.contains("--options has \"rw\", and --read-only is given"),
+        "{refused}"
+    );
+    assert!(target.stop().success());
+}
+
+#[test]
+fn a_volume_that_is_read_only_is_said_to_be() {
+    if !has_disks("a_volume_that_is_read_only_is_said_to_be", &[]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("blank");
+    File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let at = own_address();
+    let listen = at.to_string();
+    let target = Daemon::serve(&[
+        "--provider",
+        "iwarp",
+        "--nqn",
+        SUBNQN,
+        "--export",
+        utf8(&image),
+        "--read-only",
+        "--listen",
+        &listen,
+    ]);
+    let machine = Machine::new(at);
+    let attach = machine.run_on_target("attach", &[]);
+    let device = PathBuf::from(told(&attach).trim());
+    let said = String::from_utf8_lossy(&attach.stderr).into_owned();
+    let expected = format!(
+        "{} is read-only: the target protects namespace 1 from writes\n",
+        utf8(&device)
+    );
+    assert_eq!(said, expected);
+    let listed = told(&machine.run("list", &[]));
+    assert!(listed.contains("live, read-only"), "{listed}");
+    told(&machine.run("detach", &[utf8(&device)]));
+    let point = machine.mount_point();
+    let said = complaint(&machine.run_on_target("mount", &[utf8(&point)]));
+    assert!(
+        said.contains("is blank and read-only") && !said.contains("mkfs"),
+        "{said}"
+    );
+    assert!(target.stop().success());
+}
 
 #[test]
 fn what_has_a_claim_without_its_file_is_named_with_what_ends_it() {

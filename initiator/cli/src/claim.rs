@@ -24,6 +24,21 @@ impl ShareArgs {
         }
     }
 
+    /// Warns where `what`, a volume that is shared for writing, holds a file system that is not made
+    /// for that. Those that nothing ever writes are.
+    pub(super) fn warn(self, fs_type: &str, what: &str) {
+        let can_be_shared = matches!(
+            fs_type,
+            "gfs2" | "ocfs2" | "cramfs" | "erofs" | "iso9660" | "romfs" | "squashfs"
+        );
+        if self.shared && !can_be_shared {
+            tracing::warn!(
+                "{fs_type} is no clustered file system: where {what} is mounted for writing twice, on one machine or on two, \
+                 both destroy it; mount it for writing once, and with --read-only elsewhere"
+            );
+        }
+    }
+
     /// Claims a namespace for this process, which is `what`, as in "namespace 1 is …".
     pub(super) fn claim(
         self,

@@ -73,6 +73,13 @@ impl Attach {
             told["partitions"] = partitions.iter().map(partition_json).collect();
             return named_anyway(&record, output::json(&told));
         }
+        if record.read_only && !self.volume.read_only {
+            output::note(&format!(
+                "{} is read-only: the target protects namespace {} from writes",
+                record.device.display(),
+                record.nsid
+            ));
+        }
         // Not on stdout, which has the device for whatever reads it.
         for partition in &partitions {
             let device = partition.device.display();
@@ -330,7 +337,8 @@ impl Row {
             "live" => "but see below".to_owned(),
             _ => "see below".to_owned(),
         });
-        let texts = [Some(state.clone()), attempt, held.clone(), see];
+        let read_only = self.record.read_only.then(|| "read-only".to_owned());
+        let texts = [Some(state.clone()), read_only, attempt, held.clone(), see];
         let texts: Vec<_> = texts.into_iter().flatten().collect();
         texts.join(", ")
     }

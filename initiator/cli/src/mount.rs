@@ -30,7 +30,7 @@ use super::others::{check_free, tell_taken};
 use super::tool::Tools;
 use super::values::within;
 use super::volume::{VolumeArgs, require_root};
-use super::{force, left_over, output, signatures, warned};
+use super::{force, fs_size, left_over, output, read_only, signatures, warned};
 
 /// Arguments of `mount`.
 #[derive(Args, Debug)]
@@ -74,6 +74,7 @@ impl Mount {
         }
         if let Some(options) = &self.options {
             check_options(options)?;
+            read_only::check(self.volume.read_only, options)?;
         }
         check_empty(&self.mount_point)?;
         // Taken before a thread starts, which must not get them.
@@ -119,8 +120,11 @@ impl Mount {
         };
         let fs_type = match &self.fs_type {
             Some(fs_type) if fs_type != "auto" => fs_type.clone(),
-            _ => probe(&self.named(record), self.part, &device, tools)?,
+            _ => self.probe(record, &device, tools)?,
         };
+        if !record.read_only && !read_only::has(self.options.as_deref(), "ro") {
+            self.volume.share.warn(&fs_type, &self.named(record));
+        }
         let read_only = (record.read_only || self.volume.read_only).then_some("ro");
         let options: Vec<&str> = read_only
             .into_iter()
@@ -152,6 +156,9 @@ impl Mount {
             if let Some(why) = why {
                 return Err(error.context(why));
             }
+            if let Some(why) = fs_size::why_not_mounted(&named, &device, &fs_type, tools) {
+                return Err(error.context(why));
+            }
             if let Some(why) = read_only.and_then(|_| without_journal(&fs_type, &options)) {
                 return Err(error.context(format!("{named} {why}")));
             }
@@ -166,6 +173,20 @@ impl Mount {
         let what = record.device.display().to_string();
         tools.read(&what, move || Ok(set_autoclear(&of)?))?;
         Ok(fs_type)
+    }
+
+    /// The kind of file system on `device`, the disk or the partition of it that was named.
+    fn probe(&self, record: &Record, device: &Path, tools: &Tools<'_>) -> Result<String> {
+        let what = self.named(record);
+        let found = signatures::file_system(device, tools)?;
+        found.map_err(|content| match content {
+            signatures::NoFileSystem::Blank { .. }
+                if record.read_only && !self.volume.read_only =>
+            {
+                read_only::blank(&what)
+            }
+            content => signatures::nothing_to_mount(&what, self.part, device, &content, tools),
+        })
     }
 
     /// What is to be mounted, in words.
@@ -192,12 +213,6 @@ fn check_empty(point: &Path) -> Result<()> {
         tracing::warn!("{at} is not empty: what is in it is hidden until the volume is unmounted");
     }
     Ok(())
-}
-
-/// The kind of file system on `device`, which is called `what` and is this partition, or a disk.
-fn probe(what: &str, part: Option<u32>, device: &Path, tools: &Tools<'_>) -> Result<String> {
-    let found = signatures::file_system(device, tools)?;
-    found.map_err(|content| signatures::nothing_to_mount(what, part, device, &content, tools))
 }
 
 /// Makes sure that the file system at `mount_point` is the one on `device`: a mount that failed
