@@ -343,6 +343,29 @@ fn a_write_that_is_interrupted_says_what_it_has_written() {
 }
 
 #[test]
+fn an_interrupted_read_says_how_much_of_it_is_there() {
+    let at = own_address();
+    let target = Daemon::start("ram:16MiB", 4096, at);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let fifo = folder.path().join("fifo");
+    mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).expect("a FIFO");
+    let reading = Running::capstan(&format!("read -d {}", utf8(&fifo)), at);
+    let mut data = fs::File::open(&fifo).expect("it is written");
+    // A chunk is counted once all of it is taken.
+    data.read_exact(&mut vec![1; 3 << 20])
+        .expect("it is written");
+    let output = reading.interrupted(Signal::SIGTERM);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    let words = format!("{} has the first ", utf8(&fifo));
+    assert!(
+        stderr.contains(&words) && stderr.contains("ended by SIGTERM"),
+        "{stderr}"
+    );
+    assert!(target.stop().success());
+}
+
+#[test]
 fn a_volume_served_over_nbd_ends_though_its_target_is_stopped() {
     let at = own_address();
     let target = Daemon::start("ram:16MiB", 4096, at);

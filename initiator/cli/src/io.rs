@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use capstan_initiator::host::NamespaceInfo;
@@ -176,9 +177,19 @@ impl Read {
                 "stdout takes the data or JSON, not both; give a file with --data",
             ));
         }
+        let interrupts = Interrupts::take()?;
+        let so_far = Arc::new(AtomicU64::new(0));
+        let told = (Arc::clone(&so_far), self.name());
+        interrupts.end_the_process(move || match told.0.load(Ordering::Relaxed) {
+            0 => format!("{} has nothing of what was to be read", told.1),
+            bytes => format!(
+                "{} has the first {bytes} bytes of what was to be read",
+                told.1
+            ),
+        })?;
         let (options, nsid) = (self.connect.options()?, self.range.namespace_id);
         let (mut queue, namespace) = connect(&options, nsid)?;
-        let result = self.copy(&mut queue, &namespace);
+        let result = self.copy(&mut queue, &namespace, &so_far);
         let result = result.map_err(|error| warned::of_queue(error, &mut queue, &options, nsid));
         // In order also after an error.
         queue.close();
@@ -186,8 +197,21 @@ impl Read {
         done(&self.output, &namespace, self.range.start_block, blocks)
     }
 
-    /// Reads what was asked for: how many blocks.
-    fn copy(&self, queue: &mut DirectQueue, namespace: &NamespaceInfo) -> Result<u64> {
+    /// Where the data goes, in words.
+    fn name(&self) -> String {
+        match self.data.to_str() {
+            Some("-") => "stdout".to_owned(),
+            _ => self.data.display().to_string(),
+        }
+    }
+
+    /// Reads what was asked for: how many blocks. `so_far` is how many bytes are where they belong.
+    fn copy(
+        &self,
+        queue: &mut DirectQueue,
+        namespace: &NamespaceInfo,
+        so_far: &AtomicU64,
+    ) -> Result<u64> {
         let lba_bytes = namespace.lba_bytes;
         let bytes = match self.data_size {
             Some(bytes) => {
@@ -198,10 +222,7 @@ impl Read {
         };
         let blocks = bytes / u64::from(lba_bytes);
         let mut out = open_output(&self.data)?;
-        let told = || match self.data.to_str() {
-            Some("-") => "writing to stdout".to_owned(),
-            _ => format!("writing to {}", self.data.display()),
-        };
+        let told = || format!("writing to {}", self.name());
         let failed = |error: io::Error| match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => anyhow!(
                 "{}: {error}; expected room for {} there (df and df -i show what is free): free some, or write elsewhere",
@@ -246,6 +267,7 @@ impl Read {
                     .context("a buffer larger than a chunk")?;
                 buffer.copy_to(0, bytes);
                 out.write_all(bytes).map_err(failed)?;
+                so_far.fetch_add(len as u64, Ordering::Relaxed);
                 written += (len as u64) / u64::from(lba_bytes);
                 ahead.pop_front();
             }
