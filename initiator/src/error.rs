@@ -10,6 +10,7 @@ use capstan_rdma::contract::CmError;
 
 use crate::address::AddressError;
 use crate::host::Held;
+use crate::ladder::tried_for;
 use crate::words::Count;
 
 /// An option has a value it cannot have.
@@ -58,10 +59,12 @@ pub enum ConnectError {
         failures: Failures,
     },
     /// No transport leads to a controller.
-    #[error("{name} is reached over no transport: {failures}")]
+    #[error("{name} is reached over no transport{}: {failures}", tried_for(*.tried_ms))]
     Ladder {
         /// The name or address.
         name: String,
+        /// How long they were tried, all of them together.
+        tried_ms: u64,
         /// Why, of each.
         failures: RungFailures,
     },

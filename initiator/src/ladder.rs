@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use capstan_rdma::{Preference, ProviderKind, choose};
 
@@ -13,6 +13,9 @@ use crate::error::{ConnectError, RungFailures};
 use crate::limits::RUNG_MS;
 use crate::options::{Options, Transport};
 use crate::race;
+
+/// A person notices no shorter wait, in milliseconds.
+const NOTICED_MS: u64 = 1000;
 
 /// The transport that an association with [`Transport::Auto`] has taken. It reconnects over that
 /// one only.
@@ -155,6 +158,7 @@ pub(crate) fn climb(
     addresses: &[SocketAddr],
 ) -> Result<AssociationEngine, ConnectError> {
     let mut failures = Vec::new();
+    let begun = Instant::now();
     for rung in Rung::of(options.provider, addresses) {
         match race::settle(&rung.options(options), addresses, true) {
             Ok(mut engine) => {
@@ -171,6 +175,7 @@ pub(crate) fn climb(
     }
     Err(ConnectError::Ladder {
         name: options.traddr.clone(),
+        tried_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         failures: RungFailures(failures.into()),
     })
 }
@@ -188,6 +193,19 @@ fn leads_on(error: &ConnectError) -> bool {
             failures.0.iter().all(|(_, error)| leads_on(error))
         }
         _ => false,
+    }
+}
+
+/// How long a host has waited for all transports, in words, where it could be noticed: more than
+/// `--connect-timeout`, and less where that is long.
+pub(crate) fn tried_for(tried_ms: u64) -> String {
+    match tried_ms {
+        ..NOTICED_MS => String::new(),
+        _ => format!(
+            " after {:.1} s (each has the time of --connect-timeout, {:.1} s at most where no transport is named)",
+            Duration::from_millis(tried_ms).as_secs_f32(),
+            Duration::from_millis(RUNG_MS).as_secs_f32()
+        ),
     }
 }
 
@@ -263,13 +281,22 @@ mod tests {
         let mute = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = mute.local_addr().unwrap();
         let mut options = options(address);
-        options.connect_timeout = Duration::from_millis(300);
+        options.connect_timeout = Duration::from_millis(600);
         let begun = Instant::now();
         let error = climb(&options, &[address]).err().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
         let ConnectError::Ladder { failures, .. } = &error else {
             panic!("{error:?}");
         };
+        let told = error.to_string();
+        assert!(
+            told.contains("is reached over no transport after "),
+            "{told}"
+        );
+        assert!(
+            told.contains("the time of --connect-timeout, 3.5 s at most"),
+            "{told}"
+        );
         let names: Vec<_> = failures.0.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["RDMA (iwarp)", "NVMe/TCP"]);
         let bounded = Rung::Iwarp.options(&Options {
@@ -300,6 +327,7 @@ mod tests {
         let begun = Instant::now();
         let error = climb(&options(address), &[address]).err().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(3), "{error}");
+        assert!(!error.to_string().contains("--connect-timeout"), "{error}");
         assert!(matches!(error, ConnectError::Ladder { .. }), "{error:?}");
         stop.store(true, Ordering::Relaxed);
         drop(TcpStream::connect(address).unwrap());

@@ -330,6 +330,7 @@ mod tests {
         let failures = [failed("RDMA (iwarp)"), failed("NVMe/TCP")];
         let error = ConnectError::Ladder {
             name: "192.0.2.1".to_owned(),
+            tried_ms: 0,
             failures: RungFailures(failures.into()),
         };
         let checks = why_refused("discovery", "connect", address(), error);
