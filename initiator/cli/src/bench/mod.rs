@@ -473,7 +473,8 @@ fn descriptors(jobs: u16, queues: u16) -> String {
     let limit = getrlimit(Resource::RLIMIT_NOFILE);
     let limit = limit.map_or_else(|_| "not known".to_owned(), |(soft, _)| soft.to_string());
     format!(
-        "for {} with {} each, some {needed} descriptors are needed, and the limit is {limit}",
+        "for {} with {} each, some {needed} descriptors are needed, and the limit is {limit}: raise it, or give \
+         fewer --numjobs or --nr-io-queues",
         Count(jobs.into(), "job"),
         Count(queues.into(), "I/O queue")
     )
