@@ -38,7 +38,9 @@ fn writer(filter: LevelFilter) -> Dispatch {
             let stderr = tracing_subscriber::fmt::layer()
                 .with_writer(io::stderr)
                 .with_ansi(io::stderr().is_terminal())
-                .with_target(false);
+                .with_target(false)
+                // Told on stderr, where that cannot be written: it would panic.
+                .log_internal_errors(false);
             registry.with(stderr).into()
         }
     }

@@ -17,7 +17,10 @@ use nix::errno::Errno;
 
 fn main() -> ExitCode {
     if let Err(error) = outlive_file_size_limit() {
-        eprintln!("capstan-target: SIGXFSZ cannot be blocked: {error}");
+        let _ = writeln!(
+            io::stderr(),
+            "capstan-target: SIGXFSZ cannot be blocked: {error}"
+        );
         return ExitCode::FAILURE;
     }
     let cli = match Cli::try_parse() {
@@ -30,7 +33,12 @@ fn main() -> ExitCode {
             let told = format!("{error:#}");
             let lacks = told.contains("thread") && error.chain().any(is_refused);
             let why = lacks.then(|| format!("; {}", room::no_thread()));
-            eprintln!("capstan-target: {told}{}", why.unwrap_or_default());
+            // There is nowhere left to tell that stderr is gone.
+            let _ = writeln!(
+                io::stderr(),
+                "capstan-target: {told}{}",
+                why.unwrap_or_default()
+            );
             ExitCode::FAILURE
         }
     }

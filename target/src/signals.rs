@@ -2,7 +2,7 @@
 //! never on a data core.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
@@ -191,7 +191,8 @@ fn is_readable(fd: BorrowedFd<'_>, patience: PollTimeout) -> bool {
     reason = "what the other threads wait for may never come"
 )]
 fn end(why: &str) {
-    eprintln!("capstan-target: {why}");
+    // There is nowhere left to tell that stderr is gone.
+    let _ = writeln!(io::stderr(), "capstan-target: {why}");
     std::process::exit(1);
 }
 

@@ -76,6 +76,50 @@ fn no_program_panics_where_its_stdout_takes_nothing() {
     }
 }
 
+/// Errors and the log go to stderr.
+#[test]
+fn no_program_ends_otherwise_where_its_stderr_takes_nothing() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = folder.path().join("target.toml");
+    fs::write(&config, CONFIG).expect("a file");
+    let missing = folder.path().join("missing.toml");
+    let fails: [(&str, &[&str]); 4] = [
+        ("capstan-target", &["check", "--config", utf8(&missing)]),
+        ("capstan-target", &["serve", "--config", utf8(&missing)]),
+        ("capstan", &["detach", "/dev/loop-none"]),
+        (
+            "capstan",
+            &[
+                "id-ctrl",
+                "-t",
+                "tcp",
+                "-a",
+                "127.0.0.1",
+                "-s",
+                "1",
+                "-n",
+                "x",
+            ],
+        ),
+    ];
+    let mut all = lines(&config);
+    all.extend(fails.map(|(name, args)| {
+        let mut command = Command::new(program(name));
+        command.args(args);
+        command
+    }));
+    for command in &mut all {
+        command.env("CAPSTAN_RUN_DIR", folder.path().join("run"));
+        let plain = into(Stdio::piped(), command);
+        for stderr in [closed(), full()] {
+            command.stderr(stderr).stdout(Stdio::piped());
+            let child = command.spawn().expect("the program starts");
+            let output = child.wait_with_output().expect("a child");
+            assert_eq!(output.status, plain.status, "{command:?}");
+        }
+    }
+}
+
 #[test]
 fn a_disk_that_stdout_does_not_take_is_named_on_stderr() {
     let test = "a_disk_that_stdout_does_not_take_is_named_on_stderr";

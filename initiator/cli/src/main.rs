@@ -267,6 +267,8 @@ fn start_log(verbose: u8) -> Option<LastLines> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // Told on stderr, where that cannot be written: it would panic.
+        .log_internal_errors(false)
         .finish();
     let stderr = Dispatch::new(stderr);
     let Ok((behind, last_lines)) = Behind::start(stderr.clone()) else {

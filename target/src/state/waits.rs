@@ -2,7 +2,7 @@
 //! gone: what waits for it says so, and what must go on does not wait.
 
 use std::cell::Cell;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -48,7 +48,8 @@ fn say_silent(path: &Path) {
     // The commands have no log.
     match tracing::dispatcher::has_been_set() {
         true => tracing::warn!("{line}"),
-        false => eprintln!("capstan-target: {line}"),
+        // There is nowhere left to tell that stderr is gone.
+        false => drop(writeln!(io::stderr(), "capstan-target: {line}")),
     }
 }
 
