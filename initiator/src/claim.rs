@@ -225,7 +225,7 @@ impl HolderDisk {
         let folder = PathBuf::from(OsStr::from_bytes(words.next()?));
         let record = VolumeDir::at(folder.clone()).record().ok()??;
         let is_it = record.process.pid == pid && record.has_disk();
-        is_it.then(|| Self {
+        is_it.then_some(Self {
             device: record.device,
             loop_name: record.loop_name,
             folder,

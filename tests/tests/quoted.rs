@@ -57,7 +57,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 64] = [
+const STEPS: [(&str, Step); 65] = [
     (
         "chattr -{letters} {path}",
         In(HERE, "fn root_an_immutable_file"),
