@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::PEER_CAUSED;
-use capstan_rdma::contract::MigratedId;
 use capstan_reactor::log::LastLines;
 use capstan_reactor::{Clock, MailboxError, Sender};
 use capstan_storage::{IoError, OpenError};
@@ -17,7 +16,7 @@ use capstan_subsystem::{
 };
 
 use crate::allocation::Allocations;
-use crate::io_path::{LookingUp, Request, TcpRequest};
+use crate::io_path::{LookingUp, Offered};
 use crate::limits::MAILBOX_BOUND;
 use crate::lost::{Lost, Noted, Said, What};
 use crate::media::{Change, Media};
@@ -27,14 +26,7 @@ use crate::plan::Export;
 #[derive(Debug)]
 pub(crate) enum Message {
     /// Take over a connection request.
-    Adopt {
-        /// The transport's half.
-        migrated: MigratedId,
-        /// The checked half.
-        request: Box<Request>,
-    },
-    /// Take over a connection of NVMe/TCP.
-    AdoptTcp(Box<TcpRequest>),
+    Adopt(Box<Offered>),
     /// Carry out what the controllers want of one of this reactor's connections.
     Act(Action),
     /// Go on with a command that asked what is allocated.
@@ -143,30 +135,18 @@ impl ControlPlane {
     ///
     /// # Errors
     /// The reactor is stuck or has ended; the request comes back, to be refused.
-    pub(crate) fn offer(
-        &self,
-        reactor: usize,
-        migrated: MigratedId,
-        request: Box<Request>,
-    ) -> Result<(), (MigratedId, Box<Request>)> {
+    pub(crate) fn offer(&self, reactor: usize, offered: Box<Offered>) -> Result<(), Box<Offered>> {
         let Some(sender) = self.sender(reactor) else {
-            return Err((migrated, request));
+            return Err(offered);
         };
-        match sender.send(Message::Adopt { migrated, request }) {
+        match sender.send(Message::Adopt(offered)) {
             Err(
-                MailboxError::Full(Message::Adopt { migrated, request })
-                | MailboxError::Closed(Message::Adopt { migrated, request }),
-            ) => Err((migrated, request)),
+                MailboxError::Full(Message::Adopt(offered))
+                | MailboxError::Closed(Message::Adopt(offered)),
+            ) => Err(offered),
             // What comes back is what was sent.
             Ok(()) | Err(_) => Ok(()),
         }
-    }
-
-    /// The same of a connection of NVMe/TCP, which is closed where the reactor does not take it.
-    /// Whether it does.
-    pub(crate) fn offer_tcp(&self, reactor: usize, request: Box<TcpRequest>) -> bool {
-        let sender = self.sender(reactor);
-        sender.is_some_and(|sender| sender.send(Message::AdoptTcp(request)).is_ok())
     }
 
     /// Makes reactor 0 look at the timers of the controllers.
@@ -463,15 +443,19 @@ fn log(event: &Event) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
     use capstan_nvme_proto::status::Status;
-    use capstan_rdma::contract::{ConnectParam, MigratedId, PrivateData};
+    use capstan_rdma::contract::CmId;
+    use capstan_rdma::loopback::{Network, attributes};
     use capstan_reactor::mailbox;
     use capstan_subsystem::{
         Action, DisconnectReason, PortId, QueueSizes, Target, TargetConfig, Transport,
     };
+    use capstan_transport::manager::{ListenerId, Manager, Over, Request, TcpRequest};
 
     use super::{ControlPlane, Message, Turns, conn_id};
-    use crate::io_path::Request;
+    use crate::io_path::{Checked, Offered};
 
     /// A control plane with one reactor, which does not run.
     fn stuck(bound: usize) -> (ControlPlane, capstan_reactor::Mailbox<Message>) {
@@ -482,9 +466,8 @@ mod tests {
         (control, mailbox)
     }
 
-    fn offer(control: &ControlPlane) -> Result<(), (MigratedId, Box<Request>)> {
-        let address = "127.0.0.1:4420".parse().unwrap();
-        let request = Request {
+    fn offer(control: &ControlPlane) -> Result<(), Box<Offered>> {
+        let checked = Checked {
             fabric: 0,
             port: PortId(1),
             sizes: QueueSizes {
@@ -494,17 +477,21 @@ mod tests {
                 host_receives: 32,
                 cntlid: 0,
             },
-            param: ConnectParam {
-                private_data: PrivateData::EMPTY,
-                responder_resources: 0,
-                initiator_depth: 0,
-                rnr_retry_count: 0,
-            },
-            local: address,
-            peer: address,
             known: false,
         };
-        control.offer(0, MigratedId(Box::new(())), Box::new(request))
+        let address = "127.0.0.1:0".parse().unwrap();
+        let listener = TcpListener::bind(address).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let provider = Network::new(1).provider(&[], attributes()).unwrap();
+        let mut manager = Manager::new((Box::new(provider.manager().unwrap()), None));
+        let request = manager.give_away(Request {
+            listener: ListenerId(CmId(1)),
+            local: address,
+            peer: address,
+            over: Over::Tcp(TcpRequest::new(stream, Vec::new())),
+        });
+        let request = request.expect("a socket can go anywhere");
+        control.offer(0, Box::new(Offered { checked, request }))
     }
 
     #[test]
@@ -513,8 +500,12 @@ mod tests {
         let conn = conn_id(0, 7);
         offer(&control).unwrap();
         offer(&control).unwrap();
-        let (_, request) = offer(&control).expect_err("the mailbox is full");
-        assert_eq!(request.port, PortId(1), "the same request, to be refused");
+        let offered = offer(&control).expect_err("the mailbox is full");
+        assert_eq!(
+            offered.checked.port,
+            PortId(1),
+            "the same request, to be refused"
+        );
         control.route(Action::CompleteIo {
             conn,
             cid: 1,
@@ -529,8 +520,8 @@ mod tests {
         control.timer_moved();
         control.drain();
         let mut got = std::iter::from_fn(|| mailbox.poll());
-        assert!(matches!(got.next(), Some(Message::Adopt { .. })));
-        assert!(matches!(got.next(), Some(Message::Adopt { .. })));
+        assert!(matches!(got.next(), Some(Message::Adopt(_))));
+        assert!(matches!(got.next(), Some(Message::Adopt(_))));
         assert!(matches!(
             got.next(),
             Some(Message::Act(Action::CompleteIo { .. }))

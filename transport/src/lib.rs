@@ -5,6 +5,7 @@
 //! * Wires, which have the queues: [`wire`].
 //! * In-capsule data, and data that is pushed and pulled: [`data`].
 //! * Lists of buffers of the host: [`keyed_list`].
+//! * Connections, as they come and end: [`manager`].
 //! * The host's side of queues: [`host`].
 //! * NVMe/RDMA: [`rdma`].
 //! * NVMe/TCP: [`tcp`].
@@ -13,6 +14,7 @@ pub mod data;
 pub mod host;
 pub mod keyed_list;
 pub mod limits;
+pub mod manager;
 pub mod queue;
 pub mod rdma;
 pub mod tcp;

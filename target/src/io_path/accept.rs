@@ -1,24 +1,23 @@
-//! Step 1: connection-manager events. A request is checked, given to the reactor whose turn it is,
-//! and accepted there; an ended connection is wound down.
+//! Step 1: connections, as they come and end. A request is checked, given to the reactor whose turn
+//! it is, and accepted there; an ended connection is wound down.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
 
-use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
-use capstan_rdma::contract::{
-    CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, MigratedId, PrivateData,
-    QpConfig, RdmaError,
-};
+use capstan_nvme_proto::rdma_cm::RejectStatus;
+use capstan_rdma::contract::{CmError, RdmaError};
 use capstan_rdma::{PEER_CAUSED, Source};
 use capstan_subsystem::{Association, CmRefusal, ConnId, PortId, QueueSizes};
-use capstan_transport::rdma::{NoReceives, Queue};
+use capstan_transport::manager::{
+    AcceptError, Acceptance, ConnectionId, Happened, Manager, Migrating, Over, RdmaRequest, Request,
+};
+use capstan_transport::rdma::NoReceives;
 use capstan_transport::tcp::End;
-use zerocopy::IntoBytes;
+use capstan_transport::{Queue, rdma};
 
 use super::connection::{Carrier, Connection, Identity, OnDevice};
 use super::fabric::{DevicePort, Memory, wire_of};
 use super::phase::Phase;
-use super::{IoPath, Listener, Resources};
+use super::{IoPath, Listener, Resources, tcp};
 use crate::control_plane::conn_id;
 use crate::limits::{
     CQE_BYTES, INITIATOR_DEPTH_MAX, MAILBOX_BOUND, PLACE_RESPONSE_BYTES, REQUESTS_PER_TURN,
@@ -27,15 +26,29 @@ use crate::limits::{
 
 /// A checked connection request, on its way to the reactor that will own it.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct Offered {
+    pub(crate) checked: Checked,
+    pub(crate) request: Migrating,
+}
+
+/// What is known of a connection request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checked {
     pub(crate) fabric: usize,
     pub(crate) port: PortId,
     pub(crate) sizes: QueueSizes,
-    pub(crate) param: ConnectParam,
-    pub(crate) local: SocketAddr,
-    pub(crate) peer: SocketAddr,
     /// Its host has a controller, and connects another queue of it.
     pub(crate) known: bool,
+}
+
+impl From<AcceptError> for Refusal {
+    fn from(why: AcceptError) -> Self {
+        match why {
+            AcceptError::Rdma(error) => Self::Rdma(error),
+            AcceptError::Receive(_) => Self::Budget(why.to_string()),
+            AcceptError::Cm(error) => Self::Cm(error),
+        }
+    }
 }
 
 impl From<NoReceives> for Refusal {
@@ -117,38 +130,37 @@ impl Refusal {
 }
 
 impl IoPath {
-    /// Handles every connection-manager event there is, up to so many requests. Whether there was
-    /// one.
+    /// Handles what has happened to connections, up to so many requests. Whether there was
+    /// anything.
     pub(super) fn poll_connection_managers(&mut self) -> bool {
         let (mut progress, mut requests) = (false, 0);
         for fabric in 0..self.fabrics.len() {
-            while requests < REQUESTS_PER_TURN
-                && let Some(event) = self.fabrics[fabric].cm.poll(self.resources.now_us)
+            while requests < 2 * REQUESTS_PER_TURN
+                && let Some(happened) = self.fabrics[fabric].manager.poll(self.resources.now_us)
             {
                 progress = true;
-                requests += usize::from(matches!(event.kind, CmEventKind::ConnectRequest { .. }));
-                self.on_cm_event(fabric, event);
+                match happened {
+                    Happened::Request(request) => {
+                        requests += 1;
+                        self.on_request(fabric, request);
+                    }
+                    Happened::Established(id) => self.on_established(fabric, id),
+                    Happened::Ended(id, why) => self.on_ended(fabric, id, &why),
+                    Happened::ListenerLost => {
+                        let provider = self.fabrics[fabric].name;
+                        tracing::warn!(
+                            provider,
+                            "the RDMA device of a listener was removed; listening again when it returns"
+                        );
+                    }
+                }
             }
         }
-        progress | self.take_tcp_connections()
-    }
-
-    fn on_cm_event(&mut self, fabric: usize, CmEvent { id, kind }: CmEvent) {
-        match kind {
-            CmEventKind::ConnectRequest { listener, param } => {
-                self.on_connect_request(fabric, listener, id, &param);
-            }
-            CmEventKind::Established { .. } => self.on_established(fabric, id),
-            CmEventKind::Resolved => {}
-            CmEventKind::Failed(error) => self.on_ended(fabric, id, &error.to_string()),
-            CmEventKind::Rejected { .. } => self.on_ended(fabric, id, "the peer rejected"),
-            CmEventKind::Disconnected { cause } => self.on_ended(fabric, id, &cause),
-            CmEventKind::DeviceRemoved => self.on_removed(fabric, id),
-        }
+        progress
     }
 
     /// The time for its Connect begins.
-    fn on_established(&mut self, fabric: usize, id: CmId) {
+    fn on_established(&mut self, fabric: usize, id: ConnectionId) {
         let index = self.cm_index.get(&(fabric, id)).copied();
         let connection = index.and_then(|index| self.connections.get_mut(index));
         if let Some(connection) = connection
@@ -158,77 +170,79 @@ impl IoPath {
         }
     }
 
-    fn on_connect_request(
-        &mut self,
-        fabric: usize,
-        listener: CmId,
-        id: CmId,
-        param: &ConnectParam,
-    ) {
-        let Some(&Listener { port, rdma }) = self.listeners.get(&(fabric, listener)) else {
+    /// Gives a request to the reactor whose turn it is.
+    fn on_request(&mut self, fabric: usize, request: Request) {
+        let Some(&listener) = self.listeners.get(&(fabric, request.listener)) else {
             return;
         };
-        let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
-        let addresses = self.fabrics[fabric].cm.addresses(id);
-        let (local, peer) = addresses.unwrap_or((unknown, unknown));
-        if !rdma {
-            return self.refuse(fabric, id, peer, &Refusal::TcpOnly);
-        }
-        let (sizes, known) = match self.check_request(port, param, peer) {
+        let checked = match self.check_request(fabric, listener, &request) {
             Ok(checked) => checked,
-            Err(refusal) => return self.refuse(fabric, id, peer, &refusal),
+            Err(refusal) => return self.refuse(fabric, request, &refusal),
         };
-        let request = Request {
-            fabric,
-            port,
-            sizes,
-            param: *param,
-            local,
-            peer,
-            known,
+        let turn = match request.over {
+            Over::Rdma(_) => checked.sizes.qid,
+            // Which queue it will be is known when its Connect comes.
+            Over::Tcp(_) => 1,
         };
-        let reactor = self.control.next_reactor(request.sizes.qid);
+        let reactor = self.control.next_reactor(turn);
         if reactor == self.reactor {
-            self.accept(id, &request);
-            return;
+            return self.accept(request, &checked);
         }
-        match self.fabrics[fabric].cm.migrate(id) {
-            Ok(migrated) => {
-                let offered = self.control.offer(reactor, migrated, Box::new(request));
-                if let Err((migrated, request)) = offered {
-                    self.take_back(migrated, &request, reactor);
+        match self.fabrics[fabric].manager.give_away(request) {
+            Ok(request) => {
+                let offered = Box::new(Offered { checked, request });
+                if let Err(offered) = self.control.offer(reactor, offered) {
+                    self.take_back(*offered, reactor);
                 }
             }
-            Err(error) => self.refuse(fabric, id, peer, &error.into()),
+            Err(refused) => {
+                let (request, error) = *refused;
+                self.refuse(fabric, request, &error.into());
+            }
         }
     }
 
     /// What is asked for, and whether the host has a controller already.
     fn check_request(
         &self,
-        port: PortId,
-        param: &ConnectParam,
-        peer: SocketAddr,
-    ) -> Result<(QueueSizes, bool), Refusal> {
-        if self.drain_deadline_us.is_some() {
-            return Err(Refusal::Draining);
-        }
-        let private_data = param.private_data.as_bytes();
-        self.control.with(|target| {
-            let sizes = target.handle_cm_request(port, private_data)?;
-            let known = sizes.qid != 0 && target.has_host_at(peer.ip());
-            Ok((sizes, known))
+        fabric: usize,
+        Listener { port, rdma }: Listener,
+        request: &Request,
+    ) -> Result<Checked, Refusal> {
+        let peer = request.peer.ip();
+        let (sizes, known) = match &request.over {
+            Over::Rdma(_) if !rdma => return Err(Refusal::TcpOnly),
+            Over::Rdma(_) | Over::Tcp(_) if self.drain_deadline_us.is_some() => {
+                return Err(Refusal::Draining);
+            }
+            Over::Rdma(request) => self.control.with(|target| {
+                let sizes = target.handle_cm_request(port, request.private_data())?;
+                let known = sizes.qid != 0 && target.has_host_at(peer);
+                Ok::<_, CmRefusal>((sizes, known))
+            })?,
+            Over::Tcp(_) => {
+                let known = self.control.with(|target| target.has_host_at(peer));
+                (tcp::UNANNOUNCED, known)
+            }
+        };
+        Ok(Checked {
+            fabric,
+            port,
+            sizes,
+            known,
         })
     }
 
     /// Takes over a connection request that arrived at another reactor's listener.
-    pub(super) fn adopt(&mut self, migrated: MigratedId, request: &Request) {
-        match self.fabrics[request.fabric].cm.adopt(migrated) {
-            Ok(id) => self.accept(id, request),
+    pub(super) fn adopt(&mut self, offered: Offered) {
+        let Offered { checked, request } = offered;
+        let peer = request.peer;
+        match self.fabrics[checked.fabric].manager.take_over(request) {
+            Ok(request) => self.accept(request, &checked),
             Err(error) => {
                 tracing::warn!(
                     target: PEER_CAUSED,
-                    peer = %request.peer,
+                    %peer,
                     %error,
                     "connection lost before accept"
                 );
@@ -237,22 +251,37 @@ impl IoPath {
     }
 
     /// Refuses a request that the reactor whose turn it is does not take.
-    fn take_back(&mut self, migrated: MigratedId, request: &Request, reactor: usize) {
-        match self.fabrics[request.fabric].cm.adopt(migrated) {
-            Ok(id) => {
-                let refusal = Refusal::Stuck { reactor };
-                self.refuse(request.fabric, id, request.peer, &refusal);
-            }
+    fn take_back(&mut self, offered: Offered, reactor: usize) {
+        let Offered { checked, request } = offered;
+        let (fabric, peer) = (checked.fabric, request.peer);
+        match self.fabrics[fabric].manager.take_over(request) {
+            Ok(request) => self.refuse(fabric, request, &Refusal::Stuck { reactor }),
             Err(error) => {
-                tracing::debug!(peer = %request.peer, %error, "connection lost before it was refused");
+                tracing::debug!(%peer, %error, "connection lost before it was refused");
             }
         }
     }
 
-    /// Makes the queue pair, posts receives and accepts.
-    fn accept(&mut self, cm_id: CmId, request: &Request) {
-        if let Err(refusal) = self.try_accept(cm_id, request) {
-            self.refuse(request.fabric, cm_id, request.peer, &refusal);
+    /// Makes the queue of a request, which has a place among strangers, and accepts.
+    fn accept(&mut self, request: Request, checked: &Checked) {
+        if self.drain_deadline_us.is_some() {
+            return self.refuse(checked.fabric, request, &Refusal::Draining);
+        }
+        self.make_room(request.peer, checked.known);
+        let accepted = match request.over {
+            Over::Rdma(over) => {
+                let accepted = self.try_accept(&over, (request.local, request.peer), checked);
+                if let Err(refusal) = accepted {
+                    let over = Over::Rdma(over);
+                    self.refuse(checked.fabric, Request { over, ..request }, &refusal);
+                }
+                return;
+            }
+            Over::Tcp(over) => self.try_accept_tcp(over, (request.local, request.peer), checked),
+        };
+        if let Err(refusal) = accepted {
+            let peer = request.peer;
+            tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
         }
     }
 
@@ -275,86 +304,96 @@ impl IoPath {
         }
     }
 
-    fn try_accept(&mut self, cm_id: CmId, request: &Request) -> Result<(), Refusal> {
-        self.make_room(request.peer, request.known);
+    fn try_accept(
+        &mut self,
+        request: &RdmaRequest,
+        (local, peer): (SocketAddr, SocketAddr),
+        checked: &Checked,
+    ) -> Result<(), Refusal> {
         let memory = &self.resources.memory;
-        let fabric = &mut self.fabrics[request.fabric];
+        let fabric = &mut self.fabrics[checked.fabric];
         let device = fabric
-            .cm
-            .device(cm_id)
+            .manager
+            .device(request)
             .ok_or(RdmaError::Invalid("the request is gone"))?;
         let port_index = fabric.port_of(&device, memory)?;
         let port = fabric.ports[port_index]
             .as_mut()
             .ok_or(RdmaError::Invalid("the RDMA device is gone"))?;
-        let entries = request.sizes.entries;
+        let entries = checked.sizes.entries;
         let response_bytes = u32::from(slots_of(entries)) * CQE_BYTES;
         port.check_room(entries, response_bytes + SPARE_BYTES, &memory.queues)?;
         let slots = port.wire.receives().take_place();
         let slots = slots.ok_or(Refusal::Strangers)?;
-        let established = establish(&mut *fabric.cm, port, memory, cm_id, request, &slots);
-        let queue = match established {
+        let queue = match establish(
+            &mut fabric.manager,
+            port,
+            memory,
+            request,
+            (entries, &slots),
+        ) {
             Ok(queue) => queue,
             Err(refusal) => {
                 port.wire.receives().give_back_place(slots);
                 return Err(refusal);
             }
         };
+        let id = request.id();
         self.conn_serial += 1;
         let identity = Identity {
             id: conn_id(self.reactor, self.conn_serial),
             index: self.connections.reserve(),
             carrier: Carrier::Rdma(OnDevice {
-                fabric: request.fabric,
+                fabric: checked.fabric,
                 port: port_index,
-                cm_id,
+                id,
             }),
-            listener: request.port,
-            local: request.local,
-            peer: request.peer,
-            sizes: request.sizes,
-            known: request.known,
+            listener: checked.port,
+            local,
+            peer,
+            sizes: checked.sizes,
+            known: checked.known,
         };
-        let provider = fabric.name;
         port.wire.add(identity.queue_id(), &queue);
-        self.index_of.insert(identity.id, identity.index);
-        self.cm_index
-            .insert((request.fabric, cm_id), identity.index);
-        let now_us = self.resources.now_us;
-        let queue = capstan_transport::Queue::Rdma(queue);
-        let connection = Connection::new(identity, queue, slots, now_us);
-        let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
-        self.connections.put(connection);
-        let Request { peer, known, .. } = *request;
-        self.unconnected.add(identity.id, peer, known, deadline_us);
-        tracing::debug!(peer = %request.peer, provider, qid = request.sizes.qid, entries, "accepted");
+        self.cm_index.insert((checked.fabric, id), identity.index);
+        let (provider, qid) = (fabric.name, checked.sizes.qid);
+        self.accepted(identity, Queue::Rdma(queue), slots);
+        tracing::debug!(%peer, provider, qid, entries, "accepted");
         Ok(())
     }
 
-    fn refuse(&mut self, fabric: usize, id: CmId, peer: SocketAddr, refusal: &Refusal) {
-        let status = refusal.status();
-        tracing::warn!(target: PEER_CAUSED, %peer, %status, "refused a connection: {refusal}");
-        let reject = CmReject { status }.encode();
-        let private_data = PrivateData::new(reject.as_bytes()).unwrap_or(PrivateData::EMPTY);
-        self.fabrics[fabric].cm.reject(id, &private_data);
+    /// A connection is there, with its place among strangers.
+    pub(super) fn accepted(&mut self, identity: Identity, queue: Queue, slots: Vec<u32>) {
+        let now_us = self.resources.now_us;
+        self.index_of.insert(identity.id, identity.index);
+        let connection = Connection::new(identity, queue, slots, now_us);
+        let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
+        self.connections.put(connection);
+        let Identity {
+            id, peer, known, ..
+        } = identity;
+        self.unconnected.add(id, peer, known, deadline_us);
     }
 
-    fn on_removed(&mut self, fabric: usize, id: CmId) {
-        if self.listeners.contains_key(&(fabric, id)) {
-            let provider = self.fabrics[fabric].name;
-            return tracing::warn!(
-                provider,
-                "the RDMA device of a listener was removed; listening again when it returns"
-            );
+    fn refuse(&mut self, fabric: usize, request: Request, refusal: &Refusal) {
+        let (peer, status) = (request.peer, refusal.status());
+        match request.over {
+            Over::Rdma(_) => {
+                tracing::warn!(target: PEER_CAUSED, %peer, %status, "refused a connection: {refusal}");
+            }
+            // Nothing is told there.
+            Over::Tcp(_) => {
+                tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
+            }
         }
-        self.on_ended(fabric, id, "the RDMA device was removed");
+        self.fabrics[fabric].manager.refuse(request, status);
     }
 
     /// The transport says that a connection is over: nothing new starts on it, and it is freed
     /// when the devices and the storage engine have given everything back.
-    fn on_ended(&mut self, fabric: usize, id: CmId, cause: &str) {
+    fn on_ended(&mut self, fabric: usize, id: ConnectionId, cause: &str) {
         let Some(index) = self.cm_index.remove(&(fabric, id)) else {
-            self.fabrics[fabric].cm.destroy(id);
+            self.fabrics[fabric].manager.forget(id);
             return;
         };
         self.begin_close(index, cause);
@@ -407,8 +446,7 @@ impl IoPath {
         }
         self.closing.push(index);
         match carrier {
-            Carrier::Rdma(on) if gives_up => self.fabrics[on.fabric].cm.abort(on.cm_id),
-            Carrier::Rdma(on) => self.fabrics[on.fabric].cm.disconnect(on.cm_id),
+            Carrier::Rdma(on) => self.fabrics[on.fabric].manager.end(on.id, gives_up),
             Carrier::Tcp => {
                 if let Some(oldest) = self.closing_sockets.add(id) {
                     self.close_socket(oldest);
@@ -506,8 +544,8 @@ impl IoPath {
         // The queue pair must be gone before its id.
         drop(connection);
         if let Carrier::Rdma(on) = carrier {
-            self.cm_index.remove(&(on.fabric, on.cm_id));
-            self.fabrics[on.fabric].cm.destroy(on.cm_id);
+            self.cm_index.remove(&(on.fabric, on.id));
+            self.fabrics[on.fabric].manager.forget(on.id);
         }
     }
 
@@ -530,43 +568,22 @@ impl IoPath {
 
 /// Makes the queue of a request, posts the receives of its place (`slots`) and accepts.
 fn establish(
-    cm: &mut dyn ConnectionManager,
+    manager: &mut Manager,
     port: &DevicePort,
     memory: &Memory,
-    cm_id: CmId,
-    request: &Request,
-    slots: &[u32],
-) -> Result<Queue, Refusal> {
-    let entries = request.sizes.entries;
-    let response = memory.strangers.take(PLACE_RESPONSE_BYTES);
-    let response = response.ok_or(Refusal::Strangers)?;
-    let attributes = port.device.attributes();
-    let config = QpConfig {
-        send_cq: Rc::clone(port.wire.cq()),
-        recv_cq: Rc::clone(port.wire.cq()),
-        send_wr_max: send_wrs(entries),
-        receives: port.wire.receives().source(entries),
-        send_sge_max: 1,
-        recv_sge_max: 2,
+    request: &RdmaRequest,
+    (entries, slots): (u16, &[u32]),
+) -> Result<rdma::Queue, Refusal> {
+    let responses = memory.strangers.take(PLACE_RESPONSE_BYTES);
+    let acceptance = Acceptance {
+        pd: &port.pd,
+        wire: &port.wire,
+        keys: port.place_keys(memory),
+        responses: responses.ok_or(Refusal::Strangers)?,
+        receives: slots,
+        entries,
+        send_wrs: send_wrs(entries),
+        pulls: INITIATOR_DEPTH_MAX.min(port.device.attributes().initiator_depth_max),
     };
-    let initiator_depth = INITIATOR_DEPTH_MAX
-        .min(attributes.initiator_depth_max)
-        .min(request.param.responder_resources);
-    let qp = cm.create_qp(cm_id, &port.pd, &config)?;
-    let receives = port.wire.shared_receives();
-    let mut queue = Queue::new(qp.into(), response, port.place_keys(memory), receives);
-    queue
-        .post_receives(slots)
-        .map_err(|error| Refusal::Budget(format!("posting a receive failed: {error}")))?;
-    let accept = ConnectParam {
-        private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())
-            .unwrap_or(PrivateData::EMPTY),
-        // A host sends only capsules; it never reads the target's memory.
-        responder_resources: 0,
-        initiator_depth,
-        rnr_retry_count: 7,
-    };
-    cm.accept(cm_id, &accept)?;
-    queue.accepted();
-    Ok(queue)
+    Ok(manager.accept(request, acceptance)?)
 }

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use capstan_memory::{Account, Buffer};
-use capstan_rdma::contract::{CmId, PostError};
+use capstan_rdma::contract::PostError;
 use capstan_subsystem::{Association, ConnId, IoQueue, Permit, PortId, QueueSizes};
+use capstan_transport::manager::ConnectionId;
 use capstan_transport::rdma::Keys;
 use capstan_transport::{Queue, QueueId, Tag};
 
@@ -31,7 +32,7 @@ pub(super) struct OnDevice {
     pub(super) fabric: usize,
     /// Index of the device's port in the fabric.
     pub(super) port: usize,
-    pub(super) cm_id: CmId,
+    pub(super) id: ConnectionId,
 }
 
 /// What identifies a connection.

@@ -53,6 +53,7 @@ mod tests {
     };
     use capstan_rdma::loopback::{Network, attributes};
     use capstan_subsystem::{ConnId, PortId, QueueSizes, Transport};
+    use capstan_transport::manager::ConnectionId;
     use capstan_transport::rdma::Queue;
     use capstan_transport::{Capsule, Event, QueueId, Queues};
     use zerocopy::IntoBytes;
@@ -156,7 +157,7 @@ mod tests {
                 carrier: Carrier::Rdma(OnDevice {
                     fabric: 0,
                     port: 0,
-                    cm_id: id,
+                    id: ConnectionId(id),
                 }),
                 listener: PortId(1),
                 local: at,

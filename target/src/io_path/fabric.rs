@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use capstan_memory::{Pool, Slab};
 use capstan_rdma::contract::{
-    Access, ConnectionManager, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, Sge,
+    Access, Device, DeviceAttributes, MemoryRegion, ProtectionDomain, Sge,
 };
-use capstan_rdma::iwarp::OtherStreams;
+use capstan_transport::manager::Manager;
 use capstan_transport::rdma::{Keys, Receives, Sinks, Zeroes};
 use capstan_transport::{Wire, rdma, tcp};
 
@@ -22,9 +22,8 @@ use crate::limits::{
 /// One RDMA provider on this reactor.
 pub(super) struct Fabric {
     pub(super) name: &'static str,
-    pub(super) cm: Box<dyn ConnectionManager>,
-    /// Connections of NVMe/TCP that come to its listeners.
-    pub(super) others: Option<Rc<OtherStreams>>,
+    /// Its connections, and those of NVMe/TCP that come to its listeners.
+    pub(super) manager: Manager,
     /// Whether queues share their receives where the device can.
     pub(super) shared_receive_queue: bool,
     /// Empty entries are those of devices that have gone.
@@ -406,7 +405,7 @@ pub(super) mod tests {
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
     use capstan_memory::{PAGE_BYTES, Pages};
-    use capstan_rdma::contract::CmEvent;
+    use capstan_rdma::contract::{CmEvent, ConnectionManager};
     use capstan_rdma::loopback::{Network, attributes};
 
     use super::*;

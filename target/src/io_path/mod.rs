@@ -1,6 +1,6 @@
 //! The I/O path of one reactor, one file per step, in the order in which the data passes:
 //!
-//! 1. [`accept`]: connection-manager events; a request becomes a connection, of which there are few
+//! 1. [`accept`]: connections come and end; a request becomes a connection, of which there are few
 //!    ([`unconnected`]) until its Connect makes it a queue ([`connect`]).
 //! 2. [`recv`]: completions; a received capsule becomes a command (admin commands continue in
 //!    [`admin`], reservations in [`control`]).
@@ -60,14 +60,17 @@ use std::sync::Arc;
 
 use capstan_memory::{Pool, Slab};
 use capstan_rdma::Beside;
-use capstan_rdma::contract::{CmError, CmId};
+use capstan_rdma::contract::CmError;
 use capstan_reactor::{Armed, Clock, Flow, Mailbox, Turn};
 use capstan_storage::{Completion, Engine, OpenError, Volume};
 use capstan_subsystem::{BackendId, ConnId, PortId};
+use capstan_transport::manager::{ConnectionId, ListenerId, Manager};
 use capstan_transport::tcp::wire::Wire as Sockets;
 use rustc_hash::FxHashMap;
 
-pub(crate) use accept::Request;
+#[cfg(test)]
+pub(crate) use accept::Checked;
+pub(crate) use accept::Offered;
 pub(crate) use admin::LookingUp;
 use closing::ClosingSockets;
 use connections::Connections;
@@ -77,7 +80,6 @@ use phase::Phase;
 use resources::Resources;
 use shutdown::Shutdowns;
 use stall::Looks;
-pub(crate) use tcp::TcpRequest;
 use unanswered::{Answered, Unanswered};
 pub(crate) use unconnected::discovery_controllers;
 use unconnected::{Places, Unconnected};
@@ -100,12 +102,12 @@ pub(crate) struct IoPath {
     control: Arc<ControlPlane>,
     mailbox: Mailbox<Message>,
     fabrics: Vec<Fabric>,
-    listeners: HashMap<(usize, CmId), Listener>,
+    listeners: HashMap<(usize, ListenerId), Listener>,
     /// The sockets of NVMe/TCP.
     tcp: Sockets,
     connections: Connections,
     index_of: HashMap<ConnId, usize>,
-    cm_index: HashMap<(usize, CmId), usize>,
+    cm_index: HashMap<(usize, ConnectionId), usize>,
     conn_serial: u64,
     /// Connections that are no queue yet.
     unconnected: Unconnected,
@@ -171,10 +173,9 @@ impl IoPath {
             closing_sockets,
             zeroes,
         } = parts;
-        let fabric = |(name, (cm, others))| Fabric {
+        let fabric = |(name, beside)| Fabric {
             name,
-            cm,
-            others,
+            manager: Manager::new(beside),
             shared_receive_queue,
             ports: Vec::new(),
         };
@@ -218,7 +219,7 @@ impl IoPath {
         port: PortId,
         rdma: bool,
     ) -> Result<SocketAddr, CmError> {
-        let (id, bound) = self.fabrics[fabric].cm.listen(addr, LISTEN_BACKLOG)?;
+        let (id, bound) = self.fabrics[fabric].manager.listen(addr, LISTEN_BACKLOG)?;
         self.listeners.insert((fabric, id), Listener { port, rdma });
         Ok(bound)
     }
@@ -228,8 +229,7 @@ impl IoPath {
         while let Some(message) = self.mailbox.poll() {
             progress = true;
             match message {
-                Message::Adopt { migrated, request } => self.adopt(migrated, &request),
-                Message::AdoptTcp(request) => self.accept_tcp(*request),
+                Message::Adopt(offered) => self.adopt(*offered),
                 Message::Act(action) => self.act(action),
                 Message::LookedUp(command) => self.looked_up(*command),
                 Message::OpenVolume { export, opened } => {
@@ -387,8 +387,8 @@ impl Turn for IoPath {
         fds.push(self.mailbox.fd());
         let mut ready = self.poll_mailbox();
         for fabric in &mut self.fabrics {
-            ready |= fabric.cm.arm();
-            fds.push(fabric.cm.fd());
+            ready |= fabric.manager.arm();
+            fds.push(fabric.manager.fd());
         }
         ready |= self.resources.engine.arm();
         fds.push(self.resources.engine.fd());
@@ -411,7 +411,7 @@ impl Turn for IoPath {
         let now_us = Clock.now_us();
         for fabric in &mut self.fabrics {
             if silent() {
-                fabric.cm.stayed_silent(now_us);
+                fabric.manager.stayed_silent(now_us);
             }
         }
         if silent() {
@@ -423,7 +423,7 @@ impl Turn for IoPath {
         let managers = self
             .fabrics
             .iter()
-            .filter_map(|fabric| fabric.cm.next_deadline_us());
+            .filter_map(|fabric| fabric.manager.next_deadline_us());
         let volumes = self
             .resources
             .volumes

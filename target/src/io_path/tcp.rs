@@ -1,95 +1,39 @@
 //! Connections over NVMe/TCP: how they are accepted, and what their queues get. From there on their
 //! commands take the path of all others.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 
 use capstan_nvme_proto::command::FabricsCommand;
 use capstan_nvme_proto::sqe::Sqe;
-use capstan_rdma::PEER_CAUSED;
-use capstan_rdma::iwarp::OtherStream;
-use capstan_subsystem::{PortId, QueueSizes, Transport};
+use capstan_subsystem::{QueueSizes, Transport};
 use capstan_transport::Queue;
+use capstan_transport::manager::TcpRequest;
 use capstan_transport::tcp::controller::{Connected, Settings};
 
-use super::accept::Refusal;
+use super::accept::{Checked, Refusal};
 use super::connection::{Carrier, Connection, Identity};
 use super::fabric::Memory;
 use super::{IoPath, Resources};
 use crate::control_plane::conn_id;
-use crate::limits::{ADMIN_PIECE_BYTES, IN_CAPSULE_BYTES, REQUESTS_PER_TURN, SPARE_BYTES};
+use crate::limits::{ADMIN_PIECE_BYTES, IN_CAPSULE_BYTES, SPARE_BYTES};
 
-/// A connection that began as NVMe/TCP does, on its way to the reactor that will own it.
-#[derive(Debug)]
-pub(crate) struct TcpRequest {
-    port: PortId,
-    stream: TcpStream,
-    /// What was read of it.
-    bytes: Vec<u8>,
-    local: SocketAddr,
-    peer: SocketAddr,
-}
+/// The sizes of a queue before its Connect says them.
+pub(super) const UNANNOUNCED: QueueSizes = QueueSizes {
+    transport: Transport::Tcp,
+    qid: 0,
+    entries: 1,
+    host_receives: 1,
+    cntlid: 0,
+};
 
 impl IoPath {
-    /// Gives the connections of NVMe/TCP that have come to the listeners to the reactors whose turn
-    /// it is. Whether there was one.
-    pub(super) fn take_tcp_connections(&mut self) -> bool {
-        let mut any = false;
-        for _ in 0..REQUESTS_PER_TURN {
-            let mut fabrics = (0..).zip(&self.fabrics);
-            let taken =
-                fabrics.find_map(|(at, fabric)| Some((at, fabric.others.as_ref()?.take()?)));
-            let Some((fabric, other)) = taken else { break };
-            any = true;
-            let OtherStream {
-                listener,
-                stream,
-                bytes,
-                local,
-                peer,
-            } = other;
-            let Some(listener) = self.listeners.get(&(fabric, listener)) else {
-                continue;
-            };
-            let request = TcpRequest {
-                port: listener.port,
-                stream,
-                bytes,
-                local,
-                peer,
-            };
-            // Which queue it will be is known when its Connect comes.
-            let reactor = self.control.next_reactor(1);
-            if reactor == self.reactor {
-                self.accept_tcp(request);
-            } else if !self.control.offer_tcp(reactor, Box::new(request)) {
-                let refusal = Refusal::Stuck { reactor };
-                tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
-            }
-        }
-        any
-    }
-
     /// Makes a connection's queue, which has a place among strangers.
-    pub(super) fn accept_tcp(&mut self, request: TcpRequest) {
-        let peer = request.peer;
-        if let Err(refusal) = self.try_accept_tcp(request) {
-            tracing::warn!(target: PEER_CAUSED, %peer, "refused a connection: {refusal}");
-        }
-    }
-
-    fn try_accept_tcp(&mut self, request: TcpRequest) -> Result<(), Refusal> {
-        let TcpRequest {
-            port,
-            stream,
-            bytes,
-            local,
-            peer,
-        } = request;
-        if self.drain_deadline_us.is_some() {
-            return Err(Refusal::Draining);
-        }
-        let known = self.control.with(|target| target.has_host_at(peer.ip()));
-        self.make_room(peer, known);
+    pub(super) fn try_accept_tcp(
+        &mut self,
+        request: TcpRequest,
+        (local, peer): (SocketAddr, SocketAddr),
+        checked: &Checked,
+    ) -> Result<(), Refusal> {
         let strangers = &self.resources.memory.strangers;
         // For the data of its Connect.
         let page = strangers.take(ADMIN_PIECE_BYTES);
@@ -99,21 +43,15 @@ impl IoPath {
             id: conn_id(self.reactor, self.conn_serial),
             index: self.connections.reserve(),
             carrier: Carrier::Tcp,
-            listener: port,
+            listener: checked.port,
             local,
             peer,
-            sizes: QueueSizes {
-                transport: Transport::Tcp,
-                qid: 0,
-                entries: 1,
-                host_receives: 1,
-                cntlid: 0,
-            },
-            known,
+            sizes: checked.sizes,
+            known: checked.known,
         };
         let now_us = self.resources.now_us;
-        let first = (Settings::default(), bytes.as_slice());
-        let mut queue = match self.tcp.add(identity.queue_id(), stream, first, now_us) {
+        let accepted = (self.tcp).accept(identity.queue_id(), request, Settings::default(), now_us);
+        let mut queue = match accepted {
             Ok(queue) => queue,
             Err(error) => {
                 self.connections.free.push(identity.index);
@@ -121,12 +59,7 @@ impl IoPath {
             }
         };
         queue.with(|queue| queue.give(page));
-        self.index_of.insert(identity.id, identity.index);
-        let queue = Queue::Tcp(Box::new(queue));
-        let connection = Connection::new(identity, queue, Vec::new(), now_us);
-        let deadline_us = connection.phase.deadline_us().unwrap_or(now_us);
-        self.connections.put(connection);
-        self.unconnected.add(identity.id, peer, known, deadline_us);
+        self.accepted(identity, Queue::Tcp(Box::new(queue)), Vec::new());
         tracing::debug!(%peer, provider = "tcp", "accepted");
         Ok(())
     }

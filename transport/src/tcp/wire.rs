@@ -24,6 +24,7 @@ use super::link::{Counts, Link};
 use super::staging::Staging;
 use super::stream::End;
 use crate::data::{CapsuleData, Landed};
+use crate::manager::TcpRequest;
 use crate::queue::{Event, FenceNumber, QueueId, Queues, Tag};
 
 /// What the wire and its queues have in common.
@@ -359,6 +360,21 @@ impl Wire {
         self.busy.push(id);
         self.unsent.push(id);
         Ok(queue)
+    }
+
+    /// The queue `id` of a connection that was asked for.
+    ///
+    /// # Errors
+    /// As [`Wire::add`].
+    pub fn accept(
+        &mut self,
+        id: QueueId,
+        request: TcpRequest,
+        settings: Settings,
+        now_us: u64,
+    ) -> io::Result<Queue> {
+        let TcpRequest { stream, bytes } = request;
+        self.add(id, stream, (settings, &bytes), now_us)
     }
 
     /// The queue is about to be dropped, or was: another one may have its name.

@@ -1,0 +1,495 @@
+//! Connections as they come and end: of an RDMA provider's connection manager, and of the sockets
+//! behind its listeners that speak NVMe/TCP. Whether one is taken, and by which reactor, is their
+//! user's to decide.
+
+use std::collections::HashSet;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::RawFd;
+use std::rc::Rc;
+
+use capstan_memory::Buffer;
+use capstan_nvme_proto::rdma_cm::{CmAccept, CmReject, RejectStatus};
+use capstan_rdma::Beside;
+use capstan_rdma::contract::{
+    CmError, CmEvent, CmEventKind, CmId, ConnectParam, ConnectionManager, Device, MigratedId,
+    PostError, PrivateData, ProtectionDomain, QpConfig, RdmaError,
+};
+use capstan_rdma::iwarp::{OtherStream, OtherStreams};
+use zerocopy::IntoBytes;
+
+use crate::rdma;
+
+/// Names a listener of a manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(pub CmId);
+
+/// Names a connection over NVMe/RDMA of a manager. Those over NVMe/TCP end with their queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionId(pub CmId);
+
+/// A host asks for a connection.
+#[derive(Debug)]
+pub struct Request {
+    /// Where it came to.
+    pub listener: ListenerId,
+    /// This side's address.
+    pub local: SocketAddr,
+    /// The host's address.
+    pub peer: SocketAddr,
+    /// How it is to be carried.
+    pub over: Over,
+}
+
+/// What carries a connection that is asked for.
+#[derive(Debug)]
+pub enum Over {
+    /// NVMe/RDMA.
+    Rdma(RdmaRequest),
+    /// NVMe/TCP.
+    Tcp(TcpRequest),
+}
+
+/// A request of a connection over NVMe/RDMA.
+#[derive(Debug)]
+pub struct RdmaRequest {
+    id: CmId,
+    param: Box<ConnectParam>,
+}
+
+/// A connection over NVMe/TCP, which has begun as those do.
+#[derive(Debug)]
+pub struct TcpRequest {
+    pub(crate) stream: TcpStream,
+    /// What was read of it.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl TcpRequest {
+    /// A connection of which `bytes` were read.
+    #[must_use]
+    pub fn new(stream: TcpStream, bytes: Vec<u8>) -> Self {
+        Self { stream, bytes }
+    }
+}
+
+impl RdmaRequest {
+    /// What the connection is called once it is accepted.
+    #[must_use]
+    pub fn id(&self) -> ConnectionId {
+        ConnectionId(self.id)
+    }
+
+    /// What the host says of the queue that it wants to connect.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        self.param.private_data.as_bytes()
+    }
+}
+
+/// A request on its way to the manager of another reactor. Dropping it refuses it.
+#[derive(Debug)]
+pub struct Migrating {
+    listener: ListenerId,
+    local: SocketAddr,
+    /// The host's address.
+    pub peer: SocketAddr,
+    over: MigratingOver,
+}
+
+#[derive(Debug)]
+enum MigratingOver {
+    Rdma(MigratedId, Box<ConnectParam>),
+    Tcp(TcpRequest),
+}
+
+/// What has happened to connections.
+#[derive(Debug)]
+pub enum Happened {
+    /// A host asks for one.
+    Request(Request),
+    /// The host has taken one up that was accepted.
+    Established(ConnectionId),
+    /// One is over, for the reason that is told.
+    Ended(ConnectionId, String),
+    /// The device of a listener was removed; it listens again when the device returns.
+    ListenerLost,
+}
+
+/// A connection could not be accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    /// Its queue pair could not be made.
+    #[error(transparent)]
+    Rdma(#[from] RdmaError),
+    /// The provider took no receive.
+    #[error("posting a receive failed: {0}")]
+    Receive(PostError),
+    /// The connection manager did not accept it.
+    #[error(transparent)]
+    Cm(#[from] CmError),
+}
+
+/// What the queue of an accepted connection has.
+pub struct Acceptance<'a> {
+    /// The protection domain of its device.
+    pub pd: &'a Rc<dyn ProtectionDomain>,
+    /// Its wire.
+    pub wire: &'a rdma::Wire,
+    /// The keys of its memory.
+    pub keys: rdma::Keys,
+    /// Memory for its responses.
+    pub responses: Buffer,
+    /// Its receives.
+    pub receives: &'a [u32],
+    /// Entries of the queue.
+    pub entries: u16,
+    /// Work requests that it has outstanding at most.
+    pub send_wrs: u32,
+    /// RDMA READs that it has outstanding at most.
+    pub pulls: u8,
+}
+
+/// A manager of one reactor.
+pub struct Manager {
+    cm: Box<dyn ConnectionManager>,
+    sockets: Option<Rc<OtherStreams>>,
+    listeners: HashSet<CmId>,
+    /// Sockets are looked at before the connection manager, every other time.
+    sockets_first: bool,
+}
+
+impl Manager {
+    /// Over a provider's connection manager, and the sockets beside it.
+    #[must_use]
+    pub fn new((cm, sockets): Beside) -> Self {
+        Self {
+            cm,
+            sockets,
+            listeners: HashSet::new(),
+            sockets_first: false,
+        }
+    }
+
+    /// Listens at `addr` (port 0 picks one). Returns the address that was bound.
+    ///
+    /// # Errors
+    /// As [`ConnectionManager::listen`].
+    pub fn listen(
+        &mut self,
+        addr: SocketAddr,
+        backlog: u32,
+    ) -> Result<(ListenerId, SocketAddr), CmError> {
+        let (id, bound) = self.cm.listen(addr, backlog)?;
+        self.listeners.insert(id);
+        Ok((ListenerId(id), bound))
+    }
+
+    /// Stops listening there.
+    pub fn close(&mut self, listener: ListenerId) {
+        self.listeners.remove(&listener.0);
+        self.cm.destroy(listener.0);
+    }
+
+    /// What has happened next.
+    pub fn poll(&mut self, now_us: u64) -> Option<Happened> {
+        self.sockets_first = !self.sockets_first;
+        if self.sockets_first
+            && let Some(request) = self.take_socket()
+        {
+            return Some(Happened::Request(request));
+        }
+        while let Some(event) = self.cm.poll(now_us) {
+            if let Some(happened) = self.happened(event) {
+                return Some(happened);
+            }
+        }
+        self.take_socket().map(Happened::Request)
+    }
+
+    fn happened(&self, CmEvent { id, kind }: CmEvent) -> Option<Happened> {
+        let ended = |why: String| Some(Happened::Ended(ConnectionId(id), why));
+        match kind {
+            CmEventKind::ConnectRequest { listener, param } => {
+                let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+                let addresses = self.cm.addresses(id);
+                let (local, peer) = addresses.unwrap_or((unknown, unknown));
+                Some(Happened::Request(Request {
+                    listener: ListenerId(listener),
+                    local,
+                    peer,
+                    over: Over::Rdma(RdmaRequest {
+                        id,
+                        param: Box::new(param),
+                    }),
+                }))
+            }
+            CmEventKind::Established { .. } => Some(Happened::Established(ConnectionId(id))),
+            CmEventKind::Resolved => None,
+            CmEventKind::Failed(error) => ended(error.to_string()),
+            CmEventKind::Rejected { .. } => ended("the peer rejected".to_owned()),
+            CmEventKind::Disconnected { cause } => ended(cause),
+            CmEventKind::DeviceRemoved if self.listeners.contains(&id) => {
+                Some(Happened::ListenerLost)
+            }
+            CmEventKind::DeviceRemoved => ended("the RDMA device was removed".to_owned()),
+        }
+    }
+
+    fn take_socket(&mut self) -> Option<Request> {
+        let OtherStream {
+            listener,
+            stream,
+            bytes,
+            local,
+            peer,
+        } = self.sockets.as_ref()?.take()?;
+        Some(Request {
+            listener: ListenerId(listener),
+            local,
+            peer,
+            over: Over::Tcp(TcpRequest { stream, bytes }),
+        })
+    }
+
+    /// Refuses a request: over NVMe/RDMA the host is told `status`, over NVMe/TCP the connection is
+    /// closed.
+    pub fn refuse(&mut self, request: Request, status: RejectStatus) {
+        match request.over {
+            Over::Rdma(request) => {
+                let reject = CmReject { status }.encode();
+                let private_data = PrivateData::new(reject.as_bytes());
+                let private_data = private_data.unwrap_or(PrivateData::EMPTY);
+                self.cm.reject(request.id, &private_data);
+            }
+            Over::Tcp(request) => drop(request),
+        }
+    }
+
+    /// Takes a request out of this manager for that of another reactor.
+    ///
+    /// # Errors
+    /// As [`ConnectionManager::migrate`]; the request is to be refused.
+    pub fn give_away(&mut self, request: Request) -> Result<Migrating, Box<(Request, CmError)>> {
+        let Request {
+            listener,
+            local,
+            peer,
+            over,
+        } = request;
+        let over = match over {
+            Over::Rdma(RdmaRequest { id, param }) => match self.cm.migrate(id) {
+                Ok(migrated) => MigratingOver::Rdma(migrated, param),
+                Err(error) => {
+                    let request = Request {
+                        listener,
+                        local,
+                        peer,
+                        over: Over::Rdma(RdmaRequest { id, param }),
+                    };
+                    return Err(Box::new((request, error)));
+                }
+            },
+            Over::Tcp(request) => MigratingOver::Tcp(request),
+        };
+        Ok(Migrating {
+            listener,
+            local,
+            peer,
+            over,
+        })
+    }
+
+    /// Takes a request over that another reactor's manager of the same provider gave away.
+    ///
+    /// # Errors
+    /// As [`ConnectionManager::adopt`]: the host has gone.
+    pub fn take_over(&mut self, migrating: Migrating) -> Result<Request, CmError> {
+        let Migrating {
+            listener,
+            local,
+            peer,
+            over,
+        } = migrating;
+        let over = match over {
+            MigratingOver::Rdma(migrated, param) => {
+                let id = self.cm.adopt(migrated)?;
+                Over::Rdma(RdmaRequest { id, param })
+            }
+            MigratingOver::Tcp(request) => Over::Tcp(request),
+        };
+        Ok(Request {
+            listener,
+            local,
+            peer,
+            over,
+        })
+    }
+
+    /// The device that a request has come to.
+    #[must_use]
+    pub fn device(&self, request: &RdmaRequest) -> Option<Rc<dyn Device>> {
+        self.cm.device(request.id)
+    }
+
+    /// Makes the queue of a request, posts its receives and accepts the connection.
+    ///
+    /// # Errors
+    /// The device or its connection manager does not take it; the request is to be refused.
+    pub fn accept(
+        &mut self,
+        request: &RdmaRequest,
+        acceptance: Acceptance<'_>,
+    ) -> Result<rdma::Queue, AcceptError> {
+        let Acceptance {
+            pd,
+            wire,
+            keys,
+            responses,
+            receives,
+            entries,
+            send_wrs,
+            pulls,
+        } = acceptance;
+        let config = QpConfig {
+            send_cq: Rc::clone(wire.cq()),
+            recv_cq: Rc::clone(wire.cq()),
+            send_wr_max: send_wrs,
+            receives: wire.receives().source(entries),
+            send_sge_max: 1,
+            recv_sge_max: 2,
+        };
+        let qp = self.cm.create_qp(request.id, pd, &config)?;
+        let mut queue = rdma::Queue::new(qp.into(), responses, keys, wire.shared_receives());
+        let posted = queue.post_receives(receives);
+        posted.map_err(AcceptError::Receive)?;
+        let accept = ConnectParam {
+            private_data: PrivateData::new(CmAccept { crqsize: entries }.encode().as_bytes())
+                .unwrap_or(PrivateData::EMPTY),
+            // A host sends only capsules; it never reads the controller's memory.
+            responder_resources: 0,
+            initiator_depth: pulls.min(request.param.responder_resources),
+            rnr_retry_count: 7,
+        };
+        self.cm.accept(request.id, &accept)?;
+        queue.accepted();
+        Ok(queue)
+    }
+
+    /// Ends a connection whose queue has been ended: in order, or so that nothing lingers and
+    /// nothing more is sent.
+    pub fn end(&mut self, connection: ConnectionId, gives_up: bool) {
+        if gives_up {
+            self.cm.abort(connection.0);
+        } else {
+            self.cm.disconnect(connection.0);
+        }
+    }
+
+    /// Forgets a connection; its queue must have been dropped before.
+    pub fn forget(&mut self, connection: ConnectionId) {
+        self.cm.destroy(connection.0);
+    }
+
+    /// Before waiting at [`Manager::fd`]. `true` when there is something to poll already.
+    #[must_use = "waiting when something is ready loses it until the next wake-up"]
+    pub fn arm(&mut self) -> bool {
+        self.cm.arm()
+    }
+
+    /// Readable, once armed, when there is something to poll.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.cm.fd()
+    }
+
+    /// Hint, as [`ConnectionManager::stayed_silent`].
+    pub fn stayed_silent(&mut self, now_us: u64) {
+        self.cm.stayed_silent(now_us);
+    }
+
+    /// When [`Manager::poll`] is to be called at the latest.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        self.cm.next_deadline_us()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use capstan_rdma::contract::ReceiveSource;
+    use capstan_rdma::loopback::{Network, attributes};
+
+    use super::*;
+
+    const PATIENCE_US: u64 = 1_000_000;
+
+    fn at(last: u8) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+    }
+
+    /// What `look` finds while time goes by.
+    fn until<T>(network: &Network, mut look: impl FnMut(u64) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = look(network.now_us()) {
+                return found;
+            }
+            network.advance_to(network.next_deadline_us().expect("something happens"));
+        }
+    }
+
+    #[test]
+    fn a_request_that_another_reactor_refuses_tells_the_host_why() {
+        let network = Network::new(1);
+        let provider = network.provider(&[at(1)], attributes()).unwrap();
+        let [mut first, mut second] =
+            [0; 2].map(|_| Manager::new((Box::new(provider.manager().unwrap()), None)));
+        let (listener, address) = first.listen(SocketAddr::new(at(1), 4420), 1).unwrap();
+
+        let provider = network.provider(&[at(2)], attributes()).unwrap();
+        let mut host = provider.manager().unwrap();
+        let id = host.resolve(address, None, PATIENCE_US, 0).unwrap();
+        until(&network, |now_us| host.poll(now_us));
+        let device = host.device(id).unwrap();
+        let (pd, cq) = (device.allocate_pd().unwrap(), device.create_cq(8).unwrap());
+        let config = QpConfig {
+            send_cq: Rc::clone(&cq),
+            recv_cq: cq,
+            send_wr_max: 4,
+            receives: ReceiveSource::Own(4),
+            send_sge_max: 1,
+            recv_sge_max: 1,
+        };
+        let qp = host.create_qp(id, &pd, &config).unwrap();
+        let param = ConnectParam {
+            private_data: PrivateData::new(b"a queue").unwrap(),
+            responder_resources: 1,
+            initiator_depth: 1,
+            rnr_retry_count: 0,
+        };
+        host.connect(id, &param, PATIENCE_US, network.now_us())
+            .unwrap();
+
+        let happened = until(&network, |now_us| first.poll(now_us));
+        let Happened::Request(request) = happened else {
+            panic!("{happened:?}");
+        };
+        assert_eq!(request.listener, listener);
+        let away = first.give_away(request).expect("it has no queue pair");
+        let request = second.take_over(away).expect("its host is there");
+        let Over::Rdma(over) = &request.over else {
+            panic!("{request:?}");
+        };
+        assert_eq!(over.private_data(), b"a queue");
+        let status = RejectStatus::NO_RESOURCES;
+        second.refuse(request, status);
+        let event = until(&network, |now_us| host.poll(now_us));
+        let CmEventKind::Rejected { private_data, .. } = event.kind else {
+            panic!("{event:?}");
+        };
+        let told = CmReject { status }.encode();
+        assert_eq!(private_data.as_bytes(), told.as_bytes());
+        drop(qp);
+    }
+}
