@@ -1,7 +1,7 @@
 //! The controller's side of a queue, without I/O: bytes and time in, bytes and events out.
 //!
 //! * What both sides have agreed on: [`Settings`], [`Connected`].
-//! * What happens: [`Event`](crate::Event).
+//! * What happens: [`Event`].
 //! * Data from the host (R2T, H2CData): `pull`; to it (C2HData): `push`.
 //! * Responses: `respond`.
 //! * Whether the host goes on: [`Headway`].

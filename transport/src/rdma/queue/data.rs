@@ -51,7 +51,8 @@ impl Queue {
     /// where none is, until the queue is dropped. It comes back at once where it is not needed.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`]: then the queue is to be ended.
+    /// As [`QueuePair::post_send`](capstan_rdma::contract::QueuePair::post_send): then the queue is
+    /// to be ended.
     pub fn push(
         &mut self,
         tag: Tag,
