@@ -33,7 +33,7 @@ pub(crate) const TROUBLES_MAX: usize = 32;
 /// fails what is dirty, in runs of a mebibyte: beyond it the ranges become one.
 pub(crate) const UNWRITTEN_RANGES_MAX: usize = 1024;
 /// Descriptors that a disk takes beyond those of its association. It has 6 as long as it lives
-/// (FUSE, the pipe that tells of the file's end, what wakes the front end), and 14 while it ends: the
-/// command that asks (1), two threads that work for it (4), the process that clears the loop device
-/// (7), what is read of it in `/proc` and `/sys` (2).
+/// (FUSE, the pipe that tells of the file's end, what wakes the front end), and 14 while it ends:
+/// the command that asks (1), two threads that work for it (4), the process that clears the loop
+/// device (7), what is read of it in `/proc` and `/sys` (2).
 pub(crate) const DISK_DESCRIPTORS: usize = 20;

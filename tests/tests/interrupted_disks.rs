@@ -1,6 +1,6 @@
-//! SIGINT, SIGTERM and SIGHUP to what makes, serves and takes down disks: it ends within two seconds and
-//! leaves nothing. What has to write dirty data of a mounted disk says so, and ends at a second
-//! one.
+//! SIGINT, SIGTERM and SIGHUP to what makes, serves and takes down disks: it ends within two
+//! seconds and leaves nothing. What has to write dirty data of a mounted disk says so, and ends at
+//! a second one.
 
 use std::fs;
 use std::net::TcpListener;

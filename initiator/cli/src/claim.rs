@@ -24,8 +24,8 @@ impl ShareArgs {
         }
     }
 
-    /// Warns where `what`, a volume that is shared for writing, holds a file system that is not made
-    /// for that. Those that nothing ever writes are.
+    /// Warns where `what`, a volume that is shared for writing, holds a file system that is not
+    /// made for that. Those that nothing ever writes are.
     pub(super) fn warn(self, fs_type: &str, what: &str) {
         let can_be_shared = matches!(
             fs_type,

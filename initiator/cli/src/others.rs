@@ -31,7 +31,8 @@ pub(super) fn check_free(record: &Record, mounts: &[Mount]) -> Result<()> {
     )
 }
 
-/// Says which of `mounts` is unmounted with the folder `named`, the last of them, as it lies on that.
+/// Says which of `mounts` is unmounted with the folder `named`, the last of them, as it lies on
+/// that.
 pub(super) fn tell_taken(named: &Path, mounts: &[Mount]) {
     let Some((of, others)) = mounts.split_last() else {
         return;

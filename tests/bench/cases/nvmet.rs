@@ -1,7 +1,7 @@
 //! `soft-roce`: `capstan-target` with the verbs provider against the Linux target, in the same boot
-//! of the lab, with the Linux host and fio. `nvmet-tcp`: the same by NVMe/TCP. Each round has a boot
-//! of its own: where kernel and program come to lie in memory changes the ratio by some 3 %, and
-//! stays for as long as the machine is up.
+//! of the lab, with the Linux host and fio. `nvmet-tcp`: the same by NVMe/TCP. Each round has a
+//! boot of its own: where kernel and program come to lie in memory changes the ratio by some 3 %,
+//! and stays for as long as the machine is up.
 
 use std::collections::BTreeMap;
 use std::fs;

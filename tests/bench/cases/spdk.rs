@@ -156,7 +156,8 @@ impl Peer {
     /// In a network namespace whose route gives both ends the congestion control that Capstan's
     /// sockets have: SPDK's take what they are given. The default of a namespace may only be one
     /// that the system lets everybody have, which often leaves Reno; a route may name any. The huge
-    /// pages of the system are mounted for it and its load alone, as some systems mount them nowhere.
+    /// pages of the system are mounted for it and its load alone, as some systems mount them
+    /// nowhere.
     fn start(program: &Path, perf: PathBuf) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let control = congestion_control()?;
