@@ -73,7 +73,7 @@ const fn a_tenth_more(count: f64) -> f64 {
 /// What the first row has had in a dev build.
 const NULL_READ: f64 = 2976.0;
 
-const INSTRUCTIONS: [Row; 11] = [
+const INSTRUCTIONS: [Row; 13] = [
     Row {
         name: "instructions-null-read-4k",
         what: "target instructions per 4 KiB read, null, depth 128",
@@ -156,6 +156,20 @@ const INSTRUCTIONS: [Row; 11] = [
         },
     },
     Row {
+        name: "instructions-host-tcp-read-4k",
+        what: "host instructions per 4 KiB read over NVMe/TCP, RAM, depth 128",
+        end: End::Host,
+        load: Load::read(NSID_RAM, 4096, 128).over(Link::NvmeTcp),
+        bounds: || Bounds::none(Better::Lower),
+    },
+    Row {
+        name: "instructions-host-tcp-write-4k",
+        what: "host instructions per 4 KiB write over NVMe/TCP, RAM, depth 128",
+        end: End::Host,
+        load: Load::write(NSID_RAM, 4096, 128).over(Link::NvmeTcp),
+        bounds: || Bounds::none(Better::Lower),
+    },
+    Row {
         name: "instructions-host-same-host-read-4k",
         what: "host instructions per 4 KiB read, RAM, depth 128, through shared memory",
         end: End::Host,
@@ -177,7 +191,7 @@ const INSTRUCTIONS: [Row; 11] = [
     },
 ];
 
-const SYSCALLS: [Row; 3] = [
+const SYSCALLS: [Row; 5] = [
     Row {
         name: "syscalls-null-read-4k",
         what: "target system calls per 4 KiB read, null, depth 128",
@@ -204,6 +218,20 @@ const SYSCALLS: [Row; 3] = [
         end: End::Target,
         load: Load::read(NSID_NULL, 4096, 128).over(Link::NvmeTcp),
         bounds: || Bounds::none(Better::Lower).gate(0.05),
+    },
+    Row {
+        name: "syscalls-host-tcp-read-4k",
+        what: "host system calls per 4 KiB read over NVMe/TCP, RAM, depth 128",
+        end: End::Host,
+        load: Load::read(NSID_RAM, 4096, 128).over(Link::NvmeTcp),
+        bounds: || Bounds::none(Better::Lower),
+    },
+    Row {
+        name: "syscalls-host-tcp-write-4k",
+        what: "host system calls per 4 KiB write over NVMe/TCP, RAM, depth 128",
+        end: End::Host,
+        load: Load::write(NSID_RAM, 4096, 128).over(Link::NvmeTcp),
+        bounds: || Bounds::none(Better::Lower),
     },
 ];
 
@@ -234,9 +262,13 @@ pub(crate) fn instructions(setting: &Setting) -> Result<Findings> {
 /// System calls, by strace; and those of a target that runs at its own speed, by perf.
 pub(crate) fn syscalls(setting: &Setting) -> Result<Findings> {
     let mut findings = Findings::default();
-    for row in &SYSCALLS {
+    for row in SYSCALLS.iter().filter(|row| setting.wants(row.name)) {
         let per_command = per_command(MORE_SYSCALLS, |commands| {
-            strace(&setting.folder, row.load, commands)
+            match row.end {
+                End::Target => strace_target(&setting.folder, row.load, commands),
+                End::Host => strace_host(&setting.folder, row, commands),
+            }
+            .with_context(|| row.name)
         })?;
         let value = Quantity::new("system calls", vec![per_command]);
         let figure = Figure::plain(row.name, row.what, value, (row.bounds)());
@@ -283,24 +315,34 @@ fn callgrind_target(file: &Path, load: Load, commands: u64) -> Result<u64> {
 fn callgrind_host(file: &Path, row: &Row, commands: u64) -> Result<u64> {
     let target = Target::start(&table(), &[NULL, RAM])?;
     let [valgrind, arguments @ ..] = VALGRIND;
-    let status = Command::new(valgrind)
+    let mut valgrind = Command::new(valgrind);
+    valgrind
         .args(arguments)
-        .arg(format!("--callgrind-out-file={}", file.display()))
+        .arg(format!("--callgrind-out-file={}", file.display()));
+    host_under(valgrind, &target, row, commands)?;
+    total(file)
+}
+
+/// Runs what [`play_host`] does under a tool.
+fn host_under(mut tool: Command, target: &Target, row: &Row, commands: u64) -> Result<()> {
+    let name = tool.get_program().to_string_lossy().into_owned();
+    let status = tool
         .arg(std::env::current_exe()?)
         .args(["--play-host", &target.address.to_string()])
         .args(["--commands", &commands.to_string(), row.name])
         .status()
-        .context("valgrind does not start")?;
+        .with_context(|| format!("{name} does not start"))?;
     if !status.success() {
-        bail!("the host ended with {status} under valgrind");
+        bail!("the host ended with {status} under {name}");
     }
-    total(file)
+    Ok(())
 }
 
 /// What a process of its own does for a row of [`End::Host`]. It sleeps as soon as it has nothing
 /// to do: a spin would be counted.
 pub(crate) fn play_host(name: &str, target: SocketAddr, commands: u64) -> Result<()> {
-    let row = INSTRUCTIONS.iter().find(|row| row.name == name);
+    let mut rows = INSTRUCTIONS.iter().chain(&SYSCALLS);
+    let row = rows.find(|row| row.name == name);
     let row = row.with_context(|| format!("no row is called {name:?}"))?;
     load::count_sleeping(target, row.load, commands)
 }
@@ -315,7 +357,7 @@ fn total(file: &Path) -> Result<u64> {
     Ok(total.trim().parse()?)
 }
 
-fn strace(folder: &Path, load: Load, commands: u64) -> Result<u64> {
+fn strace_target(folder: &Path, load: Load, commands: u64) -> Result<u64> {
     let file = folder.join("strace.out");
     remove(&file)?;
     let out = file.to_str().context("the folder is text")?;
@@ -328,13 +370,25 @@ fn strace(folder: &Path, load: Load, commands: u64) -> Result<u64> {
         bail!("the target ended with {status} under strace");
     }
     // strace writes when the target has ended.
-    let total = |report: &str| {
-        let line = report
-            .lines()
-            .find(|line| line.trim_end().ends_with(" total"))?;
-        line.split_whitespace().next()?.parse().ok()
-    };
-    wait_for(&file, total)
+    wait_for(&file, system_calls)
+}
+
+fn strace_host(folder: &Path, row: &Row, commands: u64) -> Result<u64> {
+    let file = folder.join("strace.out");
+    remove(&file)?;
+    let target = Target::start(&table(), &[NULL, RAM])?;
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-c", "-U", "calls,name", "-o"]);
+    strace.arg(&file);
+    host_under(strace, &target, row, commands)?;
+    wait_for(&file, system_calls)
+}
+
+/// All of them, in strace's report.
+fn system_calls(report: &str) -> Option<u64> {
+    let mut lines = report.lines();
+    let line = lines.find(|line| line.trim_end().ends_with(" total"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// Per run, by perf's count of a tracepoint.
