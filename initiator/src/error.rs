@@ -88,8 +88,9 @@ pub enum ConnectError {
     },
     /// The controller refused the Connect command.
     #[error(
-        "queue {qid}: Connect was refused: {} at {location}: {reason}",
-        status.display(StatusContext::Fabrics)
+        "queue {qid}: Connect was refused: {}{}: {reason}",
+        status.display(StatusContext::Fabrics),
+        at(location)
     )]
     Refused {
         /// The queue.
@@ -434,5 +435,13 @@ impl PartialEq for ConnectError {
     /// Errors are equal when they say the same.
     fn eq(&self, other: &Self) -> bool {
         self.to_string() == other.to_string()
+    }
+}
+
+/// Where a parameter is that a controller does not like, if it says so.
+fn at(location: &ErrorLocation) -> String {
+    match location {
+        ErrorLocation::Unspecified => String::new(),
+        _ => format!(" at {location}"),
     }
 }

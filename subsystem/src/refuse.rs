@@ -8,7 +8,7 @@ use capstan_nvme_proto::fabrics::ConnectData;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::status::Status;
 
-use crate::config::{PortId, Transport};
+use crate::config::Transport;
 
 /// Why a Connect was refused. Each message ends with the next step where there is one.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -44,15 +44,14 @@ pub enum RefuseReason {
     },
     /// The subsystem is not offered on this port.
     #[error(
-        "subsystem {subnqn} is not offered on port {}; add the port to the subsystem or use another \
-         address",
-        port.0
+        "subsystem {subnqn} is not offered at {address}; add that listener to the subsystem or use another \
+         address"
     )]
     NotOnPort {
         /// The name.
         subnqn: Box<Nqn>,
-        /// The port.
-        port: PortId,
+        /// Where the host connects.
+        address: SocketAddr,
     },
     /// The host is not on the subsystem's list.
     #[error("host {hostnqn} is not allowed to use subsystem {subnqn}; add it to allowed_hosts")]
@@ -130,23 +129,22 @@ pub enum RefuseReason {
         hostnqn: Box<Nqn>,
     },
     /// An I/O queue through another port than the Admin queue's.
-    #[error("controller {cntlid:04X}h was reached through another port than {}", port.0)]
+    #[error("controller {cntlid:04X}h was reached through another listener than that of {address}")]
     OtherPort {
         /// The controller.
         cntlid: u16,
-        /// The port of this connection.
-        port: PortId,
+        /// Where this connection came to.
+        address: SocketAddr,
     },
     /// A queue by a transport that the port is not to speak.
     #[error(
-        "the host connects by {transport}, which port {} does not speak; look at transports of its listener",
-        port.0
+        "the host connects by {transport}, which the listener at {address} does not speak; look at its transports"
     )]
     TransportNotOnPort {
         /// What the host has used.
         transport: Transport,
-        /// The port.
-        port: PortId,
+        /// Where it came to.
+        address: SocketAddr,
     },
     /// An I/O queue by another transport than the Admin queue's.
     #[error(
@@ -232,7 +230,6 @@ impl RefuseReason {
             Self::UnknownSubsystem { .. }
             | Self::OtherCase { .. }
             | Self::NotOnPort { .. }
-            | Self::TransportNotOnPort { .. }
             | Self::OtherTransport { .. }
             | Self::StaticController { .. }
             | Self::UnknownController { .. }
@@ -244,6 +241,9 @@ impl RefuseReason {
             Self::HostNotAllowed { .. } | Self::NamelessHost { .. } | Self::OtherHost { .. } => {
                 Status::CONNECT_INVALID_HOST.dnr()
             }
+            // No format of a Connect is taken here. There is only format 0, so that a host cannot
+            // take this for another reason, as it can an invalid parameter.
+            Self::TransportNotOnPort { .. } => Status::CONNECT_INCOMPATIBLE_FORMAT.dnr(),
             // A host may try again: the controller can become ready, or a place become free.
             Self::TooManyControllers { .. }
             | Self::ShareOfControllers { .. }

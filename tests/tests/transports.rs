@@ -106,6 +106,52 @@ fn what_was_taken_is_told_in_one_line_where_it_is_not_the_first() {
     assert!(target.stop().success());
 }
 
+/// Neither of limits nor of the other side's log, but of the transport.
+#[test]
+fn a_listener_of_the_other_transport_says_so_on_both_sides() {
+    for (serves, asked, words, in_log) in [
+        (
+            "tcp",
+            "rdma",
+            "NVMe/TCP only: try `-t tcp`",
+            "speaks NVMe/TCP only",
+        ),
+        (
+            "rdma",
+            "tcp",
+            "NVMe/RDMA only: try `-t rdma`",
+            "by NVMe/TCP, which the listener at ",
+        ),
+    ] {
+        let at = own_address();
+        let target = serve(at, serves);
+        let error = complaint(&capstan(at, &["id-ctrl", "-n", SUBNQN, "-t", asked]));
+        let words = format!("this listener may speak {words}");
+        assert_eq!(error.matches(&words).count(), 1, "{error}");
+        for wrong in ["limit", "single parameter"] {
+            assert!(!error.contains(wrong), "{error}");
+        }
+        target.wait_for_log(&[
+            "WARN",
+            in_log,
+            &format!("listener at {at}"),
+            "look at its transports",
+        ]);
+        // What is said, done.
+        told(&capstan(at, &["id-ctrl", "-n", SUBNQN, "-t", serves]));
+        if serves == "tcp" {
+            for command in ["id-ctrl", "doctor"] {
+                let output = capstan(at, &[command, "-n", SUBNQN]);
+                let all = [&output.stdout[..], &output.stderr[..]].concat();
+                let all = String::from_utf8(all).expect("text");
+                assert!(all.contains("tried before: RDMA (iwarp)"), "{all}");
+                assert!(all.contains(&words), "{command}: {all}");
+            }
+        }
+        assert!(target.stop().success());
+    }
+}
+
 #[test]
 fn the_first_is_taken_without_a_word_and_a_digest_asks_for_tcp() {
     let at = own_address();

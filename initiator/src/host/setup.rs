@@ -256,6 +256,7 @@ impl Host {
             hostid: self.config.hostid,
             qid,
             entries,
+            transport: self.config.transport,
         };
         let reason = words::refused(status, location, asked);
         let error = ConnectError::Refused {

@@ -7,6 +7,8 @@ use capstan_nvme_proto::rdma_cm::{CmReject, RejectStatus};
 use capstan_nvme_proto::status::{Status, StatusContext};
 use capstan_rdma::contract::RejectReason;
 
+use crate::options::Transport;
+
 /// What this host said when it asked to connect.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
@@ -15,6 +17,7 @@ pub(super) struct Asked<'a> {
     pub(super) hostid: HostId,
     pub(super) qid: u16,
     pub(super) entries: u16,
+    pub(super) transport: Transport,
 }
 
 /// A refused RDMA connection: the reason, and what to do.
@@ -56,6 +59,10 @@ fn reject_hint(status: RejectStatus) -> &'static str {
         RejectStatus::INVALID_HSQSIZE | RejectStatus::INVALID_HRQSIZE => {
             "lower --queue-size to what the target allows"
         }
+        // There is only the one format that was sent.
+        RejectStatus::INVALID_RECFMT => {
+            "this listener may speak NVMe/TCP only: try `-t tcp`, or let it speak RDMA (transports of its [[listener]])"
+        }
         RejectStatus::INVALID_QID => "lower --nr-io-queues to what the target allows",
         RejectStatus::INVALID_IRD | RejectStatus::INVALID_ORD => {
             "the two RDMA devices disagree on RDMA READ depth; see the target's log"
@@ -72,6 +79,7 @@ pub(super) fn refused(status: Status, location: ErrorLocation, asked: Asked<'_>)
         hostid,
         qid,
         entries,
+        transport,
     } = asked;
     match status.code() {
         Status::CONNECT_INVALID_HOST => format!(
@@ -83,6 +91,12 @@ pub(super) fn refused(status: Status, location: ErrorLocation, asked: Asked<'_>)
             "the subsystem {subnqn} has no controller left for this host; disconnect another host \
              or raise the target's limit of controllers"
         ),
+        // There is only the one format that was sent.
+        Status::CONNECT_INCOMPATIBLE_FORMAT if transport == Transport::Tcp => {
+            "this listener may speak NVMe/RDMA only: try `-t rdma`, or let it speak NVMe/TCP (transports of its \
+             [[listener]])"
+                .to_owned()
+        }
         Status::CONNECT_INCOMPATIBLE_FORMAT => {
             "the target does not know record format 0 of Connect; it speaks another revision of \
              NVMe over Fabrics"
@@ -114,6 +128,7 @@ fn invalid_parameters(location: ErrorLocation, asked: Asked<'_>) -> String {
         hostid,
         qid,
         entries,
+        ..
     } = asked;
     match location {
         ConnectData::SUBNQN_LOCATION => format!(
@@ -164,6 +179,7 @@ mod tests {
             hostid: HostId([0x11; 16]),
             qid: 1,
             entries: 128,
+            transport: Transport::Tcp,
         }
     }
 
@@ -204,6 +220,9 @@ mod tests {
         let (reason, next) = rejected(RejectReason::Consumer, &[0, 0, 6, 0]);
         assert_eq!(reason, "RDMA_CM reject: No Resources");
         assert!(next.contains("--queue-size"));
+        let (reason, next) = rejected(RejectReason::Consumer, &[0, 0, 2, 0]);
+        assert_eq!(reason, "RDMA_CM reject: Invalid RECFMT");
+        assert!(next.contains("`-t tcp`"), "{next}");
         let (reason, _) = rejected(RejectReason::Consumer, &[]);
         assert!(reason.starts_with("without a reason"));
         assert!(rejected(RejectReason::NoListener, &[]).0.contains("nobody"));

@@ -206,7 +206,7 @@ impl Target {
             hostnqn,
         } = parameters;
         self.check_transport(request)?;
-        let kind = self.admit(request.port, &subnqn, &hostnqn)?;
+        let kind = self.admit(request, &subnqn, &hostnqn)?;
         if cntlid != CNTLID_DYNAMIC {
             return Err(RefuseReason::StaticController { cntlid });
         }
@@ -290,16 +290,24 @@ impl Target {
         let (port, transport) = (request.port, request.sizes.transport);
         match self.ports.get(&port) {
             Some(config) if !config.speaks(transport) => {
-                Err(RefuseReason::TransportNotOnPort { transport, port })
+                let address = self.listens_at(port, transport);
+                Err(RefuseReason::TransportNotOnPort { transport, address })
             }
             _ => Ok(()),
         }
     }
 
-    /// Whether `hostnqn` may use `subnqn` through `port`, and what it gets.
+    /// Where a port takes connections of `transport`, as a log names it.
+    fn listens_at(&self, port: PortId, transport: Transport) -> SocketAddr {
+        let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+        let port = self.ports.get(&port);
+        port.map_or(unknown, |port| port.with_port_of(port.address, transport))
+    }
+
+    /// Whether `hostnqn` may use `subnqn` where it connects, and what it gets.
     fn admit(
         &self,
-        port: PortId,
+        request: &ConnectRequest<'_>,
         subnqn: &Nqn,
         hostnqn: &Nqn,
     ) -> Result<ControllerKind, RefuseReason> {
@@ -329,10 +337,10 @@ impl Target {
                 }
             });
         }
-        if !subsystem.config.ports.contains(&port) {
+        if !subsystem.config.ports.contains(&request.port) {
             return Err(RefuseReason::NotOnPort {
                 subnqn: Box::new(subnqn.clone()),
-                port,
+                address: self.listens_at(request.port, request.sizes.transport),
             });
         }
         Ok(ControllerKind::Io)
@@ -404,10 +412,8 @@ impl Target {
             });
         }
         if association.port != request.port {
-            return Err(RefuseReason::OtherPort {
-                cntlid,
-                port: request.port,
-            });
+            let address = self.listens_at(request.port, request.sizes.transport);
+            return Err(RefuseReason::OtherPort { cntlid, address });
         }
         // NVMe Base 2.1, section 3.3.2.2: all queues of an association use one transport.
         if controller.transport != request.sizes.transport {

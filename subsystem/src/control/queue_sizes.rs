@@ -30,11 +30,8 @@ pub enum CmRefusal {
     #[error(transparent)]
     PrivateData(#[from] PrivateDataError),
     /// There is no such port (any more).
-    #[error("port {} does not exist", port.0)]
-    UnknownPort {
-        /// The port.
-        port: PortId,
-    },
+    #[error("its listener was taken out of the configuration")]
+    UnknownPort,
     /// A Queue Identifier no controller here has.
     #[error("QID is {qid}, expected 0 to {queues}")]
     Qid {
@@ -59,7 +56,7 @@ impl CmRefusal {
     pub fn reject_status(&self) -> RejectStatus {
         match self {
             Self::PrivateData(error) => error.reject_status(),
-            Self::UnknownPort { .. } => RejectStatus::NO_RESOURCES,
+            Self::UnknownPort => RejectStatus::NO_RESOURCES,
             Self::Qid { .. } => RejectStatus::INVALID_QID,
             Self::TooLarge { .. } => RejectStatus::INVALID_HSQSIZE,
         }
@@ -77,7 +74,7 @@ impl Target {
         private_data: &[u8],
     ) -> Result<QueueSizes, CmRefusal> {
         if !self.ports.contains_key(&port) {
-            return Err(CmRefusal::UnknownPort { port });
+            return Err(CmRefusal::UnknownPort);
         }
         let request = CmRequest::parse(private_data)?;
         if request.qid > self.config.io_queues {

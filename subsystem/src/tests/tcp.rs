@@ -136,7 +136,15 @@ fn a_host_that_asks_for_what_a_port_does_not_speak_is_told_so() {
     bench.transport = Transport::Tcp;
     let refused = bench.associate(host(1), subnqn(), 0).unwrap_err();
     let why = refused.to_string();
-    assert!(why.contains("by NVMe/TCP, which port 1"), "{why}");
+    assert!(
+        why.contains("by NVMe/TCP, which the listener at 0.0.0.0:4420"),
+        "{why}"
+    );
+    assert_eq!(
+        refused.status(),
+        Status::CONNECT_INCOMPATIBLE_FORMAT.dnr(),
+        "no single parameter is wrong"
+    );
     assert!(why.contains("transports"), "{why}");
     bench.target.set_port_transports(PORT, None, true).unwrap();
     bench.associate(host(1), subnqn(), 0).unwrap();

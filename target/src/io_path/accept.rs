@@ -96,9 +96,9 @@ pub(super) enum Refusal {
     #[error("the connection manager refused: {0}")]
     Cm(#[from] CmError),
     #[error(
-        "the host connects by NVMe/RDMA, and the listener speaks NVMe/TCP only; look at transports of its listener"
+        "the host connects by NVMe/RDMA, and the listener at {0} speaks NVMe/TCP only; look at its transports"
     )]
-    TcpOnly,
+    TcpOnly(SocketAddr),
     #[error("its socket cannot be used: {0}")]
     Socket(std::io::Error),
     #[error("the target is shutting down")]
@@ -114,6 +114,9 @@ impl Refusal {
     fn status(&self) -> RejectStatus {
         match self {
             Self::Request(refusal) => refusal.reject_status(),
+            // NVMe/RDMA Transport 1.1, section 3.1: no format of a request is taken here. There is
+            // only format 0, so that a host cannot take this for another reason.
+            Self::TcpOnly(_) => RejectStatus::INVALID_RECFMT,
             Self::Budget(_)
             | Self::Device(_)
             | Self::Share { .. }
@@ -122,7 +125,6 @@ impl Refusal {
             | Self::Rdma(_)
             | Self::Cm(_)
             | Self::Draining
-            | Self::TcpOnly
             | Self::Socket(_)
             | Self::Stuck { .. } => RejectStatus::NO_RESOURCES,
         }
@@ -211,7 +213,7 @@ impl IoPath {
     ) -> Result<Checked, Refusal> {
         let peer = request.peer.ip();
         let (sizes, known) = match &request.over {
-            Over::Rdma(_) if !rdma => return Err(Refusal::TcpOnly),
+            Over::Rdma(_) if !rdma => return Err(Refusal::TcpOnly(request.local)),
             Over::Rdma(_) | Over::Tcp(_) if self.drain_deadline_us.is_some() => {
                 return Err(Refusal::Draining);
             }
