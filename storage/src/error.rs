@@ -204,9 +204,9 @@ pub enum OpenError {
     /// There is not one LBA; or memory is not a whole number of LBAs, or too large for this
     /// machine.
     #[error(
-        "{volume}: a size of {bytes} byte{} is not at least one LBA of {lba_bytes}, or, of memory, no whole number \
-         of LBAs or too large; make it larger or choose another LBA size",
-        if *bytes == 1 { "" } else { "s" }
+        "{volume}: a size of {bytes} byte{} is {}",
+        if *bytes == 1 { "" } else { "s" },
+        not_a_size(*bytes, *lba_bytes)
     )]
     Size {
         /// The volume's name.
@@ -330,6 +330,19 @@ impl fmt::Display for LockHolder {
             Self::Ended { pid } => write!(f, " by pid {pid}, which has ended"),
             Self::Unknown => Ok(()),
         }
+    }
+}
+
+/// What is wrong with a size, and what would be right.
+fn not_a_size(bytes: u64, lba_bytes: u32) -> String {
+    match bytes < u64::from(lba_bytes) {
+        true if bytes >= 512 => format!(
+            "less than one LBA of {lba_bytes}; make it larger, or choose LBAs of 512 bytes (`lba = 512`)"
+        ),
+        true => format!("less than one LBA of {lba_bytes}; make it larger"),
+        false => format!(
+            "no whole number of LBAs of {lba_bytes}, or more than this machine can address; choose another size"
+        ),
     }
 }
 

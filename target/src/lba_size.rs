@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::identities::Identities;
 use crate::limits::{LBA_SIZES_KEPT, LBA_SIZES_TEXT_BYTES_MAX};
-use crate::{identities, state};
+use crate::{identities, plan, state};
 use dos::DosTable;
 use evidence::{Evidence, HAS_TABLE};
 
@@ -265,7 +265,8 @@ impl LbaSizes {
         }
     }
 
-    /// What is to be said of files whose LBA size the configuration leaves open.
+    /// What is to be said of files whose LBA size the configuration leaves open; and what a start
+    /// would say of each file and device that it cannot use.
     fn check(
         &self,
         config: &Config,
@@ -276,13 +277,18 @@ impl LbaSizes {
             let namespaces = subsystem.namespaces.iter();
             namespaces.map(|namespace| (&subsystem.nqn, namespace))
         });
-        for (subnqn, namespace) in namespaces.filter(|(_, namespace)| namespace.lba.is_none()) {
-            let Some(path) = file_of(namespace) else {
-                continue;
-            };
+        for (subnqn, namespace) in namespaces {
             match self.of(subnqn, namespace, &was_served) {
                 Ok(Chosen { size, warning }) => {
+                    if let Err(error) = plan::try_open(subnqn, namespace, size) {
+                        errors.push(format!("{error:#}"));
+                        continue;
+                    }
                     warnings.extend(warning);
+                    // Where the configuration says it, its own check says this.
+                    let Some(path) = file_of(namespace).filter(|_| namespace.lba.is_none()) else {
+                        continue;
+                    };
                     let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
                     let tail =
                         size.and_then(|size| out_of_reach(&path.display(), bytes, size.bytes()));
@@ -358,7 +364,8 @@ impl Known {
 /// What `check` says of files whose LBA size the configuration leaves open.
 ///
 /// # Errors
-/// What some were used with cannot be known, a line each: a target would not serve these.
+/// What some were used with cannot be known, or they cannot be used, a line each: a target would
+/// not serve these.
 pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
     // What is wrong with these is said where they are looked at.
     let identities = Identities::here().ok();

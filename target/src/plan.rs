@@ -11,7 +11,7 @@ use capstan_nvme_proto::log::RdmaProviderType;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_rdma::ProviderKind;
 use capstan_reactor::Clock;
-use capstan_storage::{Geometry, Store, VolumeSpec};
+use capstan_storage::{Geometry, OpenError, Store, VolumeSpec};
 use capstan_subsystem::{
     BackendId, HostPolicy, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
     TargetConfig,
@@ -185,6 +185,33 @@ pub(crate) fn subsystem_config(subsystem: &Subsystem, config: &Config) -> Subsys
         hosts: host_policy(&subsystem.access),
         ports: (0..config.listeners.len()).map(port_id).collect(),
         end_older_association: subsystem.end_older_association,
+    }
+}
+
+/// Opens what a namespace is on as [`Opening::export`] does, but for reading and without its locks,
+/// and closes it: what a start would say of its LBA size, size and direct I/O.
+///
+/// # Errors
+/// As that. Why it cannot be opened at all is for the check of the configuration to say.
+pub(crate) fn try_open(
+    subnqn: &Nqn,
+    namespace: &Namespace,
+    lba: Option<LbaSize>,
+) -> anyhow::Result<()> {
+    if !matches!(namespace.backing, Backing::Path(_)) {
+        return Ok(());
+    }
+    let mut spec = spec(namespace, lba);
+    if let VolumeSpec::Path { read_only, .. } = &mut spec {
+        *read_only = true;
+    }
+    let nsid = namespace.nsid;
+    match spec.prepare() {
+        // That is for all who may open it.
+        Err(OpenError::System { .. } | OpenError::Size { bytes: 0..512, .. }) | Ok(_) => Ok(()),
+        Err(error) => {
+            Err(error).with_context(|| format!("namespace {nsid} of {subnqn} cannot be exported"))
+        }
     }
 }
 

@@ -1,0 +1,114 @@
+//! `check` and `serve` decide alike: what the one calls ok is served by the other, and what the one
+//! refuses is refused by the other.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use capstan_tests::place::Place;
+use capstan_tests::program::{program, tool, utf8};
+
+/// `timeout SECONDS capstan-target WORDS --config …`: 124 where it has not ended by itself.
+fn run(place: &Place, seconds: &str, words: &str) -> Output {
+    let mut run = Command::new("env");
+    run.arg(place.environment());
+    run.args(["timeout", "--signal=KILL", seconds]);
+    run.arg(program("capstan-target"));
+    run.args([words, "--config", utf8(&place.config())]);
+    run.output().expect("it runs")
+}
+
+/// Whether the two decide alike of these namespaces, and how.
+fn is_served(place: &Place, what: &str, entries: &[(&Path, &str)]) -> bool {
+    place.configure(entries);
+    let check = run(place, "60", "check");
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let is_ok = check.status.success();
+    if is_ok {
+        assert!(place.serve().stop().success(), "{what}");
+    } else {
+        let serve = run(place, "20", "serve");
+        let (check, why) = (said(&check), said(&serve));
+        assert_eq!(
+            serve.status.code(),
+            Some(1),
+            "{what}: check refuses it ({check}), and it is served: {why}"
+        );
+    }
+    is_ok
+}
+
+#[test]
+fn what_check_calls_ok_is_served_and_nothing_else() {
+    let place = Place::new();
+    let folder = place.folder.path();
+    let sized = |bytes: u64| {
+        let path = folder.join(format!("{bytes}.img"));
+        File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    };
+    let (one, odd, small, tiny) = (sized(1 << 20), sized(5000), sized(1000), sized(400));
+    let empty = sized(0);
+    let (absent, link) = (folder.join("absent"), folder.join("link"));
+    std::os::unix::fs::symlink(&one, &link).unwrap();
+    let circle = folder.join("circle");
+    std::os::unix::fs::symlink(&circle, &circle).unwrap();
+    tool("mkfifo", &[utf8(&folder.join("fifo"))]);
+    let fifo = folder.join("fifo");
+    let shm = Path::new("/dev/shm").join(format!("capstan-{}.img", std::process::id()));
+    File::create(&shm).unwrap().set_len(1 << 20).unwrap();
+
+    let served = |what, entries: &[(&Path, &str)]| is_served(&place, what, entries);
+    assert!(served("a file", &[(&one, "")]));
+    assert!(served("no whole number of LBAs", &[(&odd, "")]));
+    assert!(!served("less than an LBA of 4096", &[(&small, "")]));
+    assert!(!served(
+        "the same, read-only",
+        &[(&small, "read_only = true")]
+    ));
+    assert!(!served("the same, as written", &[(&small, "lba = 4096")]));
+    assert!(served("an LBA of 512", &[(&small, "lba = 512")]));
+    assert!(!served("less than any", &[(&tiny, "lba = 512")]));
+    assert!(!served("nothing", &[(&empty, "")]));
+    assert!(!served("no file", &[(&absent, "")]));
+    assert!(!served("a folder", &[(folder, "")]));
+    assert!(!served("a link to itself", &[(&circle, "")]));
+    assert!(!served("a pipe", &[(&fifo, "")]));
+    assert!(!served(
+        "a character device",
+        &[(Path::new("/dev/null"), "")]
+    ));
+    assert!(!served("a file twice", &[(&one, ""), (&link, "")]));
+    // The other one is used with LBAs of 512 bytes by now.
+    let another = sized(1001);
+    assert!(!served("one of two", &[(&one, ""), (&another, "")]));
+    // Whether these can be depends on the file system: it is the same for both.
+    served("direct I/O", &[(&one, "direct = true")]);
+    served(
+        "direct I/O of 512 bytes",
+        &[(&one, "direct = true\nlba = 512")],
+    );
+    served("direct I/O in memory", &[(&shm, "direct = true")]);
+    served(
+        "the same, of 512 bytes",
+        &[(&shm, "direct = true\nlba = 512")],
+    );
+    fs::remove_file(&shm).unwrap();
+}
+
+/// The message is one line, and names the size as the file has it.
+#[test]
+fn check_says_of_a_file_that_is_too_small_what_serve_does() {
+    let place = Place::new();
+    let path = place.folder.path().join("small.img");
+    File::create(&path).unwrap().set_len(1000).unwrap();
+    place.configure(&[(&path, "")]);
+    let check = place.refusal();
+    let serve = run(&place, "20", "serve");
+    let serve = String::from_utf8_lossy(&serve.stderr);
+    let expected = "a size of 1000 bytes is less than one LBA of 4096; make it larger, or choose LBAs of 512 bytes (`lba = 512`)";
+    assert_eq!(check.matches(expected).count(), 1, "{check}");
+    assert!(serve.contains(expected), "{serve}");
+    place.configure(&[(&path, "lba = 512")]);
+    assert!(place.check().contains(": ok, "));
+}
