@@ -53,7 +53,7 @@ impl fmt::Display for Unknown {
         let nsid = self.namespace.nsid;
         write!(
             f,
-            "namespace {nsid} of {} is not served: {:#}. Then reload",
+            "namespace {nsid} of {} is not served: {:#}",
             self.subnqn, self.why
         )
     }

@@ -255,7 +255,7 @@ impl Served {
             .lba_sizes
             .take_out_unknown(&mut wanted, is_asked, was_served);
         for unknown in &unknown {
-            tracing::error!("{unknown}");
+            tracing::error!("{unknown}. Then reload");
         }
         let compared = self.compare_with(wanted, left)?;
         if !compared.2.is_empty() {

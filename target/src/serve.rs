@@ -313,7 +313,10 @@ fn identify(
         let unknown = lba_sizes.take_out_unknown(&mut numbered, |_, _| true, was_served);
         let mut left = numbered.subsystems.iter().map(|s| s.namespaces.len());
         if !unknown.is_empty() && left.all(|namespaces| namespaces == 0) {
-            let why: Vec<_> = unknown.iter().map(ToString::to_string).collect();
+            let why: Vec<_> = unknown
+                .iter()
+                .map(|of| format!("{of}. Then start it again"))
+                .collect();
             bail!("{}", why.join("\n"));
         }
         let (target, exports) = build(&numbered, providers, reactors, lba_sizes, identities)?;
@@ -322,7 +325,7 @@ fn identify(
                 tracing::info!("{line}");
             }
             for unknown in &unknown {
-                tracing::error!("{unknown}");
+                tracing::error!("{unknown}. Then reload");
             }
             return Ok((numbered, unknown, target, exports));
         }
