@@ -333,7 +333,14 @@ impl Checker<'_> {
         let mut accepted: Vec<(Listener, At)> = Vec::new();
         for (index, entry) in raw.iter().enumerate().take(limits::LISTENERS_MAX) {
             let field = format!("listener[{index}]");
-            let Some(listener) = self.listener(&field, entry) else {
+            // A port that is not allowed is not used either.
+            let has_port = |raw: &RawListener| {
+                raw.port
+                    .as_ref()
+                    .is_none_or(|port| *port.get_ref() <= u16::MAX.into())
+            };
+            let listener = self.listener(&field, entry);
+            let Some(listener) = listener.filter(|_| has_port(entry.get_ref())) else {
                 continue;
             };
             let at = self.at(&field, Some(entry.span()));

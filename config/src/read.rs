@@ -30,7 +30,7 @@ pub(crate) struct Read {
 /// It is not TOML.
 pub(crate) fn read(text: &str) -> Result<Read, ConfigError> {
     let mut table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
-        message: error.to_string(),
+        message: not_toml(text, &error),
     })?;
     let mut reader = Reader {
         text,
@@ -42,6 +42,71 @@ pub(crate) fn read(text: &str) -> Result<Read, ConfigError> {
         raw,
         problems: reader.problems,
     })
+}
+
+/// The parser's words, or ours where it cannot know what was meant.
+fn not_toml(text: &str, error: &toml::de::Error) -> String {
+    let words = error.to_string();
+    let of_line = error.span().and_then(|span| {
+        let before = text.get(..span.start)?;
+        let start = before.rfind('\n').map_or(0, |end| end + 1);
+        Some((&text[..start], text[start..].lines().next()?))
+    });
+    let meant = of_line.and_then(|(above, line)| match error.message() {
+        "duplicate key" => twice(above, line.trim()),
+        _ => without_quotes(line),
+    });
+    match (meant, words.rfind(error.message())) {
+        (Some(meant), Some(at)) => format!("{}{meant}\n", &words[..at]),
+        _ => words,
+    }
+}
+
+/// A table that comes after what belongs into it, or the second one where there may be several.
+fn twice(above: &str, line: &str) -> Option<String> {
+    let name = line.strip_prefix('[')?.split(']').next()?;
+    let name = name.trim_start_matches('[').trim();
+    if line.starts_with("[[") {
+        let within = format!("[[{name}.");
+        let mut lines = above.lines().map(str::trim);
+        let inner = lines.find(|line| line.starts_with(&within))?;
+        let inner = inner.split(']').next()?;
+        return Some(format!(
+            "{inner}]] stands above it; write it below the [[{name}]] that it belongs to"
+        ));
+    }
+    let (_, _, is_list) = TableKind::Root.tables().iter().find(|of| of.0 == name)?;
+    is_list.then(|| format!("there may be several; write [[{name}]] for each of them"))
+}
+
+/// Text that is no value of TOML for want of quotes.
+fn without_quotes(line: &str) -> Option<String> {
+    let (key, value) = line.split_once('=')?;
+    let value = value.split(" #").next()?.trim();
+    let is_list = value.starts_with('[');
+    let value = value.trim_matches(['[', ']', ' ']);
+    let key = key.trim();
+    match &*value.to_lowercase() {
+        "yes" | "on" | "true" => {
+            return Some(format!("expected true or false; write {key} = true"));
+        }
+        "no" | "off" | "false" => {
+            return Some(format!("expected true or false; write {key} = false"));
+        }
+        _ => {}
+    }
+    let is_text = value.starts_with(|first: char| first.is_alphanumeric() || "/.:".contains(first));
+    let is_number = value
+        .chars()
+        .all(|c| !c.is_alphabetic() && !"/.:".contains(c));
+    if !is_text || is_number || value.contains(['"', '\'', ',', '=']) {
+        return None;
+    }
+    let quoted = match is_list {
+        true => format!("[\"{value}\"]"),
+        false => format!("\"{value}\""),
+    };
+    Some(format!("text stands in quotes; write {key} = {quoted}"))
 }
 
 struct Reader<'t> {
@@ -145,7 +210,11 @@ impl Reader<'_> {
             };
             let span = error.span().unwrap_or_default();
             let taken_out = take_out(table.get_mut(), "", &span);
-            let kind = ProblemKind::WrongType(in_our_words(error.message()));
+            let mut words = in_our_words(error.message());
+            if taken_out.as_deref() == Some("target.spin") && words.ends_with("a string") {
+                words.push_str(" with a unit, such as \"50us\"");
+            }
+            let kind = ProblemKind::WrongType(words);
             let is_known = taken_out.is_some();
             self.report(taken_out.unwrap_or_default(), &span, kind);
             if !is_known {

@@ -376,6 +376,22 @@ fn namespaces_that_cannot_be() {
     }
 }
 
+/// What stands in for it would be said to be used twice.
+#[test]
+fn what_is_not_allowed_is_not_used_either() {
+    let namespaces = "[[subsystem.namespace]]\nram = 4096\nnsid = 0\n[[subsystem.namespace]]\nram = 4096\nnsid = 1\n";
+    assert_eq!(
+        error(&format!("{LISTENER}{SUBSYSTEM}{namespaces}")),
+        "line 8: subsystem[0].namespace[0].nsid: 0 is not allowed; allowed: 1 to 1024"
+    );
+    let listener = |port| format!("[[listener]]\naddress = \"::1\"\nport = {port}\n");
+    let (wrong, right) = (listener(65536), listener(4420));
+    assert_eq!(
+        error(&format!("{wrong}{right}{SUBSYSTEM}{NAMESPACE}")),
+        "line 3: listener[0].port: 65536 is not allowed; allowed: 0 to 65535"
+    );
+}
+
 #[test]
 fn what_must_be_unique_names_the_first_use() {
     let uuid = "uuid = \"2d9a6f34-9a43-4d0b-8a64-8f9b1d0c7e55\"";
@@ -467,7 +483,7 @@ fn a_wrong_key_or_type_hides_no_other_mistake() {
         [
             "line 2: target.reactor: there is no such key; did you mean `reactors`?",
             "line 2: target.reactors: 0 is not allowed; allowed: 1 to 256",
-            "line 3: target.spin: invalid type: integer `50`, expected a string",
+            "line 3: target.spin: invalid type: integer `50`, expected a string with a unit, such as \"50us\"",
             "line 4: target.memory_budget: `1GB` has a decimal unit; write `1GiB`, or plain bytes",
             "line 5: target.log: unknown word `warning`, expected one of `error`, `warn`, `info`, `debug`, \
              `trace`; did you mean `warn`?",

@@ -160,12 +160,14 @@ impl Checker<'_> {
         let mut written = Vec::new();
         for (index, entry) in raw.iter().enumerate().take(limits::NAMESPACES_MAX as usize) {
             let field = format!("{list}[{index}].nsid");
-            written.push(entry.get_ref().nsid.as_ref().map(|nsid| {
+            written.push(entry.get_ref().nsid.as_ref().and_then(|nsid| {
                 let at = self.at(&field, Some(nsid.span()));
                 let range = 1..=u64::from(limits::NAMESPACES_MAX);
-                let nsid: u32 = self.number(&field, Some(nsid), 1, range);
+                // What is not allowed is not used either.
+                let nsid: u32 =
+                    Some(self.number(&field, Some(nsid), 0, range)).filter(|&nsid| nsid != 0)?;
                 unique(&mut nsids, nsid, nsid, at, &mut self.problems);
-                nsid
+                Some(nsid)
             }));
         }
         let mut free = (1..=limits::NAMESPACES_MAX).filter(|nsid| !nsids.contains_key(nsid));
