@@ -46,7 +46,7 @@ pub use limits::{
     NAMESPACES_MAX, SUBSYSTEMS_MAX, TRANSFER_BYTES_MAX,
 };
 pub use listen::{ListenAddresses, ListenError, parse_listen};
-pub use machine::next_step::deleted_and_open;
+pub use machine::next_step::{deleted_and_open, names_left};
 pub use model::{
     Access, Config, DirectIo, LbaSize, Listener, LogLevel, Namespace, ProviderChoice, QueueBounds,
     Reactors, Subsystem, Target, Transports, WordError,

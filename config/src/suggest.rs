@@ -40,6 +40,40 @@ pub(crate) fn nearest<'c>(
     slip.or_else(|| related.next().copied().filter(|_| related.next().is_none()))
 }
 
+/// The only candidate that is `name` mistyped: the same but for case, or for one letter that is
+/// missing, too many or has changed places with the next. A digit tells one of a row from the next,
+/// as `disk1` and `disk2`, and so may a letter that is another one.
+pub(crate) fn mistyped<'c>(
+    name: &str,
+    candidates: impl IntoIterator<Item = &'c str>,
+) -> Option<&'c str> {
+    let plain: Vec<char> = name.to_lowercase().chars().collect();
+    let mut alike = candidates.into_iter().filter(|candidate| {
+        let other: Vec<char> = candidate.to_lowercase().chars().collect();
+        plain == other || is_one_slip(&plain, &other)
+    });
+    let first = alike.next()?;
+    alike.next().is_none().then_some(first)
+}
+
+fn is_one_slip(name: &[char], other: &[char]) -> bool {
+    // Of a shorter one too little is the same.
+    if name.len().min(other.len()) < START_BYTES_MIN {
+        return false;
+    }
+    let same = name.iter().zip(other).take_while(|(a, b)| a == b).count();
+    let (name, other) = (&name[same..], &other[same..]);
+    match (name, other) {
+        ([a, b, after @ ..], [c, d, rest @ ..]) if name.len() == other.len() => {
+            a.is_alphabetic() && b.is_alphabetic() && (a, b) == (d, c) && after == rest
+        }
+        ([more, after @ ..], rest) | (rest, [more, after @ ..]) if after.len() == rest.len() => {
+            more.is_alphabetic() && after == rest
+        }
+        _ => false,
+    }
+}
+
 /// For serde's "unknown field `a`, expected one of `b`, `c`" (or variant): the nearest of what it
 /// expected.
 pub(crate) fn nearest_in_message(message: &str) -> Option<&str> {
@@ -67,6 +101,29 @@ mod tests {
         assert_eq!(nearest("hosts", ["hosts_max", "log"]), Some("hosts_max"));
         assert_eq!(nearest("hosts", ["hosts_max", "hosts_min"]), None);
         assert_eq!(nearest("io", ["io_queues_max"]), None);
+    }
+
+    #[test]
+    fn a_name_is_meant_only_where_it_is_plainly_mistyped() {
+        let there = ["disk1.img", "Backup.img", "web.img", "vm-a.img", "vm-b.img"];
+        for (name, meant) in [
+            ("dsik1.img", Some("disk1.img")),
+            ("disk1.im", Some("disk1.img")),
+            ("diisk1.img", Some("disk1.img")),
+            ("backup.img", Some("Backup.img")),
+            ("wbe.img", Some("web.img")),
+            ("disk2.img", None),
+            ("disk.img", None),
+            ("disk11.img", None),
+            ("vm-c.img", None),
+            ("vm-.img", None),
+            ("disk1.img.old", None),
+            ("sdb", None),
+        ] {
+            assert_eq!(mistyped(name, there), meant, "{name}");
+        }
+        assert_eq!(mistyped("sda", ["sad"]), None);
+        assert_eq!(mistyped("1disk", ["disk1"]), None);
     }
 
     #[test]

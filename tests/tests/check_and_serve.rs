@@ -1,12 +1,12 @@
 //! `check` and `serve` decide alike: what the one calls ok is served by the other, and what the one
-//! refuses is refused by the other.
+//! refuses is refused by the other; and what both say of a file that has lost its name.
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Output};
 
 use capstan_tests::place::Place;
-use capstan_tests::program::{program, tool, utf8};
+use capstan_tests::program::{has_tools, program, tool, utf8};
 
 /// `timeout SECONDS capstan-target WORDS --config …`: 124 where it has not ended by itself.
 fn run(place: &Place, seconds: &str, words: &str) -> Output {
@@ -111,4 +111,37 @@ fn check_says_of_a_file_that_is_too_small_what_serve_does() {
     assert!(serve.contains(expected), "{serve}");
     place.configure(&[(&path, "lba = 512")]);
     assert!(place.check().contains(": ok, "));
+}
+
+/// It is not gone with the process: it has a name, and gets this one back as the log says.
+#[test]
+fn a_file_that_has_lost_one_of_two_names_is_found_by_the_other() {
+    if !has_tools(
+        "a_file_that_has_lost_one_of_two_names_…",
+        &["find", "findmnt"],
+    ) {
+        return;
+    }
+    let place = Place::new();
+    let (path, other) = (place.image("volume.img"), place.folder.path().join("other"));
+    place.configure(&[(&path, "")]);
+    let daemon = place.serve();
+    fs::hard_link(&path, &other).unwrap();
+    fs::remove_file(&path).unwrap();
+    let line = daemon.wait_for_log_after(0, &["ERROR", utf8(&path), "its name there was removed"]);
+    assert!(line.contains("the file has 1 other name (find "), "{line}");
+    for wrong in ["gone", "nobody finds", "(deleted)"] {
+        assert!(!line.contains(wrong), "{wrong}: {line}");
+    }
+    let refusal = place.refusal();
+    assert!(refusal.contains("has 1 other name (find "), "{refusal}");
+    assert!(!refusal.contains("gone"), "{refusal}");
+    let (_, commands) = line.split_once("other name (").unwrap();
+    let (find, give) = commands.split_once("): give it this one back (").unwrap();
+    let name = tool("sh", &["-c", find]);
+    assert_eq!(name.trim(), utf8(&other), "{find}");
+    let (give, _) = give.split_once(')').unwrap();
+    tool("sh", &["-c", &give.replace("NAME", name.trim())]);
+    daemon.wait_for_log(&["is at its path again"]);
+    assert!(daemon.stop().success());
 }

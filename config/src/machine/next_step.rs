@@ -24,7 +24,10 @@ pub(crate) fn with_next_step(
         (ErrorKind::NotFound, _) if let Some(words) = leads_nowhere(path) => {
             format!("{error}; {words}")
         }
-        (ErrorKind::NotFound, _) => match (deleted_and_open(path), nearest_sibling(path)) {
+        (ErrorKind::NotFound, _) if let Some(words) = other_names(path) => {
+            format!("{error}; {words}")
+        }
+        (ErrorKind::NotFound, _) => match (deleted_and_open(path), mistyped_sibling(path)) {
             (Some((pid, open)), _) => format!(
                 "{error}; it was deleted, process {pid} still has it open, and with the end of that it is gone: copy it \
                  before, while nothing writes to it (cp --sparse=always {} FILE)",
@@ -103,6 +106,40 @@ pub(crate) fn with_next_step(
 /// that goes on with it has the only copy. Those of other users are seen by root alone.
 #[must_use]
 pub fn deleted_and_open(path: &Path) -> Option<(u32, PathBuf)> {
+    let has_none = |open: &Path| fs::metadata(open).is_ok_and(|metadata| metadata.nlink() == 0);
+    unnamed_and_open(path).filter(|(_, open)| has_none(open))
+}
+
+/// What is to be said where `path` was removed, and the file that had that name has others: it is
+/// not gone.
+fn other_names(path: &Path) -> Option<String> {
+    let (pid, open) = unnamed_and_open(path)?;
+    let names = names_left(&open, path)?;
+    Some(format!(
+        "that name was removed; the file is open in process {pid}, and {names}"
+    ))
+}
+
+/// How a file that is open at `open` is found by its other names, and has the name `path` again;
+/// `None` where it has no name.
+#[must_use]
+pub fn names_left(open: &Path, path: &Path) -> Option<String> {
+    let metadata = fs::metadata(open).ok()?;
+    let (names, inode) = (metadata.nlink(), metadata.ino());
+    let has = match names {
+        0 => return None,
+        1 => "1 other name".to_owned(),
+        _ => format!("{names} other names"),
+    };
+    let folder = path.parent().unwrap_or(path).display();
+    Some(format!(
+        "has {has} (find \"$(findmnt -no TARGET -T {folder})\" -xdev -inum {inode}): give it this one back (ln NAME {})",
+        path.display()
+    ))
+}
+
+/// A process that has the file open which was at `path` and has lost that name.
+fn unnamed_and_open(path: &Path) -> Option<(u32, PathBuf)> {
     let folder = path.parent()?.canonicalize().ok()?;
     let mut deleted = folder.join(path.file_name()?).into_os_string();
     deleted.push(" (deleted)");
@@ -124,7 +161,8 @@ fn how_to_have_it(path: &Path) -> String {
         return "`lsblk` lists the devices there are".to_owned();
     }
     let above: Vec<&Path> = path.ancestors().skip(1).collect();
-    match above.into_iter().rev().find(|folder| !folder.exists()) {
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    match above.into_iter().rev().find(is_missing) {
         Some(folder) => format!(
             "there is no folder {}: make it, or mount what has it",
             folder.display()
@@ -167,10 +205,35 @@ pub(crate) fn leads_nowhere(path: &Path) -> Option<String> {
     ))
 }
 
-/// The entry of the same folder whose name is nearest to that of `path`.
+/// The entry of the same folder whose name is nearest to that of `path`: of what is only read.
 pub(crate) fn nearest_sibling(path: &Path) -> Option<PathBuf> {
+    let (folder, names) = siblings(path)?;
+    let name = path.file_name()?.to_str()?;
+    suggest::nearest(name, names.iter().map(String::as_str)).map(|nearest| folder.join(nearest))
+}
+
+/// The file of the same folder whose name is plainly that of `path`, mistyped: hosts would write
+/// to it. What is no file is another device.
+fn mistyped_sibling(path: &Path) -> Option<PathBuf> {
+    let (folder, names) = siblings(path)?;
+    let name = path.file_name()?.to_str()?;
+    let meant = suggest::mistyped(name, names.iter().map(String::as_str))?;
+    let meant = folder.join(meant);
+    meant
+        .metadata()
+        .is_ok_and(|of| of.is_file())
+        .then_some(meant)
+}
+
+/// The other names in the folder of `path`, and that.
+fn siblings(path: &Path) -> Option<(PathBuf, Vec<String>)> {
     let (folder, name) = (path.parent()?, path.file_name()?.to_str()?);
-    let names: Vec<String> = fs::read_dir(folder)
+    let here = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
+    let names = fs::read_dir(here)
         .ok()?
         .flatten()
         .take(4096)
@@ -178,7 +241,7 @@ pub(crate) fn nearest_sibling(path: &Path) -> Option<PathBuf> {
         // A link that leads nowhere is there itself.
         .filter(|entry| entry != name)
         .collect();
-    suggest::nearest(name, names.iter().map(String::as_str)).map(|nearest| folder.join(nearest))
+    Some((folder.to_owned(), names))
 }
 
 #[cfg(test)]

@@ -335,11 +335,44 @@ mod tests {
         assert!(!found.contains("did you mean"), "{found}");
     }
 
+    /// What has another name is not gone with the process.
     #[test]
-    fn a_missing_file_names_its_nearest_sibling() {
+    fn a_file_with_another_name_is_found_and_named_again_as_the_message_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["disk.img", "other"].map(|name| folder.path().join(name));
+        let keys = file(folder.path(), "disk.img", 4096);
+        let _open = File::open(&path).unwrap();
+        fs::hard_link(&path, &other).unwrap();
+        fs::remove_file(&path).unwrap();
+        let [found] = &findings(std::slice::from_ref(&keys))[..] else {
+            panic!("one finding")
+        };
+        assert!(found.contains("has 1 other name"), "{found}");
+        assert!(!found.contains("gone"), "{found}");
+        let (_, find) = found.split_once("name (").unwrap();
+        let (find, give) = find.split_once("): give it this one back (").unwrap();
+        let run = |command: &str| {
+            let output = std::process::Command::new("sh")
+                .args(["-c", command])
+                .output();
+            String::from_utf8(output.unwrap().stdout).unwrap()
+        };
+        let name = run(find);
+        assert_eq!(name.trim_end(), other.display().to_string(), "{find}");
+        run(&give.trim_end_matches(')').replace("NAME", name.trim_end()));
+        assert_eq!(findings(&[keys]), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn a_missing_file_names_the_one_that_is_plainly_meant_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
         file(folder.path(), "disk1.img", 4096);
-        let path = folder.path().join("disk.img");
+        for other in ["disk.img", "disk2.img"] {
+            let path = folder.path().join(other).display().to_string();
+            let found = findings(&[format!("path = \"{path}\"")]);
+            assert!(!found[0].contains("did you mean"), "{found:?}");
+        }
+        let path = folder.path().join("dsik1.img");
         let path = path.display();
         assert_eq!(
             findings(&[format!("path = \"{path}\"")]),

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::{fmt, fs, process};
 
+use capstan_config::names_left;
 use capstan_nvme_proto::nqn::Nqn;
 use capstan_nvme_proto::text::{Count, Word};
 use capstan_storage::Place;
@@ -39,7 +40,7 @@ impl Watched {
             ),
             Place::Elsewhere(kept) => {
                 let now = fs::read_link(kept).unwrap_or_default();
-                back(&now, Path::new(&**volume))
+                back(kept, &now, Path::new(&**volume))
             }
             Place::AtPath | Place::Gone(_) => return None,
         };
@@ -69,8 +70,11 @@ impl Watched {
             }
             Place::Elsewhere(kept) => {
                 let now = fs::read_link(kept).unwrap_or_default();
-                let what = format!("{goes_on}, which is {} now", now.display());
-                (what, back(&now, Path::new(&**volume)))
+                let what = match now.exists() {
+                    true => format!("{goes_on}, which is {} now", now.display()),
+                    false => goes_on,
+                };
+                (what, back(kept, &now, Path::new(&**volume)))
             }
             Place::Deleted(kept) => {
                 let pid = process::id();
@@ -147,8 +151,18 @@ impl Watched {
     }
 }
 
-/// How what is at `now` is brought back to `path`.
-fn back(now: &Path, path: &Path) -> String {
+/// How what is open at `kept`, and is at `now`, is brought back to `path`.
+fn back(kept: &Path, now: &Path, path: &Path) -> String {
+    // The kernel knows where it is by the name it was opened by.
+    if !now.exists()
+        && let Some(names) = names_left(kept, path)
+    {
+        let first = match path.exists() {
+            true => "move away what is there now: ",
+            false => "",
+        };
+        return format!("{first}its name there was removed, and the file {names}");
+    }
     match (now.is_file(), path.exists()) {
         (true, false) => format!("move it back (mv -n {} {})", now.display(), path.display()),
         (true, true) => "move away what is there now, and it back; or reload, to serve what is there as another namespace"
