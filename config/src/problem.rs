@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use capstan_nvme_proto::text::Count;
@@ -110,7 +110,17 @@ fn not_read(path: &Path, error: &io::Error) -> String {
 /// How a file comes to have room for an LBA.
 fn enough(path: &Path) -> String {
     unmounted::in_words(path).unwrap_or_else(|| {
+        let is_device = path.metadata().is_ok_and(|of| of.file_type().is_block_device());
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         let path = word_of(path);
+        if is_device && name.starts_with("zram") {
+            return format!("`zramctl --size 1G {path}` makes it a device of 1 GiB");
+        }
+        if is_device {
+            return format!(
+                "`lsblk {path}` shows what it is: a device without a medium, or that is not set up, has none"
+            );
+        }
         format!("`truncate -s 1G {path}` makes a file of 1 GiB")
     })
 }

@@ -57,7 +57,7 @@ const HERE: &str = "tests/tests/next_steps.rs";
 /// Where files are exported that are in use.
 const IN_USE: &str = "tests/tests/overlaps.rs";
 
-const STEPS: [(&str, Step); 65] = [
+const STEPS: [(&str, Step); 67] = [
     (
         "chattr -{letters} {path}",
         In(HERE, "fn root_an_immutable_file"),
@@ -108,6 +108,7 @@ const STEPS: [(&str, Step); 65] = [
     ("lsattr {path}", In(HERE, "fn root_an_immutable_file")),
     ("losetup --list", Looks),
     ("lsblk", Looks),
+    ("lsblk {path}", Finds("not a block device")),
     ("lsblk {device}", In(IN_USE, "fn root_a_file_in_use")),
     ("lslocks", Looks),
     (
@@ -210,6 +211,10 @@ const STEPS: [(&str, Step); 65] = [
         In("tests/lab/cases/stacked", "vgchange -ay"),
     ),
     ("zpool import -d DEVICE", Tool("it needs ZFS in the kernel")),
+    (
+        "zramctl --size 1G {path}",
+        Tool("it needs a device of the module zram"),
+    ),
 ];
 
 /// Every `.rs` file below a folder, but for the tests.
