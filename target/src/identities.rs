@@ -536,7 +536,8 @@ impl fmt::Display for Told<'_> {
         write!(
             f,
             "; its UUID is {uuid}, was {old}: hosts that have the old one attached refuse it until it is attached anew. If it \
-             is a copy of the same data, write `uuid = \"{old}\"` in its [[subsystem.namespace]]"
+             is a copy of the same data, write `uuid = \"{old}\"` in its [[subsystem.namespace]] (--export has no option for \
+             it: that needs a configuration file)"
         )
     }
 }
