@@ -1,10 +1,9 @@
 //! What the superblock of a file system says of its size: one that is larger than its volume, as an
 //! image that was cut or copied in part, cannot be mounted, and mount(8) does not say why.
 
-use std::fs::File;
-use std::io::{Seek as _, SeekFrom};
-use std::os::unix::fs::FileExt as _;
+use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use super::output;
 use super::tool::Tools;
@@ -22,14 +21,12 @@ pub(super) fn why_not_mounted(
     fs_type: &str,
     tools: &Tools<'_>,
 ) -> Option<String> {
-    let (name, device) = (device.display().to_string(), device.to_owned());
-    let read = tools.read(&name, move || {
-        let mut head = vec![0; HEAD_BYTES];
-        let mut file = File::open(&device)?;
-        file.read_exact_at(&mut head, 0)?;
-        Ok((head, file.seek(SeekFrom::End(0))?))
-    });
-    let (head, has_bytes) = read.ok()?;
+    // By a tool, which is left behind where the disk does not answer.
+    let mut head = Command::new("head");
+    head.args(["--bytes", &HEAD_BYTES.to_string(), "--"])
+        .arg(device);
+    let head = tools.look(&mut head).ok()?.stdout;
+    let has_bytes = size_bytes(device)?;
     let needs_bytes = bytes(fs_type, &head)?;
     (needs_bytes > has_bytes).then(|| {
         format!(
@@ -39,6 +36,13 @@ pub(super) fn why_not_mounted(
             output::size(needs_bytes)
         )
     })
+}
+
+/// Bytes of a block device (sysfs `size`, in 512 bytes whatever its LBAs are).
+fn size_bytes(device: &Path) -> Option<u64> {
+    let name = device.file_name()?.display();
+    let text = fs::read_to_string(format!("/sys/class/block/{name}/size")).ok()?;
+    text.trim().parse::<u64>().ok()?.checked_mul(512)
 }
 
 /// Bytes that a file system takes, by the first of its disk.

@@ -54,6 +54,10 @@ impl<'a> Tools<'a> {
     /// # Errors
     /// [`Interrupted`]; it cannot be started, or does not end.
     pub(super) fn look(&self, command: &mut Command) -> Result<Output> {
+        // A signal that has ended one of them does not come again.
+        if let Some(interrupted) = self.ended_by.get() {
+            return Err(interrupted.into());
+        }
         let (tool, patience) = (Tool::start(command)?, self.patience);
         self.finish(tool, Some(patience))
     }
