@@ -139,6 +139,7 @@ impl HostMemory {
     /// Whether data is to be pulled from there or pushed there: false where there is none, and for
     /// in-capsule data.
     #[must_use]
+    #[inline]
     pub fn is_remote(&self) -> bool {
         match self {
             Self::None | Self::InCapsule(_) => false,
@@ -148,6 +149,7 @@ impl HostMemory {
 
     /// Its buffers that RDMA reaches, in order.
     #[must_use]
+    #[inline]
     pub fn keyed(&self) -> &[KeyedBuffer] {
         match self {
             Self::None | Self::InCapsule(_) | Self::Transport { .. } => &[],

@@ -62,11 +62,11 @@ pub enum Event {
     Capsule(Capsule),
     /// All data of a pull has come.
     Pulled(Pulled),
-    /// The source of a push, or of a piece of one, that has left; or the sink of a pull that the
-    /// end of its queue cut short. It belonged to the queue until now.
+    /// The source of a push, or of a piece of one, that has left before its response; or the sink
+    /// of a pull that the end of its queue cut short. It belonged to the queue until now.
     Returned(Tag, Buffer),
     /// Responses have left, and what was pushed before them: [`Queue::poll_released`] says of which
-    /// commands. Their buffers have come back before.
+    /// commands, and has the buffers that have not come back before.
     Released,
     /// There is room again after a [`Full`](crate::Full).
     Room,
@@ -193,12 +193,12 @@ impl Queue {
     }
 
     /// Pushes the first `len_bytes` of `source` to the host: all that the command `tag` returns.
-    /// The source belongs to the queue until [`Event::Returned`], which comes before
-    /// [`Event::Released`] of the response that follows it. It comes back at once where it was
-    /// copied.
+    /// The source belongs to the queue until [`Event::Returned`], or [`Event::Released`] of the
+    /// response that follows it. It comes back at once where it was copied.
     ///
     /// # Errors
     /// As [`rdma::Queue::push`].
+    #[inline]
     pub fn push(
         &mut self,
         tag: Tag,
@@ -348,12 +348,13 @@ impl Queue {
         }
     }
 
-    /// The next command whose response has left: its slot is free.
+    /// The next command whose response has left: its slot is free, and so is the buffer that its
+    /// data was pushed from, where that has not come back before.
     #[inline]
-    pub fn poll_released(&mut self) -> Option<Tag> {
+    pub fn poll_released(&mut self) -> Option<(Tag, Option<Buffer>)> {
         match self {
             Self::Rdma(queue) => queue.poll_released(),
-            Self::Tcp(queue) => queue.poll_released(),
+            Self::Tcp(queue) => Some((queue.poll_released()?, None)),
         }
     }
 

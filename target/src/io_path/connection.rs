@@ -287,10 +287,14 @@ impl Connection {
     /// Responses have left. Returns why the connection is to be closed now, if it is.
     pub(super) fn release(&mut self) -> Option<&'static str> {
         let mut why = None;
-        while let Some(Tag(slot)) = self.transport.poll_released() {
-            if let Command::Responding(responding) = self.take_command(slot) {
+        while let Some((Tag(slot), source)) = self.transport.poll_released() {
+            if let Command::Responding(mut responding) = self.take_command(slot) {
                 why = responding.close_after();
                 self.extra_wrs -= responding.extra_wrs();
+                let spare = source.and_then(|source| responding.take_back(source));
+                if spare.is_some() {
+                    self.spare = spare;
+                }
             }
             self.free.push(slot);
         }

@@ -48,6 +48,7 @@ pub struct Zeroes {
 }
 
 impl Keys {
+    #[inline]
     fn sge(&self, buffer: &Buffer, len_bytes: u32) -> Sge {
         let (queues, lkey) = self.queues;
         let lkey = if buffer.slab_id() == queues {
@@ -268,9 +269,9 @@ impl Queue {
         sent
     }
 
-    /// Posts the response of the command `tag`. It is signaled when something waits for its
-    /// completion, as the source of its push, or when enough before it were not: then there is
-    /// [`Event::Released`](crate::Event::Released).
+    /// Posts the response of the command `tag`. It is signaled when something `waits` for its
+    /// completion, as its user does for the source of a push, or when enough before it were not:
+    /// then there is [`Event::Released`](crate::Event::Released).
     ///
     /// # Errors
     /// As [`QueuePair::post_send`].
@@ -289,15 +290,14 @@ impl Queue {
             len_bytes: CQE_BYTES,
             lkey,
         };
-        let has_source = self.sources.has(tag);
-        let signaled = waits || has_source || self.outstanding.is_due();
+        let signaled = waits || self.outstanding.is_due();
         let op = SendOp::Send {
             invalidate: invalidate.map(RKey),
             solicited: false,
         };
         self.post(WrId::Respond(tag.0).encode(), op, &[sge], signaled)?;
         self.outstanding.posted(tag.0, signaled);
-        if has_source {
+        if signaled {
             self.sources.followed(tag);
         }
         Ok(())
@@ -309,15 +309,18 @@ impl Queue {
         self.gone = Some(slot);
     }
 
-    /// The next command whose response has left and is not released yet, oldest first. To be asked
-    /// until there is none at each [`Event::Released`](crate::Event::Released).
-    pub fn poll_released(&mut self) -> Option<Tag> {
+    /// The next command whose response has left and is not released yet, oldest first, and the
+    /// buffer its data was pushed from. To be asked until there is none at each
+    /// [`Event::Released`](crate::Event::Released).
+    #[inline]
+    pub fn poll_released(&mut self) -> Option<(Tag, Option<Buffer>)> {
         let newest = self.gone?;
         let slot = self.outstanding.take_oldest();
         if slot.is_none_or(|slot| slot == newest) {
             self.gone = None;
         }
-        slot.map(Tag)
+        let tag = Tag(slot?);
+        Some((tag, self.take_source(tag)))
     }
 
     /// Outstanding responses whose Sends no completion will cover, unless others follow.

@@ -18,6 +18,7 @@ struct Source {
 
 impl Sources {
     /// The device may read `buffer` from now on.
+    #[inline]
     pub(super) fn put(&mut self, Tag(slot): Tag, buffer: Buffer) {
         let slot = usize::from(slot);
         if slot >= self.slots.len() {
@@ -31,12 +32,8 @@ impl Sources {
         }
     }
 
-    /// Whether data of the command is pushed from a buffer.
-    pub(super) fn has(&self, Tag(slot): Tag) -> bool {
-        matches!(self.slots.get(usize::from(slot)), Some(Some(_)))
-    }
-
-    /// A signaled work request was posted behind that of the command.
+    /// A signaled work request was posted behind that of the command, if there is one.
+    #[inline]
     pub(super) fn followed(&mut self, Tag(slot): Tag) {
         if let Some(Some(source)) = self.slots.get_mut(usize::from(slot)) {
             source.is_followed = true;
@@ -80,6 +77,6 @@ mod tests {
         assert!(sources.take(Tag(7)).is_some() && sources.take(Tag(7)).is_none());
         let taken: Vec<_> = sources.take_followed().map(|(tag, _)| tag).collect();
         assert_eq!(taken, [Tag(0)]);
-        assert!(sources.has(Tag(3)) && !sources.has(Tag(0)) && !sources.has(Tag(9)));
+        assert!(sources.take(Tag(3)).is_some() && sources.take(Tag(0)).is_none());
     }
 }

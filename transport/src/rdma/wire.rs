@@ -30,9 +30,6 @@ pub struct Wire {
     done: usize,
     /// The queue of the completion before: there often are several of one.
     last: Option<(QpNum, QueueId)>,
-    /// Responses of that queue have left: the event comes behind that of a buffer that has come
-    /// back.
-    released: Option<QueueId>,
     fences: Fences,
     /// Events that are no completions.
     ready: VecDeque<(QueueId, Event)>,
@@ -50,7 +47,6 @@ impl Wire {
             polled: 0,
             done: 0,
             last: None,
-            released: None,
             fences: Fences {
                 all: Vec::new(),
                 depth,
@@ -89,7 +85,6 @@ impl Wire {
     pub fn remove(&mut self, id: QueueId, queue: &Queue) {
         self.queue_of.remove(&queue.num());
         self.last = None;
-        self.released.take_if(|queue| *queue == id);
         self.fences.all.retain(|fence| fence.queue != id);
         self.ready.retain(|(queue, _)| *queue != id);
     }
@@ -151,9 +146,6 @@ impl Wire {
     /// The next event of what was polled.
     #[inline]
     pub fn next_event(&mut self, queues: &mut impl Queues<Queue>) -> Option<(QueueId, Event)> {
-        if let Some(id) = self.released.take() {
-            return Some((id, Event::Released));
-        }
         while self.done < self.polled {
             let completion = self.completions.get(self.done)?;
             self.done += 1;
@@ -187,9 +179,6 @@ impl Wire {
             } else {
                 queue.completed();
                 let event = sent(queue, wr_id, completion.status);
-                if let (Some(Event::Returned(..)), Some(WrId::Respond(_))) = (&event, wr_id) {
-                    self.released = Some(id);
-                }
                 quiesces(&mut self.ready, id, queue);
                 event
             };
@@ -318,8 +307,7 @@ fn sent(queue: &mut Queue, wr_id: Option<WrId>, status: WcStatus) -> Option<Even
         }
         WrId::Respond(slot) => {
             queue.responded(slot);
-            let source = queue.take_source(Tag(slot));
-            Some(source.map_or(Event::Released, |source| Event::Returned(Tag(slot), source)))
+            Some(Event::Released)
         }
         WrId::Recv(_) | WrId::RecvInPlace(_) => None,
     }

@@ -93,7 +93,8 @@ impl Queue {
         }
     }
 
-    /// The next command whose response has left.
+    /// The next command whose response has left. Its buffer has come back before, with
+    /// [`Event::Returned`].
     pub fn poll_released(&mut self) -> Option<Tag> {
         self.released.pop_front()
     }

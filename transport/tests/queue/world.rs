@@ -163,8 +163,10 @@ impl World {
             }
             LocalEvent::Of(Event::Returned(tag, buffer)) => return self.on_back(tag, buffer),
             LocalEvent::Of(Event::Released) => {
-                let queue = self.queue.as_mut().expect("it is there");
-                while let Some(tag) = queue.poll_released() {
+                while let Some((tag, source)) = self.queue().poll_released() {
+                    if let Some(source) = source {
+                        self.on_back(tag, source);
+                    }
                     let command = self.commands.get(&tag);
                     let is_back = command.is_none_or(|command| command.buffer.is_some());
                     assert!(is_back, "{tag:?} is over, and its buffer is not back");

@@ -46,13 +46,14 @@ impl Queue {
     }
 
     /// Pushes the first `len_bytes` of `source` to the host, for the command `tag`. The source
-    /// belongs to the queue until [`Event::Returned`](crate::Event::Returned), just before
-    /// [`Event::Released`](crate::Event::Released) of the response that is posted behind it; and
-    /// where none is, until the queue is dropped. It comes back at once where it is not needed.
+    /// belongs to the queue until [`Event::Released`](crate::Event::Released) of the response that
+    /// is posted behind it, with which it comes back; and where none is, until the queue is
+    /// dropped. It comes back at once where it is not needed.
     ///
     /// # Errors
     /// As [`QueuePair::post_send`](capstan_rdma::contract::QueuePair::post_send): then the queue is
     /// to be ended.
+    #[inline]
     pub fn push(
         &mut self,
         tag: Tag,
@@ -80,6 +81,7 @@ impl Queue {
         Ok(pushed)
     }
 
+    #[inline]
     fn push_from(
         &mut self,
         tag: Tag,
@@ -172,6 +174,7 @@ impl Queue {
     /// Posts one work request per buffer of the host, in order, for all of `data`; the last one is
     /// signaled when `last` names a completion. They complete in order, so its completion covers
     /// all.
+    #[inline]
     fn each_buffer(
         &mut self,
         host: &HostMemory,
