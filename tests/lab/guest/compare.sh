@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # In the guest: capstan-target and Linux nvmet in turn, with the Linux host and fio: over Soft-RoCE
-# (verbs), or by NVMe/TCP over the loopback interface. Both export a null namespace: nvmet a null_blk
-# that answers at once and touches no data, without a queue of its own.
+# (verbs), or by NVMe/TCP over the loopback interface. Both export a null namespace: nvmet a
+# null_blk that answers at once and touches no data, without a queue of its own.
 #
-#   scripts/bench.sh soft-roce          tests/lab/boot.sh -p -f PATH_OF_CAPSTAN_TARGET compare.sh rdma
+#   scripts/bench.sh soft-roce          tests/lab/boot.sh -p -f CAPSTAN_TARGET compare.sh rdma
 #   scripts/bench.sh nvmet-tcp          the same with tcp in place of rdma
-#   scripts/bench.sh soft-roce-counted  as soft-roce with -i in place of -p, and 1 5 1 0.3 at the end
+#   scripts/bench.sh soft-roce-counted  soft-roce with -i in place of -p, and 1 5 1 0.3 at the end
 #
-# Arguments: rdma or tcp; number of the round, which says which target begins; turns of each; seconds
-# of a turn; seconds before that in which commands end that were in progress when fio was stopped.
+# Arguments: rdma or tcp; number of the round, which says which target begins; turns of each;
+# seconds of a turn; seconds before that in which commands end that were in progress when fio was
+# stopped.
 #
 # Each job runs on both at once, but one of them is always stopped. Writes $OUT/samples, a line for
 # each turn of both: JOB CAPSTAN_IOPS NVMET_IOPS.
